@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Converts a bf16 Hugging Face checkpoint to an MLX-format quantised one.
+
+    python quantise.py SOURCE TARGET [--bits 8] [--group 64]
+
+A row of `n` weights becomes `n/group` groups. Group `g` keeps a scale `s_g` and
+a bias `b_g` in bf16 and unsigned codes `c` of `bits` bits:
+
+    w ≈ s_g·c + b_g
+
+The end of the group that lies farther from zero is stored exactly (it is the
+bias), and the scale is chosen so that zero is a code too. Codes are picked
+after the scale has been rounded to bf16; an error is at most half a code, and
+one code more at the near end, where both roundings may shorten the range.
+
+Quantised: linear matrices, stacked experts and embeddings whose last dimension
+is a multiple of the group. Left alone: norms, convolutions, `A_log`, `dt_bias`,
+`layer_scalar`, `mtp.fc`, the centroid head, vectors.
+
+An MLX file of a Qwen model also differs in layout, and one tensor decides for
+all: `conv1d.weight` is `[C, K, 1]`, and the zero-centred norms hold `1 + w`.
+Deliberately absent: any format but affine, any framework but numpy.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from checkpoint import Tensor, bf16, read_folder, write_file
+
+# Norms of Qwen 3.5 that multiply by `1 + w`; `linear_attn.norm` does not.
+OFFSET_NORMS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight",
+    "mtp.norm.weight",
+    "mtp.pre_fc_norm_embedding.weight",
+    "mtp.pre_fc_norm_hidden.weight",
+)
+
+# Matrices that stay in bf16: small, and read by code that expects them plain.
+KEPT = ("mtp.fc.weight", "conv1d.weight", "masked_embedding.centroids.weight")
+
+# Fused expert tensors and the stacked MLX modules they become.
+EXPERT_ROOMS = {"gemma": "experts.switch_glu", "qwen": "switch_mlp"}
+
+
+def quantise_rows(values, bits, group):
+    """Returns `(packed words u32, scales, biases)` of `values [..., n]`."""
+    shape = values.shape
+    groups = values.reshape(*shape[:-1], shape[-1] // group, group)
+    low, high = groups.min(-1), groups.max(-1)
+    n_codes = (1 << bits) - 1
+    step = np.maximum((high - low) / n_codes, 1e-7)
+    # The bias is the end farther from zero; codes then count towards the other.
+    from_low = np.abs(low) > np.abs(high)
+    edge = np.where(from_low, low, high)
+    step = np.where(from_low, step, -step)
+    to_zero = np.round(edge / step)
+    step = np.where(to_zero == 0, step, edge / np.where(to_zero == 0, 1, to_zero))
+    bias = np.where(to_zero == 0, 0, edge)
+    scales, biases = bf16(step), bf16(bias)
+    codes = np.round((groups - biases.float32()[..., None]) / scales.float32()[..., None])
+    codes = np.clip(codes, 0, n_codes).astype(np.uint32).reshape(shape)
+    per_word = 32 // bits
+    lanes = codes.reshape(*shape[:-1], shape[-1] // per_word, per_word)
+    shifts = (np.arange(per_word) * bits).astype(np.uint32)
+    words = np.bitwise_or.reduce(lanes << shifts, axis=-1).astype(np.uint32)
+    return Tensor("U32", words), scales, biases
+
+
+def dequantise_rows(words, scales, biases, bits, group):
+    """The inverse, in float32: `s_g·c + b_g`."""
+    per_word = 32 // bits
+    shifts = (np.arange(per_word) * bits).astype(np.uint32)
+    codes = (words.bits[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+    codes = codes.reshape(*words.shape[:-1], -1).astype(np.float32)
+    spread = lambda t: np.repeat(t.float32(), group, axis=-1)
+    return codes * spread(scales) + spread(biases)
+
+
+def to_mlx_layout(tensors, family):
+    """Renames, splits and folds what an MLX file stores differently."""
+    out = {}
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            room = name[: -len("experts.gate_up_proj")] + EXPERT_ROOMS[family]
+            half = tensor.shape[1] // 2
+            out[f"{room}.gate_proj.weight"] = Tensor(tensor.dtype, tensor.bits[:, :half])
+            out[f"{room}.up_proj.weight"] = Tensor(tensor.dtype, tensor.bits[:, half:])
+        elif name.endswith("experts.down_proj"):
+            room = name[: -len("experts.down_proj")] + EXPERT_ROOMS[family]
+            out[f"{room}.down_proj.weight"] = tensor
+        elif family == "qwen" and name.endswith("conv1d.weight"):
+            out[name] = Tensor(tensor.dtype, tensor.bits.transpose(0, 2, 1))
+        elif family == "qwen" and (name == "model.norm.weight" or name.endswith(OFFSET_NORMS)):
+            out[name] = bf16(1 + tensor.float32())
+        else:
+            out[name] = tensor
+    return out
+
+
+def is_quantised(name, tensor, group):
+    """Whether `name` is a matrix that the quantised checkpoint stores as codes."""
+    return (
+        name.endswith(".weight")
+        and len(tensor.shape) >= 2
+        and tensor.shape[-1] % group == 0
+        and not name.endswith(KEPT)
+    )
+
+
+def quantise_checkpoint(source, target, bits, group):
+    """Writes `target`, a folder like `source` with quantised tensors."""
+    source, target = Path(source), Path(target)
+    target.mkdir(parents=True, exist_ok=True)
+    config = json.loads((source / "config.json").read_text())
+    family = "qwen" if "qwen" in config["model_type"] else "gemma"
+    tensors, worst = {}, 0.0
+    for name, tensor in to_mlx_layout(read_folder(source), family).items():
+        if not is_quantised(name, tensor, group):
+            tensors[name] = tensor
+            continue
+        module = name[: -len(".weight")]
+        values = tensor.float32()
+        words, scales, biases = quantise_rows(values, bits, group)
+        error = dequantise_rows(words, scales, biases, bits, group) - values
+        worst = max(worst, float(np.linalg.norm(error) / np.linalg.norm(values)))
+        tensors[name] = words
+        tensors[f"{module}.scales"] = scales
+        tensors[f"{module}.biases"] = biases
+    write_file(target / "model.safetensors", tensors, {"format": "mlx"})
+    entry = {"group_size": group, "bits": bits, "mode": "affine"}
+    config["quantization"] = config["quantization_config"] = entry
+    (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    for path in source.iterdir():
+        if path.suffix != ".safetensors" and path.name not in ("config.json", "model.safetensors.index.json"):
+            shutil.copyfile(path, target / path.name)
+    return worst, (target / "model.safetensors").stat().st_size
+
+
+def main():
+    parser = argparse.ArgumentParser(description="bf16 checkpoint to MLX-affine codes")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--bits", type=int, choices=(2, 4, 8), default=8)
+    parser.add_argument("--group", type=int, choices=(32, 64, 128), default=64)
+    args = parser.parse_args()
+    worst, size = quantise_checkpoint(args.source, args.target, args.bits, args.group)
+    print(f"{args.target}: {size / 1e6:.1f} MB, worst relative error of a matrix {worst:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Checks of the checkpoint tools that need no GPU: `python -m unittest` here."""
+
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+from checkpoint import Tensor, bf16, read_file, write_file
+from quantise import dequantise_rows, quantise_rows, to_mlx_layout
+
+
+class Quantise(unittest.TestCase):
+    def test_error_is_at_most_half_a_code_and_one_more_at_the_near_end(self):
+        rows = np.random.default_rng(0).normal(size=(32, 256)).astype(np.float32)
+        rows = bf16(rows).float32()
+        for bits in (4, 8):
+            words, scales, biases = quantise_rows(rows, bits, 64)
+            self.assertEqual(words.shape, (32, 256 * bits // 32))
+            back = dequantise_rows(words, scales, biases, bits, 64)
+            step = np.repeat(np.abs(scales.float32()), 64, axis=-1)
+            error = np.abs(back - rows) / step
+            self.assertLess(float(np.median(error)), 0.3)
+            self.assertLessEqual(float(error.max()), 1.51)
+
+    def test_zeros_come_back_as_zeros(self):
+        words, scales, biases = quantise_rows(np.zeros((2, 64), np.float32), 8, 64)
+        self.assertEqual(float(np.abs(dequantise_rows(words, scales, biases, 8, 64)).max()), 0.0)
+
+    def test_codes_fill_words_from_the_low_bits(self):
+        # 0, 1, .., 63 scaled: the far end is the bias, so codes count downwards.
+        row = np.arange(64, dtype=np.float32)[None]
+        words, scales, biases = quantise_rows(row, 8, 64)
+        first = [(int(words.bits[0, 0]) >> shift) & 255 for shift in (0, 8, 16, 24)]
+        values = [scales.float32()[0, 0] * c + biases.float32()[0, 0] for c in first]
+        np.testing.assert_allclose(values, [0, 1, 2, 3], atol=0.25)
+
+    def test_qwen_norms_gain_one_and_convolutions_turn(self):
+        tensors = {
+            "model.norm.weight": bf16(np.zeros(4)),
+            "model.layers.0.linear_attn.norm.weight": bf16(np.ones(4)),
+            "model.layers.0.linear_attn.conv1d.weight": bf16(np.arange(8).reshape(2, 1, 4)),
+            "mtp.pre_fc_norm_hidden.weight": bf16(np.full(4, 0.5)),
+        }
+        out = to_mlx_layout(tensors, "qwen")
+        np.testing.assert_array_equal(out["model.norm.weight"].float32(), np.ones(4))
+        np.testing.assert_array_equal(out["model.layers.0.linear_attn.norm.weight"].float32(), np.ones(4))
+        np.testing.assert_array_equal(out["mtp.pre_fc_norm_hidden.weight"].float32(), np.full(4, 1.5))
+        self.assertEqual(out["model.layers.0.linear_attn.conv1d.weight"].shape, (2, 4, 1))
+
+    def test_a_written_file_reads_back(self):
+        tensors = {"a": bf16(np.linspace(-1, 1, 6).reshape(2, 3)), "b": Tensor("U32", np.arange(3, dtype=np.uint32))}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "x.safetensors"
+            write_file(path, tensors, {"format": "mlx"})
+            back = read_file(path)
+        for name, tensor in tensors.items():
+            self.assertEqual(back[name].dtype, tensor.dtype)
+            np.testing.assert_array_equal(back[name].bits, tensor.bits)
+
+
+if __name__ == "__main__":
+    unittest.main()
