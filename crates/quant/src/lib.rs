@@ -1,1 +1,340 @@
-//! quant
+//! How numbers are stored: one file a format.
+//!
+//! A [`Format`] says how a row of `cols` values lies in bytes and turns it into
+//! `f32` and back. A [`Stored`] is one matrix in such a format, borrowed from
+//! wherever its bytes live: row-major, a row never shares a block with another.
+//! Nothing here is fast; backends repack at load and have their own kernels,
+//! tested against these.
+//!
+//! No files, no names of tensors, no arithmetic on matrices.
+
+#![forbid(unsafe_code)]
+
+mod affine;
+mod plain;
+
+pub use affine::{AFFINE, affine};
+pub use plain::{BF16, F16, F32};
+
+/// The element type of plain tensors and of scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scalar {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an `f32`.
+    Bf16,
+}
+
+impl Scalar {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Scalar::F32 => 4,
+            Scalar::F16 | Scalar::Bf16 => 2,
+        }
+    }
+
+    /// Element `i` of little-endian `bytes`.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` ends before element `i` does.
+    #[inline]
+    pub fn get(self, bytes: &[u8], i: usize) -> f32 {
+        let two = |i: usize| [bytes[2 * i], bytes[2 * i + 1]];
+        match self {
+            Scalar::F32 => {
+                f32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().expect("four bytes"))
+            }
+            Scalar::F16 => half::f16::from_le_bytes(two(i)).to_f32(),
+            Scalar::Bf16 => half::bf16::from_le_bytes(two(i)).to_f32(),
+        }
+    }
+
+    /// Writes `value` as element `i`, rounded to nearest even.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` ends before element `i` does.
+    #[inline]
+    pub fn put(self, bytes: &mut [u8], i: usize, value: f32) {
+        let at = i * self.bytes()..(i + 1) * self.bytes();
+        match self {
+            Scalar::F32 => bytes[at].copy_from_slice(&value.to_le_bytes()),
+            Scalar::F16 => bytes[at].copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
+            Scalar::Bf16 => bytes[at].copy_from_slice(&half::bf16::from_f32(value).to_le_bytes()),
+        }
+    }
+}
+
+/// What a backend must know of a format to repack it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Elements one after the other.
+    Plain(Scalar),
+    /// Unsigned codes of `bits` in one little-endian bit stream a row, with a
+    /// scale and a bias for each `group` columns:
+    /// `value = scale * code + bias`.
+    Affine {
+        /// Bits of a code.
+        bits: u8,
+        /// Columns that share a scale and a bias.
+        group: u16,
+    },
+}
+
+/// One way of storing a row of numbers.
+#[derive(Debug)]
+pub struct Format {
+    /// The name users see and type.
+    pub name: &'static str,
+    /// The layout, for backends that repack.
+    pub layout: Layout,
+    /// A row's length must be a multiple of this.
+    pub block: usize,
+    decode: fn(&Format, Row<'_>, &mut [f32]),
+    encode: fn(&Format, &[f32], Scalar, &mut Owned),
+}
+
+impl PartialEq for Format {
+    fn eq(&self, other: &Self) -> bool {
+        self.layout == other.layout
+    }
+}
+
+/// Every format, in the order users see them.
+pub const FORMATS: &[&[Format]] = &[&[F32, F16, BF16], AFFINE];
+
+/// The format called `name`.
+pub fn format(name: &str) -> Option<&'static Format> {
+    FORMATS.iter().copied().flatten().find(|f| f.name == name)
+}
+
+impl Format {
+    /// Bytes of one row's codes.
+    pub const fn code_bytes(&self, cols: usize) -> usize {
+        match self.layout {
+            Layout::Plain(scalar) => cols * scalar.bytes(),
+            Layout::Affine { bits, .. } => cols * bits as usize / 8,
+        }
+    }
+
+    /// Scales of one row; formats that keep them apart have as many biases.
+    pub const fn scales(&self, cols: usize) -> usize {
+        match self.layout {
+            Layout::Plain(_) => 0,
+            Layout::Affine { group, .. } => cols / group as usize,
+        }
+    }
+
+    /// Bytes of a matrix, scales and biases included.
+    pub const fn matrix_bytes(&self, rows: usize, cols: usize, scale: Scalar) -> usize {
+        rows * (self.code_bytes(cols) + 2 * self.scales(cols) * scale.bytes())
+    }
+}
+
+/// One stored row.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    /// Codes or plain elements.
+    pub codes: &'a [u8],
+    /// Element type of `scales` and `biases`.
+    pub scale: Scalar,
+    /// One scale a group; empty for plain formats.
+    pub scales: &'a [u8],
+    /// One bias a group; empty for plain formats.
+    pub biases: &'a [u8],
+}
+
+/// A matrix as stored, `[rows, cols]`, row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored<'a> {
+    /// How a row is stored.
+    pub format: &'static Format,
+    /// Outputs of a linear, entries of a table.
+    pub rows: usize,
+    /// Inputs of a linear, width of a table.
+    pub cols: usize,
+    /// Codes or plain elements.
+    pub codes: &'a [u8],
+    /// Element type of `scales` and `biases`.
+    pub scale: Scalar,
+    /// Scales, empty for plain formats.
+    pub scales: &'a [u8],
+    /// Biases, empty for plain formats.
+    pub biases: &'a [u8],
+}
+
+impl<'a> Stored<'a> {
+    /// A plain matrix.
+    ///
+    /// # Panics
+    ///
+    /// If `codes` is not exactly `rows * cols` elements.
+    pub fn plain(scalar: Scalar, rows: usize, cols: usize, codes: &'a [u8]) -> Self {
+        let format = match scalar {
+            Scalar::F32 => &F32,
+            Scalar::F16 => &F16,
+            Scalar::Bf16 => &BF16,
+        };
+        assert_eq!(
+            codes.len(),
+            rows * cols * scalar.bytes(),
+            "bytes of a plain matrix"
+        );
+        Stored {
+            format,
+            rows,
+            cols,
+            codes,
+            scale: Scalar::F32,
+            scales: &[],
+            biases: &[],
+        }
+    }
+
+    /// Row `row` as stored.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> Row<'a> {
+        let part = |bytes: &'a [u8], n: usize| &bytes[row * n..(row + 1) * n];
+        let n_scale = self.format.scales(self.cols) * self.scale.bytes();
+        Row {
+            codes: part(self.codes, self.format.code_bytes(self.cols)),
+            scale: self.scale,
+            scales: part(self.scales, n_scale),
+            biases: part(self.biases, n_scale),
+        }
+    }
+
+    /// Dequantizes row `row` into `out: [cols]`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row or `out` has another length.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.cols, "one value a column");
+        (self.format.decode)(self.format, self.row(row), out);
+    }
+
+    /// The whole matrix in `f32`, row-major.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows * self.cols];
+        if self.cols > 0 {
+            for (row, out) in out.chunks_exact_mut(self.cols).enumerate() {
+                self.decode_row(row, out);
+            }
+        }
+        out
+    }
+
+    /// Rows `rows` as a matrix of their own. Rows are independent in every
+    /// format, so this is exact.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches past the last row.
+    pub fn slice(&self, rows: std::ops::Range<usize>) -> Stored<'a> {
+        let part = |bytes: &'a [u8], n: usize| &bytes[rows.start * n..rows.end * n];
+        let n_scale = self.format.scales(self.cols) * self.scale.bytes();
+        Stored {
+            rows: rows.len(),
+            codes: part(self.codes, self.format.code_bytes(self.cols)),
+            scales: part(self.scales, n_scale),
+            biases: part(self.biases, n_scale),
+            ..*self
+        }
+    }
+}
+
+/// A matrix that owns its bytes.
+#[derive(Clone, Debug)]
+pub struct Owned {
+    /// How a row is stored.
+    pub format: &'static Format,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Element type of scales and biases.
+    pub scale: Scalar,
+    /// Codes or plain elements.
+    pub codes: Vec<u8>,
+    /// Scales, empty for plain formats.
+    pub scales: Vec<u8>,
+    /// Biases, empty for plain formats.
+    pub biases: Vec<u8>,
+}
+
+impl Owned {
+    /// Borrows the matrix.
+    pub fn view(&self) -> Stored<'_> {
+        Stored {
+            format: self.format,
+            rows: self.rows,
+            cols: self.cols,
+            codes: &self.codes,
+            scale: self.scale,
+            scales: &self.scales,
+            biases: &self.biases,
+        }
+    }
+
+    /// Gathers the rows `order` of `from` into a new matrix, bytes unchanged.
+    ///
+    /// # Panics
+    ///
+    /// If a row does not exist.
+    pub fn gather(from: &Stored<'_>, order: impl IntoIterator<Item = usize>) -> Owned {
+        let mut out = Owned {
+            format: from.format,
+            rows: 0,
+            cols: from.cols,
+            scale: from.scale,
+            codes: Vec::new(),
+            scales: Vec::new(),
+            biases: Vec::new(),
+        };
+        for row in order {
+            let row = from.row(row);
+            out.codes.extend_from_slice(row.codes);
+            out.scales.extend_from_slice(row.scales);
+            out.biases.extend_from_slice(row.biases);
+            out.rows += 1;
+        }
+        out
+    }
+}
+
+/// Stores `values: [rows, cols]` in `format`, with scales of type `scale`.
+///
+/// # Panics
+///
+/// If `values` is not whole rows, or `cols` not a multiple of the format's
+/// block.
+pub fn encode(format: &'static Format, values: &[f32], cols: usize, scale: Scalar) -> Owned {
+    assert!(cols > 0 && values.len().is_multiple_of(cols), "whole rows");
+    assert!(
+        cols.is_multiple_of(format.block),
+        "{cols} columns are not whole blocks of {}",
+        format.block
+    );
+    let rows = values.len() / cols;
+    let mut out = Owned {
+        format,
+        rows,
+        cols,
+        scale,
+        codes: Vec::new(),
+        scales: Vec::new(),
+        biases: Vec::new(),
+    };
+    for row in values.chunks_exact(cols) {
+        (format.encode)(format, row, scale, &mut out);
+    }
+    out
+}

@@ -1,0 +1,157 @@
+//! Affine groups, as MLX stores them (`specs/checkpoints.md` §2.2).
+//!
+//! `value = scale[c / group] * code[c] + bias[c / group]`; a row's codes are one
+//! little-endian bit stream, code `c` in bits `c*bits .. (c+1)*bits`, so codes of
+//! 3, 5 and 6 bits straddle bytes. Scales may be negative.
+
+use crate::{Format, Layout, Owned, Row, Scalar};
+
+const fn of(name: &'static str, bits: u8, group: u16) -> Format {
+    Format {
+        name,
+        layout: Layout::Affine { bits, group },
+        block: group as usize,
+        decode,
+        encode,
+    }
+}
+
+/// Every width and group size.
+pub const AFFINE: &[Format] = &[
+    of("affine2-g32", 2, 32),
+    of("affine2-g64", 2, 64),
+    of("affine2-g128", 2, 128),
+    of("affine3-g32", 3, 32),
+    of("affine3-g64", 3, 64),
+    of("affine3-g128", 3, 128),
+    of("affine4-g32", 4, 32),
+    of("affine4-g64", 4, 64),
+    of("affine4-g128", 4, 128),
+    of("affine5-g32", 5, 32),
+    of("affine5-g64", 5, 64),
+    of("affine5-g128", 5, 128),
+    of("affine6-g32", 6, 32),
+    of("affine6-g64", 6, 64),
+    of("affine6-g128", 6, 128),
+    of("affine8-g32", 8, 32),
+    of("affine8-g64", 8, 64),
+    of("affine8-g128", 8, 128),
+];
+
+/// The affine format with `bits` a code and `group` columns a scale.
+pub fn affine(bits: usize, group: usize) -> Option<&'static Format> {
+    AFFINE.iter().find(|f| matches!(f.layout, Layout::Affine { bits: b, group: g } if usize::from(b) == bits && usize::from(g) == group))
+}
+
+fn shape(format: &Format) -> (usize, usize) {
+    match format.layout {
+        Layout::Affine { bits, group } => (bits.into(), group.into()),
+        Layout::Plain(_) => unreachable!("only affine formats are made here"),
+    }
+}
+
+/// Code `c` of a bit stream of `bits`-wide codes.
+fn code(codes: &[u8], bits: usize, c: usize) -> u32 {
+    let (byte, shift) = (c * bits / 8, c * bits % 8);
+    let high = codes.get(byte + 1).copied().unwrap_or(0);
+    (u32::from(u16::from_le_bytes([codes[byte], high])) >> shift) & ((1 << bits) - 1)
+}
+
+fn decode(format: &Format, row: Row<'_>, out: &mut [f32]) {
+    let (bits, group) = shape(format);
+    for (g, out) in out.chunks_exact_mut(group).enumerate() {
+        let (scale, bias) = (row.scale.get(row.scales, g), row.scale.get(row.biases, g));
+        for (c, value) in out.iter_mut().enumerate() {
+            *value = scale.mul_add(code(row.codes, bits, g * group + c) as f32, bias);
+        }
+    }
+}
+
+/// Spreads the codes over a group's range, from the end that lies farther from
+/// zero, and moves the step so that zero itself stays a code where it lies in
+/// the range: a pruned or centred weight keeps its zeros.
+fn encode(format: &Format, values: &[f32], scale_type: Scalar, out: &mut Owned) {
+    let (bits, group) = shape(format);
+    let top = ((1u32 << bits) - 1) as f32;
+    let start = out.codes.len();
+    out.codes.resize(start + format.code_bytes(values.len()), 0);
+    for (g, values) in values.chunks_exact(group).enumerate() {
+        let low = values.iter().copied().fold(f32::INFINITY, f32::min);
+        let high = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let (edge, other) = if low.abs() > high.abs() {
+            (low, high)
+        } else {
+            (high, low)
+        };
+        let mut scale = ((other - edge) / top)
+            .abs()
+            .max(1e-7)
+            .copysign(other - edge);
+        let mut bias = edge;
+        let zero = (-edge / scale).round_ties_even();
+        if zero > 0.0 && zero <= top {
+            scale = -edge / zero;
+        }
+        let mut stored = [0u8; 4];
+        let mut round = |v: f32| {
+            scale_type.put(&mut stored, 0, v);
+            scale_type.get(&stored, 0)
+        };
+        (scale, bias) = (round(scale), round(bias));
+        for (list, value) in [(&mut out.scales, scale), (&mut out.biases, bias)] {
+            let at = list.len();
+            list.resize(at + scale_type.bytes(), 0);
+            scale_type.put(&mut list[at..], 0, value);
+        }
+        for (c, &value) in values.iter().enumerate() {
+            let code = ((value - bias) / scale).round_ties_even().clamp(0.0, top) as u32;
+            let bit = (g * group + c) * bits;
+            let both = code << (bit % 8);
+            out.codes[start + bit / 8] |= both as u8;
+            if both > 0xff {
+                out.codes[start + bit / 8 + 1] |= (both >> 8) as u8;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encode;
+    use proptest::prelude::*;
+
+    /// Reads a code bit by bit: the definition, without byte arithmetic.
+    fn code_by_bits(codes: &[u8], bits: usize, c: usize) -> u32 {
+        (0..bits)
+            .map(|b| (u32::from(codes[(c * bits + b) / 8]) >> ((c * bits + b) % 8) & 1) << b)
+            .sum()
+    }
+
+    proptest! {
+        #[test]
+        fn codes_are_read_from_any_bit_offset(codes in proptest::collection::vec(any::<u8>(), 96)) {
+            for bits in [2, 3, 4, 5, 6, 8] {
+                for c in 0..96 * 8 / bits {
+                    prop_assert_eq!(code(&codes, bits, c), code_by_bits(&codes, bits, c));
+                }
+            }
+        }
+
+        #[test]
+        fn a_value_moves_by_less_than_a_step(values in proptest::collection::vec(-4f32..4.0, 128)) {
+            for format in AFFINE {
+                let (bits, group) = shape(format);
+                let stored = encode(format, &values, 128, Scalar::F32);
+                let back = stored.view().to_f32();
+                for (v, b) in values.chunks(group).zip(back.chunks(group)) {
+                    let range = v.iter().fold(0f32, |m, x| m.max(*x)) - v.iter().fold(0f32, |m, x| m.min(*x));
+                    let step = range.max(8e-7) / ((1u32 << bits) - 1) as f32;
+                    for (v, b) in v.iter().zip(b) {
+                        prop_assert!((v - b).abs() <= 1.6 * step, "{} {v} {b} step {step}", format.name);
+                    }
+                }
+            }
+        }
+    }
+}
