@@ -1,1 +1,243 @@
-//! backend
+//! The op vocabulary: what a model may ask of a device.
+//!
+//! [`Backend`] has few ops, fused where models always use them together. A model
+//! is equations over `&dyn Backend`; it never asks which one it got.
+//!
+//! # Row invariance
+//!
+//! A row's result has the same bits however many rows, sequences, threads or
+//! prefill chunks it is computed with. The order of every float sum is therefore
+//! part of an op's definition, stated at each op; [`Reference`] is that
+//! definition as plain loops, and [`conformance`] holds the cases that any
+//! backend must pass. On CPUs the bits also agree between instruction sets.
+//!
+//! Shapes are proven when a model is loaded; ops assert them. An op cannot fail:
+//! a device keeps its error and [`Backend::finish`] returns it once a step.
+//!
+//! Letters: `n` rows of the step, `H` query heads, `K` key/value heads, `e` head
+//! size, `W` window.
+
+#![forbid(unsafe_code)]
+
+pub mod batch;
+pub mod conformance;
+pub mod math;
+mod reference;
+mod tensor;
+
+pub use batch::{Batch, BatchSeq, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row};
+pub use reference::Reference;
+pub use tensor::{Delta, DeltaSpec, Kv, KvSpec, Matrix, Recycle, Storage, Tensor};
+
+use quant::Stored;
+use std::borrow::Cow;
+use std::fmt::Arguments;
+
+/// Keys of one attention split: partial results of whole splits are merged from
+/// the left, so a device may compute them apart without changing a bit.
+pub const SPLIT_ROWS: usize = 512;
+
+/// Why a step's results cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{device} failed: {message}")]
+pub struct DeviceError {
+    /// Which backend.
+    pub device: String,
+    /// What it said.
+    pub message: String,
+}
+
+/// The gate's function in [`Backend::glu`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x sigmoid(x)`
+    Silu,
+    /// GELU, tanh approximation
+    GeluTanh,
+    /// `1 / (1 + e^-x)`
+    Sigmoid,
+}
+
+/// A rotary embedding: pair `j` of a head is columns `(first + j, first + j +
+/// pair_offset)` and turns by `position * frequencies[j]`, the product rounded to
+/// `f32` as the reference implementations do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Head size `e`.
+    pub head_dim: usize,
+    /// Distance of a pair's two columns.
+    pub pair_offset: usize,
+    /// Radians a position, by pair; pairs without a frequency do not turn.
+    pub frequencies: Vec<f32>,
+}
+
+/// How a step's rows attend.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Which page tables of the batch.
+    pub group: usize,
+    /// Query heads `H`; head `h` reads key/value head `h / (H / K)`.
+    pub heads: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Rows see keys above `position - W` only.
+    pub window: Option<usize>,
+}
+
+impl Attention {
+    /// The cache rows that `row` sees.
+    #[inline]
+    pub fn visible(&self, row: Row) -> std::ops::Range<usize> {
+        let first = self
+            .window
+            .map_or(0, |w| (row.position as usize + 1).saturating_sub(w));
+        first..row.index as usize + 1
+    }
+}
+
+/// The learned parts of one gated-delta layer.
+#[derive(Debug)]
+pub struct DeltaWeights {
+    /// Taps by channel, `[C, taps]`; the last one multiplies the current row.
+    pub conv: Tensor,
+    /// `-exp(A_log)`, `[1, nv]`.
+    pub decay: Tensor,
+    /// `[1, nv]`.
+    pub dt_bias: Tensor,
+}
+
+/// A device.
+pub trait Backend: Send + Sync {
+    /// Name for people, such as `cpu (avx512, 2 threads)`.
+    fn name(&self) -> String;
+
+    /// Loads a matrix. Several parts of equal width become one matrix, rows in
+    /// order.
+    fn matrix(&self, parts: &[Stored<'_>]) -> Matrix;
+
+    /// Loads activations or a vector of parameters, `[rows, cols]`.
+    fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor;
+
+    /// The values of `x`, row-major. Waits for the device.
+    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]>;
+
+    /// Memory for one attention layer.
+    fn kv(&self, spec: KvSpec) -> Kv;
+
+    /// Memory for one gated-delta layer.
+    fn delta(&self, spec: DeltaSpec) -> Delta;
+
+    /// Ends a step: waits, and returns the first error since the last call.
+    fn finish(&self) -> Result<(), DeviceError>;
+
+    /// A tensor of unspecified content, for ops that take their output.
+    fn scratch(&self, rows: usize, cols: usize) -> Tensor;
+
+    /// Rows `tokens` of `table`, times `scale`: `[n, cols]`.
+    fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor;
+
+    /// `y_i = x wᵢᵀ` for each matrix: `[n, rows of wᵢ]`.
+    ///
+    /// One accumulator an output, `acc = fma(w, x, acc)` over ascending columns
+    /// from 0. Callers use [`dyn Backend::matmul`](#method.matmul).
+    fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]);
+
+    /// `y[r][i] = x[r] · w[ids[r][i]]`: [`Backend::matmul_into`] for a few chosen
+    /// rows of `w`, as many for each row of `x`.
+    fn matmul_rows(&self, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor;
+
+    /// `x / sqrt(mean(x²) + eps) * weight` over each run of `width` columns;
+    /// without weight when it is absent.
+    ///
+    /// The sum of squares keeps 16 lanes ([`math::sum_tree`]); then
+    /// `(x * (1 / sqrt(sum / width + eps))) * weight`.
+    fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor;
+
+    /// `x + y`.
+    fn add(&self, x: Tensor, y: &Tensor) -> Tensor;
+
+    /// `x * factor`.
+    fn scale(&self, x: Tensor, factor: f32) -> Tensor;
+
+    /// `activation(gate) * x`.
+    fn glu(&self, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor;
+
+    /// `cap * tanh(x / cap)`.
+    fn softcap(&self, x: Tensor, cap: f32) -> Tensor;
+
+    /// Rows `rows` of `x`.
+    fn gather(&self, x: &Tensor, rows: &[usize]) -> Tensor;
+
+    /// Columns `first .. first + cols` of `x`.
+    fn columns(&self, x: &Tensor, first: usize, cols: usize) -> Tensor;
+
+    /// The columns of `a`, then those of `b`.
+    fn concat(&self, a: &Tensor, b: &Tensor) -> Tensor;
+
+    /// Turns every head of every row by its position: `x' = x cos - y sin`,
+    /// `y' = y cos + x sin`, each as one product and one fused multiply-add.
+    fn rope(&self, x: Tensor, rope: &Rope, batch: &Batch) -> Tensor;
+
+    /// Writes `k, v: [n, K e]` as cache rows `row.index`, in the cache's format.
+    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch);
+
+    /// `softmax(scale q·kᵀ) v` over the visible cache rows: `[n, H e]`.
+    ///
+    /// Keys are walked in tiles of [`PAGE_ROWS`] aligned to cache row 0, within
+    /// splits of [`SPLIT_ROWS`] aligned likewise. A score is one accumulator over
+    /// ascending head columns, then times `scale`. Per tile: `m' = max(m,
+    /// scores)`, `c = exp(m - m')`, `p = exp(s - m')`, `l = l c + tree(p)` with
+    /// the tile's keys in 16 lanes, `o = o c` and then `o = fma(p, v, o)` over
+    /// ascending keys. Splits merge from the left: `m' = max(m1, m2)`, both sides
+    /// scaled by `exp(m - m')` and added, left first. At the end `o / l`.
+    fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor;
+
+    /// One gated-delta layer between its projections: causal convolution with
+    /// SiLU, normalised keys and queries, the delta rule: `[n, nv dv]`.
+    ///
+    /// `qkv: [n, C]`, `b, a: [n, nv]` are the projections. For each row, with the
+    /// state `S: [dk, dv]` of each value head:
+    /// `S ← S exp(decay softplus(a + dt_bias))`,
+    /// `d = (v - Sᵀk) sigmoid(b)`, `S ← S + k dᵀ`, `o = Sᵀq`.
+    /// Sums over `dk` are one accumulator, ascending, from 0.
+    ///
+    /// State is kept per slot together with what rebuilds it after each of the
+    /// step's tentative rows, so that the next step can start after any of them
+    /// ([`BatchSeq::kept`]).
+    fn gated_delta(
+        &self,
+        state: &mut Delta,
+        weights: &DeltaWeights,
+        qkv: &Tensor,
+        b: &Tensor,
+        a: &Tensor,
+        batch: &Batch,
+    ) -> Tensor;
+
+    /// The column of each row's largest value; the lowest of equal ones.
+    fn argmax(&self, x: &Tensor) -> Vec<u32>;
+
+    /// Shows an intermediate to whoever listens: nobody, by default. Tests
+    /// compare them by name with other implementations.
+    fn note(&self, name: Arguments<'_>, x: &Tensor) {
+        let _ = (name, x);
+    }
+}
+
+impl dyn Backend + '_ {
+    /// `x wᵀ` for each of `w`.
+    pub fn matmul_many<const N: usize>(&self, x: &Tensor, w: [&Matrix; N]) -> [Tensor; N] {
+        let mut y = w.map(|w| {
+            assert_eq!(w.cols, x.cols(), "inputs of the matrix");
+            self.scratch(x.rows(), w.rows)
+        });
+        self.matmul_into(x, &w, &mut y);
+        y
+    }
+
+    /// `x wᵀ`: `[n, rows of w]`.
+    pub fn matmul(&self, x: &Tensor, w: &Matrix) -> Tensor {
+        let [y] = self.matmul_many(x, [w]);
+        y
+    }
+}

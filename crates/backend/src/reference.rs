@@ -1,0 +1,544 @@
+//! The definition of every op, as plain loops. Slow, and meant to be read.
+
+use crate::math::{self, sum_tree};
+use crate::{
+    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
+    MAX_TENTATIVE, Matrix, PAGE_ROWS, Rope, SPLIT_ROWS, Tensor,
+};
+use quant::{Scalar, Stored};
+use std::borrow::Cow;
+
+/// The slow backend that defines the fast ones' results.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reference;
+
+/// Keys and values as they read back from the cache's format:
+/// `[pages, K, PAGE_ROWS, e]` each.
+struct KvRows {
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+/// One slot of a gated-delta layer.
+#[derive(Clone)]
+struct DeltaSlot {
+    /// `[nv, dk, dv]` after the certain rows of the last step.
+    state: Vec<f32>,
+    /// Rows before the convolution: `taps - 1` that end where `state` does, then
+    /// the tentative ones. `[taps - 1 + MAX_TENTATIVE, C]`
+    history: Vec<f32>,
+    /// What the tentative rows did to the state, by row and head.
+    updates: Vec<Vec<Update>>,
+}
+
+/// `S ← S decay + k dᵀ`
+#[derive(Clone)]
+struct Update {
+    decay: f32,
+    k: Vec<f32>,
+    d: Vec<f32>,
+}
+
+impl Update {
+    fn apply(&self, state: &mut [f32]) {
+        let dv = self.d.len();
+        for (i, row) in state.chunks_exact_mut(dv).enumerate() {
+            for (s, &d) in row.iter_mut().zip(&self.d) {
+                *s = self.k[i].mul_add(d, *s * self.decay);
+            }
+        }
+    }
+}
+
+/// `sum x²` in 16 lanes.
+fn sum_squares(x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    for chunk in x.chunks(16) {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = x.mul_add(x, *lane);
+        }
+    }
+    sum_tree(lanes)
+}
+
+fn values(x: &Tensor) -> &[f32] {
+    x.storage::<Vec<f32>>()
+}
+
+fn tensor(rows: usize, cols: usize, values: Vec<f32>) -> Tensor {
+    assert_eq!(values.len(), rows * cols, "one value an element");
+    Tensor::new(rows, cols, Box::new(values), None)
+}
+
+fn map(mut x: Tensor, f: impl Fn(usize, f32) -> f32) -> Tensor {
+    for (i, x) in x.storage_mut::<Vec<f32>>().iter_mut().enumerate() {
+        *x = f(i, *x);
+    }
+    x
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).fold(0.0, |acc, (&a, &b)| a.mul_add(b, acc))
+}
+
+/// A running softmax-weighted sum.
+struct Partial {
+    max: f32,
+    sum: f32,
+    out: Vec<f32>,
+}
+
+impl Partial {
+    fn new(head_dim: usize) -> Self {
+        Partial {
+            max: f32::NEG_INFINITY,
+            sum: 0.0,
+            out: vec![0.0; head_dim],
+        }
+    }
+
+    fn rescale(&mut self, max: f32) {
+        let c = math::exp(self.max - max);
+        self.max = max;
+        self.sum *= c;
+        self.out.iter_mut().for_each(|o| *o *= c);
+    }
+
+    fn merge(&mut self, mut right: Partial) {
+        let max = if right.max > self.max {
+            right.max
+        } else {
+            self.max
+        };
+        self.rescale(max);
+        right.rescale(max);
+        self.sum += right.sum;
+        self.out
+            .iter_mut()
+            .zip(&right.out)
+            .for_each(|(o, r)| *o += r);
+    }
+}
+
+impl Backend for Reference {
+    fn name(&self) -> String {
+        "reference".into()
+    }
+
+    fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
+        let cols = parts[0].cols;
+        assert!(parts.iter().all(|p| p.cols == cols), "parts of one width");
+        let values: Vec<f32> = parts.iter().flat_map(Stored::to_f32).collect();
+        let rows = parts.iter().map(|p| p.rows).sum();
+        Matrix::new(
+            rows,
+            cols,
+            parts[0].format.name,
+            4 * values.len(),
+            Box::new(values),
+        )
+    }
+
+    fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor {
+        tensor(rows, cols, values.to_vec())
+    }
+
+    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        Cow::Borrowed(values(x))
+    }
+
+    fn kv(&self, spec: KvSpec) -> Kv {
+        let n = spec.pages * spec.heads * PAGE_ROWS * spec.head_dim;
+        Kv {
+            spec,
+            storage: Box::new(KvRows {
+                k: vec![0.0; n],
+                v: vec![0.0; n],
+            }),
+        }
+    }
+
+    fn delta(&self, spec: DeltaSpec) -> Delta {
+        let slot = DeltaSlot {
+            state: vec![0.0; spec.value_heads * spec.key_dim * spec.value_dim],
+            history: vec![0.0; (spec.conv_taps - 1 + MAX_TENTATIVE) * spec.channels()],
+            updates: Vec::new(),
+        };
+        Delta {
+            spec,
+            storage: Box::new(vec![slot; spec.slots]),
+        }
+    }
+
+    fn finish(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn scratch(&self, rows: usize, cols: usize) -> Tensor {
+        tensor(rows, cols, vec![f32::NAN; rows * cols])
+    }
+
+    fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
+        let w = table.storage::<Vec<f32>>();
+        let out = tokens
+            .iter()
+            .flat_map(|&t| &w[t as usize * table.cols..(t as usize + 1) * table.cols])
+            .map(|w| w * scale)
+            .collect();
+        tensor(tokens.len(), table.cols, out)
+    }
+
+    fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
+        for (w, y) in w.iter().zip(y) {
+            assert_eq!(
+                (w.cols, w.rows, x.rows()),
+                (x.cols(), y.cols(), y.rows()),
+                "shapes of a product"
+            );
+            let weights = w.storage::<Vec<f32>>();
+            let out = y.storage_mut::<Vec<f32>>();
+            for (x, y) in values(x)
+                .chunks_exact(w.cols)
+                .zip(out.chunks_exact_mut(w.rows))
+            {
+                for (w, y) in weights.chunks_exact(w.cols).zip(y) {
+                    *y = dot(w, x);
+                }
+            }
+        }
+    }
+
+    fn matmul_rows(&self, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
+        let weights = w.storage::<Vec<f32>>();
+        let out: Vec<f32> = values(x)
+            .chunks_exact(w.cols)
+            .zip(ids)
+            .flat_map(|(x, ids)| {
+                ids.iter()
+                    .map(move |&id| dot(&weights[id as usize * w.cols..][..w.cols], x))
+            })
+            .collect();
+        tensor(x.rows(), ids.first().map_or(0, Vec::len), out)
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
+        assert!(
+            x.cols().is_multiple_of(width),
+            "whole runs of the norm's width"
+        );
+        let mut out = values(x).to_vec();
+        for run in out.chunks_exact_mut(width) {
+            let inverse = 1.0 / (sum_squares(run) / width as f32 + eps).sqrt();
+            run.iter_mut().for_each(|x| *x *= inverse);
+            if let Some(weight) = weight {
+                run.iter_mut()
+                    .zip(values(weight))
+                    .for_each(|(x, w)| *x *= w);
+            }
+        }
+        tensor(x.rows(), x.cols(), out)
+    }
+
+    fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
+        assert_eq!(
+            (x.rows(), x.cols()),
+            (y.rows(), y.cols()),
+            "shapes of a sum"
+        );
+        let y = values(y);
+        map(x, |i, x| x + y[i])
+    }
+
+    fn scale(&self, x: Tensor, factor: f32) -> Tensor {
+        map(x, |_, x| x * factor)
+    }
+
+    fn glu(&self, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
+        assert_eq!(
+            (gate.rows(), gate.cols()),
+            (x.rows(), x.cols()),
+            "shapes of a gate"
+        );
+        let x = values(x);
+        map(gate, |i, g| match activation {
+            Activation::Silu => math::silu(g) * x[i],
+            Activation::GeluTanh => math::gelu_tanh(g) * x[i],
+            Activation::Sigmoid => math::sigmoid(g) * x[i],
+        })
+    }
+
+    fn softcap(&self, x: Tensor, cap: f32) -> Tensor {
+        map(x, |_, x| cap * math::tanh(x / cap))
+    }
+
+    fn gather(&self, x: &Tensor, rows: &[usize]) -> Tensor {
+        let out = rows
+            .iter()
+            .flat_map(|r| &values(x)[r * x.cols()..(r + 1) * x.cols()])
+            .copied()
+            .collect();
+        tensor(rows.len(), x.cols(), out)
+    }
+
+    fn columns(&self, x: &Tensor, first: usize, cols: usize) -> Tensor {
+        let out = values(x)
+            .chunks_exact(x.cols())
+            .flat_map(|row| &row[first..first + cols])
+            .copied()
+            .collect();
+        tensor(x.rows(), cols, out)
+    }
+
+    fn concat(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        assert_eq!(a.rows(), b.rows(), "rows to join");
+        let rows = values(a)
+            .chunks_exact(a.cols())
+            .zip(values(b).chunks_exact(b.cols()));
+        let out = rows.flat_map(|(a, b)| a.iter().chain(b)).copied().collect();
+        tensor(a.rows(), a.cols() + b.cols(), out)
+    }
+
+    fn rope(&self, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
+        assert_eq!(x.rows(), batch.n_rows(), "a row for each of the step's");
+        assert!(x.cols().is_multiple_of(rope.head_dim), "whole heads");
+        let cols = x.cols();
+        for (row, x) in batch
+            .rows
+            .iter()
+            .zip(x.storage_mut::<Vec<f32>>().chunks_exact_mut(cols))
+        {
+            for head in x.chunks_exact_mut(rope.head_dim) {
+                for (j, f) in rope.frequencies.iter().enumerate() {
+                    let (sin, cos) = math::sin_cos(row.position as f32 * f);
+                    let (a, b) = (head[j], head[j + rope.pair_offset]);
+                    head[j] = (-b).mul_add(sin, a * cos);
+                    head[j + rope.pair_offset] = a.mul_add(sin, b * cos);
+                }
+            }
+        }
+        x
+    }
+
+    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
+        let KvSpec {
+            heads,
+            head_dim,
+            format,
+            ..
+        } = kv.spec;
+        assert_eq!(
+            (k.cols(), v.cols()),
+            (heads * head_dim, heads * head_dim),
+            "columns of keys and values"
+        );
+        let rows = kv
+            .storage
+            .downcast_mut::<KvRows>()
+            .expect("memory of this backend");
+        for (s, seq) in batch.seqs.iter().enumerate() {
+            for r in seq.rows.clone() {
+                let index = batch.rows[r].index as usize;
+                let page = batch.page(s, group, index);
+                for head in 0..heads {
+                    let at = ((page * heads + head) * PAGE_ROWS + index % PAGE_ROWS) * head_dim;
+                    for (from, to) in [(k, &mut rows.k), (v, &mut rows.v)] {
+                        let row = &values(from)[(r * heads + head) * head_dim..][..head_dim];
+                        let stored = quant::encode(format, row, head_dim, Scalar::F32);
+                        stored.view().decode_row(0, &mut to[at..at + head_dim]);
+                    }
+                }
+            }
+        }
+    }
+
+    fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
+        let KvSpec {
+            heads: kv_heads,
+            head_dim,
+            ..
+        } = kv.spec;
+        let heads = attention.heads;
+        assert_eq!(
+            (q.rows(), q.cols()),
+            (batch.n_rows(), heads * head_dim),
+            "shape of the queries"
+        );
+        let rows = kv
+            .storage
+            .downcast_ref::<KvRows>()
+            .expect("memory of this backend");
+        let mut out = Vec::with_capacity(q.rows() * q.cols());
+        for (s, seq) in batch.seqs.iter().enumerate() {
+            for (r, head) in seq
+                .rows
+                .clone()
+                .flat_map(|r| (0..heads).map(move |h| (r, h)))
+            {
+                let q = &values(q)[(r * heads + head) * head_dim..][..head_dim];
+                let visible = attention.visible(batch.rows[r]);
+                let at = |index: usize| {
+                    let page = batch.page(s, attention.group, index);
+                    ((page * kv_heads + head / (heads / kv_heads)) * PAGE_ROWS + index % PAGE_ROWS)
+                        * head_dim
+                };
+                let mut total: Option<Partial> = None;
+                for split in visible.start / SPLIT_ROWS..visible.end.div_ceil(SPLIT_ROWS) {
+                    let mut part = Partial::new(head_dim);
+                    for tile in (split * SPLIT_ROWS..(split + 1) * SPLIT_ROWS).step_by(PAGE_ROWS) {
+                        let keys = tile.max(visible.start)..(tile + PAGE_ROWS).min(visible.end);
+                        if keys.is_empty() {
+                            continue;
+                        }
+                        let scores: Vec<f32> = keys
+                            .clone()
+                            .map(|i| dot(q, &rows.k[at(i)..][..head_dim]) * attention.scale)
+                            .collect();
+                        let max = scores
+                            .iter()
+                            .fold(part.max, |m, &s| if s > m { s } else { m });
+                        part.rescale(max);
+                        let mut lanes = [0.0; 16];
+                        for (i, score) in keys.zip(scores) {
+                            let p = math::exp(score - max);
+                            lanes[i % 16] += p;
+                            for (o, v) in part.out.iter_mut().zip(&rows.v[at(i)..][..head_dim]) {
+                                *o = p.mul_add(*v, *o);
+                            }
+                        }
+                        part.sum += sum_tree(lanes);
+                    }
+                    match &mut total {
+                        None => total = Some(part),
+                        Some(total) => total.merge(part),
+                    }
+                }
+                let total = total.expect("a row sees at least one key");
+                out.extend(total.out.iter().map(|o| o / total.sum));
+            }
+        }
+        tensor(q.rows(), q.cols(), out)
+    }
+
+    fn gated_delta(
+        &self,
+        state: &mut Delta,
+        weights: &DeltaWeights,
+        qkv: &Tensor,
+        b: &Tensor,
+        a: &Tensor,
+        batch: &Batch,
+    ) -> Tensor {
+        let spec = state.spec;
+        let DeltaSpec {
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            conv_taps,
+            ..
+        } = spec;
+        let channels = spec.channels();
+        assert_eq!(
+            (qkv.cols(), b.cols(), a.cols()),
+            (channels, value_heads, value_heads),
+            "columns of the projections"
+        );
+        let slots = state
+            .storage
+            .downcast_mut::<Vec<DeltaSlot>>()
+            .expect("memory of this backend");
+        let mut out = vec![0.0; batch.n_rows() * value_heads * value_dim];
+        for seq in &batch.seqs {
+            let slot = &mut slots[seq.slot];
+            let size = key_dim * value_dim;
+            if seq.is_new {
+                slot.state.fill(0.0);
+                slot.history.fill(0.0);
+                slot.updates.clear();
+            }
+            for updates in slot.updates.drain(..).take(seq.kept) {
+                for (head, update) in updates.iter().enumerate() {
+                    update.apply(&mut slot.state[head * size..][..size]);
+                }
+            }
+            let past = (conv_taps - 1) * channels;
+            slot.history
+                .copy_within(seq.kept * channels..seq.kept * channels + past, 0);
+            let mut before = slot.history[..past].to_vec();
+            before.extend_from_slice(
+                &values(qkv)[seq.rows.start * channels..seq.rows.end * channels],
+            );
+
+            let mut running = slot.state.clone();
+            for (i, r) in seq.rows.clone().enumerate() {
+                let conv: Vec<f32> = (0..channels)
+                    .map(|c| {
+                        let taps = &values(&weights.conv)[c * conv_taps..][..conv_taps];
+                        let column = |j: usize| before[(i + j) * channels + c];
+                        math::silu(
+                            (0..conv_taps).fold(0.0, |acc, j| taps[j].mul_add(column(j), acc)),
+                        )
+                    })
+                    .collect();
+                let normed = |first: usize, factor: f32| -> Vec<f32> {
+                    let x = &conv[first..first + key_dim];
+                    let inverse = 1.0 / (sum_squares(x) + 1e-6).sqrt();
+                    x.iter().map(|x| x * inverse * factor).collect()
+                };
+                let mut updates = Vec::with_capacity(value_heads);
+                for head in 0..value_heads {
+                    let key_head = head / (value_heads / key_heads);
+                    let q = normed(key_head * key_dim, 1.0 / (key_dim as f32).sqrt());
+                    let k = normed((key_heads + key_head) * key_dim, 1.0);
+                    let v = &conv[2 * key_heads * key_dim + head * value_dim..][..value_dim];
+                    let at = r * value_heads + head;
+                    let softplus = math::softplus(values(a)[at] + values(&weights.dt_bias)[head]);
+                    let decay = math::exp(values(&weights.decay)[head] * softplus);
+                    let beta = math::sigmoid(values(b)[at]);
+                    let s = &mut running[head * size..][..size];
+                    let d: Vec<f32> = (0..value_dim)
+                        .map(|j| {
+                            let sum = (0..key_dim).fold(0.0, |acc: f32, i| {
+                                (s[i * value_dim + j] * decay).mul_add(k[i], acc)
+                            });
+                            (v[j] - sum) * beta
+                        })
+                        .collect();
+                    let update = Update { decay, k, d };
+                    update.apply(s);
+                    for j in 0..value_dim {
+                        out[at * value_dim + j] = (0..key_dim)
+                            .fold(0.0, |acc: f32, i| s[i * value_dim + j].mul_add(q[i], acc));
+                    }
+                    updates.push(update);
+                }
+                if i < seq.certain {
+                    slot.state.copy_from_slice(&running);
+                } else {
+                    slot.updates.push(updates);
+                }
+            }
+            assert!(
+                slot.updates.len() <= MAX_TENTATIVE,
+                "{} tentative rows",
+                slot.updates.len()
+            );
+            let kept = &before[seq.certain * channels..];
+            slot.history[..kept.len()].copy_from_slice(kept);
+        }
+        tensor(batch.n_rows(), value_heads * value_dim, out)
+    }
+
+    fn argmax(&self, x: &Tensor) -> Vec<u32> {
+        values(x)
+            .chunks_exact(x.cols())
+            .map(|row| {
+                let best = row
+                    .iter()
+                    .enumerate()
+                    .fold(0, |best, (i, &x)| if x > row[best] { i } else { best });
+                best as u32
+            })
+            .collect()
+    }
+}
