@@ -1,1 +1,26 @@
-//! weights
+//! Checkpoint files → named tensors.
+//!
+//! [`Checkpoint`] opens a folder of safetensors, or the same bytes from memory,
+//! and hands out matrices as [`quant::Stored`], the bytes where they lie, and
+//! small tensors as `f32`. `names.rs` maps every published naming to one, so a
+//! model file knows `layers.0.self_attn.q_proj.weight` and nothing of who
+//! wrote the file. Bytes come from strangers: every number is checked, every
+//! refusal is one line of [`LoadError`], every limit has a name.
+//!
+//! One file a container (`safetensors.rs`); each yields the same
+//! `container::Contents`. No tokenizer, no generation settings, no download, no
+//! arithmetic on weights beyond the `1 + w` of [`Checkpoint::norm`].
+
+#![deny(unsafe_code)]
+
+mod checkpoint;
+mod container;
+mod error;
+mod folder;
+mod mapped;
+mod names;
+mod norms;
+mod safetensors;
+
+pub use checkpoint::Checkpoint;
+pub use error::LoadError;

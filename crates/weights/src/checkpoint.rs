@@ -1,0 +1,632 @@
+//! A model's tensors on disk, by canonical name.
+
+use crate::LoadError;
+use crate::container::Entry;
+use crate::error::printable;
+use crate::folder::{self, Index};
+use crate::mapped::Bytes;
+use crate::names;
+use crate::norms::{self, Disagreement, Folding, Part};
+use crate::safetensors;
+use quant::{Scalar, Stored};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::collections::btree_map;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// The named tensors of a model, mapped from its files.
+///
+/// Names are canonical (`names.rs`), whatever tool wrote the files. Asking for
+/// a tensor marks it used, from any thread; [`Checkpoint::unused`] lists the
+/// rest, so that a loader can say what it left out.
+///
+/// ```
+/// # use weights::Checkpoint;
+/// let header = br#"{"model.norm.weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+/// let mut file = (header.len() as u64).to_le_bytes().to_vec();
+/// file.extend(header);
+/// file.extend([1.0f32, 0.5].map(f32::to_le_bytes).concat());
+/// let checkpoint = Checkpoint::from_bytes(r#"{"model_type": "tiny"}"#, vec![("model.safetensors".into(), file.into())])?;
+/// assert_eq!(checkpoint.vector("norm.weight", 2)?, [1.0, 0.5]);
+/// assert!(checkpoint.unused().is_empty());
+/// # Ok::<(), weights::LoadError>(())
+/// ```
+pub struct Checkpoint {
+    config: Value,
+    config_bytes: Vec<u8>,
+    files: Vec<File>,
+    tensors: BTreeMap<String, Tensor>,
+    /// Tensors of a head that another file supplies.
+    shadowed: Vec<String>,
+    trunk: OnceLock<Result<Folding, Disagreement>>,
+    mtp: OnceLock<Result<Folding, Disagreement>>,
+    hash: OnceLock<String>,
+}
+
+struct File {
+    /// Relative to the folder.
+    name: String,
+    bytes: Bytes,
+    says_mlx: bool,
+}
+
+pub(crate) struct Tensor {
+    file: usize,
+    pub(crate) entry: Entry,
+    used: AtomicBool,
+}
+
+impl Checkpoint {
+    /// Opens the folder at `path`: `config.json`, and weights in
+    /// `model.safetensors` or in the files of `model.safetensors.index.json`,
+    /// and an MTP head in a file of its own if there is one. Weights are mapped,
+    /// not read.
+    pub fn open(path: &Path) -> Result<Checkpoint, LoadError> {
+        let folder = folder::open(path)?;
+        assemble(folder.config, folder.index, folder.files)
+    }
+
+    /// The same from memory: `config` is the text of `config.json`, `files` are
+    /// names relative to the folder and contents, an index among them or not.
+    pub fn from_bytes(
+        config: &str,
+        files: Vec<(String, Cow<'static, [u8]>)>,
+    ) -> Result<Checkpoint, LoadError> {
+        let mut index = None;
+        let mut weights = Vec::new();
+        for (name, bytes) in files {
+            if name == folder::INDEX {
+                index = Some(folder::parse_index(&bytes)?);
+            } else {
+                weights.push((name, Bytes::Memory(bytes)));
+            }
+        }
+        weights.sort_by(|a, b| a.0.cmp(&b.0));
+        assemble(config.into(), index, weights)
+    }
+
+    /// The whole `config.json`.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// The language model's part of it: `text_config`, or all of it where a
+    /// text-only model has no such part.
+    pub fn text_config(&self) -> &Value {
+        self.config
+            .get("text_config")
+            .filter(|c| c.is_object())
+            .unwrap_or(&self.config)
+    }
+
+    /// The name by which a registry finds the model: `architectures[0]`, or
+    /// `model_type` where that is missing.
+    pub fn architecture(&self) -> Result<&str, LoadError> {
+        let listed = self.config.get("architectures").and_then(|a| a.get(0));
+        let name = listed
+            .or_else(|| self.config.get("model_type"))
+            .and_then(Value::as_str);
+        name.ok_or(LoadError::MissingField {
+            field: "`architectures` or `model_type`",
+        })
+    }
+
+    /// Whether tensor `name` is stored.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// All names, sorted; scales and biases of quantised matrices are names of
+    /// their own.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The logical shape of `name`: of a quantised matrix `[…, out, in]`, not
+    /// its packed words.
+    ///
+    /// `None` if there is no such tensor, or if it is quantised and its width
+    /// cannot be told: 4 bits in groups of 32 and 2 bits in groups of 64 pack to
+    /// the same shapes, and only `quantization` in the config separates them.
+    /// [`Checkpoint::matrix`] is told the width and has no such doubt.
+    pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let tensor = self.tensors.get(name)?;
+        let mut shape = tensor.entry.shape.clone();
+        if let Some((module, scales)) = self.scales_of(name) {
+            let (words, groups) = (*shape.last()?, *scales.entry.shape.last()?);
+            *shape.last_mut()? = self.packed_width(module, tensor, words, groups)?;
+        }
+        Some(shape)
+    }
+
+    /// Tensor `name` as a matrix `[rows, cols]`, the bytes where they lie.
+    ///
+    /// Plain elements, or MLX's affine groups where scales are stored beside it:
+    /// bits and group follow from the shapes, whatever the config says. Stacked
+    /// and convolution weights count as matrices if their leading axes multiply
+    /// to `rows` and the others to `cols`. Marks the tensor and its scales used.
+    ///
+    /// # Errors
+    ///
+    /// If it is missing, of another shape, or in a format that is no
+    /// [`quant::Format`].
+    ///
+    /// # Panics
+    ///
+    /// If `rows` or `cols` is 0.
+    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Stored<'_>, LoadError> {
+        assert!(
+            rows > 0 && cols > 0,
+            "`{name}` asked for as [{rows}, {cols}]"
+        );
+        let tensor = self.tensor(name)?;
+        if let Some((module, scales)) = self.scales_of(name) {
+            return self.affine(name, module, tensor, scales, rows, cols);
+        }
+        let scalar = self.scalar(name, tensor)?;
+        let shape = &tensor.entry.shape;
+        if !splits_into(shape, rows, cols) {
+            return Err(LoadError::WrongShape {
+                name: name.into(),
+                expected: vec![rows, cols],
+                found: shape.clone(),
+            });
+        }
+        Ok(Stored::plain(scalar, rows, cols, self.data(tensor)))
+    }
+
+    /// Tensor `name` of `n` elements in all, whatever its axes, as `f32`. Marks
+    /// it used.
+    ///
+    /// # Errors
+    ///
+    /// If it is missing, has another number of elements, or is not f32, f16 or
+    /// bf16.
+    pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
+        let tensor = self.tensor(name)?;
+        let scalar = self.scalar(name, tensor)?;
+        tensor.has_elements(name, n)?;
+        let bytes = self.data(tensor);
+        Ok((0..n).map(|i| scalar.get(bytes, i)).collect())
+    }
+
+    /// The effective scale `1 + w` of one of Qwen's offset norms, of `n`
+    /// elements. Files that store `w` and files that store `1 + w` give the
+    /// same. Marks it used.
+    ///
+    /// # Errors
+    ///
+    /// As [`Checkpoint::vector`], and if signs of what is stored disagree.
+    ///
+    /// # Panics
+    ///
+    /// If `name` is no offset norm: a norm without offset is a
+    /// [`Checkpoint::vector`].
+    pub fn norm(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
+        assert!(names::is_offset_norm(name), "`{name}` is no offset norm");
+        let mut scale = self.vector(name, n)?;
+        let part = Part::of(name);
+        let cell = match part {
+            Part::Trunk => &self.trunk,
+            Part::Mtp => &self.mtp,
+        };
+        if cell.get_or_init(|| norms::decide(self, part)).clone()? == Folding::Raw {
+            scale.iter_mut().for_each(|w| *w += 1.0);
+        }
+        Ok(scale)
+    }
+
+    /// Tensor `name` of `n` integers, none negative. Marks it used.
+    ///
+    /// # Errors
+    ///
+    /// If it is missing, has another number of elements, is not i64, i32 or u32,
+    /// or holds a number that does not fit.
+    pub fn integers(&self, name: &str, n: usize) -> Result<Vec<u32>, LoadError> {
+        let tensor = self.tensor(name)?;
+        let bytes = self.data(tensor);
+        let four = |b: &[u8]| <[u8; 4]>::try_from(b).expect("four bytes");
+        let values: Box<dyn Iterator<Item = i64> + '_> = match tensor.entry.dtype.name {
+            "I64" => Box::new(
+                bytes
+                    .chunks_exact(8)
+                    .map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes"))),
+            ),
+            "I32" => Box::new(
+                bytes
+                    .chunks_exact(4)
+                    .map(move |b| i32::from_le_bytes(four(b)).into()),
+            ),
+            "U32" => Box::new(
+                bytes
+                    .chunks_exact(4)
+                    .map(move |b| u32::from_le_bytes(four(b)).into()),
+            ),
+            found => {
+                return Err(LoadError::WrongType {
+                    name: name.into(),
+                    found: found.into(),
+                    wanted: "i64, i32 or u32",
+                });
+            }
+        };
+        tensor.has_elements(name, n)?;
+        let checked = |(at, value)| {
+            u32::try_from(value).map_err(|_| LoadError::NotUnsigned {
+                name: name.into(),
+                at,
+                value,
+            })
+        };
+        values.enumerate().map(checked).collect()
+    }
+
+    /// Names never asked for, sorted, and stored heads that another file
+    /// replaces, with the file they lie in.
+    pub fn unused(&self) -> Vec<String> {
+        let unused = self
+            .tensors
+            .iter()
+            .filter(|(_, t)| !t.used.load(Relaxed))
+            .map(|(name, _)| name.clone());
+        unused.chain(self.shadowed.iter().cloned()).collect()
+    }
+
+    /// The files of weights, relative to the folder, sorted.
+    pub fn files(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(|f| f.name.as_str())
+    }
+
+    /// The size of these files together.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|f| f.bytes.len() as u64).sum()
+    }
+
+    /// SHA-256 over the config and the files, headers and data, in hexadecimal:
+    /// equal for equal models, wherever they lie. The first call reads every
+    /// byte.
+    pub fn content_hash(&self) -> String {
+        let compute = || {
+            let mut hash = Sha256::new();
+            for part in std::iter::once(&self.config_bytes[..])
+                .chain(self.files.iter().map(|f| &f.bytes[..]))
+            {
+                hash.update((part.len() as u64).to_le_bytes());
+                hash.update(part);
+            }
+            hash.finalize()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect()
+        };
+        self.hash.get_or_init(compute).clone()
+    }
+
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.tensors
+            .iter()
+            .map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    pub(crate) fn data(&self, tensor: &Tensor) -> &[u8] {
+        &self.files[tensor.file].bytes[tensor.entry.range.clone()]
+    }
+
+    pub(crate) fn file_name(&self, tensor: &Tensor) -> &str {
+        &self.files[tensor.file].name
+    }
+
+    pub(crate) fn says_mlx(&self, tensor: &Tensor) -> bool {
+        self.files[tensor.file].says_mlx
+    }
+
+    /// Whether the MTP head comes from a file of its own.
+    pub(crate) fn mtp_is_apart(&self) -> bool {
+        let mut head = self
+            .tensors
+            .range(names::MTP.to_string()..)
+            .take_while(|(name, _)| name.starts_with(names::MTP));
+        head.next()
+            .is_some_and(|(_, t)| mtp_rank(self.file_name(t)) < names::MTP_FILES.len())
+    }
+
+    /// Finds `name` and marks it used.
+    fn tensor(&self, name: &str) -> Result<&Tensor, LoadError> {
+        let tensor = self
+            .tensors
+            .get(name)
+            .ok_or_else(|| LoadError::MissingTensor { name: name.into() })?;
+        tensor.used.store(true, Relaxed);
+        Ok(tensor)
+    }
+
+    fn scalar(&self, name: &str, tensor: &Tensor) -> Result<Scalar, LoadError> {
+        let dtype = tensor.entry.dtype;
+        dtype.scalar().ok_or_else(|| LoadError::WrongType {
+            name: name.into(),
+            found: dtype.name.into(),
+            wanted: "f32, f16 or bf16",
+        })
+    }
+
+    /// Module path and scales of `name` if it is quantised.
+    fn scales_of<'n>(&self, name: &'n str) -> Option<(&'n str, &Tensor)> {
+        let module = name.strip_suffix(".weight")?;
+        Some((module, self.tensors.get(&format!("{module}.scales"))?))
+    }
+
+    /// A matrix in affine groups (`checkpoints.md` §2.2).
+    fn affine(
+        &self,
+        name: &str,
+        module: &str,
+        words: &Tensor,
+        scales: &Tensor,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Stored<'_>, LoadError> {
+        let wrong_type = |name: &str, tensor: &Tensor, wanted| LoadError::WrongType {
+            name: name.into(),
+            found: tensor.entry.dtype.name.into(),
+            wanted,
+        };
+        let (scales_name, biases_name) = (format!("{module}.scales"), format!("{module}.biases"));
+        let scales = {
+            scales.used.store(true, Relaxed);
+            scales
+        };
+        if words.entry.dtype.name != "U32" {
+            return Err(wrong_type(name, words, "u32 beside scales"));
+        }
+        let scale =
+            scales.entry.dtype.scalar().ok_or_else(|| {
+                wrong_type(&scales_name, scales, "f32, f16 or bf16 (affine groups)")
+            })?;
+        let biases = self.tensor(&biases_name)?;
+        if biases.entry.dtype != scales.entry.dtype {
+            return Err(wrong_type(&biases_name, biases, "the type of its scales"));
+        }
+        if biases.entry.shape != scales.entry.shape {
+            return Err(LoadError::WrongShape {
+                name: biases_name,
+                expected: scales.entry.shape.clone(),
+                found: biases.entry.shape.clone(),
+            });
+        }
+        let fits = || {
+            let (&n_words, lead) = words.entry.shape.split_last()?;
+            let (&n_groups, scales_lead) = scales.entry.shape.split_last()?;
+            if lead != scales_lead || lead.iter().product::<usize>() != rows {
+                return None;
+            }
+            let exact = |a: usize, b: usize| a.is_multiple_of(b).then(|| a / b);
+            quant::affine(
+                exact(n_words.checked_mul(32)?, cols)?,
+                exact(cols, n_groups)?,
+            )
+        };
+        let format = fits().ok_or_else(|| LoadError::WrongGroups {
+            name: name.into(),
+            expected: vec![rows, cols],
+            words: words.entry.shape.clone(),
+            scales: scales.entry.shape.clone(),
+        })?;
+        Ok(Stored {
+            format,
+            rows,
+            cols,
+            codes: self.data(words),
+            scale,
+            scales: self.data(scales),
+            biases: self.data(biases),
+        })
+    }
+
+    /// The columns of a quantised tensor, from its own entry or the default in
+    /// the config's `quantization`, where the shapes confirm it.
+    fn packed_width(
+        &self,
+        module: &str,
+        tensor: &Tensor,
+        words: usize,
+        groups: usize,
+    ) -> Option<usize> {
+        let config = self.config.get("quantization")?;
+        let stored = tensor.entry.name.strip_suffix(".weight")?;
+        [config.get(stored), config.get(module), Some(config)]
+            .into_iter()
+            .flatten()
+            .find_map(|settings| {
+                let setting = |key| {
+                    settings
+                        .get(key)
+                        .and_then(Value::as_u64)
+                        .and_then(|v| usize::try_from(v).ok())
+                };
+                let (bits, group) = (setting("bits")?, setting("group_size")?);
+                quant::affine(bits, group)?;
+                let cols = groups.checked_mul(group)?;
+                (cols.checked_mul(bits)? == words.checked_mul(32)?).then_some(cols)
+            })
+    }
+}
+
+impl std::fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let files: Vec<&str> = self.files().collect();
+        f.debug_struct("Checkpoint")
+            .field("files", &files)
+            .field("n_tensors", &self.tensors.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tensor {
+    fn has_elements(&self, name: &str, n: usize) -> Result<(), LoadError> {
+        if self.entry.elements() != n {
+            return Err(LoadError::WrongShape {
+                name: name.into(),
+                expected: vec![n],
+                found: self.entry.shape.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Whether some leading axes multiply to `rows` and the rest to `cols`.
+fn splits_into(shape: &[usize], rows: usize, cols: usize) -> bool {
+    (0..=shape.len()).any(|at| {
+        shape[..at].iter().product::<usize>() == rows
+            && shape[at..].iter().product::<usize>() == cols
+    })
+}
+
+/// Where a file stands in the search for the MTP head.
+fn mtp_rank(file: &str) -> usize {
+    names::MTP_FILES
+        .iter()
+        .position(|f| *f == file)
+        .unwrap_or(names::MTP_FILES.len())
+}
+
+/// Puts the files of one checkpoint together under canonical names.
+fn assemble(
+    config_bytes: Vec<u8>,
+    index: Option<Index>,
+    weights: Vec<(String, Bytes)>,
+) -> Result<Checkpoint, LoadError> {
+    let bad_config = |reason: String| LoadError::BadJson {
+        reason,
+        file: "config.json".into(),
+    };
+    let config: Value =
+        serde_json::from_slice(&config_bytes).map_err(|e| bad_config(printable(&e.to_string())))?;
+    if !config.is_object() {
+        return Err(bad_config("no object".into()));
+    }
+    // A drafter published alone: all its files are a head without prefix.
+    let is_head = config
+        .get("model_type")
+        .and_then(Value::as_str)
+        .is_some_and(|t| t.ends_with("_mtp"));
+
+    let mut files = Vec::new();
+    let mut stored = Vec::new();
+    for (name, bytes) in weights {
+        let contents = safetensors::parse(&bytes, &name)?;
+        let is_mtp_file = is_head || mtp_rank(&name) < names::MTP_FILES.len();
+        for entry in contents.entries {
+            stored.push((
+                names::canonical(&entry.name, is_mtp_file),
+                Tensor {
+                    file: files.len(),
+                    entry,
+                    used: AtomicBool::new(false),
+                },
+            ));
+        }
+        files.push(File {
+            name,
+            bytes,
+            says_mlx: contents.says_mlx,
+        });
+    }
+    if let Some(index) = &index {
+        obey(index, &files, &mut stored)?;
+    }
+
+    let mut checkpoint = Checkpoint {
+        config,
+        config_bytes,
+        files,
+        tensors: BTreeMap::new(),
+        shadowed: Vec::new(),
+        trunk: OnceLock::new(),
+        mtp: OnceLock::new(),
+        hash: OnceLock::new(),
+    };
+    let rank = |checkpoint: &Checkpoint, t: &Tensor| mtp_rank(checkpoint.file_name(t));
+    let head = stored
+        .iter()
+        .filter(|(name, _)| name.starts_with(names::MTP))
+        .map(|(_, t)| rank(&checkpoint, t))
+        .min();
+    for (name, tensor) in stored {
+        if name.starts_with(names::MTP) && Some(rank(&checkpoint, &tensor)) != head {
+            checkpoint.shadowed.push(format!(
+                "{} in {}",
+                tensor.entry.name,
+                checkpoint.file_name(&tensor)
+            ));
+            continue;
+        }
+        checkpoint.insert(name, tensor)?;
+    }
+    Ok(checkpoint)
+}
+
+/// Holds the index and the files against each other: what the index lists must
+/// be where it says, and a copy in another file does not count.
+fn obey(
+    index: &Index,
+    files: &[File],
+    stored: &mut Vec<(String, Tensor)>,
+) -> Result<(), LoadError> {
+    let mut listed: BTreeMap<&str, &str> = index
+        .iter()
+        .map(|(name, shard)| (name.as_str(), shard.as_str()))
+        .collect();
+    stored.retain(|(_, tensor)| match index.get(&tensor.entry.name) {
+        Some(shard) if *shard == files[tensor.file].name => {
+            listed.remove(tensor.entry.name.as_str());
+            true
+        }
+        // An unlisted head keeps its names, even those the index gives to the trunk.
+        Some(_) => mtp_rank(&files[tensor.file].name) < names::MTP_FILES.len(),
+        None => true,
+    });
+    match listed.into_iter().next() {
+        None => Ok(()),
+        Some((name, shard)) if files.iter().any(|f| f.name == shard) => {
+            Err(LoadError::NotInShard {
+                name: name.into(),
+                shard: shard.into(),
+            })
+        }
+        Some((name, shard)) => Err(LoadError::MissingShard {
+            name: name.into(),
+            shard: shard.into(),
+        }),
+    }
+}
+
+impl Checkpoint {
+    fn insert(&mut self, name: String, tensor: Tensor) -> Result<(), LoadError> {
+        let describe = |t: &Tensor| format!("`{}` in `{}`", t.entry.name, self.files[t.file].name);
+        match self.tensors.entry(name) {
+            btree_map::Entry::Vacant(place) => {
+                place.insert(tensor);
+                Ok(())
+            }
+            btree_map::Entry::Occupied(first) => {
+                let same = first.get().entry.shape == tensor.entry.shape
+                    && first.get().entry.dtype == tensor.entry.dtype
+                    && names::DUPLICATES.iter().any(|d| first.key().starts_with(d));
+                let bytes = |t: &Tensor| &self.files[t.file].bytes[t.entry.range.clone()];
+                if same && bytes(first.get()) == bytes(&tensor) {
+                    return Ok(());
+                }
+                Err(LoadError::NameClash {
+                    name: first.key().clone(),
+                    first: describe(first.get()),
+                    second: describe(&tensor),
+                })
+            }
+        }
+    }
+}

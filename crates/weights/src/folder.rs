@@ -1,0 +1,156 @@
+//! Which files of a folder make a checkpoint (`checkpoints.md` §1 and §2.5).
+//!
+//! The index decides where it exists, else `model.safetensors` is all; files of
+//! [`names::MTP_FILES`] are taken whether the index lists them or not.
+
+use crate::LoadError;
+use crate::error::printable;
+use crate::mapped::Bytes;
+use crate::names;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::path::{Component, Path};
+
+/// A real `config.json` takes some 10 KB.
+pub(crate) const MAX_CONFIG_BYTES: u64 = 4 << 20;
+/// An index takes 0.1 KB a tensor.
+pub(crate) const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// Files of one checkpoint; the largest known one has some 200.
+pub(crate) const MAX_FILES: usize = 1024;
+
+/// The file that lists where tensors lie.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// The file that holds all tensors where there is no index.
+const SINGLE: &str = "model.safetensors";
+
+/// Tensor, as stored → file, as `weight_map` of the index says.
+pub(crate) type Index = BTreeMap<String, String>;
+
+/// What lies in a folder.
+pub(crate) struct Folder {
+    pub(crate) config: Vec<u8>,
+    pub(crate) index: Option<Index>,
+    /// Name relative to the folder, and contents; sorted by name.
+    pub(crate) files: Vec<(String, Bytes)>,
+}
+
+/// Reads the JSON of the folder at `path` and maps its weights.
+pub(crate) fn open(path: &Path) -> Result<Folder, LoadError> {
+    let config = read(
+        &path.join("config.json"),
+        MAX_CONFIG_BYTES,
+        "config length in bytes",
+    )?
+    .ok_or_else(|| LoadError::MissingConfig {
+        folder: path.into(),
+    })?;
+    let index = read(&path.join(INDEX), MAX_INDEX_BYTES, "index length in bytes")?
+        .map(|bytes| parse_index(&bytes))
+        .transpose()?;
+    let mut wanted: BTreeSet<&str> = names::MTP_FILES
+        .iter()
+        .copied()
+        .filter(|f| path.join(f).exists())
+        .collect();
+    match &index {
+        Some(index) => {
+            for (name, shard) in index {
+                if wanted.insert(shard) && !path.join(shard).exists() {
+                    return Err(LoadError::MissingShard {
+                        name: name.clone(),
+                        shard: shard.clone(),
+                    });
+                }
+            }
+        }
+        None if path.join(SINGLE).exists() => {
+            wanted.insert(SINGLE);
+        }
+        None => {
+            return Err(LoadError::MissingWeights {
+                folder: path.into(),
+            });
+        }
+    }
+    if wanted.len() > MAX_FILES {
+        return Err(LoadError::TooLarge {
+            what: "number of files",
+            found: wanted.len() as u64,
+            limit: MAX_FILES as u64,
+            file: INDEX.into(),
+        });
+    }
+    let files = wanted
+        .into_iter()
+        .map(|name| Ok((name.into(), Bytes::map(&path.join(name))?)))
+        .collect::<Result<_, LoadError>>()?;
+    Ok(Folder {
+        config,
+        index,
+        files,
+    })
+}
+
+/// The `weight_map` of an index. Every name in it is fit for a message, every
+/// file lies inside the folder.
+pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index, LoadError> {
+    #[derive(serde::Deserialize)]
+    struct Whole {
+        weight_map: Index,
+    }
+    let whole: Whole = serde_json::from_slice(bytes).map_err(|e| LoadError::BadJson {
+        reason: printable(&e.to_string()),
+        file: INDEX.into(),
+    })?;
+    for (name, shard) in &whole.weight_map {
+        let inside = Path::new(shard)
+            .components()
+            .all(|c| matches!(c, Component::Normal(_)));
+        if !inside
+            || !shard.ends_with(".safetensors")
+            || shard.chars().any(|c| c.is_control() || c == '\\')
+        {
+            return Err(LoadError::BadShardName {
+                shard: printable(shard),
+            });
+        }
+        if name.chars().any(char::is_control) {
+            return Err(LoadError::BadJson {
+                reason: format!("unprintable tensor name `{}`", printable(name)),
+                file: INDEX.into(),
+            });
+        }
+    }
+    Ok(whole.weight_map)
+}
+
+/// The whole file at `path`, or `None` where there is none.
+fn read(path: &Path, limit: u64, what: &'static str) -> Result<Option<Vec<u8>>, LoadError> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+    let io = |source| LoadError::Io {
+        path: path.into(),
+        source,
+    };
+    match std::fs::metadata(path) {
+        Err(e) if matches!(e.kind(), NotFound | NotADirectory) => return Ok(None),
+        Err(e) => return Err(io(e)),
+        // Asked before opening: opening a named pipe would wait for a writer.
+        Ok(meta) if !meta.is_file() => return Err(io(std::io::Error::other("not a regular file"))),
+        Ok(meta) if meta.len() > limit => {
+            return Err(LoadError::TooLarge {
+                what,
+                found: meta.len(),
+                limit,
+                file: path.display().to_string(),
+            });
+        }
+        Ok(_) => {}
+    }
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .map_err(io)?
+        .take(limit)
+        .read_to_end(&mut bytes)
+        .map_err(io)?;
+    Ok(Some(bytes))
+}

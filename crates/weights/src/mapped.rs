@@ -1,0 +1,53 @@
+//! The bytes of one file, mapped or in memory.
+
+use crate::LoadError;
+use std::borrow::Cow;
+use std::fs::File;
+use std::path::Path;
+
+/// The bytes of one file.
+pub(crate) enum Bytes {
+    Mapped(memmap2::Mmap),
+    Memory(Cow<'static, [u8]>),
+}
+
+impl Bytes {
+    /// Maps the regular file at `path`.
+    pub(crate) fn map(path: &Path) -> Result<Bytes, LoadError> {
+        let io = |source| LoadError::Io {
+            path: path.into(),
+            source,
+        };
+        // Asked before opening: opening a named pipe would wait for a writer.
+        let meta = std::fs::metadata(path).map_err(io)?;
+        if !meta.is_file() {
+            return Err(io(std::io::Error::other("not a regular file")));
+        }
+        if meta.len() == 0 {
+            return Ok(Bytes::Memory(Cow::Borrowed(&[]))); // an empty mapping is an error on some systems
+        }
+        let file = File::open(path).map_err(io)?;
+        // SAFETY: the mapping is read-only and lives as long as the slices taken
+        // from it. Nothing here can stop another process from changing the file
+        // meanwhile. If it is overwritten, weights change under us: header and
+        // offsets are read once, checked, and kept outside the mapping, and every
+        // bit pattern is a number, so results are wrong but no access leaves the
+        // mapping. If it is truncated, touching a page past its new end is a bus
+        // error that ends the process. Every engine that maps weights accepts
+        // this; download tools write to a temporary name and rename.
+        #[allow(unsafe_code)]
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        Ok(Bytes::Mapped(map))
+    }
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Memory(bytes) => bytes,
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! One naming for every source (`checkpoints.md` §2.4 and §2.5).
+//!
+//! ```text
+//! embed_tokens.weight  norm.weight  lm_head.weight  layers.{i}.…     trunk, or an assistant's own decoder
+//! mtp.…                                                              MTP head
+//! pre_projection.weight  post_projection.weight  masked_embedding.…  assistant
+//! vision_tower.…  visual.…  audio_tower.…                            as stored
+//! ```
+//!
+//! Only prefixes change: a tensor's meaning, and so its layout, never depends on
+//! its name alone.
+
+/// Prefixes that say only where a writer nested the language model. The first
+/// that fits is removed, so longer ones come first.
+pub(crate) const PREFIXES: &[&str] = &[
+    "model.language_model.", // Hugging Face, multimodal
+    "language_model.model.", // MLX
+    "language_model.",       // MLX: `lm_head`, `mtp.…`
+    "model.",                // text only; vision and audio in Hugging Face files
+];
+
+/// Prefix of the MTP head.
+pub(crate) const MTP: &str = "mtp.";
+
+/// Files beside the weights that hold an MTP head, in the order they are looked
+/// for: the first with a head supplies it, before the trunk's own files.
+pub(crate) const MTP_FILES: &[&str] = &[
+    "mtp.safetensors",
+    "model-mtp.safetensors",
+    "mtp/model.safetensors",
+];
+
+/// Names that may be stored twice with equal bytes: tied heads that a writer
+/// saved under two prefixes.
+pub(crate) const DUPLICATES: &[&str] = &["lm_head."];
+
+/// Ends of the names of Qwen's offset norms, `y = x/rms(x) · (1 + w)`
+/// (`qwen3_5.md` §2). `linear_attn.norm` has no offset.
+const OFFSET_NORMS: &[&str] = &[
+    ".input_layernorm.weight",
+    ".post_attention_layernorm.weight",
+    ".self_attn.q_norm.weight",
+    ".self_attn.k_norm.weight",
+    "mtp.pre_fc_norm_embedding.weight",
+    "mtp.pre_fc_norm_hidden.weight",
+    "mtp.norm.weight",
+];
+
+/// The canonical name of `stored`. In a file of nothing but an MTP head
+/// (`is_mtp_file`) the prefix `mtp.` may be missing and is added.
+pub(crate) fn canonical(stored: &str, is_mtp_file: bool) -> String {
+    let name = PREFIXES
+        .iter()
+        .find_map(|p| stored.strip_prefix(p))
+        .unwrap_or(stored);
+    if is_mtp_file && !name.starts_with(MTP) {
+        return format!("{MTP}{name}");
+    }
+    name.into()
+}
+
+/// Whether canonical `name` is a norm that [`crate::Checkpoint::norm`] may read.
+pub(crate) fn is_offset_norm(name: &str) -> bool {
+    name == "norm.weight"
+        || ((name.starts_with("layers.") || name.starts_with(MTP))
+            && OFFSET_NORMS.iter().any(|end| name.ends_with(end)))
+}
+
+/// Whether canonical `name` is the convolution whose layout tells who wrote the
+/// trunk.
+pub(crate) fn is_conv(name: &str) -> bool {
+    name.starts_with("layers.") && name.ends_with(".linear_attn.conv1d.weight")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_published_naming_becomes_one() {
+        for (stored, expected) in [
+            (
+                "model.language_model.layers.3.mlp.up_proj.weight",
+                "layers.3.mlp.up_proj.weight",
+            ),
+            (
+                "language_model.model.layers.3.mlp.up_proj.weight",
+                "layers.3.mlp.up_proj.weight",
+            ),
+            (
+                "model.layers.3.mlp.up_proj.weight",
+                "layers.3.mlp.up_proj.weight",
+            ),
+            ("model.embed_tokens.weight", "embed_tokens.weight"),
+            ("language_model.lm_head.weight", "lm_head.weight"),
+            ("lm_head.weight", "lm_head.weight"),
+            ("mtp.fc.weight", "mtp.fc.weight"),
+            ("model.mtp.fc.weight", "mtp.fc.weight"),
+            ("language_model.mtp.fc.weight", "mtp.fc.weight"),
+            ("model.language_model.mtp.fc.weight", "mtp.fc.weight"),
+            (
+                "masked_embedding.token_ordering",
+                "masked_embedding.token_ordering",
+            ),
+            ("pre_projection.weight", "pre_projection.weight"),
+            ("model.visual.pos_embed.weight", "visual.pos_embed.weight"),
+            ("vision_tower.std_bias", "vision_tower.std_bias"),
+        ] {
+            assert_eq!(canonical(stored, false), expected, "{stored}");
+        }
+        for (stored, expected) in [
+            ("fc.weight", "mtp.fc.weight"),
+            ("norm.weight", "mtp.norm.weight"),
+            ("mtp.norm.weight", "mtp.norm.weight"),
+            (
+                "language_model.mtp.layers.0.mlp.up_proj.scales",
+                "mtp.layers.0.mlp.up_proj.scales",
+            ),
+        ] {
+            assert_eq!(canonical(stored, true), expected, "{stored}");
+        }
+    }
+
+    #[test]
+    fn only_norms_with_an_offset_are_offset_norms() {
+        for name in [
+            "norm.weight",
+            "mtp.norm.weight",
+            "layers.0.input_layernorm.weight",
+            "mtp.layers.0.self_attn.q_norm.weight",
+            "mtp.pre_fc_norm_hidden.weight",
+        ] {
+            assert!(is_offset_norm(name), "{name}");
+        }
+        for name in [
+            "layers.0.linear_attn.norm.weight",
+            "visual.merger.norm.weight",
+            "vision_tower.encoder.layers.0.input_layernorm.weight",
+            "layers.0.mlp.up_proj.weight",
+        ] {
+            assert!(!is_offset_norm(name), "{name}");
+        }
+    }
+}
