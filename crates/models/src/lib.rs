@@ -1,1 +1,155 @@
-//! models
+//! Targets and draft heads: one file a family, equations over `&dyn Backend`.
+//!
+//! A [`Target`] turns a step's rows into hidden rows and those into logits. A
+//! draft head is paired with a target when it is loaded, and refuses a target it
+//! was not made for. Families are entries of [`TARGETS`]; adding one is a file
+//! and a line there.
+//!
+//! No device test, no sampling, no rollback, no choice of a draft.
+
+#![forbid(unsafe_code)]
+
+mod gemma4;
+mod gemma4_assistant;
+mod layers;
+mod qwen3_5;
+mod qwen3_5_mtp;
+
+pub use gemma4::Gemma4;
+pub use gemma4_assistant::{Gemma4Assistant, HeadLogits};
+pub use qwen3_5::Qwen35;
+pub use qwen3_5_mtp::Qwen35Mtp;
+
+use backend::{Backend, Batch, Tensor};
+use cache::{Memory, MemoryPlan};
+use weights::{Checkpoint, LoadError};
+
+/// The model whose output counts.
+pub trait Target: Send + Sync + std::any::Any {
+    /// Family name, as in the configuration's `model_type`.
+    fn family(&self) -> &'static str;
+
+    /// Width `H` of a hidden row.
+    fn hidden_size(&self) -> usize;
+
+    /// Tokens in the vocabulary.
+    fn vocab_size(&self) -> usize;
+
+    /// Longest context the model was made for.
+    fn max_context(&self) -> usize;
+
+    /// What is remembered of each row.
+    fn plan(&self) -> MemoryPlan;
+
+    /// Input embeddings of `tokens`, scaled as the first layer wants them: `[n, H]`.
+    fn embed(&self, b: &dyn Backend, tokens: &[u32]) -> Tensor;
+
+    /// Runs a step and remembers its rows. Returns the hidden rows after the
+    /// final norm: `[n, H]`.
+    fn forward(&self, b: &dyn Backend, batch: &Batch, memory: &mut Memory) -> Tensor;
+
+    /// Scores of every token after each of `hidden`'s rows: `[n, V]`.
+    fn logits(&self, b: &dyn Backend, hidden: &Tensor) -> Tensor;
+}
+
+/// One family.
+pub struct Family {
+    /// Values of `architectures[0]` or `model_type` that name it.
+    pub names: &'static [&'static str],
+    /// Loads a target of it.
+    pub load: fn(&dyn Backend, &Checkpoint) -> Result<Box<dyn Target>, ModelError>,
+}
+
+/// Every family of targets.
+pub const TARGETS: &[Family] = &[gemma4::FAMILY, qwen3_5::FAMILY];
+
+/// Architectures of checkpoints that are draft heads, not targets.
+pub const DRAFT_HEADS: &[&str] = gemma4_assistant::NAMES;
+
+/// Why a model could not be made from a checkpoint.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A file or a tensor is wrong.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// Nobody here knows the architecture.
+    #[error(
+        "architecture `{found}` is not supported; supported are {}",
+        supported()
+    )]
+    UnknownArchitecture {
+        /// What the configuration says.
+        found: String,
+    },
+    /// The configuration cannot be read as the family's.
+    #[error("config.json: {message}")]
+    Config {
+        /// What is wrong.
+        message: String,
+    },
+    /// The family has it, this engine does not yet.
+    #[error("{feature} is not supported")]
+    Unsupported {
+        /// What is missing.
+        feature: String,
+    },
+    /// The draft head was made for another target.
+    #[error(
+        "the draft head does not fit the target: its {what} is {drafter}, the target's is {target}"
+    )]
+    Unpaired {
+        /// What differs.
+        what: &'static str,
+        /// The head's value.
+        drafter: String,
+        /// The target's value.
+        target: String,
+    },
+    /// The configuration promises a head that the files lack, or the reverse.
+    #[error("{0}")]
+    MissingHead(String),
+}
+
+fn supported() -> String {
+    TARGETS
+        .iter()
+        .flat_map(|f| f.names)
+        .copied()
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// Loads the target of `checkpoint`, whatever its family.
+///
+/// # Errors
+///
+/// [`ModelError`]: an unknown architecture, a bad configuration, a missing or
+/// misshapen tensor.
+pub fn load_target(
+    b: &dyn Backend,
+    checkpoint: &Checkpoint,
+) -> Result<Box<dyn Target>, ModelError> {
+    let found = checkpoint.architecture()?;
+    let family = TARGETS.iter().find(|f| f.names.contains(&found));
+    let family = family.ok_or_else(|| ModelError::UnknownArchitecture {
+        found: found.to_owned(),
+    })?;
+    (family.load)(b, checkpoint)
+}
+
+/// Reads `value` as a family's configuration.
+fn parse<T: serde::de::DeserializeOwned>(value: &serde_json::Value) -> Result<T, ModelError> {
+    serde_json::from_value(value.clone()).map_err(|e| ModelError::Config {
+        message: e.to_string(),
+    })
+}
+
+/// An error unless `ok`.
+fn require(ok: bool, message: impl FnOnce() -> String) -> Result<(), ModelError> {
+    if ok {
+        Ok(())
+    } else {
+        Err(ModelError::Config { message: message() })
+    }
+}

@@ -1,0 +1,304 @@
+//! Gemma 4's assistant: a draft head that reads the target's keys and values
+//! (`specs/gemma4-assistant.md`).
+//!
+//! ```text
+//! x  = [ E_target(token) √B | h ] W_pre
+//! x  = Gemma 4 layers, queries only, over the target's keys and values
+//! z  = rms(x)
+//! h' = z W_post            takes h's place in the next step
+//! logits = z E_draftᵀ      of every token, or of the tokens of a few centroids
+//! ```
+//!
+//! It remembers nothing: every step of one draft stands at the same position.
+//! Letters: `n` sequences, `B` the target's hidden size, `H` its own.
+
+use crate::gemma4::{Config, FULL, LayerType, QueryAttention, SLIDING};
+use crate::layers::{GatedMlp, Loader};
+use crate::{Gemma4, ModelError, Target, parse, require};
+use backend::{Activation, Backend, Batch, Matrix, Tensor};
+use cache::Memory;
+use serde::Deserialize;
+use weights::Checkpoint;
+
+pub(crate) const NAMES: &[&str] = &[
+    "Gemma4AssistantForCausalLM",
+    "Gemma4UnifiedAssistantForCausalLM",
+    "gemma4_assistant",
+    "gemma4_unified_assistant",
+];
+
+#[derive(Deserialize)]
+struct AssistantConfig {
+    backbone_hidden_size: usize,
+    #[serde(default)]
+    use_ordered_embeddings: bool,
+    #[serde(default = "default_centroids")]
+    num_centroids: usize,
+    #[serde(default = "default_top_k")]
+    centroid_intermediate_top_k: usize,
+}
+
+fn default_centroids() -> usize {
+    2048
+}
+fn default_top_k() -> usize {
+    32
+}
+
+struct Layer {
+    attention: QueryAttention,
+    group: usize,
+    mlp: GatedMlp,
+    input_norm: Tensor,
+    post_attention_norm: Tensor,
+    pre_mlp_norm: Tensor,
+    post_mlp_norm: Tensor,
+    scalar: f32,
+}
+
+/// Scores the tokens of the best centroids only (§5).
+struct Centroids {
+    centroids: Matrix,
+    /// Token ids, centroid after centroid.
+    ordering: Vec<u32>,
+    /// Tokens of a centroid.
+    size: usize,
+    top_k: usize,
+}
+
+/// Scores of the next token after each row.
+pub struct HeadLogits {
+    /// `[n, V]`, or `[n, m]` for the tokens of `ids`.
+    pub logits: Tensor,
+    /// The tokens scored, by row; all of them if absent.
+    pub ids: Option<Vec<Vec<u32>>>,
+}
+
+/// A Gemma 4 assistant, paired with its target.
+pub struct Gemma4Assistant {
+    pre: Matrix,
+    post: Matrix,
+    layers: Vec<Layer>,
+    norm: Tensor,
+    embed: Matrix,
+    centroids: Option<Centroids>,
+    eps: f32,
+}
+
+impl Gemma4Assistant {
+    /// Loads the assistant of `checkpoint` for `target`.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Unpaired`] if it was made for another target, else as
+    /// [`crate::load_target`].
+    pub fn load(
+        b: &dyn Backend,
+        checkpoint: &Checkpoint,
+        target: &dyn Target,
+    ) -> Result<Self, ModelError> {
+        let found = checkpoint.architecture()?;
+        if !NAMES.contains(&found) {
+            return Err(ModelError::UnknownArchitecture {
+                found: found.to_owned(),
+            });
+        }
+        let any: &dyn std::any::Any = target;
+        let target = any
+            .downcast_ref::<Gemma4>()
+            .ok_or_else(|| ModelError::Unpaired {
+                what: "family",
+                drafter: "gemma4_assistant".into(),
+                target: target.family().into(),
+            })?;
+        let assistant: AssistantConfig = parse(checkpoint.config())?;
+        let config: Config = parse(checkpoint.text_config())?;
+        check_pair(&assistant, &config, &target.config)?;
+        let types = config.layer_types()?;
+        let load = Loader::new(b, checkpoint);
+        let (hidden, backbone) = (config.hidden_size, assistant.backbone_hidden_size);
+        let mut layers = Vec::with_capacity(types.len());
+        for (i, &layer_type) in types.iter().enumerate() {
+            let at = load.at("layers").at(i);
+            layers.push(Layer {
+                attention: QueryAttention::load(&at.at("self_attn"), &config, layer_type)?,
+                group: if layer_type == LayerType::Full {
+                    FULL
+                } else {
+                    SLIDING
+                },
+                mlp: GatedMlp::load(
+                    &at.at("mlp"),
+                    hidden,
+                    config.intermediate_size,
+                    Activation::GeluTanh,
+                )?,
+                input_norm: at.vector("input_layernorm", hidden)?,
+                post_attention_norm: at.vector("post_attention_layernorm", hidden)?,
+                pre_mlp_norm: at.vector("pre_feedforward_layernorm", hidden)?,
+                post_mlp_norm: at.vector("post_feedforward_layernorm", hidden)?,
+                scalar: at.bare("layer_scalar", 1)?[0],
+            });
+        }
+        let centroids = if assistant.use_ordered_embeddings {
+            let n = assistant.num_centroids;
+            require(n > 0 && config.vocab_size.is_multiple_of(n), || {
+                format!(
+                    "{} tokens cannot be shared by {n} centroids",
+                    config.vocab_size
+                )
+            })?;
+            let ordering =
+                checkpoint.integers("masked_embedding.token_ordering", config.vocab_size)?;
+            require(
+                ordering.iter().all(|&id| (id as usize) < config.vocab_size),
+                || "masked_embedding.token_ordering names a token outside the vocabulary".into(),
+            )?;
+            Some(Centroids {
+                centroids: load.at("masked_embedding").matrix("centroids", n, hidden)?,
+                ordering,
+                size: config.vocab_size / n,
+                top_k: assistant.centroid_intermediate_top_k.min(n),
+            })
+        } else {
+            None
+        };
+        Ok(Gemma4Assistant {
+            pre: load.matrix("pre_projection", hidden, 2 * backbone)?,
+            post: load.matrix("post_projection", backbone, hidden)?,
+            norm: load.vector("norm", hidden)?,
+            embed: load.matrix("embed_tokens", config.vocab_size, hidden)?,
+            layers,
+            centroids,
+            eps: config.rms_norm_eps,
+        })
+    }
+
+    /// One step of a draft: from the newest token and hidden row of each
+    /// sequence, `hidden: [n, B]`, to `(z: [n, H], h': [n, B])`.
+    ///
+    /// `batch` holds a reading row for each sequence ([`Memory::peek`]).
+    pub fn step(
+        &self,
+        b: &dyn Backend,
+        target: &dyn Target,
+        hidden: &Tensor,
+        batch: &Batch,
+        memory: &Memory,
+    ) -> (Tensor, Tensor) {
+        let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), self.eps);
+        let token = target.embed(b, &batch.tokens); // [n, B]
+        let mut x = b.matmul(&b.concat(&token, hidden), &self.pre); // [n, H]
+        for layer in &self.layers {
+            let kv = memory.kv[layer.group].last().expect("checked when paired");
+            let a = layer
+                .attention
+                .forward(b, &norm(&x, &layer.input_norm), kv, batch);
+            x = b.add(norm(&a, &layer.post_attention_norm), &x);
+            let m = layer.mlp.forward(b, &norm(&x, &layer.pre_mlp_norm));
+            x = b.add(norm(&m, &layer.post_mlp_norm), &x);
+            x = b.scale(x, layer.scalar);
+        }
+        let z = norm(&x, &self.norm);
+        let hidden = b.matmul(&z, &self.post); // [n, B]
+        b.note(format_args!("draft.hidden"), &hidden);
+        (z, hidden)
+    }
+
+    /// Scores of the next token from `z: [n, H]`.
+    pub fn logits(&self, b: &dyn Backend, z: &Tensor) -> HeadLogits {
+        let head = match &self.centroids {
+            None => HeadLogits {
+                logits: b.matmul(z, &self.embed),
+                ids: None,
+            },
+            Some(c) => {
+                let scores = b.matmul(z, &c.centroids); // [n, C]
+                let ids: Vec<Vec<u32>> = b
+                    .download(&scores)
+                    .chunks_exact(scores.cols())
+                    .map(|row| c.candidates(row))
+                    .collect();
+                HeadLogits {
+                    logits: b.matmul_rows(z, &self.embed, &ids),
+                    ids: Some(ids),
+                }
+            }
+        };
+        b.note(format_args!("draft.logits"), &head.logits);
+        head
+    }
+}
+
+impl Centroids {
+    /// The tokens of the best `top_k` centroids, in ascending order.
+    fn candidates(&self, scores: &[f32]) -> Vec<u32> {
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        let better = |&a: &usize, &b: &usize| scores[b].total_cmp(&scores[a]).then(a.cmp(&b));
+        if self.top_k < order.len() {
+            order.select_nth_unstable_by(self.top_k, better);
+            order.truncate(self.top_k);
+        }
+        let mut ids: Vec<u32> = order
+            .iter()
+            .flat_map(|&c| &self.ordering[c * self.size..(c + 1) * self.size])
+            .copied()
+            .collect();
+        ids.sort_unstable();
+        ids
+    }
+}
+
+/// The drafter's view of the target's keys and values must be the target's own.
+fn check_pair(
+    assistant: &AssistantConfig,
+    drafter: &Config,
+    target: &Config,
+) -> Result<(), ModelError> {
+    fn same<T: PartialEq + std::fmt::Debug>(
+        what: &'static str,
+        drafter: T,
+        target: T,
+    ) -> Result<(), ModelError> {
+        if drafter == target {
+            return Ok(());
+        }
+        Err(ModelError::Unpaired {
+            what,
+            drafter: format!("{drafter:?}"),
+            target: format!("{target:?}"),
+        })
+    }
+    require(
+        drafter.hidden_size_per_layer_input.unwrap_or(0) == 0 && !drafter.enable_moe_block,
+        || "an assistant has neither per-layer embeddings nor experts".into(),
+    )?;
+    same(
+        "backbone hidden size",
+        assistant.backbone_hidden_size,
+        target.hidden_size,
+    )?;
+    same("vocabulary size", drafter.vocab_size, target.vocab_size)?;
+    for layer_type in [LayerType::Sliding, LayerType::Full] {
+        same(
+            "head size and key/value heads",
+            drafter.heads(layer_type),
+            target.heads(layer_type),
+        )?;
+        same(
+            "rotary embedding",
+            drafter.rope(layer_type)?,
+            target.rope(layer_type)?,
+        )?;
+    }
+    same(
+        "sliding window",
+        drafter.sliding_window,
+        target.sliding_window,
+    )?;
+    let sliding = |c: &Config| Ok::<_, ModelError>(c.layer_types()?.contains(&LayerType::Sliding));
+    if sliding(drafter)? {
+        same("use of sliding layers", true, sliding(target)?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! Qwen 3.5's multi-token-prediction head (`specs/qwen3_5.md` §8).
+//!
+//! ```text
+//! u = [ rms1(E[x_{p+1}]) | rms1(h_p) ] Wfc
+//! m = rms1( full-attention layer(u) )
+//! logits of x_{p+2} = m Wᵀ              the trunk's head
+//! ```
+//!
+//! `h_p` is the trunk's hidden row after its final norm; chained on itself, the
+//! head takes `m` instead. It keeps keys and values of its own, one row for each
+//! `p`. Embeddings and output head are the target's.
+
+use crate::layers::Loader;
+use crate::qwen3_5::{Config, FULL, FullLayer};
+use crate::{ModelError, Qwen35, Target};
+use backend::{Backend, Batch, Matrix, Tensor};
+use cache::{GroupPlan, Memory, MemoryPlan};
+use weights::Checkpoint;
+
+/// What every head has beside its block; any of them is a sign of one.
+const HEAD_TENSORS: &[&str] = &["fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"];
+
+/// A multi-token-prediction head, paired with its target.
+pub struct Qwen35Mtp {
+    fc: Matrix,
+    embedding_norm: Tensor,
+    hidden_norm: Tensor,
+    layer: FullLayer,
+    norm: Tensor,
+    kv_layer: (usize, usize),
+    eps: f32,
+}
+
+impl Qwen35Mtp {
+    /// Whether `checkpoint` has a head: its configuration and its tensors must
+    /// agree.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::MissingHead`] if one has it and the other has not: such a
+    /// checkpoint was stripped, and would draft nothing.
+    pub fn is_in(checkpoint: &Checkpoint) -> Result<bool, ModelError> {
+        let promised = Config::read(checkpoint)?.mtp_num_hidden_layers;
+        let present = HEAD_TENSORS
+            .iter()
+            .any(|name| checkpoint.has(&format!("mtp.{name}.weight")));
+        match (promised, present) {
+            (0, false) => Ok(false),
+            (1, true) => Ok(true),
+            (0, true) => Err(ModelError::MissingHead(
+                "the checkpoint has `mtp.*` tensors, but its config.json has no `mtp_num_hidden_layers`".into(),
+            )),
+            (n, false) => Err(ModelError::MissingHead(format!(
+                "config.json promises `mtp_num_hidden_layers: {n}`, but the checkpoint has no `mtp.*` tensors: \
+                 a conversion has dropped the head (run with `--draft none`, or use the original checkpoint)"
+            ))),
+            (n, true) => Err(ModelError::Unsupported { feature: format!("a head of {n} MTP layers") }),
+        }
+    }
+
+    /// Loads the head of `checkpoint` for `target`.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Unpaired`] for another family's target, else as
+    /// [`crate::load_target`].
+    pub fn load(
+        b: &dyn Backend,
+        checkpoint: &Checkpoint,
+        target: &dyn Target,
+    ) -> Result<Self, ModelError> {
+        let any: &dyn std::any::Any = target;
+        let target = any
+            .downcast_ref::<Qwen35>()
+            .ok_or_else(|| ModelError::Unpaired {
+                what: "family",
+                drafter: "qwen3_5 MTP head".into(),
+                target: target.family().into(),
+            })?;
+        let config = &target.config;
+        let hidden = config.hidden_size;
+        let at = Loader::new(b, checkpoint).at("mtp");
+        Ok(Qwen35Mtp {
+            fc: at.matrix("fc", hidden, 2 * hidden)?,
+            embedding_norm: at.offset_norm("pre_fc_norm_embedding", hidden)?,
+            hidden_norm: at.offset_norm("pre_fc_norm_hidden", hidden)?,
+            layer: FullLayer::load(&at.at("layers").at(0), config)?,
+            norm: at.offset_norm("norm", hidden)?,
+            kv_layer: config.kv_layer(),
+            eps: config.rms_norm_eps,
+        })
+    }
+
+    /// What the head remembers of each of its rows.
+    pub fn plan(&self) -> MemoryPlan {
+        MemoryPlan {
+            groups: vec![GroupPlan {
+                window: None,
+                layers: vec![self.kv_layer],
+            }],
+            delta: Vec::new(),
+        }
+    }
+
+    /// Runs the head over rows `(token x_{p+1}, hidden h_p)`: `hidden: [n, H]`,
+    /// the tokens in `batch`. Returns `m: [n, H]`, for the target's head and for
+    /// the next step of a chain.
+    pub fn forward(
+        &self,
+        b: &dyn Backend,
+        target: &dyn Target,
+        hidden: &Tensor,
+        batch: &Batch,
+        memory: &mut Memory,
+    ) -> Tensor {
+        let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), self.eps);
+        let token = norm(&target.embed(b, &batch.tokens), &self.embedding_norm); // [n, H]
+        let u = b.matmul(
+            &b.concat(&token, &norm(hidden, &self.hidden_norm)),
+            &self.fc,
+        ); // [n, H]
+        let y = self
+            .layer
+            .forward(b, format_args!("mtp"), u, batch, &mut memory.kv[FULL][0]);
+        let m = norm(&y, &self.norm);
+        b.note(format_args!("draft.hidden"), &m);
+        m
+    }
+}
