@@ -53,6 +53,14 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Makes it empty, keeping its allocations.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.rows.clear();
+        self.seqs.clear();
+        self.tables.clear();
+    }
+
     /// Rows in the step.
     pub fn n_rows(&self) -> usize {
         self.rows.len()

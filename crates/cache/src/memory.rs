@@ -187,7 +187,10 @@ impl Memory {
             certain,
             tables,
         });
-        sequence.base = sequence.len + certain;
+        // Without certain rows and recurrent state, all that could be forgotten still can.
+        if certain > 0 || !self.delta.is_empty() {
+            sequence.base = sequence.len + certain;
+        }
         sequence.len = len;
         Ok(())
     }

@@ -1,1 +1,28 @@
-//! speculate
+//! Speculative decoding: draft → verify → accept → rollback, once.
+//!
+//! A [`Stream`] is one text being written. A [`Speculator`] owns a target, at
+//! most one drafter and what both remember, and takes any number of streams
+//! through a round together. Prefill is a round whose rows are the prompt's,
+//! plain decoding is a round with an empty draft; there is no other path.
+//!
+//! A token is accepted when the target, asked with the same noise, chooses it
+//! itself ([`sample`]). So the text does not depend on the drafter, and neither
+//! greedy decoding nor a seed's sampled text changes when speculation is on.
+//!
+//! No text, no clock beyond two durations, no scheduling between requests.
+
+#![forbid(unsafe_code)]
+
+pub mod accept;
+pub mod draft;
+pub mod length;
+pub mod noise;
+mod round;
+pub mod sample;
+mod stats;
+
+pub use draft::Drafter;
+pub use length::LengthPolicy;
+pub use round::{Finish, RoundError, Speculator, Stream, StreamOptions};
+pub use sample::Sampling;
+pub use stats::{Position, Stats};

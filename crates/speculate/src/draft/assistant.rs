@@ -1,0 +1,65 @@
+//! Drafts with Gemma 4's assistant.
+//!
+//! It has no memory: each draft starts from the hidden row of the last token
+//! that stayed, and reads the target's keys and values, rejected rows already
+//! forgotten.
+
+use super::{DraftRequest, Drafter, TargetView, choose, wanting};
+use crate::sample::Scratch;
+use backend::{Batch, Tensor};
+use cache::MemoryFull;
+use models::Gemma4Assistant;
+
+/// The drafter of a [`Gemma4Assistant`].
+pub struct Assistant {
+    head: Gemma4Assistant,
+    scratch: Scratch,
+}
+
+impl Assistant {
+    /// Drafts with `head`.
+    pub fn new(head: Gemma4Assistant) -> Self {
+        Assistant { head, scratch: Scratch::default() }
+    }
+}
+
+impl Drafter for Assistant {
+    fn name(&self) -> &'static str {
+        "assistant"
+    }
+
+    fn open(&mut self, _slot: usize) -> Result<(), MemoryFull> {
+        Ok(())
+    }
+
+    fn close(&mut self, _slot: usize) {}
+
+    fn draft(&mut self, target: TargetView<'_>, hidden: &Tensor, requests: &mut [DraftRequest<'_>]) -> Vec<Vec<u32>> {
+        let b = target.b;
+        let mut drafts = vec![Vec::new(); requests.len()];
+        let mut active = wanting(requests, 0);
+        if active.is_empty() {
+            return drafts;
+        }
+        let last: Vec<usize> = active.iter().map(|&r| requests[r].kept.end - 1).collect();
+        let mut hidden = b.gather(hidden, &last); // [n, B]
+        for n in 1.. {
+            let mut batch = Batch::default();
+            for &r in &active {
+                let request = &requests[r];
+                let newest = drafts[r].last().or(request.tokens.last()).expect("a stream has tokens");
+                target.memory.peek(&mut batch, request.sequence, *newest);
+            }
+            let (z, next) = self.head.step(b, target.model, &hidden, &batch, target.memory);
+            let scored = self.head.logits(b, &z);
+            choose(b, &scored.logits, scored.ids.as_deref(), &active, requests, &mut drafts, &mut self.scratch);
+            let still: Vec<usize> = (0..active.len()).filter(|&i| requests[active[i]].limit > n).collect();
+            if still.is_empty() {
+                break;
+            }
+            hidden = if still.len() == active.len() { next } else { b.gather(&next, &still) };
+            active = still.iter().map(|&i| active[i]).collect();
+        }
+        drafts
+    }
+}

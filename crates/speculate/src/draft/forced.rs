@@ -1,0 +1,39 @@
+//! Drafts whatever a function says: for tests that want a draft to be right,
+//! wrong, or both.
+
+use super::{DraftRequest, Drafter, TargetView};
+use backend::Tensor;
+use cache::MemoryFull;
+
+/// A drafter that asks `guess(tokens, limit)`.
+pub struct Forced<F> {
+    guess: F,
+}
+
+impl<F: FnMut(&[u32], usize) -> Vec<u32> + Send> Forced<F> {
+    /// Drafts the first `limit` tokens of what `guess` returns.
+    pub fn new(guess: F) -> Self {
+        Forced { guess }
+    }
+}
+
+impl<F: FnMut(&[u32], usize) -> Vec<u32> + Send> Drafter for Forced<F> {
+    fn name(&self) -> &'static str {
+        "forced"
+    }
+
+    fn open(&mut self, _slot: usize) -> Result<(), MemoryFull> {
+        Ok(())
+    }
+
+    fn close(&mut self, _slot: usize) {}
+
+    fn draft(&mut self, _target: TargetView<'_>, _hidden: &Tensor, requests: &mut [DraftRequest<'_>]) -> Vec<Vec<u32>> {
+        let draft = |request: &mut DraftRequest<'_>| {
+            let mut draft = (self.guess)(request.tokens, request.limit);
+            draft.truncate(request.limit);
+            draft
+        };
+        requests.iter_mut().map(draft).collect()
+    }
+}

@@ -1,0 +1,377 @@
+//! The round.
+//!
+//! ```text
+//! rows     = tokens not remembered yet, then the draft
+//! hidden   = target(rows)                                        verify
+//! y_i      = choice after the last known token and draft[..i]
+//! a        = length of the draft's prefix that equals y          accept
+//! text    += y_0 .. y_a
+//! memory  -= rows after the accepted ones                        rollback
+//! draft    = drafter(rows that stay)                             draft
+//! ```
+//!
+//! The tokens not remembered yet are the prompt, or a chunk of it, or the one
+//! pending token. A chunk that does not reach the prompt's end chooses nothing.
+
+use crate::accept::accept_with;
+use crate::draft::{DraftRequest, Drafter, TargetView};
+use crate::length::{LengthInput, LengthPolicy, RoundOutcome};
+use crate::sample::{self, History, Sampling, Scratch};
+use crate::stats::Stats;
+use backend::{Backend, Batch, DeviceError, MAX_TENTATIVE, Tensor};
+use cache::{Memory, MemoryFull, Sequence};
+use models::Target;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Why a stream has ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The target chose a stop token. It is the last of the stream's tokens.
+    Stop,
+    /// As many tokens as asked for, or as fit the context.
+    Length,
+}
+
+/// What a stream is to write.
+#[derive(Clone, Debug)]
+pub struct StreamOptions {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens to write, at most.
+    pub max_tokens: usize,
+    /// Tokens that end the text.
+    pub stop_tokens: Arc<[u32]>,
+    /// Longest draft; 0 turns speculation off for this stream.
+    pub draft_max: usize,
+}
+
+/// One text being written.
+pub struct Stream {
+    sequence: Sequence,
+    tokens: Vec<u32>,
+    n_prompt: usize,
+    draft: Vec<u32>,
+    options: StreamOptions,
+    history: History,
+    finish: Option<Finish>,
+    stats: Stats,
+}
+
+impl Stream {
+    /// Prompt and text so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The text so far.
+    pub fn output(&self) -> &[u32] {
+        &self.tokens[self.n_prompt..]
+    }
+
+    /// Tokens of the prompt.
+    pub fn n_prompt(&self) -> usize {
+        self.n_prompt
+    }
+
+    /// Prompt rows that have run.
+    pub fn n_prefilled(&self) -> usize {
+        self.sequence.len().min(self.n_prompt)
+    }
+
+    /// Why the stream has ended, if it has.
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+
+    /// What speculation did for it.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+}
+
+/// Why a round failed. The streams in it cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RoundError {
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A sequence found no room.
+    #[error(transparent)]
+    Memory(#[from] MemoryFull),
+}
+
+/// A target, its drafter, and what they remember.
+pub struct Speculator {
+    b: Arc<dyn Backend>,
+    target: Box<dyn Target>,
+    drafter: Option<Box<dyn Drafter>>,
+    policy: Box<dyn LengthPolicy>,
+    memory: Memory,
+    batch: Batch,
+    scratch: Scratch,
+}
+
+impl Speculator {
+    /// Puts the parts together. `memory` is planned by the target.
+    pub fn new(
+        b: Arc<dyn Backend>,
+        target: Box<dyn Target>,
+        memory: Memory,
+        drafter: Option<Box<dyn Drafter>>,
+        policy: Box<dyn LengthPolicy>,
+    ) -> Self {
+        Speculator { b, target, drafter, policy, memory, batch: Batch::default(), scratch: Scratch::default() }
+    }
+
+    /// The model whose output counts.
+    pub fn target(&self) -> &dyn Target {
+        &*self.target
+    }
+
+    /// What the target remembers.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The drafter's name, if there is one.
+    pub fn drafter(&self) -> Option<&'static str> {
+        self.drafter.as_ref().map(|d| d.name())
+    }
+
+    /// Starts a stream after `prompt`.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryFull::Context`] if the prompt does not fit,
+    /// [`MemoryFull::Sequences`] if too many streams are open.
+    ///
+    /// # Panics
+    ///
+    /// If the prompt is empty or names a token outside the vocabulary.
+    pub fn open(&mut self, prompt: Vec<u32>, options: StreamOptions) -> Result<Stream, MemoryFull> {
+        assert!(!prompt.is_empty(), "a prompt has at least one token");
+        let vocab = self.target.vocab_size();
+        assert!(prompt.iter().all(|&t| (t as usize) < vocab), "prompt tokens are in the vocabulary");
+        let context = self.memory.size().context;
+        if prompt.len() > context {
+            return Err(MemoryFull::Context(context));
+        }
+        let sequence = self.memory.open()?;
+        if let Some(drafter) = &mut self.drafter
+            && let Err(full) = drafter.open(sequence.slot())
+        {
+            self.memory.close(sequence);
+            return Err(full);
+        }
+        Ok(Stream {
+            sequence,
+            n_prompt: prompt.len(),
+            draft: Vec::new(),
+            history: History::new(&options.sampling, &prompt),
+            finish: if options.max_tokens == 0 { Some(Finish::Length) } else { None },
+            stats: Stats::default(),
+            tokens: prompt,
+            options,
+        })
+    }
+
+    /// Ends a stream and frees what it remembers.
+    pub fn close(&mut self, stream: Stream) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.close(stream.sequence.slot());
+        }
+        self.memory.close(stream.sequence);
+    }
+
+    /// One round for all of `streams`; none of them may have ended. Each runs at
+    /// most `chunk` rows of its prompt.
+    ///
+    /// # Errors
+    ///
+    /// [`RoundError`]; the streams must then be closed.
+    ///
+    /// # Panics
+    ///
+    /// If a stream has ended, or `chunk` is 0.
+    pub fn round(&mut self, streams: &mut [&mut Stream], chunk: usize) -> Result<(), RoundError> {
+        assert!(chunk > 0 && streams.iter().all(|s| s.finish.is_none()), "streams that go on, and rows for them");
+        let start = Instant::now();
+        let shares = self.gather(streams, chunk)?;
+        let b = &*self.b;
+        let hidden = self.target.forward(b, &self.batch, &mut self.memory);
+        let wanted: Vec<usize> = shares.iter().flat_map(Share::choosing).collect();
+        let logits = (!wanted.is_empty()).then(|| {
+            if wanted.len() == hidden.rows() {
+                self.target.logits(b, &hidden)
+            } else {
+                self.target.logits(b, &b.gather(&hidden, &wanted))
+            }
+        });
+        b.finish()?;
+        if let Some(logits) = &logits {
+            self.choose(streams, &shares, logits);
+        }
+        for (stream, share) in streams.iter_mut().zip(&shares) {
+            // A chosen token is pending: known, not remembered.
+            let len = if share.ends { stream.tokens.len() - 1 } else { share.first + share.known };
+            self.memory.truncate(&mut stream.sequence, len);
+        }
+        let verify = start.elapsed();
+        self.draft(streams, &shares, &hidden)?;
+        let draft = start.elapsed() - verify;
+        for (stream, share) in streams.iter_mut().zip(&shares) {
+            let stats = &mut stream.stats;
+            if share.first < stream.n_prompt {
+                stats.prefill += verify + draft;
+            } else {
+                stats.verify += verify;
+                stats.draft += draft;
+            }
+        }
+        Ok(())
+    }
+
+    /// Collects the round's rows.
+    fn gather(&mut self, streams: &mut [&mut Stream], chunk: usize) -> Result<Vec<Share>, MemoryFull> {
+        self.batch.clear();
+        let mut shares = Vec::with_capacity(streams.len());
+        for stream in streams {
+            let first = stream.sequence.len();
+            let known = (stream.tokens.len() - first).min(chunk);
+            let ends = first + known == stream.tokens.len();
+            if !ends {
+                stream.draft.clear();
+            }
+            let row = self.batch.n_rows();
+            let mut tokens = stream.tokens[first..first + known].to_vec();
+            tokens.extend_from_slice(&stream.draft);
+            self.memory.push(&mut self.batch, &mut stream.sequence, &tokens, known)?;
+            shares.push(Share { row, first, known, drafted: stream.draft.len(), ends });
+        }
+        Ok(shares)
+    }
+
+    /// Chooses and accepts. The rows of `logits` are those of
+    /// [`Share::choosing`], one stream after the other.
+    fn choose(&mut self, streams: &mut [&mut Stream], shares: &[Share], logits: &Tensor) {
+        let greedy = streams.iter().all(|s| s.options.sampling.is_plain_greedy());
+        let best = if greedy { self.b.argmax(logits) } else { Vec::new() };
+        let scores = if greedy { Default::default() } else { self.b.download(logits) };
+        let cols = logits.cols();
+        let mut row = 0;
+        for (stream, share) in streams.iter_mut().zip(shares).filter(|(_, share)| share.ends) {
+            let Stream { tokens, draft, history, options, stats, finish, n_prompt, .. } = &mut **stream;
+            let known = tokens.len();
+            let scratch = &mut self.scratch;
+            let verdict = accept_with(draft, |i| {
+                if i > 0 {
+                    history.push(draft[i - 1]);
+                }
+                if greedy {
+                    return best[row + i];
+                }
+                let scores = &scores[(row + i) * cols..(row + i + 1) * cols];
+                sample::choose(&options.sampling, history, (known + i) as u64, scores, scratch)
+            });
+            history.push(verdict.pending);
+            row += share.drafted + 1;
+
+            let left = options.max_tokens - (known - *n_prompt);
+            for &token in draft[..verdict.n_accepted].iter().chain([&verdict.pending]).take(left) {
+                tokens.push(token);
+                if options.stop_tokens.contains(&token) {
+                    *finish = Some(Finish::Stop);
+                    break;
+                }
+            }
+            let full = tokens.len() > self.memory.size().context || tokens.len() - *n_prompt >= options.max_tokens;
+            if finish.is_none() && full {
+                *finish = Some(Finish::Length);
+            }
+            stats.emitted += (tokens.len() - known) as u64;
+            if share.first >= *n_prompt {
+                stats.rounds += 1;
+                stats.count(share.drafted, verdict.n_accepted);
+                self.policy.learn(&RoundOutcome { n_drafted: share.drafted, n_accepted: verdict.n_accepted });
+            }
+        }
+    }
+
+    /// Lets the drafter see what stays, and guess.
+    fn draft(&mut self, streams: &mut [&mut Stream], shares: &[Share], hidden: &Tensor) -> Result<(), RoundError> {
+        for stream in streams.iter_mut() {
+            stream.draft.clear();
+        }
+        let Some(drafter) = &mut self.drafter else { return Ok(()) };
+        let batch_size = streams.len();
+        let context = self.memory.size().context;
+        let mut asking = Vec::new();
+        let mut requests = Vec::new();
+        for (i, (stream, share)) in streams.iter_mut().zip(shares).enumerate() {
+            let Stream { sequence, tokens, n_prompt, options, history, finish, stats, .. } = &mut **stream;
+            if finish.is_some() {
+                continue;
+            }
+            let limit = if share.ends {
+                let left = options.max_tokens - (tokens.len() - *n_prompt);
+                // The pending token takes a row, and the last token chosen needs none.
+                let room = context.saturating_sub(tokens.len());
+                let maximum = options.draft_max.min(left.saturating_sub(1)).min(room).min(MAX_TENTATIVE);
+                self.policy
+                    .length(&LengthInput {
+                        by_position: &stats.by_position,
+                        remaining: left,
+                        context: tokens.len(),
+                        batch_size,
+                        maximum,
+                    })
+                    .min(maximum)
+            } else {
+                0
+            };
+            asking.push(i);
+            requests.push(DraftRequest {
+                kept: share.row..share.row + sequence.len() - share.first,
+                sequence,
+                tokens,
+                limit,
+                sampling: &options.sampling,
+                history,
+            });
+        }
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let target = TargetView { b: &*self.b, model: &*self.target, memory: &self.memory };
+        let drafts = drafter.draft(target, hidden, &mut requests);
+        self.b.finish()?;
+        for (i, draft) in asking.into_iter().zip(drafts) {
+            streams[i].draft = draft;
+        }
+        Ok(())
+    }
+}
+
+/// One stream's rows in a round.
+struct Share {
+    /// Its first row in the batch.
+    row: usize,
+    /// That row's place in the cache.
+    first: usize,
+    /// Rows of known tokens.
+    known: usize,
+    /// Rows of the draft, after them.
+    drafted: usize,
+    /// Whether the rows reach the end of the text.
+    ends: bool,
+}
+
+impl Share {
+    /// The rows after which a token is chosen.
+    fn choosing(&self) -> std::ops::Range<usize> {
+        let last_known = self.row + self.known - 1;
+        if self.ends { last_known..last_known + 1 + self.drafted } else { last_known..last_known }
+    }
+}

@@ -1,0 +1,58 @@
+//! What speculation did for one stream.
+
+use std::time::Duration;
+
+/// Counts of one draft position, over all rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Rounds that drafted a token here.
+    pub drafted: u64,
+    /// Rounds in which it was accepted, and so all before it.
+    pub accepted: u64,
+}
+
+/// Counts and times of one stream's rounds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Rounds that emitted a token: verifies, not prefill.
+    pub rounds: u64,
+    /// By draft position, from the first.
+    pub by_position: Vec<Position>,
+    /// Tokens emitted.
+    pub emitted: u64,
+    /// Time the target took for rounds this stream decoded in, from the batch
+    /// to the choice of its tokens.
+    pub verify: Duration,
+    /// Time the drafter took in those rounds.
+    pub draft: Duration,
+    /// Time of the rounds that ran prompt rows of this stream.
+    pub prefill: Duration,
+}
+
+impl Stats {
+    /// Tokens drafted.
+    pub fn drafted(&self) -> u64 {
+        self.by_position.iter().map(|p| p.drafted).sum()
+    }
+
+    /// Draft tokens accepted.
+    pub fn accepted(&self) -> u64 {
+        self.by_position.iter().map(|p| p.accepted).sum()
+    }
+
+    /// Tokens emitted a round; 0 before the first.
+    pub fn acceptance_length(&self) -> f64 {
+        if self.rounds == 0 { 0.0 } else { self.emitted as f64 / self.rounds as f64 }
+    }
+
+    /// Notes a verified draft of `n_drafted` tokens, `n_accepted` of which stayed.
+    pub(crate) fn count(&mut self, n_drafted: usize, n_accepted: usize) {
+        if self.by_position.len() < n_drafted {
+            self.by_position.resize(n_drafted, Position::default());
+        }
+        for (i, position) in self.by_position.iter_mut().take(n_drafted).enumerate() {
+            position.drafted += 1;
+            position.accepted += u64::from(i < n_accepted);
+        }
+    }
+}
