@@ -18,6 +18,10 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+/// Tensors of one checkpoint. The largest known mixture of experts, one tensor
+/// an expert and matrix, has some 200 000.
+const MAX_TENSORS: usize = 1 << 20;
+
 /// The named tensors of a model, mapped from its files.
 ///
 /// Names are canonical (`names.rs`), whatever tool wrote the files. Asking for
@@ -131,8 +135,9 @@ impl Checkpoint {
     ///
     /// `None` if there is no such tensor, or if it is quantised and its width
     /// cannot be told: 4 bits in groups of 32 and 2 bits in groups of 64 pack to
-    /// the same shapes, and only `quantization` in the config separates them.
-    /// [`Checkpoint::matrix`] is told the width and has no such doubt.
+    /// the same shapes, and only `quantization` in the config, which may be wrong,
+    /// separates them. [`Checkpoint::matrix`] is told the width and has no such
+    /// doubt.
     pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
         let tensor = self.tensors.get(name)?;
         let mut shape = tensor.entry.shape.clone();
@@ -336,12 +341,23 @@ impl Checkpoint {
 
     /// Finds `name` and marks it used.
     fn tensor(&self, name: &str) -> Result<&Tensor, LoadError> {
-        let tensor = self
-            .tensors
-            .get(name)
-            .ok_or_else(|| LoadError::MissingTensor { name: name.into() })?;
+        let tensor = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         tensor.used.store(true, Relaxed);
         Ok(tensor)
+    }
+
+    fn missing(&self, name: &str) -> LoadError {
+        let module = name.strip_suffix("weight").unwrap_or(name);
+        let foreign = names::FOREIGN
+            .iter()
+            .find(|(end, _)| self.has(&format!("{module}{end}")));
+        match foreign {
+            Some((_, format)) => LoadError::UnknownFormat {
+                name: name.into(),
+                format,
+            },
+            None => LoadError::MissingTensor { name: name.into() },
+        }
     }
 
     fn scalar(&self, name: &str, tensor: &Tensor) -> Result<Scalar, LoadError> {
@@ -375,10 +391,7 @@ impl Checkpoint {
             wanted,
         };
         let (scales_name, biases_name) = (format!("{module}.scales"), format!("{module}.biases"));
-        let scales = {
-            scales.used.store(true, Relaxed);
-            scales
-        };
+        scales.used.store(true, Relaxed);
         if words.entry.dtype.name != "U32" {
             return Err(wrong_type(name, words, "u32 beside scales"));
         }
@@ -435,7 +448,9 @@ impl Checkpoint {
         words: usize,
         groups: usize,
     ) -> Option<usize> {
-        let config = self.config.get("quantization")?;
+        let config = ["quantization", "quantization_config"]
+            .iter()
+            .find_map(|key| self.config.get(key))?;
         let stored = tensor.entry.name.strip_suffix(".weight")?;
         [config.get(stored), config.get(module), Some(config)]
             .into_iter()
@@ -521,6 +536,14 @@ fn assemble(
         let contents = safetensors::parse(&bytes, &name)?;
         let is_mtp_file = is_head || mtp_rank(&name) < names::MTP_FILES.len();
         for entry in contents.entries {
+            if stored.len() == MAX_TENSORS {
+                return Err(LoadError::TooLarge {
+                    what: "number of tensors up to here",
+                    found: stored.len() as u64 + 1,
+                    limit: MAX_TENSORS as u64,
+                    file: name,
+                });
+            }
             stored.push((
                 names::canonical(&entry.name, is_mtp_file),
                 Tensor {

@@ -144,6 +144,14 @@ pub enum LoadError {
         /// The canonical name.
         name: String,
     },
+    /// The model needs a tensor that is stored in a format that cannot be read.
+    #[error("tensor `{name}` is stored in {format} format, which cannot be read")]
+    UnknownFormat {
+        /// The canonical name.
+        name: String,
+        /// The format its companions belong to.
+        format: &'static str,
+    },
     /// A tensor has another shape than the config implies.
     #[error("tensor `{name}` has shape {found:?}, expected {expected:?}")]
     WrongShape {

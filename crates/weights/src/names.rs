@@ -34,6 +34,14 @@ pub(crate) const MTP_FILES: &[&str] = &[
 /// saved under two prefixes.
 pub(crate) const DUPLICATES: &[&str] = &["lm_head."];
 
+/// What other quantised formats store in place of `MODULE.weight`
+/// (`checkpoints.md` §1.1), to tell a format that cannot be read from a tensor
+/// that is not there.
+pub(crate) const FOREIGN: &[(&str, &str)] = &[
+    ("weight_packed", "compressed-tensors"),
+    ("qweight", "GPTQ or AWQ"),
+];
+
 /// Ends of the names of Qwen's offset norms, `y = x/rms(x) · (1 + w)`
 /// (`qwen3_5.md` §2). `linear_attn.norm` has no offset.
 const OFFSET_NORMS: &[&str] = &[

@@ -62,3 +62,38 @@ fn the_bundled_gemma_pair_opens() {
     let projection = drafter.matrix("pre_projection.weight", 128, 512).unwrap();
     assert_eq!((projection.rows, projection.cols), (128, 512));
 }
+
+#[test]
+fn a_mapped_checkpoint_equals_the_same_bytes_in_memory() {
+    for name in ["qwen3_5-15m", "gemma4-14m", "gemma4-14m-assistant"] {
+        let folder = bundled(name);
+        let mapped = Checkpoint::open(&folder).unwrap();
+        let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+        let files = mapped
+            .files()
+            .map(|f| (f.to_string(), std::fs::read(folder.join(f)).unwrap().into()));
+        let in_memory = Checkpoint::from_bytes(&config, files.collect()).unwrap();
+        assert_eq!(mapped.content_hash(), in_memory.content_hash());
+        assert_eq!(mapped.bytes(), in_memory.bytes());
+        assert_eq!(mapped.unused(), in_memory.unused());
+        for tensor in mapped
+            .names()
+            .filter(|n| !n.ends_with(".scales") && !n.ends_with(".biases"))
+        {
+            let shape = mapped.shape(tensor).unwrap();
+            assert_eq!(in_memory.shape(tensor).as_ref(), Some(&shape));
+            let cols = *shape.last().unwrap();
+            let rows = shape.iter().product::<usize>() / cols;
+            let (a, b) = (
+                mapped.matrix(tensor, rows, cols).unwrap(),
+                in_memory.matrix(tensor, rows, cols).unwrap(),
+            );
+            assert_eq!(
+                (a.format, a.codes, a.scales, a.biases),
+                (b.format, b.codes, b.scales, b.biases),
+                "{tensor}"
+            );
+        }
+        assert_eq!(mapped.unused(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,8 @@
+//! One binary, so that the crate is linked once.
+
+mod bundled;
+mod common;
+mod folder;
+mod hostile;
+mod norms;
+mod reading;
