@@ -85,7 +85,8 @@ fn a_head_beside_the_weights_is_found_and_goes_before_theirs() {
 fn a_bad_folder_is_refused_in_one_line() {
     let a = one("a", 1.0);
     let index = |map: &str| format!(r#"{{"weight_map": {map}}}"#).into_bytes();
-    let cases: Vec<(Vec<(&str, Vec<u8>)>, &str)> = vec![
+    type Files = Vec<(&'static str, Vec<u8>)>;
+    let cases: Vec<(Files, &str)> = vec![
         (
             vec![("model.safetensors", a.clone())],
             "no `config.json` in `",

@@ -250,6 +250,24 @@ fn the_end_of_a_message_is_not_up_to_the_file() {
     assert!(refusal(&header.replace('y', "yyyy"), &[0; 4]).len() < 400);
 }
 
+/// Every input that a fuzzer was started from, and every one that once crashed.
+#[test]
+fn fuzzed_files_never_panic() {
+    let folder =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/regressions/safetensors");
+    let files = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|f| f.unwrap().path());
+    let opened: Vec<String> = files
+        .filter(|path| exercise(&std::fs::read(path).unwrap()).is_ok())
+        .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+        .collect();
+    assert!(
+        opened.len() == 2 && opened.contains(&"affine".into()) && opened.contains(&"plain".into()),
+        "{opened:?}"
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
