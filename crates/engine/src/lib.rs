@@ -1,1 +1,29 @@
-//! engine
+//! The engine as a library: load a model, submit requests, receive events.
+//!
+//! ```text
+//! load()  checkpoint + drafter + text → Model
+//! Engine  one thread: admit → round → deliver, for all requests together
+//! ```
+//!
+//! Requests that run at the same time share every step; none waits for another
+//! to finish, and none changes another's text. There is no async here: events
+//! are pushed into a function that the caller gives.
+//!
+//! No HTTP, no flags, no files other than those of the model.
+
+#![forbid(unsafe_code)]
+
+mod load;
+mod request;
+mod scheduler;
+
+pub use load::{
+    DraftChoice, EngineError, LoadOptions, Model, ModelFiles, ModelInfo, Source, load,
+};
+pub use request::{
+    CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Sink,
+    Speculation, Timings, Usage,
+};
+pub use scheduler::{Counters, Engine, EngineOptions};
+pub use speculate::Sampling;
+pub use text::{SamplingDefaults, Text};

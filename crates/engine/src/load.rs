@@ -1,0 +1,380 @@
+//! The load plan: which files, which drafter, how much memory.
+
+use crate::request::Rejected;
+use backend::Backend;
+use cache::{Memory, MemoryPlan, MemorySize};
+use models::{Gemma4Assistant, ModelError, Qwen35Mtp, Target};
+use serde::Serialize;
+use speculate::draft::{Assistant, Mtp, Ngram};
+use speculate::length::Fixed;
+use speculate::{Drafter, Speculator};
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use text::{Text, TextFiles};
+use weights::Checkpoint;
+
+/// Where a model comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A folder with `config.json`, safetensors and a tokenizer.
+    Folder(PathBuf),
+    /// Files that are in memory already, such as the bundled ones.
+    Files(Box<ModelFiles>),
+}
+
+/// The files of a checkpoint, in memory.
+#[derive(Clone, Debug, Default)]
+pub struct ModelFiles {
+    /// What users call it.
+    pub name: String,
+    /// `config.json`.
+    pub config: Cow<'static, str>,
+    /// Safetensors files by name.
+    pub weights: Vec<(String, Cow<'static, [u8]>)>,
+    /// `tokenizer.json`; empty for a drafter.
+    pub tokenizer: Cow<'static, [u8]>,
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: Option<Cow<'static, [u8]>>,
+    /// `chat_template.jinja`.
+    pub chat_template: Option<Cow<'static, [u8]>>,
+    /// `generation_config.json`.
+    pub generation_config: Option<Cow<'static, [u8]>>,
+    /// The files of the assistant that belongs to it.
+    pub assistant: Option<Box<ModelFiles>>,
+}
+
+impl Source {
+    /// What users call it.
+    pub fn name(&self) -> String {
+        match self {
+            Source::Folder(path) => {
+                let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
+                whole.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
+            }
+            Source::Files(files) => files.name.clone(),
+        }
+    }
+
+    fn checkpoint(&self) -> Result<Checkpoint, EngineError> {
+        Ok(match self {
+            Source::Folder(path) => Checkpoint::open(path).map_err(ModelError::from)?,
+            Source::Files(files) => {
+                Checkpoint::from_bytes(&files.config, files.weights.clone()).map_err(ModelError::from)?
+            }
+        })
+    }
+
+    fn text(&self) -> Result<Text, EngineError> {
+        Ok(match self {
+            Source::Folder(path) => TextFiles::open(path)?,
+            Source::Files(files) => TextFiles {
+                tokenizer: &files.tokenizer,
+                tokenizer_config: files.tokenizer_config.as_deref(),
+                chat_template: files.chat_template.as_deref(),
+                generation_config: files.generation_config.as_deref(),
+                config: Some(files.config.as_bytes()),
+            }
+            .load()?,
+        })
+    }
+
+    /// The assistant that lies beside the model: in `<model>-assistant` or
+    /// `<model>/assistant`.
+    fn assistant_beside(&self) -> Option<Source> {
+        match self {
+            Source::Folder(path) => {
+                let whole = path.canonicalize().ok()?;
+                let mut beside = whole.file_name()?.to_owned();
+                beside.push("-assistant");
+                [whole.with_file_name(beside), whole.join("assistant")]
+                    .into_iter()
+                    .find(|p| p.join("config.json").is_file())
+                    .map(Source::Folder)
+            }
+            Source::Files(files) => files.assistant.clone().map(Source::Files),
+        }
+    }
+}
+
+/// Who is to draft.
+#[derive(Clone, Debug, Default)]
+pub enum DraftChoice {
+    /// The best that the checkpoint and its surroundings offer.
+    #[default]
+    Auto,
+    /// Nobody.
+    None,
+    /// The checkpoint's own MTP head.
+    Mtp,
+    /// A Gemma 4 assistant; the one beside the model if no source is given.
+    Assistant(Option<Source>),
+    /// Repetition of the text itself.
+    Ngram,
+}
+
+/// The values of `--draft`.
+const DRAFT_CHOICES: &str = "auto, none, mtp, assistant, assistant:PATH, ngram";
+
+impl FromStr for DraftChoice {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        Ok(match s {
+            "auto" => DraftChoice::Auto,
+            "none" => DraftChoice::None,
+            "mtp" => DraftChoice::Mtp,
+            "ngram" => DraftChoice::Ngram,
+            "assistant" => DraftChoice::Assistant(None),
+            _ => match s.strip_prefix("assistant:") {
+                Some(path) if !path.is_empty() => DraftChoice::Assistant(Some(Source::Folder(path.into()))),
+                _ => return Err(format!("`{s}` is no drafter; known are {DRAFT_CHOICES}")),
+            },
+        })
+    }
+}
+
+/// How to load a model.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Who drafts.
+    pub draft: DraftChoice,
+    /// Longest draft.
+    pub draft_max: usize,
+    /// Tokens of a sequence; the model's own limit, but at most
+    /// [`DEFAULT_CONTEXT`], if absent.
+    pub context: Option<usize>,
+    /// Requests at once.
+    pub sequences: usize,
+    /// Prompt rows a request may run in one step.
+    pub chunk: usize,
+    /// How keys and values are stored.
+    pub kv_format: &'static quant::Format,
+}
+
+/// Tokens of a sequence where nobody says otherwise.
+pub const DEFAULT_CONTEXT: usize = 8192;
+/// Draft length where nobody says otherwise.
+pub const DEFAULT_DRAFT_MAX: usize = 3;
+/// Longest draft that can be asked for.
+pub const DRAFT_MAX: usize = backend::MAX_TENTATIVE;
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions {
+            draft: DraftChoice::Auto,
+            draft_max: DEFAULT_DRAFT_MAX,
+            context: None,
+            sequences: 1,
+            chunk: 256,
+            kv_format: &quant::BF16,
+        }
+    }
+}
+
+/// Why a model cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The checkpoint or its drafter.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Tokenizer, template or a configuration beside them.
+    #[error(transparent)]
+    Text(#[from] text::TextError),
+    /// A drafter was asked for that is not there.
+    #[error("--draft {asked}: {reason}")]
+    NoDrafter {
+        /// What was asked for.
+        asked: &'static str,
+        /// Why it cannot be had.
+        reason: String,
+    },
+    /// An option is out of range.
+    #[error("{0}")]
+    BadOption(String),
+    /// The request cannot be taken.
+    #[error(transparent)]
+    Rejected(#[from] Rejected),
+}
+
+/// What is known of a loaded model.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelInfo {
+    /// What users call it.
+    pub name: String,
+    /// Family.
+    pub family: &'static str,
+    /// Where it runs.
+    pub backend: String,
+    /// Tokens of a sequence.
+    pub context: usize,
+    /// Tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Requests at once.
+    pub sequences: usize,
+    /// Bytes of the checkpoint's files.
+    pub weight_bytes: u64,
+    /// Bytes of keys, values and states, at most.
+    pub memory_bytes: usize,
+    /// Format of keys and values.
+    pub kv_format: &'static str,
+    /// Who drafts.
+    pub drafter: Option<&'static str>,
+    /// Why this one, or why nobody.
+    pub drafter_reason: String,
+    /// Longest draft.
+    pub draft_max: usize,
+    /// Tensors of the files that nothing has read.
+    pub unused_tensors: Vec<String>,
+}
+
+/// A model ready to write.
+pub struct Model {
+    /// Target, drafter and their memory.
+    pub speculator: Speculator,
+    /// Tokenizer, template, stop tokens.
+    pub text: Arc<Text>,
+    /// What is known of it.
+    pub info: ModelInfo,
+    /// Prompt rows a request may run in one step.
+    pub chunk: usize,
+}
+
+/// Loads a model and its drafter.
+///
+/// # Errors
+///
+/// [`EngineError`]; a drafter that is asked for by name and cannot be had is one.
+pub fn load(b: Arc<dyn Backend>, source: &Source, options: &LoadOptions) -> Result<Model, EngineError> {
+    let bad = |message: String| Err(EngineError::BadOption(message));
+    if options.draft_max > DRAFT_MAX {
+        return bad(format!("--draft-max {} is more than {DRAFT_MAX}", options.draft_max));
+    }
+    if options.sequences == 0 || options.chunk == 0 || options.context == Some(0) {
+        return bad("--parallel, --chunk and --context must be at least 1".into());
+    }
+    let text = source.text()?;
+    let checkpoint = source.checkpoint()?;
+    if models::DRAFT_HEADS.contains(&checkpoint.architecture().map_err(ModelError::from)?) {
+        return bad("this checkpoint is a drafter: name its target with -m, and it with --draft assistant:PATH".into());
+    }
+    let target = models::load_target(&*b, &checkpoint)?;
+    if text.tokenizer.vocab_size() > target.vocab_size() {
+        return bad(format!(
+            "the tokenizer has {} tokens, the model {}: they do not belong together",
+            text.tokenizer.vocab_size(),
+            target.vocab_size()
+        ));
+    }
+    let size = MemorySize {
+        sequences: options.sequences,
+        context: options.context.unwrap_or(DEFAULT_CONTEXT).min(target.max_context()),
+        step_rows: options.chunk,
+        kv_format: options.kv_format,
+    };
+    let mut memory_bytes = Memory::bytes(&target.plan(), &size);
+    let mut unused = checkpoint.unused();
+    let (drafter, reason) = if options.draft_max == 0 {
+        (None, "--draft-max is 0".to_owned())
+    } else {
+        let mut plan = DrafterPlan { b: &*b, source, checkpoint: &checkpoint, target: &*target, size, memory_bytes: 0, unused: &mut unused };
+        let found = plan.find(&options.draft)?;
+        memory_bytes += plan.memory_bytes;
+        found
+    };
+    let memory = Memory::new(&*b, target.plan(), size);
+    let info = ModelInfo {
+        name: source.name(),
+        family: target.family(),
+        backend: b.name(),
+        context: size.context,
+        vocab_size: target.vocab_size(),
+        sequences: size.sequences,
+        weight_bytes: checkpoint.bytes(),
+        memory_bytes,
+        kv_format: size.kv_format.name,
+        drafter: drafter.as_ref().map(|d| d.name()),
+        drafter_reason: reason,
+        draft_max: options.draft_max,
+        unused_tensors: unused,
+    };
+    let speculator = Speculator::new(b, target, memory, drafter, Box::new(Fixed(options.draft_max)));
+    Ok(Model { speculator, text: Arc::new(text), info, chunk: options.chunk })
+}
+
+/// A drafter, or nobody, and the reason for it.
+type Found = (Option<Box<dyn Drafter>>, String);
+
+/// What choosing a drafter needs.
+struct DrafterPlan<'a> {
+    b: &'a dyn Backend,
+    source: &'a Source,
+    checkpoint: &'a Checkpoint,
+    target: &'a dyn Target,
+    size: MemorySize,
+    memory_bytes: usize,
+    unused: &'a mut Vec<String>,
+}
+
+impl DrafterPlan<'_> {
+    fn find(&mut self, choice: &DraftChoice) -> Result<Found, EngineError> {
+        match choice {
+            DraftChoice::None => Ok((None, "--draft none".into())),
+            DraftChoice::Ngram => Ok((Some(Box::new(Ngram::new())), "--draft ngram".into())),
+            DraftChoice::Mtp => self.mtp()?.ok_or_else(|| EngineError::NoDrafter {
+                asked: "mtp",
+                reason: format!("a {} checkpoint without an MTP head", self.target.family()),
+            }),
+            DraftChoice::Assistant(Some(source)) => self.assistant(source),
+            DraftChoice::Assistant(None) => match self.source.assistant_beside() {
+                Some(source) => self.assistant(&source),
+                None => Err(EngineError::NoDrafter {
+                    asked: "assistant",
+                    reason: "none lies beside the model; name one with --draft assistant:PATH".into(),
+                }),
+            },
+            DraftChoice::Auto => {
+                if let Some(found) = self.mtp()? {
+                    return Ok(found);
+                }
+                if self.target.family() == "gemma4"
+                    && let Some(source) = self.source.assistant_beside()
+                {
+                    return self.assistant(&source);
+                }
+                Ok((Some(Box::new(Ngram::new())), "no draft head in or beside the checkpoint".into()))
+            }
+        }
+    }
+
+    /// The checkpoint's MTP head, if its family has such heads and it has one.
+    fn mtp(&mut self) -> Result<Option<Found>, EngineError> {
+        if self.target.family() != "qwen3_5" || !Qwen35Mtp::is_in(self.checkpoint)? {
+            return Ok(None);
+        }
+        let head = Qwen35Mtp::load(self.b, self.checkpoint, self.target)?;
+        let memory = self.remember(head.plan());
+        *self.unused = self.checkpoint.unused();
+        Ok(Some((Some(Box::new(Mtp::new(head, memory))), "the checkpoint's own MTP head".into())))
+    }
+
+    fn assistant(&mut self, source: &Source) -> Result<Found, EngineError> {
+        let checkpoint = source.checkpoint()?;
+        let head = Gemma4Assistant::load(self.b, &checkpoint, self.target)?;
+        self.unused.extend(checkpoint.unused());
+        Ok((Some(Box::new(Assistant::new(head))), format!("the assistant `{}`", source.name())))
+    }
+
+    fn remember(&mut self, plan: MemoryPlan) -> Memory {
+        self.memory_bytes += Memory::bytes(&plan, &self.size);
+        Memory::new(self.b, plan, self.size)
+    }
+}
+
+/// Whether `path` looks like a checkpoint folder.
+#[must_use]
+pub fn is_checkpoint(path: &Path) -> bool {
+    path.join("config.json").is_file()
+}

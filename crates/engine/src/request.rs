@@ -1,0 +1,241 @@
+//! What goes into the engine and what comes out.
+
+use serde::Serialize;
+use speculate::{Sampling, Stats};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One text to write.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens to write, at most; as many as fit the context if absent.
+    pub max_tokens: Option<usize>,
+    /// Strings that end the text; they are not part of it.
+    pub stop: Vec<String>,
+    /// Whether to write on after a stop token, as benchmarks do.
+    pub ignore_eos: bool,
+    /// Whether stop tokens and other special tokens show up in the text.
+    pub show_specials: bool,
+    /// Longest draft for this request; the engine's own limit if absent, no
+    /// speculation if 0.
+    pub draft_max: Option<usize>,
+}
+
+impl Request {
+    /// A greedy continuation of `prompt`, without limits of its own.
+    pub fn new(prompt: Vec<u32>) -> Self {
+        Request {
+            prompt,
+            sampling: Sampling::default(),
+            max_tokens: None,
+            stop: Vec::new(),
+            ignore_eos: false,
+            show_specials: false,
+            draft_max: None,
+        }
+    }
+}
+
+/// Receives a request's events, in order, on the engine's thread; it must not
+/// block. Returns whether anyone still listens: `false` cancels the request.
+pub type Sink = Box<dyn FnMut(Event) -> bool + Send>;
+
+/// Cancels a request from outside, at the next round at the latest. Dropping it
+/// does nothing.
+#[derive(Clone, Debug, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// A token that is not cancelled.
+    pub fn new() -> Self {
+        CancelToken::default()
+    }
+
+    /// Cancels.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether it is cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Rejected {
+    /// The prompt has no token.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// The prompt does not fit.
+    #[error("the prompt has {tokens} tokens, the context holds {context} (set --context to change it)")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Rows of a sequence.
+        context: usize,
+    },
+    /// The prompt names a token that does not exist.
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    BadToken {
+        /// The token.
+        token: u32,
+        /// Tokens in the vocabulary.
+        vocab: usize,
+    },
+    /// A sampling parameter is out of range.
+    #[error("{0}")]
+    BadParameter(String),
+    /// Too many requests wait.
+    #[error("{waiting} requests are waiting already")]
+    QueueFull {
+        /// Length of the queue.
+        waiting: usize,
+    },
+    /// The engine has stopped.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+/// What happens to a request, in order: `Prefill`*, `Text`*, then one of `Done`
+/// and `Failed`.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Rows of the prompt that have run, of how many.
+    Prefill {
+        /// Rows that have run.
+        done: usize,
+        /// Rows of the prompt.
+        total: usize,
+    },
+    /// Tokens of one round, and the text they complete: either may be empty
+    /// while a character or a possible stop string is held back.
+    Text {
+        /// Whole characters.
+        text: String,
+        /// Token ids, without the stop token.
+        tokens: Vec<u32>,
+    },
+    /// The text has ended.
+    Done(Box<RequestOutcome>),
+    /// The engine could not go on.
+    Failed(String),
+}
+
+/// Why a text has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model chose a stop token.
+    Stop,
+    /// A stop string was written.
+    StopString(String),
+    /// As many tokens as asked for, or as fit the context.
+    Length,
+    /// Nobody listens any more.
+    Cancelled,
+}
+
+/// Tokens of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens written, without the stop token.
+    pub completion_tokens: usize,
+}
+
+/// Milliseconds of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Timings {
+    /// From submission to the first round.
+    pub queued_ms: f64,
+    /// Rounds with prompt rows.
+    pub prefill_ms: f64,
+    /// From the first token to the last.
+    pub decode_ms: f64,
+    /// Tokens a second from the first token to the last; 0 for fewer than two.
+    pub decode_tokens_per_second: f64,
+    /// Prompt tokens a second.
+    pub prefill_tokens_per_second: f64,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RequestOutcome {
+    /// Why.
+    pub finish: FinishReason,
+    /// Tokens.
+    pub usage: Usage,
+    /// Times.
+    pub timings: Timings,
+    /// What speculation did.
+    pub speculation: Speculation,
+}
+
+/// One draft position's counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PositionCounts {
+    /// Rounds that drafted a token here.
+    pub drafted: u64,
+    /// Rounds in which it was accepted, and so all before it.
+    pub accepted: u64,
+}
+
+/// The decision record: whether a request was speculated on, and what came of
+/// it. Every response carries one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Speculation {
+    /// Whether any token was drafted.
+    pub engaged: bool,
+    /// Why not, if not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Who drafted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drafter: Option<String>,
+    /// Verifies.
+    pub rounds: u64,
+    /// Tokens drafted.
+    pub drafted: u64,
+    /// Draft tokens accepted.
+    pub accepted: u64,
+    /// Tokens emitted a round.
+    pub tokens_per_round: f64,
+    /// By draft position, from the first.
+    pub by_position: Vec<PositionCounts>,
+    /// Time in the drafter.
+    pub ms_draft: f64,
+    /// Time in the target.
+    pub ms_verify: f64,
+}
+
+impl Speculation {
+    /// The record of a stream's `stats`, drafted by `drafter`; `reason` says why
+    /// nothing was drafted, if nothing was.
+    pub(crate) fn new(stats: &Stats, drafter: Option<&str>, reason: Option<String>) -> Self {
+        let engaged = stats.drafted() > 0;
+        let ms = |d: std::time::Duration| d.as_secs_f64() * 1e3;
+        let counts = |p: &speculate::Position| PositionCounts { drafted: p.drafted, accepted: p.accepted };
+        // The first token comes from the prefill, not from a round.
+        let emitted = stats.accepted() + stats.rounds;
+        Speculation {
+            engaged,
+            reason: if engaged { None } else { reason },
+            drafter: drafter.map(str::to_owned),
+            rounds: stats.rounds,
+            drafted: stats.drafted(),
+            accepted: stats.accepted(),
+            tokens_per_round: if stats.rounds == 0 { 0.0 } else { emitted as f64 / stats.rounds as f64 },
+            by_position: stats.by_position.iter().map(counts).collect(),
+            ms_draft: ms(stats.draft),
+            ms_verify: ms(stats.verify),
+        }
+    }
+}
