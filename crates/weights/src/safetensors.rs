@@ -72,50 +72,52 @@ pub(crate) fn parse(bytes: &[u8], file: &str) -> Result<Contents, LoadError> {
     }
     parsed.map_err(|e| bad(&e.to_string()))?;
 
-    let data_start = PREFIX + header_len as usize;
-    let mut entries = raw
-        .entries
-        .into_iter()
-        .map(|(name, raw)| prove(name, raw, data_start, data.len(), file))
-        .collect::<Result<Vec<_>, _>>()?;
-    // By name first: equal names are a clash whatever their data.
-    entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    if let Some(pair) = entries.windows(2).find(|pair| pair[0].name == pair[1].name) {
-        return Err(bad(&format!("two entries called `{}`", pair[0].name)));
+    // Everything is proven on what borrows from the header, so that a bad file
+    // costs no more than its own header.
+    let mut entries = raw.entries;
+    for (name, entry) in &entries {
+        prove(name, entry, data.len() as u64, file)?;
     }
-    entries.sort_unstable_by_key(|e| e.range.start);
-    if let Some(pair) = entries
-        .windows(2)
-        .find(|pair| pair[1].range.start < pair[0].range.end)
-    {
+    entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    if let Some(pair) = entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(bad(&format!("two entries called `{}`", &*pair[0].0)));
+    }
+    entries.sort_unstable_by_key(|(_, entry)| entry.data_offsets[0]);
+    let overlaps =
+        |pair: &&[(Name<'_>, RawEntry<'_>)]| pair[1].1.data_offsets[0] < pair[0].1.data_offsets[1];
+    if let Some([(first, _), (second, _)]) = entries.windows(2).find(overlaps) {
         return Err(LoadError::Overlap {
-            first: pair[0].name.clone(),
-            second: pair[1].name.clone(),
+            first: first.to_string(),
+            second: second.to_string(),
             file: file.into(),
         });
     }
+
+    let data_start = PREFIX + header_len as usize;
+    // The casts are lossless: `begin <= end <= data.len()`, and the product of the
+    // axes, hence each of them, is at most eight times that.
+    let entries = entries.into_iter().map(|(name, raw)| Entry {
+        name: name.0.into_owned(),
+        dtype: Dtype::named(&raw.dtype).expect("proven above"),
+        shape: raw.shape.0.iter().map(|&axis| axis as usize).collect(),
+        range: data_start + raw.data_offsets[0] as usize..data_start + raw.data_offsets[1] as usize,
+    });
     Ok(Contents {
-        entries,
+        entries: entries.collect(),
         says_mlx: raw.says_mlx,
     })
 }
 
-/// Turns what the header claims of a tensor into a range that holds.
-fn prove(
-    name: String,
-    raw: RawEntry<'_>,
-    data_start: usize,
-    data_len: usize,
-    file: &str,
-) -> Result<Entry, LoadError> {
+/// Holds what the header claims of a tensor against the length of the data.
+fn prove(name: &str, raw: &RawEntry<'_>, data_len: u64, file: &str) -> Result<(), LoadError> {
     let bad = |reason: String| LoadError::BadTensor {
-        name: name.clone(),
+        name: name.into(),
         reason,
         file: file.into(),
     };
     let dtype = Dtype::named(&raw.dtype)
         .ok_or_else(|| bad(format!("has the unknown type `{}`", printable(&raw.dtype))))?;
-    let shape = raw.shape.0;
+    let shape = &raw.shape.0;
     if shape.contains(&0) {
         return Err(bad(format!(
             "has shape {shape:?}, with an axis of no elements"
@@ -123,43 +125,34 @@ fn prove(
     }
     let bits = shape
         .iter()
-        .try_fold(dtype.bits as u64, |n, &axis| n.checked_mul(axis));
-    let bits =
-        bits.ok_or_else(|| bad(format!("has shape {shape:?}, more than any file can hold")))?;
+        .try_fold(dtype.bits as u64, |n, &axis| n.checked_mul(axis))
+        .ok_or_else(|| bad(format!("has shape {shape:?}, more than any file can hold")))?;
     let [begin, end] = raw.data_offsets;
     let len = end
         .checked_sub(begin)
         .ok_or_else(|| bad(format!("ends at byte {end}, before it begins at {begin}")))?;
-    if bits % 8 != 0 || len != bits / 8 {
+    if !bits.is_multiple_of(8) || len != bits / 8 {
+        let (name, needed) = (dtype.name, bits.div_ceil(8));
         return Err(bad(format!(
-            "has {len} bytes of data, but {} of shape {shape:?} take {}",
-            dtype.name,
-            bits.div_ceil(8)
+            "has {len} bytes of data, but {name} of shape {shape:?} take {needed}"
         )));
     }
-    if end > data_len as u64 {
+    if end > data_len {
         return Err(LoadError::OutOfFile {
-            name,
+            name: name.into(),
             end,
-            len: data_len as u64,
+            len: data_len,
             file: file.into(),
         });
     }
-    // The casts are lossless: `begin <= end <= data_len`, and the product of the
-    // axes, hence each of them, is at most eight times that.
-    Ok(Entry {
-        name,
-        dtype,
-        shape: shape.into_iter().map(|axis| axis as usize).collect(),
-        range: data_start + begin as usize..data_start + end as usize,
-    })
+    Ok(())
 }
 
 /// The header as written. Fills itself while reading, so that a limit ends the
 /// reading and not only the loading.
 #[derive(Default)]
 struct RawHeader<'a> {
-    entries: Vec<(String, RawEntry<'a>)>,
+    entries: Vec<(Name<'a>, RawEntry<'a>)>,
     says_mlx: bool,
 }
 
@@ -199,8 +192,8 @@ impl<'de> Visitor<'de> for &mut RawHeader<'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(Name(name)) = map.next_key()? {
-            if name == "__metadata__" {
+        while let Some(name) = map.next_key::<Name<'de>>()? {
+            if &*name == "__metadata__" {
                 let metadata: Option<Metadata<'de>> = map.next_value()?;
                 self.says_mlx = metadata.and_then(|m| m.format).is_some_and(|f| f == "mlx");
                 continue;
@@ -216,29 +209,43 @@ impl<'de> Visitor<'de> for &mut RawHeader<'de> {
 
 /// A tensor's name, short and free of control characters, so that it can stand
 /// in a message.
-struct Name(String);
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Name<'a>(Cow<'a, str>);
 
-impl<'de> de::Deserialize<'de> for Name {
-    fn deserialize<D: de::Deserializer<'de>>(json: D) -> Result<Name, D::Error> {
+impl std::ops::Deref for Name<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'de> de::Deserialize<'de> for Name<'de> {
+    fn deserialize<D: de::Deserializer<'de>>(json: D) -> Result<Name<'de>, D::Error> {
         struct Text;
-        impl Visitor<'_> for Text {
-            type Value = Name;
+        fn check<E: de::Error>(name: Cow<'_, str>) -> Result<Name<'_>, E> {
+            if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control)
+            {
+                return Err(E::invalid_value(
+                    de::Unexpected::Other("another name"),
+                    &Text,
+                ));
+            }
+            Ok(Name(name))
+        }
+        impl<'de> Visitor<'de> for Text {
+            type Value = Name<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "a printable name of 1 to {MAX_NAME_BYTES} bytes")
             }
 
-            fn visit_str<E: de::Error>(self, name: &str) -> Result<Name, E> {
-                if name.is_empty()
-                    || name.len() > MAX_NAME_BYTES
-                    || name.chars().any(char::is_control)
-                {
-                    return Err(E::invalid_value(
-                        de::Unexpected::Other("another name"),
-                        &self,
-                    ));
-                }
-                Ok(Name(name.into()))
+            fn visit_borrowed_str<E: de::Error>(self, name: &'de str) -> Result<Name<'de>, E> {
+                check(Cow::Borrowed(name))
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Name<'de>, E> {
+                check(Cow::Owned(name.into()))
             }
         }
         json.deserialize_str(Text)
@@ -246,7 +253,7 @@ impl<'de> de::Deserialize<'de> for Name {
 }
 
 /// A shape of at most [`MAX_AXES`] axes.
-struct Axes(Vec<u64>);
+struct Axes(Box<[u64]>);
 
 impl<'de> de::Deserialize<'de> for Axes {
     fn deserialize<D: de::Deserializer<'de>>(json: D) -> Result<Axes, D::Error> {
@@ -259,16 +266,16 @@ impl<'de> de::Deserialize<'de> for Axes {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Axes, A::Error> {
-                let mut axes = Vec::new();
+                let mut axes = Vec::with_capacity(2);
                 while axes.len() < MAX_AXES {
                     match seq.next_element()? {
                         Some(axis) => axes.push(axis),
-                        None => return Ok(Axes(axes)),
+                        None => return Ok(Axes(axes.into())),
                     }
                 }
                 match seq.next_element::<IgnoredAny>()? {
                     Some(_) => Err(de::Error::invalid_length(MAX_AXES + 1, &self)),
-                    None => Ok(Axes(axes)),
+                    None => Ok(Axes(axes.into())),
                 }
             }
         }
