@@ -208,10 +208,19 @@ fn gaps_and_trailing_bytes_are_allowed() {
 
 #[test]
 fn limits_are_limits() {
-    let bytes = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
-    assert_eq!(
-        exercise(&bytes).unwrap_err().to_string(),
-        "header length in bytes is 18446744073709551615, more than the limit of 16777216, in `model.safetensors`"
+    for length in [(16 << 20) + 1, 1 << 40, u64::MAX] {
+        let bytes = [&length.to_le_bytes()[..], b"{}"].concat();
+        let expected = format!(
+            "header length in bytes is {length}, more than the limit of 16777216, in `model.safetensors`"
+        );
+        assert_eq!(exercise(&bytes).unwrap_err().to_string(), expected);
+    }
+    let longest = [&(16u64 << 20).to_le_bytes()[..], b"{}"].concat();
+    assert!(
+        exercise(&longest)
+            .unwrap_err()
+            .to_string()
+            .starts_with("the file ends after 10 bytes")
     );
 
     let entry = |i: usize| {

@@ -419,6 +419,14 @@ fn what_cannot_be_used_is_named() {
             message
         );
     }
+    let mut other_rows = packed("a", &owned);
+    other_rows[1] = f32s("a.scales", &[3, 2], &[0.0; 6]);
+    other_rows[2] = f32s("a.biases", &[3, 2], &[0.0; 6]);
+    let refused = single(&other_rows).matrix("a.weight", 1, 64).unwrap_err();
+    assert!(
+        matches!(refused, LoadError::WrongGroups { .. }),
+        "{refused}"
+    );
     for (rows, cols) in [(2, 64), (1, 256), (1, 32), (1, 63), (1, usize::MAX)] {
         let message = single(&packed("a", &owned))
             .matrix("a.weight", rows, cols)
