@@ -346,6 +346,7 @@ impl Checkpoint {
         Ok(tensor)
     }
 
+    /// Why there is no `name`.
     fn missing(&self, name: &str) -> LoadError {
         let module = name.strip_suffix("weight").unwrap_or(name);
         let foreign = names::FOREIGN
@@ -410,24 +411,15 @@ impl Checkpoint {
                 found: biases.entry.shape.clone(),
             });
         }
-        let fits = || {
-            let (&n_words, lead) = words.entry.shape.split_last()?;
-            let (&n_groups, scales_lead) = scales.entry.shape.split_last()?;
-            if lead != scales_lead || lead.iter().product::<usize>() != rows {
-                return None;
-            }
-            let exact = |a: usize, b: usize| a.is_multiple_of(b).then(|| a / b);
-            quant::affine(
-                exact(n_words.checked_mul(32)?, cols)?,
-                exact(cols, n_groups)?,
-            )
-        };
-        let format = fits().ok_or_else(|| LoadError::WrongGroups {
-            name: name.into(),
-            expected: vec![rows, cols],
-            words: words.entry.shape.clone(),
-            scales: scales.entry.shape.clone(),
-        })?;
+        let format =
+            affine_form(&words.entry.shape, &scales.entry.shape, rows, cols).ok_or_else(|| {
+                LoadError::WrongGroups {
+                    name: name.into(),
+                    expected: vec![rows, cols],
+                    words: words.entry.shape.clone(),
+                    scales: scales.entry.shape.clone(),
+                }
+            })?;
         Ok(Stored {
             format,
             rows,
@@ -491,6 +483,26 @@ impl Tensor {
         }
         Ok(())
     }
+}
+
+/// The format in which `words: […, cols·bits/32]` and `scales: […, cols/group]`
+/// are a matrix `[rows, cols]`, if there is one (`checkpoints.md` §2.1).
+fn affine_form(
+    words: &[usize],
+    scales: &[usize],
+    rows: usize,
+    cols: usize,
+) -> Option<&'static quant::Format> {
+    let (&n_words, lead) = words.split_last()?;
+    let (&n_groups, scales_lead) = scales.split_last()?;
+    if lead != scales_lead || lead.iter().product::<usize>() != rows {
+        return None;
+    }
+    let exact = |a: usize, b: usize| a.is_multiple_of(b).then(|| a / b);
+    quant::affine(
+        exact(n_words.checked_mul(32)?, cols)?,
+        exact(cols, n_groups)?,
+    )
 }
 
 /// Whether some leading axes multiply to `rows` and the rest to `cols`.
