@@ -22,10 +22,12 @@
 pub mod batch;
 pub mod conformance;
 pub mod math;
+mod moe;
 mod reference;
 mod tensor;
 
 pub use batch::{Batch, BatchSeq, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row};
+pub use moe::{Choice, Expert, Experts};
 pub use reference::Reference;
 pub use tensor::{Delta, DeltaSpec, Kv, KvSpec, Matrix, Recycle, Storage, Tensor};
 
@@ -56,6 +58,17 @@ pub enum Activation {
     GeluTanh,
     /// `1 / (1 + e^-x)`
     Sigmoid,
+}
+
+impl Activation {
+    /// The function of one value.
+    pub fn apply(self, x: f32) -> f32 {
+        match self {
+            Activation::Silu => math::silu(x),
+            Activation::GeluTanh => math::gelu_tanh(x),
+            Activation::Sigmoid => math::sigmoid(x),
+        }
+    }
 }
 
 /// A rotary embedding: pair `j` of a head is columns `(first + j, first + j +
@@ -213,6 +226,20 @@ pub trait Backend: Send + Sync {
         a: &Tensor,
         batch: &Batch,
     ) -> Tensor;
+
+    /// Each row's experts, by `scores: [n, E]`: `Σ_rank w · expert(x)`, `[n, H]`.
+    ///
+    /// [`Experts::choose`] defines the choice and its weights; an expert is
+    /// `down(activation(gate x) * up x)`; a row adds its experts by fused
+    /// multiply-add in order of rank, from 0.
+    fn moe(&self, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
+        moe::grouped(self, x, scores, experts)
+    }
+
+    /// `activation(gate) * x`, one `gate: [n, 1]` for all of a row's columns.
+    fn gate_rows(&self, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
+        moe::gate_rows(self, x, gate, activation)
+    }
 
     /// The column of each row's largest value; the lowest of equal ones.
     fn argmax(&self, x: &Tensor) -> Vec<u32>;

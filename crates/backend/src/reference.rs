@@ -260,11 +260,7 @@ impl Backend for Reference {
             "shapes of a gate"
         );
         let x = values(x);
-        map(gate, |i, g| match activation {
-            Activation::Silu => math::silu(g) * x[i],
-            Activation::GeluTanh => math::gelu_tanh(g) * x[i],
-            Activation::Sigmoid => math::sigmoid(g) * x[i],
-        })
+        map(gate, |i, g| activation.apply(g) * x[i])
     }
 
     fn softcap(&self, x: Tensor, cap: f32) -> Tensor {

@@ -1,7 +1,9 @@
 //! Device memory of one model and the sequences that share it.
 
 use crate::{MemoryFull, MemoryPlan, PagePool};
-use backend::{Backend, Batch, BatchSeq, Delta, DeltaSpec, Kv, KvSpec, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row};
+use backend::{
+    Backend, Batch, BatchSeq, Delta, DeltaSpec, Kv, KvSpec, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row,
+};
 
 /// How much to remember.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,20 +75,48 @@ impl Sequence {
 impl Memory {
     /// Takes device memory for `plan`.
     pub fn new(backend: &dyn Backend, plan: MemoryPlan, size: MemorySize) -> Self {
-        let pools: Vec<PagePool> =
-            plan.groups.iter().map(|g| PagePool::new(size.sequences * size.pages(g.window))).collect();
+        let pools: Vec<PagePool> = plan
+            .groups
+            .iter()
+            .map(|g| PagePool::new(size.sequences * size.pages(g.window)))
+            .collect();
         let kv = plan
             .groups
             .iter()
             .zip(&pools)
             .map(|(group, pool)| {
-                let spec = |&(heads, head_dim)| KvSpec { pages: pool.n_pages(), heads, head_dim, format: size.kv_format };
-                group.layers.iter().map(spec).map(|spec| backend.kv(spec)).collect()
+                let spec = |&(heads, head_dim)| KvSpec {
+                    pages: pool.n_pages(),
+                    heads,
+                    head_dim,
+                    format: size.kv_format,
+                };
+                group
+                    .layers
+                    .iter()
+                    .map(spec)
+                    .map(|spec| backend.kv(spec))
+                    .collect()
             })
             .collect();
-        let delta =
-            plan.delta.iter().map(|&spec| backend.delta(DeltaSpec { slots: size.sequences, ..spec })).collect();
-        Memory { kv, delta, slots: PagePool::new(size.sequences), plan, size, pools }
+        let delta = plan
+            .delta
+            .iter()
+            .map(|&spec| {
+                backend.delta(DeltaSpec {
+                    slots: size.sequences,
+                    ..spec
+                })
+            })
+            .collect();
+        Memory {
+            kv,
+            delta,
+            slots: PagePool::new(size.sequences),
+            plan,
+            size,
+            pools,
+        }
     }
 
     /// Bytes that `plan` takes at `size`, for a plan made before loading.
@@ -94,7 +124,9 @@ impl Memory {
         let row = |head_dim: usize| size.kv_format.matrix_bytes(1, head_dim, quant::Scalar::F32);
         let kv = plan.groups.iter().flat_map(|g| {
             let rows = size.sequences * size.pages(g.window) * PAGE_ROWS;
-            g.layers.iter().map(move |&(heads, head_dim)| 2 * rows * heads * row(head_dim))
+            g.layers
+                .iter()
+                .map(move |&(heads, head_dim)| 2 * rows * heads * row(head_dim))
         });
         let delta = plan.delta.iter().map(|d| {
             let state = d.value_heads * d.key_dim * d.value_dim;
@@ -118,7 +150,10 @@ impl Memory {
     /// Pages in use and pages in all, over all groups.
     pub fn pages_used(&self) -> (usize, usize) {
         let all = self.pools.iter().map(PagePool::n_pages).sum::<usize>();
-        (all - self.pools.iter().map(PagePool::n_free).sum::<usize>(), all)
+        (
+            all - self.pools.iter().map(PagePool::n_free).sum::<usize>(),
+            all,
+        )
     }
 
     /// A new, empty sequence.
@@ -127,15 +162,26 @@ impl Memory {
     ///
     /// [`MemoryFull::Sequences`] if as many as planned are open.
     pub fn open(&mut self) -> Result<Sequence, MemoryFull> {
-        let slot = self.slots.take().ok_or(MemoryFull::Sequences(self.size.sequences))?;
-        Ok(Sequence { len: 0, base: 0, slot, tables: vec![Vec::new(); self.plan.groups.len()] })
+        let slot = self
+            .slots
+            .take()
+            .ok_or(MemoryFull::Sequences(self.size.sequences))?;
+        Ok(Sequence {
+            len: 0,
+            base: 0,
+            slot,
+            tables: vec![Vec::new(); self.plan.groups.len()],
+        })
     }
 
     /// Ends a sequence and frees its pages.
     pub fn close(&mut self, sequence: Sequence) {
         self.slots.give(sequence.slot);
         for (pool, table) in self.pools.iter_mut().zip(sequence.tables) {
-            table.into_iter().filter(|&p| p != NO_PAGE).for_each(|p| pool.give(p));
+            table
+                .into_iter()
+                .filter(|&p| p != NO_PAGE)
+                .for_each(|p| pool.give(p));
         }
     }
 
@@ -158,8 +204,14 @@ impl Memory {
         tokens: &[u32],
         certain: usize,
     ) -> Result<(), MemoryFull> {
-        assert!(certain <= tokens.len() && tokens.len() - certain <= MAX_TENTATIVE, "tentative rows have a limit");
-        assert!(tokens.len() <= self.size.step_rows + MAX_TENTATIVE, "rows of a step have a limit");
+        assert!(
+            certain <= tokens.len() && tokens.len() - certain <= MAX_TENTATIVE,
+            "tentative rows have a limit"
+        );
+        assert!(
+            tokens.len() <= self.size.step_rows + MAX_TENTATIVE,
+            "rows of a step have a limit"
+        );
         let len = sequence.len + tokens.len();
         if len > self.size.context {
             return Err(MemoryFull::Context(self.size.context));
@@ -177,7 +229,10 @@ impl Memory {
         }
         let rows = batch.n_rows()..batch.n_rows() + tokens.len();
         batch.tokens.extend_from_slice(tokens);
-        batch.rows.extend((sequence.len..len).map(|i| Row { index: i as u32, position: i as u32 }));
+        batch.rows.extend((sequence.len..len).map(|i| Row {
+            index: i as u32,
+            position: i as u32,
+        }));
         let tables = push_tables(batch, sequence);
         batch.seqs.push(BatchSeq {
             rows,
@@ -205,7 +260,10 @@ impl Memory {
         assert!(sequence.len > 0, "there is something to read");
         let row = batch.n_rows();
         batch.tokens.push(token);
-        batch.rows.push(Row { index: sequence.len as u32 - 1, position: sequence.len as u32 });
+        batch.rows.push(Row {
+            index: sequence.len as u32 - 1,
+            position: sequence.len as u32,
+        });
         let tables = push_tables(batch, sequence);
         batch.seqs.push(BatchSeq {
             rows: row..row + 1,
@@ -231,7 +289,12 @@ impl Memory {
             sequence.len
         );
         sequence.len = len;
-        for ((pool, table), group) in self.pools.iter_mut().zip(&mut sequence.tables).zip(&self.plan.groups) {
+        for ((pool, table), group) in self
+            .pools
+            .iter_mut()
+            .zip(&mut sequence.tables)
+            .zip(&self.plan.groups)
+        {
             for page in table.drain(len.div_ceil(PAGE_ROWS)..) {
                 if page != NO_PAGE {
                     pool.give(page);
@@ -240,7 +303,12 @@ impl Memory {
             let Some(window) = group.window else { continue };
             // The next row stands at `len` or later and sees rows above `len - window`.
             let gone = (len + 1).saturating_sub(window) / PAGE_ROWS;
-            for page in table.iter_mut().take(gone).rev().take_while(|page| **page != NO_PAGE) {
+            for page in table
+                .iter_mut()
+                .take(gone)
+                .rev()
+                .take_while(|page| **page != NO_PAGE)
+            {
                 pool.give(std::mem::replace(page, NO_PAGE));
             }
         }
@@ -271,12 +339,23 @@ mod tests {
     fn memory(sequences: usize) -> Memory {
         let plan = MemoryPlan {
             groups: vec![
-                GroupPlan { window: Some(WINDOW), layers: vec![(1, 16)] },
-                GroupPlan { window: None, layers: vec![(1, 16)] },
+                GroupPlan {
+                    window: Some(WINDOW),
+                    layers: vec![(1, 16)],
+                },
+                GroupPlan {
+                    window: None,
+                    layers: vec![(1, 16)],
+                },
             ],
             delta: vec![],
         };
-        let size = MemorySize { sequences, context: 1000, step_rows: 70, kv_format: &quant::F32 };
+        let size = MemorySize {
+            sequences,
+            context: 1000,
+            step_rows: 70,
+            kv_format: &quant::F32,
+        };
         Memory::new(&backend::Reference, plan, size)
     }
 
@@ -341,7 +420,9 @@ mod tests {
     fn certain_rows_cannot_be_forgotten() {
         let mut memory = memory(1);
         let mut sequence = memory.open().unwrap();
-        memory.push(&mut Batch::default(), &mut sequence, &[1, 2, 3], 2).unwrap();
+        memory
+            .push(&mut Batch::default(), &mut sequence, &[1, 2, 3], 2)
+            .unwrap();
         memory.truncate(&mut sequence, 1);
     }
 }

@@ -14,8 +14,14 @@ impl PagePool {
     ///
     /// If there are 2³² − 1 pages or more.
     pub fn new(pages: usize) -> Self {
-        let pages_u32 = u32::try_from(pages).ok().filter(|&n| n < backend::NO_PAGE).expect("pages fit their numbers");
-        PagePool { free: (0..pages_u32).rev().collect(), pages }
+        let pages_u32 = u32::try_from(pages)
+            .ok()
+            .filter(|&n| n < backend::NO_PAGE)
+            .expect("pages fit their numbers");
+        PagePool {
+            free: (0..pages_u32).rev().collect(),
+            pages,
+        }
     }
 
     /// Takes a free page.
@@ -25,7 +31,10 @@ impl PagePool {
 
     /// Gives `page` back.
     pub fn give(&mut self, page: u32) {
-        debug_assert!((page as usize) < self.pages && !self.free.contains(&page), "a page of this pool, taken");
+        debug_assert!(
+            (page as usize) < self.pages && !self.free.contains(&page),
+            "a page of this pool, taken"
+        );
         self.free.push(page);
     }
 

@@ -17,9 +17,7 @@ mod load;
 mod request;
 mod scheduler;
 
-pub use load::{
-    DraftChoice, EngineError, LoadOptions, Model, ModelFiles, ModelInfo, Source, load,
-};
+pub use load::{DraftChoice, EngineError, LoadOptions, Model, ModelFiles, ModelInfo, Source, load};
 pub use request::{
     CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Sink,
     Speculation, Timings, Usage,

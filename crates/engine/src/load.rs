@@ -51,7 +51,10 @@ impl Source {
         match self {
             Source::Folder(path) => {
                 let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
-                whole.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
+                whole.file_name().map_or_else(
+                    || path.display().to_string(),
+                    |n| n.to_string_lossy().into_owned(),
+                )
             }
             Source::Files(files) => files.name.clone(),
         }
@@ -60,9 +63,8 @@ impl Source {
     fn checkpoint(&self) -> Result<Checkpoint, EngineError> {
         Ok(match self {
             Source::Folder(path) => Checkpoint::open(path).map_err(ModelError::from)?,
-            Source::Files(files) => {
-                Checkpoint::from_bytes(&files.config, files.weights.clone()).map_err(ModelError::from)?
-            }
+            Source::Files(files) => Checkpoint::from_bytes(&files.config, files.weights.clone())
+                .map_err(ModelError::from)?,
         })
     }
 
@@ -128,7 +130,9 @@ impl FromStr for DraftChoice {
             "ngram" => DraftChoice::Ngram,
             "assistant" => DraftChoice::Assistant(None),
             _ => match s.strip_prefix("assistant:") {
-                Some(path) if !path.is_empty() => DraftChoice::Assistant(Some(Source::Folder(path.into()))),
+                Some(path) if !path.is_empty() => {
+                    DraftChoice::Assistant(Some(Source::Folder(path.into())))
+                }
                 _ => return Err(format!("`{s}` is no drafter; known are {DRAFT_CHOICES}")),
             },
         })
@@ -247,10 +251,17 @@ pub struct Model {
 /// # Errors
 ///
 /// [`EngineError`]; a drafter that is asked for by name and cannot be had is one.
-pub fn load(b: Arc<dyn Backend>, source: &Source, options: &LoadOptions) -> Result<Model, EngineError> {
+pub fn load(
+    b: Arc<dyn Backend>,
+    source: &Source,
+    options: &LoadOptions,
+) -> Result<Model, EngineError> {
     let bad = |message: String| Err(EngineError::BadOption(message));
     if options.draft_max > DRAFT_MAX {
-        return bad(format!("--draft-max {} is more than {DRAFT_MAX}", options.draft_max));
+        return bad(format!(
+            "--draft-max {} is more than {DRAFT_MAX}",
+            options.draft_max
+        ));
     }
     if options.sequences == 0 || options.chunk == 0 || options.context == Some(0) {
         return bad("--parallel, --chunk and --context must be at least 1".into());
@@ -270,7 +281,10 @@ pub fn load(b: Arc<dyn Backend>, source: &Source, options: &LoadOptions) -> Resu
     }
     let size = MemorySize {
         sequences: options.sequences,
-        context: options.context.unwrap_or(DEFAULT_CONTEXT).min(target.max_context()),
+        context: options
+            .context
+            .unwrap_or(DEFAULT_CONTEXT)
+            .min(target.max_context()),
         step_rows: options.chunk,
         kv_format: options.kv_format,
     };
@@ -279,7 +293,15 @@ pub fn load(b: Arc<dyn Backend>, source: &Source, options: &LoadOptions) -> Resu
     let (drafter, reason) = if options.draft_max == 0 {
         (None, "--draft-max is 0".to_owned())
     } else {
-        let mut plan = DrafterPlan { b: &*b, source, checkpoint: &checkpoint, target: &*target, size, memory_bytes: 0, unused: &mut unused };
+        let mut plan = DrafterPlan {
+            b: &*b,
+            source,
+            checkpoint: &checkpoint,
+            target: &*target,
+            size,
+            memory_bytes: 0,
+            unused: &mut unused,
+        };
         let found = plan.find(&options.draft)?;
         memory_bytes += plan.memory_bytes;
         found
@@ -300,8 +322,19 @@ pub fn load(b: Arc<dyn Backend>, source: &Source, options: &LoadOptions) -> Resu
         draft_max: options.draft_max,
         unused_tensors: unused,
     };
-    let speculator = Speculator::new(b, target, memory, drafter, Box::new(Fixed(options.draft_max)));
-    Ok(Model { speculator, text: Arc::new(text), info, chunk: options.chunk })
+    let speculator = Speculator::new(
+        b,
+        target,
+        memory,
+        drafter,
+        Box::new(Fixed(options.draft_max)),
+    );
+    Ok(Model {
+        speculator,
+        text: Arc::new(text),
+        info,
+        chunk: options.chunk,
+    })
 }
 
 /// A drafter, or nobody, and the reason for it.
@@ -332,7 +365,8 @@ impl DrafterPlan<'_> {
                 Some(source) => self.assistant(&source),
                 None => Err(EngineError::NoDrafter {
                     asked: "assistant",
-                    reason: "none lies beside the model; name one with --draft assistant:PATH".into(),
+                    reason: "none lies beside the model; name one with --draft assistant:PATH"
+                        .into(),
                 }),
             },
             DraftChoice::Auto => {
@@ -344,7 +378,10 @@ impl DrafterPlan<'_> {
                 {
                     return self.assistant(&source);
                 }
-                Ok((Some(Box::new(Ngram::new())), "no draft head in or beside the checkpoint".into()))
+                Ok((
+                    Some(Box::new(Ngram::new())),
+                    "no draft head in or beside the checkpoint".into(),
+                ))
             }
         }
     }
@@ -357,14 +394,20 @@ impl DrafterPlan<'_> {
         let head = Qwen35Mtp::load(self.b, self.checkpoint, self.target)?;
         let memory = self.remember(head.plan());
         *self.unused = self.checkpoint.unused();
-        Ok(Some((Some(Box::new(Mtp::new(head, memory))), "the checkpoint's own MTP head".into())))
+        Ok(Some((
+            Some(Box::new(Mtp::new(head, memory))),
+            "the checkpoint's own MTP head".into(),
+        )))
     }
 
     fn assistant(&mut self, source: &Source) -> Result<Found, EngineError> {
         let checkpoint = source.checkpoint()?;
         let head = Gemma4Assistant::load(self.b, &checkpoint, self.target)?;
         self.unused.extend(checkpoint.unused());
-        Ok((Some(Box::new(Assistant::new(head))), format!("the assistant `{}`", source.name())))
+        Ok((
+            Some(Box::new(Assistant::new(head))),
+            format!("the assistant `{}`", source.name()),
+        ))
     }
 
     fn remember(&mut self, plan: MemoryPlan) -> Memory {

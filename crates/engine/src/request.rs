@@ -74,7 +74,9 @@ pub enum Rejected {
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// The prompt does not fit.
-    #[error("the prompt has {tokens} tokens, the context holds {context} (set --context to change it)")]
+    #[error(
+        "the prompt has {tokens} tokens, the context holds {context} (set --context to change it)"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
@@ -222,7 +224,10 @@ impl Speculation {
     pub(crate) fn new(stats: &Stats, drafter: Option<&str>, reason: Option<String>) -> Self {
         let engaged = stats.drafted() > 0;
         let ms = |d: std::time::Duration| d.as_secs_f64() * 1e3;
-        let counts = |p: &speculate::Position| PositionCounts { drafted: p.drafted, accepted: p.accepted };
+        let counts = |p: &speculate::Position| PositionCounts {
+            drafted: p.drafted,
+            accepted: p.accepted,
+        };
         // The first token comes from the prefill, not from a round.
         let emitted = stats.accepted() + stats.rounds;
         Speculation {
@@ -232,7 +237,11 @@ impl Speculation {
             rounds: stats.rounds,
             drafted: stats.drafted(),
             accepted: stats.accepted(),
-            tokens_per_round: if stats.rounds == 0 { 0.0 } else { emitted as f64 / stats.rounds as f64 },
+            tokens_per_round: if stats.rounds == 0 {
+                0.0
+            } else {
+                emitted as f64 / stats.rounds as f64
+            },
             by_position: stats.by_position.iter().map(counts).collect(),
             ms_draft: ms(stats.draft),
             ms_verify: ms(stats.verify),

@@ -11,7 +11,8 @@
 
 use crate::load::{Model, ModelInfo};
 use crate::request::{
-    CancelToken, Event, FinishReason, Rejected, Request, RequestOutcome, Sink, Speculation, Timings, Usage,
+    CancelToken, Event, FinishReason, Rejected, Request, RequestOutcome, Sink, Speculation,
+    Timings, Usage,
 };
 use speculate::{Finish, Speculator, Stream, StreamOptions};
 use std::collections::VecDeque;
@@ -104,9 +105,18 @@ impl Engine {
             running: Vec::new(),
             counters: counters.clone(),
         };
-        let thread = std::thread::Builder::new().name("engine".into()).spawn(move || scheduler.run());
+        let thread = std::thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || scheduler.run());
         let thread = Some(thread.expect("the engine's thread starts"));
-        Engine { jobs: Mutex::new(Some(jobs)), thread, counters, text, info, queue: options.queue }
+        Engine {
+            jobs: Mutex::new(Some(jobs)),
+            thread,
+            counters,
+            text,
+            info,
+            queue: options.queue,
+        }
     }
 
     /// What is known of the model.
@@ -132,14 +142,25 @@ impl Engine {
     pub fn submit(&self, request: Request, sink: Sink) -> Result<CancelToken, Rejected> {
         self.check(&request)?;
         let waiting = self.counters.waiting.fetch_add(1, Ordering::AcqRel);
-        let free = self.info.sequences.saturating_sub(self.counters.running.load(Ordering::Acquire));
+        let free = self
+            .info
+            .sequences
+            .saturating_sub(self.counters.running.load(Ordering::Acquire));
         if waiting >= self.queue + free {
             self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
             return Err(Rejected::QueueFull { waiting });
         }
         let cancel = CancelToken::new();
-        let job = Job { request, sink, cancel: cancel.clone(), submitted: Instant::now() };
-        let jobs = self.jobs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let job = Job {
+            request,
+            sink,
+            cancel: cancel.clone(),
+            submitted: Instant::now(),
+        };
+        let jobs = self
+            .jobs
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let sent = jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         if !sent {
             self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
@@ -153,7 +174,10 @@ impl Engine {
     /// # Errors
     ///
     /// [`Rejected`]; [`Rejected::Stopped`] if the engine failed on the way.
-    pub fn complete(&self, request: Request) -> Result<(String, Vec<u32>, RequestOutcome), Rejected> {
+    pub fn complete(
+        &self,
+        request: Request,
+    ) -> Result<(String, Vec<u32>, RequestOutcome), Rejected> {
         let (events, inbox) = channel();
         self.submit(request, Box::new(move |event| events.send(event).is_ok()))?;
         let (mut whole, mut ids) = (String::new(), Vec::new());
@@ -172,22 +196,34 @@ impl Engine {
     }
 
     fn check(&self, request: &Request) -> Result<(), Rejected> {
-        let ModelInfo { context, vocab_size, .. } = self.info;
+        let ModelInfo {
+            context,
+            vocab_size,
+            ..
+        } = self.info;
         if request.prompt.is_empty() {
             return Err(Rejected::EmptyPrompt);
         }
         if request.prompt.len() >= context {
-            return Err(Rejected::PromptTooLong { tokens: request.prompt.len(), context });
+            return Err(Rejected::PromptTooLong {
+                tokens: request.prompt.len(),
+                context,
+            });
         }
         if let Some(&token) = request.prompt.iter().find(|&&t| t as usize >= vocab_size) {
-            return Err(Rejected::BadToken { token, vocab: vocab_size });
+            return Err(Rejected::BadToken {
+                token,
+                vocab: vocab_size,
+            });
         }
         let bad = |e: &dyn std::fmt::Display| Rejected::BadParameter(e.to_string());
         request.sampling.validate(vocab_size).map_err(|e| bad(&e))?;
         StopStrings::new(&request.stop).map_err(|e| bad(&e))?;
         if request.draft_max.is_some_and(|n| n > self.info.draft_max) {
             let limit = self.info.draft_max;
-            return Err(Rejected::BadParameter(format!("drafts of this engine have at most {limit} tokens")));
+            return Err(Rejected::BadParameter(format!(
+                "drafts of this engine have at most {limit} tokens"
+            )));
         }
         Ok(())
     }
@@ -195,7 +231,10 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        *self.jobs.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+        *self
+            .jobs
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = None;
         if let Some(thread) = self.thread.take() {
             // Its panic has been printed; there is nobody to tell here.
             let _ = thread.join();
@@ -238,7 +277,8 @@ impl Scheduler {
             if self.running.is_empty() {
                 continue;
             }
-            let mut streams: Vec<&mut Stream> = self.running.iter_mut().map(|r| &mut r.stream).collect();
+            let mut streams: Vec<&mut Stream> =
+                self.running.iter_mut().map(|r| &mut r.stream).collect();
             match self.speculator.round(&mut streams, self.chunk) {
                 Ok(()) => self.deliver(),
                 Err(error) => self.fail(&error.to_string()),
@@ -280,18 +320,27 @@ impl Scheduler {
             keep
         });
         while self.running.len() < sequences {
-            let Some(mut job) = self.waiting.pop_front() else { break };
+            let Some(mut job) = self.waiting.pop_front() else {
+                break;
+            };
             self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
             let request = job.request;
-            let stop_tokens: Arc<[u32]> =
-                if request.ignore_eos { Arc::new([]) } else { self.text.stop_tokens.ids().into() };
+            let stop_tokens: Arc<[u32]> = if request.ignore_eos {
+                Arc::new([])
+            } else {
+                self.text.stop_tokens.ids().into()
+            };
             let options = StreamOptions {
                 sampling: request.sampling,
                 max_tokens: request.max_tokens.unwrap_or(usize::MAX),
                 stop_tokens,
                 draft_max: request.draft_max.unwrap_or(self.draft_max),
             };
-            let specials = if request.show_specials { Specials::Show } else { Specials::Skip };
+            let specials = if request.show_specials {
+                Specials::Show
+            } else {
+                Specials::Skip
+            };
             let stops = StopStrings::new(&request.stop);
             let speculates = options.draft_max > 0;
             match (self.speculator.open(request.prompt, options), stops) {
@@ -313,7 +362,9 @@ impl Scheduler {
                 (stream, stops) => {
                     self.counters.failed.fetch_add(1, Ordering::Relaxed);
                     let error = stream.as_ref().err().map(ToString::to_string);
-                    let error = error.or_else(|| stops.err().map(|e| e.to_string())).unwrap_or_default();
+                    let error = error
+                        .or_else(|| stops.err().map(|e| e.to_string()))
+                        .unwrap_or_default();
                     if let Ok(stream) = stream {
                         self.speculator.close(stream);
                     }
@@ -326,7 +377,12 @@ impl Scheduler {
     }
 
     fn drop_cancelled(&mut self) {
-        self.leave(|running| running.cancel.is_cancelled().then_some(FinishReason::Cancelled));
+        self.leave(|running| {
+            running
+                .cancel
+                .is_cancelled()
+                .then_some(FinishReason::Cancelled)
+        });
     }
 
     /// Sends what the round has brought.
@@ -351,16 +407,36 @@ impl Scheduler {
 
     fn end(&mut self, mut running: Running, finish: FinishReason) {
         self.counters.running.fetch_sub(1, Ordering::AcqRel);
-        let ended = if finish == FinishReason::Cancelled { &self.counters.cancelled } else { &self.counters.finished };
+        let ended = if finish == FinishReason::Cancelled {
+            &self.counters.cancelled
+        } else {
+            &self.counters.finished
+        };
         ended.fetch_add(1, Ordering::Relaxed);
         let outcome = running.outcome(finish, self.speculator.drafter(), self.no_draft.as_deref());
-        self.counters.prompt_tokens.fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);
-        self.counters.completion_tokens.fetch_add(outcome.usage.completion_tokens as u64, Ordering::Relaxed);
+        self.counters
+            .prompt_tokens
+            .fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);
+        self.counters
+            .completion_tokens
+            .fetch_add(outcome.usage.completion_tokens as u64, Ordering::Relaxed);
         let speculation = &outcome.speculation;
-        self.counters.drafts.fetch_add(speculation.by_position.first().map_or(0, |p| p.drafted), Ordering::Relaxed);
-        self.counters.drafted.fetch_add(speculation.drafted, Ordering::Relaxed);
-        self.counters.accepted.fetch_add(speculation.accepted, Ordering::Relaxed);
-        for (counter, position) in self.counters.accepted_by_position.iter().zip(&speculation.by_position) {
+        self.counters.drafts.fetch_add(
+            speculation.by_position.first().map_or(0, |p| p.drafted),
+            Ordering::Relaxed,
+        );
+        self.counters
+            .drafted
+            .fetch_add(speculation.drafted, Ordering::Relaxed);
+        self.counters
+            .accepted
+            .fetch_add(speculation.accepted, Ordering::Relaxed);
+        for (counter, position) in self
+            .counters
+            .accepted_by_position
+            .iter()
+            .zip(&speculation.by_position)
+        {
             counter.fetch_add(position.accepted, Ordering::Relaxed);
         }
         self.speculator.close(running.stream);
@@ -401,7 +477,9 @@ impl Running {
         let mut reason = None;
         for &token in &self.stream.output()[self.delivered..end] {
             tokens.push(token);
-            let outcome = self.stops.push(&self.detokenizer.push(&text.tokenizer, token));
+            let outcome = self
+                .stops
+                .push(&self.detokenizer.push(&text.tokenizer, token));
             piece.push_str(&outcome.emit);
             if let Some(stop) = outcome.hit {
                 reason = Some(FinishReason::StopString(self.stop_strings[stop].clone()));
@@ -412,7 +490,8 @@ impl Running {
         if reason.is_none()
             && let Some(finish) = finish
         {
-            let detokenizer = std::mem::replace(&mut self.detokenizer, Detokenizer::new(Specials::Skip));
+            let detokenizer =
+                std::mem::replace(&mut self.detokenizer, Detokenizer::new(Specials::Skip));
             let outcome = self.stops.push(detokenizer.finish());
             piece.push_str(&outcome.emit);
             reason = Some(match (outcome.hit, finish) {
@@ -421,12 +500,22 @@ impl Running {
                 (None, Finish::Length) => FinishReason::Length,
             });
             if outcome.hit.is_none() {
-                let stops = std::mem::replace(&mut self.stops, StopStrings::new(&[]).expect("no stops are allowed"));
+                let stops = std::mem::replace(
+                    &mut self.stops,
+                    StopStrings::new(&[]).expect("no stops are allowed"),
+                );
                 piece.push_str(&stops.finish());
             }
         }
-        let listening = (self.sink)(Event::Text { text: piece, tokens });
-        if listening { reason } else { reason.or(Some(FinishReason::Cancelled)) }
+        let listening = (self.sink)(Event::Text {
+            text: piece,
+            tokens,
+        });
+        if listening {
+            reason
+        } else {
+            reason.or(Some(FinishReason::Cancelled))
+        }
     }
 
     /// Output tokens that count: all but the stop token.
@@ -434,7 +523,12 @@ impl Running {
         self.stream.output().len() - usize::from(finish == Some(Finish::Stop))
     }
 
-    fn outcome(&self, finish: FinishReason, drafter: Option<&str>, no_draft: Option<&str>) -> RequestOutcome {
+    fn outcome(
+        &self,
+        finish: FinishReason,
+        drafter: Option<&str>,
+        no_draft: Option<&str>,
+    ) -> RequestOutcome {
         let stats = self.stream.stats();
         let reason = if self.speculates {
             no_draft.map_or_else(
@@ -450,10 +544,21 @@ impl Running {
         } else {
             "speculation was turned off for the request".to_owned()
         };
-        let usage = Usage { prompt_tokens: self.stream.n_prompt(), completion_tokens: self.delivered };
-        let decode_ms = self.first_token.map_or(0.0, |t| t.elapsed().as_secs_f64() * 1e3);
+        let usage = Usage {
+            prompt_tokens: self.stream.n_prompt(),
+            completion_tokens: self.delivered,
+        };
+        let decode_ms = self
+            .first_token
+            .map_or(0.0, |t| t.elapsed().as_secs_f64() * 1e3);
         let prefill_ms = stats.prefill.as_secs_f64() * 1e3;
-        let rate = |tokens: usize, ms: f64| if ms > 0.0 { tokens as f64 / ms * 1e3 } else { 0.0 };
+        let rate = |tokens: usize, ms: f64| {
+            if ms > 0.0 {
+                tokens as f64 / ms * 1e3
+            } else {
+                0.0
+            }
+        };
         RequestOutcome {
             finish,
             usage,

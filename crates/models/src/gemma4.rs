@@ -1,9 +1,11 @@
-//! Gemma 4 decoder, dense and with per-layer embeddings (`specs/gemma4.md`).
+//! Gemma 4 decoder: dense, with per-layer embeddings, or with a mixture of
+//! experts (`specs/gemma4.md`).
 //!
 //! ```text
 //! x = E[id] √H
 //! x = x + rms(attention(rms(x)))          sliding window or full, scores unscaled
 //! x = x + rms(mlp(rms(x)))                GELU-gated
+//!     or rms(rms(mlp(rms(x))) + rms(experts(rms(x))))
 //! x = x + rms(P (gelu(G x) * ple))        models with per-layer embeddings
 //! x = x * layer_scalar
 //! logits = cap tanh(rms(x) Eᵀ / cap)
@@ -13,11 +15,12 @@
 //! layers may read another layer's keys and values. Letters: `n` rows, `H`
 //! hidden size, `h` query heads, `K` key/value heads, `e` head size.
 
-use crate::layers::{GatedMlp, Loader, frequencies};
+use crate::layers::{ExpertShape, GatedMlp, Loader, frequencies};
 use crate::{Family, ModelError, Target, parse, require};
-use backend::{Activation, Attention, Backend, Batch, Matrix, Rope, Tensor};
+use backend::{Activation, Attention, Backend, Batch, Experts, Matrix, Rope, Tensor};
 use cache::{GroupPlan, Memory, MemoryPlan};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use weights::Checkpoint;
 
 pub(crate) const FAMILY: Family = Family {
@@ -85,6 +88,12 @@ pub(crate) struct Config {
     vocab_size_per_layer_input: Option<usize>,
     #[serde(default)]
     pub(crate) enable_moe_block: bool,
+    #[serde(default)]
+    num_experts: Option<usize>,
+    #[serde(default)]
+    top_k_experts: Option<usize>,
+    #[serde(default, alias = "expert_intermediate_size")]
+    moe_intermediate_size: Option<usize>,
     pub(crate) rope_parameters: RopeConfigs,
     #[serde(default = "default_eps")]
     pub(crate) rms_norm_eps: f32,
@@ -96,6 +105,20 @@ pub(crate) struct Config {
     max_position_embeddings: usize,
     #[serde(default, alias = "torch_dtype")]
     dtype: Option<String>,
+    /// Newer files say here what `global_head_dim` and
+    /// `num_global_key_value_heads` say in older ones.
+    #[serde(default)]
+    per_layer_config: BTreeMap<usize, LayerOverrides>,
+    #[serde(skip)]
+    full_key_value_heads: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+struct LayerOverrides {
+    #[serde(default)]
+    head_dim: Option<usize>,
+    #[serde(default)]
+    num_key_value_heads: Option<usize>,
 }
 
 fn default_window() -> usize {
@@ -117,6 +140,41 @@ pub(crate) enum LayerType {
 }
 
 impl Config {
+    /// Reads the text part of `checkpoint`'s configuration.
+    pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
+        let mut config: Config = parse(checkpoint.text_config())?;
+        config.take_overrides()?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Turns per-layer overrides into those of the layer type.
+    fn take_overrides(&mut self) -> Result<(), ModelError> {
+        let types = self.layer_types()?;
+        let overrides = std::mem::take(&mut self.per_layer_config);
+        for (i, layer) in overrides {
+            let full = types.get(i) == Some(&LayerType::Full);
+            if full {
+                self.global_head_dim = layer.head_dim.or(self.global_head_dim);
+                self.full_key_value_heads = layer.num_key_value_heads.or(self.full_key_value_heads);
+            }
+            // One value a layer type is all that any checkpoint has.
+            let layer_type = if full {
+                LayerType::Full
+            } else {
+                LayerType::Sliding
+            };
+            let (head_dim, kv_heads) = self.heads(layer_type);
+            let same = |own: Option<usize>, all: usize| own.is_none_or(|own| own == all);
+            if !same(layer.head_dim, head_dim) || !same(layer.num_key_value_heads, kv_heads) {
+                return Err(ModelError::Unsupported {
+                    feature: format!("per_layer_config with heads of layer {i} unlike its type's"),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// The type of every layer; the last one is always full.
     pub(crate) fn layer_types(&self) -> Result<Vec<LayerType>, ModelError> {
         let n = self.num_hidden_layers;
@@ -146,7 +204,8 @@ impl Config {
             LayerType::Full => {
                 let own = self
                     .num_global_key_value_heads
-                    .filter(|_| self.attention_k_eq_v);
+                    .filter(|_| self.attention_k_eq_v)
+                    .or(self.full_key_value_heads);
                 (
                     self.global_head_dim.unwrap_or(512),
                     own.unwrap_or(self.num_key_value_heads),
@@ -223,11 +282,6 @@ impl Config {
         require(self.sliding_window > 0, || {
             "sliding_window must not be 0".into()
         })?;
-        if self.enable_moe_block {
-            return Err(ModelError::Unsupported {
-                feature: "Gemma 4 with a mixture of experts".into(),
-            });
-        }
         if self
             .use_bidirectional_attention
             .as_ref()
@@ -342,12 +396,69 @@ struct PerLayerInputs {
     width: usize,
 }
 
+/// The routed experts beside a layer's dense block (§8).
+struct Mixture {
+    router: Matrix,
+    /// The router's scale with `1/√H`, as the norm's weight.
+    router_scale: Tensor,
+    experts: Experts,
+    pre_norm: Tensor,
+    post_dense_norm: Tensor,
+    post_experts_norm: Tensor,
+}
+
+impl Mixture {
+    fn load(at: &Loader<'_>, config: &Config) -> Result<Self, ModelError> {
+        let hidden = config.hidden_size;
+        let size = |value: Option<usize>, name: &str| {
+            value.filter(|&n| n > 0).ok_or_else(|| ModelError::Config {
+                message: format!("{name} is missing"),
+            })
+        };
+        let shape = ExpertShape {
+            count: size(config.num_experts, "num_experts")?,
+            top_k: size(config.top_k_experts, "top_k_experts")?,
+            hidden,
+            inner: size(config.moe_intermediate_size, "moe_intermediate_size")?,
+            activation: Activation::GeluTanh,
+        };
+        let router = at.at("router");
+        let mut scale = router.bare("scale", hidden)?;
+        scale
+            .iter_mut()
+            .for_each(|s| *s *= (hidden as f32).sqrt().recip());
+        let per_expert = router.bare("per_expert_scale", shape.count)?;
+        Ok(Mixture {
+            router: router.matrix("proj", shape.count, hidden)?,
+            router_scale: at.b.upload(1, hidden, &scale),
+            experts: shape.load(at, "experts.switch_glu", Some(per_expert))?,
+            pre_norm: at.vector("pre_feedforward_layernorm_2", hidden)?,
+            post_dense_norm: at.vector("post_feedforward_layernorm_1", hidden)?,
+            post_experts_norm: at.vector("post_feedforward_layernorm_2", hidden)?,
+        })
+    }
+
+    /// `rms(dense) + rms(Σ w expert(rms(x)))`: the router reads the residual
+    /// stream itself.
+    fn forward(&self, b: &dyn Backend, i: usize, x: &Tensor, dense: &Tensor, eps: f32) -> Tensor {
+        let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), eps);
+        let scores = b.matmul(&norm(x, &self.router_scale), &self.router); // [n, E]
+        let routed = b.moe(&norm(x, &self.pre_norm), &scores, &self.experts); // [n, H]
+        b.note(format_args!("layers.{i}.moe_out"), &routed);
+        b.add(
+            norm(dense, &self.post_dense_norm),
+            &norm(&routed, &self.post_experts_norm),
+        )
+    }
+}
+
 struct Layer {
     attention: QueryAttention,
     own: Option<OwnKv>,
     /// Where its keys and values lie: group, and layer within the group.
     kv: (usize, usize),
     mlp: GatedMlp,
+    mixture: Option<Mixture>,
     input_norm: Tensor,
     post_attention_norm: Tensor,
     pre_mlp_norm: Tensor,
@@ -369,8 +480,7 @@ pub struct Gemma4 {
 
 impl Gemma4 {
     fn load(b: &dyn Backend, checkpoint: &Checkpoint) -> Result<Self, ModelError> {
-        let config: Config = parse(checkpoint.text_config())?;
-        config.check()?;
+        let config = Config::read(checkpoint)?;
         let load = Loader::new(b, checkpoint);
         let (n_layers, hidden) = (config.num_hidden_layers, config.hidden_size);
         let types = config.layer_types()?;
@@ -438,6 +548,11 @@ impl Gemma4 {
                     wide * config.intermediate_size,
                     Activation::GeluTanh,
                 )?,
+                mixture: if config.enable_moe_block {
+                    Some(Mixture::load(&at, &config)?)
+                } else {
+                    None
+                },
                 input_norm: at.vector("input_layernorm", hidden)?,
                 post_attention_norm: at.vector("post_attention_layernorm", hidden)?,
                 pre_mlp_norm: at.vector("pre_feedforward_layernorm", hidden)?,
@@ -551,6 +666,10 @@ impl Target for Gemma4 {
             x = b.add(norm(&a, &layer.post_attention_norm), &x);
             let m = layer.mlp.forward(b, &norm(&x, &layer.pre_mlp_norm)); // [n, H]
             b.note(format_args!("layers.{i}.mlp_out"), &m);
+            let m = match &layer.mixture {
+                Some(mixture) => mixture.forward(b, i, &x, &m, eps),
+                None => m,
+            };
             x = b.add(norm(&m, &layer.post_mlp_norm), &x);
             if let (Some(gate), Some((width, inputs))) = (&layer.per_layer, &per_layer) {
                 let own = b.columns(inputs, i * width, *width); // [n, P]

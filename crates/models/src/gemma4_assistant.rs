@@ -112,7 +112,7 @@ impl Gemma4Assistant {
                 target: target.family().into(),
             })?;
         let assistant: AssistantConfig = parse(checkpoint.config())?;
-        let config: Config = parse(checkpoint.text_config())?;
+        let config = Config::read(checkpoint)?;
         check_pair(&assistant, &config, &target.config)?;
         let types = config.layer_types()?;
         let load = Loader::new(b, checkpoint);

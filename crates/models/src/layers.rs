@@ -1,7 +1,7 @@
 //! What families share: loading by name, and the gated feed-forward block.
 
 use crate::ModelError;
-use backend::{Activation, Backend, Matrix, Tensor};
+use backend::{Activation, Backend, Expert, Experts, Matrix, Tensor};
 use weights::Checkpoint;
 
 /// Takes tensors out of a checkpoint and gives them to a backend.
@@ -67,11 +67,14 @@ impl<'a> Loader<'a> {
             .upload(1, n, &self.checkpoint.norm(&self.name_of(name), n)?))
     }
 
+    /// The whole name of a parameter without `.weight`.
+    fn bare_name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
     /// Parameters whose name has no `.weight`.
     pub(crate) fn bare(&self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
-        Ok(self
-            .checkpoint
-            .vector(&format!("{}{name}", self.prefix), n)?)
+        Ok(self.checkpoint.vector(&self.bare_name(name), n)?)
     }
 }
 
@@ -103,6 +106,91 @@ impl GatedMlp {
     pub(crate) fn forward(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
         let [gate, up] = b.matmul_many(x, [&self.gate, &self.up]); // [n, inner]
         b.matmul(&b.glu(gate, &up, self.activation), &self.down)
+    }
+}
+
+/// Experts of a layer: `count` of inner width `inner`, `top_k` for each row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertShape {
+    pub(crate) count: usize,
+    pub(crate) top_k: usize,
+    pub(crate) hidden: usize,
+    pub(crate) inner: usize,
+    pub(crate) activation: Activation,
+}
+
+impl ExpertShape {
+    /// Reads a layer's experts in any of the layouts that checkpoints have:
+    /// fused and stacked (`gate_up_proj: [E, 2 I, H]`), stacked
+    /// (`gate_proj: [E, I, H]`, under `switch_mlp` or `switch_glu` in MLX files),
+    /// or one by one (`0.gate_proj.weight`).
+    pub(crate) fn load(
+        self,
+        at: &Loader<'_>,
+        mlx: &str,
+        scale: Option<Vec<f32>>,
+    ) -> Result<Experts, ModelError> {
+        let ExpertShape {
+            count,
+            top_k,
+            hidden,
+            inner,
+            activation,
+        } = self;
+        if top_k == 0 || top_k > count {
+            return Err(ModelError::Config {
+                message: format!("a row cannot choose {top_k} of {count} experts"),
+            });
+        }
+        let fused = at.at("experts");
+        let stacked = if mlx.starts_with("experts.") {
+            fused.at(&mlx[8..])
+        } else {
+            at.at(mlx)
+        };
+        let one = |parts: &[quant::Stored<'_>], down: quant::Stored<'_>| Expert {
+            gate_up: at.b.matrix(parts),
+            down: at.b.matrix(&[down]),
+        };
+        let mut experts = Vec::with_capacity(count);
+        if at.checkpoint.has(&fused.bare_name("gate_up_proj")) {
+            let both = at.checkpoint.matrix(
+                &fused.bare_name("gate_up_proj"),
+                count * 2 * inner,
+                hidden,
+            )?;
+            let down =
+                at.checkpoint
+                    .matrix(&fused.bare_name("down_proj"), count * hidden, inner)?;
+            for e in 0..count {
+                let both = both.slice(e * 2 * inner..(e + 1) * 2 * inner);
+                experts.push(one(&[both], down.slice(e * hidden..(e + 1) * hidden)));
+            }
+        } else if at.checkpoint.has(&stacked.name_of("gate_proj")) {
+            let gate = stacked.stored("gate_proj", count * inner, hidden)?;
+            let up = stacked.stored("up_proj", count * inner, hidden)?;
+            let down = stacked.stored("down_proj", count * hidden, inner)?;
+            for e in 0..count {
+                let rows = e * inner..(e + 1) * inner;
+                let parts = [gate.slice(rows.clone()), up.slice(rows)];
+                experts.push(one(&parts, down.slice(e * hidden..(e + 1) * hidden)));
+            }
+        } else {
+            for e in 0..count {
+                let at = fused.at(e);
+                let (gate, up) = (
+                    at.stored("gate_proj", inner, hidden)?,
+                    at.stored("up_proj", inner, hidden)?,
+                );
+                experts.push(one(&[gate, up], at.stored("down_proj", hidden, inner)?));
+            }
+        }
+        Ok(Experts {
+            experts,
+            top_k,
+            scale,
+            activation,
+        })
     }
 }
 

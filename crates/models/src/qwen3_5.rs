@@ -1,9 +1,10 @@
-//! Qwen 3.5 and 3.6 decoder, dense (`specs/qwen3_5.md`).
+//! Qwen 3.5 and 3.6 decoder, dense or with a mixture of experts
+//! (`specs/qwen3_5.md`).
 //!
 //! ```text
 //! x = E[id]
 //! x = x + mixer(rms1(x))      gated delta rule, or gated full attention
-//! x = x + mlp(rms1(x))        SwiGLU
+//! x = x + mlp(rms1(x))        SwiGLU, or routed experts and a shared one
 //! logits = rms1(x) Wᵀ
 //! ```
 //!
@@ -11,11 +12,11 @@
 //! Letters: `n` rows, `H` hidden size, `h` query heads, `K` key/value heads, `e`
 //! head size, `nv` value heads of size `dv`.
 
-use crate::layers::{GatedMlp, Loader, frequencies};
+use crate::layers::{ExpertShape, GatedMlp, Loader, frequencies};
 use crate::{Family, ModelError, Target, parse, require};
 use backend::{
-    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, Kv, Matrix, Rope,
-    Tensor, math,
+    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, Experts, Kv, Matrix,
+    Rope, Tensor, math,
 };
 use cache::{GroupPlan, Memory, MemoryPlan};
 use quant::Owned;
@@ -26,8 +27,12 @@ pub(crate) const FAMILY: Family = Family {
     names: &[
         "Qwen3_5ForCausalLM",
         "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration",
         "qwen3_5_text",
         "qwen3_5",
+        "qwen3_5_moe_text",
+        "qwen3_5_moe",
     ],
     load: |b, checkpoint| Ok(Box::new(Qwen35::load(b, checkpoint)?)),
 };
@@ -46,7 +51,9 @@ struct RopeConfig {
 pub(crate) struct Config {
     pub(crate) vocab_size: usize,
     pub(crate) hidden_size: usize,
-    pub(crate) intermediate_size: usize,
+    /// Absent where every layer is a mixture.
+    #[serde(default)]
+    intermediate_size: usize,
     pub(crate) num_hidden_layers: usize,
     num_attention_heads: usize,
     num_key_value_heads: usize,
@@ -82,6 +89,12 @@ pub(crate) struct Config {
     pub(crate) mtp_num_hidden_layers: usize,
     #[serde(default)]
     num_experts: usize,
+    #[serde(default)]
+    num_experts_per_tok: usize,
+    #[serde(default)]
+    moe_intermediate_size: usize,
+    #[serde(default)]
+    shared_expert_intermediate_size: usize,
     #[serde(default = "default_context")]
     max_position_embeddings: usize,
 }
@@ -125,11 +138,6 @@ enum LayerType {
 impl Config {
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
         let config: Config = parse(checkpoint.text_config())?;
-        if config.num_experts > 0 {
-            return Err(ModelError::Unsupported {
-                feature: "Qwen 3.5 with a mixture of experts".into(),
-            });
-        }
         if !config.attn_output_gate {
             return Err(ModelError::Unsupported {
                 feature: "Qwen 3.5 without the attention output gate".into(),
@@ -351,11 +359,61 @@ impl DeltaMixer {
     }
 }
 
+/// A layer's feed-forward part.
+enum FeedForward {
+    Dense(GatedMlp),
+    Mixture(Box<Mixture>),
+}
+
+/// Routed experts and one that every row takes, behind a gate (§6).
+struct Mixture {
+    router: Matrix,
+    experts: Experts,
+    shared: GatedMlp,
+    shared_gate: Matrix,
+}
+
+impl FeedForward {
+    fn load(at: &Loader<'_>, config: &Config) -> Result<Self, ModelError> {
+        let hidden = config.hidden_size;
+        if config.num_experts == 0 {
+            let mlp = GatedMlp::load(at, hidden, config.intermediate_size, Activation::Silu)?;
+            return Ok(FeedForward::Dense(mlp));
+        }
+        let shape = ExpertShape {
+            count: config.num_experts,
+            top_k: config.num_experts_per_tok,
+            hidden,
+            inner: config.moe_intermediate_size,
+            activation: Activation::Silu,
+        };
+        let shared = config.shared_expert_intermediate_size;
+        Ok(FeedForward::Mixture(Box::new(Mixture {
+            router: at.matrix("gate", shape.count, hidden)?,
+            experts: shape.load(at, "switch_mlp", None)?,
+            shared: GatedMlp::load(&at.at("shared_expert"), hidden, shared, Activation::Silu)?,
+            shared_gate: at.matrix("shared_expert_gate", 1, hidden)?,
+        })))
+    }
+
+    fn forward(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
+        match self {
+            FeedForward::Dense(mlp) => mlp.forward(b, x),
+            FeedForward::Mixture(m) => {
+                let [scores, gate] = b.matmul_many(x, [&m.router, &m.shared_gate]); // [n, E], [n, 1]
+                let routed = b.moe(x, &scores, &m.experts);
+                let shared = m.shared.forward(b, x);
+                b.add(routed, &b.gate_rows(&shared, &gate, Activation::Sigmoid))
+            }
+        }
+    }
+}
+
 /// What follows a mixer, and the norms around both (§3).
 struct Block {
     input_norm: Tensor,
     post_norm: Tensor,
-    mlp: GatedMlp,
+    mlp: FeedForward,
     eps: f32,
 }
 
@@ -364,12 +422,7 @@ impl Block {
         Ok(Block {
             input_norm: at.offset_norm("input_layernorm", config.hidden_size)?,
             post_norm: at.offset_norm("post_attention_layernorm", config.hidden_size)?,
-            mlp: GatedMlp::load(
-                &at.at("mlp"),
-                config.hidden_size,
-                config.intermediate_size,
-                Activation::Silu,
-            )?,
+            mlp: FeedForward::load(&at.at("mlp"), config)?,
             eps: config.rms_norm_eps,
         })
     }

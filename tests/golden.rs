@@ -1,0 +1,282 @@
+//! Every model against other implementations: named intermediates of tiny seeded
+//! checkpoints, made by `tests/golden/make.py`, and greedy text of real ones.
+
+use backend::{Backend, Batch, Reference};
+use cache::{Memory, MemorySize};
+use models::{Gemma4Assistant, Qwen35Mtp, Target, load_target};
+use std::collections::HashMap;
+use std::path::Path;
+use suites::{Recorder, repository};
+use weights::Checkpoint;
+
+/// Largest difference to the goldens, in units of the tensor's largest value (or
+/// of 1, if that is larger): they are computed in double precision, we in single.
+const TOLERANCE: f32 = 1e-4;
+
+/// Architectures of the cases that are not implemented; nothing else may be
+/// skipped.
+const NOT_YET: &[&str] = &["gemma4-dense-bf16"];
+
+struct Golden {
+    values: HashMap<String, Vec<f32>>,
+    integers: HashMap<String, Vec<u32>>,
+}
+
+impl Golden {
+    fn open(path: &Path) -> Golden {
+        let bytes = std::fs::read(path).unwrap();
+        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+        let mut golden = Golden {
+            values: HashMap::new(),
+            integers: HashMap::new(),
+        };
+        for (name, tensor) in header.as_object().unwrap() {
+            let Some(range) = tensor.get("data_offsets") else {
+                continue;
+            };
+            let at = |i: usize| 8 + n + range[i].as_u64().unwrap() as usize;
+            let data = &bytes[at(0)..at(1)];
+            match tensor["dtype"].as_str().unwrap() {
+                "F32" => {
+                    let values = data
+                        .chunks_exact(4)
+                        .map(|c| f32::from_le_bytes(c.try_into().unwrap()));
+                    golden.values.insert(name.clone(), values.collect());
+                }
+                "I64" => {
+                    let values = data
+                        .chunks_exact(8)
+                        .map(|c| i64::from_le_bytes(c.try_into().unwrap()) as u32);
+                    golden.integers.insert(name.clone(), values.collect());
+                }
+                other => panic!("{name} is of type {other}"),
+            }
+        }
+        golden
+    }
+
+    fn assert_close(&self, case: &str, name: &str, got: &[f32]) {
+        let want = &self.values[name];
+        assert_eq!(got.len(), want.len(), "{case}: size of {name}");
+        let scale = want.iter().fold(1.0f32, |m, x| m.max(x.abs()));
+        let worst = got
+            .iter()
+            .zip(want)
+            .map(|(g, w)| (g - w).abs())
+            .fold(0.0, f32::max);
+        assert!(
+            worst <= TOLERANCE * scale,
+            "{case}: {name} differs by {worst} (values up to {scale})"
+        );
+    }
+}
+
+fn size() -> MemorySize {
+    MemorySize {
+        sequences: 1,
+        context: 128,
+        step_rows: 128,
+        kv_format: &quant::F32,
+    }
+}
+
+/// Runs `tokens` through `target` in chunks; the hidden rows of the last chunk.
+fn prefill(
+    b: &dyn Backend,
+    target: &dyn Target,
+    memory: &mut Memory,
+    tokens: &[u32],
+) -> (cache::Sequence, backend::Tensor) {
+    let mut sequence = memory.open().unwrap();
+    let mut batch = Batch::default();
+    memory
+        .push(&mut batch, &mut sequence, tokens, tokens.len())
+        .unwrap();
+    let hidden = target.forward(b, &batch, memory);
+    (sequence, hidden)
+}
+
+fn cases() -> Vec<serde_json::Value> {
+    let cases = std::fs::read(repository("tests/golden/cases.json")).unwrap();
+    serde_json::from_slice::<Vec<serde_json::Value>>(&cases).unwrap()
+}
+
+fn checkpoint(name: &str) -> Checkpoint {
+    Checkpoint::open(&repository("tests/golden/checkpoints").join(name)).unwrap()
+}
+
+fn backends() -> Vec<Box<dyn Backend>> {
+    vec![Box::new(Reference)]
+}
+
+#[test]
+fn every_named_intermediate_agrees_with_the_public_implementations() {
+    let mut skipped = Vec::new();
+    for b in backends() {
+        for case in cases() {
+            let text = |key: &str| case[key].as_str().unwrap().to_owned();
+            let name = text("name");
+            if NOT_YET.contains(&&*name) {
+                skipped.push(name);
+                continue;
+            }
+            let golden = Golden::open(&repository("tests/golden").join(text("outputs")));
+            let seen = match &*text("kind") {
+                "target" => check_target(&name, &text("checkpoint"), &golden),
+                "assistant" => {
+                    check_assistant(&name, &text("checkpoint"), &text("target"), &golden)
+                }
+                "mtp" => check_mtp(&name, &text("checkpoint"), &golden),
+                other => panic!("{name} is of kind {other}"),
+            };
+            println!("{name} on {}: {seen} intermediates agree", b.name());
+        }
+    }
+    skipped.dedup();
+    assert_eq!(skipped, NOT_YET);
+}
+
+fn check_target(case: &str, folder: &str, golden: &Golden) -> usize {
+    let b = Recorder::new(Box::new(Reference));
+    let checkpoint = checkpoint(folder);
+    let target = load_target(&b, &checkpoint).unwrap();
+    let mut memory = Memory::new(&b, target.plan(), size());
+    let (_, hidden) = prefill(&b, &*target, &mut memory, &golden.integers["tokens"]);
+    target.logits(&b, &hidden);
+    let mut seen = 0;
+    for name in golden.values.keys() {
+        let Some(got) = b.note_at(name, 0) else {
+            continue;
+        };
+        golden.assert_close(case, name, &got);
+        seen += 1;
+    }
+    for required in ["embed", "layers.0.out", "hidden", "logits"] {
+        assert!(
+            b.note_at(required, 0).is_some() && golden.values.contains_key(required),
+            "{case}: {required}"
+        );
+    }
+    let unused = checkpoint.unused();
+    // A head, vision, and keys and values of layers that read another layer's.
+    let expected = |name: &String| {
+        ["mtp.", "vision_tower.", "visual.", "embed_vision."]
+            .iter()
+            .any(|p| name.starts_with(p))
+            || case == "gemma4-ple"
+                && ["k_proj", "v_proj", "k_norm"]
+                    .iter()
+                    .any(|part| name.contains(part))
+    };
+    assert!(
+        unused.iter().all(expected),
+        "{case}: nobody reads {unused:?}"
+    );
+    seen
+}
+
+fn check_assistant(case: &str, folder: &str, target: &str, golden: &Golden) -> usize {
+    let b = Recorder::new(Box::new(Reference));
+    let target = load_target(&b, &checkpoint(target)).unwrap();
+    let head = Gemma4Assistant::load(&b, &checkpoint(folder), &*target).unwrap();
+    let mut memory = Memory::new(&b, target.plan(), size());
+    let tokens = &golden.integers["tokens"];
+    let (sequence, hidden) = prefill(&b, &*target, &mut memory, tokens);
+    let mut hidden = b.gather(&hidden, &[tokens.len() - 1]);
+    let mut token = golden.integers["pending"][0];
+    let mut steps = 0;
+    while golden.values.contains_key(&format!("draft.{steps}.logits")) {
+        let mut batch = Batch::default();
+        memory.peek(&mut batch, &sequence, token);
+        let (z, next) = head.step(&b, &*target, &hidden, &batch, &memory);
+        golden.assert_close(case, &format!("draft.{steps}.hidden"), &b.download(&next));
+        let scored = head.logits(&b, &z);
+        let scores = b.download(&scored.logits);
+        let best = b.argmax(&scored.logits)[0];
+        let best = match &scored.ids {
+            None => {
+                golden.assert_close(case, &format!("draft.{steps}.logits"), &scores);
+                best
+            }
+            Some(ids) => {
+                let (want, values) = (
+                    &golden.integers[&format!("draft.{steps}.candidate_ids")],
+                    &golden.values[&format!("draft.{steps}.candidate_logits")],
+                );
+                let mut want: Vec<(u32, f32)> =
+                    want.iter().copied().zip(values.iter().copied()).collect();
+                want.sort_unstable_by_key(|(id, _)| *id);
+                assert_eq!(
+                    ids[0],
+                    want.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
+                    "{case}: candidates of step {steps}"
+                );
+                for ((id, want), got) in want.iter().zip(&*scores) {
+                    assert!(
+                        (want - got).abs() <= TOLERANCE,
+                        "{case}: logit of {id} in step {steps} is {got}, not {want}"
+                    );
+                }
+                ids[0][best as usize]
+            }
+        };
+        token = golden.integers[&format!("draft.{steps}.token")][0];
+        assert_eq!(best, token, "{case}: token of step {steps}");
+        hidden = next;
+        steps += 1;
+    }
+    assert!(steps >= 4, "{case} chains {steps} steps");
+    steps
+}
+
+fn check_mtp(case: &str, folder: &str, golden: &Golden) -> usize {
+    let b = Recorder::new(Box::new(Reference));
+    let checkpoint = checkpoint(folder);
+    let target = load_target(&b, &checkpoint).unwrap();
+    assert!(Qwen35Mtp::is_in(&checkpoint).unwrap());
+    let head = Qwen35Mtp::load(&b, &checkpoint, &*target).unwrap();
+    assert_eq!(checkpoint.unused(), [""; 0], "{case}: every tensor is read");
+    let mut memory = Memory::new(&b, target.plan(), size());
+    let tokens = &golden.integers["tokens"];
+    let (_, hidden) = prefill(&b, &*target, &mut memory, tokens);
+    let mut own = Memory::new(&b, head.plan(), size());
+    let mut sequence = own.open().unwrap();
+    let mut batch = Batch::default();
+    let following: Vec<u32> = tokens[1..]
+        .iter()
+        .chain(&golden.integers["pending"])
+        .copied()
+        .collect();
+    own.push(&mut batch, &mut sequence, &following, following.len())
+        .unwrap();
+    let m = head.forward(&b, &*target, &hidden, &batch, &mut own);
+    golden.assert_close(case, "draft.prefill.hidden", &b.download(&m));
+    // Not `q` and `k`: row `p` stands at position `p` here and at `p + 1` there. Attention is
+    // relative, so the layer's output is the same.
+    for part in ["v", "attn_out", "mlp_out", "out"] {
+        golden.assert_close(
+            case,
+            &format!("draft.prefill.layers.0.{part}"),
+            &b.note_at(&format!("mtp.{part}"), 0).unwrap(),
+        );
+    }
+    let mut m = b.gather(&m, &[tokens.len() - 1]);
+    let mut steps = 0;
+    loop {
+        golden.assert_close(case, &format!("draft.{steps}.hidden"), &b.download(&m));
+        let logits = target.logits(&b, &m);
+        golden.assert_close(case, &format!("draft.{steps}.logits"), &b.download(&logits));
+        let token = golden.integers[&format!("draft.{steps}.token")][0];
+        assert_eq!(b.argmax(&logits)[0], token, "{case}: token of step {steps}");
+        steps += 1;
+        if !golden.values.contains_key(&format!("draft.{steps}.logits")) {
+            break;
+        }
+        batch = Batch::default();
+        own.push(&mut batch, &mut sequence, &[token], 0).unwrap();
+        m = head.forward(&b, &*target, &m, &batch, &mut own);
+    }
+    assert!(steps >= 3, "{case} chains {steps} steps");
+    steps
+}

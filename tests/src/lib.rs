@@ -1,0 +1,88 @@
+//! What the tests that cross rooms share.
+
+#![forbid(unsafe_code)]
+
+use backend::{
+    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
+    Matrix, Rope, Tensor,
+};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt::Arguments;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// A file of the repository.
+pub fn repository(path: impl AsRef<Path>) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// A backend that keeps every intermediate a model names, in order.
+pub struct Recorder {
+    inner: Box<dyn Backend>,
+    notes: Mutex<HashMap<String, Vec<Vec<f32>>>>,
+}
+
+impl Recorder {
+    /// Listens to models that run on `inner`.
+    pub fn new(inner: Box<dyn Backend>) -> Self {
+        Recorder {
+            inner,
+            notes: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// The `n`-th value called `name`.
+    pub fn note_at(&self, name: &str, n: usize) -> Option<Vec<f32>> {
+        self.notes
+            .lock()
+            .expect("no test panics while noting")
+            .get(name)?
+            .get(n)
+            .cloned()
+    }
+}
+
+macro_rules! delegate {
+    ($($name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
+        $(fn $name(&self, $($arg: $type),*) $(-> $out)? { self.inner.$name($($arg),*) })*
+    };
+}
+
+impl Backend for Recorder {
+    delegate! {
+        name() -> String;
+        matrix(parts: &[quant::Stored<'_>]) -> Matrix;
+        upload(rows: usize, cols: usize, values: &[f32]) -> Tensor;
+        kv(spec: KvSpec) -> Kv;
+        delta(spec: DeltaSpec) -> Delta;
+        finish() -> Result<(), DeviceError>;
+        scratch(rows: usize, cols: usize) -> Tensor;
+        embed(table: &Matrix, tokens: &[u32], scale: f32) -> Tensor;
+        matmul_into(x: &Tensor, w: &[&Matrix], y: &mut [Tensor]);
+        matmul_rows(x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor;
+        rms_norm(x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor;
+        add(x: Tensor, y: &Tensor) -> Tensor;
+        scale(x: Tensor, factor: f32) -> Tensor;
+        glu(gate: Tensor, x: &Tensor, activation: Activation) -> Tensor;
+        softcap(x: Tensor, cap: f32) -> Tensor;
+        gather(x: &Tensor, rows: &[usize]) -> Tensor;
+        columns(x: &Tensor, first: usize, cols: usize) -> Tensor;
+        concat(a: &Tensor, b: &Tensor) -> Tensor;
+        rope(x: Tensor, rope: &Rope, batch: &Batch) -> Tensor;
+        kv_append(kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch);
+        attend(q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor;
+        gated_delta(state: &mut Delta, weights: &DeltaWeights, qkv: &Tensor, b: &Tensor, a: &Tensor, batch: &Batch) -> Tensor;
+        argmax(x: &Tensor) -> Vec<u32>;
+    }
+
+    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        self.inner.download(x)
+    }
+
+    fn note(&self, name: Arguments<'_>, x: &Tensor) {
+        let values = self.inner.download(x).into_owned();
+        let mut notes = self.notes.lock().expect("no test panics while noting");
+        notes.entry(name.to_string()).or_default().push(values);
+    }
+}
