@@ -1,0 +1,814 @@
+//! Sampling: which token follows, given logits, history and noise.
+//!
+//! ```text
+//! l_i    logits, then in this order
+//!        l_i / r if l_i > 0, else l_i r      repetition r, for i in prompt or output
+//!        l_i - (a + f c_i)                   presence a, frequency f; i is c_i > 0 times in the output
+//!        l_i + b_i                           bias
+//!        -inf                                if i is suppressed
+//! T = 0  token = argmax l
+//! T > 0  z_i  = l_i (1/T)
+//!        S    = {i: z_i > -inf}, then in this order
+//!        top-k   the k first by z
+//!        top-p   the shortest prefix by z whose mass is at least p times that of S
+//!        min-p   those with z_i >= max z + ln(min_p)
+//!        token = argmax over S of z_i + g_i,  g = noise(seed, position)
+//! ```
+//!
+//! Of equal values the lower token id comes first, everywhere. A logit that is not
+//! a number counts as -inf; if S is empty the token is the lowest id. If `max z` is
+//! infinite, it alone is in S. A mass is `exp(z - max z)`, rounded to a multiple of
+//! 2^-40, so that masses add up exactly in any order.
+//!
+//! `g` is keyed by token id ([`crate::noise`]): two rows of similar logits choose
+//! the same token more often than not, which is what drafting lives on.
+//!
+//! # Without sorting the vocabulary
+//!
+//! A first pass keeps the largest logit of each block of 64 tokens. What follows
+//! skips every block that cannot matter:
+//!
+//! - The k-th largest block maximum is at most the k-th largest value.
+//! - Blocks 29 below the maximum have no mass. Let `M` be the mass of all `n` and
+//!   `c = max z - ln(n / ((1-p) M))`: tokens below `c` hold less than `(1-p) M`, so
+//!   the top-p prefix ends above `c`. It is found by partitioning, not by sorting.
+//! - A token wins only with `z_i + g_i` at least the best score yet. That rules
+//!   out most blocks before their noise is drawn, by `MAX_GUMBEL`, and nearly all of
+//!   the rest before a logarithm is taken, by the ceiling of their largest draw.
+//!
+//! Pure functions: no model, no cache, no clock, no state but [`Scratch`], which
+//! changes no result.
+
+use crate::noise::{self, BLOCK, Noise, gumbel_ceiling, gumbel_of};
+use backend::math::{exp, ln};
+use std::collections::HashMap;
+
+/// Tokens a request may bias, and tokens it may suppress.
+pub const MAX_LISTED_TOKENS: usize = 16_384;
+
+/// Largest vocabulary: masses of this many tokens add up in 64 bits.
+pub const MAX_VOCAB: usize = 1 << 23;
+
+/// How tokens are chosen. The default is greedy with everything else off.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Most likely tokens to keep; 0 keeps all.
+    pub top_k: usize,
+    /// Mass to keep; 1 keeps all.
+    pub top_p: f32,
+    /// Least probability to keep, as a share of the largest; 0 keeps all.
+    pub min_p: f32,
+    /// Factor against tokens of prompt and output; 1 is none.
+    pub repetition_penalty: f32,
+    /// Subtracted from tokens of the output; 0 is none.
+    pub presence_penalty: f32,
+    /// Subtracted for each time in the output; 0 is none.
+    pub frequency_penalty: f32,
+    /// Added to the logits of tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Tokens never to choose.
+    pub suppress: Vec<u32>,
+    /// Key of the noise.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            suppress: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+/// Why a request's sampling is refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplingError {
+    /// A number is not allowed.
+    #[error("{name} must be {allowed}, got {value}")]
+    OutOfRange {
+        /// The field.
+        name: &'static str,
+        /// What it may be.
+        allowed: &'static str,
+        /// What it is.
+        value: f32,
+    },
+    /// A list is too long.
+    #[error("{name} has {found} tokens, at most {MAX_LISTED_TOKENS} are allowed")]
+    TooManyTokens {
+        /// The field.
+        name: &'static str,
+        /// Its length.
+        found: usize,
+    },
+    /// A list names a token that does not exist.
+    #[error("{name} has token {token}, but the vocabulary ends at {vocab}")]
+    UnknownToken {
+        /// The field.
+        name: &'static str,
+        /// The token.
+        token: u32,
+        /// Tokens of the vocabulary.
+        vocab: usize,
+    },
+}
+
+impl Sampling {
+    /// Checks what came from outside against a vocabulary of `vocab` tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`SamplingError`] for the first field that is not allowed.
+    pub fn validate(&self, vocab: usize) -> Result<(), SamplingError> {
+        let t = self.temperature;
+        let numbers = [
+            // A smaller one has no finite reciprocal.
+            (
+                "temperature",
+                "0 or positive",
+                t,
+                t == 0.0 || (t >= f32::MIN_POSITIVE && t.is_finite()),
+            ),
+            (
+                "top_p",
+                "above 0 and at most 1",
+                self.top_p,
+                self.top_p > 0.0 && self.top_p <= 1.0,
+            ),
+            (
+                "min_p",
+                "at least 0 and at most 1",
+                self.min_p,
+                (0.0..=1.0).contains(&self.min_p),
+            ),
+            (
+                "repetition_penalty",
+                "positive",
+                self.repetition_penalty,
+                self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite(),
+            ),
+            (
+                "presence_penalty",
+                "finite",
+                self.presence_penalty,
+                self.presence_penalty.is_finite(),
+            ),
+            (
+                "frequency_penalty",
+                "finite",
+                self.frequency_penalty,
+                self.frequency_penalty.is_finite(),
+            ),
+        ];
+        let biases = self.logit_bias.iter();
+        let biases = biases.map(|&(_, bias)| ("logit_bias", "finite", bias, bias.is_finite()));
+        for (name, allowed, value, is_allowed) in numbers.into_iter().chain(biases) {
+            if !is_allowed {
+                return Err(SamplingError::OutOfRange {
+                    name,
+                    allowed,
+                    value,
+                });
+            }
+        }
+        let biased = self.logit_bias.iter().map(|&(token, _)| token).collect();
+        for (name, tokens) in [("logit_bias", &biased), ("suppress", &self.suppress)] {
+            let found = Vec::len(tokens);
+            if found > MAX_LISTED_TOKENS {
+                return Err(SamplingError::TooManyTokens { name, found });
+            }
+            if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
+                return Err(SamplingError::UnknownToken { name, token, vocab });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the token is the argmax of the logits as they are, which a device
+    /// can tell without sending them.
+    pub fn is_plain_greedy(&self) -> bool {
+        self.temperature == 0.0 && !self.edits_logits()
+    }
+
+    fn edits_logits(&self) -> bool {
+        self.counts_tokens() || !self.logit_bias.is_empty() || !self.suppress.is_empty()
+    }
+
+    fn counts_tokens(&self) -> bool {
+        self.counts_prompt() || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    fn counts_prompt(&self) -> bool {
+        self.repetition_penalty != 1.0
+    }
+}
+
+/// How often a token has been seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    in_prompt: bool,
+    n_output: u32,
+}
+
+/// The tokens of prompt and output, as far as penalties need them.
+///
+/// Rows under verification push what was drafted and pop it again.
+#[derive(Clone, Debug)]
+pub struct History {
+    is_needed: bool,
+    counts: HashMap<u32, Count>,
+    /// What `pop` undoes.
+    output: Vec<u32>,
+}
+
+impl History {
+    /// The history before the first token of output. Without penalties in
+    /// `sampling` it stays empty and nothing costs anything.
+    pub fn new(sampling: &Sampling, prompt: &[u32]) -> Self {
+        let counted = if sampling.counts_prompt() {
+            prompt
+        } else {
+            &[]
+        };
+        let seen = Count {
+            in_prompt: true,
+            n_output: 0,
+        };
+        History {
+            is_needed: sampling.counts_tokens(),
+            counts: counted.iter().map(|&token| (token, seen)).collect(),
+            output: Vec::new(),
+        }
+    }
+
+    /// Appends a token of output.
+    pub fn push(&mut self, token: u32) {
+        if self.is_needed {
+            self.counts.entry(token).or_default().n_output += 1;
+            self.output.push(token);
+        }
+    }
+
+    /// Undoes the last [`History::push`].
+    ///
+    /// # Panics
+    ///
+    /// If there is none, and there are penalties.
+    pub fn pop(&mut self) {
+        if self.is_needed {
+            let token = self.output.pop().expect("a push for every pop");
+            let count = self.counts.get_mut(&token).expect("counted when pushed");
+            count.n_output -= 1;
+        }
+    }
+}
+
+/// Buffers that calls reuse, so that none allocates once they have grown.
+#[derive(Clone, Debug, Default)]
+pub struct Scratch {
+    /// Logits after penalties, bias and suppression.
+    edited: Vec<f32>,
+    /// The largest logit of each block.
+    maxima: Vec<f32>,
+    /// `maxima` again, to be partitioned.
+    ranked: Vec<f32>,
+    /// Tokens of the support.
+    keys: Vec<Key>,
+    /// Token id to its place among the ids of `choose_among`, plus one.
+    places: Vec<u32>,
+}
+
+/// The next token, `logits[i]` being that of token `i`. `position` is the number
+/// of tokens before it.
+///
+/// # Panics
+///
+/// If there are no logits, or more than [`MAX_VOCAB`].
+pub fn choose(
+    sampling: &Sampling,
+    history: &History,
+    position: u64,
+    logits: &[f32],
+    scratch: &mut Scratch,
+) -> u32 {
+    let row = Row::new(
+        sampling,
+        history,
+        logits,
+        &mut scratch.edited,
+        &mut scratch.maxima,
+    );
+    let Some(scale) = row.scale(sampling) else {
+        return row.argmax();
+    };
+    let noise = Noise::new(sampling.seed, position);
+    if truncates(sampling, logits.len()) {
+        let keys = row.support(sampling, scale, &mut scratch.ranked, &mut scratch.keys);
+        best_of_keys(keys, &noise)
+    } else {
+        row.best(scale, &noise)
+    }
+}
+
+/// [`choose`] among some tokens only, `logits[i]` being that of token `ids[i]`.
+/// The others count as suppressed. A token has the noise it has in [`choose`].
+///
+/// # Panics
+///
+/// If there are no ids, or more than [`MAX_VOCAB`], or not as many as logits.
+pub fn choose_among(
+    sampling: &Sampling,
+    history: &History,
+    position: u64,
+    ids: &[u32],
+    logits: &[f32],
+    scratch: &mut Scratch,
+) -> u32 {
+    assert_eq!(ids.len(), logits.len(), "a logit for each id");
+    assert!((1..=MAX_VOCAB).contains(&ids.len()), "a vocabulary");
+    let Scratch {
+        edited,
+        keys,
+        places,
+        ..
+    } = scratch;
+    let mut row = logits;
+    if sampling.edits_logits() {
+        let n_places = *ids.iter().max().expect("at least one") as usize + 1;
+        if places.len() < n_places {
+            places.resize(n_places, 0);
+        }
+        for (place, &id) in (1..).zip(ids) {
+            places[id as usize] = place;
+        }
+        edited.clear();
+        edited.extend_from_slice(logits);
+        edit(sampling, history, edited, |token| {
+            let place = *places.get(token as usize)?;
+            (place as usize).checked_sub(1)
+        });
+        for &id in ids {
+            places[id as usize] = 0;
+        }
+        row = edited;
+    }
+    let fill = |keys: &mut Vec<Key>, scale: f32| {
+        keys.clear();
+        let scaled = row.iter().zip(ids).map(|(&l, &id)| (l * scale, id));
+        // Neither -inf nor what is not a number.
+        keys.extend(scaled.filter(|&(z, _)| z >= f32::MIN).map(Key::new));
+        keys.iter().min().copied()
+    };
+    let Some(first) = fill(keys, 1.0) else {
+        return *ids.iter().min().expect("at least one");
+    };
+    let scale = scale_of(sampling, first.z());
+    let Some(scale) = scale else {
+        return first.id();
+    };
+    let Some(first) = fill(keys, scale) else {
+        return first.id();
+    };
+    let keep = truncate(sampling, first.z(), None, keys);
+    best_of_keys(&keys[..keep], &Noise::new(sampling.seed, position))
+}
+
+/// The tokens that can be chosen and how likely each is, the likeliest first.
+/// They add up to 1. Greedy is one token of probability 1.
+///
+/// # Panics
+///
+/// As [`choose`].
+pub fn distribution(
+    sampling: &Sampling,
+    history: &History,
+    logits: &[f32],
+    scratch: &mut Scratch,
+) -> Vec<(u32, f32)> {
+    let row = Row::new(
+        sampling,
+        history,
+        logits,
+        &mut scratch.edited,
+        &mut scratch.maxima,
+    );
+    let Some(scale) = row.scale(sampling) else {
+        return vec![(row.argmax(), 1.0)];
+    };
+    let keys = row.support(sampling, scale, &mut scratch.ranked, &mut scratch.keys);
+    keys.sort_unstable();
+    let top = keys[0].z();
+    let masses = keys.iter().map(|key| exp(key.z() - top));
+    let total: f64 = masses.clone().map(f64::from).sum();
+    let shares = masses.map(|mass| (f64::from(mass) / total) as f32);
+    keys.iter().map(|key| key.id()).zip(shares).collect()
+}
+
+/// Whether anything but noise decides about a row of `n` logits.
+fn truncates(sampling: &Sampling, n: usize) -> bool {
+    (1..n).contains(&sampling.top_k) || sampling.top_p < 1.0 || sampling.min_p > 0.0
+}
+
+/// `1/T`, unless the largest logit decides alone.
+fn scale_of(sampling: &Sampling, top: f32) -> Option<f32> {
+    let scale = 1.0 / sampling.temperature;
+    (sampling.temperature != 0.0 && (top * scale).is_finite()).then_some(scale)
+}
+
+/// Penalties, bias, suppression; `place(token)` is where the token's logit is.
+fn edit(
+    sampling: &Sampling,
+    history: &History,
+    row: &mut [f32],
+    place: impl Fn(u32) -> Option<usize>,
+) {
+    // Each entry concerns its own token, so their order does not show.
+    for (&token, count) in &history.counts {
+        let Some(i) = place(token) else { continue };
+        let l = &mut row[i];
+        if count.in_prompt || count.n_output > 0 {
+            *l = if *l > 0.0 {
+                *l / sampling.repetition_penalty
+            } else {
+                *l * sampling.repetition_penalty
+            };
+        }
+        if count.n_output > 0 {
+            *l -= sampling.presence_penalty + sampling.frequency_penalty * count.n_output as f32;
+        }
+    }
+    for &(token, bias) in &sampling.logit_bias {
+        if let Some(i) = place(token) {
+            row[i] += bias;
+        }
+    }
+    for &token in &sampling.suppress {
+        if let Some(i) = place(token) {
+            row[i] = f32::NEG_INFINITY;
+        }
+    }
+}
+
+/// A row of logits over the whole vocabulary, edited, with its block maxima.
+struct Row<'a> {
+    logits: &'a [f32],
+    /// -inf where a block has no number.
+    maxima: &'a [f32],
+    top: f32,
+}
+
+impl<'a> Row<'a> {
+    fn new(
+        sampling: &Sampling,
+        history: &History,
+        logits: &'a [f32],
+        edited: &'a mut Vec<f32>,
+        maxima: &'a mut Vec<f32>,
+    ) -> Self {
+        assert!((1..=MAX_VOCAB).contains(&logits.len()), "a vocabulary");
+        let mut logits = logits;
+        if sampling.edits_logits() {
+            edited.clear();
+            edited.extend_from_slice(logits);
+            let n = edited.len();
+            edit(sampling, history, edited, |token| {
+                Some(token as usize).filter(|&i| i < n)
+            });
+            logits = edited;
+        }
+        maxima.clear();
+        maxima.extend(logits.chunks(BLOCK).map(maximum));
+        let top = maximum(maxima);
+        Row {
+            logits,
+            maxima,
+            top,
+        }
+    }
+
+    fn scale(&self, sampling: &Sampling) -> Option<f32> {
+        scale_of(sampling, self.top)
+    }
+
+    fn argmax(&self) -> u32 {
+        let block = self.maxima.iter().position(|&m| m == self.top);
+        let first = block.expect("the largest of them") * BLOCK;
+        // In a block without a number, the first token will do.
+        let i = self
+            .block(first / BLOCK)
+            .iter()
+            .position(|&l| l == self.top);
+        (first + i.unwrap_or(0)) as u32
+    }
+
+    fn block(&self, block: usize) -> &'a [f32] {
+        let first = block * BLOCK;
+        &self.logits[first..self.logits.len().min(first + BLOCK)]
+    }
+
+    /// Blocks with a `z` of at least `cut`. Scaling keeps the order, rounded or not.
+    fn blocks_from(&self, cut: f32, scale: f32) -> impl Iterator<Item = (usize, &'a [f32])> {
+        let maxima = self.maxima.iter().enumerate();
+        maxima
+            .filter(move |&(_, &m)| m * scale >= cut)
+            .map(|(block, _)| (block, self.block(block)))
+    }
+
+    /// The token of the largest `z + g`. There is one: `top` is finite.
+    fn best(&self, scale: f32, noise: &Noise) -> u32 {
+        let mut id = self.argmax();
+        let mut best = self.top * scale + noise.gumbel(id);
+        for (block, (logits, &m)) in self.logits.chunks(BLOCK).zip(self.maxima).enumerate() {
+            if m * scale + noise::MAX_GUMBEL < best {
+                continue;
+            }
+            let draws = noise.block(block as u32);
+            if m * scale + gumbel_ceiling(largest(&draws)) < best {
+                continue;
+            }
+            for (i, &l) in logits.iter().enumerate() {
+                let draw = draws[i % 4][i / 4];
+                let z = l * scale;
+                if z + gumbel_ceiling(draw) >= best {
+                    let (score, token) = (z + gumbel_of(draw), (block * BLOCK + i) as u32);
+                    if score > best || (score == best && token < id) {
+                        (best, id) = (score, token);
+                    }
+                }
+            }
+        }
+        id
+    }
+
+    /// The support, in no order. It is not empty: `top` is finite.
+    fn support<'k>(
+        &self,
+        sampling: &Sampling,
+        scale: f32,
+        ranked: &mut Vec<f32>,
+        keys: &'k mut Vec<Key>,
+    ) -> &'k mut [Key] {
+        let n = self.logits.len();
+        let top = self.top * scale;
+        let mut mass = None;
+        if (1..n).contains(&sampling.top_k) {
+            // As many blocks have a value that large.
+            let cut = if sampling.top_k <= self.maxima.len() {
+                ranked.clear();
+                ranked.extend_from_slice(self.maxima);
+                let (_, kth, _) =
+                    ranked.select_nth_unstable_by(sampling.top_k - 1, |a, b| b.total_cmp(a));
+                *kth * scale
+            } else {
+                f32::MIN
+            };
+            self.gather(cut, scale, keys);
+        } else {
+            let least = min_p_cut(sampling, top);
+            if sampling.top_p < 1.0 {
+                let total = self.mass(scale);
+                mass = Some(total);
+                let rest = (1.0 - f64::from(sampling.top_p)) * total as f64 / MASS_ONE;
+                let mut cut = top - ln((n as f64 / rest) as f32);
+                // The bound is exact, its arithmetic is not: look again if it was
+                // too high.
+                loop {
+                    self.gather(cut.max(least), scale, keys);
+                    let found = total_mass(keys, top);
+                    if cut <= least || found >= prefix_mass(sampling, total) {
+                        break;
+                    }
+                    cut = if cut < top - NO_MASS {
+                        least
+                    } else {
+                        cut - 1.0
+                    };
+                }
+            } else {
+                self.gather(least, scale, keys);
+            }
+        }
+        let keep = truncate(sampling, top, mass, keys);
+        &mut keys[..keep]
+    }
+
+    /// Collects the tokens with `z >= cut`.
+    fn gather(&self, cut: f32, scale: f32, keys: &mut Vec<Key>) {
+        // Never -inf.
+        let cut = cut.max(f32::MIN);
+        keys.clear();
+        let mut found = [Key(0); BLOCK];
+        for (block, logits) in self.blocks_from(cut, scale) {
+            let mut n_found = 0;
+            for (token, &l) in (block * BLOCK..).zip(logits) {
+                // No branch: in a block that is half in, it would be mispredicted.
+                let z = l * scale;
+                found[n_found] = Key::new((z, token as u32));
+                n_found += usize::from(z >= cut);
+            }
+            keys.extend_from_slice(&found[..n_found]);
+        }
+    }
+
+    /// The mass of all tokens.
+    fn mass(&self, scale: f32) -> u64 {
+        let top = self.top * scale;
+        self.blocks_from(top - NO_MASS, scale)
+            .map(|(_, logits)| logits.iter().map(|&l| mass(l * scale - top)).sum::<u64>())
+            .sum()
+    }
+}
+
+/// A token of the support. Ascending keys are descending `z`, then ascending ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key(u64);
+
+impl Key {
+    #[inline(always)]
+    fn new((z, id): (f32, u32)) -> Self {
+        // -0 becomes 0. The bits of floats ascend from 0 up and from -0 down.
+        let bits = (z + 0.0).to_bits();
+        let descending = if bits >> 31 == 0 {
+            bits ^ 0x7fff_ffff
+        } else {
+            bits
+        };
+        Key(u64::from(descending) << 32 | u64::from(id))
+    }
+
+    #[inline(always)]
+    fn z(self) -> f32 {
+        let descending = (self.0 >> 32) as u32;
+        f32::from_bits(if descending >> 31 == 0 {
+            descending ^ 0x7fff_ffff
+        } else {
+            descending
+        })
+    }
+
+    fn id(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// Applies top-k, top-p and min-p to `keys`: how many of them stay, at the front.
+/// `total` is the mass that top-p is a share of, if it is not that of the keys
+/// that top-k leaves.
+fn truncate(sampling: &Sampling, top: f32, total: Option<u64>, keys: &mut [Key]) -> usize {
+    let mut keys = keys;
+    if (1..keys.len()).contains(&sampling.top_k) {
+        keys.select_nth_unstable(sampling.top_k - 1);
+        keys = &mut keys[..sampling.top_k];
+    }
+    if sampling.top_p < 1.0 {
+        let total = total.unwrap_or_else(|| total_mass(keys, top));
+        let n = prefix(keys, top, prefix_mass(sampling, total));
+        keys = &mut keys[..n];
+    }
+    let least = min_p_cut(sampling, top);
+    let mut n = 0;
+    for i in 0..keys.len() {
+        if keys[i].z() >= least {
+            keys.swap(n, i);
+            n += 1;
+        }
+    }
+    n
+}
+
+fn min_p_cut(sampling: &Sampling, top: f32) -> f32 {
+    // `ln` wants a normal number; the smallest one is as good as 0.
+    if sampling.min_p >= f32::MIN_POSITIVE {
+        top + ln(sampling.min_p)
+    } else {
+        f32::MIN
+    }
+}
+
+/// What the prefix of top-p must hold.
+fn prefix_mass(sampling: &Sampling, total: u64) -> u64 {
+    (f64::from(sampling.top_p) * total as f64).ceil() as u64
+}
+
+/// Partitions the shortest prefix of mass `wanted` to the front: its length, or
+/// all if they hold less.
+fn prefix(keys: &mut [Key], top: f32, wanted: u64) -> usize {
+    // The prefix contains `..from`, whose mass is `before`, and ends by `to`.
+    let (mut from, mut to, mut before) = (0, keys.len(), 0);
+    while to - from > 1 {
+        let half = (to - from) / 2;
+        keys[from..to].select_nth_unstable(half);
+        let mass = total_mass(&keys[from..from + half], top);
+        if before + mass >= wanted {
+            to = from + half;
+        } else {
+            before += mass;
+            from += half;
+        }
+    }
+    to
+}
+
+/// The token of the largest `z + g`.
+fn best_of_keys(keys: &[Key], noise: &Noise) -> u32 {
+    let first = keys.iter().min().expect("a support is not empty");
+    let mut id = first.id();
+    let mut best = first.z() + noise.gumbel(id);
+    for key in keys {
+        if key.z() + noise::MAX_GUMBEL < best {
+            continue;
+        }
+        let draw = noise.draw(key.id());
+        if key.z() + gumbel_ceiling(draw) >= best {
+            let score = key.z() + gumbel_of(draw);
+            if score > best || (score == best && key.id() < id) {
+                (best, id) = (score, key.id());
+            }
+        }
+    }
+    id
+}
+
+/// The largest, -inf if there is none; not a number never is.
+fn maximum(values: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let chunks = values.chunks_exact(16);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, x);
+        }
+    }
+    lanes
+        .iter()
+        .chain(rest)
+        .fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
+}
+
+/// The largest draw of a block.
+fn largest(draws: &noise::Draws) -> u32 {
+    let mut lanes = draws[0];
+    for draws in &draws[1..] {
+        for (lane, &draw) in lanes.iter_mut().zip(draws) {
+            *lane = (*lane).max(draw);
+        }
+    }
+    lanes.into_iter().fold(0, u32::max)
+}
+
+/// The mass of `exp(0)`.
+const MASS_ONE: f64 = (1u64 << 40) as f64;
+
+/// This far below the maximum a mass is 0: `e^-29 < 2^-41`.
+const NO_MASS: f32 = 29.0;
+
+/// `e^d` in units of 2^-40, for `d <= 0`; 0 below [`NO_MASS`] and for what is not
+/// a number.
+///
+/// `d = n ln 2 + r`, `|r| <= ln 2 / 2`, Taylor to `r^7`. Not [`exp`]: fused
+/// multiply-add is a call on a plain x86-64 build, and this runs over vocabularies.
+#[inline(always)]
+fn mass(d: f32) -> u64 {
+    // Adding it rounds to an integer, which is then in the low bits.
+    const ROUND: f32 = 12_582_912.0; // 1.5 · 2^23
+    const ROUND_MASS: f64 = 4096.0; // units of 2^-40
+    // Cody–Waite split of ln 2: the high part has 9 bits, so `n * HI` is exact.
+    const LN2_HI: f32 = 0.693_359_4;
+    const LN2_LO: f32 = -2.121_944_4e-4;
+    let d = if d > -NO_MASS - 1.0 {
+        d
+    } else {
+        -NO_MASS - 1.0
+    };
+    let shifted = d * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = d - n * LN2_HI - n * LN2_LO;
+    let p = 1.0 / 5040.0;
+    let p = p * r + 1.0 / 720.0;
+    let p = p * r + 1.0 / 120.0;
+    let p = p * r + 1.0 / 24.0;
+    let p = p * r + 1.0 / 6.0;
+    let p = p * r + 0.5;
+    let p = p * r + 1.0;
+    let p = p * r + 1.0;
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits());
+    let e = f32::from_bits(p.to_bits().wrapping_add(n << 23));
+    (f64::from(e) + ROUND_MASS).to_bits() - ROUND_MASS.to_bits()
+}
+
+fn total_mass(keys: &[Key], top: f32) -> u64 {
+    keys.iter().map(|key| mass(key.z() - top)).sum()
+}
