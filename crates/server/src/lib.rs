@@ -1,1 +1,235 @@
-//! server
+//! HTTP: OpenAI's API over one engine.
+//!
+//! ```text
+//! socket ─ connection ─ router (host, origin, key) ─ openai/* ─ generation ─→ engine
+//!          deadlines                                  fields      mailbox
+//! ```
+//!
+//! | room | what it does |
+//! | --- | --- |
+//! | `connection` | accepts, watches deadlines, shuts down |
+//! | `router` | the table of routes and what every request passes |
+//! | [`auth`] | keys, Host names, origins |
+//! | `body`, `fields` | bytes → JSON → values, within limits |
+//! | `generation` | a request on its way through the engine |
+//! | `sse` | a generation as a stream |
+//! | `openai/*` | one file an endpoint |
+//! | `metrics` | what Prometheus reads |
+//! | [`limits`] | every limit, by name |
+//!
+//! No flags, no environment, no files, and prompts are never logged.
+
+#![forbid(unsafe_code)]
+
+pub mod auth;
+mod body;
+mod connection;
+mod errors;
+mod fields;
+mod generation;
+mod ids;
+pub mod limits;
+mod metrics;
+mod openai;
+mod router;
+mod sse;
+
+use std::fmt::Write;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use engine::{Engine, ModelInfo};
+use sha2::{Digest, Sha256};
+use text::{Text, TextError};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+
+pub use auth::{Keys, check_bind};
+pub use limits::Limits;
+
+use body::Budget;
+use connection::Stage;
+use errors::ApiError;
+use fields::Fields;
+use metrics::Metrics;
+
+/// Names that every server takes for its model.
+const ANY_MODEL: &[&str] = &["", "default"];
+
+/// How a server behaves.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// Names of the model, the one that responses carry first; the engine's name
+    /// for it if there is none.
+    pub model_names: Vec<String>,
+    /// Who may ask; anyone, if there is no key.
+    pub keys: Keys,
+    /// Whether the network may ask without a key.
+    pub insecure: bool,
+    /// Names of this machine that a Host header may carry, beside those of the
+    /// loopback interface; `*` is any.
+    pub allowed_hosts: Vec<String>,
+    /// Origins of web pages that may ask, such as `http://localhost:3000`,
+    /// beside this server's own; `*` is any.
+    pub allowed_origins: Vec<String>,
+    /// Times, sizes and counts.
+    pub limits: Limits,
+}
+
+/// Why a server does not serve.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The network could ask without a key.
+    #[error(
+        "refusing to serve the network without an API key: set one with --api-key, or say --insecure, for {address}"
+    )]
+    OpenToTheNetwork {
+        /// Where it was to listen.
+        address: SocketAddr,
+    },
+    /// The listener is unusable.
+    #[error("the listener is unusable")]
+    Listener(#[from] std::io::Error),
+}
+
+/// Serves `engine` on `listener` until `shutdown` resolves and what runs has
+/// ended.
+///
+/// After `shutdown` no connection and no generation begins; running ones get
+/// [`Limits::drain_timeout`] to finish, then are cancelled: every open stream
+/// gets a last event.
+///
+/// # Errors
+///
+/// [`ServeError`], before the first connection is accepted.
+pub async fn serve(
+    config: Config,
+    engine: Arc<Engine>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let local = listener.local_addr()?;
+    check_bind(&config, local)?;
+    let (stage, watcher) = watch::channel(Stage::Serving);
+    let limits = config.limits.clone();
+    let app = Arc::new(App::new(config, engine, local, watcher));
+    connection::run(listener, router::router(app), &limits, &stage, shutdown).await;
+    Ok(())
+}
+
+/// What all requests share.
+pub(crate) struct App {
+    engine: Arc<Engine>,
+    config: Config,
+    local: SocketAddr,
+    /// Names of the model, at least one.
+    names: Vec<String>,
+    fingerprint: String,
+    started: u64,
+    stage: watch::Receiver<Stage>,
+    bodies: Budget,
+    text_workers: Arc<Semaphore>,
+    metrics: Arc<Metrics>,
+}
+
+impl App {
+    fn new(
+        config: Config,
+        engine: Arc<Engine>,
+        local: SocketAddr,
+        stage: watch::Receiver<Stage>,
+    ) -> Self {
+        let names = match &config.model_names[..] {
+            [] => vec![engine.info().name.clone()],
+            names => names.to_vec(),
+        };
+        App {
+            fingerprint: fingerprint(engine.info()),
+            bodies: Budget::new(config.limits.bodies_bytes),
+            text_workers: Arc::new(Semaphore::new(config.limits.text_workers.max(1))),
+            names,
+            engine,
+            config,
+            local,
+            started: ids::unix_seconds(),
+            stage,
+            metrics: Arc::default(),
+        }
+    }
+
+    /// The model's name in responses.
+    fn model(&self) -> &str {
+        &self.names[0]
+    }
+
+    /// Refuses work once a shutdown has begun.
+    fn refuse_late(&self) -> Result<(), ApiError> {
+        if *self.stage.borrow() > Stage::Serving {
+            Err(ApiError::shutting_down())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Checks the `model` field. It may be absent: there is only one.
+    fn check_model(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
+        match fields.string("model")? {
+            Some(name)
+                if !ANY_MODEL.contains(&name) && !self.names.iter().any(|own| own == name) =>
+            {
+                Err(ApiError::no_model(name, self.model()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Renders or tokenizes away from the threads that serve connections. The
+    /// worker counts until it ends, also when its client is gone.
+    async fn text_work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Text) -> Result<T, TextError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let worker = self
+            .text_workers
+            .clone()
+            .acquire_owned()
+            .await
+            .expect("never closed");
+        let text = self.engine.text().clone();
+        let done = tokio::task::spawn_blocking(move || {
+            let _worker = worker;
+            work(&text)
+        });
+        // A panic in there is that request's end, and only its.
+        done.await
+            .map_err(|_| ApiError::internal())?
+            .map_err(ApiError::from)
+    }
+}
+
+/// Short hash of what a text depends on beside the request.
+fn fingerprint(info: &ModelInfo) -> String {
+    let ModelInfo {
+        name,
+        family,
+        backend,
+        context,
+        vocab_size,
+        weight_bytes,
+        kv_format,
+        ..
+    } = info;
+    let version = env!("CARGO_PKG_VERSION");
+    let all = format!(
+        "{version}|{name}|{family}|{backend}|{context}|{vocab_size}|{weight_bytes}|{kv_format}"
+    );
+    Sha256::digest(all)
+        .iter()
+        .take(5)
+        .fold("fp_".to_owned(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
+}

@@ -1,0 +1,395 @@
+//! Connections: accepting them, their deadlines, and how they end.
+//!
+//! hyper's own header deadline also runs between two requests, and none watches
+//! a client that stops reading. So the socket is wrapped ([`Timed`]) and told by
+//! the service what the connection is doing ([`Activity`]):
+//!
+//! ```text
+//! accepted ─→ Reading ─→ Busy ─→ Waiting ─→ Reading ─→ …
+//!             header_    (none)  idle_
+//!             timeout            timeout      and write_timeout whenever bytes wait
+//! ```
+//!
+//! HTTP/1.1 only: a proxy that speaks more talks to us in it anyway.
+
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::Response;
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tower_service::Service;
+
+use crate::limits::{HEADER_BYTES_MAX, Limits};
+
+/// Headers of a request.
+const HEADERS_MAX: usize = 100;
+/// Pause after the system refused to accept, for instance for want of file
+/// descriptors; asking again at once would only burn a core.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How far the server is with its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    /// Taking requests.
+    Serving,
+    /// Finishing those that run; taking no more.
+    Draining,
+    /// Ending those that still run.
+    Stopping,
+}
+
+/// Accepts connections and serves `router` on them until `shutdown` resolves
+/// and the last connection is closed.
+pub(crate) async fn run(
+    listener: TcpListener,
+    router: Router,
+    limits: &Limits,
+    stage: &watch::Sender<Stage>,
+    shutdown: impl Future<Output = ()>,
+) {
+    let mut shutdown = pin!(shutdown);
+    let slots = Arc::new(Semaphore::new(limits.connections));
+    let mut tasks = JoinSet::new();
+    loop {
+        let accept = async {
+            let slot = slots.clone().acquire_owned().await.expect("never closed");
+            (listener.accept().await, slot)
+        };
+        tokio::select! {
+            biased;
+            () = &mut shutdown => break,
+            Some(_) = tasks.join_next() => {}
+            (accepted, slot) = accept => match accepted {
+                Ok((stream, _)) => {
+                    let serve = serve(stream, router.clone(), limits.clone(), stage.subscribe());
+                    tasks.spawn(async move {
+                        serve.await;
+                        drop(slot);
+                    });
+                }
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    tracing::info!(connections = tasks.len(), "draining");
+    stage.send_replace(Stage::Draining);
+    let everyone = async |tasks: &mut JoinSet<()>| while tasks.join_next().await.is_some() {};
+    if tokio::time::timeout(limits.drain_timeout, everyone(&mut tasks))
+        .await
+        .is_err()
+    {
+        tracing::warn!(connections = tasks.len(), "cancelling what still runs");
+        stage.send_replace(Stage::Stopping);
+        let _ = tokio::time::timeout(limits.cancel_grace, everyone(&mut tasks)).await;
+    }
+    tasks.shutdown().await;
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset
+    )
+}
+
+/// Serves one connection to its end.
+async fn serve(
+    stream: TcpStream,
+    router: Router,
+    limits: Limits,
+    mut stage: watch::Receiver<Stage>,
+) {
+    // Tokens are small and must not wait for one another.
+    let _ = stream.set_nodelay(true);
+    let activity = Activity::new();
+    let service = service_fn({
+        let activity = activity.clone();
+        move |request: hyper::Request<Incoming>| {
+            activity.enter(Doing::Busy);
+            let activity = activity.clone();
+            let answer = router.clone().call(request);
+            async move {
+                answer
+                    .await
+                    .map(|r: Response<Body>| r.map(|body| Tracked { body, activity }))
+            }
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        // `Timed` is stricter before a request and the same after one.
+        .header_read_timeout(limits.idle_timeout.max(limits.header_timeout))
+        .max_headers(HEADERS_MAX)
+        .max_header_size(HEADER_BYTES_MAX)
+        .serve_connection(TokioIo::new(Timed::new(stream, activity, &limits)), service);
+    let mut connection = pin!(connection);
+    let mut is_draining = false;
+    loop {
+        tokio::select! {
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "connection ended");
+                }
+                return;
+            }
+            _ = stage.wait_for(|&stage| stage > Stage::Serving), if !is_draining => {
+                is_draining = true;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// What a connection is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    /// Receiving a request's headers, or about to.
+    Reading,
+    /// Answering.
+    Busy,
+    /// Waiting for the next request.
+    Waiting,
+}
+
+/// What a connection is doing, and since when.
+#[derive(Clone, Debug)]
+struct Activity(Arc<Mutex<(Doing, Instant)>>);
+
+impl Activity {
+    fn new() -> Self {
+        Activity(Arc::new(Mutex::new((Doing::Reading, Instant::now()))))
+    }
+
+    fn enter(&self, doing: Doing) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (doing, Instant::now());
+    }
+
+    fn now(&self) -> (Doing, Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A response body that says when it has been sent, or dropped.
+struct Tracked {
+    body: Body,
+    activity: Activity,
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.activity.enter(Doing::Waiting);
+    }
+}
+
+impl hyper::body::Body for Tracked {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A socket with deadlines.
+struct Timed<S> {
+    socket: S,
+    activity: Activity,
+    header_timeout: Duration,
+    idle_timeout: Duration,
+    write_timeout: Duration,
+    read_alarm: Pin<Box<Sleep>>,
+    /// Set while the other side does not take what is written.
+    write_alarm: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Timed<S> {
+    fn new(socket: S, activity: Activity, limits: &Limits) -> Self {
+        Timed {
+            socket,
+            activity,
+            header_timeout: limits.header_timeout,
+            idle_timeout: limits.idle_timeout,
+            write_timeout: limits.write_timeout,
+            read_alarm: Box::pin(sleep(limits.header_timeout)),
+            write_alarm: None,
+        }
+    }
+
+    /// Passes on what a write has come to, or fails if it has been pending too long.
+    fn watch_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.write_alarm = None;
+            return written;
+        }
+        let alarm = self
+            .write_alarm
+            .get_or_insert_with(|| Box::pin(sleep(self.write_timeout)));
+        ready!(alarm.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client does not read",
+        )))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let (doing, since) = this.activity.now();
+        let read = Pin::new(&mut this.socket).poll_read(cx, buf);
+        let deadline = match doing {
+            _ if read.is_ready() => {
+                if doing == Doing::Waiting {
+                    this.activity.enter(Doing::Reading);
+                }
+                return read;
+            }
+            Doing::Busy => return Poll::Pending,
+            Doing::Reading => since + this.header_timeout,
+            Doing::Waiting => since + this.idle_timeout,
+        };
+        if this.read_alarm.deadline() != deadline {
+            this.read_alarm.set(sleep_until(deadline));
+        }
+        ready!(this.read_alarm.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "no request in time",
+        )))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write(cx, buf);
+        self.watch_write(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bufs);
+        self.watch_write(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    fn timed(capacity: usize) -> (DuplexStream, Timed<DuplexStream>) {
+        let (client, server) = duplex(capacity);
+        let limits = Limits {
+            header_timeout: Duration::from_millis(50),
+            idle_timeout: Duration::from_millis(200),
+            write_timeout: Duration::from_millis(50),
+            ..Limits::default()
+        };
+        (client, Timed::new(server, Activity::new(), &limits))
+    }
+
+    #[tokio::test]
+    async fn a_client_that_stops_reading_is_dropped() {
+        let (client, mut server) = timed(8);
+        let start = Instant::now();
+        let error = server.write_all(&[0; 64]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(start.elapsed() >= Duration::from_millis(50));
+        drop(client);
+
+        // One that reads slowly, but reads, is not.
+        let (mut client, mut server) = timed(8);
+        let read = async {
+            for _ in 0..8 {
+                sleep(Duration::from_millis(20)).await;
+                client.read_exact(&mut [0; 8]).await.unwrap();
+            }
+        };
+        let (written, ()) = tokio::join!(server.write_all(&[0; 64]), read);
+        written.unwrap();
+    }
+
+    #[tokio::test]
+    async fn each_phase_has_its_own_deadline() {
+        let (mut client, mut server) = timed(64);
+        let mut byte = [0];
+        let start = Instant::now();
+        assert!(server.read(&mut byte).await.is_err());
+        assert!(start.elapsed() < Duration::from_millis(150));
+
+        server.activity.enter(Doing::Busy);
+        let busy = tokio::time::timeout(Duration::from_millis(300), server.read(&mut byte));
+        assert!(busy.await.is_err(), "an answer has no read deadline");
+
+        server.activity.enter(Doing::Waiting);
+        let start = Instant::now();
+        assert!(server.read(&mut byte).await.is_err());
+        assert!(start.elapsed() >= Duration::from_millis(200));
+
+        // The first byte of a request starts the shorter deadline.
+        server.activity.enter(Doing::Waiting);
+        client.write_all(b"G").await.unwrap();
+        server.read_exact(&mut byte).await.unwrap();
+        let start = Instant::now();
+        assert!(server.read(&mut byte).await.is_err());
+        assert!(start.elapsed() < Duration::from_millis(150));
+    }
+}

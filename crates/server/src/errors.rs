@@ -1,0 +1,414 @@
+//! What a client is told when something goes wrong.
+//!
+//! Every message is written here or next to the check that fails: it names the
+//! cause, the limit and the field, and never shows the inside of a library.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use engine::Rejected;
+use serde::Serialize;
+use text::TextError;
+
+use crate::limits::ECHO_CHARS_MAX;
+
+/// Seconds after which a refused client is told to come back.
+const RETRY_AFTER_SECONDS: &str = "1";
+
+/// An error in OpenAI's shape: `{"error": {message, type, param, code}}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+    /// Whether the same request may succeed later; unset where clients decide
+    /// rightly by the status alone.
+    should_retry: Option<bool>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        ApiError {
+            status,
+            kind,
+            code: None,
+            param: None,
+            message: message.into(),
+            should_retry: None,
+        }
+    }
+
+    /// 400: `param` is unusable.
+    pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let param = param.into();
+        let message = format!("`{param}` {}", message.into());
+        ApiError {
+            param: Some(param),
+            ..Self::request(message)
+        }
+    }
+
+    /// 400: the request as a whole is unusable.
+    pub(crate) fn request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400: a field that changes the meaning of a request is not implemented.
+    pub(crate) fn unsupported(param: impl Into<String>, neutral: &str) -> Self {
+        Self {
+            code: Some("unsupported_parameter"),
+            ..Self::field(
+                param,
+                format!("is not supported yet; leave it out{neutral}"),
+            )
+        }
+    }
+
+    /// 401.
+    pub(crate) fn unauthorized() -> Self {
+        Self {
+            code: Some("invalid_api_key"),
+            ..Self::new(
+                StatusCode::UNAUTHORIZED,
+                "authentication_error",
+                "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+            )
+        }
+    }
+
+    /// 403: the Host header names somebody else.
+    pub(crate) fn host() -> Self {
+        Self {
+            code: Some("host_not_allowed"),
+            ..Self::new(
+                StatusCode::FORBIDDEN,
+                "permission_error",
+                "the Host header names no host of this server (allow it with --allow-host)",
+            )
+        }
+    }
+
+    /// 403: a page of another origin asks.
+    pub(crate) fn origin() -> Self {
+        Self {
+            code: Some("origin_not_allowed"),
+            ..Self::new(
+                StatusCode::FORBIDDEN,
+                "permission_error",
+                "pages of this origin may not use the server (allow it with --allow-origin)",
+            )
+        }
+    }
+
+    /// 404: no such path.
+    pub(crate) fn no_route() -> Self {
+        Self {
+            code: Some("not_found"),
+            ..Self::new(
+                StatusCode::NOT_FOUND,
+                "invalid_request_error",
+                "there is nothing at this path",
+            )
+        }
+    }
+
+    /// 404: no such model.
+    pub(crate) fn no_model(asked: &str, served: &str) -> Self {
+        Self {
+            code: Some("model_not_found"),
+            param: Some("model".into()),
+            ..Self::new(
+                StatusCode::NOT_FOUND,
+                "invalid_request_error",
+                format!(
+                    "the model `{}` is not served here; `{served}` is",
+                    excerpt(asked)
+                ),
+            )
+        }
+    }
+
+    /// 405.
+    pub(crate) fn method() -> Self {
+        Self {
+            code: Some("method_not_allowed"),
+            ..Self::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "invalid_request_error",
+                "this path does not know the request's method",
+            )
+        }
+    }
+
+    /// 408: the body did not arrive in time.
+    pub(crate) fn slow_body(seconds: u64) -> Self {
+        Self {
+            should_retry: Some(false),
+            ..Self::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "invalid_request_error",
+                format!("the request body did not arrive within {seconds} seconds"),
+            )
+        }
+    }
+
+    /// 413.
+    pub(crate) fn body_too_large(limit: usize) -> Self {
+        Self {
+            code: Some("body_too_large"),
+            ..Self::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "invalid_request_error",
+                format!("the request body is over the limit of {limit} bytes"),
+            )
+        }
+    }
+
+    /// 415.
+    pub(crate) fn media_type(message: &'static str) -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "invalid_request_error",
+            message,
+        )
+    }
+
+    /// 503: too many bodies are being read.
+    pub(crate) fn busy() -> Self {
+        Self {
+            code: Some("overloaded"),
+            should_retry: Some(true),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "server_error",
+                "the server is reading too many large requests",
+            )
+        }
+    }
+
+    /// 503: the server is going away.
+    pub(crate) fn shutting_down() -> Self {
+        Self {
+            code: Some("shutting_down"),
+            should_retry: Some(true),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "server_error",
+                "the server is shutting down",
+            )
+        }
+    }
+
+    /// 504: the request took longer than it may.
+    pub(crate) fn timed_out(seconds: u64) -> Self {
+        Self {
+            code: Some("request_timeout"),
+            // A retry would run into the same limit after the same work.
+            should_retry: Some(false),
+            ..Self::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                "server_error",
+                format!("the request ran longer than {seconds} seconds"),
+            )
+        }
+    }
+
+    /// The client reads slower than the model writes.
+    pub(crate) fn slow_reader(limit: usize) -> Self {
+        Self {
+            code: Some("slow_reader"),
+            ..Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "server_error",
+                format!("more than {limit} bytes of text were waiting to be read"),
+            )
+        }
+    }
+
+    /// 500: our fault; the log says more.
+    pub(crate) fn internal() -> Self {
+        Self {
+            code: Some("internal_error"),
+            ..Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "server_error",
+                "the server failed on this request; its log says why",
+            )
+        }
+    }
+
+    /// The HTTP status it is sent with, where the response has not begun.
+    #[cfg(test)]
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// A short name for logs and metrics.
+    pub(crate) fn label(&self) -> &'static str {
+        self.code.unwrap_or(self.kind)
+    }
+
+    /// The JSON document.
+    pub(crate) fn to_json(&self) -> String {
+        #[derive(Serialize)]
+        struct Document<'a> {
+            error: Inner<'a>,
+        }
+        #[derive(Serialize)]
+        struct Inner<'a> {
+            message: &'a str,
+            r#type: &'a str,
+            param: Option<&'a str>,
+            code: Option<&'a str>,
+        }
+        let error = Inner {
+            message: &self.message,
+            r#type: self.kind,
+            param: self.param.as_deref(),
+            code: self.code,
+        };
+        serde_json::to_string(&Document { error }).expect("strings serialise")
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let mut response = Response::new(Body::from(self.to_json()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        let mut set = |name, value| headers.insert(name, HeaderValue::from_static(value));
+        set(header::CONTENT_TYPE, "application/json");
+        if self.status == StatusCode::UNAUTHORIZED {
+            set(header::WWW_AUTHENTICATE, "Bearer");
+        }
+        let retry = header::HeaderName::from_static("x-should-retry");
+        match self.should_retry {
+            Some(true) => {
+                set(header::RETRY_AFTER, RETRY_AFTER_SECONDS);
+                set(retry, "true");
+            }
+            Some(false) => {
+                set(retry, "false");
+            }
+            None => {}
+        }
+        response
+    }
+}
+
+impl From<Rejected> for ApiError {
+    fn from(rejected: Rejected) -> Self {
+        match rejected {
+            Rejected::EmptyPrompt => Self::request("the prompt has no token"),
+            Rejected::PromptTooLong { .. } => Self {
+                code: Some("context_length_exceeded"),
+                ..Self::request(rejected.to_string())
+            },
+            Rejected::BadToken { .. } => Self::request(rejected.to_string()),
+            Rejected::BadParameter(message) => Self::request(message),
+            Rejected::QueueFull { waiting } => Self {
+                code: Some("queue_full"),
+                should_retry: Some(true),
+                ..Self::new(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "rate_limit_error",
+                    format!("{waiting} requests are waiting already (set --queue to change it)"),
+                )
+            },
+            _ => {
+                tracing::error!(error = %rejected, "request rejected");
+                Self::internal()
+            }
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        match &error {
+            TextError::NoTemplate => Self {
+                code: Some("no_chat_template"),
+                ..Self::request("the model has no chat template; use /v1/completions")
+            },
+            // Conversations differ in what they ask of a template, so these
+            // are the request's doing more often than the checkpoint's.
+            TextError::OutOfFuel { .. } => Self::request(error.to_string()),
+            TextError::Template { line, reason } => {
+                tracing::warn!(line, reason, "chat template failed");
+                Self::request(format!("the chat template failed at line {line}"))
+            }
+            TextError::Encode { reason } => {
+                tracing::warn!(reason, "tokenizer failed");
+                Self::request("the tokenizer failed on this text")
+            }
+            TextError::Refused { message } => Self::request(format!(
+                "the chat template refused the messages: {}",
+                excerpt(message)
+            )),
+            TextError::BadMessage { index, reason } => Self::field(
+                format!("messages[{index}]"),
+                format!("is unusable: {reason}"),
+            ),
+            TextError::ReservedArgument { name } => Self::field(
+                "chat_template_kwargs",
+                format!("may not set `{}`", excerpt(name)),
+            ),
+            _ if error.is_callers_fault() => Self::request(error.to_string()),
+            _ => {
+                tracing::error!(error = %error, "text work failed");
+                Self::internal()
+            }
+        }
+    }
+}
+
+/// The beginning of something that a client wrote, for a message to it.
+pub(crate) fn excerpt(text: &str) -> String {
+    text.chars()
+        .take(ECHO_CHARS_MAX)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn errors_have_openai_s_shape() {
+        let error: Value =
+            serde_json::from_str(&ApiError::field("top_p", "is odd").to_json()).unwrap();
+        assert_eq!(
+            error,
+            json!({"error": {"message": "`top_p` is odd", "type": "invalid_request_error", "param": "top_p", "code": null}})
+        );
+    }
+
+    #[test]
+    fn refusals_that_pass_say_when_to_come_back() {
+        let full = ApiError::from(Rejected::QueueFull { waiting: 64 }).into_response();
+        assert_eq!(full.status(), 429);
+        assert_eq!(full.headers()["retry-after"], "1");
+        assert_eq!(full.headers()["x-should-retry"], "true");
+        let late = ApiError::timed_out(1).into_response();
+        assert_eq!(late.headers()["x-should-retry"], "false");
+    }
+
+    #[test]
+    fn counts_reach_the_client_and_library_words_do_not() {
+        let long = ApiError::from(Rejected::PromptTooLong {
+            tokens: 9,
+            context: 8,
+        });
+        assert_eq!(long.code, Some("context_length_exceeded"));
+        assert!(long.message.contains('9') && long.message.contains('8'));
+        let template = TextError::Template {
+            line: 3,
+            reason: "secret".into(),
+        };
+        assert!(!ApiError::from(template).to_json().contains("secret"));
+    }
+}

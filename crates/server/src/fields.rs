@@ -1,0 +1,241 @@
+//! The fields of a request, read by name.
+//!
+//! Absent and `null` mean the same. A value of the wrong type or out of range
+//! is an error that names the field; there is no silent default.
+
+use std::cell::RefCell;
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::errors::ApiError;
+use crate::limits::{ECHO_CHARS_MAX, IGNORED_FIELDS_MAX};
+
+/// A field that changes what is written and is not implemented.
+#[derive(Debug)]
+pub(crate) struct Unsupported {
+    /// Its name.
+    pub(crate) field: &'static str,
+    /// A JSON list of the values that ask for nothing; `null` always does.
+    pub(crate) neutral: &'static str,
+}
+
+/// A request's fields. Remembers which were asked for.
+pub(crate) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    /// Where the map is in the request, with a trailing dot; empty at its top.
+    prefix: &'static str,
+    read: RefCell<Vec<&'static str>>,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of a whole request.
+    pub(crate) fn new(map: &'a Map<String, Value>) -> Self {
+        Fields {
+            map,
+            prefix: "",
+            read: RefCell::default(),
+        }
+    }
+
+    /// The fields of an object inside a request, at `prefix`.
+    pub(crate) fn inside(map: &'a Map<String, Value>, prefix: &'static str) -> Self {
+        Fields {
+            prefix,
+            ..Fields::new(map)
+        }
+    }
+
+    /// A field's value, unless it is absent or null.
+    pub(crate) fn get(&self, name: &'static str) -> Option<&'a Value> {
+        self.read.borrow_mut().push(name);
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    /// An error that names the field.
+    pub(crate) fn error(&self, name: &str, message: impl Into<String>) -> ApiError {
+        ApiError::field(format!("{}{name}", self.prefix), message)
+    }
+
+    pub(crate) fn bool(&self, name: &'static str) -> Result<Option<bool>, ApiError> {
+        let wrong = || self.error(name, "must be true or false");
+        self.get(name)
+            .map(|value| value.as_bool().ok_or_else(wrong))
+            .transpose()
+    }
+
+    pub(crate) fn string(&self, name: &'static str) -> Result<Option<&'a str>, ApiError> {
+        let wrong = || self.error(name, "must be a string");
+        self.get(name)
+            .map(|value| value.as_str().ok_or_else(wrong))
+            .transpose()
+    }
+
+    pub(crate) fn object(
+        &self,
+        name: &'static str,
+    ) -> Result<Option<&'a Map<String, Value>>, ApiError> {
+        let wrong = || self.error(name, "must be an object");
+        self.get(name)
+            .map(|value| value.as_object().ok_or_else(wrong))
+            .transpose()
+    }
+
+    /// A number in `range`.
+    pub(crate) fn number(
+        &self,
+        name: &'static str,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<f64>, ApiError> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let number = value.as_f64().filter(|x| range.contains(x));
+        let wrong = || {
+            let (low, high) = (range.start(), range.end());
+            self.error(name, format!("must be a number from {low} to {high}"))
+        };
+        number.map(Some).ok_or_else(wrong)
+    }
+
+    /// A whole number in `range`; `3.0` counts as one.
+    pub(crate) fn integer(
+        &self,
+        name: &'static str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, ApiError> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let wrong = || {
+            let (low, high) = (range.start(), range.end());
+            self.error(name, format!("must be a whole number from {low} to {high}"))
+        };
+        whole(value)
+            .filter(|x| range.contains(x))
+            .map(Some)
+            .ok_or_else(wrong)
+    }
+
+    /// Refuses the fields of `table` that ask for something.
+    pub(crate) fn refuse(&self, table: &[Unsupported]) -> Result<(), ApiError> {
+        for entry in table {
+            let Some(value) = self.get(entry.field) else {
+                continue;
+            };
+            let neutral: Vec<Value> =
+                serde_json::from_str(entry.neutral).expect("the tables are JSON");
+            if neutral.iter().any(|n| is_same(n, value)) {
+                continue;
+            }
+            let hint = match neutral.first() {
+                Some(value) => format!(", or send {value}"),
+                None => String::new(),
+            };
+            return Err(ApiError::unsupported(
+                format!("{}{}", self.prefix, entry.field),
+                &hint,
+            ));
+        }
+        Ok(())
+    }
+
+    /// Names of fields that nobody has asked for: the request's, but not ours.
+    /// Only plain names, so that they can stand in a header.
+    pub(crate) fn ignored(&self) -> Vec<&'a str> {
+        let read = self.read.borrow();
+        let is_plain = |name: &str| {
+            !name.is_empty()
+                && name.len() <= ECHO_CHARS_MAX
+                && name
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
+        };
+        let names = self
+            .map
+            .iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, _)| name.as_str());
+        names
+            .filter(|name| !read.contains(name) && is_plain(name))
+            .take(IGNORED_FIELDS_MAX)
+            .collect()
+    }
+}
+
+/// A whole number, however it is spelt.
+pub(crate) fn whole(value: &Value) -> Option<i64> {
+    let exact = |x: f64| (x.fract() == 0.0 && x.abs() < 9e15).then_some(x as i64);
+    value.as_i64().or_else(|| value.as_f64().and_then(exact))
+}
+
+fn is_same(a: &Value, b: &Value) -> bool {
+    match (a.as_f64(), b.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        _ => a == b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn values_are_read_or_named() {
+        let value = json!({"a": 1, "b": 1.5, "c": "x", "d": null, "e": 3.0, "f": true, "g": 1e300});
+        let fields = Fields::new(value.as_object().unwrap());
+        assert_eq!(fields.integer("a", 0..=1).unwrap(), Some(1));
+        assert_eq!(fields.integer("e", 0..=9).unwrap(), Some(3));
+        assert_eq!(fields.number("b", 0.0..=2.0).unwrap(), Some(1.5));
+        assert_eq!(fields.bool("d").unwrap(), None);
+        assert_eq!(fields.bool("absent").unwrap(), None);
+        assert!(fields.bool("f").unwrap().unwrap());
+        for error in [
+            fields.integer("a", 2..=3).unwrap_err(),
+            fields.integer("b", 0..=3).unwrap_err(),
+            fields.integer("g", 0..=i64::MAX).unwrap_err(),
+            fields.number("g", 0.0..=2.0).unwrap_err(),
+            fields.number("c", 0.0..=2.0).unwrap_err(),
+            fields.bool("a").unwrap_err(),
+            fields.string("a").unwrap_err(),
+            fields.object("c").unwrap_err(),
+        ] {
+            assert_eq!(error.status(), 400);
+        }
+    }
+
+    #[test]
+    fn unsupported_fields_pass_only_with_a_neutral_value() {
+        const TABLE: &[Unsupported] = &[
+            Unsupported {
+                field: "n",
+                neutral: "[1]",
+            },
+            Unsupported {
+                field: "grammar",
+                neutral: "[]",
+            },
+        ];
+        let check = |value: Value| Fields::new(value.as_object().unwrap()).refuse(TABLE);
+        for good in [
+            json!({}),
+            json!({"n": 1}),
+            json!({"n": 1.0}),
+            json!({"n": null, "grammar": null}),
+        ] {
+            assert!(check(good).is_ok());
+        }
+        for bad in [json!({"n": 2}), json!({"n": "1"}), json!({"grammar": ""})] {
+            assert!(check(bad).is_err());
+        }
+    }
+
+    #[test]
+    fn ignored_fields_are_listed_if_they_fit_a_header() {
+        let value = json!({"a": 1, "user": "u", "temprature": 1, "x\r\ny": 1, "": 1, "z": null});
+        let fields = Fields::new(value.as_object().unwrap());
+        let _ = fields.get("a");
+        assert_eq!(fields.ignored(), ["user", "temprature"]);
+    }
+}

@@ -1,0 +1,363 @@
+//! One request on its way through the engine, seen from the async side.
+//!
+//! ```text
+//! engine's thread ─ Sink ─→ Mailbox ─→ Generation::next ─→ dialect ─→ client
+//! engine's thread ←──────── CancelToken ←── drop
+//! ```
+//!
+//! The engine must never wait for a client, so the mailbox takes everything at
+//! once: text that nobody has fetched yet grows into one piece. It may grow to a
+//! limit; a client that far behind is cut off.
+//!
+//! Dropping a [`Generation`] cancels its request. A handler holds it while it
+//! collects, a stream's body holds it while it is sent, and hyper drops both as
+//! soon as the connection is gone.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use engine::{CancelToken, Event, FinishReason, Request, RequestOutcome};
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, sleep_until};
+
+use crate::App;
+use crate::connection::Stage;
+use crate::errors::ApiError;
+use crate::metrics::Metrics;
+
+/// What happens next in a generation.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Text, not empty.
+    Text(String),
+    /// Nothing for a while: it is time for a sign of life.
+    Quiet(Progress),
+    /// The text has ended.
+    End(Box<RequestOutcome>),
+    /// There will be no more.
+    Failed(ApiError),
+}
+
+/// How far a generation is that has no new text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// It waits for its turn.
+    Queued,
+    /// Its prompt runs: rows done, of how many.
+    Prefill(usize, usize),
+    /// It writes.
+    Decode,
+}
+
+/// A submitted request.
+pub(crate) struct Generation {
+    mailbox: Arc<Mailbox>,
+    cancel: CancelToken,
+    has_ended: bool,
+    stage: watch::Receiver<Stage>,
+    started: Instant,
+    app: Arc<App>,
+}
+
+impl Generation {
+    /// Submits `request`.
+    pub(crate) fn start(app: &Arc<App>, request: Request) -> Result<Self, ApiError> {
+        let mailbox = Arc::new(Mailbox::new(app.config.limits.stream_buffer_bytes));
+        let inlet = Inlet {
+            mailbox: mailbox.clone(),
+            metrics: app.metrics.clone(),
+            started: Instant::now(),
+            has_text: false,
+        };
+        let cancel = app
+            .engine
+            .submit(request, inlet.into_sink())
+            .map_err(|rejected| {
+                let error = ApiError::from(rejected);
+                app.metrics.faults.count(error.label());
+                error
+            })?;
+        Ok(Generation {
+            mailbox,
+            cancel,
+            has_ended: false,
+            stage: app.stage.clone(),
+            started: Instant::now(),
+            app: app.clone(),
+        })
+    }
+
+    /// Waits for what comes next; nothing comes after `End` and `Failed`.
+    pub(crate) async fn next(&mut self) -> Step {
+        let limits = &self.app.config.limits;
+        let deadline = (self.started + limits.request_timeout).into();
+        let quiet = sleep(limits.keep_alive);
+        tokio::pin!(quiet);
+        let step = loop {
+            // Before the mailbox: it could be filled faster than it is emptied.
+            if *self.stage.borrow() == Stage::Stopping {
+                break Step::Failed(ApiError::shutting_down());
+            }
+            if let Some(step) = self.mailbox.take() {
+                break step;
+            }
+            tokio::select! {
+                () = self.mailbox.ready.notified() => {}
+                _ = self.stage.changed() => {}
+                () = sleep_until(deadline) => {
+                    break Step::Failed(ApiError::timed_out(limits.request_timeout.as_secs()));
+                }
+                () = &mut quiet => break Step::Quiet(self.mailbox.progress()),
+            }
+        };
+        match &step {
+            Step::Text(_) | Step::Quiet(_) => {}
+            Step::End(outcome) => self.log_end(outcome),
+            Step::Failed(error) => {
+                self.app.metrics.faults.count(error.label());
+                tracing::warn!(error = error.label(), "generation failed");
+                self.cancel_now();
+            }
+        }
+        step
+    }
+
+    /// Waits for the end and gives the whole text.
+    pub(crate) async fn collect(mut self) -> Result<(String, Box<RequestOutcome>), ApiError> {
+        let mut whole = String::new();
+        loop {
+            match self.next().await {
+                Step::Text(text) => whole.push_str(&text),
+                Step::Quiet(_) => {}
+                Step::End(outcome) => return Ok((whole, outcome)),
+                Step::Failed(error) => return Err(error),
+            }
+        }
+    }
+
+    fn log_end(&mut self, outcome: &RequestOutcome) {
+        self.has_ended = true;
+        self.app
+            .metrics
+            .request_latency
+            .observe(self.started.elapsed());
+        tracing::info!(
+            prompt_tokens = outcome.usage.prompt_tokens,
+            completion_tokens = outcome.usage.completion_tokens,
+            drafted = outcome.speculation.drafted,
+            accepted = outcome.speculation.accepted,
+            ms = self.started.elapsed().as_millis(),
+            "generation ended"
+        );
+    }
+
+    fn cancel_now(&mut self) {
+        if !self.has_ended {
+            self.has_ended = true;
+            self.mailbox.leave();
+            self.cancel.cancel();
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            tracing::info!(ms = self.started.elapsed().as_millis(), "client went away");
+        }
+        self.cancel_now();
+    }
+}
+
+/// What the engine has said and the client has not heard.
+struct Mailbox {
+    state: Mutex<State>,
+    ready: Notify,
+    limit: usize,
+}
+
+struct State {
+    text: String,
+    end: Option<End>,
+    progress: Progress,
+    /// When the reader left, if it has.
+    left: Option<Instant>,
+}
+
+enum End {
+    Done(Box<RequestOutcome>),
+    Failed(ApiError),
+}
+
+impl Mailbox {
+    fn new(limit: usize) -> Self {
+        let state = State {
+            text: String::new(),
+            end: None,
+            progress: Progress::Queued,
+            left: None,
+        };
+        Mailbox {
+            state: Mutex::new(state),
+            ready: Notify::new(),
+            limit,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<Step> {
+        let mut state = self.state();
+        if !state.text.is_empty() {
+            return Some(Step::Text(std::mem::take(&mut state.text)));
+        }
+        state.end.take().map(|end| match end {
+            End::Done(outcome) => Step::End(outcome),
+            End::Failed(error) => Step::Failed(error),
+        })
+    }
+
+    fn progress(&self) -> Progress {
+        self.state().progress
+    }
+
+    fn leave(&self) {
+        self.state().left.get_or_insert_with(Instant::now);
+    }
+
+    /// Takes a piece of text; false if it is one too many, or nobody reads.
+    fn push(&self, text: &str) -> bool {
+        let mut state = self.state();
+        if state.left.is_some() || matches!(state.end, Some(End::Failed(_))) {
+            return false;
+        }
+        state.progress = Progress::Decode;
+        if state.text.len() + text.len() > self.limit {
+            state.text.clear();
+            state.end = Some(End::Failed(ApiError::slow_reader(self.limit)));
+            drop(state);
+            self.ready.notify_one();
+            return false;
+        }
+        if text.is_empty() {
+            return true;
+        }
+        state.text.push_str(text);
+        drop(state);
+        self.ready.notify_one();
+        true
+    }
+
+    /// Ends the text; the first end counts.
+    fn end(&self, end: End) {
+        self.state().end.get_or_insert(end);
+        self.ready.notify_one();
+    }
+}
+
+/// The engine's end of a mailbox. It lives on the engine's thread, so it must not
+/// own the engine: the last owner waits for that thread.
+struct Inlet {
+    mailbox: Arc<Mailbox>,
+    metrics: Arc<Metrics>,
+    started: Instant,
+    has_text: bool,
+}
+
+impl Inlet {
+    fn into_sink(mut self) -> engine::Sink {
+        Box::new(move |event| self.take(event))
+    }
+
+    fn take(&mut self, event: Event) -> bool {
+        match event {
+            Event::Prefill { done, total } => {
+                let mut state = self.mailbox.state();
+                state.progress = Progress::Prefill(done, total);
+                state.left.is_none()
+            }
+            Event::Text { text, .. } => {
+                if !std::mem::replace(&mut self.has_text, true) {
+                    self.metrics
+                        .time_to_first_token
+                        .observe(self.started.elapsed());
+                }
+                self.mailbox.push(&text)
+            }
+            Event::Done(outcome) => {
+                self.metrics.count_outcome(&outcome);
+                let end = match outcome.finish {
+                    // Nobody but this server cancels, and where it does, it
+                    // has already said why; what is left is the engine's end.
+                    FinishReason::Cancelled => End::Failed(ApiError::shutting_down()),
+                    _ => End::Done(outcome),
+                };
+                self.mailbox.end(end);
+                true
+            }
+            Event::Failed(error) => {
+                tracing::error!(error, "the engine failed on a request");
+                self.mailbox.end(End::Failed(ApiError::internal()));
+                true
+            }
+        }
+    }
+}
+
+impl Drop for Inlet {
+    fn drop(&mut self) {
+        let left = self.mailbox.state().left;
+        match left {
+            Some(left) => self.metrics.cancel_latency.observe(left.elapsed()),
+            // An engine that lets go without a word has lost its thread. The
+            // first end counts, so after `Done` this says nothing.
+            None => {
+                if std::thread::panicking() {
+                    self.metrics.engine_lost.store(true, Ordering::Relaxed);
+                }
+                self.mailbox.end(End::Failed(ApiError::internal()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_grows_into_one_piece_and_the_end_comes_after_it() {
+        let mailbox = Mailbox::new(100);
+        assert!(mailbox.take().is_none());
+        assert!(mailbox.push("a") && mailbox.push("") && mailbox.push("b"));
+        mailbox.end(End::Failed(ApiError::internal()));
+        mailbox.end(End::Failed(ApiError::busy()));
+        assert!(matches!(mailbox.take(), Some(Step::Text(text)) if text == "ab"));
+        assert!(
+            matches!(mailbox.take(), Some(Step::Failed(error)) if error == ApiError::internal())
+        );
+        assert!(mailbox.take().is_none());
+    }
+
+    #[test]
+    fn a_reader_too_far_behind_is_cut_off() {
+        let mailbox = Mailbox::new(4);
+        assert!(mailbox.push("abcd"));
+        assert!(!mailbox.push("e"));
+        assert!(!mailbox.push(""));
+        assert!(
+            matches!(mailbox.take(), Some(Step::Failed(error)) if error == ApiError::slow_reader(4))
+        );
+    }
+
+    #[test]
+    fn nothing_is_kept_for_a_reader_that_left() {
+        let mailbox = Mailbox::new(4);
+        mailbox.leave();
+        assert!(!mailbox.push("a"));
+        assert!(mailbox.take().is_none());
+    }
+}

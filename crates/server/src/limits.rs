@@ -1,0 +1,90 @@
+//! Every limit of the server, by name.
+//!
+//! What an operator may want to change is a field of [`Limits`]; what only
+//! keeps a request from being absurd is a constant.
+
+use std::time::Duration;
+
+/// Bytes of a request's line and headers.
+pub const HEADER_BYTES_MAX: usize = 16 << 10;
+/// Bytes of the body of a chat request, which may carry images.
+pub const CHAT_BODY_BYTES_MAX: usize = 32 << 20;
+/// Bytes of the body of any other request.
+pub const BODY_BYTES_MAX: usize = 1 << 20;
+/// Bytes of all bodies that are being read at one time.
+pub const BODIES_BYTES_MAX: usize = 512 << 20;
+/// Connections at one time; more wait in the system's queue.
+pub const CONNECTIONS_MAX: usize = 4096;
+/// Text of a stream that its client has not read yet.
+pub const STREAM_BUFFER_BYTES_MAX: usize = 256 << 10;
+/// Prompts that are rendered and tokenized at one time.
+pub const TEXT_WORKERS_MAX: usize = 4;
+
+/// Nesting of a request's JSON.
+pub const JSON_DEPTH_MAX: usize = 64;
+/// Values in a request's JSON. A value takes up to 72 bytes of memory for as
+/// little as 2 bytes of text, so the body's size alone does not bound it.
+pub const JSON_VALUES_MAX: usize = 1 << 20;
+/// Entries of `logit_bias`.
+pub const LOGIT_BIAS_MAX: usize = 1024;
+/// Characters of an echoed `X-Request-Id`.
+pub const REQUEST_ID_CHARS_MAX: usize = 128;
+/// Names listed in the `x-ignored-fields` response header.
+pub const IGNORED_FIELDS_MAX: usize = 16;
+/// Characters of user data that an error message repeats.
+pub const ECHO_CHARS_MAX: usize = 64;
+
+/// Times, sizes and counts that an operator may change.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// From the first byte of a request, or from the connection, to the end of
+    /// the headers.
+    pub header_timeout: Duration,
+    /// Between two requests on one connection.
+    pub idle_timeout: Duration,
+    /// From the end of the headers to the end of the body.
+    pub body_timeout: Duration,
+    /// Without a byte being taken by a client that has something to read.
+    pub write_timeout: Duration,
+    /// From submission to the last token.
+    pub request_timeout: Duration,
+    /// Between two signs of life in a stream.
+    pub keep_alive: Duration,
+    /// What running requests get to finish after a shutdown has begun.
+    pub drain_timeout: Duration,
+    /// What cancelled streams get to send their last event.
+    pub cancel_grace: Duration,
+    /// Bytes of the body of a chat request.
+    pub chat_body_bytes: usize,
+    /// Bytes of the body of any other request.
+    pub body_bytes: usize,
+    /// Bytes of all bodies that are being read at one time.
+    pub bodies_bytes: usize,
+    /// Connections at one time.
+    pub connections: usize,
+    /// Text of a stream that its client has not read yet.
+    pub stream_buffer_bytes: usize,
+    /// Prompts that are rendered and tokenized at one time.
+    pub text_workers: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(75),
+            body_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            request_timeout: Duration::from_secs(60 * 60),
+            keep_alive: Duration::from_secs(10),
+            drain_timeout: Duration::from_secs(30),
+            cancel_grace: Duration::from_secs(1),
+            chat_body_bytes: CHAT_BODY_BYTES_MAX,
+            body_bytes: BODY_BYTES_MAX,
+            bodies_bytes: BODIES_BYTES_MAX,
+            connections: CONNECTIONS_MAX,
+            stream_buffer_bytes: STREAM_BUFFER_BYTES_MAX,
+            text_workers: TEXT_WORKERS_MAX,
+        }
+    }
+}

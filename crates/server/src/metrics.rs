@@ -1,0 +1,334 @@
+//! What Prometheus reads.
+//!
+//! Names under `vllm:` are those of vLLM, so that its dashboards and acceptance
+//! benchmarks read this server unchanged; names under `paceline:` are ours.
+//! Labels come from fixed sets or are bounded: a client cannot make series.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use engine::{Counters, FinishReason, RequestOutcome};
+
+/// Different label values of one counter; what comes after is `other`.
+const LABELS_MAX: usize = 128;
+
+/// Upper bounds in seconds: a tiny model's first token to a long prompt's last.
+const SECONDS: [f64; 14] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0,
+];
+
+/// Durations, counted by upper bound.
+#[derive(Debug, Default)]
+pub(crate) struct Histogram {
+    buckets: [AtomicU64; SECONDS.len()],
+    count: AtomicU64,
+    micros: AtomicU64,
+}
+
+impl Histogram {
+    pub(crate) fn observe(&self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        if let Some(bucket) = SECONDS.iter().position(|&bound| seconds <= bound) {
+            self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        self.micros.fetch_add(micros, Ordering::Relaxed);
+    }
+}
+
+/// Counters by label.
+#[derive(Debug, Default)]
+pub(crate) struct Tally(Mutex<BTreeMap<String, u64>>);
+
+impl Tally {
+    pub(crate) fn count(&self, label: &str) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = counts.contains_key(label) || counts.len() < LABELS_MAX;
+        *counts
+            .entry(if is_known { label } else { "other" }.to_owned())
+            .or_default() += 1;
+    }
+
+    fn get(&self) -> BTreeMap<String, u64> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+/// What the server itself counts; the engine's counters come beside it.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    /// From submission to the first text.
+    pub(crate) time_to_first_token: Histogram,
+    /// From submission to the end.
+    pub(crate) request_latency: Histogram,
+    /// From the wish to cancel to the engine letting go.
+    pub(crate) cancel_latency: Histogram,
+    /// Ended requests, by finish reason.
+    pub(crate) finished: Tally,
+    /// Requests without speculation, by reason.
+    pub(crate) spec_disabled: Tally,
+    /// Responses, by `route status`.
+    pub(crate) responses: Tally,
+    /// Generations that failed, by the error's code.
+    pub(crate) faults: Tally,
+    /// Whether the engine's thread is gone.
+    pub(crate) engine_lost: AtomicBool,
+}
+
+impl Metrics {
+    /// Notes how a request ended.
+    pub(crate) fn count_outcome(&self, outcome: &RequestOutcome) {
+        self.finished.count(match outcome.finish {
+            FinishReason::Stop | FinishReason::StopString(_) => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "abort",
+        });
+        if let Some(reason) = &outcome.speculation.reason {
+            self.spec_disabled.count(reason);
+        }
+    }
+
+    /// The page, for the engine's `counters` and the model's name.
+    pub(crate) fn render(&self, counters: &Counters, model: &str) -> String {
+        let mut page = Page {
+            text: String::new(),
+            model: escape(model),
+        };
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
+        let gauge =
+            |counter: &std::sync::atomic::AtomicUsize| counter.load(Ordering::Relaxed) as f64;
+        page.one(
+            "vllm:num_requests_running",
+            "gauge",
+            "Requests that run.",
+            gauge(&counters.running),
+        );
+        page.one(
+            "vllm:num_requests_waiting",
+            "gauge",
+            "Requests that wait.",
+            gauge(&counters.waiting),
+        );
+        let (used, all) = (gauge(&counters.pages_used), gauge(&counters.pages));
+        let share = if all > 0.0 { used / all } else { 0.0 };
+        page.one(
+            "vllm:kv_cache_usage_perc",
+            "gauge",
+            "Share of the KV pages in use, 1 is all.",
+            share,
+        );
+        page.one(
+            "vllm:prompt_tokens_total",
+            "counter",
+            "Prompt tokens.",
+            value(&counters.prompt_tokens),
+        );
+        page.one(
+            "vllm:generation_tokens_total",
+            "counter",
+            "Tokens written.",
+            value(&counters.completion_tokens),
+        );
+        page.tally(
+            "vllm:request_success_total",
+            "Ended requests.",
+            "finished_reason",
+            &self.finished,
+        );
+        page.histogram(
+            "vllm:time_to_first_token_seconds",
+            "Time to the first text.",
+            &self.time_to_first_token,
+        );
+        page.histogram(
+            "vllm:e2e_request_latency_seconds",
+            "Time to the end.",
+            &self.request_latency,
+        );
+        page.one(
+            "vllm:spec_decode_num_drafts_total",
+            "counter",
+            "Drafts verified.",
+            value(&counters.drafts),
+        );
+        page.one(
+            "vllm:spec_decode_num_draft_tokens_total",
+            "counter",
+            "Tokens drafted.",
+            value(&counters.drafted),
+        );
+        page.one(
+            "vllm:spec_decode_num_accepted_tokens_total",
+            "counter",
+            "Draft tokens accepted.",
+            value(&counters.accepted),
+        );
+        page.head(
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+            "counter",
+            "Draft tokens accepted, by draft position.",
+        );
+        for (position, counter) in counters.accepted_by_position.iter().enumerate() {
+            let label = format!(",position=\"{position}\"");
+            page.sample(
+                "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                &label,
+                value(counter),
+            );
+        }
+        page.tally(
+            "paceline:spec_disabled_total",
+            "Requests without speculation.",
+            "reason",
+            &self.spec_disabled,
+        );
+        page.one(
+            "paceline:requests_finished_total",
+            "counter",
+            "Requests that ended.",
+            value(&counters.finished),
+        );
+        page.one(
+            "paceline:requests_cancelled_total",
+            "counter",
+            "Requests cancelled.",
+            value(&counters.cancelled),
+        );
+        page.one(
+            "paceline:requests_failed_total",
+            "counter",
+            "Requests that failed.",
+            value(&counters.failed),
+        );
+        page.tally(
+            "paceline:request_faults_total",
+            "Generations that failed.",
+            "code",
+            &self.faults,
+        );
+        page.histogram(
+            "paceline:cancel_latency_seconds",
+            "From cancelling to the engine letting go.",
+            &self.cancel_latency,
+        );
+        page.head("paceline:http_responses_total", "counter", "Responses.");
+        for (label, count) in self.responses.get() {
+            let (route, status) = label.split_once(' ').unwrap_or((&label, ""));
+            let labels = format!(",route=\"{}\",status=\"{}\"", escape(route), escape(status));
+            page.sample("paceline:http_responses_total", &labels, count as f64);
+        }
+        page.text
+    }
+}
+
+/// A page in Prometheus' text format.
+struct Page {
+    text: String,
+    model: String,
+}
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    /// `labels` come after the model's and start with a comma, if there are any.
+    fn sample(&mut self, name: &str, labels: &str, value: f64) {
+        let _ = writeln!(
+            self.text,
+            "{name}{{model_name=\"{}\"{labels}}} {value}",
+            self.model
+        );
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
+        self.head(name, kind, help);
+        self.sample(name, "", value);
+    }
+
+    fn tally(&mut self, name: &str, help: &str, label: &str, tally: &Tally) {
+        self.head(name, "counter", help);
+        for (value, count) in tally.get() {
+            self.sample(
+                name,
+                &format!(",{label}=\"{}\"", escape(&value)),
+                count as f64,
+            );
+        }
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.head(name, "histogram", help);
+        let mut below = 0;
+        for (bound, bucket) in SECONDS.iter().zip(&histogram.buckets) {
+            below += bucket.load(Ordering::Relaxed);
+            self.sample(
+                &format!("{name}_bucket"),
+                &format!(",le=\"{bound}\""),
+                below as f64,
+            );
+        }
+        // Read after the buckets, so it is never below their sum.
+        let count = histogram.count.load(Ordering::Relaxed) as f64;
+        self.sample(&format!("{name}_bucket"), ",le=\"+Inf\"", count);
+        self.sample(
+            &format!("{name}_sum"),
+            "",
+            histogram.micros.load(Ordering::Relaxed) as f64 / 1e6,
+        );
+        self.sample(&format!("{name}_count"), "", count);
+    }
+}
+
+fn escape(label: &str) -> String {
+    label
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_cumulative_and_labels_are_escaped() {
+        let metrics = Metrics::default();
+        for millis in [4, 20, 700_000] {
+            metrics
+                .time_to_first_token
+                .observe(Duration::from_millis(millis));
+        }
+        metrics.responses.count("/health 200");
+        let page = metrics.render(&Counters::default(), "a\"b");
+        let name = "vllm:time_to_first_token_seconds";
+        for line in [
+            format!("{name}_bucket{{model_name=\"a\\\"b\",le=\"0.005\"}} 1"),
+            format!("{name}_bucket{{model_name=\"a\\\"b\",le=\"0.025\"}} 2"),
+            format!("{name}_bucket{{model_name=\"a\\\"b\",le=\"600\"}} 2"),
+            format!("{name}_bucket{{model_name=\"a\\\"b\",le=\"+Inf\"}} 3"),
+            format!("{name}_sum{{model_name=\"a\\\"b\"}} 700.024"),
+            "paceline:http_responses_total{model_name=\"a\\\"b\",route=\"/health\",status=\"200\"} 1".to_owned(),
+            "vllm:num_requests_running{model_name=\"a\\\"b\"} 0".to_owned(),
+        ] {
+            assert!(page.lines().any(|l| l == line), "{line}\n{page}");
+        }
+    }
+
+    #[test]
+    fn series_are_bounded() {
+        let tally = Tally::default();
+        for i in 0..10 * LABELS_MAX {
+            tally.count(&i.to_string());
+        }
+        assert_eq!(tally.get().len(), LABELS_MAX + 1);
+        assert_eq!(tally.get().values().sum::<u64>(), 10 * LABELS_MAX as u64);
+    }
+}

@@ -1,0 +1,222 @@
+//! `POST /v1/completions`: a prompt as text or as token ids, no template.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Response;
+use engine::RequestOutcome;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::options::Options;
+use super::{Meta, finish_reason, ignored_header, json, name_ignored};
+use crate::errors::ApiError;
+use crate::fields::{Fields, Unsupported};
+use crate::generation::Generation;
+use crate::sse::{self, Dialect, Frames};
+use crate::{App, body};
+
+const OBJECT: &str = "text_completion";
+
+/// OpenAI's default for `max_tokens` of this endpoint.
+const MAX_TOKENS: usize = 16;
+
+/// Fields that change the text and are not implemented, beside the shared ones.
+const UNSUPPORTED: &[Unsupported] = &[
+    // 0 asks for the chosen tokens' own.
+    Unsupported {
+        field: "logprobs",
+        neutral: "[false]",
+    },
+    Unsupported {
+        field: "echo",
+        neutral: "[false]",
+    },
+    Unsupported {
+        field: "suffix",
+        neutral: r#"[""]"#,
+    },
+    Unsupported {
+        field: "prompt_embeds",
+        neutral: "[]",
+    },
+];
+
+/// A prompt as it was sent.
+#[derive(Debug, PartialEq, Eq)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Continues a prompt.
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    app.refuse_late()?;
+    let (head, body) = request.into_parts();
+    let limits = &app.config.limits;
+    let mut object =
+        body::read_object(&head.headers, body, limits.body_bytes, &app.bodies, limits).await?;
+    let prompt = object.remove("prompt").unwrap_or_default();
+    let fields = Fields::new(&object);
+    app.check_model(&fields)?;
+    fields.refuse(UNSUPPORTED)?;
+    let options = Options::read(&fields, &app.engine, &["max_tokens"], Some(MAX_TOKENS))?;
+    let ignored = ignored_header(&fields);
+    let prompt = match prompt_of(prompt)? {
+        Prompt::Text(prompt) => {
+            app.text_work(move |text| text.encode_prompt(&prompt))
+                .await?
+        }
+        Prompt::Tokens(prompt) => prompt,
+    };
+    let generation = Generation::start(&app, options.request(prompt))?;
+    let meta = Meta::new(&app, "cmpl", options.sampling.seed);
+    let response = if options.stream {
+        sse::respond(
+            generation,
+            Stream {
+                meta,
+                include_usage: options.include_usage,
+            },
+        )
+    } else {
+        let (text, outcome) = generation.collect().await?;
+        let choice = Choice {
+            index: 0,
+            text: &text,
+            logprobs: None,
+            finish_reason: Some(finish_reason(&outcome.finish)),
+        };
+        json(
+            &meta
+                .envelope(OBJECT, &[choice])
+                .with_usage(&outcome)
+                .with_record(meta.seed, &outcome),
+        )
+    };
+    Ok(name_ignored(response, ignored))
+}
+
+/// A string, a list of token ids, or a list of one of these.
+fn prompt_of(prompt: Value) -> Result<Prompt, ApiError> {
+    const NAME: &str = "prompt";
+    let wrong = || ApiError::field(NAME, "must be a string or a list of token ids");
+    let list = match prompt {
+        Value::Null => return Err(ApiError::field(NAME, "is missing")),
+        Value::String(text) => return Ok(Prompt::Text(text)),
+        Value::Array(list) => list,
+        _ => return Err(wrong()),
+    };
+    match <[Value; 1]>::try_from(list) {
+        Ok([Value::String(text)]) => Ok(Prompt::Text(text)),
+        Ok([Value::Array(inner)]) if inner.iter().all(Value::is_number) => {
+            prompt_of(Value::Array(inner))
+        }
+        Ok([one]) => tokens(&[one]).ok_or_else(wrong),
+        Err(list) if list.iter().any(|item| item.is_string() || item.is_array()) => {
+            Err(ApiError::unsupported(
+                NAME,
+                &format!(" of a list of {}: send one prompt a request", list.len()),
+            ))
+        }
+        Err(list) => tokens(&list).ok_or_else(wrong),
+    }
+}
+
+fn tokens(list: &[Value]) -> Option<Prompt> {
+    let ids = list.iter().map(|id| u32::try_from(id.as_u64()?).ok());
+    ids.collect::<Option<_>>().map(Prompt::Tokens)
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: u32,
+    text: &'a str,
+    logprobs: Option<()>,
+    finish_reason: Option<&'static str>,
+}
+
+/// A streamed continuation.
+struct Stream {
+    meta: Meta,
+    include_usage: bool,
+}
+
+impl Stream {
+    fn chunk(&self, text: &str, finish: Option<&RequestOutcome>, frames: &mut Frames) {
+        let finish_reason = finish.map(|outcome| finish_reason(&outcome.finish));
+        let choices = [Choice {
+            index: 0,
+            text,
+            logprobs: None,
+            finish_reason,
+        }];
+        let mut chunk = self.meta.envelope(OBJECT, &choices);
+        if self.include_usage {
+            chunk.usage = Some(None);
+        } else if let Some(outcome) = finish {
+            chunk = chunk.with_record(self.meta.seed, outcome);
+        }
+        frames.data(&chunk);
+    }
+}
+
+impl Dialect for Stream {
+    /// The format has no chunk without text; the headers are the sign of life.
+    fn open(&mut self, _frames: &mut Frames) {}
+
+    fn text(&mut self, text: &str, frames: &mut Frames) {
+        self.chunk(text, None, frames);
+    }
+
+    fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
+        self.chunk("", Some(outcome), frames);
+        if self.include_usage {
+            let nothing: [Choice<'_>; 0] = [];
+            let last = self.meta.envelope(OBJECT, &nothing);
+            frames.data(
+                &last
+                    .with_usage(outcome)
+                    .with_record(self.meta.seed, outcome),
+            );
+        }
+        frames.raw("[DONE]");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_prompt_is_text_or_tokens_and_only_one() {
+        let text = |text: &str| Some(Prompt::Text(text.into()));
+        for (value, prompt) in [
+            (json!("a"), text("a")),
+            (json!(["a"]), text("a")),
+            (json!([1, 2]), Some(Prompt::Tokens(vec![1, 2]))),
+            (json!([[1, 2]]), Some(Prompt::Tokens(vec![1, 2]))),
+            (json!([[7]]), Some(Prompt::Tokens(vec![7]))),
+            (json!([7]), Some(Prompt::Tokens(vec![7]))),
+            (json!([]), Some(Prompt::Tokens(vec![]))),
+            (json!(null), None),
+            (json!(1), None),
+            (json!({}), None),
+            (json!(["a", "b"]), None),
+            (json!([[1], [2]]), None),
+            (json!([1, "a"]), None),
+            (json!([1.5, 2]), None),
+            (json!([-1, 2]), None),
+            (json!([4294967296_u64]), None),
+            (json!([true]), None),
+            (json!([[["a"]]]), None),
+        ] {
+            assert_eq!(prompt_of(value.clone()).ok(), prompt, "{value}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! OpenAI's API: what its endpoints share.
+//!
+//! | file | path |
+//! | --- | --- |
+//! | [`chat`] | `POST /v1/chat/completions` |
+//! | [`completions`] | `POST /v1/completions` |
+//! | [`models`] | `GET /v1/models`, `GET /v1/models/{id}` |
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod models;
+mod options;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, header};
+use engine::{FinishReason, RequestOutcome, Speculation};
+use serde::Serialize;
+
+use crate::fields::Fields;
+use crate::{App, ids};
+
+/// Header that lists the request's fields that changed nothing.
+const X_IGNORED_FIELDS: &str = "x-ignored-fields";
+
+/// What every document of one response repeats.
+struct Meta {
+    id: String,
+    created: u64,
+    app: Arc<App>,
+    seed: u64,
+}
+
+impl Meta {
+    fn new(app: &Arc<App>, prefix: &str, seed: u64) -> Self {
+        Meta {
+            id: format!("{prefix}-{}", ids::unique()),
+            created: ids::unix_seconds(),
+            app: app.clone(),
+            seed,
+        }
+    }
+
+    /// A document without anything but its choices.
+    fn envelope<'a, C>(&'a self, object: &'static str, choices: &'a [C]) -> Envelope<'a, C> {
+        Envelope {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: self.app.model(),
+            system_fingerprint: &self.app.fingerprint,
+            seed: None,
+            choices,
+            usage: None,
+            speculation: None,
+            timings: None,
+        }
+    }
+}
+
+/// A response or a chunk of one, with choices of type `C`.
+#[derive(Serialize)]
+struct Envelope<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'a str,
+    /// The seed that reproduces the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    choices: &'a [C],
+    /// `Some(None)` is `null`: chunks of a stream that will say it at its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speculation: Option<&'a Speculation>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
+}
+
+impl<'a, C> Envelope<'a, C> {
+    /// Adds what is known at the end.
+    fn with_record(mut self, seed: u64, outcome: &'a RequestOutcome) -> Self {
+        self.seed = Some(seed);
+        self.speculation = Some(&outcome.speculation);
+        self.timings = Some(Timings::new(outcome));
+        self
+    }
+
+    fn with_usage(mut self, outcome: &RequestOutcome) -> Self {
+        self.usage = Some(Some(Usage::new(outcome)));
+        self
+    }
+}
+
+/// Tokens of a request.
+#[derive(Clone, Copy, Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+}
+
+impl Usage {
+    fn new(outcome: &RequestOutcome) -> Self {
+        let engine::Usage {
+            prompt_tokens,
+            completion_tokens,
+        } = outcome.usage;
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+        }
+    }
+}
+
+/// Times, under llama-server's names.
+#[derive(Serialize)]
+struct Timings {
+    queued_ms: f64,
+    prompt_n: usize,
+    prompt_ms: f64,
+    prompt_per_second: f64,
+    predicted_n: usize,
+    predicted_ms: f64,
+    predicted_per_second: f64,
+    draft_n: u64,
+    draft_n_accepted: u64,
+}
+
+impl Timings {
+    fn new(outcome: &RequestOutcome) -> Self {
+        let times = outcome.timings;
+        Timings {
+            queued_ms: times.queued_ms,
+            prompt_n: outcome.usage.prompt_tokens,
+            prompt_ms: times.prefill_ms,
+            prompt_per_second: times.prefill_tokens_per_second,
+            predicted_n: outcome.usage.completion_tokens,
+            predicted_ms: times.decode_ms,
+            predicted_per_second: times.decode_tokens_per_second,
+            draft_n: outcome.speculation.drafted,
+            draft_n_accepted: outcome.speculation.accepted,
+        }
+    }
+}
+
+/// OpenAI's word for the end of a text.
+fn finish_reason(finish: &FinishReason) -> &'static str {
+    match finish {
+        FinishReason::Length => "length",
+        FinishReason::Stop | FinishReason::StopString(_) | FinishReason::Cancelled => "stop",
+    }
+}
+
+/// A whole JSON document as a response.
+fn json(document: &impl Serialize) -> Response<Body> {
+    let body = serde_json::to_vec(document).expect("responses have string keys");
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    response
+}
+
+/// Lists in a header what of a request changed nothing.
+fn name_ignored(mut response: Response<Body>, ignored: Option<HeaderValue>) -> Response<Body> {
+    if let Some(ignored) = ignored {
+        response.headers_mut().insert(X_IGNORED_FIELDS, ignored);
+    }
+    response
+}
+
+fn ignored_header(fields: &Fields<'_>) -> Option<HeaderValue> {
+    let names = fields.ignored();
+    let header = (!names.is_empty()).then(|| HeaderValue::from_str(&names.join(", ")));
+    header?.ok()
+}

@@ -1,0 +1,330 @@
+//! The options that chat and plain completion share: sampling, length, stops,
+//! streaming, speculation.
+//!
+//! Where a request is silent, the checkpoint's `generation_config.json` speaks,
+//! then OpenAI's defaults.
+
+use engine::{Engine, Request, Sampling};
+use serde_json::Value;
+use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
+
+use crate::errors::ApiError;
+use crate::fields::{Fields, Unsupported, whole};
+use crate::ids;
+use crate::limits::LOGIT_BIAS_MAX;
+
+/// OpenAI's default.
+const TEMPERATURE: f32 = 1.0;
+/// Largest `top_k`; no vocabulary is larger.
+const TOP_K_MAX: i64 = 1 << 24;
+/// Largest `max_tokens`; no context is longer.
+const MAX_TOKENS_MAX: i64 = u32::MAX as i64;
+
+/// Fields that change the text and are not implemented, in either endpoint.
+pub(super) const UNSUPPORTED: &[Unsupported] = &[
+    Unsupported {
+        field: "n",
+        neutral: "[1]",
+    },
+    Unsupported {
+        field: "best_of",
+        neutral: "[1]",
+    },
+    Unsupported {
+        field: "use_beam_search",
+        neutral: "[false]",
+    },
+    Unsupported {
+        field: "length_penalty",
+        neutral: "[1]",
+    },
+    Unsupported {
+        field: "prompt_logprobs",
+        neutral: "[false]",
+    },
+    Unsupported {
+        field: "response_format",
+        neutral: r#"[{"type": "text"}]"#,
+    },
+    Unsupported {
+        field: "structured_outputs",
+        neutral: "[]",
+    },
+    Unsupported {
+        field: "guided_json",
+        neutral: "[]",
+    },
+    Unsupported {
+        field: "guided_regex",
+        neutral: "[]",
+    },
+    Unsupported {
+        field: "guided_choice",
+        neutral: "[]",
+    },
+    Unsupported {
+        field: "guided_grammar",
+        neutral: "[]",
+    },
+    Unsupported {
+        field: "grammar",
+        neutral: r#"[""]"#,
+    },
+    Unsupported {
+        field: "json_schema",
+        neutral: "[]",
+    },
+    Unsupported {
+        field: "min_tokens",
+        neutral: "[0]",
+    },
+    Unsupported {
+        field: "stop_token_ids",
+        neutral: "[[]]",
+    },
+    Unsupported {
+        field: "include_stop_str_in_output",
+        neutral: "[false]",
+    },
+    Unsupported {
+        field: "bad_words",
+        neutral: "[[]]",
+    },
+    Unsupported {
+        field: "allowed_token_ids",
+        neutral: "[]",
+    },
+    Unsupported {
+        field: "logits_processors",
+        neutral: "[[]]",
+    },
+    Unsupported {
+        field: "truncate_prompt_tokens",
+        neutral: "[]",
+    },
+    Unsupported {
+        field: "typical_p",
+        neutral: "[1]",
+    },
+    Unsupported {
+        field: "mirostat",
+        neutral: "[0]",
+    },
+    Unsupported {
+        field: "dynatemp_range",
+        neutral: "[0]",
+    },
+    Unsupported {
+        field: "dry_multiplier",
+        neutral: "[0]",
+    },
+    Unsupported {
+        field: "xtc_probability",
+        neutral: "[0]",
+    },
+    Unsupported {
+        field: "lora",
+        neutral: "[[]]",
+    },
+];
+
+/// Fields of `stream_options` that are not implemented.
+const UNSUPPORTED_IN_STREAM: &[Unsupported] = &[
+    Unsupported {
+        field: "include_obfuscation",
+        neutral: "[false]",
+    },
+    Unsupported {
+        field: "continuous_usage_stats",
+        neutral: "[false]",
+    },
+];
+
+/// The options of one request.
+#[derive(Debug)]
+pub(super) struct Options {
+    pub(super) sampling: Sampling,
+    pub(super) max_tokens: Option<usize>,
+    pub(super) stop: Vec<String>,
+    pub(super) ignore_eos: bool,
+    pub(super) show_specials: bool,
+    pub(super) draft_max: Option<usize>,
+    pub(super) stream: bool,
+    pub(super) include_usage: bool,
+}
+
+impl Options {
+    /// Reads and checks them. `max_tokens` are the names of that field, first
+    /// come first served, and `max_tokens_default` is what silence means.
+    pub(super) fn read(
+        fields: &Fields<'_>,
+        engine: &Engine,
+        max_tokens: &[&'static str],
+        max_tokens_default: Option<usize>,
+    ) -> Result<Self, ApiError> {
+        fields.refuse(UNSUPPORTED)?;
+        let stream = fields.bool("stream")?.unwrap_or(false);
+        let mut limit = None;
+        for &name in max_tokens {
+            // -1 is how clients of several local servers spell "no limit".
+            limit = limit.or(fields.integer(name, -1..=MAX_TOKENS_MAX)?);
+        }
+        Ok(Options {
+            sampling: sampling(fields, engine)?,
+            max_tokens: limit.map_or(max_tokens_default, |n| usize::try_from(n).ok()),
+            stop: stop(fields)?,
+            ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
+            show_specials: !fields.bool("skip_special_tokens")?.unwrap_or(true),
+            draft_max: speculation(fields, engine.info().draft_max)?,
+            stream,
+            include_usage: include_usage(fields, stream)?,
+        })
+    }
+
+    /// The engine's request for `prompt`.
+    pub(super) fn request(&self, prompt: Vec<u32>) -> Request {
+        Request {
+            sampling: self.sampling.clone(),
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            show_specials: self.show_specials,
+            draft_max: self.draft_max,
+            ..Request::new(prompt)
+        }
+    }
+}
+
+fn sampling(fields: &Fields<'_>, engine: &Engine) -> Result<Sampling, ApiError> {
+    let model = &engine.text().sampling;
+    let number = |name, range, default: f32| -> Result<f32, ApiError> {
+        Ok(fields.number(name, range)?.map_or(default, |x| x as f32))
+    };
+    let temperature = match model.do_sample {
+        Some(false) => 0.0,
+        _ => model.temperature.unwrap_or(TEMPERATURE),
+    };
+    let top_k = match fields.integer("top_k", -1..=TOP_K_MAX)? {
+        // Servers differ in which of the two means "all"; neither means none.
+        Some(k) => usize::try_from(k).unwrap_or(0),
+        None => model.top_k.map_or(0, |k| k as usize),
+    };
+    // llama-server's name for the same thing.
+    let repetition = ["repetition_penalty", "repeat_penalty"];
+    let mut repetition_penalty = model.repetition_penalty.unwrap_or(1.0);
+    for name in repetition {
+        repetition_penalty = number(name, 0.01..=100.0, repetition_penalty)?;
+    }
+    let top_p = number("top_p", 0.0..=1.0, model.top_p.unwrap_or(1.0))?;
+    Ok(Sampling {
+        temperature: number("temperature", 0.0..=2.0, temperature)?,
+        top_k,
+        // 0 keeps the likeliest token only; the sampler's range excludes it.
+        top_p: top_p.max(f32::MIN_POSITIVE),
+        min_p: number("min_p", 0.0..=1.0, model.min_p.unwrap_or(0.0))?,
+        repetition_penalty,
+        presence_penalty: number("presence_penalty", -2.0..=2.0, 0.0)?,
+        frequency_penalty: number("frequency_penalty", -2.0..=2.0, 0.0)?,
+        logit_bias: logit_bias(fields, engine.info().vocab_size)?,
+        suppress: model.suppress_tokens.clone(),
+        seed: seed(fields)?,
+    })
+}
+
+/// Any 64-bit number, signed or not; a new one if there is none.
+fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
+    let Some(value) = fields.get("seed") else {
+        return Ok(ids::random_seed());
+    };
+    let seed = value
+        .as_u64()
+        .or_else(|| whole(value).map(i64::cast_unsigned));
+    seed.ok_or_else(|| fields.error("seed", "must be a whole number of 64 bits"))
+}
+
+fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+    const NAME: &str = "logit_bias";
+    let Some(map) = fields.object(NAME)? else {
+        return Ok(Vec::new());
+    };
+    if map.len() > LOGIT_BIAS_MAX {
+        return Err(fields.error(
+            NAME,
+            format!("has {} entries, {LOGIT_BIAS_MAX} at most", map.len()),
+        ));
+    }
+    let entry = |(id, bias): (&String, &Value)| {
+        let id = id
+            .parse::<u32>()
+            .ok()
+            .filter(|&id| (id as usize) < vocab_size);
+        let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+        Some((id?, bias? as f32))
+    };
+    let wrong = || {
+        let message = format!("must map token ids below {vocab_size} to numbers from -100 to 100");
+        fields.error(NAME, message)
+    };
+    map.iter()
+        .map(entry)
+        .collect::<Option<_>>()
+        .ok_or_else(wrong)
+}
+
+/// A string or a list of strings.
+fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
+    const NAME: &str = "stop";
+    let wrong = || fields.error(NAME, "must be a string or a list of strings");
+    let stops = match fields.get(NAME) {
+        None => return Ok(Vec::new()),
+        Some(Value::String(stop)) => vec![stop.clone()],
+        Some(Value::Array(list)) => {
+            if list.len() > STOPS_MAX {
+                let message = format!("has {} strings, {STOPS_MAX} at most", list.len());
+                return Err(fields.error(NAME, message));
+            }
+            let strings = list.iter().map(|stop| stop.as_str().map(str::to_owned));
+            strings.collect::<Option<Vec<_>>>().ok_or_else(wrong)?
+        }
+        Some(_) => return Err(wrong()),
+    };
+    for stop in &stops {
+        let n_chars = stop.chars().count();
+        if n_chars == 0 || n_chars > STOP_CHARS_MAX {
+            let message =
+                format!("has a string of {n_chars} characters; 1 to {STOP_CHARS_MAX} are allowed");
+            return Err(fields.error(NAME, message));
+        }
+    }
+    Ok(stops)
+}
+
+/// `"auto"`, `"off"` or `{"draft_max": N}`.
+fn speculation(fields: &Fields<'_>, limit: usize) -> Result<Option<usize>, ApiError> {
+    const NAME: &str = "speculation";
+    let wrong = || fields.error(NAME, "must be \"auto\", \"off\" or {\"draft_max\": N}");
+    match fields.get(NAME) {
+        None => Ok(None),
+        Some(Value::String(word)) if word == "auto" => Ok(None),
+        Some(Value::String(word)) if word == "off" => Ok(Some(0)),
+        Some(Value::Object(map)) if map.keys().all(|key| key == "draft_max") => {
+            let inner = Fields::inside(map, "speculation.");
+            let draft_max =
+                inner.integer("draft_max", 0..=i64::try_from(limit).unwrap_or(i64::MAX))?;
+            Ok(draft_max.and_then(|n| usize::try_from(n).ok()))
+        }
+        Some(_) => Err(wrong()),
+    }
+}
+
+fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
+    let Some(map) = fields.object("stream_options")? else {
+        return Ok(false);
+    };
+    if !stream {
+        return Err(fields.error("stream_options", "needs `stream: true`"));
+    }
+    let inner = Fields::inside(map, "stream_options.");
+    inner.refuse(UNSUPPORTED_IN_STREAM)?;
+    Ok(inner.bool("include_usage")?.unwrap_or(false))
+}

@@ -1,0 +1,251 @@
+//! Routes, and what every request passes on the way to one.
+//!
+//! ```text
+//! request id → Host → origin → key → handler → access log
+//! ```
+//!
+//! A panic of a handler ends as a 500 of that request alone.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::IntoResponse;
+use axum::routing::{MethodRouter, get, post};
+use futures_util::FutureExt;
+use tracing::Instrument;
+
+use crate::auth::{self, Origin};
+use crate::connection::Stage;
+use crate::errors::ApiError;
+use crate::limits::REQUEST_ID_CHARS_MAX;
+use crate::openai::{chat, completions, models};
+use crate::{App, ids};
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Methods that some route knows.
+const METHODS: &str = "GET, POST, OPTIONS";
+/// Seconds a browser may remember a preflight.
+const PREFLIGHT_SECONDS: &str = "600";
+/// Response headers that pages of other origins may read.
+const EXPOSED_HEADERS: &str = "x-request-id, x-ignored-fields, x-should-retry, retry-after";
+
+/// One path.
+struct Route {
+    path: &'static str,
+    /// Whether it is open without a key.
+    is_public: bool,
+    methods: fn() -> MethodRouter<Arc<App>>,
+}
+
+/// Every path of the server.
+const ROUTES: &[Route] = &[
+    Route {
+        path: "/health",
+        is_public: true,
+        methods: || get(health),
+    },
+    Route {
+        path: "/metrics",
+        is_public: false,
+        methods: || get(metrics),
+    },
+    Route {
+        path: "/v1/models",
+        is_public: false,
+        methods: || get(models::list),
+    },
+    Route {
+        path: "/v1/models/{*id}",
+        is_public: false,
+        methods: || get(models::get),
+    },
+    Route {
+        path: "/v1/chat/completions",
+        is_public: false,
+        methods: || post(chat::create),
+    },
+    Route {
+        path: "/v1/completions",
+        is_public: false,
+        methods: || post(completions::create),
+    },
+];
+
+/// The router over all of [`ROUTES`].
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let mut router = Router::new();
+    for route in ROUTES {
+        router = router.route(route.path, (route.methods)());
+    }
+    router
+        .fallback(async || ApiError::no_route())
+        .method_not_allowed_fallback(async || ApiError::method())
+        .layer(middleware::from_fn_with_state(app.clone(), gate))
+        .with_state(app)
+}
+
+/// What every request passes.
+async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
+    let started = Instant::now();
+    let id = request_id(request.headers());
+    let path = request.extensions().get::<MatchedPath>().cloned();
+    let route = ROUTES
+        .iter()
+        .find(|r| path.as_ref().is_some_and(|p| p.as_str() == r.path));
+    let label = route.map_or("unmatched", |r| r.path);
+    let method = request.method().clone();
+    let span = tracing::info_span!("request", id, %method, route = label);
+    let origin = request.headers().get(header::ORIGIN).cloned();
+    let answer = AssertUnwindSafe(pass(&app, route, request, next)).catch_unwind();
+    let (mut response, from) = answer.instrument(span.clone()).await.unwrap_or_else(|_| {
+        app.metrics.faults.count("panic");
+        (ApiError::internal().into_response(), Origin::Same)
+    });
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert(X_REQUEST_ID, id);
+    }
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    if !app.config.allowed_origins.is_empty() {
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+    }
+    if let (Origin::Allowed, Some(origin)) = (from, origin) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static(EXPOSED_HEADERS),
+        );
+    }
+    let status = response.status().as_u16();
+    app.metrics.responses.count(&format!("{label} {status}"));
+    span.in_scope(|| tracing::info!(status, ms = started.elapsed().as_millis(), "response"));
+    response
+}
+
+/// The checks, then the handler.
+async fn pass(
+    app: &App,
+    route: Option<&Route>,
+    request: Request,
+    next: Next,
+) -> (Response<Body>, Origin) {
+    let headers = request.headers();
+    let from = auth::check_host(&app.config, app.local, request.uri(), headers)
+        .and_then(|()| auth::check_origin(&app.config, headers));
+    let from = match from {
+        Ok(from) => from,
+        Err(error) => return (error.into_response(), Origin::Same),
+    };
+    // A preflight asks before it shows a key.
+    if from == Origin::Allowed && request.method() == Method::OPTIONS {
+        return (preflight(headers), from);
+    }
+    let is_public = route.is_some_and(|route| route.is_public);
+    if !is_public && let Err(error) = auth::check_key(&app.config.keys, headers) {
+        return (error.into_response(), from);
+    }
+    (next.run(request).await, from)
+}
+
+/// Tells a browser what a page of an allowed origin may send: whatever it asks
+/// for, since the origin is trusted as a whole.
+fn preflight(headers: &HeaderMap) -> Response<Body> {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let answer = response.headers_mut();
+    if let Some(asked) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        answer.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.clone());
+    }
+    answer.insert(
+        header::ACCESS_CONTROL_ALLOW_METHODS,
+        HeaderValue::from_static(METHODS),
+    );
+    answer.insert(
+        header::ACCESS_CONTROL_MAX_AGE,
+        HeaderValue::from_static(PREFLIGHT_SECONDS),
+    );
+    response
+}
+
+/// The client's own id for a request if it is harmless, else a new one. It goes
+/// into the log and back to the client, and never finds anything.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get(X_REQUEST_ID).and_then(|id| id.to_str().ok());
+    let is_plain = |id: &&str| {
+        (1..=REQUEST_ID_CHARS_MAX).contains(&id.len())
+            && id
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    given
+        .filter(is_plain)
+        .map_or_else(|| format!("req_{}", ids::unique()), str::to_owned)
+}
+
+/// `GET /health`: 200 while requests are taken.
+async fn health(State(app): State<Arc<App>>) -> Response<Body> {
+    let (status, body) = if app.metrics.engine_lost.load(Ordering::Relaxed) {
+        (StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"failed"}"#)
+    } else if *app.stage.borrow() > Stage::Serving {
+        (StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"draining"}"#)
+    } else {
+        (StatusCode::OK, r#"{"status":"ok"}"#)
+    };
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// `GET /metrics`.
+async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
+    let page = app.metrics.render(app.engine.counters(), app.model());
+    (
+        [(
+            header::CONTENT_TYPE,
+            "text/plain; version=0.0.4; charset=utf-8",
+        )],
+        page,
+    )
+        .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_health_is_public() {
+        let public: Vec<&str> = ROUTES
+            .iter()
+            .filter(|r| r.is_public)
+            .map(|r| r.path)
+            .collect();
+        assert_eq!(public, ["/health"]);
+    }
+
+    #[test]
+    fn request_ids_are_echoed_only_if_plain() {
+        let id = |value: &[u8]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(X_REQUEST_ID, HeaderValue::from_bytes(value).unwrap());
+            request_id(&headers)
+        };
+        assert_eq!(id(b"abc-1_2.3"), "abc-1_2.3");
+        for odd in [
+            &b""[..],
+            b"a b",
+            b"a\xff",
+            b"<x>",
+            &[b'a'; REQUEST_ID_CHARS_MAX + 1],
+        ] {
+            assert!(id(odd).starts_with("req_"));
+        }
+    }
+}
