@@ -1,1 +1,356 @@
-//! text
+//! Text: what stands between a client's messages and a model's token ids.
+//!
+//! ```text
+//! messages ─ template ─→ prompt ─ tokenizer ─→ ids ─→ model
+//! client ←─ stop strings ←─ detokenizer ←─ ids ←────────┘
+//! ```
+//!
+//! | room | what it does |
+//! | --- | --- |
+//! | [`tokenizer`] | text → ids, ids → bytes, with the checkpoint's `tokenizer.json` |
+//! | [`pieces`] | what bytes a token stands for |
+//! | [`detokenizer`] | ids → text one token at a time, never splitting a character |
+//! | [`template`] | messages → prompt, with the checkpoint's Jinja program on a budget |
+//! | [`messages`] | clients' spellings → the one that templates read |
+//! | [`stop`] | stop strings and stop tokens |
+//! | [`sampling`] | the sampler settings that a checkpoint recommends |
+//!
+//! Everything here handles bytes from outside: checkpoint files and requests.
+//! Every size has a named limit, and a panic of a library ends as an error of
+//! the one call. No model, no sampling, no clock except in a template's
+//! `strftime_now`.
+
+#![forbid(unsafe_code)]
+
+pub mod detokenizer;
+mod error;
+pub mod messages;
+pub mod pieces;
+mod python_json;
+pub mod sampling;
+pub mod stop;
+mod strftime;
+pub mod template;
+#[cfg(test)]
+mod testing;
+pub mod tokenizer;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+pub use detokenizer::{Detokenizer, Specials};
+pub use error::TextError;
+pub use messages::ContentForm;
+pub use sampling::SamplingDefaults;
+pub use stop::{StopOutcome, StopStrings, StopTokens};
+pub use template::ChatTemplate;
+pub use tokenizer::Tokenizer;
+
+use error::within;
+use tokenizer::TOKENIZER_FILE_BYTES_MAX;
+
+/// Largest `config.json`, `generation_config.json` or `tokenizer_config.json`;
+/// the last lists added tokens and reaches 1.2 MB.
+pub const CONFIG_FILE_BYTES_MAX: usize = 16 << 20;
+
+/// The files of a checkpoint that concern text, as bytes.
+///
+/// For checkpoints that are not a folder: bundled in the binary, or carried in
+/// another file's metadata. Absent files are `None`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TextFiles<'a> {
+    /// `tokenizer.json`.
+    pub tokenizer: &'a [u8],
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: Option<&'a [u8]>,
+    /// `chat_template.jinja`.
+    pub chat_template: Option<&'a [u8]>,
+    /// `generation_config.json`.
+    pub generation_config: Option<&'a [u8]>,
+    /// `config.json`.
+    pub config: Option<&'a [u8]>,
+}
+
+impl TextFiles<'_> {
+    /// Loads what a checkpoint folder holds; only `tokenizer.json` is required.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, is over its limit or is unusable.
+    pub fn open(folder: &Path) -> Result<Text, TextError> {
+        let tokenizer = read(folder, "tokenizer.json", TOKENIZER_FILE_BYTES_MAX)?;
+        let optional = |name: &str, limit| match read(folder, name, limit) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(TextError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                Ok(None)
+            }
+            Err(err) => Err(err),
+        };
+        let tokenizer_config = optional("tokenizer_config.json", CONFIG_FILE_BYTES_MAX)?;
+        let chat_template = optional("chat_template.jinja", template::TEMPLATE_BYTES_MAX)?;
+        let generation_config = optional("generation_config.json", CONFIG_FILE_BYTES_MAX)?;
+        let config = optional("config.json", CONFIG_FILE_BYTES_MAX)?;
+        TextFiles {
+            tokenizer: &tokenizer,
+            tokenizer_config: tokenizer_config.as_deref(),
+            chat_template: chat_template.as_deref(),
+            generation_config: generation_config.as_deref(),
+            config: config.as_deref(),
+        }
+        .load()
+    }
+
+    /// Loads files that are in memory already.
+    ///
+    /// # Errors
+    ///
+    /// If a file is over its limit or unusable. A missing chat template is an
+    /// error only when one is asked for.
+    pub fn load(self) -> Result<Text, TextError> {
+        let tokenizer_config = json("tokenizer_config.json", self.tokenizer_config)?;
+        let generation_config = json("generation_config.json", self.generation_config)?;
+        let config = json("config.json", self.config)?;
+        let jinja = self
+            .chat_template
+            .map(std::str::from_utf8)
+            .transpose()
+            .map_err(|_| TextError::BadField {
+                file: "chat_template.jinja",
+                field: "text",
+                reason: "expected UTF-8",
+            })?;
+        let template = match ChatTemplate::new(jinja, &tokenizer_config) {
+            Ok(template) => Some(template),
+            Err(TextError::NoTemplate) => None,
+            Err(err) => return Err(err),
+        };
+        let tokenizer = Arc::new(Tokenizer::from_bytes(self.tokenizer)?);
+        let bos = stop::token_content(&tokenizer_config["bos_token"]);
+        Ok(Text {
+            stop_tokens: StopTokens::new(
+                &config,
+                &generation_config,
+                &tokenizer_config,
+                &tokenizer,
+            )?,
+            sampling: SamplingDefaults::from_json(&generation_config)?,
+            bos: bos.and_then(|bos| tokenizer.id_of(bos)),
+            add_bos: tokenizer_config["add_bos_token"].as_bool(),
+            tokenizer,
+            template,
+        })
+    }
+}
+
+/// A checkpoint's text side.
+#[derive(Debug)]
+pub struct Text {
+    /// Text ↔ ids.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Messages → text; base models have none.
+    pub template: Option<ChatTemplate>,
+    /// Ids that end a generation.
+    pub stop_tokens: StopTokens,
+    /// The authors' sampler settings.
+    pub sampling: SamplingDefaults,
+    bos: Option<u32>,
+    add_bos: Option<bool>,
+}
+
+impl Text {
+    /// Renders a conversation and encodes it.
+    ///
+    /// The template writes every special token, the beginning-of-sequence
+    /// token included, so the tokenizer adds none.
+    ///
+    /// # Errors
+    ///
+    /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
+    pub fn encode_chat(
+        &self,
+        messages: &Value,
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+        extra: &Map<String, Value>,
+    ) -> Result<Vec<u32>, TextError> {
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let prompt = template.render(messages, tools, add_generation_prompt, extra)?;
+        self.tokenizer.encode(&prompt, false)
+    }
+
+    /// Encodes a prompt without a template, as for plain completion: with the
+    /// tokens that the tokenizer adds, and never two beginning-of-sequence
+    /// tokens, even if the prompt spells one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tokenizer::encode`].
+    pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, TextError> {
+        let mut ids = self.tokenizer.encode(prompt, true)?;
+        if let Some(bos) = self.bos {
+            let n_bos = ids.iter().take_while(|&&id| id == bos).count();
+            if n_bos > 1 {
+                ids.drain(1..n_bos);
+            } else if n_bos == 0 && self.add_bos == Some(true) {
+                ids.insert(0, bos);
+            }
+        }
+        Ok(ids)
+    }
+
+    /// The beginning-of-sequence token, if the tokenizer names one.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+}
+
+/// Reads a file that may have at most `limit` bytes.
+fn read(folder: &Path, name: &str, limit: usize) -> Result<Vec<u8>, TextError> {
+    let path = folder.join(name);
+    let mut bytes = Vec::new();
+    File::open(&path)
+        // One byte more than allowed shows that there are more, even where the
+        // file has no length (a pipe, a device).
+        .and_then(|file| file.take(limit as u64 + 1).read_to_end(&mut bytes))
+        .map_err(|source| TextError::Io { path, source })?;
+    within("checkpoint file bytes", bytes.len(), limit)?;
+    Ok(bytes)
+}
+
+fn json(file: &'static str, bytes: Option<&[u8]>) -> Result<Value, TextError> {
+    let Some(bytes) = bytes else {
+        return Ok(Value::Null);
+    };
+    within(
+        "configuration file bytes",
+        bytes.len(),
+        CONFIG_FILE_BYTES_MAX,
+    )?;
+    serde_json::from_slice(bytes).map_err(|source| TextError::BadJson { file, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{model_dir, small_bpe};
+
+    #[test]
+    fn bundled_checkpoints_open() {
+        let gemma = TextFiles::open(&model_dir("gemma4-14m")).unwrap();
+        assert_eq!(gemma.stop_tokens.ids(), [1, 5]);
+        assert_eq!(gemma.bos(), Some(2));
+        let messages =
+            json!([{"role": "user", "content": [{"type": "text", "text": "Hi <|turn>"}]}]);
+        let ids = gemma
+            .encode_chat(&messages, None, true, &Map::new())
+            .unwrap();
+        assert_eq!(
+            gemma.tokenizer.detokenize(&ids, Specials::Show),
+            "<bos><|turn>user\nHi <|turn><turn|>\n<|turn>model\n"
+        );
+        assert_eq!(ids.iter().filter(|&&id| id == 2).count(), 1);
+
+        let qwen = TextFiles::open(&model_dir("qwen3_5-15m")).unwrap();
+        assert_eq!(qwen.stop_tokens.ids(), [8160, 8162]);
+        assert_eq!(qwen.bos(), None);
+        let ids = qwen
+            .encode_chat(&messages, None, true, &Map::new())
+            .unwrap();
+        assert_eq!(
+            qwen.tokenizer.detokenize(&ids, Specials::Show),
+            "<|im_start|>user\nHi <|turn><|im_end|>\n<|im_start|>assistant\n"
+        );
+        assert_eq!(qwen.sampling, SamplingDefaults::default());
+    }
+
+    #[test]
+    fn a_prompt_starts_with_one_bos_whoever_writes_it() {
+        let tokenizer = small_bpe().to_string();
+        let mut files = TextFiles {
+            tokenizer: tokenizer.as_bytes(),
+            ..TextFiles::default()
+        };
+        let config =
+            br#"{"bos_token": "<s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}"#;
+        files.tokenizer_config = Some(config);
+        let text = files.load().unwrap();
+        assert_eq!(text.encode_prompt("ab").unwrap(), [2, 0, 1]);
+        assert_eq!(text.encode_prompt("<s>ab").unwrap(), [2, 0, 1]);
+        let messages = json!([{"role": "user", "content": "ab"}]);
+        assert_eq!(
+            text.encode_chat(&messages, None, true, &Map::new())
+                .unwrap(),
+            [2, 0, 1]
+        );
+
+        let mut json = small_bpe();
+        json["post_processor"] = Value::Null;
+        let tokenizer = json.to_string();
+        files.tokenizer = tokenizer.as_bytes();
+        assert_eq!(files.load().unwrap().encode_prompt("ab").unwrap(), [0, 1]);
+        files.tokenizer_config = Some(br#"{"bos_token": "<s>", "add_bos_token": true}"#);
+        let text = files.load().unwrap();
+        assert_eq!(text.encode_prompt("ab").unwrap(), [2, 0, 1]);
+        assert!(matches!(
+            text.encode_chat(&messages, None, true, &Map::new()),
+            Err(TextError::NoTemplate)
+        ));
+    }
+
+    #[test]
+    fn unusable_files_are_errors() {
+        assert!(matches!(
+            TextFiles::open(Path::new("no such folder")),
+            Err(TextError::Io { .. })
+        ));
+        let tokenizer = small_bpe().to_string();
+        let good = TextFiles {
+            tokenizer: tokenizer.as_bytes(),
+            ..TextFiles::default()
+        };
+        assert!(good.load().is_ok());
+        let long = vec![b' '; CONFIG_FILE_BYTES_MAX + 1];
+        for files in [
+            TextFiles {
+                config: Some(b"{"),
+                ..good
+            },
+            TextFiles {
+                config: Some(br#"{"eos_token_id": "x"}"#),
+                ..good
+            },
+            TextFiles {
+                config: Some(&long),
+                ..good
+            },
+            TextFiles {
+                generation_config: Some(br#"{"top_p": 7}"#),
+                ..good
+            },
+            TextFiles {
+                tokenizer_config: Some(b"\xff"),
+                ..good
+            },
+            TextFiles {
+                chat_template: Some(b"\xff"),
+                ..good
+            },
+            TextFiles {
+                chat_template: Some(b"{% if"),
+                ..good
+            },
+            TextFiles {
+                tokenizer: b"",
+                ..good
+            },
+        ] {
+            assert!(files.load().is_err());
+        }
+    }
+}

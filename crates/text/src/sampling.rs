@@ -1,0 +1,162 @@
+//! The sampling that a checkpoint's authors recommend.
+//!
+//! `generation_config.json` as a plain struct. Absent and `null` mean "no
+//! opinion"; a value that no sampler can use is an error, so that a damaged
+//! file does not quietly change how a model writes.
+
+use serde_json::Value;
+
+use crate::error::{TextError, within};
+
+/// Tokens that a checkpoint may forbid.
+pub const SUPPRESSED_MAX: usize = 4096;
+
+const FILE: &str = "generation_config.json";
+
+/// Recommended sampler settings; `None` where the file is silent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SamplingDefaults {
+    /// `false` asks for greedy decoding, whatever the temperature.
+    pub do_sample: Option<bool>,
+    /// At least 0; 0 is greedy.
+    pub temperature: Option<f32>,
+    /// How many of the likeliest tokens stay; 0 and −1 in the file mean all.
+    pub top_k: Option<u32>,
+    /// Probability mass that stays, in (0, 1].
+    pub top_p: Option<f32>,
+    /// Least probability relative to the likeliest token, in [0, 1].
+    pub min_p: Option<f32>,
+    /// Greater than 0; 1 changes nothing.
+    pub repetition_penalty: Option<f32>,
+    /// Ids that are never sampled.
+    pub suppress_tokens: Vec<u32>,
+}
+
+impl SamplingDefaults {
+    /// Reads a parsed `generation_config.json`; `null` gives no opinions.
+    ///
+    /// # Errors
+    ///
+    /// If a field is outside its range or has the wrong type.
+    pub fn from_json(json: &Value) -> Result<Self, TextError> {
+        Ok(Self {
+            do_sample: match &json["do_sample"] {
+                Value::Null => None,
+                Value::Bool(flag) => Some(*flag),
+                _ => return Err(bad("do_sample", "expected true or false")),
+            },
+            temperature: number(json, "temperature", "expected at least 0", |x| x >= 0.0)?,
+            top_k: match &json["top_k"] {
+                Value::Null => None,
+                value => match value.as_i64() {
+                    Some(-1 | 0) => None,
+                    Some(k) => {
+                        Some(u32::try_from(k).map_err(|_| bad("top_k", "expected a count"))?)
+                    }
+                    None => return Err(bad("top_k", "expected a count")),
+                },
+            },
+            top_p: number(json, "top_p", "expected a number in (0, 1]", |x| {
+                x > 0.0 && x <= 1.0
+            })?,
+            min_p: number(json, "min_p", "expected a number in [0, 1]", |x| {
+                (0.0..=1.0).contains(&x)
+            })?,
+            repetition_penalty: number(json, "repetition_penalty", "expected more than 0", |x| {
+                x > 0.0
+            })?,
+            suppress_tokens: ids(&json["suppress_tokens"])?,
+        })
+    }
+}
+
+fn bad(field: &'static str, reason: &'static str) -> TextError {
+    TextError::BadField {
+        file: FILE,
+        field,
+        reason,
+    }
+}
+
+fn number(
+    json: &Value,
+    field: &'static str,
+    reason: &'static str,
+    is_in_range: impl Fn(f32) -> bool,
+) -> Result<Option<f32>, TextError> {
+    if json[field].is_null() {
+        return Ok(None);
+    }
+    let x = json[field].as_f64().map(|x| x as f32);
+    let x = x.filter(|x| x.is_finite() && is_in_range(*x));
+    x.map(Some).ok_or(bad(field, reason))
+}
+
+fn ids(list: &Value) -> Result<Vec<u32>, TextError> {
+    const FIELD: &str = "suppress_tokens";
+    if list.is_null() {
+        return Ok(Vec::new());
+    }
+    let list = list.as_array().ok_or(bad(FIELD, "expected a list"))?;
+    within("suppressed tokens", list.len(), SUPPRESSED_MAX)?;
+    list.iter()
+        .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
+        .collect::<Option<_>>()
+        .ok_or(bad(FIELD, "expected token ids"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_and_silence_is_none() {
+        assert_eq!(
+            SamplingDefaults::from_json(&Value::Null).unwrap(),
+            SamplingDefaults::default()
+        );
+        let json = json!({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95,
+            "min_p": 0, "repetition_penalty": 1.05, "suppress_tokens": [3, 4], "eos_token_id": 1});
+        assert_eq!(
+            SamplingDefaults::from_json(&json).unwrap(),
+            SamplingDefaults {
+                do_sample: Some(true),
+                temperature: Some(0.6),
+                top_k: Some(20),
+                top_p: Some(0.95),
+                min_p: Some(0.0),
+                repetition_penalty: Some(1.05),
+                suppress_tokens: vec![3, 4],
+            }
+        );
+        assert_eq!(
+            SamplingDefaults::from_json(&json!({"top_k": -1}))
+                .unwrap()
+                .top_k,
+            None
+        );
+    }
+
+    #[test]
+    fn unusable_values_are_errors() {
+        for json in [
+            json!({"temperature": -1}),
+            json!({"temperature": "hot"}),
+            json!({"temperature": 1e300}),
+            json!({"top_p": 0}),
+            json!({"top_p": 1.1}),
+            json!({"min_p": -0.1}),
+            json!({"top_k": -2}),
+            json!({"top_k": 1.5}),
+            json!({"repetition_penalty": 0}),
+            json!({"do_sample": 1}),
+            json!({"suppress_tokens": [-1]}),
+            json!({"suppress_tokens": 3}),
+            json!({"suppress_tokens": vec![0; SUPPRESSED_MAX + 1]}),
+        ] {
+            assert!(SamplingDefaults::from_json(&json).is_err(), "{json}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Text to token ids, and token ids to bytes.
+//!
+//! A thin cage around the `tokenizers` crate: sizes are checked before it sees
+//! anything, its panics end as errors, and truncation or padding written into
+//! a tokenizer file is switched off (a prompt must never be cut in silence).
+//! The way back is our own: see [`crate::pieces`].
+
+use std::collections::HashSet;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::detokenizer::{Detokenizer, Specials};
+use crate::error::{TextError, contain, within};
+use crate::pieces::{Lead, PieceRule, Pieces};
+
+/// Largest `tokenizer.json`; those of 262k-token vocabularies have 33 MB.
+pub const TOKENIZER_FILE_BYTES_MAX: usize = 128 << 20;
+/// Longest text for one `encode`: four bytes for each token of a context of
+/// 4 million.
+pub const TEXT_BYTES_MAX: usize = 16 << 20;
+/// Largest token id, plus one. Tables are this long, so a file cannot ask for
+/// 16 GB with one id.
+pub const VOCAB_MAX: usize = 1 << 22;
+/// How many times longer a normalizer may make a text.
+///
+/// `▁` for a space is three times; the longest Unicode composition is 18 times.
+pub const NORMALIZER_GROWTH_MAX: usize = 64;
+
+/// A checkpoint's tokenizer.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    rule: PieceRule,
+    lead: Lead,
+    pieces: Pieces,
+    special: HashSet<u32>,
+}
+
+/// What we read from a tokenizer file ourselves; the vocabulary is skipped.
+#[derive(Deserialize)]
+struct Outline {
+    #[serde(default)]
+    decoder: Value,
+    #[serde(default)]
+    normalizer: Value,
+}
+
+impl Tokenizer {
+    /// Loads the bytes of a `tokenizer.json`.
+    ///
+    /// # Errors
+    ///
+    /// If the file is larger than [`TOKENIZER_FILE_BYTES_MAX`], is malformed,
+    /// or has a decoder whose tokens have no bytes of their own.
+    pub fn from_bytes(json: &[u8]) -> Result<Self, TextError> {
+        within("tokenizer.json bytes", json.len(), TOKENIZER_FILE_BYTES_MAX)?;
+        let outline: Outline =
+            serde_json::from_slice(json).map_err(|source| TextError::BadJson {
+                file: "tokenizer.json",
+                source,
+            })?;
+        let (rule, lead) = PieceRule::from_json(&outline.decoder)?;
+        within(
+            "normalizer growth",
+            growth(&outline.normalizer),
+            NORMALIZER_GROWTH_MAX,
+        )?;
+
+        contain("the tokenizer loader", || {
+            let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(bad)?;
+            inner.with_truncation(None).map_err(bad)?;
+            inner.with_padding(None);
+            let n_ids = inner
+                .get_vocab(true)
+                .into_values()
+                .max()
+                .map_or(0, |id| id as usize + 1);
+            within("vocabulary size", n_ids, VOCAB_MAX)?;
+            let pieces = Pieces::new(&rule, n_ids, |id| inner.id_to_token(id))?;
+            let special = inner
+                .get_added_tokens_decoder()
+                .into_iter()
+                .filter(|(_, token)| token.special)
+                .map(|(id, _)| id)
+                .collect();
+            Ok(Self {
+                inner,
+                rule,
+                lead,
+                pieces,
+                special,
+            })
+        })
+    }
+
+    /// Turns text into ids. Special tokens spelled out in `text` become their
+    /// ids; `add_special` also adds those of the tokenizer's own template
+    /// (such as a beginning-of-sequence token).
+    ///
+    /// A text that was rendered from a chat template has its special tokens
+    /// already: pass `false` for it.
+    ///
+    /// # Errors
+    ///
+    /// If `text` is longer than [`TEXT_BYTES_MAX`] or the tokenizer fails.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        within("text bytes", text.len(), TEXT_BYTES_MAX)?;
+        contain("the tokenizer", || {
+            let encoding =
+                self.inner
+                    .encode_fast(text, add_special)
+                    .map_err(|err| TextError::Encode {
+                        reason: err.to_string(),
+                    })?;
+            Ok(encoding.get_ids().to_vec())
+        })
+    }
+
+    /// Turns ids into text in one go; the same text that a [`Detokenizer`]
+    /// streams. Bytes that are not UTF-8 become U+FFFD, one for each maximal
+    /// ill-formed part (the rule of `String::from_utf8_lossy`).
+    pub fn detokenize(&self, ids: &[u32], specials: Specials) -> String {
+        let mut stream = Detokenizer::new(specials);
+        let mut text = String::new();
+        for &id in ids {
+            stream.push_onto(self, id, &mut text);
+        }
+        text.push_str(stream.finish());
+        text
+    }
+
+    /// The bytes that `id` adds to a text; empty for an id that is not in the
+    /// vocabulary, such as the padding rows of a model's embedding.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.pieces.get(id)
+    }
+
+    /// The largest id plus one. A model's logits may have more columns.
+    pub fn vocab_size(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The id of the vocabulary entry spelled `token`.
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The vocabulary entry of `id`, in the tokenizer's own alphabet.
+    pub fn entry(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// Whether `id` is marked special: structure, not text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+
+    pub(crate) fn lead(&self) -> Lead {
+        self.lead
+    }
+
+    /// What the crate's own decoder makes of `ids`.
+    #[cfg(test)]
+    pub(crate) fn reference(&self, ids: &[u32], skip_special: bool) -> String {
+        self.inner.decode(ids, skip_special).unwrap()
+    }
+
+    /// The bytes of `id` when it is the first of a text.
+    pub(crate) fn first_bytes(&self, id: u32) -> Vec<u8> {
+        match (self.lead, self.entry(id)) {
+            (Lead::DropMarks { mark }, Some(entry)) => self.rule.bytes(&entry.replace(mark, "")),
+            _ => self.token_bytes(id).to_vec(),
+        }
+    }
+}
+
+fn bad(err: tokenizers::Error) -> TextError {
+    TextError::BadTokenizer {
+        reason: err.to_string(),
+    }
+}
+
+/// An upper bound of how many times longer `normalizer` makes a text.
+fn growth(normalizer: &Value) -> usize {
+    match normalizer["type"].as_str() {
+        Some("Sequence") => normalizer["normalizers"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .fold(1, |product, step| product.saturating_mul(growth(step))),
+        Some("Replace") => {
+            let to = normalizer["content"].as_str().map_or(0, str::len);
+            match normalizer["pattern"]["String"].as_str() {
+                Some(from) => to.div_ceil(from.len().max(1)).max(1),
+                // A regular expression may match nothing, beside every character.
+                None => to + 1,
+            }
+        }
+        Some("Prepend") => normalizer["prepend"].as_str().map_or(0, str::len) + 1,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{GEMMA, MODELS, QWEN, small_bpe};
+
+    #[test]
+    fn text_survives_the_round_trip() {
+        let texts = [
+            "",
+            " ",
+            "  two  spaces ",
+            "Hello, world!\n\n\ttabs\r\n",
+            "你好,世界。こんにちは 안녕하세요",
+            "السَّلامُ عَلَيْكُم ورحمة الله",
+            "👩‍👩‍👧‍👦 family, 🏳️‍🌈 flag, 👍🏽",
+            "zero\u{200d}width\u{200b} \u{feff}bom \u{202e}rtl",
+            "\u{fffd} \u{0} \u{7f} \u{10ffff}",
+            "\\ud83d \\udc00 written out",
+        ];
+        for model in MODELS {
+            for text in texts {
+                let ids = model.encode(text, false).unwrap();
+                assert_eq!(model.detokenize(&ids, Specials::Show), text);
+                assert!(ids.iter().all(|&id| (id as usize) < model.vocab_size()));
+            }
+        }
+    }
+
+    #[test]
+    fn detokenize_agrees_with_the_reference_on_encoded_text() {
+        for model in MODELS {
+            for text in ["Once upon a time", " 你好 👩‍👩‍👧", "a<|turn>b", "x\u{0}y"] {
+                let ids = model.encode(text, false).unwrap();
+                let reference = model.inner.decode(&ids, false).unwrap();
+                assert_eq!(model.detokenize(&ids, Specials::Show), reference);
+                let reference = model.inner.decode(&ids, true).unwrap();
+                assert_eq!(model.detokenize(&ids, Specials::Skip), reference);
+            }
+        }
+    }
+
+    /// Lone surrogates cannot reach us as `&str`; JSON that spells one is
+    /// refused by the parser, and a replacement character is ordinary text.
+    #[test]
+    fn lone_surrogate_escapes_never_become_text() {
+        assert!(serde_json::from_str::<String>(r#""\ud83d""#).is_err());
+        assert!(serde_json::from_str::<String>(r#""\udc00x""#).is_err());
+        let emoji: String = serde_json::from_str(r#""\ud83d\ude00""#).unwrap();
+        for model in MODELS {
+            let ids = model.encode(&emoji, false).unwrap();
+            assert_eq!(model.detokenize(&ids, Specials::Skip), "😀");
+        }
+    }
+
+    #[test]
+    fn special_tokens_in_text_are_one_id() {
+        assert_eq!(GEMMA.encode("<|turn>", false).unwrap(), [4]);
+        assert_eq!(QWEN.encode("<|im_end|>", false).unwrap(), [8162]);
+        assert!(GEMMA.is_special(4) && QWEN.is_special(8162) && !QWEN.is_special(0));
+        assert_eq!(QWEN.id_of("<|im_end|>"), Some(8162));
+        assert_eq!(QWEN.id_of("no such token"), None);
+    }
+
+    #[test]
+    fn tokens_have_bytes() {
+        assert_eq!(GEMMA.token_bytes(GEMMA.id_of("<0xE5>").unwrap()), [0xE5]);
+        assert_eq!(GEMMA.token_bytes(GEMMA.id_of("▁a").unwrap()), b" a");
+        assert_eq!(QWEN.token_bytes(QWEN.id_of("Ġa").unwrap()), b" a");
+        assert_eq!(
+            QWEN.token_bytes(QWEN.id_of("<|im_end|>").unwrap()),
+            b"<|im_end|>"
+        );
+        assert_eq!(QWEN.token_bytes(8186), b"");
+        assert_eq!(QWEN.token_bytes(u32::MAX), b"");
+        assert_eq!(QWEN.vocab_size(), 8186);
+        assert_eq!(GEMMA.vocab_size(), 8192);
+    }
+
+    #[test]
+    fn a_million_repeated_characters_encode_and_come_back() {
+        for ch in ["a", " ", "\n", "!", "0", "字", "👍", "\u{301}", "\t "] {
+            let text = ch.repeat(1_000_000);
+            for model in MODELS {
+                let ids = model.encode(&text, false).unwrap();
+                assert!(model.detokenize(&ids, Specials::Show) == text, "{ch:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_text_limit_holds() {
+        let text = "a".repeat(TEXT_BYTES_MAX + 1);
+        assert!(matches!(
+            GEMMA.encode(&text, false),
+            Err(TextError::TooLarge {
+                limit: TEXT_BYTES_MAX,
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn bad_files_are_errors() {
+        let good = small_bpe();
+        assert!(Tokenizer::from_bytes(good.to_string().as_bytes()).is_ok());
+        let change = |pointer: &str, value: Value| {
+            let mut json = good.clone();
+            *json.pointer_mut(pointer).unwrap() = value;
+            Tokenizer::from_bytes(json.to_string().as_bytes())
+                .map(|_| ())
+                .unwrap_err()
+        };
+        change("/decoder", json!(7));
+        change("/decoder", json!({"type": "Sequence", "decoders": 1}));
+        change("/model", json!(null));
+        change("/model/vocab", json!({"a": -1}));
+        change("/model/merges", json!([["a", "zzz"]]));
+        change("/added_tokens", json!([{"id": 1}]));
+        change(
+            "/pre_tokenizer",
+            json!({"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": false}),
+        );
+        assert!(matches!(
+            change("/model/vocab", json!({"a": 4_000_000_000_u32})),
+            TextError::TooLarge {
+                what: "vocabulary size",
+                ..
+            } | TextError::BadTokenizer { .. }
+        ));
+        assert!(matches!(
+            change(
+                "/normalizer",
+                json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(65)})
+            ),
+            TextError::TooLarge {
+                what: "normalizer growth",
+                ..
+            }
+        ));
+        let twice =
+            json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(9)});
+        assert!(matches!(
+            change(
+                "/normalizer",
+                json!({"type": "Sequence", "normalizers": [twice, twice]})
+            ),
+            TextError::TooLarge {
+                what: "normalizer growth",
+                found: 81,
+                ..
+            }
+        ));
+        for bytes in [
+            &b""[..],
+            b"{",
+            b"[]",
+            b"{}",
+            b"null",
+            b"\xff\xfe",
+            b"{\"decoder\":{}}",
+        ] {
+            assert!(Tokenizer::from_bytes(bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn truncation_written_into_the_file_is_ignored() {
+        let mut json = small_bpe();
+        json["truncation"] =
+            json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+        json["padding"] = json!({"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"});
+        let tokenizer = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap();
+        assert_eq!(tokenizer.encode("babab", false).unwrap().len(), 5);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_survives_the_byte_fallback_tokenizer(text in ".{0,40}") {
+            // Gemma's normalizer only writes `▁` for a space, so `▁` itself is
+            // the one character that cannot come back.
+            let ids = GEMMA.encode(&text, false).unwrap();
+            proptest::prop_assert_eq!(GEMMA.detokenize(&ids, Specials::Show), text.replace('▁', " "));
+        }
+
+        #[test]
+        fn any_damage_to_a_file_is_survived(at in 0..2000_usize, byte: u8) {
+            let mut bytes = small_bpe().to_string().into_bytes();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            let _ = Tokenizer::from_bytes(&bytes);
+        }
+    }
+}
