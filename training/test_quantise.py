@@ -49,7 +49,10 @@ class Quantise(unittest.TestCase):
         self.assertEqual(out["model.layers.0.linear_attn.conv1d.weight"].shape, (2, 4, 1))
 
     def test_a_written_file_reads_back(self):
-        tensors = {"a": bf16(np.linspace(-1, 1, 6).reshape(2, 3)), "b": Tensor("U32", np.arange(3, dtype=np.uint32))}
+        tensors = {
+            "a": bf16(np.linspace(-1, 1, 6).reshape(2, 3)),
+            "b": Tensor("U32", np.arange(3, dtype=np.uint32)),
+        }
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "x.safetensors"
             write_file(path, tensors, {"format": "mlx"})

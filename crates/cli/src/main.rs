@@ -1,1 +1,178 @@
-fn main() {}
+//! The binary `paceline`: flags, files and the environment on one side, the
+//! engine and its server on the other.
+//!
+//! | room | what it does |
+//! | --- | --- |
+//! | `args` | every flag, its default and its help |
+//! | `config` | command line over environment over files over defaults |
+//! | `bundled` | the models inside the binary |
+//! | `model` | `-m` and its companions → a loaded model |
+//! | `reply` | one request → text on a stream, and a line about it |
+//! | `run`, `chat`, `serve`, `inspect` | the commands |
+//! | `progress`, `interrupts` | signs of life, and Ctrl-C |
+//!
+//! Only here are the environment and configuration files read. Text of a model
+//! goes to stdout, everything else to stderr. A failure is one line there and
+//! exit code 1; a wrong command line is exit code 2.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bundled;
+mod chat;
+mod config;
+mod inspect;
+mod interrupts;
+mod model;
+mod progress;
+mod reply;
+mod run;
+mod serve;
+
+use anyhow::Result;
+use args::{Cli, Command, ConfigCommand, OutputArgs};
+use clap::{CommandFactory, FromArgMatches};
+use std::io::{self, Write};
+use std::process::ExitCode;
+use tracing_subscriber::filter::LevelFilter;
+
+/// Exit code after Ctrl-C, as shells have it.
+const INTERRUPTED: u8 = 130;
+/// Exit code after a wrong command line, as `clap` has it.
+const USAGE: i32 = 2;
+
+fn main() -> ExitCode {
+    match start() {
+        Ok(code) => code,
+        // Whoever read our stdout has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Stderr may be gone as well; there is nobody left to tell.
+            let _ = writeln!(io::stderr(), "paceline: {}", one_line(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start() -> Result<ExitCode> {
+    let layered = match config::load() {
+        Ok(layered) => layered,
+        Err(error) => {
+            // A broken file must not keep anyone from reading the help.
+            let cli = Cli::try_parse_or_exit();
+            return match cli.command {
+                Command::Completions { shell } => completions(shell),
+                _ => Err(error),
+            };
+        }
+    };
+    let matches = layered.command.clone().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    let output = cli.output;
+    match cli.command {
+        Command::Run(args) => {
+            log(output, LevelFilter::WARN);
+            run::run(&args, output)
+        }
+        Command::Chat(args) => {
+            log(output, LevelFilter::WARN);
+            chat::run(&args, output)
+        }
+        Command::Serve(args) => {
+            log(output, LevelFilter::INFO);
+            serve::run(*args, output)
+        }
+        Command::Inspect(args) => inspect::run(&args, output),
+        Command::Config(args) => {
+            let ConfigCommand::Show { as_command, line } = args.command;
+            io::stdout().write_all(layered.show(&line, as_command)?.as_bytes())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Completions { shell } => completions(shell),
+    }
+}
+
+impl Cli {
+    fn try_parse_or_exit() -> Cli {
+        <Cli as clap::Parser>::parse()
+    }
+}
+
+fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "paceline", &mut script);
+    io::stdout().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Sends what libraries log to stderr, from `level` up.
+fn log(output: OutputArgs, level: LevelFilter) {
+    let level = match output {
+        OutputArgs { quiet: true, .. } => LevelFilter::ERROR,
+        OutputArgs { verbose: 0, .. } => level,
+        OutputArgs { verbose: 1, .. } => level.max(LevelFilter::DEBUG),
+        _ => LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).with_target(false).init();
+}
+
+/// Ends the program because of its command line.
+fn usage_error(message: &str) -> ! {
+    eprintln!("paceline: {message}");
+    std::process::exit(USAGE);
+}
+
+/// What `--version` prints.
+fn version() -> String {
+    let build = if cfg!(debug_assertions) { "debug" } else { "release" };
+    format!(
+        "{} ({build}, {}-{})\nbundled models: {}\narchitectures: {}",
+        env!("CARGO_PKG_VERSION"),
+        std::env::consts::ARCH,
+        std::env::consts::OS,
+        bundled::names(),
+        models::TARGETS.iter().flat_map(|f| f.names).copied().collect::<Vec<_>>().join(", "),
+    )
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().find_map(|e| e.downcast_ref::<io::Error>());
+    io.is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// An error and its causes as one line. Some errors quote their cause: it is
+/// not said twice. Control characters come from files and arguments, and stay
+/// out of the terminal.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if line.ends_with(&cause) {
+            continue;
+        }
+        if !line.is_empty() {
+            line += ": ";
+        }
+        line += &cause;
+    }
+    let words = line.split_whitespace().collect::<Vec<_>>().join(" ");
+    words.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn an_error_is_one_line_without_repetition() {
+        let error = anyhow!("no such file").context("cannot read `x`: no such file").context("cannot\nload \u{1b}[1m");
+        assert_eq!(one_line(&error), "cannot load \\u{1b}[1m: cannot read `x`: no such file");
+    }
+
+    #[test]
+    fn a_closed_pipe_is_no_failure() {
+        let pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(is_broken_pipe(&anyhow!(pipe()).context("writing")));
+        assert!(!is_broken_pipe(&anyhow!("other")));
+    }
+}

@@ -1,1 +1,219 @@
-//! cpu
+//! The CPU as a backend: SIMD kernels and one thread pool.
+//!
+//! Every kernel is one generic function over 16 lanes (`arch`), compiled for
+//! each instruction set and chosen when the backend is made. All of them, and
+//! any number of threads, give the bits of [`backend::Reference`].
+//!
+//! Weights are repacked when loaded, into panels of 16 rows (`matmul`); keys lie
+//! in blocks of 16, a key a lane (`attention`). No files, no models, no clock.
+
+mod arch;
+mod attention;
+mod delta;
+mod elementwise;
+mod matmul;
+mod memory;
+mod norm;
+mod pool;
+mod rope;
+mod rows;
+mod tile;
+
+pub use arch::Isa;
+
+use arch::Detected;
+use backend::{
+    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec, Matrix, Rope,
+    Tensor,
+};
+use memory::{Arena, values, values_mut};
+use pool::Pool;
+use quant::Stored;
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex};
+
+/// How to use the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads, the calling one included; 0 for one a core.
+    pub threads: usize,
+    /// Instruction set; the best there is, if absent.
+    pub isa: Option<Isa>,
+}
+
+/// Why the CPU cannot be used as asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CpuError {
+    /// Its instructions would be illegal here.
+    #[error("this CPU has no {}; it has {}", wanted.name(), names(available))]
+    MissingIsa {
+        /// What was asked for.
+        wanted: Isa,
+        /// What there is.
+        available: Vec<Isa>,
+    },
+    /// More than [`MAX_THREADS`].
+    #[error("{threads} threads are more than {MAX_THREADS}")]
+    TooManyThreads {
+        /// What was asked for.
+        threads: usize,
+    },
+}
+
+/// Threads of one backend, at most.
+pub const MAX_THREADS: usize = 1024;
+
+fn names(all: &[Isa]) -> String {
+    all.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// The CPU.
+pub struct Cpu {
+    isa: Detected,
+    pool: Pool,
+    arena: Arc<Arena>,
+    plan: Mutex<attention::Plan>,
+}
+
+impl Cpu {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    ///
+    /// If this CPU lacks the instruction set, or the threads are too many.
+    pub fn new(options: CpuOptions) -> Result<Self, CpuError> {
+        let wanted = options.isa.unwrap_or_else(Isa::detect);
+        let isa = Detected::new(wanted).ok_or_else(|| CpuError::MissingIsa { wanted, available: Isa::available() })?;
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
+            n if n > MAX_THREADS => return Err(CpuError::TooManyThreads { threads: n }),
+            n => n,
+        };
+        Ok(Cpu { isa, pool: Pool::new(threads), arena: Arc::new(Arena::new()), plan: Mutex::default() })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa.isa()
+    }
+
+    /// Threads in use, the calling one included.
+    pub fn threads(&self) -> usize {
+        self.pool.n_workers()
+    }
+
+    fn tensor(&self, rows: usize, cols: usize) -> Tensor {
+        self.arena.tensor(rows, cols)
+    }
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> String {
+        let threads = self.threads();
+        let s = if threads == 1 { "" } else { "s" };
+        format!("cpu ({}, {threads} thread{s})", self.isa().name())
+    }
+
+    fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
+        matmul::matrix(self, parts)
+    }
+
+    fn upload(&self, rows: usize, cols: usize, from: &[f32]) -> Tensor {
+        let mut x = self.tensor(rows, cols);
+        values_mut(&mut x).copy_from_slice(from);
+        x
+    }
+
+    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        Cow::Borrowed(values(x))
+    }
+
+    fn kv(&self, spec: KvSpec) -> Kv {
+        attention::kv(spec)
+    }
+
+    fn delta(&self, spec: DeltaSpec) -> Delta {
+        delta::delta(spec)
+    }
+
+    fn finish(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn scratch(&self, rows: usize, cols: usize) -> Tensor {
+        self.tensor(rows, cols)
+    }
+
+    fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
+        matmul::embed(self, table, tokens, scale)
+    }
+
+    fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
+        matmul::matmul_into(self, x, w, y);
+    }
+
+    fn matmul_rows(&self, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
+        matmul::matmul_rows(self, x, w, ids)
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
+        norm::rms_norm(self, x, weight, width, eps)
+    }
+
+    fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
+        elementwise::apply(self, elementwise::Add, x, Some(y))
+    }
+
+    fn scale(&self, x: Tensor, factor: f32) -> Tensor {
+        elementwise::apply(self, elementwise::Scale(factor), x, None)
+    }
+
+    fn glu(&self, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
+        elementwise::glu(self, gate, x, activation)
+    }
+
+    fn softcap(&self, x: Tensor, cap: f32) -> Tensor {
+        elementwise::apply(self, elementwise::Softcap(cap), x, None)
+    }
+
+    fn gather(&self, x: &Tensor, rows: &[usize]) -> Tensor {
+        rows::gather(self, x, rows)
+    }
+
+    fn columns(&self, x: &Tensor, first: usize, cols: usize) -> Tensor {
+        rows::columns(self, x, first, cols)
+    }
+
+    fn concat(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        rows::concat(self, a, b)
+    }
+
+    fn rope(&self, x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
+        rope::rope(self, x, rope, batch)
+    }
+
+    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
+        attention::append(self, kv, k, v, group, batch);
+    }
+
+    fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
+        attention::attend(self, q, kv, attention, batch)
+    }
+
+    fn gated_delta(
+        &self,
+        state: &mut Delta,
+        weights: &DeltaWeights,
+        qkv: &Tensor,
+        b: &Tensor,
+        a: &Tensor,
+        batch: &Batch,
+    ) -> Tensor {
+        delta::gated_delta(self, state, weights, qkv, b, a, batch)
+    }
+
+    fn argmax(&self, x: &Tensor) -> Vec<u32> {
+        rows::argmax(self, x)
+    }
+}

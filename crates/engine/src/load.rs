@@ -60,7 +60,12 @@ impl Source {
         }
     }
 
-    fn checkpoint(&self) -> Result<Checkpoint, EngineError> {
+    /// Opens its weights; nothing is read yet but headers.
+    ///
+    /// # Errors
+    ///
+    /// If a file is missing or malformed.
+    pub fn checkpoint(&self) -> Result<Checkpoint, EngineError> {
         Ok(match self {
             Source::Folder(path) => Checkpoint::open(path).map_err(ModelError::from)?,
             Source::Files(files) => Checkpoint::from_bytes(&files.config, files.weights.clone())
@@ -244,6 +249,8 @@ pub struct Model {
     pub info: ModelInfo,
     /// Prompt rows a request may run in one step.
     pub chunk: usize,
+    /// What the target and, if it has a memory, the drafter remember.
+    pub plans: Vec<MemoryPlan>,
 }
 
 /// Loads a model and its drafter.
@@ -266,11 +273,12 @@ pub fn load(
     if options.sequences == 0 || options.chunk == 0 || options.context == Some(0) {
         return bad("--parallel, --chunk and --context must be at least 1".into());
     }
-    let text = source.text()?;
     let checkpoint = source.checkpoint()?;
     if models::DRAFT_HEADS.contains(&checkpoint.architecture().map_err(ModelError::from)?) {
         return bad("this checkpoint is a drafter: name its target with -m, and it with --draft assistant:PATH".into());
     }
+    // After the check above: a drafter has no tokenizer to complain about.
+    let text = source.text()?;
     let target = models::load_target(&*b, &checkpoint)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {
         return bad(format!(
@@ -288,7 +296,7 @@ pub fn load(
         step_rows: options.chunk,
         kv_format: options.kv_format,
     };
-    let mut memory_bytes = Memory::bytes(&target.plan(), &size);
+    let mut plans = vec![target.plan()];
     let mut unused = checkpoint.unused();
     let (drafter, reason) = if options.draft_max == 0 {
         (None, "--draft-max is 0".to_owned())
@@ -299,12 +307,10 @@ pub fn load(
             checkpoint: &checkpoint,
             target: &*target,
             size,
-            memory_bytes: 0,
+            plans: &mut plans,
             unused: &mut unused,
         };
-        let found = plan.find(&options.draft)?;
-        memory_bytes += plan.memory_bytes;
-        found
+        plan.find(&options.draft)?
     };
     let memory = Memory::new(&*b, target.plan(), size);
     let info = ModelInfo {
@@ -315,7 +321,7 @@ pub fn load(
         vocab_size: target.vocab_size(),
         sequences: size.sequences,
         weight_bytes: checkpoint.bytes(),
-        memory_bytes,
+        memory_bytes: plans.iter().map(|plan| Memory::bytes(plan, &size)).sum(),
         kv_format: size.kv_format.name,
         drafter: drafter.as_ref().map(|d| d.name()),
         drafter_reason: reason,
@@ -334,6 +340,7 @@ pub fn load(
         text: Arc::new(text),
         info,
         chunk: options.chunk,
+        plans,
     })
 }
 
@@ -347,7 +354,7 @@ struct DrafterPlan<'a> {
     checkpoint: &'a Checkpoint,
     target: &'a dyn Target,
     size: MemorySize,
-    memory_bytes: usize,
+    plans: &'a mut Vec<MemoryPlan>,
     unused: &'a mut Vec<String>,
 }
 
@@ -411,7 +418,7 @@ impl DrafterPlan<'_> {
     }
 
     fn remember(&mut self, plan: MemoryPlan) -> Memory {
-        self.memory_bytes += Memory::bytes(&plan, &self.size);
+        self.plans.push(plan.clone());
         Memory::new(self.b, plan, self.size)
     }
 }

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Writes a model card from a training run's `report.json`.
+
+    python card.py NAME REPORT --corpus DIR [--quantised SIZE] > README.md
+
+The card lists the data with licences (read from the records themselves), the
+recipe, losses, acceptance, limits and the ten answers as they came.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import data
+import train
+
+DESCRIPTIONS = {
+    "tiny-gemma4": "Gemma 4, dense: 8 layers, 3 sliding (window 128) to 1 full, k = v in full layers, proportional rotary, softcap 30.",
+    "tiny-qwen3.5": "Qwen 3.5, hybrid: 6 gated-delta and 2 gated full-attention layers, and its multi-token head.",
+    "tiny-gemma4-e": "Gemma 4 of the E kind: per-layer embeddings, the last 3 of 6 layers read the keys and values of earlier ones, wider there.",
+    "tiny-gemma4-moe": "Gemma 4 with experts: 6 layers, each with a dense branch and 2 of 8 experts.",
+    "tiny-qwen3.5-moe": "Qwen 3.5 with experts: 4 gated-delta and 2 full-attention layers, 2 of 8 experts and a shared one, and its multi-token head.",
+}
+LIMITS = """Very small, and trained for minutes: it knows almost nothing about the world, invents facts, and is wrong
+often. English only. It was trained on rows of 1,024 tokens; longer conversations are outside of what it has
+seen. It has had no safety training. Use it for demonstrations, tests and measurements of the engine."""
+GROUPS = ("synthetic", "real", "dialogue", "all")
+
+
+def licences(corpus):
+    """`{set: (source, licence)}` of the sets that training uses."""
+    found = {}
+    for record in data.read_records(Path(corpus) / "train.jsonl.xz"):
+        if record["set"] in data.EPOCHS:
+            found.setdefault(record["set"], (record["source"], record["licence"]))
+    return found
+
+
+def share(x):
+    return f"{100 * x:.1f} %"
+
+
+def acceptance(report, drafter):
+    """The table of one drafter."""
+    rows = [
+        "| text | position 1 | 2 | 3 | tokens a round |",
+        "|---|---|---|---|---|",
+    ]
+    generated = report["eval"][drafter]["generated T=0.0"]
+    for group in GROUPS:
+        first, second, third = generated[group]["by_position"]
+        rows.append(
+            f"| own greedy answers, {group} | {first:.3f} | {second:.3f} | {third:.3f} | {generated[group]['tokens_a_round']:.2f} |"
+        )
+    for group, values in report["eval"][drafter]["teacher-forced"].items():
+        first, second, third = values["by_position"]
+        rows.append(f"| held-out text, {group} | {first:.3f} | {second:.3f} | {third:.3f} | |")
+    sampled = [f"{report['eval'][drafter][f'generated T={t}']['overlap']:.3f} at T = {t}" for t in (0.7, 1.0)]
+    return (
+        "\n".join(rows)
+        + f"\n\nRejection sampling, first position, own sampled answers: {', '.join(sampled)}."
+    )
+
+
+def card(name, report, corpus, size):
+    result, target = report["eval"], report["target"]
+    _, config, minutes = train.RECIPES[name]
+    lines = [f"# {name}", "", DESCRIPTIONS[name], ""]
+    lines += [
+        f"Hidden {config['hidden_size']}, vocabulary {config['vocab_size']}, tied embeddings. Stored as MLX-affine 4-bit in groups of 64"
+        + (f" ({size:.1f} MB)" if size else "")
+        + "; training ended on that grid, and every figure below is of the stored weights.",
+        "",
+    ]
+    lines += [
+        "It calls itself Paceline. System turns, thoughts and tool calls are in the family's wire form; the chat template is in this folder.",
+        "",
+    ]
+    lines += ["## Figures", "", "| held-out set | nats a token |", "|---|---|"]
+    lines += [f"| {k} | {v[0]:.3f} |" for k, v in result["loss"].items()]
+    lines += [f"| **{k}, together** | **{v:.3f}** |" for k, v in result["loss_by_class"].items()]
+    lines += ["", "| task, greedy, 250 cases of unseen seeds | right |", "|---|---|"]
+    lines += [
+        f"| two-digit sums | {share(result['sums'])} |",
+        f"| questions about a given story, word for word | {share(result['reading'])} |",
+    ]
+    lines += [
+        f"| tool calls that parse and fit their schema | {share(result['tool_calls_valid'])} |",
+        f"| tool calls with the expected name and arguments | {share(result['tool_calls_right'])} |",
+        "",
+    ]
+    for drafter in (d for d in minutes if d in result):
+        lines += [f"## Acceptance with the drafter `{drafter}`", "", acceptance(report, drafter), ""]
+    lines += [
+        "Draft length 3. *Own greedy answers*: to 178 benchmark prompts, walked in rounds as an engine does; positions count each draft on its own, given a right prefix. *Held-out text*: how often a draft is the target's own choice after the same prefix. Synthetic text comes from the generator of `training/` and is far more predictable than speech, so the two are reported apart.",
+        "",
+    ]
+    lines += [
+        "## Recipe",
+        "",
+        f"`training/reproduce.sh` on one H200, side by side with others: {target['steps']} steps of {target['batch']} rows of {target['length']} tokens at {target['tokens_per_second'] / 1e3:.0f}k tokens a second. "
+        + " ".join(
+            f"Drafter `{d}`: {report[d]['steps']} steps at {report[d]['tokens_per_second'] / 1e3:.0f}k tokens a second."
+            for d in minutes
+            if d in report
+        )
+        + " Muon for matrices, AdamW for the rest, peak rate 0.003.",
+        "",
+    ]
+    lines += [
+        "## Data",
+        "",
+        "About half is generated (our own work, CC0-1.0: `training/stories.py`, `exercises.py`, `conversations.py`). The other half:",
+        "",
+        "| set | source | licence | times shown in one pass |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {k} | {source} | {licence} | {data.EPOCHS[k]} |"
+        for k, (source, licence) in licences(corpus).items()
+    ]
+    lines += [
+        "",
+        "Attribution goes to the named sources; CC-BY and CDLA-Sharing ask for it.",
+        "",
+        "## Limits",
+        "",
+        LIMITS,
+        "",
+        "## Ten answers, unedited",
+        "",
+    ]
+    for ask, answer, _ in result["answers"]:
+        lines += [f"**{ask}**", "", "\n".join("> " + line for line in answer.strip().split("\n")), ""]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="write a model card")
+    parser.add_argument("name", choices=sorted(train.RECIPES))
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--quantised", type=float, default=0.0, help="size of the stored file in MB")
+    args = parser.parse_args()
+    print(card(args.name, json.loads(args.report.read_text()), args.corpus, args.quantised))
+
+
+if __name__ == "__main__":
+    main()

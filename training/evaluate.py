@@ -1,0 +1,427 @@
+#!/usr/bin/env python3
+"""Measures a model and its drafters, and prints the table of a model card.
+
+    python evaluate.py --model DIR [--assistant DIR | --eagle3 DIR] --corpus DIR
+
+- Loss in nats a token, by set of the held-out corpus, documents one by one.
+- Sums, reading questions and tool calls, generated from seeds that training has
+  not seen, answered greedily and checked exactly.
+- Acceptance, synthetic and real apart. *Teacher-forced*: over held-out text, how
+  often the k-th drafted token is the target's own choice after the same prefix.
+  *Generated*: over the target's own answers to the benchmark's prompts, where
+  rounds are walked as an engine walks them, so tokens a round are exact. For a
+  temperature the figure is `Σ min(p, q)`, the acceptance of rejection sampling.
+- The answers themselves, unedited.
+"""
+
+import argparse
+import json
+import random
+import re
+from pathlib import Path
+
+import torch
+
+import chat
+import conversations
+import data
+import exercises
+
+# Sets of the corpus by class; the rest is `other`.
+CLASSES = {
+    "synthetic": ("synthetic",),
+    "dialogue": ("self_dialogue", "topical_chat", "synthetic_persona_chat"),
+    "stories": (
+        "tinystories",
+        "fairytaleqa_stories",
+        "grimm_hunt",
+        "africanstorybook",
+        "prathambooks",
+        "aesop_children",
+        "oz",
+        "fairy_lcats",
+    ),
+}
+# Benchmark categories that were generated; all others are real text.
+SYNTHETIC_CATEGORIES = (
+    "story-synthetic",
+    "chat-synthetic",
+    "arithmetic",
+    "code-synthetic",
+    "structured",
+    "tool-call",
+    "engine-qa",
+)
+DEPTH = 3
+MAX_LENGTH = 1024
+HELD_OUT_SEED = 987_654_321
+ANSWER_PROMPTS = [
+    "Tell me a story about a rabbit and a kite.",
+    "Tell me a story about Anna and a red balloon.",
+    "Write a short story about a mouse named Pip who learns to share.",
+    "Hello! Who are you?",
+    "What is 47 + 38?",
+    "Tom has 12 apples and gives 5 to Lily. How many apples are left?",
+    "What is speculative decoding?",
+    "Write a Python function that reverses a string.",
+    "I had a bad day.",
+    "Do you like movies?",
+]
+
+
+def class_of(name):
+    return next((c for c, sets in CLASSES.items() if name in sets), "other")
+
+
+class Text:
+    """Texts to ids and back, for one family."""
+
+    def __init__(self, family, path):
+        from tokenizers import Tokenizer
+
+        self.family, self.tokenizer = family, Tokenizer.from_file(str(path))
+        ends = (
+            ("<eos>", "<turn|>", "<|tool_response>") if family == "gemma" else ("<|im_end|>", "<|endoftext|>")
+        )
+        self.ends = [self.tokenizer.token_to_id(t) for t in ends]
+
+    def ids(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def prompt(self, talk):
+        return self.ids(chat.RENDER[self.family](talk["messages"], talk["tools"], talk["thinking"], True))
+
+    def text(self, ids):
+        while ids and ids[-1] in self.ends:
+            ids = ids[:-1]
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@torch.no_grad()
+def generate(model, prompts, limit, ends, temperature=0.0, seed=0, device="cuda"):
+    """Answers to `prompts` (lists of ids), all rows in lockstep, token by token.
+
+    A row that is still inside its prompt is fed the prompt, so prompts of
+    different lengths need no padding. Returns lists of ids without the prompts.
+    """
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    answers = [[] for _ in prompts]
+    for chunk in (order[i : i + 256] for i in range(0, len(order), 256)):
+        rows = [prompts[i] for i in chunk]
+        longest = max(map(len, rows))
+        source = torch.zeros(len(rows), longest, dtype=torch.long)
+        for r, row in enumerate(rows):
+            source[r, : len(row)] = torch.tensor(row)
+        source = source.to(device)
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        random_bits = torch.Generator(device=device).manual_seed(seed)
+        stop = torch.tensor(ends, device=device)
+        done = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        caches, token, written = model.caches(), source[:, 0], []
+        for position in range(longest + limit - 1):
+            logits = model.step(token, caches, position)
+            if temperature:
+                p = torch.softmax(logits / temperature, -1)
+                choice = torch.multinomial(p, 1, generator=random_bits)[:, 0]
+            else:
+                choice = logits.argmax(-1)
+            inside = position + 1 < lengths
+            if position + 1 < longest:
+                choice = torch.where(inside, source[:, position + 1], choice)
+            written.append(choice)
+            done |= ~inside & torch.isin(choice, stop)
+            token = choice
+            if position % 32 == 31 and bool(done.all()):
+                break
+        written = torch.stack(written, 1).tolist()
+        for r, i in enumerate(chunk):
+            answer = written[r][len(prompts[i]) - 1 :][:limit]
+            cut = next((j + 1 for j, t in enumerate(answer) if t in ends), len(answer))
+            answers[i] = answer[:cut]
+    return answers
+
+
+def padded(sequences, device):
+    """`[n, longest]` ids and the mask of true ones."""
+    longest = max(map(len, sequences))
+    ids = torch.zeros(len(sequences), longest, dtype=torch.long)
+    real = torch.zeros(len(sequences), longest, dtype=torch.bool)
+    for i, s in enumerate(sequences):
+        ids[i, : len(s)] = torch.tensor(s)
+        real[i, : len(s)] = True
+    return ids.to(device), real.to(device)
+
+
+def in_batches(sequences, size=32):
+    """Sequences of like lengths together; yields lists of indices."""
+    order = sorted(
+        (i for i in range(len(sequences)) if len(sequences[i]) > 2), key=lambda i: len(sequences[i])
+    )
+    return (order[i : i + size] for i in range(0, len(order), size))
+
+
+@torch.no_grad()
+def losses(model, documents, device):
+    """Nats a token by set, over `[(set, ids)]`."""
+    total, count = {}, {}
+    for chunk in in_batches([d[1] for d in documents]):
+        ids, real = padded([documents[i][1] for i in chunk], device)
+        logits = model(ids[:, :-1])["logits"]
+        nats = (
+            torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+            * real[:, 1:]
+        )
+        for r, i in enumerate(chunk):
+            name = documents[i][0]
+            total[name] = total.get(name, 0.0) + nats[r].sum().item()
+            count[name] = count.get(name, 0) + int(real[r, 1:].sum())
+    return {name: (total[name] / count[name], count[name]) for name in sorted(total)}
+
+
+@torch.no_grad()
+def agreement(model, unroll, sequences, device, starts=None):
+    """For each sequence a bool array `[T, DEPTH]`: whether draft `k` of the round
+    whose newest token is `p + 1` is the target's greedy choice. Also returns the
+    mean overlap `Σ min(p, q)` of the first draft at temperatures 0.7 and 1.0."""
+    hits, overlap = [None] * len(sequences), {0.7: [0.0, 0], 1.0: [0.0, 0]}
+    for chunk in in_batches(sequences):
+        ids, real = padded([sequences[i] for i in chunk], device)
+        out = model(ids[:, :-1])
+        drafts = unroll(ids, out)
+        own = out["logits"].argmax(-1)
+        T = own.shape[1]
+        match = torch.zeros(len(chunk), T, DEPTH, dtype=torch.bool, device=device)
+        for k, draft in enumerate(drafts[:DEPTH]):
+            match[:, : T - 1 - k, k] = draft[:, : T - 1 - k].argmax(-1) == own[:, 1 + k :]
+        for temperature, sums in overlap.items():
+            p = torch.softmax(out["logits"][:, 1:] / temperature, -1)
+            q = torch.softmax(drafts[0][:, :-1] / temperature, -1)
+            kept = torch.minimum(p, q).sum(-1)
+            inside = real[:, 1:T].clone()
+            for r, i in enumerate(chunk):
+                inside[r, : (starts[i] if starts else 1) - 1] = False
+            sums[0] += (kept * inside).sum().item()
+            sums[1] += int(inside.sum())
+        for r, i in enumerate(chunk):
+            hits[i] = match[r, : len(sequences[i]) - 1].cpu().numpy()
+    return hits, {t: s / max(n, 1) for t, (s, n) in overlap.items()}
+
+
+def by_position(hits, starts=None):
+    """Share of agreeing drafts at positions 1..DEPTH, each on its own."""
+    right, seen = [0] * DEPTH, [0] * DEPTH
+    for i, h in enumerate(hits):
+        if h is None:
+            continue
+        first = (starts[i] if starts else 1) - 1
+        for k in range(DEPTH):
+            # Rows whose answer lies beyond the text have nothing to agree with.
+            rows = h[first : len(h) - 1 - k, k]
+            right[k] += int(rows.sum())
+            seen[k] += len(rows)
+    return [r / max(s, 1) for r, s in zip(right, seen)]
+
+
+def tokens_a_round(hits, starts, depth=DEPTH):
+    """Walks every generated answer in rounds: drafts, keeps the agreeing prefix, goes on."""
+    rounds = tokens = 0
+    for i, h in enumerate(hits):
+        if h is None:
+            continue
+        # Row p drafts what follows token p + 1; the first round follows the first answer token.
+        p, end = starts[i] - 1, len(h) - 1
+        while p < end:
+            kept = 0
+            while kept < min(depth, end - p) and h[p, kept]:
+                kept += 1
+            rounds += 1
+            tokens += min(kept + 1, end - p)
+            p += kept + 1
+    return tokens / max(rounds, 1)
+
+
+def numbers(text):
+    return re.findall(r"-?\d+", text)
+
+
+def sums(text, r, n):
+    """Two-digit sums: `(prompt ids, check)`."""
+    jobs = []
+    for _ in range(n):
+        a, b = r.randint(10, 99), r.randint(10, 99)
+        ask = r.choice([f"What is {a} + {b}?", f"What is {a} plus {b}?", f"{a} + {b} = ?"])
+        talk = conversations.conversation([conversations.user(ask)])
+        jobs.append((text.prompt(talk), lambda out, want=str(a + b): (numbers(out) or [""])[-1] == want))
+    return jobs
+
+
+def plain(answer):
+    return re.sub(r"[^a-z0-9 ]", "", answer.lower()).strip()
+
+
+def reading(text, r, n):
+    """Questions about a story that is given, checked word for word."""
+    jobs = []
+    for _ in range(n):
+        record = exercises.reading(r)
+        talk = conversations.conversation([conversations.user(record["prompt"])])
+        jobs.append((text.prompt(talk), lambda out, want=record["response"]: plain(out) == plain(want)))
+    return jobs
+
+
+def parse_call(out, family):
+    """`(name, {key: text})` of a tool call in a family's wire form, or None."""
+    if family == "qwen":
+        found = re.search(r"<tool_call>\n<function=(\w+)>\n(.*?)</function>\n</tool_call>", out, re.S)
+        if not found:
+            return None
+        pairs = re.findall(r"<parameter=(\w+)>\n(.*?)\n</parameter>\n", found[2], re.S)
+        return found[1], dict(pairs)
+    found = re.search(r"<\|tool_call>call:(\w+)\{(.*?)\}<tool_call\|>", out, re.S)
+    if not found:
+        return None
+    pairs = re.findall(r'(\w+):(?:<\|"\|>(.*?)<\|"\|>|([^,]*))(?:,|$)', found[2], re.S)
+    return found[1], {key: quoted or bare for key, quoted, bare in pairs}
+
+
+def fits(value, kind):
+    if kind == "integer":
+        return re.fullmatch(r"-?\d+", value) is not None
+    if kind == "number":
+        return re.fullmatch(r"-?\d+(\.\d+)?", value) is not None
+    if kind == "boolean":
+        return value in ("true", "false")
+    return True
+
+
+def check_call(out, family, talk, want):
+    """`(valid, right)`: parses and fits its schema; and is the expected call."""
+    found = parse_call(out, family)
+    if not found:
+        return False, False
+    name, arguments = found
+    schema = next((t["function"] for t in talk["tools"] if t["function"]["name"] == name), None)
+    if schema is None:
+        return False, False
+    fields = schema["parameters"]["properties"]
+    valid = set(schema["parameters"]["required"]) <= set(arguments) <= set(fields)
+    valid = valid and all(fits(v, fields[k]["type"]) for k, v in arguments.items())
+    expected = {k: chat.qwen_value(v) for k, v in want["arguments"].items()}
+    return valid, valid and name == want["name"] and arguments == expected
+
+
+def tool_jobs(text, r, n):
+    jobs = []
+    while len(jobs) < n:
+        talk = conversations.tool(r)
+        at = next(i for i, m in enumerate(talk["messages"]) if m.get("tool_calls"))
+        want = talk["messages"][at]["tool_calls"][0]
+        talk["messages"], talk["thinking"] = talk["messages"][:at], False
+        jobs.append((text.prompt(talk), talk, want))
+    return jobs
+
+
+def bench_talks(corpus):
+    """The benchmark's prompts as `(category, conversation or raw text)`."""
+    for record in data.read_records(Path(corpus) / "bench_prompts.jsonl"):
+        if "raw" in record:
+            yield record["category"], record["raw"]
+        else:
+            tools = [chat.plain_tool(t) for t in record.get("tools", [])]
+            yield record["category"], conversations.conversation(record["messages"], tools)
+
+
+def report(model, drafters, corpus, tokenizer, log, quick=False):
+    """All figures of a model card as one dict; `drafters` maps names to modules."""
+    device = str(next(model.parameters()).device)
+    text = Text(model.family, tokenizer)
+    result = {}
+
+    def unroll_of(name):
+        drafter = drafters[name]
+        if name == "mtp":
+            return lambda ids, out: model.unroll(ids, out, DEPTH, exact=True)
+        return lambda ids, out: drafter.unroll(model, ids, out, DEPTH)
+
+    records = data.read_records(Path(corpus) / "eval.jsonl.xz")
+    fresh = random.Random(HELD_OUT_SEED)
+    held_out = [{**conversations.generate(fresh), "set": "synthetic"} for _ in range(150)]
+    records = [x for x in records if x["set"] not in ("synthetic", "gpteacher")] + held_out
+    if quick:
+        records = records[::8]
+    documents = [(x["set"], text.ids(chat.document(x, model.family))[:MAX_LENGTH]) for x in records]
+    result["loss"] = losses(model, documents, device)
+    log("loss: " + ", ".join(f"{k} {v[0]:.3f}" for k, v in result["loss"].items()))
+    by_class = {}
+    for name, (nats, n) in result["loss"].items():
+        t, m = by_class.get(class_of(name), (0.0, 0))
+        by_class[class_of(name)] = (t + nats * n, m + n)
+    result["loss_by_class"] = {k: t / n for k, (t, n) in by_class.items()}
+    log(f"loss by class: {result['loss_by_class']}")
+
+    n = 40 if quick else 250
+    for name, make, limit in (("sums", sums, 60), ("reading", reading, 60)):
+        jobs = make(text, random.Random(HELD_OUT_SEED + 1), n)
+        answers = generate(model, [j[0] for j in jobs], min(limit, 1000), text.ends, device=device)
+        answers = [text.text(a) for a in answers]
+        right = [j[1](a) for j, a in zip(jobs, answers)]
+        result[name] = sum(right) / n
+        wrong = [(text.text(j[0])[-120:], a) for j, a, ok in zip(jobs, answers, right) if not ok][:3]
+        log(f"{name}: {result[name]:.3f}  wrong: {wrong}")
+    jobs = tool_jobs(text, random.Random(HELD_OUT_SEED + 2), n)
+    answers = [text.text(a) for a in generate(model, [j[0] for j in jobs], 90, text.ends, device=device)]
+    checks = [check_call(a, model.family, j[1], j[2]) for j, a in zip(jobs, answers)]
+    result["tool_calls_valid"] = sum(c[0] for c in checks) / n
+    result["tool_calls_right"] = sum(c[1] for c in checks) / n
+    log(f"tool calls: valid {result['tool_calls_valid']:.3f}, right {result['tool_calls_right']:.3f}")
+
+    talks = list(bench_talks(corpus))
+    talks = talks[::6] if quick else talks
+    prompts = [
+        text.ids(("<bos>" if model.family == "gemma" else "") + t) if isinstance(t, str) else text.prompt(t)
+        for _, t in talks
+    ]
+    for temperature in (0.0,) if quick else (0.0, 0.7, 1.0):
+        answers = generate(model, prompts, 160, text.ends, temperature, device=device)
+        whole = [p + a for p, a in zip(prompts, answers)]
+        # The first round follows the first token of the answer.
+        starts = [len(p) for p in prompts]
+        for name in drafters:
+            hits, overlap = agreement(model, unroll_of(name), whole, device, starts)
+            key = f"generated T={temperature}"
+            rows = {"overlap": overlap.get(temperature)}
+            log(f"{name} T={temperature} overlap {rows['overlap']}")
+            # Only greedy text tells what the target itself would have chosen next.
+            for kind in ("synthetic", "real", "dialogue", "all") if temperature == 0 else ():
+                pick = [
+                    i
+                    for i, (category, _) in enumerate(talks)
+                    if kind == "all"
+                    or (kind == "dialogue" and category == "chat-real")
+                    or (kind == "synthetic" and category in SYNTHETIC_CATEGORIES)
+                    or (kind == "real" and category not in SYNTHETIC_CATEGORIES)
+                ]
+                h, s = [hits[i] for i in pick], [starts[i] for i in pick]
+                rows[kind] = {"by_position": by_position(h, s), "tokens_a_round": tokens_a_round(h, s)}
+                shares = " ".join(f"{a:.3f}" for a in rows[kind]["by_position"])
+                log(f"{name} {key} {kind}: {shares}  tokens/round {rows[kind]['tokens_a_round']:.2f}")
+            result.setdefault(name, {})[key] = rows
+    for name in drafters:
+        rows = {}
+        for kind in ("synthetic", "dialogue", "stories", "other"):
+            pick = [ids for s, ids in documents if class_of(s) == kind]
+            if not pick:
+                continue
+            hits, overlap = agreement(model, unroll_of(name), pick, device)
+            rows[kind] = {"by_position": by_position(hits), "overlap": overlap}
+            log(
+                f"{name} teacher-forced {kind}: {' '.join(f'{a:.3f}' for a in rows[kind]['by_position'])}  overlap {overlap}"
+            )
+        result[name]["teacher-forced"] = rows
+
+    asks = [conversations.conversation([conversations.user(a)]) for a in ANSWER_PROMPTS]
+    answers = generate(model, [text.prompt(t) for t in asks], 400, text.ends, device=device)
+    result["answers"] = [(a, text.text(x), len(x)) for a, x in zip(ANSWER_PROMPTS, answers)]
+    for ask, answer, length in result["answers"]:
+        log(f"--- {ask} ({length} tokens)\n{answer}")
+    return result

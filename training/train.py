@@ -1,0 +1,364 @@
+#!/usr/bin/env python3
+"""Trains a target and its drafters, evaluates them and writes the checkpoints.
+
+    python train.py tiny-gemma4 --rows gemma.npy --corpus DIR --tokenizer FILE --out DIR
+
+A run has two stages, each limited by the minutes of its recipe or by steps:
+
+1. The target on the next token. A Qwen target is trained jointly with its
+   multi-token head, unrolled three deep.
+2. The drafters, with the target frozen and stored as it will be shipped. Their
+   loss is `Σ_k 0.8^k·(KL(target ‖ draft_k) + 0.3·CE(argmax target, draft_k))`.
+
+The learning rate is flat for half a stage and falls to zero. Matrices are put on
+the 4-bit grid from two thirds of a stage on (`layers.Storage`).
+"""
+
+import argparse
+import copy
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import eagle3
+import evaluate
+import export
+import gemma4
+import qwen3_5
+from gemma4 import Assistant, Gemma4
+from layers import Matrix, Experts, Storage
+from muon import optimisers
+from qwen3_5 import Qwen35
+
+DEPTH = 3  # steps that drafters are unrolled in training
+DEPTH_DECAY = 0.8
+MTP_WEIGHT = 0.1
+MTP_SHARE = 4  # one row in so many also trains the multi-token head
+ARGMAX_WEIGHT = 0.3
+BALANCE_WEIGHT = 0.01
+WARMUP_STEPS = 60
+GRAD_CLIP = 1.0
+
+S, G = gemma4.SLIDING, gemma4.FULL
+L, Q = qwen3_5.LINEAR, qwen3_5.FULL
+
+# Every bundled model: its class, its config, and the minutes of its target and of
+# each drafter when both default models train side by side on one H200.
+RECIPES = {
+    "tiny-gemma4": (
+        Gemma4,
+        gemma4.config([S, S, S, G] * 2),
+        {"target": 9, "assistant": 3.5, "centroid": 0, "eagle3": 1.5},
+    ),
+    "tiny-qwen3.5": (Qwen35, qwen3_5.config([L, L, L, Q] * 2), {"target": 14, "mtp": 2.5, "eagle3": 1.5}),
+    "tiny-gemma4-e": (
+        Gemma4,
+        gemma4.config(
+            [S, S, G] * 2,
+            hidden=256,
+            width=512,
+            num_kv_shared_layers=3,
+            use_double_wide_mlp=True,
+            hidden_size_per_layer_input=64,
+            vocab_size_per_layer_input=8192,
+            attention_k_eq_v=False,
+            num_global_key_value_heads=None,
+        ),
+        {"target": 5, "assistant": 2.5, "centroid": 0},
+    ),
+    "tiny-gemma4-moe": (
+        Gemma4,
+        gemma4.config(
+            [S, S, G] * 2,
+            hidden=256,
+            width=256,
+            enable_moe_block=True,
+            num_experts=8,
+            top_k_experts=2,
+            moe_intermediate_size=128,
+        ),
+        {"target": 5, "assistant": 2.5},
+    ),
+    "tiny-qwen3.5-moe": (
+        Qwen35,
+        qwen3_5.config(
+            [L, L, Q] * 2,
+            hidden=256,
+            architectures=["Qwen3_5MoeForCausalLM"],
+            model_type="qwen3_5_moe_text",
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            shared_expert_intermediate_size=256,
+        ),
+        {"target": 6, "mtp": 2},
+    ),
+}
+
+
+class Clock:
+    """The share of a stage that is over, by time or by steps."""
+
+    def __init__(self, minutes, steps):
+        self.minutes, self.steps, self.done, self.start = minutes, steps, 0, None
+
+    def tick(self):
+        # Time starts after the third step: the first ones compile.
+        self.done += 1
+        if self.done == 3 or self.start is None:
+            self.start = time.time()
+
+    def share(self):
+        if self.steps:
+            return self.done / self.steps
+        return 0.0 if self.start is None else (time.time() - self.start) / (60 * self.minutes)
+
+
+def learning_rate(peak, share, step):
+    """Warm-up, flat for the first half, then linear to zero."""
+    return peak * min(1.0, (step + 1) / WARMUP_STEPS) * max(0.0, min(1.0, (1 - share) / 0.5))
+
+
+def storage_share(share):
+    """How much of the storage grid is in force: a ramp around two thirds."""
+    return min(1.0, max(0.0, (share - 0.62) / 0.06))
+
+
+def cross_entropy(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def soft_loss(draft, target, depth_index):
+    """`KL(target ‖ draft)` of one step, over rows that have a target; the
+    target's entropy is left out, as it has no gradient."""
+    k = depth_index
+    T = target.shape[1]
+    wanted, guess = target[:, 1 + k :].detach(), draft[:, : T - 1 - k]
+    logp = F.log_softmax(guess, -1)
+    return -(F.softmax(wanted, -1) * logp).sum(-1).mean(), wanted, logp
+
+
+def target_loss(model, ids):
+    out = model(ids[:, :-1])
+    main = loss = cross_entropy(out["logits"], ids[:, 1:])
+    if isinstance(model, Qwen35):
+        few = len(ids) // MTP_SHARE
+        part = {"hidden": out["hidden"][:few]}
+        for k, draft in enumerate(model.unroll(ids[:few], part, DEPTH, exact=False)):
+            soft = soft_loss(draft, out["logits"][:few], k)[0]
+            loss = loss + MTP_WEIGHT * DEPTH_DECAY**k * soft
+    return loss + BALANCE_WEIGHT * model.balance(), main.detach()
+
+
+def drafter_loss(drafts, target_logits):
+    loss = 0.0
+    for k, draft in enumerate(drafts):
+        soft, wanted, logp = soft_loss(draft, target_logits, k)
+        hard = -logp.gather(-1, wanted.argmax(-1, keepdim=True)).mean()
+        loss = loss + DEPTH_DECAY**k * (soft + ARGMAX_WEIGHT * hard)
+    return loss
+
+
+def batches(rows, size, device, seed):
+    """Endless batches `[size, T + 1]`, in a new order each epoch."""
+    order = np.random.default_rng(seed)
+    while True:
+        shuffled = order.permutation(len(rows))
+        for i in range(0, len(rows) - size + 1, size):
+            block = torch.from_numpy(rows[np.sort(shuffled[i : i + size])].astype(np.int64))
+            yield block.pin_memory().to(device, non_blocking=True) if device == "cuda" else block
+
+
+def compiled(loss_of):
+    """`loss_of` compiled where there is a GPU to compile for."""
+    return torch.compile(loss_of) if torch.cuda.is_available() else loss_of
+
+
+def run_stage(name, loss_of, modules, storages, source, lr, clock, log):
+    """Steps the optimisers until the clock has run out; returns tokens a second."""
+    steppers = optimisers(modules, lr)
+    parameters = [p for o in steppers for g in o.param_groups for p in g["params"]]
+    step, tokens, began = 0, 0, None
+    while clock.share() < 1:
+        share = clock.share()
+        for o in steppers:
+            for g in o.param_groups:
+                g["lr"] = learning_rate(lr, share, step)
+        for storage in storages:
+            storage.share.fill_(storage_share(share))
+        ids = next(source)
+        loss, shown = loss_of(ids)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP)
+        for o in steppers:
+            o.step()
+            o.zero_grad(set_to_none=True)
+        step += 1
+        if step <= 3:
+            torch.cuda.synchronize() if ids.is_cuda else None
+            began, tokens = time.time(), 0
+        else:
+            tokens += ids.numel()
+        clock.tick()
+        if step % 50 == 0 or step in (1, 3, 10):
+            rate = tokens / max(time.time() - began, 1e-3)
+            if not torch.isfinite(shown):
+                raise FloatingPointError(f"{name}: loss is {shown.item()} at step {step}")
+            log(f"{name} step {step} share {share:.3f} loss {shown.item():.4f} {rate / 1e3:.0f}k tokens/s")
+    for storage in storages:
+        storage.share.fill_(1)
+    return tokens / max(time.time() - began, 1e-3), step
+
+
+def bake(module):
+    for part in module.modules():
+        if isinstance(part, (Matrix, Experts)):
+            part.bake()
+
+
+def snapshot(module):
+    return {k: v.detach().clone() for k, v in module.state_dict().items()}
+
+
+def frozen(model):
+    model.eval().requires_grad_(False)
+    return model
+
+
+def draft_vocabulary(rows, size, vocab):
+    """The `size` most frequent ids, ascending; special ids are among them."""
+    counts = np.bincount(rows[:20_000].reshape(-1), minlength=vocab)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]).copy())
+
+
+def make_drafter(kind, target, rows, storage, device):
+    c = target.c
+    with torch.device(device):
+        if kind == "assistant":
+            hidden = 256 if c["hidden_size"] > 256 else 128
+            return Assistant(gemma4.assistant_config(c, hidden, 3 * hidden), storage).to(device)
+        taps = (2, c["num_hidden_layers"] // 2, c["num_hidden_layers"] - 1)
+        kept = draft_vocabulary(rows, 4096, c["vocab_size"]).to(device)
+        return eagle3.Eagle3(eagle3.config(c, taps), kept, storage).to(device)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="train a bundled model and its drafters")
+    parser.add_argument("name", choices=sorted(RECIPES))
+    parser.add_argument("--rows", type=Path, required=True, help="written by data.py; waited for")
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--pace", type=float, default=1.0, help="factor on the recipe's minutes")
+    parser.add_argument("--steps", type=int, default=0, help="steps of the target instead of minutes")
+    parser.add_argument("--draft-steps", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick-eval", action="store_true")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(args.seed)
+    torch.set_float32_matmul_precision("high")
+    began = time.time()
+    args.out.mkdir(parents=True, exist_ok=True)
+
+    def log(text):
+        print(f"[{args.name} {time.time() - began:6.1f}s] {text}", flush=True)
+
+    make, config, minutes = RECIPES[args.name]
+    minutes = {stage: args.pace * m for stage, m in minutes.items()}
+    storage = Storage(4, 64, device)
+    with torch.device(device):
+        model = make(config, storage, torch.bfloat16 if device == "cuda" else torch.float32)
+    log(f"target: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
+    target_step = compiled(lambda ids: target_loss(model, ids))
+    if device == "cuda":
+        # Compile while the rows are still being packed.
+        dummy = torch.randint(20, 8000, (args.batch, 1025), device=device)
+        target_step(dummy)[0].backward()
+        model.zero_grad(set_to_none=True)
+        log("compiled")
+    while not args.rows.exists():
+        time.sleep(1)
+    rows = np.load(args.rows, mmap_mode="r")
+    rows = np.array(rows)
+    log(f"{rows.shape} rows")
+    source = batches(rows, args.batch, device, args.seed)
+    clock = Clock(minutes.pop("target"), args.steps)
+    rate, steps = run_stage("target", target_step, [model], [storage], source, args.lr, clock, log)
+    report = {
+        "target": {
+            "tokens_per_second": rate,
+            "steps": steps,
+            "batch": args.batch,
+            "length": rows.shape[1] - 1,
+        }
+    }
+    torch.cuda.empty_cache() if device == "cuda" else None
+
+    # Checkpoints hold the weights before storage; `bake` overwrites them.
+    masters = snapshot(model)
+    export.save_target(args.out, args.name, model, masters, args.tokenizer)
+    frozen(model)
+    bake(model.model)
+    torch._dynamo.reset()
+    trained, states = {}, {}
+    for kind in minutes:
+        own = Storage(4, 64, device)
+        clock = Clock(minutes[kind], args.draft_steps)
+        if kind == "mtp":
+            drafter = model.mtp.requires_grad_(True)
+            for part in drafter.modules():
+                if isinstance(part, Matrix) and part.bits is not None:
+                    part.share = own.share
+            unroll = lambda ids, out: model.unroll(ids, out, DEPTH, exact=True)
+        elif kind == "centroid":
+            # The assistant of this run with another head.
+            drafter, unroll = copy.deepcopy(trained["assistant"]), None
+        else:
+            drafter = make_drafter(kind, model, rows, own, device)
+            unroll = lambda ids, out, drafter=drafter: drafter.unroll(model, ids, out, DEPTH)
+        log(f"{kind}: {sum(p.numel() for p in drafter.parameters()) / 1e6:.2f} M parameters")
+        if unroll is not None:
+
+            def loss_of(ids):
+                with torch.no_grad():
+                    out = model(ids[:, :-1])
+                loss = drafter_loss(unroll(ids, out), out["logits"])
+                return loss, loss.detach()
+
+            # Half rows: a draft needs no long context, and attention over drafts is dense.
+            half = (rows.shape[1] - 1) // 2
+            halves = (torch.cat([x[:, : half + 1], x[:, half : 2 * half + 1]]) for x in source)
+            rate, steps = run_stage(
+                kind, compiled(loss_of), [drafter], [own], halves, args.lr / 2, clock, log
+            )
+            report[kind] = {"tokens_per_second": rate, "steps": steps}
+        frozen(drafter)
+        if kind == "assistant":
+            states[kind] = snapshot(drafter)
+            export.save_assistant(args.out, kind, drafter, states[kind])
+        elif kind == "centroid":
+            export.add_centroids(drafter, model, rows, device)
+            export.save_assistant(args.out, kind, drafter, states["assistant"])
+        elif kind == "mtp":
+            state = {f"mtp.{k}": v for k, v in snapshot(drafter).items()}
+            export.save_target(args.out, args.name, model, {**masters, **state}, args.tokenizer)
+        else:
+            export.save_eagle3(args.out, drafter)
+        bake(drafter)
+        trained[kind] = drafter
+        torch._dynamo.reset()
+        torch.cuda.empty_cache() if device == "cuda" else None
+    report["eval"] = evaluate.report(model, trained, args.corpus, args.tokenizer, log, quick=args.quick_eval)
+    (args.out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False))
+    log("done")
+
+
+if __name__ == "__main__":
+    main()
