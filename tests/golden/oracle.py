@@ -6,6 +6,7 @@ share K/V, it exports no K/V for a target without K/V sharing, and its assistant
 
 import contextlib
 import re
+import types
 
 import numpy as np
 import torch
@@ -236,6 +237,12 @@ def mtp_head(model, weights):
     return head
 
 
-def mtp(head, tokens, hidden, positions, cache):
-    """Rows of the head: row r from token `tokens[r]` and the hidden `hidden[r]` of the position before it."""
-    return head.forward_layer(0, hidden[None], torch.tensor([positions]), cache, input_ids=torch.tensor([tokens]))[0]
+def mtp(head, tokens, hidden, positions):
+    """Intermediates of the head's rows: row r from `tokens[r]` and the hidden `hidden[r]` of the position before."""
+    trace, layer = {}, head.layers[0]
+    embed = lambda module, inputs, output: trace.update(embed=array(output[0]))
+    hook = layer.eh_proj.register_forward_hook(embed)
+    with watch(types.SimpleNamespace(layers=[layer.mtp_block]), trace):
+        out = head.forward_layer(0, hidden[None], torch.tensor([positions]), None, input_ids=torch.tensor([tokens]))
+    hook.remove()
+    return trace | {"hidden": array(out[0]), "logits": array(head.shared_head(out)[0])}
