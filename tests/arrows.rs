@@ -26,8 +26,13 @@ const ARROWS: &[(&str, &[&str])] = &[
             "weights",
         ],
     ),
-    ("server", &["engine"]),
-    ("cli", &["backend", "cpu", "engine", "quant", "server"]),
+    ("server", &["engine", "text"]),
+    (
+        "cli",
+        &[
+            "backend", "cache", "cpu", "engine", "models", "quant", "server", "text", "weights",
+        ],
+    ),
 ];
 
 /// The keys of `[dependencies]` in a manifest.
