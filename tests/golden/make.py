@@ -109,6 +109,8 @@ class Target:
 
     def __init__(self, name, family, config, shapes, seed, n_tokens, layout=cp.single_file, dtype="F32", like=None):
         self.name, self.family, self.config, self.dtype, self.like = name, family, config, dtype, like
+        if dtype != "F32":
+            self.config = config | {"dtype": {"BF16": "bfloat16", "F16": "float16"}[dtype]}
         self.tensors = cp.weights(family, shapes, seed)
         self.tokens = prompt(n_tokens, seed)
         self.layout, self.stored = layout, self.tensors
@@ -116,8 +118,7 @@ class Target:
     def files(self):
         if self.dtype == "F32":
             return self.layout(self.config, self.stored)
-        names = {"BF16": "bfloat16", "F16": "float16"}
-        return self.layout(self.config | {"dtype": names[self.dtype]}, self.stored, self.dtype)
+        return self.layout(self.config, self.stored, self.dtype)
 
     def weights(self):
         return wide(rounded(self.tensors, self.dtype))

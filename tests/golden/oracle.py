@@ -120,6 +120,11 @@ def load(folder, cls=None):
     wrong = list(info["mismatched_keys"])
     if left or extra or wrong:
         raise ValueError(f"{folder.name}: not read as meant: missing {left}, unexpected {extra}, mismatched {wrong}")
+    stored = getattr(transformers.AutoConfig.from_pretrained(folder), "dtype", None)
+    for module in model.modules():
+        if stored == torch.bfloat16 and hasattr(module, "embed_scale"):
+            # Run in bf16, as such a file is meant to, the library rounds the factor; in float32 it does not.
+            module.embed_scale.copy_(module.embed_scale.to(torch.bfloat16))
     return model.eval()
 
 

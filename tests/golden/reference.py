@@ -10,6 +10,8 @@ naming, `model.…`) to arrays; `trace` maps intermediate names to arrays and ma
 
 import numpy as np
 
+import store
+
 
 class Nowhere(dict):
     """A trace that forgets."""
@@ -133,6 +135,12 @@ class Layer(dict):
         self.trace[self.prefix + name] = value
 
 
+def embed_scale(c, width):
+    """`√width`, rounded to the embedding's type as the library rounds it when it runs in that type."""
+    scale = np.sqrt(width)
+    return float(store.from_bf16(store.to_bf16(np.array([scale], np.float32)))[0]) if c.get("dtype") == "bfloat16" else scale
+
+
 def gemma4(c, W, tokens, cache=None, trace=None):
     """Post-final-norm hidden rows [T, H] of `tokens`, which follow what `cache` (layer -> (K, V)) already holds."""
     trace = Nowhere() if trace is None else trace
@@ -140,10 +148,10 @@ def gemma4(c, W, tokens, cache=None, trace=None):
     eps, T, H, width = c["rms_norm_eps"], len(tokens), c["hidden_size"], c["hidden_size_per_layer_input"]
     first = len(cache[0][0]) if cache else 0
     at = np.arange(first, first + T)
-    x = W["model.embed_tokens.weight"][tokens] * np.sqrt(H)
+    x = W["model.embed_tokens.weight"][tokens] * embed_scale(c, H)
     trace["embed"] = x
     if width:
-        token = W["model.embed_tokens_per_layer.weight"][tokens] * np.sqrt(width)
+        token = W["model.embed_tokens_per_layer.weight"][tokens] * embed_scale(c, width)
         context = (x @ W["model.per_layer_model_projection.weight"].T * H**-0.5).reshape(T, -1, width)
         context = rms(context, eps, W["model.per_layer_projection_norm.weight"])
         ple = (context + token.reshape(context.shape)) * 2**-0.5
