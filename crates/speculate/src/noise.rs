@@ -35,7 +35,7 @@ const DRAW_BITS: u32 = 23;
 pub const MAX_GUMBEL: f32 = 16.635_532;
 
 /// The smallest value of [`gumbel`]: `u = 2^-24`, `g = -ln(24 ln 2)`.
-pub const MIN_GUMBEL: f32 = -2.811_541;
+pub const MIN_GUMBEL: f32 = -2.811_540_8;
 
 /// Tokens of a [`Noise::block`].
 pub const BLOCK: usize = 64;

@@ -58,7 +58,8 @@ pub struct Sampling {
     pub top_k: usize,
     /// Mass to keep; 1 keeps all.
     pub top_p: f32,
-    /// Least probability to keep, as a share of the largest; 0 keeps all.
+    /// Least probability to keep, as a share of the largest; 0 keeps all,
+    /// and so does a number too small to be normal.
     pub min_p: f32,
     /// Factor against tokens of prompt and output; 1 is none.
     pub repetition_penalty: f32,
@@ -137,7 +138,7 @@ impl Sampling {
             // A smaller one has no finite reciprocal.
             (
                 "temperature",
-                "0 or positive",
+                "0 or at least 1.2e-38",
                 t,
                 t == 0.0 || (t >= f32::MIN_POSITIVE && t.is_finite()),
             ),
@@ -688,7 +689,6 @@ fn truncate(sampling: &Sampling, top: f32, total: Option<u64>, keys: &mut [Key])
 }
 
 fn min_p_cut(sampling: &Sampling, top: f32) -> f32 {
-    // `ln` wants a normal number; the smallest one is as good as 0.
     if sampling.min_p >= f32::MIN_POSITIVE {
         top + ln(sampling.min_p)
     } else {
@@ -868,7 +868,7 @@ mod tests {
             let last = masses.iter().position(reaches).unwrap();
             row.truncate(last + 1);
         }
-        if sampling.min_p > 0.0 {
+        if sampling.min_p >= f32::MIN_POSITIVE {
             let least = top + ln(sampling.min_p);
             row.retain(|&(z, _)| z >= least);
         }
@@ -918,7 +918,7 @@ mod tests {
 
     fn samplings() -> impl Strategy<Value = Sampling> {
         let truncation = (
-            select(vec![0.0, 1e-38, 1e-3, 0.3, 0.7, 1.0, 1.0, 2.5]),
+            select(vec![0.0, 1.2e-38, 1e-3, 0.3, 0.7, 1.0, 1.0, 2.5]),
             select(vec![0, 0, 0, 1, 2, 5, 40, 300, 5000]),
             select(vec![1.0, 1.0, 1e-9, 0.3, 0.9, 0.999_999]),
             select(vec![0.0, 0.0, 1e-40, 0.01, 0.5, 1.0]),
@@ -1037,35 +1037,35 @@ mod tests {
     fn choices_are_distributed_as_stated() {
         let logits = row(1, 3, 150);
         let base = Sampling {
-            temperature: 1.0,
+            temperature: 2.0,
             seed: 11,
             ..Sampling::default()
         };
         let settings = [
             base.clone(),
             Sampling {
-                temperature: 3.0,
+                temperature: 9.0,
                 seed: 12,
                 ..base.clone()
             },
             Sampling {
-                temperature: 0.7,
+                temperature: 3.0,
                 top_p: 0.9,
                 ..base.clone()
             },
             Sampling {
-                temperature: 1.5,
+                temperature: 4.0,
                 top_k: 20,
                 ..base.clone()
             },
             Sampling {
-                temperature: 2.0,
+                temperature: 5.0,
                 min_p: 0.02,
                 seed: u64::MAX,
                 ..base.clone()
             },
             Sampling {
-                temperature: 2.0,
+                temperature: 5.0,
                 top_k: 100,
                 top_p: 0.95,
                 min_p: 0.001,
@@ -1237,7 +1237,7 @@ mod tests {
                 temperature: f32::NAN,
                 ..good.clone()
             }),
-            "temperature must be 0 or positive, got NaN"
+            "temperature must be 0 or at least 1.2e-38, got NaN"
         );
         assert_eq!(
             refused(Sampling {
