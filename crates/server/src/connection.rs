@@ -28,7 +28,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tower_service::Service;
@@ -53,7 +53,10 @@ pub(crate) enum Stage {
 }
 
 /// Accepts connections and serves `router` on them until `shutdown` resolves
-/// and the last connection is closed.
+/// and what then ran has ended.
+///
+/// Connections are accepted to the end: while the server drains, a probe is told
+/// so, and a request is refused with words instead of a closed port.
 pub(crate) async fn run(
     listener: TcpListener,
     router: Router,
@@ -63,45 +66,65 @@ pub(crate) async fn run(
 ) {
     let mut shutdown = pin!(shutdown);
     let slots = Arc::new(Semaphore::new(limits.connections));
+    let spawn = |tasks: &mut JoinSet<()>, is_late, accepted| {
+        let (stream, slot): (TcpStream, OwnedSemaphorePermit) = accepted;
+        let serve = serve(
+            stream,
+            router.clone(),
+            limits.clone(),
+            stage.subscribe(),
+            is_late,
+        );
+        tasks.spawn(async move {
+            serve.await;
+            drop(slot);
+        });
+    };
     let mut tasks = JoinSet::new();
     loop {
-        let accept = async {
-            let slot = slots.clone().acquire_owned().await.expect("never closed");
-            (listener.accept().await, slot)
-        };
         tokio::select! {
             biased;
             () = &mut shutdown => break,
             Some(_) = tasks.join_next() => {}
-            (accepted, slot) = accept => match accepted {
-                Ok((stream, _)) => {
-                    let serve = serve(stream, router.clone(), limits.clone(), stage.subscribe());
-                    tasks.spawn(async move {
-                        serve.await;
-                        drop(slot);
-                    });
-                }
-                Err(error) if is_of_one_connection(&error) => {}
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            },
+            accepted = accept(&listener, &slots) => spawn(&mut tasks, false, accepted),
         }
     }
-    drop(listener);
     tracing::info!(connections = tasks.len(), "draining");
     stage.send_replace(Stage::Draining);
-    let everyone = async |tasks: &mut JoinSet<()>| while tasks.join_next().await.is_some() {};
-    if tokio::time::timeout(limits.drain_timeout, everyone(&mut tasks))
-        .await
-        .is_err()
-    {
+    let mut late = JoinSet::new();
+    for patience in [limits.drain_timeout, limits.cancel_grace] {
+        let deadline = sleep(patience);
+        tokio::pin!(deadline);
+        loop {
+            tokio::select! {
+                biased;
+                ended = tasks.join_next() => if ended.is_none() { return },
+                Some(_) = late.join_next() => {}
+                () = &mut deadline => break,
+                accepted = accept(&listener, &slots) => spawn(&mut late, true, accepted),
+            }
+        }
         tracing::warn!(connections = tasks.len(), "cancelling what still runs");
         stage.send_replace(Stage::Stopping);
-        let _ = tokio::time::timeout(limits.cancel_grace, everyone(&mut tasks)).await;
     }
-    tasks.shutdown().await;
+}
+
+/// The next connection, once there is room for one.
+async fn accept(
+    listener: &TcpListener,
+    slots: &Arc<Semaphore>,
+) -> (TcpStream, OwnedSemaphorePermit) {
+    loop {
+        let slot = slots.clone().acquire_owned().await.expect("never closed");
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, slot),
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
 }
 
 fn is_of_one_connection(error: &io::Error) -> bool {
@@ -118,6 +141,7 @@ async fn serve(
     router: Router,
     limits: Limits,
     mut stage: watch::Receiver<Stage>,
+    is_late: bool,
 ) {
     // Tokens are small and must not wait for one another.
     let _ = stream.set_nodelay(true);
@@ -137,13 +161,15 @@ async fn serve(
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
+        // A connection that comes while the server drains has one request.
+        .keep_alive(!is_late)
         // `Timed` is stricter before a request and the same after one.
         .header_read_timeout(limits.idle_timeout.max(limits.header_timeout))
         .max_headers(HEADERS_MAX)
         .max_header_size(HEADER_BYTES_MAX)
         .serve_connection(TokioIo::new(Timed::new(stream, activity, &limits)), service);
     let mut connection = pin!(connection);
-    let mut is_draining = false;
+    let mut is_draining = is_late;
     loop {
         tokio::select! {
             ended = &mut connection => {

@@ -156,10 +156,12 @@ impl<'a> Fields<'a> {
             .iter()
             .filter(|(_, value)| !value.is_null())
             .map(|(name, _)| name.as_str());
-        names
+        let mut names: Vec<&str> = names
             .filter(|name| !read.contains(name) && is_plain(name))
             .take(IGNORED_FIELDS_MAX)
-            .collect()
+            .collect();
+        names.sort_unstable();
+        names
     }
 }
 
@@ -236,6 +238,6 @@ mod tests {
         let value = json!({"a": 1, "user": "u", "temprature": 1, "x\r\ny": 1, "": 1, "z": null});
         let fields = Fields::new(value.as_object().unwrap());
         let _ = fields.get("a");
-        assert_eq!(fields.ignored(), ["user", "temprature"]);
+        assert_eq!(fields.ignored(), ["temprature", "user"]);
     }
 }

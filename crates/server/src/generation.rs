@@ -360,4 +360,29 @@ mod tests {
         assert!(!mailbox.push("a"));
         assert!(mailbox.take().is_none());
     }
+
+    #[test]
+    fn an_engine_that_lets_go_without_a_word_is_an_error_and_not_a_hang() {
+        let metrics = Arc::<Metrics>::default();
+        let mailbox = Arc::new(Mailbox::new(4));
+        let inlet = || Inlet {
+            mailbox: mailbox.clone(),
+            metrics: metrics.clone(),
+            started: Instant::now(),
+            has_text: false,
+        };
+        let is_failed = |step| matches!(step, Some(Step::Failed(e)) if e == ApiError::internal());
+        drop(inlet());
+        assert!(is_failed(mailbox.take()));
+        assert!(!metrics.engine_lost.load(Ordering::Relaxed));
+        let mut lost = inlet();
+        assert!(lost.take(Event::Prefill { done: 1, total: 2 }));
+        let engine = std::thread::spawn(move || {
+            let _lost = lost;
+            panic!("on purpose");
+        });
+        engine.join().unwrap_err();
+        assert!(is_failed(mailbox.take()));
+        assert!(metrics.engine_lost.load(Ordering::Relaxed));
+    }
 }

@@ -248,4 +248,35 @@ mod tests {
             assert!(id(odd).starts_with("req_"));
         }
     }
+
+    #[tokio::test]
+    async fn a_handler_that_panics_fails_its_own_request_only() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/gemma4-14m");
+        let backend = Arc::new(cpu::Cpu::new(cpu::CpuOptions::default()).unwrap());
+        let options = engine::LoadOptions {
+            context: Some(64),
+            ..engine::LoadOptions::default()
+        };
+        let model = engine::load(backend, &engine::Source::Folder(folder.into()), &options);
+        let engine = Arc::new(engine::Engine::start(
+            model.unwrap(),
+            engine::EngineOptions::default(),
+        ));
+        let (_stage, watcher) = tokio::sync::watch::channel(Stage::Serving);
+        let local = "127.0.0.1:80".parse().unwrap();
+        let app = Arc::new(App::new(crate::Config::default(), engine, local, watcher));
+        let broken = async || -> StatusCode { panic!("on purpose") };
+        let mut router = Router::new()
+            .route("/broken", get(broken))
+            .route("/health", get(health))
+            .layer(middleware::from_fn_with_state(app.clone(), gate))
+            .with_state(app.clone());
+        for (path, status) in [("/broken", 500), ("/health", 200)] {
+            let request = Request::get(path).body(Body::empty()).unwrap();
+            let response = tower_service::Service::call(&mut router, request).await;
+            assert_eq!(response.unwrap().status(), status, "{path}");
+        }
+        let page = app.metrics.render(app.engine.counters(), "m");
+        assert!(page.contains("request_faults_total{model_name=\"m\",code=\"panic\"} 1"));
+    }
 }

@@ -1,0 +1,9 @@
+//! The server over a socket, with a bundled model behind it.
+//!
+//! The client here is written by hand, so that it can send what no library
+//! would and see every byte that comes back.
+
+mod client;
+mod lifecycle;
+mod refusals;
+mod wire;

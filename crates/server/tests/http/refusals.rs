@@ -1,0 +1,536 @@
+//! What a client that misbehaves gets: an error in words, before any work.
+
+use std::sync::atomic::Ordering;
+
+use serde_json::{Value, json};
+use server::{Config, Keys, ServeError};
+use tokio::net::TcpListener;
+
+use crate::client::{Reply, Server, Setup, request};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn hello() -> Value {
+    json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
+}
+
+fn with(base: &Value, field: &str, value: Value) -> Value {
+    let mut body = base.clone();
+    body[field] = value;
+    body
+}
+
+#[tokio::test]
+async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
+    let server = Server::start(Setup::default()).await;
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    for (field, value) in [
+        ("n", json!(2)),
+        ("logprobs", json!(true)),
+        ("top_logprobs", json!(3)),
+        ("response_format", json!({"type": "json_object"})),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {}}),
+        ),
+        ("tools", tool.clone()),
+        ("tool_choice", json!("required")),
+        (
+            "tool_choice",
+            json!({"type": "function", "function": {"name": "f"}}),
+        ),
+        ("functions", tool),
+        ("function_call", json!({"name": "f"})),
+        ("audio", json!({"voice": "x"})),
+        ("modalities", json!(["text", "audio"])),
+        ("web_search_options", json!({})),
+        ("guided_regex", json!("a+")),
+        ("grammar", json!("root ::= \"a\"")),
+        ("min_tokens", json!(3)),
+        ("echo", json!(true)),
+        ("continue_final_message", json!(true)),
+        ("xtc_probability", json!(0.5)),
+    ] {
+        let reply = server.chat(&with(&hello(), field, value.clone())).await;
+        assert_eq!(reply.status, 400, "{field} {value}");
+        let error = reply.error();
+        assert_eq!(error["param"], field, "{value}");
+        assert_eq!(error["code"], "unsupported_parameter", "{field} {value}");
+    }
+    let prompt = json!({"prompt": "a", "max_tokens": 1});
+    for (field, value) in [
+        ("n", json!(2)),
+        ("best_of", json!(2)),
+        ("echo", json!(true)),
+        ("suffix", json!("b")),
+        ("logprobs", json!(0)),
+        ("prompt", json!(["a", "b"])),
+    ] {
+        let reply = server
+            .post(COMPLETIONS, &with(&prompt, field, value.clone()))
+            .await;
+        assert_eq!(
+            (reply.status, &reply.error()["param"]),
+            (400, &json!(field)),
+            "{value}"
+        );
+    }
+    for part in [
+        json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
+        json!({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
+        json!({"type": "file", "file": {}}),
+    ] {
+        let messages = json!([{"role": "user", "content": ["Hi", part]}]);
+        let reply = server.chat(&with(&hello(), "messages", messages)).await;
+        assert_eq!(
+            (reply.status, &reply.error()["param"]),
+            (400, &json!("messages[0].content[1]"))
+        );
+    }
+}
+
+#[tokio::test]
+async fn values_out_of_range_are_named() {
+    let server = Server::start(Setup::default()).await;
+    let many = |n: usize| Value::Array((0..n).map(|i| json!(i.to_string())).collect());
+    let biases: serde_json::Map<String, Value> =
+        (0..1025).map(|i| (i.to_string(), json!(1))).collect();
+    for (field, value) in [
+        ("temperature", json!(-0.1)),
+        ("temperature", json!(2.1)),
+        ("temperature", json!("hot")),
+        ("top_p", json!(1.1)),
+        ("min_p", json!(-1)),
+        ("top_k", json!(-2)),
+        ("top_k", json!(1.5)),
+        ("seed", json!(1.5)),
+        ("seed", json!("x")),
+        ("presence_penalty", json!(3)),
+        ("frequency_penalty", json!(-3)),
+        ("repetition_penalty", json!(0)),
+        ("max_tokens", json!(-2)),
+        ("max_tokens", json!(1e300)),
+        ("max_completion_tokens", json!("7")),
+        ("stop", many(17)),
+        ("stop", json!("")),
+        ("stop", json!([1])),
+        ("stop", json!("x".repeat(257))),
+        ("logit_bias", json!({"x": 1})),
+        ("logit_bias", json!({"5": 101})),
+        ("logit_bias", json!({"99999999": 1})),
+        ("logit_bias", Value::Object(biases)),
+        ("stream", json!("yes")),
+        ("stream_options", json!({"include_usage": true})),
+        ("ignore_eos", json!(1)),
+        ("speculation", json!("on")),
+        ("speculation", json!({"draft_max": 1, "x": 1})),
+        ("speculation", json!(true)),
+        ("speculation.draft_max", json!({"draft_max": 99})),
+        ("chat_template", json!("{{ 1 }}")),
+        ("chat_template_kwargs", json!([])),
+        ("chat_template_kwargs", json!({"messages": []})),
+        (
+            "chat_template_kwargs.chat_template",
+            json!({"chat_template": "{{ 1 }}"}),
+        ),
+        ("messages", json!([])),
+        ("messages", json!(null)),
+        ("messages", json!("Hi")),
+        ("messages[0]", json!(["Hi"])),
+        ("messages[0].role", json!([{"content": "Hi"}])),
+        (
+            "messages[0].role",
+            json!([{"role": "wizard", "content": "Hi"}]),
+        ),
+        (
+            "messages[1].content",
+            json!([{"role": "system", "content": ""}, {"role": "user", "content": null}]),
+        ),
+        (
+            "messages[0].content",
+            json!([{"role": "user", "content": 1}]),
+        ),
+        (
+            "messages[0].content[0].text",
+            json!([{"role": "user", "content": [{"type": "text"}]}]),
+        ),
+        (
+            "messages[0].tool_calls",
+            json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]),
+        ),
+        ("model", json!(1)),
+    ] {
+        let name = field.split(['[', '.']).next().unwrap();
+        let reply = server.chat(&with(&hello(), name, value.clone())).await;
+        assert_eq!(reply.status, 400, "{field} {value} {reply:?}");
+        assert_eq!(reply.error()["param"], field, "{value}");
+    }
+    let reply = server.chat(&with(&hello(), "model", json!("gpt-9"))).await;
+    assert_eq!(
+        (reply.status, &reply.error()["code"]),
+        (404, &json!("model_not_found"))
+    );
+    let reply = server
+        .chat(&with(
+            &with(&hello(), "stream", json!(true)),
+            "stream_options",
+            json!({"include_obfuscation": true}),
+        ))
+        .await;
+    assert_eq!(reply.error()["param"], "stream_options.include_obfuscation");
+    let reply = server
+        .post(COMPLETIONS, &json!({"prompt": [1, 99_999_999]}))
+        .await;
+    assert_eq!(reply.status, 400);
+    let reply = server.post(COMPLETIONS, &json!({"prompt": []})).await;
+    assert_eq!(reply.status, 400);
+}
+
+#[tokio::test]
+async fn a_prompt_over_the_context_is_refused_with_counts() {
+    let server = Server::start(Setup {
+        context: 64,
+        ..Setup::default()
+    })
+    .await;
+    let long = json!([{"role": "user", "content": "word ".repeat(200)}]);
+    for stream in [false, true] {
+        let reply = server
+            .chat(&with(
+                &with(&hello(), "messages", long.clone()),
+                "stream",
+                json!(stream),
+            ))
+            .await;
+        assert_eq!(reply.status, 400);
+        let error = reply.error();
+        assert_eq!(error["code"], "context_length_exceeded");
+        assert!(error["message"].as_str().unwrap().contains("64"));
+    }
+    let reply = server
+        .post(COMPLETIONS, &json!({"prompt": vec![5; 64]}))
+        .await;
+    assert_eq!(reply.error()["code"], "context_length_exceeded");
+    assert_eq!(
+        server
+            .post(
+                COMPLETIONS,
+                &json!({"prompt": vec![5; 63], "max_tokens": 1})
+            )
+            .await
+            .status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn paths_methods_and_types_are_checked() {
+    let server = Server::start(Setup::default()).await;
+    for path in [
+        "/",
+        "/v1",
+        "/v1/chat",
+        "/v1/embeddings",
+        "/v1/chat/completions/",
+        "/%00",
+        "/v1/../health",
+    ] {
+        let reply = server.get(path).await;
+        assert_eq!(reply.status, 404, "{path}");
+        assert_eq!(reply.error()["code"], "not_found");
+    }
+    let reply = server.get(CHAT).await;
+    assert_eq!((reply.status, reply.header("allow")), (405, Some("POST")));
+    assert_eq!(reply.error()["code"], "method_not_allowed");
+    assert_eq!(server.post("/v1/models", &json!({})).await.status, 405);
+
+    let body = hello().to_string();
+    let typed = |kind: &str| {
+        String::from_utf8(request(CHAT, "", body.as_bytes()))
+            .unwrap()
+            .replace("application/json", kind)
+    };
+    for kind in [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+        "",
+    ] {
+        let reply = server.send(typed(kind).as_bytes()).await;
+        assert_eq!(reply.status, 415, "{kind}");
+        reply.error();
+    }
+    assert_eq!(
+        server
+            .send(typed("Application/JSON; charset=utf-8").as_bytes())
+            .await
+            .status,
+        200
+    );
+    for bad in [
+        "",
+        "{",
+        "[]",
+        "null",
+        "\"x\"",
+        "{\"messages\": [}",
+        "{} {}",
+        "\u{feff}{}",
+    ] {
+        let reply = server.send(&request(CHAT, "", bad.as_bytes())).await;
+        assert_eq!(reply.status, 400, "{bad}");
+        reply.error();
+    }
+}
+
+#[tokio::test]
+async fn bodies_and_headers_over_the_limit_are_refused() {
+    let mut setup = Setup::default();
+    setup.config.limits.chat_body_bytes = 4 << 10;
+    let server = Server::start(setup).await;
+    let long = with(&hello(), "user", json!("x".repeat(8 << 10))).to_string();
+    let reply = server.send(&request(CHAT, "", long.as_bytes())).await;
+    assert_eq!(
+        (reply.status, &reply.error()["code"]),
+        (413, &json!("body_too_large"))
+    );
+    // Without an announced length the limit holds while reading.
+    let chunked = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{long}\r\n0\r\n\r\n",
+        long.len()
+    );
+    assert_eq!(server.send(chunked.as_bytes()).await.status, 413);
+    let header = format!("x-long: {}\r\n", "x".repeat(20 << 10));
+    let reply = server
+        .send(&request(CHAT, &header, hello().to_string().as_bytes()))
+        .await;
+    assert_eq!(reply.status, 431);
+    let header: String = (0..200).map(|i| format!("x-{i}: 1\r\n")).collect();
+    assert_eq!(
+        server.send(&request(CHAT, &header, b"{}")).await.status,
+        431
+    );
+    assert_eq!(server.chat(&hello()).await.status, 200);
+}
+
+#[tokio::test]
+async fn every_route_but_health_needs_the_key() {
+    let mut setup = Setup::default();
+    setup.config.keys = Keys::new(["right"]);
+    let server = Server::start(setup).await;
+    let body = hello().to_string();
+    let ask = async |headers: &str| server.send(&request(CHAT, headers, body.as_bytes())).await;
+    for headers in [
+        "",
+        "authorization: Bearer wrong\r\n",
+        "x-api-key: wrong\r\n",
+        "authorization: right\r\n",
+    ] {
+        let reply = ask(headers).await;
+        assert_eq!(
+            (reply.status, &reply.error()["code"]),
+            (401, &json!("invalid_api_key")),
+            "{headers}"
+        );
+        assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
+    }
+    assert_eq!(ask("authorization: Bearer right\r\n").await.status, 200);
+    assert_eq!(ask("x-api-key: right\r\n").await.status, 200);
+    for path in [
+        "/metrics",
+        "/v1/models",
+        "/v1/models/x",
+        CHAT,
+        COMPLETIONS,
+        "/nothing",
+        "/",
+    ] {
+        assert_eq!(server.get(path).await.status, 401, "{path}");
+    }
+    assert_eq!(server.get("/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn web_pages_of_others_are_kept_out() {
+    let mut setup = Setup::default();
+    setup.config.allowed_origins = vec!["http://friend.example".into()];
+    setup.config.allowed_hosts = vec!["box.lan".into()];
+    let server = Server::start(setup).await;
+    let ask = async |head: &str| server.send(format!("{head}\r\n\r\n").as_bytes()).await;
+    let rebound = ask("GET /v1/models HTTP/1.1\r\nhost: evil.example").await;
+    assert_eq!(
+        (rebound.status, &rebound.error()["code"]),
+        (403, &json!("host_not_allowed"))
+    );
+    assert_eq!(
+        ask("GET /health HTTP/1.1\r\nhost: evil.example")
+            .await
+            .status,
+        403
+    );
+    assert_eq!(
+        ask("GET /health HTTP/1.1\r\nhost: box.lan:80").await.status,
+        200
+    );
+
+    let foreign =
+        ask("GET /v1/models HTTP/1.1\r\nhost: localhost\r\norigin: http://evil.example").await;
+    assert_eq!(
+        (foreign.status, &foreign.error()["code"]),
+        (403, &json!("origin_not_allowed"))
+    );
+    assert_eq!(foreign.header("access-control-allow-origin"), None);
+    let own =
+        ask("GET /v1/models HTTP/1.1\r\nhost: localhost:1\r\norigin: http://localhost:1").await;
+    assert_eq!(
+        (own.status, own.header("access-control-allow-origin")),
+        (200, None)
+    );
+    let friend =
+        ask("GET /v1/models HTTP/1.1\r\nhost: localhost\r\norigin: http://friend.example").await;
+    assert_eq!(
+        friend.header("access-control-allow-origin"),
+        Some("http://friend.example")
+    );
+
+    let preflight = |origin: &str| {
+        format!(
+            "OPTIONS {CHAT} HTTP/1.1\r\nhost: localhost\r\norigin: {origin}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: authorization,content-type"
+        )
+    };
+    let friend = ask(&preflight("http://friend.example")).await;
+    assert_eq!(
+        (friend.status, friend.header("access-control-allow-headers")),
+        (204, Some("authorization,content-type"))
+    );
+    let evil = ask(&preflight("http://evil.example")).await;
+    assert_eq!(
+        (evil.status, evil.header("access-control-allow-origin")),
+        (403, None)
+    );
+}
+
+#[tokio::test]
+async fn the_network_is_not_served_without_a_key() {
+    let server = Server::start(Setup::default()).await;
+    let open = async || TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let serve = |config, listener| server::serve(config, server.engine.clone(), listener, async {});
+    let refused = serve(Config::default(), open().await).await;
+    assert!(matches!(refused, Err(ServeError::OpenToTheNetwork { .. })));
+    let keyed = Config {
+        keys: Keys::new(["k"]),
+        ..Config::default()
+    };
+    assert!(serve(keyed, open().await).await.is_ok());
+    let insecure = Config {
+        insecure: true,
+        ..Config::default()
+    };
+    assert!(serve(insecure, open().await).await.is_ok());
+}
+
+/// Values that a field may be replaced with.
+fn junk() -> Vec<Value> {
+    let deep = (0..40).fold(json!(1), |inner, _| json!([inner]));
+    vec![
+        json!(null),
+        json!(true),
+        json!(0),
+        json!(-1),
+        json!(1.5),
+        json!(1e308),
+        json!(u64::MAX),
+        json!(i64::MIN),
+        json!(""),
+        json!("x"),
+        json!("\u{0}\u{202e}🤯"),
+        json!("a".repeat(5000)),
+        json!([]),
+        json!([null]),
+        json!([1, "a", {}]),
+        json!({}),
+        json!({"type": "text"}),
+        json!({"": {"": []}}),
+        deep,
+    ]
+}
+
+fn check_mutant(reply: &Reply, what: &str) {
+    assert!((200..500).contains(&reply.status), "{what}: {reply:?}");
+    assert!(reply.body.len() < 64 << 10, "{what}");
+    if reply.status != 200 {
+        let error = reply.error().to_string();
+        for leak in ["src/", "panicked", ".rs", "0x", "Some(", "/root", "Error {"] {
+            assert!(!error.contains(leak), "{what}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn malformed_requests_get_an_answer_below_500() {
+    let server = Server::start(Setup {
+        context: 128,
+        ..Setup::default()
+    })
+    .await;
+    let chat = json!({
+        "model": "default", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "n"}],
+        "max_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 1, "stop": ["x"],
+        "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1, "logit_bias": {"5": 1},
+        "stream": false, "stream_options": null, "ignore_eos": false, "speculation": "auto", "n": 1, "tools": [],
+        "chat_template_kwargs": {"enable_thinking": false}, "response_format": {"type": "text"}, "user": "u",
+    });
+    let prompt =
+        json!({"prompt": "Hi", "max_tokens": 1, "logprobs": null, "echo": false, "suffix": ""});
+    let mut n_mutants = 0;
+    for (path, base) in [(CHAT, &chat), (COMPLETIONS, &prompt)] {
+        assert_eq!(server.post(path, base).await.status, 200);
+        let pointers: Vec<String> = base
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(|key| format!("/{key}"))
+            .collect();
+        let inner = [
+            "/messages/0",
+            "/messages/0/role",
+            "/messages/0/content",
+            "/messages/0/content/0",
+            "/messages/0/content/0/text",
+            "/messages/0/name",
+        ];
+        let inner = inner
+            .iter()
+            .map(|p| (*p).to_owned())
+            .filter(|p| base.pointer(p).is_some());
+        for pointer in pointers.iter().cloned().chain(inner) {
+            for value in junk() {
+                let mut mutant = base.clone();
+                *mutant.pointer_mut(&pointer).unwrap() = value.clone();
+                // What may run to the end of the context would only cost time.
+                if pointer == "/max_tokens" && mutant["max_tokens"].as_f64().is_none_or(|n| n < 0.0)
+                {
+                    mutant["ignore_eos"] = json!(false);
+                }
+                let reply = server.post(path, &mutant).await;
+                check_mutant(&reply, &format!("{pointer} = {value:.80}"));
+                n_mutants += 1;
+            }
+        }
+        // Cut, and with one byte changed.
+        let text = base.to_string();
+        for i in (0..text.len()).step_by(7) {
+            let cut = &text.as_bytes()[..i];
+            check_mutant(&server.send(&request(path, "", cut)).await, "cut");
+            let mut flipped = text.as_bytes().to_vec();
+            flipped[i] ^= 1 << (i % 8);
+            check_mutant(&server.send(&request(path, "", &flipped)).await, "flipped");
+            n_mutants += 2;
+        }
+    }
+    assert!(n_mutants >= 200, "{n_mutants}");
+    server.until_idle().await;
+    assert_eq!(server.engine.counters().failed.load(Ordering::Relaxed), 0);
+    assert_eq!(server.chat(&hello()).await.status, 200);
+}

@@ -1,0 +1,413 @@
+//! What a client that behaves gets.
+
+use serde_json::{Value, json};
+use tokio::time::{Duration, timeout};
+
+use crate::client::{PATIENCE, Server, Setup, request};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn hello(max_tokens: usize) -> Value {
+    json!({"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": max_tokens, "temperature": 0})
+}
+
+fn with(base: &Value, more: Value) -> Value {
+    let mut body = base.clone();
+    body.as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn the_model_and_the_server_describe_themselves() {
+    let server = Server::start(Setup::default()).await;
+    let health = server.get("/health").await;
+    assert_eq!(
+        (health.status, health.body.as_str()),
+        (200, r#"{"status":"ok"}"#)
+    );
+
+    let models = server.get("/v1/models").await.json();
+    let model = &models["data"][0];
+    assert_eq!(model["id"], "qwen3_5-15m");
+    assert_eq!(model["object"], "model");
+    assert_eq!(model["meta"]["n_ctx"], 512);
+    assert_eq!(model["meta"]["speculation"]["drafter"], "mtp");
+    assert!(model["meta"]["unused_tensors"].is_array());
+    assert_eq!(models["models"][0]["capabilities"], json!(["completion"]));
+    assert_eq!(
+        server.get("/v1/models/qwen3_5-15m").await.json()["id"],
+        "qwen3_5-15m"
+    );
+    assert_eq!(
+        server.get("/v1/models/some/other").await.error()["code"],
+        "model_not_found"
+    );
+
+    let reply = server.chat(&hello(8)).await;
+    let drafted = reply.json()["speculation"]["drafted"].as_u64().unwrap();
+    let metrics = server.get("/metrics").await.body;
+    for line in [
+        "vllm:num_requests_running{model_name=\"qwen3_5-15m\"} 0".to_owned(),
+        "vllm:generation_tokens_total{model_name=\"qwen3_5-15m\"} 8".to_owned(),
+        format!("vllm:spec_decode_num_draft_tokens_total{{model_name=\"qwen3_5-15m\"}} {drafted}"),
+        "vllm:request_success_total{model_name=\"qwen3_5-15m\",finished_reason=\"length\"} 1".to_owned(),
+        "vllm:time_to_first_token_seconds_count{model_name=\"qwen3_5-15m\"} 1".to_owned(),
+        "paceline:http_responses_total{model_name=\"qwen3_5-15m\",route=\"/v1/chat/completions\",status=\"200\"} 1"
+            .to_owned(),
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_has_text_usage_and_the_decision_record() {
+    let server = Server::start(Setup::default()).await;
+    let reply = server.chat(&with(&hello(12), json!({"seed": 7}))).await;
+    assert!(reply.header("x-request-id").unwrap().starts_with("req_"));
+    let body = reply.json();
+    assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!(body["object"], "chat.completion");
+    assert!(body["created"].as_u64().unwrap() > 1_700_000_000);
+    assert_eq!(body["model"], "qwen3_5-15m");
+    assert!(
+        body["system_fingerprint"]
+            .as_str()
+            .unwrap()
+            .starts_with("fp_")
+    );
+    assert_eq!(body["seed"], 7);
+    let choice = &body["choices"][0];
+    assert_eq!(choice["message"]["role"], "assistant");
+    assert!(!choice["message"]["content"].as_str().unwrap().is_empty());
+    assert_eq!(choice["finish_reason"], "length");
+    let usage = &body["usage"];
+    assert_eq!(usage["completion_tokens"], 12);
+    let total = usage["prompt_tokens"].as_u64().unwrap() + 12;
+    assert_eq!(usage["total_tokens"], total);
+    let (speculation, timings) = (&body["speculation"], &body["timings"]);
+    assert_eq!(speculation["engaged"], true);
+    assert_eq!(speculation["drafter"], "mtp");
+    assert_eq!(timings["draft_n"], speculation["drafted"]);
+    assert_eq!(timings["draft_n_accepted"], speculation["accepted"]);
+    assert_eq!(timings["predicted_n"], 12);
+    assert_eq!(timings["prompt_n"], usage["prompt_tokens"]);
+    for name in [
+        "prompt_ms",
+        "prompt_per_second",
+        "predicted_ms",
+        "predicted_per_second",
+    ] {
+        assert!(timings[name].as_f64().unwrap() >= 0.0);
+    }
+
+    let body = server
+        .post(
+            COMPLETIONS,
+            &json!({"prompt": "Once upon", "temperature": 0}),
+        )
+        .await
+        .json();
+    assert!(body["id"].as_str().unwrap().starts_with("cmpl-"));
+    assert_eq!(body["object"], "text_completion");
+    assert_eq!(body["usage"]["completion_tokens"], 16);
+    assert!(!body["choices"][0]["text"].as_str().unwrap().is_empty());
+    assert!(body["seed"].is_u64());
+}
+
+#[tokio::test]
+async fn a_stream_opens_with_the_role_and_ends_with_done() {
+    let server = Server::start(Setup::default()).await;
+    let reply = server
+        .chat(&with(&hello(12), json!({"stream": true})))
+        .await;
+    assert!(
+        reply
+            .header("content-type")
+            .unwrap()
+            .starts_with("text/event-stream")
+    );
+    assert_eq!(reply.header("cache-control"), Some("no-cache"));
+    let events = reply.events();
+    let (first, last) = (&events[0], events.last().unwrap());
+    assert_eq!(
+        first["choices"][0]["delta"],
+        json!({"role": "assistant", "content": ""})
+    );
+    assert!(first["seed"].is_u64());
+    for event in &events {
+        assert_eq!(event["object"], "chat.completion.chunk");
+        assert_eq!(event["id"], first["id"]);
+        assert!(event.get("usage").is_none());
+    }
+    for event in &events[1..events.len() - 1] {
+        assert!(
+            !event["choices"][0]["delta"]["content"]
+                .as_str()
+                .unwrap()
+                .is_empty()
+        );
+        assert_eq!(event["choices"][0]["finish_reason"], Value::Null);
+        assert!(event["choices"][0]["delta"].get("role").is_none());
+    }
+    assert_eq!(last["choices"][0]["finish_reason"], "length");
+    assert_eq!(last["choices"][0]["delta"], json!({}));
+    assert_eq!(last["speculation"]["engaged"], true);
+    assert_eq!(last["timings"]["predicted_n"], 12);
+    assert_eq!(last["seed"], first["seed"]);
+}
+
+#[tokio::test]
+async fn a_stream_with_usage_has_one_more_chunk_without_choices() {
+    let server = Server::start(Setup::default()).await;
+    let more = json!({"stream": true, "stream_options": {"include_usage": true}});
+    let chat = server.chat(&with(&hello(6), more.clone())).await.events();
+    let prompt = json!({"prompt": "Once upon", "max_tokens": 6, "temperature": 0});
+    let plain = server
+        .post(COMPLETIONS, &with(&prompt, more))
+        .await
+        .events();
+    for events in [chat, plain] {
+        let (last, before) = events.split_last().unwrap();
+        assert_eq!(last["choices"], json!([]));
+        assert_eq!(last["usage"]["completion_tokens"], 6);
+        assert_eq!(last["speculation"]["engaged"], true);
+        assert_eq!(last["timings"]["predicted_n"], 6);
+        assert_eq!(
+            before.last().unwrap()["choices"][0]["finish_reason"],
+            "length"
+        );
+        for event in before {
+            assert_eq!(event["usage"], Value::Null);
+            assert!(event.get("usage").is_some() && event.get("speculation").is_none());
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_body_ends_with_the_last_frame_and_the_connection_lives_on() {
+    let server = Server::start(Setup::default()).await;
+    let body = with(&hello(4), json!({"stream": true})).to_string();
+    let mut exchange = server.open(&request(CHAT, "", body.as_bytes())).await;
+    exchange.until("[DONE]\n\n").await;
+    let reply = timeout(Duration::from_secs(1), exchange.reply())
+        .await
+        .expect("the body ends");
+    reply.events();
+    // The same connection again.
+    use tokio::io::AsyncWriteExt;
+    exchange
+        .stream
+        .write_all(&request(CHAT, "", body.as_bytes()))
+        .await
+        .unwrap();
+    assert_eq!(
+        timeout(PATIENCE, exchange.reply()).await.unwrap().text(),
+        reply.text()
+    );
+}
+
+#[tokio::test]
+async fn text_does_not_depend_on_streaming_speculation_or_company() {
+    for model in ["qwen3_5-15m", "gemma4-14m"] {
+        let server = Server::start(Setup {
+            model,
+            sequences: 4,
+            ..Setup::default()
+        })
+        .await;
+        let requests = [
+            with(&hello(40), json!({})),
+            with(&hello(40), json!({"temperature": 0.9, "seed": 11})),
+            with(
+                &hello(40),
+                json!({"temperature": 1.1, "seed": -3, "top_p": 0.9, "top_k": 30}),
+            ),
+            with(
+                &hello(40),
+                json!({"frequency_penalty": 0.5, "logit_bias": {"5": -100}, "stop": ["zebra"]}),
+            ),
+        ];
+        let mut alone = Vec::new();
+        for request in &requests {
+            let reply = server.chat(request).await;
+            assert_eq!(reply.json()["speculation"]["engaged"], true, "{model}");
+            let text = reply.text();
+            for more in [
+                json!({"stream": true}),
+                json!({"speculation": "off"}),
+                json!({"speculation": "off", "stream": true}),
+                json!({"speculation": {"draft_max": 1}}),
+                json!({"speculation": "auto"}),
+            ] {
+                let other = server.chat(&with(request, more.clone())).await;
+                assert_eq!(other.text(), text, "{model} {request} {more}");
+                if more["speculation"] == "off" && more.get("stream").is_none() {
+                    let record = other.json()["speculation"].clone();
+                    assert_eq!(record["engaged"], false);
+                    assert!(record["reason"].as_str().unwrap().contains("turned off"));
+                }
+            }
+            alone.push(text);
+        }
+        let (a, b, c, d) = tokio::join!(
+            server.chat(&requests[0]),
+            server.chat(&requests[1]),
+            server.chat(&requests[2]),
+            server.chat(&requests[3]),
+        );
+        let together: Vec<String> = [a, b, c, d].iter().map(|reply| reply.text()).collect();
+        assert_eq!(together, alone, "{model}");
+    }
+}
+
+#[tokio::test]
+async fn a_reported_seed_reproduces_the_text() {
+    let server = Server::start(Setup::default()).await;
+    let request = with(&hello(24), json!({"temperature": 1.0}));
+    let first = server.chat(&request).await;
+    let seed = first.json()["seed"].clone();
+    assert_eq!(
+        server
+            .chat(&with(&request, json!({"seed": seed})))
+            .await
+            .text(),
+        first.text()
+    );
+    let other = server.chat(&request).await;
+    assert_ne!(other.json()["seed"], seed);
+    assert_ne!(other.text(), first.text());
+    // Silence about the temperature is not greedy.
+    let mut silent = request.clone();
+    silent.as_object_mut().unwrap().remove("temperature");
+    assert_eq!(
+        server
+            .chat(&with(&silent, json!({"seed": seed})))
+            .await
+            .text(),
+        first.text()
+    );
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_text_before_itself() {
+    let server = Server::start(Setup::default()).await;
+    let whole = server.chat(&hello(40)).await.text();
+    let word = whole.split(' ').nth(4).unwrap().to_owned();
+    let end = whole.find(&word).unwrap();
+    for stop in [json!(word), json!([word]), json!(["zebra", word])] {
+        let request = with(&hello(40), json!({"stop": stop}));
+        let reply = server.chat(&request).await;
+        assert_eq!(reply.text(), whole[..end]);
+        assert_eq!(reply.json()["choices"][0]["finish_reason"], "stop");
+        assert_eq!(
+            server
+                .chat(&with(&request, json!({"stream": true})))
+                .await
+                .text(),
+            whole[..end]
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_completion_takes_text_or_tokens() {
+    let server = Server::start(Setup::default()).await;
+    let text = "Once upon a time";
+    let ids = server.engine.text().encode_prompt(text).unwrap();
+    let ask = async |prompt: Value| {
+        let request = json!({"prompt": prompt, "max_tokens": 20, "temperature": 0});
+        let whole = server.post(COMPLETIONS, &request).await.text();
+        let streamed = server
+            .post(COMPLETIONS, &with(&request, json!({"stream": true})))
+            .await
+            .text();
+        assert_eq!(whole, streamed);
+        whole
+    };
+    let expected = ask(json!(text)).await;
+    for prompt in [json!([text]), json!(ids), json!([ids])] {
+        assert_eq!(ask(prompt).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn harmless_variants_of_a_request_are_the_same_request() {
+    let server = Server::start(Setup::default()).await;
+    let plain = server.chat(&hello(8)).await.text();
+    let text = "Once upon a time";
+    for more in [
+        json!({"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]}),
+        json!({"messages": [{"role": "user", "content": [text], "name": null}]}),
+        json!({"user": "u", "metadata": {"a": "b"}, "store": true, "parallel_tool_calls": true, "unheard_of": 1}),
+        json!({"n": 1, "logprobs": false, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
+        json!({"max_tokens": null, "max_completion_tokens": 8}),
+        json!({"stop": null, "seed": null, "stream": null, "stream_options": null, "logit_bias": {}, "top_k": 0}),
+        json!({"model": "default", "top_k": -1, "chat_template_kwargs": {"enable_thinking": false}}),
+        json!({"model": "qwen3_5-15m", "presence_penalty": 0, "repeat_penalty": 1}),
+    ] {
+        let reply = server.chat(&with(&hello(8), more.clone())).await;
+        assert_eq!(reply.text(), plain, "{more}");
+    }
+    for messages in [
+        json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]),
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null, "tool_calls": null}, {"role": "user", "content": "?"}]),
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": []}, {"role": "user", "content": ""}]),
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "reasoning_content": "hm"}]),
+    ] {
+        assert_eq!(
+            server
+                .chat(&with(&hello(2), json!({"messages": messages})))
+                .await
+                .status,
+            200,
+            "{messages}"
+        );
+    }
+    let reply = server
+        .chat(&with(&hello(2), json!({"temprature": 1, "user": "u"})))
+        .await;
+    assert_eq!(reply.header("x-ignored-fields"), Some("temprature, user"));
+    assert_eq!(
+        server.chat(&hello(2)).await.header("x-ignored-fields"),
+        None
+    );
+}
+
+#[tokio::test]
+async fn a_waiting_stream_shows_signs_of_life() {
+    let mut setup = Setup {
+        sequences: 1,
+        context: 4096,
+        ..Setup::default()
+    };
+    setup.config.limits.keep_alive = Duration::from_millis(20);
+    let server = Server::start(setup).await;
+    let endless = with(&hello(4000), json!({"stream": true, "ignore_eos": true})).to_string();
+    let mut first = server.open(&request(CHAT, "", endless.as_bytes())).await;
+    first.until("\"content\":\"").await;
+    let body = with(&hello(4), json!({"stream": true})).to_string();
+    let mut second = server.open(&request(CHAT, "", body.as_bytes())).await;
+    // The role comes while the request has not even begun to run.
+    second.until("\"role\":\"assistant\"").await;
+    second.until(": queued\n\n").await;
+    drop(first);
+    timeout(PATIENCE, second.reply()).await.unwrap().events();
+}
+
+#[tokio::test]
+async fn a_clients_request_id_comes_back_and_finds_nothing() {
+    let server = Server::start(Setup::default()).await;
+    let body = hello(2).to_string();
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let reply = server
+            .send(&request(CHAT, "x-request-id: same-id\r\n", body.as_bytes()))
+            .await;
+        assert_eq!(reply.header("x-request-id"), Some("same-id"));
+        ids.push(reply.json()["id"].clone());
+    }
+    assert_ne!(ids[0], ids[1]);
+}
