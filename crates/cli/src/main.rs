@@ -17,6 +17,14 @@
 
 #![forbid(unsafe_code)]
 
+/// Prints a line to stderr. If stderr is gone, there is nobody left to tell.
+macro_rules! say {
+    ($($line:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($line)*);
+    }};
+}
+
 mod args;
 mod bundled;
 mod chat;
@@ -31,7 +39,7 @@ mod serve;
 
 use anyhow::Result;
 use args::{Cli, Command, ConfigCommand, OutputArgs};
-use clap::{CommandFactory, FromArgMatches};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
@@ -47,8 +55,7 @@ fn main() -> ExitCode {
         // Whoever read our stdout has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // Stderr may be gone as well; there is nobody left to tell.
-            let _ = writeln!(io::stderr(), "paceline: {}", one_line(&error));
+            say!("paceline: {}", one_line(&error));
             ExitCode::FAILURE
         }
     }
@@ -59,8 +66,7 @@ fn start() -> Result<ExitCode> {
         Ok(layered) => layered,
         Err(error) => {
             // A broken file must not keep anyone from reading the help.
-            let cli = Cli::try_parse_or_exit();
-            return match cli.command {
+            return match Cli::parse().command {
                 Command::Completions { shell } => completions(shell),
                 _ => Err(error),
             };
@@ -92,12 +98,6 @@ fn start() -> Result<ExitCode> {
     }
 }
 
-impl Cli {
-    fn try_parse_or_exit() -> Cli {
-        <Cli as clap::Parser>::parse()
-    }
-}
-
 fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "paceline", &mut script);
@@ -113,25 +113,38 @@ fn log(output: OutputArgs, level: LevelFilter) {
         OutputArgs { verbose: 1, .. } => level.max(LevelFilter::DEBUG),
         _ => LevelFilter::TRACE,
     };
-    tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(io::stderr)
+        .with_target(false)
+        .init();
 }
 
 /// Ends the program because of its command line.
 fn usage_error(message: &str) -> ! {
-    eprintln!("paceline: {message}");
+    say!("paceline: {message}");
     std::process::exit(USAGE);
 }
 
 /// What `--version` prints.
 fn version() -> String {
-    let build = if cfg!(debug_assertions) { "debug" } else { "release" };
+    let build = if cfg!(debug_assertions) {
+        "debug"
+    } else {
+        "release"
+    };
     format!(
         "{} ({build}, {}-{})\nbundled models: {}\narchitectures: {}",
         env!("CARGO_PKG_VERSION"),
         std::env::consts::ARCH,
         std::env::consts::OS,
         bundled::names(),
-        models::TARGETS.iter().flat_map(|f| f.names).copied().collect::<Vec<_>>().join(", "),
+        models::TARGETS
+            .iter()
+            .flat_map(|f| f.names)
+            .copied()
+            .collect::<Vec<_>>()
+            .join(", "),
     )
 }
 
@@ -155,7 +168,16 @@ fn one_line(error: &anyhow::Error) -> String {
         line += &cause;
     }
     let words = line.split_whitespace().collect::<Vec<_>>().join(" ");
-    words.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    words
+        .chars()
+        .flat_map(|c| {
+            if c.is_control() {
+                c.escape_default().collect()
+            } else {
+                vec![c]
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -165,8 +187,13 @@ mod tests {
 
     #[test]
     fn an_error_is_one_line_without_repetition() {
-        let error = anyhow!("no such file").context("cannot read `x`: no such file").context("cannot\nload \u{1b}[1m");
-        assert_eq!(one_line(&error), "cannot load \\u{1b}[1m: cannot read `x`: no such file");
+        let error = anyhow!("no such file")
+            .context("cannot read `x`: no such file")
+            .context("cannot\nload \u{1b}[1m");
+        assert_eq!(
+            one_line(&error),
+            "cannot load \\u{1b}[1m: cannot read `x`: no such file"
+        );
     }
 
     #[test]

@@ -17,7 +17,10 @@ mod load;
 mod request;
 mod scheduler;
 
-pub use load::{DraftChoice, EngineError, LoadOptions, Model, ModelFiles, ModelInfo, Source, load};
+pub use load::{
+    DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, EngineError, LoadOptions, Model,
+    ModelFiles, ModelInfo, Source, load,
+};
 pub use request::{
     CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Sink,
     Speculation, Timings, Usage,

@@ -9,7 +9,7 @@ use speculate::draft::{Assistant, Mtp, Ngram};
 use speculate::length::Fixed;
 use speculate::{Drafter, Speculator};
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use text::{Text, TextFiles};
@@ -421,10 +421,4 @@ impl DrafterPlan<'_> {
         self.plans.push(plan.clone());
         Memory::new(self.b, plan, self.size)
     }
-}
-
-/// Whether `path` looks like a checkpoint folder.
-#[must_use]
-pub fn is_checkpoint(path: &Path) -> bool {
-    path.join("config.json").is_file()
 }

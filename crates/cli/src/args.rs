@@ -1,0 +1,379 @@
+//! The command line: every flag with its default, its range and its help.
+//!
+//! A flag is declared once, here. Its environment variable and its key in
+//! `paceline.toml` are derived from its long name by `config.rs`, so the three
+//! cannot drift apart.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use engine::DraftChoice;
+use server::Limits;
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+/// Tokens a reply may have where nobody says otherwise.
+const DEFAULT_MAX_TOKENS: usize = 512;
+
+/// Formats in which keys and values can be kept, the default first.
+const KV_FORMATS: &[&quant::Format] = &[&quant::BF16, &quant::F16, &quant::F32];
+
+const AFTER_HELP: &str = "\
+An option may also come from the environment (PACELINE_DRAFT_MAX for --draft-max) or from \
+paceline.toml, in this folder or in ~/.config/paceline. The command line counts most, then the \
+environment, then the files. `paceline config show` prints the result.";
+
+/// Runs language models with speculative decoding: same text, sooner
+#[derive(Debug, Parser)]
+#[command(
+    name = "paceline",
+    version,
+    long_version = crate::version(),
+    max_term_width = 100,
+    after_help = AFTER_HELP
+)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// How much to say.
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Write one text and exit
+    Run(Box<RunArgs>),
+    /// Talk with a model
+    Chat(Box<ChatArgs>),
+    /// Serve the OpenAI API over HTTP
+    Serve(Box<ServeArgs>),
+    /// Show what a model is, who drafts for it and how much memory it takes
+    Inspect(Box<InspectArgs>),
+    /// Show or check the configuration
+    Config(ConfigArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// Verbosity.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OutputArgs {
+    /// Say more on stderr; twice for internals
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Output")]
+    pub(crate) verbose: u8,
+    /// Say nothing on stderr but errors
+    #[arg(
+        short,
+        long,
+        global = true,
+        conflicts_with = "verbose",
+        help_heading = "Output"
+    )]
+    pub(crate) quiet: bool,
+}
+
+/// Which model.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArg {
+    /// Folder with config.json and safetensors, or the name of a bundled model
+    #[arg(short, long, value_name = "MODEL", default_value = crate::bundled::DEFAULT, help_heading = "Model")]
+    pub(crate) model: String,
+}
+
+/// How the model is loaded.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct LoadArgs {
+    /// Who drafts: auto, none, mtp, assistant, assistant:PATH or ngram
+    #[arg(long, value_name = "WHO", default_value = "auto")]
+    pub(crate) draft: DraftChoice,
+    /// Tokens drafted a round, at most; 0 turns speculation off
+    #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_DRAFT_MAX)]
+    pub(crate) draft_max: usize,
+    /// Tokens of prompt and reply together, such as 4096 or 32k [default: the model's limit, at
+    /// most 8k]
+    #[arg(long, value_name = "TOKENS", value_parser = count)]
+    pub(crate) context: Option<usize>,
+    /// Format of keys and values
+    #[arg(long, value_name = "FORMAT", default_value = KV_FORMATS[0].name, value_parser = kv_formats())]
+    pub(crate) kv: &'static quant::Format,
+    /// Prompt tokens run in one step, at most
+    #[arg(long, value_name = "TOKENS", default_value_t = engine::LoadOptions::default().chunk, value_parser = count)]
+    pub(crate) chunk: usize,
+    /// Where to run: the fastest device there is, or the processor
+    #[arg(long, default_value = "auto")]
+    pub(crate) device: Device,
+    /// Threads to compute with [default: one a core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Instruction set to compute with, to measure or to find a fault
+    #[arg(long, hide = true, value_parser = isa)]
+    pub(crate) isa: Option<cpu::Isa>,
+}
+
+/// Devices.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Device {
+    // No doc comments: they would make `--help` print every option on lines of its own.
+    Auto,
+    Cpu,
+}
+
+/// How tokens are chosen, and how many.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Text")]
+pub(crate) struct TextArgs {
+    /// Randomness; 0 takes the likeliest token [default: 0 in run, the model's own in chat]
+    #[arg(long, value_name = "T")]
+    pub(crate) temperature: Option<f32>,
+    /// Keep the likeliest tokens that make up this probability
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Keep this many of the likeliest tokens
+    #[arg(long, value_name = "N")]
+    pub(crate) top_k: Option<usize>,
+    /// Keep tokens with at least this share of the likeliest one's probability
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+    /// Divide the scores of tokens that have occurred; 1 changes nothing
+    #[arg(long, value_name = "X")]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Subtract this from the scores of tokens that have been written
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Subtract this for each time that a token has been written
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Add VALUE to the score of token ID; may be repeated
+    #[arg(long, value_name = "ID=VALUE", value_parser = bias, value_delimiter = ',')]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// Same seed, same text [default: a new one each time]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Tokens to write, at most
+    #[arg(short = 'n', long, value_name = "N", default_value_t = DEFAULT_MAX_TOKENS, value_parser = count)]
+    pub(crate) max_tokens: usize,
+    /// End before this string; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Write on after the model's own end of text
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Instructions before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+}
+
+/// `paceline run`
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// What to answer; `-` or nothing reads it from stdin
+    #[arg(conflicts_with = "prompt_file")]
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short = 'f', long, value_name = "FILE", help_heading = "Text")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Continue the prompt as it is, without the chat template
+    #[arg(long, conflicts_with = "system", help_heading = "Text")]
+    pub(crate) raw: bool,
+    #[command(flatten)]
+    pub(crate) text: TextArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// Print one JSON object: text, tokens, times and what speculation did
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+/// `paceline chat`
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) text: TextArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `paceline serve`
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Address or name to listen on; all but loopback needs a key, or --insecure
+    #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
+    pub(crate) host: String,
+    /// Port to listen on; 0 takes any that is free
+    #[arg(long, default_value_t = 8080, help_heading = "Server")]
+    pub(crate) port: u16,
+    /// Requests that run at the same time
+    #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Server")]
+    pub(crate) parallel: usize,
+    /// Requests that may wait for their turn; more are refused
+    #[arg(long, value_name = "N", default_value_t = engine::EngineOptions::default().queue, help_heading = "Server")]
+    pub(crate) queue: usize,
+    /// Ask for this API key; may be repeated
+    #[arg(long, value_name = "KEY", help_heading = "Server")]
+    pub(crate) api_key: Vec<String>,
+    /// Ask for one of the API keys in this file, a line each
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Let web pages from this origin in, such as http://localhost:3000; may be repeated
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        value_delimiter = ',',
+        help_heading = "Server"
+    )]
+    pub(crate) allow_origin: Vec<String>,
+    /// Answer to this host name too; may be repeated
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        help_heading = "Server"
+    )]
+    pub(crate) allow_host: Vec<String>,
+    /// Listen on the network without a key
+    #[arg(long, help_heading = "Server")]
+    pub(crate) insecure: bool,
+    /// Name of the model in requests and responses; may be repeated [default: its own]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        help_heading = "Server"
+    )]
+    pub(crate) alias: Vec<String>,
+    /// Seconds that running requests get to finish after Ctrl-C
+    #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().drain_timeout.as_secs(), help_heading = "Server")]
+    pub(crate) drain_timeout: u64,
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `paceline inspect`
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// The model, as for -m
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) positional: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+/// `paceline config`
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    /// What to do with it.
+    #[command(subcommand)]
+    pub(crate) command: ConfigCommand,
+}
+
+/// `paceline config …`
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print what a command would run with, as a paceline.toml
+    Show {
+        /// Print command lines instead, with every option that is not at its default
+        #[arg(long)]
+        as_command: bool,
+        /// A command and its options; every command if absent
+        #[arg(
+            value_name = "COMMAND",
+            trailing_var_arg = true,
+            allow_hyphen_values = true
+        )]
+        line: Vec<OsString>,
+    },
+}
+
+/// A number of things: digits, with `k` or `m` for 1024 or 1024².
+fn count(text: &str) -> Result<usize, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
+        _ => (text, 1),
+    };
+    let number: Option<usize> = digits.parse().ok().and_then(|n: usize| n.checked_mul(unit));
+    number.ok_or_else(|| "expected a number such as 4096 or 4k".into())
+}
+
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let parsed = text
+        .split_once('=')
+        .and_then(|(id, value)| Some((id.parse().ok()?, value.parse().ok()?)));
+    parsed.ok_or_else(|| "expected a token id and a number, such as 42=-1.5".into())
+}
+
+fn isa(text: &str) -> Result<cpu::Isa, String> {
+    let available = cpu::Isa::available();
+    let names = || {
+        available
+            .iter()
+            .map(|isa| isa.name())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    available
+        .iter()
+        .copied()
+        .find(|isa| isa.name() == text)
+        .ok_or_else(|| format!("this CPU has {}", names()))
+}
+
+fn kv_formats() -> impl TypedValueParser<Value = &'static quant::Format> {
+    PossibleValuesParser::new(KV_FORMATS.iter().map(|f| f.name))
+        .map(|name| quant::format(&name).expect("KV formats are formats"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn counts_have_units() {
+        assert_eq!(count("4096"), Ok(4096));
+        assert_eq!(count("32k"), Ok(32 << 10));
+        assert_eq!(count("1M"), Ok(1 << 20));
+        for bad in [
+            "",
+            "k",
+            "4.5",
+            "-1",
+            "99999999999999999999",
+            "9999999999999999m",
+        ] {
+            assert!(count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn biases_are_pairs() {
+        assert_eq!(bias("42=-1.5"), Ok((42, -1.5)));
+        for bad in ["42", "=1", "42=", "x=1", "-1=1"] {
+            assert!(bias(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! `paceline chat`: a conversation, a line of input for each turn.
+//!
+//! With a terminal there is line editing, a history, and Ctrl-C stops the reply
+//! but not the program. Without one, each line of stdin is a turn and stdout is
+//! the replies, so that a script can hold a conversation.
+
+use crate::args::{ChatArgs, OutputArgs};
+use crate::interrupts::Interrupts;
+use crate::reply::{Reply, TextOut};
+use crate::{is_broken_pipe, model, one_line, reply};
+use anyhow::{Context, Result, anyhow, bail};
+use console::style;
+use engine::{Engine, EngineOptions, FinishReason, Rejected, Request, Sampling};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use rustyline::history::DefaultHistory;
+use serde_json::{Value, json};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Lines of input that are remembered from one session to the next.
+const HISTORY_LINES_MAX: usize = 1000;
+/// Longest line of input without a terminal.
+const LINE_BYTES_MAX: usize = 1 << 20;
+
+const PROMPT: &str = "> ";
+const MORE_PROMPT: &str = ". ";
+
+const HELP: &str = "\
+/reset         forget the conversation
+/system TEXT   set the instructions before it, or clear them; forgets the conversation
+/stats         what the conversation has taken so far
+/save FILE     write the conversation to a new file, as JSON messages
+/help          this list
+\\ at the end of a line continues it on the next; // at its start is a plain /
+Ctrl-C stops the reply, Ctrl-D leaves";
+
+/// Runs the command.
+pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
+    let interrupts = Interrupts::of_ctrl_c()?;
+    let engine = interrupts.while_idle(|| model::load(&args.model.model, &args.load, 1))?;
+    let engine = Engine::start(engine, EngineOptions::default());
+    if output.verbose > 0 {
+        say!("{}", model::describe(engine.info()));
+    }
+    let advised = reply::advised_temperature(&engine.text().sampling);
+    let sampling = reply::sampling(&args.text, advised, &engine.text().sampling);
+    let is_interactive = io::stdin().is_terminal();
+    let mut input = Input::open()?;
+    if is_interactive && !output.quiet {
+        let info = engine.info();
+        let drafter = info
+            .drafter
+            .map_or("no drafter".to_owned(), |name| format!("drafter {name}"));
+        say!(
+            "{}, {drafter} · /help lists commands, Ctrl-D leaves",
+            info.name
+        );
+    }
+    let mut chat = Chat {
+        engine: &engine,
+        args,
+        sampling,
+        interrupts: &interrupts,
+        system: args.text.system.clone(),
+        turns: Vec::new(),
+        totals: Totals::default(),
+        shows_summary: !output.quiet && (is_interactive || output.verbose > 0),
+    };
+    let mut code = ExitCode::SUCCESS;
+    while let Some(line) = interrupts.while_idle(|| input.next())? {
+        match chat.take(&line) {
+            Ok(()) => {}
+            Err(error) if is_broken_pipe(&error) => return Err(error),
+            Err(error) => {
+                say!("paceline: {}", one_line(&error));
+                if !is_interactive {
+                    code = ExitCode::FAILURE;
+                }
+            }
+        }
+    }
+    Ok(code)
+}
+
+/// One conversation.
+struct Chat<'a> {
+    engine: &'a Engine,
+    args: &'a ChatArgs,
+    sampling: Sampling,
+    interrupts: &'a Interrupts,
+    system: Option<String>,
+    turns: Vec<Value>,
+    totals: Totals,
+    shows_summary: bool,
+}
+
+/// What all replies took together.
+#[derive(Default)]
+struct Totals {
+    replies: usize,
+    tokens: usize,
+    /// Prompt and reply of the last turn.
+    context: usize,
+    rounds: u64,
+    drafted: u64,
+    accepted: u64,
+    decode_ms: f64,
+}
+
+impl Chat<'_> {
+    /// Takes one line: a command, or words for the model.
+    fn take(&mut self, line: &str) -> Result<()> {
+        let words = line.trim();
+        match words.strip_prefix('/') {
+            _ if words.is_empty() => Ok(()),
+            Some(command) if !command.starts_with('/') => self.command(command),
+            Some(escaped) => self.say(escaped),
+            None => self.say(words),
+        }
+    }
+
+    fn command(&mut self, command: &str) -> Result<()> {
+        let (name, rest) = command
+            .split_once(char::is_whitespace)
+            .unwrap_or((command, ""));
+        let rest = rest.trim();
+        match name {
+            "reset" => self.reset(),
+            "system" => {
+                self.system = Some(rest.to_owned()).filter(|text| !text.is_empty());
+                self.reset();
+            }
+            "stats" => say!("{}", self.stats()),
+            "save" => self.save(rest)?,
+            "help" => say!("{HELP}"),
+            _ => bail!("no command `/{name}`; /help lists them"),
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.turns.clear();
+        self.totals.context = 0;
+    }
+
+    fn messages(&self) -> Vec<Value> {
+        let system = self
+            .system
+            .iter()
+            .map(|text| json!({"role": "system", "content": text}));
+        system.chain(self.turns.iter().cloned()).collect()
+    }
+
+    /// Adds a turn and writes the answer to it. A turn that fails is forgotten.
+    fn say(&mut self, words: &str) -> Result<()> {
+        self.turns.push(json!({"role": "user", "content": words}));
+        let reply = self.answer().inspect_err(|_| {
+            self.turns.pop();
+        })?;
+        if self.shows_summary {
+            let stopped = if reply.outcome.finish == FinishReason::Cancelled {
+                "stopped · "
+            } else {
+                ""
+            };
+            let summary = reply::summary(&reply.outcome, self.engine.info().draft_max);
+            say!(
+                "{}",
+                style(format!("{stopped}{summary}")).for_stderr().dim()
+            );
+        }
+        self.totals.add(&reply);
+        self.turns
+            .push(json!({"role": "assistant", "content": reply.text}));
+        Ok(())
+    }
+
+    fn answer(&self) -> Result<Reply> {
+        let text = &self.args.text;
+        let mut request = Request::new(model::encode_chat(self.engine.text(), self.messages())?);
+        request.sampling = self.sampling.clone();
+        request.max_tokens = Some(text.max_tokens);
+        request.stop = text.stop.clone();
+        request.ignore_eos = text.ignore_eos;
+        self.interrupts.clear();
+        let mut stdout = TextOut::stdout();
+        let reply = reply::stream(
+            self.engine,
+            request,
+            self.interrupts,
+            self.shows_summary,
+            &mut stdout,
+        );
+        stdout.end_line()?;
+        reply.map_err(|error| match error.downcast_ref() {
+            Some(Rejected::PromptTooLong { tokens, context }) => anyhow!(
+                "the conversation has grown to {tokens} tokens, the context holds {context}: \
+                 /reset starts a new one, --context makes room"
+            ),
+            _ => error,
+        })
+    }
+
+    fn stats(&self) -> String {
+        let Totals {
+            replies,
+            tokens,
+            context,
+            rounds,
+            drafted,
+            accepted,
+            decode_ms,
+        } = self.totals;
+        let rate = if decode_ms > 0.0 {
+            tokens as f64 * 1e3 / decode_ms
+        } else {
+            0.0
+        };
+        let share = if drafted > 0 {
+            100.0 * accepted as f64 / drafted as f64
+        } else {
+            0.0
+        };
+        format!(
+            "{replies} replies, {tokens} tokens, {rate:.1} tok/s · context {context} of {} tokens · \
+             {rounds} rounds, {drafted} tokens drafted, {share:.0} % accepted",
+            self.engine.info().context
+        )
+    }
+
+    fn save(&self, file: &str) -> Result<()> {
+        if file.is_empty() {
+            bail!("/save needs a file name");
+        }
+        // A slip of the finger must not overwrite anything.
+        let mut out =
+            std::fs::File::create_new(file).with_context(|| format!("cannot create `{file}`"))?;
+        let text = serde_json::to_string_pretty(&self.messages()).expect("messages are JSON");
+        writeln!(out, "{text}").with_context(|| format!("cannot write `{file}`"))
+    }
+}
+
+impl Totals {
+    fn add(&mut self, reply: &Reply) {
+        let outcome = &reply.outcome;
+        self.replies += 1;
+        self.tokens += outcome.usage.completion_tokens;
+        self.context = outcome.usage.prompt_tokens + outcome.usage.completion_tokens;
+        self.rounds += outcome.speculation.rounds;
+        self.drafted += outcome.speculation.drafted;
+        self.accepted += outcome.speculation.accepted;
+        self.decode_ms += outcome.timings.decode_ms;
+    }
+}
+
+/// Where lines come from.
+enum Input {
+    Terminal {
+        editor: Box<DefaultEditor>,
+        history: Option<PathBuf>,
+    },
+    Pipe,
+}
+
+impl Input {
+    fn open() -> Result<Self> {
+        if !io::stdin().is_terminal() {
+            return Ok(Input::Pipe);
+        }
+        let config = rustyline::Config::builder()
+            .max_history_size(HISTORY_LINES_MAX)?
+            .auto_add_history(false)
+            .build();
+        let mut editor =
+            DefaultEditor::with_history(config.clone(), DefaultHistory::with_config(&config))?;
+        let history = history_file();
+        if let Some(file) = &history {
+            // The first session has none; a broken one is no reason not to talk.
+            let _ = editor.load_history(file);
+        }
+        Ok(Input::Terminal {
+            editor: Box::new(editor),
+            history,
+        })
+    }
+
+    /// The next line, with those that continue it; none at the end of input.
+    fn next(&mut self) -> Result<Option<String>> {
+        let mut whole = String::new();
+        loop {
+            let Some(line) = self.line(if whole.is_empty() {
+                PROMPT
+            } else {
+                MORE_PROMPT
+            })?
+            else {
+                return Ok(Some(whole).filter(|w| !w.is_empty()));
+            };
+            match line {
+                Line::Abandoned => whole.clear(),
+                Line::Text(text) => match text.strip_suffix('\\') {
+                    Some(begun) => {
+                        whole += begun;
+                        whole.push('\n');
+                    }
+                    None => {
+                        whole += &text;
+                        self.remember(&whole);
+                        return Ok(Some(whole));
+                    }
+                },
+            }
+        }
+    }
+
+    fn line(&mut self, prompt: &str) -> Result<Option<Line>> {
+        match self {
+            Input::Terminal { editor, .. } => match editor.readline(prompt) {
+                Ok(line) => Ok(Some(Line::Text(line))),
+                Err(ReadlineError::Interrupted) => Ok(Some(Line::Abandoned)),
+                Err(ReadlineError::Eof) => Ok(None),
+                Err(error) => Err(error).context("cannot read from the terminal"),
+            },
+            Input::Pipe => read_line(&mut io::stdin().lock()).map(|line| line.map(Line::Text)),
+        }
+    }
+
+    /// Adds `whole` to the history. A history that cannot be kept is no loss
+    /// worth a message.
+    fn remember(&mut self, whole: &str) {
+        if let Input::Terminal { editor, history } = self {
+            let _ = editor.add_history_entry(whole);
+            if let Some(file) = history {
+                let _ = editor.append_history(file);
+            }
+        }
+    }
+}
+
+enum Line {
+    Text(String),
+    /// Ctrl-C: what was typed is thrown away.
+    Abandoned,
+}
+
+/// A line of at most [`LINE_BYTES_MAX`], without its end.
+fn read_line(input: &mut impl BufRead) -> Result<Option<String>> {
+    let mut bytes = Vec::new();
+    let read = input
+        .by_ref()
+        .take(LINE_BYTES_MAX as u64 + 1)
+        .read_until(b'\n', &mut bytes);
+    if read.context("cannot read stdin")? == 0 {
+        return Ok(None);
+    }
+    if bytes.len() > LINE_BYTES_MAX {
+        bail!("a line has at most {LINE_BYTES_MAX} bytes");
+    }
+    let text = String::from_utf8(bytes).context("stdin is not UTF-8 text")?;
+    Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
+}
+
+/// `$XDG_STATE_HOME/paceline/history`, if its folder is there or can be made.
+fn history_file() -> Option<PathBuf> {
+    let variable = |name| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    let state =
+        variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")))?;
+    let folder = state.join("paceline");
+    std::fs::create_dir_all(&folder).ok()?;
+    Some(folder.join("history"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_end_anyhow_and_have_a_limit() {
+        let mut input = io::Cursor::new("a\r\n\nb".as_bytes());
+        let mut next = || read_line(&mut input).unwrap();
+        assert_eq!(
+            [next(), next(), next(), next()],
+            [
+                Some("a".into()),
+                Some(String::new()),
+                Some("b".into()),
+                None
+            ]
+        );
+        assert!(read_line(&mut io::Cursor::new(vec![b'a'; LINE_BYTES_MAX + 1])).is_err());
+        assert!(read_line(&mut io::Cursor::new(b"\xff\n")).is_err());
+    }
+}

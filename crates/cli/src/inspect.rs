@@ -1,0 +1,355 @@
+//! `paceline inspect`: what a checkpoint holds, whether it runs, who drafts for
+//! it, and what memory it takes.
+//!
+//! What can be said without loading is said first, so that a checkpoint that
+//! does not load still shows what it is; the reason comes last, as the error.
+
+use crate::args::{InspectArgs, OutputArgs};
+use crate::model::{amount, bytes};
+use crate::{model, progress};
+use anyhow::{Result, anyhow};
+use cache::{Memory, MemorySize};
+use engine::{Model, Source, Text};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use text::messages::ContentForm;
+use weights::Checkpoint;
+
+/// Contexts of the memory table, as far as the model goes.
+const CONTEXTS: &[usize] = &[2 << 10, 8 << 10, 32 << 10, 128 << 10, 256 << 10];
+/// Unused tensors that are listed one by one to people; `--json` lists all.
+const UNUSED_SHOWN: usize = 8;
+
+/// A kind of tensor, and how its canonical name is known. The first that fits
+/// counts.
+type Class = (&'static str, fn(&str) -> bool);
+
+const CLASSES: &[Class] = &[
+    ("vision and audio", |name| {
+        [
+            "vision_tower.",
+            "visual.",
+            "audio_tower.",
+            "embed_vision.",
+            "embed_audio.",
+        ]
+        .iter()
+        .any(|p| name.starts_with(p))
+    }),
+    ("mtp head", |name| name.starts_with("mtp.")),
+    ("norms, scales", |name| {
+        name.contains("norm") || name.ends_with("layer_scalar")
+    }),
+    ("embedding", |name| name.starts_with("embed_tokens")),
+    ("output head", |name| name.starts_with("lm_head.")),
+    ("attention", |name| name.contains(".self_attn.")),
+    ("gated delta", |name| name.contains(".linear_attn.")),
+    ("experts", |name| {
+        name.contains(".experts.") || name.contains(".router.") || name.contains(".switch_mlp.")
+    }),
+    ("feed-forward", |name| name.contains(".mlp.")),
+    ("other", |_| true),
+];
+
+/// What the tensors of one class are.
+#[derive(Default)]
+struct ClassFacts {
+    tensors: usize,
+    parameters: u64,
+    bytes: u64,
+    formats: BTreeSet<&'static str>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
+    let name = args.positional.as_ref().unwrap_or(&args.model.model);
+    let source = model::source(name)?;
+    let checkpoint = source
+        .checkpoint()
+        .map_err(|e| anyhow!(e).context(format!("cannot open `{name}`")))?;
+    let loaded = model::load(name, &args.load, 1);
+    let hash = progress::patiently("hashing", || checkpoint.content_hash());
+    let mut record = facts(&source, &checkpoint, &hash);
+    let failure = match &loaded {
+        Ok(model) => {
+            record["runs"] = json!(true);
+            record["model"] = json!(model.info);
+            record["memory"] = memory(model, args);
+            record["text"] = text_facts(&model.text);
+            None
+        }
+        Err(error) => {
+            record["runs"] = json!(false);
+            record["error"] = json!(crate::one_line(error));
+            loaded.err()
+        }
+    };
+    let mut stdout = io::stdout().lock();
+    if args.json {
+        writeln!(stdout, "{record}")?;
+    } else {
+        stdout.write_all(report(&record, output.verbose > 0).as_bytes())?;
+    }
+    failure.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// What the files say.
+fn facts(source: &Source, checkpoint: &Checkpoint, hash: &str) -> Value {
+    let mut classes: BTreeMap<usize, ClassFacts> = BTreeMap::new();
+    let mut parameters = 0;
+    for name in checkpoint
+        .names()
+        .filter(|name| !is_companion(checkpoint, name))
+    {
+        let class = CLASSES
+            .iter()
+            .position(|(_, fits)| fits(name))
+            .expect("the last class takes all");
+        let facts = classes.entry(class).or_default();
+        facts.tensors += 1;
+        let Some(shape) = checkpoint.shape(name) else {
+            continue;
+        };
+        let n: u64 = shape.iter().map(|&d| d as u64).product();
+        facts.parameters += n;
+        parameters += n;
+        let (cols, rows) = shape
+            .split_last()
+            .map_or((1, 1), |(&cols, rows)| (cols, rows.iter().product()));
+        if let Ok(stored) = checkpoint.matrix(name, rows, cols) {
+            facts.bytes += (stored.codes.len() + stored.scales.len() + stored.biases.len()) as u64;
+            facts.formats.insert(stored.format.name);
+        }
+    }
+    let class = |(class, facts): (usize, ClassFacts)| {
+        json!({
+            "class": CLASSES[class].0,
+            "tensors": facts.tensors,
+            "parameters": facts.parameters,
+            "bytes": facts.bytes,
+            "formats": facts.formats,
+        })
+    };
+    json!({
+        "name": source.name(),
+        "source": match source {
+            Source::Folder(path) => path.display().to_string(),
+            Source::Files(_) => "bundled".to_owned(),
+        },
+        "architecture": checkpoint.architecture().ok(),
+        "sha256": hash,
+        "files": checkpoint.files().collect::<Vec<_>>(),
+        "file_bytes": checkpoint.bytes(),
+        "parameters": parameters,
+        "tensors": classes.into_iter().map(class).collect::<Vec<_>>(),
+    })
+}
+
+/// Whether `name` is the scales or biases of a quantised matrix.
+fn is_companion(checkpoint: &Checkpoint, name: &str) -> bool {
+    let module = name
+        .strip_suffix(".scales")
+        .or_else(|| name.strip_suffix(".biases"));
+    module.is_some_and(|module| checkpoint.has(&format!("{module}.weight")))
+}
+
+/// What a request remembers, by context.
+fn memory(model: &Model, args: &InspectArgs) -> Value {
+    let most = model.speculator.target().max_context();
+    let contexts: BTreeSet<usize> = CONTEXTS
+        .iter()
+        .copied()
+        .filter(|&c| c < most)
+        .chain([most, model.info.context])
+        .collect();
+    let at = |context| {
+        let size = MemorySize {
+            sequences: 1,
+            context,
+            step_rows: args.load.chunk,
+            kv_format: args.load.kv,
+        };
+        let bytes: usize = model
+            .plans
+            .iter()
+            .map(|plan| Memory::bytes(plan, &size))
+            .sum();
+        json!({"context": context, "bytes": bytes})
+    };
+    contexts.into_iter().map(at).collect()
+}
+
+/// What the tokenizer and the template are.
+fn text_facts(text: &Text) -> Value {
+    let token = |id: u32| json!({"id": id, "text": text.tokenizer.entry(id)});
+    let template = text.template.as_ref().map(|template| {
+        let content = match template.content_form() {
+            ContentForm::Text => "text",
+            ContentForm::Parts => "parts",
+            ContentForm::Either => "text or parts",
+        };
+        json!({"bytes": template.source().len(), "content": content})
+    });
+    let advice = &text.sampling;
+    json!({
+        "vocabulary": text.tokenizer.vocab_size(),
+        "bos": text.bos().map(token),
+        "stop_tokens": text.stop_tokens.ids().iter().copied().map(token).collect::<Vec<_>>(),
+        "template": template,
+        "recommended": {
+            "do_sample": advice.do_sample,
+            "temperature": advice.temperature,
+            "top_k": advice.top_k,
+            "top_p": advice.top_p,
+            "min_p": advice.min_p,
+            "repetition_penalty": advice.repetition_penalty,
+        },
+    })
+}
+
+/// The record for people.
+fn report(record: &Value, is_verbose: bool) -> String {
+    let mut out = String::new();
+    let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut line = |label: &str, value: String| {
+        let _ = writeln!(out, "{label:<14} {value}");
+    };
+
+    line(
+        "model",
+        format!("{} ({})", text(&record["name"]), text(&record["source"])),
+    );
+    let model = &record["model"];
+    let family = model["family"]
+        .as_str()
+        .map(|f| format!(", family {f}"))
+        .unwrap_or_default();
+    line(
+        "architecture",
+        format!("{}{family}", text(&record["architecture"])),
+    );
+    line(
+        "parameters",
+        format!(
+            "{} in {}",
+            amount(number(&record["parameters"])),
+            bytes(number(&record["file_bytes"]))
+        ),
+    );
+    line("sha256", text(&record["sha256"]));
+    line(
+        "tensors",
+        format!(
+            "{:<16} {:>6} {:>11} {:>9}  formats",
+            "class", "number", "parameters", "size"
+        ),
+    );
+    for class in list(&record["tensors"]) {
+        let formats: Vec<String> = list(&class["formats"]).iter().map(text).collect();
+        line(
+            "",
+            format!(
+                "{:<16} {:>6} {:>11} {:>9}  {}",
+                text(&class["class"]),
+                number(&class["tensors"]),
+                amount(number(&class["parameters"])),
+                bytes(number(&class["bytes"])),
+                formats.join(", ")
+            ),
+        );
+    }
+    if record["runs"] != json!(true) {
+        line("runs", "no".into());
+        return out;
+    }
+
+    let drafter = model["drafter"].as_str().unwrap_or("none");
+    line(
+        "drafter",
+        format!("{drafter}: {}", text(&model["drafter_reason"])),
+    );
+    line("runs on", text(&model["backend"]));
+    for (i, row) in list(&record["memory"]).iter().enumerate() {
+        let label = if i == 0 { "memory" } else { "" };
+        let mark = if row["context"] == model["context"] {
+            "  ← this context"
+        } else {
+            ""
+        };
+        let size = format!(
+            "{:>7} tokens {:>9} as {}{mark}",
+            number(&row["context"]),
+            bytes(number(&row["bytes"])),
+            text(&model["kv_format"])
+        );
+        line(label, size);
+    }
+    let words = &record["text"];
+    let token = |token: &Value| format!("{} {}", number(&token["id"]), text(&token["text"]));
+    line(
+        "vocabulary",
+        format!("{} tokens", number(&words["vocabulary"])),
+    );
+    line(
+        "stop tokens",
+        list(&words["stop_tokens"])
+            .iter()
+            .map(token)
+            .collect::<Vec<_>>()
+            .join(", "),
+    );
+    let template = &words["template"];
+    line(
+        "template",
+        if template.is_null() {
+            "none: continues text with `run --raw`, cannot chat".into()
+        } else {
+            format!(
+                "{}, takes {}",
+                bytes(number(&template["bytes"])),
+                text(&template["content"])
+            )
+        },
+    );
+    if let Some(advice) = words["recommended"].as_object() {
+        let given = advice
+            .iter()
+            .filter(|(_, v)| !v.is_null())
+            .map(|(k, v)| format!("{k} {v}"));
+        let given = given.collect::<Vec<_>>().join(", ");
+        line(
+            "recommended",
+            if given.is_empty() {
+                "nothing".into()
+            } else {
+                given
+            },
+        );
+    }
+    let unused = list(&model["unused_tensors"]);
+    let shown = if is_verbose {
+        unused.len()
+    } else {
+        unused.len().min(UNUSED_SHOWN)
+    };
+    line(
+        "unused tensors",
+        if unused.is_empty() {
+            "none".into()
+        } else {
+            unused.len().to_string()
+        },
+    );
+    for name in &unused[..shown] {
+        line("", text(name));
+    }
+    if shown < unused.len() {
+        line("", format!("… and {} more, with -v", unused.len() - shown));
+    }
+    out
+}

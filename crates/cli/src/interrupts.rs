@@ -1,0 +1,67 @@
+//! Ctrl-C and its kin.
+
+use crate::INTERRUPTED;
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What signals have done.
+///
+/// The first sets `interrupted`; one that finds it set ends the program, so
+/// whoever has dealt with the first clears it. While `idle` is set there is
+/// nothing to interrupt, and a signal ends the program as if it were not handled.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Interrupts {
+    interrupted: Arc<AtomicBool>,
+    idle: Arc<AtomicBool>,
+}
+
+impl Interrupts {
+    /// Handles Ctrl-C alone.
+    pub(crate) fn of_ctrl_c() -> Result<Self> {
+        Interrupts::of(&[SIGINT])
+    }
+
+    /// Handles Ctrl-C and the request to terminate.
+    pub(crate) fn of_all() -> Result<Self> {
+        Interrupts::of(&[SIGINT, SIGTERM])
+    }
+
+    fn of(signals: &[i32]) -> Result<Self> {
+        let all = Interrupts::default();
+        for &signal in signals {
+            // In this order: each must see the flags as the signals before left them.
+            flag::register_conditional_default(signal, all.idle.clone())
+                .and_then(|_| {
+                    flag::register_conditional_shutdown(
+                        signal,
+                        INTERRUPTED.into(),
+                        all.interrupted.clone(),
+                    )
+                })
+                .and_then(|_| flag::register(signal, all.interrupted.clone()))
+                .context("cannot handle signals")?;
+        }
+        Ok(all)
+    }
+
+    /// Whether a signal has come since the last [`Interrupts::clear`].
+    pub(crate) fn is_set(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// Forgets it.
+    pub(crate) fn clear(&self) {
+        self.interrupted.store(false, Ordering::Relaxed);
+    }
+
+    /// Does `work` that a signal may end together with the program.
+    pub(crate) fn while_idle<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.idle.store(true, Ordering::Relaxed);
+        let result = work();
+        self.idle.store(false, Ordering::Relaxed);
+        result
+    }
+}

@@ -1,0 +1,157 @@
+//! From `-m` and its companions to a model.
+
+use crate::args::{Device, LoadArgs};
+use crate::{bundled, progress};
+use anyhow::{Result, anyhow, bail};
+use backend::Backend;
+use cpu::{Cpu, CpuOptions};
+use engine::{LoadOptions, Model, ModelInfo, Source, Text};
+use serde_json::{Map, Value};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What `-m` names: a bundled model, else a folder.
+///
+/// Bundled names come first, so that a command means the same in every folder;
+/// `./NAME` is always the folder.
+pub(crate) fn source(name: &str) -> Result<Source> {
+    if let Some(bundled) = bundled::find(name) {
+        return Ok(Source::Files(Box::new(bundled.files())));
+    }
+    let path = Path::new(name);
+    if path.is_dir() {
+        return Ok(Source::Folder(path.into()));
+    }
+    if path.is_file() {
+        bail!("a model is a folder with config.json and safetensors, this is a file: `{name}`");
+    }
+    bail!(
+        "no such model: `{name}` is neither a folder nor bundled (bundled are {})",
+        bundled::names()
+    )
+}
+
+/// The device that `args` ask for.
+pub(crate) fn backend(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
+    match args.device {
+        Device::Auto | Device::Cpu => {
+            let options = CpuOptions {
+                threads: args.threads.map_or(0, NonZeroUsize::get),
+                isa: args.isa,
+            };
+            Ok(Arc::new(Cpu::new(options)?))
+        }
+    }
+}
+
+/// Loads a model for `sequences` requests at once.
+pub(crate) fn load(name: &str, args: &LoadArgs, sequences: usize) -> Result<Model> {
+    let source = source(name)?;
+    let backend = backend(args)?;
+    let options = options(args, sequences);
+    progress::patiently(&format!("loading {name}"), || {
+        engine::load(backend, &source, &options)
+    })
+    .map_err(|e| anyhow!(e).context(format!("cannot load `{name}`")))
+}
+
+/// The engine's options for `args`.
+pub(crate) fn options(args: &LoadArgs, sequences: usize) -> LoadOptions {
+    LoadOptions {
+        draft: args.draft.clone(),
+        draft_max: args.draft_max,
+        context: args.context,
+        sequences,
+        chunk: args.chunk,
+        kv_format: args.kv,
+    }
+}
+
+/// What was loaded, in one line.
+pub(crate) fn describe(info: &ModelInfo) -> String {
+    let drafter = match info.drafter {
+        Some(name) => format!("drafter {name} ({})", info.drafter_reason),
+        None => format!("no drafter ({})", info.drafter_reason),
+    };
+    format!(
+        "{}: {} on {}, {} of weights, {} tokens of context in {} of memory ({}), {drafter}",
+        info.name,
+        info.family,
+        info.backend,
+        bytes(info.weight_bytes),
+        info.context,
+        bytes(info.memory_bytes as u64),
+        info.kv_format,
+    )
+}
+
+/// The tokens of a conversation, ready for the model's answer.
+pub(crate) fn encode_chat(text: &Text, messages: Vec<Value>) -> Result<Vec<u32>> {
+    if text.template.is_none() {
+        bail!(
+            "the model has no chat template: it continues text with `run --raw`, and cannot chat"
+        );
+    }
+    Ok(text.encode_chat(&Value::Array(messages), None, true, &Map::new())?)
+}
+
+/// A size as people read it, in powers of 1000.
+pub(crate) fn bytes(n: u64) -> String {
+    scaled(n as f64, &["B", "KB", "MB", "GB", "TB"])
+}
+
+/// A number as people read it.
+pub(crate) fn amount(n: u64) -> String {
+    scaled(n as f64, &["", "K", "M", "B", "T"])
+        .trim_end()
+        .to_owned()
+}
+
+fn scaled(mut x: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    // 999.95 would be written as 1000.0.
+    while x >= 999.95 && unit + 1 < units.len() {
+        x /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{x} {}", units[0])
+    } else {
+        format!("{x:.1} {}", units[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_short() {
+        assert_eq!(
+            [0, 999, 1000, 999_949, 999_950, 15_234_567].map(bytes),
+            ["0 B", "999 B", "1.0 KB", "999.9 KB", "1.0 MB", "15.2 MB"]
+        );
+        assert_eq!(
+            [7, 14_100_000, 4_000_000_000].map(amount),
+            ["7", "14.1 M", "4.0 B"]
+        );
+    }
+
+    #[test]
+    fn a_bundled_name_is_no_path() {
+        assert!(matches!(
+            source(bundled::DEFAULT).unwrap(),
+            Source::Files(_)
+        ));
+        assert!(matches!(source("src").unwrap(), Source::Folder(_)));
+        let error = source("no-such-model").unwrap_err().to_string();
+        assert!(error.contains(bundled::DEFAULT), "{error}");
+        assert!(
+            source("Cargo.toml")
+                .unwrap_err()
+                .to_string()
+                .contains("is a folder")
+        );
+    }
+}

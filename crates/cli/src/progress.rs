@@ -1,0 +1,74 @@
+//! Signs of life on stderr, for work that takes long and a person who waits.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// Work that is done sooner shows nothing.
+const PATIENCE: Duration = Duration::from_millis(500);
+const TICK: Duration = Duration::from_millis(100);
+
+/// Does `work`, with a spinner beside `message` if it takes long.
+pub(crate) fn patiently<T>(message: &str, work: impl FnOnce() -> T) -> T {
+    if !std::io::stderr().is_terminal() {
+        return work();
+    }
+    let (done, waiting) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if waiting.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}")
+                    .expect("a valid template");
+                let spinner = ProgressBar::new_spinner()
+                    .with_style(style)
+                    .with_message(message.to_owned());
+                spinner.enable_steady_tick(TICK);
+                // Nothing is ever sent: the channel closes when the work is done.
+                let _ = waiting.recv();
+                spinner.finish_and_clear();
+            }
+        });
+        // Dropped also when `work` panics, so the thread always ends.
+        let _done = done;
+        work()
+    })
+}
+
+/// A bar for the rows of a prompt.
+pub(crate) struct PrefillBar {
+    start: Instant,
+    is_wanted: bool,
+    bar: Option<ProgressBar>,
+}
+
+impl PrefillBar {
+    /// A bar that appears if the prompt takes long.
+    pub(crate) fn new(is_wanted: bool) -> Self {
+        PrefillBar {
+            start: Instant::now(),
+            is_wanted: is_wanted && std::io::stderr().is_terminal(),
+            bar: None,
+        }
+    }
+
+    /// Shows that `done` of `total` rows have run.
+    pub(crate) fn set(&mut self, done: usize, total: usize) {
+        if self.is_wanted && self.bar.is_none() && self.start.elapsed() > PATIENCE {
+            let style = ProgressStyle::with_template("reading the prompt {bar:30} {pos}/{len}");
+            self.bar =
+                Some(ProgressBar::new(total as u64).with_style(style.expect("a valid template")));
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(done as u64);
+        }
+    }
+
+    /// Removes the bar.
+    pub(crate) fn clear(&mut self) {
+        self.is_wanted = false;
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! One reply: from a request to text on a stream, and to a line about it.
+
+use crate::args::TextArgs;
+use crate::interrupts::Interrupts;
+use crate::progress::PrefillBar;
+use anyhow::{Result, anyhow};
+use engine::{Engine, Event, Request, RequestOutcome, Sampling, SamplingDefaults, Speculation};
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// How often a waiting reply looks whether it was interrupted.
+const INTERRUPT_POLL: Duration = Duration::from_millis(20);
+
+/// A reply that has ended.
+pub(crate) struct Reply {
+    /// What was written.
+    pub(crate) text: String,
+    /// Its tokens.
+    pub(crate) tokens: Vec<u32>,
+    /// How it went.
+    pub(crate) outcome: RequestOutcome,
+    /// From submission to the first text.
+    pub(crate) first_text_ms: f64,
+}
+
+/// Runs `request` and passes text to `out` as it comes.
+///
+/// # Errors
+///
+/// If the engine refuses or fails, or `out` cannot be written.
+pub(crate) fn stream(
+    engine: &Engine,
+    request: Request,
+    interrupts: &Interrupts,
+    bar: bool,
+    out: &mut dyn Write,
+) -> Result<Reply> {
+    let (events, inbox) = channel();
+    let start = Instant::now();
+    let mut bar = PrefillBar::new(bar);
+    let cancel = engine.submit(request, Box::new(move |event| events.send(event).is_ok()))?;
+    let (mut text, mut tokens, mut first_text_ms) = (String::new(), Vec::new(), 0.0);
+    loop {
+        match inbox.recv_timeout(INTERRUPT_POLL) {
+            Ok(Event::Prefill { done, total }) => bar.set(done, total),
+            Ok(Event::Text {
+                text: piece,
+                tokens: ids,
+            }) => {
+                bar.clear();
+                if first_text_ms == 0.0 {
+                    first_text_ms = start.elapsed().as_secs_f64() * 1e3;
+                }
+                text.push_str(&piece);
+                tokens.extend(ids);
+                if !piece.is_empty() {
+                    // An error here drops the inbox, which cancels the request.
+                    out.write_all(piece.as_bytes())?;
+                    out.flush()?;
+                }
+            }
+            Ok(Event::Done(outcome)) => {
+                bar.clear();
+                return Ok(Reply {
+                    text,
+                    tokens,
+                    outcome: *outcome,
+                    first_text_ms,
+                });
+            }
+            Ok(Event::Failed(reason)) => return Err(anyhow!(reason)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("the engine has stopped")),
+        }
+        if interrupts.is_set() {
+            cancel.cancel();
+        }
+    }
+}
+
+/// The sampler that `args` ask for. What they leave open is `defaults` where
+/// text is sampled, and nothing where it is greedy.
+pub(crate) fn sampling(
+    args: &TextArgs,
+    temperature: Option<f32>,
+    defaults: &SamplingDefaults,
+) -> Sampling {
+    let temperature = args.temperature.or(temperature).unwrap_or(0.0);
+    let advice = if temperature > 0.0 {
+        defaults.clone()
+    } else {
+        SamplingDefaults::default()
+    };
+    let none = Sampling::default();
+    Sampling {
+        temperature,
+        top_k: args
+            .top_k
+            .or(advice.top_k.map(|k| k as usize))
+            .unwrap_or(none.top_k),
+        top_p: args.top_p.or(advice.top_p).unwrap_or(none.top_p),
+        min_p: args.min_p.or(advice.min_p).unwrap_or(none.min_p),
+        repetition_penalty: args
+            .repetition_penalty
+            .or(advice.repetition_penalty)
+            .unwrap_or(none.repetition_penalty),
+        presence_penalty: args.presence_penalty.unwrap_or(none.presence_penalty),
+        frequency_penalty: args.frequency_penalty.unwrap_or(none.frequency_penalty),
+        logit_bias: args.logit_bias.clone(),
+        // Not advice but part of the model: greedy decoding must not choose these either.
+        suppress: defaults.suppress_tokens.clone(),
+        seed: args.seed.unwrap_or_else(new_seed),
+    }
+}
+
+/// The temperature of the checkpoint's authors.
+pub(crate) fn advised_temperature(defaults: &SamplingDefaults) -> Option<f32> {
+    if defaults.do_sample == Some(false) {
+        Some(0.0)
+    } else {
+        defaults.temperature
+    }
+}
+
+/// A seed that differs from run to run, short enough to be typed again.
+fn new_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new()
+        .build_hasher()
+        .finish()
+        >> 32
+}
+
+/// What a person wants to know of a reply, in one line.
+pub(crate) fn summary(outcome: &RequestOutcome, draft_max: usize) -> String {
+    let n = outcome.usage.completion_tokens;
+    let mut line = format!("{n} token{}", if n == 1 { "" } else { "s" });
+    if outcome.timings.decode_tokens_per_second > 0.0 {
+        let _ = write!(
+            line,
+            ", {:.1} tok/s",
+            outcome.timings.decode_tokens_per_second
+        );
+    }
+    let Speculation {
+        engaged,
+        reason,
+        drafter,
+        by_position,
+        tokens_per_round,
+        ..
+    } = &outcome.speculation;
+    if *engaged {
+        let drafter = drafter.as_deref().unwrap_or("someone");
+        let _ = write!(
+            line,
+            " · {drafter} drafted {draft_max}: {tokens_per_round:.2} tokens a round, accepted"
+        );
+        for position in by_position.iter().filter(|p| p.drafted > 0) {
+            let _ = write!(
+                line,
+                " {:.0} %",
+                100.0 * position.accepted as f64 / position.drafted as f64
+            );
+        }
+        line += " by position";
+    } else {
+        let _ = write!(
+            line,
+            " · plain decoding: {}",
+            reason.as_deref().unwrap_or("nothing was drafted")
+        );
+    }
+    line
+}
+
+/// Text of a model on its way to stdout. What steers a terminal is replaced if
+/// stdout is one.
+///
+/// A model can be made to write escape sequences, and those can rename windows,
+/// hide text and on some terminals do worse.
+pub(crate) struct TextOut<W> {
+    out: W,
+    is_terminal: bool,
+    ends_line: bool,
+}
+
+impl TextOut<io::StdoutLock<'static>> {
+    /// To stdout.
+    pub(crate) fn stdout() -> Self {
+        let stdout = io::stdout();
+        TextOut {
+            is_terminal: stdout.is_terminal(),
+            out: stdout.lock(),
+            ends_line: true,
+        }
+    }
+}
+
+impl<W: Write> TextOut<W> {
+    /// Ends the last line, if it has no end.
+    pub(crate) fn end_line(&mut self) -> io::Result<()> {
+        if !self.ends_line {
+            self.write_all(b"\n")?;
+        }
+        self.flush()
+    }
+}
+
+impl<W: Write> Write for TextOut<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(last) = bytes.last() {
+            self.ends_line = *last == b'\n';
+        }
+        if !self.is_terminal {
+            return self.out.write(bytes);
+        }
+        // Pieces of a reply are whole characters, so nothing is lost here.
+        let shown: String = String::from_utf8_lossy(bytes)
+            .chars()
+            .filter(|c| *c != '\r')
+            .map(|c| {
+                if c.is_control() && !matches!(c, '\n' | '\t') {
+                    '\u{fffd}'
+                } else {
+                    c
+                }
+            })
+            .collect();
+        self.out.write_all(shown.as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::{FinishReason, PositionCounts, Timings, Usage};
+
+    fn outcome(completion_tokens: usize, speculation: Speculation) -> RequestOutcome {
+        RequestOutcome {
+            finish: FinishReason::Stop,
+            usage: Usage {
+                prompt_tokens: 5,
+                completion_tokens,
+            },
+            timings: Timings {
+                decode_tokens_per_second: 212.36,
+                ..Timings::default()
+            },
+            speculation,
+        }
+    }
+
+    #[test]
+    fn the_summary_says_what_speculation_did() {
+        let counts = |drafted, accepted| PositionCounts { drafted, accepted };
+        let speculation = Speculation {
+            engaged: true,
+            drafter: Some("assistant".into()),
+            by_position: vec![counts(50, 39), counts(50, 30), counts(49, 23), counts(0, 0)],
+            tokens_per_round: 2.614,
+            ..Speculation::default()
+        };
+        assert_eq!(
+            summary(&outcome(128, speculation), 3),
+            "128 tokens, 212.4 tok/s · assistant drafted 3: 2.61 tokens a round, accepted 78 % 60 % 47 % by position"
+        );
+        let plain = Speculation {
+            reason: Some("--draft none".into()),
+            ..Speculation::default()
+        };
+        assert_eq!(
+            summary(&outcome(1, plain), 3),
+            "1 token, 212.4 tok/s · plain decoding: --draft none"
+        );
+    }
+
+    #[test]
+    fn text_cannot_steer_a_terminal_but_stays_whole_in_a_pipe() {
+        for (is_terminal, expected) in [(true, "a\u{fffd}[2Jb\té\n"), (false, "a\u{1b}[2Jb\té\r\n")]
+        {
+            let mut bytes = Vec::new();
+            let mut out = TextOut {
+                out: &mut bytes,
+                is_terminal,
+                ends_line: true,
+            };
+            out.write_all("a\u{1b}[2Jb\té\r\n".as_bytes()).unwrap();
+            out.end_line().unwrap();
+            assert_eq!(String::from_utf8(bytes).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn an_open_line_is_ended_once() {
+        let mut bytes = Vec::new();
+        let mut out = TextOut {
+            out: &mut bytes,
+            is_terminal: false,
+            ends_line: true,
+        };
+        out.end_line().unwrap();
+        out.write_all(b"a").unwrap();
+        out.end_line().unwrap();
+        out.end_line().unwrap();
+        assert_eq!(bytes, b"a\n");
+    }
+}

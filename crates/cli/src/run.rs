@@ -1,0 +1,172 @@
+//! `paceline run`: one prompt, one text.
+//!
+//! The text is all that goes to stdout, as it comes; with `--json`, one object
+//! at the end. Everything said about it goes to stderr.
+
+use crate::args::{OutputArgs, RunArgs};
+use crate::interrupts::Interrupts;
+use crate::reply::{Reply, TextOut};
+use crate::{INTERRUPTED, model, reply, usage_error};
+use anyhow::{Context, Result, bail};
+use engine::{Engine, EngineOptions, FinishReason, ModelInfo, Request, Sampling, Text};
+use serde_json::{Map, Value, json};
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Longest prompt; a tokenizer takes no more.
+const PROMPT_BYTES_MAX: usize = text::tokenizer::TEXT_BYTES_MAX;
+
+/// Runs the command.
+pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
+    let prompt = prompt(args)?;
+    let interrupts = Interrupts::of_all()?;
+    let start = Instant::now();
+    // Nothing is lost if loading is interrupted, and it may take long.
+    let model = interrupts.while_idle(|| model::load(&args.model.model, &args.load, 1))?;
+    let engine = Engine::start(model, EngineOptions::default());
+    let load_ms = start.elapsed().as_secs_f64() * 1e3;
+    if output.verbose > 0 {
+        say!("{} in {load_ms:.0} ms", model::describe(engine.info()));
+    }
+    let ids = encode(engine.text(), args, &prompt)?;
+    let sampling = reply::sampling(&args.text, None, &engine.text().sampling);
+    let mut request = Request::new(ids.clone());
+    request.sampling = sampling.clone();
+    request.max_tokens = Some(args.text.max_tokens);
+    request.stop = args.text.stop.clone();
+    request.ignore_eos = args.text.ignore_eos;
+
+    let mut stdout = TextOut::stdout();
+    let reply = if args.json {
+        let reply = reply::stream(
+            &engine,
+            request,
+            &interrupts,
+            !output.quiet,
+            &mut io::sink(),
+        )?;
+        writeln!(
+            stdout,
+            "{}",
+            record(&reply, &ids, &sampling, engine.info(), load_ms)
+        )?;
+        reply
+    } else {
+        reply::stream(&engine, request, &interrupts, !output.quiet, &mut stdout)?
+    };
+    stdout.end_line()?;
+    if !output.quiet {
+        let seed = if sampling.temperature > 0.0 {
+            format!(" · seed {}", sampling.seed)
+        } else {
+            String::new()
+        };
+        say!(
+            "{}{seed}",
+            reply::summary(&reply.outcome, engine.info().draft_max)
+        );
+    }
+    Ok(if reply.outcome.finish == FinishReason::Cancelled {
+        INTERRUPTED.into()
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// The prompt from wherever it is. One line break at its end is the file's, not
+/// the prompt's.
+fn prompt(args: &RunArgs) -> Result<String> {
+    let whole = match (&args.prompt, &args.prompt_file) {
+        (None, Some(path)) if path != Path::new("-") => {
+            let file = std::fs::File::open(path)
+                .with_context(|| format!("cannot read `{}`", path.display()))?;
+            read(file, &path.display().to_string())?
+        }
+        (Some(prompt), _) if prompt != "-" => return Ok(prompt.clone()),
+        (None, None) if io::stdin().is_terminal() => {
+            usage_error("no prompt: give it as an argument, with --prompt-file, or on stdin")
+        }
+        _ => read(io::stdin(), "stdin")?,
+    };
+    let text = whole.strip_suffix('\n').unwrap_or(&whole);
+    let text = text.strip_suffix('\r').unwrap_or(text);
+    if text.is_empty() && !args.raw {
+        bail!("the prompt is empty");
+    }
+    Ok(text.to_owned())
+}
+
+fn read(from: impl Read, name: &str) -> Result<String> {
+    let mut bytes = Vec::new();
+    from.take(PROMPT_BYTES_MAX as u64 + 1)
+        .read_to_end(&mut bytes)
+        .with_context(|| format!("cannot read `{name}`"))?;
+    if bytes.len() > PROMPT_BYTES_MAX {
+        bail!("a prompt has at most {PROMPT_BYTES_MAX} bytes, there are more in `{name}`");
+    }
+    String::from_utf8(bytes).with_context(|| format!("a prompt is UTF-8 text, not so `{name}`"))
+}
+
+/// The prompt's tokens.
+fn encode(text: &Text, args: &RunArgs, prompt: &str) -> Result<Vec<u32>> {
+    if args.raw {
+        return Ok(text.encode_prompt(prompt)?);
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = &args.text.system {
+        messages.push(json!({"role": "system", "content": system}));
+    }
+    messages.push(json!({"role": "user", "content": prompt}));
+    model::encode_chat(text, messages)
+}
+
+/// What `--json` prints.
+fn record(
+    reply: &Reply,
+    prompt_ids: &[u32],
+    sampling: &Sampling,
+    info: &ModelInfo,
+    load_ms: f64,
+) -> Value {
+    let outcome = &reply.outcome;
+    let (finish, stop_string) = match &outcome.finish {
+        FinishReason::Stop => ("stop", None),
+        FinishReason::StopString(text) => ("stop_string", Some(text)),
+        FinishReason::Length => ("length", None),
+        FinishReason::Cancelled => ("cancelled", None),
+    };
+    let mut timings = Map::from_iter([("load_ms".to_owned(), json!(load_ms))]);
+    timings.insert("first_text_ms".into(), json!(reply.first_text_ms));
+    if let Value::Object(map) = json!(outcome.timings) {
+        timings.extend(map);
+    }
+    let mut record = json!({
+        "text": reply.text,
+        "finish": finish,
+        "stop_string": stop_string,
+        "usage": outcome.usage,
+        "timings": timings,
+        "speculation": outcome.speculation,
+        "sampling": {"temperature": sampling.temperature, "seed": (sampling.temperature > 0.0).then_some(sampling.seed)},
+        "model": info,
+        "prompt_token_ids": prompt_ids,
+        "token_ids": reply.tokens,
+    });
+    round(&mut record);
+    record
+}
+
+/// Rounds fractions to a thousandth: no clock here is better than that.
+fn round(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let rounded = number.as_f64().map(|x| (x * 1e3).round() / 1e3);
+            *value = json!(rounded);
+        }
+        Value::Array(list) => list.iter_mut().for_each(round),
+        Value::Object(map) => map.values_mut().for_each(round),
+        _ => {}
+    }
+}

@@ -1,0 +1,160 @@
+//! `paceline serve`: the API on a port.
+//!
+//! The async runtime is started here and nowhere else. The first signal stops
+//! taking requests and lets the running ones finish; a second ends the program.
+
+use crate::args::{OutputArgs, ServeArgs};
+use crate::{INTERRUPTED, model};
+use anyhow::{Context, Result, bail};
+use engine::{Engine, EngineOptions};
+use server::{Config, Keys, Limits};
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Largest file of API keys.
+const KEY_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Runs the command.
+pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
+    let mut keys = args.api_key.clone();
+    if let Some(file) = &args.api_key_file {
+        keys.extend(read_keys(file)?);
+    }
+    let config = Config {
+        keys: Keys::new(&keys),
+        allowed_origins: args.allow_origin.clone(),
+        allowed_hosts: args.allow_host.clone(),
+        insecure: args.insecure,
+        model_names: args.alias.clone(),
+        limits: Limits {
+            drain_timeout: Duration::from_secs(args.drain_timeout),
+            ..Limits::default()
+        },
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start threads")?;
+    // Bound before the model is loaded: a port that is taken should not cost a minute to find out.
+    let listener = runtime.block_on(listen(&args.host, args.port, &config))?;
+    let address = listener.local_addr().context("the port has no address")?;
+    let model = model::load(&args.model.model, &args.load, args.parallel)?;
+    let engine = Arc::new(Engine::start(model, EngineOptions { queue: args.queue }));
+    if !output.quiet {
+        greet(&engine, address, !keys.is_empty());
+    }
+    runtime.block_on(async {
+        let stop = stop().context("cannot handle signals")?;
+        server::serve(config, engine, listener, stop)
+            .await
+            .context("the server has stopped")
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn listen(host: &str, port: u16, config: &Config) -> Result<TcpListener> {
+    let bind = || format!("cannot listen on {host}:{port}");
+    let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, port))
+        .await
+        .with_context(bind)?
+        .collect();
+    for &address in &addresses {
+        server::check_bind(config, address)?;
+    }
+    TcpListener::bind(&addresses[..]).await.with_context(bind)
+}
+
+/// Ends with the first signal; from then on another one ends the program.
+fn stop() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+    let mut signals = Signals::new()?;
+    Ok(async move {
+        signals.recv().await;
+        say!("paceline: finishing what runs; once more to stop at once");
+        tokio::spawn(async move {
+            signals.recv().await;
+            std::process::exit(INTERRUPTED.into());
+        });
+    })
+}
+
+/// Ctrl-C, and where there is such a thing the request to terminate.
+struct Signals {
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Signals {
+            #[cfg(unix)]
+            terminate: tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?,
+        })
+    }
+
+    async fn recv(&mut self) {
+        #[cfg(unix)]
+        let terminate = self.terminate.recv();
+        #[cfg(not(unix))]
+        let terminate = std::future::pending::<()>();
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate => {}
+        }
+    }
+}
+
+/// Says where the server is and how to try it.
+fn greet(engine: &Engine, address: SocketAddr, needs_key: bool) {
+    let info = engine.info();
+    // What listens everywhere is reached here under the loopback address.
+    let host = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => "127.0.0.1".to_owned(),
+        IpAddr::V6(ip) if ip.is_unspecified() => "[::1]".to_owned(),
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    };
+    let base = format!("http://{host}:{}", address.port());
+    let key = if needs_key {
+        " -H 'Authorization: Bearer KEY'"
+    } else {
+        ""
+    };
+    say!("{}", model::describe(info));
+    say!("OpenAI base URL: {base}/v1");
+    say!(
+        "try: curl {base}/v1/chat/completions{key} -H 'Content-Type: application/json' \
+         -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Tell me a story.\"}}]}}'"
+    );
+}
+
+/// The keys in a file, a line each; `#` begins a comment.
+fn read_keys(path: &Path) -> Result<Vec<String>> {
+    let cannot = || format!("cannot read `{}`", path.display());
+    let mut text = String::new();
+    let file = std::fs::File::open(path).with_context(cannot)?;
+    file.take(KEY_FILE_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .with_context(cannot)?;
+    if text.len() as u64 > KEY_FILE_BYTES_MAX {
+        bail!(
+            "a file of API keys has at most {KEY_FILE_BYTES_MAX} bytes, there are more in `{}`",
+            path.display()
+        );
+    }
+    let keys: Vec<String> = text
+        .lines()
+        .map(str::trim)
+        .filter(|l| !l.is_empty() && !l.starts_with('#'))
+        .map(str::to_owned)
+        .collect();
+    // An empty file would open the server to everyone who can reach it.
+    if keys.is_empty() {
+        bail!("there is no API key in `{}`", path.display());
+    }
+    Ok(keys)
+}

@@ -1,0 +1,799 @@
+//! The command line as users meet it: exit codes, what goes to which stream,
+//! and messages.
+//!
+//! `--help` and the shape of `--json` are snapshots in `tests/snapshots`;
+//! `UPDATE_SNAPSHOTS=1 cargo test -p paceline` writes them anew.
+
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+/// A bundled target with an assistant beside it.
+const WITH_ASSISTANT: &str = "gemma4-14m";
+const ASSISTANT: &str = "gemma4-14m-assistant";
+/// A bundled target with an MTP head in it.
+const WITH_MTP: &str = "qwen3_5-15m";
+
+const PROMPT: &str = "Tell me a story about a rabbit and a kite.";
+
+/// A folder of this test's own, empty.
+fn folder(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+/// The binary with `args`, where nothing of the user's own is in its way.
+fn paceline(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PACELINE_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .args(args)
+        .current_dir(folder)
+        .env("HOME", folder)
+        .env("XDG_CONFIG_HOME", folder)
+        .env("XDG_STATE_HOME", folder)
+        .stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Runs to a good end; returns stdout and stderr.
+fn good(mut command: Command) -> (String, String) {
+    let output = command.output().unwrap();
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");
+    (stdout, stderr)
+}
+
+/// Runs to a failure that is one line; returns that line.
+fn bad(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{command:?}\n{stderr}");
+    let line = stderr.strip_suffix('\n').unwrap();
+    assert!(
+        !line.contains('\n') && line.starts_with("paceline: "),
+        "{stderr}"
+    );
+    line.to_owned()
+}
+
+fn feed(mut command: Command, input: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A program that fails early has closed its end.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn snapshot(name: &str, found: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/snapshots")
+        .join(name);
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, found).unwrap();
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert!(found == expected, "{name} differs:\n{found}");
+}
+
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../models")
+        .canonicalize()
+        .unwrap()
+}
+
+/// A copy of a bundled model that may be damaged.
+fn copy(folder: &Path, model: &str) -> PathBuf {
+    let to = folder.join(model);
+    fs::create_dir_all(&to).unwrap();
+    for file in fs::read_dir(models().join(model)).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+    to
+}
+
+/// Replaces `from` by `to`, of equal length, in the header of a checkpoint.
+fn rename_tensors(model: &Path, from: &str, to: &str) {
+    let path = model.join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let end = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = text(&bytes[8..end]).replace(from, to);
+    bytes[8..end].copy_from_slice(header.as_bytes());
+    fs::write(path, bytes).unwrap();
+}
+
+fn run_json(folder: &Path, args: &[&str]) -> Value {
+    let (stdout, _) = good(paceline(folder, &[&["run", "--json"], args].concat()));
+    assert_eq!(stdout.lines().count(), 1);
+    serde_json::from_str(&stdout).unwrap()
+}
+
+#[test]
+fn help_is_as_written() {
+    let folder = folder("help");
+    for line in [
+        "",
+        "run",
+        "chat",
+        "serve",
+        "inspect",
+        "config",
+        "config show",
+        "completions",
+    ] {
+        let mut args: Vec<&str> = line.split_whitespace().collect();
+        args.push("--help");
+        let (stdout, _) = good(paceline(&folder, &args));
+        let name = if line.is_empty() { "paceline" } else { line };
+        snapshot(&format!("help-{}.txt", name.replace(' ', "-")), &stdout);
+    }
+}
+
+#[test]
+fn version_says_what_is_inside() {
+    let (stdout, _) = good(paceline(&folder("version"), &["--version"]));
+    assert!(
+        stdout.starts_with(concat!("paceline ", env!("CARGO_PKG_VERSION"))),
+        "{stdout}"
+    );
+    assert!(stdout.contains(WITH_MTP), "{stdout}");
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (stdout, _) = good(paceline(&folder("completions"), &["completions", shell]));
+        for word in ["inspect", "draft-max"] {
+            assert!(stdout.contains(word), "{shell} {word}");
+        }
+    }
+}
+
+#[test]
+fn stdout_is_the_text_and_nothing_else() {
+    let folder = folder("stdout");
+    let record = run_json(&folder, &[PROMPT, "-n", "24"]);
+    let expected = format!("{}\n", record["text"].as_str().unwrap());
+    let (stdout, stderr) = good(paceline(&folder, &["run", PROMPT, "-n", "24"]));
+    assert_eq!(stdout, expected);
+    let last = stderr.lines().last().unwrap();
+    assert!(
+        last.starts_with("24 tokens, ") && last.ends_with(" by position"),
+        "{stderr}"
+    );
+    let (stdout, stderr) = good(paceline(&folder, &["run", PROMPT, "-n", "24", "--quiet"]));
+    assert_eq!((stdout, stderr), (expected.clone(), String::new()));
+
+    let output = feed(
+        paceline(&folder, &["run", "-n", "24"]),
+        &format!("{PROMPT}\n"),
+    );
+    assert_eq!(text(&output.stdout), expected);
+    let output = feed(paceline(&folder, &["run", "-n", "24", "-"]), PROMPT);
+    assert_eq!(text(&output.stdout), expected);
+    fs::write(folder.join("prompt.txt"), format!("{PROMPT}\r\n")).unwrap();
+    let (stdout, _) = good(paceline(&folder, &["run", "-n", "24", "-f", "prompt.txt"]));
+    assert_eq!(stdout, expected);
+}
+
+#[test]
+fn any_drafter_gives_the_same_text() {
+    let folder = folder("drafters");
+    let path = format!("assistant:{}", models().join(ASSISTANT).display());
+    for (model, drafters) in [
+        (WITH_ASSISTANT, &["auto", "assistant", "ngram", &path][..]),
+        (WITH_MTP, &["auto", "mtp", "ngram"]),
+    ] {
+        for sampling in [
+            &["--temperature=0"][..],
+            &["--temperature=0.8", "--seed=7", "--top-p=0.9"],
+        ] {
+            let run = |draft: &str| {
+                let draft = format!("--draft={draft}");
+                run_json(
+                    &folder,
+                    &[&[PROMPT, "-n", "40", "-m", model, &draft], sampling].concat(),
+                )
+            };
+            let plain = run("none");
+            assert_eq!(plain["speculation"]["engaged"], false);
+            assert_eq!(plain["speculation"]["reason"], "--draft none");
+            for draft in drafters {
+                let drafted = run(draft);
+                assert_eq!(
+                    drafted["token_ids"], plain["token_ids"],
+                    "{model} {draft} {sampling:?}"
+                );
+                assert_eq!(drafted["text"], plain["text"]);
+                assert_eq!(drafted["finish"], plain["finish"]);
+                if *draft != "ngram" {
+                    assert_eq!(drafted["speculation"]["engaged"], true, "{model} {draft}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_folder_and_its_bundled_copy_are_one_model() {
+    let folder = folder("bundled");
+    let path = models().join(WITH_ASSISTANT);
+    let args = [PROMPT, "-n", "12"];
+    let bundled = run_json(&folder, &args);
+    let from_folder = run_json(
+        &folder,
+        &[&args[..], &["-m", path.to_str().unwrap()]].concat(),
+    );
+    assert_eq!(bundled["token_ids"], from_folder["token_ids"]);
+    assert_eq!(bundled["model"], from_folder["model"]);
+    assert_eq!(
+        bundled["speculation"]["accepted"],
+        from_folder["speculation"]["accepted"]
+    );
+}
+
+/// Values become the names of their types, lists the shape of their first entry.
+fn shape(value: &Value) -> Value {
+    match value {
+        Value::Null => json!(null),
+        Value::Bool(_) => json!("bool"),
+        Value::Number(n) if n.is_u64() => json!("count"),
+        Value::Number(_) => json!("number"),
+        Value::String(_) => json!("text"),
+        Value::Array(list) => list.iter().take(1).map(shape).collect(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(k, v)| (k.clone(), shape(v)))
+            .collect::<serde_json::Map<_, _>>()
+            .into(),
+    }
+}
+
+#[test]
+fn json_keeps_its_shape() {
+    let folder = folder("json");
+    let args = [PROMPT, "-n", "24", "--temperature", "0.7", "--seed", "1"];
+    snapshot(
+        "run.json",
+        &format!("{:#}\n", shape(&run_json(&folder, &args))),
+    );
+    let (stdout, _) = good(paceline(&folder, &["inspect", WITH_MTP, "--json"]));
+    let record: Value = serde_json::from_str(&stdout).unwrap();
+    snapshot("inspect.json", &format!("{:#}\n", shape(&record)));
+}
+
+#[test]
+fn the_end_of_a_text_has_its_reason() {
+    let folder = folder("ends");
+    let whole = run_json(&folder, &[PROMPT, "-n", "30"]);
+    assert_eq!(
+        (&whole["finish"], &whole["usage"]["completion_tokens"]),
+        (&json!("length"), &json!(30))
+    );
+    let words: Vec<&str> = whole["text"].as_str().unwrap().split(' ').collect();
+    let stopped = run_json(
+        &folder,
+        &[
+            PROMPT,
+            "-n",
+            "30",
+            "--stop",
+            "no such words",
+            "--stop",
+            words[5],
+        ],
+    );
+    assert_eq!(stopped["finish"], "stop_string");
+    assert_eq!(stopped["stop_string"], words[5]);
+    assert!(
+        whole["text"]
+            .as_str()
+            .unwrap()
+            .starts_with(stopped["text"].as_str().unwrap())
+    );
+    let hello = run_json(&folder, &["Hello!", "-n", "200"]);
+    assert_eq!(hello["finish"], "stop");
+    let n = hello["usage"]["completion_tokens"].as_u64().unwrap() + 5;
+    let on = run_json(&folder, &["Hello!", "--ignore-eos", "-n", &n.to_string()]);
+    assert_eq!(
+        (&on["finish"], &on["usage"]["completion_tokens"]),
+        (&json!("length"), &json!(n))
+    );
+}
+
+#[test]
+fn raw_prompts_pass_no_template() {
+    let folder = folder("raw");
+    let raw = run_json(&folder, &["Once upon a time", "--raw", "-n", "4"]);
+    let chat = run_json(&folder, &["Once upon a time", "-n", "4"]);
+    let with_system = run_json(
+        &folder,
+        &["Once upon a time", "-n", "4", "--system", "Be brief."],
+    );
+    let n = |record: &Value| record["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(n(&raw) < n(&chat) && n(&chat) < n(&with_system));
+}
+
+#[test]
+fn wrong_command_lines_end_with_code_2() {
+    let folder = folder("usage");
+    for (args, message) in [
+        (
+            &["run", PROMPT, "--draft", "oracle"][..],
+            "`oracle` is no drafter; known are auto, none, mtp",
+        ),
+        (
+            &["run", PROMPT, "--kv", "f8"],
+            "[possible values: bf16, f16, f32]",
+        ),
+        (
+            &["run", PROMPT, "--context", "many"],
+            "expected a number such as 4096 or 4k",
+        ),
+        (&["run", PROMPT, "--threads", "0"], "--threads"),
+        (
+            &["run", PROMPT, "--raw", "--system", "x"],
+            "cannot be used with",
+        ),
+        (&["run", PROMPT, "--isa", "mmx"], "this CPU has"),
+        (&["walk"], "unrecognized subcommand 'walk'"),
+        (&[], "Usage: paceline"),
+    ] {
+        let output = paceline(&folder, args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(
+            text(&output.stderr).contains(message),
+            "{args:?}\n{}",
+            text(&output.stderr)
+        );
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn errors_are_one_line_with_the_cause_and_the_flag() {
+    let folder = folder("errors");
+    let run = |args: &[&str]| bad(paceline(&folder, &[&["run", PROMPT], args].concat()));
+    fs::write(folder.join("file"), "").unwrap();
+    assert_eq!(
+        run(&["-m", "no-such-model"]),
+        format!(
+            "paceline: no such model: `no-such-model` is neither a folder nor bundled (bundled are {WITH_ASSISTANT}, {WITH_MTP})"
+        )
+    );
+    assert!(run(&["-m", "file"]).contains("this is a file: `file`"));
+    assert!(run(&["-m", "."]).contains("no `config.json` in `.`"));
+    assert!(
+        run(&["--draft", "mtp"]).ends_with("--draft mtp: a gemma4 checkpoint without an MTP head")
+    );
+    let assistant = models().join(ASSISTANT);
+    let assistant = assistant.to_str().unwrap();
+    let unpaired = run(&["-m", WITH_MTP, "--draft", &format!("assistant:{assistant}")]);
+    assert!(unpaired.contains("does not fit the target"), "{unpaired}");
+    assert!(
+        run(&["-m", WITH_MTP, "--draft", "assistant"])
+            .contains("name one with --draft assistant:PATH")
+    );
+    assert!(run(&["-m", assistant]).contains("this checkpoint is a drafter"));
+    assert!(run(&["--draft-max", "99"]).contains("--draft-max 99 is more than 16"));
+    assert!(run(&["--context", "4"]).ends_with("the context holds 4 (set --context to change it)"));
+    assert!(run(&["--temperature=-1"]).contains("temperature"));
+    assert!(run(&["--logit-bias", "99999=1"]).contains("99999"));
+    assert!(bad(paceline(&folder, &["run"])).ends_with("the prompt is empty"));
+    assert!(
+        bad(paceline(&folder, &["run", "-f", "nowhere"]))
+            .contains("cannot read `nowhere`: No such file")
+    );
+}
+
+#[test]
+fn damaged_checkpoints_are_named_and_explained() {
+    let folder = folder("damaged");
+    let run = |model: &Path, args: &[&str]| {
+        bad(paceline(
+            &folder,
+            &[
+                &["run", PROMPT, "-n", "4", "-m", model.to_str().unwrap()],
+                args,
+            ]
+            .concat(),
+        ))
+    };
+
+    let model = copy(&folder, WITH_ASSISTANT);
+    let weights = model.join("model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
+    let error = run(&model, &[]);
+    assert!(
+        error.contains("cut short") && error.contains("`model.safetensors`"),
+        "{error}"
+    );
+    fs::write(&weights, &bytes).unwrap();
+
+    let index = model.join("model.safetensors.index.json");
+    fs::write(
+        &index,
+        r#"{"weight_map": {"model.no.such.weight": "model.safetensors"}}"#,
+    )
+    .unwrap();
+    let error = run(&model, &[]);
+    assert!(error.ends_with(
+        "puts tensor `model.no.such.weight` into `model.safetensors`, which does not contain it"
+    ));
+    fs::remove_file(index).unwrap();
+
+    let config = model.join("config.json");
+    let known = fs::read_to_string(&config).unwrap();
+    fs::write(
+        &config,
+        known.replace("Gemma4ForCausalLM", "Oracle9ForCausalLM"),
+    )
+    .unwrap();
+    let error = run(&model, &[]);
+    assert!(
+        error.contains("architecture `Oracle9ForCausalLM` is not supported; supported are"),
+        "{error}"
+    );
+    // What it is can still be seen.
+    let output = paceline(&folder, &["inspect", model.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output.stdout).contains("Oracle9ForCausalLM")
+            && text(&output.stdout).contains("runs           no")
+    );
+    assert!(text(&output.stderr).contains("is not supported"));
+
+    let model = copy(&folder, WITH_MTP);
+    rename_tensors(&model, "\"mtp.", "\"old.");
+    let error = run(&model, &[]);
+    assert!(
+        error.contains("config.json promises `mtp_num_hidden_layers: 1`"),
+        "{error}"
+    );
+    assert!(error.contains("--draft none"), "{error}");
+    let args = [
+        "run",
+        PROMPT,
+        "-n",
+        "4",
+        "--draft",
+        "none",
+        "-m",
+        model.to_str().unwrap(),
+    ];
+    let (_, stderr) = good(paceline(&folder, &args));
+    assert!(
+        stderr.ends_with("plain decoding: --draft none\n"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn inspect_tells_what_a_model_is() {
+    let folder = folder("inspect");
+    let (stdout, stderr) = good(paceline(&folder, &["inspect", WITH_MTP]));
+    for words in [
+        "architecture",
+        "gated delta",
+        "mtp: the checkpoint's own MTP head",
+        "affine8-g64",
+        "unused tensors none",
+    ] {
+        assert!(stdout.contains(words), "{words}\n{stdout}");
+    }
+    assert!(stderr.is_empty());
+}
+
+#[test]
+fn chat_without_a_terminal_takes_a_line_a_turn() {
+    let folder = folder("chat");
+    let say = |input: &str, args: &[&str]| {
+        let args = [&["chat", "--temperature=0", "-n", "30"], args].concat();
+        feed(paceline(&folder, &args), input)
+    };
+    let output = say("Hello!\n/stats\nHello!\n", &[]);
+    assert!(output.status.success());
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.starts_with("1 replies, ") || stderr.starts_with("1 reply, "),
+        "{stderr}"
+    );
+    let one = text(&say("Hello!", &[]).stdout);
+    assert!(one.ends_with('\n') && text(&output.stdout).starts_with(&one));
+    assert_eq!(
+        text(&say("Hello!\n/reset\nHello!\n", &[]).stdout),
+        [one.clone(), one.clone()].concat()
+    );
+
+    // The second turn saw the first.
+    let files = ["a.json", "b.json"];
+    say(
+        &format!(
+            "Hello!\n/save {}\n//not a command \\\nmore\n/save {}\n/save {}\n",
+            files[0], files[1], files[1]
+        ),
+        &["--system", "Be kind."],
+    );
+    let saved = |name: &str| -> Value {
+        serde_json::from_slice(&fs::read(folder.join(name)).unwrap()).unwrap()
+    };
+    let roles = |v: &Value| {
+        v.as_array()
+            .unwrap()
+            .iter()
+            .map(|m| m["role"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(roles(&saved("a.json")), ["system", "user", "assistant"]);
+    assert_eq!(
+        roles(&saved("b.json")),
+        ["system", "user", "assistant", "user", "assistant"]
+    );
+    assert_eq!(saved("b.json")[3]["content"], "/not a command \nmore");
+
+    // A turn that fails is said, counted and forgotten.
+    let output = say("/nope\nHello!\n", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        text(&output.stderr),
+        "paceline: no command `/nope`; /help lists them\n"
+    );
+    assert_eq!(text(&output.stdout), one);
+    let output = say("Hello!\n", &["--context", "8"]);
+    assert!(text(&output.stderr).contains("/reset starts a new one, --context makes room"));
+}
+
+#[test]
+fn the_command_line_counts_more_than_the_environment_and_that_more_than_files() {
+    let folder = folder("config");
+    fs::create_dir_all(folder.join("paceline")).unwrap();
+    let user = folder.join("paceline/paceline.toml");
+    fs::write(&user, "draft-max = 1\nmax-tokens = 3\nseed = 4\n").unwrap();
+    fs::write(
+        folder.join("paceline.toml"),
+        "draft-max = 2\n[run]\nseed = 5\nstop = [\"x\"]\n",
+    )
+    .unwrap();
+    let line = |command: &mut Command| text(&command.output().unwrap().stdout);
+    let show = |args: &[&str]| {
+        paceline(
+            &folder,
+            &[&["config", "show", "--as-command"], args].concat(),
+        )
+    };
+    assert_eq!(
+        line(&mut show(&["run"])),
+        "paceline run --seed=5 --max-tokens=3 --stop=x --draft-max=2\n"
+    );
+    assert_eq!(
+        line(&mut show(&["chat"])),
+        "paceline chat --seed=4 --max-tokens=3 --draft-max=2\n"
+    );
+    let mut command = show(&["run", "--draft-max=4"]);
+    command
+        .env("PACELINE_DRAFT_MAX", "3")
+        .env("PACELINE_SEED", "6")
+        .env("PACELINE_RAW", "1");
+    let expected = "paceline run --raw --seed=6 --max-tokens=3 --stop=x --draft-max=4\n";
+    assert_eq!(line(&mut command), expected);
+
+    // It is what `run` does, too.
+    let record = run_json(&folder, &[PROMPT]);
+    assert_eq!(record["usage"]["completion_tokens"], 3);
+    assert_eq!(record["model"]["draft_max"], 2);
+
+    // Configuration → command → the same configuration; and → file → the same.
+    let shown = |folder: &Path, args: &[&str]| {
+        let (stdout, _) = good(paceline(folder, &[&["config", "show"], args].concat()));
+        let lines = stdout
+            .lines()
+            .filter(|l| !l.starts_with("# ") || l.ends_with("is not set"));
+        lines
+            .map(|l| l.split("  # ").next().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let here = shown(&folder, &["run"]);
+    let elsewhere = self::folder("config-elsewhere");
+    let command = line(&mut show(&["run"]));
+    let words: Vec<&str> = command.split_whitespace().skip(1).collect();
+    assert_eq!(shown(&elsewhere, &words), here);
+    let (stdout, _) = good(paceline(&folder, &["config", "show"]));
+    fs::write(elsewhere.join("paceline.toml"), stdout).unwrap();
+    assert_eq!(shown(&elsewhere, &[]), shown(&folder, &[]));
+
+    // Keys are not shown.
+    let mut command = paceline(&elsewhere, &["config", "show", "serve"]);
+    command.env("PACELINE_API_KEY", "sesame");
+    let (stdout, _) = good(command);
+    assert!(stdout.contains("# api-key is set, and not shown") && !stdout.contains("sesame"));
+}
+
+#[test]
+fn a_broken_configuration_names_file_and_key_but_leaves_the_help() {
+    let folder = folder("config-broken");
+    fs::write(folder.join("paceline.toml"), "drift = 1\n").unwrap();
+    assert_eq!(
+        bad(paceline(&folder, &["run", PROMPT])),
+        "paceline: paceline.toml: `drift` is no option of any command"
+    );
+    assert!(
+        good(paceline(&folder, &["run", "--help"]))
+            .0
+            .contains("Usage")
+    );
+    assert!(
+        good(paceline(&folder, &["completions", "bash"]))
+            .0
+            .contains("paceline")
+    );
+    fs::write(folder.join("paceline.toml"), "kv = 'f8'\n").unwrap();
+    let error = bad(paceline(&folder, &["run", PROMPT]));
+    assert!(
+        error.starts_with("paceline: paceline.toml: kv: invalid value 'f8'"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let folder = folder("pipe");
+    let mut command = paceline(&folder, &["run", PROMPT, "--ignore-eos", "-n", "300"]);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 4]).unwrap();
+    drop(stdout);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[cfg(unix)]
+fn signal(child: &Child, name: &str) {
+    let id = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-s", name, &id])
+            .status()
+            .unwrap()
+            .success()
+    );
+}
+
+#[test]
+#[cfg(unix)]
+fn an_interrupt_ends_the_text_and_keeps_it() {
+    let folder = folder("interrupt");
+    let mut command = paceline(&folder, &["run", PROMPT, "--ignore-eos", "-n", "6000"]);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 4]).unwrap();
+    signal(&child, "INT");
+    stdout.read_to_end(&mut Vec::new()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert!(
+        text(&output.stderr).contains(" tok/s"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+/// A running server, ended with the test.
+struct Server {
+    child: Child,
+    address: String,
+    stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl Server {
+    fn start(folder: &Path, args: &[&str]) -> Server {
+        let mut command = paceline(folder, &[&["serve", "--port", "0"], args].concat());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let address = loop {
+            let mut line = String::new();
+            assert!(
+                stderr.read_line(&mut line).unwrap() > 0,
+                "the server says where it is"
+            );
+            if let Some((_, rest)) = line.split_once("base URL: http://") {
+                break rest.trim_end().trim_end_matches("/v1").to_owned();
+            }
+        };
+        Server {
+            child,
+            address,
+            stderr,
+        }
+    }
+
+    fn post(&self, path: &str, headers: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        let (address, n) = (&self.address, body.len());
+        write!(stream, "POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n{headers}Content-Length: {n}\r\n\r\n{body}").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_server_answers_like_run_and_ends_when_told() {
+    let folder = folder("serve");
+    fs::write(folder.join("keys"), "# ours\nsesame\n").unwrap();
+    let mut server = Server::start(&folder, &["--api-key-file", "keys", "--alias", "tiny"]);
+    let body = json!({"model": "tiny", "temperature": 0, "max_tokens": 12, "messages": [{"role": "user", "content": PROMPT}]});
+    let post = |headers| server.post("/v1/chat/completions", headers, &body.to_string());
+    assert!(post("").starts_with("HTTP/1.1 401"));
+    let answer = post("Authorization: Bearer sesame\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let record: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    let expected = run_json(&folder, &[PROMPT, "-n", "12"]);
+    assert_eq!(record["choices"][0]["message"]["content"], expected["text"]);
+    signal(&server.child, "TERM");
+    let mut rest = String::new();
+    server.stderr.read_to_string(&mut rest).unwrap();
+    assert!(server.child.wait().unwrap().success(), "{rest}");
+}
+
+#[test]
+fn a_server_for_the_network_needs_a_key() {
+    let folder = folder("serve-open");
+    let error = bad(paceline(
+        &folder,
+        &["serve", "--host", "0.0.0.0", "--port", "0"],
+    ));
+    assert!(
+        error.contains("--api-key") && error.contains("--insecure"),
+        "{error}"
+    );
+    fs::write(folder.join("keys"), "# none yet\n").unwrap();
+    let error = bad(paceline(
+        &folder,
+        &["serve", "--port", "0", "--api-key-file", "keys"],
+    ));
+    assert!(error.ends_with("there is no API key in `keys`"), "{error}");
+}
