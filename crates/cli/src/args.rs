@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Show what a model is, who drafts for it and how much memory it takes
     Inspect(Box<InspectArgs>),
+    /// Measure steps, prefill and what speculation saves
+    Bench(Box<BenchArgs>),
     /// Show or check the configuration
     Config(ConfigArgs),
     /// Print a completion script for a shell
@@ -88,7 +90,7 @@ pub(crate) struct ModelArg {
 }
 
 /// How the model is loaded.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct LoadArgs {
     /// Who drafts: auto, none, mtp, assistant, assistant:PATH or ngram
@@ -116,6 +118,42 @@ pub(crate) struct LoadArgs {
     /// Instruction set to compute with, to measure or to find a fault
     #[arg(long, hide = true, value_parser = isa)]
     pub(crate) isa: Option<cpu::Isa>,
+}
+
+/// `paceline bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Which model.
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// How it is loaded; `--draft-lengths` says how long drafts are.
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// Prompts to run: JSON lines with `category` and `messages` or `prompt` [default: nine short
+    /// ones]
+    #[arg(long, value_name = "FILE", help_heading = "Bench")]
+    pub(crate) prompts: Option<PathBuf>,
+    /// Draft lengths to compare
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0,1,2,3,4", help_heading = "Bench")]
+    pub(crate) draft_lengths: Vec<usize>,
+    /// Temperatures to compare
+    #[arg(long, value_name = "T,…", value_delimiter = ',', default_value = "0", help_heading = "Bench")]
+    pub(crate) temperatures: Vec<f32>,
+    /// Probability that samples are cut to, where the temperature is not 0
+    #[arg(long, value_name = "P", default_value_t = 0.9, help_heading = "Bench")]
+    pub(crate) top_p: f32,
+    /// Tokens a text may have
+    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Bench")]
+    pub(crate) max_tokens: usize,
+    /// Rounds of step timing
+    #[arg(long, value_name = "N", default_value_t = 21, help_heading = "Bench")]
+    pub(crate) reps: usize,
+    /// Leave out the timing of steps and prefill
+    #[arg(long, help_heading = "Bench")]
+    pub(crate) no_steps: bool,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Bench")]
+    pub(crate) json: bool,
 }
 
 /// Devices.

@@ -8,7 +8,7 @@
 //! | `bundled` | the models inside the binary |
 //! | `model` | `-m` and its companions → a loaded model |
 //! | `reply` | one request → text on a stream, and a line about it |
-//! | `run`, `chat`, `serve`, `inspect` | the commands |
+//! | `run`, `chat`, `serve`, `inspect`, `bench` | the commands |
 //! | `progress`, `interrupts` | signs of life, and Ctrl-C |
 //!
 //! Only here are the environment and configuration files read. Text of a model
@@ -26,6 +26,7 @@ macro_rules! say {
 }
 
 mod args;
+mod bench;
 mod bundled;
 mod chat;
 mod config;
@@ -89,6 +90,10 @@ fn start() -> Result<ExitCode> {
             serve::run(*args, output)
         }
         Command::Inspect(args) => inspect::run(&args, output),
+        Command::Bench(args) => {
+            log(output, LevelFilter::WARN);
+            bench::run(&args, output)
+        }
         Command::Config(args) => {
             let ConfigCommand::Show { as_command, line } = args.command;
             io::stdout().write_all(layered.show(&line, as_command)?.as_bytes())?;

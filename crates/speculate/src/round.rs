@@ -130,6 +130,11 @@ impl Speculator {
         &*self.target
     }
 
+    /// Where it all runs.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.b
+    }
+
     /// What the target remembers.
     pub fn memory(&self) -> &Memory {
         &self.memory
