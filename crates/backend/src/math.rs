@@ -124,7 +124,7 @@ pub fn tanh<F: Float>(x: F) -> F {
 #[inline(always)]
 pub fn gelu_tanh<F: Float>(x: F) -> F {
     // 2 sqrt(2/π)
-    let u2 = F::splat(1.595_769_1) * (x * x * x).mul_add(F::splat(0.044_715), x);
+    let u2 = F::splat(1.595_769) * (x * x * x).mul_add(F::splat(0.044_715), x);
     x * sigmoid(u2)
 }
 
