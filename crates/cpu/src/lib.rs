@@ -17,6 +17,8 @@ mod norm;
 mod pool;
 mod rope;
 mod rows;
+#[cfg(test)]
+mod tests;
 mod tile;
 
 pub use arch::Isa;

@@ -1,0 +1,360 @@
+//! The logical vector: 16 lanes of `f32`, on whatever the CPU has.
+//!
+//! A kernel is one generic function over [`Lanes`]. [`Isa::run`] enters it
+//! through a function compiled for that instruction set, so everything below is
+//! inlined into it; the choice is made once per op or per job, never per row.
+//! Results have equal bits on all of them: lanes round alike, and sums over
+//! lanes go through [`backend::math::sum_tree`]'s order.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+use backend::math::Float;
+use half::{bf16, f16};
+
+use crate::memory::Plain;
+
+/// An instruction set that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// Whatever the compiler assumes.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// 64-bit Arm.
+    Neon,
+}
+
+impl Isa {
+    /// Every instruction set of this CPU, the best last.
+    pub fn available() -> Vec<Isa> {
+        #[allow(unused_mut, reason = "other architectures add nothing")]
+        let mut all = vec![Isa::Scalar];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                all.push(Isa::Avx2);
+                if is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                {
+                    all.push(Isa::Avx512);
+                }
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            all.push(Isa::Neon);
+        }
+        all
+    }
+
+    /// The best instruction set of this CPU.
+    pub fn detect() -> Isa {
+        *Isa::available().last().expect("scalar code runs everywhere")
+    }
+
+    /// The name users see.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
+        }
+    }
+}
+
+/// An [`Isa`] that was found on this CPU: the right to enter its kernels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Detected(Isa);
+
+impl Detected {
+    pub(crate) fn new(isa: Isa) -> Option<Self> {
+        Isa::available().contains(&isa).then_some(Detected(isa))
+    }
+
+    pub(crate) fn isa(self) -> Isa {
+        self.0
+    }
+
+    /// Runs `kernel` compiled for this instruction set.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            Isa::Scalar => kernel.run::<scalar::Scalar>(),
+            // SAFETY: `new` found the features on this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { x86_64::avx2(kernel) },
+            // SAFETY: `new` found the features on this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { x86_64::avx512(kernel) },
+            // SAFETY: `new` found the features on this CPU.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => unsafe { aarch64::neon(kernel) },
+            #[allow(unreachable_patterns, reason = "depends on the architecture")]
+            _ => unreachable!("`new` found it on this CPU"),
+        }
+    }
+}
+
+/// A function over any kind of lanes. `run` and all it calls with `L` must be
+/// `#[inline(always)]`, or they are compiled without the instruction set.
+pub(crate) trait Kernel {
+    type Output;
+    fn run<L: Lanes>(self) -> Self::Output;
+}
+
+/// 16 lanes.
+///
+/// Values may be made only inside [`Detected::run`], which is why these
+/// functions are safe to call.
+pub(crate) trait Lanes: Float + Send + Sync + 'static {
+    /// Sums that fit the registers next to their operands; 1 where nothing fits,
+    /// and small code is what counts.
+    const SUMS: usize;
+
+    fn load(x: &[f32; 16]) -> Self;
+    fn load_bf16(x: &[bf16; 16]) -> Self;
+    fn load_f16(x: &[f16; 16]) -> Self;
+    fn store(self, to: &mut [f32; 16]);
+    /// Rounds to nearest even; a NaN becomes quiet and keeps its upper bits.
+    fn store_bf16(self, to: &mut [bf16; 16]);
+    /// Rounds to nearest even; a NaN becomes quiet and keeps its upper bits.
+    fn store_f16(self, to: &mut [f16; 16]);
+    /// Flips the sign, of zeros too.
+    fn negate(self) -> Self;
+    /// Asks for the cache line at `p`, which will be read once.
+    fn prefetch(p: *const u8);
+
+    /// [`backend::math::sum_tree`] of the lanes.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        backend::math::sum_tree(self.to_array())
+    }
+
+    #[inline(always)]
+    fn to_array(self) -> [f32; 16] {
+        let mut lanes = [0.0; 16];
+        self.store(&mut lanes);
+        lanes
+    }
+
+    /// The largest lane; none may be NaN.
+    #[inline(always)]
+    fn max_lane(self) -> f32 {
+        self.to_array().into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
+    }
+
+    /// The first lanes from `x`, zeros behind them.
+    #[inline(always)]
+    fn load_part(x: &[f32]) -> Self {
+        let mut lanes = [0.0; 16];
+        lanes[..x.len()].copy_from_slice(x);
+        Self::load(&lanes)
+    }
+
+    /// Stores the first lanes, as many as fit.
+    #[inline(always)]
+    fn store_part(self, to: &mut [f32]) {
+        let lanes = self.to_array();
+        to.copy_from_slice(&lanes[..to.len()]);
+    }
+
+    /// 0, 1, … 15.
+    #[inline(always)]
+    fn iota() -> Self {
+        Self::load(&[0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.])
+    }
+}
+
+/// Up to 16 values, zeros behind them.
+#[inline(always)]
+pub(crate) fn load<L: Lanes>(x: &[f32]) -> L {
+    match x.first_chunk::<16>() {
+        Some(x) => L::load(x),
+        None => L::load_part(x),
+    }
+}
+
+/// Stores as many lanes as fit.
+#[inline(always)]
+pub(crate) fn store<L: Lanes>(lanes: L, to: &mut [f32]) {
+    match to.first_chunk_mut::<16>() {
+        Some(to) => lanes.store(to),
+        None => lanes.store_part(to),
+    }
+}
+
+/// A number that loads as `f32` lanes.
+pub(crate) trait Element: Plain {
+    fn load<L: Lanes>(x: &[Self; 16]) -> L;
+    fn store<L: Lanes>(x: L, to: &mut [Self; 16]);
+    fn widen(self) -> f32;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn load<L: Lanes>(x: &[f32; 16]) -> L {
+        L::load(x)
+    }
+    #[inline(always)]
+    fn store<L: Lanes>(x: L, to: &mut [f32; 16]) {
+        x.store(to);
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn load<L: Lanes>(x: &[bf16; 16]) -> L {
+        L::load_bf16(x)
+    }
+    #[inline(always)]
+    fn store<L: Lanes>(x: L, to: &mut [bf16; 16]) {
+        x.store_bf16(to);
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn load<L: Lanes>(x: &[f16; 16]) -> L {
+        L::load_f16(x)
+    }
+    #[inline(always)]
+    fn store<L: Lanes>(x: L, to: &mut [f16; 16]) {
+        x.store_f16(to);
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backend::math;
+
+    /// Values of every kind: signs, zeros, subnormals, infinities, NaN.
+    fn samples() -> Vec<[f32; 16]> {
+        let mut seed = 7u64;
+        let mut out: Vec<[f32; 16]> = (0..4000)
+            .map(|i| {
+                std::array::from_fn(|_| {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let bits = (seed >> 32) as u32;
+                    if i % 2 == 0 { f32::from_bits(bits) } else { (bits as i32 as f32) / 2f32.powi(20 + i % 17) }
+                })
+            })
+            .collect();
+        out.push([0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-45, -1e-45, 65504.0, 65520.0, 0.5, 1.5, 2.5, 88.0, -87.0]);
+        let mut rotated = *out.last().unwrap();
+        rotated.rotate_left(1);
+        out.push(rotated);
+        out
+    }
+
+    /// Every function of the trait on one pair of samples.
+    struct All<'a>(&'a [f32; 16], &'a [f32; 16]);
+    impl Kernel for All<'_> {
+        type Output = Vec<(&'static str, [f32; 16])>;
+        #[inline(always)]
+        fn run<L: Lanes>(self) -> Self::Output {
+            let (a, b) = (L::load(self.0), L::load(self.1));
+            let mut half = [f16::ZERO; 16];
+            a.store_f16(&mut half);
+            let mut brain = [bf16::ZERO; 16];
+            a.store_bf16(&mut brain);
+            let finite = a.maximum(L::splat(-100.0)).minimum(L::splat(100.0));
+            let mut part = [7.0; 16];
+            L::load_part(&self.0[..5]).store_part(&mut part[..9]);
+            vec![
+                ("add", (a + b).to_array()),
+                ("sub", (a - b).to_array()),
+                ("mul", (a * b).to_array()),
+                ("div", (a / b).to_array()),
+                ("mul_add", a.mul_add(b, a).to_array()),
+                ("maximum", a.maximum(b).to_array()),
+                ("minimum", a.minimum(b).to_array()),
+                ("round_even", a.round_even().to_array()),
+                ("root", a.root().to_array()),
+                ("exp2_integer", finite.round_even().exp2_integer().to_array()),
+                ("if_below", a.if_below(b, a, b).to_array()),
+                ("negate", a.negate().to_array()),
+                ("f16", L::load_f16(&half).to_array()),
+                ("bf16", L::load_bf16(&brain).to_array()),
+                ("sum", [finite.sum(); 16]),
+                ("max_lane", [finite.max_lane(); 16]),
+                ("part", part),
+                ("exp", math::exp(a).to_array()),
+                ("sin", math::sin_cos(finite).0.to_array()),
+                ("gelu_tanh", math::gelu_tanh(a).to_array()),
+            ]
+        }
+    }
+
+    /// The same on the definition: `f32` and the `half` crate.
+    fn expected(a: &[f32; 16], b: &[f32; 16]) -> Vec<[f32; 16]> {
+        let each = |f: &dyn Fn(f32, f32) -> f32| std::array::from_fn(|i| f(a[i], b[i]));
+        let finite = |a: f32| Float::minimum(Float::maximum(a, -100.0), 100.0);
+        let lanes = a.map(finite);
+        vec![
+            each(&|a, b| a + b),
+            each(&|a, b| a - b),
+            each(&|a, b| a * b),
+            each(&|a, b| a / b),
+            each(&|a, b| a.mul_add(b, a)),
+            each(&|a, b| Float::maximum(a, b)),
+            each(&|a, b| Float::minimum(a, b)),
+            each(&|a, _| a.round_even()),
+            each(&|a, _| a.root()),
+            each(&|a, _| finite(a).round_even().exp2_integer()),
+            each(&|a, b| a.if_below(b, a, b)),
+            each(&|a, _| -a),
+            each(&|a, _| f16::from_f32(a).to_f32()),
+            each(&|a, _| bf16::from_f32(a).to_f32()),
+            [math::sum_tree(lanes); 16],
+            [lanes.into_iter().fold(f32::NEG_INFINITY, f32::max); 16],
+            std::array::from_fn(|i| if i < 5 { a[i] } else if i < 9 { 0.0 } else { 7.0 }),
+            each(&|a, _| math::exp(a)),
+            each(&|a, _| math::sin_cos(finite(a)).0),
+            each(&|a, _| math::gelu_tanh(a)),
+        ]
+    }
+
+    #[test]
+    fn every_instruction_set_computes_the_same_bits() {
+        let samples = samples();
+        for isa in Isa::available() {
+            let isa = Detected::new(isa).unwrap();
+            for (a, b) in samples.iter().zip(samples.iter().cycle().skip(1)) {
+                for ((name, got), want) in isa.run(All(a, b)).into_iter().zip(expected(a, b)) {
+                    for i in 0..16 {
+                        let same = got[i].to_bits() == want[i].to_bits() || got[i].is_nan() && want[i].is_nan();
+                        assert!(same, "{isa:?} {name}({:?}, {:?}) = {:?}, not {:?}", a[i], b[i], got[i], want[i]);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_instruction_set_of_another_cpu_is_refused() {
+        let other = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
+        assert!(Detected::new(other).is_none());
+    }
+}

@@ -1,0 +1,94 @@
+//! 16 lanes as an array: the definition, and the path of CPUs we do not know.
+
+use super::Lanes;
+use backend::math::Float;
+use half::{bf16, f16};
+use std::array::from_fn;
+use std::ops::{Add, Div, Mul, Sub};
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(super) struct Scalar([f32; 16]);
+
+macro_rules! operator {
+    ($($trait:ident $method:ident;)*) => {$(
+        impl $trait for Scalar {
+            type Output = Self;
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                Scalar(from_fn(|i| self.0[i].$method(other.0[i])))
+            }
+        }
+    )*};
+}
+operator! { Add add; Sub sub; Mul mul; Div div; }
+
+impl Float for Scalar {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Scalar([x; 16])
+    }
+    #[inline(always)]
+    fn mul_add(self, by: Self, plus: Self) -> Self {
+        Scalar(from_fn(|i| self.0[i].mul_add(by.0[i], plus.0[i])))
+    }
+    #[inline(always)]
+    fn maximum(self, other: Self) -> Self {
+        Scalar(from_fn(|i| Float::maximum(self.0[i], other.0[i])))
+    }
+    #[inline(always)]
+    fn minimum(self, other: Self) -> Self {
+        Scalar(from_fn(|i| Float::minimum(self.0[i], other.0[i])))
+    }
+    #[inline(always)]
+    fn round_even(self) -> Self {
+        Scalar(self.0.map(Float::round_even))
+    }
+    #[inline(always)]
+    fn root(self) -> Self {
+        Scalar(self.0.map(Float::root))
+    }
+    #[inline(always)]
+    fn exp2_integer(self) -> Self {
+        Scalar(self.0.map(Float::exp2_integer))
+    }
+    #[inline(always)]
+    fn if_below(self, than: Self, then: Self, otherwise: Self) -> Self {
+        Scalar(from_fn(|i| self.0[i].if_below(than.0[i], then.0[i], otherwise.0[i])))
+    }
+}
+
+impl Lanes for Scalar {
+    const SUMS: usize = 1;
+
+    #[inline(always)]
+    fn load(x: &[f32; 16]) -> Self {
+        Scalar(*x)
+    }
+    #[inline(always)]
+    fn load_bf16(x: &[bf16; 16]) -> Self {
+        Scalar(x.map(bf16::to_f32))
+    }
+    #[inline(always)]
+    fn load_f16(x: &[f16; 16]) -> Self {
+        Scalar(x.map(f16::to_f32))
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32; 16]) {
+        *to = self.0;
+    }
+    #[inline(always)]
+    fn store_bf16(self, to: &mut [bf16; 16]) {
+        *to = self.0.map(bf16::from_f32);
+    }
+    #[inline(always)]
+    fn store_f16(self, to: &mut [f16; 16]) {
+        *to = self.0.map(f16::from_f32);
+    }
+    #[inline(always)]
+    fn negate(self) -> Self {
+        Scalar(self.0.map(|x| -x))
+    }
+    #[inline(always)]
+    fn prefetch(_: *const u8) {}
+}

@@ -1,0 +1,304 @@
+//! AVX2 (two vectors of 8) and AVX-512 (one of 16).
+#![allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all, stated here")]
+// SAFETY of every block: lanes are made only inside kernels that `Detected::run`
+// enters after the features were found, references to arrays are readable and
+// writable for their whole size, and unaligned loads and stores are used.
+
+use super::{Kernel, Lanes};
+use backend::math::Float;
+use half::{bf16, f16};
+use std::arch::x86_64::*;
+use std::ops::{Add, Div, Mul, Sub};
+
+/// # Safety
+///
+/// The CPU has the features.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2>()
+}
+
+/// # Safety
+///
+/// The CPU has the features.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(super) unsafe fn avx512<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512>()
+}
+
+/// Rounds toward the nearest integer, ties to even, quietly.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(__m512);
+
+macro_rules! operator512 {
+    ($($trait:ident $method:ident $intrinsic:ident;)*) => {$(
+        impl $trait for Avx512 {
+            type Output = Self;
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                Avx512(unsafe { $intrinsic(self.0, other.0) })
+            }
+        }
+    )*};
+}
+operator512! { Add add _mm512_add_ps; Sub sub _mm512_sub_ps; Mul mul _mm512_mul_ps; Div div _mm512_div_ps; }
+
+impl Float for Avx512 {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Avx512(unsafe { _mm512_set1_ps(x) })
+    }
+    #[inline(always)]
+    fn mul_add(self, by: Self, plus: Self) -> Self {
+        Avx512(unsafe { _mm512_fmadd_ps(self.0, by.0, plus.0) })
+    }
+    #[inline(always)]
+    fn maximum(self, other: Self) -> Self {
+        // Gives the second operand for NaN and for equal zeros, as `Float` says.
+        Avx512(unsafe { _mm512_max_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn minimum(self, other: Self) -> Self {
+        Avx512(unsafe { _mm512_min_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn round_even(self) -> Self {
+        Avx512(unsafe { _mm512_roundscale_ps::<NEAREST>(self.0) })
+    }
+    #[inline(always)]
+    fn root(self) -> Self {
+        Avx512(unsafe { _mm512_sqrt_ps(self.0) })
+    }
+    #[inline(always)]
+    fn exp2_integer(self) -> Self {
+        Avx512(unsafe {
+            let n = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(n))
+        })
+    }
+    #[inline(always)]
+    fn if_below(self, than: Self, then: Self, otherwise: Self) -> Self {
+        Avx512(unsafe {
+            let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, than.0);
+            _mm512_mask_blend_ps(below, otherwise.0, then.0)
+        })
+    }
+}
+
+impl Lanes for Avx512 {
+    const SUMS: usize = 24;
+
+    #[inline(always)]
+    fn load(x: &[f32; 16]) -> Self {
+        Avx512(unsafe { _mm512_loadu_ps(x.as_ptr()) })
+    }
+    #[inline(always)]
+    fn load_bf16(x: &[bf16; 16]) -> Self {
+        Avx512(unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        })
+    }
+    #[inline(always)]
+    fn load_f16(x: &[f16; 16]) -> Self {
+        Avx512(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) })
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32; 16]) {
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) };
+    }
+    #[inline(always)]
+    fn store_bf16(self, to: &mut [bf16; 16]) {
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            let upper = _mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, rounded, quiet));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(upper));
+        }
+    }
+    #[inline(always)]
+    fn store_f16(self, to: &mut [f16; 16]) {
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtps_ph::<NEAREST>(self.0)) };
+    }
+    #[inline(always)]
+    fn negate(self) -> Self {
+        Avx512(unsafe { _mm512_xor_ps(self.0, _mm512_set1_ps(-0.0)) })
+    }
+    #[inline(always)]
+    fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_NTA>(p.cast()) };
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe { sum8(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))) }
+    }
+    #[inline(always)]
+    fn max_lane(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+    #[inline(always)]
+    fn load_part(x: &[f32]) -> Self {
+        assert!(x.len() <= 16, "at most all lanes");
+        Avx512(unsafe { _mm512_maskz_loadu_ps(((1u32 << x.len()) - 1) as u16, x.as_ptr()) })
+    }
+    #[inline(always)]
+    fn store_part(self, to: &mut [f32]) {
+        assert!(to.len() <= 16, "at most all lanes");
+        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), ((1u32 << to.len()) - 1) as u16, self.0) };
+    }
+}
+
+/// The last steps of the sum tree.
+#[inline(always)]
+unsafe fn sum8(x: __m256) -> f32 {
+    unsafe {
+        let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+        let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+        _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
+    }
+}
+
+#[inline(always)]
+unsafe fn exp2_integer(x: __m256) -> __m256 {
+    unsafe {
+        let n = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n))
+    }
+}
+
+/// The upper halves, rounded, as 32-bit integers.
+#[inline(always)]
+unsafe fn round_bf16(x: __m256) -> __m256i {
+    unsafe {
+        let bits = _mm256_castps_si256(x);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+        _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan))
+    }
+}
+
+/// Lanes 0–7 and 8–15.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(__m256, __m256);
+
+macro_rules! operator256 {
+    ($($trait:ident $method:ident $intrinsic:ident;)*) => {$(
+        impl $trait for Avx2 {
+            type Output = Self;
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                unsafe { Avx2($intrinsic(self.0, other.0), $intrinsic(self.1, other.1)) }
+            }
+        }
+    )*};
+}
+operator256! { Add add _mm256_add_ps; Sub sub _mm256_sub_ps; Mul mul _mm256_mul_ps; Div div _mm256_div_ps; }
+
+impl Float for Avx2 {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        let all = unsafe { _mm256_set1_ps(x) };
+        Avx2(all, all)
+    }
+    #[inline(always)]
+    fn mul_add(self, by: Self, plus: Self) -> Self {
+        unsafe { Avx2(_mm256_fmadd_ps(self.0, by.0, plus.0), _mm256_fmadd_ps(self.1, by.1, plus.1)) }
+    }
+    #[inline(always)]
+    fn maximum(self, other: Self) -> Self {
+        unsafe { Avx2(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
+    }
+    #[inline(always)]
+    fn minimum(self, other: Self) -> Self {
+        unsafe { Avx2(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
+    }
+    #[inline(always)]
+    fn round_even(self) -> Self {
+        unsafe { Avx2(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1)) }
+    }
+    #[inline(always)]
+    fn root(self) -> Self {
+        unsafe { Avx2(_mm256_sqrt_ps(self.0), _mm256_sqrt_ps(self.1)) }
+    }
+    #[inline(always)]
+    fn exp2_integer(self) -> Self {
+        unsafe { Avx2(exp2_integer(self.0), exp2_integer(self.1)) }
+    }
+    #[inline(always)]
+    fn if_below(self, than: Self, then: Self, otherwise: Self) -> Self {
+        unsafe {
+            let below = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, than.0);
+            let below2 = _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, than.1);
+            Avx2(_mm256_blendv_ps(otherwise.0, then.0, below), _mm256_blendv_ps(otherwise.1, then.1, below2))
+        }
+    }
+}
+
+impl Lanes for Avx2 {
+    const SUMS: usize = 6;
+
+    #[inline(always)]
+    fn load(x: &[f32; 16]) -> Self {
+        unsafe { Avx2(_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))) }
+    }
+    #[inline(always)]
+    fn load_bf16(x: &[bf16; 16]) -> Self {
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().add(8).cast()));
+            let (low, high) = (_mm256_slli_epi32::<16>(low), _mm256_slli_epi32::<16>(high));
+            Avx2(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
+        }
+    }
+    #[inline(always)]
+    fn load_f16(x: &[f16; 16]) -> Self {
+        unsafe {
+            let low = _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast()));
+            Avx2(low, _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().add(8).cast())))
+        }
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32; 16]) {
+        unsafe {
+            _mm256_storeu_ps(to.as_mut_ptr(), self.0);
+            _mm256_storeu_ps(to.as_mut_ptr().add(8), self.1);
+        }
+    }
+    #[inline(always)]
+    fn store_bf16(self, to: &mut [bf16; 16]) {
+        unsafe {
+            // Packing works within halves of the vector: quarters 0, 2, 1, 3 put it in order.
+            let packed = _mm256_packus_epi32(round_bf16(self.0), round_bf16(self.1));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+    #[inline(always)]
+    fn store_f16(self, to: &mut [f16; 16]) {
+        unsafe {
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+            _mm_storeu_si128(to.as_mut_ptr().add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1));
+        }
+    }
+    #[inline(always)]
+    fn negate(self) -> Self {
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            Avx2(_mm256_xor_ps(self.0, sign), _mm256_xor_ps(self.1, sign))
+        }
+    }
+    #[inline(always)]
+    fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_NTA>(p.cast()) };
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe { sum8(_mm256_add_ps(self.0, self.1)) }
+    }
+}

@@ -1,0 +1,708 @@
+//! Attention over paged keys and values.
+//!
+//! A page holds, for each key/value head, four blocks of 16 keys transposed,
+//! `[e][16]`, so that a score is a lane and is summed over `e` in order, and its
+//! 64 values as rows, `[64][e]` padded to 16 columns.
+//!
+//! The rows of a sequence and the query heads of a group read the same keys, so
+//! they form one block of *queries*: a tile of 64 keys is loaded once for all of
+//! them, scored (`[queries, 64]`), and its values are added. Where queries see
+//! different parts of a tile, the part they share is done together and the rest
+//! one by one, keys ascending for each.
+//!
+//! Long contexts are cut at multiples of [`SPLIT_ROWS`] and merged from the left
+//! as the definition says; whether splits run on one worker or many is a
+//! question of how many other pieces of work there are.
+
+use crate::Cpu;
+use crate::arch::{Element, Kernel, Lanes, load, store};
+use crate::elementwise::PIECE;
+use crate::matmul::with_element;
+use crate::memory::{Region, values, values_mut};
+use crate::pool::{Split, out_of};
+use crate::tile::{Operands, accumulate};
+use backend::math;
+use backend::{Attention, Batch, Kv, KvSpec, PAGE_ROWS, SPLIT_ROWS, Tensor};
+use quant::{Format, Layout, Scalar};
+use std::ops::Range;
+use std::sync::PoisonError;
+
+/// Keys of a transposed block.
+const BLOCK: usize = 16;
+
+/// Queries that are worked on together: their vectors, scores and sums should
+/// fit the second cache.
+const QUERIES: usize = 64;
+
+/// Values of partial results that may be kept apart for a parallel merge.
+const PARTIALS: usize = 8 << 20;
+
+/// Multiply-adds of scores below which handing out work costs more than it saves.
+const ALONE: usize = 32 << 10;
+
+/// One layer's keys and values.
+struct KvPages {
+    /// How they lie in memory.
+    scalar: Scalar,
+    /// A format that is rounded through and then kept in `f32`, because these
+    /// kernels read plain elements only.
+    through: Option<&'static Format>,
+    /// Columns of a value row, padding included.
+    width: usize,
+    k: Region,
+    v: Region,
+}
+
+/// Memory for one layer.
+pub(crate) fn kv(spec: KvSpec) -> Kv {
+    let (scalar, through) = match spec.format.layout {
+        Layout::Plain(scalar) => (scalar, None),
+        _ => (Scalar::F32, Some(spec.format)),
+    };
+    let width = spec.head_dim.next_multiple_of(16);
+    let rows = spec.pages * spec.heads * PAGE_ROWS * scalar.bytes();
+    let pages =
+        KvPages { scalar, through, width, k: Region::zeroed(rows * spec.head_dim), v: Region::zeroed(rows * width) };
+    Kv { spec, storage: Box::new(pages) }
+}
+
+/// Writes the keys and values of one head of one row.
+struct Append<'a, W> {
+    k: &'a [f32],
+    v: &'a [f32],
+    /// The key's elements are 16 apart from `first` on.
+    to_k: &'a Split<'a, W>,
+    first: usize,
+    to_v: &'a mut [W],
+}
+
+impl<W: Element> Kernel for Append<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let mut narrow = *self.to_v.first_chunk::<16>().expect("padded to 16 columns");
+        let mut at = self.first;
+        for k in self.k.chunks(16) {
+            W::store(load::<L>(k), &mut narrow);
+            for &k in &narrow[..k.len()] {
+                // SAFETY: this key's lane of its block is written here only.
+                unsafe { self.to_k.write(at, k) };
+                at += BLOCK;
+            }
+        }
+        for (v, to) in self.v.chunks(16).zip(self.to_v.as_chunks_mut::<16>().0) {
+            W::store(load::<L>(v), to);
+        }
+    }
+}
+
+/// Writes `k, v: [n, K e]` as cache rows.
+pub(crate) fn append(cpu: &Cpu, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
+    let KvSpec { heads, head_dim, .. } = kv.spec;
+    let cols = heads * head_dim;
+    assert_eq!((k.cols(), v.cols()), (cols, cols), "columns of keys and values");
+    assert_eq!((k.rows(), v.rows()), (batch.n_rows(), batch.n_rows()), "a row for each of the step's");
+    let pages = kv.storage.downcast_mut::<KvPages>().expect("memory of this backend");
+    let width = pages.width;
+    let rounded = pages.through.map(|format| {
+        let round = |x: &Tensor| {
+            let mut out = values(x).to_vec();
+            for row in out.chunks_exact_mut(head_dim) {
+                quant::encode(format, row, head_dim, Scalar::F32).view().decode_row(0, row);
+            }
+            out
+        };
+        (round(k), round(v))
+    });
+    let (k, v) = rounded.as_ref().map_or((values(k), values(v)), |(k, v)| (&k[..], &v[..]));
+    with_element!(pages.scalar, W => {
+        let (to_k, to_v) = (Split::new(pages.k.of_mut::<W>()), Split::new(pages.v.of_mut::<W>()));
+        cpu.pool.each(batch.n_rows(), PIECE.div_ceil(4 * cols.max(1)), |_, rows| {
+            for r in rows {
+                let seq = batch.seqs.iter().position(|s| s.rows.contains(&r)).expect("every row is a sequence's");
+                let index = batch.rows[r].index as usize;
+                let page = batch.page(seq, group, index);
+                let (block, lane) = (index % PAGE_ROWS / BLOCK, index % BLOCK);
+                for head in 0..heads {
+                    let unit = page * heads + head;
+                    let start = (unit * PAGE_ROWS + block * BLOCK) * head_dim;
+                    let row = (unit * PAGE_ROWS + index % PAGE_ROWS) * width;
+                    let from = (r * heads + head) * head_dim..(r * heads + head + 1) * head_dim;
+                    // SAFETY: every cache row is written once in a step.
+                    let to_v = unsafe { to_v.part(row..row + width) };
+                    let (k, v, to_k) = (&k[from.clone()], &v[from], &to_k);
+                    cpu.isa.run(Append { k, v, to_k, first: start + lane, to_v });
+                }
+            }
+        });
+    });
+}
+
+/// A block of queries against some splits of their context.
+#[derive(Clone, Debug)]
+struct Task {
+    seq: usize,
+    kv_head: usize,
+    rows: Range<usize>,
+    splits: Range<usize>,
+    /// Where partial results go, if the splits of these rows run apart.
+    apart: Option<Apart>,
+}
+
+/// Query `i`'s partial result of split `s` has number `start + i * splits + s`,
+/// `s` counted from the block's first.
+#[derive(Clone, Copy, Debug)]
+struct Apart {
+    start: usize,
+    splits: usize,
+}
+
+/// What is remembered between calls, so that none allocates.
+#[derive(Default)]
+pub(crate) struct Plan {
+    blocks: Vec<Task>,
+    tasks: Vec<Task>,
+    stats: Vec<Stats>,
+}
+
+/// What a task needs of the op's arguments.
+struct Context<'a, W> {
+    q: &'a [f32],
+    k: &'a [W],
+    v: &'a [W],
+    spec: KvSpec,
+    width: usize,
+    attention: &'a Attention,
+    batch: &'a Batch,
+}
+
+impl<W> Context<'_, W> {
+    /// Query heads that share a key/value head.
+    fn group(&self) -> usize {
+        self.attention.heads / self.spec.heads
+    }
+
+    /// Where a task's query `i` starts in the queries and in the output.
+    fn place(&self, task: &Task, i: usize) -> usize {
+        let (group, heads) = (self.group(), self.attention.heads);
+        ((task.rows.start + i / group) * heads + task.kv_head * group + i % group) * self.spec.head_dim
+    }
+
+    /// Cache rows that row `r` of the step sees.
+    fn visible(&self, r: usize) -> Range<usize> {
+        self.attention.visible(self.batch.rows[r])
+    }
+}
+
+/// A worker's room for one task.
+struct Room<'a> {
+    /// `[queries, e]`
+    q: &'a mut [f32],
+    /// Scores, then probabilities: `[queries, 64]`
+    p: &'a mut [f32],
+    /// `[queries, width]`
+    part: &'a mut [f32],
+    /// `[queries, width]`
+    total: &'a mut [f32],
+    /// Of each query: maximum and sum of the part and of the total, the part's
+    /// last correction.
+    stats: &'a mut [Stats],
+}
+
+#[derive(Clone, Copy)]
+struct Stats {
+    max: f32,
+    sum: f32,
+    correction: f32,
+    total_max: f32,
+    /// Negative until there is a total.
+    total_sum: f32,
+    /// Keys of the current tile.
+    first: usize,
+    last: usize,
+}
+
+const FRESH: Stats =
+    Stats { max: 0.0, sum: 0.0, correction: 0.0, total_max: 0.0, total_sum: -1.0, first: 0, last: 0 };
+
+impl<'a> Room<'a> {
+    /// Values of a room, [`Stats`] apart.
+    fn len(queries: usize, head_dim: usize, width: usize) -> usize {
+        queries * (head_dim.next_multiple_of(16) + PAGE_ROWS + 2 * width)
+    }
+
+    fn new(values: &'a mut [f32], stats: &'a mut [Stats], queries: usize, head_dim: usize, width: usize) -> Self {
+        let (q, values) = values.split_at_mut(queries * head_dim.next_multiple_of(16));
+        let (p, values) = values.split_at_mut(queries * PAGE_ROWS);
+        let (part, total) = values.split_at_mut(queries * width);
+        Room { q, p, part, total, stats }
+    }
+}
+
+/// Runs one task.
+struct Attend<'a, W> {
+    context: &'a Context<'a, W>,
+    task: &'a Task,
+    room: Room<'a>,
+    out: &'a Split<'a, f32>,
+    /// Partial sums `[.., width + 16]`: the values, then maximum and sum.
+    partials: &'a Split<'a, f32>,
+}
+
+impl<W: Element> Kernel for Attend<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self) {
+        let context = self.context;
+        let (group, head_dim, width) = (context.group(), context.spec.head_dim, context.width);
+        let rows = self.task.rows.clone();
+        let n = rows.len() * group;
+        for i in 0..n {
+            let from = context.place(self.task, i);
+            self.room.q[i * head_dim..][..head_dim].copy_from_slice(&context.q[from..][..head_dim]);
+        }
+        self.room.stats[..n].fill(FRESH);
+        for split in self.task.splits.clone() {
+            for s in &mut self.room.stats[..n] {
+                (s.max, s.sum) = (f32::NEG_INFINITY, 0.0);
+            }
+            self.room.part[..n * width].fill(0.0);
+            let keys = context.visible(rows.start).start..context.visible(rows.end - 1).end;
+            let first = keys.start.max(split * SPLIT_ROWS) / PAGE_ROWS * PAGE_ROWS;
+            for tile in (first..keys.end.min((split + 1) * SPLIT_ROWS)).step_by(PAGE_ROWS) {
+                self.tile::<L>(tile);
+            }
+            match self.task.apart {
+                Some(apart) => self.keep(apart, n),
+                None => self.merge::<L>(n),
+            }
+        }
+        if self.task.apart.is_none() {
+            for i in 0..n {
+                let at = context.place(self.task, i);
+                // SAFETY: these queries are this task's.
+                let out = unsafe { self.out.part(at..at + head_dim) };
+                finish::<L>(&self.room.total[i * width..][..width], self.room.stats[i].total_sum, out);
+            }
+        }
+    }
+}
+
+impl<W: Element> Attend<'_, W> {
+    /// One page of keys, from cache row `tile` on.
+    #[inline(always)]
+    fn tile<L: Lanes>(&mut self, tile: usize) {
+        let context = self.context;
+        let (group, head_dim, width) = (context.group(), context.spec.head_dim, context.width);
+        // Rows ascend, so those that see some of this tile are neighbours.
+        let (mut active, mut union) = (0..0, 0..0);
+        for (i, r) in self.task.rows.clone().enumerate() {
+            let visible = context.visible(r);
+            let first = visible.start.clamp(tile, tile + PAGE_ROWS) - tile;
+            let last = visible.end.clamp(tile, tile + PAGE_ROWS) - tile;
+            for s in &mut self.room.stats[i * group..(i + 1) * group] {
+                (s.first, s.last) = (first, last);
+            }
+            if first < last {
+                if active.is_empty() {
+                    (active.start, union) = (i * group, first..last);
+                }
+                active.end = (i + 1) * group;
+                union = union.start.min(first)..union.end.max(last);
+            }
+        }
+        if active.is_empty() {
+            return;
+        }
+        let page = context.batch.page(self.task.seq, context.attention.group, tile);
+        let unit = page * context.spec.heads + self.task.kv_head;
+        let k = &context.k[unit * PAGE_ROWS * head_dim..][..PAGE_ROWS * head_dim];
+        let v = &context.v[unit * PAGE_ROWS * width..][..PAGE_ROWS * width];
+        self.scores::<L>(k, active.clone(), union.start / BLOCK..union.end.div_ceil(BLOCK));
+        for i in active.clone() {
+            self.softmax::<L>(i);
+        }
+        let mut i = active.start;
+        while i < active.end {
+            let m = active.end - i;
+            i += match (L::SUMS, m) {
+                (24, 8..) => self.add_values::<L, 8>(v, i),
+                (24 | 6, 4..) => self.add_values::<L, 4>(v, i),
+                (24 | 6, 2..) => self.add_values::<L, 2>(v, i),
+                _ => self.add_values::<L, 1>(v, i),
+            };
+        }
+    }
+
+    /// `p[i][key] = q[i] · k[key]` for queries `active` and whole blocks of keys.
+    #[inline(always)]
+    fn scores<L: Lanes>(&mut self, k: &[W], active: Range<usize>, blocks: Range<usize>) {
+        let mut b = blocks.start;
+        while b < blocks.end {
+            let r = match (L::SUMS, blocks.end - b) {
+                (24, 4..) => 4,
+                (24, 2..) => 2,
+                _ => 1,
+            };
+            let mut i = active.start;
+            while i < active.end {
+                i += match (L::SUMS, r, active.end - i) {
+                    (24, 4, 4..) => self.score::<L, 4, 4>(k, i, b),
+                    (24, 4, 2..) => self.score::<L, 2, 4>(k, i, b),
+                    (24, 4, _) => self.score::<L, 1, 4>(k, i, b),
+                    (24, 2, 4..) => self.score::<L, 4, 2>(k, i, b),
+                    (24, 2, _) => self.score::<L, 1, 2>(k, i, b),
+                    (24 | 6, _, 4..) => self.score::<L, 4, 1>(k, i, b),
+                    _ => self.score::<L, 1, 1>(k, i, b),
+                };
+            }
+            b += r;
+        }
+    }
+
+    /// Scores of `M` queries with `R` blocks.
+    #[inline(always)]
+    fn score<L: Lanes, const M: usize, const R: usize>(&mut self, k: &[W], i: usize, b: usize) -> usize {
+        let head_dim = self.context.spec.head_dim;
+        let mut acc = [[L::splat(0.0); R]; M];
+        let operands = Operands {
+            x: self.room.q[i * head_dim..][..M * head_dim].as_ptr(),
+            x_stride: head_dim,
+            w: k[b * BLOCK * head_dim..][..R * BLOCK * head_dim].as_ptr(),
+            w_step: BLOCK,
+            w_stride: BLOCK * head_dim,
+            k: head_dim,
+        };
+        // SAFETY: `M` queries and `R` blocks of `e` columns, sliced above.
+        unsafe { accumulate::<L, W, M, R, false>(&mut acc, operands) };
+        for m in 0..M {
+            for r in 0..R {
+                store(acc[m][r], &mut self.room.p[(i + m) * PAGE_ROWS + (b + r) * BLOCK..][..BLOCK]);
+            }
+        }
+        M
+    }
+
+    /// Turns a query's scores into probabilities and moves its maximum and sum.
+    #[inline(always)]
+    fn softmax<L: Lanes>(&mut self, i: usize) {
+        let scale = L::splat(self.context.attention.scale);
+        let s = &mut self.room.stats[i];
+        if s.first >= s.last {
+            return;
+        }
+        let p = &mut self.room.p[i * PAGE_ROWS..][..PAGE_ROWS];
+        let p = p.as_chunks_mut::<BLOCK>().0;
+        let blocks = s.first / BLOCK..s.last.div_ceil(BLOCK);
+        let whole = s.first == 0 && s.last == PAGE_ROWS;
+        let none = L::splat(f32::NEG_INFINITY);
+        let mut max = none;
+        for b in blocks.clone() {
+            let mut x = L::load(&p[b]) * scale;
+            if !whole {
+                x = mask(x, b, s.first..s.last, none);
+            }
+            x.store(&mut p[b]);
+            max = x.maximum(max);
+        }
+        let mut new = max.max_lane();
+        if !(new > s.max) {
+            new = s.max;
+        }
+        s.correction = math::exp(s.max - new);
+        s.max = new;
+        let (new, zero) = (L::splat(new), L::splat(0.0));
+        let mut sum = zero;
+        for b in blocks {
+            let mut x = math::exp(L::load(&p[b]) - new);
+            if !whole {
+                x = mask(x, b, s.first..s.last, zero);
+            }
+            x.store(&mut p[b]);
+            sum = sum + x;
+        }
+        s.sum = s.sum * s.correction + sum.sum();
+    }
+
+    /// `part = part * correction + Σ p v` for `M` queries.
+    #[inline(always)]
+    fn add_values<L: Lanes, const M: usize>(&mut self, v: &[W], i: usize) -> usize {
+        let stats = &self.room.stats[i..i + M];
+        let first = stats.iter().map(|s| s.first).max().expect("at least one query");
+        let last = stats.iter().map(|s| s.last).min().expect("at least one query");
+        if M == 1 {
+            self.add_rows::<L, 1>(v, i, first..last, true);
+            return 1;
+        }
+        // Without keys in common, each query goes its own way.
+        let common = first < last;
+        for m in i..i + M {
+            let s = self.room.stats[m];
+            let before = if common { s.first..first } else { s.first..s.last };
+            if !before.is_empty() {
+                self.add_rows::<L, 1>(v, m, before, true);
+                self.room.stats[m].correction = 1.0;
+            }
+        }
+        if common {
+            self.add_rows::<L, M>(v, i, first..last, true);
+            for m in i..i + M {
+                let after = last..self.room.stats[m].last;
+                if !after.is_empty() {
+                    self.add_rows::<L, 1>(v, m, after, false);
+                }
+            }
+        }
+        M
+    }
+
+    /// Adds the values of `keys` to `M` queries.
+    #[inline(always)]
+    fn add_rows<L: Lanes, const M: usize>(&mut self, v: &[W], i: usize, keys: Range<usize>, correct: bool) {
+        let width = self.context.width;
+        let mut col = 0;
+        while col < width {
+            let left = (width - col) / 16;
+            col += 16
+                * match (L::SUMS, M, left) {
+                    (24, 1..=4, 4..) | (6, 1, 4..) => self.add_block::<L, M, 4>(v, i, keys.clone(), col, correct),
+                    (24, _, 2..) | (6, 2, 2..) => self.add_block::<L, M, 2>(v, i, keys.clone(), col, correct),
+                    _ => self.add_block::<L, M, 1>(v, i, keys.clone(), col, correct),
+                };
+        }
+    }
+
+    /// `R` vectors of columns from `col`.
+    #[inline(always)]
+    fn add_block<L: Lanes, const M: usize, const R: usize>(
+        &mut self,
+        v: &[W],
+        i: usize,
+        keys: Range<usize>,
+        col: usize,
+        correct: bool,
+    ) -> usize {
+        let width = self.context.width;
+        let mut acc = [[L::splat(0.0); R]; M];
+        for m in 0..M {
+            for r in 0..R {
+                acc[m][r] = load(&self.room.part[(i + m) * width + col + 16 * r..][..16]);
+                if correct {
+                    acc[m][r] = acc[m][r] * L::splat(self.room.stats[i + m].correction);
+                }
+            }
+        }
+        let w = &v[keys.start * width + col..];
+        assert!(w.len() >= (keys.len() - 1) * width + 16 * R, "values of these keys");
+        let operands = Operands {
+            x: self.room.p[i * PAGE_ROWS + keys.start..][..(M - 1) * PAGE_ROWS + keys.len()].as_ptr(),
+            x_stride: PAGE_ROWS,
+            w: w.as_ptr(),
+            w_step: width,
+            w_stride: 16,
+            k: keys.len(),
+        };
+        // SAFETY: probabilities of `M` queries and values of the keys, checked above.
+        unsafe { accumulate::<L, W, M, R, false>(&mut acc, operands) };
+        for m in 0..M {
+            for r in 0..R {
+                store(acc[m][r], &mut self.room.part[(i + m) * width + col + 16 * r..][..16]);
+            }
+        }
+        R
+    }
+
+    /// Merges a finished split into the totals, from the right.
+    #[inline(always)]
+    fn merge<L: Lanes>(&mut self, n: usize) {
+        let width = self.context.width;
+        for i in 0..n {
+            let s = &mut self.room.stats[i];
+            if s.saw_nothing() {
+                continue;
+            }
+            let (total, part) = (&mut self.room.total[i * width..][..width], &self.room.part[i * width..][..width]);
+            if s.total_sum < 0.0 {
+                (s.total_max, s.total_sum) = (s.max, s.sum);
+                total.copy_from_slice(part);
+            } else {
+                (s.total_max, s.total_sum) = join::<L>(total, (s.total_max, s.total_sum), part, (s.max, s.sum));
+            }
+        }
+    }
+
+    /// Puts a finished split aside; a negative sum says that it saw nothing.
+    #[inline(always)]
+    fn keep(&self, apart: Apart, n: usize) {
+        let width = self.context.width;
+        for i in 0..n {
+            let s = self.room.stats[i];
+            let at = (apart.start + i * apart.splits) * (width + 16);
+            // SAFETY: this split of these queries is this task's.
+            let out = unsafe { self.partials.part(at..at + width + 16) };
+            out[..width].copy_from_slice(&self.room.part[i * width..][..width]);
+            (out[width], out[width + 1]) = (s.max, if s.saw_nothing() { -1.0 } else { s.sum });
+        }
+    }
+}
+
+impl Stats {
+    /// Whether none of the split's keys was visible: any score would have left
+    /// a maximum, a sum, or NaN.
+    fn saw_nothing(&self) -> bool {
+        self.max == f32::NEG_INFINITY && self.sum == 0.0
+    }
+}
+
+/// `otherwise` in lanes of block `b` that are not among `keys`.
+#[inline(always)]
+fn mask<L: Lanes>(x: L, b: usize, keys: Range<usize>, otherwise: L) -> L {
+    let key = L::iota() + L::splat((b * BLOCK) as f32);
+    let x = key.if_below(L::splat(keys.end as f32), x, otherwise);
+    key.if_below(L::splat(keys.start as f32), otherwise, x)
+}
+
+/// `left ← left exp(m₁ - m) + right exp(m₂ - m)`, `m` the larger maximum;
+/// returns it and the sums joined likewise.
+#[inline(always)]
+fn join<L: Lanes>(left: &mut [f32], (max, sum): (f32, f32), right: &[f32], (max2, sum2): (f32, f32)) -> (f32, f32) {
+    let new = if max2 > max { max2 } else { max };
+    let (c, c2) = (math::exp(max - new), math::exp(max2 - new));
+    for (left, right) in left.chunks_mut(16).zip(right.chunks(16)) {
+        store(load::<L>(left) * L::splat(c) + load::<L>(right) * L::splat(c2), left);
+    }
+    (new, sum * c + sum2 * c2)
+}
+
+/// `out = total / sum`
+#[inline(always)]
+fn finish<L: Lanes>(total: &[f32], sum: f32, out: &mut [f32]) {
+    let sum = L::splat(sum);
+    for (total, out) in total.chunks(16).zip(out.chunks_mut(16)) {
+        store(load::<L>(total) / sum, out);
+    }
+}
+
+/// Joins the splits of one block of queries that ran apart.
+struct Join<'a> {
+    apart: Apart,
+    n: usize,
+    width: usize,
+    partials: &'a mut [f32],
+    /// Where query `i`'s output starts.
+    place: &'a dyn Fn(usize) -> usize,
+    head_dim: usize,
+    out: &'a Split<'a, f32>,
+}
+
+impl Kernel for Join<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let room = self.width + 16;
+        for i in 0..self.n {
+            let mine = &mut self.partials[i * self.apart.splits * room..][..self.apart.splits * room];
+            let mut splits = mine.chunks_exact_mut(room).map(|p| p.split_at_mut(self.width)).filter(|(_, s)| s[1] >= 0.0 || s[1].is_nan());
+            let (total, stats) = splits.next().expect("a row sees at least one key");
+            let mut stats = (stats[0], stats[1]);
+            for (part, s) in splits {
+                stats = join::<L>(total, stats, part, (s[0], s[1]));
+            }
+            let at = (self.place)(i);
+            // SAFETY: these queries are this block's.
+            finish::<L>(total, stats.1, unsafe { self.out.part(at..at + self.head_dim) });
+        }
+    }
+}
+
+/// `softmax(scale q·kᵀ) v` over the visible cache rows.
+pub(crate) fn attend(cpu: &Cpu, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
+    let KvSpec { heads: kv_heads, head_dim, .. } = kv.spec;
+    let cols = attention.heads * head_dim;
+    assert_eq!((q.rows(), q.cols()), (batch.n_rows(), cols), "shape of the queries");
+    assert!(attention.heads.is_multiple_of(kv_heads), "key/value heads are shared evenly");
+    let pages = kv.storage.downcast_ref::<KvPages>().expect("memory of this backend");
+    let mut y = cpu.tensor(batch.n_rows(), cols);
+    let mut plan = cpu.plan.lock().unwrap_or_else(PoisonError::into_inner);
+    let Plan { blocks, tasks, stats } = &mut *plan;
+    let group = attention.heads / kv_heads;
+    let block_rows = (QUERIES / group).max(1);
+    let visible = |r: usize| attention.visible(batch.rows[r]);
+
+    blocks.clear();
+    for (seq, s) in batch.seqs.iter().enumerate() {
+        for first in s.rows.clone().step_by(block_rows) {
+            let rows = first..(first + block_rows).min(s.rows.end);
+            let splits = visible(rows.start).start / SPLIT_ROWS..visible(rows.end - 1).end.div_ceil(SPLIT_ROWS);
+            for kv_head in 0..kv_heads {
+                blocks.push(Task { seq, kv_head, rows: rows.clone(), splits: splits.clone(), apart: None });
+            }
+        }
+    }
+    // Later rows see more: the longest first, so that the last pieces are short.
+    blocks.reverse();
+
+    let width = pages.width;
+    let n_partials: usize = blocks.iter().map(|b| b.rows.len() * group * b.splits.len()).sum();
+    let few = blocks.len() < 4 * cpu.pool.n_workers() && blocks.iter().any(|b| b.splits.len() > 1);
+    let apart = few && cpu.pool.n_workers() > 1 && n_partials * (width + 16) <= PARTIALS;
+    tasks.clear();
+    if apart {
+        let mut start = 0;
+        for block in blocks.iter_mut() {
+            let splits = block.splits.len();
+            block.apart = Some(Apart { start, splits });
+            for (i, split) in block.splits.clone().enumerate() {
+                let apart = Some(Apart { start: start + i, splits });
+                tasks.push(Task { splits: split..split + 1, apart, ..block.clone() });
+            }
+            start += block.rows.len() * group * splits;
+        }
+    }
+    let mut partials = cpu.tensor(1, if apart { n_partials * (width + 16) } else { 0 });
+    let queries = block_rows * group;
+    let room = Room::len(queries, head_dim, width);
+    let mut rooms = cpu.tensor(cpu.pool.n_workers(), room);
+    stats.resize(cpu.pool.n_workers() * queries, FRESH);
+
+    let out = Split::new(values_mut(&mut y));
+    let partials = Split::new(values_mut(&mut partials));
+    let (rooms, stats) = (Split::new(values_mut(&mut rooms)), Split::new(stats));
+    let tasks = if apart { &*tasks } else { &*blocks };
+    with_element!(pages.scalar, W => {
+        let context = Context::<W> { q: values(q), k: pages.k.of(), v: pages.v.of(), spec: kv.spec, width, attention, batch };
+        let run = |worker: usize, range: Range<usize>| {
+            for task in &tasks[range] {
+                // SAFETY: a worker's room is its own.
+                let (values, stats) = unsafe {
+                    (out_of(&rooms, worker, room), stats.part(worker * queries..(worker + 1) * queries))
+                };
+                let room = Room::new(values, stats, queries, head_dim, width);
+                cpu.isa.run(Attend { context: &context, task, room, out: &out, partials: &partials });
+            }
+        };
+        let keys: usize = batch.rows.iter().map(|&r| attention.visible(r).len()).sum();
+        if keys * cols < ALONE {
+            run(0, 0..tasks.len());
+        } else {
+            cpu.pool.each(tasks.len(), 1, run);
+        }
+        if apart {
+            cpu.pool.each(blocks.len(), 4, |_, range| {
+                for block in &blocks[range] {
+                    let apart = block.apart.expect("set above");
+                    let n = block.rows.len() * group;
+                    let start = apart.start * (width + 16);
+                    // SAFETY: partial results of different blocks are apart.
+                    let partials = unsafe { partials.part(start..start + n * apart.splits * (width + 16)) };
+                    let place = |i: usize| context.place(block, i);
+                    cpu.isa.run(Join { apart, n, width, partials, place: &place, head_dim, out: &out });
+                }
+            });
+        }
+    });
+    y
+}

@@ -1,0 +1,559 @@
+//! The gated delta rule and the convolution in front of it.
+//!
+//! Two jobs. The first makes what rows have in common: convolved channels,
+//! normalised queries and keys, decays and gates. The second runs the
+//! recurrence. Columns of a state never meet, so a head is cut into blocks of
+//! 64 columns, `[dk][64]`, which stay in the first cache while all rows of the
+//! step pass over them: memory is read once a step, not once a row.
+//!
+//! A row needs two passes over its block, one for `Sᵀk` and one that writes `S`
+//! and adds up `Sᵀq`; the second pass of a row also makes the next row's first,
+//! on the state it has in hand.
+//!
+//! Rows that may be rolled back run on a copy. What they did is kept as decays,
+//! keys and `d`, and the kept ones are replayed at the start of the next step.
+
+use crate::Cpu;
+use crate::arch::{Kernel, Lanes, load, store};
+use crate::memory::{Buffer, Region, values, values_mut};
+use crate::norm::sum_squares;
+use crate::pool::{Split, out_of};
+use backend::math;
+use backend::{Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, MAX_TENTATIVE, Tensor};
+use std::ops::Range;
+
+/// Columns of a state that are worked on together: with 128 key columns they
+/// take 32 KiB.
+const COLUMNS: usize = 64;
+
+/// Channels that are convolved together.
+const CHANNELS: usize = 512;
+
+/// The convolution's kernel is at most so many taps.
+const MAX_TAPS: usize = 16;
+
+/// Products below which handing out work costs more than it saves.
+const ALONE: usize = 32 << 10;
+
+/// One layer's memory, all slots.
+struct Slots {
+    slots: Vec<Slot>,
+    /// `[slots, nv, dk, padded dv]`, cut in blocks: see [`Shape`].
+    states: Region,
+    /// What tentative rows did, twice: one half is replayed while the other is
+    /// written. `[2, slots, MAX_TENTATIVE]` of each.
+    decays: Vec<f32>,
+    keys: Vec<f32>,
+    deltas: Vec<f32>,
+    /// Rows before the convolution, a ring a slot:
+    /// `[slots, taps - 1 + MAX_TENTATIVE, C]`.
+    history: Vec<f32>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    /// Which half of the updates was written last.
+    half: usize,
+    /// How many updates that was.
+    n_updates: usize,
+    /// The ring's oldest row: `taps - 1` rows from here end where the state does.
+    start: usize,
+}
+
+/// Sizes that everything here needs.
+#[derive(Clone, Copy)]
+struct Shape {
+    spec: DeltaSpec,
+    channels: usize,
+    /// Columns of a state with padding.
+    width: usize,
+    /// Rows of the ring.
+    ring: usize,
+}
+
+impl Shape {
+    fn new(spec: DeltaSpec) -> Self {
+        Shape {
+            spec,
+            channels: spec.channels(),
+            width: spec.value_dim.next_multiple_of(16),
+            ring: spec.conv_taps - 1 + MAX_TENTATIVE,
+        }
+    }
+
+    /// Values of one head's state.
+    fn state(&self) -> usize {
+        self.spec.key_dim * self.width
+    }
+
+    /// Blocks of a head.
+    fn blocks(&self) -> usize {
+        self.width.div_ceil(COLUMNS)
+    }
+
+    /// Columns of block `block`, padding included.
+    fn columns(&self, block: usize) -> Range<usize> {
+        block * COLUMNS..((block + 1) * COLUMNS).min(self.width)
+    }
+
+    /// Values of all update keys of one row.
+    fn keys(&self) -> usize {
+        self.spec.key_heads * self.spec.key_dim
+    }
+
+    /// Values of all `d` of one row.
+    fn deltas(&self) -> usize {
+        self.spec.value_heads * self.width
+    }
+}
+
+/// Memory for one layer.
+pub(crate) fn delta(spec: DeltaSpec) -> Delta {
+    let shape = Shape::new(spec);
+    assert!(spec.conv_taps <= MAX_TAPS, "{} taps are more than {MAX_TAPS}", spec.conv_taps);
+    let rows = 2 * spec.slots * MAX_TENTATIVE;
+    let slots = Slots {
+        slots: vec![Slot::default(); spec.slots],
+        states: Region::zeroed(4 * spec.slots * spec.value_heads * shape.state()),
+        decays: vec![0.0; rows * spec.value_heads],
+        keys: vec![0.0; rows * shape.keys()],
+        deltas: vec![0.0; rows * shape.deltas()],
+        history: vec![0.0; spec.slots * shape.ring * shape.channels],
+    };
+    Delta { spec, storage: Box::new(slots) }
+}
+
+/// `[C, taps] → [taps, C]`
+fn by_tap(taps: &[f32], n_taps: usize) -> Vec<f32> {
+    let channels = taps.len() / n_taps;
+    (0..taps.len()).map(|i| taps[i % channels * n_taps + i / channels]).collect()
+}
+
+/// One row's channels `range`: convolved and passed through SiLU.
+struct Convolve<'a> {
+    /// The row's inputs, oldest first, `taps` of them.
+    rows: [Option<&'a [f32]>; MAX_TAPS],
+    /// `[taps, C]`
+    taps: &'a [f32],
+    channels: usize,
+    first: usize,
+    out: &'a mut [f32],
+    /// Head size and factors, if the channels are heads to normalise.
+    heads: Option<Heads<'a>>,
+}
+
+struct Heads<'a> {
+    dim: usize,
+    factors: &'a dyn Fn(usize) -> f32,
+}
+
+impl Kernel for Convolve<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for (i, out) in self.out.chunks_mut(16).enumerate() {
+            let at = self.first + 16 * i;
+            let mut acc = L::splat(0.0);
+            for (tap, row) in self.taps.chunks_exact(self.channels).zip(self.rows) {
+                let x = match row {
+                    Some(row) => load::<L>(&row[at..at + out.len()]),
+                    None => L::splat(0.0),
+                };
+                acc = load::<L>(&tap[at..at + out.len()]).mul_add(x, acc);
+            }
+            store(math::silu(acc), out);
+        }
+        if let Some(Heads { dim, factors }) = self.heads {
+            for (head, x) in self.out.chunks_exact_mut(dim).enumerate() {
+                let inverse = L::splat(1.0 / (sum_squares::<L>(x) + 1e-6).sqrt());
+                let factor = L::splat(factors(self.first / dim + head));
+                for x in x.chunks_mut(16) {
+                    store(load::<L>(x) * inverse * factor, x);
+                }
+            }
+        }
+    }
+}
+
+/// What one block of one head needs to pass through the step's rows.
+struct Recur<'a> {
+    shape: Shape,
+    /// Rows of the step.
+    rows: Range<usize>,
+    certain: usize,
+    head: usize,
+    block: usize,
+    /// Updates to replay, oldest first.
+    replay: Updates<'a>,
+    n_replay: usize,
+    is_new: bool,
+    /// Where tentative rows' `d` of this head and block go: row `t` at
+    /// `t * deltas` from `first_delta`.
+    deltas: &'a Split<'a, f32>,
+    first_delta: usize,
+    /// Convolved channels of all rows, `[n, C]`.
+    conv: &'a [f32],
+    /// Decays and gates of all rows, `[n, 2, nv]`.
+    gates: &'a [f32],
+    /// `[dk][columns]`
+    state: &'a mut [f32],
+    /// Room for a copy of `state`.
+    copy: &'a mut [f32],
+    out: &'a Split<'a, f32>,
+}
+
+/// Half of the updates of one slot.
+#[derive(Clone, Copy)]
+struct Updates<'a> {
+    decays: &'a [f32],
+    keys: &'a [f32],
+    deltas: &'a [f32],
+}
+
+impl Kernel for Recur<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        match self.shape.columns(self.block).len() / 16 {
+            4 => self.block::<L, 4>(),
+            3 => self.block::<L, 3>(),
+            2 => self.block::<L, 2>(),
+            _ => self.block::<L, 1>(),
+        }
+    }
+}
+
+impl Recur<'_> {
+    /// The whole step on `R` vectors of columns.
+    #[inline(always)]
+    fn block<L: Lanes, const R: usize>(mut self) {
+        let DeltaSpec { key_heads, value_heads, key_dim, value_dim, .. } = self.shape.spec;
+        let channels = self.shape.channels;
+        let key_head = self.head / (value_heads / key_heads);
+        let (conv, gates) = (self.conv, self.gates);
+        let query = |r: usize| &conv[r * channels + key_head * key_dim..][..key_dim];
+        let key = |r: usize| &conv[r * channels + (key_heads + key_head) * key_dim..][..key_dim];
+        let head = self.head;
+        let decay = |r: usize| gates[2 * r * value_heads + head];
+        let beta = |r: usize| gates[(2 * r + 1) * value_heads + head];
+        let columns = self.shape.columns(self.block);
+        let columns = columns.start..columns.end.min(value_dim);
+        let first_value = 2 * key_heads * key_dim + self.head * value_dim;
+
+        if self.is_new {
+            self.state.fill(0.0);
+        }
+        // `Sᵀk` of the first row, while the kept rows are replayed.
+        let mut sums = [L::splat(0.0); R];
+        if self.n_replay > 0 {
+            self.replay::<L, R>(key_head);
+        }
+        if let Some(r) = self.rows.clone().next() {
+            let k = key(r);
+            let decay = L::splat(decay(r));
+            for (s, &k) in self.state.chunks_exact(16 * R).zip(k) {
+                let k = L::splat(k);
+                for (i, s) in s.as_chunks::<16>().0.iter().enumerate() {
+                    sums[i] = (L::load(s) * decay).mul_add(k, sums[i]);
+                }
+            }
+        }
+        for (i, r) in self.rows.clone().enumerate() {
+            let values = &conv[r * channels + first_value..][..value_dim][columns.clone()];
+            let beta = L::splat(beta(r));
+            let mut d = [L::splat(0.0); R];
+            for (c, d) in d.iter_mut().enumerate() {
+                // A value absent from the last vector leaves its padding at 0.
+                let v = values.get(16 * c..(16 * c + 16).min(values.len())).map_or(L::splat(0.0), load::<L>);
+                *d = (v - sums[c]) * beta;
+            }
+            if i >= self.certain {
+                let at = self.first_delta + (i - self.certain) * self.shape.deltas();
+                // SAFETY: this head's block of this slot is this piece's.
+                let to = unsafe { self.deltas.part(at..at + 16 * R) };
+                for (to, d) in to.as_chunks_mut::<16>().0.iter_mut().zip(d) {
+                    d.store(to);
+                }
+            }
+            let next = (r + 1 < self.rows.end).then(|| (decay(r + 1), key(r + 1)));
+            let pass = Pass { decay: decay(r), k: key(r), q: query(r), d, next };
+            // The first tentative row reads the state and writes the copy. The
+            // last one's state is not wanted.
+            let (state, copy) = (self.state.as_mut_ptr(), self.copy.as_mut_ptr());
+            let from = if i <= self.certain { state } else { copy };
+            let to = if i < self.certain { state } else { copy };
+            // SAFETY: both hold `dk` rows of `R` vectors; they are equal or apart.
+            let outputs = unsafe {
+                match (next.is_some(), i < self.certain) {
+                    (true, _) => pass.run::<true, true>(from, to, &mut sums),
+                    (false, true) => pass.run::<false, true>(from, to, &mut sums),
+                    (false, false) => pass.run::<false, false>(from, to, &mut sums),
+                }
+            };
+            let at = (r * value_heads + self.head) * value_dim;
+            // SAFETY: this head's columns of this row are this piece's.
+            let out = unsafe { self.out.part(at + columns.start..at + columns.end) };
+            for (out, o) in out.chunks_mut(16).zip(outputs) {
+                store(o, out);
+            }
+        }
+    }
+
+    /// `S ← S decay + k dᵀ` for each kept row of the last step.
+    #[inline(always)]
+    fn replay<L: Lanes, const R: usize>(&mut self, key_head: usize) {
+        let shape = self.shape;
+        let key_dim = shape.spec.key_dim;
+        let column = self.head * shape.width + self.block * COLUMNS;
+        for (i, s) in self.state.chunks_exact_mut(16 * R).enumerate() {
+            let s = s.as_chunks_mut::<16>().0;
+            let mut lanes = [L::splat(0.0); R];
+            for (lanes, s) in lanes.iter_mut().zip(&*s) {
+                *lanes = L::load(s);
+            }
+            for t in 0..self.n_replay {
+                let decay = L::splat(self.replay.decays[t * shape.spec.value_heads + self.head]);
+                let k = L::splat(self.replay.keys[t * shape.keys() + key_head * key_dim + i]);
+                let d = self.replay.deltas[t * shape.deltas() + column..][..16 * R].as_chunks::<16>().0;
+                for (lanes, d) in lanes.iter_mut().zip(d) {
+                    *lanes = k.mul_add(L::load(d), *lanes * decay);
+                }
+            }
+            for (lanes, s) in lanes.into_iter().zip(s) {
+                lanes.store(s);
+            }
+        }
+    }
+}
+
+/// One row's second pass over a block.
+struct Pass<'a, L, const R: usize> {
+    decay: f32,
+    k: &'a [f32],
+    q: &'a [f32],
+    d: [L; R],
+    /// Decay and key of the next row.
+    next: Option<(f32, &'a [f32])>,
+}
+
+impl<L: Lanes, const R: usize> Pass<'_, L, R> {
+    /// `S' = S decay + k dᵀ` from `from` to `to` (if `STORE`); returns `S'ᵀq` and
+    /// leaves `(S' decay')ᵀk'` of the next row in `sums` (if `NEXT`).
+    ///
+    /// # Safety
+    ///
+    /// `from` and `to` hold as many rows of `R` vectors as `k` has columns.
+    #[inline(always)]
+    unsafe fn run<const NEXT: bool, const STORE: bool>(
+        &self,
+        from: *const f32,
+        to: *mut f32,
+        sums: &mut [L; R],
+    ) -> [L; R] {
+        let decay = L::splat(self.decay);
+        let (next_decay, next_k) = self.next.unwrap_or((0.0, self.k));
+        let next_decay = L::splat(next_decay);
+        let mut outputs = [L::splat(0.0); R];
+        let mut following = [L::splat(0.0); R];
+        for (i, ((&k, &q), &next_k)) in self.k.iter().zip(self.q).zip(next_k).enumerate() {
+            let (k, q, next_k) = (L::splat(k), L::splat(q), L::splat(next_k));
+            for r in 0..R {
+                let at = (i * R + r) * 16;
+                // SAFETY: row `i` and vector `r` exist.
+                let s = unsafe { L::load(&*from.add(at).cast()) };
+                let s = k.mul_add(self.d[r], s * decay);
+                if STORE {
+                    // SAFETY: as above; `s` was read before.
+                    unsafe { s.store(&mut *to.add(at).cast()) };
+                }
+                outputs[r] = s.mul_add(q, outputs[r]);
+                if NEXT {
+                    following[r] = (s * next_decay).mul_add(next_k, following[r]);
+                }
+            }
+        }
+        *sums = following;
+        outputs
+    }
+}
+
+/// One gated-delta layer between its projections.
+pub(crate) fn gated_delta(
+    cpu: &Cpu,
+    state: &mut Delta,
+    weights: &DeltaWeights,
+    qkv: &Tensor,
+    b: &Tensor,
+    a: &Tensor,
+    batch: &Batch,
+) -> Tensor {
+    let spec = state.spec;
+    let shape = Shape::new(spec);
+    let DeltaSpec { key_heads, value_heads, key_dim, value_dim, conv_taps, .. } = spec;
+    let (channels, n) = (shape.channels, batch.n_rows());
+    assert_eq!((qkv.cols(), b.cols(), a.cols()), (channels, value_heads, value_heads), "columns of the projections");
+    assert_eq!((qkv.rows(), b.rows(), a.rows()), (n, n, n), "a row for each of the step's");
+    assert_eq!((weights.conv.rows(), weights.conv.cols()), (channels, conv_taps), "taps of each channel");
+    let slots = state.storage.downcast_mut::<Slots>().expect("memory of this backend");
+    let (past, ring) = (conv_taps - 1, shape.ring);
+    for seq in &batch.seqs {
+        let tentative = seq.rows.len() - seq.certain;
+        assert!(tentative <= MAX_TENTATIVE, "{tentative} tentative rows");
+    }
+
+    let mut conv = cpu.tensor(n, channels);
+    let mut gates = cpu.tensor(n, 2 * value_heads);
+    {
+        let taps = weights.conv.storage::<Buffer>().repacked(|taps| by_tap(taps, conv_taps));
+        let (qkv, b, a) = (values(qkv), values(b), values(a));
+        let (decays, dt_bias) = (values(&weights.decay), values(&weights.dt_bias));
+        let (conv, gates) = (Split::new(values_mut(&mut conv)), Split::new(values_mut(&mut gates)));
+        // Heads of queries and keys are whole in a unit; values have none.
+        let heads_a_unit = (CHANNELS / key_dim).clamp(1, 2 * key_heads);
+        let head_units = (2 * key_heads).div_ceil(heads_a_unit);
+        let value_units = (value_heads * value_dim).div_ceil(CHANNELS);
+        let units = head_units + value_units;
+        let scale = 1.0 / (key_dim as f32).sqrt();
+        let factors = |head: usize| if head < key_heads { scale } else { 1.0 };
+        let piece = |i: usize| {
+            let (r, unit) = (i / units, i % units);
+            let seq = batch.seqs.iter().find(|s| s.rows.contains(&r)).expect("every row is a sequence's");
+            let slot = slots.slots[seq.slot];
+            let range = if unit < head_units {
+                let first = unit * heads_a_unit;
+                first * key_dim..(first + heads_a_unit).min(2 * key_heads) * key_dim
+            } else {
+                let first = 2 * key_heads * key_dim + (unit - head_units) * CHANNELS;
+                first..(first + CHANNELS).min(channels)
+            };
+            let mut rows = [None; MAX_TAPS];
+            for (j, row) in rows[..conv_taps].iter_mut().enumerate() {
+                // Row `u` of those before the step and the step's own.
+                let u = r - seq.rows.start + j;
+                *row = if u >= past {
+                    Some(&qkv[(seq.rows.start + u - past) * channels..][..channels])
+                } else if seq.is_new {
+                    None
+                } else {
+                    let at = seq.slot * ring + (slot.start + seq.kept + u) % ring;
+                    Some(&slots.history[at * channels..][..channels])
+                };
+            }
+            // SAFETY: every unit of every row is visited once.
+            let out = unsafe { conv.part(r * channels + range.start..r * channels + range.end) };
+            let heads = (unit < head_units).then_some(Heads { dim: key_dim, factors: &factors });
+            cpu.isa.run(Convolve { rows, taps, channels, first: range.start, out, heads });
+            if unit == 0 {
+                // SAFETY: every row's first unit is visited once.
+                let gates = unsafe { gates.part(2 * r * value_heads..2 * (r + 1) * value_heads) };
+                for head in 0..value_heads {
+                    let at = r * value_heads + head;
+                    gates[head] = math::exp(decays[head] * math::softplus(a[at] + dt_bias[head]));
+                    gates[value_heads + head] = math::sigmoid(b[at]);
+                }
+            }
+        };
+        if n * channels * conv_taps < ALONE {
+            (0..n * units).for_each(piece);
+        } else {
+            cpu.pool.each(n * units, 2, |_, range| range.for_each(piece));
+        }
+    }
+
+    let mut out = cpu.tensor(n, value_heads * value_dim);
+    let room = key_dim * COLUMNS;
+    let mut rooms = cpu.tensor(cpu.pool.n_workers(), room);
+    {
+        let (conv, gates) = (values(&conv), values(&gates));
+        let (out, rooms) = (Split::new(values_mut(&mut out)), Split::new(values_mut(&mut rooms)));
+        let Slots { slots, states, decays, keys, deltas, .. } = slots;
+        let n_slots = slots.len();
+        let states = Split::new(states.of_mut::<f32>());
+        let (decays, keys, deltas) = (Split::new(decays), Split::new(keys), Split::new(deltas));
+        let units = value_heads * shape.blocks();
+        let piece = |worker: usize, i: usize| {
+            let seq = &batch.seqs[i / units];
+            let (head, block) = (i % units / shape.blocks(), i % shape.blocks());
+            let slot = slots[seq.slot];
+            let n_replay = if seq.is_new { 0 } else { seq.kept.min(slot.n_updates) };
+            let half = |half: usize| (half * n_slots + seq.slot) * MAX_TENTATIVE;
+            let (old, new) = (half(slot.half), half(1 - slot.half));
+            let columns = shape.columns(block);
+            // SAFETY: the half that is replayed is only read; this head's block of
+            // the state is this piece's; a worker's room is its own.
+            let (replay, state, copy) = unsafe {
+                let replay = Updates {
+                    decays: decays.read(old * value_heads..(old + n_replay) * value_heads),
+                    keys: keys.read(old * shape.keys()..(old + n_replay) * shape.keys()),
+                    deltas: deltas.read(old * shape.deltas()..(old + n_replay) * shape.deltas()),
+                };
+                let at = (seq.slot * value_heads + head) * shape.state() + columns.start * key_dim;
+                (replay, states.part(at..at + columns.len() * key_dim), out_of(&rooms, worker, room))
+            };
+            cpu.isa.run(Recur {
+                shape,
+                rows: seq.rows.clone(),
+                certain: seq.certain,
+                head,
+                block,
+                replay,
+                n_replay,
+                is_new: seq.is_new,
+                deltas: &deltas,
+                first_delta: new * shape.deltas() + head * shape.width + columns.start,
+                conv,
+                gates,
+                state,
+                copy,
+                out: &out,
+            });
+            if i % units == 0 {
+                for (t, r) in (seq.rows.start + seq.certain..seq.rows.end).enumerate() {
+                    // SAFETY: each sequence's first piece alone writes these.
+                    let (to_decays, to_keys) = unsafe {
+                        (
+                            decays.part((new + t) * value_heads..(new + t + 1) * value_heads),
+                            keys.part((new + t) * shape.keys()..(new + t + 1) * shape.keys()),
+                        )
+                    };
+                    to_decays.copy_from_slice(&gates[2 * r * value_heads..][..value_heads]);
+                    to_keys.copy_from_slice(&conv[r * channels + shape.keys()..][..shape.keys()]);
+                }
+            }
+        };
+        let total = batch.seqs.len() * units;
+        if n * value_heads * key_dim * value_dim < ALONE {
+            (0..total).for_each(|i| piece(0, i));
+        } else {
+            cpu.pool.each(total, 1, |worker, range| range.for_each(|i| piece(worker, i)));
+        }
+    }
+    for seq in &batch.seqs {
+        remember(slots, shape, seq, values(qkv));
+    }
+    out
+}
+
+/// Moves a slot's ring past the certain rows and adds the step's.
+fn remember(slots: &mut Slots, shape: Shape, seq: &BatchSeq, qkv: &[f32]) {
+    let (past, ring, channels) = (shape.spec.conv_taps - 1, shape.ring, shape.channels);
+    let slot = &mut slots.slots[seq.slot];
+    let history = &mut slots.history[seq.slot * ring * channels..][..ring * channels];
+    if seq.is_new {
+        history[..past * channels].fill(0.0);
+        slot.start = 0;
+    } else {
+        slot.start += seq.kept;
+    }
+    slot.start = (slot.start + seq.certain) % ring;
+    // Rows `certain ..` of those before the step and the step's own.
+    for u in seq.certain.max(past)..past + seq.rows.len() {
+        let to = (slot.start + u - seq.certain) % ring;
+        let from = (seq.rows.start + u - past) * channels;
+        history[to * channels..][..channels].copy_from_slice(&qkv[from..][..channels]);
+    }
+    slot.half = 1 - slot.half;
+    slot.n_updates = seq.rows.len() - seq.certain;
+}

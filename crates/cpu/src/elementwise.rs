@@ -1,0 +1,127 @@
+//! Ops that look at one element at a time.
+
+use crate::Cpu;
+use crate::arch::{Kernel, Lanes, load, store};
+use crate::memory::{values, values_mut};
+use crate::pool::Split;
+use backend::{Activation, Tensor, math};
+
+/// Elements that one worker takes at a time; fewer than two such pieces stay on
+/// the calling thread.
+pub(crate) const PIECE: usize = 16 << 10;
+
+/// A function of two elements.
+pub(crate) trait Op: Copy + Sync {
+    fn apply<L: Lanes>(self, x: L, y: L) -> L;
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Add;
+impl Op for Add {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, x: L, y: L) -> L {
+        x + y
+    }
+}
+
+/// Ignores its second operand.
+#[derive(Clone, Copy)]
+pub(crate) struct Scale(pub(crate) f32);
+impl Op for Scale {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, x: L, _: L) -> L {
+        x * L::splat(self.0)
+    }
+}
+
+/// Ignores its second operand.
+#[derive(Clone, Copy)]
+pub(crate) struct Softcap(pub(crate) f32);
+impl Op for Softcap {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, x: L, _: L) -> L {
+        let cap = L::splat(self.0);
+        cap * math::tanh(x / cap)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Silu;
+impl Op for Silu {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, x: L, y: L) -> L {
+        math::silu(x) * y
+    }
+}
+
+#[derive(Clone, Copy)]
+struct GeluTanh;
+impl Op for GeluTanh {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, x: L, y: L) -> L {
+        math::gelu_tanh(x) * y
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Sigmoid;
+impl Op for Sigmoid {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, x: L, y: L) -> L {
+        math::sigmoid(x) * y
+    }
+}
+
+/// `x ← op(x, y)`, or `op(x, x)` without `y`.
+struct Apply<'a, O> {
+    op: O,
+    x: &'a mut [f32],
+    y: Option<&'a [f32]>,
+}
+
+impl<O: Op> Kernel for Apply<'_, O> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        match self.y {
+            Some(y) => {
+                for (x, y) in self.x.chunks_mut(16).zip(y.chunks(16)) {
+                    store(self.op.apply(load::<L>(x), load::<L>(y)), x);
+                }
+            }
+            None => {
+                for x in self.x.chunks_mut(16) {
+                    let lanes = load::<L>(x);
+                    store(self.op.apply(lanes, lanes), x);
+                }
+            }
+        }
+    }
+}
+
+/// `x ← op(x, y)`.
+pub(crate) fn apply(cpu: &Cpu, op: impl Op, mut x: Tensor, y: Option<&Tensor>) -> Tensor {
+    let y = y.map(|y| {
+        assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "equal shapes");
+        values(y)
+    });
+    let out = values_mut(&mut x);
+    let n = out.len();
+    let out = Split::new(out);
+    cpu.pool.each(n, PIECE, |_, range| {
+        // SAFETY: ranges are disjoint.
+        let x = unsafe { out.part(range.clone()) };
+        cpu.isa.run(Apply { op, x, y: y.map(|y| &y[range]) });
+    });
+    x
+}
+
+/// `activation(gate) * x`.
+pub(crate) fn glu(cpu: &Cpu, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
+    match activation {
+        Activation::Silu => apply(cpu, Silu, gate, Some(x)),
+        Activation::GeluTanh => apply(cpu, GeluTanh, gate, Some(x)),
+        Activation::Sigmoid => apply(cpu, Sigmoid, gate, Some(x)),
+    }
+}

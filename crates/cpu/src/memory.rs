@@ -1,0 +1,219 @@
+//! Memory: large zeroed regions for weights and caches, and recycled buffers for
+//! a step's tensors.
+
+use backend::{Recycle, Storage, Tensor};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// The size of a large page; regions of at least one start on its boundary.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// A zeroed region, aligned to a cache line or better. Pages that are never
+/// written stay unmapped, so a cache costs what is in it.
+pub(crate) struct Region {
+    base: *mut u8,
+    layout: Layout,
+    offset: usize,
+    len: usize,
+}
+
+// SAFETY: a region owns its bytes.
+unsafe impl Send for Region {}
+// SAFETY: shared references only read.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// `len` zeros.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { LINE };
+        // Aligned by hand: the allocator would clear over-aligned memory itself
+        // and touch every page, while plain large blocks come as untouched zeros.
+        let layout = Layout::from_size_align(len + align, 16).expect("a size that fits the address space");
+        // SAFETY: the size is not zero.
+        let base = unsafe { alloc_zeroed(layout) };
+        if base.is_null() {
+            handle_alloc_error(layout);
+        }
+        let offset = base.align_offset(align);
+        #[cfg(target_os = "linux")]
+        if align == HUGE_PAGE {
+            // SAFETY: the range lies in the allocation; the advice changes no content,
+            // and a kernel that ignores it costs speed only.
+            unsafe { libc::madvise(base.add(offset).cast(), len, libc::MADV_HUGEPAGE) };
+        }
+        Region { base, layout, offset, len }
+    }
+
+    /// The region as elements of `T`.
+    pub(crate) fn of<T: Plain>(&self) -> &[T] {
+        // SAFETY: aligned to a cache line, initialised, and any bytes are a `T`.
+        unsafe { std::slice::from_raw_parts(self.base.add(self.offset).cast(), self.len / size_of::<T>()) }
+    }
+
+    /// The region as elements of `T`, to write.
+    pub(crate) fn of_mut<T: Plain>(&mut self) -> &mut [T] {
+        // SAFETY: as in `of`, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(self.offset).cast(), self.len / size_of::<T>()) }
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.base, self.layout) };
+    }
+}
+
+/// Numbers that any bytes are.
+///
+/// # Safety
+///
+/// Every bit pattern is a value, there is no padding, and alignment is at most a
+/// cache line.
+pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
+// SAFETY: a plain number.
+unsafe impl Plain for u8 {}
+// SAFETY: a plain number.
+unsafe impl Plain for f32 {}
+// SAFETY: wraps a `u16` transparently.
+unsafe impl Plain for half::f16 {}
+// SAFETY: wraps a `u16` transparently.
+unsafe impl Plain for half::bf16 {}
+
+/// 16 values on a cache line of their own.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+/// A tensor's values.
+pub(crate) struct Buffer {
+    lines: Vec<Line>,
+    len: usize,
+    /// A copy in the order of some kernel, made when first wanted.
+    repacked: OnceLock<Vec<f32>>,
+}
+
+impl Buffer {
+    pub(crate) fn values(&self) -> &[f32] {
+        // SAFETY: `len` values lie in the lines, which are arrays of `f32` without gaps.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+    }
+
+    pub(crate) fn values_mut(&mut self) -> &mut [f32] {
+        self.repacked.take();
+        // SAFETY: as in `values`, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+    }
+
+    /// The values in another order; `repack` must be the only one ever asked for.
+    pub(crate) fn repacked(&self, repack: impl FnOnce(&[f32]) -> Vec<f32>) -> &[f32] {
+        self.repacked.get_or_init(|| repack(self.values()))
+    }
+}
+
+/// Buffers without a tensor, by size class.
+pub(crate) struct Arena {
+    /// As many are kept as a step ever had alive at once.
+    free: Mutex<Vec<Vec<Storage>>>,
+}
+
+/// Class and capacity, in lines, of a buffer for `lines` lines: four classes an
+/// octave, so at most a quarter is wasted.
+fn class(lines: usize) -> (usize, usize) {
+    if lines <= 4 {
+        return (lines, lines);
+    }
+    let octave = (lines - 1).ilog2() as usize - 1;
+    let step = 1 << (octave - 1);
+    let quarter = (lines.next_multiple_of(step) - (4 * step)) / step;
+    (4 * octave + quarter, (4 + quarter) * step)
+}
+
+impl Arena {
+    pub(crate) fn new() -> Self {
+        Arena { free: Mutex::new((0..256).map(|_| Vec::new()).collect()) }
+    }
+
+    fn take(&self, len: usize) -> Storage {
+        let (class, capacity) = class(len.div_ceil(16));
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner)[class].pop();
+        let mut storage = free.unwrap_or_else(|| {
+            Box::new(Buffer { lines: vec![Line([0.0; 16]); capacity], len: 0, repacked: OnceLock::new() })
+        });
+        let buffer: &mut Buffer = storage.downcast_mut().expect("only buffers are kept");
+        buffer.len = len;
+        buffer.repacked.take();
+        if cfg!(test) {
+            // What a kernel reads before it writes shows up in its result.
+            buffer.values_mut().fill(f32::NAN);
+        }
+        storage
+    }
+
+    /// A tensor of unspecified content.
+    pub(crate) fn tensor(self: &Arc<Self>, rows: usize, cols: usize) -> Tensor {
+        Tensor::new(rows, cols, self.take(rows * cols), Some(self.clone()))
+    }
+}
+
+impl Recycle for Arena {
+    fn recycle(&self, storage: Storage) {
+        if let Some(buffer) = storage.downcast_ref::<Buffer>() {
+            let (class, _) = class(buffer.lines.len());
+            self.free.lock().unwrap_or_else(PoisonError::into_inner)[class].push(storage);
+        }
+    }
+}
+
+/// The values of `x`.
+pub(crate) fn values(x: &Tensor) -> &[f32] {
+    x.storage::<Buffer>().values()
+}
+
+/// The values of `x`, to write.
+pub(crate) fn values_mut(x: &mut Tensor) -> &mut [f32] {
+    x.storage_mut::<Buffer>().values_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_hold_what_they_are_asked_for_and_waste_a_quarter_at_most() {
+        let mut last = (0, 0);
+        for lines in 0..100_000 {
+            let (index, capacity) = class(lines);
+            assert!(capacity >= lines && capacity * 4 <= lines * 5 + 4, "{lines} lines in {capacity}");
+            assert_eq!(class(capacity), (index, capacity), "a recycled buffer finds its class");
+            assert!(index < 256 && (index, capacity) >= last);
+            assert_eq!(index == last.0, capacity == last.1, "one capacity a class");
+            last = (index, capacity);
+        }
+    }
+
+    #[test]
+    fn tensors_reuse_memory() {
+        let arena = Arc::new(Arena::new());
+        let first = values(&arena.tensor(3, 100)).as_ptr();
+        assert_eq!(values(&arena.tensor(2, 150)).as_ptr(), first);
+    }
+
+    #[test]
+    fn regions_are_aligned_zeros() {
+        for len in [1, 64, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 5] {
+            let mut region = Region::zeroed(len);
+            assert!(region.of::<u8>().iter().all(|&b| b == 0));
+            assert_eq!(region.of::<u8>().as_ptr() as usize % if len < HUGE_PAGE { LINE } else { HUGE_PAGE }, 0);
+            region.of_mut::<u8>().fill(1);
+        }
+    }
+}

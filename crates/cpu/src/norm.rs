@@ -1,0 +1,72 @@
+//! Root mean square normalisation.
+
+use crate::Cpu;
+use crate::arch::{Kernel, Lanes, load, store};
+use crate::elementwise::PIECE;
+use crate::memory::{values, values_mut};
+use crate::pool::Split;
+use backend::Tensor;
+
+/// `sum x²` with 16 partial sums. Absent lanes add a positive zero, which
+/// changes no bit of a sum of squares.
+#[inline(always)]
+pub(crate) fn sum_squares<L: Lanes>(x: &[f32]) -> f32 {
+    let mut lanes = L::splat(0.0);
+    for x in x.chunks(16) {
+        let x = load::<L>(x);
+        lanes = x.mul_add(x, lanes);
+    }
+    lanes.sum()
+}
+
+/// Whole runs of `width`.
+struct Norm<'a> {
+    x: &'a [f32],
+    weight: Option<&'a [f32]>,
+    y: &'a mut [f32],
+    width: usize,
+    eps: f32,
+}
+
+impl Kernel for Norm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for (x, y) in self.x.chunks_exact(self.width).zip(self.y.chunks_exact_mut(self.width)) {
+            let inverse = 1.0 / (sum_squares::<L>(x) / self.width as f32 + self.eps).sqrt();
+            let inverse = L::splat(inverse);
+            let each = x.chunks(16).zip(y.chunks_mut(16));
+            match self.weight {
+                Some(weight) => {
+                    for ((x, y), w) in each.zip(weight.chunks(16)) {
+                        store(load::<L>(x) * inverse * load::<L>(w), y);
+                    }
+                }
+                None => {
+                    for (x, y) in each {
+                        store(load::<L>(x) * inverse, y);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `x / sqrt(mean(x²) + eps) * weight` over each run of `width` columns.
+pub(crate) fn rms_norm(cpu: &Cpu, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
+    assert!(x.cols().is_multiple_of(width), "whole runs of the norm's width");
+    let weight = weight.map(|w| {
+        assert_eq!(w.cols(), width, "a weight for each column of a run");
+        values(w)
+    });
+    let mut y = cpu.tensor(x.rows(), x.cols());
+    let (x, out) = (values(x), Split::new(values_mut(&mut y)));
+    cpu.pool.each(x.len() / width, PIECE.div_ceil(width), |_, range| {
+        let range = range.start * width..range.end * width;
+        // SAFETY: ranges are disjoint.
+        let y = unsafe { out.part(range.clone()) };
+        cpu.isa.run(Norm { x: &x[range], weight, y, width, eps });
+    });
+    y
+}

@@ -1,0 +1,355 @@
+//! One job at a time for a fixed set of threads.
+//!
+//! The caller is worker 0. The others spin for a while after each job, because
+//! the next one comes within microseconds during a step, then they park. A
+//! worker that wakes too late finds the job closed and misses nothing: work is
+//! claimed in pieces, so a job ends when its pieces do and not when the last
+//! thread has been scheduled.
+//!
+//! No queue, no futures, no allocation per job.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// Looks at the job counter before a worker parks: about a millisecond.
+const SPINS: usize = 20_000;
+
+/// Work on a worker's number.
+type Job = dyn Fn(usize) + Sync;
+
+/// `state` is `generation << 32 | OPEN | workers that took the job`.
+const OPEN: u64 = 1 << 31;
+
+struct Shared {
+    state: AtomicU64,
+    /// Workers that took the current job and have left it.
+    left: AtomicUsize,
+    /// Written before a generation opens, read by workers that took it.
+    job: UnsafeCell<Option<*const Job>>,
+    parked: Vec<AtomicBool>,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    stop: AtomicBool,
+}
+
+// SAFETY: `job` is written only by the holder of `Pool::turn` while no worker has
+// taken a job, and read only by workers that took the open generation.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer is followed only while `Pool::run` keeps its target alive.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    fn keep(&self, panic: Box<dyn Any + Send>) {
+        let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert(panic);
+    }
+
+    fn work(&self, id: usize) {
+        let mut seen = 0;
+        loop {
+            let mut spins = 0;
+            let mut state = self.state.load(Acquire);
+            while state >> 32 == seen {
+                spins += 1;
+                if spins > SPINS {
+                    self.parked[id].store(true, SeqCst);
+                    if self.state.load(SeqCst) >> 32 == seen {
+                        thread::park();
+                    }
+                    self.parked[id].store(false, SeqCst);
+                } else {
+                    std::hint::spin_loop();
+                }
+                state = self.state.load(Acquire);
+            }
+            if self.stop.load(Acquire) {
+                return;
+            }
+            seen = state >> 32;
+            while state >> 32 == seen && state & OPEN != 0 {
+                match self.state.compare_exchange_weak(state, state + 1, Acquire, Acquire) {
+                    Ok(_) => {
+                        // SAFETY: this worker is counted in the open generation, so
+                        // `Pool::run` waits for it and the job is alive.
+                        let job = unsafe { &*(*self.job.get()).expect("an open generation has a job") };
+                        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(id))) {
+                            self.keep(panic);
+                        }
+                        self.left.fetch_add(1, Release);
+                        break;
+                    }
+                    Err(now) => state = now,
+                }
+            }
+        }
+    }
+}
+
+/// The threads.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// Held by whoever runs a job.
+    turn: Mutex<()>,
+}
+
+impl Pool {
+    /// `n` workers, the caller among them.
+    pub(crate) fn new(n: usize) -> Self {
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            left: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            parked: (0..n).map(|_| AtomicBool::new(false)).collect(),
+            panic: Mutex::new(None),
+            stop: AtomicBool::new(false),
+        });
+        let threads = (1..n)
+            .map(|id| {
+                let shared = shared.clone();
+                thread::Builder::new()
+                    .name(format!("cpu-{id}"))
+                    .spawn(move || shared.work(id))
+                    .expect("the system gives threads")
+            })
+            .collect();
+        Pool { shared, threads, turn: Mutex::new(()) }
+    }
+
+    /// Workers, the caller included.
+    pub(crate) fn n_workers(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Calls `job` once on this thread and at most once on each other worker,
+    /// and returns when all calls have. Jobs must claim their work in pieces.
+    ///
+    /// # Panics
+    ///
+    /// With the panic of the first call that panicked, after all have ended.
+    pub(crate) fn run(&self, job: &(dyn Fn(usize) + Sync + '_)) {
+        if self.threads.is_empty() {
+            return job(0);
+        }
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes. The generation is closed and every
+        // worker that took it has left before this function returns or unwinds.
+        let alive: *const Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Job>(job) };
+        // SAFETY: no generation is open and `turn` is held.
+        unsafe { *shared.job.get() = Some(alive) };
+        shared.left.store(0, Relaxed);
+        let generation = (shared.state.load(Relaxed) >> 32) + 1;
+        shared.state.store(generation << 32 | OPEN, SeqCst);
+        self.wake();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(0))) {
+            shared.keep(panic);
+        }
+        let taken = shared.state.fetch_and(!OPEN, SeqCst) as u32 & !(OPEN as u32);
+        let mut spins = 0;
+        while shared.left.load(Acquire) != taken as usize {
+            spins += 1;
+            if spins > SPINS {
+                thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(turn);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Calls `piece(worker, range)` over `0..n` in ranges of `chunk` (the last
+    /// may be shorter), each once, on whichever worker is free.
+    pub(crate) fn each(&self, n: usize, chunk: usize, piece: impl Fn(usize, Range<usize>) + Sync) {
+        let chunk = chunk.max(1);
+        if n <= chunk || self.threads.is_empty() {
+            // In the same pieces as below, for callers that rely on their size.
+            for start in (0..n).step_by(chunk) {
+                piece(0, start..(start + chunk).min(n));
+            }
+            return;
+        }
+        let next = AtomicUsize::new(0);
+        self.run(&|worker| {
+            loop {
+                let start = next.fetch_add(chunk, Relaxed);
+                if start >= n {
+                    break;
+                }
+                piece(worker, start..(start + chunk).min(n));
+            }
+        });
+    }
+
+    fn wake(&self) {
+        for (parked, thread) in self.shared.parked[1..].iter().zip(&self.threads) {
+            if parked.load(SeqCst) {
+                thread.thread().unpark();
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        self.shared.state.fetch_add(1 << 32, SeqCst);
+        self.wake();
+        for thread in self.threads.drain(..) {
+            // A worker catches its job's panics; there is nothing left to report.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A slice that workers write in parts.
+pub(crate) struct Split<'a, T> {
+    start: *mut T,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: `part` hands out disjoint parts only, by its contract.
+unsafe impl<T: Send> Sync for Split<'_, T> {}
+
+impl<'a, T> Split<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        Split { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+    }
+
+    /// The elements of `range`.
+    ///
+    /// # Safety
+    ///
+    /// No two parts that are alive at once may overlap.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches past the end.
+    #[expect(clippy::mut_from_ref, reason = "the contract forbids overlap")]
+    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "a part lies in its slice");
+        // SAFETY: in bounds, and not aliased by this function's contract.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// The elements of `range`, to read.
+    ///
+    /// # Safety
+    ///
+    /// No part that is alive at once may overlap.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches past the end.
+    pub(crate) unsafe fn read(&self, range: Range<usize>) -> &[T] {
+        assert!(range.start <= range.end && range.end <= self.len, "a part lies in its slice");
+        // SAFETY: in bounds, and not written by this function's contract.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
+
+    /// Writes one element, for parts that interleave.
+    ///
+    /// # Safety
+    ///
+    /// No part that is alive contains the element, and no other worker writes it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such element.
+    #[inline(always)]
+    pub(crate) unsafe fn write(&self, i: usize, value: T) {
+        assert!(i < self.len, "an element of the slice");
+        // SAFETY: in bounds, and not aliased by this function's contract.
+        unsafe { self.start.add(i).write(value) };
+    }
+}
+
+/// Worker `worker`'s share of a scratch tensor with a row for each.
+///
+/// # Safety
+///
+/// The worker uses it in one place at a time.
+#[expect(clippy::mut_from_ref, reason = "as `Split::part`")]
+pub(crate) unsafe fn out_of<'a>(scratch: &'a Split<'_, f32>, worker: usize, room: usize) -> &'a mut [f32] {
+    // SAFETY: rooms of different workers are disjoint.
+    unsafe { scratch.part(worker * room..(worker + 1) * room) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_runs_once() {
+        for n in [1, 2, 3, 8] {
+            let pool = Pool::new(n);
+            for round in 0..3000 {
+                let total = round % 37;
+                let hits: Vec<AtomicUsize> = (0..total).map(|_| AtomicUsize::new(0)).collect();
+                pool.each(total, round % 5, |worker, range| {
+                    assert!(worker < n);
+                    range.for_each(|i| { hits[i].fetch_add(1, Relaxed); });
+                });
+                assert!(hits.iter().all(|h| h.load(Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn parked_workers_wake() {
+        let pool = Pool::new(3);
+        for _ in 0..20 {
+            let met = AtomicUsize::new(0);
+            // All three must meet, so none may sleep through the job.
+            pool.run(&|_| {
+                met.fetch_add(1, SeqCst);
+                while met.load(SeqCst) < 3 {
+                    thread::yield_now();
+                }
+            });
+            thread::sleep(std::time::Duration::from_millis(3));
+        }
+    }
+
+    #[test]
+    fn a_panic_on_any_worker_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(3);
+        for round in 0..200 {
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                pool.each(64, 1, |_, range| assert_ne!(range.start, round % 64, "piece {round}"));
+            }));
+            let message = caught.expect_err("a piece panics");
+            assert!(message.downcast_ref::<String>().is_some_and(|m| m.contains("piece")));
+            let sum = AtomicUsize::new(0);
+            pool.each(10, 1, |_, range| { sum.fetch_add(range.start, Relaxed); });
+            assert_eq!(sum.load(Relaxed), 45);
+        }
+    }
+
+    #[test]
+    fn several_callers_take_turns() {
+        let pool = Pool::new(2);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let sum = AtomicUsize::new(0);
+                        pool.each(8, 1, |_, range| { sum.fetch_add(range.start, Relaxed); });
+                        assert_eq!(sum.load(Relaxed), 28);
+                    }
+                });
+            }
+        });
+    }
+}

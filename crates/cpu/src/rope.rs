@@ -1,0 +1,94 @@
+//! Rotary position embedding.
+
+use crate::Cpu;
+use crate::arch::{Kernel, Lanes, load, store};
+use crate::elementwise::PIECE;
+use crate::memory::values_mut;
+use crate::pool::{Split, out_of};
+use backend::{Batch, Rope, Row, Tensor, math};
+
+/// Turns the heads of some rows. Sine and cosine are computed once a row.
+struct Turn<'a> {
+    rope: &'a Rope,
+    rows: &'a [Row],
+    cols: usize,
+    x: &'a mut [f32],
+    /// Room for the sines and cosines of all pairs.
+    angles: &'a mut [f32],
+}
+
+impl Kernel for Turn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Rope { head_dim, pair_offset, ref frequencies } = *self.rope;
+        let pairs = frequencies.len();
+        let (sines, cosines) = self.angles.split_at_mut(pairs);
+        for (row, x) in self.rows.iter().zip(self.x.chunks_exact_mut(self.cols)) {
+            let position = L::splat(row.position as f32);
+            let places = sines.chunks_mut(16).zip(cosines.chunks_mut(16));
+            for (f, (sin, cos)) in frequencies.chunks(16).zip(places) {
+                let (s, c) = math::sin_cos(position * load::<L>(f));
+                store(s, sin);
+                store(c, cos);
+            }
+            for head in x.chunks_exact_mut(head_dim) {
+                let (low, high) = head.split_at_mut(pair_offset);
+                let pairs = low[..pairs].chunks_mut(16).zip(high[..pairs].chunks_mut(16));
+                let angles = sines.chunks(16).zip(cosines.chunks(16));
+                for ((low, high), (sin, cos)) in pairs.zip(angles) {
+                    let (a, b) = (load::<L>(low), load::<L>(high));
+                    let (sin, cos) = (load::<L>(sin), load::<L>(cos));
+                    store(b.negate().mul_add(sin, a * cos), low);
+                    store(a.mul_add(sin, b * cos), high);
+                }
+            }
+        }
+    }
+}
+
+/// Turns every head of every row by its position.
+pub(crate) fn rope(cpu: &Cpu, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
+    let cols = x.cols();
+    let pairs = rope.frequencies.len();
+    assert_eq!(x.rows(), batch.n_rows(), "a row for each of the step's");
+    assert!(cols.is_multiple_of(rope.head_dim), "whole heads");
+    assert!(
+        pairs <= rope.pair_offset && rope.pair_offset + pairs <= rope.head_dim,
+        "pairs do not overlap and lie in their head"
+    );
+    // A line apart, so that workers do not share one.
+    let room = (2 * pairs).next_multiple_of(16);
+    let mut angles = cpu.tensor(cpu.pool.n_workers(), room);
+    let (out, angles) = (Split::new(values_mut(&mut x)), Split::new(values_mut(&mut angles)));
+    cpu.pool.each(batch.n_rows(), PIECE.div_ceil(cols.max(1)), |worker, range| {
+        // SAFETY: ranges of rows are disjoint, and a worker's room is its own.
+        let (x, angles) = unsafe {
+            (
+                out.part(range.start * cols..range.end * cols),
+                out_of(&angles, worker, room),
+            )
+        };
+        cpu.isa.run(Turn { rope, rows: &batch.rows[range], cols, x, angles: &mut angles[..2 * pairs] });
+    });
+    x
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CpuOptions;
+    use crate::memory::values;
+    use backend::Backend;
+
+    #[test]
+    fn position_zero_turns_nothing() {
+        let cpu = Cpu::new(CpuOptions::default()).unwrap();
+        let x: Vec<f32> = (0..48).map(|i| i as f32 - 20.0).collect();
+        let rotary = Rope { head_dim: 24, pair_offset: 12, frequencies: vec![0.5; 5] };
+        let batch = Batch { rows: vec![Row { index: 3, position: 0 }], ..Batch::default() };
+        let y = cpu.rope(cpu.upload(1, 48, &x), &rotary, &batch);
+        assert_eq!(values(&y), x);
+    }
+}

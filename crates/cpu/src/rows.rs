@@ -1,0 +1,103 @@
+//! Ops that move rows and columns, and the one that picks a column.
+
+use crate::Cpu;
+use crate::arch::{Kernel, Lanes};
+use crate::elementwise::PIECE;
+use crate::memory::{values, values_mut};
+use crate::pool::Split;
+use backend::Tensor;
+
+/// Rows `rows` of `x`.
+pub(crate) fn gather(cpu: &Cpu, x: &Tensor, rows: &[usize]) -> Tensor {
+    let cols = x.cols();
+    let mut y = cpu.tensor(rows.len(), cols);
+    if cols > 0 {
+        let from = values(x);
+        for (to, &row) in values_mut(&mut y).chunks_exact_mut(cols).zip(rows) {
+            to.copy_from_slice(&from[row * cols..][..cols]);
+        }
+    }
+    y
+}
+
+/// Columns `first .. first + cols` of `x`.
+pub(crate) fn columns(cpu: &Cpu, x: &Tensor, first: usize, cols: usize) -> Tensor {
+    let mut y = cpu.tensor(x.rows(), cols);
+    if cols > 0 {
+        let rows = values(x).chunks_exact(x.cols());
+        for (to, row) in values_mut(&mut y).chunks_exact_mut(cols).zip(rows) {
+            to.copy_from_slice(&row[first..first + cols]);
+        }
+    }
+    y
+}
+
+/// The columns of `a`, then those of `b`.
+pub(crate) fn concat(cpu: &Cpu, a: &Tensor, b: &Tensor) -> Tensor {
+    assert_eq!(a.rows(), b.rows(), "rows to join");
+    let (left, right) = (a.cols(), b.cols());
+    let mut y = cpu.tensor(a.rows(), left + right);
+    let (a, b) = (values(a), values(b));
+    for (i, to) in values_mut(&mut y).chunks_exact_mut((left + right).max(1)).enumerate() {
+        to[..left].copy_from_slice(&a[i * left..][..left]);
+        to[left..].copy_from_slice(&b[i * right..][..right]);
+    }
+    y
+}
+
+/// The first of a row's largest values.
+struct Argmax<'a>(&'a [f32]);
+
+impl Kernel for Argmax<'_> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) -> usize {
+        /// Values searched one by one, once the largest is known.
+        const BLOCK: usize = 256;
+        let row = self.0;
+        // Nothing is larger than a NaN that comes first.
+        if row.first().is_none_or(|x| x.is_nan()) {
+            return 0;
+        }
+        let mut best = row[0];
+        let mut block = 0;
+        for (i, values) in row.chunks(BLOCK).enumerate() {
+            let mut lanes = L::splat(best);
+            let (whole, rest) = values.as_chunks::<16>();
+            for x in whole {
+                lanes = L::load(x).maximum(lanes);
+            }
+            let mut largest = lanes.max_lane();
+            for &x in rest {
+                if x > largest {
+                    largest = x;
+                }
+            }
+            if largest > best {
+                (best, block) = (largest, i);
+            }
+        }
+        let start = block * BLOCK;
+        start + row[start..].iter().position(|&x| x == best).expect("the largest is one of them")
+    }
+}
+
+/// The column of each row's largest value; the lowest of equal ones.
+pub(crate) fn argmax(cpu: &Cpu, x: &Tensor) -> Vec<u32> {
+    let cols = x.cols();
+    let x = values(x);
+    let mut best = vec![0; x.len() / cols.max(1)];
+    let n = best.len();
+    let out = Split::new(&mut best);
+    // Rows are searched whole; a long one is worth handing out.
+    cpu.pool.each(n, (2 * PIECE / cols.max(1)).max(1), |_, range| {
+        for row in range {
+            // SAFETY: every row is visited once.
+            let best = unsafe { &mut out.part(row..row + 1)[0] };
+            *best = cpu.isa.run(Argmax(&x[row * cols..][..cols])) as u32;
+        }
+    });
+    best
+}
+

@@ -1,0 +1,80 @@
+//! The one inner loop of products and attention: a block of sums in registers.
+//!
+//! `acc[m][r] ← fma(w[k][r], x[m][k], acc[m][r])` for ascending `k`, with 16
+//! lanes in each `w[k][r]`. Every output has its own accumulator, so a block's
+//! shape changes speed and never bits.
+
+use crate::arch::{Element, Lanes};
+
+/// Bytes between the vector being read and the line asked for. From 6 to 16 KiB
+/// all distances do; without asking, memory time and arithmetic add up.
+const AHEAD: usize = 8192;
+
+/// Steps between two requests.
+const STEPS: usize = 8;
+
+/// Where a block's operands lie, in elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands<W> {
+    /// `x[m][k]` is at `m * x_stride + k`.
+    pub(crate) x: *const f32,
+    pub(crate) x_stride: usize,
+    /// The 16 lanes of `w[k][r]` start at `k * w_step + r * w_stride`.
+    pub(crate) w: *const W,
+    pub(crate) w_step: usize,
+    pub(crate) w_stride: usize,
+    /// Steps.
+    pub(crate) k: usize,
+}
+
+/// Adds all steps to `acc`. `FETCH` asks for weights ahead; they must then be
+/// read in order (`w_step` 16).
+///
+/// # Safety
+///
+/// All operands are readable.
+#[inline(always)]
+pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: usize, const FETCH: bool>(
+    acc: &mut [[L; R]; M],
+    o: Operands<W>,
+) {
+    let mut sums = *acc;
+    let mut k = 0;
+    macro_rules! step {
+        ($k:expr) => {{
+            // SAFETY: step `k < o.k` of readable operands.
+            unsafe {
+                let w = o.w.add($k * o.w_step);
+                let mut lanes = [L::splat(0.0); R];
+                for r in 0..R {
+                    lanes[r] = W::load::<L>(&*w.add(r * o.w_stride).cast::<[W; 16]>());
+                }
+                for m in 0..M {
+                    let x = L::splat(*o.x.add(m * o.x_stride + $k));
+                    for r in 0..R {
+                        sums[m][r] = lanes[r].mul_add(x, sums[m][r]);
+                    }
+                }
+            }
+        }};
+    }
+    while k + STEPS <= o.k {
+        if FETCH {
+            for r in 0..R {
+                let line = o.w.wrapping_add(k * o.w_step + r * o.w_stride).cast::<u8>().wrapping_add(AHEAD);
+                for i in 0..STEPS * 16 * size_of::<W>() / 64 {
+                    L::prefetch(line.wrapping_add(64 * i));
+                }
+            }
+        }
+        for i in 0..STEPS {
+            step!(k + i);
+        }
+        k += STEPS;
+    }
+    while k < o.k {
+        step!(k);
+        k += 1;
+    }
+    *acc = sums;
+}

@@ -1,0 +1,434 @@
+//! Speculation on equals speculation off, with `==`.
+//!
+//! For every family, drafter, way of sampling, draft length, prefill chunk, batch
+//! width, thread count and instruction set: the same tokens as plain decoding with
+//! the whole prompt in one step.
+//!
+//! Tiny random models reach every path in little time, but their heads guess
+//! nothing right; so drafts that are partly right come from [`Oracle`], which
+//! knows the text and spoils some of it, and the small trained models of `models/`
+//! draft with their own heads.
+
+use backend::Backend;
+use cache::{Memory, MemorySize};
+use cpu::{Cpu, CpuOptions, Isa};
+use models::{Gemma4Assistant, Qwen35Mtp, load_target};
+use speculate::draft::{Assistant, Forced, Mtp, Ngram};
+use speculate::length::Fixed;
+use speculate::{Drafter, Sampling, Speculator, Stream, StreamOptions};
+use std::collections::HashMap;
+use std::sync::Arc;
+use suites::{Rng, repository};
+use weights::Checkpoint;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Draft {
+    None,
+    /// The family's own head.
+    Head,
+    Ngram,
+    /// The true text with every so many tokens spoilt.
+    Oracle,
+}
+
+/// A model under test: target folder and, for Gemma, its assistant's.
+#[derive(Clone, Copy, Debug)]
+struct Subject {
+    target: &'static str,
+    assistant: Option<&'static str>,
+    /// Whether every cell of the grid is run, or every fifth.
+    whole_grid: bool,
+}
+
+const TINY: &[Subject] = &[
+    Subject {
+        target: "tests/golden/checkpoints/gemma4-dense",
+        assistant: Some("tests/golden/checkpoints/gemma4-dense-assistant"),
+        whole_grid: true,
+    },
+    Subject {
+        target: "tests/golden/checkpoints/gemma4-ple",
+        assistant: Some("tests/golden/checkpoints/gemma4-ple-assistant"),
+        whole_grid: false,
+    },
+    Subject {
+        target: "tests/golden/checkpoints/gemma4-moe",
+        assistant: None,
+        whole_grid: false,
+    },
+    Subject {
+        target: "tests/golden/checkpoints/qwen3_5-dense",
+        assistant: None,
+        whole_grid: true,
+    },
+    Subject {
+        target: "tests/golden/checkpoints/qwen3_5-moe",
+        assistant: None,
+        whole_grid: false,
+    },
+];
+
+const TRAINED: &[Subject] = &[
+    Subject {
+        target: "models/gemma4-14m",
+        assistant: Some("models/gemma4-14m-assistant"),
+        whole_grid: false,
+    },
+    Subject {
+        target: "models/qwen3_5-15m",
+        assistant: None,
+        whole_grid: false,
+    },
+];
+
+const DRAFT_LENGTHS: &[usize] = &[0, 1, 2, 3, 5, 8];
+const CHUNKS: &[usize] = &[1, 7, 64, 512];
+const WIDTHS: &[usize] = &[1, 3, 8];
+const CONTEXT: usize = 384;
+const MAX_TOKENS: usize = 128;
+
+impl Subject {
+    fn has_head(&self) -> bool {
+        self.assistant.is_some() || self.target.contains("qwen")
+    }
+}
+
+fn samplings() -> [(&'static str, Sampling); 3] {
+    [
+        ("greedy", Sampling::default()),
+        (
+            "T=0.7 top-p 0.9",
+            Sampling {
+                temperature: 0.7,
+                top_p: 0.9,
+                seed: 17,
+                ..Sampling::default()
+            },
+        ),
+        (
+            "T=1 with penalties",
+            Sampling {
+                temperature: 1.0,
+                repetition_penalty: 1.2,
+                presence_penalty: 0.3,
+                frequency_penalty: 0.2,
+                logit_bias: vec![(3, 1.5), (5, -2.0)],
+                seed: 99,
+                ..Sampling::default()
+            },
+        ),
+    ]
+}
+
+/// Guesses the true text, wrong in every `spoil`-th position.
+fn oracle(texts: Vec<Vec<u32>>, spoil: usize) -> Box<dyn Drafter> {
+    Box::new(Forced::new(move |tokens: &[u32], limit: usize| {
+        let text = texts.iter().find(|t| t.starts_with(tokens));
+        let rest = text.map_or(&[][..], |t| &t[tokens.len()..]);
+        let guess = |(i, &token): (usize, &u32)| {
+            if (tokens.len() + i).is_multiple_of(spoil) {
+                if token > 0 { token - 1 } else { 1 }
+            } else {
+                token
+            }
+        };
+        rest.iter().take(limit).enumerate().map(guess).collect()
+    }))
+}
+
+struct Setup<'a> {
+    subject: Subject,
+    backend: &'a Arc<dyn Backend>,
+    draft: Draft,
+    draft_max: usize,
+    chunk: usize,
+    width: usize,
+    kv_format: &'static quant::Format,
+}
+
+/// Writes after each prompt, `setup.width` prompts at a time. The prompts' numbers
+/// count from `first`: seed and length of a text follow its number.
+fn write(
+    setup: &Setup<'_>,
+    prompts: &[Vec<u32>],
+    first: usize,
+    sampling: &Sampling,
+    truth: &[Vec<u32>],
+) -> Written {
+    let b = setup.backend;
+    let checkpoint = Checkpoint::open(&repository(setup.subject.target)).unwrap();
+    let target = load_target(&**b, &checkpoint).unwrap();
+    let size = MemorySize {
+        sequences: setup.width,
+        context: CONTEXT,
+        step_rows: setup.chunk,
+        kv_format: setup.kv_format,
+    };
+    let memory = Memory::new(&**b, target.plan(), size);
+    let drafter: Option<Box<dyn Drafter>> = match setup.draft {
+        Draft::None => None,
+        Draft::Ngram => Some(Box::new(Ngram::new())),
+        Draft::Oracle => Some(oracle(truth.to_vec(), 4)),
+        Draft::Head => Some(match setup.subject.assistant {
+            Some(folder) => {
+                let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
+                Box::new(Assistant::new(
+                    Gemma4Assistant::load(&**b, &checkpoint, &*target).unwrap(),
+                ))
+            }
+            None => {
+                let head = Qwen35Mtp::load(&**b, &checkpoint, &*target).unwrap();
+                let memory = Memory::new(&**b, head.plan(), size);
+                Box::new(Mtp::new(head, memory))
+            }
+        }),
+    };
+    let mut speculator = Speculator::new(
+        b.clone(),
+        target,
+        memory,
+        drafter,
+        Box::new(Fixed(setup.draft_max)),
+    );
+    let mut written = Written {
+        texts: vec![Vec::new(); prompts.len()],
+        drafted: 0,
+        accepted: 0,
+    };
+    let mut waiting = prompts.iter().enumerate();
+    let mut running: Vec<(usize, Stream)> = Vec::new();
+    loop {
+        while running.len() < setup.width
+            && let Some((i, prompt)) = waiting.next()
+        {
+            let options = StreamOptions {
+                sampling: Sampling {
+                    seed: sampling.seed + (first + i) as u64,
+                    ..sampling.clone()
+                },
+                // Lengths differ, so that streams start and end beside running ones.
+                max_tokens: MAX_TOKENS - (first + i) % 5,
+                stop_tokens: Arc::new([]),
+                draft_max: setup.draft_max,
+            };
+            running.push((i, speculator.open(prompt.clone(), options).unwrap()));
+        }
+        if running.is_empty() {
+            break;
+        }
+        let mut streams: Vec<&mut Stream> = running.iter_mut().map(|(_, s)| s).collect();
+        speculator.round(&mut streams, setup.chunk).unwrap();
+        let (ended, going) = running.into_iter().partition(|(_, s)| s.finish().is_some());
+        running = going;
+        for (i, stream) in ended {
+            written.texts[i] = stream.tokens().to_vec();
+            written.drafted += stream.stats().drafted();
+            written.accepted += stream.stats().accepted();
+            speculator.close(stream);
+        }
+    }
+    assert_eq!(speculator.memory().pages_used().0, 0, "every page is back");
+    written
+}
+
+struct Written {
+    texts: Vec<Vec<u32>>,
+    drafted: u64,
+    accepted: u64,
+}
+
+fn prompts(n: usize, vocab: u32, seed: u64) -> Vec<Vec<u32>> {
+    let mut rng = Rng(seed);
+    (0..n)
+        .map(|_| {
+            // Prompts repeat themselves, so that n-grams have something to find.
+            let len = 1 + rng.below(150) as usize;
+            let period = 1 + rng.below(20) as usize;
+            let base: Vec<u32> = (0..period).map(|_| 8 + rng.below(vocab - 16)).collect();
+            (0..len)
+                .map(|i| {
+                    if rng.below(6) == 0 {
+                        8 + rng.below(vocab - 16)
+                    } else {
+                        base[i % period]
+                    }
+                })
+                .collect()
+        })
+        .collect()
+}
+
+fn backend(isa: Isa, threads: usize) -> Arc<dyn Backend> {
+    Arc::new(
+        Cpu::new(CpuOptions {
+            threads,
+            isa: Some(isa),
+            ..CpuOptions::default()
+        })
+        .unwrap(),
+    )
+}
+
+fn assert_same(setup: &Setup<'_>, what: &str, got: &Written, want: &[Vec<u32>]) {
+    for (i, (got, want)) in got.texts.iter().zip(want).enumerate() {
+        if got != want {
+            let at = got.iter().zip(want).position(|(g, w)| g != w);
+            panic!(
+                "{} {:?} {what} draft {} chunk {} width {} kv {} on {}: prompt {i} differs at token {at:?} of {}",
+                setup.subject.target,
+                setup.draft,
+                setup.draft_max,
+                setup.chunk,
+                setup.width,
+                setup.kv_format.name,
+                setup.backend.name(),
+                want.len()
+            );
+        }
+    }
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_a_tiny_model() {
+    let n_prompts = 208;
+    let mut cells = 0;
+    let mut texts = 0;
+    let mut accepted: HashMap<(&str, Draft), (u64, u64)> = HashMap::new();
+    let scalar = backend(Isa::Scalar, 1);
+    let backends: Vec<Arc<dyn Backend>> = Isa::available()
+        .into_iter()
+        .flat_map(|isa| [1, 2].map(|threads| backend(isa, threads)))
+        .collect();
+    for (s, &subject) in TINY.iter().enumerate() {
+        let prompts = prompts(n_prompts, 90, s as u64);
+        for (what, sampling) in samplings() {
+            let plain = |kv_format| Setup {
+                subject,
+                backend: backends.last().unwrap_or(&scalar),
+                draft: Draft::None,
+                draft_max: 0,
+                chunk: 512,
+                width: 8,
+                kv_format,
+            };
+            let truth: Vec<_> = [&quant::F32, &quant::BF16]
+                .map(|kv| (kv, write(&plain(kv), &prompts, 0, &sampling, &[]).texts))
+                .into();
+            // The grid's axes vary together: each cell takes the next few prompts.
+            let mut next = 0;
+            for (d, &draft_max) in DRAFT_LENGTHS.iter().enumerate() {
+                for (c, &chunk) in CHUNKS.iter().enumerate() {
+                    for (k, backend) in backends.iter().enumerate() {
+                        for draft in [Draft::Head, Draft::Ngram, Draft::Oracle] {
+                            let thinned =
+                                !subject.whole_grid && !(d + 5 * c + 7 * k).is_multiple_of(5);
+                            if thinned || draft == Draft::Head && !subject.has_head() {
+                                continue;
+                            }
+                            let n = 3;
+                            let range = next..next + n;
+                            next = (next + n) % (n_prompts - n);
+                            let (kv_format, truth) = &truth[(d + c + k) % 2];
+                            let width = WIDTHS[(d + k + c) % WIDTHS.len()];
+                            let setup = Setup {
+                                subject,
+                                backend,
+                                draft,
+                                draft_max,
+                                chunk,
+                                width,
+                                kv_format,
+                            };
+                            let want = &truth[range.clone()];
+                            let got = write(
+                                &setup,
+                                &prompts[range.clone()],
+                                range.start,
+                                &sampling,
+                                want,
+                            );
+                            assert_same(&setup, what, &got, want);
+                            let entry = accepted.entry((subject.target, draft)).or_default();
+                            entry.0 += got.drafted;
+                            entry.1 += got.accepted;
+                            cells += 1;
+                            texts += n;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    println!("{cells} cells, {texts} texts of up to {MAX_TOKENS} tokens");
+    for ((target, draft), (drafted, accepted)) in &accepted {
+        println!("{target} {draft:?}: {accepted} of {drafted} accepted");
+        assert!(*drafted > 1000, "{target} {draft:?} has drafted");
+        if matches!(draft, Draft::Oracle | Draft::Ngram) {
+            assert!(
+                0 < *accepted && accepted < drafted,
+                "{target} {draft:?}: some are accepted, some are not"
+            );
+        }
+    }
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_a_trained_model() {
+    for &subject in TRAINED {
+        let name = subject.target.strip_prefix("models/").unwrap();
+        let path = repository("tests/golden/greedy").join(format!("{name}-affine8.json"));
+        let file: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let ids = |v: &serde_json::Value| {
+            v.as_array()
+                .unwrap()
+                .iter()
+                .map(|t| t.as_u64().unwrap() as u32)
+                .collect()
+        };
+        let prompts: Vec<Vec<u32>> = file["prompts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|p| ids(&p["prompt"]))
+            .collect();
+        let prompts: Vec<Vec<u32>> = prompts
+            .into_iter()
+            .filter(|p| p.len() + MAX_TOKENS <= CONTEXT)
+            .collect();
+        assert!(prompts.len() >= 15, "{name} has prompts");
+        let best = Isa::available().pop().unwrap();
+        let backends = [backend(best, 2), backend(best, 1)];
+        for (s, (what, sampling)) in samplings().into_iter().enumerate() {
+            let setup = |draft, draft_max, chunk, width, backend| Setup {
+                subject,
+                backend,
+                draft,
+                draft_max,
+                chunk,
+                width,
+                kv_format: &quant::BF16,
+            };
+            let plain = setup(Draft::None, 0, 512, 1, &backends[0]);
+            let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
+            for (draft, draft_max, chunk, width) in [
+                (Draft::Head, [3, 8, 1][s], [64, 512, 7][s], [1, 3, 8][s]),
+                (Draft::Ngram, 5, 33, [8, 1, 3][s]),
+            ] {
+                let setup = setup(draft, draft_max, chunk, width, &backends[s % 2]);
+                let got = write(&setup, &prompts, 0, &sampling, &[]);
+                assert_same(&setup, what, &got, &want);
+                println!(
+                    "{name} {draft:?} {what}: {} of {} accepted at length {draft_max}",
+                    got.accepted, got.drafted
+                );
+                if draft == Draft::Head {
+                    assert!(
+                        got.accepted * 4 > got.drafted,
+                        "{name}: a trained head is right now and then"
+                    );
+                }
+            }
+        }
+    }
+}
