@@ -294,14 +294,37 @@ mod tests {
         }
 
         #[test]
-        fn no_more_is_held_than_the_beginning_of_a_stop(text in "[ab]{0,30}", stop in "[ab]{1,6}") {
-            let mut stream = StopStrings::new(std::slice::from_ref(&stop)).unwrap();
+        fn no_more_is_held_than_the_beginning_of_a_stop(text in "[ab]{0,60}", stop in "[ab]{1,12}") {
+            let stops = std::slice::from_ref(&stop);
+            let mut stream = StopStrings::new(stops).unwrap();
             let outcome = stream.push(&text);
+            prop_assert_eq!(outcome.hit, naive(&text, stops).1);
             if outcome.hit.is_none() {
                 let held = &text[outcome.emit.len()..];
                 prop_assert!(stop.starts_with(held));
                 let longest = (0..stop.len()).rev().find(|&n| text.ends_with(&stop[..n])).unwrap();
                 prop_assert_eq!(held.len(), longest);
+            }
+        }
+    }
+
+    /// Text made of beginnings of the stop string itself, where the matcher
+    /// has to fall back the most.
+    #[test]
+    fn near_misses_are_found_and_held() {
+        for bits in 0..1_u32 << 9 {
+            let stop: String = (0..9)
+                .map(|i| if bits >> i & 1 == 0 { 'a' } else { 'b' })
+                .collect();
+            for (first, second) in (0..9).flat_map(|i| (0..9).map(move |j| (i, j))) {
+                let text = [&stop[..first], &stop[..second], &stop].concat();
+                let stops = std::slice::from_ref(&stop);
+                let outcome = StopStrings::new(stops).unwrap().push(&text);
+                assert_eq!(
+                    (outcome.emit, outcome.hit),
+                    naive(&text, stops),
+                    "{stop} in {text}"
+                );
             }
         }
     }
