@@ -23,7 +23,10 @@ DESCRIPTIONS = {
 }
 LIMITS = """Very small, and trained for minutes: it knows almost nothing about the world, invents facts, and is wrong
 often. English only. It was trained on rows of 1,024 tokens; longer conversations are outside of what it has
-seen. It has had no safety training. Use it for demonstrations, tests and measurements of the engine."""
+seen. The real part of the corpus is small, and was shown about ten times: text of its kind that was held out is
+predicted worse than in the middle of the run. Passages of the held-out tales of FairytaleQA occur in its training
+questions, so that loss is not a held-out figure. Questions and tool calls of the checks come from the generator
+that training used, with other seeds. It has had no safety training. Use it for demonstrations, tests and measurements of the engine."""
 GROUPS = ("synthetic", "real", "dialogue", "all")
 
 
@@ -55,11 +58,12 @@ def acceptance(report, drafter):
     for group, values in report["eval"][drafter]["teacher-forced"].items():
         first, second, third = values["by_position"]
         rows.append(f"| held-out text, {group} | {first:.3f} | {second:.3f} | {third:.3f} | |")
-    sampled = [f"{report['eval'][drafter][f'generated T={t}']['overlap']:.3f} at T = {t}" for t in (0.7, 1.0)]
-    return (
-        "\n".join(rows)
-        + f"\n\nRejection sampling, first position, own sampled answers: {', '.join(sampled)}."
-    )
+    keys = {t: report["eval"][drafter].get(f"generated T={t}") for t in (0.7, 1.0)}
+    sampled = [f"{found['overlap']:.3f} at T = {t}" for t, found in keys.items() if found]
+    if not sampled:
+        return "\n".join(rows)
+    note = f"Rejection sampling, first position, own sampled answers: {', '.join(sampled)}."
+    return "\n".join(rows) + "\n\n" + note
 
 
 def card(name, report, corpus, size):
@@ -79,7 +83,7 @@ def card(name, report, corpus, size):
     lines += ["## Figures", "", "| held-out set | nats a token |", "|---|---|"]
     lines += [f"| {k} | {v[0]:.3f} |" for k, v in result["loss"].items()]
     lines += [f"| **{k}, together** | **{v:.3f}** |" for k, v in result["loss_by_class"].items()]
-    lines += ["", "| task, greedy, 250 cases of unseen seeds | right |", "|---|---|"]
+    lines += ["", f"| task, greedy, {result.get('cases', 250)} cases of unseen seeds | right |", "|---|---|"]
     lines += [
         f"| two-digit sums | {share(result['sums'])} |",
         f"| questions about a given story, word for word | {share(result['reading'])} |",

@@ -86,11 +86,11 @@ def shown(record, r):
     return record
 
 
-def corpus_documents(records, family, seed):
-    """The texts of `records`, each as often as its set says."""
-    r = random.Random(seed)
+def corpus_documents(content, family, seed):
+    """The texts of `content`'s records, each as often as its set says, times `repeat`."""
+    (records, repeat), r = content, random.Random(seed)
     for record in records:
-        times = EPOCHS.get(record["set"], 0)
+        times = repeat * EPOCHS.get(record["set"], 0)
         for _ in range(int(times) + (r.random() < times % 1)):
             yield chat.document(shown(record, r), family)
 
@@ -142,13 +142,14 @@ def pack(documents, length, r):
     return np.stack(rows)
 
 
-def build(corpus, tokenizer_path, family, n_synthetic, length, seed=0, workers=None):
+def build(corpus, tokenizer_path, family, n_synthetic, length, seed=0, repeat=1.0, workers=None):
     """Returns `(rows [n, length + 1] uint16, tokens by kind)`, shuffled."""
     workers = workers or os.cpu_count()
     records = [x for x in read_records(Path(corpus) / "train.jsonl.xz") if x["set"] in EPOCHS]
     random.Random(seed).shuffle(records)
     jobs = [
-        ("corpus", family, tokenizer_path, records[i :: 4 * workers], seed + i) for i in range(4 * workers)
+        ("corpus", family, tokenizer_path, (records[i :: 4 * workers], repeat), seed + i)
+        for i in range(4 * workers)
     ]
     share = n_synthetic / (4 * workers)
     jobs += [("synthetic", family, tokenizer_path, share, seed * 100_003 + i) for i in range(4 * workers)]
@@ -169,11 +170,14 @@ def main():
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--family", choices=sorted(chat.RENDER), required=True)
     parser.add_argument("--synthetic", type=float, default=130e6, help="characters to generate")
+    parser.add_argument("--repeat", type=float, default=1.0, help="factor on the epochs of the corpus")
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    rows, counts = build(args.corpus, args.tokenizer, args.family, args.synthetic, args.length, args.seed)
+    rows, counts = build(
+        args.corpus, args.tokenizer, args.family, args.synthetic, args.length, args.seed, args.repeat
+    )
     # Written under another name first: trainers wait for the final one.
     partial = args.out.with_suffix(".part.npy")
     np.save(partial, rows)

@@ -359,7 +359,7 @@ def report(model, drafters, corpus, tokenizer, log, quick=False):
     result["loss_by_class"] = {k: t / n for k, (t, n) in by_class.items()}
     log(f"loss by class: {result['loss_by_class']}")
 
-    n = 40 if quick else 250
+    n = result["cases"] = 40 if quick else 250
     for name, make, limit in (("sums", sums, 60), ("reading", reading, 60)):
         jobs = make(text, random.Random(HELD_OUT_SEED + 1), n)
         answers = generate(model, [j[0] for j in jobs], min(limit, 1000), text.ends, device=device)

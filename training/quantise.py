@@ -15,7 +15,7 @@ one code more at the near end, where both roundings may shorten the range.
 
 Quantised: linear matrices, stacked experts and embeddings whose last dimension
 is a multiple of the group. Left alone: norms, convolutions, `A_log`, `dt_bias`,
-`layer_scalar`, `mtp.fc`, the centroid head, vectors.
+`layer_scalar`, `mtp.fc`, routers, the centroid head, vectors.
 
 An MLX file of a Qwen model also differs in layout, and one tensor decides for
 all: `conv1d.weight` is `[C, K, 1]`, and the zero-centred norms hold `1 + w`.
@@ -43,7 +43,14 @@ OFFSET_NORMS = (
 )
 
 # Matrices that stay in bf16: small, and read by code that expects them plain.
-KEPT = ("mtp.fc.weight", "conv1d.weight", "masked_embedding.centroids.weight")
+KEPT = (
+    "mtp.fc.weight",
+    "conv1d.weight",
+    "masked_embedding.centroids.weight",
+    "router.proj.weight",
+    "mlp.gate.weight",
+    "shared_expert_gate.weight",
+)
 
 # Fused expert tensors and the stacked MLX modules they become.
 EXPERT_ROOMS = {"gemma": "experts.switch_glu", "qwen": "switch_mlp"}
@@ -119,7 +126,7 @@ def quantise_checkpoint(source, target, bits, group):
     source, target = Path(source), Path(target)
     target.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text())
-    family = "qwen" if "qwen" in config["model_type"] else "gemma"
+    family = "qwen" if "qwen" in config.get("model_type", "") else "gemma"
     tensors, worst = {}, 0.0
     for name, tensor in to_mlx_layout(read_folder(source), family).items():
         if not is_quantised(name, tensor, group):

@@ -5,8 +5,8 @@
 #
 # CORPUS holds train.jsonl.xz, eval.jsonl.xz and bench_prompts.jsonl; TOKENIZERS
 # holds gemma.json and qwen.json. Every model gets OUT/MODEL with its checkpoints,
-# report.json and log. SYNTHETIC is the number of characters to generate, OPTIONS
-# goes to train.py.
+# report.json and log. SYNTHETIC is the number of characters to generate, REPEAT
+# a factor on the epochs of the corpus; OPTIONS goes to train.py.
 set -euo pipefail
 corpus=$1 tokenizers=$2 out=$3
 shift 3
@@ -31,6 +31,6 @@ for family in gemma qwen; do
     [[ " ${models[*]} " == *"$family"* ]] || continue
     [[ -e $out/$family.npy ]] && continue
     python3 "$here/data.py" --corpus "$corpus" --tokenizer "$tokenizers/$family.json" \
-        --family "$family" --synthetic "${SYNTHETIC:-600e6}" --out "$out/$family.npy" >"$out/$family.log" 2>&1 || { cat "$out/$family.log"; kill "${jobs_started[@]}"; exit 1; }
+        --family "$family" --synthetic "${SYNTHETIC:-600e6}" --repeat "${REPEAT:-1}" --out "$out/$family.npy" >"$out/$family.log" 2>&1 || { cat "$out/$family.log"; kill "${jobs_started[@]}"; exit 1; }
 done
 wait "${jobs_started[@]}"

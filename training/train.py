@@ -52,9 +52,9 @@ RECIPES = {
     "tiny-gemma4": (
         Gemma4,
         gemma4.config([S, S, S, G] * 2),
-        {"target": 9, "assistant": 3.5, "centroid": 0, "eagle3": 1.5},
+        {"target": 9.5, "assistant": 3.2, "centroid": 0, "eagle3": 1.2},
     ),
-    "tiny-qwen3.5": (Qwen35, qwen3_5.config([L, L, L, Q] * 2), {"target": 14, "mtp": 2.5, "eagle3": 1.5}),
+    "tiny-qwen3.5": (Qwen35, qwen3_5.config([L, L, L, Q] * 2), {"target": 13.5, "mtp": 2.4, "eagle3": 1.2}),
     "tiny-gemma4-e": (
         Gemma4,
         gemma4.config(
@@ -68,7 +68,7 @@ RECIPES = {
             attention_k_eq_v=False,
             num_global_key_value_heads=None,
         ),
-        {"target": 5, "assistant": 2.5, "centroid": 0},
+        {"target": 3, "assistant": 1.5, "centroid": 0},
     ),
     "tiny-gemma4-moe": (
         Gemma4,
@@ -81,7 +81,7 @@ RECIPES = {
             top_k_experts=2,
             moe_intermediate_size=128,
         ),
-        {"target": 5, "assistant": 2.5},
+        {"target": 3, "assistant": 1.5},
     ),
     "tiny-qwen3.5-moe": (
         Qwen35,
@@ -95,7 +95,7 @@ RECIPES = {
             moe_intermediate_size=128,
             shared_expert_intermediate_size=256,
         ),
-        {"target": 6, "mtp": 2},
+        {"target": 3.2, "mtp": 1.2},
     ),
 }
 
@@ -314,7 +314,7 @@ def main():
         if kind == "mtp":
             drafter = model.mtp.requires_grad_(True)
             for part in drafter.modules():
-                if isinstance(part, Matrix) and part.bits is not None:
+                if isinstance(part, (Matrix, Experts)) and part.bits is not None:
                     part.share = own.share
             unroll = lambda ids, out: model.unroll(ids, out, DEPTH, exact=True)
         elif kind == "centroid":
