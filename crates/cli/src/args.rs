@@ -134,10 +134,22 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE", help_heading = "Bench")]
     pub(crate) prompts: Option<PathBuf>,
     /// Draft lengths to compare
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0,1,2,3,4", help_heading = "Bench")]
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "0,1,2,3,4",
+        help_heading = "Bench"
+    )]
     pub(crate) draft_lengths: Vec<usize>,
     /// Temperatures to compare
-    #[arg(long, value_name = "T,…", value_delimiter = ',', default_value = "0", help_heading = "Bench")]
+    #[arg(
+        long,
+        value_name = "T,…",
+        value_delimiter = ',',
+        default_value = "0",
+        help_heading = "Bench"
+    )]
     pub(crate) temperatures: Vec<f32>,
     /// Probability that samples are cut to, where the temperature is not 0
     #[arg(long, value_name = "P", default_value_t = 0.9, help_heading = "Bench")]

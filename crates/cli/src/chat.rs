@@ -165,7 +165,7 @@ impl Chat<'_> {
             } else {
                 ""
             };
-            let summary = reply::summary(&reply.outcome, self.engine.info().draft_max);
+            let summary = reply::short_summary(&reply.outcome);
             say!(
                 "{}",
                 style(format!("{stopped}{summary}")).for_stderr().dim()
@@ -223,10 +223,12 @@ impl Chat<'_> {
         } else {
             0.0
         };
+        let most = self.engine.info().context;
         format!(
-            "{replies} replies, {tokens} tokens, {rate:.1} tok/s · context {context} of {} tokens · \
-             {rounds} rounds, {drafted} tokens drafted, {share:.0} % accepted",
-            self.engine.info().context
+            "replies  {replies}\n\
+             tokens   {tokens}, {rate:.1} tok/s\n\
+             context  {context} of {most} tokens\n\
+             rounds   {rounds}: {drafted} tokens drafted, {share:.0} % accepted"
         )
     }
 

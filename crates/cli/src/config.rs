@@ -26,7 +26,7 @@ pub(crate) const FILE: &str = "paceline.toml";
 /// Largest file; every option set once takes 2 KB.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Commands that options are for.
-const COMMANDS: &[&str] = &["run", "chat", "serve", "inspect"];
+const COMMANDS: &[&str] = &["run", "chat", "serve", "inspect", "bench"];
 /// Options whose values are not printed.
 const SECRETS: &[&str] = &["api-key"];
 
@@ -525,7 +525,7 @@ mod tests {
         );
         assert_eq!(
             message("[walk]\nraw = true"),
-            "test.toml: there is no command `walk` with options; known are run, chat, serve, inspect"
+            "test.toml: there is no command `walk` with options; known are run, chat, serve, inspect, bench"
         );
         assert_eq!(
             message("a = 1\nb = \n"),
@@ -545,6 +545,19 @@ mod tests {
         );
         assert!(message("raw = 'perhaps'").starts_with("test.toml: raw: invalid value 'perhaps'"));
         assert!(message("kv = 'f8'").contains("[possible values: bf16, f16, f32]"));
+    }
+
+    #[test]
+    fn every_command_with_a_model_is_configurable() {
+        for command in Cli::command().get_subcommands() {
+            let has_model = command.get_arguments().any(|a| named(a, "model"));
+            assert_eq!(
+                has_model,
+                COMMANDS.contains(&command.get_name()),
+                "{}",
+                command.get_name()
+            );
+        }
     }
 
     #[test]

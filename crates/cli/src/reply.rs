@@ -135,15 +135,6 @@ fn new_seed() -> u64 {
 
 /// What a person wants to know of a reply, in one line.
 pub(crate) fn summary(outcome: &RequestOutcome, draft_max: usize) -> String {
-    let n = outcome.usage.completion_tokens;
-    let mut line = format!("{n} token{}", if n == 1 { "" } else { "s" });
-    if outcome.timings.decode_tokens_per_second > 0.0 {
-        let _ = write!(
-            line,
-            ", {:.1} tok/s",
-            outcome.timings.decode_tokens_per_second
-        );
-    }
     let Speculation {
         engaged,
         reason,
@@ -152,6 +143,7 @@ pub(crate) fn summary(outcome: &RequestOutcome, draft_max: usize) -> String {
         tokens_per_round,
         ..
     } = &outcome.speculation;
+    let mut line = rate(outcome);
     if *engaged {
         let drafter = drafter.as_deref().unwrap_or("someone");
         let _ = write!(
@@ -159,18 +151,41 @@ pub(crate) fn summary(outcome: &RequestOutcome, draft_max: usize) -> String {
             " · {drafter} drafted {draft_max}: {tokens_per_round:.2} tokens a round, accepted"
         );
         for position in by_position.iter().filter(|p| p.drafted > 0) {
-            let _ = write!(
-                line,
-                " {:.0} %",
-                100.0 * position.accepted as f64 / position.drafted as f64
-            );
+            let share = 100.0 * position.accepted as f64 / position.drafted as f64;
+            let _ = write!(line, " {share:.0} %");
         }
         line += " by position";
     } else {
+        let reason = reason.as_deref().unwrap_or("nothing was drafted");
+        let _ = write!(line, " · plain decoding: {reason}");
+    }
+    line
+}
+
+/// The same, short enough to stand under every reply of a conversation.
+pub(crate) fn short_summary(outcome: &RequestOutcome) -> String {
+    let mut line = rate(outcome);
+    let speculation = &outcome.speculation;
+    if speculation.engaged {
+        let drafter = speculation.drafter.as_deref().unwrap_or("drafter");
         let _ = write!(
             line,
-            " · plain decoding: {}",
-            reason.as_deref().unwrap_or("nothing was drafted")
+            " · {drafter}: {:.2} tokens a round",
+            speculation.tokens_per_round
+        );
+    }
+    line
+}
+
+/// How many tokens, how fast.
+fn rate(outcome: &RequestOutcome) -> String {
+    let n = outcome.usage.completion_tokens;
+    let mut line = format!("{n} token{}", if n == 1 { "" } else { "s" });
+    if outcome.timings.decode_tokens_per_second > 0.0 {
+        let _ = write!(
+            line,
+            ", {:.1} tok/s",
+            outcome.timings.decode_tokens_per_second
         );
     }
     line
