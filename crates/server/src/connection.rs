@@ -92,7 +92,11 @@ pub(crate) async fn run(
     tracing::info!(connections = tasks.len(), "draining");
     stage.send_replace(Stage::Draining);
     let mut late = JoinSet::new();
-    for patience in [limits.drain_timeout, limits.cancel_grace] {
+    let acts = [
+        (limits.drain_timeout, "cancelling what still runs"),
+        (limits.cancel_grace, "dropping what still runs"),
+    ];
+    for (patience, act) in acts {
         let deadline = sleep(patience);
         tokio::pin!(deadline);
         loop {
@@ -104,7 +108,7 @@ pub(crate) async fn run(
                 accepted = accept(&listener, &slots) => spawn(&mut late, true, accepted),
             }
         }
-        tracing::warn!(connections = tasks.len(), "cancelling what still runs");
+        tracing::warn!(connections = tasks.len(), "{act}");
         stage.send_replace(Stage::Stopping);
     }
 }

@@ -156,7 +156,7 @@ async fn a_full_queue_refuses_at_once_and_says_when_to_come_back() {
 async fn dribbling_clients_are_dropped_and_do_not_hold_up_others() {
     let mut setup = Setup::default();
     setup.config.limits.header_timeout = Duration::from_millis(400);
-    setup.config.limits.idle_timeout = Duration::from_millis(800);
+    setup.config.limits.idle_timeout = Duration::from_secs(3);
     let server = Server::start(setup).await;
     let mut slow = Vec::new();
     for i in 0..200 {
@@ -183,7 +183,7 @@ async fn dribbling_clients_are_dropped_and_do_not_hold_up_others() {
         for stream in &mut slow {
             let mut rest = Vec::new();
             // Closed or reset: either way it is over.
-            let _ = timeout(Duration::from_secs(2), stream.read_to_end(&mut rest))
+            let _ = timeout(Duration::from_secs(1), stream.read_to_end(&mut rest))
                 .await
                 .expect("dropped");
         }
@@ -208,7 +208,7 @@ async fn dribbling_clients_are_dropped_and_do_not_hold_up_others() {
         .unwrap();
     assert_eq!(n.unwrap_or(0), 0);
     assert!(
-        start.elapsed() > Duration::from_millis(600),
+        start.elapsed() > Duration::from_millis(2500),
         "{:?}",
         start.elapsed()
     );
