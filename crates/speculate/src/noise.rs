@@ -96,16 +96,18 @@ impl Noise {
 
     /// The draws of tokens `block * BLOCK ..`, four a counter: how to walk a
     /// whole vocabulary.
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "one index for the counter and four lanes"
+    )]
     pub fn block(&self, block: u32) -> Draws {
         let [lo, hi] = self.position.map(u64::from);
         let first = u64::from(block) * (BLOCK as u64 / 4);
         let mut draws = [[0; BLOCK / 4]; 4];
         for i in 0..BLOCK / 4 {
             let counter = [first + i as u64, lo, hi, u64::from(STREAM_GUMBEL)];
-            let x = philox_wide(counter, self.key);
-            for lane in 0..4 {
-                draws[lane][i] = x[lane] as u32 >> (32 - DRAW_BITS);
-            }
+            let x = philox_wide(counter, self.key).map(|x| x as u32 >> (32 - DRAW_BITS));
+            (draws[0][i], draws[1][i], draws[2][i], draws[3][i]) = (x[0], x[1], x[2], x[3]);
         }
         draws
     }
