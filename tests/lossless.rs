@@ -18,7 +18,7 @@ use speculate::length::Fixed;
 use speculate::{Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
-use suites::{Rng, repository};
+use suites::{Recorder, Rng, repository};
 use weights::Checkpoint;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -430,5 +430,78 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_rollback_that_is_off_by_one_does_not_go_unseen() {
+    let subject = *TINY
+        .iter()
+        .find(|s| s.target.ends_with("qwen3_5-dense"))
+        .unwrap();
+    fn setup<'a>(
+        subject: Subject,
+        backend: &'a Arc<dyn Backend>,
+        draft: Draft,
+        draft_max: usize,
+    ) -> Setup<'a> {
+        Setup {
+            subject,
+            backend,
+            draft,
+            draft_max,
+            chunk: 64,
+            width: 3,
+            kv_format: &quant::F32,
+        }
+    }
+    let prompts = prompts(6, 90, 5);
+    let sampling = Sampling::default();
+    let right: Arc<dyn Backend> = Arc::new(backend::Reference);
+    let want = write(
+        &setup(subject, &right, Draft::None, 0),
+        &prompts,
+        0,
+        &sampling,
+        &[],
+    )
+    .texts;
+    let drafted = write(
+        &setup(subject, &right, Draft::Oracle, 3),
+        &prompts,
+        0,
+        &sampling,
+        &want,
+    )
+    .texts;
+    assert_eq!(drafted, want);
+    let mistakes: [fn(&mut backend::Batch); 2] = [
+        |batch| {
+            batch
+                .seqs
+                .iter_mut()
+                .for_each(|s| s.kept = s.kept.saturating_sub(1))
+        },
+        |batch| {
+            batch
+                .seqs
+                .iter_mut()
+                .for_each(|s| s.certain = s.rows.len().min(s.certain + 1))
+        },
+    ];
+    for mistake in mistakes {
+        let wrong: Arc<dyn Backend> = Arc::new(Recorder::with_mistake(
+            Box::new(backend::Reference),
+            mistake,
+        ));
+        let got = write(
+            &setup(subject, &wrong, Draft::Oracle, 3),
+            &prompts,
+            0,
+            &sampling,
+            &want,
+        )
+        .texts;
+        assert_ne!(got, want, "recurrent state after the wrong row");
     }
 }

@@ -17,10 +17,12 @@ pub fn repository(path: impl AsRef<Path>) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// A backend that keeps every intermediate a model names, in order.
+/// A backend that keeps every intermediate a model names, in order, and that can
+/// be told to make a mistake.
 pub struct Recorder {
     inner: Box<dyn Backend>,
     notes: Mutex<HashMap<String, Vec<Vec<f32>>>>,
+    mistake: Option<fn(&mut Batch)>,
 }
 
 impl Recorder {
@@ -29,6 +31,16 @@ impl Recorder {
         Recorder {
             inner,
             notes: Mutex::new(HashMap::new()),
+            mistake: None,
+        }
+    }
+
+    /// Runs on `inner`, but shows recurrent layers a wrong step: tests must see
+    /// the difference.
+    pub fn with_mistake(inner: Box<dyn Backend>, mistake: fn(&mut Batch)) -> Self {
+        Recorder {
+            mistake: Some(mistake),
+            ..Recorder::new(inner)
         }
     }
 
@@ -72,8 +84,24 @@ impl Backend for Recorder {
         rope(x: Tensor, rope: &Rope, batch: &Batch) -> Tensor;
         kv_append(kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch);
         attend(q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor;
-        gated_delta(state: &mut Delta, weights: &DeltaWeights, qkv: &Tensor, b: &Tensor, a: &Tensor, batch: &Batch) -> Tensor;
         argmax(x: &Tensor) -> Vec<u32>;
+    }
+
+    fn gated_delta(
+        &self,
+        state: &mut Delta,
+        weights: &DeltaWeights,
+        qkv: &Tensor,
+        b: &Tensor,
+        a: &Tensor,
+        batch: &Batch,
+    ) -> Tensor {
+        let Some(mistake) = self.mistake else {
+            return self.inner.gated_delta(state, weights, qkv, b, a, batch);
+        };
+        let mut wrong = batch.clone();
+        mistake(&mut wrong);
+        self.inner.gated_delta(state, weights, qkv, b, a, &wrong)
     }
 
     fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
