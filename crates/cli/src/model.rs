@@ -68,14 +68,10 @@ pub(crate) fn options(args: &LoadArgs, sequences: usize) -> LoadOptions {
     }
 }
 
-/// What was loaded, in one line.
+/// What was loaded, in three lines.
 pub(crate) fn describe(info: &ModelInfo) -> String {
-    let drafter = match info.drafter {
-        Some(name) => format!("drafter {name} ({})", info.drafter_reason),
-        None => format!("no drafter ({})", info.drafter_reason),
-    };
     format!(
-        "{}: {} on {}, {} of weights, {} tokens of context in {} of memory ({}), {drafter}",
+        "{}: {} on {}, {} of weights\n{} tokens of context in {} as {}\n{}: {}",
         info.name,
         info.family,
         info.backend,
@@ -83,6 +79,9 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         info.context,
         bytes(info.memory_bytes as u64),
         info.kv_format,
+        info.drafter
+            .map_or("no drafter".to_owned(), |name| format!("drafter {name}")),
+        info.drafter_reason,
     )
 }
 

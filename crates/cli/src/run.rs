@@ -28,7 +28,10 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
     let engine = Engine::start(model, EngineOptions::default());
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
     if output.verbose > 0 {
-        say!("{} in {load_ms:.0} ms", model::describe(engine.info()));
+        say!(
+            "{}\nloaded in {load_ms:.0} ms",
+            model::describe(engine.info())
+        );
     }
     let ids = encode(engine.text(), args, &prompt)?;
     let sampling = reply::sampling(&args.text, None, &engine.text().sampling);
