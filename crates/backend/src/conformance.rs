@@ -9,8 +9,8 @@
 //! A failed case panics and names the op, the case and the first wrong value.
 
 use crate::{
-    Activation, Attention, Backend, Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, Kv, KvSpec, MAX_TENTATIVE,
-    Matrix, NO_PAGE, PAGE_ROWS, Reference, Rope, Row, SPLIT_ROWS, Tensor,
+    Activation, Attention, Backend, Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, Kv, KvSpec,
+    MAX_TENTATIVE, Matrix, NO_PAGE, PAGE_ROWS, Reference, Rope, Row, SPLIT_ROWS, Tensor,
 };
 use quant::{BF16, F16, F32, Format, Owned, Scalar};
 use std::ops::Range;
@@ -74,7 +74,9 @@ pub fn check_bits_equal(backend: &dyn Backend, reference: &dyn Backend) {
     for (_, case) in EQUAL_CASES {
         case(backend, reference);
     }
-    backend.finish().expect("the cases ask for nothing that can fail");
+    backend
+        .finish()
+        .expect("the cases ask for nothing that can fail");
 }
 
 /// Compares every row's result with that of the row in other company.
@@ -86,7 +88,9 @@ pub fn check_row_invariance(backend: &dyn Backend) {
     for (_, case) in INVARIANCE_CASES {
         case(backend);
     }
-    backend.finish().expect("the cases ask for nothing that can fail");
+    backend
+        .finish()
+        .expect("the cases ask for nothing that can fail");
 }
 
 /// SplitMix64: equal numbers everywhere, forever.
@@ -150,23 +154,44 @@ impl Pair<'_> {
     }
 
     fn compare_tensors(&self, op: &str, case: &str, got: &Tensor, want: &Tensor) {
-        assert_eq!((got.rows(), got.cols()), (want.rows(), want.cols()), "{op} ({case}): shape");
-        same(op, case, got.cols(), &self.got.download(got), &self.want.download(want));
+        assert_eq!(
+            (got.rows(), got.cols()),
+            (want.rows(), want.cols()),
+            "{op} ({case}): shape"
+        );
+        same(
+            op,
+            case,
+            got.cols(),
+            &self.got.download(got),
+            &self.want.download(want),
+        );
     }
 }
 
 /// A random matrix in `format`.
 fn stored(noise: &mut Noise, format: &'static Format, rows: usize, cols: usize) -> Owned {
     let values = noise.values(rows * cols, 1.0);
-    quant::encode(format, &values, cols, Scalar::Bf16)
+    let scale = [Scalar::Bf16, Scalar::F16, Scalar::F32][noise.below(3)];
+    quant::encode(format, &values, cols, scale)
 }
 
 /// Plain formats, and a few with groups: odd widths and several group sizes.
 fn formats() -> Vec<&'static Format> {
     let mut all = vec![&F32, &F16, &BF16];
-    all.extend([(4, 32), (4, 64), (8, 64), (8, 128), (3, 32), (6, 64)].map(|(bits, group)| {
-        quant::affine(bits, group).expect("a format that exists")
-    }));
+    all.extend(
+        [
+            (4, 32),
+            (4, 64),
+            (8, 64),
+            (8, 128),
+            (2, 128),
+            (3, 32),
+            (5, 32),
+            (6, 64),
+        ]
+        .map(|(bits, group)| quant::affine(bits, group).expect("a format that exists")),
+    );
     all
 }
 
@@ -181,13 +206,22 @@ fn embed_equals(got: &dyn Backend, want: &dyn Backend) {
     for format in formats() {
         for (rows, cols) in [(1, 1), (17, 33), (50, 100)] {
             let cols = width(format, cols);
-            let parts = [stored(&mut noise, format, rows, cols), stored(&mut noise, format, 3, cols)];
+            let parts = [
+                stored(&mut noise, format, rows, cols),
+                stored(&mut noise, format, 3, cols),
+            ];
             let tables = pair.each(|b| b.matrix(&parts.each_ref().map(Owned::view)));
             for n in [1, 5] {
                 let tokens: Vec<u32> = (0..n).map(|_| noise.below(rows + 3) as u32).collect();
                 for scale in [1.0, 16.0, 0.3] {
-                    let case = format!("{} [{rows} + 3, {cols}], tokens {tokens:?} times {scale}", format.name);
-                    let (x, y) = (got.embed(&tables.0, &tokens, scale), want.embed(&tables.1, &tokens, scale));
+                    let case = format!(
+                        "{} [{rows} + 3, {cols}], tokens {tokens:?} times {scale}",
+                        format.name
+                    );
+                    let (x, y) = (
+                        got.embed(&tables.0, &tokens, scale),
+                        want.embed(&tables.1, &tokens, scale),
+                    );
                     pair.compare_tensors("embed", &case, &x, &y);
                 }
             }
@@ -199,7 +233,12 @@ fn matmul_equals(got: &dyn Backend, want: &dyn Backend) {
     let pair = Pair { got, want };
     let mut noise = Noise(2);
     // Rows of x against each shape of weights; wide ones cross any blocking.
-    let mut shapes = vec![(1, 1, vec![1, 3]), (17, 7, vec![2]), (50, 33, (1..=17).collect()), (130, 100, vec![1, 8])];
+    let mut shapes = vec![
+        (1, 1, vec![1, 3]),
+        (17, 7, vec![2]),
+        (50, 33, (1..=17).collect()),
+        (130, 100, vec![1, 8]),
+    ];
     shapes.extend([(16, 600, vec![1, 4, 9]), (40, 1030, vec![1, 2, 20, 37])]);
     for format in formats() {
         for (rows, cols, ns) in &shapes {
@@ -209,20 +248,28 @@ fn matmul_equals(got: &dyn Backend, want: &dyn Backend) {
             for &n in ns {
                 let x = noise.values(n * cols, 2.0);
                 let case = format!("{} [{rows}, {cols}] by {n} rows", format.name);
-                let y = (got.matmul(&got.upload(n, cols, &x), &w.0), want.matmul(&want.upload(n, cols, &x), &w.1));
+                let y = (
+                    got.matmul(&got.upload(n, cols, &x), &w.0),
+                    want.matmul(&want.upload(n, cols, &x), &w.1),
+                );
                 pair.compare_tensors("matmul", &case, &y.0, &y.1);
             }
         }
     }
     // Several matrices of one input, of different formats, some in parts.
     let cols = 128;
-    let parts: Vec<Owned> =
-        formats().iter().map(|f| stored(&mut noise, f, 1 + noise_rows(f), cols)).collect();
+    let parts: Vec<Owned> = formats()
+        .iter()
+        .map(|f| stored(&mut noise, f, 1 + noise_rows(f), cols))
+        .collect();
     let load = |b: &dyn Backend| -> Vec<Matrix> {
         parts
             .iter()
             .map(|p| b.matrix(&[p.view()]))
-            .chain([b.matrix(&[parts[3].view(), parts[3].view()]), b.matrix(&[parts[0].view(), parts[2].view()])])
+            .chain([
+                b.matrix(&[parts[3].view(), parts[3].view()]),
+                b.matrix(&[parts[0].view(), parts[2].view()]),
+            ])
             .collect()
     };
     let w = pair.each(load);
@@ -230,7 +277,11 @@ fn matmul_equals(got: &dyn Backend, want: &dyn Backend) {
         let x = noise.values(n * cols, 2.0);
         let run = |b: &dyn Backend, w: &[Matrix]| {
             let mut y: Vec<Tensor> = w.iter().map(|w| b.scratch(n, w.rows)).collect();
-            b.matmul_into(&b.upload(n, cols, &x), &w.iter().collect::<Vec<_>>(), &mut y);
+            b.matmul_into(
+                &b.upload(n, cols, &x),
+                &w.iter().collect::<Vec<_>>(),
+                &mut y,
+            );
             y
         };
         for (i, (x, y)) in run(got, &w.0).iter().zip(&run(want, &w.1)).enumerate() {
@@ -253,12 +304,19 @@ fn matmul_rows_equals(got: &dyn Backend, want: &dyn Backend) {
         let w = pair.each(|b| b.matrix(&[w.view()]));
         for (n, m) in [(1, 1), (3, 16), (2, 37)] {
             let x = noise.values(n * cols, 2.0);
-            let scattered = (0..n).map(|_| (0..m).map(|_| noise.below(rows) as u32).collect()).collect();
-            let neighbours = (0..n).map(|i| (0..m as u32).map(|id| 16 * i as u32 + id).collect()).collect();
+            let scattered = (0..n)
+                .map(|_| (0..m).map(|_| noise.below(rows) as u32).collect())
+                .collect();
+            let neighbours = (0..n)
+                .map(|i| (0..m as u32).map(|id| 16 * i as u32 + id).collect())
+                .collect();
             for ids in [scattered, neighbours] as [Vec<Vec<u32>>; 2] {
                 let case = format!("{} [{rows}, {cols}], rows {ids:?}", format.name);
                 let x = pair.each(|b| b.upload(n, cols, &x));
-                let y = (got.matmul_rows(&x.0, &w.0, &ids), want.matmul_rows(&x.1, &w.1, &ids));
+                let y = (
+                    got.matmul_rows(&x.0, &w.0, &ids),
+                    want.matmul_rows(&x.1, &w.1, &ids),
+                );
                 pair.compare_tensors("matmul_rows", &case, &y.0, &y.1);
             }
         }
@@ -268,17 +326,31 @@ fn matmul_rows_equals(got: &dyn Backend, want: &dyn Backend) {
 fn rms_norm_equals(got: &dyn Backend, want: &dyn Backend) {
     let pair = Pair { got, want };
     let mut noise = Noise(4);
-    for (width, runs) in [(1, 3), (5, 2), (16, 1), (24, 4), (64, 3), (100, 2), (1030, 1)] {
+    for (width, runs) in [
+        (1, 3),
+        (5, 2),
+        (16, 1),
+        (24, 4),
+        (64, 3),
+        (100, 2),
+        (1030, 1),
+    ] {
         for n in [1, 3, 40] {
             let mut x = noise.values(n * runs * width, 3.0);
             x[..width].fill(0.0);
             let weight = noise.values(width, 1.0);
             for eps in [1e-6, 0.1] {
                 for with in [true, false] {
-                    let case = format!("{n} rows of {runs} runs of {width}, eps {eps}, weight: {with}");
+                    let case =
+                        format!("{n} rows of {runs} runs of {width}, eps {eps}, weight: {with}");
                     pair.compare("rms_norm", &case, |b| {
                         let weight = b.upload(1, width, &weight);
-                        b.rms_norm(&b.upload(n, runs * width, &x), with.then_some(&weight), width, eps)
+                        b.rms_norm(
+                            &b.upload(n, runs * width, &x),
+                            with.then_some(&weight),
+                            width,
+                            eps,
+                        )
                     });
                 }
             }
@@ -304,7 +376,9 @@ fn elementwise_equals(got: &dyn Backend, want: &dyn Backend) {
     for &(op, f) in ELEMENTWISE {
         for (n, cols) in [(1, 1), (3, 17), (17, 48), (9, 5000)] {
             let (mut x, y) = (noise.values(n * cols, 20.0), noise.values(n * cols, 20.0));
-            let odd = [-0.0, 0.0, 90.0, -90.0, 1e-30, -1e-30, 3e8, -3e8, 44.0, -44.0];
+            let odd = [
+                -0.0, 0.0, 90.0, -90.0, 1e-30, -1e-30, 3e8, -3e8, 44.0, -44.0,
+            ];
             x.iter_mut().rev().zip(odd).for_each(|(x, odd)| *x = odd);
             pair.compare(op, &format!("{n} rows of {cols}"), |b| {
                 f(b, b.upload(n, cols, &x), &b.upload(n, cols, &y))
@@ -317,33 +391,64 @@ fn moves_equal(got: &dyn Backend, want: &dyn Backend) {
     let pair = Pair { got, want };
     let mut noise = Noise(6);
     for (n, cols) in [(1, 1), (7, 19), (17, 64)] {
-        let (x, y) = (noise.values(n * cols, 1.0), noise.values(n * (cols + 3), 1.0));
+        let (x, y) = (
+            noise.values(n * cols, 1.0),
+            noise.values(n * (cols + 3), 1.0),
+        );
         let case = format!("{n} rows of {cols}");
         pair.compare("upload", &case, |b| b.upload(n, cols, &x));
         let rows: Vec<usize> = (0..2 * n).map(|_| noise.below(n)).collect();
-        pair.compare("gather", &format!("{case}, rows {rows:?}"), |b| b.gather(&b.upload(n, cols, &x), &rows));
+        pair.compare("gather", &format!("{case}, rows {rows:?}"), |b| {
+            b.gather(&b.upload(n, cols, &x), &rows)
+        });
         for range in [0..cols, cols / 2..cols, cols / 3..cols / 3 + 1, cols..cols] {
             pair.compare("columns", &format!("{case}, columns {range:?}"), |b| {
                 b.columns(&b.upload(n, cols, &x), range.start, range.len())
             });
         }
-        pair.compare("concat", &case, |b| b.concat(&b.upload(n, cols, &x), &b.upload(n, cols + 3, &y)));
+        pair.compare("concat", &case, |b| {
+            b.concat(&b.upload(n, cols, &x), &b.upload(n, cols + 3, &y))
+        });
     }
 }
 
 fn rope_equals(got: &dyn Backend, want: &dyn Backend) {
     let pair = Pair { got, want };
     let mut noise = Noise(7);
-    for (head_dim, pair_offset, pairs) in [(2, 1, 1), (16, 8, 8), (24, 12, 5), (64, 8, 8), (128, 64, 64), (512, 256, 128)] {
-        let frequencies = (0..pairs).map(|j| 1e4f32.powf(-2.0 * j as f32 / head_dim as f32)).collect();
-        let rope = Rope { head_dim, pair_offset, frequencies };
+    for (head_dim, pair_offset, pairs) in [
+        (2, 1, 1),
+        (16, 8, 8),
+        (24, 12, 5),
+        (64, 8, 8),
+        (128, 64, 64),
+        (512, 256, 128),
+    ] {
+        let frequencies = (0..pairs)
+            .map(|j| 1e4f32.powf(-2.0 * j as f32 / head_dim as f32))
+            .collect();
+        let rope = Rope {
+            head_dim,
+            pair_offset,
+            frequencies,
+        };
         for (n, heads) in [(1, 3), (5, 1), (40, 4)] {
             let x = noise.values(n * heads * head_dim, 4.0);
-            let rows: Vec<Row> =
-                (0..n).map(|i| Row { index: i as u32, position: noise.below(200_000) as u32 * (i as u32 % 3) }).collect();
-            let batch = Batch { rows, ..Batch::default() };
-            let case = format!("{n} rows of {heads} heads of {head_dim}, {pairs} pairs {pair_offset} apart");
-            pair.compare("rope", &case, |b| b.rope(b.upload(n, heads * head_dim, &x), &rope, &batch));
+            let rows: Vec<Row> = (0..n)
+                .map(|i| Row {
+                    index: i as u32,
+                    position: noise.below(200_000) as u32 * (i as u32 % 3),
+                })
+                .collect();
+            let batch = Batch {
+                rows,
+                ..Batch::default()
+            };
+            let case = format!(
+                "{n} rows of {heads} heads of {head_dim}, {pairs} pairs {pair_offset} apart"
+            );
+            pair.compare("rope", &case, |b| {
+                b.rope(b.upload(n, heads * head_dim, &x), &rope, &batch)
+            });
         }
     }
 }
@@ -359,7 +464,11 @@ impl Sequences {
     fn new(noise: &mut Noise, n: usize, pages: usize) -> Self {
         let mut free: Vec<u32> = (0..pages as u32).collect();
         (1..pages).for_each(|i| free.swap(i, noise.below(i + 1)));
-        Sequences { lens: vec![0; n], tables: vec![Vec::new(); n], free }
+        Sequences {
+            lens: vec![0; n],
+            tables: vec![Vec::new(); n],
+            free,
+        }
     }
 
     /// A step of `rows[s]` more rows for each sequence `s`; pages that `window`
@@ -377,7 +486,10 @@ impl Sequences {
                 table[..gone].fill(NO_PAGE);
             }
             let first = batch.n_rows();
-            batch.rows.extend((old..len).map(|i| Row { index: i as u32, position: i as u32 }));
+            batch.rows.extend((old..len).map(|i| Row {
+                index: i as u32,
+                position: i as u32,
+            }));
             let tables = batch.tables.len()..batch.tables.len() + table.len();
             batch.tables.extend_from_slice(table);
             batch.seqs.push(BatchSeq {
@@ -406,39 +518,135 @@ struct AttendCase {
 }
 
 /// Lengths that cross tiles and splits, with rows enough to fill any block.
-const LONG: &[&[usize]] = &[&[PAGE_ROWS - 1, SPLIT_ROWS + 3], &[1, 1], &[4, 7], &[17, 1], &[1, SPLIT_ROWS + 40], &[3, 2]];
-const SHORT: &[&[usize]] = &[&[1, 0, 3], &[1, 70, 0], &[5, 3, 17], &[2, 1, 1], &[40, 0, 100], &[1, 1, 1]];
+const LONG: &[&[usize]] = &[
+    &[PAGE_ROWS - 1, SPLIT_ROWS + 3],
+    &[1, 1],
+    &[4, 7],
+    &[17, 1],
+    &[1, SPLIT_ROWS + 40],
+    &[3, 2],
+];
+const SHORT: &[&[usize]] = &[
+    &[1, 0, 3],
+    &[1, 70, 0],
+    &[5, 3, 17],
+    &[2, 1, 1],
+    &[40, 0, 100],
+    &[1, 1, 1],
+];
 
 const ATTEND: &[AttendCase] = &[
-    AttendCase { heads: 1, kv_heads: 1, head_dim: 16, window: None, format: &F32, steps: LONG },
-    AttendCase { heads: 4, kv_heads: 2, head_dim: 64, window: None, format: &BF16, steps: SHORT },
-    AttendCase { heads: 4, kv_heads: 1, head_dim: 16, window: Some(100), format: &F16, steps: LONG },
-    AttendCase { heads: 8, kv_heads: 1, head_dim: 24, window: Some(7), format: &BF16, steps: SHORT },
-    AttendCase { heads: 2, kv_heads: 1, head_dim: 20, window: Some(SPLIT_ROWS + 5), format: &F32, steps: LONG },
-    AttendCase { heads: 3, kv_heads: 3, head_dim: 128, window: None, format: &F16, steps: SHORT },
-    AttendCase { heads: 2, kv_heads: 1, head_dim: 256, window: Some(64), format: &BF16, steps: SHORT },
-    AttendCase { heads: 2, kv_heads: 2, head_dim: 512, window: None, format: &F32, steps: &[&[5, 70], &[1, 3]] },
+    AttendCase {
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 16,
+        window: None,
+        format: &F32,
+        steps: LONG,
+    },
+    AttendCase {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        window: None,
+        format: &BF16,
+        steps: SHORT,
+    },
+    AttendCase {
+        heads: 4,
+        kv_heads: 1,
+        head_dim: 16,
+        window: Some(100),
+        format: &F16,
+        steps: LONG,
+    },
+    AttendCase {
+        heads: 8,
+        kv_heads: 1,
+        head_dim: 24,
+        window: Some(7),
+        format: &BF16,
+        steps: SHORT,
+    },
+    AttendCase {
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 20,
+        window: Some(SPLIT_ROWS + 5),
+        format: &F32,
+        steps: LONG,
+    },
+    AttendCase {
+        heads: 3,
+        kv_heads: 3,
+        head_dim: 128,
+        window: None,
+        format: &F16,
+        steps: SHORT,
+    },
+    AttendCase {
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 256,
+        window: Some(64),
+        format: &BF16,
+        steps: SHORT,
+    },
+    AttendCase {
+        heads: 2,
+        kv_heads: 2,
+        head_dim: 512,
+        window: None,
+        format: &F32,
+        steps: &[&[5, 70], &[1, 3]],
+    },
 ];
 
 impl AttendCase {
     fn name(&self) -> String {
-        let AttendCase { heads, kv_heads, head_dim, window, format, .. } = self;
-        format!("{heads} heads on {kv_heads} of {head_dim} in {}, window {window:?}", format.name)
+        let AttendCase {
+            heads,
+            kv_heads,
+            head_dim,
+            window,
+            format,
+            ..
+        } = self;
+        format!(
+            "{heads} heads on {kv_heads} of {head_dim} in {}, window {window:?}",
+            format.name
+        )
     }
 
     fn attention(&self) -> Attention {
-        Attention { group: 0, heads: self.heads, scale: (self.head_dim as f32).sqrt().recip(), window: self.window }
+        Attention {
+            group: 0,
+            heads: self.heads,
+            scale: (self.head_dim as f32).sqrt().recip(),
+            window: self.window,
+        }
     }
 
     fn kv(&self, b: &dyn Backend, pages: usize) -> Kv {
-        b.kv(KvSpec { pages, heads: self.kv_heads, head_dim: self.head_dim, format: self.format })
+        b.kv(KvSpec {
+            pages,
+            heads: self.kv_heads,
+            head_dim: self.head_dim,
+            format: self.format,
+        })
     }
 
     /// Appends `k` and `v` and attends with `q`, `[n, ..]` each.
     fn run(&self, b: &dyn Backend, kv: &mut Kv, batch: &Batch, [q, k, v]: [&[f32]; 3]) -> Tensor {
         let n = batch.n_rows();
         let (cols, kv_cols) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        b.kv_append(kv, &b.upload(n, kv_cols, k), &b.upload(n, kv_cols, v), 0, batch);
+        b.kv_append(
+            kv,
+            &b.upload(n, kv_cols, k),
+            &b.upload(n, kv_cols, v),
+            0,
+            batch,
+        );
         b.attend(&b.upload(n, cols, q), kv, &self.attention(), batch)
     }
 }
@@ -457,7 +665,11 @@ fn attend_equals(got: &dyn Backend, want: &dyn Backend) {
             let q = noise.values(n * case.heads * case.head_dim, 6.0);
             let k = noise.values(n * case.kv_heads * case.head_dim, 1.0);
             let v = noise.values(n * case.kv_heads * case.head_dim, 1.0);
-            let name = format!("{}, {rows:?} rows more to {:?}", case.name(), sequences.lens);
+            let name = format!(
+                "{}, {rows:?} rows more to {:?}",
+                case.name(),
+                sequences.lens
+            );
             let got = case.run(got, &mut kv, &batch, [&q, &k, &v]);
             let want = case.run(want, &mut kv_want, &batch, [&q, &k, &v]);
             pair.compare_tensors("attend", &name, &got, &want);
@@ -469,7 +681,12 @@ fn attend_equals(got: &dyn Backend, want: &dyn Backend) {
         }
         let q = noise.values(batch.n_rows() * case.heads * case.head_dim, 6.0);
         let attend = |b: &dyn Backend, kv: &Kv| {
-            b.attend(&b.upload(batch.n_rows(), case.heads * case.head_dim, &q), kv, &case.attention(), &batch)
+            b.attend(
+                &b.upload(batch.n_rows(), case.heads * case.head_dim, &q),
+                kv,
+                &case.attention(),
+                &batch,
+            )
         };
         let name = format!("{}, rows that append nothing", case.name());
         pair.compare_tensors("attend", &name, &attend(got, &kv), &attend(want, &kv_want));
@@ -477,10 +694,38 @@ fn attend_equals(got: &dyn Backend, want: &dyn Backend) {
 }
 
 const DELTA: &[DeltaSpec] = &[
-    DeltaSpec { slots: 3, key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 24, conv_taps: 4 },
-    DeltaSpec { slots: 3, key_heads: 1, value_heads: 1, key_dim: 20, value_dim: 16, conv_taps: 2 },
-    DeltaSpec { slots: 3, key_heads: 2, value_heads: 2, key_dim: 24, value_dim: 80, conv_taps: 3 },
-    DeltaSpec { slots: 3, key_heads: 1, value_heads: 3, key_dim: 64, value_dim: 128, conv_taps: 4 },
+    DeltaSpec {
+        slots: 3,
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 16,
+        value_dim: 24,
+        conv_taps: 4,
+    },
+    DeltaSpec {
+        slots: 3,
+        key_heads: 1,
+        value_heads: 1,
+        key_dim: 20,
+        value_dim: 16,
+        conv_taps: 2,
+    },
+    DeltaSpec {
+        slots: 3,
+        key_heads: 2,
+        value_heads: 2,
+        key_dim: 24,
+        value_dim: 80,
+        conv_taps: 3,
+    },
+    DeltaSpec {
+        slots: 3,
+        key_heads: 1,
+        value_heads: 3,
+        key_dim: 64,
+        value_dim: 128,
+        conv_taps: 4,
+    },
 ];
 
 /// Inputs of a gated-delta layer, by row.
@@ -513,11 +758,18 @@ impl DeltaRows {
         rows: &[Range<usize>],
     ) -> Tensor {
         let upload = |values: &[f32], cols: usize| {
-            let picked: Vec<f32> =
-                rows.iter().flat_map(|r| &values[r.start * cols..r.end * cols]).copied().collect();
+            let picked: Vec<f32> = rows
+                .iter()
+                .flat_map(|r| &values[r.start * cols..r.end * cols])
+                .copied()
+                .collect();
             b.upload(batch.n_rows(), cols, &picked)
         };
-        let (qkv, beta, a) = (upload(&self.qkv, self.channels), upload(&self.b, self.heads), upload(&self.a, self.heads));
+        let (qkv, beta, a) = (
+            upload(&self.qkv, self.channels),
+            upload(&self.b, self.heads),
+            upload(&self.a, self.heads),
+        );
         b.gated_delta(state, weights, &qkv, &beta, &a, batch)
     }
 }
@@ -525,7 +777,11 @@ impl DeltaRows {
 fn delta_weights(noise: &mut Noise, spec: &DeltaSpec) -> impl Fn(&dyn Backend) -> DeltaWeights {
     let (channels, taps, heads) = (spec.channels(), spec.conv_taps, spec.value_heads);
     let conv = noise.values(channels * taps, 1.0);
-    let decay: Vec<f32> = noise.values(heads, 1.0).iter().map(|d| -d.abs() - 0.01).collect();
+    let decay: Vec<f32> = noise
+        .values(heads, 1.0)
+        .iter()
+        .map(|d| -d.abs() - 0.01)
+        .collect();
     let dt_bias = noise.values(heads, 1.0);
     move |b| DeltaWeights {
         conv: b.upload(channels, taps, &conv),
@@ -542,7 +798,10 @@ fn delta_batch(shares: &[DeltaShare]) -> Batch {
     let mut batch = Batch::default();
     for &(slot, n, certain, kept) in shares {
         let first = batch.n_rows();
-        batch.rows.extend((0..n as u32).map(|i| Row { index: i, position: i }));
+        batch.rows.extend((0..n as u32).map(|i| Row {
+            index: i,
+            position: i,
+        }));
         batch.seqs.push(BatchSeq {
             rows: first..first + n,
             slot,
@@ -562,7 +821,10 @@ fn gated_delta_equals(got: &dyn Backend, want: &dyn Backend) {
         let weights = pair.each(delta_weights(&mut noise, spec));
         let (mut state, mut state_want) = pair.each(|b| b.delta(*spec));
         // Every number of kept rows of a full step, then odd mixtures.
-        let mut steps: Vec<Vec<DeltaShare>> = vec![vec![(0, 5, 5, None), (2, 1, 0, None)], vec![(1, 2, 1, None)]];
+        let mut steps: Vec<Vec<DeltaShare>> = vec![
+            vec![(0, 5, 5, None), (2, 1, 0, None)],
+            vec![(1, 2, 1, None)],
+        ];
         steps.extend((0..=MAX_TENTATIVE).map(|kept| {
             let last = if kept == 0 { 0 } else { MAX_TENTATIVE };
             vec![(0, MAX_TENTATIVE, 0, Some(kept.min(last)))]
@@ -612,7 +874,13 @@ fn argmax_equals(got: &dyn Backend, want: &dyn Backend) {
     for row in rows {
         let values = [row.clone(), row.iter().rev().copied().collect()].concat();
         let run = |b: &dyn Backend| b.argmax(&b.upload(2, row.len(), &values));
-        assert_eq!(run(got), run(want), "argmax of {} values from {:?} on", row.len(), &row[..row.len().min(5)]);
+        assert_eq!(
+            run(got),
+            run(want),
+            "argmax of {} values from {:?} on",
+            row.len(),
+            &row[..row.len().min(5)]
+        );
     }
 }
 
@@ -621,12 +889,23 @@ fn cuts(n: usize) -> Vec<Vec<Range<usize>>> {
     [1, 2, 3, 5, 8, 16]
         .into_iter()
         .filter(|&size| size < n)
-        .map(|size| (0..n).step_by(size).map(|first| first..(first + size).min(n)).collect())
+        .map(|size| {
+            (0..n)
+                .step_by(size)
+                .map(|first| first..(first + size).min(n))
+                .collect()
+        })
         .collect()
 }
 
 /// Compares `f` of all rows with `f` of the rows in every cut.
-fn independent(op: &str, case: &str, b: &dyn Backend, n: usize, f: impl Fn(Range<usize>) -> Tensor) {
+fn independent(
+    op: &str,
+    case: &str,
+    b: &dyn Backend,
+    n: usize,
+    f: impl Fn(Range<usize>) -> Tensor,
+) {
     let together = f(0..n);
     let cols = together.cols();
     let together = b.download(&together);
@@ -634,7 +913,13 @@ fn independent(op: &str, case: &str, b: &dyn Backend, n: usize, f: impl Fn(Range
         for rows in cut {
             let apart = f(rows.clone());
             let case = format!("{case}, rows {rows:?} of {n} apart");
-            same(op, &case, cols, &b.download(&apart), &together[rows.start * cols..rows.end * cols]);
+            same(
+                op,
+                &case,
+                cols,
+                &b.download(&apart),
+                &together[rows.start * cols..rows.end * cols],
+            );
         }
     }
 }
@@ -649,11 +934,16 @@ fn matmul_rows_are_independent(b: &dyn Backend) {
             let x = noise.values(n * cols, 2.0);
             let case = format!("{} [{rows}, {cols}]", format.name);
             independent("matmul", &case, b, n, |r| {
-                b.matmul(&b.upload(r.len(), cols, &x[r.start * cols..r.end * cols]), &w)
+                b.matmul(
+                    &b.upload(r.len(), cols, &x[r.start * cols..r.end * cols]),
+                    &w,
+                )
             });
             // Chosen rows are those of the whole product.
             let y = b.matmul(&b.upload(n, cols, &x), &w);
-            let ids: Vec<Vec<u32>> = (0..n).map(|_| (0..20).map(|_| noise.below(rows) as u32).collect()).collect();
+            let ids: Vec<Vec<u32>> = (0..n)
+                .map(|_| (0..20).map(|_| noise.below(rows) as u32).collect())
+                .collect();
             let some = b.matmul_rows(&b.upload(n, cols, &x), &w, &ids);
             let all = b.download(&y);
             let picked: Vec<f32> = ids
@@ -673,7 +963,12 @@ fn rms_norm_rows_are_independent(b: &dyn Backend) {
     let x = noise.values(n * cols, 2.0);
     for width in [24, 960] {
         independent("rms_norm", &format!("runs of {width}"), b, n, |r| {
-            b.rms_norm(&b.upload(r.len(), cols, &x[r.start * cols..r.end * cols]), None, width, 1e-6)
+            b.rms_norm(
+                &b.upload(r.len(), cols, &x[r.start * cols..r.end * cols]),
+                None,
+                width,
+                1e-6,
+            )
         });
     }
 }
@@ -684,7 +979,8 @@ fn elementwise_rows_are_independent(b: &dyn Backend) {
     let (x, y) = (noise.values(n * cols, 20.0), noise.values(n * cols, 20.0));
     for &(op, f) in ELEMENTWISE {
         independent(op, "", b, n, |r| {
-            let part = |values: &[f32]| b.upload(r.len(), cols, &values[r.start * cols..r.end * cols]);
+            let part =
+                |values: &[f32]| b.upload(r.len(), cols, &values[r.start * cols..r.end * cols]);
             f(b, part(&x), &part(&y))
         });
     }
@@ -692,13 +988,30 @@ fn elementwise_rows_are_independent(b: &dyn Backend) {
 
 fn rope_rows_are_independent(b: &dyn Backend) {
     let mut noise = Noise(14);
-    let rope = Rope { head_dim: 48, pair_offset: 24, frequencies: (0..20).map(|j| 0.7f32.powi(j)).collect() };
+    let rope = Rope {
+        head_dim: 48,
+        pair_offset: 24,
+        frequencies: (0..20).map(|j| 0.7f32.powi(j)).collect(),
+    };
     let (n, cols) = (41, 96);
     let x = noise.values(n * cols, 2.0);
     independent("rope", "", b, n, |r| {
-        let rows = r.clone().map(|i| Row { index: i as u32, position: 1000 * i as u32 }).collect();
-        let batch = Batch { rows, ..Batch::default() };
-        b.rope(b.upload(r.len(), cols, &x[r.start * cols..r.end * cols]), &rope, &batch)
+        let rows = r
+            .clone()
+            .map(|i| Row {
+                index: i as u32,
+                position: 1000 * i as u32,
+            })
+            .collect();
+        let batch = Batch {
+            rows,
+            ..Batch::default()
+        };
+        b.rope(
+            b.upload(r.len(), cols, &x[r.start * cols..r.end * cols]),
+            &rope,
+            &batch,
+        )
     });
 }
 
@@ -707,10 +1020,17 @@ fn attend_rows_are_independent(b: &dyn Backend) {
     let mut noise = Noise(15);
     for case in ATTEND {
         // Two sequences share steps; the second is cut in other places.
-        let (n, m) = if case.steps == LONG { (SPLIT_ROWS + 30, 90) } else { (150, 60) };
+        let (n, m) = if case.steps == LONG {
+            (SPLIT_ROWS + 30, 90)
+        } else {
+            (150, 60)
+        };
         let (cols, kv_cols) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
         let q = noise.values((n + m) * cols, 6.0);
-        let (k, v) = (noise.values((n + m) * kv_cols, 1.0), noise.values((n + m) * kv_cols, 1.0));
+        let (k, v) = (
+            noise.values((n + m) * kv_cols, 1.0),
+            noise.values((n + m) * kv_cols, 1.0),
+        );
         let mut run = |steps: &mut dyn FnMut(usize) -> usize| -> Vec<f32> {
             let mut sequences = Sequences::new(&mut noise, 2, PAGES);
             let mut kv = case.kv(b, PAGES);
@@ -721,9 +1041,18 @@ fn attend_rows_are_independent(b: &dyn Backend) {
                 let batch = sequences.step(&rows, case.window);
                 let parts = [old[0]..old[0] + rows[0], n + old[1]..n + old[1] + rows[1]];
                 let pick = |from: &[f32], cols: usize| -> Vec<f32> {
-                    parts.iter().flat_map(|p| &from[p.start * cols..p.end * cols]).copied().collect()
+                    parts
+                        .iter()
+                        .flat_map(|p| &from[p.start * cols..p.end * cols])
+                        .copied()
+                        .collect()
                 };
-                let y = case.run(b, &mut kv, &batch, [&pick(&q, cols), &pick(&k, kv_cols), &pick(&v, kv_cols)]);
+                let y = case.run(
+                    b,
+                    &mut kv,
+                    &batch,
+                    [&pick(&q, cols), &pick(&k, kv_cols), &pick(&v, kv_cols)],
+                );
                 let y = b.download(&y);
                 let mut rest = &y[..];
                 for part in parts {
@@ -740,7 +1069,13 @@ fn attend_rows_are_independent(b: &dyn Backend) {
             turn += 1;
             [1, 2, 4, 8, 16, 33, 64, 1, 5][turn % 9] * if s == 0 { 1 } else { turn / 2 % 2 }
         });
-        same("attend", &format!("{}, prefill in steps", case.name()), cols, &apart, &together);
+        same(
+            "attend",
+            &format!("{}, prefill in steps", case.name()),
+            cols,
+            &apart,
+            &together,
+        );
     }
 }
 
@@ -754,9 +1089,23 @@ fn gated_delta_rows_are_independent(b: &dyn Backend) {
         let mut state = b.delta(*spec);
         let all = 0..n;
         let all = std::slice::from_ref(&all);
-        let together = rows.run(b, &mut state, &weights, &delta_batch(&[(1, n, n, None)]), all);
+        let together = rows.run(
+            b,
+            &mut state,
+            &weights,
+            &delta_batch(&[(1, n, n, None)]),
+            all,
+        );
         let together = b.download(&together);
-        for (certain, tentative) in [(1, 0), (3, 0), (0, 1), (0, 4), (1, 3), (1, MAX_TENTATIVE), (7, 5)] {
+        for (certain, tentative) in [
+            (1, 0),
+            (3, 0),
+            (0, 1),
+            (0, 4),
+            (1, 3),
+            (1, MAX_TENTATIVE),
+            (7, 5),
+        ] {
             // Some rows of every step are taken back and come again, next to
             // another sequence's.
             let mut done = 0;
@@ -767,12 +1116,29 @@ fn gated_delta_rows_are_independent(b: &dyn Backend) {
                 let other = (0, 2, 1, None);
                 let batch = delta_batch(&[(2, step, certain, kept), other]);
                 let y = rows.run(b, &mut state, &weights, &batch, &[done..done + step, 0..2]);
-                let case = format!("{spec:?}, {certain} certain of rows {done}..{}", done + step);
+                let case = format!(
+                    "{spec:?}, {certain} certain of rows {done}..{}",
+                    done + step
+                );
                 let want = &together[done * cols..(done + step) * cols];
-                same("gated_delta", &case, cols, &b.download(&y)[..step * cols], want);
-                let stay = if done + step == n { step - certain } else { noise.below(step - certain + 1) };
+                same(
+                    "gated_delta",
+                    &case,
+                    cols,
+                    &b.download(&y)[..step * cols],
+                    want,
+                );
+                let stay = if done + step == n {
+                    step - certain
+                } else {
+                    noise.below(step - certain + 1)
+                };
                 // A step must make way.
-                let stay = if certain + stay == 0 { step - certain } else { stay };
+                let stay = if certain + stay == 0 {
+                    step - certain
+                } else {
+                    stay
+                };
                 kept = Some(stay);
                 done += certain + stay;
             }
@@ -818,7 +1184,8 @@ mod tests {
 
     impl Broken {
         fn nudge(&self, fault: Fault, mut x: Tensor) -> Tensor {
-            if self.0 == fault && x.rows() > 1
+            if self.0 == fault
+                && x.rows() > 1
                 && let Some(x) = x.storage_mut::<Vec<f32>>().last_mut()
             {
                 *x = f32::from_bits(x.to_bits() ^ 1);
@@ -915,9 +1282,16 @@ mod tests {
             let mut batch = batch.clone();
             if self.0 == Fault::Kept {
                 // Too few rows stay, once there is a choice.
-                batch.seqs.iter_mut().filter(|s| s.kept > 3).for_each(|s| s.kept -= 1);
+                batch
+                    .seqs
+                    .iter_mut()
+                    .filter(|s| s.kept > 3)
+                    .for_each(|s| s.kept -= 1);
             }
-            self.nudge(Fault::GatedDelta, Reference.gated_delta(state, weights, qkv, b, a, &batch))
+            self.nudge(
+                Fault::GatedDelta,
+                Reference.gated_delta(state, weights, qkv, b, a, &batch),
+            )
         }
         fn argmax(&self, x: &Tensor) -> Vec<u32> {
             let mut best = Reference.argmax(x);
@@ -926,7 +1300,10 @@ mod tests {
                 let values = Reference.download(x);
                 for (best, row) in best.iter_mut().zip(values.chunks_exact(x.cols())) {
                     let largest = row[*best as usize];
-                    *best = row.iter().rposition(|&x| x == largest).map_or(*best, |i| i as u32);
+                    *best = row
+                        .iter()
+                        .rposition(|&x| x == largest)
+                        .map_or(*best, |i| i as u32);
                 }
             }
             best
@@ -968,7 +1345,10 @@ mod tests {
         for (fault, case, op) in faults {
             let cases = EQUAL_CASES.iter().filter(|(name, _)| *name == case);
             let message = failure(|| cases.for_each(|(_, case)| case(&Broken(fault), &Reference)));
-            assert!(message.as_ref().is_some_and(|m| m.contains(op)), "{fault:?}: {message:?}");
+            assert!(
+                message.as_ref().is_some_and(|m| m.contains(op)),
+                "{fault:?}: {message:?}"
+            );
         }
     }
 
@@ -987,7 +1367,10 @@ mod tests {
         ] {
             let cases = INVARIANCE_CASES.iter().filter(|(name, _)| *name == case);
             let message = failure(|| cases.for_each(|(_, case)| case(&Broken(fault))));
-            assert!(message.as_ref().is_some_and(|m| m.contains(op)), "{fault:?}: {message:?}");
+            assert!(
+                message.as_ref().is_some_and(|m| m.contains(op)),
+                "{fault:?}: {message:?}"
+            );
         }
     }
 }

@@ -61,9 +61,17 @@ pub(crate) fn kv(spec: KvSpec) -> Kv {
     };
     let width = spec.head_dim.next_multiple_of(16);
     let rows = spec.pages * spec.heads * PAGE_ROWS * scalar.bytes();
-    let pages =
-        KvPages { scalar, through, width, k: Region::zeroed(rows * spec.head_dim), v: Region::zeroed(rows * width) };
-    Kv { spec, storage: Box::new(pages) }
+    let pages = KvPages {
+        scalar,
+        through,
+        width,
+        k: Region::zeroed(rows * spec.head_dim),
+        v: Region::zeroed(rows * width),
+    };
+    Kv {
+        spec,
+        storage: Box::new(pages),
+    }
 }
 
 /// Writes the keys and values of one head of one row.
@@ -99,23 +107,40 @@ impl<W: Element> Kernel for Append<'_, W> {
 
 /// Writes `k, v: [n, K e]` as cache rows.
 pub(crate) fn append(cpu: &Cpu, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
-    let KvSpec { heads, head_dim, .. } = kv.spec;
+    let KvSpec {
+        heads, head_dim, ..
+    } = kv.spec;
     let cols = heads * head_dim;
-    assert_eq!((k.cols(), v.cols()), (cols, cols), "columns of keys and values");
-    assert_eq!((k.rows(), v.rows()), (batch.n_rows(), batch.n_rows()), "a row for each of the step's");
-    let pages = kv.storage.downcast_mut::<KvPages>().expect("memory of this backend");
+    assert_eq!(
+        (k.cols(), v.cols()),
+        (cols, cols),
+        "columns of keys and values"
+    );
+    assert_eq!(
+        (k.rows(), v.rows()),
+        (batch.n_rows(), batch.n_rows()),
+        "a row for each of the step's"
+    );
+    let pages = kv
+        .storage
+        .downcast_mut::<KvPages>()
+        .expect("memory of this backend");
     let width = pages.width;
     let rounded = pages.through.map(|format| {
         let round = |x: &Tensor| {
             let mut out = values(x).to_vec();
             for row in out.chunks_exact_mut(head_dim) {
-                quant::encode(format, row, head_dim, Scalar::F32).view().decode_row(0, row);
+                quant::encode(format, row, head_dim, Scalar::F32)
+                    .view()
+                    .decode_row(0, row);
             }
             out
         };
         (round(k), round(v))
     });
-    let (k, v) = rounded.as_ref().map_or((values(k), values(v)), |(k, v)| (&k[..], &v[..]));
+    let (k, v) = rounded
+        .as_ref()
+        .map_or((values(k), values(v)), |(k, v)| (&k[..], &v[..]));
     with_element!(pages.scalar, W => {
         let (to_k, to_v) = (Split::new(pages.k.of_mut::<W>()), Split::new(pages.v.of_mut::<W>()));
         cpu.pool.each(batch.n_rows(), PIECE.div_ceil(4 * cols.max(1)), |_, rows| {
@@ -186,7 +211,8 @@ impl<W> Context<'_, W> {
     /// Where a task's query `i` starts in the queries and in the output.
     fn place(&self, task: &Task, i: usize) -> usize {
         let (group, heads) = (self.group(), self.attention.heads);
-        ((task.rows.start + i / group) * heads + task.kv_head * group + i % group) * self.spec.head_dim
+        ((task.rows.start + i / group) * heads + task.kv_head * group + i % group)
+            * self.spec.head_dim
     }
 
     /// Cache rows that row `r` of the step sees.
@@ -223,8 +249,15 @@ struct Stats {
     last: usize,
 }
 
-const FRESH: Stats =
-    Stats { max: 0.0, sum: 0.0, correction: 0.0, total_max: 0.0, total_sum: -1.0, first: 0, last: 0 };
+const FRESH: Stats = Stats {
+    max: 0.0,
+    sum: 0.0,
+    correction: 0.0,
+    total_max: 0.0,
+    total_sum: -1.0,
+    first: 0,
+    last: 0,
+};
 
 impl<'a> Room<'a> {
     /// Values of a room, [`Stats`] apart.
@@ -232,11 +265,23 @@ impl<'a> Room<'a> {
         queries * (head_dim.next_multiple_of(16) + PAGE_ROWS + 2 * width)
     }
 
-    fn new(values: &'a mut [f32], stats: &'a mut [Stats], queries: usize, head_dim: usize, width: usize) -> Self {
+    fn new(
+        values: &'a mut [f32],
+        stats: &'a mut [Stats],
+        queries: usize,
+        head_dim: usize,
+        width: usize,
+    ) -> Self {
         let (q, values) = values.split_at_mut(queries * head_dim.next_multiple_of(16));
         let (p, values) = values.split_at_mut(queries * PAGE_ROWS);
         let (part, total) = values.split_at_mut(queries * width);
-        Room { q, p, part, total, stats }
+        Room {
+            q,
+            p,
+            part,
+            total,
+            stats,
+        }
     }
 }
 
@@ -284,7 +329,11 @@ impl<W: Element> Kernel for Attend<'_, W> {
                 let at = context.place(self.task, i);
                 // SAFETY: these queries are this task's.
                 let out = unsafe { self.out.part(at..at + head_dim) };
-                finish::<L>(&self.room.total[i * width..][..width], self.room.stats[i].total_sum, out);
+                finish::<L>(
+                    &self.room.total[i * width..][..width],
+                    self.room.stats[i].total_sum,
+                    out,
+                );
             }
         }
     }
@@ -316,11 +365,17 @@ impl<W: Element> Attend<'_, W> {
         if active.is_empty() {
             return;
         }
-        let page = context.batch.page(self.task.seq, context.attention.group, tile);
+        let page = context
+            .batch
+            .page(self.task.seq, context.attention.group, tile);
         let unit = page * context.spec.heads + self.task.kv_head;
         let k = &context.k[unit * PAGE_ROWS * head_dim..][..PAGE_ROWS * head_dim];
         let v = &context.v[unit * PAGE_ROWS * width..][..PAGE_ROWS * width];
-        self.scores::<L>(k, active.clone(), union.start / BLOCK..union.end.div_ceil(BLOCK));
+        self.scores::<L>(
+            k,
+            active.clone(),
+            union.start / BLOCK..union.end.div_ceil(BLOCK),
+        );
         for i in active.clone() {
             self.softmax::<L>(i);
         }
@@ -364,7 +419,12 @@ impl<W: Element> Attend<'_, W> {
 
     /// Scores of `M` queries with `R` blocks.
     #[inline(always)]
-    fn score<L: Lanes, const M: usize, const R: usize>(&mut self, k: &[W], i: usize, b: usize) -> usize {
+    fn score<L: Lanes, const M: usize, const R: usize>(
+        &mut self,
+        k: &[W],
+        i: usize,
+        b: usize,
+    ) -> usize {
         let head_dim = self.context.spec.head_dim;
         let mut acc = [[L::splat(0.0); R]; M];
         let operands = Operands {
@@ -377,9 +437,12 @@ impl<W: Element> Attend<'_, W> {
         };
         // SAFETY: `M` queries and `R` blocks of `e` columns, sliced above.
         unsafe { accumulate::<L, W, M, R, false>(&mut acc, operands) };
-        for m in 0..M {
-            for r in 0..R {
-                store(acc[m][r], &mut self.room.p[(i + m) * PAGE_ROWS + (b + r) * BLOCK..][..BLOCK]);
+        for (m, acc) in acc.into_iter().enumerate() {
+            for (r, lanes) in acc.into_iter().enumerate() {
+                store(
+                    lanes,
+                    &mut self.room.p[(i + m) * PAGE_ROWS + (b + r) * BLOCK..][..BLOCK],
+                );
             }
         }
         M
@@ -407,10 +470,8 @@ impl<W: Element> Attend<'_, W> {
             x.store(&mut p[b]);
             max = x.maximum(max);
         }
-        let mut new = max.max_lane();
-        if !(new > s.max) {
-            new = s.max;
-        }
+        let largest = max.max_lane();
+        let new = if largest > s.max { largest } else { s.max };
         s.correction = math::exp(s.max - new);
         s.max = new;
         let (new, zero) = (L::splat(new), L::splat(0.0));
@@ -430,8 +491,16 @@ impl<W: Element> Attend<'_, W> {
     #[inline(always)]
     fn add_values<L: Lanes, const M: usize>(&mut self, v: &[W], i: usize) -> usize {
         let stats = &self.room.stats[i..i + M];
-        let first = stats.iter().map(|s| s.first).max().expect("at least one query");
-        let last = stats.iter().map(|s| s.last).min().expect("at least one query");
+        let first = stats
+            .iter()
+            .map(|s| s.first)
+            .max()
+            .expect("at least one query");
+        let last = stats
+            .iter()
+            .map(|s| s.last)
+            .min()
+            .expect("at least one query");
         if M == 1 {
             self.add_rows::<L, 1>(v, i, first..last, true);
             return 1;
@@ -440,7 +509,11 @@ impl<W: Element> Attend<'_, W> {
         let common = first < last;
         for m in i..i + M {
             let s = self.room.stats[m];
-            let before = if common { s.first..first } else { s.first..s.last };
+            let before = if common {
+                s.first..first
+            } else {
+                s.first..s.last
+            };
             if !before.is_empty() {
                 self.add_rows::<L, 1>(v, m, before, true);
                 self.room.stats[m].correction = 1.0;
@@ -460,15 +533,25 @@ impl<W: Element> Attend<'_, W> {
 
     /// Adds the values of `keys` to `M` queries.
     #[inline(always)]
-    fn add_rows<L: Lanes, const M: usize>(&mut self, v: &[W], i: usize, keys: Range<usize>, correct: bool) {
+    fn add_rows<L: Lanes, const M: usize>(
+        &mut self,
+        v: &[W],
+        i: usize,
+        keys: Range<usize>,
+        correct: bool,
+    ) {
         let width = self.context.width;
         let mut col = 0;
         while col < width {
             let left = (width - col) / 16;
             col += 16
                 * match (L::SUMS, M, left) {
-                    (24, 1..=4, 4..) | (6, 1, 4..) => self.add_block::<L, M, 4>(v, i, keys.clone(), col, correct),
-                    (24, _, 2..) | (6, 2, 2..) => self.add_block::<L, M, 2>(v, i, keys.clone(), col, correct),
+                    (24, 1..=4, 4..) | (6, 1, 4..) => {
+                        self.add_block::<L, M, 4>(v, i, keys.clone(), col, correct)
+                    }
+                    (24, _, 2..) | (6, 2, 2..) => {
+                        self.add_block::<L, M, 2>(v, i, keys.clone(), col, correct)
+                    }
                     _ => self.add_block::<L, M, 1>(v, i, keys.clone(), col, correct),
                 };
         }
@@ -486,18 +569,23 @@ impl<W: Element> Attend<'_, W> {
     ) -> usize {
         let width = self.context.width;
         let mut acc = [[L::splat(0.0); R]; M];
-        for m in 0..M {
-            for r in 0..R {
-                acc[m][r] = load(&self.room.part[(i + m) * width + col + 16 * r..][..16]);
+        for (m, acc) in acc.iter_mut().enumerate() {
+            let correction = L::splat(self.room.stats[i + m].correction);
+            for (r, lanes) in acc.iter_mut().enumerate() {
+                *lanes = load(&self.room.part[(i + m) * width + col + 16 * r..][..16]);
                 if correct {
-                    acc[m][r] = acc[m][r] * L::splat(self.room.stats[i + m].correction);
+                    *lanes = *lanes * correction;
                 }
             }
         }
         let w = &v[keys.start * width + col..];
-        assert!(w.len() >= (keys.len() - 1) * width + 16 * R, "values of these keys");
+        assert!(
+            w.len() >= (keys.len() - 1) * width + 16 * R,
+            "values of these keys"
+        );
         let operands = Operands {
-            x: self.room.p[i * PAGE_ROWS + keys.start..][..(M - 1) * PAGE_ROWS + keys.len()].as_ptr(),
+            x: self.room.p[i * PAGE_ROWS + keys.start..][..(M - 1) * PAGE_ROWS + keys.len()]
+                .as_ptr(),
             x_stride: PAGE_ROWS,
             w: w.as_ptr(),
             w_step: width,
@@ -506,9 +594,12 @@ impl<W: Element> Attend<'_, W> {
         };
         // SAFETY: probabilities of `M` queries and values of the keys, checked above.
         unsafe { accumulate::<L, W, M, R, false>(&mut acc, operands) };
-        for m in 0..M {
-            for r in 0..R {
-                store(acc[m][r], &mut self.room.part[(i + m) * width + col + 16 * r..][..16]);
+        for (m, acc) in acc.into_iter().enumerate() {
+            for (r, lanes) in acc.into_iter().enumerate() {
+                store(
+                    lanes,
+                    &mut self.room.part[(i + m) * width + col + 16 * r..][..16],
+                );
             }
         }
         R
@@ -523,12 +614,16 @@ impl<W: Element> Attend<'_, W> {
             if s.saw_nothing() {
                 continue;
             }
-            let (total, part) = (&mut self.room.total[i * width..][..width], &self.room.part[i * width..][..width]);
+            let (total, part) = (
+                &mut self.room.total[i * width..][..width],
+                &self.room.part[i * width..][..width],
+            );
             if s.total_sum < 0.0 {
                 (s.total_max, s.total_sum) = (s.max, s.sum);
                 total.copy_from_slice(part);
             } else {
-                (s.total_max, s.total_sum) = join::<L>(total, (s.total_max, s.total_sum), part, (s.max, s.sum));
+                (s.total_max, s.total_sum) =
+                    join::<L>(total, (s.total_max, s.total_sum), part, (s.max, s.sum));
             }
         }
     }
@@ -567,11 +662,19 @@ fn mask<L: Lanes>(x: L, b: usize, keys: Range<usize>, otherwise: L) -> L {
 /// `left ← left exp(m₁ - m) + right exp(m₂ - m)`, `m` the larger maximum;
 /// returns it and the sums joined likewise.
 #[inline(always)]
-fn join<L: Lanes>(left: &mut [f32], (max, sum): (f32, f32), right: &[f32], (max2, sum2): (f32, f32)) -> (f32, f32) {
+fn join<L: Lanes>(
+    left: &mut [f32],
+    (max, sum): (f32, f32),
+    right: &[f32],
+    (max2, sum2): (f32, f32),
+) -> (f32, f32) {
     let new = if max2 > max { max2 } else { max };
     let (c, c2) = (math::exp(max - new), math::exp(max2 - new));
     for (left, right) in left.chunks_mut(16).zip(right.chunks(16)) {
-        store(load::<L>(left) * L::splat(c) + load::<L>(right) * L::splat(c2), left);
+        store(
+            load::<L>(left) * L::splat(c) + load::<L>(right) * L::splat(c2),
+            left,
+        );
     }
     (new, sum * c + sum2 * c2)
 }
@@ -604,8 +707,12 @@ impl Kernel for Join<'_> {
     fn run<L: Lanes>(self) {
         let room = self.width + 16;
         for i in 0..self.n {
-            let mine = &mut self.partials[i * self.apart.splits * room..][..self.apart.splits * room];
-            let mut splits = mine.chunks_exact_mut(room).map(|p| p.split_at_mut(self.width)).filter(|(_, s)| s[1] >= 0.0 || s[1].is_nan());
+            let mine =
+                &mut self.partials[i * self.apart.splits * room..][..self.apart.splits * room];
+            let mut splits = mine
+                .chunks_exact_mut(room)
+                .map(|p| p.split_at_mut(self.width))
+                .filter(|(_, s)| s[1] >= 0.0 || s[1].is_nan());
             let (total, stats) = splits.next().expect("a row sees at least one key");
             let mut stats = (stats[0], stats[1]);
             for (part, s) in splits {
@@ -613,21 +720,47 @@ impl Kernel for Join<'_> {
             }
             let at = (self.place)(i);
             // SAFETY: these queries are this block's.
-            finish::<L>(total, stats.1, unsafe { self.out.part(at..at + self.head_dim) });
+            finish::<L>(total, stats.1, unsafe {
+                self.out.part(at..at + self.head_dim)
+            });
         }
     }
 }
 
 /// `softmax(scale q·kᵀ) v` over the visible cache rows.
-pub(crate) fn attend(cpu: &Cpu, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
-    let KvSpec { heads: kv_heads, head_dim, .. } = kv.spec;
+pub(crate) fn attend(
+    cpu: &Cpu,
+    q: &Tensor,
+    kv: &Kv,
+    attention: &Attention,
+    batch: &Batch,
+) -> Tensor {
+    let KvSpec {
+        heads: kv_heads,
+        head_dim,
+        ..
+    } = kv.spec;
     let cols = attention.heads * head_dim;
-    assert_eq!((q.rows(), q.cols()), (batch.n_rows(), cols), "shape of the queries");
-    assert!(attention.heads.is_multiple_of(kv_heads), "key/value heads are shared evenly");
-    let pages = kv.storage.downcast_ref::<KvPages>().expect("memory of this backend");
+    assert_eq!(
+        (q.rows(), q.cols()),
+        (batch.n_rows(), cols),
+        "shape of the queries"
+    );
+    assert!(
+        attention.heads.is_multiple_of(kv_heads),
+        "key/value heads are shared evenly"
+    );
+    let pages = kv
+        .storage
+        .downcast_ref::<KvPages>()
+        .expect("memory of this backend");
     let mut y = cpu.tensor(batch.n_rows(), cols);
     let mut plan = cpu.plan.lock().unwrap_or_else(PoisonError::into_inner);
-    let Plan { blocks, tasks, stats } = &mut *plan;
+    let Plan {
+        blocks,
+        tasks,
+        stats,
+    } = &mut *plan;
     let group = attention.heads / kv_heads;
     let block_rows = (QUERIES / group).max(1);
     let visible = |r: usize| attention.visible(batch.rows[r]);
@@ -636,9 +769,16 @@ pub(crate) fn attend(cpu: &Cpu, q: &Tensor, kv: &Kv, attention: &Attention, batc
     for (seq, s) in batch.seqs.iter().enumerate() {
         for first in s.rows.clone().step_by(block_rows) {
             let rows = first..(first + block_rows).min(s.rows.end);
-            let splits = visible(rows.start).start / SPLIT_ROWS..visible(rows.end - 1).end.div_ceil(SPLIT_ROWS);
+            let splits = visible(rows.start).start / SPLIT_ROWS
+                ..visible(rows.end - 1).end.div_ceil(SPLIT_ROWS);
             for kv_head in 0..kv_heads {
-                blocks.push(Task { seq, kv_head, rows: rows.clone(), splits: splits.clone(), apart: None });
+                blocks.push(Task {
+                    seq,
+                    kv_head,
+                    rows: rows.clone(),
+                    splits: splits.clone(),
+                    apart: None,
+                });
             }
         }
     }
@@ -646,7 +786,10 @@ pub(crate) fn attend(cpu: &Cpu, q: &Tensor, kv: &Kv, attention: &Attention, batc
     blocks.reverse();
 
     let width = pages.width;
-    let n_partials: usize = blocks.iter().map(|b| b.rows.len() * group * b.splits.len()).sum();
+    let n_partials: usize = blocks
+        .iter()
+        .map(|b| b.rows.len() * group * b.splits.len())
+        .sum();
     let few = blocks.len() < 4 * cpu.pool.n_workers() && blocks.iter().any(|b| b.splits.len() > 1);
     let apart = few && cpu.pool.n_workers() > 1 && n_partials * (width + 16) <= PARTIALS;
     tasks.clear();
@@ -656,8 +799,15 @@ pub(crate) fn attend(cpu: &Cpu, q: &Tensor, kv: &Kv, attention: &Attention, batc
             let splits = block.splits.len();
             block.apart = Some(Apart { start, splits });
             for (i, split) in block.splits.clone().enumerate() {
-                let apart = Some(Apart { start: start + i, splits });
-                tasks.push(Task { splits: split..split + 1, apart, ..block.clone() });
+                let apart = Some(Apart {
+                    start: start + i,
+                    splits,
+                });
+                tasks.push(Task {
+                    splits: split..split + 1,
+                    apart,
+                    ..block.clone()
+                });
             }
             start += block.rows.len() * group * splits;
         }

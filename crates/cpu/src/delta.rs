@@ -110,7 +110,11 @@ impl Shape {
 /// Memory for one layer.
 pub(crate) fn delta(spec: DeltaSpec) -> Delta {
     let shape = Shape::new(spec);
-    assert!(spec.conv_taps <= MAX_TAPS, "{} taps are more than {MAX_TAPS}", spec.conv_taps);
+    assert!(
+        spec.conv_taps <= MAX_TAPS,
+        "{} taps are more than {MAX_TAPS}",
+        spec.conv_taps
+    );
     let rows = 2 * spec.slots * MAX_TENTATIVE;
     let slots = Slots {
         slots: vec![Slot::default(); spec.slots],
@@ -120,13 +124,18 @@ pub(crate) fn delta(spec: DeltaSpec) -> Delta {
         deltas: vec![0.0; rows * shape.deltas()],
         history: vec![0.0; spec.slots * shape.ring * shape.channels],
     };
-    Delta { spec, storage: Box::new(slots) }
+    Delta {
+        spec,
+        storage: Box::new(slots),
+    }
 }
 
 /// `[C, taps] → [taps, C]`
 fn by_tap(taps: &[f32], n_taps: usize) -> Vec<f32> {
     let channels = taps.len() / n_taps;
-    (0..taps.len()).map(|i| taps[i % channels * n_taps + i / channels]).collect()
+    (0..taps.len())
+        .map(|i| taps[i % channels * n_taps + i / channels])
+        .collect()
 }
 
 /// One row's channels `range`: convolved and passed through SiLU.
@@ -229,7 +238,13 @@ impl Recur<'_> {
     /// The whole step on `R` vectors of columns.
     #[inline(always)]
     fn block<L: Lanes, const R: usize>(mut self) {
-        let DeltaSpec { key_heads, value_heads, key_dim, value_dim, .. } = self.shape.spec;
+        let DeltaSpec {
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            ..
+        } = self.shape.spec;
         let channels = self.shape.channels;
         let key_head = self.head / (value_heads / key_heads);
         let (conv, gates) = (self.conv, self.gates);
@@ -266,7 +281,9 @@ impl Recur<'_> {
             let mut d = [L::splat(0.0); R];
             for (c, d) in d.iter_mut().enumerate() {
                 // A value absent from the last vector leaves its padding at 0.
-                let v = values.get(16 * c..(16 * c + 16).min(values.len())).map_or(L::splat(0.0), load::<L>);
+                let v = values
+                    .get(16 * c..(16 * c + 16).min(values.len()))
+                    .map_or(L::splat(0.0), load::<L>);
                 *d = (v - sums[c]) * beta;
             }
             if i >= self.certain {
@@ -278,7 +295,13 @@ impl Recur<'_> {
                 }
             }
             let next = (r + 1 < self.rows.end).then(|| (decay(r + 1), key(r + 1)));
-            let pass = Pass { decay: decay(r), k: key(r), q: query(r), d, next };
+            let pass = Pass {
+                decay: decay(r),
+                k: key(r),
+                q: query(r),
+                d,
+                next,
+            };
             // The first tentative row reads the state and writes the copy. The
             // last one's state is not wanted.
             let (state, copy) = (self.state.as_mut_ptr(), self.copy.as_mut_ptr());
@@ -316,7 +339,9 @@ impl Recur<'_> {
             for t in 0..self.n_replay {
                 let decay = L::splat(self.replay.decays[t * shape.spec.value_heads + self.head]);
                 let k = L::splat(self.replay.keys[t * shape.keys() + key_head * key_dim + i]);
-                let d = self.replay.deltas[t * shape.deltas() + column..][..16 * R].as_chunks::<16>().0;
+                let d = self.replay.deltas[t * shape.deltas() + column..][..16 * R]
+                    .as_chunks::<16>()
+                    .0;
                 for (lanes, d) in lanes.iter_mut().zip(d) {
                     *lanes = k.mul_add(L::load(d), *lanes * decay);
                 }
@@ -391,12 +416,34 @@ pub(crate) fn gated_delta(
 ) -> Tensor {
     let spec = state.spec;
     let shape = Shape::new(spec);
-    let DeltaSpec { key_heads, value_heads, key_dim, value_dim, conv_taps, .. } = spec;
+    let DeltaSpec {
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        conv_taps,
+        ..
+    } = spec;
     let (channels, n) = (shape.channels, batch.n_rows());
-    assert_eq!((qkv.cols(), b.cols(), a.cols()), (channels, value_heads, value_heads), "columns of the projections");
-    assert_eq!((qkv.rows(), b.rows(), a.rows()), (n, n, n), "a row for each of the step's");
-    assert_eq!((weights.conv.rows(), weights.conv.cols()), (channels, conv_taps), "taps of each channel");
-    let slots = state.storage.downcast_mut::<Slots>().expect("memory of this backend");
+    assert_eq!(
+        (qkv.cols(), b.cols(), a.cols()),
+        (channels, value_heads, value_heads),
+        "columns of the projections"
+    );
+    assert_eq!(
+        (qkv.rows(), b.rows(), a.rows()),
+        (n, n, n),
+        "a row for each of the step's"
+    );
+    assert_eq!(
+        (weights.conv.rows(), weights.conv.cols()),
+        (channels, conv_taps),
+        "taps of each channel"
+    );
+    let slots = state
+        .storage
+        .downcast_mut::<Slots>()
+        .expect("memory of this backend");
     let (past, ring) = (conv_taps - 1, shape.ring);
     for seq in &batch.seqs {
         let tentative = seq.rows.len() - seq.certain;
@@ -406,10 +453,16 @@ pub(crate) fn gated_delta(
     let mut conv = cpu.tensor(n, channels);
     let mut gates = cpu.tensor(n, 2 * value_heads);
     {
-        let taps = weights.conv.storage::<Buffer>().repacked(|taps| by_tap(taps, conv_taps));
+        let taps = weights
+            .conv
+            .storage::<Buffer>()
+            .repacked(|taps| by_tap(taps, conv_taps));
         let (qkv, b, a) = (values(qkv), values(b), values(a));
         let (decays, dt_bias) = (values(&weights.decay), values(&weights.dt_bias));
-        let (conv, gates) = (Split::new(values_mut(&mut conv)), Split::new(values_mut(&mut gates)));
+        let (conv, gates) = (
+            Split::new(values_mut(&mut conv)),
+            Split::new(values_mut(&mut gates)),
+        );
         // Heads of queries and keys are whole in a unit; values have none.
         let heads_a_unit = (CHANNELS / key_dim).clamp(1, 2 * key_heads);
         let head_units = (2 * key_heads).div_ceil(heads_a_unit);
@@ -419,7 +472,11 @@ pub(crate) fn gated_delta(
         let factors = |head: usize| if head < key_heads { scale } else { 1.0 };
         let piece = |i: usize| {
             let (r, unit) = (i / units, i % units);
-            let seq = batch.seqs.iter().find(|s| s.rows.contains(&r)).expect("every row is a sequence's");
+            let seq = batch
+                .seqs
+                .iter()
+                .find(|s| s.rows.contains(&r))
+                .expect("every row is a sequence's");
             let slot = slots.slots[seq.slot];
             let range = if unit < head_units {
                 let first = unit * heads_a_unit;
@@ -443,8 +500,18 @@ pub(crate) fn gated_delta(
             }
             // SAFETY: every unit of every row is visited once.
             let out = unsafe { conv.part(r * channels + range.start..r * channels + range.end) };
-            let heads = (unit < head_units).then_some(Heads { dim: key_dim, factors: &factors });
-            cpu.isa.run(Convolve { rows, taps, channels, first: range.start, out, heads });
+            let heads = (unit < head_units).then_some(Heads {
+                dim: key_dim,
+                factors: &factors,
+            });
+            cpu.isa.run(Convolve {
+                rows,
+                taps,
+                channels,
+                first: range.start,
+                out,
+                heads,
+            });
             if unit == 0 {
                 // SAFETY: every row's first unit is visited once.
                 let gates = unsafe { gates.part(2 * r * value_heads..2 * (r + 1) * value_heads) };
@@ -458,7 +525,8 @@ pub(crate) fn gated_delta(
         if n * channels * conv_taps < ALONE {
             (0..n * units).for_each(piece);
         } else {
-            cpu.pool.each(n * units, 2, |_, range| range.for_each(piece));
+            cpu.pool
+                .each(n * units, 2, |_, range| range.for_each(piece));
         }
     }
 
@@ -467,8 +535,18 @@ pub(crate) fn gated_delta(
     let mut rooms = cpu.tensor(cpu.pool.n_workers(), room);
     {
         let (conv, gates) = (values(&conv), values(&gates));
-        let (out, rooms) = (Split::new(values_mut(&mut out)), Split::new(values_mut(&mut rooms)));
-        let Slots { slots, states, decays, keys, deltas, .. } = slots;
+        let (out, rooms) = (
+            Split::new(values_mut(&mut out)),
+            Split::new(values_mut(&mut rooms)),
+        );
+        let Slots {
+            slots,
+            states,
+            decays,
+            keys,
+            deltas,
+            ..
+        } = slots;
         let n_slots = slots.len();
         let states = Split::new(states.of_mut::<f32>());
         let (decays, keys, deltas) = (Split::new(decays), Split::new(keys), Split::new(deltas));
@@ -477,7 +555,11 @@ pub(crate) fn gated_delta(
             let seq = &batch.seqs[i / units];
             let (head, block) = (i % units / shape.blocks(), i % shape.blocks());
             let slot = slots[seq.slot];
-            let n_replay = if seq.is_new { 0 } else { seq.kept.min(slot.n_updates) };
+            let n_replay = if seq.is_new {
+                0
+            } else {
+                seq.kept.min(slot.n_updates)
+            };
             let half = |half: usize| (half * n_slots + seq.slot) * MAX_TENTATIVE;
             let (old, new) = (half(slot.half), half(1 - slot.half));
             let columns = shape.columns(block);
@@ -490,7 +572,11 @@ pub(crate) fn gated_delta(
                     deltas: deltas.read(old * shape.deltas()..(old + n_replay) * shape.deltas()),
                 };
                 let at = (seq.slot * value_heads + head) * shape.state() + columns.start * key_dim;
-                (replay, states.part(at..at + columns.len() * key_dim), out_of(&rooms, worker, room))
+                (
+                    replay,
+                    states.part(at..at + columns.len() * key_dim),
+                    out_of(&rooms, worker, room),
+                )
             };
             cpu.isa.run(Recur {
                 shape,
@@ -509,7 +595,7 @@ pub(crate) fn gated_delta(
                 copy,
                 out: &out,
             });
-            if i % units == 0 {
+            if i.is_multiple_of(units) {
                 for (t, r) in (seq.rows.start + seq.certain..seq.rows.end).enumerate() {
                     // SAFETY: each sequence's first piece alone writes these.
                     let (to_decays, to_keys) = unsafe {
@@ -527,7 +613,9 @@ pub(crate) fn gated_delta(
         if n * value_heads * key_dim * value_dim < ALONE {
             (0..total).for_each(|i| piece(0, i));
         } else {
-            cpu.pool.each(total, 1, |worker, range| range.for_each(|i| piece(worker, i)));
+            cpu.pool.each(total, 1, |worker, range| {
+                range.for_each(|i| piece(worker, i))
+            });
         }
     }
     for seq in &batch.seqs {

@@ -112,7 +112,11 @@ pub(crate) fn apply(cpu: &Cpu, op: impl Op, mut x: Tensor, y: Option<&Tensor>) -
     cpu.pool.each(n, PIECE, |_, range| {
         // SAFETY: ranges are disjoint.
         let x = unsafe { out.part(range.clone()) };
-        cpu.isa.run(Apply { op, x, y: y.map(|y| &y[range]) });
+        cpu.isa.run(Apply {
+            op,
+            x,
+            y: y.map(|y| &y[range]),
+        });
     });
     x
 }

@@ -2,18 +2,22 @@
 //!
 //! Every kernel is one generic function over 16 lanes (`arch`), compiled for
 //! each instruction set and chosen when the backend is made. All of them, and
-//! any number of threads, give the bits of [`backend::Reference`].
+//! any number of threads, give the bits of [`backend::Reference`]; products of
+//! quantised weights with 8-bit activations those of [`dot_int8`].
 //!
-//! Weights are repacked when loaded, into panels of 16 rows (`matmul`); keys lie
-//! in blocks of 16, a key a lane (`attention`). No files, no models, no clock.
+//! Weights are repacked when loaded, into panels of 16 rows (`panels`, `coded`);
+//! keys lie in blocks of 16, a key a lane (`attention`). No files, no models, no
+//! clock.
 
 mod arch;
 mod attention;
+mod coded;
 mod delta;
 mod elementwise;
 mod matmul;
 mod memory;
 mod norm;
+mod panels;
 mod pool;
 mod rope;
 mod rows;
@@ -22,11 +26,12 @@ mod tests;
 mod tile;
 
 pub use arch::Isa;
+pub use coded::dot as dot_int8;
 
 use arch::Detected;
 use backend::{
-    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec, Matrix, Rope,
-    Tensor,
+    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
+    Matrix, Rope, Tensor,
 };
 use memory::{Arena, values, values_mut};
 use pool::Pool;
@@ -41,6 +46,22 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Instruction set; the best there is, if absent.
     pub isa: Option<Isa>,
+    /// How products with quantised weights see their input.
+    pub activations: Activations,
+}
+
+/// How products with quantised weights see their input. Plain weights always
+/// take it in `f32`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// Rounded to 8 bits, with a factor for each of the weights' groups: what
+    /// [`dot_int8`] defines. Relative to exact activations a product moves by
+    /// about 4e-3; weights keep their codes in memory.
+    #[default]
+    Int8,
+    /// As they are. Weights are dequantized to `f32` when loaded, so each takes
+    /// four bytes.
+    F32,
 }
 
 /// Why the CPU cannot be used as asked.
@@ -67,7 +88,10 @@ pub enum CpuError {
 pub const MAX_THREADS: usize = 1024;
 
 fn names(all: &[Isa]) -> String {
-    all.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
+    all.iter()
+        .map(|isa| isa.name())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The CPU.
@@ -76,6 +100,7 @@ pub struct Cpu {
     pool: Pool,
     arena: Arc<Arena>,
     plan: Mutex<attention::Plan>,
+    activations: Activations,
 }
 
 impl Cpu {
@@ -86,13 +111,35 @@ impl Cpu {
     /// If this CPU lacks the instruction set, or the threads are too many.
     pub fn new(options: CpuOptions) -> Result<Self, CpuError> {
         let wanted = options.isa.unwrap_or_else(Isa::detect);
-        let isa = Detected::new(wanted).ok_or_else(|| CpuError::MissingIsa { wanted, available: Isa::available() })?;
+        let isa = Detected::new(wanted).ok_or_else(|| CpuError::MissingIsa {
+            wanted,
+            available: Isa::available(),
+        })?;
         let threads = match options.threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
+            0 => std::thread::available_parallelism()
+                .map_or(1, usize::from)
+                .min(MAX_THREADS),
             n if n > MAX_THREADS => return Err(CpuError::TooManyThreads { threads: n }),
             n => n,
         };
-        Ok(Cpu { isa, pool: Pool::new(threads), arena: Arc::new(Arena::new()), plan: Mutex::default() })
+        Ok(Cpu::with(isa, threads, options.activations))
+    }
+
+    /// Reads the bytes of `w` as fast as the CPU can and returns something that
+    /// depends on all of them: the time this takes is what a product over `w`
+    /// could take at best.
+    pub fn read(&self, w: &Matrix) -> u64 {
+        matmul::read(self, w)
+    }
+
+    fn with(isa: Detected, threads: usize, activations: Activations) -> Self {
+        Cpu {
+            isa,
+            pool: Pool::new(threads),
+            arena: Arc::new(Arena::new()),
+            plan: Mutex::default(),
+            activations,
+        }
     }
 
     /// The instruction set in use.

@@ -31,7 +31,8 @@ impl Region {
         let align = if len >= HUGE_PAGE { HUGE_PAGE } else { LINE };
         // Aligned by hand: the allocator would clear over-aligned memory itself
         // and touch every page, while plain large blocks come as untouched zeros.
-        let layout = Layout::from_size_align(len + align, 16).expect("a size that fits the address space");
+        let layout =
+            Layout::from_size_align(len + align, 16).expect("a size that fits the address space");
         // SAFETY: the size is not zero.
         let base = unsafe { alloc_zeroed(layout) };
         if base.is_null() {
@@ -44,24 +45,31 @@ impl Region {
             // and a kernel that ignores it costs speed only.
             unsafe { libc::madvise(base.add(offset).cast(), len, libc::MADV_HUGEPAGE) };
         }
-        Region { base, layout, offset, len }
+        Region {
+            base,
+            layout,
+            offset,
+            len,
+        }
     }
 
     /// The region as elements of `T`.
     pub(crate) fn of<T: Plain>(&self) -> &[T] {
         // SAFETY: aligned to a cache line, initialised, and any bytes are a `T`.
-        unsafe { std::slice::from_raw_parts(self.base.add(self.offset).cast(), self.len / size_of::<T>()) }
+        unsafe {
+            std::slice::from_raw_parts(self.base.add(self.offset).cast(), self.len / size_of::<T>())
+        }
     }
 
     /// The region as elements of `T`, to write.
     pub(crate) fn of_mut<T: Plain>(&mut self) -> &mut [T] {
         // SAFETY: as in `of`, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(self.offset).cast(), self.len / size_of::<T>()) }
-    }
-
-    /// Bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.base.add(self.offset).cast(),
+                self.len / size_of::<T>(),
+            )
+        }
     }
 }
 
@@ -81,6 +89,8 @@ impl Drop for Region {
 pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
 // SAFETY: a plain number.
 unsafe impl Plain for u8 {}
+// SAFETY: a plain number.
+unsafe impl Plain for i8 {}
 // SAFETY: a plain number.
 unsafe impl Plain for f32 {}
 // SAFETY: wraps a `u16` transparently.
@@ -139,14 +149,20 @@ fn class(lines: usize) -> (usize, usize) {
 
 impl Arena {
     pub(crate) fn new() -> Self {
-        Arena { free: Mutex::new((0..256).map(|_| Vec::new()).collect()) }
+        Arena {
+            free: Mutex::new((0..256).map(|_| Vec::new()).collect()),
+        }
     }
 
     fn take(&self, len: usize) -> Storage {
         let (class, capacity) = class(len.div_ceil(16));
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner)[class].pop();
         let mut storage = free.unwrap_or_else(|| {
-            Box::new(Buffer { lines: vec![Line([0.0; 16]); capacity], len: 0, repacked: OnceLock::new() })
+            Box::new(Buffer {
+                lines: vec![Line([0.0; 16]); capacity],
+                len: 0,
+                repacked: OnceLock::new(),
+            })
         });
         let buffer: &mut Buffer = storage.downcast_mut().expect("only buffers are kept");
         buffer.len = len;
@@ -183,6 +199,20 @@ pub(crate) fn values_mut(x: &mut Tensor) -> &mut [f32] {
     x.storage_mut::<Buffer>().values_mut()
 }
 
+/// Values as bytes.
+pub(crate) fn bytes<T: Plain>(values: &[f32]) -> &[T] {
+    assert_eq!(size_of::<T>(), 1, "bytes");
+    // SAFETY: four bytes of each value, and any bytes are a `T`.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), 4 * values.len()) }
+}
+
+/// Values as bytes, to write.
+pub(crate) fn bytes_mut<T: Plain>(values: &mut [f32]) -> &mut [T] {
+    assert_eq!(size_of::<T>(), 1, "bytes");
+    // SAFETY: as in `bytes`, and any bytes are an `f32`.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), 4 * values.len()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,8 +222,15 @@ mod tests {
         let mut last = (0, 0);
         for lines in 0..100_000 {
             let (index, capacity) = class(lines);
-            assert!(capacity >= lines && capacity * 4 <= lines * 5 + 4, "{lines} lines in {capacity}");
-            assert_eq!(class(capacity), (index, capacity), "a recycled buffer finds its class");
+            assert!(
+                capacity >= lines && capacity * 4 <= lines * 5 + 4,
+                "{lines} lines in {capacity}"
+            );
+            assert_eq!(
+                class(capacity),
+                (index, capacity),
+                "a recycled buffer finds its class"
+            );
             assert!(index < 256 && (index, capacity) >= last);
             assert_eq!(index == last.0, capacity == last.1, "one capacity a class");
             last = (index, capacity);
@@ -212,7 +249,11 @@ mod tests {
         for len in [1, 64, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 5] {
             let mut region = Region::zeroed(len);
             assert!(region.of::<u8>().iter().all(|&b| b == 0));
-            assert_eq!(region.of::<u8>().as_ptr() as usize % if len < HUGE_PAGE { LINE } else { HUGE_PAGE }, 0);
+            assert_eq!(
+                region.of::<u8>().as_ptr() as usize
+                    % if len < HUGE_PAGE { LINE } else { HUGE_PAGE },
+                0
+            );
             region.of_mut::<u8>().fill(1);
         }
     }

@@ -33,7 +33,11 @@ impl Kernel for Norm<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        for (x, y) in self.x.chunks_exact(self.width).zip(self.y.chunks_exact_mut(self.width)) {
+        for (x, y) in self
+            .x
+            .chunks_exact(self.width)
+            .zip(self.y.chunks_exact_mut(self.width))
+        {
             let inverse = 1.0 / (sum_squares::<L>(x) / self.width as f32 + self.eps).sqrt();
             let inverse = L::splat(inverse);
             let each = x.chunks(16).zip(y.chunks_mut(16));
@@ -54,19 +58,35 @@ impl Kernel for Norm<'_> {
 }
 
 /// `x / sqrt(mean(x²) + eps) * weight` over each run of `width` columns.
-pub(crate) fn rms_norm(cpu: &Cpu, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
-    assert!(x.cols().is_multiple_of(width), "whole runs of the norm's width");
+pub(crate) fn rms_norm(
+    cpu: &Cpu,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    width: usize,
+    eps: f32,
+) -> Tensor {
+    assert!(
+        x.cols().is_multiple_of(width),
+        "whole runs of the norm's width"
+    );
     let weight = weight.map(|w| {
         assert_eq!(w.cols(), width, "a weight for each column of a run");
         values(w)
     });
     let mut y = cpu.tensor(x.rows(), x.cols());
     let (x, out) = (values(x), Split::new(values_mut(&mut y)));
-    cpu.pool.each(x.len() / width, PIECE.div_ceil(width), |_, range| {
-        let range = range.start * width..range.end * width;
-        // SAFETY: ranges are disjoint.
-        let y = unsafe { out.part(range.clone()) };
-        cpu.isa.run(Norm { x: &x[range], weight, y, width, eps });
-    });
+    cpu.pool
+        .each(x.len() / width, PIECE.div_ceil(width), |_, range| {
+            let range = range.start * width..range.end * width;
+            // SAFETY: ranges are disjoint.
+            let y = unsafe { out.part(range.clone()) };
+            cpu.isa.run(Norm {
+                x: &x[range],
+                weight,
+                y,
+                width,
+                eps,
+            });
+        });
     y
 }

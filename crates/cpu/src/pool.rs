@@ -73,11 +73,15 @@ impl Shared {
             }
             seen = state >> 32;
             while state >> 32 == seen && state & OPEN != 0 {
-                match self.state.compare_exchange_weak(state, state + 1, Acquire, Acquire) {
+                match self
+                    .state
+                    .compare_exchange_weak(state, state + 1, Acquire, Acquire)
+                {
                     Ok(_) => {
                         // SAFETY: this worker is counted in the open generation, so
                         // `Pool::run` waits for it and the job is alive.
-                        let job = unsafe { &*(*self.job.get()).expect("an open generation has a job") };
+                        let job =
+                            unsafe { &*(*self.job.get()).expect("an open generation has a job") };
                         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(id))) {
                             self.keep(panic);
                         }
@@ -119,7 +123,11 @@ impl Pool {
                     .expect("the system gives threads")
             })
             .collect();
-        Pool { shared, threads, turn: Mutex::new(()) }
+        Pool {
+            shared,
+            threads,
+            turn: Mutex::new(()),
+        }
     }
 
     /// Workers, the caller included.
@@ -141,7 +149,8 @@ impl Pool {
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. The generation is closed and every
         // worker that took it has left before this function returns or unwinds.
-        let alive: *const Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Job>(job) };
+        let alive: *const Job =
+            unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Job>(job) };
         // SAFETY: no generation is open and `turn` is held.
         unsafe { *shared.job.get() = Some(alive) };
         shared.left.store(0, Relaxed);
@@ -161,7 +170,11 @@ impl Pool {
                 std::hint::spin_loop();
             }
         }
-        let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let panic = shared
+            .panic
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         drop(turn);
         if let Some(panic) = panic {
             resume_unwind(panic);
@@ -224,7 +237,11 @@ unsafe impl<T: Send> Sync for Split<'_, T> {}
 
 impl<'a, T> Split<'a, T> {
     pub(crate) fn new(slice: &'a mut [T]) -> Self {
-        Split { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+        Split {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            slice: PhantomData,
+        }
     }
 
     /// The elements of `range`.
@@ -238,7 +255,10 @@ impl<'a, T> Split<'a, T> {
     /// If the range reaches past the end.
     #[expect(clippy::mut_from_ref, reason = "the contract forbids overlap")]
     pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "a part lies in its slice");
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "a part lies in its slice"
+        );
         // SAFETY: in bounds, and not aliased by this function's contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
@@ -253,7 +273,10 @@ impl<'a, T> Split<'a, T> {
     ///
     /// If the range reaches past the end.
     pub(crate) unsafe fn read(&self, range: Range<usize>) -> &[T] {
-        assert!(range.start <= range.end && range.end <= self.len, "a part lies in its slice");
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "a part lies in its slice"
+        );
         // SAFETY: in bounds, and not written by this function's contract.
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
@@ -281,7 +304,11 @@ impl<'a, T> Split<'a, T> {
 ///
 /// The worker uses it in one place at a time.
 #[expect(clippy::mut_from_ref, reason = "as `Split::part`")]
-pub(crate) unsafe fn out_of<'a>(scratch: &'a Split<'_, f32>, worker: usize, room: usize) -> &'a mut [f32] {
+pub(crate) unsafe fn out_of<'a>(
+    scratch: &'a Split<'_, f32>,
+    worker: usize,
+    room: usize,
+) -> &'a mut [f32] {
     // SAFETY: rooms of different workers are disjoint.
     unsafe { scratch.part(worker * room..(worker + 1) * room) }
 }
@@ -299,7 +326,9 @@ mod tests {
                 let hits: Vec<AtomicUsize> = (0..total).map(|_| AtomicUsize::new(0)).collect();
                 pool.each(total, round % 5, |worker, range| {
                     assert!(worker < n);
-                    range.for_each(|i| { hits[i].fetch_add(1, Relaxed); });
+                    range.for_each(|i| {
+                        hits[i].fetch_add(1, Relaxed);
+                    });
                 });
                 assert!(hits.iter().all(|h| h.load(Relaxed) == 1));
             }
@@ -327,12 +356,20 @@ mod tests {
         let pool = Pool::new(3);
         for round in 0..200 {
             let caught = catch_unwind(AssertUnwindSafe(|| {
-                pool.each(64, 1, |_, range| assert_ne!(range.start, round % 64, "piece {round}"));
+                pool.each(64, 1, |_, range| {
+                    assert_ne!(range.start, round % 64, "piece {round}")
+                });
             }));
             let message = caught.expect_err("a piece panics");
-            assert!(message.downcast_ref::<String>().is_some_and(|m| m.contains("piece")));
+            assert!(
+                message
+                    .downcast_ref::<String>()
+                    .is_some_and(|m| m.contains("piece"))
+            );
             let sum = AtomicUsize::new(0);
-            pool.each(10, 1, |_, range| { sum.fetch_add(range.start, Relaxed); });
+            pool.each(10, 1, |_, range| {
+                sum.fetch_add(range.start, Relaxed);
+            });
             assert_eq!(sum.load(Relaxed), 45);
         }
     }
@@ -345,7 +382,9 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..500 {
                         let sum = AtomicUsize::new(0);
-                        pool.each(8, 1, |_, range| { sum.fetch_add(range.start, Relaxed); });
+                        pool.each(8, 1, |_, range| {
+                            sum.fetch_add(range.start, Relaxed);
+                        });
                         assert_eq!(sum.load(Relaxed), 28);
                     }
                 });

@@ -22,7 +22,11 @@ impl Kernel for Turn<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Rope { head_dim, pair_offset, ref frequencies } = *self.rope;
+        let Rope {
+            head_dim,
+            pair_offset,
+            ref frequencies,
+        } = *self.rope;
         let pairs = frequencies.len();
         let (sines, cosines) = self.angles.split_at_mut(pairs);
         for (row, x) in self.rows.iter().zip(self.x.chunks_exact_mut(self.cols)) {
@@ -35,7 +39,9 @@ impl Kernel for Turn<'_> {
             }
             for head in x.chunks_exact_mut(head_dim) {
                 let (low, high) = head.split_at_mut(pair_offset);
-                let pairs = low[..pairs].chunks_mut(16).zip(high[..pairs].chunks_mut(16));
+                let pairs = low[..pairs]
+                    .chunks_mut(16)
+                    .zip(high[..pairs].chunks_mut(16));
                 let angles = sines.chunks(16).zip(cosines.chunks(16));
                 for ((low, high), (sin, cos)) in pairs.zip(angles) {
                     let (a, b) = (load::<L>(low), load::<L>(high));
@@ -61,17 +67,30 @@ pub(crate) fn rope(cpu: &Cpu, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tens
     // A line apart, so that workers do not share one.
     let room = (2 * pairs).next_multiple_of(16);
     let mut angles = cpu.tensor(cpu.pool.n_workers(), room);
-    let (out, angles) = (Split::new(values_mut(&mut x)), Split::new(values_mut(&mut angles)));
-    cpu.pool.each(batch.n_rows(), PIECE.div_ceil(cols.max(1)), |worker, range| {
-        // SAFETY: ranges of rows are disjoint, and a worker's room is its own.
-        let (x, angles) = unsafe {
-            (
-                out.part(range.start * cols..range.end * cols),
-                out_of(&angles, worker, room),
-            )
-        };
-        cpu.isa.run(Turn { rope, rows: &batch.rows[range], cols, x, angles: &mut angles[..2 * pairs] });
-    });
+    let (out, angles) = (
+        Split::new(values_mut(&mut x)),
+        Split::new(values_mut(&mut angles)),
+    );
+    cpu.pool.each(
+        batch.n_rows(),
+        PIECE.div_ceil(cols.max(1)),
+        |worker, range| {
+            // SAFETY: ranges of rows are disjoint, and a worker's room is its own.
+            let (x, angles) = unsafe {
+                (
+                    out.part(range.start * cols..range.end * cols),
+                    out_of(&angles, worker, room),
+                )
+            };
+            cpu.isa.run(Turn {
+                rope,
+                rows: &batch.rows[range],
+                cols,
+                x,
+                angles: &mut angles[..2 * pairs],
+            });
+        },
+    );
     x
 }
 
@@ -86,8 +105,18 @@ mod tests {
     fn position_zero_turns_nothing() {
         let cpu = Cpu::new(CpuOptions::default()).unwrap();
         let x: Vec<f32> = (0..48).map(|i| i as f32 - 20.0).collect();
-        let rotary = Rope { head_dim: 24, pair_offset: 12, frequencies: vec![0.5; 5] };
-        let batch = Batch { rows: vec![Row { index: 3, position: 0 }], ..Batch::default() };
+        let rotary = Rope {
+            head_dim: 24,
+            pair_offset: 12,
+            frequencies: vec![0.5; 5],
+        };
+        let batch = Batch {
+            rows: vec![Row {
+                index: 3,
+                position: 0,
+            }],
+            ..Batch::default()
+        };
         let y = cpu.rope(cpu.upload(1, 48, &x), &rotary, &batch);
         assert_eq!(values(&y), x);
     }

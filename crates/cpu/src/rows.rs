@@ -38,7 +38,10 @@ pub(crate) fn concat(cpu: &Cpu, a: &Tensor, b: &Tensor) -> Tensor {
     let (left, right) = (a.cols(), b.cols());
     let mut y = cpu.tensor(a.rows(), left + right);
     let (a, b) = (values(a), values(b));
-    for (i, to) in values_mut(&mut y).chunks_exact_mut((left + right).max(1)).enumerate() {
+    for (i, to) in values_mut(&mut y)
+        .chunks_exact_mut((left + right).max(1))
+        .enumerate()
+    {
         to[..left].copy_from_slice(&a[i * left..][..left]);
         to[left..].copy_from_slice(&b[i * right..][..right]);
     }
@@ -79,7 +82,11 @@ impl Kernel for Argmax<'_> {
             }
         }
         let start = block * BLOCK;
-        start + row[start..].iter().position(|&x| x == best).expect("the largest is one of them")
+        start
+            + row[start..]
+                .iter()
+                .position(|&x| x == best)
+                .expect("the largest is one of them")
     }
 }
 
@@ -91,13 +98,13 @@ pub(crate) fn argmax(cpu: &Cpu, x: &Tensor) -> Vec<u32> {
     let n = best.len();
     let out = Split::new(&mut best);
     // Rows are searched whole; a long one is worth handing out.
-    cpu.pool.each(n, (2 * PIECE / cols.max(1)).max(1), |_, range| {
-        for row in range {
-            // SAFETY: every row is visited once.
-            let best = unsafe { &mut out.part(row..row + 1)[0] };
-            *best = cpu.isa.run(Argmax(&x[row * cols..][..cols])) as u32;
-        }
-    });
+    cpu.pool
+        .each(n, (2 * PIECE / cols.max(1)).max(1), |_, range| {
+            for row in range {
+                // SAFETY: every row is visited once.
+                let best = unsafe { &mut out.part(row..row + 1)[0] };
+                *best = cpu.isa.run(Argmax(&x[row * cols..][..cols])) as u32;
+            }
+        });
     best
 }
-

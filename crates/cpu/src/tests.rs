@@ -1,30 +1,201 @@
 //! The conformance suite on every instruction set and several thread counts.
 
-use crate::{Cpu, CpuError, CpuOptions, Isa};
-use backend::conformance;
+use crate::arch::Detected;
+use crate::{Activations, Cpu, CpuError, CpuOptions, Isa, dot_int8};
+use backend::{
+    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
+    Matrix, Reference, Rope, Tensor, conformance,
+};
+use quant::{Layout, Owned, Stored};
+use std::borrow::Cow;
 
-fn each(check: impl Fn(&Cpu)) {
+fn each(activations: Activations, check: impl Fn(&Cpu)) {
     for isa in Isa::available() {
-        for threads in [1, 2, 3] {
-            let cpu = Cpu::new(CpuOptions { threads, isa: Some(isa) }).unwrap();
-            check(&cpu);
+        let variants = Detected::variants(isa);
+        let last = variants.len() - 1;
+        for (i, variant) in variants.into_iter().enumerate() {
+            // Older ways of multiplying bytes change products only.
+            let threads: &[usize] = if i == last { &[1, 2, 3] } else { &[2] };
+            for &threads in threads {
+                check(&Cpu::with(variant, threads, activations));
+            }
         }
     }
 }
 
 #[test]
 fn every_op_has_the_bits_of_the_reference() {
-    each(|cpu| conformance::check_bits_equal_reference(cpu));
+    each(Activations::F32, |cpu| {
+        conformance::check_bits_equal_reference(cpu);
+    });
+}
+
+#[test]
+fn products_of_rounded_activations_have_the_bits_of_their_definition() {
+    each(Activations::Int8, |cpu| {
+        for (_, case) in conformance::EQUAL_CASES
+            .iter()
+            .filter(|(name, _)| ["embed", "matmul", "matmul_rows"].contains(name))
+        {
+            case(cpu, &Int8Reference);
+        }
+    });
 }
 
 #[test]
 fn no_row_depends_on_its_company() {
-    each(|cpu| conformance::check_row_invariance(cpu));
+    each(Activations::Int8, |cpu| {
+        conformance::check_row_invariance(cpu);
+    });
 }
 
 #[test]
 fn what_this_cpu_lacks_is_an_error() {
-    let wanted = if cfg!(target_arch = "aarch64") { Isa::Avx512 } else { Isa::Neon };
-    let error = Cpu::new(CpuOptions { isa: Some(wanted), ..CpuOptions::default() }).err();
-    assert!(matches!(error, Some(CpuError::MissingIsa { .. })), "{error:?}");
+    let wanted = if cfg!(target_arch = "aarch64") {
+        Isa::Avx512
+    } else {
+        Isa::Neon
+    };
+    let error = Cpu::new(CpuOptions {
+        isa: Some(wanted),
+        ..CpuOptions::default()
+    })
+    .err();
+    assert!(
+        matches!(error, Some(CpuError::MissingIsa { .. })),
+        "{error:?}"
+    );
+}
+
+/// The reference, with [`dot_int8`] for matrices of one quantised format.
+struct Int8Reference;
+
+/// The reference's matrix, and the rows where they are quantised.
+struct Both {
+    plain: Matrix,
+    coded: Option<Vec<Owned>>,
+}
+
+impl Both {
+    fn dot(&self, x: &[f32], row: usize) -> f32 {
+        let mut row = row;
+        for part in self.coded.as_ref().expect("a quantised matrix") {
+            if row < part.rows {
+                return dot_int8(part.format.layout, part.view().row(row), x);
+            }
+            row -= part.rows;
+        }
+        unreachable!("a row of some part")
+    }
+}
+
+impl Backend for Int8Reference {
+    fn name(&self) -> String {
+        "reference with rounded activations".into()
+    }
+    fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
+        let plain = Reference.matrix(parts);
+        let layout = parts[0].format.layout;
+        let coded = matches!(layout, Layout::Affine { .. })
+            && parts.iter().all(|p| p.format.layout == layout);
+        let coded = coded.then(|| parts.iter().map(|p| Owned::gather(p, 0..p.rows)).collect());
+        let (rows, cols, format, bytes) = (plain.rows, plain.cols, plain.format, plain.bytes);
+        Matrix::new(rows, cols, format, bytes, Box::new(Both { plain, coded }))
+    }
+    fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor {
+        Reference.upload(rows, cols, values)
+    }
+    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        Reference.download(x)
+    }
+    fn kv(&self, spec: KvSpec) -> Kv {
+        Reference.kv(spec)
+    }
+    fn delta(&self, spec: DeltaSpec) -> Delta {
+        Reference.delta(spec)
+    }
+    fn finish(&self) -> Result<(), DeviceError> {
+        Reference.finish()
+    }
+    fn scratch(&self, rows: usize, cols: usize) -> Tensor {
+        Reference.scratch(rows, cols)
+    }
+    fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
+        Reference.embed(&table.storage::<Both>().plain, tokens, scale)
+    }
+    fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
+        for (w, y) in w.iter().zip(y) {
+            let both = w.storage::<Both>();
+            if both.coded.is_none() {
+                Reference.matmul_into(x, &[&both.plain], std::slice::from_mut(y));
+                continue;
+            }
+            let out = y.storage_mut::<Vec<f32>>();
+            let x = Reference.download(x);
+            for (x, y) in x.chunks_exact(w.cols).zip(out.chunks_exact_mut(w.rows)) {
+                for (row, y) in y.iter_mut().enumerate() {
+                    *y = both.dot(x, row);
+                }
+            }
+        }
+    }
+    fn matmul_rows(&self, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
+        let both = w.storage::<Both>();
+        if both.coded.is_none() {
+            return Reference.matmul_rows(x, &both.plain, ids);
+        }
+        let values = Reference.download(x);
+        let rows = values.chunks_exact(w.cols).zip(ids);
+        let y: Vec<f32> = rows
+            .flat_map(|(x, ids)| ids.iter().map(|&id| both.dot(x, id as usize)))
+            .collect();
+        Reference.upload(x.rows(), ids.first().map_or(0, Vec::len), &y)
+    }
+    fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
+        Reference.rms_norm(x, weight, width, eps)
+    }
+    fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
+        Reference.add(x, y)
+    }
+    fn scale(&self, x: Tensor, factor: f32) -> Tensor {
+        Reference.scale(x, factor)
+    }
+    fn glu(&self, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
+        Reference.glu(gate, x, activation)
+    }
+    fn softcap(&self, x: Tensor, cap: f32) -> Tensor {
+        Reference.softcap(x, cap)
+    }
+    fn gather(&self, x: &Tensor, rows: &[usize]) -> Tensor {
+        Reference.gather(x, rows)
+    }
+    fn columns(&self, x: &Tensor, first: usize, cols: usize) -> Tensor {
+        Reference.columns(x, first, cols)
+    }
+    fn concat(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        Reference.concat(a, b)
+    }
+    fn rope(&self, x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
+        Reference.rope(x, rope, batch)
+    }
+    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
+        Reference.kv_append(kv, k, v, group, batch);
+    }
+    fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
+        Reference.attend(q, kv, attention, batch)
+    }
+    fn gated_delta(
+        &self,
+        state: &mut Delta,
+        weights: &DeltaWeights,
+        qkv: &Tensor,
+        b: &Tensor,
+        a: &Tensor,
+        batch: &Batch,
+    ) -> Tensor {
+        Reference.gated_delta(state, weights, qkv, b, a, batch)
+    }
+    fn argmax(&self, x: &Tensor) -> Vec<u32> {
+        Reference.argmax(x)
+    }
 }

@@ -34,7 +34,13 @@ pub(crate) struct Operands<W> {
 ///
 /// All operands are readable.
 #[inline(always)]
-pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: usize, const FETCH: bool>(
+pub(crate) unsafe fn accumulate<
+    L: Lanes,
+    W: Element,
+    const M: usize,
+    const R: usize,
+    const FETCH: bool,
+>(
     acc: &mut [[L; R]; M],
     o: Operands<W>,
 ) {
@@ -61,7 +67,10 @@ pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: u
     while k + STEPS <= o.k {
         if FETCH {
             for r in 0..R {
-                let line = o.w.wrapping_add(k * o.w_step + r * o.w_stride).cast::<u8>().wrapping_add(AHEAD);
+                let line =
+                    o.w.wrapping_add(k * o.w_step + r * o.w_stride)
+                        .cast::<u8>()
+                        .wrapping_add(AHEAD);
                 for i in 0..STEPS * 16 * size_of::<W>() / 64 {
                     L::prefetch(line.wrapping_add(64 * i));
                 }

@@ -1,10 +1,13 @@
 //! NEON: four vectors of 4.
-#![allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all, stated here")]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one reason for all, stated here"
+)]
 // SAFETY of every block: lanes are made only inside kernels that `Detected::run`
 // enters after NEON was found, and references to arrays are readable and writable
 // for their whole size.
 
-use super::{Kernel, Lanes};
+use super::{ByteKernel, Bytes, Kernel, Lanes};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
@@ -16,6 +19,22 @@ use std::ops::{Add, Div, Mul, Sub};
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn neon<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Neon>()
+}
+
+/// # Safety
+///
+/// The CPU has NEON.
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn neon_bytes<K: ByteKernel>(kernel: K) -> K::Output {
+    kernel.run::<NeonBytes<false>>()
+}
+
+/// # Safety
+///
+/// The CPU has NEON and the dot product extension.
+#[target_feature(enable = "neon,dotprod")]
+pub(super) unsafe fn neon_dot_bytes<K: ByteKernel>(kernel: K) -> K::Output {
+    kernel.run::<NeonBytes<true>>()
 }
 
 /// Lanes 0–3, 4–7, 8–11, 12–15.
@@ -123,8 +142,17 @@ impl Lanes for Neon {
     #[inline(always)]
     fn store_f16(self, to: &mut [f16; 16]) {
         for i in 0..4 {
-            unsafe { vst1_u16(to.as_mut_ptr().add(4 * i).cast(), vreinterpret_u16_f16(vcvt_f16_f32(self.0[i]))) };
+            unsafe {
+                vst1_u16(
+                    to.as_mut_ptr().add(4 * i).cast(),
+                    vreinterpret_u16_f16(vcvt_f16_f32(self.0[i])),
+                )
+            };
         }
+    }
+    #[inline(always)]
+    fn store_i8(self, to: &mut [i8; 16]) {
+        *to = self.to_array().map(|x| x as i8);
     }
     #[inline(always)]
     fn negate(self) -> Self {
@@ -133,14 +161,126 @@ impl Lanes for Neon {
     #[inline(always)]
     fn prefetch(p: *const u8) {
         // There is no stable intrinsic: the hint for data that is read once.
-        unsafe { std::arch::asm!("prfm pldl1strm, [{}]", in(reg) p, options(nostack, readonly, preserves_flags)) };
+        unsafe {
+            std::arch::asm!("prfm pldl1strm, [{}]", in(reg) p, options(nostack, readonly, preserves_flags))
+        };
     }
     #[inline(always)]
     fn sum(self) -> f32 {
         unsafe {
-            let four = vaddq_f32(vaddq_f32(self.0[0], self.0[2]), vaddq_f32(self.0[1], self.0[3]));
+            let four = vaddq_f32(
+                vaddq_f32(self.0[0], self.0[2]),
+                vaddq_f32(self.0[1], self.0[3]),
+            );
             let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
             vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
         }
+    }
+}
+
+/// Products of bytes on four times 16 of them; with `sdot` if `DOT`.
+pub(super) struct NeonBytes<const DOT: bool>;
+
+impl<const DOT: bool> NeonBytes<DOT> {
+    /// Adds products with codes below 128, four to a lane.
+    #[inline(always)]
+    unsafe fn quarter(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
+        unsafe {
+            let codes = vreinterpretq_s8_u8(codes);
+            if DOT {
+                let mut sums = sums;
+                // There is no stable intrinsic. The function this is inlined into has
+                // the feature.
+                std::arch::asm!(
+                    "sdot {sums:v}.4s, {codes:v}.16b, {x:v}.16b",
+                    sums = inout(vreg) sums,
+                    codes = in(vreg) codes,
+                    x = in(vreg) x,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+                sums
+            } else {
+                // Products of two bytes, then sums of two and of four neighbours.
+                let low = vpaddlq_s16(vmull_s8(vget_low_s8(codes), vget_low_s8(x)));
+                let high = vpaddlq_s16(vmull_s8(vget_high_s8(codes), vget_high_s8(x)));
+                vaddq_s32(sums, vpaddq_s32(low, high))
+            }
+        }
+    }
+}
+
+impl<const DOT: bool> Bytes for NeonBytes<DOT> {
+    type Lanes = Neon;
+    type Codes = [uint8x16_t; 4];
+    type Sums = [int32x4_t; 4];
+
+    #[inline(always)]
+    fn load(codes: &[u8; 64]) -> Self::Codes {
+        let p = codes.as_ptr();
+        unsafe {
+            [
+                vld1q_u8(p),
+                vld1q_u8(p.add(16)),
+                vld1q_u8(p.add(32)),
+                vld1q_u8(p.add(48)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn low(codes: Self::Codes) -> Self::Codes {
+        unsafe {
+            let mask = vdupq_n_u8(15);
+            [
+                vandq_u8(codes[0], mask),
+                vandq_u8(codes[1], mask),
+                vandq_u8(codes[2], mask),
+                vandq_u8(codes[3], mask),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn high(codes: Self::Codes) -> Self::Codes {
+        unsafe {
+            [
+                vshrq_n_u8::<4>(codes[0]),
+                vshrq_n_u8::<4>(codes[1]),
+                vshrq_n_u8::<4>(codes[2]),
+                vshrq_n_u8::<4>(codes[3]),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn zero() -> Self::Sums {
+        unsafe { [vdupq_n_s32(0); 4] }
+    }
+    #[inline(always)]
+    fn add_small(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums {
+        unsafe {
+            let x = vreinterpretq_s8_s32(vdupq_n_s32(i32::from_ne_bytes(x.map(|x| x as u8))));
+            [
+                Self::quarter(sums[0], codes[0], x),
+                Self::quarter(sums[1], codes[1], x),
+                Self::quarter(sums[2], codes[2], x),
+                Self::quarter(sums[3], codes[3], x),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn add(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums {
+        // Codes of 128 and more are no signed bytes: upper and lower halves apart.
+        let sums = Self::add_small(sums, Self::low(codes), x);
+        let upper = Self::add_small(Self::zero(), Self::high(codes), x);
+        unsafe {
+            [
+                vaddq_s32(sums[0], vshlq_n_s32::<4>(upper[0])),
+                vaddq_s32(sums[1], vshlq_n_s32::<4>(upper[1])),
+                vaddq_s32(sums[2], vshlq_n_s32::<4>(upper[2])),
+                vaddq_s32(sums[3], vshlq_n_s32::<4>(upper[3])),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn float(sums: Self::Sums) -> Neon {
+        quarters!(i => vcvtq_f32_s32(sums[i]))
     }
 }

@@ -37,7 +37,10 @@ impl Isa {
         let mut all = vec![Isa::Scalar];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+            if is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+            {
                 all.push(Isa::Avx2);
                 if is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
@@ -57,7 +60,9 @@ impl Isa {
 
     /// The best instruction set of this CPU.
     pub fn detect() -> Isa {
-        *Isa::available().last().expect("scalar code runs everywhere")
+        *Isa::available()
+            .last()
+            .expect("scalar code runs everywhere")
     }
 
     /// The name users see.
@@ -71,37 +76,140 @@ impl Isa {
     }
 }
 
+/// How bytes are multiplied: an [`Isa`] has several ways, by age of the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "each architecture makes its own")]
+enum Products {
+    Scalar,
+    /// AVX2's pairs of 16-bit sums.
+    Avx2,
+    /// `vpdpbusd` on 32 bytes.
+    AvxVnni,
+    /// `vpdpbusd` on 64 bytes.
+    Avx512Vnni,
+    /// Widening products.
+    Neon,
+    /// `sdot`.
+    NeonDot,
+}
+
 /// An [`Isa`] that was found on this CPU: the right to enter its kernels.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Detected(Isa);
+pub(crate) struct Detected {
+    isa: Isa,
+    products: Products,
+}
 
 impl Detected {
     pub(crate) fn new(isa: Isa) -> Option<Self> {
-        Isa::available().contains(&isa).then_some(Detected(isa))
+        Self::variants(isa).pop()
+    }
+
+    /// `isa` with each way of multiplying bytes that this CPU has, the best last.
+    pub(crate) fn variants(isa: Isa) -> Vec<Self> {
+        if !Isa::available().contains(&isa) {
+            return Vec::new();
+        }
+        #[allow(unused_mut, reason = "depends on the architecture")]
+        let mut all = match isa {
+            Isa::Scalar => vec![Products::Scalar],
+            Isa::Avx2 | Isa::Avx512 => vec![Products::Avx2],
+            Isa::Neon => vec![Products::Neon],
+        };
+        #[cfg(target_arch = "x86_64")]
+        {
+            if isa != Isa::Scalar && is_x86_feature_detected!("avxvnni") {
+                all.push(Products::AvxVnni);
+            }
+            if isa == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
+                all.push(Products::Avx512Vnni);
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if isa == Isa::Neon && std::arch::is_aarch64_feature_detected!("dotprod") {
+            all.push(Products::NeonDot);
+        }
+        all.into_iter()
+            .map(|products| Detected { isa, products })
+            .collect()
     }
 
     pub(crate) fn isa(self) -> Isa {
-        self.0
+        self.isa
     }
 
     /// Runs `kernel` compiled for this instruction set.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        match self.0 {
+        match self.isa {
             Isa::Scalar => kernel.run::<scalar::Scalar>(),
-            // SAFETY: `new` found the features on this CPU.
+            // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { x86_64::avx2(kernel) },
-            // SAFETY: `new` found the features on this CPU.
+            // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { x86_64::avx512(kernel) },
-            // SAFETY: `new` found the features on this CPU.
+            // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => unsafe { aarch64::neon(kernel) },
             #[allow(unreachable_patterns, reason = "depends on the architecture")]
-            _ => unreachable!("`new` found it on this CPU"),
+            _ => unreachable!("`variants` found it on this CPU"),
         }
     }
+
+    /// Runs `kernel` compiled for this way of multiplying bytes.
+    #[inline]
+    pub(crate) fn run_bytes<K: ByteKernel>(self, kernel: K) -> K::Output {
+        match self.products {
+            Products::Scalar => kernel.run::<scalar::Bytes>(),
+            // SAFETY: `variants` found the features on this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Products::Avx2 => unsafe { x86_64::avx2_bytes(kernel) },
+            // SAFETY: `variants` found the features on this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Products::AvxVnni => unsafe { x86_64::avx_vnni_bytes(kernel) },
+            // SAFETY: `variants` found the features on this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Products::Avx512Vnni => unsafe { x86_64::avx512_vnni_bytes(kernel) },
+            // SAFETY: `variants` found the features on this CPU.
+            #[cfg(target_arch = "aarch64")]
+            Products::Neon => unsafe { aarch64::neon_bytes(kernel) },
+            // SAFETY: `variants` found the features on this CPU.
+            #[cfg(target_arch = "aarch64")]
+            Products::NeonDot => unsafe { aarch64::neon_dot_bytes(kernel) },
+            #[allow(unreachable_patterns, reason = "depends on the architecture")]
+            _ => unreachable!("`variants` found it on this CPU"),
+        }
+    }
+}
+
+/// A function over any way of multiplying bytes; as [`Kernel`].
+pub(crate) trait ByteKernel {
+    type Output;
+    fn run<B: Bytes>(self) -> Self::Output;
+}
+
+/// 16 sums of products of four bytes each, exact in 32 bits.
+pub(crate) trait Bytes: 'static {
+    /// What the sums become.
+    type Lanes: Lanes;
+    /// 64 unsigned codes: four of each lane.
+    type Codes: Copy;
+    /// 16 signed 32-bit sums.
+    type Sums: Copy;
+
+    fn load(codes: &[u8; 64]) -> Self::Codes;
+    /// The lower four bits of each code.
+    fn low(codes: Self::Codes) -> Self::Codes;
+    /// The upper four bits of each code.
+    fn high(codes: Self::Codes) -> Self::Codes;
+    fn zero() -> Self::Sums;
+    /// Adds `Σ codes[j] x[j]` of each lane's four codes, each below 16.
+    fn add_small(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums;
+    /// Adds `Σ codes[j] x[j]` of each lane's four codes.
+    fn add(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums;
+    /// The sums, which are below 2²⁴, as numbers.
+    fn float(sums: Self::Sums) -> Self::Lanes;
 }
 
 /// A function over any kind of lanes. `run` and all it calls with `L` must be
@@ -128,6 +236,8 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     fn store_bf16(self, to: &mut [bf16; 16]);
     /// Rounds to nearest even; a NaN becomes quiet and keeps its upper bits.
     fn store_f16(self, to: &mut [f16; 16]);
+    /// Stores integers in `-128..=127`.
+    fn store_i8(self, to: &mut [i8; 16]);
     /// Flips the sign, of zeros too.
     fn negate(self) -> Self;
     /// Asks for the cache line at `p`, which will be read once.
@@ -149,7 +259,9 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     /// The largest lane; none may be NaN.
     #[inline(always)]
     fn max_lane(self) -> f32 {
-        self.to_array().into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
+        self.to_array()
+            .into_iter()
+            .fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
     }
 
     /// The first lanes from `x`, zeros behind them.
@@ -170,7 +282,9 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     /// 0, 1, … 15.
     #[inline(always)]
     fn iota() -> Self {
-        Self::load(&[0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.])
+        Self::load(&[
+            0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.,
+        ])
     }
 }
 
@@ -255,13 +369,36 @@ mod tests {
         let mut out: Vec<[f32; 16]> = (0..4000)
             .map(|i| {
                 std::array::from_fn(|_| {
-                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    seed = seed
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
                     let bits = (seed >> 32) as u32;
-                    if i % 2 == 0 { f32::from_bits(bits) } else { (bits as i32 as f32) / 2f32.powi(20 + i % 17) }
+                    if i % 2 == 0 {
+                        f32::from_bits(bits)
+                    } else {
+                        (bits as i32 as f32) / 2f32.powi(20 + i % 17)
+                    }
                 })
             })
             .collect();
-        out.push([0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-45, -1e-45, 65504.0, 65520.0, 0.5, 1.5, 2.5, 88.0, -87.0]);
+        out.push([
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::NAN,
+            1e-45,
+            -1e-45,
+            65504.0,
+            65520.0,
+            0.5,
+            1.5,
+            2.5,
+            88.0,
+            -87.0,
+        ]);
         let mut rotated = *out.last().unwrap();
         rotated.rotate_left(1);
         out.push(rotated);
@@ -280,6 +417,8 @@ mod tests {
             let mut brain = [bf16::ZERO; 16];
             a.store_bf16(&mut brain);
             let finite = a.maximum(L::splat(-100.0)).minimum(L::splat(100.0));
+            let mut bytes = [0; 16];
+            finite.round_even().store_i8(&mut bytes);
             let mut part = [7.0; 16];
             L::load_part(&self.0[..5]).store_part(&mut part[..9]);
             vec![
@@ -292,11 +431,15 @@ mod tests {
                 ("minimum", a.minimum(b).to_array()),
                 ("round_even", a.round_even().to_array()),
                 ("root", a.root().to_array()),
-                ("exp2_integer", finite.round_even().exp2_integer().to_array()),
+                (
+                    "exp2_integer",
+                    finite.round_even().exp2_integer().to_array(),
+                ),
                 ("if_below", a.if_below(b, a, b).to_array()),
                 ("negate", a.negate().to_array()),
                 ("f16", L::load_f16(&half).to_array()),
                 ("bf16", L::load_bf16(&brain).to_array()),
+                ("i8", bytes.map(f32::from)),
                 ("sum", [finite.sum(); 16]),
                 ("max_lane", [finite.max_lane(); 16]),
                 ("part", part),
@@ -327,9 +470,18 @@ mod tests {
             each(&|a, _| -a),
             each(&|a, _| f16::from_f32(a).to_f32()),
             each(&|a, _| bf16::from_f32(a).to_f32()),
+            each(&|a, _| f32::from(finite(a).round_even() as i8)),
             [math::sum_tree(lanes); 16],
             [lanes.into_iter().fold(f32::NEG_INFINITY, f32::max); 16],
-            std::array::from_fn(|i| if i < 5 { a[i] } else if i < 9 { 0.0 } else { 7.0 }),
+            std::array::from_fn(|i| {
+                if i < 5 {
+                    a[i]
+                } else if i < 9 {
+                    0.0
+                } else {
+                    7.0
+                }
+            }),
             each(&|a, _| math::exp(a)),
             each(&|a, _| math::sin_cos(finite(a)).0),
             each(&|a, _| math::gelu_tanh(a)),
@@ -344,17 +496,76 @@ mod tests {
             for (a, b) in samples.iter().zip(samples.iter().cycle().skip(1)) {
                 for ((name, got), want) in isa.run(All(a, b)).into_iter().zip(expected(a, b)) {
                     for i in 0..16 {
-                        let same = got[i].to_bits() == want[i].to_bits() || got[i].is_nan() && want[i].is_nan();
-                        assert!(same, "{isa:?} {name}({:?}, {:?}) = {:?}, not {:?}", a[i], b[i], got[i], want[i]);
+                        let same = got[i].to_bits() == want[i].to_bits()
+                            || got[i].is_nan() && want[i].is_nan();
+                        assert!(
+                            same,
+                            "{isa:?} {name}({:?}, {:?}) = {:?}, not {:?}",
+                            a[i], b[i], got[i], want[i]
+                        );
                     }
                 }
             }
         }
     }
 
+    /// Sums of a few vectors of codes.
+    struct Sums<'a>(&'a [[u8; 64]], &'a [[i8; 4]]);
+    impl ByteKernel for Sums<'_> {
+        type Output = [[f32; 16]; 3];
+        #[inline(always)]
+        fn run<B: Bytes>(self) -> Self::Output {
+            let (mut all, mut low, mut high) = (B::zero(), B::zero(), B::zero());
+            for (codes, &x) in self.0.iter().zip(self.1) {
+                let codes = B::load(codes);
+                all = B::add(all, codes, x);
+                low = B::add_small(low, B::low(codes), x);
+                high = B::add_small(high, B::high(codes), x);
+            }
+            [all, low, high].map(|s| B::float(s).to_array())
+        }
+    }
+
+    #[test]
+    fn byte_sums_are_exact() {
+        // The extremes first: 16-bit intermediate sums would saturate.
+        let mut codes = vec![[255u8; 64]; 8];
+        let mut x = [[-127i8; 4], [127; 4], [-128; 4], [127, -127, 127, 127]].repeat(2);
+        let mut seed = 3u32;
+        for _ in 0..40 {
+            let mut next = || {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (seed >> 24) as u8
+            };
+            codes.push(std::array::from_fn(|_| next()));
+            x.push(std::array::from_fn(|_| next() as i8));
+        }
+        let want = [255, 15, 240].map(|mask: u8| {
+            let shift = if mask == 240 { 4 } else { 0 };
+            std::array::from_fn(|lane| {
+                let products = codes.iter().zip(&x).flat_map(|(codes, x)| {
+                    (0..4).map(move |j| {
+                        i32::from((codes[4 * lane + j] & mask) >> shift) * i32::from(x[j])
+                    })
+                });
+                products.sum::<i32>() as f32
+            })
+        });
+        for isa in Isa::available() {
+            for variant in Detected::variants(isa) {
+                let got: [[f32; 16]; 3] = variant.run_bytes(Sums(&codes, &x));
+                assert_eq!(got, want, "{variant:?}");
+            }
+        }
+    }
+
     #[test]
     fn an_instruction_set_of_another_cpu_is_refused() {
-        let other = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
+        let other = if cfg!(target_arch = "aarch64") {
+            Isa::Avx2
+        } else {
+            Isa::Neon
+        };
         assert!(Detected::new(other).is_none());
     }
 }

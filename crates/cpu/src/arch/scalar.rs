@@ -54,7 +54,9 @@ impl Float for Scalar {
     }
     #[inline(always)]
     fn if_below(self, than: Self, then: Self, otherwise: Self) -> Self {
-        Scalar(from_fn(|i| self.0[i].if_below(than.0[i], then.0[i], otherwise.0[i])))
+        Scalar(from_fn(|i| {
+            self.0[i].if_below(than.0[i], then.0[i], otherwise.0[i])
+        }))
     }
 }
 
@@ -86,9 +88,56 @@ impl Lanes for Scalar {
         *to = self.0.map(f16::from_f32);
     }
     #[inline(always)]
+    fn store_i8(self, to: &mut [i8; 16]) {
+        *to = self.0.map(|x| x as i8);
+    }
+    #[inline(always)]
     fn negate(self) -> Self {
         Scalar(self.0.map(|x| -x))
     }
     #[inline(always)]
     fn prefetch(_: *const u8) {}
+}
+
+/// Bytes one by one.
+pub(super) struct Bytes;
+
+impl super::Bytes for Bytes {
+    type Lanes = Scalar;
+    type Codes = [u8; 64];
+    type Sums = [i32; 16];
+
+    #[inline(always)]
+    fn load(codes: &[u8; 64]) -> [u8; 64] {
+        *codes
+    }
+    #[inline(always)]
+    fn low(codes: [u8; 64]) -> [u8; 64] {
+        codes.map(|c| c & 15)
+    }
+    #[inline(always)]
+    fn high(codes: [u8; 64]) -> [u8; 64] {
+        codes.map(|c| c >> 4)
+    }
+    #[inline(always)]
+    fn zero() -> [i32; 16] {
+        [0; 16]
+    }
+    #[inline(always)]
+    fn add_small(sums: [i32; 16], codes: [u8; 64], x: [i8; 4]) -> [i32; 16] {
+        Self::add(sums, codes, x)
+    }
+    #[inline(always)]
+    fn add(mut sums: [i32; 16], codes: [u8; 64], x: [i8; 4]) -> [i32; 16] {
+        for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<4>().0) {
+            for (&code, x) in codes.iter().zip(x) {
+                *sum += i32::from(code) * i32::from(x);
+            }
+        }
+        sums
+    }
+    #[inline(always)]
+    fn float(sums: [i32; 16]) -> Scalar {
+        Scalar(sums.map(|s| s as f32))
+    }
 }

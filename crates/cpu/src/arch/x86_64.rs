@@ -1,10 +1,13 @@
 //! AVX2 (two vectors of 8) and AVX-512 (one of 16).
-#![allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all, stated here")]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one reason for all, stated here"
+)]
 // SAFETY of every block: lanes are made only inside kernels that `Detected::run`
 // enters after the features were found, references to arrays are readable and
 // writable for their whole size, and unaligned loads and stores are used.
 
-use super::{Kernel, Lanes};
+use super::{ByteKernel, Bytes, Kernel, Lanes};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -24,6 +27,30 @@ pub(super) unsafe fn avx2<K: Kernel>(kernel: K) -> K::Output {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512>()
+}
+
+/// # Safety
+///
+/// The CPU has the features.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn avx2_bytes<K: ByteKernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2Bytes<false>>()
+}
+
+/// # Safety
+///
+/// The CPU has the features.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub(super) unsafe fn avx_vnni_bytes<K: ByteKernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2Bytes<true>>()
+}
+
+/// # Safety
+///
+/// The CPU has the features.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn avx512_vnni_bytes<K: ByteKernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512Bytes>()
 }
 
 /// Rounds toward the nearest integer, ties to even, quietly.
@@ -126,6 +153,15 @@ impl Lanes for Avx512 {
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtps_ph::<NEAREST>(self.0)) };
     }
     #[inline(always)]
+    fn store_i8(self, to: &mut [i8; 16]) {
+        unsafe {
+            _mm_storeu_si128(
+                to.as_mut_ptr().cast(),
+                _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0)),
+            )
+        };
+    }
+    #[inline(always)]
     fn negate(self) -> Self {
         Avx512(unsafe { _mm512_xor_ps(self.0, _mm512_set1_ps(-0.0)) })
     }
@@ -135,7 +171,12 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn sum(self) -> f32 {
-        unsafe { sum8(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))) }
+        unsafe {
+            sum8(_mm256_add_ps(
+                _mm512_castps512_ps256(self.0),
+                _mm512_extractf32x8_ps::<1>(self.0),
+            ))
+        }
     }
     #[inline(always)]
     fn max_lane(self) -> f32 {
@@ -209,19 +250,39 @@ impl Float for Avx2 {
     }
     #[inline(always)]
     fn mul_add(self, by: Self, plus: Self) -> Self {
-        unsafe { Avx2(_mm256_fmadd_ps(self.0, by.0, plus.0), _mm256_fmadd_ps(self.1, by.1, plus.1)) }
+        unsafe {
+            Avx2(
+                _mm256_fmadd_ps(self.0, by.0, plus.0),
+                _mm256_fmadd_ps(self.1, by.1, plus.1),
+            )
+        }
     }
     #[inline(always)]
     fn maximum(self, other: Self) -> Self {
-        unsafe { Avx2(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
+        unsafe {
+            Avx2(
+                _mm256_max_ps(self.0, other.0),
+                _mm256_max_ps(self.1, other.1),
+            )
+        }
     }
     #[inline(always)]
     fn minimum(self, other: Self) -> Self {
-        unsafe { Avx2(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
+        unsafe {
+            Avx2(
+                _mm256_min_ps(self.0, other.0),
+                _mm256_min_ps(self.1, other.1),
+            )
+        }
     }
     #[inline(always)]
     fn round_even(self) -> Self {
-        unsafe { Avx2(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1)) }
+        unsafe {
+            Avx2(
+                _mm256_round_ps::<NEAREST>(self.0),
+                _mm256_round_ps::<NEAREST>(self.1),
+            )
+        }
     }
     #[inline(always)]
     fn root(self) -> Self {
@@ -236,7 +297,10 @@ impl Float for Avx2 {
         unsafe {
             let below = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, than.0);
             let below2 = _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, than.1);
-            Avx2(_mm256_blendv_ps(otherwise.0, then.0, below), _mm256_blendv_ps(otherwise.1, then.1, below2))
+            Avx2(
+                _mm256_blendv_ps(otherwise.0, then.0, below),
+                _mm256_blendv_ps(otherwise.1, then.1, below2),
+            )
         }
     }
 }
@@ -246,7 +310,12 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn load(x: &[f32; 16]) -> Self {
-        unsafe { Avx2(_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))) }
+        unsafe {
+            Avx2(
+                _mm256_loadu_ps(x.as_ptr()),
+                _mm256_loadu_ps(x.as_ptr().add(8)),
+            )
+        }
     }
     #[inline(always)]
     fn load_bf16(x: &[bf16; 16]) -> Self {
@@ -261,7 +330,10 @@ impl Lanes for Avx2 {
     fn load_f16(x: &[f16; 16]) -> Self {
         unsafe {
             let low = _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast()));
-            Avx2(low, _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().add(8).cast())))
+            Avx2(
+                low,
+                _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().add(8).cast())),
+            )
         }
     }
     #[inline(always)]
@@ -276,14 +348,35 @@ impl Lanes for Avx2 {
         unsafe {
             // Packing works within halves of the vector: quarters 0, 2, 1, 3 put it in order.
             let packed = _mm256_packus_epi32(round_bf16(self.0), round_bf16(self.1));
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+            _mm256_storeu_si256(
+                to.as_mut_ptr().cast(),
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(packed),
+            );
         }
     }
     #[inline(always)]
     fn store_f16(self, to: &mut [f16; 16]) {
         unsafe {
-            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
-            _mm_storeu_si128(to.as_mut_ptr().add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1));
+            _mm_storeu_si128(
+                to.as_mut_ptr().cast(),
+                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
+            );
+            _mm_storeu_si128(
+                to.as_mut_ptr().add(8).cast(),
+                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1),
+            );
+        }
+    }
+    #[inline(always)]
+    fn store_i8(self, to: &mut [i8; 16]) {
+        unsafe {
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let bytes = _mm_packs_epi16(
+                _mm256_castsi256_si128(words),
+                _mm256_extracti128_si256::<1>(words),
+            );
+            _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
         }
     }
     #[inline(always)]
@@ -300,5 +393,136 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn sum(self) -> f32 {
         unsafe { sum8(_mm256_add_ps(self.0, self.1)) }
+    }
+}
+
+/// Products of bytes on 64 of them.
+pub(super) struct Avx512Bytes;
+
+impl Bytes for Avx512Bytes {
+    type Lanes = Avx512;
+    type Codes = __m512i;
+    type Sums = __m512i;
+
+    #[inline(always)]
+    fn load(codes: &[u8; 64]) -> __m512i {
+        unsafe { _mm512_loadu_si512(codes.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn low(codes: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(codes, _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    fn high(codes: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(codes), _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    fn zero() -> __m512i {
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    fn add_small(sums: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
+        Self::add(sums, codes, x)
+    }
+    #[inline(always)]
+    fn add(sums: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(word(x))) }
+    }
+    #[inline(always)]
+    fn float(sums: __m512i) -> Avx512 {
+        Avx512(unsafe { _mm512_cvtepi32_ps(sums) })
+    }
+}
+
+#[inline(always)]
+fn word(x: [i8; 4]) -> i32 {
+    i32::from_ne_bytes(x.map(|x| x as u8))
+}
+
+/// Products of bytes on two times 32 of them.
+pub(super) struct Avx2Bytes<const VNNI: bool>;
+
+impl<const VNNI: bool> Avx2Bytes<VNNI> {
+    /// Adds products with codes below 16, or any codes with VNNI.
+    #[inline(always)]
+    unsafe fn half(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        unsafe {
+            if VNNI {
+                _mm256_dpbusd_avx_epi32(sums, codes, x)
+            } else {
+                // Pairs reach 2 · 15 · 128, far from the limit of 16 bits.
+                let pairs = _mm256_maddubs_epi16(codes, x);
+                _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+            }
+        }
+    }
+}
+
+impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
+    type Lanes = Avx2;
+    type Codes = (__m256i, __m256i);
+    type Sums = (__m256i, __m256i);
+
+    #[inline(always)]
+    fn load(codes: &[u8; 64]) -> Self::Codes {
+        let p = codes.as_ptr();
+        unsafe {
+            (
+                _mm256_loadu_si256(p.cast()),
+                _mm256_loadu_si256(p.add(32).cast()),
+            )
+        }
+    }
+    #[inline(always)]
+    fn low(codes: Self::Codes) -> Self::Codes {
+        unsafe {
+            let mask = _mm256_set1_epi8(15);
+            (
+                _mm256_and_si256(codes.0, mask),
+                _mm256_and_si256(codes.1, mask),
+            )
+        }
+    }
+    #[inline(always)]
+    fn high(codes: Self::Codes) -> Self::Codes {
+        Self::low(unsafe {
+            (
+                _mm256_srli_epi16::<4>(codes.0),
+                _mm256_srli_epi16::<4>(codes.1),
+            )
+        })
+    }
+    #[inline(always)]
+    fn zero() -> Self::Sums {
+        unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    }
+    #[inline(always)]
+    fn add_small(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums {
+        unsafe {
+            let x = _mm256_set1_epi32(word(x));
+            (
+                Self::half(sums.0, codes.0, x),
+                Self::half(sums.1, codes.1, x),
+            )
+        }
+    }
+    #[inline(always)]
+    fn add(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums {
+        if VNNI {
+            return Self::add_small(sums, codes, x);
+        }
+        // Pairs of whole bytes would leave 16 bits: upper and lower halves apart.
+        let sums = Self::add_small(sums, Self::low(codes), x);
+        let upper = Self::add_small(Self::zero(), Self::high(codes), x);
+        unsafe {
+            (
+                _mm256_add_epi32(sums.0, _mm256_slli_epi32::<4>(upper.0)),
+                _mm256_add_epi32(sums.1, _mm256_slli_epi32::<4>(upper.1)),
+            )
+        }
+    }
+    #[inline(always)]
+    fn float(sums: Self::Sums) -> Avx2 {
+        unsafe { Avx2(_mm256_cvtepi32_ps(sums.0), _mm256_cvtepi32_ps(sums.1)) }
     }
 }

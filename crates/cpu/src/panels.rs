@@ -1,0 +1,333 @@
+//! Plain weights in panels.
+//!
+//! A matrix is cut into panels of 16 rows, a row a lane: `[panel][k][16]`, so
+//! that one vector load brings a column of 16 outputs and nothing is ever summed
+//! across lanes. Missing rows of the last panel are zeros. Plain formats keep
+//! their bytes; others are dequantized to `f32` when loaded.
+//!
+//! `y = fma(w, x, y)` over ascending columns, whatever the number of rows,
+//! panels in flight or threads.
+
+use crate::Cpu;
+use crate::arch::{Element, Kernel, Lanes, load, store};
+use crate::matmul::with_element;
+use crate::memory::Region;
+use crate::pool::Split;
+use crate::tile::{Operands, accumulate};
+use half::{bf16, f16};
+use quant::{Layout, Scalar, Stored};
+use std::ops::Range;
+
+/// Rows of `x` whose sums fit the registers; more are done in blocks over
+/// [`DEPTH`] columns, which keep a panel's share in the first cache.
+const ROWS: usize = 8;
+
+/// Columns of a block when there are more than [`ROWS`] rows.
+const DEPTH: usize = 512;
+
+/// A matrix in panels.
+pub(crate) struct Panels {
+    pub(crate) scalar: Scalar,
+    rows: usize,
+    cols: usize,
+    data: Region,
+}
+
+impl Panels {
+    /// Elements of one panel.
+    pub(crate) fn panel(&self) -> usize {
+        self.cols * 16
+    }
+
+    pub(crate) fn n_panels(&self) -> usize {
+        self.rows.div_ceil(16)
+    }
+
+    /// Packs `parts` as one matrix.
+    pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Self {
+        let cols = parts[0].cols;
+        let rows = parts.iter().map(|p| p.rows).sum::<usize>();
+        let scalar = match parts[0].format.layout {
+            Layout::Plain(scalar) if parts.iter().all(|p| p.format == parts[0].format) => scalar,
+            _ => Scalar::F32,
+        };
+        let data = Region::zeroed(rows.div_ceil(16) * 16 * cols * scalar.bytes());
+        let mut panels = Panels {
+            scalar,
+            rows,
+            cols,
+            data,
+        };
+        with_element!(scalar, W => pack::<W>(cpu, parts, &mut panels));
+        panels
+    }
+
+    /// All panels.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.data.of()
+    }
+
+    /// Row `row`, times `factor`.
+    pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
+        with_element!(self.scalar, W => {
+            let panel = &self.data.of::<W>()[row / 16 * self.panel()..][..self.panel()];
+            let values = panel[row % 16..].iter().step_by(16);
+            out.iter_mut().zip(values).for_each(|(out, w)| *out = w.widen() * factor);
+        });
+    }
+}
+
+/// A number that can be read from the bytes of a stored row.
+trait Packed: Element {
+    fn narrow(value: f32) -> Self;
+    fn at(codes: &[u8], i: usize) -> Self;
+}
+impl Packed for f32 {
+    fn narrow(value: f32) -> f32 {
+        value
+    }
+    fn at(codes: &[u8], i: usize) -> f32 {
+        f32::from_le_bytes(codes[4 * i..4 * i + 4].try_into().expect("four bytes"))
+    }
+}
+impl Packed for f16 {
+    fn narrow(value: f32) -> f16 {
+        f16::from_f32(value)
+    }
+    fn at(codes: &[u8], i: usize) -> f16 {
+        f16::from_le_bytes([codes[2 * i], codes[2 * i + 1]])
+    }
+}
+impl Packed for bf16 {
+    fn narrow(value: f32) -> bf16 {
+        bf16::from_f32(value)
+    }
+    fn at(codes: &[u8], i: usize) -> bf16 {
+        bf16::from_le_bytes([codes[2 * i], codes[2 * i + 1]])
+    }
+}
+
+fn pack<W: Packed>(cpu: &Cpu, parts: &[Stored<'_>], panels: &mut Panels) {
+    let (rows, cols, panel) = (panels.rows, panels.cols, panels.panel());
+    let n_panels = panels.n_panels();
+    // The part and row within it of each row of the whole.
+    let place = |mut row: usize| {
+        for part in parts {
+            if row < part.rows {
+                return (part, row);
+            }
+            row -= part.rows;
+        }
+        unreachable!("rows are those of the parts")
+    };
+    let data = Split::new(panels.data.of_mut::<W>());
+    cpu.pool.each(n_panels, 4, |_, range| {
+        let mut values = vec![0.0; cols];
+        for p in range {
+            // SAFETY: every panel is visited once.
+            let out = unsafe { data.part(p * panel..(p + 1) * panel) };
+            for lane in 0..16.min(rows - p * 16) {
+                let (part, row) = place(p * 16 + lane);
+                let to = out[lane..].iter_mut().step_by(16);
+                if part.format.layout == Layout::Plain(panels.scalar) {
+                    let codes = part.row(row).codes;
+                    to.enumerate().for_each(|(c, to)| *to = W::at(codes, c));
+                } else {
+                    part.decode_row(row, &mut values);
+                    to.zip(&values).for_each(|(to, &v)| *to = W::narrow(v));
+                }
+            }
+        }
+    });
+}
+
+/// One worker's piece of a product: some panels for all rows of `x`.
+struct Piece<'a, W> {
+    x: &'a [f32],
+    rows: usize,
+    panels: &'a Panels,
+    weights: &'a [W],
+    range: Range<usize>,
+    y: &'a Split<'a, f32>,
+}
+
+impl<W: Element> Kernel for Piece<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let depth = if self.rows <= ROWS {
+            self.panels.cols
+        } else {
+            DEPTH
+        };
+        let mut p = self.range.start;
+        while p < self.range.end {
+            let left = self.range.end - p;
+            // Panels at once, so that few rows still have sums enough to hide the
+            // latency of an addition (4 cycles, 2 a cycle).
+            let r = match (L::SUMS, self.rows) {
+                (24, 1..=2) | (6, 1) if left >= 4 => 4,
+                (24, _) | (6, 2) if left >= 2 => 2,
+                _ => 1,
+            };
+            for first in (0..self.panels.cols.max(1)).step_by(depth.max(1)) {
+                let cols = first..(first + depth).min(self.panels.cols);
+                let mut row = 0;
+                while row < self.rows {
+                    let m = self.rows - row;
+                    let (at, cols) = ((row, p), cols.clone());
+                    // SAFETY: `m` rows from `row` and `r` panels from `p` exist.
+                    row += unsafe {
+                        match (L::SUMS, r, m) {
+                            (24 | 6, 4, 1) => self.block::<L, 1, 4>(at, cols),
+                            (24, 4, _) => self.block::<L, 2, 4>(at, cols),
+                            (24, 2, 8..) => self.block::<L, 8, 2>(at, cols),
+                            (24, 2, 7) => self.block::<L, 7, 2>(at, cols),
+                            (24, 2, 6) => self.block::<L, 6, 2>(at, cols),
+                            (24, 2, 5) => self.block::<L, 5, 2>(at, cols),
+                            (24, 2, 4) => self.block::<L, 4, 2>(at, cols),
+                            (24, 2, 3) => self.block::<L, 3, 2>(at, cols),
+                            (24 | 6, 2, 2) => self.block::<L, 2, 2>(at, cols),
+                            (24, 2, _) => self.block::<L, 1, 2>(at, cols),
+                            (24, _, 8..) => self.block::<L, 8, 1>(at, cols),
+                            (24 | 6, _, 4..) => self.block::<L, 4, 1>(at, cols),
+                            (24 | 6, _, 2..) => self.block::<L, 2, 1>(at, cols),
+                            _ => self.block::<L, 1, 1>(at, cols),
+                        }
+                    };
+                }
+            }
+            p += r;
+        }
+    }
+}
+
+impl<W: Element> Piece<'_, W> {
+    /// Adds columns `cols` to `M` rows of `R` panels; returns `M`.
+    ///
+    /// # Safety
+    ///
+    /// The rows and panels exist, and no other worker has these panels.
+    #[inline(always)]
+    unsafe fn block<L: Lanes, const M: usize, const R: usize>(
+        &self,
+        (row, panel): (usize, usize),
+        cols: Range<usize>,
+    ) -> usize {
+        let k = self.panels.cols;
+        let out = |m: usize, r: usize| {
+            let first = (panel + r) * 16;
+            let start = (row + m) * self.panels.rows + first;
+            // SAFETY: parts of one block are used one at a time, and its panels
+            // belong to this worker.
+            unsafe {
+                self.y
+                    .part(start..start + (self.panels.rows - first).min(16))
+            }
+        };
+        let mut acc = [[L::splat(0.0); R]; M];
+        if cols.start > 0 {
+            for (m, acc) in acc.iter_mut().enumerate() {
+                for (r, lanes) in acc.iter_mut().enumerate() {
+                    *lanes = load(out(m, r));
+                }
+            }
+        }
+        let operands = Operands {
+            x: self.x[row * k + cols.start..].as_ptr(),
+            x_stride: k,
+            w: self.weights[(panel * k + cols.start) * 16..].as_ptr(),
+            w_step: 16,
+            w_stride: k * 16,
+            k: cols.len(),
+        };
+        // SAFETY: `M` rows and `R` panels of `k` columns lie behind the pointers.
+        unsafe {
+            if row == 0 {
+                accumulate::<L, W, M, R, true>(&mut acc, operands);
+            } else {
+                accumulate::<L, W, M, R, false>(&mut acc, operands);
+            }
+        }
+        for (m, acc) in acc.into_iter().enumerate() {
+            for (r, lanes) in acc.into_iter().enumerate() {
+                store(lanes, out(m, r));
+            }
+        }
+        M
+    }
+}
+
+/// Panels `range` of `w` for all rows of `x`.
+pub(crate) fn piece(
+    cpu: &Cpu,
+    w: &Panels,
+    x: &[f32],
+    rows: usize,
+    range: Range<usize>,
+    y: &Split<'_, f32>,
+) {
+    with_element!(w.scalar, W => {
+        cpu.isa.run(Piece::<W> { x, rows, panels: w, weights: w.data.of(), range, y });
+    });
+}
+
+/// 16 chosen rows of the weights against one row of `x`.
+struct Chosen<'a, W> {
+    x: &'a [f32],
+    panels: &'a Panels,
+    weights: &'a [W],
+    ids: &'a [u32],
+    y: &'a mut [f32],
+}
+
+impl<W: Element> Kernel for Chosen<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let panel = self.panels.panel();
+        for (ids, y) in self.ids.chunks(16).zip(self.y.chunks_mut(16)) {
+            let mut acc = [[L::splat(0.0)]];
+            let whole = ids.len() == 16
+                && ids[0].is_multiple_of(16)
+                && ids.iter().zip(ids[0]..).all(|(&id, next)| id == next);
+            if whole {
+                let w = &self.weights[ids[0] as usize / 16 * panel..][..panel];
+                let operands = Operands {
+                    x: self.x.as_ptr(),
+                    x_stride: 0,
+                    w: w.as_ptr(),
+                    w_step: 16,
+                    w_stride: 0,
+                    k: self.panels.cols,
+                };
+                // SAFETY: one row of `x` and one panel of as many columns.
+                unsafe { accumulate::<L, W, 1, 1, true>(&mut acc, operands) };
+            } else {
+                let mut rows = [&self.weights[..0]; 16];
+                for (row, &id) in rows.iter_mut().zip(ids) {
+                    let id = id as usize;
+                    assert!(id < self.panels.rows, "row {id} of {}", self.panels.rows);
+                    *row = &self.weights[id / 16 * panel + id % 16..(id / 16 + 1) * panel];
+                }
+                for (k, &x) in self.x.iter().enumerate() {
+                    let mut lanes = [0.0; 16];
+                    for (lane, row) in lanes.iter_mut().zip(&rows[..ids.len()]) {
+                        *lane = row[16 * k].widen();
+                    }
+                    acc[0][0] = L::load(&lanes).mul_add(L::splat(x), acc[0][0]);
+                }
+            }
+            store(acc[0][0], y);
+        }
+    }
+}
+
+/// Up to 16 chosen rows of `w` for one row `x`.
+pub(crate) fn chosen(cpu: &Cpu, w: &Panels, x: &[f32], ids: &[u32], y: &mut [f32]) {
+    with_element!(w.scalar, W => {
+        cpu.isa.run(Chosen::<W> { x, panels: w, weights: w.data.of(), ids, y });
+    });
+}
