@@ -115,6 +115,10 @@ pub(crate) struct LoadArgs {
     /// Threads to compute with [default: one a core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
+    /// How quantised weights see what they are multiplied with: rounded to 8 bits, or as it is,
+    /// which takes four bytes a weight
+    #[arg(long, value_name = "FORMAT", default_value = "int8")]
+    pub(crate) activations: Activations,
     /// Instruction set to compute with, to measure or to find a fault
     #[arg(long, hide = true, value_parser = isa)]
     pub(crate) isa: Option<cpu::Isa>,
@@ -174,6 +178,13 @@ pub(crate) enum Device {
     // No doc comments: they would make `--help` print every option on lines of its own.
     Auto,
     Cpu,
+}
+
+/// Formats of what quantised weights are multiplied with.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Activations {
+    Int8,
+    F32,
 }
 
 /// How tokens are chosen, and how many.

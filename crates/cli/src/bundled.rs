@@ -65,8 +65,9 @@ macro_rules! target {
 
 /// Every bundled model, the default one first.
 pub(crate) const BUNDLED: &[Bundled] = &[
-    target!("gemma4-14m", assistant: "gemma4-14m-assistant"),
-    target!("qwen3_5-15m"),
+    target!("tiny-gemma4", assistant: "tiny-gemma4-assistant"),
+    target!("tiny-gemma4-moe", assistant: "tiny-gemma4-moe-assistant"),
+    target!("tiny-qwen3.5"),
 ];
 
 /// The model that runs where nobody names one.

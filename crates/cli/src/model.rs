@@ -1,6 +1,6 @@
 //! From `-m` and its companions to a model.
 
-use crate::args::{Device, LoadArgs};
+use crate::args::{Activations, Device, LoadArgs};
 use crate::{bundled, progress};
 use anyhow::{Result, anyhow, bail};
 use backend::Backend;
@@ -39,6 +39,10 @@ pub(crate) fn backend(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
             let options = CpuOptions {
                 threads: args.threads.map_or(0, NonZeroUsize::get),
                 isa: args.isa,
+                activations: match args.activations {
+                    Activations::Int8 => cpu::Activations::Int8,
+                    Activations::F32 => cpu::Activations::F32,
+                },
             };
             Ok(Arc::new(Cpu::new(options)?))
         }
