@@ -145,7 +145,13 @@ def quantise_checkpoint(source, target, bits, group):
     config["quantization"] = config["quantization_config"] = entry
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     for path in source.iterdir():
-        if path.suffix != ".safetensors" and path.name not in ("config.json", "model.safetensors.index.json"):
+        if path.suffix == ".safetensors" or path.name in ("config.json", "model.safetensors.index.json"):
+            continue
+        if path.name == "tokenizer.json":
+            # Indented, it is more than twice as large.
+            compact = json.dumps(json.loads(path.read_text()), ensure_ascii=False, separators=(",", ":"))
+            (target / path.name).write_text(compact + "\n")
+        else:
             shutil.copyfile(path, target / path.name)
     return worst, (target / "model.safetensors").stat().st_size
 

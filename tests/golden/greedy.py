@@ -1,7 +1,6 @@
 """Greedy text of the bundled models by transformers: float32 arithmetic, K/V cache on.
 
-A folder of bf16 weights makes `greedy/MODEL.json`, a folder of quantised weights `greedy/MODEL-affine8.json`, from
-their exact values in float32.
+Weights are the exact values of the stored codes, in float32.
 
     tokens[s] = argmax(logits[s]),  gap[s] = best logit − second best logit
 
@@ -17,7 +16,7 @@ import tempfile
 
 import numpy as np
 
-NAMES = ["gemma4-14m", "qwen3_5-15m"]
+NAMES = ["tiny-gemma4", "tiny-qwen3.5"]
 N_PROMPTS, N_TOKENS = 20, 64
 GAP_TOLERANCE = 2e-4  # between the library's gaps and the reference's; a smaller gap may choose another token
 
@@ -111,11 +110,14 @@ def make(name, models, prompts, here):
     form, file = "bf16", f"greedy/{name}.json"
     if "quantization" in config:
         bits, group = config["quantization"]["bits"], config["quantization"]["group_size"]
-        form, file = f"affine {bits} bits, groups of {group}", f"greedy/{name}-affine{bits}.json"
+        form = f"affine {bits} bits, groups of {group}"
     if prompts is not None:
         rows = prompt_ids(folder, prompts)
     else:
-        stored = json.loads((here / "greedy" / f"{name}.json").read_text())
+        stored = here / file
+        if not stored.exists():
+            raise SystemExit(f"make.py: no prompts stored yet, choose some with --prompts: {stored}")
+        stored = json.loads(stored.read_text())
         rows = [(p["category"], p["prompt"]) for p in stored["prompts"]]
     tensors = store.read_folder(folder)
     W = {n: a.astype(np.float64) for n, a in tensors.items()}

@@ -251,7 +251,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_handler_that_panics_fails_its_own_request_only() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/gemma4-14m");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-gemma4");
         let backend = Arc::new(cpu::Cpu::new(cpu::CpuOptions::default()).unwrap());
         let options = engine::LoadOptions {
             context: Some(64),

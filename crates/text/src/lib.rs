@@ -242,8 +242,9 @@ mod tests {
 
     #[test]
     fn bundled_checkpoints_open() {
-        let gemma = TextFiles::open(&model_dir("gemma4-14m")).unwrap();
-        assert_eq!(gemma.stop_tokens.ids(), [1, 5]);
+        let gemma = TextFiles::open(&model_dir("tiny-gemma4")).unwrap();
+        assert_eq!(gemma.stop_tokens.ids(), [1, 5, 13]);
+        assert_eq!(gemma.tokenizer.id_of("<|tool_response>"), Some(13));
         assert_eq!(gemma.bos(), Some(2));
         let messages =
             json!([{"role": "user", "content": [{"type": "text", "text": "Hi <|turn>"}]}]);
@@ -256,7 +257,7 @@ mod tests {
         );
         assert_eq!(ids.iter().filter(|&&id| id == 2).count(), 1);
 
-        let qwen = TextFiles::open(&model_dir("qwen3_5-15m")).unwrap();
+        let qwen = TextFiles::open(&model_dir("tiny-qwen3.5")).unwrap();
         assert_eq!(qwen.stop_tokens.ids(), [8160, 8162]);
         assert_eq!(qwen.bos(), None);
         let ids = qwen
@@ -264,9 +265,64 @@ mod tests {
             .unwrap();
         assert_eq!(
             qwen.tokenizer.detokenize(&ids, Specials::Show),
-            "<|im_start|>user\nHi <|turn><|im_end|>\n<|im_start|>assistant\n"
+            "<|im_start|>user\nHi <|turn><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
         );
         assert_eq!(qwen.sampling, SamplingDefaults::default());
+
+        // Its tokenizer is that of the dense model, by a link.
+        let moe = TextFiles::open(&model_dir("tiny-gemma4-moe")).unwrap();
+        assert_eq!(moe.stop_tokens.ids(), [1, 5, 13]);
+    }
+
+    #[test]
+    fn bundled_templates_have_system_turns_thoughts_and_tools() {
+        let messages = json!([
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Is it cold in Rome?"},
+            {"role": "assistant", "tool_calls": [{"type": "function", "id": "a",
+                "function": {"name": "weather", "arguments": {"city": "Rome", "days": 1}}}]},
+            {"role": "tool", "content": "mild"},
+        ]);
+        let tools = json!([{"type": "function", "function": {"name": "weather", "description": "The sky.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]);
+        let thinking = json!({"enable_thinking": true})
+            .as_object()
+            .unwrap()
+            .clone();
+        let show = |name: &str| {
+            let text = TextFiles::open(&model_dir(name)).unwrap();
+            let ids = text
+                .encode_chat(&messages, Some(&tools), true, &thinking)
+                .unwrap();
+            text.tokenizer.detokenize(&ids, Specials::Show)
+        };
+        assert_eq!(
+            show("tiny-gemma4"),
+            concat!(
+                "<bos><|turn>system\n<|think|>\nBe kind.",
+                "<|tool>declaration:weather{description:<|\"|>The sky.<|\"|>,",
+                "parameters:{properties:{city:{type:<|\"|>STRING<|\"|>}},",
+                "required:[<|\"|>city<|\"|>],type:<|\"|>OBJECT<|\"|>}}<tool|><turn|>\n",
+                "<|turn>user\nIs it cold in Rome?<turn|>\n",
+                "<|turn>model\n",
+                "<|tool_call>call:weather{city:<|\"|>Rome<|\"|>,days:1}<tool_call|>",
+                "<|tool_response>response:weather{value:<|\"|>mild<|\"|>}<tool_response|>",
+            )
+        );
+        let qwen = show("tiny-qwen3.5");
+        assert!(qwen.starts_with("<|im_start|>system\n# Tools\n"), "{qwen}");
+        assert!(
+            qwen.ends_with(concat!(
+                "</tool_call>\n\nBe kind.<|im_end|>\n",
+                "<|im_start|>user\nIs it cold in Rome?<|im_end|>\n",
+                "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+                "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n",
+                "<parameter=days>\n1\n</parameter>\n</function>\n</tool_call><|im_end|>\n",
+                "<|im_start|>user\n<tool_response>\nmild\n</tool_response><|im_end|>\n",
+                "<|im_start|>assistant\n<think>\n",
+            )),
+            "{qwen}"
+        );
     }
 
     #[test]

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::Tokenizer;
 
-pub(crate) static GEMMA: LazyLock<Tokenizer> = LazyLock::new(|| load("gemma4-14m"));
-pub(crate) static QWEN: LazyLock<Tokenizer> = LazyLock::new(|| load("qwen3_5-15m"));
+pub(crate) static GEMMA: LazyLock<Tokenizer> = LazyLock::new(|| load("tiny-gemma4"));
+pub(crate) static QWEN: LazyLock<Tokenizer> = LazyLock::new(|| load("tiny-qwen3.5"));
 pub(crate) const MODELS: [&LazyLock<Tokenizer>; 2] = [&GEMMA, &QWEN];
 
 pub(crate) fn model_dir(name: &str) -> PathBuf {

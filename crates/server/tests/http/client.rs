@@ -32,7 +32,7 @@ pub(crate) struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Setup {
-            model: "qwen3_5-15m",
+            model: "tiny-qwen3.5",
             sequences: 2,
             queue: 64,
             context: 512,

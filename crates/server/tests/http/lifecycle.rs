@@ -80,7 +80,7 @@ async fn a_client_that_goes_away_cancels_its_request_and_no_other() {
     server.until_idle().await;
     let metrics = server.get("/metrics").await.body;
     assert!(
-        metrics.contains("cancel_latency_seconds_count{model_name=\"qwen3_5-15m\"} 4"),
+        metrics.contains("cancel_latency_seconds_count{model_name=\"tiny-qwen3.5\"} 4"),
         "{metrics}"
     );
 }

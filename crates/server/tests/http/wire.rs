@@ -31,15 +31,15 @@ async fn the_model_and_the_server_describe_themselves() {
 
     let models = server.get("/v1/models").await.json();
     let model = &models["data"][0];
-    assert_eq!(model["id"], "qwen3_5-15m");
+    assert_eq!(model["id"], "tiny-qwen3.5");
     assert_eq!(model["object"], "model");
     assert_eq!(model["meta"]["n_ctx"], 512);
     assert_eq!(model["meta"]["speculation"]["drafter"], "mtp");
     assert!(model["meta"]["unused_tensors"].is_array());
     assert_eq!(models["models"][0]["capabilities"], json!(["completion"]));
     assert_eq!(
-        server.get("/v1/models/qwen3_5-15m").await.json()["id"],
-        "qwen3_5-15m"
+        server.get("/v1/models/tiny-qwen3.5").await.json()["id"],
+        "tiny-qwen3.5"
     );
     assert_eq!(
         server.get("/v1/models/some/other").await.error()["code"],
@@ -50,12 +50,12 @@ async fn the_model_and_the_server_describe_themselves() {
     let drafted = reply.json()["speculation"]["drafted"].as_u64().unwrap();
     let metrics = server.get("/metrics").await.body;
     for line in [
-        "vllm:num_requests_running{model_name=\"qwen3_5-15m\"} 0".to_owned(),
-        "vllm:generation_tokens_total{model_name=\"qwen3_5-15m\"} 8".to_owned(),
-        format!("vllm:spec_decode_num_draft_tokens_total{{model_name=\"qwen3_5-15m\"}} {drafted}"),
-        "vllm:request_success_total{model_name=\"qwen3_5-15m\",finished_reason=\"length\"} 1".to_owned(),
-        "vllm:time_to_first_token_seconds_count{model_name=\"qwen3_5-15m\"} 1".to_owned(),
-        "paceline:http_responses_total{model_name=\"qwen3_5-15m\",route=\"/v1/chat/completions\",status=\"200\"} 1"
+        "vllm:num_requests_running{model_name=\"tiny-qwen3.5\"} 0".to_owned(),
+        "vllm:generation_tokens_total{model_name=\"tiny-qwen3.5\"} 8".to_owned(),
+        format!("vllm:spec_decode_num_draft_tokens_total{{model_name=\"tiny-qwen3.5\"}} {drafted}"),
+        "vllm:request_success_total{model_name=\"tiny-qwen3.5\",finished_reason=\"length\"} 1".to_owned(),
+        "vllm:time_to_first_token_seconds_count{model_name=\"tiny-qwen3.5\"} 1".to_owned(),
+        "paceline:http_responses_total{model_name=\"tiny-qwen3.5\",route=\"/v1/chat/completions\",status=\"200\"} 1"
             .to_owned(),
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
@@ -71,7 +71,7 @@ async fn an_answer_has_text_usage_and_the_decision_record() {
     assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
     assert_eq!(body["object"], "chat.completion");
     assert!(body["created"].as_u64().unwrap() > 1_700_000_000);
-    assert_eq!(body["model"], "qwen3_5-15m");
+    assert_eq!(body["model"], "tiny-qwen3.5");
     assert!(
         body["system_fingerprint"]
             .as_str()
@@ -211,7 +211,7 @@ async fn the_body_ends_with_the_last_frame_and_the_connection_lives_on() {
 
 #[tokio::test]
 async fn text_does_not_depend_on_streaming_speculation_or_company() {
-    for model in ["qwen3_5-15m", "gemma4-14m"] {
+    for model in ["tiny-qwen3.5", "tiny-gemma4"] {
         let server = Server::start(Setup {
             model,
             sequences: 4,
@@ -346,7 +346,7 @@ async fn harmless_variants_of_a_request_are_the_same_request() {
         json!({"max_tokens": null, "max_completion_tokens": 8}),
         json!({"stop": null, "seed": null, "stream": null, "stream_options": null, "logit_bias": {}, "top_k": 0}),
         json!({"model": "default", "top_k": -1, "chat_template_kwargs": {"enable_thinking": false}}),
-        json!({"model": "qwen3_5-15m", "presence_penalty": 0, "repeat_penalty": 1}),
+        json!({"model": "tiny-qwen3.5", "presence_penalty": 0, "repeat_penalty": 1}),
     ] {
         let reply = server.chat(&with(&hello(8), more.clone())).await;
         assert_eq!(reply.text(), plain, "{more}");
