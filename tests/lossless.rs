@@ -70,12 +70,12 @@ const TINY: &[Subject] = &[
 
 const TRAINED: &[Subject] = &[
     Subject {
-        target: "models/gemma4-14m",
-        assistant: Some("models/gemma4-14m-assistant"),
+        target: "models/tiny-gemma4",
+        assistant: Some("models/tiny-gemma4-assistant"),
         whole_grid: false,
     },
     Subject {
-        target: "models/qwen3_5-15m",
+        target: "models/tiny-qwen3.5",
         assistant: None,
         whole_grid: false,
     },
@@ -376,7 +376,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
 fn speculation_never_changes_a_token_of_a_trained_model() {
     for &subject in TRAINED {
         let name = subject.target.strip_prefix("models/").unwrap();
-        let path = repository("tests/golden/greedy").join(format!("{name}-affine8.json"));
+        let path = repository("tests/golden/greedy").join(format!("{name}.json"));
         let file: serde_json::Value =
             serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         let ids = |v: &serde_json::Value| {
