@@ -143,10 +143,9 @@ impl ExpertShape {
             });
         }
         let fused = at.at("experts");
-        let stacked = if mlx.starts_with("experts.") {
-            fused.at(&mlx[8..])
-        } else {
-            at.at(mlx)
+        let stacked = match mlx.strip_prefix("experts.") {
+            Some(inner) => fused.at(inner),
+            None => at.at(mlx),
         };
         let one = |parts: &[quant::Stored<'_>], down: quant::Stored<'_>| Expert {
             gate_up: at.b.matrix(parts),

@@ -52,12 +52,15 @@ pub trait Target: Send + Sync + std::any::Any {
     fn logits(&self, b: &dyn Backend, hidden: &Tensor) -> Tensor;
 }
 
+/// Loads a target of one family.
+pub type LoadTarget = fn(&dyn Backend, &Checkpoint) -> Result<Box<dyn Target>, ModelError>;
+
 /// One family.
 pub struct Family {
     /// Values of `architectures[0]` or `model_type` that name it.
     pub names: &'static [&'static str],
-    /// Loads a target of it.
-    pub load: fn(&dyn Backend, &Checkpoint) -> Result<Box<dyn Target>, ModelError>,
+    /// Loads it.
+    pub load: LoadTarget,
 }
 
 /// Every family of targets.
