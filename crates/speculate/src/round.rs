@@ -122,7 +122,15 @@ impl Speculator {
         drafter: Option<Box<dyn Drafter>>,
         policy: Box<dyn LengthPolicy>,
     ) -> Self {
-        Speculator { b, target, drafter, policy, memory, batch: Batch::default(), scratch: Scratch::default() }
+        Speculator {
+            b,
+            target,
+            drafter,
+            policy,
+            memory,
+            batch: Batch::default(),
+            scratch: Scratch::default(),
+        }
     }
 
     /// The model whose output counts.
@@ -158,7 +166,10 @@ impl Speculator {
     pub fn open(&mut self, prompt: Vec<u32>, options: StreamOptions) -> Result<Stream, MemoryFull> {
         assert!(!prompt.is_empty(), "a prompt has at least one token");
         let vocab = self.target.vocab_size();
-        assert!(prompt.iter().all(|&t| (t as usize) < vocab), "prompt tokens are in the vocabulary");
+        assert!(
+            prompt.iter().all(|&t| (t as usize) < vocab),
+            "prompt tokens are in the vocabulary"
+        );
         let context = self.memory.size().context;
         if prompt.len() > context {
             return Err(MemoryFull::Context(context));
@@ -175,7 +186,11 @@ impl Speculator {
             n_prompt: prompt.len(),
             draft: Vec::new(),
             history: History::new(&options.sampling, &prompt),
-            finish: if options.max_tokens == 0 { Some(Finish::Length) } else { None },
+            finish: if options.max_tokens == 0 {
+                Some(Finish::Length)
+            } else {
+                None
+            },
             stats: Stats::default(),
             tokens: prompt,
             options,
@@ -201,7 +216,10 @@ impl Speculator {
     ///
     /// If a stream has ended, or `chunk` is 0.
     pub fn round(&mut self, streams: &mut [&mut Stream], chunk: usize) -> Result<(), RoundError> {
-        assert!(chunk > 0 && streams.iter().all(|s| s.finish.is_none()), "streams that go on, and rows for them");
+        assert!(
+            chunk > 0 && streams.iter().all(|s| s.finish.is_none()),
+            "streams that go on, and rows for them"
+        );
         let start = Instant::now();
         let shares = self.gather(streams, chunk)?;
         let b = &*self.b;
@@ -220,7 +238,11 @@ impl Speculator {
         }
         for (stream, share) in streams.iter_mut().zip(&shares) {
             // A chosen token is pending: known, not remembered.
-            let len = if share.ends { stream.tokens.len() - 1 } else { share.first + share.known };
+            let len = if share.ends {
+                stream.tokens.len() - 1
+            } else {
+                share.first + share.known
+            };
             self.memory.truncate(&mut stream.sequence, len);
         }
         let verify = start.elapsed();
@@ -239,7 +261,11 @@ impl Speculator {
     }
 
     /// Collects the round's rows.
-    fn gather(&mut self, streams: &mut [&mut Stream], chunk: usize) -> Result<Vec<Share>, MemoryFull> {
+    fn gather(
+        &mut self,
+        streams: &mut [&mut Stream],
+        chunk: usize,
+    ) -> Result<Vec<Share>, MemoryFull> {
         self.batch.clear();
         let mut shares = Vec::with_capacity(streams.len());
         for stream in streams {
@@ -252,8 +278,15 @@ impl Speculator {
             let row = self.batch.n_rows();
             let mut tokens = stream.tokens[first..first + known].to_vec();
             tokens.extend_from_slice(&stream.draft);
-            self.memory.push(&mut self.batch, &mut stream.sequence, &tokens, known)?;
-            shares.push(Share { row, first, known, drafted: stream.draft.len(), ends });
+            self.memory
+                .push(&mut self.batch, &mut stream.sequence, &tokens, known)?;
+            shares.push(Share {
+                row,
+                first,
+                known,
+                drafted: stream.draft.len(),
+                ends,
+            });
         }
         Ok(shares)
     }
@@ -262,12 +295,33 @@ impl Speculator {
     /// [`Share::choosing`], one stream after the other.
     fn choose(&mut self, streams: &mut [&mut Stream], shares: &[Share], logits: &Tensor) {
         let greedy = streams.iter().all(|s| s.options.sampling.is_plain_greedy());
-        let best = if greedy { self.b.argmax(logits) } else { Vec::new() };
-        let scores = if greedy { Default::default() } else { self.b.download(logits) };
+        let best = if greedy {
+            self.b.argmax(logits)
+        } else {
+            Vec::new()
+        };
+        let scores = if greedy {
+            Default::default()
+        } else {
+            self.b.download(logits)
+        };
         let cols = logits.cols();
         let mut row = 0;
-        for (stream, share) in streams.iter_mut().zip(shares).filter(|(_, share)| share.ends) {
-            let Stream { tokens, draft, history, options, stats, finish, n_prompt, .. } = &mut **stream;
+        for (stream, share) in streams
+            .iter_mut()
+            .zip(shares)
+            .filter(|(_, share)| share.ends)
+        {
+            let Stream {
+                tokens,
+                draft,
+                history,
+                options,
+                stats,
+                finish,
+                n_prompt,
+                ..
+            } = &mut **stream;
             let known = tokens.len();
             let scratch = &mut self.scratch;
             let verdict = accept_with(draft, |i| {
@@ -278,20 +332,31 @@ impl Speculator {
                     return best[row + i];
                 }
                 let scores = &scores[(row + i) * cols..(row + i + 1) * cols];
-                sample::choose(&options.sampling, history, (known + i) as u64, scores, scratch)
+                sample::choose(
+                    &options.sampling,
+                    history,
+                    (known + i) as u64,
+                    scores,
+                    scratch,
+                )
             });
             history.push(verdict.pending);
             row += share.drafted + 1;
 
             let left = options.max_tokens - (known - *n_prompt);
-            for &token in draft[..verdict.n_accepted].iter().chain([&verdict.pending]).take(left) {
+            for &token in draft[..verdict.n_accepted]
+                .iter()
+                .chain([&verdict.pending])
+                .take(left)
+            {
                 tokens.push(token);
                 if options.stop_tokens.contains(&token) {
                     *finish = Some(Finish::Stop);
                     break;
                 }
             }
-            let full = tokens.len() > self.memory.size().context || tokens.len() - *n_prompt >= options.max_tokens;
+            let full = tokens.len() > self.memory.size().context
+                || tokens.len() - *n_prompt >= options.max_tokens;
             if finish.is_none() && full {
                 *finish = Some(Finish::Length);
             }
@@ -299,23 +364,42 @@ impl Speculator {
             if share.first >= *n_prompt {
                 stats.rounds += 1;
                 stats.count(share.drafted, verdict.n_accepted);
-                self.policy.learn(&RoundOutcome { n_drafted: share.drafted, n_accepted: verdict.n_accepted });
+                self.policy.learn(&RoundOutcome {
+                    n_drafted: share.drafted,
+                    n_accepted: verdict.n_accepted,
+                });
             }
         }
     }
 
     /// Lets the drafter see what stays, and guess.
-    fn draft(&mut self, streams: &mut [&mut Stream], shares: &[Share], hidden: &Tensor) -> Result<(), RoundError> {
+    fn draft(
+        &mut self,
+        streams: &mut [&mut Stream],
+        shares: &[Share],
+        hidden: &Tensor,
+    ) -> Result<(), RoundError> {
         for stream in streams.iter_mut() {
             stream.draft.clear();
         }
-        let Some(drafter) = &mut self.drafter else { return Ok(()) };
+        let Some(drafter) = &mut self.drafter else {
+            return Ok(());
+        };
         let batch_size = streams.len();
         let context = self.memory.size().context;
         let mut asking = Vec::new();
         let mut requests = Vec::new();
         for (i, (stream, share)) in streams.iter_mut().zip(shares).enumerate() {
-            let Stream { sequence, tokens, n_prompt, options, history, finish, stats, .. } = &mut **stream;
+            let Stream {
+                sequence,
+                tokens,
+                n_prompt,
+                options,
+                history,
+                finish,
+                stats,
+                ..
+            } = &mut **stream;
             if finish.is_some() {
                 continue;
             }
@@ -323,7 +407,11 @@ impl Speculator {
                 let left = options.max_tokens - (tokens.len() - *n_prompt);
                 // The pending token takes a row, and the last token chosen needs none.
                 let room = context.saturating_sub(tokens.len());
-                let maximum = options.draft_max.min(left.saturating_sub(1)).min(room).min(MAX_TENTATIVE);
+                let maximum = options
+                    .draft_max
+                    .min(left.saturating_sub(1))
+                    .min(room)
+                    .min(MAX_TENTATIVE);
                 self.policy
                     .length(&LengthInput {
                         by_position: &stats.by_position,
@@ -349,7 +437,11 @@ impl Speculator {
         if requests.is_empty() {
             return Ok(());
         }
-        let target = TargetView { b: &*self.b, model: &*self.target, memory: &self.memory };
+        let target = TargetView {
+            b: &*self.b,
+            model: &*self.target,
+            memory: &self.memory,
+        };
         let drafts = drafter.draft(target, hidden, &mut requests);
         self.b.finish()?;
         for (i, draft) in asking.into_iter().zip(drafts) {
@@ -377,6 +469,10 @@ impl Share {
     /// The rows after which a token is chosen.
     fn choosing(&self) -> std::ops::Range<usize> {
         let last_known = self.row + self.known - 1;
-        if self.ends { last_known..last_known + 1 + self.drafted } else { last_known..last_known }
+        if self.ends {
+            last_known..last_known + 1 + self.drafted
+        } else {
+            last_known..last_known
+        }
     }
 }

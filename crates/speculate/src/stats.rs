@@ -42,7 +42,11 @@ impl Stats {
 
     /// Tokens emitted a round; 0 before the first.
     pub fn acceptance_length(&self) -> f64 {
-        if self.rounds == 0 { 0.0 } else { self.emitted as f64 / self.rounds as f64 }
+        if self.rounds == 0 {
+            0.0
+        } else {
+            self.emitted as f64 / self.rounds as f64
+        }
     }
 
     /// Notes a verified draft of `n_drafted` tokens, `n_accepted` of which stayed.

@@ -19,7 +19,10 @@ pub struct Assistant {
 impl Assistant {
     /// Drafts with `head`.
     pub fn new(head: Gemma4Assistant) -> Self {
-        Assistant { head, scratch: Scratch::default() }
+        Assistant {
+            head,
+            scratch: Scratch::default(),
+        }
     }
 }
 
@@ -34,7 +37,12 @@ impl Drafter for Assistant {
 
     fn close(&mut self, _slot: usize) {}
 
-    fn draft(&mut self, target: TargetView<'_>, hidden: &Tensor, requests: &mut [DraftRequest<'_>]) -> Vec<Vec<u32>> {
+    fn draft(
+        &mut self,
+        target: TargetView<'_>,
+        hidden: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>> {
         let b = target.b;
         let mut drafts = vec![Vec::new(); requests.len()];
         let mut active = wanting(requests, 0);
@@ -47,17 +55,36 @@ impl Drafter for Assistant {
             let mut batch = Batch::default();
             for &r in &active {
                 let request = &requests[r];
-                let newest = drafts[r].last().or(request.tokens.last()).expect("a stream has tokens");
+                let newest = drafts[r]
+                    .last()
+                    .or(request.tokens.last())
+                    .expect("a stream has tokens");
                 target.memory.peek(&mut batch, request.sequence, *newest);
             }
-            let (z, next) = self.head.step(b, target.model, &hidden, &batch, target.memory);
+            let (z, next) = self
+                .head
+                .step(b, target.model, &hidden, &batch, target.memory);
             let scored = self.head.logits(b, &z);
-            choose(b, &scored.logits, scored.ids.as_deref(), &active, requests, &mut drafts, &mut self.scratch);
-            let still: Vec<usize> = (0..active.len()).filter(|&i| requests[active[i]].limit > n).collect();
+            choose(
+                b,
+                &scored.logits,
+                scored.ids.as_deref(),
+                &active,
+                requests,
+                &mut drafts,
+                &mut self.scratch,
+            );
+            let still: Vec<usize> = (0..active.len())
+                .filter(|&i| requests[active[i]].limit > n)
+                .collect();
             if still.is_empty() {
                 break;
             }
-            hidden = if still.len() == active.len() { next } else { b.gather(&next, &still) };
+            hidden = if still.len() == active.len() {
+                next
+            } else {
+                b.gather(&next, &still)
+            };
             active = still.iter().map(|&i| active[i]).collect();
         }
         drafts

@@ -28,7 +28,12 @@ impl<F: FnMut(&[u32], usize) -> Vec<u32> + Send> Drafter for Forced<F> {
 
     fn close(&mut self, _slot: usize) {}
 
-    fn draft(&mut self, _target: TargetView<'_>, _hidden: &Tensor, requests: &mut [DraftRequest<'_>]) -> Vec<Vec<u32>> {
+    fn draft(
+        &mut self,
+        _target: TargetView<'_>,
+        _hidden: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>> {
         let draft = |request: &mut DraftRequest<'_>| {
             let mut draft = (self.guess)(request.tokens, request.limit);
             draft.truncate(request.limit);

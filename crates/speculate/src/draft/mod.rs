@@ -77,7 +77,12 @@ pub trait Drafter: Send {
 
     /// Learns the rows that stay of a round, then drafts up to `limit` tokens for
     /// each request, in order. `hidden: [n, H]` are all of the round's rows.
-    fn draft(&mut self, target: TargetView<'_>, hidden: &Tensor, requests: &mut [DraftRequest<'_>]) -> Vec<Vec<u32>>;
+    fn draft(
+        &mut self,
+        target: TargetView<'_>,
+        hidden: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>>;
 }
 
 /// Chooses the next draft token of each of `active` with the noise the target
@@ -94,7 +99,10 @@ fn choose(
     drafts: &mut [Vec<u32>],
     scratch: &mut Scratch,
 ) {
-    let greedy = ids.is_none() && active.iter().all(|&r| requests[r].sampling.is_plain_greedy());
+    let greedy = ids.is_none()
+        && active
+            .iter()
+            .all(|&r| requests[r].sampling.is_plain_greedy());
     if greedy {
         for (&r, token) in active.iter().zip(b.argmax(logits)) {
             drafts[r].push(token);
@@ -102,7 +110,11 @@ fn choose(
         return;
     }
     let scores = b.download(logits);
-    for (i, (&r, row)) in active.iter().zip(scores.chunks_exact(logits.cols())).enumerate() {
+    for (i, (&r, row)) in active
+        .iter()
+        .zip(scores.chunks_exact(logits.cols()))
+        .enumerate()
+    {
         let request = &mut requests[r];
         let position = (request.tokens.len() + drafts[r].len()) as u64;
         for &token in &drafts[r] {
@@ -110,7 +122,14 @@ fn choose(
         }
         let token = match ids {
             None => sample::choose(request.sampling, request.history, position, row, scratch),
-            Some(ids) => sample::choose_among(request.sampling, request.history, position, &ids[i], row, scratch),
+            Some(ids) => sample::choose_among(
+                request.sampling,
+                request.history,
+                position,
+                &ids[i],
+                row,
+                scratch,
+            ),
         };
         for _ in &drafts[r] {
             request.history.pop();
@@ -121,5 +140,7 @@ fn choose(
 
 /// The requests that still want a token after `n` of them.
 fn wanting(requests: &[DraftRequest<'_>], n: usize) -> Vec<usize> {
-    (0..requests.len()).filter(|&r| requests[r].limit > n).collect()
+    (0..requests.len())
+        .filter(|&r| requests[r].limit > n)
+        .collect()
 }

@@ -25,12 +25,25 @@ impl Mtp {
     /// [`Qwen35Mtp::plan`].
     pub fn new(head: Qwen35Mtp, memory: Memory) -> Self {
         let sequences = (0..memory.size().sequences).map(|_| None).collect();
-        Mtp { head, memory, sequences, scratch: Scratch::default() }
+        Mtp {
+            head,
+            memory,
+            sequences,
+            scratch: Scratch::default(),
+        }
     }
 
     /// Adds rows for the tokens of `request` to `batch`.
-    fn push(&mut self, batch: &mut Batch, request: &DraftRequest<'_>, tokens: &[u32], certain: usize) {
-        let sequence = self.sequences[request.sequence.slot()].as_mut().expect("opened with the stream");
+    fn push(
+        &mut self,
+        batch: &mut Batch,
+        request: &DraftRequest<'_>,
+        tokens: &[u32],
+        certain: usize,
+    ) {
+        let sequence = self.sequences[request.sequence.slot()]
+            .as_mut()
+            .expect("opened with the stream");
         let pushed = self.memory.push(batch, sequence, tokens, certain);
         pushed.expect("the head's memory is as large as the target's");
     }
@@ -52,7 +65,12 @@ impl Drafter for Mtp {
         }
     }
 
-    fn draft(&mut self, target: TargetView<'_>, hidden: &Tensor, requests: &mut [DraftRequest<'_>]) -> Vec<Vec<u32>> {
+    fn draft(
+        &mut self,
+        target: TargetView<'_>,
+        hidden: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>> {
         let b = target.b;
         let mut drafts = vec![Vec::new(); requests.len()];
         let mut batch = Batch::default();
@@ -63,7 +81,13 @@ impl Drafter for Mtp {
             rows.extend(request.kept.clone());
             last.push(rows.len() - 1);
         }
-        let mut m = self.head.forward(b, target.model, &b.gather(hidden, &rows), &batch, &mut self.memory);
+        let mut m = self.head.forward(
+            b,
+            target.model,
+            &b.gather(hidden, &rows),
+            &batch,
+            &mut self.memory,
+        );
         let mut active = wanting(requests, 0);
         let mut from: Vec<usize> = active.iter().map(|&r| last[r]).collect();
         for n in 1.. {
@@ -71,8 +95,18 @@ impl Drafter for Mtp {
                 break;
             }
             m = b.gather(&m, &from); // [n, H]
-            choose(b, &target.model.logits(b, &m), None, &active, requests, &mut drafts, &mut self.scratch);
-            from = (0..active.len()).filter(|&i| requests[active[i]].limit > n).collect();
+            choose(
+                b,
+                &target.model.logits(b, &m),
+                None,
+                &active,
+                requests,
+                &mut drafts,
+                &mut self.scratch,
+            );
+            from = (0..active.len())
+                .filter(|&i| requests[active[i]].limit > n)
+                .collect();
             active = from.iter().map(|&i| active[i]).collect();
             if active.is_empty() {
                 break;
@@ -82,11 +116,19 @@ impl Drafter for Mtp {
                 let newest = *drafts[r].last().expect("chosen above");
                 self.push(&mut batch, &requests[r], &[newest], 0);
             }
-            m = self.head.forward(b, target.model, &b.gather(&m, &from), &batch, &mut self.memory);
+            m = self.head.forward(
+                b,
+                target.model,
+                &b.gather(&m, &from),
+                &batch,
+                &mut self.memory,
+            );
             from = (0..active.len()).collect();
         }
         for request in requests.iter() {
-            let sequence = self.sequences[request.sequence.slot()].as_mut().expect("opened with the stream");
+            let sequence = self.sequences[request.sequence.slot()]
+                .as_mut()
+                .expect("opened with the stream");
             self.memory.truncate(sequence, request.sequence.len());
         }
         drafts

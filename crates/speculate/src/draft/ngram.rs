@@ -36,9 +36,16 @@ impl Drafter for Ngram {
         self.indexes[slot] = None;
     }
 
-    fn draft(&mut self, _target: TargetView<'_>, _hidden: &Tensor, requests: &mut [DraftRequest<'_>]) -> Vec<Vec<u32>> {
+    fn draft(
+        &mut self,
+        _target: TargetView<'_>,
+        _hidden: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>> {
         let draft = |request: &mut DraftRequest<'_>| {
-            let index = self.indexes[request.sequence.slot()].as_mut().expect("opened with the stream");
+            let index = self.indexes[request.sequence.slot()]
+                .as_mut()
+                .expect("opened with the stream");
             for &token in &request.tokens[index.len()..] {
                 index.push(token);
             }
