@@ -65,7 +65,7 @@ impl Server {
         };
         let backend = cpu::Cpu::new(cpu::CpuOptions {
             threads: 1,
-            isa: None,
+            ..cpu::CpuOptions::default()
         })
         .unwrap();
         let model = engine::load(Arc::new(backend), &Source::Folder(folder), &options).unwrap();
