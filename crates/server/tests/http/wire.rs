@@ -8,8 +8,11 @@ use crate::client::{PATIENCE, Server, Setup, request};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
+/// Its answer is longer than what any test here lets it write.
+const STORY: &str = "Tell me a story about a rabbit and a kite.";
+
 fn hello(max_tokens: usize) -> Value {
-    json!({"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": max_tokens, "temperature": 0})
+    json!({"messages": [{"role": "user", "content": STORY}], "max_tokens": max_tokens, "temperature": 0})
 }
 
 fn with(base: &Value, more: Value) -> Value {
@@ -337,10 +340,9 @@ async fn a_completion_takes_text_or_tokens() {
 async fn harmless_variants_of_a_request_are_the_same_request() {
     let server = Server::start(Setup::default()).await;
     let plain = server.chat(&hello(8)).await.text();
-    let text = "Once upon a time";
     for more in [
-        json!({"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]}),
-        json!({"messages": [{"role": "user", "content": [text], "name": null}]}),
+        json!({"messages": [{"role": "user", "content": [{"type": "text", "text": STORY}]}]}),
+        json!({"messages": [{"role": "user", "content": [STORY], "name": null}]}),
         json!({"user": "u", "metadata": {"a": "b"}, "store": true, "parallel_tool_calls": true, "unheard_of": 1}),
         json!({"n": 1, "logprobs": false, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
         json!({"max_tokens": null, "max_completion_tokens": 8}),
@@ -356,6 +358,7 @@ async fn harmless_variants_of_a_request_are_the_same_request() {
         json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null, "tool_calls": null}, {"role": "user", "content": "?"}]),
         json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": []}, {"role": "user", "content": ""}]),
         json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "reasoning_content": "hm"}]),
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, {"role": "tool", "content": "1"}]),
     ] {
         assert_eq!(
             server
