@@ -23,10 +23,14 @@ DESCRIPTIONS = {
 }
 LIMITS = """Very small, and trained for minutes: it knows almost nothing about the world, invents facts, and is wrong
 often. English only. It was trained on rows of 1,024 tokens; longer conversations are outside of what it has
-seen. The real part of the corpus is small, and was shown about ten times: text of its kind that was held out is
-predicted worse than in the middle of the run. Passages of the held-out tales of FairytaleQA occur in its training
-questions, so that loss is not a held-out figure. Questions and tool calls of the checks come from the generator
-that training used, with other seeds. It has had no safety training. Use it for demonstrations, tests and measurements of the engine."""
+seen. {real}
+Of the held-out sentences of `aesop_children`, `fairytaleqa_qa`, `fairytaleqa_stories` and `python_functions_qa`, 80 to
+87 % also occur in the training text, and 32 % of those of `python_algorithms`: those losses show what was memorised.
+Questions and tool calls of the checks come from the generator that training used, with other seeds. It has had no safety training. Use it for demonstrations, tests and measurements of the engine."""
+OVERTRAINED = """The real part of the corpus is small, and was shown about ten times: text of its kind that was
+held out is predicted worse than in the middle of the run."""
+# A run that showed little stories at most this often is not called overtrained.
+MODEST_EPOCHS = 6
 GROUPS = ("synthetic", "real", "dialogue", "all")
 
 
@@ -71,6 +75,18 @@ def card(name, report, corpus, size):
     # A quick evaluation asks every sixth prompt.
     prompts = 178 if result["cases"] == 250 else 30
     _, config, minutes = train.RECIPES[name]
+    # Reports of older runs do not say what was packed; those showed the whole mix about once.
+    packed = report.get("data")
+    repeat, passes, generated = 1.0, 1.0, "About half"
+    if packed:
+        tokens = packed["tokens"]
+        repeat = packed["repeat"]
+        passes = target["steps"] * target["batch"] / packed["rows"]
+        generated = f"{100 * tokens['synthetic'] / sum(tokens.values()):.0f} % of the tokens"
+    stories = data.EPOCHS["tinystories"] * repeat * passes
+    real = OVERTRAINED
+    if stories <= MODEST_EPOCHS:
+        real = f"The real part of the corpus is small; its little stories were shown {stories:.1f} times."
     lines = [f"# {name}", "", DESCRIPTIONS[name], ""]
     lines += [
         f"Hidden {config['hidden_size']}, vocabulary {config['vocab_size']}, tied embeddings. Stored as MLX-affine 4-bit in groups of 64"
@@ -104,7 +120,7 @@ def card(name, report, corpus, size):
     lines += [
         "## Recipe",
         "",
-        f"`training/reproduce.sh` on one H200, side by side with others: {target['steps']} steps of {target['batch']} rows of {target['length']} tokens at {target['tokens_per_second'] / 1e3:.0f}k tokens a second. "
+        f"`training/reproduce.sh` on one H200{f' with `REPEAT={repeat}`' if packed else ', side by side with others'}: {target['steps']} steps of {target['batch']} rows of {target['length']} tokens at {target['tokens_per_second'] / 1e3:.0f}k tokens a second. "
         + " ".join(
             f"Drafter `{d}`: {report[d]['steps']} steps at {report[d]['tokens_per_second'] / 1e3:.0f}k tokens a second."
             for d in minutes
@@ -116,13 +132,13 @@ def card(name, report, corpus, size):
     lines += [
         "## Data",
         "",
-        "About half is generated (our own work, CC0-1.0: `training/stories.py`, `exercises.py`, `conversations.py`). The other half:",
+        f"{generated} {'are' if packed else 'is'} generated (our own work, CC0-1.0: `training/stories.py`, `exercises.py`, `conversations.py`). The rest:",
         "",
         "| set | source | licence | times shown in one pass |",
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {k} | {source} | {licence} | {data.EPOCHS[k]} |"
+        f"| {k} | {source} | {licence} | {data.EPOCHS[k] * repeat:.3g} |"
         for k, (source, licence) in licences(corpus).items()
     ]
     lines += [
@@ -131,7 +147,7 @@ def card(name, report, corpus, size):
         "",
         "## Limits",
         "",
-        LIMITS,
+        LIMITS.format(real=real),
         "",
         "## Ten answers, unedited",
         "",

@@ -178,6 +178,8 @@ def main():
     rows, counts = build(
         args.corpus, args.tokenizer, args.family, args.synthetic, args.length, args.seed, args.repeat
     )
+    # What was packed, for reports.
+    args.out.with_suffix(".data.json").write_text(json.dumps({"repeat": args.repeat, "tokens": counts}))
     # Written under another name first: trainers wait for the final one.
     partial = args.out.with_suffix(".part.npy")
     np.save(partial, rows)

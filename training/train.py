@@ -246,6 +246,22 @@ def make_drafter(kind, target, rows, storage, device):
         return eagle3.Eagle3(eagle3.config(c, taps), kept, storage).to(device)
 
 
+def stage_minutes(parser, pairs, recipe):
+    """`STAGE=MINUTES` pairs as a dict in the recipe's order; a bad pair ends the program."""
+    wanted = {}
+    for pair in pairs:
+        stage, _, text = pair.partition("=")
+        if stage not in recipe:
+            parser.error(f"stage is none of {', '.join(recipe)}: {pair}")
+        try:
+            wanted[stage] = float(text)
+        except ValueError:
+            parser.error(f"minutes are no number: {pair}")
+    if "target" not in wanted:
+        parser.error("stage target is missing in --minutes")
+    return {stage: wanted[stage] for stage in recipe if stage in wanted}
+
+
 def main():
     parser = argparse.ArgumentParser(description="train a bundled model and its drafters")
     parser.add_argument("name", choices=sorted(RECIPES))
@@ -256,6 +272,12 @@ def main():
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--pace", type=float, default=1.0, help="factor on the recipe's minutes")
+    parser.add_argument(
+        "--minutes",
+        nargs="+",
+        metavar="STAGE=MINUTES",
+        help="the stages to run, instead of the recipe's; drafters not named are left out",
+    )
     parser.add_argument("--steps", type=int, default=0, help="steps of the target instead of minutes")
     parser.add_argument("--draft-steps", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
@@ -271,6 +293,8 @@ def main():
         print(f"[{args.name} {time.time() - began:6.1f}s] {text}", flush=True)
 
     make, config, minutes = RECIPES[args.name]
+    if args.minutes:
+        minutes = stage_minutes(parser, args.minutes, minutes)
     minutes = {stage: args.pace * m for stage, m in minutes.items()}
     storage = Storage(4, 64, device)
     with torch.device(device):
@@ -287,6 +311,7 @@ def main():
         time.sleep(1)
     rows = np.load(args.rows, mmap_mode="r")
     rows = np.array(rows)
+    packed = json.loads(args.rows.with_suffix(".data.json").read_text())
     log(f"{rows.shape} rows")
     source = batches(rows, args.batch, device, args.seed)
     clock = Clock(minutes.pop("target"), args.steps)
@@ -297,7 +322,8 @@ def main():
             "steps": steps,
             "batch": args.batch,
             "length": rows.shape[1] - 1,
-        }
+        },
+        "data": {**packed, "rows": len(rows)},
     }
     torch.cuda.empty_cache() if device == "cuda" else None
 
