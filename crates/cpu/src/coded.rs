@@ -25,13 +25,11 @@ use crate::elementwise::PIECE;
 use crate::matmul::with_element;
 use crate::memory::{Region, bytes, bytes_mut, values, values_mut};
 use crate::pool::Split;
+use crate::tile::AHEAD;
 use backend::Tensor;
 use backend::math::Float;
 use quant::{Layout, Row, Scalar, Stored};
 use std::ops::Range;
-
-/// Bytes between the vector being read and the line asked for; see `tile`.
-const AHEAD: usize = 8192;
 
 /// Code `c` of a bit stream of `bits`-wide codes.
 fn code(codes: &[u8], bits: usize, c: usize) -> u8 {

@@ -10,6 +10,7 @@ use crate::coded::{self, Coded, Rounded};
 use crate::memory::{bytes_mut, values, values_mut};
 use crate::panels::{self, Panels};
 use crate::pool::{Split, out_of};
+use crate::tile::AHEAD;
 use crate::{Activations, Cpu};
 use backend::{Matrix, Tensor};
 use quant::Stored;
@@ -196,6 +197,9 @@ impl Kernel for Read<'_> {
         let words = self.0.as_chunks::<256>().0;
         let mut sums = [0u64; 32];
         for chunk in words {
+            for line in [0, 64, 128, 192] {
+                L::prefetch(chunk.as_ptr().wrapping_add(AHEAD + line));
+            }
             for (sum, word) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
                 *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
             }

@@ -160,9 +160,9 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     fn prefetch(p: *const u8) {
-        // There is no stable intrinsic: the hint for data that is read once.
+        // There is no stable intrinsic.
         unsafe {
-            std::arch::asm!("prfm pldl1strm, [{}]", in(reg) p, options(nostack, readonly, preserves_flags))
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(nostack, readonly, preserves_flags))
         };
     }
     #[inline(always)]

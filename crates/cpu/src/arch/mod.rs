@@ -240,7 +240,7 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     fn store_i8(self, to: &mut [i8; 16]);
     /// Flips the sign, of zeros too.
     fn negate(self) -> Self;
-    /// Asks for the cache line at `p`, which will be read once.
+    /// Asks for the cache line at `p`.
     fn prefetch(p: *const u8);
 
     /// [`backend::math::sum_tree`] of the lanes.

@@ -167,7 +167,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_NTA>(p.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
     #[inline(always)]
     fn sum(self) -> f32 {
@@ -388,7 +388,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_NTA>(p.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
     #[inline(always)]
     fn sum(self) -> f32 {
