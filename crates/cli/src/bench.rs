@@ -61,7 +61,7 @@ struct PromptLine {
     #[serde(default)]
     messages: Vec<serde_json::Value>,
     /// A text to continue, without the template.
-    #[serde(default, alias = "text")]
+    #[serde(default, alias = "raw", alias = "text")]
     prompt: Option<String>,
 }
 
