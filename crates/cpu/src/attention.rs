@@ -20,7 +20,7 @@ use crate::elementwise::PIECE;
 use crate::matmul::with_element;
 use crate::memory::{Region, values, values_mut};
 use crate::pool::{Split, out_of};
-use crate::tile::{Operands, accumulate};
+use crate::tile::{Fetch, Operands, STEPS, accumulate};
 use backend::math;
 use backend::{Attention, Batch, Kv, KvSpec, PAGE_ROWS, SPLIT_ROWS, Tensor};
 use quant::{Format, Layout, Scalar};
@@ -290,6 +290,8 @@ struct Attend<'a, W> {
     context: &'a Context<'a, W>,
     task: &'a Task,
     room: Room<'a>,
+    /// The first cache row past those of the task.
+    end: usize,
     out: &'a Split<'a, f32>,
     /// Partial sums `[.., width + 16]`: the values, then maximum and sum.
     partials: &'a Split<'a, f32>,
@@ -371,11 +373,16 @@ impl<W: Element> Attend<'_, W> {
         let unit = page * context.spec.heads + self.task.kv_head;
         let k = &context.k[unit * PAGE_ROWS * head_dim..][..PAGE_ROWS * head_dim];
         let v = &context.v[unit * PAGE_ROWS * width..][..PAGE_ROWS * width];
-        self.scores::<L>(
-            k,
-            active.clone(),
-            union.start / BLOCK..union.end.div_ceil(BLOCK),
-        );
+        let next = tile + PAGE_ROWS;
+        let mut next = (next < self.end).then(|| {
+            let page = context
+                .batch
+                .page(self.task.seq, context.attention.group, next);
+            let unit = page * context.spec.heads + self.task.kv_head;
+            context.k[unit * PAGE_ROWS * head_dim..].as_ptr()
+        });
+        let blocks = union.start / BLOCK..union.end.div_ceil(BLOCK);
+        self.scores::<L>(k, v, active.clone(), blocks);
         for i in active.clone() {
             self.softmax::<L>(i);
         }
@@ -383,17 +390,19 @@ impl<W: Element> Attend<'_, W> {
         while i < active.end {
             let m = active.end - i;
             i += match (L::SUMS, m) {
-                (24, 8..) => self.add_values::<L, 8>(v, i),
-                (24 | 6, 4..) => self.add_values::<L, 4>(v, i),
-                (24 | 6, 2..) => self.add_values::<L, 2>(v, i),
-                _ => self.add_values::<L, 1>(v, i),
+                (24, 8..) => self.add_values::<L, 8>(v, i, next),
+                (24 | 6, 4..) => self.add_values::<L, 4>(v, i, next),
+                (24 | 6, 2..) => self.add_values::<L, 2>(v, i, next),
+                _ => self.add_values::<L, 1>(v, i, next),
             };
+            next = None;
         }
     }
 
     /// `p[i][key] = q[i] · k[key]` for queries `active` and whole blocks of keys.
+    /// Asks for the values of the same keys.
     #[inline(always)]
-    fn scores<L: Lanes>(&mut self, k: &[W], active: Range<usize>, blocks: Range<usize>) {
+    fn scores<L: Lanes>(&mut self, k: &[W], v: &[W], active: Range<usize>, blocks: Range<usize>) {
         let mut b = blocks.start;
         while b < blocks.end {
             let r = match (L::SUMS, blocks.end - b) {
@@ -402,15 +411,17 @@ impl<W: Element> Attend<'_, W> {
                 _ => 1,
             };
             let mut i = active.start;
+            let mut wanted = Some(v[b * BLOCK * self.context.width..].as_ptr());
             while i < active.end {
+                let v = wanted.take();
                 i += match (L::SUMS, r, active.end - i) {
-                    (24, 4, 4..) => self.score::<L, 4, 4>(k, i, b),
-                    (24, 4, 2..) => self.score::<L, 2, 4>(k, i, b),
-                    (24, 4, _) => self.score::<L, 1, 4>(k, i, b),
-                    (24, 2, 4..) => self.score::<L, 4, 2>(k, i, b),
-                    (24, 2, _) => self.score::<L, 1, 2>(k, i, b),
-                    (24 | 6, _, 4..) => self.score::<L, 4, 1>(k, i, b),
-                    _ => self.score::<L, 1, 1>(k, i, b),
+                    (24, 4, 4..) => self.score::<L, 4, 4>(k, i, b, v),
+                    (24, 4, 2..) => self.score::<L, 2, 4>(k, i, b, v),
+                    (24, 4, _) => self.score::<L, 1, 4>(k, i, b, v),
+                    (24, 2, 4..) => self.score::<L, 4, 2>(k, i, b, v),
+                    (24, 2, _) => self.score::<L, 1, 2>(k, i, b, v),
+                    (24 | 6, _, 4..) => self.score::<L, 4, 1>(k, i, b, v),
+                    _ => self.score::<L, 1, 1>(k, i, b, v),
                 };
             }
             b += r;
@@ -424,8 +435,13 @@ impl<W: Element> Attend<'_, W> {
         k: &[W],
         i: usize,
         b: usize,
+        v: Option<*const W>,
     ) -> usize {
-        let head_dim = self.context.spec.head_dim;
+        let (head_dim, width) = (self.context.spec.head_dim, self.context.width);
+        let lines = R * BLOCK * width * size_of::<W>() / 64;
+        let fetch = v.map_or(Fetch::None, |v| {
+            Fetch::Lines(v.cast(), (lines * STEPS).div_ceil(head_dim))
+        });
         let mut acc = [[L::splat(0.0); R]; M];
         let operands = Operands {
             x: self.room.q[i * head_dim..][..M * head_dim].as_ptr(),
@@ -434,9 +450,10 @@ impl<W: Element> Attend<'_, W> {
             w_step: BLOCK,
             w_stride: BLOCK * head_dim,
             k: head_dim,
+            fetch,
         };
         // SAFETY: `M` queries and `R` blocks of `e` columns, sliced above.
-        unsafe { accumulate::<L, W, M, R, false>(&mut acc, operands) };
+        unsafe { accumulate::<L, W, M, R>(&mut acc, operands) };
         for (m, acc) in acc.into_iter().enumerate() {
             for (r, lanes) in acc.into_iter().enumerate() {
                 store(
@@ -487,9 +504,15 @@ impl<W: Element> Attend<'_, W> {
         s.sum = s.sum * s.correction + sum.sum();
     }
 
-    /// `part = part * correction + Σ p v` for `M` queries.
+    /// `part = part * correction + Σ p v` for `M` queries. Asks for the keys of
+    /// the next tile.
     #[inline(always)]
-    fn add_values<L: Lanes, const M: usize>(&mut self, v: &[W], i: usize) -> usize {
+    fn add_values<L: Lanes, const M: usize>(
+        &mut self,
+        v: &[W],
+        i: usize,
+        next: Option<*const W>,
+    ) -> usize {
         let stats = &self.room.stats[i..i + M];
         let first = stats
             .iter()
@@ -502,7 +525,7 @@ impl<W: Element> Attend<'_, W> {
             .min()
             .expect("at least one query");
         if M == 1 {
-            self.add_rows::<L, 1>(v, i, first..last, true);
+            self.add_rows::<L, 1>(v, i, first..last, true, next);
             return 1;
         }
         // Without keys in common, each query goes its own way.
@@ -515,16 +538,16 @@ impl<W: Element> Attend<'_, W> {
                 s.first..s.last
             };
             if !before.is_empty() {
-                self.add_rows::<L, 1>(v, m, before, true);
+                self.add_rows::<L, 1>(v, m, before, true, None);
                 self.room.stats[m].correction = 1.0;
             }
         }
         if common {
-            self.add_rows::<L, M>(v, i, first..last, true);
+            self.add_rows::<L, M>(v, i, first..last, true, next);
             for m in i..i + M {
                 let after = last..self.room.stats[m].last;
                 if !after.is_empty() {
-                    self.add_rows::<L, 1>(v, m, after, false);
+                    self.add_rows::<L, 1>(v, m, after, false, None);
                 }
             }
         }
@@ -539,6 +562,7 @@ impl<W: Element> Attend<'_, W> {
         i: usize,
         keys: Range<usize>,
         correct: bool,
+        next: Option<*const W>,
     ) {
         let width = self.context.width;
         let mut col = 0;
@@ -547,12 +571,12 @@ impl<W: Element> Attend<'_, W> {
             col += 16
                 * match (L::SUMS, M, left) {
                     (24, 1..=4, 4..) | (6, 1, 4..) => {
-                        self.add_block::<L, M, 4>(v, i, keys.clone(), col, correct)
+                        self.add_block::<L, M, 4>(v, i, keys.clone(), col, correct, next)
                     }
                     (24, _, 2..) | (6, 2, 2..) => {
-                        self.add_block::<L, M, 2>(v, i, keys.clone(), col, correct)
+                        self.add_block::<L, M, 2>(v, i, keys.clone(), col, correct, next)
                     }
-                    _ => self.add_block::<L, M, 1>(v, i, keys.clone(), col, correct),
+                    _ => self.add_block::<L, M, 1>(v, i, keys.clone(), col, correct, next),
                 };
         }
     }
@@ -566,6 +590,7 @@ impl<W: Element> Attend<'_, W> {
         keys: Range<usize>,
         col: usize,
         correct: bool,
+        next: Option<*const W>,
     ) -> usize {
         let width = self.context.width;
         let mut acc = [[L::splat(0.0); R]; M];
@@ -591,9 +616,16 @@ impl<W: Element> Attend<'_, W> {
             w_step: width,
             w_stride: 16,
             k: keys.len(),
+            // A share of the keys for each share of the columns.
+            fetch: next.map_or(Fetch::None, |k| {
+                Fetch::Lines(
+                    k.wrapping_add(col * PAGE_ROWS).cast(),
+                    2 * R * size_of::<W>(),
+                )
+            }),
         };
         // SAFETY: probabilities of `M` queries and values of the keys, checked above.
-        unsafe { accumulate::<L, W, M, R, false>(&mut acc, operands) };
+        unsafe { accumulate::<L, W, M, R>(&mut acc, operands) };
         for (m, acc) in acc.into_iter().enumerate() {
             for (r, lanes) in acc.into_iter().enumerate() {
                 store(
@@ -831,7 +863,8 @@ pub(crate) fn attend(
                     (out_of(&rooms, worker, room), stats.part(worker * queries..(worker + 1) * queries))
                 };
                 let room = Room::new(values, stats, queries, head_dim, width);
-                cpu.isa.run(Attend { context: &context, task, room, out: &out, partials: &partials });
+                let end = context.visible(task.rows.end - 1).end.min(task.splits.end * SPLIT_ROWS);
+                cpu.isa.run(Attend { context: &context, task, room, end, out: &out, partials: &partials });
             }
         };
         let keys: usize = batch.rows.iter().map(|&r| attention.visible(r).len()).sum();

@@ -86,19 +86,25 @@ pub fn dot(layout: Layout, row: Row<'_>, x: &[f32]) -> f32 {
 }
 
 /// Activations in 8 bits, by group.
+///
+/// Rows come in blocks, as many as a kernel takes at once (the last block may be
+/// smaller), in the order in which it reads them.
 pub(crate) struct Rounded {
     pub(crate) group: usize,
     cols: usize,
-    /// `[n, cols]` bytes.
+    rows: usize,
+    /// Rows of a block.
+    block: usize,
+    /// Of each block: `[cols / 8, rows, 8]` bytes.
     q: Tensor,
-    /// `[n, 2 groups]`: `d`, then `d Σ q`.
+    /// Of each block: `[groups, rows, 2]`, `d` and `d Σ q`.
     factors: Tensor,
 }
 
-/// Rounds some rows.
+/// Rounds one block of rows.
 struct Round<'a> {
     x: &'a [f32],
-    cols: usize,
+    rows: usize,
     group: usize,
     q: &'a mut [i8],
     factors: &'a mut [f32],
@@ -109,18 +115,12 @@ impl Kernel for Round<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let groups = self.cols / self.group;
-        let rows = self
-            .x
-            .chunks_exact(self.cols)
-            .zip(self.q.chunks_exact_mut(self.cols));
-        for ((x, q), factors) in rows.zip(self.factors.chunks_exact_mut(2 * groups)) {
-            let (d, e) = factors.split_at_mut(groups);
-            let each = x
-                .chunks_exact(self.group)
-                .zip(q.chunks_exact_mut(self.group));
-            for ((x, q), (d, e)) in each.zip(d.iter_mut().zip(e)) {
-                let (x, q) = (x.as_chunks::<16>().0, q.as_chunks_mut::<16>().0);
+        let (rows, group) = (self.rows, self.group);
+        let cols = self.x.len() / rows;
+        let q = self.q.as_chunks_mut::<8>().0;
+        for (m, x) in self.x.chunks_exact(cols).enumerate() {
+            for (g, x) in x.chunks_exact(group).enumerate() {
+                let x = x.as_chunks::<16>().0;
                 let mut top = L::splat(0.0);
                 for x in x {
                     let x = L::load(x);
@@ -130,72 +130,93 @@ impl Kernel for Round<'_> {
                 let inverse = L::splat(if top > 0.0 { 127.0 / top } else { 0.0 });
                 // Whole numbers far below 2²⁴: exact in any order.
                 let mut sum = L::splat(0.0);
-                for (x, q) in x.iter().zip(q) {
+                for (i, x) in x.iter().enumerate() {
                     let rounded = (L::load(x) * inverse).round_even();
                     let rounded = rounded.minimum(L::splat(127.0)).maximum(L::splat(-127.0));
-                    rounded.store_i8(q);
+                    let mut bytes = [0; 16];
+                    rounded.store_i8(&mut bytes);
+                    let (halves, _) = bytes.as_chunks::<8>();
+                    let eight = g * group / 8 + 2 * i;
+                    q[eight * rows + m] = halves[0];
+                    q[(eight + 1) * rows + m] = halves[1];
                     sum = sum + rounded;
                 }
-                *d = top / 127.0;
-                *e = *d * sum.sum();
+                let d = top / 127.0;
+                self.factors[2 * (g * rows + m)..][..2].copy_from_slice(&[d, d * sum.sum()]);
             }
         }
     }
 }
 
 impl Rounded {
-    pub(crate) fn new(cpu: &Cpu, x: &Tensor, group: usize) -> Self {
-        let (n, cols) = (x.rows(), x.cols());
-        let groups = cols / group;
-        let mut q = cpu.tensor(n, cols.div_ceil(4));
-        let mut factors = cpu.tensor(n, 2 * groups);
+    /// Rounds `x` in blocks of `block` rows.
+    pub(crate) fn new(cpu: &Cpu, x: &Tensor, group: usize, block: usize) -> Self {
+        let (rows, cols) = (x.rows(), x.cols());
+        let mut q = cpu.tensor(rows, cols.div_ceil(4));
+        let mut factors = cpu.tensor(rows, 2 * (cols / group));
         {
             let x = values(x);
             let q = Split::new(bytes_mut::<i8>(values_mut(&mut q)));
             let factors = Split::new(values_mut(&mut factors));
-            cpu.pool.each(n, PIECE.div_ceil(cols), |_, rows| {
-                // SAFETY: ranges of rows are disjoint.
-                let (q, factors) = unsafe {
-                    (
-                        q.part(rows.start * cols..rows.end * cols),
-                        factors.part(rows.start * 2 * groups..rows.end * 2 * groups),
-                    )
-                };
-                let x = &x[rows.start * cols..rows.end * cols];
-                cpu.isa.run(Round {
-                    x,
-                    cols,
-                    group,
-                    q,
-                    factors,
-                });
+            let chunk = PIECE.div_ceil(cols * block);
+            cpu.pool.each(rows.div_ceil(block), chunk, |_, blocks| {
+                for b in blocks {
+                    let range = b * block..((b + 1) * block).min(rows);
+                    let part = |n: usize| range.start * n..range.end * n;
+                    // SAFETY: every block is visited once.
+                    let (q, factors) =
+                        unsafe { (q.part(part(cols)), factors.part(part(2 * (cols / group)))) };
+                    let (x, rows) = (&x[part(cols)], range.len());
+                    cpu.isa.run(Round {
+                        x,
+                        rows,
+                        group,
+                        q,
+                        factors,
+                    });
+                }
             });
         }
         Rounded {
             group,
             cols,
+            rows,
+            block,
             q,
             factors,
         }
     }
 
-    /// Rows from `row` on.
-    fn view(&self, row: usize) -> Input<'_> {
-        let groups = self.cols / self.group;
+    fn view(&self) -> Input<'_> {
         Input {
             cols: self.cols,
-            groups,
-            q: &bytes(values(&self.q))[row * self.cols..],
-            factors: &values(&self.factors)[row * 2 * groups..],
+            rows: self.rows,
+            block: self.block,
+            q: bytes(values(&self.q)),
+            factors: values(&self.factors),
+        }
+    }
+
+    /// One row of those rounded in blocks of one.
+    fn row(&self, row: usize) -> Input<'_> {
+        assert_eq!(self.block, 1, "rows apart");
+        let all = self.view();
+        let factors = 2 * (self.cols / self.group);
+        Input {
+            rows: 1,
+            q: &all.q[row * self.cols..][..self.cols],
+            factors: &all.factors[row * factors..][..factors],
+            ..all
         }
     }
 }
 
-/// Rounded rows as the kernels read them.
+/// Rounded rows as the kernels read them: see [`Rounded`].
 #[derive(Clone, Copy)]
 struct Input<'a> {
     cols: usize,
-    groups: usize,
+    rows: usize,
+    block: usize,
     q: &'a [i8],
     factors: &'a [f32],
 }
@@ -330,28 +351,19 @@ struct Piece<'a> {
     /// Rows of the output: `w`'s, or as many as are wanted of one panel.
     n_out: usize,
     x: Input<'a>,
-    rows: usize,
     range: Range<usize>,
     y: &'a Split<'a, f32>,
 }
 
 /// Panels `range` of `w` for all rows of `x`.
-pub(crate) fn piece(
-    cpu: &Cpu,
-    w: &Coded,
-    x: &Rounded,
-    rows: usize,
-    range: Range<usize>,
-    y: &Split<'_, f32>,
-) {
+pub(crate) fn piece(cpu: &Cpu, w: &Coded, x: &Rounded, range: Range<usize>, y: &Split<'_, f32>) {
     debug_assert_eq!((w.group, w.cols), (x.group, x.cols));
-    let (data, n_out, x) = (w.data.of::<u8>(), w.rows, x.view(0));
+    let (data, n_out, x) = (w.data.of::<u8>(), w.rows, x.view());
     cpu.isa.run_bytes(Piece {
         w,
         data,
         n_out,
         x,
-        rows,
         range,
         y,
     });
@@ -396,8 +408,7 @@ pub(crate) fn chosen(
         w,
         data,
         n_out,
-        x: x.view(row),
-        rows: 1,
+        x: x.row(row),
         range: 0..1,
         y,
     });
@@ -421,31 +432,32 @@ impl Piece<'_> {
         let sums = <B::Lanes as Lanes>::SUMS;
         let mut p = self.range.start;
         while p < self.range.end {
-            // With one or two rows, two panels at once keep more sums under way.
-            let r = match (sums, self.rows) {
-                (24, 1..=2) if self.range.end - p >= 2 => 2,
+            // With few rows, two panels at once keep more sums under way.
+            let r = match (sums, self.x.rows) {
+                (24, 1..=4) if self.range.end - p >= 2 => 2,
                 _ => 1,
             };
-            let mut row = 0;
-            while row < self.rows {
-                row += match (sums, r, self.rows - row) {
+            for row in (0..self.x.rows).step_by(self.x.block) {
+                match (sums, r, (self.x.rows - row).min(self.x.block)) {
                     (24, 2, 1) => self.block::<B, PAIRS, 1, 2>(row, p),
-                    (24, 2, _) => self.block::<B, PAIRS, 2, 2>(row, p),
-                    (24, _, 8..) => self.block::<B, PAIRS, 8, 1>(row, p),
+                    (24, 2, 2) => self.block::<B, PAIRS, 2, 2>(row, p),
+                    (24, 2, 3) => self.block::<B, PAIRS, 3, 2>(row, p),
+                    (24, 2, _) => self.block::<B, PAIRS, 4, 2>(row, p),
+                    (24, _, 8) => self.block::<B, PAIRS, 8, 1>(row, p),
                     (24, _, 7) => self.block::<B, PAIRS, 7, 1>(row, p),
                     (24, _, 6) => self.block::<B, PAIRS, 6, 1>(row, p),
                     (24, _, 5) => self.block::<B, PAIRS, 5, 1>(row, p),
-                    (24 | 6, _, 4..) => self.block::<B, PAIRS, 4, 1>(row, p),
+                    (24 | 6, _, 4) => self.block::<B, PAIRS, 4, 1>(row, p),
                     (24 | 6, _, 3) => self.block::<B, PAIRS, 3, 1>(row, p),
                     (24 | 6, _, 2) => self.block::<B, PAIRS, 2, 1>(row, p),
                     _ => self.block::<B, PAIRS, 1, 1>(row, p),
-                };
+                }
             }
             p += r;
         }
     }
 
-    /// `M` rows from `row`, `R` panels from `p`; returns `M`.
+    /// The block of `M` rows from `row`, `R` panels from `p`.
     #[inline(always)]
     #[expect(
         clippy::needless_range_loop,
@@ -455,26 +467,23 @@ impl Piece<'_> {
         &self,
         row: usize,
         p: usize,
-    ) -> usize {
-        let Input {
-            cols,
-            groups,
-            q,
-            factors,
-        } = self.x;
-        let (group, unit, panel) = (self.w.group, self.w.unit(), self.w.panel());
-        let (vectors, scale) = (self.w.vectors(), self.w.scale);
+    ) {
+        let (cols, group, unit, panel) = (self.x.cols, self.w.group, self.w.unit(), self.w.panel());
+        let (vectors, scale, groups) = (self.w.vectors(), self.w.scale, cols / group);
         let data = &self.data[p * panel..(p + R) * panel];
-        let q = &q[row * cols..(row + M) * cols];
-        let factors = &factors[row * 2 * groups..(row + M) * 2 * groups];
-        // Columns of a vector.
-        let wide = if PAIRS { 8 } else { 4 };
+        let q = self.x.q[row * cols..(row + M) * cols].as_chunks::<8>().0;
+        let factors = &self.x.factors[row * 2 * groups..(row + M) * 2 * groups];
+        // Vectors of eight columns.
+        let wide = if PAIRS { 1 } else { 2 };
         assert_eq!(
-            (vectors * wide, groups * group),
-            (group, cols),
+            (vectors * 8, groups * group),
+            (wide * group, cols),
             "vectors fill the row"
         );
-        assert!(vectors.is_multiple_of(4), "vectors come in fours");
+        assert!(
+            vectors.is_multiple_of(4) && unit >= vectors * 64,
+            "vectors come in fours"
+        );
         let mut y = [[B::Lanes::splat(0.0); R]; M];
         for g in 0..groups {
             let mut sums = [[B::zero(); R]; M];
@@ -486,36 +495,36 @@ impl Piece<'_> {
                     }
                 }
             }
-            for four in (0..vectors).step_by(4) {
-                for v in four..four + 4 {
-                    // SAFETY: the slices above hold `R` panels of `groups` units and
-                    // `M` rows of `groups * group` codes; `v < vectors`.
-                    let x = |m: usize, half: usize| unsafe {
-                        *q.as_ptr()
-                            .add(m * cols + g * group + v * wide + 4 * half)
-                            .cast::<[i8; 4]>()
-                    };
-                    for r in 0..R {
-                        // SAFETY: as above.
-                        let codes = unsafe {
-                            &*data
-                                .as_ptr()
-                                .add(r * panel + g * unit + 64 * v)
-                                .cast::<[u8; 64]>()
-                        };
-                        let codes = B::load(codes);
-                        if PAIRS {
-                            let (low, high) = (B::low(codes), B::high(codes));
+            // SAFETY: the slices above hold `R` panels of `groups` units, each with
+            // `vectors` vectors, and `M` rows of `groups * group / 8` eights.
+            unsafe {
+                let mut codes = data.as_ptr().add(g * unit).cast::<[u8; 64]>();
+                let mut x = q.as_ptr().add(g * (group / 8) * M).cast::<[i8; 4]>();
+                let stride = panel / 64;
+                for _ in 0..vectors / (2 * wide) {
+                    for eight in 0..2 {
+                        for r in 0..R {
+                            let codes = codes.add(r * stride + eight * wide);
+                            let first = B::load(&*codes);
+                            let (first, second) = if PAIRS {
+                                (B::low(first), B::high(first))
+                            } else {
+                                (first, B::load(&*codes.add(1)))
+                            };
                             for m in 0..M {
-                                sums[m][r] = B::add_small(sums[m][r], low, x(m, 0));
-                                sums[m][r] = B::add_small(sums[m][r], high, x(m, 1));
-                            }
-                        } else {
-                            for m in 0..M {
-                                sums[m][r] = B::add(sums[m][r], codes, x(m, 0));
+                                let x = x.add(2 * (eight * M + m));
+                                if PAIRS {
+                                    sums[m][r] = B::add_small(sums[m][r], first, *x);
+                                    sums[m][r] = B::add_small(sums[m][r], second, *x.add(1));
+                                } else {
+                                    sums[m][r] = B::add(sums[m][r], first, *x);
+                                    sums[m][r] = B::add(sums[m][r], second, *x.add(1));
+                                }
                             }
                         }
                     }
+                    codes = codes.add(2 * wide);
+                    x = x.add(4 * M);
                 }
             }
             for r in 0..R {
@@ -526,10 +535,10 @@ impl Piece<'_> {
                     unsafe { (S::load::<B::Lanes>(&*at), S::load::<B::Lanes>(&*at.add(1))) }
                 });
                 for m in 0..M {
-                    // SAFETY: `M` rows of `2 groups` factors.
+                    // SAFETY: two factors of `groups` groups and `M` rows, sliced above.
                     let (d, e) = unsafe {
-                        let at = factors.as_ptr().add(m * 2 * groups + g);
-                        (B::Lanes::splat(*at), B::Lanes::splat(*at.add(groups)))
+                        let at = factors.as_ptr().add(2 * (g * M + m));
+                        (B::Lanes::splat(*at), B::Lanes::splat(*at.add(1)))
                     };
                     y[m][r] = (B::float(sums[m][r]) * scale).mul_add(d, y[m][r]);
                     y[m][r] = bias.mul_add(e, y[m][r]);
@@ -546,7 +555,6 @@ impl Piece<'_> {
                 });
             }
         }
-        M
     }
 }
 

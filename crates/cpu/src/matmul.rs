@@ -94,14 +94,20 @@ struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    fn new<'w>(cpu: &Cpu, x: &'a Tensor, weights: impl Iterator<Item = &'w Weights>) -> Self {
+    /// Rounds in blocks of at most `block` rows.
+    fn new<'w>(
+        cpu: &Cpu,
+        x: &'a Tensor,
+        block: usize,
+        weights: impl Iterator<Item = &'w Weights>,
+    ) -> Self {
         let mut rounded = [const { None }; 3];
         for weights in weights {
             let Weights::Coded(w) = weights else { continue };
             let known = |r: &Option<Rounded>| r.as_ref().is_none_or(|r| r.group == w.group);
             let slot = rounded.iter_mut().find(|r| known(r));
             slot.expect("three sizes of groups exist")
-                .get_or_insert_with(|| Rounded::new(cpu, x, w.group));
+                .get_or_insert_with(|| Rounded::new(cpu, x, w.group, block));
         }
         Inputs { x, rounded }
     }
@@ -111,6 +117,12 @@ impl<'a> Inputs<'a> {
         all.find(|r| r.group == group)
             .expect("rounded for every matrix")
     }
+}
+
+/// `n` things in as few and as even parts of at most `most` as can be: the size
+/// of a part.
+pub(crate) fn even(n: usize, most: usize) -> usize {
+    n.div_ceil(n.div_ceil(most).max(1)).max(1)
 }
 
 /// One matrix of a job.
@@ -137,7 +149,12 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
     assert_eq!(w.len(), y.len(), "an output for each matrix");
     let rows = x.rows();
     for (w, y) in w.chunks(MANY).zip(y.chunks_mut(MANY)) {
-        let inputs = Inputs::new(cpu, x, w.iter().map(|w| w.storage()));
+        let inputs = Inputs::new(
+            cpu,
+            x,
+            even(rows, cpu.isa.block_rows()),
+            w.iter().map(|w| w.storage()),
+        );
         let (mut work, mut first) = (0, 0);
         let mut y = y.iter_mut();
         let jobs: [Option<Job<'_>>; MANY] = std::array::from_fn(|i| {
@@ -174,7 +191,7 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
             match job.weights {
                 Weights::Plain(w) => panels::piece(cpu, w, values(x), rows, range, &job.y),
                 Weights::Coded(w) => {
-                    coded::piece(cpu, w, inputs.rounded(w.group), rows, range, &job.y);
+                    coded::piece(cpu, w, inputs.rounded(w.group), range, &job.y);
                 }
             }
         };
@@ -233,7 +250,7 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
     let known = |&id: &u32| (id as usize) < w.rows;
     assert!(ids.iter().flatten().all(known), "rows of the matrix");
     let weights = w.storage::<Weights>();
-    let inputs = Inputs::new(cpu, x, std::iter::once(weights));
+    let inputs = Inputs::new(cpu, x, 1, std::iter::once(weights));
     let mut y = cpu.tensor(x.rows(), n_ids);
     let room = match weights {
         Weights::Plain(_) => 0,

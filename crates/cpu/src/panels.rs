@@ -10,19 +10,16 @@
 
 use crate::Cpu;
 use crate::arch::{Element, Kernel, Lanes, load, store};
-use crate::matmul::with_element;
+use crate::matmul::{even, with_element};
 use crate::memory::Region;
 use crate::pool::Split;
-use crate::tile::{Operands, accumulate};
+use crate::tile::{Fetch, Operands, accumulate};
 use half::{bf16, f16};
 use quant::{Layout, Scalar, Stored};
 use std::ops::Range;
 
-/// Rows of `x` whose sums fit the registers; more are done in blocks over
-/// [`DEPTH`] columns, which keep a panel's share in the first cache.
-const ROWS: usize = 8;
-
-/// Columns of a block when there are more than [`ROWS`] rows.
+/// Columns that are worked on at a time when there are more rows than a kernel
+/// takes at once: a panel's share then stays in the first cache.
 const DEPTH: usize = 512;
 
 /// A matrix in panels.
@@ -156,7 +153,13 @@ impl<W: Element> Kernel for Piece<'_, W> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let depth = if self.rows <= ROWS {
+        let most = match L::SUMS {
+            24 => 8,
+            6 => 4,
+            _ => 1,
+        };
+        let block = even(self.rows, most);
+        let depth = if self.rows <= block {
             self.panels.cols
         } else {
             DEPTH
@@ -166,36 +169,40 @@ impl<W: Element> Kernel for Piece<'_, W> {
             let left = self.range.end - p;
             // Panels at once, so that few rows still have sums enough to hide the
             // latency of an addition (4 cycles, 2 a cycle).
-            let r = match (L::SUMS, self.rows) {
+            let r = match (L::SUMS, block) {
                 (24, 1..=2) | (6, 1) if left >= 4 => 4,
                 (24, _) | (6, 2) if left >= 2 => 2,
                 _ => 1,
             };
             for first in (0..self.panels.cols.max(1)).step_by(depth.max(1)) {
                 let cols = first..(first + depth).min(self.panels.cols);
-                let mut row = 0;
-                while row < self.rows {
-                    let m = self.rows - row;
+                for row in (0..self.rows).step_by(block) {
                     let (at, cols) = ((row, p), cols.clone());
-                    // SAFETY: `m` rows from `row` and `r` panels from `p` exist.
-                    row += unsafe {
-                        match (L::SUMS, r, m) {
+                    // SAFETY: as many rows from `row` and `r` panels from `p` exist.
+                    unsafe {
+                        match (L::SUMS, r, (self.rows - row).min(block)) {
                             (24 | 6, 4, 1) => self.block::<L, 1, 4>(at, cols),
                             (24, 4, _) => self.block::<L, 2, 4>(at, cols),
-                            (24, 2, 8..) => self.block::<L, 8, 2>(at, cols),
+                            (24, 2, 8) => self.block::<L, 8, 2>(at, cols),
                             (24, 2, 7) => self.block::<L, 7, 2>(at, cols),
                             (24, 2, 6) => self.block::<L, 6, 2>(at, cols),
                             (24, 2, 5) => self.block::<L, 5, 2>(at, cols),
                             (24, 2, 4) => self.block::<L, 4, 2>(at, cols),
                             (24, 2, 3) => self.block::<L, 3, 2>(at, cols),
                             (24 | 6, 2, 2) => self.block::<L, 2, 2>(at, cols),
-                            (24, 2, _) => self.block::<L, 1, 2>(at, cols),
-                            (24, _, 8..) => self.block::<L, 8, 1>(at, cols),
-                            (24 | 6, _, 4..) => self.block::<L, 4, 1>(at, cols),
-                            (24 | 6, _, 2..) => self.block::<L, 2, 1>(at, cols),
+                            (24 | 6, 2, _) => self.block::<L, 1, 2>(at, cols),
+                            (24, _, m @ 5..) => {
+                                self.block::<L, 4, 1>((row, p), cols.clone());
+                                for row in row + 4..row + m {
+                                    self.block::<L, 1, 1>((row, p), cols.clone());
+                                }
+                            }
+                            (24 | 6, _, 4) => self.block::<L, 4, 1>(at, cols),
+                            (24 | 6, _, 3) => self.block::<L, 3, 1>(at, cols),
+                            (24 | 6, _, 2) => self.block::<L, 2, 1>(at, cols),
                             _ => self.block::<L, 1, 1>(at, cols),
                         }
-                    };
+                    }
                 }
             }
             p += r;
@@ -204,7 +211,7 @@ impl<W: Element> Kernel for Piece<'_, W> {
 }
 
 impl<W: Element> Piece<'_, W> {
-    /// Adds columns `cols` to `M` rows of `R` panels; returns `M`.
+    /// Adds columns `cols` to `M` rows of `R` panels.
     ///
     /// # Safety
     ///
@@ -214,7 +221,7 @@ impl<W: Element> Piece<'_, W> {
         &self,
         (row, panel): (usize, usize),
         cols: Range<usize>,
-    ) -> usize {
+    ) {
         let k = self.panels.cols;
         let out = |m: usize, r: usize| {
             let first = (panel + r) * 16;
@@ -241,21 +248,15 @@ impl<W: Element> Piece<'_, W> {
             w_step: 16,
             w_stride: k * 16,
             k: cols.len(),
+            fetch: if row == 0 { Fetch::Ahead } else { Fetch::None },
         };
         // SAFETY: `M` rows and `R` panels of `k` columns lie behind the pointers.
-        unsafe {
-            if row == 0 {
-                accumulate::<L, W, M, R, true>(&mut acc, operands);
-            } else {
-                accumulate::<L, W, M, R, false>(&mut acc, operands);
-            }
-        }
+        unsafe { accumulate::<L, W, M, R>(&mut acc, operands) };
         for (m, acc) in acc.into_iter().enumerate() {
             for (r, lanes) in acc.into_iter().enumerate() {
                 store(lanes, out(m, r));
             }
         }
-        M
     }
 }
 
@@ -302,9 +303,10 @@ impl<W: Element> Kernel for Chosen<'_, W> {
                     w_step: 16,
                     w_stride: 0,
                     k: self.panels.cols,
+                    fetch: Fetch::Ahead,
                 };
                 // SAFETY: one row of `x` and one panel of as many columns.
-                unsafe { accumulate::<L, W, 1, 1, true>(&mut acc, operands) };
+                unsafe { accumulate::<L, W, 1, 1>(&mut acc, operands) };
             } else {
                 let mut rows = [&self.weights[..0]; 16];
                 for (row, &id) in rows.iter_mut().zip(ids) {

@@ -13,7 +13,7 @@ use crate::arch::{Element, Lanes};
 pub(crate) const AHEAD: usize = 4096;
 
 /// Steps between two requests.
-const STEPS: usize = 8;
+pub(crate) const STEPS: usize = 8;
 
 /// Where a block's operands lie, in elements.
 #[derive(Clone, Copy)]
@@ -27,22 +27,29 @@ pub(crate) struct Operands<W> {
     pub(crate) w_stride: usize,
     /// Steps.
     pub(crate) k: usize,
+    /// What to ask for meanwhile.
+    pub(crate) fetch: Fetch,
 }
 
-/// Adds all steps to `acc`. `FETCH` asks for weights ahead; they must then be
-/// read in order (`w_step` 16).
+/// What to ask for while weights are read: [`STEPS`] steps at a time.
+#[derive(Clone, Copy)]
+pub(crate) enum Fetch {
+    /// Nothing.
+    None,
+    /// The same weights, [`AHEAD`] bytes on; they must be read in order (`w_step`
+    /// 16).
+    Ahead,
+    /// So many lines a time, from an address on.
+    Lines(*const u8, usize),
+}
+
+/// Adds all steps to `acc`.
 ///
 /// # Safety
 ///
 /// All operands are readable.
 #[inline(always)]
-pub(crate) unsafe fn accumulate<
-    L: Lanes,
-    W: Element,
-    const M: usize,
-    const R: usize,
-    const FETCH: bool,
->(
+pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: usize>(
     acc: &mut [[L; R]; M],
     o: Operands<W>,
 ) {
@@ -67,14 +74,19 @@ pub(crate) unsafe fn accumulate<
         }};
     }
     while k + STEPS <= o.k {
-        if FETCH {
-            for r in 0..R {
-                let line =
-                    o.w.wrapping_add(k * o.w_step + r * o.w_stride)
-                        .cast::<u8>()
-                        .wrapping_add(AHEAD);
-                for i in 0..STEPS * 16 * size_of::<W>() / 64 {
-                    L::prefetch(line.wrapping_add(64 * i));
+        match o.fetch {
+            Fetch::None => {}
+            Fetch::Ahead => {
+                for r in 0..R {
+                    let w = o.w.wrapping_add(k * o.w_step + r * o.w_stride);
+                    for i in 0..STEPS * 16 * size_of::<W>() / 64 {
+                        L::prefetch(w.cast::<u8>().wrapping_add(AHEAD + 64 * i));
+                    }
+                }
+            }
+            Fetch::Lines(from, n) => {
+                for i in k / STEPS * n..(k / STEPS + 1) * n {
+                    L::prefetch(from.wrapping_add(64 * i));
                 }
             }
         }

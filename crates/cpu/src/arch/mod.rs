@@ -138,6 +138,15 @@ impl Detected {
         self.isa
     }
 
+    /// Rows that a product's kernel takes at once, at most.
+    pub(crate) fn block_rows(self) -> usize {
+        match (self.isa, self.products) {
+            (Isa::Scalar, _) => 1,
+            (_, Products::Avx512Vnni) => 8,
+            _ => 4,
+        }
+    }
+
     /// Runs `kernel` compiled for this instruction set.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
