@@ -487,14 +487,6 @@ impl Piece<'_> {
         let mut y = [[B::Lanes::splat(0.0); R]; M];
         for g in 0..groups {
             let mut sums = [[B::zero(); R]; M];
-            if row == 0 {
-                for r in 0..R {
-                    let ahead = data.as_ptr().wrapping_add(r * panel + g * unit + AHEAD);
-                    for line in 0..unit / 64 {
-                        B::Lanes::prefetch(ahead.wrapping_add(64 * line));
-                    }
-                }
-            }
             // SAFETY: the slices above hold `R` panels of `groups` units, each with
             // `vectors` vectors, and `M` rows of `groups * group / 8` eights.
             unsafe {
@@ -505,6 +497,15 @@ impl Piece<'_> {
                     for eight in 0..2 {
                         for r in 0..R {
                             let codes = codes.add(r * stride + eight * wide);
+                            // One line for each that is read, never many at once: a
+                            // burst waits for free buffers, and arithmetic with it.
+                            if row == 0 {
+                                for line in 0..wide {
+                                    B::Lanes::prefetch(
+                                        codes.wrapping_add(line).cast::<u8>().wrapping_add(AHEAD),
+                                    );
+                                }
+                            }
                             let first = B::load(&*codes);
                             let (first, second) = if PAIRS {
                                 (B::low(first), B::high(first))
@@ -529,6 +530,11 @@ impl Piece<'_> {
             }
             for r in 0..R {
                 let scales = &data[r * panel + g * unit + 64 * vectors..][..32 * scale.bytes()];
+                if row == 0 {
+                    for line in scales.chunks(64) {
+                        B::Lanes::prefetch(line.as_ptr().wrapping_add(AHEAD));
+                    }
+                }
                 let (scale, bias) = with_element!(scale, S => {
                     let at = scales.as_ptr().cast::<[S; 16]>();
                     // SAFETY: 16 scales and 16 biases, on a line of their own.
