@@ -176,7 +176,8 @@ fn stored(noise: &mut Noise, format: &'static Format, rows: usize, cols: usize) 
     quant::encode(format, &values, cols, scale)
 }
 
-/// Plain formats, and a few with groups: odd widths and several group sizes.
+/// Plain formats, and a few with groups: odd widths and several group sizes, and
+/// blocks with an offset, a bias, sub-scales and a table.
 fn formats() -> Vec<&'static Format> {
     let mut all = vec![&F32, &F16, &BF16];
     all.extend(
@@ -191,6 +192,10 @@ fn formats() -> Vec<&'static Format> {
             (6, 64),
         ]
         .map(|(bits, group)| quant::affine(bits, group).expect("a format that exists")),
+    );
+    all.extend(
+        ["q4_0", "q5_1", "q4_k", "q6_k", "mxfp4"]
+            .map(|name| quant::format(name).expect("a format that exists")),
     );
     all
 }
@@ -257,7 +262,7 @@ fn matmul_equals(got: &dyn Backend, want: &dyn Backend) {
         }
     }
     // Several matrices of one input, of different formats, some in parts.
-    let cols = 128;
+    let cols = 256;
     let parts: Vec<Owned> = formats()
         .iter()
         .map(|f| stored(&mut noise, f, 1 + noise_rows(f), cols))

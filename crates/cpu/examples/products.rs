@@ -42,7 +42,7 @@ fn noise(format: &'static quant::Format, rows: usize, cols: usize, seed: u64) ->
                 let upper = (next() as i32 as f32 / 2f32.powi(31)).to_bits() >> 16;
                 codes.extend_from_slice(&(upper as u16).to_le_bytes());
             }
-            quant::Layout::Affine { .. } => codes.extend_from_slice(&next().to_le_bytes()),
+            _ => codes.extend_from_slice(&next().to_le_bytes()),
         }
     }
     codes.truncate(rows * format.code_bytes(cols));

@@ -4,15 +4,24 @@
 //! little-endian bit stream, code `c` in bits `c*bits .. (c+1)*bits`, so codes of
 //! 3, 5 and 6 bits straddle bytes. Scales may be negative.
 
-use crate::{Format, Layout, Owned, Row, Scalar};
+use crate::{Codes, Format, Layout, Owned, Row, Scalar, Zero};
 
 const fn of(name: &'static str, bits: u8, group: u16) -> Format {
     Format {
         name,
         layout: Layout::Affine { bits, group },
         block: group as usize,
+        ggml: None,
+        view: Some(Codes {
+            bits,
+            group: group as usize,
+            super_group: group as usize,
+            scale: None,
+            zero: Zero::Bias,
+        }),
+        pieces: None,
         decode,
-        encode,
+        encode: Some(encode),
     }
 }
 
@@ -46,7 +55,7 @@ pub fn affine(bits: usize, group: usize) -> Option<&'static Format> {
 fn shape(format: &Format) -> (usize, usize) {
     match format.layout {
         Layout::Affine { bits, group } => (bits.into(), group.into()),
-        Layout::Plain(_) => unreachable!("only affine formats are made here"),
+        _ => unreachable!("only affine formats are made here"),
     }
 }
 
@@ -64,6 +73,23 @@ fn decode(format: &Format, row: Row<'_>, out: &mut [f32]) {
         for (c, value) in out.iter_mut().enumerate() {
             *value = scale.mul_add(code(row.codes, bits, g * group + c) as f32, bias);
         }
+    }
+}
+
+/// [`Format::unpack`], lengths proven.
+pub(crate) fn unpack(
+    format: &Format,
+    row: Row<'_>,
+    codes: &mut [u8],
+    scales: &mut [f32],
+    biases: &mut [f32],
+) {
+    let (bits, _) = shape(format);
+    for (c, out) in codes.iter_mut().enumerate() {
+        *out = code(row.codes, bits, c) as u8;
+    }
+    for (g, (scale, bias)) in scales.iter_mut().zip(biases).enumerate() {
+        (*scale, *bias) = (row.scale.get(row.scales, g), row.scale.get(row.biases, g));
     }
 }
 

@@ -11,9 +11,12 @@
 #![forbid(unsafe_code)]
 
 mod affine;
+mod block;
+mod gguf;
 mod plain;
 
 pub use affine::{AFFINE, affine};
+pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format};
 pub use plain::{BF16, F16, F32};
 
 /// The element type of plain tensors and of scales.
@@ -83,10 +86,64 @@ pub enum Layout {
         /// Columns that share a scale and a bias.
         group: u16,
     },
+    /// Blocks that hold codes and all that turns them into numbers, one after
+    /// the other; [`Format::codes`] and [`Format::unpack`] take them apart.
+    Block {
+        /// Columns of a block.
+        cols: u16,
+        /// Bytes of a block.
+        bytes: u16,
+    },
+}
+
+/// A format seen as codes of `bits` with a scale, and a bias or none, for each
+/// `group` columns, however its bytes lie. What backends repack from.
+///
+/// Scales and biases are products, `scale = d · s` and `bias = m · t`, of a
+/// float for each `super_group` columns and an integer for each group; in formats
+/// without such integers `super_group` is `group` and the integers are 1. The
+/// products, and those of a scale and a level, are exact in `f32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Codes {
+    /// Bits of a code, at most 8.
+    pub bits: u8,
+    /// Columns that share a scale and a bias; a divisor of the format's block.
+    pub group: usize,
+    /// Columns that share `d` and `m`; a multiple of `group`, a divisor of the
+    /// block.
+    pub super_group: usize,
+    /// The narrowest type that holds all scales and biases exactly; `None` where
+    /// each matrix has its own ([`Stored::scale`]). `d` and `m` fit
+    /// [`Scalar::F16`] wherever `super_group` is not `group`.
+    pub scale: Option<Scalar>,
+    /// What a code stands for.
+    pub zero: Zero,
+}
+
+/// How a code becomes a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zero {
+    /// `value = fma(scale, code, bias)`.
+    Bias,
+    /// `value = scale * levels[code]`, a level for every code; biases are 0.
+    Levels(&'static [i8]),
+}
+
+impl Zero {
+    /// `o` where each level is its code less `o`.
+    pub fn offset(&self) -> Option<i32> {
+        let Zero::Levels(levels) = self else {
+            return None;
+        };
+        let offset = -i32::from(levels[0]);
+        let mut levels = (0..).zip(levels.iter());
+        levels
+            .all(|(code, &level)| i32::from(level) == code - offset)
+            .then_some(offset)
+    }
 }
 
 /// One way of storing a row of numbers.
-#[derive(Debug)]
 pub struct Format {
     /// The name users see and type.
     pub name: &'static str,
@@ -94,18 +151,39 @@ pub struct Format {
     pub layout: Layout,
     /// A row's length must be a multiple of this.
     pub block: usize,
+    /// The number of the type in GGUF files, if it has one.
+    pub ggml: Option<u32>,
+    view: Option<Codes>,
+    /// What formats of [`Layout::Block`] with a view of codes consist of.
+    pieces: Option<block::Block>,
     decode: fn(&Format, Row<'_>, &mut [f32]),
-    encode: fn(&Format, &[f32], Scalar, &mut Owned),
+    encode: Option<Encode>,
+}
+
+/// Appends a row to a matrix.
+type Encode = fn(&Format, &[f32], Scalar, &mut Owned);
+
+impl std::fmt::Debug for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
 }
 
 impl PartialEq for Format {
     fn eq(&self, other: &Self) -> bool {
-        self.layout == other.layout
+        self.name == other.name
     }
 }
 
 /// Every format, in the order users see them.
-pub const FORMATS: &[&[Format]] = &[&[F32, F16, BF16], AFFINE];
+pub const FORMATS: &[&[Format]] = &[
+    &[F32, F16, BF16],
+    AFFINE,
+    SIMPLE,
+    K_QUANTS,
+    NONLINEAR,
+    TURBO,
+];
 
 /// The format called `name`.
 pub fn format(name: &str) -> Option<&'static Format> {
@@ -118,13 +196,17 @@ impl Format {
         match self.layout {
             Layout::Plain(scalar) => cols * scalar.bytes(),
             Layout::Affine { bits, .. } => cols * bits as usize / 8,
+            Layout::Block {
+                cols: block, bytes, ..
+            } => cols / block as usize * bytes as usize,
         }
     }
 
-    /// Scales of one row; formats that keep them apart have as many biases.
+    /// Scales of one row that lie apart from its codes; there are as many
+    /// biases.
     pub const fn scales(&self, cols: usize) -> usize {
         match self.layout {
-            Layout::Plain(_) => 0,
+            Layout::Plain(_) | Layout::Block { .. } => 0,
             Layout::Affine { group, .. } => cols / group as usize,
         }
     }
@@ -132,6 +214,105 @@ impl Format {
     /// Bytes of a matrix, scales and biases included.
     pub const fn matrix_bytes(&self, rows: usize, cols: usize, scale: Scalar) -> usize {
         rows * (self.code_bytes(cols) + 2 * self.scales(cols) * scale.bytes())
+    }
+
+    /// The format as codes with scales; `None` for plain formats and those that
+    /// can only be decoded.
+    pub const fn codes(&self) -> Option<Codes> {
+        self.view
+    }
+
+    /// Whether [`encode`] can write the format.
+    pub const fn can_encode(&self) -> bool {
+        self.encode.is_some()
+    }
+
+    /// Takes a row apart: a code a column, a scale and a bias a group. Biases are
+    /// 0 where the format has levels. Values made from these are those of
+    /// [`Stored::decode_row`], bit for bit.
+    ///
+    /// # Panics
+    ///
+    /// If the format has no [`Format::codes`] or a length does not fit the row.
+    pub fn unpack(&self, row: Row<'_>, codes: &mut [u8], scales: &mut [f32], biases: &mut [f32]) {
+        let view = self.view_of(codes.len(), row);
+        let groups = codes.len() / view.group;
+        assert_eq!(
+            (scales.len(), biases.len()),
+            (groups, groups),
+            "a scale and a bias a group"
+        );
+        if self.pieces.is_none() {
+            return affine::unpack(self, row, codes, scales, biases);
+        }
+        block::each(self, row, |first, pieces| {
+            codes[first..first + self.block].copy_from_slice(&pieces.codes[..self.block]);
+            for g in 0..self.block / view.group {
+                let at = first / view.group + g;
+                (scales[at], biases[at]) = pieces.factors(&view, g);
+            }
+        });
+    }
+
+    /// The factors of a row's scales and biases: `d` and `m` a super-group, `s`
+    /// and `t` a group, with `scale = d · s` and `bias = m · t`. `m` is not above
+    /// 0 in K-quants, whose own `dmin` it is with the sign turned.
+    ///
+    /// # Panics
+    ///
+    /// If the format is none of [`Layout::Block`] with [`Format::codes`], or a
+    /// length does not fit the row.
+    pub fn unpack_super(
+        &self,
+        row: Row<'_>,
+        d: &mut [f32],
+        m: &mut [f32],
+        s: &mut [i8],
+        t: &mut [i8],
+    ) {
+        assert!(
+            self.pieces.is_some(),
+            "{} has no blocks of codes",
+            self.name
+        );
+        let view = self.view_of(
+            row.codes.len() / self.code_bytes(self.block) * self.block,
+            row,
+        );
+        let cols = s.len() * view.group;
+        let supers = cols / view.super_group;
+        assert_eq!(
+            row.codes.len(),
+            self.code_bytes(cols),
+            "factors of a whole row"
+        );
+        assert_eq!(
+            (d.len(), m.len(), t.len()),
+            (supers, supers, s.len()),
+            "factors of a row"
+        );
+        block::each(self, row, |first, pieces| {
+            let n = self.block / view.super_group;
+            let at = first / view.super_group;
+            d[at..at + n].copy_from_slice(&pieces.d[..n]);
+            m[at..at + n].copy_from_slice(&pieces.m[..n]);
+            let n = self.block / view.group;
+            let at = first / view.group;
+            s[at..at + n].copy_from_slice(&pieces.scales[..n]);
+            t[at..at + n].copy_from_slice(&pieces.mins[..n]);
+        });
+    }
+
+    /// The view of codes, proven to fit a row of `cols` columns.
+    fn view_of(&self, cols: usize, row: Row<'_>) -> Codes {
+        let view = self
+            .view
+            .unwrap_or_else(|| panic!("{} has no codes", self.name));
+        assert!(
+            cols.is_multiple_of(self.block) && row.codes.len() == self.code_bytes(cols),
+            "codes of a whole row"
+        );
+        view
     }
 }
 
@@ -179,10 +360,25 @@ impl<'a> Stored<'a> {
             Scalar::F16 => &F16,
             Scalar::Bf16 => &BF16,
         };
+        Stored::new(format, rows, cols, codes)
+    }
+
+    /// A matrix in a format that keeps nothing apart from `codes`.
+    ///
+    /// # Panics
+    ///
+    /// If the format keeps scales apart, `cols` is not whole blocks, or `codes` is
+    /// not exactly `rows` rows.
+    pub fn new(format: &'static Format, rows: usize, cols: usize, codes: &'a [u8]) -> Self {
+        assert!(
+            !matches!(format.layout, Layout::Affine { .. }) && cols.is_multiple_of(format.block),
+            "{cols} columns of {}",
+            format.name
+        );
         assert_eq!(
             codes.len(),
-            rows * cols * scalar.bytes(),
-            "bytes of a plain matrix"
+            rows * format.code_bytes(cols),
+            "bytes of a matrix"
         );
         Stored {
             format,
@@ -314,8 +510,8 @@ impl Owned {
 ///
 /// # Panics
 ///
-/// If `values` is not whole rows, or `cols` not a multiple of the format's
-/// block.
+/// If `values` is not whole rows, `cols` not a multiple of the format's block, or
+/// the format can only be read ([`Format::can_encode`]).
 pub fn encode(format: &'static Format, values: &[f32], cols: usize, scale: Scalar) -> Owned {
     assert!(cols > 0 && values.len().is_multiple_of(cols), "whole rows");
     assert!(
@@ -323,6 +519,9 @@ pub fn encode(format: &'static Format, values: &[f32], cols: usize, scale: Scala
         "{cols} columns are not whole blocks of {}",
         format.block
     );
+    let encode = format
+        .encode
+        .unwrap_or_else(|| panic!("{} can only be read", format.name));
     let rows = values.len() / cols;
     let mut out = Owned {
         format,
@@ -334,7 +533,7 @@ pub fn encode(format: &'static Format, values: &[f32], cols: usize, scale: Scala
         biases: Vec::new(),
     };
     for row in values.chunks_exact(cols) {
-        (format.encode)(format, row, scale, &mut out);
+        encode(format, row, scale, &mut out);
     }
     out
 }

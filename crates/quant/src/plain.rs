@@ -2,27 +2,30 @@
 
 use crate::{Format, Layout, Owned, Row, Scalar};
 
-const fn plain(name: &'static str, scalar: Scalar) -> Format {
+const fn plain(name: &'static str, ggml: u32, scalar: Scalar) -> Format {
     Format {
         name,
         layout: Layout::Plain(scalar),
         block: 1,
+        ggml: Some(ggml),
+        view: None,
+        pieces: None,
         decode,
-        encode,
+        encode: Some(encode),
     }
 }
 
 /// IEEE single precision.
-pub const F32: Format = plain("f32", Scalar::F32);
+pub const F32: Format = plain("f32", 0, Scalar::F32);
 /// IEEE half precision.
-pub const F16: Format = plain("f16", Scalar::F16);
+pub const F16: Format = plain("f16", 1, Scalar::F16);
 /// The upper half of an `f32`.
-pub const BF16: Format = plain("bf16", Scalar::Bf16);
+pub const BF16: Format = plain("bf16", 30, Scalar::Bf16);
 
 fn scalar(format: &Format) -> Scalar {
     match format.layout {
         Layout::Plain(scalar) => scalar,
-        Layout::Affine { .. } => unreachable!("only plain formats are made here"),
+        _ => unreachable!("only plain formats are made here"),
     }
 }
 

@@ -1,0 +1,34 @@
+//! The formats of GGUF files (`specs/checkpoints.md` §3), one file a family.
+//!
+//! A row is whole blocks, and all of it lies in [`crate::Stored::codes`].
+//! Deliberately absent: the types with fixed codebooks (IQ1, IQ2, IQ3), the
+//! ternary types, and whatever number above 40 two programs use differently.
+
+mod fit;
+mod k;
+mod nonlinear;
+mod simple;
+#[cfg(test)]
+mod tests;
+mod turbo;
+
+use crate::{Format, plain};
+
+pub use k::K_QUANTS;
+pub use nonlinear::NONLINEAR;
+pub use simple::SIMPLE;
+pub use turbo::TURBO;
+
+/// The format that GGUF numbers `ggml_type`; `None` if it is unknown or holds
+/// integers.
+///
+/// ```
+/// assert_eq!(quant::gguf_format(12).map(|f| f.name), Some("q4_k"));
+/// assert_eq!(quant::gguf_format(31), None);
+/// ```
+pub fn gguf_format(ggml_type: u32) -> Option<&'static Format> {
+    let plain = [&plain::F32, &plain::F16, &plain::BF16].into_iter();
+    plain
+        .chain([SIMPLE, K_QUANTS, NONLINEAR, TURBO].into_iter().flatten())
+        .find(|f| f.ggml == Some(ggml_type))
+}
