@@ -17,6 +17,7 @@ mod checkpoint;
 mod container;
 mod error;
 mod folder;
+pub mod gguf;
 mod mapped;
 mod names;
 mod norms;

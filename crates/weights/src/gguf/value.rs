@@ -1,0 +1,159 @@
+//! The typed values of a GGUF file's metadata.
+
+use std::borrow::Cow;
+
+/// The type of a value, by its number in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the types' own names
+pub enum Kind {
+    U8 = 0,
+    I8 = 1,
+    U16 = 2,
+    I16 = 3,
+    U32 = 4,
+    I32 = 5,
+    F32 = 6,
+    Bool = 7,
+    String = 8,
+    Array = 9,
+    U64 = 10,
+    I64 = 11,
+    F64 = 12,
+}
+
+/// One value. Integers may be stored in any width, so read them through
+/// [`Value::as_u64`] and its companions.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // one a type
+pub enum Value<'a> {
+    U8(u8),
+    I8(i8),
+    U16(u16),
+    I16(i16),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    Bool(bool),
+    String(Cow<'a, str>),
+    /// Values of one type, which is no array.
+    Array(Kind, Vec<Value<'a>>),
+    U64(u64),
+    I64(i64),
+    F64(f64),
+}
+
+impl Value<'_> {
+    /// The value's type.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Value::U8(_) => Kind::U8,
+            Value::I8(_) => Kind::I8,
+            Value::U16(_) => Kind::U16,
+            Value::I16(_) => Kind::I16,
+            Value::U32(_) => Kind::U32,
+            Value::I32(_) => Kind::I32,
+            Value::F32(_) => Kind::F32,
+            Value::Bool(_) => Kind::Bool,
+            Value::String(_) => Kind::String,
+            Value::Array(..) => Kind::Array,
+            Value::U64(_) => Kind::U64,
+            Value::I64(_) => Kind::I64,
+            Value::F64(_) => Kind::F64,
+        }
+    }
+
+    /// An integer of any width.
+    pub fn as_i64(&self) -> Option<i64> {
+        Some(match *self {
+            Value::U8(v) => v.into(),
+            Value::I8(v) => v.into(),
+            Value::U16(v) => v.into(),
+            Value::I16(v) => v.into(),
+            Value::U32(v) => v.into(),
+            Value::I32(v) => v.into(),
+            Value::U64(v) => return v.try_into().ok(),
+            Value::I64(v) => v,
+            _ => return None,
+        })
+    }
+
+    /// An integer of any width that is not negative.
+    pub fn as_u64(&self) -> Option<u64> {
+        match *self {
+            Value::U64(v) => Some(v),
+            _ => self.as_i64()?.try_into().ok(),
+        }
+    }
+
+    /// A float of any width.
+    pub fn as_f64(&self) -> Option<f64> {
+        match *self {
+            Value::F32(v) => Some(v.into()),
+            Value::F64(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    /// A truth value.
+    pub fn as_bool(&self) -> Option<bool> {
+        match *self {
+            Value::Bool(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    /// A text.
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Value::String(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    /// The values of an array.
+    pub fn as_array(&self) -> Option<&[Self]> {
+        match self {
+            Value::Array(_, items) => Some(items),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Value::U8(v) => out.push(*v),
+            Value::I8(v) => out.extend(v.to_le_bytes()),
+            Value::U16(v) => out.extend(v.to_le_bytes()),
+            Value::I16(v) => out.extend(v.to_le_bytes()),
+            Value::U32(v) => out.extend(v.to_le_bytes()),
+            Value::I32(v) => out.extend(v.to_le_bytes()),
+            Value::F32(v) => out.extend(v.to_le_bytes()),
+            Value::Bool(v) => out.push((*v).into()),
+            Value::String(v) => write_text(out, v),
+            Value::Array(kind, items) => {
+                out.extend((*kind as u32).to_le_bytes());
+                out.extend((items.len() as u64).to_le_bytes());
+                for item in items {
+                    assert!(
+                        item.kind() == *kind && *kind != Kind::Array,
+                        "an array of one type"
+                    );
+                    item.write(out);
+                }
+            }
+            Value::U64(v) => out.extend(v.to_le_bytes()),
+            Value::I64(v) => out.extend(v.to_le_bytes()),
+            Value::F64(v) => out.extend(v.to_le_bytes()),
+        }
+    }
+}
+
+pub(crate) fn write_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+impl<'a> From<&'a str> for Value<'a> {
+    fn from(text: &'a str) -> Self {
+        Value::String(text.into())
+    }
+}
