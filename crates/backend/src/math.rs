@@ -173,6 +173,7 @@ pub fn sin_cos<F: Float>(x: F) -> (F, F) {
 /// `ln x` for positive, normal `x`.
 ///
 /// `x = m 2^e` with `m` in `[√½, √2)`; `ln m = 2 artanh((m-1)/(m+1))`.
+#[inline(always)]
 pub fn ln(x: f32) -> f32 {
     let bits = x.to_bits();
     // 0x3f3504f3 is √½: subtracting it first puts the mantissa's cut there.
@@ -184,6 +185,7 @@ pub fn ln(x: f32) -> f32 {
 }
 
 /// `ln(1 + x)` for `x >= 0`, without losing small `x`.
+#[inline(always)]
 pub fn ln_1p(x: f32) -> f32 {
     if x < 0.4 {
         artanh_double(x / (2.0 + x))
@@ -193,6 +195,7 @@ pub fn ln_1p(x: f32) -> f32 {
 }
 
 /// `2 artanh s` for `|s| <= 0.18` (series to `s^11`).
+#[inline(always)]
 fn artanh_double(s: f32) -> f32 {
     let s2 = s * s;
     let p = 2.0 / 11.0_f32;
@@ -204,6 +207,7 @@ fn artanh_double(s: f32) -> f32 {
 }
 
 /// `ln(1 + e^x)`.
+#[inline(always)]
 pub fn softplus(x: f32) -> f32 {
     let positive = if x > 0.0 { x } else { 0.0 };
     positive + ln_1p(exp(-x.abs()))

@@ -41,10 +41,20 @@ impl Experts {
             .iter()
             .fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
         let powers: Vec<f32> = scores.iter().map(|s| math::exp(s - max)).collect();
+        self.choose_by(&powers)
+    }
+
+    /// [`Experts::choose`] from `exp(scores - max scores)`, for backends that have
+    /// a faster exponential.
+    pub fn choose_by(&self, powers: &[f32]) -> Choice {
         let total: f32 = powers.iter().sum();
-        let mut order: Vec<usize> = (0..scores.len()).collect();
-        order.sort_by(|&a, &b| powers[b].total_cmp(&powers[a]).then(a.cmp(&b)));
-        order.truncate(self.top_k);
+        let mut order: Vec<usize> = (0..powers.len()).collect();
+        let by_power = |&a: &usize, &b: &usize| powers[b].total_cmp(&powers[a]).then(a.cmp(&b));
+        if self.top_k < order.len() {
+            order.select_nth_unstable_by(self.top_k, by_power);
+            order.truncate(self.top_k);
+        }
+        order.sort_unstable_by(by_power);
         let chosen: f32 = order.iter().map(|&e| powers[e] / total).sum();
         let scale = |e: usize| self.scale.as_ref().map_or(1.0, |s| s[e]);
         order

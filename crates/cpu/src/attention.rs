@@ -6,9 +6,10 @@
 //!
 //! The rows of a sequence and the query heads of a group read the same keys, so
 //! they form one block of *queries*: a tile of 64 keys is loaded once for all of
-//! them, scored (`[queries, 64]`), and its values are added. Where queries see
-//! different parts of a tile, the part they share is done together and the rest
-//! one by one, keys ascending for each.
+//! them, scored (`[queries, 64]`), and its values are added. Few queries read it
+//! as it lies; for many it is converted to `f32` first, a piece that fits the
+//! first cache at a time. Where queries see different parts of a tile, the part
+//! they share is done together and the rest one by one, keys ascending for each.
 //!
 //! Long contexts are cut at multiples of [`SPLIT_ROWS`] and merged from the left
 //! as the definition says; whether splits run on one worker or many is a
@@ -18,11 +19,12 @@ use crate::Cpu;
 use crate::arch::{Element, Kernel, Lanes, load, store};
 use crate::elementwise::PIECE;
 use crate::matmul::with_element;
-use crate::memory::{Region, values, values_mut};
+use crate::memory::{Region, elements, values, values_mut};
 use crate::pool::{Split, out_of};
 use crate::tile::{Fetch, Operands, STEPS, accumulate};
 use backend::math;
 use backend::{Attention, Batch, Kv, KvSpec, PAGE_ROWS, SPLIT_ROWS, Tensor};
+use half::bf16;
 use quant::{Format, Layout, Scalar};
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -33,6 +35,13 @@ const BLOCK: usize = 16;
 /// Queries that are worked on together: their vectors, scores and sums should
 /// fit the second cache.
 const QUERIES: usize = 64;
+
+/// Queries that read a tile as it lies, at most: each kernel call converts what
+/// it reads, and more queries than these would need several calls.
+const DIRECT: usize = 8;
+
+/// Columns of values that are converted together.
+const STRIP: usize = 32;
 
 /// Values of partial results that may be kept apart for a parallel merge.
 const PARTIALS: usize = 8 << 20;
@@ -51,6 +60,16 @@ struct KvPages {
     width: usize,
     k: Region,
     v: Region,
+}
+
+impl KvPages {
+    fn side<'a>(&self, region: &'a Region, cols: usize) -> Side<'a> {
+        Side {
+            scalar: self.scalar,
+            bytes: region.of(),
+            len: PAGE_ROWS * cols,
+        }
+    }
 }
 
 /// Memory for one layer.
@@ -191,18 +210,63 @@ pub(crate) struct Plan {
     stats: Vec<Stats>,
 }
 
+/// Keys or values as they lie in memory: a *unit* for each page and head.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    scalar: Scalar,
+    bytes: &'a [u8],
+    /// Elements of a unit.
+    len: usize,
+}
+
+impl<'a> Side<'a> {
+    #[inline(always)]
+    fn unit(self, unit: usize) -> Self {
+        let len = self.len * self.scalar.bytes();
+        Side {
+            bytes: &self.bytes[unit * len..(unit + 1) * len],
+            ..self
+        }
+    }
+
+    /// The bytes of some of a page's rows, in their order.
+    #[inline(always)]
+    fn rows(self, rows: Range<usize>) -> &'a [u8] {
+        let row = self.bytes.len() / PAGE_ROWS;
+        &self.bytes[rows.start * row..rows.end * row]
+    }
+
+    /// The elements, if kernels can read them as they are.
+    #[inline(always)]
+    fn brains(self) -> Option<&'a [bf16]> {
+        (self.scalar == Scalar::Bf16).then(|| elements(self.bytes))
+    }
+
+    /// Elements `range` of a unit as `f32`, in sixteens: the one place that knows
+    /// how they are stored.
+    #[inline(always)]
+    fn widen<L: Lanes>(self, range: Range<usize>, to: &mut [f32]) {
+        with_element!(self.scalar, W => {
+            let from = elements::<W>(self.bytes)[range].as_chunks().0;
+            for (to, from) in to.as_chunks_mut().0.iter_mut().zip(from) {
+                W::load::<L>(from).store(to);
+            }
+        });
+    }
+}
+
 /// What a task needs of the op's arguments.
-struct Context<'a, W> {
+struct Context<'a> {
     q: &'a [f32],
-    k: &'a [W],
-    v: &'a [W],
+    k: Side<'a>,
+    v: Side<'a>,
     spec: KvSpec,
     width: usize,
     attention: &'a Attention,
     batch: &'a Batch,
 }
 
-impl<W> Context<'_, W> {
+impl Context<'_> {
     /// Query heads that share a key/value head.
     fn group(&self) -> usize {
         self.attention.heads / self.spec.heads
@@ -231,9 +295,59 @@ struct Room<'a> {
     part: &'a mut [f32],
     /// `[queries, width]`
     total: &'a mut [f32],
+    /// Converted keys, `[blocks, e, 16]`, or values, `[64, STRIP]`.
+    tile: &'a mut [f32],
     /// Of each query: maximum and sum of the part and of the total, the part's
     /// last correction.
     stats: &'a mut [Stats],
+}
+
+/// Columns of a tile's values: row `key`'s are at `key * stride`.
+struct Strip<'a, E> {
+    values: &'a [E],
+    stride: usize,
+    /// Which columns of the head.
+    cols: Range<usize>,
+}
+
+/// Memory to ask for while something else is worked on.
+#[derive(Clone, Copy)]
+struct Ahead {
+    from: *const u8,
+    lines: usize,
+}
+
+impl Ahead {
+    const NOTHING: Ahead = Ahead {
+        from: std::ptr::null(),
+        lines: 0,
+    };
+
+    fn of<T>(memory: &[T]) -> Self {
+        Ahead {
+            from: memory.as_ptr().cast(),
+            lines: size_of_val(memory) / 64,
+        }
+    }
+
+    /// Takes the share of `part` in `whole`.
+    #[inline(always)]
+    fn share(&mut self, whole: usize, part: usize) -> Self {
+        let lines = (self.lines * part).div_ceil(whole.max(1)).min(self.lines);
+        let share = Ahead { lines, ..*self };
+        self.from = self.from.wrapping_add(64 * lines);
+        self.lines -= lines;
+        share
+    }
+
+    /// Spreads the requests over `k` steps.
+    #[inline(always)]
+    fn fetch(self, k: usize) -> Fetch {
+        match self.lines.div_ceil((k / STEPS).max(1)) {
+            0 => Fetch::None,
+            lines => Fetch::Lines(self.from, lines),
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -262,7 +376,8 @@ const FRESH: Stats = Stats {
 impl<'a> Room<'a> {
     /// Values of a room, [`Stats`] apart.
     fn len(queries: usize, head_dim: usize, width: usize) -> usize {
-        queries * (head_dim.next_multiple_of(16) + PAGE_ROWS + 2 * width)
+        let tile = PAGE_ROWS * head_dim.max(STRIP);
+        queries * (head_dim.next_multiple_of(16) + PAGE_ROWS + 2 * width) + tile
     }
 
     fn new(
@@ -274,20 +389,22 @@ impl<'a> Room<'a> {
     ) -> Self {
         let (q, values) = values.split_at_mut(queries * head_dim.next_multiple_of(16));
         let (p, values) = values.split_at_mut(queries * PAGE_ROWS);
-        let (part, total) = values.split_at_mut(queries * width);
+        let (part, values) = values.split_at_mut(queries * width);
+        let (total, tile) = values.split_at_mut(queries * width);
         Room {
             q,
             p,
             part,
             total,
+            tile,
             stats,
         }
     }
 }
 
 /// Runs one task.
-struct Attend<'a, W> {
-    context: &'a Context<'a, W>,
+struct Attend<'a> {
+    context: &'a Context<'a>,
     task: &'a Task,
     room: Room<'a>,
     /// The first cache row past those of the task.
@@ -297,7 +414,7 @@ struct Attend<'a, W> {
     partials: &'a Split<'a, f32>,
 }
 
-impl<W: Element> Kernel for Attend<'_, W> {
+impl Kernel for Attend<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -341,7 +458,7 @@ impl<W: Element> Kernel for Attend<'_, W> {
     }
 }
 
-impl<W: Element> Attend<'_, W> {
+impl Attend<'_> {
     /// One page of keys, from cache row `tile` on.
     #[inline(always)]
     fn tile<L: Lanes>(&mut self, tile: usize) {
@@ -367,93 +484,127 @@ impl<W: Element> Attend<'_, W> {
         if active.is_empty() {
             return;
         }
-        let page = context
-            .batch
-            .page(self.task.seq, context.attention.group, tile);
-        let unit = page * context.spec.heads + self.task.kv_head;
-        let k = &context.k[unit * PAGE_ROWS * head_dim..][..PAGE_ROWS * head_dim];
-        let v = &context.v[unit * PAGE_ROWS * width..][..PAGE_ROWS * width];
-        let next = tile + PAGE_ROWS;
-        let mut next = (next < self.end).then(|| {
+        let unit = |tile: usize| {
             let page = context
                 .batch
-                .page(self.task.seq, context.attention.group, next);
-            let unit = page * context.spec.heads + self.task.kv_head;
-            context.k[unit * PAGE_ROWS * head_dim..].as_ptr()
-        });
+                .page(self.task.seq, context.attention.group, tile);
+            page * context.spec.heads + self.task.kv_head
+        };
+        let (k, v) = (context.k.unit(unit(tile)), context.v.unit(unit(tile)));
         let blocks = union.start / BLOCK..union.end.div_ceil(BLOCK);
-        self.scores::<L>(k, v, active.clone(), blocks);
-        for i in active.clone() {
-            self.softmax::<L>(i);
+        // Keys are scored while values are asked for, and the other way round.
+        let mut values = Ahead::of(v.rows(blocks.start * BLOCK..blocks.end * BLOCK));
+        let mut next_keys = Ahead::NOTHING;
+        if tile + PAGE_ROWS < self.end {
+            next_keys = Ahead::of(context.k.unit(unit(tile + PAGE_ROWS)).bytes);
         }
-        let mut i = active.start;
-        while i < active.end {
-            let m = active.end - i;
-            i += match (L::SUMS, m) {
-                (24, 8..) => self.add_values::<L, 8>(v, i, next),
-                (24 | 6, 4..) => self.add_values::<L, 4>(v, i, next),
-                (24 | 6, 2..) => self.add_values::<L, 2>(v, i, next),
-                _ => self.add_values::<L, 1>(v, i, next),
-            };
-            next = None;
-        }
-    }
-
-    /// `p[i][key] = q[i] · k[key]` for queries `active` and whole blocks of keys.
-    /// Asks for the values of the same keys.
-    #[inline(always)]
-    fn scores<L: Lanes>(&mut self, k: &[W], v: &[W], active: Range<usize>, blocks: Range<usize>) {
+        // Few queries have no use for converted keys and values but their own.
+        let direct = (active.len() <= DIRECT).then(|| (k.brains(), v.brains()));
         let mut b = blocks.start;
         while b < blocks.end {
-            let r = match (L::SUMS, blocks.end - b) {
-                (24, 4..) => 4,
-                (24, 2..) => 2,
+            let r = match (L::SUMS, active.len(), blocks.end - b) {
+                (24, ..=4, 4..) => 4,
+                (24, _, 2..) => 2,
                 _ => 1,
             };
-            let mut i = active.start;
-            let mut wanted = Some(v[b * BLOCK * self.context.width..].as_ptr());
-            while i < active.end {
-                let v = wanted.take();
-                i += match (L::SUMS, r, active.end - i) {
-                    (24, 4, 4..) => self.score::<L, 4, 4>(k, i, b, v),
-                    (24, 4, 2..) => self.score::<L, 2, 4>(k, i, b, v),
-                    (24, 4, _) => self.score::<L, 1, 4>(k, i, b, v),
-                    (24, 2, 4..) => self.score::<L, 4, 2>(k, i, b, v),
-                    (24, 2, _) => self.score::<L, 1, 2>(k, i, b, v),
-                    (24 | 6, _, 4..) => self.score::<L, 4, 1>(k, i, b, v),
-                    _ => self.score::<L, 1, 1>(k, i, b, v),
-                };
+            let share = values.share(blocks.end - b, r);
+            if let Some((Some(k), _)) = direct {
+                self.scores::<L, bf16>(&k[b * BLOCK * head_dim..], b, r, active.clone(), share);
+            } else {
+                let room = std::mem::take(&mut self.room.tile);
+                k.widen::<L>(b * BLOCK * head_dim..(b + r) * BLOCK * head_dim, room);
+                self.scores::<L, f32>(room, b, r, active.clone(), share);
+                self.room.tile = room;
             }
             b += r;
         }
+        for i in active.clone() {
+            self.softmax::<L>(i);
+        }
+        if let Some((_, Some(values))) = direct {
+            let strip = Strip {
+                values,
+                stride: width,
+                cols: 0..width,
+            };
+            self.add_strip::<L, bf16>(&strip, active, next_keys);
+            return;
+        }
+        let room = std::mem::take(&mut self.room.tile);
+        for col in (0..width).step_by(STRIP) {
+            let cols = col..(col + STRIP).min(width);
+            for key in union.clone() {
+                let from = key * width + cols.start..key * width + cols.end;
+                v.widen::<L>(from, &mut room[key * STRIP..][..cols.len()]);
+            }
+            let share = next_keys.share(width - col, cols.len());
+            let strip = Strip {
+                values: &*room,
+                stride: STRIP,
+                cols,
+            };
+            self.add_strip::<L, f32>(&strip, active.clone(), share);
+        }
+        self.room.tile = room;
     }
 
-    /// Scores of `M` queries with `R` blocks.
+    /// `p[i][key] = q[i] · k[key]` for queries `active` and the `r` blocks of
+    /// keys from block `b` on, the first in `k`.
     #[inline(always)]
-    fn score<L: Lanes, const M: usize, const R: usize>(
+    fn scores<L: Lanes, E: Element>(
         &mut self,
-        k: &[W],
+        k: &[E],
+        b: usize,
+        r: usize,
+        active: Range<usize>,
+        mut ahead: Ahead,
+    ) {
+        let mut i = active.start;
+        while i < active.end {
+            let left = active.end - i;
+            let m = together::<L>(left, r == 4);
+            let fetch = ahead.share(left, m).fetch(self.context.spec.head_dim);
+            match (L::SUMS, r, m) {
+                (24, 4, 4) => self.score::<L, E, 4, 4>(k, i, b, fetch),
+                (24, 4, 2) => self.score::<L, E, 2, 4>(k, i, b, fetch),
+                (24, 4, _) => self.score::<L, E, 1, 4>(k, i, b, fetch),
+                (24, 2, 8) => self.score::<L, E, 8, 2>(k, i, b, fetch),
+                (24, 2, 6) => self.score::<L, E, 6, 2>(k, i, b, fetch),
+                (24, 2, 4) => self.score::<L, E, 4, 2>(k, i, b, fetch),
+                (24, 2, 2) => self.score::<L, E, 2, 2>(k, i, b, fetch),
+                (24, 2, _) => self.score::<L, E, 1, 2>(k, i, b, fetch),
+                (24, _, 8) => self.score::<L, E, 8, 1>(k, i, b, fetch),
+                (24, _, 6) => self.score::<L, E, 6, 1>(k, i, b, fetch),
+                (24 | 6, _, 4) => self.score::<L, E, 4, 1>(k, i, b, fetch),
+                (24 | 6, _, 2) => self.score::<L, E, 2, 1>(k, i, b, fetch),
+                _ => self.score::<L, E, 1, 1>(k, i, b, fetch),
+            }
+            i += m;
+        }
+    }
+
+    /// Scores of `M` queries with the `R` blocks of `k`.
+    #[inline(always)]
+    fn score<L: Lanes, E: Element, const M: usize, const R: usize>(
+        &mut self,
+        k: &[E],
         i: usize,
         b: usize,
-        v: Option<*const W>,
-    ) -> usize {
-        let (head_dim, width) = (self.context.spec.head_dim, self.context.width);
-        let lines = R * BLOCK * width * size_of::<W>() / 64;
-        let fetch = v.map_or(Fetch::None, |v| {
-            Fetch::Lines(v.cast(), (lines * STEPS).div_ceil(head_dim))
-        });
+        fetch: Fetch,
+    ) {
+        let head_dim = self.context.spec.head_dim;
         let mut acc = [[L::splat(0.0); R]; M];
         let operands = Operands {
             x: self.room.q[i * head_dim..][..M * head_dim].as_ptr(),
             x_stride: head_dim,
-            w: k[b * BLOCK * head_dim..][..R * BLOCK * head_dim].as_ptr(),
+            w: k[..R * BLOCK * head_dim].as_ptr(),
             w_step: BLOCK,
             w_stride: BLOCK * head_dim,
             k: head_dim,
             fetch,
         };
         // SAFETY: `M` queries and `R` blocks of `e` columns, sliced above.
-        unsafe { accumulate::<L, W, M, R>(&mut acc, operands) };
+        unsafe { accumulate::<L, E, M, R>(&mut acc, operands) };
         for (m, acc) in acc.into_iter().enumerate() {
             for (r, lanes) in acc.into_iter().enumerate() {
                 store(
@@ -462,7 +613,6 @@ impl<W: Element> Attend<'_, W> {
                 );
             }
         }
-        M
     }
 
     /// Turns a query's scores into probabilities and moves its maximum and sum.
@@ -489,7 +639,13 @@ impl<W: Element> Attend<'_, W> {
         }
         let largest = max.max_lane();
         let new = if largest > s.max { largest } else { s.max };
-        s.correction = math::exp(s.max - new);
+        // The exponential of zero is one; it is worth knowing, because a maximum
+        // seldom moves.
+        s.correction = if s.max == new && new.is_finite() {
+            1.0
+        } else {
+            math::exp(s.max - new)
+        };
         s.max = new;
         let (new, zero) = (L::splat(new), L::splat(0.0));
         let mut sum = zero;
@@ -504,108 +660,114 @@ impl<W: Element> Attend<'_, W> {
         s.sum = s.sum * s.correction + sum.sum();
     }
 
-    /// `part = part * correction + Σ p v` for `M` queries. Asks for the keys of
-    /// the next tile.
+    /// `part = part * correction + Σ p v` for queries `active` and the columns of
+    /// `strip`: a few queries at a time, the keys that all of them see together
+    /// and the others apart.
     #[inline(always)]
-    fn add_values<L: Lanes, const M: usize>(
+    fn add_strip<L: Lanes, E: Element>(
         &mut self,
-        v: &[W],
-        i: usize,
-        next: Option<*const W>,
-    ) -> usize {
-        let stats = &self.room.stats[i..i + M];
-        let first = stats
-            .iter()
-            .map(|s| s.first)
-            .max()
-            .expect("at least one query");
-        let last = stats
-            .iter()
-            .map(|s| s.last)
-            .min()
-            .expect("at least one query");
-        if M == 1 {
-            self.add_rows::<L, 1>(v, i, first..last, true, next);
-            return 1;
-        }
-        // Without keys in common, each query goes its own way.
-        let common = first < last;
-        for m in i..i + M {
-            let s = self.room.stats[m];
-            let before = if common {
-                s.first..first
-            } else {
-                s.first..s.last
-            };
-            if !before.is_empty() {
-                self.add_rows::<L, 1>(v, m, before, true, None);
-                self.room.stats[m].correction = 1.0;
+        strip: &Strip<'_, E>,
+        active: Range<usize>,
+        mut ahead: Ahead,
+    ) {
+        let mut i = active.start;
+        while i < active.end {
+            let left = active.end - i;
+            let m = together::<L>(left, false);
+            let ahead = ahead.share(left, m);
+            let mut corrections = [1.0; 8];
+            let (mut first, mut last) = (0, PAGE_ROWS);
+            for (c, s) in corrections.iter_mut().zip(&self.room.stats[i..i + m]) {
+                (first, last) = (first.max(s.first), last.min(s.last));
+                *c = s.correction;
             }
-        }
-        if common {
-            self.add_rows::<L, M>(v, i, first..last, true, next);
-            for m in i..i + M {
-                let after = last..self.room.stats[m].last;
-                if !after.is_empty() {
-                    self.add_rows::<L, 1>(v, m, after, false, None);
+            let none = Ahead::NOTHING;
+            // Without keys in common, each query goes its own way.
+            let common = first < last;
+            for (m, c) in corrections[..m].iter_mut().enumerate() {
+                let s = self.room.stats[i + m];
+                let before = s.first..if common { first } else { s.last };
+                if !before.is_empty() {
+                    self.add_rows::<L, E, 1>(strip, i + m, before, [*c], none);
+                    *c = 1.0;
                 }
             }
+            if common {
+                let (keys, c) = (first..last, &corrections);
+                match (L::SUMS, m) {
+                    (24, 8) => self.add_rows::<L, E, 8>(strip, i, keys, head(c), ahead),
+                    (24, 6) => self.add_rows::<L, E, 6>(strip, i, keys, head(c), ahead),
+                    (24 | 6, 4) => self.add_rows::<L, E, 4>(strip, i, keys, head(c), ahead),
+                    (24 | 6, 2) => self.add_rows::<L, E, 2>(strip, i, keys, head(c), ahead),
+                    _ => self.add_rows::<L, E, 1>(strip, i, keys, head(c), ahead),
+                }
+                for m in 0..m {
+                    let after = last..self.room.stats[i + m].last;
+                    if !after.is_empty() {
+                        self.add_rows::<L, E, 1>(strip, i + m, after, [1.0], none);
+                    }
+                }
+            }
+            i += m;
         }
-        M
     }
 
     /// Adds the values of `keys` to `M` queries.
     #[inline(always)]
-    fn add_rows<L: Lanes, const M: usize>(
+    fn add_rows<L: Lanes, E: Element, const M: usize>(
         &mut self,
-        v: &[W],
+        strip: &Strip<'_, E>,
         i: usize,
         keys: Range<usize>,
-        correct: bool,
-        next: Option<*const W>,
+        corrections: [f32; M],
+        mut ahead: Ahead,
     ) {
-        let width = self.context.width;
+        let cols = strip.cols.len();
         let mut col = 0;
-        while col < width {
-            let left = (width - col) / 16;
-            col += 16
-                * match (L::SUMS, M, left) {
-                    (24, 1..=4, 4..) | (6, 1, 4..) => {
-                        self.add_block::<L, M, 4>(v, i, keys.clone(), col, correct, next)
-                    }
-                    (24, _, 2..) | (6, 2, 2..) => {
-                        self.add_block::<L, M, 2>(v, i, keys.clone(), col, correct, next)
-                    }
-                    _ => self.add_block::<L, M, 1>(v, i, keys.clone(), col, correct, next),
-                };
+        while col < cols {
+            let left = (cols - col) / 16;
+            let r = match (L::SUMS, M, left) {
+                (24, 1..=4, 4..) | (6, 1, 4..) => 4,
+                (24, _, 2..) | (6, 2, 2..) => 2,
+                _ => 1,
+            };
+            let fetch = ahead.share(left, r).fetch(keys.len());
+            let keys = keys.clone();
+            match (L::SUMS, M, r) {
+                (24, 1..=4, 4) | (6, 1, 4) => {
+                    self.add_block::<L, E, M, 4>(strip, i, keys, col, corrections, fetch);
+                }
+                (24, _, 2) | (6, 2, 2) => {
+                    self.add_block::<L, E, M, 2>(strip, i, keys, col, corrections, fetch);
+                }
+                _ => self.add_block::<L, E, M, 1>(strip, i, keys, col, corrections, fetch),
+            }
+            col += 16 * r;
         }
     }
 
-    /// `R` vectors of columns from `col`.
+    /// `R` vectors of columns from the strip's column `col`.
     #[inline(always)]
-    fn add_block<L: Lanes, const M: usize, const R: usize>(
+    fn add_block<L: Lanes, E: Element, const M: usize, const R: usize>(
         &mut self,
-        v: &[W],
+        strip: &Strip<'_, E>,
         i: usize,
         keys: Range<usize>,
         col: usize,
-        correct: bool,
-        next: Option<*const W>,
-    ) -> usize {
-        let width = self.context.width;
+        corrections: [f32; M],
+        fetch: Fetch,
+    ) {
+        let (width, stride) = (self.context.width, strip.stride);
+        let to = |m: usize, r: usize| (i + m) * width + strip.cols.start + col + 16 * r;
         let mut acc = [[L::splat(0.0); R]; M];
         for (m, acc) in acc.iter_mut().enumerate() {
-            let correction = L::splat(self.room.stats[i + m].correction);
             for (r, lanes) in acc.iter_mut().enumerate() {
-                *lanes = load(&self.room.part[(i + m) * width + col + 16 * r..][..16]);
-                if correct {
-                    *lanes = *lanes * correction;
-                }
+                *lanes = load::<L>(&self.room.part[to(m, r)..][..16]) * L::splat(corrections[m]);
             }
         }
-        let w = &v[keys.start * width + col..];
+        let w = &strip.values[keys.start * stride + col..];
         assert!(
-            w.len() >= (keys.len() - 1) * width + 16 * R,
+            w.len() >= (keys.len() - 1) * stride + 16 * R,
             "values of these keys"
         );
         let operands = Operands {
@@ -613,28 +775,18 @@ impl<W: Element> Attend<'_, W> {
                 .as_ptr(),
             x_stride: PAGE_ROWS,
             w: w.as_ptr(),
-            w_step: width,
+            w_step: stride,
             w_stride: 16,
             k: keys.len(),
-            // A share of the keys for each share of the columns.
-            fetch: next.map_or(Fetch::None, |k| {
-                Fetch::Lines(
-                    k.wrapping_add(col * PAGE_ROWS).cast(),
-                    2 * R * size_of::<W>(),
-                )
-            }),
+            fetch,
         };
         // SAFETY: probabilities of `M` queries and values of the keys, checked above.
-        unsafe { accumulate::<L, W, M, R>(&mut acc, operands) };
+        unsafe { accumulate::<L, E, M, R>(&mut acc, operands) };
         for (m, acc) in acc.into_iter().enumerate() {
             for (r, lanes) in acc.into_iter().enumerate() {
-                store(
-                    lanes,
-                    &mut self.room.part[(i + m) * width + col + 16 * r..][..16],
-                );
+                store(lanes, &mut self.room.part[to(m, r)..][..16]);
             }
         }
-        R
     }
 
     /// Merges a finished split into the totals, from the right.
@@ -681,6 +833,24 @@ impl Stats {
     fn saw_nothing(&self) -> bool {
         self.max == f32::NEG_INFINITY && self.sum == 0.0
     }
+}
+
+/// Queries that one call takes of `left`.
+#[inline(always)]
+fn together<L: Lanes>(left: usize, is_wide: bool) -> usize {
+    match (L::SUMS, left) {
+        (24, 8..) if !is_wide => 8,
+        (24, 6..) if !is_wide => 6,
+        (24 | 6, 4..) => 4,
+        (24 | 6, 2..) => 2,
+        _ => 1,
+    }
+}
+
+/// The first `M` of eight.
+#[inline(always)]
+fn head<const M: usize>(values: &[f32; 8]) -> [f32; M] {
+    std::array::from_fn(|m| values[m])
 }
 
 /// `otherwise` in lanes of block `b` that are not among `keys`.
@@ -854,17 +1024,38 @@ pub(crate) fn attend(
     let partials = Split::new(values_mut(&mut partials));
     let (rooms, stats) = (Split::new(values_mut(&mut rooms)), Split::new(stats));
     let tasks = if apart { &*tasks } else { &*blocks };
-    with_element!(pages.scalar, W => {
-        let context = Context::<W> { q: values(q), k: pages.k.of(), v: pages.v.of(), spec: kv.spec, width, attention, batch };
+    {
+        let context = Context {
+            q: values(q),
+            k: pages.side(&pages.k, head_dim),
+            v: pages.side(&pages.v, width),
+            spec: kv.spec,
+            width,
+            attention,
+            batch,
+        };
         let run = |worker: usize, range: Range<usize>| {
             for task in &tasks[range] {
                 // SAFETY: a worker's room is its own.
                 let (values, stats) = unsafe {
-                    (out_of(&rooms, worker, room), stats.part(worker * queries..(worker + 1) * queries))
+                    (
+                        out_of(&rooms, worker, room),
+                        stats.part(worker * queries..(worker + 1) * queries),
+                    )
                 };
                 let room = Room::new(values, stats, queries, head_dim, width);
-                let end = context.visible(task.rows.end - 1).end.min(task.splits.end * SPLIT_ROWS);
-                cpu.isa.run(Attend { context: &context, task, room, end, out: &out, partials: &partials });
+                let end = context
+                    .visible(task.rows.end - 1)
+                    .end
+                    .min(task.splits.end * SPLIT_ROWS);
+                cpu.isa.run(Attend {
+                    context: &context,
+                    task,
+                    room,
+                    end,
+                    out: &out,
+                    partials: &partials,
+                });
             }
         };
         let keys: usize = batch.rows.iter().map(|&r| attention.visible(r).len()).sum();
@@ -880,12 +1071,21 @@ pub(crate) fn attend(
                     let n = block.rows.len() * group;
                     let start = apart.start * (width + 16);
                     // SAFETY: partial results of different blocks are apart.
-                    let partials = unsafe { partials.part(start..start + n * apart.splits * (width + 16)) };
+                    let partials =
+                        unsafe { partials.part(start..start + n * apart.splits * (width + 16)) };
                     let place = |i: usize| context.place(block, i);
-                    cpu.isa.run(Join { apart, n, width, partials, place: &place, head_dim, out: &out });
+                    cpu.isa.run(Join {
+                        apart,
+                        n,
+                        width,
+                        partials,
+                        place: &place,
+                        head_dim,
+                        out: &out,
+                    });
                 }
             });
         }
-    });
+    }
     y
 }

@@ -87,12 +87,11 @@ pub fn dot(layout: Layout, row: Row<'_>, x: &[f32]) -> f32 {
 
 /// Activations in 8 bits, by group.
 ///
-/// Rows come in blocks, as many as a kernel takes at once (the last block may be
-/// smaller), in the order in which it reads them.
+/// Rows come in blocks, as many as a kernel takes at once (the last block of a run
+/// may be smaller), in the order in which it reads them.
 pub(crate) struct Rounded {
     pub(crate) group: usize,
     cols: usize,
-    rows: usize,
     /// Rows of a block.
     block: usize,
     /// Of each block: `[cols / 8, rows, 8]` bytes.
@@ -149,8 +148,14 @@ impl Kernel for Round<'_> {
 }
 
 impl Rounded {
-    /// Rounds `x` in blocks of `block` rows.
-    pub(crate) fn new(cpu: &Cpu, x: &Tensor, group: usize, block: usize) -> Self {
+    /// Rounds each of `runs` of `x` in blocks of `block` rows.
+    pub(crate) fn new(
+        cpu: &Cpu,
+        x: &Tensor,
+        group: usize,
+        block: usize,
+        runs: &[Range<usize>],
+    ) -> Self {
         let (rows, cols) = (x.rows(), x.cols());
         let mut q = cpu.tensor(rows, cols.div_ceil(4));
         let mut factors = cpu.tensor(rows, 2 * (cols / group));
@@ -158,55 +163,57 @@ impl Rounded {
             let x = values(x);
             let q = Split::new(bytes_mut::<i8>(values_mut(&mut q)));
             let factors = Split::new(values_mut(&mut factors));
+            let round = |range: Range<usize>| {
+                let part = |n: usize| range.start * n..range.end * n;
+                // SAFETY: every block is visited once.
+                let (q, factors) =
+                    unsafe { (q.part(part(cols)), factors.part(part(2 * (cols / group)))) };
+                let (x, rows) = (&x[part(cols)], range.len());
+                cpu.isa.run(Round {
+                    x,
+                    rows,
+                    group,
+                    q,
+                    factors,
+                });
+            };
             let chunk = PIECE.div_ceil(cols * block);
-            cpu.pool.each(rows.div_ceil(block), chunk, |_, blocks| {
-                for b in blocks {
-                    let range = b * block..((b + 1) * block).min(rows);
-                    let part = |n: usize| range.start * n..range.end * n;
-                    // SAFETY: every block is visited once.
-                    let (q, factors) =
-                        unsafe { (q.part(part(cols)), factors.part(part(2 * (cols / group)))) };
-                    let (x, rows) = (&x[part(cols)], range.len());
-                    cpu.isa.run(Round {
-                        x,
-                        rows,
-                        group,
-                        q,
-                        factors,
-                    });
-                }
-            });
+            match runs {
+                [only] => cpu
+                    .pool
+                    .each(only.len().div_ceil(block), chunk, |_, blocks| {
+                        for b in blocks {
+                            let start = only.start + b * block;
+                            round(start..(start + block).min(only.end));
+                        }
+                    }),
+                _ => cpu.pool.each(runs.len(), chunk, |_, range| {
+                    for run in &runs[range] {
+                        for start in run.clone().step_by(block) {
+                            round(start..(start + block).min(run.end));
+                        }
+                    }
+                }),
+            }
         }
         Rounded {
             group,
             cols,
-            rows,
             block,
             q,
             factors,
         }
     }
 
-    fn view(&self) -> Input<'_> {
+    /// Rows `run`, one of the runs or rows rounded in blocks of one.
+    fn view(&self, run: Range<usize>) -> Input<'_> {
+        let part = |n: usize| run.start * n..run.end * n;
         Input {
             cols: self.cols,
-            rows: self.rows,
+            rows: run.len(),
             block: self.block,
-            q: bytes(values(&self.q)),
-            factors: values(&self.factors),
-        }
-    }
-
-    /// One row of those rounded in blocks of one.
-    fn row(&self, row: usize) -> Input<'_> {
-        assert_eq!(self.block, 1, "rows apart");
-        let all = self.view();
-        let factors = 2 * (self.cols / self.group);
-        Input {
-            rows: 1,
-            q: &all.q[row * self.cols..][..self.cols],
-            factors: &all.factors[row * factors..][..factors],
-            ..all
+            q: &bytes(values(&self.q))[part(self.cols)],
+            factors: &values(&self.factors)[part(2 * (self.cols / self.group))],
         }
     }
 }
@@ -355,10 +362,17 @@ struct Piece<'a> {
     y: &'a Split<'a, f32>,
 }
 
-/// Panels `range` of `w` for all rows of `x`.
-pub(crate) fn piece(cpu: &Cpu, w: &Coded, x: &Rounded, range: Range<usize>, y: &Split<'_, f32>) {
+/// Panels `range` of `w` for rows `run` of `x`.
+pub(crate) fn piece(
+    cpu: &Cpu,
+    w: &Coded,
+    x: &Rounded,
+    run: Range<usize>,
+    range: Range<usize>,
+    y: &Split<'_, f32>,
+) {
     debug_assert_eq!((w.group, w.cols), (x.group, x.cols));
-    let (data, n_out, x) = (w.data.of::<u8>(), w.rows, x.view());
+    let (data, n_out, x) = (w.data.of::<u8>(), w.rows, x.view(run));
     cpu.isa.run_bytes(Piece {
         w,
         data,
@@ -408,7 +422,7 @@ pub(crate) fn chosen(
         w,
         data,
         n_out,
-        x: x.row(row),
+        x: x.view(row..row + 1),
         range: 0..1,
         y,
     });

@@ -8,7 +8,8 @@
 //!
 //! A row needs two passes over its block, one for `Sᵀk` and one that writes `S`
 //! and adds up `Sᵀq`; the second pass of a row also makes the next row's first,
-//! on the state it has in hand.
+//! on the state it has in hand. That one needs `S` times the next row's decay, so
+//! that is what is written, until the step's last row.
 //!
 //! Rows that may be rolled back run on a copy. What they did is kept as decays,
 //! keys and `d`, and the kept ones are replayed at the start of the next step.
@@ -149,6 +150,30 @@ struct Convolve<'a> {
     out: &'a mut [f32],
     /// Head size and factors, if the channels are heads to normalise.
     heads: Option<Heads<'a>>,
+}
+
+/// One row's decays and gates, `[2, nv]`, from `a, b: [nv]`.
+struct Gates<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    decays: &'a [f32],
+    dt_bias: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Gates<'_> {
+    type Output = ();
+
+    // Scalar, but with the instruction set's fused multiply-add.
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let (decays, betas) = self.out.split_at_mut(self.a.len());
+        for (head, (decay, beta)) in decays.iter_mut().zip(betas).enumerate() {
+            let softplus = math::softplus(self.a[head] + self.dt_bias[head]);
+            *decay = math::exp(self.decays[head] * softplus);
+            *beta = math::sigmoid(self.b[head]);
+        }
+    }
 }
 
 struct Heads<'a> {
@@ -307,12 +332,21 @@ impl Recur<'_> {
             let (state, copy) = (self.state.as_mut_ptr(), self.copy.as_mut_ptr());
             let from = if i <= self.certain { state } else { copy };
             let to = if i < self.certain { state } else { copy };
+            // The step's result stays as it is; other rows leave what the next
+            // one starts with.
+            let plain = i + 1 == self.certain;
+            let decayed = i > 0 && i != self.certain;
             // SAFETY: both hold `dk` rows of `R` vectors; they are equal or apart.
             let outputs = unsafe {
-                match (next.is_some(), i < self.certain) {
-                    (true, _) => pass.run::<true, true>(from, to, &mut sums),
-                    (false, true) => pass.run::<false, true>(from, to, &mut sums),
-                    (false, false) => pass.run::<false, false>(from, to, &mut sums),
+                match (decayed, next.is_some(), plain) {
+                    (false, true, false) => pass.run::<false, true, DECAYED>(from, to, &mut sums),
+                    (false, true, true) => pass.run::<false, true, PLAIN>(from, to, &mut sums),
+                    (false, false, true) => pass.run::<false, false, PLAIN>(from, to, &mut sums),
+                    (false, false, false) => pass.run::<false, false, NONE>(from, to, &mut sums),
+                    (true, true, false) => pass.run::<true, true, DECAYED>(from, to, &mut sums),
+                    (true, true, true) => pass.run::<true, true, PLAIN>(from, to, &mut sums),
+                    (true, false, true) => pass.run::<true, false, PLAIN>(from, to, &mut sums),
+                    (true, false, false) => pass.run::<true, false, NONE>(from, to, &mut sums),
                 }
             };
             let at = (r * value_heads + self.head) * value_dim;
@@ -353,6 +387,12 @@ impl Recur<'_> {
     }
 }
 
+/// What a [`Pass`] stores of the state: nothing, `S'`, or `S' decay'` for the
+/// next row.
+const NONE: u8 = 0;
+const PLAIN: u8 = 1;
+const DECAYED: u8 = 2;
+
 /// One row's second pass over a block.
 struct Pass<'a, L, const R: usize> {
     decay: f32,
@@ -364,14 +404,15 @@ struct Pass<'a, L, const R: usize> {
 }
 
 impl<L: Lanes, const R: usize> Pass<'_, L, R> {
-    /// `S' = S decay + k dᵀ` from `from` to `to` (if `STORE`); returns `S'ᵀq` and
-    /// leaves `(S' decay')ᵀk'` of the next row in `sums` (if `NEXT`).
+    /// `S' = S decay + k dᵀ` from `from` (which holds `S decay` already, if
+    /// `FROM_DECAYED`) to `to`; returns `S'ᵀq` and leaves `(S' decay')ᵀk'` of the
+    /// next row in `sums` (if `NEXT`).
     ///
     /// # Safety
     ///
     /// `from` and `to` hold as many rows of `R` vectors as `k` has columns.
     #[inline(always)]
-    unsafe fn run<const NEXT: bool, const STORE: bool>(
+    unsafe fn run<const FROM_DECAYED: bool, const NEXT: bool, const STORE: u8>(
         &self,
         from: *const f32,
         to: *mut f32,
@@ -386,16 +427,26 @@ impl<L: Lanes, const R: usize> Pass<'_, L, R> {
             let (k, q, next_k) = (L::splat(k), L::splat(q), L::splat(next_k));
             for r in 0..R {
                 let at = (i * R + r) * 16;
-                // SAFETY: row `i` and vector `r` exist.
-                let s = unsafe { L::load(&*from.add(at).cast()) };
-                let s = k.mul_add(self.d[r], s * decay);
-                if STORE {
-                    // SAFETY: as above; `s` was read before.
-                    unsafe { s.store(&mut *to.add(at).cast()) };
-                }
+                // SAFETY: row `i` and vector `r` exist; `s` is read before it is
+                // written.
+                let (s, to) = unsafe {
+                    (
+                        L::load(&*from.add(at).cast()),
+                        &mut *to.add(at).cast::<[f32; 16]>(),
+                    )
+                };
+                let s = if FROM_DECAYED { s } else { s * decay };
+                let s = k.mul_add(self.d[r], s);
                 outputs[r] = s.mul_add(q, outputs[r]);
+                if STORE == PLAIN {
+                    s.store(to);
+                }
                 if NEXT {
-                    following[r] = (s * next_decay).mul_add(next_k, following[r]);
+                    let s = s * next_decay;
+                    if STORE == DECAYED {
+                        s.store(to);
+                    }
+                    following[r] = s.mul_add(next_k, following[r]);
                 }
             }
         }
@@ -514,12 +565,16 @@ pub(crate) fn gated_delta(
             });
             if unit == 0 {
                 // SAFETY: every row's first unit is visited once.
-                let gates = unsafe { gates.part(2 * r * value_heads..2 * (r + 1) * value_heads) };
-                for head in 0..value_heads {
-                    let at = r * value_heads + head;
-                    gates[head] = math::exp(decays[head] * math::softplus(a[at] + dt_bias[head]));
-                    gates[value_heads + head] = math::sigmoid(b[at]);
-                }
+                let out = unsafe { gates.part(2 * r * value_heads..2 * (r + 1) * value_heads) };
+                let heads = r * value_heads..(r + 1) * value_heads;
+                let (a, b) = (&a[heads.clone()], &b[heads]);
+                cpu.isa.run(Gates {
+                    a,
+                    b,
+                    decays,
+                    dt_bias,
+                    out,
+                });
             }
         };
         if n * channels * conv_taps < ALONE {

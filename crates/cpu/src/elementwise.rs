@@ -121,6 +121,16 @@ pub(crate) fn apply(cpu: &Cpu, op: impl Op, mut x: Tensor, y: Option<&Tensor>) -
     x
 }
 
+/// `activation(gate) * x` of one vector.
+#[inline(always)]
+pub(crate) fn gated<L: Lanes>(activation: Activation, gate: L, x: L) -> L {
+    match activation {
+        Activation::Silu => Silu.apply(gate, x),
+        Activation::GeluTanh => GeluTanh.apply(gate, x),
+        Activation::Sigmoid => Sigmoid.apply(gate, x),
+    }
+}
+
 /// `activation(gate) * x`.
 pub(crate) fn glu(cpu: &Cpu, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
     match activation {

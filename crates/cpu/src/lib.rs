@@ -16,6 +16,7 @@ mod delta;
 mod elementwise;
 mod matmul;
 mod memory;
+mod moe;
 mod norm;
 mod panels;
 mod pool;
@@ -30,8 +31,8 @@ pub use coded::dot as dot_int8;
 
 use arch::Detected;
 use backend::{
-    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
-    Matrix, Rope, Tensor,
+    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
+    Kv, KvSpec, Matrix, Rope, Tensor,
 };
 use memory::{Arena, values, values_mut};
 use pool::Pool;
@@ -260,6 +261,14 @@ impl Backend for Cpu {
         batch: &Batch,
     ) -> Tensor {
         delta::gated_delta(self, state, weights, qkv, b, a, batch)
+    }
+
+    fn moe(&self, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
+        moe::moe(self, x, scores, experts)
+    }
+
+    fn gate_rows(&self, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
+        moe::gate_rows(self, x, gate, activation)
     }
 
     fn argmax(&self, x: &Tensor) -> Vec<u32> {

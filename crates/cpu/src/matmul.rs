@@ -14,6 +14,7 @@ use crate::tile::AHEAD;
 use crate::{Activations, Cpu};
 use backend::{Matrix, Tensor};
 use quant::Stored;
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -94,11 +95,12 @@ struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Rounds in blocks of at most `block` rows.
+    /// Rounds each of `runs` in blocks of at most `block` rows.
     fn new<'w>(
         cpu: &Cpu,
         x: &'a Tensor,
         block: usize,
+        runs: &[Range<usize>],
         weights: impl Iterator<Item = &'w Weights>,
     ) -> Self {
         let mut rounded = [const { None }; 3];
@@ -107,7 +109,7 @@ impl<'a> Inputs<'a> {
             let known = |r: &Option<Rounded>| r.as_ref().is_none_or(|r| r.group == w.group);
             let slot = rounded.iter_mut().find(|r| known(r));
             slot.expect("three sizes of groups exist")
-                .get_or_insert_with(|| Rounded::new(cpu, x, w.group, block));
+                .get_or_insert_with(|| Rounded::new(cpu, x, w.group, block, runs));
         }
         Inputs { x, rounded }
     }
@@ -125,9 +127,10 @@ pub(crate) fn even(n: usize, most: usize) -> usize {
     n.div_ceil(n.div_ceil(most).max(1)).max(1)
 }
 
-/// One matrix of a job.
+/// One matrix of a job, and the rows of the input that it is for.
 struct Job<'a> {
     weights: &'a Weights,
+    rows: Range<usize>,
     n_panels: usize,
     /// Panels of a piece.
     chunk: usize,
@@ -136,9 +139,42 @@ struct Job<'a> {
     y: Split<'a, f32>,
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    /// `y = x wᵀ` for `rows` of `x`; its pieces follow the `first`.
+    fn new(cpu: &Cpu, w: &'a Matrix, rows: Range<usize>, first: usize, y: &'a mut [f32]) -> Self {
+        let weights = w.storage::<Weights>();
+        let (n_panels, bytes) = weights.panels();
+        // A few pieces for each worker at least, in fours, to feed the kernel.
+        let fair = n_panels.div_ceil(4 * cpu.pool.n_workers()).max(1);
+        let chunk = (PIECE / bytes.max(1)).clamp(1, fair).next_multiple_of(4);
+        Job {
+            weights,
+            rows,
+            n_panels,
+            chunk,
+            first,
+            y: Split::new(y),
+        }
+    }
+
     fn n_pieces(&self) -> usize {
         self.n_panels.div_ceil(self.chunk)
+    }
+
+    fn run(&self, cpu: &Cpu, inputs: &Inputs<'_>, piece: usize) {
+        let start = (piece - self.first) * self.chunk;
+        let range = start..(start + self.chunk).min(self.n_panels);
+        match self.weights {
+            Weights::Plain(w) => {
+                let cols = inputs.x.cols();
+                let x = &values(inputs.x)[self.rows.start * cols..self.rows.end * cols];
+                panels::piece(cpu, w, x, self.rows.len(), range, &self.y);
+            }
+            Weights::Coded(w) => {
+                let x = inputs.rounded(w.group);
+                coded::piece(cpu, w, x, self.rows.clone(), range, &self.y);
+            }
+        }
     }
 }
 
@@ -153,6 +189,7 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
             cpu,
             x,
             even(rows, cpu.isa.block_rows()),
+            std::slice::from_ref(&(0..rows)),
             w.iter().map(|w| w.storage()),
         );
         let (mut work, mut first) = (0, 0);
@@ -165,19 +202,8 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
                 (x.cols(), y.cols(), y.rows()),
                 "shapes of a product"
             );
-            let weights = w.storage::<Weights>();
             work += rows * w.rows * w.cols;
-            let (n_panels, bytes) = weights.panels();
-            // A few pieces for each worker at least, in fours, to feed the kernel.
-            let fair = n_panels.div_ceil(4 * cpu.pool.n_workers()).max(1);
-            let chunk = (PIECE / bytes.max(1)).clamp(1, fair).next_multiple_of(4);
-            let job = Job {
-                weights,
-                n_panels,
-                chunk,
-                first,
-                y: Split::new(values_mut(y)),
-            };
+            let job = Job::new(cpu, w, 0..rows, first, values_mut(y));
             first += job.n_pieces();
             Some(job)
         });
@@ -186,14 +212,7 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
             let job = jobs
                 .find(|job| i < job.first + job.n_pieces())
                 .expect("a piece of some matrix");
-            let start = (i - job.first) * job.chunk;
-            let range = start..(start + job.chunk).min(job.n_panels);
-            match job.weights {
-                Weights::Plain(w) => panels::piece(cpu, w, values(x), rows, range, &job.y),
-                Weights::Coded(w) => {
-                    coded::piece(cpu, w, inputs.rounded(w.group), range, &job.y);
-                }
-            }
+            job.run(cpu, &inputs, i);
         };
         if work < ALONE {
             (0..first).for_each(piece);
@@ -201,6 +220,40 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
             cpu.pool.each(first, 1, |_, range| range.for_each(piece));
         }
     }
+}
+
+/// `y[r] = x[r] wᵀ` with a matrix for each run of rows, as one job. The runs
+/// follow each other and cover `x`; the matrices are of one shape.
+pub(crate) fn matmul_runs(cpu: &Cpu, x: &Tensor, runs: &[Range<usize>], w: &[&Matrix]) -> Tensor {
+    assert_eq!(runs.len(), w.len(), "a matrix for each run");
+    let (rows, cols) = w.first().map_or((0, 0), |w| (w.rows, w.cols));
+    let alike = |w: &&Matrix| (w.rows, w.cols) == (rows, x.cols());
+    assert!(w.iter().all(alike), "shapes of a product");
+    let longest = runs.iter().map(Range::len).max().unwrap_or(0);
+    let block = even(longest, cpu.isa.block_rows());
+    let inputs = Inputs::new(cpu, x, block, runs, w.iter().map(|w| w.storage()));
+    let mut y = cpu.tensor(x.rows(), rows);
+    let mut rest = values_mut(&mut y);
+    let mut jobs: Vec<Job<'_>> = Vec::with_capacity(w.len());
+    let mut first = 0;
+    for (w, run) in w.iter().zip(runs) {
+        let (mine, others) = rest.split_at_mut(run.len() * rows);
+        rest = others;
+        let job = Job::new(cpu, w, run.clone(), first, mine);
+        first += job.n_pieces();
+        jobs.push(job);
+    }
+    let piece = |i: usize| {
+        let job = jobs.partition_point(|job| job.first <= i) - 1;
+        jobs[job].run(cpu, &inputs, i);
+    };
+    if x.rows() * rows * cols < ALONE {
+        (0..first).for_each(piece);
+    } else {
+        cpu.pool.each(first, 1, |_, range| range.for_each(piece));
+    }
+    drop(jobs);
+    y
 }
 
 /// Adds up a slice of bytes as words.
@@ -250,7 +303,13 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
     let known = |&id: &u32| (id as usize) < w.rows;
     assert!(ids.iter().flatten().all(known), "rows of the matrix");
     let weights = w.storage::<Weights>();
-    let inputs = Inputs::new(cpu, x, 1, std::iter::once(weights));
+    let inputs = Inputs::new(
+        cpu,
+        x,
+        1,
+        std::slice::from_ref(&(0..x.rows())),
+        std::iter::once(weights),
+    );
     let mut y = cpu.tensor(x.rows(), n_ids);
     let room = match weights {
         Weights::Plain(_) => 0,

@@ -98,6 +98,15 @@ unsafe impl Plain for half::f16 {}
 // SAFETY: wraps a `u16` transparently.
 unsafe impl Plain for half::bf16 {}
 
+/// Bytes of a region as elements of `T`.
+#[inline(always)]
+pub(crate) fn elements<T: Plain>(bytes: &[u8]) -> &[T] {
+    // SAFETY: any bytes are a `T`.
+    let (before, elements, _) = unsafe { bytes.align_to() };
+    assert!(before.is_empty(), "elements lie where they are aligned");
+    elements
+}
+
 /// 16 values on a cache line of their own.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
