@@ -60,6 +60,8 @@ fn noise(format: &'static quant::Format, rows: usize, cols: usize, seed: u64) ->
         codes,
         scales: filled(0.01),
         biases: filled(-0.07),
+        width: 0,
+        factors: Vec::new(),
     }
 }
 

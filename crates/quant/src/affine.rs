@@ -60,7 +60,7 @@ fn shape(format: &Format) -> (usize, usize) {
 }
 
 /// Code `c` of a bit stream of `bits`-wide codes.
-fn code(codes: &[u8], bits: usize, c: usize) -> u32 {
+pub(crate) fn code(codes: &[u8], bits: usize, c: usize) -> u32 {
     let (byte, shift) = (c * bits / 8, c * bits % 8);
     let high = codes.get(byte + 1).copied().unwrap_or(0);
     (u32::from(u16::from_le_bytes([codes[byte], high])) >> shift) & ((1 << bits) - 1)

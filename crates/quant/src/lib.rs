@@ -14,10 +14,14 @@ mod affine;
 mod block;
 mod gguf;
 mod plain;
+mod scaled;
+mod small;
 
 pub use affine::{AFFINE, affine};
 pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format};
 pub use plain::{BF16, F16, F32};
+pub use scaled::{Code, SCALED, ScaleType, Tiles, scaled};
+pub use small::{e4m3, e8m0};
 
 /// The element type of plain tensors and of scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,6 +98,16 @@ pub enum Layout {
         /// Bytes of a block.
         bytes: u16,
     },
+    /// Codes of `bits` in one little-endian bit stream a row, with scales in a
+    /// matrix of their own, each for a tile ([`Stored::tiles`]).
+    Scaled {
+        /// Bits of a code.
+        bits: u8,
+        /// What a code stands for.
+        code: Code,
+        /// How scales are stored.
+        scale: ScaleType,
+    },
 }
 
 /// A format seen as codes of `bits` with a scale, and a bias or none, for each
@@ -101,8 +115,8 @@ pub enum Layout {
 ///
 /// Scales and biases are products, `scale = d · s` and `bias = m · t`, of a
 /// float for each `super_group` columns and an integer for each group; in formats
-/// without such integers `super_group` is `group` and the integers are 1. The
-/// products, and those of a scale and a level, are exact in `f32`.
+/// without such integers `super_group` is `group` and the integers are 1. In
+/// blocks the products, and those of a scale and a level, are exact in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Codes {
     /// Bits of a code, at most 8.
@@ -183,6 +197,7 @@ pub const FORMATS: &[&[Format]] = &[
     K_QUANTS,
     NONLINEAR,
     TURBO,
+    SCALED,
 ];
 
 /// The format called `name`.
@@ -195,7 +210,7 @@ impl Format {
     pub const fn code_bytes(&self, cols: usize) -> usize {
         match self.layout {
             Layout::Plain(scalar) => cols * scalar.bytes(),
-            Layout::Affine { bits, .. } => cols * bits as usize / 8,
+            Layout::Affine { bits, .. } | Layout::Scaled { bits, .. } => cols * bits as usize / 8,
             Layout::Block {
                 cols: block, bytes, ..
             } => cols / block as usize * bytes as usize,
@@ -203,15 +218,15 @@ impl Format {
     }
 
     /// Scales of one row that lie apart from its codes; there are as many
-    /// biases.
+    /// biases. 0 where each matrix has its own tiles ([`Stored::tiles`]).
     pub const fn scales(&self, cols: usize) -> usize {
         match self.layout {
-            Layout::Plain(_) | Layout::Block { .. } => 0,
+            Layout::Plain(_) | Layout::Block { .. } | Layout::Scaled { .. } => 0,
             Layout::Affine { group, .. } => cols / group as usize,
         }
     }
 
-    /// Bytes of a matrix, scales and biases included.
+    /// Bytes of a matrix, scales and biases included but for those in tiles.
     pub const fn matrix_bytes(&self, rows: usize, cols: usize, scale: Scalar) -> usize {
         rows * (self.code_bytes(cols) + 2 * self.scales(cols) * scale.bytes())
     }
@@ -242,8 +257,12 @@ impl Format {
             (groups, groups),
             "a scale and a bias a group"
         );
-        if self.pieces.is_none() {
-            return affine::unpack(self, row, codes, scales, biases);
+        match self.layout {
+            Layout::Affine { .. } => return affine::unpack(self, row, codes, scales, biases),
+            Layout::Scaled { .. } => {
+                return scaled::unpack(self, view.group, row, codes, scales, biases);
+            }
+            Layout::Plain(_) | Layout::Block { .. } => {}
         }
         block::each(self, row, |first, pieces| {
             codes[first..first + self.block].copy_from_slice(&pieces.codes[..self.block]);
@@ -323,10 +342,15 @@ pub struct Row<'a> {
     pub codes: &'a [u8],
     /// Element type of `scales` and `biases`.
     pub scale: Scalar,
-    /// One scale a group; empty for plain formats.
+    /// One scale a group or tile; empty for plain formats and blocks.
     pub scales: &'a [u8],
-    /// One bias a group; empty for plain formats.
+    /// One bias a group, or one zero point, a byte, a tile; empty where the format
+    /// has none.
     pub biases: &'a [u8],
+    /// Columns of a tile, in formats with tiles.
+    pub width: usize,
+    /// What scales are multiplied by, in formats with tiles.
+    pub factor: f64,
 }
 
 /// A matrix as stored, `[rows, cols]`, row-major.
@@ -340,12 +364,15 @@ pub struct Stored<'a> {
     pub cols: usize,
     /// Codes or plain elements.
     pub codes: &'a [u8],
-    /// Element type of `scales` and `biases`.
+    /// Element type of `scales` and `biases`; where those are bytes, one that holds
+    /// their values, times [`Tiles::factors`], exactly.
     pub scale: Scalar,
-    /// Scales, empty for plain formats.
+    /// Scales, empty for plain formats and blocks.
     pub scales: &'a [u8],
-    /// Biases, empty for plain formats.
+    /// Biases or zero points, empty where the format has none.
     pub biases: &'a [u8],
+    /// What each scale covers, in [`Layout::Scaled`].
+    pub tiles: Tiles<'a>,
 }
 
 impl<'a> Stored<'a> {
@@ -371,7 +398,8 @@ impl<'a> Stored<'a> {
     /// not exactly `rows` rows.
     pub fn new(format: &'static Format, rows: usize, cols: usize, codes: &'a [u8]) -> Self {
         assert!(
-            !matches!(format.layout, Layout::Affine { .. }) && cols.is_multiple_of(format.block),
+            matches!(format.layout, Layout::Plain(_) | Layout::Block { .. })
+                && cols.is_multiple_of(format.block),
             "{cols} columns of {}",
             format.name
         );
@@ -388,6 +416,22 @@ impl<'a> Stored<'a> {
             scale: Scalar::F32,
             scales: &[],
             biases: &[],
+            tiles: Tiles::of_rows(0),
+        }
+    }
+
+    /// Bytes of a row's scales, and of its biases or zero points.
+    fn row_bytes(&self) -> (usize, usize) {
+        match self.format.layout {
+            Layout::Scaled { code, scale, .. } => {
+                let tiles = self.cols.div_ceil(self.tiles.cols);
+                let zeros = if code == Code::ZeroPoint { tiles } else { 0 };
+                (tiles * scale.bytes(self.scale), zeros)
+            }
+            _ => {
+                let n = self.format.scales(self.cols) * self.scale.bytes();
+                (n, n)
+            }
         }
     }
 
@@ -397,13 +441,17 @@ impl<'a> Stored<'a> {
     ///
     /// If there is no such row.
     pub fn row(&self, row: usize) -> Row<'a> {
-        let part = |bytes: &'a [u8], n: usize| &bytes[row * n..(row + 1) * n];
-        let n_scale = self.format.scales(self.cols) * self.scale.bytes();
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        let part = |bytes: &'a [u8], row: usize, n: usize| &bytes[row * n..(row + 1) * n];
+        let (scales, biases) = self.row_bytes();
+        let tile = (self.tiles.skip + row) / self.tiles.rows;
         Row {
-            codes: part(self.codes, self.format.code_bytes(self.cols)),
+            codes: part(self.codes, row, self.format.code_bytes(self.cols)),
             scale: self.scale,
-            scales: part(self.scales, n_scale),
-            biases: part(self.biases, n_scale),
+            scales: part(self.scales, tile, scales),
+            biases: part(self.biases, tile, biases),
+            width: self.tiles.cols,
+            factor: self.tiles.factor(row),
         }
     }
 
@@ -436,13 +484,24 @@ impl<'a> Stored<'a> {
     /// If the range reaches past the last row.
     pub fn slice(&self, rows: std::ops::Range<usize>) -> Stored<'a> {
         let part = |bytes: &'a [u8], n: usize| &bytes[rows.start * n..rows.end * n];
-        let n_scale = self.format.scales(self.cols) * self.scale.bytes();
-        Stored {
+        let codes = part(self.codes, self.format.code_bytes(self.cols));
+        let (n_scales, n_biases) = self.row_bytes();
+        let slice = Stored {
             rows: rows.len(),
-            codes: part(self.codes, self.format.code_bytes(self.cols)),
-            scales: part(self.scales, n_scale),
-            biases: part(self.biases, n_scale),
+            codes,
             ..*self
+        };
+        if matches!(self.format.layout, Layout::Scaled { .. }) {
+            let tiles = Tiles {
+                skip: self.tiles.skip + rows.start,
+                ..self.tiles
+            };
+            return Stored { tiles, ..slice };
+        }
+        Stored {
+            scales: part(self.scales, n_scales),
+            biases: part(self.biases, n_biases),
+            ..slice
         }
     }
 }
@@ -460,10 +519,14 @@ pub struct Owned {
     pub scale: Scalar,
     /// Codes or plain elements.
     pub codes: Vec<u8>,
-    /// Scales, empty for plain formats.
+    /// Scales, empty for plain formats and blocks.
     pub scales: Vec<u8>,
-    /// Biases, empty for plain formats.
+    /// Biases or zero points, empty where the format has none.
     pub biases: Vec<u8>,
+    /// Columns that a scale covers, in [`Layout::Scaled`]; it covers one row.
+    pub width: usize,
+    /// What a row's scales are multiplied by; empty if by nothing.
+    pub factors: Vec<f64>,
 }
 
 impl Owned {
@@ -477,10 +540,15 @@ impl Owned {
             scale: self.scale,
             scales: &self.scales,
             biases: &self.biases,
+            tiles: Tiles {
+                factors: &self.factors,
+                ..Tiles::of_rows(self.width)
+            },
         }
     }
 
-    /// Gathers the rows `order` of `from` into a new matrix, bytes unchanged.
+    /// Gathers the rows `order` of `from` into a new matrix, bytes unchanged; what
+    /// rows share becomes their own.
     ///
     /// # Panics
     ///
@@ -494,9 +562,14 @@ impl Owned {
             codes: Vec::new(),
             scales: Vec::new(),
             biases: Vec::new(),
+            width: from.tiles.cols,
+            factors: Vec::new(),
         };
         for row in order {
             let row = from.row(row);
+            if !from.tiles.factors.is_empty() {
+                out.factors.push(row.factor);
+            }
             out.codes.extend_from_slice(row.codes);
             out.scales.extend_from_slice(row.scales);
             out.biases.extend_from_slice(row.biases);
@@ -531,6 +604,8 @@ pub fn encode(format: &'static Format, values: &[f32], cols: usize, scale: Scala
         codes: Vec::new(),
         scales: Vec::new(),
         biases: Vec::new(),
+        width: 0,
+        factors: Vec::new(),
     };
     for row in values.chunks_exact(cols) {
         encode(format, row, scale, &mut out);

@@ -1,6 +1,7 @@
 //! A model's tensors on disk, by canonical name.
 
 use crate::LoadError;
+use crate::coded::Made;
 use crate::container::Entry;
 use crate::error::printable;
 use crate::folder::{self, Index};
@@ -62,6 +63,7 @@ pub(crate) struct Tensor {
     file: usize,
     pub(crate) entry: Entry,
     used: AtomicBool,
+    made: OnceLock<Made>,
 }
 
 impl Checkpoint {
@@ -119,9 +121,9 @@ impl Checkpoint {
         })
     }
 
-    /// Whether tensor `name` is stored.
+    /// Whether tensor `name` is stored, as itself or packed.
     pub fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+        self.tensors.contains_key(name) || self.tensors.contains_key(&format!("{name}_packed"))
     }
 
     /// All names, sorted; scales and biases of quantised matrices are names of
@@ -139,6 +141,9 @@ impl Checkpoint {
     /// separates them. [`Checkpoint::matrix`] is told the width and has no such
     /// doubt.
     pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        if let Some(shape) = self.coded_shape(name) {
+            return Some(shape);
+        }
         let tensor = self.tensors.get(name)?;
         let mut shape = tensor.entry.shape.clone();
         if let Some((module, scales)) = self.scales_of(name) {
@@ -150,10 +155,11 @@ impl Checkpoint {
 
     /// Tensor `name` as a matrix `[rows, cols]`, the bytes where they lie.
     ///
-    /// Plain elements, or MLX's affine groups where scales are stored beside it:
-    /// bits and group follow from the shapes, whatever the config says. Stacked
-    /// and convolution weights count as matrices if their leading axes multiply
-    /// to `rows` and the others to `cols`. Marks the tensor and its scales used.
+    /// Plain elements, or codes where scales are stored beside it (`coded.rs` has
+    /// the layouts): bits and group follow from the shapes, whatever the config
+    /// says. Stacked and convolution weights count as matrices if their leading axes
+    /// multiply to `rows` and the others to `cols`. Marks the tensor and its scales
+    /// used.
     ///
     /// # Errors
     ///
@@ -168,10 +174,10 @@ impl Checkpoint {
             rows > 0 && cols > 0,
             "`{name}` asked for as [{rows}, {cols}]"
         );
-        let tensor = self.tensor(name)?;
-        if let Some((module, scales)) = self.scales_of(name) {
-            return self.affine(name, module, tensor, scales, rows, cols);
+        if let Some(coded) = self.coded(name, rows, cols)? {
+            return Ok(coded);
         }
+        let tensor = self.tensor(name)?;
         let scalar = self.scalar(name, tensor)?;
         let shape = &tensor.entry.shape;
         if !splits_into(shape, rows, cols) {
@@ -232,7 +238,16 @@ impl Checkpoint {
     /// If it is missing, has another number of elements, is not i64, i32 or u32,
     /// or holds a number that does not fit.
     pub fn integers(&self, name: &str, n: usize) -> Result<Vec<u32>, LoadError> {
-        let tensor = self.tensor(name)?;
+        self.integers_of(name, self.tensor(name)?, n)
+    }
+
+    /// [`Checkpoint::integers`] of a tensor that was found.
+    pub(crate) fn integers_of(
+        &self,
+        name: &str,
+        tensor: &Tensor,
+        n: usize,
+    ) -> Result<Vec<u32>, LoadError> {
         let bytes = self.data(tensor);
         let four = |b: &[u8]| <[u8; 4]>::try_from(b).expect("four bytes");
         let values: Box<dyn Iterator<Item = i64> + '_> = match tensor.entry.dtype.name {
@@ -271,12 +286,14 @@ impl Checkpoint {
     }
 
     /// Names never asked for, sorted, and stored heads that another file
-    /// replaces, with the file they lie in.
+    /// replaces, with the file they lie in. Without scales of activations and of
+    /// cached keys and values, which change no weight: activations are not rounded
+    /// here as their writer rounded them.
     pub fn unused(&self) -> Vec<String> {
         let unused = self
             .tensors
             .iter()
-            .filter(|(_, t)| !t.used.load(Relaxed))
+            .filter(|(name, t)| !t.used.load(Relaxed) && !names::is_of_activations(name))
             .map(|(name, _)| name.clone());
         unused.chain(self.shadowed.iter().cloned()).collect()
     }
@@ -339,8 +356,13 @@ impl Checkpoint {
             .is_some_and(|(_, t)| mtp_rank(self.file_name(t)) < names::MTP_FILES.len())
     }
 
+    /// Finds `name` as stored.
+    pub(crate) fn find(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(name)
+    }
+
     /// Finds `name` and marks it used.
-    fn tensor(&self, name: &str) -> Result<&Tensor, LoadError> {
+    pub(crate) fn tensor(&self, name: &str) -> Result<&Tensor, LoadError> {
         let tensor = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         tensor.used.store(true, Relaxed);
         Ok(tensor)
@@ -348,6 +370,9 @@ impl Checkpoint {
 
     /// Why there is no `name`.
     fn missing(&self, name: &str) -> LoadError {
+        if let Some(orphan) = self.orphan(name) {
+            return orphan;
+        }
         let module = name.strip_suffix("weight").unwrap_or(name);
         let foreign = names::FOREIGN
             .iter()
@@ -374,61 +399,6 @@ impl Checkpoint {
     fn scales_of<'n>(&self, name: &'n str) -> Option<(&'n str, &Tensor)> {
         let module = name.strip_suffix(".weight")?;
         Some((module, self.tensors.get(&format!("{module}.scales"))?))
-    }
-
-    /// A matrix in affine groups (`checkpoints.md` §2.2).
-    fn affine(
-        &self,
-        name: &str,
-        module: &str,
-        words: &Tensor,
-        scales: &Tensor,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Stored<'_>, LoadError> {
-        let wrong_type = |name: &str, tensor: &Tensor, wanted| LoadError::WrongType {
-            name: name.into(),
-            found: tensor.entry.dtype.name.into(),
-            wanted,
-        };
-        let (scales_name, biases_name) = (format!("{module}.scales"), format!("{module}.biases"));
-        scales.used.store(true, Relaxed);
-        if words.entry.dtype.name != "U32" {
-            return Err(wrong_type(name, words, "u32 beside scales"));
-        }
-        let scale =
-            scales.entry.dtype.scalar().ok_or_else(|| {
-                wrong_type(&scales_name, scales, "f32, f16 or bf16 (affine groups)")
-            })?;
-        let biases = self.tensor(&biases_name)?;
-        if biases.entry.dtype != scales.entry.dtype {
-            return Err(wrong_type(&biases_name, biases, "the type of its scales"));
-        }
-        if biases.entry.shape != scales.entry.shape {
-            return Err(LoadError::WrongShape {
-                name: biases_name,
-                expected: scales.entry.shape.clone(),
-                found: biases.entry.shape.clone(),
-            });
-        }
-        let format =
-            affine_form(&words.entry.shape, &scales.entry.shape, rows, cols).ok_or_else(|| {
-                LoadError::WrongGroups {
-                    name: name.into(),
-                    expected: vec![rows, cols],
-                    words: words.entry.shape.clone(),
-                    scales: scales.entry.shape.clone(),
-                }
-            })?;
-        Ok(Stored {
-            format,
-            rows,
-            cols,
-            codes: self.data(words),
-            scale,
-            scales: self.data(scales),
-            biases: self.data(biases),
-        })
     }
 
     /// The columns of a quantised tensor, from its own entry or the default in
@@ -473,6 +443,11 @@ impl std::fmt::Debug for Checkpoint {
 }
 
 impl Tensor {
+    /// What is made of the codes here, once.
+    pub(crate) fn made(&self, make: impl FnOnce() -> Made) -> &Made {
+        self.made.get_or_init(make)
+    }
+
     fn has_elements(&self, name: &str, n: usize) -> Result<(), LoadError> {
         if self.entry.elements() != n {
             return Err(LoadError::WrongShape {
@@ -483,26 +458,6 @@ impl Tensor {
         }
         Ok(())
     }
-}
-
-/// The format in which `words: […, cols·bits/32]` and `scales: […, cols/group]`
-/// are a matrix `[rows, cols]`, if there is one (`checkpoints.md` §2.1).
-fn affine_form(
-    words: &[usize],
-    scales: &[usize],
-    rows: usize,
-    cols: usize,
-) -> Option<&'static quant::Format> {
-    let (&n_words, lead) = words.split_last()?;
-    let (&n_groups, scales_lead) = scales.split_last()?;
-    if lead != scales_lead || lead.iter().product::<usize>() != rows {
-        return None;
-    }
-    let exact = |a: usize, b: usize| a.is_multiple_of(b).then(|| a / b);
-    quant::affine(
-        exact(n_words.checked_mul(32)?, cols)?,
-        exact(cols, n_groups)?,
-    )
 }
 
 /// Whether some leading axes multiply to `rows` and the rest to `cols`.
@@ -562,6 +517,7 @@ fn assemble(
                     file: files.len(),
                     entry,
                     used: AtomicBool::new(false),
+                    made: OnceLock::new(),
                 },
             ));
         }

@@ -144,6 +144,38 @@ pub enum LoadError {
         /// The canonical name.
         name: String,
     },
+    /// One of the tensors that make a weight together is missing.
+    #[error("tensor `{name}` is missing, without which `{of}` means nothing")]
+    MissingCompanion {
+        /// The canonical name.
+        name: String,
+        /// What is there.
+        of: String,
+    },
+    /// Scales cover no known part of their matrix.
+    #[error(
+        "tensor `{name}` has shape {found:?}, but a matrix {of:?} needs one scale, one a row, one for some columns of a row, or one for each block of {block:?}"
+    )]
+    WrongScales {
+        /// The canonical name.
+        name: String,
+        /// Shape of the scales.
+        found: Vec<usize>,
+        /// Rows and columns of the matrix.
+        of: Vec<usize>,
+        /// Rows and columns of a block.
+        block: Vec<usize>,
+    },
+    /// A factor of scales is zero, infinite or no number.
+    #[error("element {at} of tensor `{name}` is {value}, which cannot be a factor of scales")]
+    BadFactor {
+        /// The canonical name.
+        name: String,
+        /// Which element.
+        at: usize,
+        /// Its value.
+        value: f32,
+    },
     /// The model needs a tensor that is stored in a format that cannot be read.
     #[error("tensor `{name}` is stored in {format} format, which cannot be read")]
     UnknownFormat {
@@ -164,7 +196,7 @@ pub enum LoadError {
     },
     /// Packed codes and scales do not fit the matrix the model asked for.
     #[error(
-        "tensor `{name}` packs words {words:?} with scales {scales:?}, which is no affine form of {expected:?}"
+        "tensor `{name}` packs words {words:?} with scales {scales:?}, which is no known form of {expected:?}"
     )]
     WrongGroups {
         /// The canonical name.

@@ -14,6 +14,7 @@
 #![deny(unsafe_code)]
 
 mod checkpoint;
+mod coded;
 mod container;
 mod error;
 mod folder;

@@ -37,9 +37,22 @@ pub(crate) const DUPLICATES: &[&str] = &["lm_head."];
 /// What other quantised formats store in place of `MODULE.weight`
 /// (`checkpoints.md` §1.1), to tell a format that cannot be read from a tensor
 /// that is not there.
-pub(crate) const FOREIGN: &[(&str, &str)] = &[
-    ("weight_packed", "compressed-tensors"),
-    ("qweight", "GPTQ or AWQ"),
+pub(crate) const FOREIGN: &[(&str, &str)] = &[("qweight", "GPTQ or AWQ")];
+
+/// Ends of the names of scales and zero points that belong to activations or to
+/// cached keys and values.
+const OF_ACTIVATIONS: &[&str] = &[
+    ".input_scale",
+    ".input_global_scale",
+    ".input_zero_point",
+    ".output_scale",
+    ".output_zero_point",
+    ".q_scale",
+    ".q_zero_point",
+    ".k_scale",
+    ".k_zero_point",
+    ".v_scale",
+    ".v_zero_point",
 ];
 
 /// Ends of the names of Qwen's offset norms, `y = x/rms(x) · (1 + w)`
@@ -72,6 +85,11 @@ pub(crate) fn is_offset_norm(name: &str) -> bool {
     name == "norm.weight"
         || ((name.starts_with("layers.") || name.starts_with(MTP))
             && OFFSET_NORMS.iter().any(|end| name.ends_with(end)))
+}
+
+/// Whether canonical `name` changes no weight.
+pub(crate) fn is_of_activations(name: &str) -> bool {
+    OF_ACTIVATIONS.iter().any(|end| name.ends_with(end))
 }
 
 /// Whether canonical `name` is the convolution whose layout tells who wrote the

@@ -12,15 +12,13 @@
 
 use crate::block::{self, Block, Pieces, half, nibbles, put_half, put_nibbles};
 use crate::gguf::fit::{self, fit_k_levels, fit_levels};
+use crate::small::E2M1_DOUBLED as FP4;
 use crate::{Codes, Format, Scalar, Zero};
 
 /// The levels of `iq4_nl` and `iq4_xs`.
 const IQ4: &[i8] = &[
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
-
-/// The values of E2M1, doubled. Both zeros are `+0`.
-const FP4: &[i8] = &[0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 const fn view(group: usize, super_group: usize, scale: Scalar, levels: &'static [i8]) -> Codes {
     Codes {

@@ -214,7 +214,8 @@ fn stored_values_err_no_more_than_with_other_programs() {
 proptest! {
     #[test]
     fn a_view_of_codes_gives_the_decoded_values(seed in proptest::collection::vec(any::<u8>(), 210 * 4), values in proptest::collection::vec(-1f32..1.0, 512)) {
-        for format in FORMATS.iter().copied().flatten().filter(|f| f.codes().is_some()) {
+        let here = |f: &&Format| f.codes().is_some() && !matches!(f.layout, Layout::Scaled { .. });
+        for format in FORMATS.iter().copied().flatten().filter(here) {
             let owned: Owned;
             let matrix = match format.layout {
                 Layout::Block { bytes, .. } => {

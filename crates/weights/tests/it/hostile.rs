@@ -12,7 +12,8 @@ fn exercise(bytes: &[u8]) -> Result<(), LoadError> {
         vec![("model.safetensors".into(), Cow::Owned(bytes.to_vec()))],
     )?;
     let names: Vec<String> = checkpoint.names().map(String::from).collect();
-    for name in &names {
+    for stored in &names {
+        let name = stored.strip_suffix("_packed").unwrap_or(stored);
         if let Some(shape) = checkpoint.shape(name) {
             let (n, cols) = (
                 shape.iter().product::<usize>(),
@@ -61,7 +62,45 @@ fn sample() -> Vec<u8> {
         vec![2, 2],
         owned.biases,
     ));
+    for (name, dtype, shape, n) in [
+        ("a.weight", "F8_E4M3", vec![2, 64], 128),
+        ("a.weight_scale", "F32", vec![2, 1], 8),
+        ("b.weight_packed", "I32", vec![2, 8], 64),
+        ("b.weight_scale", "BF16", vec![2, 2], 8),
+        ("b.weight_zero_point", "I32", vec![1, 2], 8),
+        ("b.weight_shape", "I64", vec![2], 16),
+        ("c.weight_packed", "U8", vec![2, 32], 64),
+        ("c.weight_scale", "F8_E4M3", vec![2, 4], 8),
+        ("c.weight_global_scale", "F32", vec![1], 4),
+        ("d.weight", "U32", vec![2, 8], 64),
+        ("d.scales", "U8", vec![2, 4], 8),
+        ("d.global_scale", "F32", vec![1], 4),
+    ] {
+        let bytes = match name {
+            "b.weight_shape" => [2u64, 64].map(u64::to_le_bytes).concat(),
+            _ => vec![1; n],
+        };
+        tensors.push(Tensor(name.into(), dtype, shape, bytes));
+    }
     file(Some(r#"{"format": "mlx"}"#), &tensors)
+}
+
+#[test]
+fn every_matrix_of_the_sample_can_be_read() {
+    let checkpoint = load("{}", &[("model.safetensors", sample())]).unwrap();
+    for name in [
+        "lm_head.weight",
+        "a.weight",
+        "b.weight",
+        "c.weight",
+        "d.weight",
+    ] {
+        assert_eq!(
+            checkpoint.matrix(name, 2, 64).unwrap().to_f32().len(),
+            128,
+            "{name}"
+        );
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One binary, so that the crate is linked once.
 
 mod bundled;
+mod coded;
 mod common;
 mod folder;
 mod hostile;

@@ -366,12 +366,15 @@ fn what_cannot_be_used_is_named() {
     let mut other_biases = packed("a", &owned);
     other_biases[2] = Tensor("a.biases".into(), "F16", vec![1, 2], vec![0; 4]);
     let mut mx = packed("a", &owned);
-    mx[1] = Tensor("a.scales".into(), "U8", vec![1, 2], vec![0; 2]);
+    mx[1] = Tensor("a.scales".into(), "I8", vec![1, 2], vec![0; 2]);
     let mut bytes = packed("a", &owned);
     bytes[0] = Tensor("a.weight".into(), "U8", vec![1, 32], vec![0; 32]);
     for (tensors, message) in [
         (vec![], "tensor `a.weight` is missing"),
-        (no_biases, "tensor `a.biases` is missing"),
+        (
+            no_biases,
+            "tensor `a.biases` is missing, without which `a.scales` means nothing",
+        ),
         (
             short_biases,
             "tensor `a.biases` has shape [2], expected [1, 2]",
@@ -382,7 +385,7 @@ fn what_cannot_be_used_is_named() {
         ),
         (
             mx,
-            "tensor `a.scales` is stored as U8, but f32, f16 or bf16 (affine groups) is needed here",
+            "tensor `a.scales` is stored as I8, but f32, f16, bf16 or u8 (scales) is needed here",
         ),
         (
             bytes,
@@ -395,16 +398,7 @@ fn what_cannot_be_used_is_named() {
                 vec![1, 64],
                 vec![0; 64],
             )],
-            "tensor `a.weight` is stored as F8_E4M3, but f32, f16 or bf16 is needed here",
-        ),
-        (
-            vec![Tensor(
-                "a.weight_packed".into(),
-                "I32",
-                vec![1, 8],
-                vec![0; 32],
-            )],
-            "tensor `a.weight` is stored in compressed-tensors format, which cannot be read",
+            "tensor `a.weight_scale` is missing, without which `a.weight` means nothing",
         ),
         (
             vec![Tensor("a.qweight".into(), "I32", vec![8, 1], vec![0; 32])],
@@ -435,7 +429,7 @@ fn what_cannot_be_used_is_named() {
         assert_eq!(
             message,
             format!(
-                "tensor `a.weight` packs words [1, 8] with scales [1, 2], which is no affine form of [{rows}, {cols}]"
+                "tensor `a.weight` packs words [1, 8] with scales [1, 2], which is no known form of [{rows}, {cols}]"
             )
         );
     }
