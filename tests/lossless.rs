@@ -13,8 +13,8 @@ use backend::Backend;
 use cache::{Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{Gemma4Assistant, Qwen35Mtp, load_target};
+use speculate::DraftLength::{self, Fixed, UpTo};
 use speculate::draft::{Assistant, Forced, Mtp, Ngram};
-use speculate::length::Fixed;
 use speculate::{Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -81,7 +81,15 @@ const TRAINED: &[Subject] = &[
     },
 ];
 
-const DRAFT_LENGTHS: &[usize] = &[0, 1, 2, 3, 5, 8];
+const DRAFT_LENGTHS: &[DraftLength] = &[
+    Fixed(0),
+    Fixed(1),
+    Fixed(2),
+    Fixed(3),
+    Fixed(5),
+    Fixed(8),
+    UpTo(8),
+];
 const CHUNKS: &[usize] = &[1, 7, 64, 512];
 const WIDTHS: &[usize] = &[1, 3, 8];
 const CONTEXT: usize = 384;
@@ -140,7 +148,7 @@ struct Setup<'a> {
     subject: Subject,
     backend: &'a Arc<dyn Backend>,
     draft: Draft,
-    draft_max: usize,
+    length: DraftLength,
     chunk: usize,
     width: usize,
     kv_format: &'static quant::Format,
@@ -183,13 +191,7 @@ fn write(
             }
         }),
     };
-    let mut speculator = Speculator::new(
-        b.clone(),
-        target,
-        memory,
-        drafter,
-        Box::new(Fixed(setup.draft_max)),
-    );
+    let mut speculator = Speculator::new(b.clone(), target, memory, drafter);
     let mut written = Written {
         texts: vec![Vec::new(); prompts.len()],
         drafted: 0,
@@ -209,7 +211,7 @@ fn write(
                 // Lengths differ, so that streams start and end beside running ones.
                 max_tokens: MAX_TOKENS - (first + i) % 5,
                 stop_tokens: Arc::new([]),
-                draft_max: setup.draft_max,
+                draft: setup.length,
             };
             running.push((i, speculator.open(prompt.clone(), options).unwrap()));
         }
@@ -274,10 +276,10 @@ fn assert_same(setup: &Setup<'_>, what: &str, got: &Written, want: &[Vec<u32>]) 
         if got != want {
             let at = got.iter().zip(want).position(|(g, w)| g != w);
             panic!(
-                "{} {:?} {what} draft {} chunk {} width {} kv {} on {}: prompt {i} differs at token {at:?} of {}",
+                "{} {:?} {what} draft {:?} chunk {} width {} kv {} on {}: prompt {i} differs at token {at:?} of {}",
                 setup.subject.target,
                 setup.draft,
-                setup.draft_max,
+                setup.length,
                 setup.chunk,
                 setup.width,
                 setup.kv_format.name,
@@ -307,7 +309,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                 subject,
                 backend: &backends.last().unwrap().1,
                 draft: Draft::None,
-                draft_max: 0,
+                length: Fixed(0),
                 chunk: 512,
                 width: 8,
                 kv_format,
@@ -317,7 +319,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                 .into();
             // The grid's axes vary together: each cell takes the next few prompts.
             let mut next = 0;
-            for (d, &draft_max) in DRAFT_LENGTHS.iter().enumerate() {
+            for (d, &length) in DRAFT_LENGTHS.iter().enumerate() {
                 for (c, &chunk) in CHUNKS.iter().enumerate() {
                     for (k, (isa, backend)) in backends.iter().enumerate() {
                         for draft in [Draft::Head, Draft::Ngram, Draft::Oracle] {
@@ -336,7 +338,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                                 subject,
                                 backend,
                                 draft,
-                                draft_max,
+                                length,
                                 chunk,
                                 width,
                                 kv_format,
@@ -402,26 +404,31 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
         let best = Isa::available().pop().unwrap();
         let backends = [backend(best, 2), backend(best, 1)];
         for (s, (what, sampling)) in samplings().into_iter().enumerate() {
-            let setup = |draft, draft_max, chunk, width, backend| Setup {
+            let setup = |draft, length, chunk, width, backend| Setup {
                 subject,
                 backend,
                 draft,
-                draft_max,
+                length,
                 chunk,
                 width,
                 kv_format: &quant::BF16,
             };
-            let plain = setup(Draft::None, 0, 512, 1, &backends[0]);
+            let plain = setup(Draft::None, Fixed(0), 512, 1, &backends[0]);
             let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
-            for (draft, draft_max, chunk, width) in [
-                (Draft::Head, [3, 8, 1][s], [64, 512, 7][s], [1, 3, 8][s]),
-                (Draft::Ngram, 5, 33, [8, 1, 3][s]),
+            for (draft, length, chunk, width) in [
+                (
+                    Draft::Head,
+                    [Fixed(3), UpTo(8), Fixed(1)][s],
+                    [64, 512, 7][s],
+                    [1, 3, 8][s],
+                ),
+                (Draft::Ngram, Fixed(5), 33, [8, 1, 3][s]),
             ] {
-                let setup = setup(draft, draft_max, chunk, width, &backends[s % 2]);
+                let setup = setup(draft, length, chunk, width, &backends[s % 2]);
                 let got = write(&setup, &prompts, 0, &sampling, &[]);
                 assert_same(&setup, what, &got, &want);
                 println!(
-                    "{name} {draft:?} {what}: {} of {} accepted at length {draft_max}",
+                    "{name} {draft:?} {what}: {} of {} accepted at length {length:?}",
                     got.accepted, got.drafted
                 );
                 if draft == Draft::Head {
@@ -445,13 +452,13 @@ fn a_rollback_that_is_off_by_one_does_not_go_unseen() {
         subject: Subject,
         backend: &'a Arc<dyn Backend>,
         draft: Draft,
-        draft_max: usize,
+        length: DraftLength,
     ) -> Setup<'a> {
         Setup {
             subject,
             backend,
             draft,
-            draft_max,
+            length,
             chunk: 64,
             width: 3,
             kv_format: &quant::F32,
@@ -461,7 +468,7 @@ fn a_rollback_that_is_off_by_one_does_not_go_unseen() {
     let sampling = Sampling::default();
     let right: Arc<dyn Backend> = Arc::new(backend::Reference);
     let want = write(
-        &setup(subject, &right, Draft::None, 0),
+        &setup(subject, &right, Draft::None, Fixed(0)),
         &prompts,
         0,
         &sampling,
@@ -469,7 +476,7 @@ fn a_rollback_that_is_off_by_one_does_not_go_unseen() {
     )
     .texts;
     let drafted = write(
-        &setup(subject, &right, Draft::Oracle, 3),
+        &setup(subject, &right, Draft::Oracle, Fixed(3)),
         &prompts,
         0,
         &sampling,
@@ -497,7 +504,7 @@ fn a_rollback_that_is_off_by_one_does_not_go_unseen() {
             mistake,
         ));
         let got = write(
-            &setup(subject, &wrong, Draft::Oracle, 3),
+            &setup(subject, &wrong, Draft::Oracle, Fixed(3)),
             &prompts,
             0,
             &sampling,

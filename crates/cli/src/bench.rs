@@ -11,7 +11,7 @@ use crate::model;
 use anyhow::{Context, Result, bail};
 use backend::{Backend, Batch};
 use cache::{Memory, MemorySize};
-use engine::{Engine, EngineOptions, Request, RequestOutcome, Sampling};
+use engine::{DraftLength, Engine, EngineOptions, Request, RequestOutcome, Sampling};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -402,7 +402,7 @@ fn generate(
             for &draft_max in &lengths {
                 let mut request = Request::new(prompt.ids.clone());
                 request.max_tokens = Some(args.max_tokens);
-                request.draft_max = Some(draft_max);
+                request.draft = Some(DraftLength::Fixed(draft_max));
                 request.sampling = Sampling {
                     temperature,
                     top_p: if temperature > 0.0 { args.top_p } else { 1.0 },

@@ -26,5 +26,5 @@ pub use request::{
     Speculation, Timings, Usage,
 };
 pub use scheduler::{Counters, Engine, EngineOptions};
-pub use speculate::Sampling;
+pub use speculate::{DraftLength, Sampling};
 pub use text::{SamplingDefaults, Text};

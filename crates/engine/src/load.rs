@@ -6,7 +6,6 @@ use cache::{Memory, MemoryPlan, MemorySize};
 use models::{Gemma4Assistant, ModelError, Qwen35Mtp, Target};
 use serde::Serialize;
 use speculate::draft::{Assistant, Mtp, Ngram};
-use speculate::length::Fixed;
 use speculate::{Drafter, Speculator};
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -149,7 +148,7 @@ impl FromStr for DraftChoice {
 pub struct LoadOptions {
     /// Who drafts.
     pub draft: DraftChoice,
-    /// Longest draft.
+    /// Longest draft; how long one is, is what pays.
     pub draft_max: usize,
     /// Tokens of a sequence; the model's own limit, but at most
     /// [`DEFAULT_CONTEXT`], if absent.
@@ -328,13 +327,7 @@ pub fn load(
         draft_max: options.draft_max,
         unused_tensors: unused,
     };
-    let speculator = Speculator::new(
-        b,
-        target,
-        memory,
-        drafter,
-        Box::new(Fixed(options.draft_max)),
-    );
+    let speculator = Speculator::new(b, target, memory, drafter);
     Ok(Model {
         speculator,
         text: Arc::new(text),

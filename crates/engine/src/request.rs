@@ -1,7 +1,7 @@
 //! What goes into the engine and what comes out.
 
 use serde::Serialize;
-use speculate::{Sampling, Stats};
+use speculate::{DraftLength, Sampling, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,9 +20,9 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Whether stop tokens and other special tokens show up in the text.
     pub show_specials: bool,
-    /// Longest draft for this request; the engine's own limit if absent, no
-    /// speculation if 0.
-    pub draft_max: Option<usize>,
+    /// How long drafts are; as long as pays, up to the engine's own limit, if
+    /// absent. At most 0 turns speculation off.
+    pub draft: Option<DraftLength>,
 }
 
 impl Request {
@@ -35,7 +35,7 @@ impl Request {
             stop: Vec::new(),
             ignore_eos: false,
             show_specials: false,
-            draft_max: None,
+            draft: None,
         }
     }
 }

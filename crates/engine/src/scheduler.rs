@@ -14,7 +14,7 @@ use crate::request::{
     CancelToken, Event, FinishReason, Rejected, Request, RequestOutcome, Sink, Speculation,
     Timings, Usage,
 };
-use speculate::{Finish, Speculator, Stream, StreamOptions};
+use speculate::{DraftLength, Finish, Speculator, Stream, StreamOptions};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -219,7 +219,7 @@ impl Engine {
         let bad = |e: &dyn std::fmt::Display| Rejected::BadParameter(e.to_string());
         request.sampling.validate(vocab_size).map_err(|e| bad(&e))?;
         StopStrings::new(&request.stop).map_err(|e| bad(&e))?;
-        if request.draft_max.is_some_and(|n| n > self.info.draft_max) {
+        if request.draft.is_some_and(|n| n.max() > self.info.draft_max) {
             let limit = self.info.draft_max;
             return Err(Rejected::BadParameter(format!(
                 "drafts of this engine have at most {limit} tokens"
@@ -334,7 +334,7 @@ impl Scheduler {
                 sampling: request.sampling,
                 max_tokens: request.max_tokens.unwrap_or(usize::MAX),
                 stop_tokens,
-                draft_max: request.draft_max.unwrap_or(self.draft_max),
+                draft: request.draft.unwrap_or(DraftLength::UpTo(self.draft_max)),
             };
             let specials = if request.show_specials {
                 Specials::Show
@@ -342,7 +342,7 @@ impl Scheduler {
                 Specials::Skip
             };
             let stops = StopStrings::new(&request.stop);
-            let speculates = options.draft_max > 0;
+            let speculates = options.draft.max() > 0;
             match (self.speculator.open(request.prompt, options), stops) {
                 (Ok(stream), Ok(stops)) => {
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
@@ -535,6 +535,8 @@ impl Running {
                 || {
                     if stats.rounds == 0 {
                         "the text ended before the first round".to_owned()
+                    } else if stats.held_back == stats.rounds {
+                        "drafting would not have paid".to_owned()
                     } else {
                         "the drafter had no guess".to_owned()
                     }

@@ -1,71 +1,507 @@
 //! Draft length: how many tokens to ask the drafter for.
 //!
-//! A policy sees counts, not tokens; whatever it answers changes how soon the
-//! tokens come, never which ones.
+//! What is decided here changes how soon tokens come, never which ones. A round
+//! of `r` rows takes `verify(r) + draft(n)` milliseconds, as measured in earlier
+//! rounds, and brings each stream one token and one more for every guess that is
+//! accepted. Lengths are those for which the batch's expected tokens a
+//! millisecond are most: 0 where plain decoding is.
+//!
+//! Guesses can be wrong about a text, so a stream's [`Ledger`] compares every
+//! round with the plain rounds it replaced. A stream that has lost
+//! [`LOSS_STEPS`] plain steps and [`LOSS_SHARE`] of its time drafts no more until
+//! plain rounds have made the share smaller: speculation costs at most that. One
+//! that does not draft tries a single guess now and then, as far as that allows.
 
-use crate::stats::Position;
+use std::collections::BTreeMap;
+use std::time::Duration;
 
-/// What a policy may know of the request it answers for.
-#[derive(Clone, Copy, Debug)]
-pub struct LengthInput<'a> {
-    /// The request's own drafted and accepted tokens by draft position. Shorter
-    /// than the longest draft, and empty before the first.
-    pub by_position: &'a [Position],
-    /// Tokens the request may still emit.
-    pub remaining: usize,
-    /// Tokens of the request so far: prompt and output.
-    pub context: usize,
-    /// Requests in the round.
-    pub batch_size: usize,
-    /// The longest draft that has room.
-    pub maximum: usize,
-}
+/// Plain steps that speculation may lose a stream before it pauses.
+pub const LOSS_STEPS: f64 = 4.0;
+/// Part of a stream's time that speculation may lose besides.
+pub const LOSS_SHARE: f64 = 0.02;
 
-/// What became of one request's draft in one round.
+/// How much of what a round taught is left a round later, for its own stream
+/// and for those that start after it.
+const KEEP: (f64, f64) = (0.96, 0.998);
+/// Rounds that a guess about a stream's acceptance weighs, before its own.
+const PRIOR_ROUNDS: f64 = 4.0;
+/// The chance of a model's first guess before there was a round.
+const FIRST_CHANCE: f64 = 0.8;
+/// Steps' times are kept apart by context, in octaves from this one.
+const FIRST_OCTAVE: u32 = 10;
+/// Rounds after which the time of a plain step is measured again.
+const STALE: u64 = 1024;
+/// Chances below this are not worth looking at.
+const FAINT: f64 = 0.02;
+/// The least that a text is thought of for what others were: it may differ.
+const LEAST_PRIOR: f64 = 0.25;
+/// Plain rounds after which one guess is tried again.
+const PROBE: u32 = 32;
+
+/// How long a stream's drafts are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RoundOutcome {
-    /// Tokens drafted.
-    pub n_drafted: usize,
-    /// Draft tokens accepted.
-    pub n_accepted: usize,
+pub enum DraftLength {
+    /// This long, in every round that has room for it.
+    Fixed(usize),
+    /// As long as pays, and at most this long.
+    UpTo(usize),
 }
 
-/// Decides on draft lengths.
-pub trait LengthPolicy: Send {
-    /// The next draft's length for one request: at most `request.maximum`; 0 is
-    /// plain decoding.
-    fn length(&mut self, request: &LengthInput<'_>) -> usize;
-
-    /// Takes note of a round that is over.
-    fn learn(&mut self, outcome: &RoundOutcome);
+impl DraftLength {
+    /// The longest draft; 0 turns speculation off.
+    pub fn max(self) -> usize {
+        match self {
+            DraftLength::Fixed(n) | DraftLength::UpTo(n) => n,
+        }
+    }
 }
 
-/// The same length every round.
-#[derive(Clone, Copy, Debug)]
-pub struct Fixed(pub usize);
+/// How often guesses were accepted, by position in the draft, of those whose
+/// predecessors all were. Newer rounds count more.
+#[derive(Clone, Debug, Default)]
+pub struct Acceptance(Vec<Tested>);
 
-impl LengthPolicy for Fixed {
-    fn length(&mut self, request: &LengthInput<'_>) -> usize {
-        self.0.min(request.maximum)
+#[derive(Clone, Copy, Debug, Default)]
+struct Tested {
+    tested: f64,
+    accepted: f64,
+}
+
+impl Acceptance {
+    fn learn(&mut self, keep: f64, n_drafted: usize, n_accepted: usize) {
+        if self.0.len() < n_drafted {
+            self.0.resize(n_drafted, Tested::default());
+        }
+        for (i, position) in self.0.iter_mut().enumerate() {
+            position.tested *= keep;
+            position.accepted *= keep;
+            if i < n_drafted && i <= n_accepted {
+                position.tested += 1.0;
+                position.accepted += f64::from(u8::from(i < n_accepted));
+            }
+        }
     }
 
-    fn learn(&mut self, _outcome: &RoundOutcome) {}
+    /// The chance that the guess at `position` is accepted if those before it
+    /// are; `prior` is the answer where nothing is known.
+    fn chance(&self, position: usize, prior: f64) -> f64 {
+        let known = self.0.get(position).copied().unwrap_or_default();
+        (known.accepted + PRIOR_ROUNDS * prior) / (known.tested + PRIOR_ROUNDS)
+    }
+}
+
+/// What speculation has cost one stream and saved it.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    acceptance: Acceptance,
+    /// Milliseconds more than plain rounds would have taken.
+    lost: f64,
+    /// Milliseconds in all.
+    elapsed: f64,
+    /// Plain rounds since the last draft.
+    idle: u32,
+}
+
+impl Ledger {
+    /// Milliseconds that the stream's rounds took beyond those of plain
+    /// decoding, as far as that is known; negative if they were fewer.
+    pub fn lost_ms(&self) -> f64 {
+        self.lost
+    }
+
+    fn may_draft(&self, plain_step: f64) -> bool {
+        self.lost <= LOSS_STEPS * plain_step + LOSS_SHARE * self.elapsed
+    }
+}
+
+/// What is asked about one stream.
+#[derive(Clone, Copy, Debug)]
+pub struct LengthInput<'a> {
+    /// What its drafts came to so far.
+    pub ledger: &'a Ledger,
+    /// What it wishes.
+    pub wish: DraftLength,
+    /// The longest draft that has room.
+    pub room: usize,
+    /// Tokens of the stream so far: prompt and output.
+    pub context: usize,
+}
+
+impl LengthInput<'_> {
+    fn most(&self) -> usize {
+        self.wish.max().min(self.room)
+    }
+}
+
+/// What one round took. Rounds with prompt rows are not comparable and are left
+/// out.
+#[derive(Clone, Copy, Debug)]
+pub struct RoundCost {
+    /// Streams in it.
+    pub streams: usize,
+    /// Rows the target ran.
+    pub rows: usize,
+    /// Tokens of its longest stream.
+    pub context: usize,
+    /// The longest draft asked for after it.
+    pub asked: usize,
+    /// Time of the target, choosing included.
+    pub verify: Duration,
+    /// Time of the drafter.
+    pub draft: Duration,
+}
+
+/// Decides on draft lengths from what rounds have cost and brought.
+#[derive(Clone, Debug, Default)]
+pub struct Lengths {
+    acceptance: Acceptance,
+    /// By octave of context, then rows.
+    verify: BTreeMap<u32, Curve>,
+    /// By octave of context and streams, then length.
+    draft: BTreeMap<(u32, usize), Curve>,
+    rounds: u64,
+}
+
+impl Lengths {
+    /// The next drafts' lengths, one for each of `streams`.
+    pub fn choose(&self, streams: &[LengthInput<'_>]) -> Vec<usize> {
+        let start = |s: &LengthInput<'_>| match s.wish {
+            DraftLength::Fixed(_) => s.most(),
+            DraftLength::UpTo(_) => 0,
+        };
+        let mut lengths: Vec<usize> = streams.iter().map(start).collect();
+        let context = streams.iter().map(|s| s.context).max().unwrap_or(0);
+        let Some(plain) = self.plain_step(context, streams.len()) else {
+            return lengths;
+        };
+        let grows: Vec<bool> = streams
+            .iter()
+            .map(|s| matches!(s.wish, DraftLength::UpTo(_)) && s.ledger.may_draft(plain))
+            .collect();
+        // The chance that all of a stream's guesses so far are accepted.
+        let mut reached = vec![1.0; streams.len()];
+        let mut tokens = streams.len() as f64;
+        for (i, stream) in streams.iter().enumerate() {
+            for position in 0..lengths[i] {
+                reached[i] *= self.chance(stream.ledger, position);
+                tokens += reached[i];
+            }
+        }
+        let mut best = lengths.clone();
+        let mut best_rate = tokens / self.cost(context, &lengths);
+        loop {
+            let next = (0..streams.len())
+                .filter(|&i| grows[i] && lengths[i] < streams[i].most())
+                .map(|i| (i, reached[i] * self.chance(streams[i].ledger, lengths[i])))
+                .max_by(|a, b| a.1.total_cmp(&b.1));
+            let Some((i, chance)) = next.filter(|n| n.1 > FAINT) else {
+                break;
+            };
+            lengths[i] += 1;
+            reached[i] = chance;
+            tokens += chance;
+            let rate = tokens / self.cost(context, &lengths);
+            if rate > best_rate {
+                best_rate = rate;
+                best.copy_from_slice(&lengths);
+            }
+        }
+        for (i, stream) in streams.iter().enumerate() {
+            if grows[i] && best[i] == 0 && stream.ledger.idle >= PROBE {
+                best[i] = stream.most().min(1);
+            }
+        }
+        best
+    }
+
+    /// Takes note of a stream's verified draft.
+    pub fn verified(&mut self, ledger: &mut Ledger, n_drafted: usize, n_accepted: usize) {
+        ledger.acceptance.learn(KEEP.0, n_drafted, n_accepted);
+        if n_drafted > 0 {
+            self.acceptance.learn(KEEP.1, n_drafted, n_accepted);
+            ledger.idle = 0;
+        } else {
+            ledger.idle += 1;
+        }
+    }
+
+    /// Takes note of what a round took.
+    pub fn took(&mut self, cost: &RoundCost) {
+        self.rounds += 1;
+        let octave = octave(cost.context);
+        let ms = |d: Duration| d.as_secs_f64() * 1e3;
+        self.verify
+            .entry(octave)
+            .or_default()
+            .learn(cost.rows, ms(cost.verify), self.rounds);
+        self.draft.entry((octave, cost.streams)).or_default().learn(
+            cost.asked,
+            ms(cost.draft),
+            self.rounds,
+        );
+    }
+
+    /// Enters a round that brought a stream `emitted` tokens into its ledger.
+    pub fn book(&self, ledger: &mut Ledger, cost: &RoundCost, emitted: usize) {
+        let Some(plain) = self.plain_step(cost.context, cost.streams) else {
+            return;
+        };
+        let took = (cost.verify + cost.draft).as_secs_f64() * 1e3;
+        ledger.elapsed += took;
+        // What was saved long ago does not pay for a loss now.
+        let least = -2.0 * LOSS_STEPS * plain;
+        ledger.lost = (ledger.lost + took - emitted as f64 * plain).max(least);
+    }
+
+    fn chance(&self, ledger: &Ledger, position: usize) -> f64 {
+        let prior = (0..=position).fold(FIRST_CHANCE, |prior, p| self.acceptance.chance(p, prior));
+        ledger.acceptance.chance(position, prior.max(LEAST_PRIOR))
+    }
+
+    /// Milliseconds of a round without drafts, if one like it was seen of late.
+    fn plain_step(&self, context: usize, streams: usize) -> Option<f64> {
+        let curve = self.verify.get(&octave(context))?;
+        let fresh = |p: &Point| p.last + STALE > self.rounds;
+        curve.0.range(..=streams).any(|(_, p)| fresh(p)).then(|| {
+            let draft = self.draft.get(&(octave(context), streams));
+            curve.at(streams) + draft.map_or(0.0, |curve| curve.at(0))
+        })
+    }
+
+    /// Milliseconds of a round with drafts of these lengths.
+    fn cost(&self, context: usize, lengths: &[usize]) -> f64 {
+        let rows = lengths.len() + lengths.iter().sum::<usize>();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let octave = octave(context);
+        let verify = self.verify.get(&octave).map_or(0.0, |curve| curve.at(rows));
+        let draft = self.draft.get(&(octave, lengths.len()));
+        verify + draft.map_or(0.0, |curve| curve.at(longest))
+    }
+}
+
+fn octave(context: usize) -> u32 {
+    (context | 1).ilog2().max(FIRST_OCTAVE)
+}
+
+/// Milliseconds by a count.
+#[derive(Clone, Debug, Default)]
+struct Curve(BTreeMap<usize, Point>);
+
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    ms: f64,
+    seen: f64,
+    /// The round that it was last seen in.
+    last: u64,
+}
+
+impl Curve {
+    fn learn(&mut self, count: usize, ms: f64, round: u64) {
+        let point = self.0.entry(count).or_insert(Point {
+            ms,
+            seen: 0.0,
+            last: round,
+        });
+        // A hiccup of the machine is no news about the model.
+        let ms = ms.clamp(point.ms / 2.0, point.ms * 2.0);
+        point.seen = (point.seen + 1.0).min(8.0);
+        point.ms += (ms - point.ms) / point.seen;
+        point.last = round;
+    }
+
+    /// Between the nearest counts on a line; beyond the last one on the line of
+    /// the last two, never falling. A single point counts for all.
+    fn at(&self, count: usize) -> f64 {
+        let below = self.0.range(..=count).next_back();
+        let above = self.0.range(count..).next();
+        let line = |(x0, p0): (&usize, &Point), (x1, p1): (&usize, &Point)| {
+            let slope = (p1.ms - p0.ms) / (*x1 - *x0) as f64;
+            (slope, p0.ms + slope * (count as f64 - *x0 as f64))
+        };
+        match (below, above) {
+            (Some((x, p)), Some((y, _))) if x == y => p.ms,
+            (Some(low), Some(high)) => line(low, high).1,
+            (Some(last), None) => match self.0.range(..*last.0).next_back() {
+                Some(before) => {
+                    let (slope, ms) = line(before, last);
+                    if slope > 0.0 { ms } else { last.1.ms }
+                }
+                None => last.1.ms,
+            },
+            (None, Some((_, first))) => first.ms,
+            (None, None) => 0.0,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A machine and a text: milliseconds of a step by rows, of a draft by
+    /// length, and whether the guess at a position of a round is right.
+    struct World<'a> {
+        step: &'a dyn Fn(usize) -> f64,
+        draft: &'a dyn Fn(usize) -> f64,
+        right: &'a dyn Fn(u64, usize) -> bool,
+    }
+
+    /// Runs one stream until it has written `n` tokens; returns milliseconds,
+    /// the last lengths and the ledger.
+    fn run(world: &World<'_>, lengths: &mut Lengths, n: usize) -> (f64, Vec<usize>, Ledger) {
+        let mut ledger = Ledger::default();
+        let (mut total, mut tokens, mut round, mut drafted) = (0.0, 0, 0, 0);
+        let mut chosen = Vec::new();
+        while tokens < n {
+            let accepted = (0..drafted)
+                .take_while(|&p| (world.right)(round, p))
+                .count();
+            lengths.verified(&mut ledger, drafted, accepted);
+            let next = lengths.choose(&[LengthInput {
+                ledger: &ledger,
+                wish: DraftLength::UpTo(6),
+                room: 16,
+                context: 100,
+            }])[0];
+            let (verify, draft) = ((world.step)(1 + drafted), (world.draft)(next));
+            let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+            let cost = RoundCost {
+                streams: 1,
+                rows: 1 + drafted,
+                context: 100,
+                asked: next,
+                verify: ms(verify),
+                draft: ms(draft),
+            };
+            lengths.took(&cost);
+            lengths.book(&mut ledger, &cost, accepted + 1);
+            total += verify + draft;
+            tokens += accepted + 1;
+            drafted = next;
+            round += 1;
+            chosen.push(next);
+        }
+        (total, chosen.split_off(chosen.len() / 2), ledger)
+    }
+
+    fn mean(lengths: &[usize]) -> f64 {
+        lengths.iter().sum::<usize>() as f64 / lengths.len() as f64
+    }
+
     #[test]
-    fn fixed_never_exceeds_the_maximum() {
-        let input = |maximum| LengthInput {
-            by_position: &[],
-            remaining: 9,
-            context: 5,
-            batch_size: 1,
-            maximum,
+    fn free_rows_and_good_guesses_make_long_drafts() {
+        let world = World {
+            step: &|rows| 10.0 + 0.1 * rows as f64,
+            draft: &|n| 0.2 * n as f64,
+            right: &|round, p| (round * 7 + p as u64) % 10 != 0,
         };
-        let lengths = [0, 2, 4, 8].map(|maximum| Fixed(4).length(&input(maximum)));
-        assert_eq!(lengths, [0, 2, 4, 4]);
+        let (total, lengths, _) = run(&world, &mut Lengths::default(), 2000);
+        assert!(mean(&lengths) > 5.0, "{lengths:?}");
+        assert!(total < 2000.0 * 10.1 / 3.0, "{total}");
+    }
+
+    #[test]
+    fn dear_rows_and_bad_guesses_make_none() {
+        let world = World {
+            step: &|rows| 10.0 * rows as f64,
+            draft: &|n| n as f64,
+            right: &|round, p| (round + p as u64) % 3 == 0,
+        };
+        let (_, lengths, _) = run(&world, &mut Lengths::default(), 2000);
+        assert!(mean(&lengths) < 0.2, "{lengths:?}");
+    }
+
+    #[test]
+    fn a_kink_in_the_cost_ends_drafts_before_it() {
+        let world = World {
+            step: &|rows| if rows <= 4 { 10.0 } else { 20.0 },
+            draft: &|n| 0.3 * n as f64,
+            right: &|round, p| (round * 3 + p as u64) % 5 != 0,
+        };
+        let (_, lengths, _) = run(&world, &mut Lengths::default(), 3000);
+        let at_most_three = lengths.iter().filter(|&&n| n <= 3).count();
+        assert!(at_most_three * 10 > lengths.len() * 9, "{lengths:?}");
+        assert!(mean(&lengths) > 2.0, "{lengths:?}");
+    }
+
+    #[test]
+    fn a_drafter_that_is_never_right_costs_a_bounded_time() {
+        for penalty in [1.05, 1.5, 4.0] {
+            let world = World {
+                step: &|rows| if rows == 1 { 10.0 } else { 10.0 * penalty },
+                draft: &|n| if n == 0 { 0.0 } else { 5.0 },
+                right: &|_, _| false,
+            };
+            let mut lengths = Lengths::default();
+            // The model's record is splendid, so that only the ledger holds it back.
+            for _ in 0..1000 {
+                lengths.verified(&mut Ledger::default(), 6, 6);
+            }
+            let (total, ..) = run(&world, &mut lengths, 1000);
+            let plain = 1000.0 * 10.0;
+            let one_round = 10.0 * penalty + 5.0 - 10.0;
+            let bound = LOSS_STEPS * 10.0 + LOSS_SHARE * total + 2.0 * one_round;
+            assert!(total - plain <= bound, "{} of {bound}", total - plain);
+        }
+    }
+
+    #[test]
+    fn a_text_that_turns_predictable_is_noticed() {
+        let world = World {
+            step: &|_| 10.0,
+            draft: &|n| 1.5 * n as f64,
+            right: &|round, _| round > 300,
+        };
+        let (_, lengths, ledger) = run(&world, &mut Lengths::default(), 2000);
+        assert!(mean(&lengths) > 4.0, "{}", mean(&lengths));
+        assert!(ledger.lost_ms() < 0.0);
+    }
+
+    #[test]
+    fn a_batch_gives_its_rows_to_the_stream_that_uses_them() {
+        let mut lengths = Lengths::default();
+        let (mut good, mut bad) = (Ledger::default(), Ledger::default());
+        for _ in 0..50 {
+            lengths.verified(&mut good, 4, 4);
+            lengths.verified(&mut bad, 4, 0);
+        }
+        for rows in 2..=10 {
+            lengths.took(&RoundCost {
+                streams: 2,
+                rows,
+                context: 9,
+                asked: rows / 2,
+                verify: Duration::from_micros(1000 + 200 * rows as u64),
+                draft: Duration::from_micros(10),
+            });
+        }
+        let input = |ledger, wish| LengthInput {
+            ledger,
+            wish,
+            room: 4,
+            context: 9,
+        };
+        let up_to = DraftLength::UpTo(4);
+        let chosen = lengths.choose(&[input(&bad, up_to), input(&good, up_to)]);
+        assert_eq!(chosen, [0, 4]);
+        // A fixed length is kept whatever it costs, and cut to the room.
+        let chosen = lengths.choose(&[
+            input(&bad, DraftLength::Fixed(9)),
+            input(&good, DraftLength::UpTo(0)),
+        ]);
+        assert_eq!(chosen, [4, 0]);
+    }
+
+    #[test]
+    fn nothing_is_drafted_before_a_plain_step_was_timed() {
+        let lengths = Lengths::default();
+        let ledger = Ledger::default();
+        let input = LengthInput {
+            ledger: &ledger,
+            wish: DraftLength::UpTo(4),
+            room: 16,
+            context: 100,
+        };
+        assert_eq!(lengths.choose(&[input]), [0]);
     }
 }

@@ -22,7 +22,7 @@ pub mod sample;
 mod stats;
 
 pub use draft::Drafter;
-pub use length::LengthPolicy;
+pub use length::DraftLength;
 pub use round::{Finish, RoundError, Speculator, Stream, StreamOptions};
 pub use sample::Sampling;
 pub use stats::{Position, Stats};

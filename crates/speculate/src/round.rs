@@ -15,7 +15,7 @@
 
 use crate::accept::accept_with;
 use crate::draft::{DraftRequest, Drafter, TargetView};
-use crate::length::{LengthInput, LengthPolicy, RoundOutcome};
+use crate::length::{DraftLength, Ledger, LengthInput, Lengths, RoundCost};
 use crate::sample::{self, History, Sampling, Scratch};
 use crate::stats::Stats;
 use backend::{Backend, Batch, DeviceError, MAX_TENTATIVE, Tensor};
@@ -42,8 +42,8 @@ pub struct StreamOptions {
     pub max_tokens: usize,
     /// Tokens that end the text.
     pub stop_tokens: Arc<[u32]>,
-    /// Longest draft; 0 turns speculation off for this stream.
-    pub draft_max: usize,
+    /// How long its drafts are; at most 0 turns speculation off for this stream.
+    pub draft: DraftLength,
 }
 
 /// One text being written.
@@ -56,6 +56,7 @@ pub struct Stream {
     history: History,
     finish: Option<Finish>,
     stats: Stats,
+    ledger: Ledger,
 }
 
 impl Stream {
@@ -88,6 +89,21 @@ impl Stream {
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
+
+    /// What its next draft's length depends on; there is room for none while its
+    /// prompt has not ended.
+    fn length_input(&self, prompt_ended: bool, context: usize) -> LengthInput<'_> {
+        let left = self.options.max_tokens - self.output().len();
+        // The pending token takes a row, and the last token chosen needs none.
+        let rows = context.saturating_sub(self.tokens.len());
+        let room = rows.min(left.saturating_sub(1)).min(MAX_TENTATIVE);
+        LengthInput {
+            ledger: &self.ledger,
+            wish: self.options.draft,
+            room: if prompt_ended { room } else { 0 },
+            context: self.tokens.len(),
+        }
+    }
 }
 
 /// Why a round failed. The streams in it cannot go on.
@@ -107,7 +123,7 @@ pub struct Speculator {
     b: Arc<dyn Backend>,
     target: Box<dyn Target>,
     drafter: Option<Box<dyn Drafter>>,
-    policy: Box<dyn LengthPolicy>,
+    lengths: Lengths,
     memory: Memory,
     batch: Batch,
     scratch: Scratch,
@@ -120,13 +136,12 @@ impl Speculator {
         target: Box<dyn Target>,
         memory: Memory,
         drafter: Option<Box<dyn Drafter>>,
-        policy: Box<dyn LengthPolicy>,
     ) -> Self {
         Speculator {
             b,
             target,
             drafter,
-            policy,
+            lengths: Lengths::default(),
             memory,
             batch: Batch::default(),
             scratch: Scratch::default(),
@@ -192,6 +207,7 @@ impl Speculator {
                 None
             },
             stats: Stats::default(),
+            ledger: Ledger::default(),
             tokens: prompt,
             options,
         })
@@ -246,7 +262,7 @@ impl Speculator {
             self.memory.truncate(&mut stream.sequence, len);
         }
         let verify = start.elapsed();
-        self.draft(streams, &shares, &hidden)?;
+        let asked = self.draft(streams, &shares, &hidden)?;
         let draft = start.elapsed() - verify;
         for (stream, share) in streams.iter_mut().zip(&shares) {
             let stats = &mut stream.stats;
@@ -255,6 +271,25 @@ impl Speculator {
             } else {
                 stats.verify += verify;
                 stats.draft += draft;
+            }
+        }
+        if streams
+            .iter()
+            .zip(&shares)
+            .all(|(s, share)| share.first >= s.n_prompt)
+        {
+            let cost = RoundCost {
+                streams: streams.len(),
+                rows: self.batch.n_rows(),
+                context: streams.iter().map(|s| s.tokens.len()).max().unwrap_or(0),
+                asked,
+                verify,
+                draft,
+            };
+            self.lengths.took(&cost);
+            for (stream, share) in streams.iter_mut().zip(&shares) {
+                let emitted = stream.tokens.len() - share.first - share.known;
+                self.lengths.book(&mut stream.ledger, &cost, emitted);
             }
         }
         Ok(())
@@ -318,6 +353,7 @@ impl Speculator {
                 history,
                 options,
                 stats,
+                ledger,
                 finish,
                 n_prompt,
                 ..
@@ -364,67 +400,53 @@ impl Speculator {
             if share.first >= *n_prompt {
                 stats.rounds += 1;
                 stats.count(share.drafted, verdict.n_accepted);
-                self.policy.learn(&RoundOutcome {
-                    n_drafted: share.drafted,
-                    n_accepted: verdict.n_accepted,
-                });
+                self.lengths
+                    .verified(ledger, share.drafted, verdict.n_accepted);
             }
         }
     }
 
-    /// Lets the drafter see what stays, and guess.
+    /// Lets the drafter see what stays, and guess; returns the longest draft that
+    /// was asked for.
     fn draft(
         &mut self,
         streams: &mut [&mut Stream],
         shares: &[Share],
         hidden: &Tensor,
-    ) -> Result<(), RoundError> {
+    ) -> Result<usize, RoundError> {
         for stream in streams.iter_mut() {
             stream.draft.clear();
         }
         let Some(drafter) = &mut self.drafter else {
-            return Ok(());
+            return Ok(0);
         };
-        let batch_size = streams.len();
         let context = self.memory.size().context;
-        let mut asking = Vec::new();
-        let mut requests = Vec::new();
-        for (i, (stream, share)) in streams.iter_mut().zip(shares).enumerate() {
+        let asking: Vec<usize> = (0..streams.len())
+            .filter(|&i| streams[i].finish.is_none())
+            .collect();
+        let inputs: Vec<LengthInput<'_>> = asking
+            .iter()
+            .map(|&i| streams[i].length_input(shares[i].ends, context))
+            .collect();
+        let limits = self.lengths.choose(&inputs);
+        let held = |(input, limit): (&LengthInput<'_>, &usize)| input.room > 0 && *limit == 0;
+        let held_back: Vec<bool> = inputs.iter().zip(&limits).map(held).collect();
+        let mut requests = Vec::with_capacity(asking.len());
+        let mut chosen = limits.iter().zip(held_back);
+        for (stream, share) in streams.iter_mut().zip(shares) {
+            if stream.finish.is_some() {
+                continue;
+            }
+            let (&limit, held_back) = chosen.next().expect("a length for each that goes on");
             let Stream {
                 sequence,
                 tokens,
-                n_prompt,
                 options,
                 history,
-                finish,
                 stats,
                 ..
             } = &mut **stream;
-            if finish.is_some() {
-                continue;
-            }
-            let limit = if share.ends {
-                let left = options.max_tokens - (tokens.len() - *n_prompt);
-                // The pending token takes a row, and the last token chosen needs none.
-                let room = context.saturating_sub(tokens.len());
-                let maximum = options
-                    .draft_max
-                    .min(left.saturating_sub(1))
-                    .min(room)
-                    .min(MAX_TENTATIVE);
-                self.policy
-                    .length(&LengthInput {
-                        by_position: &stats.by_position,
-                        remaining: left,
-                        context: tokens.len(),
-                        batch_size,
-                        maximum,
-                    })
-                    .min(maximum)
-            } else {
-                0
-            };
-            asking.push(i);
+            stats.held_back += u64::from(held_back);
             requests.push(DraftRequest {
                 kept: share.row..share.row + sequence.len() - share.first,
                 sequence,
@@ -435,7 +457,7 @@ impl Speculator {
             });
         }
         if requests.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let target = TargetView {
             b: &*self.b,
@@ -447,7 +469,7 @@ impl Speculator {
         for (i, draft) in asking.into_iter().zip(drafts) {
             streams[i].draft = draft;
         }
-        Ok(())
+        Ok(limits.into_iter().max().unwrap_or(0))
     }
 }
 

@@ -20,6 +20,9 @@ pub struct Stats {
     pub by_position: Vec<Position>,
     /// Tokens emitted.
     pub emitted: u64,
+    /// Rounds after which there was room for a draft and none was asked for,
+    /// because none was wished or would have paid.
+    pub held_back: u64,
     /// Time the target took for rounds this stream decoded in, from the batch
     /// to the choice of its tokens.
     pub verify: Duration,

@@ -4,7 +4,7 @@
 //! Where a request is silent, the checkpoint's `generation_config.json` speaks,
 //! then OpenAI's defaults.
 
-use engine::{Engine, Request, Sampling};
+use engine::{DraftLength, Engine, Request, Sampling};
 use serde_json::Value;
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
@@ -148,7 +148,7 @@ pub(super) struct Options {
     pub(super) stop: Vec<String>,
     pub(super) ignore_eos: bool,
     pub(super) show_specials: bool,
-    pub(super) draft_max: Option<usize>,
+    pub(super) draft: Option<DraftLength>,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
 }
@@ -175,7 +175,7 @@ impl Options {
             stop: stop(fields)?,
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
             show_specials: !fields.bool("skip_special_tokens")?.unwrap_or(true),
-            draft_max: speculation(fields, engine.info().draft_max)?,
+            draft: speculation(fields, engine.info().draft_max)?,
             stream,
             include_usage: include_usage(fields, stream)?,
         })
@@ -189,7 +189,7 @@ impl Options {
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
             show_specials: self.show_specials,
-            draft_max: self.draft_max,
+            draft: self.draft,
             ..Request::new(prompt)
         }
     }
@@ -300,18 +300,19 @@ fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
 }
 
 /// `"auto"`, `"off"` or `{"draft_max": N}`.
-fn speculation(fields: &Fields<'_>, limit: usize) -> Result<Option<usize>, ApiError> {
+fn speculation(fields: &Fields<'_>, limit: usize) -> Result<Option<DraftLength>, ApiError> {
     const NAME: &str = "speculation";
     let wrong = || fields.error(NAME, "must be \"auto\", \"off\" or {\"draft_max\": N}");
     match fields.get(NAME) {
         None => Ok(None),
         Some(Value::String(word)) if word == "auto" => Ok(None),
-        Some(Value::String(word)) if word == "off" => Ok(Some(0)),
+        Some(Value::String(word)) if word == "off" => Ok(Some(DraftLength::UpTo(0))),
         Some(Value::Object(map)) if map.keys().all(|key| key == "draft_max") => {
             let inner = Fields::inside(map, "speculation.");
             let draft_max =
                 inner.integer("draft_max", 0..=i64::try_from(limit).unwrap_or(i64::MAX))?;
-            Ok(draft_max.and_then(|n| usize::try_from(n).ok()))
+            let draft_max = draft_max.and_then(|n| usize::try_from(n).ok());
+            Ok(draft_max.map(DraftLength::UpTo))
         }
         Some(_) => Err(wrong()),
     }
