@@ -344,6 +344,16 @@ struct Point {
 }
 
 impl Curve {
+    /// One that starts with nothing for nothing.
+    fn from_nothing() -> Self {
+        let nothing = Point {
+            ms: 0.0,
+            seen: 0.0,
+            last: 0,
+        };
+        Curve(BTreeMap::from([(0, nothing)]))
+    }
+
     /// The least of the first times, then nearer to the lesser ones: a machine is
     /// held up by others now and then, and never helped.
     fn learn(&mut self, count: usize, ms: f64, round: u64) {
@@ -354,7 +364,9 @@ impl Curve {
         });
         point.seen += 1.0;
         point.last = round;
-        point.ms = if ms < point.ms {
+        point.ms = if point.seen == 1.0 {
+            ms
+        } else if ms < point.ms {
             let share = if point.seen > BELIEVED { 0.5 } else { 1.0 };
             point.ms + share * (ms - point.ms)
         } else if point.seen > BELIEVED {
@@ -369,11 +381,11 @@ impl Curve {
     fn at(&self, count: usize) -> f64 {
         // No step takes longer than its rows one by one: until it was seen some
         // times, what says so was held up.
-        let first = self.0.first_key_value();
-        let most = first.map(|(&x, p)| p.ms / x.max(1) as f64);
+        let first = self.0.first_key_value().filter(|(x, _)| **x > 0);
+        let each = first.map(|(&x, p)| p.ms / x as f64);
         let ms = |x: usize, p: &Point| {
-            let cap = most.filter(|_| p.seen < BELIEVED).unwrap_or(f64::INFINITY);
-            p.ms.min(cap * x.max(1) as f64)
+            let cap = each.filter(|_| p.seen < BELIEVED);
+            cap.map_or(p.ms, |each| p.ms.min(each * x as f64))
         };
         let below = self.0.range(..=count).next_back();
         let above = self.0.range(count..).next();
