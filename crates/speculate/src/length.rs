@@ -268,11 +268,10 @@ impl Lengths {
             .entry(octave)
             .or_default()
             .learn(cost.rows, ms(cost.verify), self.rounds);
-        self.draft.entry((octave, cost.streams)).or_default().learn(
-            cost.asked,
-            ms(cost.draft),
-            self.rounds,
-        );
+        self.draft
+            .entry((octave, cost.streams))
+            .or_insert_with(Curve::from_nothing)
+            .learn(cost.asked, ms(cost.draft), self.rounds);
     }
 
     /// Enters a round that brought a stream `emitted` tokens into its ledger: with
