@@ -313,6 +313,8 @@ fn weights(b: &dyn Backend, rows: usize, cols: usize, seed: u64) -> Matrix {
         codes,
         scales: filled(0.01),
         biases: filled(-0.07),
+        width: 0,
+        factors: Vec::new(),
     };
     let view: Stored<'_> = stored.view();
     b.matrix(&[view])
