@@ -18,7 +18,7 @@ use speculate::draft::{Assistant, Forced, Mtp, Ngram};
 use speculate::{Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
-use suites::{Recorder, Rng, repository};
+use suites::{CODED, Recorder, Rng, repository};
 use weights::Checkpoint;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -437,6 +437,56 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
                         "{name}: a trained head is right now and then"
                     );
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn speculation_never_changes_a_token_over_coded_weights() {
+    let isas = Isa::available();
+    let backends: Vec<_> = isas.iter().map(|&isa| backend(isa, 2)).collect();
+    let best = backends.last().unwrap();
+    for (f, &target) in CODED.iter().enumerate() {
+        let subject = Subject {
+            target,
+            assistant: None,
+            whole_grid: false,
+        };
+        let checkpoint = Checkpoint::open(&repository(target)).unwrap();
+        let has_head = checkpoint.has("mtp.norm.weight");
+        let prompts = prompts(9, 96, f as u64);
+        for (s, (what, sampling)) in samplings().into_iter().enumerate() {
+            let setup = |draft, draft_max, chunk, width, backend| Setup {
+                subject,
+                backend,
+                draft,
+                draft_max,
+                chunk,
+                width,
+                kv_format: &quant::BF16,
+            };
+            let plain = setup(Draft::None, 0, 512, 8, best);
+            let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
+            let mut cells = vec![
+                (Draft::Oracle, [3, 8, 1][s], [64, 1, 7][s], [1, 3, 8][s]),
+                (Draft::Ngram, 5, 33, [8, 1, 3][s]),
+            ];
+            if has_head {
+                cells.push((Draft::Head, 2, [7, 512, 64][s], [3, 8, 1][s]));
+            }
+            for (c, (draft, draft_max, chunk, width)) in cells.into_iter().enumerate() {
+                let k = (f + s + c) % backends.len();
+                // The scalar path takes twenty times as long.
+                let n = if isas[k] == Isa::Scalar {
+                    1
+                } else {
+                    prompts.len()
+                };
+                let setup = setup(draft, draft_max, chunk, width, &backends[k]);
+                let got = write(&setup, &prompts[..n], 0, &sampling, &want);
+                assert_same(&setup, what, &got, &want[..n]);
+                assert!(got.drafted > 0, "{target} {draft:?} has drafted");
             }
         }
     }

@@ -115,6 +115,16 @@ impl Backend for Recorder {
     }
 }
 
+/// Checkpoints whose weights are codes under scales, in the layouts of several
+/// tools (`tests/golden/coded.py`).
+pub const CODED: &[&str] = &[
+    "tests/golden/coded/ct",
+    "tests/golden/coded/fp8",
+    "tests/golden/coded/modelopt",
+    "tests/golden/coded/mlx",
+    "tests/golden/coded/mlx-moe",
+];
+
 /// A small generator of test data (splitmix64), the same everywhere.
 pub struct Rng(
     /// The seed.
