@@ -296,10 +296,7 @@ impl Checkpoint {
         let stack = self.stack(name, codes, 1, rows, cols)?;
         let tiles = self.tiles(scales_name, scales, &stack)?;
         let scale_type = scale_type(scales_name, scales)?;
-        let zeros = format!("{name}_zero_point");
-        if self.find(&zeros).is_some() {
-            return Err(self.unknown(name, "8-bit codes with zero points"));
-        }
+        self.refuse_zeros(name)?;
         let kind = if codes.entry.dtype.name == "I8" {
             Code::Signed
         } else {
@@ -400,6 +397,7 @@ impl Checkpoint {
         rows: usize,
         cols: usize,
     ) -> Result<Stored<'_>, LoadError> {
+        self.refuse_zeros(name)?;
         let (codes, scales) = (self.tensor(codes_name)?, self.tensor(scales_name)?);
         let stack = self.stack(codes_name, codes, 2, rows, cols)?;
         let tiles = self.tiles(scales_name, scales, &stack)?;
@@ -630,6 +628,14 @@ impl Checkpoint {
         LoadError::UnknownFormat {
             name: name.into(),
             format,
+        }
+    }
+
+    /// Zero points are known of packed whole numbers only.
+    fn refuse_zeros(&self, name: &str) -> Result<(), LoadError> {
+        match self.find(&format!("{name}_zero_point")) {
+            Some(_) => Err(self.unknown(name, "floats or unpacked codes with zero points")),
+            None => Ok(()),
         }
     }
 

@@ -151,6 +151,10 @@ fn what_does_not_belong_together_is_named() {
             "tensor `a.weight_global_scale` is missing, without which `a.weight_packed` means nothing",
         ),
         (
+            with(nv(), t("a.weight_zero_point", "I8", &[2, 4])),
+            "tensor `a.weight` is stored in floats or unpacked codes with zero points format, which cannot be read",
+        ),
+        (
             with(nv(), f32s("a.weight_global_scale", &[1], &[0.0])),
             "element 0 of tensor `a.weight_global_scale` is 0, which cannot be a factor of scales",
         ),
@@ -211,7 +215,7 @@ fn what_does_not_belong_together_is_named() {
                 scale(&[2, 1]),
                 t("a.weight_zero_point", "I8", &[2, 1]),
             ],
-            "tensor `a.weight` is stored in 8-bit codes with zero points format, which cannot be read",
+            "tensor `a.weight` is stored in floats or unpacked codes with zero points format, which cannot be read",
         ),
     ] {
         assert_eq!(outcome("{}", &tensors).unwrap_err(), message);
