@@ -4,7 +4,7 @@
 use backend::{Backend, Batch, Reference};
 use cache::{Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
-use models::{Gemma4Assistant, Qwen35Mtp, Target, load_target};
+use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
 use std::collections::HashMap;
 use std::path::Path;
 use suites::{Recorder, repository};
@@ -78,19 +78,29 @@ fn size() -> MemorySize {
     }
 }
 
-/// Runs `tokens` through `target` in chunks; the hidden rows of the last chunk.
+/// Runs `tokens` through `target`; the hidden rows.
 fn prefill(
     b: &dyn Backend,
     target: &dyn Target,
     memory: &mut Memory,
     tokens: &[u32],
 ) -> (cache::Sequence, backend::Tensor) {
+    prefill_tapped(b, target, memory, tokens, &mut Taps::new(&[]))
+}
+
+fn prefill_tapped(
+    b: &dyn Backend,
+    target: &dyn Target,
+    memory: &mut Memory,
+    tokens: &[u32],
+    taps: &mut Taps,
+) -> (cache::Sequence, backend::Tensor) {
     let mut sequence = memory.open().unwrap();
     let mut batch = Batch::default();
     memory
         .push(&mut batch, &mut sequence, tokens, tokens.len())
         .unwrap();
-    let hidden = target.forward(b, &batch, memory);
+    let hidden = target.forward_tapped(b, &batch, memory, taps);
     (sequence, hidden)
 }
 
@@ -122,6 +132,9 @@ fn every_named_intermediate_agrees_with_the_public_implementations() {
                     check_assistant(new(), &name, &text("checkpoint"), &text("target"), &golden)
                 }
                 "mtp" => check_mtp(new(), &name, &text("checkpoint"), &golden),
+                "eagle3" => {
+                    check_eagle3(new(), &name, &text("checkpoint"), &text("target"), &golden)
+                }
                 other => panic!("{name} is of kind {other}"),
             };
             println!("{name} on {}: {seen} intermediates agree", new().name());
@@ -134,8 +147,18 @@ fn check_target(b: Box<dyn Backend>, case: &str, folder: &str, golden: &Golden) 
     let checkpoint = checkpoint(folder);
     let target = load_target(&b, &checkpoint).unwrap();
     let mut memory = Memory::new(&b, target.plan(), size());
-    let (_, hidden) = prefill(&b, &*target, &mut memory, &golden.integers["tokens"]);
+    let layers: Vec<usize> = (0..=target.n_layers()).rev().collect();
+    let mut taps = Taps::new(&layers);
+    let tokens = &golden.integers["tokens"];
+    let (_, hidden) = prefill_tapped(&b, &*target, &mut memory, tokens, &mut taps);
     target.logits(&b, &hidden);
+    for (&layer, tap) in layers.iter().zip(taps.into_rows()) {
+        let entering = match layer.checked_sub(1) {
+            None => "embed".to_owned(),
+            Some(before) => format!("layers.{before}.out"),
+        };
+        golden.assert_close(case, &entering, &b.download(&tap));
+    }
     let mut seen = 0;
     for name in golden.values.keys() {
         let Some(got) = b.note_at(name, 0) else {
@@ -192,7 +215,7 @@ fn check_assistant(
         let scored = head.logits(&b, &z);
         let scores = b.download(&scored.logits);
         let best = b.argmax(&scored.logits)[0];
-        let best = match &scored.ids {
+        let best = match scored.scored.ids(0) {
             None => {
                 golden.assert_close(case, &format!("draft.{steps}.logits"), &scores);
                 best
@@ -206,7 +229,7 @@ fn check_assistant(
                     want.iter().copied().zip(values.iter().copied()).collect();
                 want.sort_unstable_by_key(|(id, _)| *id);
                 assert_eq!(
-                    ids[0],
+                    ids,
                     want.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
                     "{case}: candidates of step {steps}"
                 );
@@ -216,7 +239,7 @@ fn check_assistant(
                         "{case}: logit of {id} in step {steps} is {got}, not {want}"
                     );
                 }
-                ids[0][best as usize]
+                ids[best as usize]
             }
         };
         token = golden.integers[&format!("draft.{steps}.token")][0];
@@ -277,6 +300,78 @@ fn check_mtp(b: Box<dyn Backend>, case: &str, folder: &str, golden: &Golden) -> 
     }
     assert!(steps >= 3, "{case} chains {steps} steps");
     steps
+}
+
+fn check_eagle3(
+    b: Box<dyn Backend>,
+    case: &str,
+    folder: &str,
+    target: &str,
+    golden: &Golden,
+) -> usize {
+    let b = Recorder::new(b);
+    let target = load_target(&b, &checkpoint(target)).unwrap();
+    let drafter = checkpoint(folder);
+    let head = Eagle3::load(&b, &drafter, &*target).unwrap();
+    assert_eq!(drafter.unused(), [""; 0], "{case}: every tensor is read");
+    let mut memory = Memory::new(&b, target.plan(), size());
+    let tokens = &golden.integers["tokens"];
+    let mut taps = Taps::new(head.taps());
+    let (_, hidden) = prefill_tapped(&b, &*target, &mut memory, tokens, &mut taps);
+    let mut own = Memory::new(&b, head.plan(), size());
+    let mut sequence = own.open().unwrap();
+    let following: Vec<u32> = tokens[1..]
+        .iter()
+        .chain(&golden.integers["pending"])
+        .copied()
+        .collect();
+    let rows: Vec<usize> = (0..tokens.len()).collect();
+    let features = head.features(&b, &hidden, &taps.into_rows(), &rows);
+    golden.assert_close(case, "draft.prefill.feature", &b.download(&features));
+    let mut batch = Batch::default();
+    own.push(&mut batch, &mut sequence, &following, following.len())
+        .unwrap();
+    let mut x = head.forward(&b, &*target, &features, &batch, &mut own);
+    golden.assert_close(case, "draft.prefill.hidden", &b.download(&x));
+    let all = head.logits(&b, &*target, &x).logits;
+    golden.assert_close(case, "draft.prefill.logits", &b.download(&all));
+    x = b.gather(&x, &[tokens.len() - 1]);
+    let mut steps = 0;
+    loop {
+        golden.assert_close(case, &format!("draft.{steps}.hidden"), &b.download(&x));
+        let scored = head.logits(&b, &*target, &x);
+        let name = format!("draft.{steps}.logits");
+        golden.assert_close(case, &name, &b.download(&scored.logits));
+        let best = b.argmax(&scored.logits)[0];
+        let best = scored.scored.ids(0).map_or(best, |ids| ids[best as usize]);
+        let token = golden.integers[&format!("draft.{steps}.token")][0];
+        assert_eq!(best, token, "{case}: token of step {steps}");
+        steps += 1;
+        if !golden.values.contains_key(&format!("draft.{steps}.logits")) {
+            break;
+        }
+        batch = Batch::default();
+        own.push(&mut batch, &mut sequence, &[token], 0).unwrap();
+        x = head.forward(&b, &*target, &x, &batch, &mut own);
+    }
+    // Rows of the prompt first, then one by one.
+    let mut layers = 0;
+    while let Some(prefill) = b.note_at(&format!("draft.layers.{layers}.out"), 0) {
+        golden.assert_close(
+            case,
+            &format!("draft.prefill.layers.{layers}.out"),
+            &prefill,
+        );
+        for step in 1..steps {
+            let out = b
+                .note_at(&format!("draft.layers.{layers}.out"), step)
+                .unwrap();
+            golden.assert_close(case, &format!("draft.{step}.layers.{layers}.out"), &out);
+        }
+        layers += 1;
+    }
+    assert!(steps >= 4 && layers >= 1, "{case} chains {steps} steps");
+    3 + steps * (2 + layers)
 }
 
 /// Below this gap of the two best logits, rounding may choose: the library's own

@@ -12,9 +12,9 @@
 use backend::Backend;
 use cache::{Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
-use models::{Gemma4Assistant, Qwen35Mtp, load_target};
+use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::DraftLength::{self, Fixed, UpTo};
-use speculate::draft::{Assistant, Forced, Mtp, Ngram};
+use speculate::draft::{Assistant, Chained, Forced, Ngram};
 use speculate::{Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,16 +26,19 @@ enum Draft {
     None,
     /// The family's own head.
     Head,
+    Eagle3,
     Ngram,
     /// The true text with every so many tokens spoilt.
     Oracle,
 }
 
-/// A model under test: target folder and, for Gemma, its assistant's.
+/// A model under test: folders of the target and, for Gemma, its assistant, and of an
+/// EAGLE-3 head.
 #[derive(Clone, Copy, Debug)]
 struct Subject {
     target: &'static str,
     assistant: Option<&'static str>,
+    eagle3: Option<&'static str>,
     /// Whether every cell of the grid is run, or every fifth.
     whole_grid: bool,
 }
@@ -44,26 +47,31 @@ const TINY: &[Subject] = &[
     Subject {
         target: "tests/golden/checkpoints/gemma4-dense",
         assistant: Some("tests/golden/checkpoints/gemma4-dense-assistant"),
+        eagle3: Some("tests/golden/checkpoints/gemma4-dense-eagle3"),
         whole_grid: true,
     },
     Subject {
         target: "tests/golden/checkpoints/gemma4-ple",
         assistant: Some("tests/golden/checkpoints/gemma4-ple-assistant"),
+        eagle3: Some("tests/golden/checkpoints/gemma4-ple-eagle3"),
         whole_grid: false,
     },
     Subject {
         target: "tests/golden/checkpoints/gemma4-moe",
         assistant: None,
+        eagle3: Some("tests/golden/checkpoints/gemma4-dense-eagle3"),
         whole_grid: false,
     },
     Subject {
         target: "tests/golden/checkpoints/qwen3_5-dense",
         assistant: None,
+        eagle3: Some("tests/golden/checkpoints/qwen3_5-dense-eagle3"),
         whole_grid: true,
     },
     Subject {
         target: "tests/golden/checkpoints/qwen3_5-moe",
         assistant: None,
+        eagle3: Some("tests/golden/checkpoints/qwen3_5-moe-eagle3"),
         whole_grid: false,
     },
 ];
@@ -72,11 +80,13 @@ const TRAINED: &[Subject] = &[
     Subject {
         target: "models/tiny-gemma4",
         assistant: Some("models/tiny-gemma4-assistant"),
+        eagle3: None,
         whole_grid: false,
     },
     Subject {
         target: "models/tiny-qwen3.5",
         assistant: None,
+        eagle3: None,
         whole_grid: false,
     },
 ];
@@ -187,9 +197,16 @@ fn write(
             None => {
                 let head = Qwen35Mtp::load(&**b, &checkpoint, &*target).unwrap();
                 let memory = Memory::new(&**b, head.plan(), size);
-                Box::new(Mtp::new(head, memory))
+                Box::new(Chained::new(head, memory))
             }
         }),
+        Draft::Eagle3 => {
+            let folder = setup.subject.eagle3.expect("the subject has one");
+            let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
+            let head = Eagle3::load(&**b, &checkpoint, &*target).unwrap();
+            let memory = Memory::new(&**b, head.plan(), size);
+            Some(Box::new(Chained::new(head, memory)))
+        }
     };
     let mut speculator = Speculator::new(b.clone(), target, memory, drafter);
     let mut written = Written {
@@ -322,9 +339,13 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
             for (d, &length) in DRAFT_LENGTHS.iter().enumerate() {
                 for (c, &chunk) in CHUNKS.iter().enumerate() {
                     for (k, (isa, backend)) in backends.iter().enumerate() {
-                        for draft in [Draft::Head, Draft::Ngram, Draft::Oracle] {
-                            let thinned =
-                                !subject.whole_grid && !(d + 5 * c + 7 * k).is_multiple_of(5);
+                        for draft in [Draft::Head, Draft::Eagle3, Draft::Ngram, Draft::Oracle] {
+                            let every = match (subject.whole_grid, draft) {
+                                (true, Draft::Eagle3) => 3,
+                                (true, _) => 1,
+                                (false, _) => 5,
+                            };
+                            let thinned = !(d + 5 * c + 7 * k).is_multiple_of(every);
                             if thinned || draft == Draft::Head && !subject.has_head() {
                                 continue;
                             }

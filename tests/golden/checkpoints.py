@@ -132,6 +132,54 @@ def qwen3_5_config(**changes):
     } | changes
 
 
+def eagle3_config(target, taps, n_draft, model_type="llama", layers=None, **changes):
+    """An EAGLE-3 head in the layout of the speculators package; `layers` changes its layers' part."""
+    n_layers = (layers or {}).get("num_hidden_layers", 1)
+    qwen = {"layer_types": [FULL] * n_layers, "sliding_window": None, "use_sliding_window": False}
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "dtype": "float32",
+        "draft_vocab_size": n_draft,
+        "eagle_aux_hidden_state_layer_ids": taps,
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "fc_norm": False,
+        "norm_output": False,
+        "embed_requires_grad": False,
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+            ],
+            "verifier": {"name_or_path": None, "architectures": target["architectures"]},
+        },
+        "transformer_layer_config": {
+            "model_type": model_type,
+            "vocab_size": target["vocab_size"],
+            "hidden_size": target["hidden_size"],
+            "intermediate_size": 48,
+            "num_hidden_layers": n_layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "rms_norm_eps": 1e-06,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": False,
+            "pad_token_id": 0,
+        }
+        | (qwen if model_type == "qwen3" else {"mlp_bias": False})
+        | (layers or {}),
+    } | changes
+
+
 GEMMA_DENSE = gemma4_config()
 GEMMA_PLE = gemma4_config(
     vocab_size=96,
@@ -280,6 +328,44 @@ def qwen3_5_shapes(c):
         s |= {f"mtp.{name}.weight": (H,) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
         s |= {"mtp.fc.weight": (H, 2 * H)} | layer("mtp.layers.0.", FULL)
     return s
+
+
+def eagle3_shapes(c, own_embeddings):
+    t, A = c["transformer_layer_config"], len(c["eagle_aux_hidden_state_layer_ids"] or range(3))
+    H, I, d = t["hidden_size"], t["intermediate_size"], t["head_dim"]
+    s = {"embed_tokens.weight": (t["vocab_size"], H)} if own_embeddings else {}
+    s |= {"fc.weight": (H, A * H), "norm.weight": (H,), "lm_head.weight": (c["draft_vocab_size"], H)}
+    s["layers.0.hidden_norm.weight"] = (H,)
+    if c["norm_before_fc"]:
+        s["input_norm.weight"] = (A * H,)
+    if c["fc_norm"]:
+        s |= {f"fc_norm.{j}.weight": (H,) for j in range(A)}
+    for i in range(t["num_hidden_layers"]):
+        pre, width = f"layers.{i}.", H if i else 2 * H
+        for name, heads in (("q", "attention"), ("k", "key_value"), ("v", "key_value")):
+            s[f"{pre}self_attn.{name}_proj.weight"] = (t[f"num_{heads}_heads"] * d, width)
+        s[pre + "self_attn.o_proj.weight"] = (H, t["num_attention_heads"] * d)
+        if t["model_type"] == "qwen3":
+            s[pre + "self_attn.q_norm.weight"] = s[pre + "self_attn.k_norm.weight"] = (d,)
+        s[pre + "input_layernorm.weight"] = s[pre + "post_attention_layernorm.weight"] = (H,)
+        s[pre + "mlp.gate_proj.weight"] = s[pre + "mlp.up_proj.weight"] = (I, H)
+        s[pre + "mlp.down_proj.weight"] = (H, I)
+    return s
+
+
+def tapped(c, target):
+    """The layers of the target whose entering rows the head reads: early, middle and late if it does not say."""
+    n = target["num_hidden_layers"]
+    return c["eagle_aux_hidden_state_layer_ids"] or [2, n // 2, n - 3]
+
+
+def draft_vocabulary(c, seed):
+    """Which of the target's tokens the head drafts, both ways; nothing if it drafts them all."""
+    n, V = c["draft_vocab_size"], c["transformer_layer_config"]["vocab_size"]
+    if n == V:
+        return {}
+    ids = np.sort(np.random.RandomState(seed).permutation(V)[:n])
+    return {"d2t": (ids - np.arange(n)).astype(np.int64), "t2d": np.isin(np.arange(V), ids)}
 
 
 # ---- values ----

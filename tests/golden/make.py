@@ -284,6 +284,63 @@ class Mtp:
         return {f"outputs/{self.name}.safetensors": store.encode(out, notes)}
 
 
+class Eagle3:
+    """An EAGLE-3 head and its target: prefilled with the prompt, then chained on its own rows."""
+
+    def __init__(self, name, target, seed, *config, own_embeddings=True, **changes):
+        self.name, self.target, self.family = name, target, target.family
+        self.config = cp.eagle3_config(target.config, *config, **changes)
+        self.tensors = cp.weights("eagle3", cp.eagle3_shapes(self.config, own_embeddings), seed)
+        self.vocabulary = cp.draft_vocabulary(self.config, seed)
+
+    def make(self):
+        import oracle_eagle3 as oracle
+
+        files = cp.single_file(self.config, self.tensors | self.vocabulary, generation={})
+        del files["generation_config.json"]
+        t, c, W = self.target, self.config, wide(self.tensors)
+        forward, head = FORWARD[t.family]
+        TW, T, inside = t.weights(), len(t.tokens), {}
+        h = forward(t.config, TW, t.tokens, trace=inside)
+        pending = pick(head(t.config, TW, h[-1:])[0], f"{self.name}: pending")
+        table = W.get("embed_tokens.weight", TW["model.embed_tokens.weight"])
+        ids = np.arange(c["draft_vocab_size"]) + self.vocabulary.get("d2t", 0)
+        taps = [inside[f"layers.{j - 1}.out" if j else "embed"] for j in cp.tapped(c, t.config)]
+        features = reference.eagle3_features(c, W, taps)
+
+        out = {"tokens": t.tokens, "pending": np.array([pending])}
+        # Row p: token x_{p+1} at position p, the target's rows at p. The last row is the first draft.
+        tokens, cache, trace = np.append(t.tokens[1:], pending), {}, {}
+        x, logits = reference.eagle3(c, W, table, tokens, features, np.arange(T), cache, trace)
+        trace |= {"feature": features, "hidden": x, "logits": logits}
+        out |= {f"draft.prefill.{name}": a for name, a in trace.items()}
+        drafts = []
+        for step in range(N_DRAFTS):
+            trace = {}
+            if step:
+                at = np.array([T - 1 + step])
+                x, logits = reference.eagle3(c, W, table, np.array(drafts[-1:]), x[-1:], at, cache, trace)
+            drafts.append(int(ids[pick(logits[-1], f"{self.name}: draft {step}")]))
+            trace |= {"hidden": x[-1], "logits": logits[-1], "token": np.array(drafts[-1:])}
+            out |= {f"draft.{step}.{name}": a for name, a in trace.items()}
+        agree = Agreement(self.name)
+
+        def run(folder):
+            library = oracle.eagle3(folder, table, taps, [*tokens, *drafts], T, N_DRAFTS)
+            agree(out, library, must_have=[n for n in out if n.startswith("draft.") and not n.endswith(".token")])
+
+        with_oracle(files, run)
+        agree.report(f", drafts {drafts}")
+        notes = {
+            "checkpoint": self.name,
+            "target": t.name,
+            "source": "float64 reference",
+            "checked_against": f"speculators {oracle.VERSION}, corrected: a drafted row's window ends at its own position",
+        }
+        result = {f"checkpoints/{self.name}/{file}": data for file, data in files.items()}
+        return result | {f"outputs/{self.name}.safetensors": store.encode(out, notes)}
+
+
 def catalogue():
     """Every golden case, parents first."""
     dense = ("gemma4", cp.GEMMA_DENSE, cp.gemma4_shapes(cp.GEMMA_DENSE), 1, 40)
@@ -294,6 +351,9 @@ def catalogue():
     qwen_moe = Target("qwen3_5-moe", "qwen3_5", cp.QWEN_MOE, cp.qwen3_5_shapes(cp.QWEN_MOE), 6, 24)
     qwen_moe.stored = cp.split_mtp_experts(qwen_moe.tensors)
     centroids = {"use_ordered_embeddings": True, "num_centroids": 12, "centroid_intermediate_top_k": 3}
+    windowed = {"num_hidden_layers": 2, "layer_types": [cp.FULL, cp.SLIDING]}
+    windowed |= {"sliding_window": 8, "use_sliding_window": True}
+    fused = {"norm_before_residual": True, "norm_before_fc": True}
     vision = lambda layout: lambda config, tensors: layout(config, tensors, 6)
     return [
         gemma_dense,
@@ -301,14 +361,18 @@ def catalogue():
         Target("gemma4-dense-f16", *dense, dtype="F16"),
         Target("gemma4-multimodal", *dense, layout=vision(cp.gemma4_multimodal), like="gemma4-dense"),
         Assistant("gemma4-dense-assistant", gemma_dense, 7),
+        Eagle3("gemma4-dense-eagle3", gemma_dense, 9, [1, 2, 3], 40, norm_before_residual=True),
         gemma_ple,
         Assistant("gemma4-ple-assistant", gemma_ple, 8, **centroids),
+        Eagle3("gemma4-ple-eagle3", gemma_ple, 10, [0, 2, 5], 96, fc_norm=True, norm_output=True),
         Target("gemma4-moe", "gemma4", cp.GEMMA_MOE, cp.gemma4_shapes(cp.GEMMA_MOE), 3, 24),
         qwen_dense,
         Target("qwen3_5-multimodal", *hybrid, layout=vision(cp.qwen3_5_multimodal), like="qwen3_5-dense"),
         Mtp("qwen3_5-dense-mtp", qwen_dense),
+        Eagle3("qwen3_5-dense-eagle3", qwen_dense, 11, [1, 2, 4], 48, "qwen3", windowed, own_embeddings=False, **fused),
         qwen_moe,
         Mtp("qwen3_5-moe-mtp", qwen_moe),
+        Eagle3("qwen3_5-moe-eagle3", qwen_moe, 12, None, 32, norm_before_residual=True),
     ]
 
 
@@ -316,12 +380,12 @@ def manifest(cases):
     """`cases.json`: which checkpoint, target and outputs belong together."""
     rows = []
     for case in cases:
-        kind = {Target: "target", Assistant: "assistant", Mtp: "mtp"}[type(case)]
+        kind = {Target: "target", Assistant: "assistant", Mtp: "mtp", Eagle3: "eagle3"}[type(case)]
         row = {"name": case.name, "kind": kind, "family": case.family}
         if kind == "target":
             row |= {"checkpoint": case.name, "outputs": f"outputs/{case.like or case.name}.safetensors"}
         else:
-            drafter = case.name if kind == "assistant" else case.target.name
+            drafter = case.target.name if kind == "mtp" else case.name
             row |= {"checkpoint": drafter, "target": case.target.name, "outputs": f"outputs/{case.name}.safetensors"}
         rows.append(row)
     return {"cases.json": cp.text_bytes(rows)}

@@ -1,4 +1,4 @@
-"""The equations of Gemma 4, its assistant drafter, Qwen 3.5 and its MTP head, in float64 numpy.
+"""The equations of Gemma 4, its assistant drafter, Qwen 3.5, its MTP head and EAGLE-3, in float64 numpy.
 
 One sequence, no batch, no speed. Written from the architecture specifications, not from library code; `oracle.py`
 runs the library on the same weights and `make.py` asserts that every named intermediate agrees. float64 so that the
@@ -383,3 +383,53 @@ def mtp(c, W, tokens, hidden, positions, cache, trace):
     trace["embed"] = x
     x = qwen3_5_layer(c, W, "mtp.layers.0.", "full_attention", x, positions, cache, Layer(trace, "layers.0."))
     return rms1(x, eps, W["mtp.norm.weight"])
+
+
+# ---- EAGLE-3 ----
+
+
+def eagle3_features(c, W, taps):
+    """What the head is fed for true rows, from the target's residual rows at its tapped layers."""
+    eps = c["transformer_layer_config"]["rms_norm_eps"]
+    if c["fc_norm"]:
+        taps = [rms(a, eps, W[f"fc_norm.{i}.weight"]) for i, a in enumerate(taps)]
+    x = np.concatenate(taps, -1)
+    if c["norm_before_fc"]:
+        x = rms(x, eps, W["input_norm.weight"])
+    return x @ W["fc.weight"].T
+
+
+def eagle3_layer(t, W, pre, i, x, inputs, at, cache):
+    """`h = x + attention(inputs)`, `y = h + mlp(norm(h))`; `at` are the rows' positions, and cache row r is at r."""
+    T, d, eps = len(x), t["head_dim"], t["rms_norm_eps"]
+    freqs = t["rope_parameters"]["rope_theta"] ** (-np.arange(0, d, 2) / d)
+    q, k, v = ((inputs @ W[f"{pre}self_attn.{n}_proj.weight"].T).reshape(T, -1, d) for n in "qkv")
+    if t["model_type"] == "qwen3":
+        q, k = rms(q, eps, W[pre + "self_attn.q_norm.weight"]), rms(k, eps, W[pre + "self_attn.k_norm.weight"])
+    q, k = rope(q, at, freqs), rope(k, at, freqs)
+    if i in cache:
+        k, v = np.concatenate([cache[i][0], k]), np.concatenate([cache[i][1], v])
+    cache[i] = k, v
+    keys = np.arange(len(k))
+    visible = keys <= at[:, None]
+    if t.get("layer_types", [""] * (i + 1))[i] == "sliding_attention":
+        visible &= keys > at[:, None] - t["sliding_window"]
+    x = x + attend(q, k, v, visible, d**-0.5) @ W[pre + "self_attn.o_proj.weight"].T
+    return x + swiglu(W, pre + "mlp.", rms(x, eps, W[pre + "post_attention_layernorm.weight"]))
+
+
+def eagle3(c, W, table, tokens, features, at, cache, trace):
+    """Rows of tokens `x_{p+1}` and features of `p`, at positions `p`: what the next row is fed, and draft logits."""
+    t = c["transformer_layer_config"]
+    norm = lambda x, name: rms(x, t["rms_norm_eps"], W[f"{name}.weight"])
+    u = norm(features, "layers.0.hidden_norm")
+    x = u if c["norm_before_residual"] else features
+    for i in range(t["num_hidden_layers"]):
+        pre = f"layers.{i}."
+        inputs = norm(x, pre + "input_layernorm") if i else None
+        if i == 0:
+            inputs = np.concatenate([norm(table[tokens], pre + "input_layernorm"), u], -1)
+        x = eagle3_layer(t, W, pre, i, x, inputs, at, cache)
+        trace[f"layers.{i}.out"] = x
+    n = norm(x, "norm")
+    return (n if c["norm_output"] else x), n @ W["lm_head.weight"].T

@@ -30,6 +30,7 @@ ENCODE = {
     "F16": lambda a: a.astype("<f2"),
     "BF16": lambda a: to_bf16(a).astype("<u2"),
     "I64": lambda a: a.astype("<i8"),
+    "BOOL": lambda a: a.astype("u1"),
 }
 DECODE = {
     "F32": lambda b: np.frombuffer(b, "<f4"),
@@ -37,15 +38,16 @@ DECODE = {
     "BF16": lambda b: from_bf16(np.frombuffer(b, "<u2")),
     "I64": lambda b: np.frombuffer(b, "<i8"),
     "U32": lambda b: np.frombuffer(b, "<u4"),
+    "BOOL": lambda b: np.frombuffer(b, "u1").astype(bool),
 }
 
 
 def encode(tensors, metadata, dtype="F32"):
-    """The bytes of a file. Integer arrays become I64, all others `dtype`."""
+    """The bytes of a file. Integer arrays become I64, booleans BOOL, all others `dtype`."""
     header, blobs, begin = {"__metadata__": dict(sorted(metadata.items()))}, [], 0
     for name, array in tensors.items():
         array = np.asarray(array)
-        kind = "I64" if array.dtype.kind in "iu" else dtype
+        kind = {"i": "I64", "u": "I64", "b": "BOOL"}.get(array.dtype.kind, dtype)
         blob = np.ascontiguousarray(ENCODE[kind](array)).tobytes()
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, begin + len(blob)]}
         blobs.append(blob)

@@ -93,7 +93,7 @@ pub(crate) struct ModelArg {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct LoadArgs {
-    /// Who drafts: auto, none, mtp, assistant, assistant:PATH or ngram
+    /// Who drafts: auto, none, mtp, assistant, assistant:PATH, eagle3:PATH or ngram
     #[arg(long, value_name = "WHO", default_value = "auto")]
     pub(crate) draft: DraftChoice,
     /// Tokens drafted a round, at most; 0 turns speculation off

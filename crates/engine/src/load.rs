@@ -3,9 +3,9 @@
 use crate::request::Rejected;
 use backend::Backend;
 use cache::{Memory, MemoryPlan, MemorySize};
-use models::{Gemma4Assistant, ModelError, Qwen35Mtp, Target};
+use models::{ChainedHead, Eagle3, Gemma4Assistant, ModelError, Qwen35Mtp, Target};
 use serde::Serialize;
-use speculate::draft::{Assistant, Mtp, Ngram};
+use speculate::draft::{Assistant, Chained, Ngram};
 use speculate::{Drafter, Speculator};
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -116,12 +116,14 @@ pub enum DraftChoice {
     Mtp,
     /// A Gemma 4 assistant; the one beside the model if no source is given.
     Assistant(Option<Source>),
+    /// An EAGLE-3 head.
+    Eagle3(Source),
     /// Repetition of the text itself.
     Ngram,
 }
 
 /// The values of `--draft`.
-const DRAFT_CHOICES: &str = "auto, none, mtp, assistant, assistant:PATH, ngram";
+const DRAFT_CHOICES: &str = "auto, none, mtp, assistant, assistant:PATH, eagle3:PATH, ngram";
 
 impl FromStr for DraftChoice {
     type Err = String;
@@ -133,9 +135,12 @@ impl FromStr for DraftChoice {
             "mtp" => DraftChoice::Mtp,
             "ngram" => DraftChoice::Ngram,
             "assistant" => DraftChoice::Assistant(None),
-            _ => match s.strip_prefix("assistant:") {
-                Some(path) if !path.is_empty() => {
+            _ => match s.split_once(':') {
+                Some(("assistant", path)) if !path.is_empty() => {
                     DraftChoice::Assistant(Some(Source::Folder(path.into())))
+                }
+                Some(("eagle3", path)) if !path.is_empty() => {
+                    DraftChoice::Eagle3(Source::Folder(path.into()))
                 }
                 _ => return Err(format!("`{s}` is no drafter; known are {DRAFT_CHOICES}")),
             },
@@ -273,8 +278,15 @@ pub fn load(
         return bad("--parallel, --chunk and --context must be at least 1".into());
     }
     let checkpoint = source.checkpoint()?;
-    if models::DRAFT_HEADS.contains(&checkpoint.architecture().map_err(ModelError::from)?) {
-        return bad("this checkpoint is a drafter: name its target with -m, and it with --draft assistant:PATH".into());
+    let architecture = checkpoint.architecture().map_err(ModelError::from)?;
+    if let Some(head) = models::DRAFT_HEADS
+        .iter()
+        .find(|h| h.architectures.contains(&architecture))
+    {
+        return bad(format!(
+            "this checkpoint is a drafter: name its target with -m, and it with --draft {}:PATH",
+            head.name
+        ));
     }
     // After the check above: a drafter has no tokenizer to complain about.
     let text = source.text()?;
@@ -369,6 +381,7 @@ impl DrafterPlan<'_> {
                         .into(),
                 }),
             },
+            DraftChoice::Eagle3(source) => self.eagle3(source),
             DraftChoice::Auto => {
                 if let Some(found) = self.mtp()? {
                     return Ok(found);
@@ -395,7 +408,7 @@ impl DrafterPlan<'_> {
         let memory = self.remember(head.plan());
         *self.unused = self.checkpoint.unused();
         Ok(Some((
-            Some(Box::new(Mtp::new(head, memory))),
+            Some(Box::new(Chained::new(head, memory))),
             "the checkpoint's own MTP head".into(),
         )))
     }
@@ -407,6 +420,17 @@ impl DrafterPlan<'_> {
         Ok((
             Some(Box::new(Assistant::new(head))),
             format!("the assistant `{}`", source.name()),
+        ))
+    }
+
+    fn eagle3(&mut self, source: &Source) -> Result<Found, EngineError> {
+        let checkpoint = source.checkpoint()?;
+        let head = Eagle3::load(self.b, &checkpoint, self.target)?;
+        let memory = self.remember(head.plan());
+        self.unused.extend(checkpoint.unused());
+        Ok((
+            Some(Box::new(Chained::new(head, memory))),
+            format!("the EAGLE-3 head `{}`", source.name()),
         ))
     }
 

@@ -16,7 +16,7 @@
 //! hidden size, `h` query heads, `K` key/value heads, `e` head size.
 
 use crate::layers::{ExpertShape, GatedMlp, Loader, frequencies};
-use crate::{Family, ModelError, Target, parse, require};
+use crate::{Family, ModelError, Taps, Target, parse, require};
 use backend::{Activation, Attention, Backend, Batch, Experts, Matrix, Rope, Tensor};
 use cache::{GroupPlan, Memory, MemoryPlan};
 use serde::Deserialize;
@@ -638,6 +638,10 @@ impl Target for Gemma4 {
         self.config.vocab_size
     }
 
+    fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
     fn max_context(&self) -> usize {
         self.config.max_position_embeddings
     }
@@ -650,7 +654,17 @@ impl Target for Gemma4 {
         b.embed(&self.embed, tokens, self.embed_scale)
     }
 
-    fn forward(&self, b: &dyn Backend, batch: &Batch, memory: &mut Memory) -> Tensor {
+    fn embed_scale(&self) -> f32 {
+        self.embed_scale
+    }
+
+    fn forward_tapped(
+        &self,
+        b: &dyn Backend,
+        batch: &Batch,
+        memory: &mut Memory,
+        taps: &mut Taps,
+    ) -> Tensor {
         let eps = self.config.rms_norm_eps;
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), eps);
         let mut x = self.embed(b, &batch.tokens); // [n, H]
@@ -660,6 +674,7 @@ impl Target for Gemma4 {
             .as_ref()
             .map(|p| (p.width, self.per_layer_inputs(b, p, &batch.tokens, &x)));
         for (i, layer) in self.layers.iter().enumerate() {
+            taps.see(b, i, &x);
             let h = norm(&x, &layer.input_norm); // [n, H]
             let a = layer.attend(b, i, &h, batch, memory, eps); // [n, H]
             b.note(format_args!("layers.{i}.attn_out"), &a);
@@ -679,6 +694,7 @@ impl Target for Gemma4 {
             x = b.scale(x, layer.scalar);
             b.note(format_args!("layers.{i}.out"), &x);
         }
+        taps.see(b, self.layers.len(), &x);
         let hidden = norm(&x, &self.norm);
         b.note(format_args!("hidden"), &hidden);
         hidden

@@ -14,7 +14,7 @@
 
 use crate::gemma4::{Config, FULL, LayerType, QueryAttention, SLIDING};
 use crate::layers::{GatedMlp, Loader};
-use crate::{Gemma4, ModelError, Target, parse, require};
+use crate::{Gemma4, HeadLogits, ModelError, Scored, Target, parse, require};
 use backend::{Activation, Backend, Batch, Matrix, Tensor};
 use cache::Memory;
 use serde::Deserialize;
@@ -64,14 +64,6 @@ struct Centroids {
     /// Tokens of a centroid.
     size: usize,
     top_k: usize,
-}
-
-/// Scores of the next token after each row.
-pub struct HeadLogits {
-    /// `[n, V]`, or `[n, m]` for the tokens of `ids`.
-    pub logits: Tensor,
-    /// The tokens scored, by row; all of them if absent.
-    pub ids: Option<Vec<Vec<u32>>>,
 }
 
 /// A Gemma 4 assistant, paired with its target.
@@ -206,11 +198,11 @@ impl Gemma4Assistant {
     }
 
     /// Scores of the next token from `z: [n, H]`.
-    pub fn logits(&self, b: &dyn Backend, z: &Tensor) -> HeadLogits {
+    pub fn logits(&self, b: &dyn Backend, z: &Tensor) -> HeadLogits<'_> {
         let head = match &self.centroids {
             None => HeadLogits {
                 logits: b.matmul(z, &self.embed),
-                ids: None,
+                scored: Scored::All,
             },
             Some(c) => {
                 let scores = b.matmul(z, &c.centroids); // [n, C]
@@ -221,7 +213,7 @@ impl Gemma4Assistant {
                     .collect();
                 HeadLogits {
                     logits: b.matmul_rows(z, &self.embed, &ids),
-                    ids: Some(ids),
+                    scored: Scored::ByRow(ids),
                 }
             }
         };

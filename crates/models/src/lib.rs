@@ -9,16 +9,22 @@
 
 #![forbid(unsafe_code)]
 
+mod eagle3;
 mod gemma4;
 mod gemma4_assistant;
+mod head;
 mod layers;
 mod qwen3_5;
 mod qwen3_5_mtp;
+mod taps;
 
+pub use eagle3::Eagle3;
 pub use gemma4::Gemma4;
-pub use gemma4_assistant::{Gemma4Assistant, HeadLogits};
+pub use gemma4_assistant::Gemma4Assistant;
+pub use head::{ChainedHead, HeadLogits, Scored};
 pub use qwen3_5::Qwen35;
 pub use qwen3_5_mtp::Qwen35Mtp;
+pub use taps::Taps;
 
 use backend::{Backend, Batch, Tensor};
 use cache::{Memory, MemoryPlan};
@@ -35,6 +41,9 @@ pub trait Target: Send + Sync + std::any::Any {
     /// Tokens in the vocabulary.
     fn vocab_size(&self) -> usize;
 
+    /// Decoder layers.
+    fn n_layers(&self) -> usize;
+
     /// Longest context the model was made for.
     fn max_context(&self) -> usize;
 
@@ -44,9 +53,25 @@ pub trait Target: Send + Sync + std::any::Any {
     /// Input embeddings of `tokens`, scaled as the first layer wants them: `[n, H]`.
     fn embed(&self, b: &dyn Backend, tokens: &[u32]) -> Tensor;
 
+    /// The scale of [`Target::embed`].
+    fn embed_scale(&self) -> f32 {
+        1.0
+    }
+
     /// Runs a step and remembers its rows. Returns the hidden rows after the
-    /// final norm: `[n, H]`.
-    fn forward(&self, b: &dyn Backend, batch: &Batch, memory: &mut Memory) -> Tensor;
+    /// final norm, `[n, H]`, and leaves in `taps` the rows it asks for.
+    fn forward_tapped(
+        &self,
+        b: &dyn Backend,
+        batch: &Batch,
+        memory: &mut Memory,
+        taps: &mut Taps,
+    ) -> Tensor;
+
+    /// [`Target::forward_tapped`] without taps.
+    fn forward(&self, b: &dyn Backend, batch: &Batch, memory: &mut Memory) -> Tensor {
+        self.forward_tapped(b, batch, memory, &mut Taps::new(&[]))
+    }
 
     /// Scores of every token after each of `hidden`'s rows: `[n, V]`.
     fn logits(&self, b: &dyn Backend, hidden: &Tensor) -> Tensor;
@@ -66,8 +91,25 @@ pub struct Family {
 /// Every family of targets.
 pub const TARGETS: &[Family] = &[gemma4::FAMILY, qwen3_5::FAMILY];
 
-/// Architectures of checkpoints that are draft heads, not targets.
-pub const DRAFT_HEADS: &[&str] = gemma4_assistant::NAMES;
+/// A kind of draft head with checkpoints of its own.
+pub struct HeadKind {
+    /// How users name it.
+    pub name: &'static str,
+    /// Values of `architectures[0]` or `model_type` that name it.
+    pub architectures: &'static [&'static str],
+}
+
+/// Every kind of draft head that is a checkpoint of its own.
+pub const DRAFT_HEADS: &[HeadKind] = &[
+    HeadKind {
+        name: "assistant",
+        architectures: gemma4_assistant::NAMES,
+    },
+    HeadKind {
+        name: "eagle3",
+        architectures: eagle3::NAMES,
+    },
+];
 
 /// Why a model could not be made from a checkpoint.
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,7 @@
 //! head size, `nv` value heads of size `dv`.
 
 use crate::layers::{ExpertShape, GatedMlp, Loader, frequencies};
-use crate::{Family, ModelError, Target, parse, require};
+use crate::{Family, ModelError, Taps, Target, parse, require};
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, Experts, Kv, Matrix,
     Rope, Tensor, math,
@@ -565,6 +565,10 @@ impl Target for Qwen35 {
         self.config.vocab_size
     }
 
+    fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
     fn max_context(&self) -> usize {
         self.config.max_position_embeddings
     }
@@ -577,10 +581,17 @@ impl Target for Qwen35 {
         b.embed(&self.embed, tokens, 1.0)
     }
 
-    fn forward(&self, b: &dyn Backend, batch: &Batch, memory: &mut Memory) -> Tensor {
+    fn forward_tapped(
+        &self,
+        b: &dyn Backend,
+        batch: &Batch,
+        memory: &mut Memory,
+        taps: &mut Taps,
+    ) -> Tensor {
         let mut x = self.embed(b, &batch.tokens); // [n, H]
         b.note(format_args!("embed"), &x);
         for (i, layer) in self.layers.iter().enumerate() {
+            taps.see(b, i, &x);
             let name = format_args!("layers.{i}");
             x = match layer {
                 Layer::Delta(mixer, block, at) => {
@@ -593,6 +604,7 @@ impl Target for Qwen35 {
                 }
             };
         }
+        taps.see(b, self.layers.len(), &x);
         let hidden = b.rms_norm(&x, Some(&self.norm), x.cols(), self.config.rms_norm_eps);
         b.note(format_args!("hidden"), &hidden);
         hidden

@@ -12,7 +12,7 @@
 
 use crate::layers::Loader;
 use crate::qwen3_5::{Config, FULL, FullLayer};
-use crate::{ModelError, Qwen35, Target};
+use crate::{ChainedHead, HeadLogits, ModelError, Qwen35, Scored, Target};
 use backend::{Backend, Batch, Matrix, Tensor};
 use cache::{GroupPlan, Memory, MemoryPlan};
 use weights::Checkpoint;
@@ -90,9 +90,14 @@ impl Qwen35Mtp {
             eps: config.rms_norm_eps,
         })
     }
+}
 
-    /// What the head remembers of each of its rows.
-    pub fn plan(&self) -> MemoryPlan {
+impl ChainedHead for Qwen35Mtp {
+    fn name(&self) -> &'static str {
+        "mtp"
+    }
+
+    fn plan(&self) -> MemoryPlan {
         MemoryPlan {
             groups: vec![GroupPlan {
                 window: None,
@@ -102,10 +107,19 @@ impl Qwen35Mtp {
         }
     }
 
-    /// Runs the head over rows `(token x_{p+1}, hidden h_p)`: `hidden: [n, H]`,
-    /// the tokens in `batch`. Returns `m: [n, H]`, for the target's head and for
-    /// the next step of a chain.
-    pub fn forward(
+    /// The target's hidden rows as they are.
+    fn features(
+        &self,
+        b: &dyn Backend,
+        hidden: &Tensor,
+        _taps: &[Tensor],
+        rows: &[usize],
+    ) -> Tensor {
+        b.gather(hidden, rows)
+    }
+
+    /// From rows `(token x_{p+1}, hidden h_p)` to `m: [n, H]`.
+    fn forward(
         &self,
         b: &dyn Backend,
         target: &dyn Target,
@@ -125,5 +139,13 @@ impl Qwen35Mtp {
         let m = norm(&y, &self.norm);
         b.note(format_args!("draft.hidden"), &m);
         m
+    }
+
+    /// The trunk's head.
+    fn logits(&self, b: &dyn Backend, target: &dyn Target, m: &Tensor) -> HeadLogits<'_> {
+        HeadLogits {
+            logits: target.logits(b, m),
+            scored: Scored::All,
+        }
     }
 }

@@ -20,7 +20,7 @@ use crate::sample::{self, History, Sampling, Scratch};
 use crate::stats::Stats;
 use backend::{Backend, Batch, DeviceError, MAX_TENTATIVE, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
-use models::Target;
+use models::{Taps, Target};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -239,7 +239,10 @@ impl Speculator {
         let start = Instant::now();
         let shares = self.gather(streams, chunk)?;
         let b = &*self.b;
-        let hidden = self.target.forward(b, &self.batch, &mut self.memory);
+        let mut taps = Taps::new(self.drafter.as_ref().map_or(&[], |d| d.taps()));
+        let hidden = self
+            .target
+            .forward_tapped(b, &self.batch, &mut self.memory, &mut taps);
         let wanted: Vec<usize> = shares.iter().flat_map(Share::choosing).collect();
         let logits = (!wanted.is_empty()).then(|| {
             if wanted.len() == hidden.rows() {
@@ -262,7 +265,7 @@ impl Speculator {
             self.memory.truncate(&mut stream.sequence, len);
         }
         let verify = start.elapsed();
-        let asked = self.draft(streams, &shares, &hidden)?;
+        let asked = self.draft(streams, &shares, &hidden, &taps.into_rows())?;
         let draft = start.elapsed() - verify;
         for (stream, share) in streams.iter_mut().zip(&shares) {
             let stats = &mut stream.stats;
@@ -413,6 +416,7 @@ impl Speculator {
         streams: &mut [&mut Stream],
         shares: &[Share],
         hidden: &Tensor,
+        taps: &[Tensor],
     ) -> Result<usize, RoundError> {
         for stream in streams.iter_mut() {
             stream.draft.clear();
@@ -463,6 +467,7 @@ impl Speculator {
             b: &*self.b,
             model: &*self.target,
             memory: &self.memory,
+            taps,
         };
         let drafts = drafter.draft(target, hidden, &mut requests);
         self.b.finish()?;

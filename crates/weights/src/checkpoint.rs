@@ -235,8 +235,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// If it is missing, has another number of elements, is not i64, i32 or u32,
-    /// or holds a number that does not fit.
+    /// If it is missing, has another number of elements, is not i64, i32, u32, u8
+    /// or bool, or holds a number that does not fit.
     pub fn integers(&self, name: &str, n: usize) -> Result<Vec<u32>, LoadError> {
         self.integers_of(name, self.tensor(name)?, n)
     }
@@ -266,11 +266,12 @@ impl Checkpoint {
                     .chunks_exact(4)
                     .map(move |b| u32::from_le_bytes(four(b)).into()),
             ),
+            "U8" | "BOOL" => Box::new(bytes.iter().map(|&b| b.into())),
             found => {
                 return Err(LoadError::WrongType {
                     name: name.into(),
                     found: found.into(),
-                    wanted: "i64, i32 or u32",
+                    wanted: "i64, i32, u32, u8 or bool",
                 });
             }
         };

@@ -67,8 +67,7 @@ impl Drafter for Assistant {
             let scored = self.head.logits(b, &z);
             choose(
                 b,
-                &scored.logits,
-                scored.ids.as_deref(),
+                &scored,
                 &active,
                 requests,
                 &mut drafts,

@@ -5,20 +5,20 @@
 //! What it guesses can cost time, never change a token.
 
 mod assistant;
+mod chained;
 mod forced;
-mod mtp;
 mod ngram;
 mod ngram_index;
 
 pub use assistant::Assistant;
+pub use chained::Chained;
 pub use forced::Forced;
-pub use mtp::Mtp;
 pub use ngram::Ngram;
 
 use crate::sample::{self, History, Sampling, Scratch};
 use backend::{Backend, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
-use models::Target;
+use models::{HeadLogits, Scored, Target};
 
 /// The target as a drafter may use it.
 #[derive(Clone, Copy)]
@@ -29,6 +29,8 @@ pub struct TargetView<'a> {
     pub model: &'a dyn Target,
     /// What it remembers.
     pub memory: &'a Memory,
+    /// The round's rows inside it, `[n, H]` for each of [`Drafter::taps`].
+    pub taps: &'a [Tensor],
 }
 
 /// One stream's wish for a draft, after a round.
@@ -65,6 +67,12 @@ pub trait Drafter: Send {
     /// Name, as users type it.
     fn name(&self) -> &'static str;
 
+    /// The target's layers whose entering rows it reads ([`models::Taps`]), the same
+    /// in every round.
+    fn taps(&self) -> &[usize] {
+        &[]
+    }
+
     /// Starts a sequence in `slot`.
     ///
     /// # Errors
@@ -86,25 +94,24 @@ pub trait Drafter: Send {
 }
 
 /// Chooses the next draft token of each of `active` with the noise the target
-/// will use, and remembers it.
-///
-/// Row `i` of `logits` belongs to request `active[i]` and scores the tokens
-/// `ids[i]`, or all.
+/// will use, and remembers it. Row `i` of `scored` belongs to request `active[i]`.
 fn choose(
     b: &dyn Backend,
-    logits: &Tensor,
-    ids: Option<&[Vec<u32>]>,
+    scored: &HeadLogits<'_>,
     active: &[usize],
     requests: &mut [DraftRequest<'_>],
     drafts: &mut [Vec<u32>],
     scratch: &mut Scratch,
 ) {
-    let greedy = ids.is_none()
+    let HeadLogits { logits, scored } = scored;
+    let by_row = matches!(scored, Scored::ByRow(_));
+    let greedy = !by_row
         && active
             .iter()
             .all(|&r| requests[r].sampling.is_plain_greedy());
     if greedy {
-        for (&r, token) in active.iter().zip(b.argmax(logits)) {
+        for (i, (&r, best)) in active.iter().zip(b.argmax(logits)).enumerate() {
+            let token = scored.ids(i).map_or(best, |ids| ids[best as usize]);
             drafts[r].push(token);
         }
         return;
@@ -120,13 +127,13 @@ fn choose(
         for &token in &drafts[r] {
             request.history.push(token);
         }
-        let token = match ids {
+        let token = match scored.ids(i) {
             None => sample::choose(request.sampling, request.history, position, row, scratch),
             Some(ids) => sample::choose_among(
                 request.sampling,
                 request.history,
                 position,
-                &ids[i],
+                ids,
                 row,
                 scratch,
             ),

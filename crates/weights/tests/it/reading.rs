@@ -255,7 +255,7 @@ fn integers_of_every_width_are_checked() {
         (
             filled("o", 2, 1.0),
             2,
-            "tensor `o` is stored as F32, but i64, i32 or u32 is needed here",
+            "tensor `o` is stored as F32, but i64, i32, u32, u8 or bool is needed here",
         ),
     ] {
         assert_eq!(

@@ -1,31 +1,31 @@
-//! Drafts with a multi-token-prediction head, chained on itself.
+//! Drafts with a head that is chained on itself: an MTP head, or EAGLE-3's.
 //!
 //! The head has keys and values of its own, a row for each of the target's. Rows
-//! built from true hidden rows stay; the chain's rows are forgotten as soon as
-//! the draft is made, and rebuilt from true hidden rows if their tokens are
-//! accepted. So the head's memory never holds a guess.
+//! built from the target's true rows stay; the chain's rows are forgotten as soon as
+//! the draft is made, and rebuilt from true rows if their tokens are accepted. So
+//! the head's memory never holds a guess.
 
 use super::{DraftRequest, Drafter, TargetView, choose, wanting};
 use crate::sample::Scratch;
 use backend::{Batch, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
-use models::Qwen35Mtp;
+use models::ChainedHead;
 
-/// The drafter of a [`Qwen35Mtp`].
-pub struct Mtp {
-    head: Qwen35Mtp,
+/// The drafter of a [`ChainedHead`].
+pub struct Chained<H> {
+    head: H,
     memory: Memory,
     /// By the target's slot.
     sequences: Vec<Option<Sequence>>,
     scratch: Scratch,
 }
 
-impl Mtp {
+impl<H: ChainedHead> Chained<H> {
     /// Drafts with `head`, which remembers in `memory`, planned by
-    /// [`Qwen35Mtp::plan`].
-    pub fn new(head: Qwen35Mtp, memory: Memory) -> Self {
+    /// [`ChainedHead::plan`].
+    pub fn new(head: H, memory: Memory) -> Self {
         let sequences = (0..memory.size().sequences).map(|_| None).collect();
-        Mtp {
+        Chained {
             head,
             memory,
             sequences,
@@ -49,9 +49,13 @@ impl Mtp {
     }
 }
 
-impl Drafter for Mtp {
+impl<H: ChainedHead> Drafter for Chained<H> {
     fn name(&self) -> &'static str {
-        "mtp"
+        self.head.name()
+    }
+
+    fn taps(&self) -> &[usize] {
+        self.head.taps()
     }
 
     fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
@@ -81,24 +85,21 @@ impl Drafter for Mtp {
             rows.extend(request.kept.clone());
             last.push(rows.len() - 1);
         }
-        let mut m = self.head.forward(
-            b,
-            target.model,
-            &b.gather(hidden, &rows),
-            &batch,
-            &mut self.memory,
-        );
+        let features = self.head.features(b, hidden, target.taps, &rows);
+        let mut m = self
+            .head
+            .forward(b, target.model, &features, &batch, &mut self.memory);
         let mut active = wanting(requests, 0);
         let mut from: Vec<usize> = active.iter().map(|&r| last[r]).collect();
         for n in 1.. {
             if active.is_empty() {
                 break;
             }
-            m = b.gather(&m, &from); // [n, H]
+            m = b.gather(&m, &from); // [n, F]
+            let scored = self.head.logits(b, target.model, &m);
             choose(
                 b,
-                &target.model.logits(b, &m),
-                None,
+                &scored,
                 &active,
                 requests,
                 &mut drafts,

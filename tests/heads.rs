@@ -1,0 +1,462 @@
+//! Draft heads with checkpoints of their own: every layout that they come in, what
+//! is refused and why, and that a head's memory never holds a guess.
+
+use backend::{Backend, Batch, Reference, Tensor};
+use cache::{Memory, MemoryFull, MemorySize};
+use cpu::{Activations, Cpu, CpuOptions};
+use models::{ChainedHead, Eagle3, Qwen35Mtp, Taps, Target, load_target};
+use quant::Scalar;
+use serde_json::{Value, json};
+use speculate::draft::{Chained, DraftRequest, TargetView};
+use speculate::{DraftLength, Drafter, Sampling, Speculator, StreamOptions};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use suites::repository;
+use weights::Checkpoint;
+
+const DENSE: &str = "gemma4-dense";
+
+fn checkpoint(name: &str) -> Checkpoint {
+    Checkpoint::open(&repository("tests/golden/checkpoints").join(name)).unwrap()
+}
+
+/// A checkpoint's files, to be changed.
+struct Files {
+    config: Value,
+    /// Type, shape and bytes by name.
+    tensors: BTreeMap<String, (String, Vec<usize>, Vec<u8>)>,
+}
+
+impl Files {
+    fn open(name: &str) -> Files {
+        let folder = repository("tests/golden/checkpoints").join(name);
+        let read = |file| std::fs::read(folder.join(file)).unwrap();
+        let bytes = read("model.safetensors");
+        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: BTreeMap<String, Value> = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+        let tensor = |(name, entry): (String, Value)| {
+            let at = |i: usize| 8 + n + entry["data_offsets"][i].as_u64().unwrap() as usize;
+            let shape: Vec<usize> = serde_json::from_value(entry["shape"].clone()).unwrap();
+            let dtype = entry["dtype"].as_str().unwrap().to_owned();
+            (name, (dtype, shape, bytes[at(0)..at(1)].to_vec()))
+        };
+        Files {
+            config: serde_json::from_slice(&read("config.json")).unwrap(),
+            tensors: header
+                .into_iter()
+                .filter(|(name, _)| name != "__metadata__")
+                .map(tensor)
+                .collect(),
+        }
+    }
+
+    fn checkpoint(&self) -> Checkpoint {
+        let mut header = serde_json::Map::new();
+        let mut data = Vec::<u8>::new();
+        for (name, (dtype, shape, bytes)) in &self.tensors {
+            let range = [data.len(), data.len() + bytes.len()];
+            let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": range});
+            header.insert(name.clone(), entry);
+            data.extend(bytes);
+        }
+        let header = serde_json::to_vec(&header).unwrap();
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header);
+        file.extend(data);
+        let files = vec![("model.safetensors".to_owned(), file.into())];
+        Checkpoint::from_bytes(&self.config.to_string(), files).unwrap()
+    }
+
+    fn rename(&mut self, from: &str, to: &str) {
+        let tensors = std::mem::take(&mut self.tensors);
+        let renamed = |(name, tensor): (String, _)| match name.strip_prefix(from) {
+            Some(rest) => (format!("{to}{rest}"), tensor),
+            None => (name, tensor),
+        };
+        self.tensors = tensors.into_iter().map(renamed).collect();
+    }
+}
+
+fn size(sequences: usize) -> MemorySize {
+    MemorySize {
+        sequences,
+        context: 256,
+        step_rows: 64,
+        kv_format: &quant::F32,
+    }
+}
+
+/// Logits of a head after each token of a short text.
+fn scores(b: &dyn Backend, head: &Eagle3, target: &dyn Target) -> Vec<f32> {
+    let mut memory = Memory::new(b, target.plan(), size(1));
+    let mut own = Memory::new(b, head.plan(), size(1));
+    let (mut sequence, mut follower) = (memory.open().unwrap(), own.open().unwrap());
+    let tokens: Vec<u32> = (3..20).collect();
+    let n = tokens.len() - 1;
+    let (mut batch, mut following) = (Batch::default(), Batch::default());
+    memory
+        .push(&mut batch, &mut sequence, &tokens[..n], n)
+        .unwrap();
+    own.push(&mut following, &mut follower, &tokens[1..], n)
+        .unwrap();
+    let mut taps = Taps::new(head.taps());
+    let hidden = target.forward_tapped(b, &batch, &mut memory, &mut taps);
+    let rows: Vec<usize> = (0..n).collect();
+    let features = head.features(b, &hidden, &taps.into_rows(), &rows);
+    let x = head.forward(b, target, &features, &following, &mut own);
+    b.download(&head.logits(b, target, &x).logits).into_owned()
+}
+
+#[test]
+fn a_flat_checkpoint_is_the_same_head() {
+    let b = Reference;
+    let target = load_target(&b, &checkpoint(DENSE)).unwrap();
+    let mut files = Files::open("gemma4-dense-eagle3");
+    files.config["eagle_aux_hidden_state_layer_ids"] = json!([2, 3, 4]);
+    let head = Eagle3::load(&b, &files.checkpoint(), &*target).unwrap();
+    let want = scores(&b, &head, &*target);
+
+    files.rename("layers.0.", "midlayer.");
+    let layer = files.config["transformer_layer_config"].take();
+    let mut flat = layer.as_object().unwrap().clone();
+    flat.insert("architectures".into(), json!(["LlamaForCausalLMEagle3"]));
+    for key in ["draft_vocab_size", "norm_before_residual"] {
+        flat.insert(key.into(), files.config[key].clone());
+    }
+    // Layers left and layers entered: the same rows.
+    for ids in [[1, 2, 3], [2, 3, 4]] {
+        flat.insert(
+            "eagle_config".into(),
+            json!({"eagle_aux_hidden_state_layer_ids": ids}),
+        );
+        files.config = Value::Object(flat.clone());
+        let checkpoint = files.checkpoint();
+        let head = Eagle3::load(&b, &checkpoint, &*target).unwrap();
+        assert_eq!(head.taps(), [2, 3, 4], "{ids:?}");
+        assert_eq!(checkpoint.unused(), [""; 0]);
+        assert_eq!(scores(&b, &head, &*target), want);
+    }
+}
+
+#[test]
+fn quantised_weights_are_those_values() {
+    let whole = CpuOptions {
+        activations: Activations::F32,
+        ..CpuOptions::default()
+    };
+    let backends: [Box<dyn Backend>; 2] = [Box::new(Reference), Box::new(Cpu::new(whole).unwrap())];
+    for b in &backends {
+        let b = &**b;
+        let target = load_target(b, &checkpoint(DENSE)).unwrap();
+        let mut quantised = Files::open("gemma4-dense-eagle3");
+        let mut plain = Files::open("gemma4-dense-eagle3");
+        let mut n = 0;
+        for (name, (dtype, shape, bytes)) in &Files::open("gemma4-dense-eagle3").tensors {
+            let &[rows, cols] = &shape[..] else { continue };
+            if dtype != "F32" || !cols.is_multiple_of(32) {
+                continue;
+            }
+            let values: Vec<f32> = (0..rows * cols)
+                .map(|i| Scalar::F32.get(bytes, i))
+                .collect();
+            let format = quant::affine(4, 32).unwrap();
+            let stored = quant::encode(format, &values, cols, Scalar::F32);
+            let module = name.strip_suffix(".weight").unwrap();
+            let back = stored.view().to_f32();
+            assert_ne!(back, values, "rounding changes `{name}`");
+            let back = back.iter().flat_map(|v| v.to_le_bytes()).collect();
+            plain
+                .tensors
+                .insert(name.clone(), ("F32".into(), shape.clone(), back));
+            let groups = vec![rows, cols / 32];
+            for (part, dtype, shape, bytes) in [
+                ("weight", "U32", vec![rows, cols / 8], stored.codes),
+                ("scales", "F32", groups.clone(), stored.scales),
+                ("biases", "F32", groups, stored.biases),
+            ] {
+                let tensor = (dtype.to_owned(), shape, bytes);
+                quantised.tensors.insert(format!("{module}.{part}"), tensor);
+            }
+            n += 1;
+        }
+        assert!(n >= 7, "projections, tables and heads");
+        let [got, want] = [quantised, plain].map(|files| {
+            let checkpoint = files.checkpoint();
+            let head = Eagle3::load(b, &checkpoint, &*target).unwrap();
+            assert_eq!(checkpoint.unused(), [""; 0]);
+            scores(b, &head, &*target)
+        });
+        assert_eq!(got, want, "on {}", b.name());
+    }
+}
+
+#[test]
+fn a_head_that_does_not_fit_is_refused_by_name() {
+    let b = Reference;
+    let target = load_target(&b, &checkpoint(DENSE)).unwrap();
+    type Change = fn(&mut Files);
+    let wrong: &[(Change, &str)] = &[
+        (
+            |f| layer(f, "hidden_size", json!(48)),
+            "hidden size of the target is 48",
+        ),
+        (
+            |f| f.config["target_hidden_size"] = json!(64),
+            "hidden size of the target is 64",
+        ),
+        (
+            |f| layer(f, "vocab_size", json!(97)),
+            "vocabulary size is 97",
+        ),
+        (
+            |f| verifier(f, json!(["Qwen3_5ForCausalLM"])),
+            "target's architecture is Qwen3_5ForCausalLM, the target's is gemma4",
+        ),
+        (
+            |f| taps(f, json!([1, 2, 6])),
+            "tapped layer is 6, the target's is one of 5 layers",
+        ),
+        (|f| taps(f, json!([])), "0 tapped layers"),
+        (
+            |f| taps(f, json!([1, 2])),
+            "tensor `fc.weight` has shape [32, 96]",
+        ),
+        (
+            |f| f.config["architectures"] = json!(["Gemma4ForCausalLM"]),
+            "is no EAGLE-3 head",
+        ),
+        (
+            |f| layer(f, "model_type", json!("gemma4")),
+            "`gemma4` layers is not supported",
+        ),
+        (
+            |f| layer(f, "model_type", json!("qwen3")),
+            "`layers.0.self_attn.q_norm.weight` is missing",
+        ),
+        (
+            |f| layer(f, "attention_bias", json!(true)),
+            "with biases is not supported",
+        ),
+        (
+            |f| layer(f, "hidden_act", json!("gelu")),
+            "hidden_act `gelu` is not supported",
+        ),
+        (
+            |f| {
+                layer(
+                    f,
+                    "rope_scaling",
+                    json!({"rope_type": "llama3", "factor": 8.0}),
+                )
+            },
+            "rope_type `llama3` is not supported",
+        ),
+        (
+            |f| layer(f, "layer_types", json!(["sliding_attention"])),
+            "without a sliding_window",
+        ),
+        (
+            |f| layer(f, "layer_types", json!([])),
+            "layer_types has 0 entries for 1 layers",
+        ),
+        (
+            |f| layer(f, "num_key_value_heads", json!(3)),
+            "4 query heads cannot share 3",
+        ),
+        (
+            |f| layer(f, "num_attention_heads", json!(0)),
+            "sizes must lie between 1 and",
+        ),
+        (
+            |f| layer(f, "head_dim", json!(usize::MAX)),
+            "sizes must lie between 1 and",
+        ),
+        (
+            |f| layer(f, "num_hidden_layers", json!(2)),
+            "`layers.1.self_attn.q_proj.weight` is missing",
+        ),
+        (
+            |f| {
+                f.config["fc_norm"] = json!(true);
+                f.config["norm_before_fc"] = json!(true);
+            },
+            "exclude each other",
+        ),
+        (
+            |f| f.config["norm_before_fc"] = json!(true),
+            "`input_norm.weight` is missing",
+        ),
+        (
+            |f| f.config["fc_norm"] = json!(true),
+            "`fc_norm.0.weight` is missing",
+        ),
+        (
+            |f| f.config["draft_vocab_size"] = json!(102),
+            "a draft vocabulary of 102 of 101 tokens",
+        ),
+        (
+            |f| f.config["draft_vocab_size"] = json!(0),
+            "a draft vocabulary of 0 of 101 tokens",
+        ),
+        (
+            |f| f.config["draft_vocab_size"] = json!(39),
+            "`d2t` has shape [40]",
+        ),
+        (|f| drop(f.tensors.remove("d2t")), "`d2t` is missing"),
+        (
+            |f| d2t(f, 39, 62),
+            "d2t: draft token 39 is token 101 of 101",
+        ),
+        (|f| d2t(f, 39, -1), "element 39 of tensor `d2t` is -1"),
+        (|f| t2d(f), "d2t and t2d name different tokens"),
+    ];
+    for (change, message) in wrong {
+        let mut files = Files::open("gemma4-dense-eagle3");
+        change(&mut files);
+        let error = match Eagle3::load(&b, &files.checkpoint(), &*target) {
+            Ok(_) => panic!("{message}: loaded"),
+            Err(error) => error.to_string(),
+        };
+        assert!(error.contains(message), "`{error}` is not `{message}`");
+    }
+}
+
+fn layer(files: &mut Files, key: &str, value: Value) {
+    files.config["transformer_layer_config"][key] = value;
+}
+fn verifier(files: &mut Files, value: Value) {
+    files.config["speculators_config"]["verifier"]["architectures"] = value;
+}
+fn taps(files: &mut Files, value: Value) {
+    files.config["eagle_aux_hidden_state_layer_ids"] = value;
+}
+fn d2t(files: &mut Files, at: usize, value: i64) {
+    let (_, _, bytes) = files.tensors.get_mut("d2t").unwrap();
+    bytes[8 * at..8 * at + 8].copy_from_slice(&value.to_le_bytes());
+}
+/// Turns the membership of every token round.
+fn t2d(files: &mut Files) {
+    let (_, _, bytes) = files.tensors.get_mut("t2d").unwrap();
+    bytes.iter_mut().for_each(|b| *b ^= 1);
+}
+
+/// Two drafters that see the same rows; one is asked for a draft in every round, the
+/// other in every third. What is verified is the true text, some of it spoilt.
+struct Twins {
+    often: Box<dyn Drafter>,
+    seldom: Box<dyn Drafter>,
+    rounds: usize,
+    truth: Vec<u32>,
+    compared: Arc<Mutex<usize>>,
+}
+
+impl Drafter for Twins {
+    fn name(&self) -> &'static str {
+        "twins"
+    }
+
+    fn taps(&self) -> &[usize] {
+        self.often.taps()
+    }
+
+    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
+        self.seldom.open(slot)?;
+        self.often.open(slot)
+    }
+
+    fn close(&mut self, slot: usize) {
+        self.seldom.close(slot);
+        self.often.close(slot);
+    }
+
+    fn draft(
+        &mut self,
+        target: TargetView<'_>,
+        hidden: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>> {
+        self.rounds += 1;
+        let often = self.often.draft(target, hidden, requests);
+        let asked = self.rounds.is_multiple_of(3);
+        let limits: Vec<usize> = requests.iter().map(|r| r.limit).collect();
+        if !asked {
+            requests.iter_mut().for_each(|r| r.limit = 0);
+        }
+        let seldom = self.seldom.draft(target, hidden, requests);
+        if asked {
+            assert_eq!(often, seldom, "drafts of round {}", self.rounds);
+            *self.compared.lock().unwrap() += often.iter().filter(|d| d.len() > 1).count();
+        }
+        let spoilt = |(request, limit): (&DraftRequest<'_>, usize)| {
+            let n = request.tokens.len();
+            let rest = self.truth.get(n..).unwrap_or_default();
+            let right = rest.iter().enumerate().map(|(i, &t)| match (n + i) % 5 {
+                0 => t.saturating_sub(1),
+                _ => t,
+            });
+            right.take(limit).collect()
+        };
+        requests.iter().zip(limits).map(spoilt).collect()
+    }
+}
+
+#[test]
+fn a_heads_memory_never_holds_a_guess() {
+    let b: Arc<dyn Backend> = Arc::new(Reference);
+    let prompt: Vec<u32> = (5..25).collect();
+    let options = || StreamOptions {
+        sampling: Sampling::default(),
+        max_tokens: 120,
+        stop_tokens: Arc::new([]),
+        draft: DraftLength::Fixed(4),
+    };
+    let text = |name: &str, drafter: Option<Box<dyn Drafter>>| {
+        let target = load_target(&*b, &checkpoint(name)).unwrap();
+        let memory = Memory::new(&*b, target.plan(), size(1));
+        let mut speculator = Speculator::new(b.clone(), target, memory, drafter);
+        let mut stream = speculator.open(prompt.clone(), options()).unwrap();
+        while stream.finish().is_none() {
+            speculator.round(&mut [&mut stream], 7).unwrap();
+        }
+        (stream.tokens().to_vec(), stream.stats().accepted())
+    };
+    let eagle3 = |name: &str| {
+        let target = load_target(&*b, &checkpoint(name)).unwrap();
+        let head = Eagle3::load(&*b, &checkpoint(&format!("{name}-eagle3")), &*target).unwrap();
+        boxed(&*b, head)
+    };
+    let mtp = |name: &str| {
+        let target = load_target(&*b, &checkpoint(name)).unwrap();
+        boxed(
+            &*b,
+            Qwen35Mtp::load(&*b, &checkpoint(name), &*target).unwrap(),
+        )
+    };
+    type New<'a> = &'a dyn Fn(&str) -> Box<dyn Drafter>;
+    let cases: [(&str, New<'_>); 4] = [
+        (DENSE, &eagle3),
+        ("gemma4-ple", &eagle3),
+        ("qwen3_5-dense", &eagle3),
+        ("qwen3_5-dense", &mtp),
+    ];
+    for (name, new) in cases {
+        let (truth, _) = text(name, None);
+        let compared = Arc::new(Mutex::new(0));
+        let twins = Twins {
+            often: new(name),
+            seldom: new(name),
+            rounds: 0,
+            truth: truth.clone(),
+            compared: compared.clone(),
+        };
+        let (got, accepted) = text(name, Some(Box::new(twins)));
+        assert_eq!(got, truth, "{name}");
+        assert!(accepted > 10, "{name}: some drafts are right");
+        assert!(*compared.lock().unwrap() > 4, "{name}: drafts are compared");
+    }
+}
+
+fn boxed<H: ChainedHead + 'static>(b: &dyn Backend, head: H) -> Box<dyn Drafter> {
+    let memory = Memory::new(b, head.plan(), size(1));
+    Box::new(Chained::new(head, memory))
+}
