@@ -74,6 +74,16 @@ const TINY: &[Subject] = &[
         eagle3: Some("tests/golden/checkpoints/qwen3_5-moe-eagle3"),
         whole_grid: false,
     },
+    Subject {
+        target: "tests/golden/gguf/gemma4-ple.gguf",
+        assistant: Some("tests/golden/gguf/gemma4-ple-assistant.gguf"),
+        whole_grid: false,
+    },
+    Subject {
+        target: "tests/golden/gguf/qwen3_5-moe.gguf",
+        assistant: None,
+        whole_grid: false,
+    },
 ];
 
 const TRAINED: &[Subject] = &[

@@ -84,7 +84,7 @@ pub(crate) struct OutputArgs {
 /// Which model.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArg {
-    /// Folder with config.json and safetensors, or the name of a bundled model
+    /// Folder of config.json and safetensors, or GGUF file, or name of a bundled model
     #[arg(short, long, value_name = "MODEL", default_value = crate::bundled::DEFAULT, help_heading = "Model")]
     pub(crate) model: String,
 }

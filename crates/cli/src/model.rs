@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What `-m` names: a bundled model, else a folder.
+/// What `-m` names: a bundled model, else a folder or a GGUF file.
 ///
 /// Bundled names come first, so that a command means the same in every folder;
 /// `./NAME` is always the folder.
@@ -24,10 +24,18 @@ pub(crate) fn source(name: &str) -> Result<Source> {
         return Ok(Source::Folder(path.into()));
     }
     if path.is_file() {
-        bail!("a model is a folder with config.json and safetensors, this is a file: `{name}`");
+        if path
+            .extension()
+            .is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
+        {
+            return Ok(Source::Folder(path.into()));
+        }
+        bail!(
+            "a model is a folder with config.json and safetensors, or a .gguf file, and this is neither: `{name}`"
+        );
     }
     bail!(
-        "no such model: `{name}` is neither a folder nor bundled (bundled are {})",
+        "no such model: `{name}` is neither a folder, nor a .gguf file, nor bundled (bundled are {})",
         bundled::names()
     )
 }
@@ -154,7 +162,7 @@ mod tests {
             source("Cargo.toml")
                 .unwrap_err()
                 .to_string()
-                .contains("is a folder")
+                .contains(".gguf")
         );
     }
 }

@@ -380,11 +380,11 @@ fn errors_are_one_line_with_the_cause_and_the_flag() {
     let error = run(&["-m", "no-such-model"]);
     assert!(
         error.starts_with(
-            "paceline: no such model: `no-such-model` is neither a folder nor bundled"
+            "paceline: no such model: `no-such-model` is neither a folder, nor a .gguf file, nor bundled"
         )
     );
     assert!(error.contains(WITH_ASSISTANT) && error.contains(WITH_MTP));
-    assert!(run(&["-m", "file"]).contains("this is a file: `file`"));
+    assert!(run(&["-m", "file"]).contains("and this is neither: `file`"));
     assert!(run(&["-m", "."]).contains("no `config.json` in `.`"));
     assert!(
         run(&["--draft", "mtp"]).ends_with("--draft mtp: a gemma4 checkpoint without an MTP head")

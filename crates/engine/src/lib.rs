@@ -16,6 +16,7 @@
 mod load;
 mod request;
 mod scheduler;
+mod vocabulary;
 
 pub use load::{
     DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, EngineError, LoadOptions, Model,
@@ -28,3 +29,4 @@ pub use request::{
 pub use scheduler::{Counters, Engine, EngineOptions};
 pub use speculate::{DraftLength, Sampling};
 pub use text::{SamplingDefaults, Text};
+pub use vocabulary::{vocabulary, vocabulary_keys};

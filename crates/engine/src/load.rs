@@ -1,6 +1,7 @@
 //! The load plan: which files, which drafter, how much memory.
 
 use crate::request::Rejected;
+use crate::vocabulary::vocabulary;
 use backend::Backend;
 use cache::{Memory, MemoryPlan, MemorySize};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, ModelError, Qwen35Mtp, Target};
@@ -17,7 +18,8 @@ use weights::Checkpoint;
 /// Where a model comes from.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// A folder with `config.json`, safetensors and a tokenizer.
+    /// A folder with `config.json`, safetensors and a tokenizer, or a GGUF file,
+    /// which has all of it.
     Folder(PathBuf),
     /// Files that are in memory already, such as the bundled ones.
     Files(Box<ModelFiles>),
@@ -72,7 +74,10 @@ impl Source {
         })
     }
 
-    fn text(&self) -> Result<Text, EngineError> {
+    fn text(&self, checkpoint: &Checkpoint) -> Result<Text, EngineError> {
+        if let Some(metadata) = checkpoint.metadata() {
+            return Ok(vocabulary(&metadata).load()?);
+        }
         Ok(match self {
             Source::Folder(path) => TextFiles::open(path)?,
             Source::Files(files) => TextFiles {
@@ -87,9 +92,15 @@ impl Source {
     }
 
     /// The assistant that lies beside the model: in `<model>-assistant` or
-    /// `<model>/assistant`.
+    /// `<model>/assistant`, of a file `<model>-assistant.gguf`.
     fn assistant_beside(&self) -> Option<Source> {
         match self {
+            Source::Folder(path) if path.is_file() => {
+                let mut beside = path.file_stem()?.to_owned();
+                beside.push("-assistant.gguf");
+                let beside = path.with_file_name(beside);
+                beside.is_file().then_some(Source::Folder(beside))
+            }
             Source::Folder(path) => {
                 let whole = path.canonicalize().ok()?;
                 let mut beside = whole.file_name()?.to_owned();
@@ -289,7 +300,7 @@ pub fn load(
         ));
     }
     // After the check above: a drafter has no tokenizer to complain about.
-    let text = source.text()?;
+    let text = source.text(&checkpoint)?;
     let target = models::load_target(&*b, &checkpoint)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {
         return bad(format!(

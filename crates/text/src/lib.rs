@@ -13,6 +13,7 @@
 //! | [`template`] | messages → prompt, with the checkpoint's Jinja program on a budget |
 //! | [`messages`] | clients' spellings → the one that templates read |
 //! | [`stop`] | stop strings and stop tokens |
+//! | [`gguf`] | a vocabulary as GGUF files carry it |
 //! | [`sampling`] | the sampler settings that a checkpoint recommends |
 //!
 //! Everything here handles bytes from outside: checkpoint files and requests.
@@ -24,6 +25,7 @@
 
 pub mod detokenizer;
 mod error;
+pub mod gguf;
 pub mod messages;
 pub mod pieces;
 mod python_json;

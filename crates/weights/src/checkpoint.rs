@@ -5,16 +5,17 @@ use crate::coded::Made;
 use crate::container::Entry;
 use crate::error::printable;
 use crate::folder::{self, Index};
+use crate::gguf::{self, Edit, Family, Metadata, Place, Sizes, Source};
 use crate::mapped::Bytes;
 use crate::names;
 use crate::norms::{self, Disagreement, Folding, Part};
 use crate::safetensors;
-use quant::{Scalar, Stored};
+use quant::{Owned, Scalar, Stored};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::collections::btree_map;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -47,6 +48,10 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Tensor>,
     /// Tensors of a head that another file supplies.
     shadowed: Vec<String>,
+    /// Of a GGUF file, where its metadata lie in the first file.
+    metadata: Option<BTreeMap<String, Place>>,
+    /// What the edits of its tensors depend on.
+    sizes: Sizes,
     trunk: OnceLock<Result<Folding, Disagreement>>,
     mtp: OnceLock<Result<Folding, Disagreement>>,
     hash: OnceLock<String>,
@@ -56,7 +61,15 @@ struct File {
     /// Relative to the folder.
     name: String,
     bytes: Bytes,
-    says_mlx: bool,
+    writer: Writer,
+}
+
+/// Whose conventions a file follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writer {
+    HuggingFace,
+    Mlx,
+    Gguf,
 }
 
 pub(crate) struct Tensor {
@@ -64,24 +77,57 @@ pub(crate) struct Tensor {
     pub(crate) entry: Entry,
     used: AtomicBool,
     made: OnceLock<Made>,
+    /// What the file's writer did, and the values without it.
+    edit: Edit,
+    undone: OnceLock<Owned>,
+}
+
+impl Tensor {
+    fn new(file: usize, entry: Entry, edit: Edit) -> Tensor {
+        Tensor {
+            file,
+            entry,
+            used: AtomicBool::new(false),
+            made: OnceLock::new(),
+            edit,
+            undone: OnceLock::new(),
+        }
+    }
 }
 
 impl Checkpoint {
     /// Opens the folder at `path`: `config.json`, and weights in
     /// `model.safetensors` or in the files of `model.safetensors.index.json`,
-    /// and an MTP head in a file of its own if there is one. Weights are mapped,
-    /// not read.
+    /// and an MTP head in a file of its own if there is one. Or the GGUF file at
+    /// `path`, with the others of a split one. Weights are mapped, not read.
     pub fn open(path: &Path) -> Result<Checkpoint, LoadError> {
+        if path.is_file() {
+            let name = |path: &Path| {
+                let name = path.file_name().unwrap_or_default();
+                printable(&name.to_string_lossy())
+            };
+            let parts = gguf::parts(path)?;
+            let files = parts
+                .iter()
+                .map(|path| Ok((name(path), Bytes::map(path)?)))
+                .collect::<Result<_, LoadError>>()?;
+            return assemble_gguf(files);
+        }
         let folder = folder::open(path)?;
         assemble(folder.config, folder.index, folder.files)
     }
 
     /// The same from memory: `config` is the text of `config.json`, `files` are
-    /// names relative to the folder and contents, an index among them or not.
+    /// names relative to the folder and contents, an index among them or not. Of
+    /// GGUF files, all parts in order; `config` does not count then.
     pub fn from_bytes(
         config: &str,
         files: Vec<(String, Cow<'static, [u8]>)>,
     ) -> Result<Checkpoint, LoadError> {
+        if files.iter().any(|(name, _)| name.ends_with(gguf::SUFFIX)) {
+            let files = files.into_iter();
+            return assemble_gguf(files.map(|(name, b)| (name, Bytes::Memory(b))).collect());
+        }
         let mut index = None;
         let mut weights = Vec::new();
         for (name, bytes) in files {
@@ -95,7 +141,14 @@ impl Checkpoint {
         assemble(config.into(), index, weights)
     }
 
-    /// The whole `config.json`.
+    /// The metadata of a GGUF file; `None` for a folder.
+    pub fn metadata(&self) -> Option<Metadata<'_>> {
+        let places = self.metadata.as_ref()?;
+        let bytes = &self.files.first()?.bytes;
+        Some(Metadata { places, bytes })
+    }
+
+    /// The whole `config.json`, or what a GGUF file's metadata make of it.
     pub fn config(&self) -> &Value {
         &self.config
     }
@@ -155,9 +208,11 @@ impl Checkpoint {
 
     /// Tensor `name` as a matrix `[rows, cols]`, the bytes where they lie.
     ///
-    /// Plain elements, or codes where scales are stored beside it (`coded.rs` has
-    /// the layouts): bits and group follow from the shapes, whatever the config
-    /// says. Stacked and convolution weights count as matrices if their leading axes
+    /// Plain elements, GGUF's blocks, or codes where scales are stored beside it
+    /// (`coded.rs` has the layouts): bits and group follow from the shapes, whatever
+    /// the config says. Where a GGUF file's writer moved rows or columns, they are
+    /// moved back into memory of their own, kept until the checkpoint is dropped.
+    /// Stacked and convolution weights count as matrices if their leading axes
     /// multiply to `rows` and the others to `cols`. Marks the tensor and its scales
     /// used.
     ///
@@ -178,16 +233,36 @@ impl Checkpoint {
             return Ok(coded);
         }
         let tensor = self.tensor(name)?;
-        let scalar = self.scalar(name, tensor)?;
         let shape = &tensor.entry.shape;
-        if !splits_into(shape, rows, cols) {
+        // Blocks lie in rows of the innermost axis.
+        let blocks = tensor.entry.dtype.block().0;
+        if !splits_into(shape, rows, cols) || !cols.is_multiple_of(blocks) {
             return Err(LoadError::WrongShape {
                 name: name.into(),
                 expected: vec![rows, cols],
                 found: shape.clone(),
             });
         }
-        Ok(Stored::plain(scalar, rows, cols, self.data(tensor)))
+        let stored = self.stored(name, tensor)?;
+        Ok(Stored {
+            rows,
+            cols,
+            ..stored
+        })
+    }
+
+    /// A tensor of one piece with its natural rows, edits undone.
+    fn stored<'a>(&'a self, name: &str, tensor: &'a Tensor) -> Result<Stored<'a>, LoadError> {
+        let (rows, cols) = tensor.natural();
+        let as_written = match tensor.entry.dtype.format {
+            Some(format) => Stored::new(format, rows, cols, self.data(tensor)),
+            None => Stored::plain(self.scalar(name, tensor)?, rows, cols, self.data(tensor)),
+        };
+        if !tensor.edit.changes(&self.sizes) {
+            return Ok(as_written);
+        }
+        let undo = || tensor.edit.undo(&self.sizes, &as_written);
+        Ok(tensor.undone.get_or_init(undo).view())
     }
 
     /// Tensor `name` of `n` elements in all, whatever its axes, as `f32`. Marks
@@ -199,10 +274,9 @@ impl Checkpoint {
     /// bf16.
     pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
         let tensor = self.tensor(name)?;
-        let scalar = self.scalar(name, tensor)?;
+        self.scalar(name, tensor)?;
         tensor.has_elements(name, n)?;
-        let bytes = self.data(tensor);
-        Ok((0..n).map(|i| scalar.get(bytes, i)).collect())
+        Ok(self.stored(name, tensor)?.to_f32())
     }
 
     /// The effective scale `1 + w` of one of Qwen's offset norms, of `n`
@@ -343,8 +417,8 @@ impl Checkpoint {
         &self.files[tensor.file].name
     }
 
-    pub(crate) fn says_mlx(&self, tensor: &Tensor) -> bool {
-        self.files[tensor.file].says_mlx
+    pub(crate) fn writer(&self, tensor: &Tensor) -> Writer {
+        self.files[tensor.file].writer
     }
 
     /// Whether the MTP head comes from a file of its own.
@@ -449,6 +523,20 @@ impl Tensor {
         self.made.get_or_init(make)
     }
 
+    /// Rows and columns: the outermost axis and the others, of blocks the innermost
+    /// axis and the others.
+    fn natural(&self) -> (usize, usize) {
+        let shape = &self.entry.shape;
+        let split = match self.entry.dtype.format {
+            Some(_) => shape.len() - 1,
+            None => shape.len().min(1),
+        };
+        (
+            shape[..split].iter().product(),
+            shape[split..].iter().product(),
+        )
+    }
+
     fn has_elements(&self, name: &str, n: usize) -> Result<(), LoadError> {
         if self.entry.elements() != n {
             return Err(LoadError::WrongShape {
@@ -514,34 +602,24 @@ fn assemble(
             }
             stored.push((
                 names::canonical(&entry.name, is_mtp_file),
-                Tensor {
-                    file: files.len(),
-                    entry,
-                    used: AtomicBool::new(false),
-                    made: OnceLock::new(),
-                },
+                Tensor::new(files.len(), entry, Edit::Same),
             ));
         }
         files.push(File {
             name,
             bytes,
-            says_mlx: contents.says_mlx,
+            writer: if contents.says_mlx {
+                Writer::Mlx
+            } else {
+                Writer::HuggingFace
+            },
         });
     }
     if let Some(index) = &index {
         obey(index, &files, &mut stored)?;
     }
 
-    let mut checkpoint = Checkpoint {
-        config,
-        config_bytes,
-        files,
-        tensors: BTreeMap::new(),
-        shadowed: Vec::new(),
-        trunk: OnceLock::new(),
-        mtp: OnceLock::new(),
-        hash: OnceLock::new(),
-    };
+    let mut checkpoint = Checkpoint::empty(config, config_bytes, files);
     let rank = |checkpoint: &Checkpoint, t: &Tensor| mtp_rank(checkpoint.file_name(t));
     let head = stored
         .iter()
@@ -556,6 +634,123 @@ fn assemble(
                 checkpoint.file_name(&tensor)
             ));
             continue;
+        }
+        checkpoint.insert(name, tensor)?;
+    }
+    Ok(checkpoint)
+}
+
+/// The parts of one GGUF model, in order.
+fn assemble_gguf(parts: Vec<(String, Bytes)>) -> Result<Checkpoint, LoadError> {
+    let headers = parts
+        .iter()
+        .map(|(name, bytes)| gguf::parse(bytes, name))
+        .collect::<Result<Vec<_>, _>>()?;
+    let metadata = |i: usize| Metadata {
+        places: &headers[i].places,
+        bytes: &parts[i].1,
+    };
+    gguf::check_parts((0..parts.len()).map(|i| (parts[i].0.as_str(), metadata(i))))?;
+    let name = parts[0].0.clone();
+    let bad = |reason: String| LoadError::BadHeader {
+        reason,
+        file: name.clone(),
+    };
+    let architecture = metadata(0).text("general.architecture");
+    let architecture =
+        architecture.ok_or_else(|| bad("`general.architecture` is missing".into()))?;
+    let family = Family::named(&architecture).ok_or_else(|| LoadError::UnknownArchitecture {
+        found: printable(&architecture),
+        known: Family::all(),
+        file: name.clone(),
+    })?;
+    let mut entries = BTreeMap::new();
+    for (file, header) in headers.iter().enumerate() {
+        for entry in &header.entries {
+            if let Some((other, _)) = entries.insert(entry.name.as_str(), (file, entry)) {
+                return Err(LoadError::NameClash {
+                    name: entry.name.clone(),
+                    first: format!("once in `{}`", parts[other].0),
+                    second: format!("once in `{}`", parts[file].0),
+                });
+            }
+        }
+    }
+    let source = Source {
+        metadata: metadata(0),
+        architecture: &architecture,
+        shape: &|name| Some(entries.get(name)?.1.shape.clone()),
+        is_f32: &|name| {
+            let entry = entries.get(name);
+            entry.is_some_and(|(_, entry)| entry.dtype.scalar() == Some(Scalar::F32))
+        },
+        floats: &|name| {
+            /// Longer than any list of divisors.
+            const MAX_FLOATS: usize = 1 << 16;
+            let (file, entry) = entries.get(name)?;
+            let floats =
+                entry.dtype.scalar() == Some(Scalar::F32) && entry.elements() <= MAX_FLOATS;
+            let bytes = &parts[*file].1[entry.range.clone()];
+            floats.then(|| {
+                (0..entry.elements())
+                    .map(|i| Scalar::F32.get(bytes, i))
+                    .collect()
+            })
+        },
+    };
+    let (layers, config) = (source.layers().map_err(bad)?, source.config().map_err(bad)?);
+    let names = headers.iter().enumerate().flat_map(|(file, header)| {
+        let has = |name: &str| entries.contains_key(name);
+        let canonical = move |name: &str| family.canonical(name, layers, has);
+        (header.entries.iter()).map(move |entry| (file, canonical(&entry.name)))
+    });
+    let names: Vec<_> = names.collect();
+    let scales = entries.keys().filter(|name| name.ends_with(".scale"));
+    let scaled: BTreeSet<String> = scales.map(|name| (*name).to_owned()).collect();
+    let (mut places, mut stored) = (None, Vec::new());
+    for header in headers {
+        places.get_or_insert(header.places);
+        stored.extend(header.entries);
+    }
+    let files = parts.into_iter().map(|(name, bytes)| File {
+        name,
+        bytes,
+        writer: Writer::Gguf,
+    });
+    let mut checkpoint = Checkpoint::empty(config, Vec::new(), files.collect());
+    checkpoint.metadata = places;
+    checkpoint.sizes = Sizes::of(checkpoint.text_config());
+    for ((file, name), entry) in names.into_iter().zip(stored) {
+        let Some((name, edit)) = name else { continue };
+        let tensor = Tensor::new(file, entry, edit);
+        let scale = tensor.entry.name.strip_suffix(".weight");
+        if let Some(scale) = scale.map(|module| format!("{module}.scale"))
+            && tensor.entry.dtype.name == "nvfp4"
+            && scaled.contains(&scale)
+        {
+            return Err(LoadError::BadTensor {
+                reason: format!(
+                    "is nvfp4 with a factor of its own, `{scale}`, which cannot be read"
+                ),
+                name: tensor.entry.name,
+                file: checkpoint.files[file].name.clone(),
+            });
+        }
+        if edit.changes(&checkpoint.sizes) {
+            let (rows, cols) = tensor.natural();
+            let fits = edit.fits(&checkpoint.sizes, rows, cols);
+            let known =
+                tensor.entry.dtype.format.is_some() || tensor.entry.dtype.scalar().is_some();
+            let fits = if known {
+                fits
+            } else {
+                Err("is of integers".into())
+            };
+            fits.map_err(|reason| LoadError::BadTensor {
+                name: tensor.entry.name.clone(),
+                reason,
+                file: checkpoint.files[file].name.clone(),
+            })?;
         }
         checkpoint.insert(name, tensor)?;
     }
@@ -598,6 +793,21 @@ fn obey(
 }
 
 impl Checkpoint {
+    fn empty(config: Value, config_bytes: Vec<u8>, files: Vec<File>) -> Checkpoint {
+        Checkpoint {
+            config,
+            config_bytes,
+            files,
+            tensors: BTreeMap::new(),
+            shadowed: Vec::new(),
+            metadata: None,
+            sizes: Sizes::default(),
+            trunk: OnceLock::new(),
+            mtp: OnceLock::new(),
+            hash: OnceLock::new(),
+        }
+    }
+
     fn insert(&mut self, name: String, tensor: Tensor) -> Result<(), LoadError> {
         let describe = |t: &Tensor| format!("`{}` in `{}`", t.entry.name, self.files[t.file].name);
         match self.tensors.entry(name) {

@@ -1,19 +1,25 @@
 //! What every container file yields: entries with proven byte ranges.
 
-use quant::Scalar;
+use quant::{Format, Scalar};
 use std::ops::Range;
 
 /// The element type of a stored tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Dtype {
-    /// The name in a safetensors header.
+    /// The name in a safetensors header, or of the format.
     pub(crate) name: &'static str,
-    /// Bits of one element.
+    /// Bits of one element; of a format, of a block.
     pub(crate) bits: usize,
+    /// What blocks of several elements are.
+    pub(crate) format: Option<&'static Format>,
 }
 
 const fn of(name: &'static str, bits: usize) -> Dtype {
-    Dtype { name, bits }
+    Dtype {
+        name,
+        bits,
+        format: None,
+    }
 }
 
 /// Every element type of the safetensors format. Most are never computed with,
@@ -46,6 +52,20 @@ pub(crate) const DTYPES: &[Dtype] = &[
 impl Dtype {
     pub(crate) fn named(name: &str) -> Option<Dtype> {
         DTYPES.iter().copied().find(|d| d.name == name)
+    }
+
+    /// Rows of blocks in `format`, which keeps nothing apart from them.
+    pub(crate) fn blocks(format: &'static Format) -> Dtype {
+        Dtype {
+            name: format.name,
+            bits: 8 * format.code_bytes(format.block),
+            format: Some(format),
+        }
+    }
+
+    /// Elements of a block, and its whole bytes.
+    pub(crate) fn block(self) -> (usize, usize) {
+        (self.format.map_or(1, |format| format.block), self.bits / 8)
     }
 
     /// The type as something that can be computed with.

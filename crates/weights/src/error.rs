@@ -53,6 +53,24 @@ pub enum LoadError {
         /// The file.
         file: String,
     },
+    /// One of the files of a split model does not exist.
+    #[error("the model is in {of} files, of which `{part}` does not exist")]
+    MissingPart {
+        /// The missing file.
+        part: PathBuf,
+        /// How many there should be.
+        of: usize,
+    },
+    /// A GGUF file holds a model of a kind that is not known.
+    #[error("`{file}` is of architecture `{found}`; known are {known}")]
+    UnknownArchitecture {
+        /// `general.architecture`.
+        found: String,
+        /// What can be read.
+        known: String,
+        /// The file.
+        file: String,
+    },
     /// The index names a file that would lie outside the folder or is no
     /// safetensors file.
     #[error("the index names `{shard}`, which is no safetensors file inside the folder")]

@@ -8,6 +8,7 @@
 
 use crate::Checkpoint;
 use crate::LoadError;
+use crate::checkpoint::Writer;
 use crate::names;
 
 /// What the stored numbers of a part's offset norms are.
@@ -125,11 +126,13 @@ fn written_by(checkpoint: &Checkpoint, part: Part) -> Result<(Folding, String), 
         .filter(|(name, _)| Part::of(name) == part)
     {
         let file = checkpoint.file_name(tensor);
-        if checkpoint.says_mlx(tensor) {
-            return Ok((
-                Folding::Folded,
-                format!("the metadata of `{file}` says `mlx`, which means `1 + w`"),
-            ));
+        let sign = match checkpoint.writer(tensor) {
+            Writer::HuggingFace => None,
+            Writer::Mlx => Some(format!("the metadata of `{file}` says `mlx`")),
+            Writer::Gguf => Some(format!("`{file}` is a GGUF file")),
+        };
+        if let Some(sign) = sign {
+            return Ok((Folding::Folded, format!("{sign}, which means `1 + w`")));
         }
         if name.ends_with(".scales") {
             return Ok((

@@ -1,6 +1,7 @@
 //! The typed values of a GGUF file's metadata.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// The type of a value, by its number in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,28 @@ pub enum Kind {
     U64 = 10,
     I64 = 11,
     F64 = 12,
+}
+
+impl Kind {
+    /// The type with this number.
+    pub(crate) fn numbered(n: u32) -> Option<Kind> {
+        use Kind::*;
+        let all = [
+            U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64,
+        ];
+        all.get(n as usize).copied()
+    }
+
+    /// Bytes of a value; `None` where they vary.
+    pub(crate) fn size(self) -> Option<usize> {
+        match self {
+            Kind::U8 | Kind::I8 | Kind::Bool => Some(1),
+            Kind::U16 | Kind::I16 => Some(2),
+            Kind::U32 | Kind::I32 | Kind::F32 => Some(4),
+            Kind::U64 | Kind::I64 | Kind::F64 => Some(8),
+            Kind::String | Kind::Array => None,
+        }
+    }
 }
 
 /// One value. Integers may be stored in any width, so read them through
@@ -155,5 +178,83 @@ pub(crate) fn write_text(out: &mut Vec<u8>, text: &str) {
 impl<'a> From<&'a str> for Value<'a> {
     fn from(text: &'a str) -> Self {
         Value::String(text.into())
+    }
+}
+
+/// Where a value lies in its file, proven to be whole and, if text, UTF-8.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Of an array, the type of its elements.
+    pub(crate) kind: Kind,
+    /// Elements, if it is an array.
+    pub(crate) count: Option<usize>,
+    /// The first byte of the value; of an array, of its first element.
+    pub(crate) at: usize,
+}
+
+/// The metadata of a GGUF file, left where it lies.
+#[derive(Clone, Copy)]
+pub struct Metadata<'a> {
+    pub(crate) places: &'a BTreeMap<String, Place>,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl<'a> Metadata<'a> {
+    /// All keys, sorted.
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// The value of `key`, if it is there.
+    pub fn get(&self, key: &str) -> Option<Value<'a>> {
+        let place = self.places.get(key)?;
+        let mut at = place.at;
+        Some(match place.count {
+            None => self.read(place.kind, &mut at),
+            Some(n) => {
+                let items = (0..n).map(|_| self.read(place.kind, &mut at)).collect();
+                Value::Array(place.kind, items)
+            }
+        })
+    }
+
+    /// The text of `key`.
+    pub fn text(&self, key: &str) -> Option<Cow<'a, str>> {
+        match self.get(key)? {
+            Value::String(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The value of type `kind` at `at`, which is moved behind it.
+    fn read(&self, kind: Kind, at: &mut usize) -> Value<'a> {
+        fn take<'a, const N: usize>(bytes: &'a [u8], at: &mut usize) -> [u8; N] {
+            let bytes: &'a [u8] = &bytes[*at..*at + N];
+            *at += N;
+            bytes.try_into().expect("as many bytes")
+        }
+        let bytes = self.bytes;
+        match kind {
+            Kind::U8 => Value::U8(u8::from_le_bytes(take(bytes, at))),
+            Kind::I8 => Value::I8(i8::from_le_bytes(take(bytes, at))),
+            Kind::U16 => Value::U16(u16::from_le_bytes(take(bytes, at))),
+            Kind::I16 => Value::I16(i16::from_le_bytes(take(bytes, at))),
+            Kind::U32 => Value::U32(u32::from_le_bytes(take(bytes, at))),
+            Kind::I32 => Value::I32(i32::from_le_bytes(take(bytes, at))),
+            Kind::F32 => Value::F32(f32::from_le_bytes(take(bytes, at))),
+            Kind::Bool => Value::Bool(take::<1>(bytes, at) != [0]),
+            Kind::U64 => Value::U64(u64::from_le_bytes(take(bytes, at))),
+            Kind::I64 => Value::I64(i64::from_le_bytes(take(bytes, at))),
+            Kind::F64 => Value::F64(f64::from_le_bytes(take(bytes, at))),
+            Kind::String => {
+                let len = u64::from_le_bytes(take(bytes, at)) as usize;
+                // Proven when the header was read, but the file may have changed
+                // since (`mapped.rs`).
+                let text = bytes.get(*at..at.saturating_add(len)).unwrap_or(&[]);
+                *at += text.len();
+                Value::String(String::from_utf8_lossy(text))
+            }
+            Kind::Array => unreachable!("no array of arrays is let in"),
+        }
     }
 }

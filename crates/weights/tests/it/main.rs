@@ -4,6 +4,7 @@ mod bundled;
 mod coded;
 mod common;
 mod folder;
+mod gguf;
 mod hostile;
 mod norms;
 mod reading;
