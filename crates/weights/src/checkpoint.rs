@@ -350,7 +350,13 @@ impl Checkpoint {
             }
         };
         tensor.has_elements(name, n)?;
-        let checked = |(at, value)| {
+        let absolute = tensor.edit == Edit::Absolute;
+        let checked = |(at, value): (usize, i64)| {
+            let value = if absolute {
+                value.saturating_sub(at as i64)
+            } else {
+                value
+            };
             u32::try_from(value).map_err(|_| LoadError::NotUnsigned {
                 name: name.into(),
                 at,

@@ -32,6 +32,8 @@ pub(crate) enum Edit {
     QueryPairs,
     /// The same for key heads.
     KeyPairs,
+    /// Adds its index to each integer: a distance becomes a place.
+    Absolute,
 }
 
 /// The sizes that edits depend on, from a configuration's language model.
@@ -89,11 +91,11 @@ impl Order {
 }
 
 impl Edit {
-    /// Whether values must be moved or changed when they are read. Norms need not:
-    /// reading a norm takes either form.
+    /// Whether numbers must be moved or changed when they are read. Norms need not:
+    /// reading a norm takes either form. Integers are changed as they are read.
     pub(crate) fn changes(self, sizes: &Sizes) -> bool {
         match self {
-            Edit::Same | Edit::Folded => false,
+            Edit::Same | Edit::Folded | Edit::Absolute => false,
             Edit::Decay | Edit::QueryPairs | Edit::KeyPairs => true,
             _ => sizes.key_heads != sizes.value_heads,
         }
@@ -129,7 +131,7 @@ impl Edit {
             })
         };
         match self {
-            Edit::Same | Edit::Folded => unreachable!("nothing moves"),
+            Edit::Same | Edit::Folded | Edit::Absolute => unreachable!("nothing moves"),
             Edit::MixedRows => heads(
                 sizes
                     .key_heads

@@ -298,7 +298,7 @@ const EAGLE3: Family = Family {
         ("output_norm.weight", "norm.weight", Same),
         ("output.weight", "lm_head.weight", Same),
         ("fc.weight", "fc.weight", Same),
-        ("d2t", "d2t", Same),
+        ("d2t", "d2t", Absolute),
     ],
     block: &[
         ("attn_norm.weight", "input_layernorm.weight", Same),

@@ -640,6 +640,45 @@ fn parts_are_read_together_and_in_order() {
     );
 }
 
+/// EAGLE-3 files name the target's token, others the distance to it; and the rotary
+/// pairs of their heads lie beside each other.
+#[test]
+fn an_eagle3_file_is_read_as_its_folder_would_be() {
+    let keys = [
+        ("general.architecture", "eagle3".into()),
+        ("eagle3.block_count", Value::U32(1)),
+        ("eagle3.attention.head_count", Value::U32(2)),
+        ("eagle3.attention.head_count_kv", Value::U32(1)),
+        ("eagle3.attention.key_length", Value::U32(4)),
+    ];
+    let tensor = |name: &str, shape: &[usize], store| TensorInfo {
+        name: name.into(),
+        shape: shape.into(),
+        store,
+    };
+    let file = |ids: [i64; 3]| {
+        let tensors = vec![
+            tensor("d2t", &[3], Store::I64),
+            tensor("blk.0.attn_k.weight", &[4, 1], Store::Numbers(&quant::F32)),
+        ];
+        let mut writer = Writer::new(Vec::new(), &keys, tensors).unwrap();
+        ids.iter()
+            .for_each(|id| writer.write(&id.to_le_bytes()).unwrap());
+        // Rows 0, 2, 1, 3 of the head.
+        [0f32, 2.0, 1.0, 3.0]
+            .iter()
+            .for_each(|v| writer.write(&v.to_le_bytes()).unwrap());
+        from_gguf(vec![("model.gguf", writer.finish().unwrap())]).unwrap()
+    };
+    let checkpoint = file([0, 5, 9]);
+    assert_eq!(checkpoint.integers("d2t", 3).unwrap(), [0, 4, 7]);
+    let keys = checkpoint
+        .matrix("layers.0.self_attn.k_proj.weight", 4, 1)
+        .unwrap();
+    assert_eq!(keys.to_f32(), [0.0, 1.0, 2.0, 3.0]);
+    assert!(file([0, 0, 9]).integers("d2t", 3).is_err());
+}
+
 /// A file whose heads are not those of its sizes must not be moved about.
 #[test]
 fn heads_that_do_not_fit_their_sizes_are_refused() {
