@@ -7,7 +7,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use engine::DraftChoice;
+use engine::{Accept, DraftChoice};
 use server::Limits;
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -99,6 +99,10 @@ pub(crate) struct LoadArgs {
     /// Tokens drafted a round, at most; 0 turns speculation off
     #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_DRAFT_MAX)]
     pub(crate) draft_max: usize,
+    /// Which drafted tokens stay: exact keeps the text of plain decoding, residual only its law,
+    /// and more of them
+    #[arg(long, value_name = "RULE", default_value = "exact", value_parser = accept_rule())]
+    pub(crate) accept: Accept,
     /// Tokens of prompt and reply together, such as 4096 or 32k [default: the model's limit, at
     /// most 8k]
     #[arg(long, value_name = "TOKENS", value_parser = count)]
@@ -396,6 +400,13 @@ fn isa(text: &str) -> Result<cpu::Isa, String> {
         .copied()
         .find(|isa| isa.name() == text)
         .ok_or_else(|| format!("this CPU has {}", names()))
+}
+
+fn accept_rule() -> impl TypedValueParser<Value = Accept> {
+    PossibleValuesParser::new(Accept::ALL.map(Accept::name)).map(|name| {
+        let rule = Accept::ALL.into_iter().find(|rule| rule.name() == name);
+        rule.expect("one of the names")
+    })
 }
 
 fn kv_formats() -> impl TypedValueParser<Value = &'static quant::Format> {

@@ -73,6 +73,7 @@ pub(crate) fn options(args: &LoadArgs, sequences: usize) -> LoadOptions {
     LoadOptions {
         draft: args.draft.clone(),
         draft_max: args.draft_max,
+        accept: args.accept,
         context: args.context,
         sequences,
         chunk: args.chunk,

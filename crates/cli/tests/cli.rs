@@ -518,6 +518,22 @@ fn an_eagle3_head_drafts_for_the_target_it_was_made_for() {
 }
 
 #[test]
+fn residual_acceptance_is_recorded_and_leaves_greedy_text_alone() {
+    let folder = folder("residual");
+    let run = |args: &[&str]| {
+        let fixed = [PROMPT, "-n", "24", "--seed", "7"];
+        run_json(&folder, &[&fixed[..], args].concat())
+    };
+    let plain = run(&["--temperature=0"]);
+    let greedy = run(&["--temperature=0", "--accept", "residual"]);
+    assert_eq!(greedy["text"], plain["text"]);
+    assert_eq!(greedy["speculation"]["accept"], "exact");
+    let sampled = run(&["--temperature=1", "--accept", "residual"]);
+    assert_eq!(sampled["speculation"]["accept"], "residual");
+    assert_eq!(sampled["model"]["accept"], "residual");
+}
+
+#[test]
 fn damaged_checkpoints_are_named_and_explained() {
     let folder = folder("damaged");
     let run = |model: &Path, args: &[&str]| {

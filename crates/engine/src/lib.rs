@@ -27,6 +27,6 @@ pub use request::{
     Speculation, Timings, Usage,
 };
 pub use scheduler::{Counters, Engine, EngineOptions};
-pub use speculate::{DraftLength, Sampling};
+pub use speculate::{Accept, DraftLength, Sampling};
 pub use text::{SamplingDefaults, Text};
 pub use vocabulary::{vocabulary, vocabulary_keys};

@@ -7,7 +7,7 @@ use cache::{Memory, MemoryPlan, MemorySize};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, ModelError, Qwen35Mtp, Target};
 use serde::Serialize;
 use speculate::draft::{Assistant, Chained, Ngram};
-use speculate::{Drafter, Speculator};
+use speculate::{Accept, Drafter, Speculator};
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -166,6 +166,8 @@ pub struct LoadOptions {
     pub draft: DraftChoice,
     /// Longest draft; how long one is, is what pays.
     pub draft_max: usize,
+    /// Which drafted tokens stay.
+    pub accept: Accept,
     /// Tokens of a sequence; the model's own limit, but at most
     /// [`DEFAULT_CONTEXT`], if absent.
     pub context: Option<usize>,
@@ -189,6 +191,7 @@ impl Default for LoadOptions {
         LoadOptions {
             draft: DraftChoice::Auto,
             draft_max: DEFAULT_DRAFT_MAX,
+            accept: Accept::default(),
             context: None,
             sequences: 1,
             chunk: 256,
@@ -250,6 +253,8 @@ pub struct ModelInfo {
     pub drafter_reason: String,
     /// Longest draft.
     pub draft_max: usize,
+    /// Which drafted tokens stay.
+    pub accept: &'static str,
     /// Tensors of the files that nothing has read.
     pub unused_tensors: Vec<String>,
 }
@@ -348,9 +353,10 @@ pub fn load(
         drafter: drafter.as_ref().map(|d| d.name()),
         drafter_reason: reason,
         draft_max: options.draft_max,
+        accept: options.accept.name(),
         unused_tensors: unused,
     };
-    let speculator = Speculator::new(b, target, memory, drafter);
+    let speculator = Speculator::new(b, target, memory, drafter).accepting(options.accept);
     Ok(Model {
         speculator,
         text: Arc::new(text),

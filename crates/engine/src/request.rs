@@ -1,7 +1,7 @@
 //! What goes into the engine and what comes out.
 
 use serde::Serialize;
-use speculate::{DraftLength, Sampling, Stats};
+use speculate::{Accept, DraftLength, Sampling, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -202,6 +202,9 @@ pub struct Speculation {
     /// Who drafted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drafter: Option<String>,
+    /// Which of its tokens stay: `exact` or `residual`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accept: Option<&'static str>,
     /// Verifies.
     pub rounds: u64,
     /// Tokens drafted.
@@ -219,9 +222,14 @@ pub struct Speculation {
 }
 
 impl Speculation {
-    /// The record of a stream's `stats`, drafted by `drafter`; `reason` says why
-    /// nothing was drafted, if nothing was.
-    pub(crate) fn new(stats: &Stats, drafter: Option<&str>, reason: Option<String>) -> Self {
+    /// The record of a stream's `stats`, drafted by `drafter` and accepted by
+    /// `accept`; `reason` says why nothing was drafted, if nothing was.
+    pub(crate) fn new(
+        stats: &Stats,
+        drafter: Option<&str>,
+        accept: Accept,
+        reason: Option<String>,
+    ) -> Self {
         let engaged = stats.drafted() > 0;
         let ms = |d: std::time::Duration| d.as_secs_f64() * 1e3;
         let counts = |p: &speculate::Position| PositionCounts {
@@ -234,6 +242,7 @@ impl Speculation {
             engaged,
             reason: if engaged { None } else { reason },
             drafter: drafter.map(str::to_owned),
+            accept: drafter.map(|_| accept.name()),
             rounds: stats.rounds,
             drafted: stats.drafted(),
             accepted: stats.accepted(),

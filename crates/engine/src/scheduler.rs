@@ -14,7 +14,7 @@ use crate::request::{
     CancelToken, Event, FinishReason, Rejected, Request, RequestOutcome, Sink, Speculation,
     Timings, Usage,
 };
-use speculate::{DraftLength, Finish, Speculator, Stream, StreamOptions};
+use speculate::{Accept, DraftLength, Finish, Speculator, Stream, StreamOptions};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -254,6 +254,7 @@ struct Running {
     delivered: usize,
     queued_ms: f64,
     speculates: bool,
+    accept: Accept,
     first_token: Option<Instant>,
 }
 
@@ -343,6 +344,7 @@ impl Scheduler {
             };
             let stops = StopStrings::new(&request.stop);
             let speculates = options.draft.max() > 0;
+            let accept = self.speculator.accept().with(&options.sampling);
             match (self.speculator.open(request.prompt, options), stops) {
                 (Ok(stream), Ok(stops)) => {
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
@@ -356,6 +358,7 @@ impl Scheduler {
                         delivered: 0,
                         queued_ms: job.submitted.elapsed().as_secs_f64() * 1e3,
                         speculates,
+                        accept,
                         first_token: None,
                     });
                 }
@@ -571,7 +574,12 @@ impl Running {
                 decode_tokens_per_second: rate(self.delivered.saturating_sub(1), decode_ms),
                 prefill_tokens_per_second: rate(usage.prompt_tokens, prefill_ms),
             },
-            speculation: Speculation::new(stats, drafter.filter(|_| self.speculates), Some(reason)),
+            speculation: Speculation::new(
+                stats,
+                drafter.filter(|_| self.speculates),
+                self.accept,
+                Some(reason),
+            ),
         }
     }
 }

@@ -11,7 +11,93 @@
 //! sampled, under any penalty. How likely the two agree is the coupling of Daliri,
 //! Musco and Suresh 2024, arXiv:2408.07978.
 //!
-//! Pure functions of tokens: no model, no cache, no clock, no logits.
+//! The other rule, [`Accept::Residual`], is the rejection sampling of Leviathan et al.
+//! 2023, arXiv:2211.17192, §2.3:
+//!
+//! ```text
+//! x drawn from q, the drafter's law; p the target's
+//! x stays        if u < p(x) / q(x),  u uniform
+//! else pending   drawn from max(p - q, 0), normalised
+//! ```
+//!
+//! What is emitted has the target's law, but is another text than the target alone
+//! would have emitted with the seed.
+//!
+//! Pure functions: no model, no cache, no clock, no logits.
+
+use crate::noise::{Noise, coin};
+use crate::sample::{Law, Sampling};
+use backend::math::ln;
+use std::collections::HashMap;
+
+/// How it is decided which drafted tokens stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accept {
+    /// Those that the target chooses itself: the text of plain decoding.
+    #[default]
+    Exact,
+    /// Those that rejection sampling keeps: another text of the same law, more of it
+    /// drafted. Greedy decoding is exact all the same.
+    Residual,
+}
+
+impl Accept {
+    /// Every rule.
+    pub const ALL: [Accept; 2] = [Accept::Exact, Accept::Residual];
+
+    /// The rule for a stream of this sampling: greedy choices leave nothing to reject.
+    pub fn with(self, sampling: &Sampling) -> Accept {
+        if sampling.temperature == 0.0 {
+            Accept::Exact
+        } else {
+            self
+        }
+    }
+
+    /// Name, as users type it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Accept::Exact => "exact",
+            Accept::Residual => "residual",
+        }
+    }
+}
+
+/// The token that stands where `drafted` was drawn from `draft`, so that it has the
+/// law `target`: `drafted` itself, or a recovered one. Without a law, `drafted` was
+/// the only token that could be drawn.
+///
+/// The drafted token must have been drawn without [`coin`] and
+/// [`Noise::recovering`] of this seed and position.
+///
+/// # Panics
+///
+/// If `target` is empty.
+pub fn residual(drafted: u32, target: &Law, draft: Option<&Law>, seed: u64, position: u64) -> u32 {
+    let share = |law: &Law| {
+        let found = law.iter().find(|(token, _)| *token == drafted);
+        found.map_or(0.0, |(_, share)| *share)
+    };
+    let q = draft.map_or(1.0, share);
+    if coin(seed, position) * q < share(target) {
+        return drafted;
+    }
+    let point = vec![(drafted, 1.0)];
+    let draft: HashMap<u32, f32> = draft.unwrap_or(&point).iter().copied().collect();
+    let noise = Noise::recovering(seed, position);
+    let score = |&(token, p): &(u32, f32)| {
+        let rest = p - draft.get(&token).copied().unwrap_or(0.0);
+        (rest > 0.0).then(|| (ln(rest) + noise.gumbel(token), token))
+    };
+    // The lower token of equal scores, as everywhere.
+    let better = |a: &(f32, u32), b: &(f32, u32)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1));
+    match target.iter().filter_map(score).max_by(better) {
+        Some((_, token)) => token,
+        // The laws differ by less than rounding: then the drafted token has the target's.
+        None if q > 0.0 && share(target) > 0.0 => drafted,
+        None => target[0].0,
+    }
+}
 
 /// What became of a draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +171,73 @@ mod tests {
     fn an_empty_draft_is_plain_decoding() {
         let verdict = accept(&[], &[3]);
         assert_eq!((verdict.n_accepted, verdict.pending), (0, 3));
+    }
+
+    /// Numbers that add up to 1, some of them 0.
+    fn shares(weights: [u32; 6]) -> Law {
+        let total: u32 = weights.iter().sum();
+        let share = |&(_, w): &(u32, u32)| w > 0 && total > 0;
+        (0..)
+            .zip(weights)
+            .filter(share)
+            .map(|(token, w)| (token, w as f32 / total as f32))
+            .collect()
+    }
+
+    /// Draws from `law` as drafters do.
+    fn draw(law: &Law, seed: u64, position: u64) -> u32 {
+        let noise = Noise::new(seed, position);
+        let score = |&(token, share): &(u32, f32)| ln(share) + noise.gumbel(token);
+        let best = law.iter().max_by(|a, b| score(a).total_cmp(&score(b)));
+        best.expect("a law has tokens").0
+    }
+
+    #[test]
+    fn residual_acceptance_keeps_the_targets_law() {
+        const DRAWS: u64 = 200_000;
+        let cases = [
+            ([3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]),
+            ([3, 1, 4, 1, 5, 9], [9, 5, 1, 4, 1, 3]),
+            // Tokens that only one of the two can choose.
+            ([5, 5, 0, 1, 0, 2], [0, 3, 3, 1, 0, 1]),
+            ([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 2, 3]),
+            ([8, 0, 0, 1, 1, 0], [8, 0, 0, 1, 1, 0]),
+            ([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 0, 0]),
+        ];
+        for (seed, (target, draft)) in cases.into_iter().enumerate() {
+            let (p, q) = (shares(target), shares(draft));
+            let is_point = q.len() == 1;
+            let (mut counts, mut accepted) = ([0u64; 6], 0);
+            for position in 0..DRAWS {
+                let drafted = draw(&q, seed as u64, position);
+                let law = if is_point { None } else { Some(&q) };
+                let token = residual(drafted, &p, law, seed as u64, position);
+                counts[token as usize] += 1;
+                accepted += u64::from(token == drafted);
+            }
+            let of = |law: &Law, t: usize| {
+                let found = law.iter().find(|(token, _)| *token as usize == t);
+                found.map_or(0.0, |(_, share)| f64::from(*share))
+            };
+            let n = DRAWS as f64;
+            let mut chi2 = 0.0;
+            for (t, &count) in counts.iter().enumerate() {
+                let expected = of(&p, t) * n;
+                if expected == 0.0 {
+                    assert_eq!(count, 0, "case {seed}: token {t} cannot be chosen");
+                } else {
+                    chi2 += (count as f64 - expected).powi(2) / expected;
+                }
+            }
+            // Exceeded once in 10^6 by five degrees of freedom.
+            assert!(chi2 < 35.9, "case {seed}: chi-square {chi2}, {counts:?}");
+            let overlap: f64 = (0..6).map(|t| of(&p, t).min(of(&q, t))).sum();
+            let error = (accepted as f64 / n - overlap).abs();
+            assert!(
+                error < 5.0 * (0.25 / n).sqrt(),
+                "case {seed}: accepted {accepted}"
+            );
+        }
     }
 
     proptest! {

@@ -7,7 +7,8 @@
 //!
 //! A token is accepted when the target, asked with the same noise, chooses it
 //! itself ([`sample`]). So the text does not depend on the drafter, and neither
-//! greedy decoding nor a seed's sampled text changes when speculation is on.
+//! greedy decoding nor a seed's sampled text changes when speculation is on. Whoever
+//! asks for it gets rejection sampling instead ([`accept::Accept::Residual`]).
 //!
 //! No text, no clock beyond two durations, no scheduling between requests.
 
@@ -21,6 +22,7 @@ mod round;
 pub mod sample;
 mod stats;
 
+pub use accept::Accept;
 pub use draft::Drafter;
 pub use length::DraftLength;
 pub use round::{Finish, RoundError, Speculator, Stream, StreamOptions};

@@ -27,6 +27,10 @@ const ROUNDS: u32 = 10;
 
 /// Fourth counter word of [`gumbel`]; other uses of a seed take other words.
 const STREAM_GUMBEL: u32 = 0;
+/// That of [`Noise::recovering`].
+const STREAM_RECOVERING: u32 = 1;
+/// That of [`coin`].
+const STREAM_COIN: u32 = 2;
 
 /// Bits of a draw: a half more is exact in an `f32`.
 const DRAW_BITS: u32 = 23;
@@ -70,22 +74,37 @@ fn philox_wide(counter: [u64; 4], key: [u32; 2]) -> [u64; 4] {
 pub struct Noise {
     key: [u32; 2],
     position: [u32; 2],
+    stream: u32,
+}
+
+/// The two words of a counter or a key.
+fn words(x: u64) -> [u32; 2] {
+    [x as u32, (x >> 32) as u32]
 }
 
 impl Noise {
     /// The noise of `seed` at `position`.
     pub fn new(seed: u64, position: u64) -> Self {
-        let words = |x: u64| [x as u32, (x >> 32) as u32];
         Noise {
             key: words(seed),
             position: words(position),
+            stream: STREAM_GUMBEL,
+        }
+    }
+
+    /// Other noise, independent of it, for the token that takes the place of a
+    /// rejected one ([`crate::accept::residual`]).
+    pub fn recovering(seed: u64, position: u64) -> Self {
+        Noise {
+            stream: STREAM_RECOVERING,
+            ..Noise::new(seed, position)
         }
     }
 
     /// The draw of one token.
     pub fn draw(&self, token: u32) -> u32 {
         let [lo, hi] = self.position;
-        let x = philox([token / 4, lo, hi, STREAM_GUMBEL], self.key);
+        let x = philox([token / 4, lo, hi, self.stream], self.key);
         x[(token % 4) as usize] >> (32 - DRAW_BITS)
     }
 
@@ -105,7 +124,7 @@ impl Noise {
         let first = u64::from(block) * (BLOCK as u64 / 4);
         let mut draws = [[0; BLOCK / 4]; 4];
         for i in 0..BLOCK / 4 {
-            let counter = [first + i as u64, lo, hi, u64::from(STREAM_GUMBEL)];
+            let counter = [first + i as u64, lo, hi, u64::from(self.stream)];
             let x = philox_wide(counter, self.key).map(|x| x as u32 >> (32 - DRAW_BITS));
             (draws[0][i], draws[1][i], draws[2][i], draws[3][i]) = (x[0], x[1], x[2], x[3]);
         }
@@ -118,10 +137,20 @@ pub fn gumbel(seed: u64, position: u64, token: u32) -> f32 {
     Noise::new(seed, position).gumbel(token)
 }
 
+/// A number between 0 and 1, neither of them, independent of the noise at `position`.
+pub fn coin(seed: u64, position: u64) -> f32 {
+    let [lo, hi] = words(position);
+    let x = philox([0, lo, hi, STREAM_COIN], words(seed))[0];
+    uniform(x >> (32 - DRAW_BITS))
+}
+
+fn uniform(draw: u32) -> f32 {
+    (draw as f32 + 0.5) * (1.0 / (1 << DRAW_BITS) as f32)
+}
+
 /// `-ln(-ln((draw + 1/2) 2^-23))`.
 pub fn gumbel_of(draw: u32) -> f32 {
-    let u = (draw as f32 + 0.5) * (1.0 / (1 << DRAW_BITS) as f32);
-    -ln(-ln(u))
+    -ln(-ln(uniform(draw)))
 }
 
 /// At least [`gumbel_of`] this draw and of every smaller one, without a logarithm.

@@ -13,10 +13,10 @@
 //! The tokens not remembered yet are the prompt, or a chunk of it, or the one
 //! pending token. A chunk that does not reach the prompt's end chooses nothing.
 
-use crate::accept::accept_with;
+use crate::accept::{Accept, accept_with, residual};
 use crate::draft::{DraftRequest, Drafter, TargetView};
 use crate::length::{DraftLength, Ledger, LengthInput, Lengths, RoundCost};
-use crate::sample::{self, History, Sampling, Scratch};
+use crate::sample::{self, History, Law, Sampling, Scratch};
 use crate::stats::Stats;
 use backend::{Backend, Batch, DeviceError, MAX_TENTATIVE, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
@@ -52,6 +52,8 @@ pub struct Stream {
     tokens: Vec<u32>,
     n_prompt: usize,
     draft: Vec<u32>,
+    /// What its tokens were drawn from, where acceptance asks for it.
+    laws: Vec<Law>,
     options: StreamOptions,
     history: History,
     finish: Option<Finish>,
@@ -124,6 +126,7 @@ pub struct Speculator {
     target: Box<dyn Target>,
     drafter: Option<Box<dyn Drafter>>,
     lengths: Lengths,
+    accept: Accept,
     memory: Memory,
     batch: Batch,
     scratch: Scratch,
@@ -142,6 +145,7 @@ impl Speculator {
             target,
             drafter,
             lengths: Lengths::default(),
+            accept: Accept::Exact,
             memory,
             batch: Batch::default(),
             scratch: Scratch::default(),
@@ -166,6 +170,18 @@ impl Speculator {
     /// The drafter's name, if there is one.
     pub fn drafter(&self) -> Option<&'static str> {
         self.drafter.as_ref().map(|d| d.name())
+    }
+
+    /// How it is decided which drafted tokens stay.
+    pub fn accept(&self) -> Accept {
+        self.accept
+    }
+
+    /// Decides from now on by `accept` which drafted tokens stay.
+    #[must_use]
+    pub fn accepting(mut self, accept: Accept) -> Self {
+        self.accept = accept;
+        self
     }
 
     /// Starts a stream after `prompt`.
@@ -200,6 +216,7 @@ impl Speculator {
             sequence,
             n_prompt: prompt.len(),
             draft: Vec::new(),
+            laws: Vec::new(),
             history: History::new(&options.sampling, &prompt),
             finish: if options.max_tokens == 0 {
                 Some(Finish::Length)
@@ -353,6 +370,7 @@ impl Speculator {
             let Stream {
                 tokens,
                 draft,
+                laws,
                 history,
                 options,
                 stats,
@@ -371,6 +389,14 @@ impl Speculator {
                     return best[row + i];
                 }
                 let scores = &scores[(row + i) * cols..(row + i + 1) * cols];
+                let sampling = &options.sampling;
+                if let Some(&drafted) = draft.get(i)
+                    && self.accept.with(sampling) == Accept::Residual
+                {
+                    let target = sample::law(sampling, history, None, scores, scratch);
+                    let position = (known + i) as u64;
+                    return residual(drafted, &target, laws.get(i), sampling.seed, position);
+                }
                 sample::choose(
                     &options.sampling,
                     history,
@@ -420,6 +446,7 @@ impl Speculator {
     ) -> Result<usize, RoundError> {
         for stream in streams.iter_mut() {
             stream.draft.clear();
+            stream.laws.clear();
         }
         let Some(drafter) = &mut self.drafter else {
             return Ok(0);
@@ -448,9 +475,11 @@ impl Speculator {
                 options,
                 history,
                 stats,
+                laws,
                 ..
             } = &mut **stream;
             stats.held_back += u64::from(held_back);
+            let rejects = self.accept.with(&options.sampling) == Accept::Residual;
             requests.push(DraftRequest {
                 kept: share.row..share.row + sequence.len() - share.first,
                 sequence,
@@ -458,6 +487,7 @@ impl Speculator {
                 limit,
                 sampling: &options.sampling,
                 history,
+                laws: rejects.then_some(laws),
             });
         }
         if requests.is_empty() {

@@ -337,6 +337,28 @@ pub fn choose_among(
     logits: &[f32],
     scratch: &mut Scratch,
 ) -> u32 {
+    match support_among(sampling, history, ids, logits, scratch) {
+        Support::One(token) => token,
+        Support::Keys(keys) => best_of_keys(keys, &Noise::new(sampling.seed, position)),
+    }
+}
+
+/// What noise decides between.
+enum Support<'a> {
+    /// Nothing: this token is chosen.
+    One(u32),
+    /// These, in no order.
+    Keys(&'a mut [Key]),
+}
+
+/// The support of [`choose_among`].
+fn support_among<'a>(
+    sampling: &Sampling,
+    history: &History,
+    ids: &[u32],
+    logits: &[f32],
+    scratch: &'a mut Scratch,
+) -> Support<'a> {
     assert_eq!(ids.len(), logits.len(), "a logit for each id");
     assert!((1..=MAX_VOCAB).contains(&ids.len()), "a vocabulary");
     let Scratch {
@@ -373,21 +395,23 @@ pub fn choose_among(
         keys.iter().min().copied()
     };
     let Some(first) = fill(keys, 1.0) else {
-        return *ids.iter().min().expect("at least one");
+        return Support::One(*ids.iter().min().expect("at least one"));
     };
     let scale = scale_of(sampling, first.z());
     let Some(scale) = scale else {
-        return first.id();
+        return Support::One(first.id());
     };
     let Some(first) = fill(keys, scale) else {
-        return first.id();
+        return Support::One(first.id());
     };
     let keep = truncate(sampling, first.z(), None, keys);
-    best_of_keys(&keys[..keep], &Noise::new(sampling.seed, position))
+    Support::Keys(&mut keys[..keep])
 }
 
-/// The tokens that can be chosen and how likely each is, the likeliest first.
-/// They add up to 1. Greedy is one token of probability 1.
+/// How likely each token is to be chosen; the others are not. The shares add up to 1.
+pub type Law = Vec<(u32, f32)>;
+
+/// The law of [`choose`], the likeliest token first. Greedy is one token of share 1.
 ///
 /// # Panics
 ///
@@ -397,20 +421,62 @@ pub fn distribution(
     history: &History,
     logits: &[f32],
     scratch: &mut Scratch,
-) -> Vec<(u32, f32)> {
-    let row = Row::new(
-        sampling,
-        history,
-        logits,
-        &mut scratch.edited,
-        &mut scratch.maxima,
-    );
-    let Some(scale) = row.scale(sampling) else {
-        return vec![(row.argmax(), 1.0)];
+) -> Law {
+    match support(sampling, history, logits, scratch) {
+        Support::One(token) => vec![(token, 1.0)],
+        Support::Keys(keys) => {
+            keys.sort_unstable();
+            shares(keys)
+        }
+    }
+}
+
+/// The law of [`choose`], or of [`choose_among`] `ids`, in no order.
+///
+/// # Panics
+///
+/// As [`choose`] and [`choose_among`].
+pub fn law(
+    sampling: &Sampling,
+    history: &History,
+    ids: Option<&[u32]>,
+    logits: &[f32],
+    scratch: &mut Scratch,
+) -> Law {
+    let support = match ids {
+        None => support(sampling, history, logits, scratch),
+        Some(ids) => support_among(sampling, history, ids, logits, scratch),
     };
-    let keys = row.support(sampling, scale, &mut scratch.ranked, &mut scratch.keys);
-    keys.sort_unstable();
-    let top = keys[0].z();
+    match support {
+        Support::One(token) => vec![(token, 1.0)],
+        Support::Keys(keys) => shares(keys),
+    }
+}
+
+/// The support of [`choose`].
+fn support<'a>(
+    sampling: &Sampling,
+    history: &History,
+    logits: &[f32],
+    scratch: &'a mut Scratch,
+) -> Support<'a> {
+    let Scratch {
+        edited,
+        maxima,
+        ranked,
+        keys,
+        ..
+    } = scratch;
+    let row = Row::new(sampling, history, logits, edited, maxima);
+    match row.scale(sampling) {
+        None => Support::One(row.argmax()),
+        Some(scale) => Support::Keys(row.support(sampling, scale, ranked, keys)),
+    }
+}
+
+/// `softmax(z)` of `keys`, in their order.
+fn shares(keys: &[Key]) -> Law {
+    let top = keys.iter().min().expect("a support is not empty").z();
     let masses = keys.iter().map(|key| exp(key.z() - top));
     let total: f64 = masses.clone().map(f64::from).sum();
     let shares = masses.map(|mass| (f64::from(mass) / total) as f32);

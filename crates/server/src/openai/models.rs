@@ -56,6 +56,7 @@ fn model(app: &App, name: &str) -> Value {
                 "drafter": info.drafter,
                 "reason": info.drafter_reason,
                 "draft_max": info.draft_max,
+                "accept": info.accept,
             },
             "unused_tensors": info.unused_tensors,
         },

@@ -15,7 +15,7 @@ pub use chained::Chained;
 pub use forced::Forced;
 pub use ngram::Ngram;
 
-use crate::sample::{self, History, Sampling, Scratch};
+use crate::sample::{self, History, Law, Sampling, Scratch};
 use backend::{Backend, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
 use models::{HeadLogits, Scored, Target};
@@ -48,6 +48,9 @@ pub struct DraftRequest<'a> {
     pub sampling: &'a Sampling,
     /// Its token counts, `tokens` included. Whatever is pushed is popped again.
     pub history: &'a mut History,
+    /// Takes the law that each token of the draft is drawn from, if it is wanted. A
+    /// drafter that could not have drawn another token leaves it empty.
+    pub laws: Option<&'a mut Vec<Law>>,
 }
 
 impl DraftRequest<'_> {
@@ -138,6 +141,10 @@ fn choose(
                 scratch,
             ),
         };
+        if let Some(laws) = &mut request.laws {
+            let (sampling, history) = (request.sampling, &*request.history);
+            laws.push(sample::law(sampling, history, scored.ids(i), row, scratch));
+        }
         for _ in &drafts[r] {
             request.history.pop();
         }

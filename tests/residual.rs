@@ -1,0 +1,165 @@
+//! Rejection sampling keeps the law of the text: whole rounds on tiny models, where the
+//! probability of every text can be computed.
+
+use backend::{Backend, Batch};
+use cache::{Memory, MemorySize};
+use cpu::{Cpu, CpuOptions};
+use models::{ChainedHead, Eagle3, Qwen35Mtp, Target, load_target};
+use speculate::draft::{Chained, Forced};
+use speculate::sample::{self, History, Scratch};
+use speculate::{Accept, DraftLength, Drafter, Sampling, Speculator, StreamOptions};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use suites::repository;
+use weights::Checkpoint;
+
+/// Texts written for each case.
+const TEXTS: u64 = 4000;
+/// Tokens of a text, the first of them without a draft.
+const TOKENS: usize = 4;
+/// The tokens that may be written, so that there are few texts. The EAGLE-3 heads of
+/// the cases draft some of them, not all.
+const ALPHABET: [u32; 3] = [6, 36, 50];
+const PROMPT: [u32; 5] = [5, 17, 23, 9, 41];
+
+fn checkpoint(name: &str) -> Checkpoint {
+    Checkpoint::open(&repository("tests/golden/checkpoints").join(name)).unwrap()
+}
+
+fn size() -> MemorySize {
+    MemorySize {
+        sequences: 1,
+        context: 64,
+        step_rows: 16,
+        kv_format: &quant::F32,
+    }
+}
+
+fn sampling(vocab: usize, seed: u64) -> Sampling {
+    Sampling {
+        temperature: 2.0,
+        suppress: (0..vocab as u32)
+            .filter(|t| !ALPHABET.contains(t))
+            .collect(),
+        presence_penalty: 0.7,
+        seed,
+        ..Sampling::default()
+    }
+}
+
+/// The probability of every text.
+fn law(b: &dyn Backend, target: &dyn Target) -> BTreeMap<Vec<u32>, f64> {
+    let sampling = sampling(target.vocab_size(), 0);
+    let mut texts = BTreeMap::from([(Vec::new(), 1.0)]);
+    for _ in 0..TOKENS {
+        let mut longer = BTreeMap::new();
+        for (text, probability) in texts {
+            let mut memory = Memory::new(b, target.plan(), size());
+            let mut sequence = memory.open().unwrap();
+            let tokens: Vec<u32> = PROMPT.iter().chain(&text).copied().collect();
+            let mut batch = Batch::default();
+            memory
+                .push(&mut batch, &mut sequence, &tokens, tokens.len())
+                .unwrap();
+            let hidden = target.forward(b, &batch, &mut memory);
+            let logits = target.logits(b, &b.gather(&hidden, &[tokens.len() - 1]));
+            let mut history = History::new(&sampling, &PROMPT);
+            text.iter().for_each(|&token| history.push(token));
+            let row = b.download(&logits);
+            let next = sample::law(&sampling, &history, None, &row, &mut Scratch::default());
+            assert_eq!(next.len(), ALPHABET.len());
+            for (token, share) in next {
+                let text = text.iter().copied().chain([token]).collect();
+                longer.insert(text, probability * f64::from(share));
+            }
+        }
+        texts = longer;
+    }
+    texts
+}
+
+#[test]
+fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
+    let b: Arc<dyn Backend> = Arc::new(Cpu::new(CpuOptions::default()).unwrap());
+    let head = |name: &str, target: &dyn Target| -> Box<dyn Drafter> {
+        match name {
+            "mtp" => {
+                let head = Qwen35Mtp::load(&*b, &checkpoint("qwen3_5-dense"), target).unwrap();
+                let memory = Memory::new(&*b, head.plan(), size());
+                Box::new(Chained::new(head, memory))
+            }
+            // Always the same guess, of probability 1.
+            "forced" => Box::new(Forced::new(|tokens: &[u32], limit| {
+                vec![ALPHABET[tokens.len() % 2]; limit]
+            })),
+            folder => {
+                let head = Eagle3::load(&*b, &checkpoint(folder), target).unwrap();
+                let memory = Memory::new(&*b, head.plan(), size());
+                Box::new(Chained::new(head, memory))
+            }
+        }
+    };
+    for (model, drafter) in [
+        ("gemma4-dense", "gemma4-dense-eagle3"),
+        ("qwen3_5-dense", "qwen3_5-dense-eagle3"),
+        ("qwen3_5-dense", "mtp"),
+        ("gemma4-dense", "forced"),
+    ] {
+        let target = load_target(&*b, &checkpoint(model)).unwrap();
+        let vocab = target.vocab_size();
+        let law = law(&*b, &*target);
+        let drafter = head(drafter, &*target);
+        let name = format!("{model} with {}", drafter.name());
+        let memory = Memory::new(&*b, target.plan(), size());
+        let mut speculator =
+            Speculator::new(b.clone(), target, memory, Some(drafter)).accepting(Accept::Residual);
+        let mut counts: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
+        let (mut drafted, mut accepted) = (0, 0);
+        for seed in 0..TEXTS {
+            let options = StreamOptions {
+                sampling: sampling(vocab, seed),
+                max_tokens: TOKENS,
+                stop_tokens: Arc::new([]),
+                draft: DraftLength::Fixed(2),
+            };
+            let mut stream = speculator.open(PROMPT.to_vec(), options).unwrap();
+            while stream.finish().is_none() {
+                speculator.round(&mut [&mut stream], 16).unwrap();
+            }
+            drafted += stream.stats().drafted();
+            accepted += stream.stats().accepted();
+            *counts.entry(stream.output().to_vec()).or_default() += 1;
+            speculator.close(stream);
+        }
+        // Texts that are expected less than five times count together.
+        let n = TEXTS as f64;
+        let (mut chi2, mut freedom, mut rare) = (0.0, 0.0, (0.0, 0.0));
+        let mut cell = |count: f64, expected: f64| {
+            chi2 += (count - expected).powi(2) / expected;
+            freedom += 1.0;
+        };
+        for (text, probability) in &law {
+            let count = counts.remove(text).unwrap_or(0) as f64;
+            let expected = probability * n;
+            if expected < 5.0 {
+                rare = (rare.0 + count, rare.1 + expected);
+            } else {
+                cell(count, expected);
+            }
+        }
+        if rare.1 > 0.0 {
+            cell(rare.0, rare.1);
+        }
+        assert!(counts.is_empty(), "{name}: {counts:?} cannot be written");
+        // The chi-square distribution is close to normal with so many degrees of freedom,
+        // a little wider above: five deviations and a half are exceeded once in 10^6.
+        freedom -= 1.0;
+        let limit = freedom + 5.5 * f64::sqrt(2.0 * freedom);
+        println!("{name}: {accepted} of {drafted} accepted, chi-square {chi2:.1} of {freedom}");
+        assert!(chi2 < limit, "{name}: chi-square {chi2}, at most {limit}");
+        assert!(
+            freedom > 25.0 && 0 < accepted && accepted < drafted,
+            "{name}"
+        );
+    }
+}
