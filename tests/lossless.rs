@@ -77,11 +77,13 @@ const TINY: &[Subject] = &[
     Subject {
         target: "tests/golden/gguf/gemma4-ple.gguf",
         assistant: Some("tests/golden/gguf/gemma4-ple-assistant.gguf"),
+        eagle3: None,
         whole_grid: false,
     },
     Subject {
         target: "tests/golden/gguf/qwen3_5-moe.gguf",
         assistant: None,
+        eagle3: None,
         whole_grid: false,
     },
 ];
@@ -356,7 +358,12 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                                 (false, _) => 5,
                             };
                             let thinned = !(d + 5 * c + 7 * k).is_multiple_of(every);
-                            if thinned || draft == Draft::Head && !subject.has_head() {
+                            let lacks = match draft {
+                                Draft::Head => !subject.has_head(),
+                                Draft::Eagle3 => subject.eagle3.is_none(),
+                                _ => false,
+                            };
+                            if thinned || lacks {
                                 continue;
                             }
                             // The scalar path takes twenty times as long.
@@ -482,31 +489,37 @@ fn speculation_never_changes_a_token_over_coded_weights() {
         let subject = Subject {
             target,
             assistant: None,
+            eagle3: None,
             whole_grid: false,
         };
         let checkpoint = Checkpoint::open(&repository(target)).unwrap();
         let has_head = checkpoint.has("mtp.norm.weight");
         let prompts = prompts(9, 96, f as u64);
         for (s, (what, sampling)) in samplings().into_iter().enumerate() {
-            let setup = |draft, draft_max, chunk, width, backend| Setup {
+            let setup = |draft, length, chunk, width, backend| Setup {
                 subject,
                 backend,
                 draft,
-                draft_max,
+                length,
                 chunk,
                 width,
                 kv_format: &quant::BF16,
             };
-            let plain = setup(Draft::None, 0, 512, 8, best);
+            let plain = setup(Draft::None, Fixed(0), 512, 8, best);
             let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
             let mut cells = vec![
-                (Draft::Oracle, [3, 8, 1][s], [64, 1, 7][s], [1, 3, 8][s]),
-                (Draft::Ngram, 5, 33, [8, 1, 3][s]),
+                (
+                    Draft::Oracle,
+                    Fixed([3, 8, 1][s]),
+                    [64, 1, 7][s],
+                    [1, 3, 8][s],
+                ),
+                (Draft::Ngram, Fixed(5), 33, [8, 1, 3][s]),
             ];
             if has_head {
-                cells.push((Draft::Head, 2, [7, 512, 64][s], [3, 8, 1][s]));
+                cells.push((Draft::Head, Fixed(2), [7, 512, 64][s], [3, 8, 1][s]));
             }
-            for (c, (draft, draft_max, chunk, width)) in cells.into_iter().enumerate() {
+            for (c, (draft, length, chunk, width)) in cells.into_iter().enumerate() {
                 let k = (f + s + c) % backends.len();
                 // The scalar path takes twenty times as long.
                 let n = if isas[k] == Isa::Scalar {
@@ -514,7 +527,7 @@ fn speculation_never_changes_a_token_over_coded_weights() {
                 } else {
                     prompts.len()
                 };
-                let setup = setup(draft, draft_max, chunk, width, &backends[k]);
+                let setup = setup(draft, length, chunk, width, &backends[k]);
                 let got = write(&setup, &prompts[..n], 0, &sampling, &want);
                 assert_same(&setup, what, &got, &want[..n]);
                 assert!(got.drafted > 0, "{target} {draft:?} has drafted");
