@@ -3,7 +3,7 @@
 //! Two jobs. The first makes what rows have in common: convolved channels,
 //! normalised queries and keys, decays and gates. The second runs the
 //! recurrence. Columns of a state never meet, so a head is cut into blocks of
-//! 64 columns, `[dk][64]`, which stay in the first cache while all rows of the
+//! 32 columns, `[dk][32]`, which stay in the first cache while all rows of the
 //! step pass over them: memory is read once a step, not once a row.
 //!
 //! A row needs two passes over its block, one for `Sᵀk` and one that writes `S`
@@ -24,8 +24,9 @@ use backend::{Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, MAX_TENTATIVE, Te
 use std::ops::Range;
 
 /// Columns of a state that are worked on together: with 128 key columns they
-/// take 32 KiB.
-const COLUMNS: usize = 64;
+/// take 16 KiB, and their copy as much, so that two threads of a core can share
+/// a first cache of 48 KiB or one have 32 KiB.
+const COLUMNS: usize = 32;
 
 /// Channels that are convolved together.
 const CHANNELS: usize = 512;
@@ -139,17 +140,54 @@ fn by_tap(taps: &[f32], n_taps: usize) -> Vec<f32> {
         .collect()
 }
 
-/// One row's channels `range`: convolved and passed through SiLU.
+/// Some of one row's channels: convolved and passed through SiLU.
 struct Convolve<'a> {
-    /// The row's inputs, oldest first, `taps` of them.
-    rows: [Option<&'a [f32]>; MAX_TAPS],
-    /// `[taps, C]`
-    taps: &'a [f32],
-    channels: usize,
+    /// The inputs of these channels, oldest row first.
+    rows: [&'a [f32]; MAX_TAPS],
+    /// Their factors.
+    taps: [&'a [f32]; MAX_TAPS],
+    n_taps: usize,
     first: usize,
     out: &'a mut [f32],
     /// Head size and factors, if the channels are heads to normalise.
     heads: Option<Heads<'a>>,
+}
+
+impl Kernel for Convolve<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self) {
+        match self.n_taps {
+            4 => self.convolve::<L>(4),
+            n => self.convolve::<L>(n),
+        }
+        if let Some(Heads { dim, factors }) = self.heads {
+            for (head, x) in self.out.chunks_exact_mut(dim).enumerate() {
+                let inverse = L::splat(1.0 / (sum_squares::<L>(x) + 1e-6).sqrt());
+                let factor = L::splat(factors(self.first / dim + head));
+                for x in x.chunks_mut(16) {
+                    store(load::<L>(x) * inverse * factor, x);
+                }
+            }
+        }
+    }
+}
+
+impl Convolve<'_> {
+    /// `n_taps` known where this is inlined makes the inner loop straight.
+    #[inline(always)]
+    fn convolve<L: Lanes>(&mut self, n_taps: usize) {
+        let n = self.out.len();
+        for at in (0..n).step_by(16) {
+            let range = at..(at + 16).min(n);
+            let mut acc = L::splat(0.0);
+            for (tap, row) in self.taps[..n_taps].iter().zip(&self.rows[..n_taps]) {
+                acc = load::<L>(&tap[range.clone()]).mul_add(load(&row[range.clone()]), acc);
+            }
+            store(math::silu(acc), &mut self.out[range]);
+        }
+    }
 }
 
 /// One row's decays and gates, `[2, nv]`, from `a, b: [nv]`.
@@ -179,35 +217,6 @@ impl Kernel for Gates<'_> {
 struct Heads<'a> {
     dim: usize,
     factors: &'a dyn Fn(usize) -> f32,
-}
-
-impl Kernel for Convolve<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        for (i, out) in self.out.chunks_mut(16).enumerate() {
-            let at = self.first + 16 * i;
-            let mut acc = L::splat(0.0);
-            for (tap, row) in self.taps.chunks_exact(self.channels).zip(self.rows) {
-                let x = match row {
-                    Some(row) => load::<L>(&row[at..at + out.len()]),
-                    None => L::splat(0.0),
-                };
-                acc = load::<L>(&tap[at..at + out.len()]).mul_add(x, acc);
-            }
-            store(math::silu(acc), out);
-        }
-        if let Some(Heads { dim, factors }) = self.heads {
-            for (head, x) in self.out.chunks_exact_mut(dim).enumerate() {
-                let inverse = L::splat(1.0 / (sum_squares::<L>(x) + 1e-6).sqrt());
-                let factor = L::splat(factors(self.first / dim + head));
-                for x in x.chunks_mut(16) {
-                    store(load::<L>(x) * inverse * factor, x);
-                }
-            }
-        }
-    }
 }
 
 /// What one block of one head needs to pass through the step's rows.
@@ -251,8 +260,6 @@ impl Kernel for Recur<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         match self.shape.columns(self.block).len() / 16 {
-            4 => self.block::<L, 4>(),
-            3 => self.block::<L, 3>(),
             2 => self.block::<L, 2>(),
             _ => self.block::<L, 1>(),
         }
@@ -501,6 +508,10 @@ pub(crate) fn gated_delta(
         assert!(tentative <= MAX_TENTATIVE, "{tentative} tentative rows");
     }
 
+    // What came before a sequence's first row.
+    let mut zeros = cpu.tensor(1, channels);
+    values_mut(&mut zeros).fill(0.0);
+    let zeros = values(&zeros);
     let mut conv = cpu.tensor(n, channels);
     let mut gates = cpu.tensor(n, 2 * value_heads);
     {
@@ -536,18 +547,20 @@ pub(crate) fn gated_delta(
                 let first = 2 * key_heads * key_dim + (unit - head_units) * CHANNELS;
                 first..(first + CHANNELS).min(channels)
             };
-            let mut rows = [None; MAX_TAPS];
-            for (j, row) in rows[..conv_taps].iter_mut().enumerate() {
+            let (mut rows, mut by_tap) = ([&zeros[..0]; MAX_TAPS], [&zeros[..0]; MAX_TAPS]);
+            for j in 0..conv_taps {
                 // Row `u` of those before the step and the step's own.
                 let u = r - seq.rows.start + j;
-                *row = if u >= past {
-                    Some(&qkv[(seq.rows.start + u - past) * channels..][..channels])
+                let row = if u >= past {
+                    &qkv[(seq.rows.start + u - past) * channels..][..channels]
                 } else if seq.is_new {
-                    None
+                    zeros
                 } else {
                     let at = seq.slot * ring + (slot.start + seq.kept + u) % ring;
-                    Some(&slots.history[at * channels..][..channels])
+                    &slots.history[at * channels..][..channels]
                 };
+                rows[j] = &row[range.clone()];
+                by_tap[j] = &taps[j * channels..][range.clone()];
             }
             // SAFETY: every unit of every row is visited once.
             let out = unsafe { conv.part(r * channels + range.start..r * channels + range.end) };
@@ -557,8 +570,8 @@ pub(crate) fn gated_delta(
             });
             cpu.isa.run(Convolve {
                 rows,
-                taps,
-                channels,
+                taps: by_tap,
+                n_taps: conv_taps,
                 first: range.start,
                 out,
                 heads,
