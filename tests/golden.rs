@@ -1,7 +1,7 @@
 //! Every model against other implementations: named intermediates of tiny seeded
 //! checkpoints, made by `tests/golden/make.py`, and greedy text of real ones.
 
-use backend::{Backend, Batch, Reference};
+use backend::{Backend, Batch, KvFormat, Reference};
 use cache::{Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
@@ -74,7 +74,7 @@ fn size() -> MemorySize {
         sequences: 1,
         context: 128,
         step_rows: 128,
-        kv_format: &quant::F32,
+        kv_format: KvFormat::both(&quant::F32),
     }
 }
 

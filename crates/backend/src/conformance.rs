@@ -10,7 +10,7 @@
 
 use crate::{
     Activation, Attention, Backend, Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, Expert,
-    Experts, Kv, KvSpec, MAX_TENTATIVE, Matrix, NO_PAGE, PAGE_ROWS, Reference, Rope, Row,
+    Experts, Kv, KvFormat, KvSpec, MAX_TENTATIVE, Matrix, NO_PAGE, PAGE_ROWS, Reference, Rope, Row,
     SPLIT_ROWS, Tensor,
 };
 use quant::{BF16, F16, F32, Format, Owned, Scalar};
@@ -520,7 +520,8 @@ struct AttendCase {
     kv_heads: usize,
     head_dim: usize,
     window: Option<usize>,
-    format: &'static Format,
+    k: &'static Format,
+    v: &'static Format,
     /// Rows of each sequence, step by step.
     steps: &'static [&'static [usize]],
 }
@@ -543,72 +544,120 @@ const SHORT: &[&[usize]] = &[
     &[1, 1, 1],
 ];
 
-const ATTEND: &[AttendCase] = &[
-    AttendCase {
-        heads: 1,
-        kv_heads: 1,
-        head_dim: 16,
-        window: None,
-        format: &F32,
-        steps: LONG,
-    },
-    AttendCase {
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 64,
-        window: None,
-        format: &BF16,
-        steps: SHORT,
-    },
-    AttendCase {
-        heads: 4,
-        kv_heads: 1,
-        head_dim: 16,
-        window: Some(100),
-        format: &F16,
-        steps: LONG,
-    },
-    AttendCase {
-        heads: 8,
-        kv_heads: 1,
-        head_dim: 24,
-        window: Some(7),
-        format: &BF16,
-        steps: SHORT,
-    },
-    AttendCase {
-        heads: 2,
-        kv_heads: 1,
-        head_dim: 20,
-        window: Some(SPLIT_ROWS + 5),
-        format: &F32,
-        steps: LONG,
-    },
-    AttendCase {
-        heads: 3,
-        kv_heads: 3,
-        head_dim: 128,
-        window: None,
-        format: &F16,
-        steps: SHORT,
-    },
-    AttendCase {
-        heads: 2,
-        kv_heads: 1,
-        head_dim: 256,
-        window: Some(64),
-        format: &BF16,
-        steps: SHORT,
-    },
-    AttendCase {
-        heads: 2,
-        kv_heads: 2,
-        head_dim: 512,
-        window: None,
-        format: &F32,
-        steps: &[&[5, 70], &[1, 3]],
-    },
-];
+fn attend_cases() -> Vec<AttendCase> {
+    let named = |name| quant::format(name).expect("a format that exists");
+    vec![
+        AttendCase {
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 16,
+            window: None,
+            k: &F32,
+            v: &F32,
+            steps: LONG,
+        },
+        AttendCase {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            window: None,
+            k: &BF16,
+            v: &BF16,
+            steps: SHORT,
+        },
+        AttendCase {
+            heads: 4,
+            kv_heads: 1,
+            head_dim: 16,
+            window: Some(100),
+            k: &F16,
+            v: &F16,
+            steps: LONG,
+        },
+        AttendCase {
+            heads: 8,
+            kv_heads: 1,
+            head_dim: 24,
+            window: Some(7),
+            k: &BF16,
+            v: &BF16,
+            steps: SHORT,
+        },
+        AttendCase {
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 20,
+            window: Some(SPLIT_ROWS + 5),
+            k: &F32,
+            v: &F32,
+            steps: LONG,
+        },
+        AttendCase {
+            heads: 3,
+            kv_heads: 3,
+            head_dim: 128,
+            window: None,
+            k: &F16,
+            v: &F16,
+            steps: SHORT,
+        },
+        AttendCase {
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 256,
+            window: Some(64),
+            k: &BF16,
+            v: &BF16,
+            steps: SHORT,
+        },
+        AttendCase {
+            heads: 2,
+            kv_heads: 2,
+            head_dim: 512,
+            window: None,
+            k: &F32,
+            v: &F32,
+            steps: &[&[5, 70], &[1, 3]],
+        },
+        AttendCase {
+            heads: 4,
+            kv_heads: 1,
+            head_dim: 64,
+            window: None,
+            k: named("q8_0"),
+            v: named("q4_0"),
+            steps: LONG,
+        },
+        AttendCase {
+            heads: 10,
+            kv_heads: 2,
+            head_dim: 32,
+            window: Some(100),
+            k: named("q4_0"),
+            v: named("q8_0"),
+            steps: SHORT,
+        },
+        AttendCase {
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 96,
+            window: None,
+            k: &BF16,
+            v: named("q8_0"),
+            steps: SHORT,
+        },
+        // A format that a device may keep any way it likes.
+        AttendCase {
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 64,
+            window: None,
+            k: named("q5_1"),
+            v: named("affine8-g64"),
+            steps: SHORT,
+        },
+    ]
+}
 
 impl AttendCase {
     fn name(&self) -> String {
@@ -617,12 +666,11 @@ impl AttendCase {
             kv_heads,
             head_dim,
             window,
-            format,
             ..
         } = self;
         format!(
             "{heads} heads on {kv_heads} of {head_dim} in {}, window {window:?}",
-            format.name
+            self.format()
         )
     }
 
@@ -635,12 +683,19 @@ impl AttendCase {
         }
     }
 
+    fn format(&self) -> KvFormat {
+        KvFormat {
+            k: self.k,
+            v: self.v,
+        }
+    }
+
     fn kv(&self, b: &dyn Backend, pages: usize) -> Kv {
         b.kv(KvSpec {
             pages,
             heads: self.kv_heads,
             head_dim: self.head_dim,
-            format: self.format,
+            format: self.format(),
         })
     }
 
@@ -664,7 +719,7 @@ fn attend_equals(got: &dyn Backend, want: &dyn Backend) {
     const PAGES: usize = 48;
     let pair = Pair { got, want };
     let mut noise = Noise(8);
-    for case in ATTEND {
+    for case in attend_cases() {
         let mut sequences = Sequences::new(&mut noise, case.steps[0].len(), PAGES);
         let (mut kv, mut kv_want) = pair.each(|b| case.kv(b, PAGES));
         for rows in case.steps {
@@ -1156,7 +1211,7 @@ fn rope_rows_are_independent(b: &dyn Backend) {
 fn attend_rows_are_independent(b: &dyn Backend) {
     const PAGES: usize = 40;
     let mut noise = Noise(15);
-    for case in ATTEND {
+    for case in attend_cases() {
         // Two sequences share steps; the second is cut in other places.
         let (n, m) = if case.steps == LONG {
             (SPLIT_ROWS + 30, 90)

@@ -29,7 +29,7 @@ mod tensor;
 pub use batch::{Batch, BatchSeq, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row};
 pub use moe::{Choice, Expert, Experts};
 pub use reference::Reference;
-pub use tensor::{Delta, DeltaSpec, Kv, KvSpec, Matrix, Recycle, Storage, Tensor};
+pub use tensor::{Delta, DeltaSpec, Kv, KvFormat, KvSpec, Matrix, Recycle, Storage, Tensor};
 
 use quant::Stored;
 use std::borrow::Cow;

@@ -337,7 +337,9 @@ impl Backend for Reference {
                 let page = batch.page(s, group, index);
                 for head in 0..heads {
                     let at = ((page * heads + head) * PAGE_ROWS + index % PAGE_ROWS) * head_dim;
-                    for (from, to) in [(k, &mut rows.k), (v, &mut rows.v)] {
+                    for (format, from, to) in
+                        [(format.k, k, &mut rows.k), (format.v, v, &mut rows.v)]
+                    {
                         let row = &values(from)[(r * heads + head) * head_dim..][..head_dim];
                         let stored = quant::encode(format, row, head_dim, Scalar::F32);
                         stored.view().decode_row(0, &mut to[at..at + head_dim]);

@@ -143,7 +143,50 @@ pub struct KvSpec {
     pub head_dim: usize,
     /// How a row is stored. Attention reads rows after this rounding, in the
     /// step that appends them too.
-    pub format: &'static quant::Format,
+    pub format: KvFormat,
+}
+
+/// How keys and how values are stored, each head of each row on its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvFormat {
+    /// Keys.
+    pub k: &'static quant::Format,
+    /// Values.
+    pub v: &'static quant::Format,
+}
+
+impl KvFormat {
+    /// Keys and values alike.
+    pub const fn both(format: &'static quant::Format) -> Self {
+        KvFormat {
+            k: format,
+            v: format,
+        }
+    }
+
+    /// Bytes of one head's key and value.
+    pub const fn row_bytes(&self, head_dim: usize) -> usize {
+        self.k.matrix_bytes(1, head_dim, quant::Scalar::F32)
+            + self.v.matrix_bytes(1, head_dim, quant::Scalar::F32)
+    }
+
+    /// The format that cannot store heads of `head_dim`, if one cannot: blocks do
+    /// not span heads.
+    pub fn misfit(&self, head_dim: usize) -> Option<&'static quant::Format> {
+        [self.k, self.v]
+            .into_iter()
+            .find(|f| !head_dim.is_multiple_of(f.block))
+    }
+}
+
+impl std::fmt::Display for KvFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.k.name)?;
+        if self.k != self.v {
+            write!(f, ",{}", self.v.name)?;
+        }
+        Ok(())
+    }
 }
 
 /// Shape of one gated-delta layer's state.

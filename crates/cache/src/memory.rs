@@ -2,7 +2,8 @@
 
 use crate::{MemoryFull, MemoryPlan, PagePool};
 use backend::{
-    Backend, Batch, BatchSeq, Delta, DeltaSpec, Kv, KvSpec, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row,
+    Backend, Batch, BatchSeq, Delta, DeltaSpec, Kv, KvFormat, KvSpec, MAX_TENTATIVE, NO_PAGE,
+    PAGE_ROWS, Row,
 };
 
 /// How much to remember.
@@ -15,7 +16,7 @@ pub struct MemorySize {
     /// Rows of one sequence in one step, at most.
     pub step_rows: usize,
     /// How keys and values are stored.
-    pub kv_format: &'static quant::Format,
+    pub kv_format: KvFormat,
 }
 
 impl MemorySize {
@@ -121,12 +122,11 @@ impl Memory {
 
     /// Bytes that `plan` takes at `size`, for a plan made before loading.
     pub fn bytes(plan: &MemoryPlan, size: &MemorySize) -> usize {
-        let row = |head_dim: usize| size.kv_format.matrix_bytes(1, head_dim, quant::Scalar::F32);
         let kv = plan.groups.iter().flat_map(|g| {
             let rows = size.sequences * size.pages(g.window) * PAGE_ROWS;
             g.layers
                 .iter()
-                .map(move |&(heads, head_dim)| 2 * rows * heads * row(head_dim))
+                .map(move |&(heads, head_dim)| rows * heads * size.kv_format.row_bytes(head_dim))
         });
         let delta = plan.delta.iter().map(|d| {
             let state = d.value_heads * d.key_dim * d.value_dim;
@@ -354,7 +354,7 @@ mod tests {
             sequences,
             context: 1000,
             step_rows: 70,
-            kv_format: &quant::F32,
+            kv_format: KvFormat::both(&quant::F32),
         };
         Memory::new(&backend::Reference, plan, size)
     }

@@ -4,6 +4,7 @@
 //! `paceline.toml` are derived from its long name by `config.rs`, so the three
 //! cannot drift apart.
 
+use backend::KvFormat;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 const DEFAULT_MAX_TOKENS: usize = 512;
 
 /// Formats in which keys and values can be kept, the default first.
-const KV_FORMATS: &[&quant::Format] = &[&quant::BF16, &quant::F16, &quant::F32];
+const KV_FORMATS: &[&str] = &["bf16", "f16", "f32", "q8_0", "q4_0"];
 
 const AFTER_HELP: &str = "\
 An option may also come from the environment (PACELINE_DRAFT_MAX for --draft-max) or from \
@@ -107,9 +108,9 @@ pub(crate) struct LoadArgs {
     /// most 8k]
     #[arg(long, value_name = "TOKENS", value_parser = count)]
     pub(crate) context: Option<usize>,
-    /// Format of keys and values
-    #[arg(long, value_name = "FORMAT", default_value = KV_FORMATS[0].name, value_parser = kv_formats())]
-    pub(crate) kv: &'static quant::Format,
+    /// Format of keys and values, or of each as K,V: bf16, f16, f32, q8_0 or q4_0
+    #[arg(long, value_name = "FORMAT", default_value = KV_FORMATS[0], value_parser = kv_format)]
+    pub(crate) kv: KvFormat,
     /// Prompt tokens run in one step, at most
     #[arg(long, value_name = "TOKENS", default_value_t = engine::LoadOptions::default().chunk, value_parser = count)]
     pub(crate) chunk: usize,
@@ -409,9 +410,19 @@ fn accept_rule() -> impl TypedValueParser<Value = Accept> {
     })
 }
 
-fn kv_formats() -> impl TypedValueParser<Value = &'static quant::Format> {
-    PossibleValuesParser::new(KV_FORMATS.iter().map(|f| f.name))
-        .map(|name| quant::format(&name).expect("KV formats are formats"))
+fn kv_format(text: &str) -> Result<KvFormat, String> {
+    let format = |name: &str| {
+        KV_FORMATS
+            .contains(&name)
+            .then(|| quant::format(name))
+            .flatten()
+            .ok_or_else(|| format!("`{name}` is none of {}", KV_FORMATS.join(", ")))
+    };
+    let (k, v) = text.split_once(',').unwrap_or((text, text));
+    Ok(KvFormat {
+        k: format(k)?,
+        v: format(v)?,
+    })
 }
 
 #[cfg(test)]
@@ -438,6 +449,18 @@ mod tests {
             "9999999999999999m",
         ] {
             assert!(count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn keys_and_values_may_differ() {
+        assert_eq!(kv_format("f16").unwrap(), KvFormat::both(&quant::F16));
+        assert_eq!(kv_format("q8_0,q4_0").unwrap().to_string(), "q8_0,q4_0");
+        for bad in ["", "f8", "q4_k", "bf16,", ",f16", "bf16,f16,f32"] {
+            assert!(kv_format(bad).is_err(), "{bad}");
+        }
+        for name in KV_FORMATS {
+            assert_eq!(kv_format(name).unwrap().to_string(), *name);
         }
     }
 

@@ -346,7 +346,7 @@ fn wrong_command_lines_end_with_code_2() {
         ),
         (
             &["run", PROMPT, "--kv", "f8"],
-            "[possible values: bf16, f16, f32]",
+            "`f8` is none of bf16, f16, f32, q8_0, q4_0",
         ),
         (
             &["run", PROMPT, "--context", "many"],

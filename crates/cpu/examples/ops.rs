@@ -11,7 +11,7 @@
 
 use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, Expert,
-    Experts, Kv, KvSpec, Matrix, PAGE_ROWS, Rope, Row, Tensor,
+    Experts, Kv, KvFormat, KvSpec, Matrix, PAGE_ROWS, Rope, Row, Tensor,
 };
 use cpu::{Cpu, CpuOptions};
 use quant::{Owned, Scalar, Stored};
@@ -33,6 +33,8 @@ const HEADS: [(&str, usize, usize, usize); 4] = [
     ("Qwen 3.5 27B", 24, 4, 256),
     ("Gemma 4 E2B", 8, 1, 512),
 ];
+
+const KV_FORMATS: [&str; 3] = ["bf16", "q8_0", "q4_0"];
 
 const CONTEXTS: [usize; 4] = [1 << 10, 4 << 10, 16 << 10, 32 << 10];
 
@@ -124,13 +126,17 @@ fn filled(b: &dyn Backend, spec: KvSpec, context: usize) -> Kv {
     kv
 }
 
-fn spec(context: usize, heads: usize, head_dim: usize) -> KvSpec {
+fn spec(context: usize, heads: usize, head_dim: usize, format: KvFormat) -> KvSpec {
     KvSpec {
         pages: context.div_ceil(PAGE_ROWS) + 8,
         heads,
         head_dim,
-        format: &quant::BF16,
+        format,
     }
+}
+
+fn kv_format(name: &str) -> KvFormat {
+    KvFormat::both(quant::format(name).expect("a format"))
 }
 
 fn attending(heads: usize, head_dim: usize) -> Attention {
@@ -144,13 +150,16 @@ fn attending(heads: usize, head_dim: usize) -> Attention {
 
 fn attention(cpu: &Cpu) {
     let b: &dyn Backend = cpu;
-    println!("| heads, bf16 | context | read µs | 1 row µs | read / 1 | 2 / 1 | 4 / 1 | 8 / 1 |");
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("| heads | kv | context | read µs | 1 row µs | read / 1 | 2 / 1 | 4 / 1 | 8 / 1 |");
+    println!("|---|---|---|---|---|---|---|---|---|");
     for (name, heads, kv_heads, head_dim) in HEADS {
-        for context in CONTEXTS {
-            let bytes = 4 * context * kv_heads * head_dim;
+        for (context, format) in CONTEXTS
+            .into_iter()
+            .flat_map(|c| KV_FORMATS.map(|name| (c, kv_format(name))))
+        {
+            let bytes = context * kv_heads * format.row_bytes(head_dim);
             let count = (ROTATED / bytes).clamp(1, 64);
-            let spec = spec(context, kv_heads, head_dim);
+            let spec = spec(context, kv_heads, head_dim, format);
             let layers: Vec<Kv> = (0..count).map(|_| filled(b, spec, context)).collect();
             let plain: Vec<Matrix> = (0..count).map(|_| block(b, bytes)).collect();
             let attending = attending(heads, head_dim);
@@ -172,7 +181,7 @@ fn attention(cpu: &Cpu) {
             }
             let t = turns(cpu, &mut cases);
             println!(
-                "| {name}, {heads} on {kv_heads} of {head_dim} | {context} | {:.1} | {:.1} | {:.2} | {:.2} | {:.2} | {:.2} |",
+                "| {name}, {heads} on {kv_heads} of {head_dim} | {format} | {context} | {:.1} | {:.1} | {:.2} | {:.2} | {:.2} | {:.2} |",
                 t[0] / count as f64,
                 t[1] / count as f64,
                 t[0] / t[1],
@@ -191,7 +200,8 @@ fn prefill(cpu: &Cpu) {
     println!("|---|---|---|---|---|");
     for (name, heads, kv_heads, head_dim) in HEADS {
         for before in [0, 1 << 10, 4 << 10] {
-            let kv = filled(b, spec(before + CHUNK, kv_heads, head_dim), before + CHUNK);
+            let spec = spec(before + CHUNK, kv_heads, head_dim, kv_format("bf16"));
+            let kv = filled(b, spec, before + CHUNK);
             let cols = heads * head_dim;
             let q = b.upload(CHUNK, cols, &noise(CHUNK * cols, 3, 4.0));
             let batch = step(before, CHUNK, CHUNK, 0);

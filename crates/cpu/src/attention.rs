@@ -1,8 +1,7 @@
 //! Attention over paged keys and values.
 //!
-//! A page holds, for each key/value head, four blocks of 16 keys transposed,
-//! `[e][16]`, so that a score is a lane and is summed over `e` in order, and its
-//! 64 values as rows, `[64][e]` padded to 16 columns.
+//! Keys come in transposed blocks of 16 (`kv`), so that a score is a lane and is
+//! summed over the head's columns in order.
 //!
 //! The rows of a sequence and the query heads of a group read the same keys, so
 //! they form one block of *queries*: a tile of 64 keys is loaded once for all of
@@ -17,20 +16,15 @@
 
 use crate::Cpu;
 use crate::arch::{Element, Kernel, Lanes, load, store};
-use crate::elementwise::PIECE;
-use crate::matmul::with_element;
-use crate::memory::{Region, elements, values, values_mut};
+use crate::kv::{BLOCK, KvPages, STRIP, Side};
+use crate::memory::{values, values_mut};
 use crate::pool::{Split, out_of};
 use crate::tile::{Fetch, Operands, STEPS, accumulate};
 use backend::math;
 use backend::{Attention, Batch, Kv, KvSpec, PAGE_ROWS, SPLIT_ROWS, Tensor};
 use half::bf16;
-use quant::{Format, Layout, Scalar};
 use std::ops::Range;
 use std::sync::PoisonError;
-
-/// Keys of a transposed block.
-const BLOCK: usize = 16;
 
 /// Queries that are worked on together: their vectors, scores and sums should
 /// fit the second cache.
@@ -40,148 +34,11 @@ const QUERIES: usize = 64;
 /// it reads, and more queries than these would need several calls.
 const DIRECT: usize = 8;
 
-/// Columns of values that are converted together.
-const STRIP: usize = 32;
-
 /// Values of partial results that may be kept apart for a parallel merge.
 const PARTIALS: usize = 8 << 20;
 
 /// Multiply-adds of scores below which handing out work costs more than it saves.
 const ALONE: usize = 32 << 10;
-
-/// One layer's keys and values.
-struct KvPages {
-    /// How they lie in memory.
-    scalar: Scalar,
-    /// A format that is rounded through and then kept in `f32`, because these
-    /// kernels read plain elements only.
-    through: Option<&'static Format>,
-    /// Columns of a value row, padding included.
-    width: usize,
-    k: Region,
-    v: Region,
-}
-
-impl KvPages {
-    fn side<'a>(&self, region: &'a Region, cols: usize) -> Side<'a> {
-        Side {
-            scalar: self.scalar,
-            bytes: region.of(),
-            len: PAGE_ROWS * cols,
-        }
-    }
-}
-
-/// Memory for one layer.
-pub(crate) fn kv(spec: KvSpec) -> Kv {
-    let (scalar, through) = match spec.format.layout {
-        Layout::Plain(scalar) => (scalar, None),
-        _ => (Scalar::F32, Some(spec.format)),
-    };
-    let width = spec.head_dim.next_multiple_of(16);
-    let rows = spec.pages * spec.heads * PAGE_ROWS * scalar.bytes();
-    let pages = KvPages {
-        scalar,
-        through,
-        width,
-        k: Region::zeroed(rows * spec.head_dim),
-        v: Region::zeroed(rows * width),
-    };
-    Kv {
-        spec,
-        storage: Box::new(pages),
-    }
-}
-
-/// Writes the keys and values of one head of one row.
-struct Append<'a, W> {
-    k: &'a [f32],
-    v: &'a [f32],
-    /// The key's elements are 16 apart from `first` on.
-    to_k: &'a Split<'a, W>,
-    first: usize,
-    to_v: &'a mut [W],
-}
-
-impl<W: Element> Kernel for Append<'_, W> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let mut narrow = *self.to_v.first_chunk::<16>().expect("padded to 16 columns");
-        let mut at = self.first;
-        for k in self.k.chunks(16) {
-            W::store(load::<L>(k), &mut narrow);
-            for &k in &narrow[..k.len()] {
-                // SAFETY: this key's lane of its block is written here only.
-                unsafe { self.to_k.write(at, k) };
-                at += BLOCK;
-            }
-        }
-        for (v, to) in self.v.chunks(16).zip(self.to_v.as_chunks_mut::<16>().0) {
-            W::store(load::<L>(v), to);
-        }
-    }
-}
-
-/// Writes `k, v: [n, K e]` as cache rows.
-pub(crate) fn append(cpu: &Cpu, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
-    let KvSpec {
-        heads, head_dim, ..
-    } = kv.spec;
-    let cols = heads * head_dim;
-    assert_eq!(
-        (k.cols(), v.cols()),
-        (cols, cols),
-        "columns of keys and values"
-    );
-    assert_eq!(
-        (k.rows(), v.rows()),
-        (batch.n_rows(), batch.n_rows()),
-        "a row for each of the step's"
-    );
-    let pages = kv
-        .storage
-        .downcast_mut::<KvPages>()
-        .expect("memory of this backend");
-    let width = pages.width;
-    let rounded = pages.through.map(|format| {
-        let round = |x: &Tensor| {
-            let mut out = values(x).to_vec();
-            for row in out.chunks_exact_mut(head_dim) {
-                quant::encode(format, row, head_dim, Scalar::F32)
-                    .view()
-                    .decode_row(0, row);
-            }
-            out
-        };
-        (round(k), round(v))
-    });
-    let (k, v) = rounded
-        .as_ref()
-        .map_or((values(k), values(v)), |(k, v)| (&k[..], &v[..]));
-    with_element!(pages.scalar, W => {
-        let (to_k, to_v) = (Split::new(pages.k.of_mut::<W>()), Split::new(pages.v.of_mut::<W>()));
-        cpu.pool.each(batch.n_rows(), PIECE.div_ceil(4 * cols.max(1)), |_, rows| {
-            for r in rows {
-                let seq = batch.seqs.iter().position(|s| s.rows.contains(&r)).expect("every row is a sequence's");
-                let index = batch.rows[r].index as usize;
-                let page = batch.page(seq, group, index);
-                let (block, lane) = (index % PAGE_ROWS / BLOCK, index % BLOCK);
-                for head in 0..heads {
-                    let unit = page * heads + head;
-                    let start = (unit * PAGE_ROWS + block * BLOCK) * head_dim;
-                    let row = (unit * PAGE_ROWS + index % PAGE_ROWS) * width;
-                    let from = (r * heads + head) * head_dim..(r * heads + head + 1) * head_dim;
-                    // SAFETY: every cache row is written once in a step.
-                    let to_v = unsafe { to_v.part(row..row + width) };
-                    let (k, v, to_k) = (&k[from.clone()], &v[from], &to_k);
-                    cpu.isa.run(Append { k, v, to_k, first: start + lane, to_v });
-                }
-            }
-        });
-    });
-}
 
 /// A block of queries against some splits of their context.
 #[derive(Clone, Debug)]
@@ -208,51 +65,6 @@ pub(crate) struct Plan {
     blocks: Vec<Task>,
     tasks: Vec<Task>,
     stats: Vec<Stats>,
-}
-
-/// Keys or values as they lie in memory: a *unit* for each page and head.
-#[derive(Clone, Copy)]
-struct Side<'a> {
-    scalar: Scalar,
-    bytes: &'a [u8],
-    /// Elements of a unit.
-    len: usize,
-}
-
-impl<'a> Side<'a> {
-    #[inline(always)]
-    fn unit(self, unit: usize) -> Self {
-        let len = self.len * self.scalar.bytes();
-        Side {
-            bytes: &self.bytes[unit * len..(unit + 1) * len],
-            ..self
-        }
-    }
-
-    /// The bytes of some of a page's rows, in their order.
-    #[inline(always)]
-    fn rows(self, rows: Range<usize>) -> &'a [u8] {
-        let row = self.bytes.len() / PAGE_ROWS;
-        &self.bytes[rows.start * row..rows.end * row]
-    }
-
-    /// The elements, if kernels can read them as they are.
-    #[inline(always)]
-    fn brains(self) -> Option<&'a [bf16]> {
-        (self.scalar == Scalar::Bf16).then(|| elements(self.bytes))
-    }
-
-    /// Elements `range` of a unit as `f32`, in sixteens: the one place that knows
-    /// how they are stored.
-    #[inline(always)]
-    fn widen<L: Lanes>(self, range: Range<usize>, to: &mut [f32]) {
-        with_element!(self.scalar, W => {
-            let from = elements::<W>(self.bytes)[range].as_chunks().0;
-            for (to, from) in to.as_chunks_mut().0.iter_mut().zip(from) {
-                W::load::<L>(from).store(to);
-            }
-        });
-    }
 }
 
 /// What a task needs of the op's arguments.
@@ -512,7 +324,7 @@ impl Attend<'_> {
                 self.scores::<L, bf16>(&k[b * BLOCK * head_dim..], b, r, active.clone(), share);
             } else {
                 let room = std::mem::take(&mut self.room.tile);
-                k.widen::<L>(b * BLOCK * head_dim..(b + r) * BLOCK * head_dim, room);
+                k.keys::<L>(b..b + r, room);
                 self.scores::<L, f32>(room, b, r, active.clone(), share);
                 self.room.tile = room;
             }
@@ -533,10 +345,7 @@ impl Attend<'_> {
         let room = std::mem::take(&mut self.room.tile);
         for col in (0..width).step_by(STRIP) {
             let cols = col..(col + STRIP).min(width);
-            for key in union.clone() {
-                let from = key * width + cols.start..key * width + cols.end;
-                v.widen::<L>(from, &mut room[key * STRIP..][..cols.len()]);
-            }
+            v.values::<L>(union.clone(), col, room);
             let share = next_keys.share(width - col, cols.len());
             let strip = Strip {
                 values: &*room,
@@ -1027,8 +836,8 @@ pub(crate) fn attend(
     {
         let context = Context {
             q: values(q),
-            k: pages.side(&pages.k, head_dim),
-            v: pages.side(&pages.v, width),
+            k: pages.k.side(),
+            v: pages.v.side(),
             spec: kv.spec,
             width,
             attention,

@@ -6,7 +6,7 @@
 //! quantised weights with 8-bit activations those of [`dot_int8`].
 //!
 //! Weights are repacked when loaded, into panels of 16 rows (`panels`, `coded`);
-//! keys lie in blocks of 16, a key a lane (`attention`). No files, no models, no
+//! keys lie in blocks of 16, a key a lane (`kv`). No files, no models, no
 //! clock.
 
 mod arch;
@@ -14,6 +14,7 @@ mod attention;
 mod coded;
 mod delta;
 mod elementwise;
+mod kv;
 mod matmul;
 mod memory;
 mod moe;
@@ -180,7 +181,7 @@ impl Backend for Cpu {
     }
 
     fn kv(&self, spec: KvSpec) -> Kv {
-        attention::kv(spec)
+        kv::kv(spec)
     }
 
     fn delta(&self, spec: DeltaSpec) -> Delta {
@@ -244,7 +245,7 @@ impl Backend for Cpu {
     }
 
     fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
-        attention::append(self, kv, k, v, group, batch);
+        kv::append(self, kv, k, v, group, batch);
     }
 
     fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {

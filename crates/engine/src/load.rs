@@ -2,7 +2,7 @@
 
 use crate::request::Rejected;
 use crate::vocabulary::vocabulary;
-use backend::Backend;
+use backend::{Backend, KvFormat};
 use cache::{Memory, MemoryPlan, MemorySize};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, ModelError, Qwen35Mtp, Target};
 use serde::Serialize;
@@ -176,7 +176,7 @@ pub struct LoadOptions {
     /// Prompt rows a request may run in one step.
     pub chunk: usize,
     /// How keys and values are stored.
-    pub kv_format: &'static quant::Format,
+    pub kv_format: KvFormat,
 }
 
 /// Tokens of a sequence where nobody says otherwise.
@@ -195,7 +195,7 @@ impl Default for LoadOptions {
             context: None,
             sequences: 1,
             chunk: 256,
-            kv_format: &quant::BF16,
+            kv_format: KvFormat::both(&quant::BF16),
         }
     }
 }
@@ -246,7 +246,7 @@ pub struct ModelInfo {
     /// Bytes of keys, values and states, at most.
     pub memory_bytes: usize,
     /// Format of keys and values.
-    pub kv_format: &'static str,
+    pub kv_format: String,
     /// Who drafts.
     pub drafter: Option<&'static str>,
     /// Why this one, or why nobody.
@@ -324,6 +324,7 @@ pub fn load(
         kv_format: options.kv_format,
     };
     let mut plans = vec![target.plan()];
+    fits(&plans[0], size.kv_format)?;
     let mut unused = checkpoint.unused();
     let (drafter, reason) = if options.draft_max == 0 {
         (None, "--draft-max is 0".to_owned())
@@ -349,7 +350,7 @@ pub fn load(
         sequences: size.sequences,
         weight_bytes: checkpoint.bytes(),
         memory_bytes: plans.iter().map(|plan| Memory::bytes(plan, &size)).sum(),
-        kv_format: size.kv_format.name,
+        kv_format: size.kv_format.to_string(),
         drafter: drafter.as_ref().map(|d| d.name()),
         drafter_reason: reason,
         draft_max: options.draft_max,
@@ -422,7 +423,7 @@ impl DrafterPlan<'_> {
             return Ok(None);
         }
         let head = Qwen35Mtp::load(self.b, self.checkpoint, self.target)?;
-        let memory = self.remember(head.plan());
+        let memory = self.remember(head.plan())?;
         *self.unused = self.checkpoint.unused();
         Ok(Some((
             Some(Box::new(Chained::new(head, memory))),
@@ -443,7 +444,7 @@ impl DrafterPlan<'_> {
     fn eagle3(&mut self, source: &Source) -> Result<Found, EngineError> {
         let checkpoint = source.checkpoint()?;
         let head = Eagle3::load(self.b, &checkpoint, self.target)?;
-        let memory = self.remember(head.plan());
+        let memory = self.remember(head.plan())?;
         self.unused.extend(checkpoint.unused());
         Ok((
             Some(Box::new(Chained::new(head, memory))),
@@ -451,8 +452,21 @@ impl DrafterPlan<'_> {
         ))
     }
 
-    fn remember(&mut self, plan: MemoryPlan) -> Memory {
+    fn remember(&mut self, plan: MemoryPlan) -> Result<Memory, EngineError> {
+        fits(&plan, self.size.kv_format)?;
         self.plans.push(plan.clone());
-        Memory::new(self.b, plan, self.size)
+        Ok(Memory::new(self.b, plan, self.size))
+    }
+}
+
+/// Whether all heads of `plan` can be stored in `format`.
+fn fits(plan: &MemoryPlan, format: KvFormat) -> Result<(), EngineError> {
+    let mut layers = plan.groups.iter().flat_map(|g| &g.layers);
+    match layers.find_map(|&(_, head_dim)| Some((format.misfit(head_dim)?, head_dim))) {
+        None => Ok(()),
+        Some((misfit, head_dim)) => Err(EngineError::BadOption(format!(
+            "--kv {format}: {} has blocks of {} values, of which heads of {head_dim} are no multiple",
+            misfit.name, misfit.block
+        ))),
     }
 }

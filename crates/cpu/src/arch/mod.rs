@@ -247,6 +247,11 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     fn store_f16(self, to: &mut [f16; 16]);
     /// Stores integers in `-128..=127`.
     fn store_i8(self, to: &mut [i8; 16]);
+    /// Bytes as numbers.
+    #[inline(always)]
+    fn load_u8(x: &[u8; 16]) -> Self {
+        Self::load(&x.map(f32::from))
+    }
     /// Flips the sign, of zeros too.
     fn negate(self) -> Self;
     /// Asks for the cache line at `p`.
@@ -316,7 +321,7 @@ pub(crate) fn store<L: Lanes>(lanes: L, to: &mut [f32]) {
 }
 
 /// A number that loads as `f32` lanes.
-pub(crate) trait Element: Plain {
+pub(crate) trait Element: Plain + Default {
     fn load<L: Lanes>(x: &[Self; 16]) -> L;
     fn store<L: Lanes>(x: L, to: &mut [Self; 16]);
     fn widen(self) -> f32;
@@ -449,6 +454,7 @@ mod tests {
                 ("f16", L::load_f16(&half).to_array()),
                 ("bf16", L::load_bf16(&brain).to_array()),
                 ("i8", bytes.map(f32::from)),
+                ("u8", L::load_u8(&bytes.map(|b: i8| b as u8)).to_array()),
                 ("sum", [finite.sum(); 16]),
                 ("max_lane", [finite.max_lane(); 16]),
                 ("part", part),
@@ -480,6 +486,7 @@ mod tests {
             each(&|a, _| f16::from_f32(a).to_f32()),
             each(&|a, _| bf16::from_f32(a).to_f32()),
             each(&|a, _| f32::from(finite(a).round_even() as i8)),
+            each(&|a, _| f32::from(finite(a).round_even() as i8 as u8)),
             [math::sum_tree(lanes); 16],
             [lanes.into_iter().fold(f32::NEG_INFINITY, f32::max); 16],
             std::array::from_fn(|i| {

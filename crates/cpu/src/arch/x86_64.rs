@@ -129,6 +129,12 @@ impl Lanes for Avx512 {
         })
     }
     #[inline(always)]
+    fn load_u8(x: &[u8; 16]) -> Self {
+        Avx512(unsafe {
+            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
+        })
+    }
+    #[inline(always)]
     fn load_f16(x: &[f16; 16]) -> Self {
         Avx512(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) })
     }

@@ -1,0 +1,412 @@
+//! How keys and values lie in memory, and how attention reads them.
+//!
+//! A page holds, for each key/value head, a *unit* of 64 rows. Its keys are four
+//! blocks of 16 keys transposed, `[e][16]`, its values are rows, `[64][e]` padded
+//! to 16 columns. Elements of 2 or 4 bytes lie as they are; of a format with
+//! codes and `f16` scales, the codes lie so and the scales behind them. Kernels
+//! get a piece of a unit as `f32` ([`Side::keys`], [`Side::values`]), once for
+//! all queries: the one place that knows the formats.
+
+use crate::Cpu;
+use crate::arch::{Element, Kernel, Lanes, load};
+use crate::elementwise::PIECE;
+use crate::matmul::with_element;
+use crate::memory::{Region, elements, values};
+use crate::pool::Split;
+use backend::{Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
+use half::{bf16, f16};
+use quant::{Format, Layout, Scalar};
+use std::ops::Range;
+
+/// Keys of a transposed block.
+pub(crate) const BLOCK: usize = 16;
+
+/// Columns of values that are converted together.
+pub(crate) const STRIP: usize = 32;
+
+/// One layer's keys and values.
+pub(crate) struct KvPages {
+    /// Columns of a value row, padding included.
+    pub(crate) width: usize,
+    pub(crate) k: Store,
+    pub(crate) v: Store,
+}
+
+/// Keys or values of one layer: a *unit* for each page and head.
+pub(crate) struct Store {
+    kind: Kind,
+    format: &'static Format,
+    lay: Lay,
+    /// Columns of a row, padding included.
+    cols: usize,
+    region: Region,
+}
+
+/// Which of the two a store holds.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Keys,
+    Values,
+}
+
+/// How a unit lies in memory. Keys come in blocks of 16, column after column;
+/// values in rows.
+#[derive(Clone, Copy, PartialEq)]
+enum Lay {
+    /// Elements.
+    Plain(Scalar),
+    /// Codes, and behind all of them the scales in `f16`, `[cols / group][64]`:
+    /// `value = scale (code - offset)`.
+    Coded {
+        /// Two codes a byte, the low one first: of neighbouring columns of a key,
+        /// of columns 16 apart of a value.
+        pairs: bool,
+        group: usize,
+        offset: f32,
+    },
+}
+
+impl Lay {
+    fn of(format: &Format) -> Option<Self> {
+        if let Layout::Plain(scalar) = format.layout {
+            return Some(Lay::Plain(scalar));
+        }
+        let codes = format.codes()?;
+        (codes.scale == Some(Scalar::F16) && codes.group.is_multiple_of(32)).then_some(())?;
+        Some(Lay::Coded {
+            pairs: codes.bits <= 4,
+            group: codes.group,
+            offset: codes.zero.offset()? as f32,
+        })
+    }
+
+    /// Bytes of a unit's codes or elements, and of all of it.
+    fn bytes(self, cols: usize) -> (usize, usize) {
+        match self {
+            Lay::Plain(scalar) => {
+                let bytes = PAGE_ROWS * cols * scalar.bytes();
+                (bytes, bytes)
+            }
+            Lay::Coded { pairs, group, .. } => {
+                let codes = PAGE_ROWS * cols / if pairs { 2 } else { 1 };
+                (codes, codes + cols / group * PAGE_ROWS * size_of::<f16>())
+            }
+        }
+    }
+}
+
+impl Store {
+    fn new(kind: Kind, format: &'static Format, units: usize, cols: usize) -> Self {
+        // What kernels do not read is kept as it reads back.
+        let lay = Lay::of(format).unwrap_or(Lay::Plain(Scalar::F32));
+        let region = Region::zeroed(units * lay.bytes(cols).1);
+        Store {
+            kind,
+            format,
+            lay,
+            cols,
+            region,
+        }
+    }
+
+    pub(crate) fn side(&self) -> Side<'_> {
+        Side {
+            lay: self.lay,
+            cols: self.cols,
+            bytes: self.region.of(),
+        }
+    }
+}
+
+/// Memory for one layer.
+pub(crate) fn kv(spec: KvSpec) -> Kv {
+    let width = spec.head_dim.next_multiple_of(16);
+    let units = spec.pages * spec.heads;
+    let pages = KvPages {
+        width,
+        k: Store::new(Kind::Keys, spec.format.k, units, spec.head_dim),
+        v: Store::new(Kind::Values, spec.format.v, units, width),
+    };
+    Kv {
+        spec,
+        storage: Box::new(pages),
+    }
+}
+
+/// Where element or byte `i` of row `row` lies in a unit whose rows have `n`.
+fn place(kind: Kind, row: usize, n: usize, i: usize) -> usize {
+    match kind {
+        Kind::Keys => (row / BLOCK * n + i) * BLOCK + row % BLOCK,
+        Kind::Values => row * n + i,
+    }
+}
+
+/// Writes one head of one row as elements.
+struct Append<'a, W> {
+    from: &'a [f32],
+    to: &'a Split<'a, W>,
+    /// Where the unit starts.
+    start: usize,
+    kind: Kind,
+    row: usize,
+    cols: usize,
+}
+
+impl<W: Element> Kernel for Append<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let mut narrow = [W::default(); 16];
+        for (i, from) in self.from.chunks(16).enumerate() {
+            W::store(load::<L>(from), &mut narrow);
+            for (j, &x) in narrow[..from.len()].iter().enumerate() {
+                let at = self.start + place(self.kind, self.row, self.cols, 16 * i + j);
+                // SAFETY: these elements are this row's, which is written once.
+                unsafe { self.to.write(at, x) };
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Writes `x: [n, K e]` as cache rows.
+    fn append(&mut self, cpu: &Cpu, x: &Tensor, heads: usize, group: usize, batch: &Batch) {
+        let head_dim = x.cols() / heads;
+        let (x, n) = (values(x), batch.n_rows());
+        let (kind, format, lay, cols) = (self.kind, self.format, self.lay, self.cols);
+        let (codes_len, unit_len) = lay.bytes(cols);
+        let chunk = PIECE.div_ceil(4 * heads * head_dim);
+        // Unit, row within it, and the values of each head of row `r`.
+        let each = |r: usize, write: &mut dyn FnMut(usize, usize, &[f32])| {
+            let seq = batch.seqs.iter().position(|s| s.rows.contains(&r));
+            let index = batch.rows[r].index as usize;
+            let page = batch.page(seq.expect("every row is a sequence's"), group, index);
+            for head in 0..heads {
+                let x = &x[(r * heads + head) * head_dim..][..head_dim];
+                write(page * heads + head, index % PAGE_ROWS, x);
+            }
+        };
+        let encode = |x: &[f32]| quant::encode(format, x, head_dim, Scalar::F32);
+        match lay {
+            Lay::Plain(scalar) => with_element!(scalar, W => {
+                let to = Split::new(self.region.of_mut::<W>());
+                cpu.pool.each(n, chunk, |_, rows| {
+                    let mut rounded = vec![0.0; head_dim];
+                    for r in rows {
+                        each(r, &mut |unit, row, from| {
+                            let is_plain = format.layout == Layout::Plain(scalar);
+                            if !is_plain {
+                                encode(from).view().decode_row(0, &mut rounded);
+                            }
+                            let from = if is_plain { from } else { &rounded };
+                            let start = unit * PAGE_ROWS * cols;
+                            cpu.isa.run(Append { from, to: &to, start, kind, row, cols });
+                        });
+                    }
+                });
+            }),
+            Lay::Coded {
+                pairs, group: size, ..
+            } => {
+                let to = Split::new(self.region.of_mut::<u8>());
+                cpu.pool.each(n, chunk, |_, rows| {
+                    let mut codes = vec![0; head_dim];
+                    let mut scales = vec![0.0; head_dim / size];
+                    let mut biases = scales.clone();
+                    for r in rows {
+                        each(r, &mut |unit, row, from| {
+                            let stored = encode(from);
+                            let stored = stored.view().row(0);
+                            format.unpack(stored, &mut codes, &mut scales, &mut biases);
+                            let start = unit * unit_len;
+                            let bytes = codes_len / PAGE_ROWS;
+                            for i in 0..bytes {
+                                let code = match (pairs, kind) {
+                                    (false, _) => codes[i],
+                                    (true, Kind::Keys) => codes[2 * i] | codes[2 * i + 1] << 4,
+                                    (true, Kind::Values) => {
+                                        let c = i / 16 * 32 + i % 16;
+                                        codes[c] | codes[c + 16] << 4
+                                    }
+                                };
+                                // SAFETY: a byte is one row's, which is written once.
+                                unsafe { to.write(start + place(kind, row, bytes, i), code) };
+                            }
+                            for (g, &scale) in scales.iter().enumerate() {
+                                let at = start + codes_len + 2 * (g * PAGE_ROWS + row);
+                                let [low, high] = f16::from_f32(scale).to_ne_bytes();
+                                // SAFETY: as above.
+                                unsafe {
+                                    to.write(at, low);
+                                    to.write(at + 1, high);
+                                }
+                            }
+                        });
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// Writes `k, v: [n, K e]` as cache rows.
+pub(crate) fn append(cpu: &Cpu, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
+    let KvSpec {
+        heads, head_dim, ..
+    } = kv.spec;
+    let cols = heads * head_dim;
+    assert_eq!(
+        (k.cols(), v.cols()),
+        (cols, cols),
+        "columns of keys and values"
+    );
+    assert_eq!(
+        (k.rows(), v.rows()),
+        (batch.n_rows(), batch.n_rows()),
+        "a row for each of the step's"
+    );
+    let pages = kv
+        .storage
+        .downcast_mut::<KvPages>()
+        .expect("memory of this backend");
+    pages.k.append(cpu, k, heads, group, batch);
+    pages.v.append(cpu, v, heads, group, batch);
+}
+
+/// Keys or values as they lie in memory: all units, or one.
+#[derive(Clone, Copy)]
+pub(crate) struct Side<'a> {
+    lay: Lay,
+    cols: usize,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl<'a> Side<'a> {
+    #[inline(always)]
+    pub(crate) fn unit(self, unit: usize) -> Self {
+        let (_, len) = self.lay.bytes(self.cols);
+        Side {
+            bytes: &self.bytes[unit * len..(unit + 1) * len],
+            ..self
+        }
+    }
+
+    /// The bytes of some of a unit's rows, in their order, without scales.
+    #[inline(always)]
+    pub(crate) fn rows(self, rows: Range<usize>) -> &'a [u8] {
+        let row = self.lay.bytes(self.cols).0 / PAGE_ROWS;
+        &self.bytes[rows.start * row..rows.end * row]
+    }
+
+    /// A unit's elements, if kernels can read them as they are.
+    #[inline(always)]
+    pub(crate) fn brains(self) -> Option<&'a [bf16]> {
+        (self.lay == Lay::Plain(Scalar::Bf16)).then(|| elements(self.bytes))
+    }
+
+    /// A unit's scales of group `g`.
+    #[inline(always)]
+    fn scales(self, g: usize) -> &'a [f16; PAGE_ROWS] {
+        let (codes, _) = self.lay.bytes(self.cols);
+        let scales = elements::<f16>(&self.bytes[codes..]);
+        &scales.as_chunks().0[g]
+    }
+
+    /// Blocks `blocks` of a unit of keys as `f32`, `[blocks, cols, 16]`.
+    #[inline(always)]
+    pub(crate) fn keys<L: Lanes>(self, blocks: Range<usize>, to: &mut [f32]) {
+        let cols = self.cols;
+        let to = to.as_chunks_mut::<BLOCK>().0;
+        match self.lay {
+            Lay::Plain(scalar) => with_element!(scalar, W => {
+                let from = elements::<W>(self.bytes).as_chunks().0;
+                let from = &from[blocks.start * cols..blocks.end * cols];
+                for (to, from) in to.iter_mut().zip(from) {
+                    W::load::<L>(from).store(to);
+                }
+            }),
+            Lay::Coded {
+                pairs,
+                group,
+                offset,
+            } => {
+                let offset = L::splat(offset);
+                let codes = self.bytes.as_chunks::<BLOCK>().0;
+                let vectors = if pairs { cols / 2 } else { cols };
+                let in_group = if pairs { group / 2 } else { group };
+                let groups = to.chunks_exact_mut(group);
+                for (i, to) in groups.take(blocks.len() * cols / group).enumerate() {
+                    let (b, g) = (blocks.start + i / (cols / group), i % (cols / group));
+                    let scale = &self.scales(g).as_chunks::<BLOCK>().0[b];
+                    let scale = L::load_f16(scale);
+                    let codes = &codes[b * vectors + g * in_group..][..in_group];
+                    if pairs {
+                        for (to, codes) in to.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
+                            let [low, high] = nibbles(codes);
+                            ((L::load_u8(&low) - offset) * scale).store(&mut to[0]);
+                            ((L::load_u8(&high) - offset) * scale).store(&mut to[1]);
+                        }
+                    } else {
+                        for (to, codes) in to.iter_mut().zip(codes) {
+                            ((L::load_u8(codes) - offset) * scale).store(to);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Columns `first .. first + STRIP` (fewer at the end of a row) of the values
+    /// of `keys` as `f32`, `[64, STRIP]`.
+    #[inline(always)]
+    pub(crate) fn values<L: Lanes>(self, keys: Range<usize>, first: usize, to: &mut [f32]) {
+        let cols = self.cols;
+        let vectors = (cols - first).min(STRIP) / 16;
+        let to = to.as_chunks_mut::<16>().0.chunks_exact_mut(STRIP / 16);
+        let rows = to.enumerate().take(keys.end).skip(keys.start);
+        match self.lay {
+            Lay::Plain(scalar) => with_element!(scalar, W => {
+                let from = elements::<W>(self.bytes);
+                for (key, to) in rows {
+                    let from = from[key * cols + first..][..16 * vectors].as_chunks().0;
+                    for (to, from) in to.iter_mut().zip(from) {
+                        W::load::<L>(from).store(to);
+                    }
+                }
+            }),
+            Lay::Coded {
+                pairs,
+                group,
+                offset,
+            } => {
+                let offset = L::splat(offset);
+                let mut scales = [0.0; PAGE_ROWS];
+                let halves = self.scales(first / group).as_chunks().0;
+                for (to, from) in scales.as_chunks_mut().0.iter_mut().zip(halves) {
+                    L::load_f16(from).store(to);
+                }
+                let codes = self.bytes.as_chunks::<16>().0;
+                for (key, to) in rows {
+                    let scale = L::splat(scales[key]);
+                    let at = (key * cols + first) / 16;
+                    if pairs {
+                        for (to, low_high) in to.iter_mut().zip(nibbles(&codes[at / 2])) {
+                            ((L::load_u8(&low_high) - offset) * scale).store(to);
+                        }
+                    } else {
+                        for (to, codes) in to.iter_mut().zip(&codes[at..at + vectors]) {
+                            ((L::load_u8(codes) - offset) * scale).store(to);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Low and high halves of bytes.
+#[inline(always)]
+fn nibbles(codes: &[u8; 16]) -> [[u8; 16]; 2] {
+    [codes.map(|c| c & 15), codes.map(|c| c >> 4)]
+}
