@@ -9,6 +9,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("quant", &[]),
     ("backend", &["quant"]),
     ("cpu", &["backend", "quant"]),
+    ("cuda", &["backend", "quant"]),
     ("weights", &["quant"]),
     ("cache", &["backend", "quant"]),
     ("models", &["backend", "cache", "quant", "weights"]),
@@ -30,7 +31,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "backend", "cache", "cpu", "engine", "models", "quant", "server", "text", "weights",
+            "backend", "cache", "cpu", "cuda", "engine", "models", "quant", "server", "text",
+            "weights",
         ],
     ),
 ];

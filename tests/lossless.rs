@@ -298,6 +298,11 @@ fn prompts(n: usize, vocab: u32, seed: u64) -> Vec<Vec<u32>> {
         .collect()
 }
 
+fn vocab(subject: Subject) -> u32 {
+    let checkpoint = Checkpoint::open(&repository(subject.target)).unwrap();
+    checkpoint.text_config()["vocab_size"].as_u64().unwrap() as u32
+}
+
 fn backend(isa: Isa, threads: usize) -> Arc<dyn Backend> {
     Arc::new(
         Cpu::new(CpuOptions {
@@ -339,9 +344,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
         .flat_map(|isa| [1, 2].map(|threads| (isa, backend(isa, threads))))
         .collect();
     for (s, &subject) in TINY.iter().enumerate() {
-        let checkpoint = Checkpoint::open(&repository(subject.target)).unwrap();
-        let vocab = checkpoint.text_config()["vocab_size"].as_u64().unwrap() as u32;
-        let prompts = prompts(n_prompts, vocab, s as u64);
+        let prompts = prompts(n_prompts, vocab(subject), s as u64);
         for (what, sampling) in samplings() {
             let plain = |kv_format| Setup {
                 subject,
@@ -438,26 +441,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
 fn speculation_never_changes_a_token_of_a_trained_model() {
     for &subject in TRAINED {
         let name = subject.target.strip_prefix("models/").unwrap();
-        let path = repository("tests/golden/greedy").join(format!("{name}.json"));
-        let file: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-        let ids = |v: &serde_json::Value| {
-            v.as_array()
-                .unwrap()
-                .iter()
-                .map(|t| t.as_u64().unwrap() as u32)
-                .collect()
-        };
-        let prompts: Vec<Vec<u32>> = file["prompts"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|p| ids(&p["prompt"]))
-            .collect();
-        let prompts: Vec<Vec<u32>> = prompts
-            .into_iter()
-            .filter(|p| p.len() + MAX_TOKENS <= CONTEXT)
-            .collect();
+        let prompts = greedy_prompts(name);
         assert!(prompts.len() >= 15, "{name} has prompts");
         let best = Isa::available().pop().unwrap();
         let backends = [backend(best, 2), backend(best, 1)];
@@ -551,6 +535,103 @@ fn speculation_never_changes_a_token_over_coded_weights() {
                 let got = write(&setup, &prompts[..n], 0, &sampling, &want);
                 assert_same(&setup, what, &got, &want[..n]);
                 assert!(got.drafted > 0, "{target} {draft:?} has drafted");
+            }
+        }
+    }
+}
+
+/// The prompts of a trained model that fit.
+fn greedy_prompts(name: &str) -> Vec<Vec<u32>> {
+    let path = repository("tests/golden/greedy").join(format!("{name}.json"));
+    let file: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let ids = |v: &serde_json::Value| -> Vec<u32> {
+        let ids = v.as_array().unwrap().iter();
+        ids.map(|t| t.as_u64().unwrap() as u32).collect()
+    };
+    let prompts = file["prompts"].as_array().unwrap().iter();
+    let prompts = prompts.map(|p| ids(&p["prompt"]));
+    prompts
+        .filter(|p| p.len() + MAX_TOKENS <= CONTEXT)
+        .collect()
+}
+
+/// Compiled code is named by its content, so that tests can share it.
+fn gpu_options() -> cuda::CudaOptions {
+    cuda::CudaOptions {
+        cache: Some(std::env::temp_dir().join("paceline-cuda-tests")),
+        ..Default::default()
+    }
+}
+
+/// Needs a GPU; says so and tests nothing where there is none.
+#[test]
+fn speculation_never_changes_a_token_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    let exact = CpuOptions {
+        activations: cpu::Activations::F32,
+        ..CpuOptions::default()
+    };
+    let cpu: Arc<dyn Backend> = Arc::new(Cpu::new(exact).unwrap());
+    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+        let trained = subject.target.strip_prefix("models/");
+        let prompts = match trained {
+            Some(name) => greedy_prompts(name),
+            None => prompts(8, vocab(subject), s as u64),
+        };
+        let setup = |backend, draft, draft_max, chunk, width, kv_format| Setup {
+            subject,
+            backend,
+            draft,
+            length: Fixed(draft_max),
+            chunk,
+            width,
+            kv_format,
+        };
+        for (i, (what, sampling)) in samplings().into_iter().enumerate() {
+            let formats = [&quant::BF16, &quant::F32];
+            for kv in formats
+                .into_iter()
+                .take(if trained.is_some() { 1 } else { 2 })
+            {
+                let plain = setup(&gpu, Draft::None, 0, 512, 1, kv);
+                let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
+                for draft in [
+                    Draft::None,
+                    Draft::Head,
+                    Draft::Eagle3,
+                    Draft::Ngram,
+                    Draft::Oracle,
+                ] {
+                    let missing = draft == Draft::Head && !subject.has_head()
+                        || draft == Draft::Eagle3 && subject.eagle3.is_none();
+                    if missing {
+                        continue;
+                    }
+                    let cells = [(3, 64, 1), (8, 512, 3), (1, 7, 8), (2, 33, 2)];
+                    let n = if draft == Draft::Head { 2 } else { 1 };
+                    for (draft_max, chunk, width) in [cells[i], cells[3]].into_iter().take(n) {
+                        let setup = setup(&gpu, draft, draft_max, chunk, width, kv);
+                        let got = write(&setup, &prompts, 0, &sampling, &want);
+                        assert_same(&setup, what, &got, &want);
+                        println!(
+                            "{} {draft:?} {what}: {} of {} accepted at length {draft_max}",
+                            subject.target, got.accepted, got.drafted
+                        );
+                    }
+                }
+                if i == 0 {
+                    let plain = setup(&cpu, Draft::None, 0, 512, 8, kv);
+                    let cpu = write(&plain, &prompts, 0, &sampling, &[]).texts;
+                    let same = want.iter().zip(&cpu).filter(|(a, b)| a == b).count();
+                    println!(
+                        "{}: {same} of {} greedy texts are the CPU's",
+                        subject.target,
+                        prompts.len()
+                    );
+                }
             }
         }
     }

@@ -22,11 +22,11 @@
 pub mod batch;
 pub mod conformance;
 pub mod math;
-mod moe;
+pub mod moe;
 mod reference;
 mod tensor;
 
-pub use batch::{Batch, BatchSeq, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row};
+pub use batch::{Batch, BatchSeq, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row, StepKey};
 pub use moe::{Choice, Expert, Experts};
 pub use reference::Reference;
 pub use tensor::{Delta, DeltaSpec, Kv, KvFormat, KvSpec, Matrix, Recycle, Storage, Tensor};
@@ -143,6 +143,24 @@ pub trait Backend: Send + Sync {
     /// Ends a step: waits, and returns the first error since the last call.
     fn finish(&self) -> Result<(), DeviceError>;
 
+    /// Runs `work`, ops of one step, on `inputs`, and returns its tensors.
+    ///
+    /// What `work` asks for may depend on nothing but `key`, how many rows and
+    /// sequences `batch` has and the shapes of `inputs`: a device may record it and
+    /// then run the record, with the numbers of `batch` and the values of `inputs`,
+    /// instead of calling `work` again. The tensors last until the next step of the
+    /// same key.
+    fn step(
+        &self,
+        key: StepKey,
+        batch: &Batch,
+        inputs: &[&Tensor],
+        work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
+    ) -> Vec<Tensor> {
+        let _ = (key, batch);
+        work(inputs)
+    }
+
     /// A tensor of unspecified content, for ops that take their output.
     fn scratch(&self, rows: usize, cols: usize) -> Tensor;
 
@@ -243,6 +261,45 @@ pub trait Backend: Send + Sync {
 
     /// The column of each row's largest value; the lowest of equal ones.
     fn argmax(&self, x: &Tensor) -> Vec<u32>;
+
+    /// Ends a block of a residual stream and begins the next one: `x' = (x +
+    /// rms(y) post) factor`, without norm where `post` is absent, and `rms(x')
+    /// next`; both `[n, H]`.
+    ///
+    /// The ops of the same names one after the other, for devices that can do them
+    /// in one go.
+    fn add_norm(
+        &self,
+        x: Tensor,
+        y: &Tensor,
+        post: Option<&Tensor>,
+        factor: f32,
+        next: &Tensor,
+        eps: f32,
+    ) -> (Tensor, Tensor) {
+        let mut x = match post {
+            Some(w) => self.add(self.rms_norm(y, Some(w), y.cols(), eps), &x),
+            None => self.add(x, y),
+        };
+        if factor != 1.0 {
+            x = self.scale(x, factor);
+        }
+        let next = self.rms_norm(&x, Some(next), x.cols(), eps);
+        (x, next)
+    }
+
+    /// [`Backend::rms_norm`] of every head, then [`Backend::rope`].
+    fn norm_rope(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        rope: &Rope,
+        eps: f32,
+        batch: &Batch,
+    ) -> Tensor {
+        let heads = self.rms_norm(x, Some(weight), rope.head_dim, eps);
+        self.rope(heads, rope, batch)
+    }
 
     /// Shows an intermediate to whoever listens: nobody, by default. Tests
     /// compare them by name with other implementations.

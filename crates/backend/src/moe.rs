@@ -64,8 +64,9 @@ impl Experts {
     }
 }
 
-/// `y[r] = Σ_rank w · expert(x[r])`, by fused multiply-add from 0.
-pub(crate) fn grouped<B: Backend + ?Sized>(
+/// [`Backend::moe`] put together from other ops: `y[r] = Σ_rank w · expert(x[r])`,
+/// by fused multiply-add from 0.
+pub fn grouped<B: Backend + ?Sized>(
     b: &B,
     x: &Tensor,
     scores: &Tensor,

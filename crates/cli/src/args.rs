@@ -114,8 +114,8 @@ pub(crate) struct LoadArgs {
     /// Prompt tokens run in one step, at most
     #[arg(long, value_name = "TOKENS", default_value_t = engine::LoadOptions::default().chunk, value_parser = count)]
     pub(crate) chunk: usize,
-    /// Where to run: the fastest device there is, or the processor
-    #[arg(long, default_value = "auto")]
+    /// Where to run: auto takes a GPU if there is one; cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
     pub(crate) device: Device,
     /// Threads to compute with [default: one a core]
     #[arg(long, value_name = "N")]
@@ -178,11 +178,14 @@ pub(crate) struct BenchArgs {
 }
 
 /// Devices.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
-    // No doc comments: they would make `--help` print every option on lines of its own.
+    /// A GPU if there is one that can be used, else the CPU.
     Auto,
+    /// The CPU.
     Cpu,
+    /// The GPU of this number.
+    Cuda(usize),
 }
 
 /// Formats of what quantised weights are multiplied with.
@@ -385,6 +388,17 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
         .split_once('=')
         .and_then(|(id, value)| Some((id.parse().ok()?, value.parse().ok()?)));
     parsed.ok_or_else(|| "expected a token id and a number, such as 42=-1.5".into())
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    let ordinal = |n: &str| n.parse().ok().map(Device::Cuda);
+    let device = match text {
+        "auto" => Some(Device::Auto),
+        "cpu" => Some(Device::Cpu),
+        "cuda" => Some(Device::Cuda(0)),
+        _ => text.strip_prefix("cuda:").and_then(ordinal),
+    };
+    device.ok_or_else(|| "devices are auto, cpu, cuda and cuda:N, such as cuda:1".into())
 }
 
 fn isa(text: &str) -> Result<cpu::Isa, String> {

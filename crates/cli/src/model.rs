@@ -43,18 +43,39 @@ pub(crate) fn source(name: &str) -> Result<Source> {
 /// The device that `args` ask for.
 pub(crate) fn backend(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
     match args.device {
-        Device::Auto | Device::Cpu => {
-            let options = CpuOptions {
-                threads: args.threads.map_or(0, NonZeroUsize::get),
-                isa: args.isa,
-                activations: match args.activations {
-                    Activations::Int8 => cpu::Activations::Int8,
-                    Activations::F32 => cpu::Activations::F32,
-                },
-            };
-            Ok(Arc::new(Cpu::new(options)?))
-        }
+        Device::Cpu => cpu(args),
+        Device::Cuda(ordinal) => gpu(ordinal),
+        // A GPU that cannot be used is reported by `--device cuda`.
+        Device::Auto => gpu(0).or_else(|_| cpu(args)),
     }
+}
+
+fn cpu(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
+    let options = CpuOptions {
+        threads: args.threads.map_or(0, NonZeroUsize::get),
+        isa: args.isa,
+        activations: match args.activations {
+            Activations::Int8 => cpu::Activations::Int8,
+            Activations::F32 => cpu::Activations::F32,
+        },
+    };
+    Ok(Arc::new(Cpu::new(options)?))
+}
+
+#[cfg(feature = "cuda")]
+fn gpu(ordinal: usize) -> Result<Arc<dyn Backend>> {
+    let folder = |name: &str| std::env::var_os(name).map(std::path::PathBuf::from);
+    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+    let cache = cache.map(|folder| folder.join("paceline/cuda"));
+    Ok(Arc::new(cuda::Cuda::new(cuda::CudaOptions {
+        ordinal,
+        cache,
+    })?))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu(_ordinal: usize) -> Result<Arc<dyn Backend>> {
+    bail!("this build has no CUDA: it was made without the feature `cuda`")
 }
 
 /// Loads a model for `sequences` requests at once.

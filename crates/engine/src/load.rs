@@ -224,6 +224,9 @@ pub enum EngineError {
     /// The request cannot be taken.
     #[error(transparent)]
     Rejected(#[from] Rejected),
+    /// The device cannot hold the model, or failed while loading it.
+    #[error(transparent)]
+    Device(#[from] backend::DeviceError),
 }
 
 /// What is known of a loaded model.
@@ -341,6 +344,7 @@ pub fn load(
         plan.find(&options.draft)?
     };
     let memory = Memory::new(&*b, target.plan(), size);
+    b.finish()?;
     let info = ModelInfo {
         name: source.name(),
         family: target.family(),

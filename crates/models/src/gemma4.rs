@@ -341,11 +341,7 @@ impl QueryAttention {
 
     /// `rope(rms(x Wq))`: `[n, h e]`
     pub(crate) fn query(&self, b: &dyn Backend, q: &Tensor, batch: &Batch) -> Tensor {
-        b.rope(
-            b.rms_norm(q, Some(&self.q_norm), self.rope.head_dim, self.eps),
-            &self.rope,
-            batch,
-        )
+        b.norm_rope(q, &self.q_norm, &self.rope, self.eps, batch)
     }
 
     /// Attention over what the layer's keys and values hold: `[n, H]`.
@@ -673,29 +669,32 @@ impl Target for Gemma4 {
             .per_layer
             .as_ref()
             .map(|p| (p.width, self.per_layer_inputs(b, p, &batch.tokens, &x)));
+        let mut h = norm(&x, &self.layers[0].input_norm); // [n, H]
         for (i, layer) in self.layers.iter().enumerate() {
             taps.see(b, i, &x);
-            let h = norm(&x, &layer.input_norm); // [n, H]
             let a = layer.attend(b, i, &h, batch, memory, eps); // [n, H]
             b.note(format_args!("layers.{i}.attn_out"), &a);
-            x = b.add(norm(&a, &layer.post_attention_norm), &x);
-            let m = layer.mlp.forward(b, &norm(&x, &layer.pre_mlp_norm)); // [n, H]
+            let post = Some(&layer.post_attention_norm);
+            (x, h) = b.add_norm(x, &a, post, 1.0, &layer.pre_mlp_norm, eps);
+            let m = layer.mlp.forward(b, &h); // [n, H]
             b.note(format_args!("layers.{i}.mlp_out"), &m);
             let m = match &layer.mixture {
                 Some(mixture) => mixture.forward(b, i, &x, &m, eps),
                 None => m,
             };
-            x = b.add(norm(&m, &layer.post_mlp_norm), &x);
+            let next = self.layers.get(i + 1).map_or(&self.norm, |l| &l.input_norm);
+            let (mut block, mut post) = (m, &layer.post_mlp_norm);
             if let (Some(gate), Some((width, inputs))) = (&layer.per_layer, &per_layer) {
+                x = b.add(norm(&block, post), &x);
                 let own = b.columns(inputs, i * width, *width); // [n, P]
                 let p = b.glu(b.matmul(&x, &gate.gate), &own, Activation::GeluTanh);
-                x = b.add(norm(&b.matmul(&p, &gate.projection), &gate.norm), &x);
+                (block, post) = (b.matmul(&p, &gate.projection), &gate.norm);
             }
-            x = b.scale(x, layer.scalar);
+            (x, h) = b.add_norm(x, &block, Some(post), layer.scalar, next, eps);
             b.note(format_args!("layers.{i}.out"), &x);
         }
         taps.see(b, self.layers.len(), &x);
-        let hidden = norm(&x, &self.norm);
+        let hidden = h;
         b.note(format_args!("hidden"), &hidden);
         hidden
     }
@@ -737,11 +736,7 @@ impl Layer {
         }
         let head_dim = a.rope.head_dim;
         let q = a.query(b, &q, batch); // [n, h e]
-        let k = b.rope(
-            b.rms_norm(&k, Some(&own.k_norm), head_dim, eps),
-            &a.rope,
-            batch,
-        ); // [n, K e]
+        let k = b.norm_rope(&k, &own.k_norm, &a.rope, eps, batch); // [n, K e]
         let v = b.rms_norm(&v, None, head_dim, eps); // [n, K e]
         b.note(format_args!("layers.{i}.q"), &q);
         b.note(format_args!("layers.{i}.k"), &k);

@@ -186,8 +186,10 @@ impl Gemma4Assistant {
             let a = layer
                 .attention
                 .forward(b, &norm(&x, &layer.input_norm), kv, batch);
-            x = b.add(norm(&a, &layer.post_attention_norm), &x);
-            let m = layer.mlp.forward(b, &norm(&x, &layer.pre_mlp_norm));
+            let post = Some(&layer.post_attention_norm);
+            let h;
+            (x, h) = b.add_norm(x, &a, post, 1.0, &layer.pre_mlp_norm, self.eps);
+            let m = layer.mlp.forward(b, &h);
             x = b.add(norm(&m, &layer.post_mlp_norm), &x);
             x = b.scale(x, layer.scalar);
         }

@@ -283,13 +283,7 @@ impl FullAttention {
         batch: &Batch,
         kv: &mut Kv,
     ) -> Tensor {
-        let head = |x: &Tensor, norm: &Tensor| {
-            b.rope(
-                b.rms_norm(x, Some(norm), norm.cols(), self.eps),
-                &self.rope,
-                batch,
-            )
-        };
+        let head = |x: &Tensor, norm: &Tensor| b.norm_rope(x, norm, &self.rope, self.eps, batch);
         let [q, gate, k, v] = b.matmul_many(x, [&self.q, &self.gate, &self.k, &self.v]);
         let q = head(&q, &self.q_norm); // [n, h e]
         let k = head(&k, &self.k_norm); // [n, K e]
@@ -440,11 +434,8 @@ impl Block {
         mixed: &Tensor,
     ) -> Tensor {
         b.note(format_args!("{name}.attn_out"), mixed);
-        let x = b.add(x, mixed);
-        let m = self.mlp.forward(
-            b,
-            &b.rms_norm(&x, Some(&self.post_norm), x.cols(), self.eps),
-        );
+        let (x, h) = b.add_norm(x, mixed, None, 1.0, &self.post_norm, self.eps);
+        let m = self.mlp.forward(b, &h);
         b.note(format_args!("{name}.mlp_out"), &m);
         let x = b.add(x, &m);
         b.note(format_args!("{name}.out"), &x);

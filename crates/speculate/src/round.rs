@@ -18,7 +18,7 @@ use crate::draft::{DraftRequest, Drafter, TargetView};
 use crate::length::{DraftLength, Ledger, LengthInput, Lengths, RoundCost};
 use crate::sample::{self, History, Law, Sampling, Scratch};
 use crate::stats::Stats;
-use backend::{Backend, Batch, DeviceError, MAX_TENTATIVE, Tensor};
+use backend::{Backend, Batch, DeviceError, MAX_TENTATIVE, StepKey, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
 use models::{Taps, Target};
 use std::sync::Arc;
@@ -130,6 +130,7 @@ pub struct Speculator {
     memory: Memory,
     batch: Batch,
     scratch: Scratch,
+    key: StepKey,
 }
 
 impl Speculator {
@@ -149,6 +150,7 @@ impl Speculator {
             memory,
             batch: Batch::default(),
             scratch: Scratch::default(),
+            key: StepKey::fresh(),
         }
     }
 
@@ -256,17 +258,23 @@ impl Speculator {
         let start = Instant::now();
         let shares = self.gather(streams, chunk)?;
         let b = &*self.b;
-        let mut taps = Taps::new(self.drafter.as_ref().map_or(&[], |d| d.taps()));
-        let hidden = self
-            .target
-            .forward_tapped(b, &self.batch, &mut self.memory, &mut taps);
         let wanted: Vec<usize> = shares.iter().flat_map(Share::choosing).collect();
-        let logits = (!wanted.is_empty()).then(|| {
-            if wanted.len() == hidden.rows() {
-                self.target.logits(b, &hidden)
-            } else {
-                self.target.logits(b, &b.gather(&hidden, &wanted))
-            }
+        let all = wanted.len() == self.batch.n_rows();
+        let key = self.key.part(if all { "verify" } else { "prefill" });
+        let (target, batch, memory) = (&*self.target, &self.batch, &mut self.memory);
+        let tapped = self.drafter.as_ref().map_or(&[][..], |d| d.taps());
+        let mut made = b.step(key, batch, &[], &mut |_| {
+            let mut taps = Taps::new(tapped);
+            let hidden = target.forward_tapped(b, batch, memory, &mut taps);
+            let logits = all.then(|| target.logits(b, &hidden));
+            let kept = [hidden].into_iter().chain(taps.into_rows());
+            kept.chain(logits).collect()
+        });
+        let logits = if all { made.pop() } else { None };
+        let taps = made.split_off(1);
+        let hidden = made.pop().expect("a step's hidden rows");
+        let logits = logits.or_else(|| {
+            (!wanted.is_empty()).then(|| target.logits(b, &b.gather(&hidden, &wanted)))
         });
         b.finish()?;
         if let Some(logits) = &logits {
@@ -282,7 +290,7 @@ impl Speculator {
             self.memory.truncate(&mut stream.sequence, len);
         }
         let verify = start.elapsed();
-        let asked = self.draft(streams, &shares, &hidden, &taps.into_rows())?;
+        let asked = self.draft(streams, &shares, &hidden, &taps)?;
         let draft = start.elapsed() - verify;
         for (stream, share) in streams.iter_mut().zip(&shares) {
             let stats = &mut stream.stats;

@@ -6,7 +6,7 @@
 
 use super::{DraftRequest, Drafter, TargetView, choose, wanting};
 use crate::sample::Scratch;
-use backend::{Batch, Tensor};
+use backend::{Batch, StepKey, Tensor};
 use cache::MemoryFull;
 use models::Gemma4Assistant;
 
@@ -14,6 +14,7 @@ use models::Gemma4Assistant;
 pub struct Assistant {
     head: Gemma4Assistant,
     scratch: Scratch,
+    key: StepKey,
 }
 
 impl Assistant {
@@ -22,6 +23,7 @@ impl Assistant {
         Assistant {
             head,
             scratch: Scratch::default(),
+            key: StepKey::fresh(),
         }
     }
 }
@@ -61,9 +63,14 @@ impl Drafter for Assistant {
                     .expect("a stream has tokens");
                 target.memory.peek(&mut batch, request.sequence, *newest);
             }
-            let (z, next) = self
-                .head
-                .step(b, target.model, &hidden, &batch, target.memory);
+            let mut made = b.step(self.key, &batch, &[&hidden], &mut |inputs| {
+                let (z, next) = self
+                    .head
+                    .step(b, target.model, inputs[0], &batch, target.memory);
+                vec![next, z]
+            });
+            let z = made.pop().expect("the rows to score");
+            let next = made.pop().expect("the next hidden rows");
             let scored = self.head.logits(b, &z);
             choose(
                 b,

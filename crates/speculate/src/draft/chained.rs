@@ -7,7 +7,7 @@
 
 use super::{DraftRequest, Drafter, TargetView, choose, wanting};
 use crate::sample::Scratch;
-use backend::{Batch, Tensor};
+use backend::{Batch, StepKey, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
 use models::ChainedHead;
 
@@ -18,6 +18,7 @@ pub struct Chained<H> {
     /// By the target's slot.
     sequences: Vec<Option<Sequence>>,
     scratch: Scratch,
+    key: StepKey,
 }
 
 impl<H: ChainedHead> Chained<H> {
@@ -30,7 +31,23 @@ impl<H: ChainedHead> Chained<H> {
             memory,
             sequences,
             scratch: Scratch::default(),
+            key: StepKey::fresh(),
         }
+    }
+
+    /// Runs the head over `batch`, whose rows have the features `hidden`.
+    fn forward(&mut self, target: TargetView<'_>, hidden: &Tensor, batch: &Batch) -> Tensor {
+        let b = target.b;
+        let made = b.step(self.key, batch, &[hidden], &mut |inputs| {
+            let [hidden] = inputs else {
+                unreachable!("one input")
+            };
+            vec![
+                self.head
+                    .forward(b, target.model, hidden, batch, &mut self.memory),
+            ]
+        });
+        made.into_iter().next().expect("the head's rows")
     }
 
     /// Adds rows for the tokens of `request` to `batch`.
@@ -86,9 +103,7 @@ impl<H: ChainedHead> Drafter for Chained<H> {
             last.push(rows.len() - 1);
         }
         let features = self.head.features(b, hidden, target.taps, &rows);
-        let mut m = self
-            .head
-            .forward(b, target.model, &features, &batch, &mut self.memory);
+        let mut m = self.forward(target, &features, &batch);
         let mut active = wanting(requests, 0);
         let mut from: Vec<usize> = active.iter().map(|&r| last[r]).collect();
         for n in 1.. {
@@ -117,13 +132,7 @@ impl<H: ChainedHead> Drafter for Chained<H> {
                 let newest = *drafts[r].last().expect("chosen above");
                 self.push(&mut batch, &requests[r], &[newest], 0);
             }
-            m = self.head.forward(
-                b,
-                target.model,
-                &b.gather(&m, &from),
-                &batch,
-                &mut self.memory,
-            );
+            m = self.forward(target, &b.gather(&m, &from), &batch);
             from = (0..active.len()).collect();
         }
         for request in requests.iter() {

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Everything that needs an NVIDIA GPU: `benchmarks/gpu.sh FOLDER [MODEL …]`.
+#
+# Runs the tests of the kernels, the lossless suite, both again under
+# compute-sanitizer where it is installed, and the measurements of steps.rs.
+# Logs go to FOLDER. Needs a driver, and NVRTC on LD_LIBRARY_PATH. BINARIES may
+# name a folder with the test binaries `unit`, `lossless` and `steps`, built
+# elsewhere; then nothing is compiled here.
+set -uo pipefail
+out=${1:?a folder for the logs}
+shift
+cd "$(dirname "$0")/.."
+mkdir -p "$out"
+if [ -z "${BINARIES:-}" ]; then
+    BINARIES=target/gpu
+    mkdir -p "$BINARIES"
+    executable() { # executable NAME ARGUMENTS…: builds, and copies to NAME
+        local name=$1
+        shift
+        cp "$(cargo "$@" --message-format json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)" "$BINARIES/$name"
+    }
+    executable unit test --release -p cuda --lib --no-run
+    executable lossless test --release -p suites --test lossless --no-run
+    executable steps build --release -p suites --example steps
+fi
+failed=0
+check() { # check NAME COMMAND…: runs it, its output in NAME.log
+    local name=$1
+    shift
+    if timeout 900 "$@" >"$out/$name.log" 2>&1; then echo "$name: ok"; else
+        echo "$name: FAILED, see $out/$name.log"
+        failed=1
+    fi
+}
+nvidia-smi >"$out/machine.log" 2>&1
+check kernels "$BINARIES/unit" gpu_ --nocapture
+check lossless "$BINARIES/lossless" gpu --nocapture
+if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+        check "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$BINARIES/unit" gpu_small --nocapture
+    done
+else
+    echo "memcheck, racecheck: SKIPPED, there is no compute-sanitizer"
+fi
+holes=$(mktemp -d)
+check steps "$BINARIES/steps" "$holes" "$@"
+rm -rf "$holes"
+exit "$failed"

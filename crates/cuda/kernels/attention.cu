@@ -1,0 +1,404 @@
+// Keys and values in pages, and attention over them. KV: 0 f32, 1 f16, 2 bf16.
+//
+// Keys: [page, K, PAGE_ROWS, e]; values the same or, where TILES (formats of 16
+// bits, HEAD columns a head, a multiple of 32), [page, K, e, PAGE_ROWS], so that
+// tensor cores can take both as they lie. A row's sums walk splits of SPLIT keys
+// aligned to cache row 0; the splits are merged from the left. So the row's own
+// context decides the order, and neither the batch nor how the work is spread does.
+
+#define SPLIT 256
+#if KV == 0
+typedef float Stored;
+__device__ __forceinline__ float read(Stored v) { return v; }
+__device__ __forceinline__ Stored stored(float v) { return v; }
+#elif KV == 1
+typedef u16 Stored;
+__device__ __forceinline__ float read(Stored v) { return f16_to_f32(v); }
+__device__ __forceinline__ Stored stored(float v) { return f32_to_f16(v); }
+#else
+typedef u16 Stored;
+__device__ __forceinline__ float read(Stored v) { return bf16_to_f32(v); }
+__device__ __forceinline__ Stored stored(float v) { return f32_to_bf16(v); }
+#endif
+
+// k, v: [n, K e] become the cache rows of the batch; a thread a value.
+KERNEL append(Stored *keys, Stored *values, const float *k, const float *v, Batch batch, int group, int heads, int head_dim, u64 n) {
+    in_order();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    u32 row = (u32) (i / (heads * head_dim)), index = batch.index(row);
+    int head = (int) (i / head_dim % heads), c = (int) (i % head_dim);
+    u32 page = batch.table(batch.seq_of(row), group)[index / PAGE_ROWS];
+    if (page == NO_PAGE) return;
+    u64 at = (((u64) page * heads + head) * PAGE_ROWS + index % PAGE_ROWS) * head_dim + c;
+    keys[at] = stored(k[i]);
+#if TILES
+    at = (((u64) page * heads + head) * head_dim + c) * PAGE_ROWS + index % PAGE_ROWS;
+#endif
+    values[at] = stored(v[i]);
+}
+
+struct Attend {
+    const float *q;
+    const Stored *keys, *values;
+    Batch batch;
+    float *y;
+    float *partials; // [n H, splits, 2 + e] from the row's first split on: maximum, sum, weighted values
+    float scale;
+    int group, heads, kv_heads, head_dim, splits;
+    u32 window; // 0: none
+};
+
+// The visible keys of a row.
+__device__ __forceinline__ void visible(const Attend &a, u32 row, u32 &begin, u32 &end) {
+    u32 seen = a.batch.position(row) + 1;
+    begin = a.window && seen > a.window ? seen - a.window : 0;
+    end = a.batch.index(row) + 1;
+}
+
+// total = total + right, both scaled to the larger maximum.
+__device__ __forceinline__ void merge(float &max, float max2, float &factor, float &factor2) {
+    float m = max2 > max ? max2 : max;
+    factor = exp_(max - m);
+    factor2 = max2 == -INFINITE ? 0.0f : exp_(max2 - m);
+    max = m;
+}
+
+KERNEL __launch_bounds__(128) attend_merge(Attend a) {
+    in_order();
+    const u32 row = blockIdx.x / a.heads;
+    u32 begin, end;
+    visible(a, row, begin, end);
+    float max = -INFINITE, sum = 0.0f, o[4] = {0, 0, 0, 0};
+    for (u32 split = begin / SPLIT; split < (end + SPLIT - 1) / SPLIT; split++) {
+        const float *p = a.partials + ((u64) blockIdx.x * a.splits + split - begin / SPLIT) * (2 + a.head_dim);
+        float f, f2;
+        merge(max, p[0], f, f2);
+        sum = sum * f + p[1] * f2;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if ((int) threadIdx.x + i * 128 < a.head_dim) o[i] = o[i] * f + p[2 + threadIdx.x + i * 128] * f2;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if ((int) threadIdx.x + i * 128 < a.head_dim) a.y[(u64) blockIdx.x * a.head_dim + threadIdx.x + i * 128] = o[i] / sum;
+}
+#if !TILES
+// One split of one row and head by a block of 128 threads. Scores: a warp a key,
+// 32 partial sums and a tree. Then a thread a column, keys ascending.
+__device__ __forceinline__ void partial(const Attend &a, u32 row, int head, u32 split, u32 begin, u32 end, const float *q, float *scores, float *shared, float &max, float &sum, float (&o)[4]) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, e = a.head_dim;
+    const u32 first = split * SPLIT > begin ? split * SPLIT : begin, last = (split + 1) * SPLIT < end ? (split + 1) * SPLIT : end;
+    const u32 *table = a.batch.table(a.batch.seq_of(row), a.group);
+    const int kv_head = head / (a.heads / a.kv_heads);
+    auto at = [&](u32 key) { return (((u64) table[key / PAGE_ROWS] * a.kv_heads + kv_head) * PAGE_ROWS + key % PAGE_ROWS) * e; };
+    for (int i = threadIdx.x; i < SPLIT; i += 128) scores[i] = -INFINITE;
+    __syncthreads();
+    for (u32 key = first + warp; key < last; key += 4) {
+        const Stored *k = a.keys + at(key);
+        float s = 0.0f;
+        for (int c = lane; c < e; c += 32) s = fmaf(q[c], read(k[c]), s);
+        s = warp_sum(s) * a.scale;
+        if (lane == 0) scores[key % SPLIT] = s;
+    }
+    __syncthreads();
+    float s0 = scores[threadIdx.x], s1 = scores[threadIdx.x + 128];
+    max = larger(s0, s1);
+    max = warp_max(max);
+    if (lane == 0) shared[warp] = max;
+    __syncthreads();
+    max = larger(larger(shared[0], shared[1]), larger(shared[2], shared[3]));
+    s0 = exp_(s0 - max);
+    s1 = exp_(s1 - max);
+    scores[threadIdx.x] = s0;
+    scores[threadIdx.x + 128] = s1;
+    sum = warp_sum(s0 + s1);
+    if (lane == 0) shared[4 + warp] = sum;
+    __syncthreads();
+    sum = (shared[4] + shared[5]) + (shared[6] + shared[7]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) o[i] = 0.0f;
+    for (u32 key = first; key < last; key++) {
+        const Stored *v = a.values + at(key);
+        const float p = scores[key % SPLIT];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if ((int) threadIdx.x + i * 128 < e) o[i] = fmaf(p, read(v[threadIdx.x + i * 128]), o[i]);
+    }
+    __syncthreads();
+}
+__device__ __forceinline__ void load_query(const Attend &a, u32 row, int head, float *q) {
+    for (int c = threadIdx.x; c < a.head_dim; c += 128) q[c] = a.q[((u64) row * a.heads + head) * a.head_dim + c];
+    __syncthreads();
+}
+// Few rows: block (row head, i) takes the splits i, i + gridDim.y, ….
+KERNEL __launch_bounds__(128) attend_splits(Attend a) {
+    __shared__ float q[512], scores[SPLIT], shared[8];
+    in_order();
+    const u32 row = blockIdx.x / a.heads;
+    const int head = blockIdx.x % a.heads;
+    u32 begin, end;
+    visible(a, row, begin, end);
+    load_query(a, row, head, q);
+    for (u32 split = begin / SPLIT + blockIdx.y; split < (end + SPLIT - 1) / SPLIT; split += gridDim.y) {
+        float max, sum, o[4];
+        partial(a, row, head, split, begin, end, q, scores, shared, max, sum, o);
+        float *out = a.partials + ((u64) blockIdx.x * a.splits + split - begin / SPLIT) * (2 + a.head_dim);
+        if (threadIdx.x == 0) { out[0] = max; out[1] = sum; }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if ((int) threadIdx.x + i * 128 < a.head_dim) out[2 + threadIdx.x + i * 128] = o[i];
+    }
+}
+// Many rows: a block walks all splits of one row and head.
+KERNEL __launch_bounds__(128) attend_all(Attend a) {
+    __shared__ float q[512], scores[SPLIT], shared[8];
+    in_order();
+    const u32 row = blockIdx.x / a.heads;
+    const int head = blockIdx.x % a.heads;
+    u32 begin, end;
+    visible(a, row, begin, end);
+    load_query(a, row, head, q);
+    float max = -INFINITE, sum = 0.0f, o[4] = {0, 0, 0, 0};
+    for (u32 split = begin / SPLIT; split < (end + SPLIT - 1) / SPLIT; split++) {
+        float max2, sum2, o2[4], f, f2;
+        partial(a, row, head, split, begin, end, q, scores, shared, max2, sum2, o2);
+        merge(max, max2, f, f2);
+        sum = sum * f + sum2 * f2;
+#pragma unroll
+        for (int i = 0; i < 4; i++) o[i] = o[i] * f + o2[i] * f2;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if ((int) threadIdx.x + i * 128 < a.head_dim) a.y[(u64) blockIdx.x * a.head_dim + threadIdx.x + i * 128] = o[i] / sum;
+}
+#else
+// ---- tensor cores: a block takes 16 queries of one sequence and key head (its
+// rows, and the query heads that share the head), a warp 64 keys of a split.
+//
+// Queries and probabilities are two numbers of the cache's format each, high and
+// low part, so that only the sums round. A warp's part has its own maximum; the
+// four of a split are added from the left, scaled to the largest. Products take 16
+// head columns, or keys, at a time in the order they lie in a lane: lane t of four
+// has 8 neighbours out of 32.
+
+#define QUERIES 16
+#define CHUNK (HEAD % 64 == 0 ? 64 : 32)
+#define STRIDE (HEAD + 32) // of a query in shared memory: no two lanes in a bank
+
+#if KV == 1
+#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+#define CVT "cvt.rn.f16x2.f32"
+#else
+#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+#define CVT "cvt.rn.bf16x2.f32"
+#endif
+__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm(MMA " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ u32 pair(float low, float high) {
+    u32 v;
+    asm(CVT " %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    return v;
+}
+__device__ __forceinline__ float power(float x) { // e^x, as the hardware has it
+    float v;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(v) : "f"(x * 1.44269504088896340736f));
+    return v;
+}
+__device__ __forceinline__ u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+__device__ __forceinline__ uint4 load16(const void *p) { return __ldg((const uint4 *) p); }
+
+// ALL: one block walks all splits; else it takes every gridDim.y / K-th, and
+// attend_merge does the rest.
+template <bool ALL>
+__device__ __forceinline__ void attend_tile(const Attend &a) {
+    extern __shared__ __align__(16) u8 memory[];
+    u16 *queries = (u16 *) memory;                                   // [2, QUERIES, STRIDE]
+    float *parts = (float *) (memory + 4 * QUERIES * STRIDE);        // [4, QUERIES, CHUNK]
+    float *warps = parts + 4 * QUERIES * CHUNK;                      // [4, QUERIES, 2] maximum, sum
+    float *factors = warps + 8 * QUERIES;                            // [QUERIES, 6] of each warp, of the total, of the split
+    float *running = factors + 6 * QUERIES;                          // [QUERIES, 2] maximum, sum
+    u32 *own = (u32 *) (running + 2 * QUERIES);                      // [QUERIES, 2] first split, number of them
+    float *total = running + 4 * QUERIES;                            // [QUERIES, HEAD], if ALL
+    in_order();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const int shared_by = a.heads / a.kv_heads, kv_head = blockIdx.y % a.kv_heads;
+    u32 seq = 0, first = blockIdx.x;
+    for (;; seq++) {
+        if (seq == a.batch.seqs()) return;
+        u32 tiles = (a.batch.seq(seq)[SEQ_ROWS] * shared_by + QUERIES - 1) / QUERIES;
+        if (first < tiles) break;
+        first -= tiles;
+    }
+    first *= QUERIES;
+    const u32 start = a.batch.seq(seq)[SEQ_START];
+    const int count = min((int) (a.batch.seq(seq)[SEQ_ROWS] * shared_by - first), QUERIES);
+    auto row_of = [&](int i) { return start + (first + i) / shared_by; };
+    auto head_of = [&](int i) { return kv_head * shared_by + (int) ((first + i) % shared_by); };
+    for (int i = threadIdx.x; i < QUERIES * HEAD / 2; i += 128) {
+        const int q = i / (HEAD / 2), c = i % (HEAD / 2) * 2;
+        float2 v = {0, 0};
+        if (q < count) v = *(const float2 *) (a.q + ((u64) row_of(q) * a.heads + head_of(q)) * HEAD + c);
+        const u32 high = pair(v.x, v.y);
+        *(u32 *) (queries + q * STRIDE + c) = high;
+        *(u32 *) (queries + (QUERIES + q) * STRIDE + c) = pair(v.x - read((u16) high), v.y - read((u16) (high >> 16)));
+    }
+    // What the lane's two queries see, and what any of the block's does.
+    u32 begin[2] = {0, 0}, end[2] = {0, 0}, least, most, unused;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (g + 8 * i < count) visible(a, row_of(g + 8 * i), begin[i], end[i]);
+    visible(a, row_of(0), least, unused);
+    visible(a, row_of(count - 1), unused, most);
+    if (t == 0 && warp == 0)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            own[2 * (g + 8 * i)] = begin[i] / SPLIT;
+            own[2 * (g + 8 * i) + 1] = g + 8 * i < count ? (end[i] + SPLIT - 1) / SPLIT - begin[i] / SPLIT : 0;
+        }
+    // Where a query's partial result of a split lies, if it sees any of it.
+    auto partial = [&](int q, u32 split) -> float * {
+        const u32 local = split - own[2 * q];
+        if (local >= own[2 * q + 1]) return nullptr;
+        return a.partials + (((u64) row_of(q) * a.heads + head_of(q)) * a.splits + local) * (2 + HEAD);
+    };
+    if (ALL) {
+        for (int i = threadIdx.x; i < QUERIES * HEAD; i += 128) total[i] = 0.0f;
+        if (threadIdx.x < QUERIES) {
+            running[2 * threadIdx.x] = -INFINITE;
+            running[2 * threadIdx.x + 1] = 0.0f;
+        }
+    }
+    __syncthreads();
+    const u32 *table = a.batch.table(seq, a.group);
+    const u32 step = ALL ? 1 : gridDim.y / a.kv_heads;
+    for (u32 split = least / SPLIT + (ALL ? 0 : blockIdx.y / a.kv_heads); split * SPLIT < most; split += step) {
+        const u32 key = split * SPLIT + warp * 64;
+        const u32 page = key < most && key + 64 > least ? table[key / PAGE_ROWS] : NO_PAGE;
+        const u64 base = ((u64) page * a.kv_heads + kv_head) * PAGE_ROWS * HEAD;
+        float s[8][4];
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[n][i] = 0.0f;
+        if (page != NO_PAGE) {
+            const u16 *keys = a.keys + base + (8 * (g >> 1) + (g & 1)) * HEAD + 8 * t;
+#pragma unroll 2
+            for (int b = 0; b < HEAD; b += 32) {
+                uint4 k[8];
+#pragma unroll
+                for (int n = 0; n < 8; n++) k[n] = load16(keys + ((n >> 2) * 32 + 2 * (n & 3)) * HEAD + b);
+                const u16 *q = queries + g * STRIDE + b + 8 * t;
+#pragma unroll
+                for (int low = 0; low < 2; low++) {
+                    const uint4 q0 = *(const uint4 *) (q + low * QUERIES * STRIDE), q1 = *(const uint4 *) (q + (low * QUERIES + 8) * STRIDE);
+#pragma unroll
+                    for (int j = 0; j < 2; j++)
+#pragma unroll
+                        for (int n = 0; n < 8; n++)
+                            mma(s[n], word(q0, 2 * j), word(q1, 2 * j), word(q0, 2 * j + 1), word(q1, 2 * j + 1), word(k[n], 2 * j), word(k[n], 2 * j + 1));
+                }
+            }
+        }
+        float max[2] = {-INFINITE, -INFINITE}, sum[2] = {0, 0};
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const u32 at = key + (n >> 2) * 32 + 8 * t + 2 * (n & 3) + (i & 1);
+                s[n][i] = page != NO_PAGE && at >= begin[i >> 1] && at < end[i >> 1] ? s[n][i] * a.scale : -INFINITE;
+                max[i >> 1] = larger(s[n][i], max[i >> 1]);
+            }
+        u32 high[8][2], low[8][2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            max[i] = larger(max[i], __shfl_xor_sync(~0u, max[i], 1));
+            max[i] = larger(max[i], __shfl_xor_sync(~0u, max[i], 2));
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                float p0 = s[n][2 * i] == -INFINITE ? 0.0f : power(s[n][2 * i] - max[i]);
+                float p1 = s[n][2 * i + 1] == -INFINITE ? 0.0f : power(s[n][2 * i + 1] - max[i]);
+                sum[i] += p0;
+                sum[i] += p1;
+                high[n][i] = pair(p0, p1);
+                low[n][i] = pair(p0 - read((u16) high[n][i]), p1 - read((u16) (high[n][i] >> 16)));
+            }
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
+            if (t == 0) {
+                warps[(warp * QUERIES + g + 8 * i) * 2] = max[i];
+                warps[(warp * QUERIES + g + 8 * i) * 2 + 1] = sum[i];
+            }
+        }
+        __syncthreads();
+        if (threadIdx.x < QUERIES) {
+            const int q = threadIdx.x;
+            float *f = factors + 6 * q, m = -INFINITE, l = 0.0f;
+            for (int w = 0; w < 4; w++) m = larger(warps[(w * QUERIES + q) * 2], m);
+            for (int w = 0; w < 4; w++) {
+                const float mw = warps[(w * QUERIES + q) * 2];
+                f[w] = mw == -INFINITE ? 0.0f : exp_(mw - m);
+                l += warps[(w * QUERIES + q) * 2 + 1] * f[w];
+            }
+            if (ALL) {
+                merge(running[2 * q], m, f[4], f[5]);
+                running[2 * q + 1] = running[2 * q + 1] * f[4] + l * f[5];
+            } else if (float *out = partial(q, split)) {
+                out[0] = m;
+                out[1] = l;
+            }
+        }
+        const u16 *values = a.values + base + g * PAGE_ROWS + 8 * t;
+#pragma unroll 1
+        for (int c = 0; c < HEAD; c += CHUNK) {
+            float o[CHUNK / 8][4];
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) o[n][i] = 0.0f;
+            if (page != NO_PAGE)
+#pragma unroll
+                for (int b = 0; b < 2; b++) {
+                    uint4 v[CHUNK / 8];
+#pragma unroll
+                    for (int n = 0; n < CHUNK / 8; n++) v[n] = load16(values + (c + n * 8) * PAGE_ROWS + b * 32);
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        const int k = b * 4 + 2 * j;
+#pragma unroll
+                        for (int n = 0; n < CHUNK / 8; n++) {
+                            mma(o[n], high[k][0], high[k][1], high[k + 1][0], high[k + 1][1], word(v[n], 2 * j), word(v[n], 2 * j + 1));
+                            mma(o[n], low[k][0], low[k][1], low[k + 1][0], low[k + 1][1], word(v[n], 2 * j), word(v[n], 2 * j + 1));
+                        }
+                    }
+                }
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    *(float2 *) (parts + (warp * QUERIES + g + 8 * i) * CHUNK + n * 8 + 2 * t) = make_float2(o[n][2 * i], o[n][2 * i + 1]);
+            __syncthreads();
+            for (int i = threadIdx.x; i < QUERIES * CHUNK; i += 128) {
+                const int q = i / CHUNK, col = c + i % CHUNK;
+                const float *f = factors + 6 * q;
+                float v = parts[i] * f[0];
+                for (int w = 1; w < 4; w++) v += parts[w * QUERIES * CHUNK + i] * f[w];
+                if (ALL)
+                    total[q * HEAD + col] = total[q * HEAD + col] * f[4] + v * f[5];
+                else if (float *out = partial(q, split))
+                    out[2 + col] = v;
+            }
+            __syncthreads();
+        }
+    }
+    if (ALL)
+        for (int i = threadIdx.x; i < count * HEAD; i += 128) {
+            const int q = i / HEAD;
+            a.y[((u64) row_of(q) * a.heads + head_of(q)) * HEAD + i % HEAD] = total[i] / running[2 * q + 1];
+        }
+}
+KERNEL __launch_bounds__(128) attend_splits(Attend a) { attend_tile<false>(a); }
+KERNEL __launch_bounds__(128) attend_all(Attend a) { attend_tile<true>(a); }
+#endif

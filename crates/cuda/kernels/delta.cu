@@ -1,0 +1,153 @@
+// The gated delta rule between its projections. Memory of a slot, in floats:
+//   state   [nv, dk, dv]            after the certain rows of the last step
+//   history [taps - 1 + 16, C]      rows before the convolution: those that end
+//                                   where `state` does, then the tentative ones
+//   updates [16, nv, 1 + dk + dv]   what each tentative row did: decay, k, d
+// The next step replays those that stayed: S = S decay + k d.
+
+#define TENTATIVE 16
+
+struct Delta {
+    float *state, *history, *updates;
+    Batch batch;
+    int nk, nv, dk, dv, channels;
+};
+
+// Convolution with SiLU of every row, then the history moves on. A thread owns a
+// channel of a sequence, so nobody reads what it overwrites.
+KERNEL __launch_bounds__(128) delta_conv(Delta d, const float *qkv, const float *conv, float *mixed) {
+    in_order();
+    const int c = blockIdx.x * 128 + threadIdx.x, C = d.channels;
+    constexpr int past = TAPS - 1;
+    if (c >= C) return;
+    const u32 *seq = d.batch.seq(blockIdx.y);
+    float *history = d.history + (u64) seq[SEQ_SLOT] * (past + TENTATIVE) * C + c;
+    const u32 kept = seq[SEQ_KEPT], rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
+    const bool is_new = seq[SEQ_NEW];
+    float taps[TAPS], window[past];
+    for (int j = 0; j < TAPS; j++) taps[j] = conv[(u64) c * TAPS + j];
+    for (int j = 0; j < past; j++) window[j] = is_new ? 0.0f : history[(u64) (kept + j) * C];
+    // What the next step starts from: the rows before `certain` and those after.
+    u32 next = 0;
+    if (certain == 0)
+        for (int j = 0; j < past; j++) history[(u64) next++ * C] = window[j];
+    const float *x = qkv + (u64) seq[SEQ_START] * C + c;
+    float *y = mixed + (u64) seq[SEQ_START] * C + c;
+    for (u32 r = 0; r < rows; r++) {
+        float now = x[(u64) r * C], sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < past; j++) sum = fmaf(taps[j], window[j], sum);
+        sum = fmaf(taps[past], now, sum);
+        y[(u64) r * C] = silu_(sum);
+#pragma unroll
+        for (int j = 0; j + 1 < past; j++) window[j] = window[j + 1];
+        window[past - 1] = now;
+        if (r + 1 == certain)
+            for (int j = 0; j < past; j++) history[(u64) next++ * C] = window[j];
+        else if (r >= certain)
+            history[(u64) next++ * C] = now;
+    }
+}
+
+// Normalised keys and queries of each row, in place, and the gates: a warp a row
+// and key head, then the value heads' gates. Sums of squares: 32 partial sums
+// and a tree. gates: [n, nv, 2] decay and beta.
+KERNEL __launch_bounds__(128) delta_gates(Delta d, float *mixed, const float *b, const float *a, const float *decay, const float *bias, float *gates, int rows) {
+    in_order();
+    const int lane = threadIdx.x & 31;
+    const u64 job = (u64) blockIdx.x * 4 + (threadIdx.x >> 5);
+    const u64 row = job / (2 * d.nk);
+    if (row >= (u64) rows) return;
+    const int head = (int) (job % (2 * d.nk)); // queries first
+    float *x = mixed + row * d.channels + head * d.dk;
+    float sum = 0.0f;
+    for (int i = lane; i < d.dk; i += 32) sum = fmaf(x[i], x[i], sum);
+    sum = warp_sum(sum);
+    const float inverse = 1.0f / sqrtf(sum + 1e-6f), factor = head < d.nk ? 1.0f / sqrtf((float) d.dk) : 1.0f;
+    for (int i = lane; i < d.dk; i += 32) x[i] = x[i] * inverse * factor;
+    if (head == 0)
+        for (int h = lane; h < d.nv; h += 32) {
+            const u64 at = row * d.nv + h;
+            gates[2 * at] = exp_(decay[h] * softplus_(a[at] + bias[h]));
+            gates[2 * at + 1] = sigmoid_(b[at]);
+        }
+}
+
+// The recurrence: block (value head, sequence), PARTS (4 or 8) threads a column,
+// each with DK / PARTS of its rows in registers. A head is one block's, so that it
+// has read the updates before it writes new ones. Sums over dk: a chain a thread,
+// then a tree over neighbours. PARTS depends on the head's size alone.
+#define ROWS ((DK + PARTS - 1) / PARTS)
+// Whether a thread's row `i` exists: all do where DK is a multiple of PARTS.
+#define EXISTS(i) (ROWS * PARTS == DK || first + (i) < DK)
+__device__ __forceinline__ float over_parts(float v) {
+#pragma unroll
+    for (int o = 1; o < PARTS; o *= 2) v += __shfl_xor_sync(~0u, v, o);
+    return v;
+}
+KERNEL __launch_bounds__(THREADS, 1) delta_rule(Delta d, const float *mixed, const float *gates, float *y) {
+    __shared__ float k[ROWS * PARTS], q[ROWS * PARTS];
+    in_order();
+    const int part = threadIdx.x % PARTS, column = threadIdx.x / PARTS, head = blockIdx.x;
+    const bool mine = column < DV;
+    const int key_head = head / (d.nv / d.nk), each = 1 + DK + DV;
+    const u32 *seq = d.batch.seq(blockIdx.y);
+    const u64 slot = seq[SEQ_SLOT];
+    float *state = d.state + (slot * d.nv + head) * DK * DV;
+    float *updates = d.updates + (slot * TENTATIVE * d.nv + head) * each; // + row nv each
+    float s[ROWS];
+    const int first = part * ROWS;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+        s[i] = mine && EXISTS(i) && !seq[SEQ_NEW] ? state[(u64) (first + i) * DV + column] : 0.0f;
+#pragma unroll 1
+    for (u32 r = 0; r < seq[SEQ_KEPT]; r++) {
+        const float *u = updates + (u64) r * d.nv * each;
+        const float decay = u[0], dj = mine ? u[1 + DK + column] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) s[i] = fmaf(EXISTS(i) ? u[1 + first + i] : 0.0f, dj, s[i] * decay);
+    }
+    __syncthreads(); // the updates are read before any is written
+    auto save = [&]() {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            if (mine && EXISTS(i)) state[(u64) (first + i) * DV + column] = s[i];
+    };
+    const u32 rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
+    if (certain == 0) save();
+#pragma unroll 1
+    for (u32 r = 0; r < rows; r++) {
+        const u64 row = seq[SEQ_START] + r;
+        const float *x = mixed + row * d.channels;
+        __syncthreads();
+        for (int i = threadIdx.x; i < ROWS * PARTS; i += THREADS) {
+            q[i] = i < DK ? x[key_head * DK + i] : 0.0f;
+            k[i] = i < DK ? x[(d.nk + key_head) * DK + i] : 0.0f;
+        }
+        const float decay = gates[2 * (row * d.nv + head)], beta = gates[2 * (row * d.nv + head) + 1];
+        const float v = mine ? x[2 * d.nk * DK + head * DV + column] : 0.0f;
+        __syncthreads();
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            s[i] *= decay;
+            sum = fmaf(s[i], k[first + i], sum);
+        }
+        const float dj = (v - over_parts(sum)) * beta;
+        float o = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            s[i] = fmaf(k[first + i], dj, s[i]);
+            o = fmaf(s[i], q[first + i], o);
+        }
+        o = over_parts(o);
+        if (mine && part == 0) y[(row * d.nv + head) * DV + column] = o;
+        if (r + 1 == certain) save();
+        if (r >= certain) {
+            float *u = updates + (u64) (r - certain) * d.nv * each;
+            if (threadIdx.x == 0) u[0] = decay;
+            for (int i = threadIdx.x; i < DK; i += THREADS) u[1 + i] = k[i];
+            if (mine && part == 0) u[1 + DK + column] = dj;
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Keys, values and attention (kernels/attention.cu).
+
+use crate::driver::{Args, Grid};
+use crate::memory::{Block, address};
+use crate::{Cuda, Kernel};
+use backend::{Attention, Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
+use quant::{Layout, Scalar};
+
+/// Keys of a split, as in the kernels.
+const SPLIT: usize = 256;
+
+/// Rows that share a step's keys well enough for one block each split.
+const FEW_ROWS: usize = 64;
+
+/// Largest memory for partial results.
+const PARTIAL_BYTES: usize = 256 << 20;
+
+/// One layer's keys and values, and how they are stored.
+pub(crate) struct Pages {
+    keys: Block,
+    values: Block,
+    scalar: Scalar,
+    /// Head size, where tensor cores take the pages as they lie.
+    tiles: Option<usize>,
+}
+
+/// Queries of a block that uses tensor cores.
+const QUERIES: usize = 16;
+
+fn kernel(name: &'static str, pages: &Pages) -> Kernel {
+    let number = match pages.scalar {
+        Scalar::F32 => 0,
+        Scalar::F16 => 1,
+        Scalar::Bf16 => 2,
+    };
+    let mut kernel = Kernel::new("attention", name);
+    kernel.defines.extend([
+        ("KV", number),
+        ("TILES", usize::from(pages.tiles.is_some())),
+        ("HEAD", pages.tiles.unwrap_or(0)),
+    ]);
+    kernel
+}
+
+pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
+    let scalar = match spec.format.layout {
+        Layout::Plain(scalar) => scalar,
+        _ => {
+            cuda.driver.fail(format!(
+                "keys and values in {} are not supported on a GPU yet; use --kv bf16, f16 or f32",
+                spec.format.name
+            ));
+            Scalar::Bf16
+        }
+    };
+    assert!(spec.head_dim <= 512, "a head of at most 512 columns");
+    let bytes = spec.pages * spec.heads * PAGE_ROWS * spec.head_dim * scalar.bytes();
+    let block = || Block::zeroed(&cuda.driver, bytes, "memory for keys and values");
+    Kv {
+        spec,
+        storage: Box::new(Pages {
+            keys: block(),
+            values: block(),
+            scalar,
+            tiles: (scalar != Scalar::F32 && spec.head_dim.is_multiple_of(32))
+                .then_some(spec.head_dim),
+        }),
+    }
+}
+
+fn pages(kv: &Kv) -> &Pages {
+    kv.storage.downcast_ref().expect("memory of this backend")
+}
+
+pub(crate) fn append(
+    cuda: &Cuda,
+    kv: &mut Kv,
+    k: &Tensor,
+    v: &Tensor,
+    group: usize,
+    batch: &Batch,
+) {
+    let KvSpec {
+        heads, head_dim, ..
+    } = kv.spec;
+    assert_eq!(
+        (k.cols(), v.cols(), k.rows(), v.rows()),
+        (
+            heads * head_dim,
+            heads * head_dim,
+            batch.n_rows(),
+            batch.n_rows()
+        ),
+        "shapes of keys and values"
+    );
+    let n = k.rows() * k.cols();
+    let p = pages(kv);
+    let args = Args::default()
+        .ptr(p.keys.address)
+        .ptr(p.values.address)
+        .ptr(address(k))
+        .ptr(address(v))
+        .ptr(cuda.batch(batch))
+        .int(group)
+        .int(heads)
+        .int(head_dim)
+        .long(n);
+    cuda.launch(&kernel("append", p), Grid::each(n), args);
+}
+
+pub(crate) fn attend(
+    cuda: &Cuda,
+    q: &Tensor,
+    kv: &Kv,
+    attention: &Attention,
+    batch: &Batch,
+) -> Tensor {
+    let KvSpec {
+        heads: kv_heads,
+        head_dim,
+        ..
+    } = kv.spec;
+    let (n, heads) = (batch.n_rows(), attention.heads);
+    assert_eq!(
+        (q.rows(), q.cols()),
+        (n, heads * head_dim),
+        "shape of the queries"
+    );
+    let y = cuda.tensor(q.rows(), q.cols());
+    let p = pages(kv);
+    // As many as any row of this memory sees, so that a longer context changes no launch.
+    let splits = match attention.window {
+        Some(window) => window.div_ceil(SPLIT) + 1,
+        None => (kv.spec.pages * PAGE_ROWS).div_ceil(SPLIT),
+    };
+    let bytes = 4 * n * heads * splits * (2 + head_dim);
+    let few = n <= FEW_ROWS && bytes <= PARTIAL_BYTES;
+    let partials = cuda.arena.buffer(if few { bytes } else { 0 });
+    let two = |a: usize, b: usize| a as u64 | (b as u64) << 32;
+    let words = [
+        address(q),
+        p.keys.address,
+        p.values.address,
+        cuda.batch(batch),
+        address(&y),
+        partials.address,
+        two(attention.scale.to_bits() as usize, attention.group),
+        two(heads, kv_heads),
+        two(head_dim, splits),
+        attention.window.unwrap_or(0) as u64,
+    ];
+    let launch = |name, grid| {
+        cuda.launch(&kernel(name, p), grid, Args::default().words(&words));
+    };
+    let (blocks, columns) = match p.tiles {
+        // A sequence's last block may be partly empty.
+        Some(_) => (
+            batch.seqs.len() + n * (heads / kv_heads) / QUERIES,
+            kv_heads,
+        ),
+        None => (n * heads, 1),
+    };
+    // A split has work enough for one block; a few for each multiprocessor.
+    let spread = (4 * cuda.driver.sms)
+        .div_ceil(blocks * columns)
+        .clamp(1, splits);
+    let grid = |spread| Grid {
+        shared: p.tiles.map_or(0, |e| shared(e, !few)),
+        ..Grid::rect(blocks, columns * spread, 128)
+    };
+    if few {
+        launch("attend_splits", grid(spread));
+        launch("attend_merge", Grid::new(n * heads, 128));
+    } else {
+        launch("attend_all", grid(1));
+    }
+    y
+}
+
+/// Bytes of shared memory that a block of tensor cores takes, as its kernel cuts it.
+fn shared(head_dim: usize, all: bool) -> usize {
+    let chunk = if head_dim.is_multiple_of(64) { 64 } else { 32 };
+    let floats = 4 * chunk + 8 + 6 + 4 + if all { head_dim } else { 0 };
+    QUERIES * (4 * (head_dim + 32) + 4 * floats)
+}

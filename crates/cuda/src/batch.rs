@@ -1,0 +1,92 @@
+//! A step's rows on the device, as `Batch` in kernels/common.cuh reads them.
+
+use backend::Batch;
+
+/// Page tables of a sequence that kernels can name.
+pub(crate) const MAX_GROUPS: usize = 4;
+
+/// Words before the rows.
+const HEADER: usize = 4;
+/// Words of a row.
+const ROW: usize = 4;
+/// Words of a sequence.
+const SEQ: usize = 6 + MAX_GROUPS + 2;
+
+/// Rows, sequences and page tables, one after the other.
+pub(crate) fn words(batch: &Batch) -> Vec<u32> {
+    let (n_rows, n_seqs) = (batch.rows.len(), batch.seqs.len());
+    let rows = HEADER;
+    let seqs = rows + ROW * n_rows;
+    let tables = seqs + SEQ * n_seqs;
+    let mut words = vec![0u32; tables + batch.tables.len()];
+    words[..HEADER].copy_from_slice(&[n_rows as u32, n_seqs as u32, rows as u32, seqs as u32]);
+    for (i, row) in batch.rows.iter().enumerate() {
+        let token = batch.tokens.get(i).copied().unwrap_or(0);
+        words[rows + ROW * i..][..3].copy_from_slice(&[token, row.index, row.position]);
+    }
+    for (s, seq) in batch.seqs.iter().enumerate() {
+        for r in seq.rows.clone() {
+            words[rows + ROW * r + 3] = s as u32;
+        }
+        assert!(
+            seq.tables.len() <= MAX_GROUPS,
+            "{} groups of layers",
+            seq.tables.len()
+        );
+        let out = &mut words[seqs + SEQ * s..][..SEQ];
+        let numbers = [
+            seq.rows.start,
+            seq.rows.len(),
+            seq.slot,
+            usize::from(seq.is_new),
+            seq.kept,
+            seq.certain,
+        ];
+        let starts = seq.tables.iter().map(|t| tables + t.start);
+        for (out, n) in out.iter_mut().zip(numbers.into_iter().chain(starts)) {
+            *out = n as u32;
+        }
+    }
+    words[tables..].copy_from_slice(&batch.tables);
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backend::{BatchSeq, Row};
+
+    #[test]
+    fn kernels_find_rows_sequences_and_pages() {
+        let row = |index| Row {
+            index,
+            position: index + 10,
+        };
+        let seq = |rows, slot, tables| BatchSeq {
+            rows,
+            slot,
+            is_new: slot == 3,
+            kept: 2,
+            certain: 1,
+            tables,
+        };
+        let batch = Batch {
+            tokens: vec![7, 8, 9],
+            rows: vec![row(4), row(5), row(70)],
+            seqs: vec![
+                seq(0..2, 3, vec![0..1, 1..3]),
+                seq(2..3, 1, vec![3..5, 5..6]),
+            ],
+            tables: vec![40, 41, 42, 43, 44, 45],
+        };
+        let w = words(&batch);
+        assert_eq!(w[..2], [3, 2]);
+        let row = |r: usize| &w[w[2] as usize + 4 * r..][..4];
+        assert_eq!((row(1), row(2)), (&[8, 5, 15, 0][..], &[9, 70, 80, 1][..]));
+        let seq = |s: usize| &w[w[3] as usize + 12 * s..];
+        assert_eq!(seq(0)[..6], [0, 2, 3, 1, 2, 1]);
+        assert_eq!(seq(1)[..6], [2, 1, 1, 0, 2, 1]);
+        assert_eq!(w[seq(0)[7] as usize..][..2], [41, 42]);
+        assert_eq!(w[seq(1)[6] as usize..][..2], [43, 44]);
+    }
+}

@@ -1,0 +1,224 @@
+//! CUDA C++ to machine code with NVRTC: no toolkit, no headers, no GPU needed.
+//!
+//! Code is kept in a folder, in files named by a hash of everything that goes
+//! into it.
+
+use cudarc::nvrtc::{result as rtc, sys};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const COMMON: &str = include_str!("../kernels/common.cuh");
+
+/// Every file of kernels.
+const SOURCES: &[(&str, &str)] = &[
+    ("rows", include_str!("../kernels/rows.cu")),
+    ("product", include_str!("../kernels/product.cu")),
+    ("plain", include_str!("../kernels/plain.cu")),
+    ("attention", include_str!("../kernels/attention.cu")),
+    ("delta", include_str!("../kernels/delta.cu")),
+    ("moe", include_str!("../kernels/moe.cu")),
+];
+
+/// A file of kernels and the numbers it is compiled with.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kernel {
+    pub(crate) file: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) defines: Vec<(&'static str, usize)>,
+}
+
+impl Kernel {
+    pub(crate) fn new(file: &'static str, name: &'static str) -> Self {
+        Kernel {
+            file,
+            name,
+            defines: Vec::new(),
+        }
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}::{}", self.file, self.name)?;
+        self.defines
+            .iter()
+            .try_for_each(|(name, value)| write!(f, " {name}={value}"))
+    }
+}
+
+/// Whether the compiler's library can be found.
+pub(crate) fn is_present() -> bool {
+    // SAFETY: only tries to open the library.
+    unsafe { sys::is_culib_present() }
+}
+
+/// Compiled code of one file, by its definitions.
+type Modules = HashMap<(&'static str, Vec<(&'static str, usize)>), Arc<Vec<u8>>>;
+
+/// Compiles for one architecture.
+pub(crate) struct Compiler {
+    arch: u32,
+    folder: Option<PathBuf>,
+    modules: Mutex<Modules>,
+}
+
+impl Compiler {
+    pub(crate) fn new(arch: u32, folder: Option<PathBuf>) -> Self {
+        Compiler {
+            arch,
+            folder,
+            modules: Mutex::default(),
+        }
+    }
+
+    /// Machine code of the kernel's file, compiled with its definitions.
+    pub(crate) fn code(&self, kernel: &Kernel) -> Result<Arc<Vec<u8>>, String> {
+        let key = (kernel.file, kernel.defines.clone());
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(code) = modules.get(&key) {
+            return Ok(code.clone());
+        }
+        let options = options(self.arch, &kernel.defines);
+        let source = source(kernel.file);
+        let mut hash = Sha256::new();
+        hash.update(version());
+        options.iter().for_each(|o| hash.update(o));
+        hash.update(&source);
+        let name = hash
+            .finalize()
+            .iter()
+            .take(16)
+            .fold(kernel.file.to_owned() + "-", |name, b| {
+                format!("{name}{b:02x}")
+            });
+        let file = self.folder.as_ref().map(|f| f.join(name + ".cubin"));
+        let kept = file.as_ref().and_then(|f| std::fs::read(f).ok());
+        let code = match kept {
+            Some(code) => code,
+            None => {
+                let (code, _) =
+                    compile(&source, &options).map_err(|log| format!("{kernel}: {log}"))?;
+                if let Some(file) = &file {
+                    keep(file, &code);
+                }
+                code
+            }
+        };
+        let code = Arc::new(code);
+        modules.insert(key, code.clone());
+        Ok(code)
+    }
+}
+
+/// Writes whole files only; a cache that cannot be written is none.
+fn keep(file: &std::path::Path, code: &[u8]) {
+    let part = file.with_extension(format!("{}.part", std::process::id()));
+    let written = file
+        .parent()
+        .map(std::fs::create_dir_all)
+        .transpose()
+        .and_then(|_| std::fs::write(&part, code))
+        .and_then(|()| std::fs::rename(&part, file));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+}
+
+fn source(file: &str) -> String {
+    let (_, text) = SOURCES
+        .iter()
+        .find(|(name, _)| *name == file)
+        .expect("a file of kernels");
+    format!("{COMMON}\n#line 1 \"{file}.cu\"\n{text}")
+}
+
+fn options(arch: u32, defines: &[(&'static str, usize)]) -> Vec<String> {
+    let mut options = vec![
+        format!("--gpu-architecture=sm_{arch}"),
+        "--std=c++17".into(),
+        "--fmad=false".into(),
+        "-default-device".into(),
+        "--ptxas-options=-v".into(),
+    ];
+    options.extend(
+        defines
+            .iter()
+            .map(|(name, value)| format!("-D{name}={value}")),
+    );
+    options
+}
+
+fn version() -> String {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: two integers to write.
+    let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    format!("{major}.{minor}")
+}
+
+/// Machine code and the assembler's report.
+fn compile(source: &str, options: &[String]) -> Result<(Vec<u8>, String), String> {
+    let source = CString::new(source).expect("sources have no zeros");
+    let program = rtc::create_program(&source, None).map_err(|e| e.to_string())?;
+    // SAFETY: the program is alive until the end of this function.
+    let done = unsafe { rtc::compile_program(program, options) };
+    // SAFETY: as above.
+    let log = unsafe { rtc::get_program_log(program) }.unwrap_or_default();
+    let log: Vec<u8> = log.iter().map(|&c| c as u8).collect();
+    let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
+    let log = log.to_string_lossy().into_owned();
+    let mut code = Err(log.clone());
+    if done.is_ok() {
+        let mut n = 0;
+        // SAFETY: one integer to write.
+        let sized = unsafe { sys::nvrtcGetCUBINSize(program, &raw mut n) }.result();
+        let mut bytes = vec![0u8; n];
+        // SAFETY: as many bytes as the compiler said.
+        let got = unsafe { sys::nvrtcGetCUBIN(program, bytes.as_mut_ptr().cast()) }.result();
+        code = match sized.and(got) {
+            Ok(()) => Ok((bytes, log)),
+            Err(e) => Err(e.to_string()),
+        };
+    }
+    // SAFETY: not used after this.
+    let _ = unsafe { rtc::destroy_program(program) };
+    code
+}
+
+/// What the assembler says of one kernel.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    /// Registers of a thread.
+    pub(crate) registers: usize,
+    /// Bytes a thread keeps in memory for want of registers.
+    pub(crate) spilled: usize,
+}
+
+/// Compiles a kernel's file and returns the report, by name.
+#[cfg(test)]
+pub(crate) fn report(arch: u32, kernel: &Kernel) -> Result<Vec<(String, Usage)>, String> {
+    let (_, log) = compile(&source(kernel.file), &options(arch, &kernel.defines))
+        .map_err(|log| format!("{kernel} for sm_{arch}: {log}"))?;
+    let mut all: Vec<(String, Usage)> = Vec::new();
+    let number = |text: &str| text.trim().rsplit(' ').next().and_then(|n| n.parse().ok());
+    for line in log.lines() {
+        if let Some((_, name)) = line.split_once("Compiling entry function '") {
+            let name = name.split('\'').next().unwrap_or_default();
+            all.push((name.to_owned(), Usage::default()));
+        }
+        let Some((_, usage)) = all.last_mut() else {
+            continue;
+        };
+        if let Some((bytes, _)) = line.split_once(" bytes spill stores") {
+            usage.spilled += number(bytes).unwrap_or(0);
+        }
+        if let Some((registers, _)) = line.split_once(" registers") {
+            usage.registers = number(registers).unwrap_or(0);
+        }
+    }
+    Ok(all)
+}

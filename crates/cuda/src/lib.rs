@@ -1,0 +1,333 @@
+//! An NVIDIA GPU as a backend: own kernels, compiled when they are first used.
+//!
+//! Nothing of CUDA is needed to build this. The driver and NVRTC, the compiler, are
+//! loaded at run time; where they are missing, [`Cuda::new`] says so.
+//!
+//! # Bits
+//!
+//! A row has the same bits whatever is computed with it, as everywhere. Unlike the
+//! CPU's, the sums of products, norms, attention and the delta rule have orders of
+//! their own, stated at their kernels, so they differ from [`backend::Reference`]
+//! by rounding; all else has its bits. Products see activations in f16, scaled by
+//! a power of two for each row, and sum in f32; that moves a product by about 3e-4
+//! of its size.
+//!
+//! No files but the cache of compiled code, no models, no choice of a token.
+
+mod attention;
+mod batch;
+mod compile;
+mod delta;
+mod driver;
+mod memory;
+mod moe;
+mod pack;
+mod product;
+mod rows;
+mod step;
+#[cfg(test)]
+mod tests;
+
+pub use driver::{CudaError, device_count};
+
+use backend::{
+    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
+    Kv, KvSpec, Matrix, Rope, StepKey, Tensor,
+};
+use compile::Kernel;
+use driver::{Address, Args, Driver, Grid};
+use memory::{Arena, Block, address};
+use quant::Stored;
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// How to use a GPU.
+#[derive(Clone, Debug, Default)]
+pub struct CudaOptions {
+    /// Which of the machine's devices.
+    pub ordinal: usize,
+    /// Where compiled code is kept; nowhere, if absent.
+    pub cache: Option<PathBuf>,
+}
+
+/// One GPU.
+pub struct Cuda {
+    // Before `driver`: what it holds is freed first.
+    state: Mutex<State>,
+    /// Where recorded steps find their rows.
+    recorded_batch: Block,
+    arena: Arc<Arena>,
+    driver: Arc<Driver>,
+}
+
+/// What the ops of a step share.
+#[derive(Default)]
+struct State {
+    /// The last step's rows, and where they lie.
+    batch: Option<(Batch, Block)>,
+    /// Rotary frequencies, by their bits.
+    frequencies: HashMap<Vec<u32>, Block>,
+    /// The rows of the step that is being recorded.
+    recording: Option<Batch>,
+    steps: HashMap<step::Shape, step::Known>,
+}
+
+impl Cuda {
+    /// Opens a device.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError`]: no driver, no compiler, no such device, or one too old.
+    pub fn new(options: CudaOptions) -> Result<Self, CudaError> {
+        let driver = Arc::new(Driver::new(options.ordinal, options.cache)?);
+        Ok(Cuda {
+            state: Mutex::default(),
+            recorded_batch: Block::new(&driver, step::BATCH_BYTES, "a step's rows"),
+            arena: Arena::new(driver.clone()),
+            driver,
+        })
+    }
+
+    /// A matrix of random weights stored in `format`, not `f32`, made on the device:
+    /// for measurements.
+    pub fn random_matrix(
+        &self,
+        rows: usize,
+        cols: usize,
+        format: &'static quant::Format,
+    ) -> Matrix {
+        product::random_matrix(self, rows, cols, format)
+    }
+
+    /// Bytes a second that this device's memory can be read at: what a step whose
+    /// weights must all be read could reach at best.
+    pub fn read_ceiling(&self) -> f64 {
+        const BYTES: usize = 2 << 30;
+        const TIMES: usize = 20;
+        let block = Block::zeroed(&self.driver, BYTES + 256, "measuring the memory");
+        let read = |times| {
+            let start = Instant::now();
+            for _ in 0..times {
+                let args = Args::default()
+                    .ptr(block.address)
+                    .long(BYTES / 16)
+                    .ptr(block.address + BYTES as u64);
+                let grid = Grid::new(4 * self.driver.sms, 512);
+                self.launch(&Kernel::new("rows", "read_all"), grid, args);
+            }
+            self.driver.wait();
+            start.elapsed().as_secs_f64()
+        };
+        read(2);
+        (BYTES * TIMES) as f64 / (read(TIMES + 1) - read(1))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn launch(&self, kernel: &Kernel, grid: Grid, args: Args) {
+        self.driver.launch(kernel, grid, args);
+    }
+
+    fn tensor(&self, rows: usize, cols: usize) -> Tensor {
+        self.arena.tensor(rows, cols)
+    }
+
+    /// Where the step's tokens lie, if it is being recorded and they are `tokens`.
+    fn recorded_tokens(&self, tokens: &[u32]) -> Option<Address> {
+        let state = self.state();
+        let batch = state.recording.as_ref()?;
+        (batch.tokens == tokens).then_some(self.recorded_batch.address)
+    }
+
+    /// The step's rows on the device.
+    fn batch(&self, batch: &Batch) -> Address {
+        let mut state = self.state();
+        if let Some(recording) = &state.recording {
+            assert_eq!(recording, batch, "the rows of the step that is recorded");
+            return self.recorded_batch.address;
+        }
+        if let Some((last, block)) = &state.batch
+            && last == batch
+        {
+            return block.address;
+        }
+        let words = batch::words(batch);
+        let old = state.batch.take().map(|(_, block)| block);
+        let block = match old.filter(|b| b.bytes >= 4 * words.len()) {
+            Some(block) => block,
+            None => Block::new(
+                &self.driver,
+                (4 * words.len()).next_power_of_two().max(1 << 16),
+                "a step's rows",
+            ),
+        };
+        self.driver.write(block.address, &words);
+        let address = block.address;
+        state.batch = Some((batch.clone(), block));
+        address
+    }
+}
+
+impl Backend for Cuda {
+    fn name(&self) -> String {
+        format!("cuda:{} ({})", self.driver.ordinal, self.driver.name)
+    }
+
+    fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
+        product::matrix(self, parts)
+    }
+
+    fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor {
+        assert_eq!(values.len(), rows * cols, "one value an element");
+        let x = self.tensor(rows, cols);
+        self.driver.write(address(&x), values);
+        x
+    }
+
+    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        let mut values = vec![0.0; x.rows() * x.cols()];
+        self.driver.read(&mut values, address(x));
+        values.into()
+    }
+
+    fn kv(&self, spec: KvSpec) -> Kv {
+        attention::kv(self, spec)
+    }
+
+    fn delta(&self, spec: DeltaSpec) -> Delta {
+        delta::delta(self, spec)
+    }
+
+    fn finish(&self) -> Result<(), DeviceError> {
+        self.driver.wait();
+        match self.driver.take_error() {
+            None => Ok(()),
+            Some(message) => Err(DeviceError {
+                device: self.name(),
+                message,
+            }),
+        }
+    }
+
+    fn step(
+        &self,
+        key: StepKey,
+        batch: &Batch,
+        inputs: &[&Tensor],
+        work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
+    ) -> Vec<Tensor> {
+        step::step(self, key, batch, inputs, work)
+    }
+
+    fn scratch(&self, rows: usize, cols: usize) -> Tensor {
+        self.tensor(rows, cols)
+    }
+
+    fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
+        product::embed(self, table, tokens, scale)
+    }
+
+    fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
+        product::matmul_into(self, x, w, y);
+    }
+
+    fn matmul_rows(&self, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
+        product::matmul_rows(self, x, w, ids)
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
+        rows::rms_norm(self, x, weight, width, eps)
+    }
+
+    fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
+        rows::add(self, x, y)
+    }
+
+    fn scale(&self, x: Tensor, factor: f32) -> Tensor {
+        rows::scale(self, "scale", x, factor)
+    }
+
+    fn glu(&self, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
+        rows::glu(self, gate, x, activation)
+    }
+
+    fn softcap(&self, x: Tensor, cap: f32) -> Tensor {
+        rows::scale(self, "softcap", x, cap)
+    }
+
+    fn gather(&self, x: &Tensor, rows: &[usize]) -> Tensor {
+        rows::gather(self, x, rows)
+    }
+
+    fn columns(&self, x: &Tensor, first: usize, cols: usize) -> Tensor {
+        rows::columns(self, x, first, cols)
+    }
+
+    fn concat(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        rows::concat(self, a, b)
+    }
+
+    fn rope(&self, x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
+        rows::rope(self, x, rope, batch)
+    }
+
+    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
+        attention::append(self, kv, k, v, group, batch);
+    }
+
+    fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
+        attention::attend(self, q, kv, attention, batch)
+    }
+
+    fn gated_delta(
+        &self,
+        state: &mut Delta,
+        weights: &DeltaWeights,
+        qkv: &Tensor,
+        b: &Tensor,
+        a: &Tensor,
+        batch: &Batch,
+    ) -> Tensor {
+        delta::gated_delta(self, state, weights, [qkv, b, a], batch)
+    }
+
+    fn moe(&self, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
+        moe::moe(self, x, scores, experts)
+    }
+
+    fn gate_rows(&self, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
+        rows::gate_rows(self, x, gate, activation)
+    }
+
+    fn add_norm(
+        &self,
+        x: Tensor,
+        y: &Tensor,
+        post: Option<&Tensor>,
+        factor: f32,
+        next: &Tensor,
+        eps: f32,
+    ) -> (Tensor, Tensor) {
+        rows::add_norm(self, x, y, (post, factor), next, eps)
+    }
+
+    fn norm_rope(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        rope: &Rope,
+        eps: f32,
+        batch: &Batch,
+    ) -> Tensor {
+        rows::norm_rope(self, x, weight, rope, eps, batch)
+    }
+
+    fn argmax(&self, x: &Tensor) -> Vec<u32> {
+        rows::argmax(self, x)
+    }
+}

@@ -1,0 +1,310 @@
+//! Weights and their products (kernels/product.cu, kernels/plain.cu).
+
+use crate::driver::{Address, Args, Grid};
+use crate::memory::{Block, address, address_mut};
+use crate::moe::ExpertTable;
+use crate::pack::{self, Packing, TILE, TILE_ROWS};
+use crate::rows::half;
+use crate::{Cuda, Kernel};
+use backend::{Matrix, Tensor};
+use quant::{Scalar, Stored};
+use std::sync::OnceLock;
+
+/// Rows of activations that one tensor-core product takes.
+const TOKENS: usize = 8;
+
+/// Rows of activations that are too few for blocks of [`MANY`].
+const FEW: usize = 32;
+
+/// Rows of activations of a block, where there are many.
+const MANY: usize = 128;
+
+/// Bytes of shared memory of such a block: two stages of activations and sums, and
+/// its results so far.
+const MANY_SHARED: usize = 2 * MANY * (2 * TILE + 8) + 4 * MANY * 8 * TILE_ROWS;
+
+/// A matrix on the device.
+pub(crate) struct Weights {
+    block: Block,
+    factors: Option<Block>,
+    /// Absent for f32.
+    packed: Option<Tiles>,
+    /// Where a layer's experts lie, kept with the first of them.
+    pub(crate) experts: OnceLock<ExpertTable>,
+}
+
+/// How a packed matrix is walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tiles {
+    packing: Packing,
+    /// Tiles of a row.
+    pub(crate) tiles: usize,
+    /// Runs that a row's tiles are cut into, and tiles of a run. They decide the
+    /// order of the sum, so they depend on the matrix alone.
+    pub(crate) slices: usize,
+    pub(crate) per: usize,
+}
+
+impl Tiles {
+    pub(crate) fn new(packing: Packing, cols: usize) -> Self {
+        let tiles = cols.div_ceil(TILE);
+        let most = if tiles < 128 { 8 } else { 16 };
+        let per = tiles.div_ceil(most.min(tiles.div_ceil(4)));
+        Tiles {
+            packing,
+            tiles,
+            slices: tiles.div_ceil(per),
+            per,
+        }
+    }
+
+    pub(crate) fn kernel(&self, name: &'static str) -> Kernel {
+        let mut kernel = Kernel::new("product", name);
+        kernel.defines = self.packing.defines();
+        // One compilation serves every shape of the same number of warps.
+        kernel.defines.push(("SLICES", self.slices));
+        let unroll = match self.packing {
+            Packing::Plain => 2,
+            Packing::Codes { .. } => 4,
+        };
+        kernel.defines.push(("UNROLL", unroll));
+        kernel
+    }
+}
+
+impl Weights {
+    pub(crate) fn address(&self) -> Address {
+        self.block.address
+    }
+
+    pub(crate) fn factors(&self) -> Address {
+        self.factors.as_ref().map_or(0, |f| f.address)
+    }
+
+    pub(crate) fn tiles(&self) -> Option<Tiles> {
+        self.packed
+    }
+}
+
+pub(crate) fn matrix(cuda: &Cuda, parts: &[Stored<'_>]) -> Matrix {
+    let cols = parts[0].cols;
+    assert!(parts.iter().all(|p| p.cols == cols), "parts of one width");
+    let rows: usize = parts.iter().map(|p| p.rows).sum();
+    let format = parts[0].format.name;
+    let what = format!("a matrix of {rows} by {cols} weights in {format}");
+    let weights = match Packing::of(parts) {
+        None => {
+            let values: Vec<f32> = parts.iter().flat_map(Stored::to_f32).collect();
+            Weights {
+                block: Block::of(&cuda.driver, &values, &what),
+                factors: None,
+                packed: None,
+                experts: OnceLock::new(),
+            }
+        }
+        Some(packing) => {
+            let packed = pack::pack(packing, parts);
+            let factors = packed.factors.as_ref();
+            Weights {
+                block: Block::of(&cuda.driver, &packed.bytes, &what),
+                factors: factors.map(|f| Block::of(&cuda.driver, f, &what)),
+                packed: Some(Tiles::new(packing, cols)),
+                experts: OnceLock::new(),
+            }
+        }
+    };
+    let bytes = weights.block.bytes + weights.factors.as_ref().map_or(0, |f| f.bytes);
+    Matrix::new(rows, cols, format, bytes, Box::new(weights))
+}
+
+/// Random weights, made on the device.
+pub(crate) fn random_matrix(
+    cuda: &Cuda,
+    rows: usize,
+    cols: usize,
+    format: &'static quant::Format,
+) -> Matrix {
+    let row = quant::encode(format, &vec![0.0; cols], cols, Scalar::Bf16);
+    let packing = Packing::of(&[row.view()]).expect("a format that is packed");
+    let tiles = Tiles::new(packing, cols);
+    let bytes = rows.div_ceil(TILE_ROWS) * tiles.tiles * packing.tile_bytes();
+    let block = Block::new(&cuda.driver, bytes, "random weights");
+    let args = Args::default()
+        .ptr(block.address)
+        .float((cols as f32).sqrt().recip())
+        .long(bytes / 4);
+    cuda.launch(&tiles.kernel("random_tiles"), Grid::each(bytes / 4), args);
+    let weights = Weights {
+        block,
+        factors: None,
+        packed: Some(tiles),
+        experts: OnceLock::new(),
+    };
+    Matrix::new(rows, cols, format.name, bytes, Box::new(weights))
+}
+
+pub(crate) fn embed(cuda: &Cuda, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
+    assert!(
+        tokens.iter().all(|&t| (t as usize) < table.rows),
+        "tokens of the table"
+    );
+    let w = table.storage::<Weights>();
+    let y = cuda.tensor(tokens.len(), table.cols);
+    let n = tokens.len() * table.cols;
+    // A recorded step reads its own tokens, whatever they are by then.
+    let recorded = cuda.recorded_tokens(tokens);
+    let ids = recorded.is_none().then(|| cuda.arena.of(tokens));
+    let args = Args::default().ptr(w.address());
+    let (kernel, args) = match w.packed {
+        None => (Kernel::new("plain", "embed"), args),
+        Some(t) => (t.kernel("embed"), args.ptr(w.factors())),
+    };
+    let args = args
+        .ptr(ids.as_ref().map_or(0, |ids| ids.address))
+        .ptr(recorded.unwrap_or(0))
+        .ptr(address(&y))
+        .int(table.cols);
+    let args = match w.packed {
+        None => args,
+        Some(t) => args.int(t.tiles),
+    };
+    cuda.launch(&kernel, Grid::each(n), args.float(scale).long(n));
+    y
+}
+
+pub(crate) fn matmul_into(cuda: &Cuda, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
+    let n = x.rows();
+    for (w, y) in w.iter().zip(&*y) {
+        assert_eq!(
+            (w.cols, w.rows, n),
+            (x.cols(), y.cols(), y.rows()),
+            "shapes of a product"
+        );
+    }
+    let mut rest: Vec<(&Matrix, Address)> = w
+        .iter()
+        .copied()
+        .zip(y.iter_mut().map(address_mut))
+        .collect();
+    while let Some(&(first, _)) = rest.first() {
+        let tiles = first.storage::<Weights>().packed;
+        let same = rest
+            .iter()
+            .take_while(|(w, _)| w.storage::<Weights>().packed == tiles)
+            .count();
+        let group: Vec<_> = rest.drain(..same.min(4)).collect();
+        match tiles {
+            None => group.iter().for_each(|&(w, y)| plain(cuda, x, w, y)),
+            Some(tiles) => packed(cuda, x, tiles, &group),
+        }
+    }
+}
+
+fn plain(cuda: &Cuda, x: &Tensor, w: &Matrix, y: Address) {
+    let args = Args::default()
+        .ptr(w.storage::<Weights>().address())
+        .ptr(address(x))
+        .ptr(0)
+        .ptr(y)
+        .int(w.rows)
+        .int(w.cols);
+    let grid = Grid::rect(w.rows.div_ceil(8), x.rows(), 256);
+    cuda.launch(&Kernel::new("plain", "product"), grid, args);
+}
+
+/// Up to four matrices of one packing and width.
+fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &[(&Matrix, Address)]) {
+    let n = x.rows();
+    let row_tiles: usize = group.iter().map(|(w, _)| w.rows.div_ceil(TILE_ROWS)).sum();
+    // Blocks of two rows of tiles read activations half as often, if that leaves
+    // enough of them.
+    let (name, r, tokens) = if n > FEW {
+        ("product_many", 8, MANY)
+    } else if n > TOKENS {
+        ("product_1_2", 1, 2 * TOKENS)
+    } else if row_tiles >= 4 * cuda.driver.sms {
+        ("product_2_1", 2, TOKENS)
+    } else {
+        ("product_1_1", 1, TOKENS)
+    };
+    let mut words = [0u64; 16];
+    let mut blocks = 0;
+    let mut put = |at: usize, value: usize| {
+        words[12 + at / 2] |= (value as u64) << (32 * (at % 2));
+    };
+    for i in 0..4 {
+        match group.get(i) {
+            Some((w, _)) => {
+                put(i, w.rows);
+                put(4 + i, blocks);
+                blocks += w.rows.div_ceil(TILE_ROWS * r);
+            }
+            None => put(4 + i, i32::MAX as usize),
+        }
+    }
+    for (i, (w, y)) in group.iter().enumerate() {
+        let w = w.storage::<Weights>();
+        words[i] = w.address();
+        words[4 + i] = w.factors();
+        words[8 + i] = *y;
+    }
+    let args = Args::default()
+        .words(&words)
+        .words(&half(cuda, x).words())
+        .int(n)
+        .int(tiles.tiles)
+        .int(tiles.per);
+    let grid = Grid::rect(blocks, n.div_ceil(tokens), 32 * tiles.slices);
+    let grid = match name {
+        "product_many" => Grid {
+            threads: 256,
+            shared: MANY_SHARED,
+            ..grid
+        },
+        _ => grid,
+    };
+    cuda.launch(&tiles.kernel(name), grid, args);
+}
+
+pub(crate) fn matmul_rows(cuda: &Cuda, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
+    let n_ids = ids.first().map_or(0, Vec::len);
+    assert!(
+        ids.len() == x.rows() && ids.iter().all(|i| i.len() == n_ids),
+        "as many rows of the matrix for each row"
+    );
+    let weights = w.storage::<Weights>();
+    let y = cuda.tensor(x.rows(), n_ids);
+    let all: Vec<u32> = ids.concat();
+    assert!(
+        all.iter().all(|&id| (id as usize) < w.rows),
+        "rows of the matrix"
+    );
+    let all = cuda.arena.of(&all);
+    match weights.packed {
+        None => {
+            let args = Args::default()
+                .ptr(weights.address())
+                .ptr(address(x))
+                .ptr(all.address)
+                .ptr(address(&y))
+                .int(n_ids)
+                .int(w.cols);
+            let grid = Grid::rect(n_ids.div_ceil(8), x.rows(), 256);
+            cuda.launch(&Kernel::new("plain", "product"), grid, args);
+        }
+        Some(tiles) => {
+            let args = Args::default()
+                .ptr(weights.address())
+                .ptr(weights.factors())
+                .ptr(address(&y))
+                .words(&half(cuda, x).words())
+                .ptr(all.address)
+                .int(n_ids)
+                .int(tiles.tiles)
+                .int(tiles.per);
+            let grid = Grid::rect(n_ids.div_ceil(TILE_ROWS), x.rows(), 32 * tiles.slices);
+            cuda.launch(&tiles.kernel("product_rows"), grid, args);
+        }
+    }
+    y
+}

@@ -1,0 +1,538 @@
+//! The conformance suite on the GPU, and that every kernel compiles without one.
+
+use crate::compile::{self, Kernel};
+use crate::pack::Packing;
+use crate::product::Tiles;
+use crate::{Cuda, CudaError, CudaOptions};
+use backend::{
+    Activation, Attention, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Expert, Experts,
+    KvSpec, Reference, Rope, Row, Tensor, conformance,
+};
+use quant::Scalar;
+
+/// A GPU, or nothing, loudly: where there is none, these tests test nothing.
+fn gpu() -> Option<Cuda> {
+    let options = CudaOptions {
+        // Compiled code is named by its content, so that tests can share it.
+        cache: Some(std::env::temp_dir().join("paceline-cuda-tests")),
+        ..CudaOptions::default()
+    };
+    match Cuda::new(options) {
+        Ok(cuda) => Some(cuda),
+        Err(e @ (CudaError::NoDriver | CudaError::NoCompiler | CudaError::NoDevice { .. })) => {
+            eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// Ops whose results are the reference's, bit for bit.
+const EQUAL: &[&str] = &["elementwise", "moves", "rope", "argmax"];
+
+#[test]
+fn gpu_ops_without_long_sums_have_the_bits_of_the_reference() {
+    let Some(cuda) = gpu() else { return };
+    for (name, case) in conformance::EQUAL_CASES {
+        if EQUAL.contains(name) {
+            case(&cuda, &Reference);
+        }
+    }
+    cuda.finish().unwrap();
+}
+
+#[test]
+fn gpu_tables_hold_what_they_were_given() {
+    let Some(cuda) = gpu() else { return };
+    // The last two are formats that become f16.
+    for name in [
+        "f32",
+        "f16",
+        "bf16",
+        "affine3-g32",
+        "affine4-g64",
+        "affine8-g128",
+        "q4_0",
+        "q5_1",
+        "q4_k",
+        "q6_k",
+        "mxfp4",
+    ] {
+        let format = quant::format(name).unwrap();
+        let (rows, cols) = (50, 512);
+        let w = quant::encode(format, &noise(1, rows * cols), cols, Scalar::F16);
+        let y = |b: &dyn Backend| b.embed(&b.matrix(&[w.view()]), &[0, 49, 17, 17, 8], 16.0);
+        close(
+            name,
+            &cuda,
+            &y(&cuda),
+            &y(&Reference),
+            if ["q6_k", "mxfp4"].contains(&name) {
+                PRODUCT
+            } else {
+                0.0
+            },
+        );
+    }
+    cuda.finish().unwrap();
+}
+
+#[test]
+fn gpu_fused_ops_have_the_bits_of_their_parts() {
+    let Some(cuda) = gpu() else { return };
+    let same = |what: &str, a: &Tensor, b: &Tensor| {
+        assert_eq!(cuda.download(a), cuda.download(b), "{what}");
+    };
+    for (n, cols) in [(1, 64), (3, 640), (5, 5376)] {
+        let up = |seed| cuda.upload(n, cols, &noise(seed, n * cols));
+        let weight = |seed| cuda.upload(1, cols, &noise(seed, cols));
+        let (post, next) = (weight(3), weight(4));
+        for (post, factor) in [(Some(&post), 0.7), (None, 1.0)] {
+            let (x, h) = cuda.add_norm(up(1), &up(2), post, factor, &next, 1e-6);
+            let y = match post {
+                Some(w) => cuda.rms_norm(&up(2), Some(w), cols, 1e-6),
+                None => up(2),
+            };
+            let want = cuda.scale(cuda.add(up(1), &y), factor);
+            same("x of add_norm", &x, &want);
+            let want = cuda.rms_norm(&want, Some(&next), cols, 1e-6);
+            same("norm of add_norm", &h, &want);
+            let w = quant::encode(&quant::BF16, &noise(5, 32 * cols), cols, Scalar::F32);
+            let b: &dyn Backend = &cuda;
+            let w = cuda.matrix(&[w.view()]);
+            same(
+                "product of add_norm",
+                &b.matmul(&h, &w),
+                &b.matmul(&want, &w),
+            );
+        }
+    }
+    for (head_dim, pair_offset, pairs) in [(64, 32, 32), (256, 32, 32), (512, 256, 64)] {
+        let rope = Rope {
+            head_dim,
+            pair_offset,
+            frequencies: noise(6, pairs),
+        };
+        let (n, cols) = (3, 5 * head_dim);
+        let x = cuda.upload(n, cols, &noise(7, n * cols));
+        let weight = cuda.upload(1, head_dim, &noise(8, head_dim));
+        let row = |i| Row {
+            index: i,
+            position: 1000 * i,
+        };
+        let batch = Batch {
+            rows: (0..3).map(row).collect(),
+            ..Batch::default()
+        };
+        let want = cuda.rope(
+            cuda.rms_norm(&x, Some(&weight), head_dim, 1e-6),
+            &rope,
+            &batch,
+        );
+        same(
+            "norm_rope",
+            &cuda.norm_rope(&x, &weight, &rope, 1e-6, &batch),
+            &want,
+        );
+    }
+    cuda.finish().unwrap();
+}
+
+#[test]
+fn gpu_rows_do_not_depend_on_their_company() {
+    let Some(cuda) = gpu() else { return };
+    conformance::check_row_invariance(&cuda);
+}
+
+/// `‖got - want‖ / ‖want‖`
+fn distance(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let square = |x: f64| x * x;
+    let sum = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
+        got.iter()
+            .zip(want)
+            .map(|(g, w)| f(f64::from(*g), f64::from(*w)))
+            .sum()
+    };
+    let (d, n) = (sum(&|g, w| square(g - w)), sum(&|_, w| square(w)));
+    (d / n.max(1e-30)).sqrt()
+}
+
+/// Numbers of no pattern in `-1 .. 1`.
+fn noise(seed: u32, n: usize) -> Vec<f32> {
+    (0..n as u32)
+        .map(|i| {
+            let mut x = i.wrapping_mul(0x9e37_79b9) ^ seed.wrapping_mul(0x85eb_ca6b);
+            x ^= x >> 16;
+            x = x.wrapping_mul(0x7feb_352d);
+            x ^= x >> 15;
+            x = x.wrapping_mul(0x846c_a68b);
+            ((x >> 8) as f32 / (1 << 23) as f32) - 1.0
+        })
+        .collect()
+}
+
+/// How far a product may be from exact activations: f16 has 11 bits.
+const PRODUCT: f64 = 5e-4;
+/// How far a sum in `f32` may be from one in another order.
+const SUM: f64 = 2e-6;
+
+fn close(what: &str, cuda: &Cuda, got: &Tensor, want: &Tensor, tolerance: f64) {
+    let d = distance(&cuda.download(got), &Reference.download(want));
+    assert!(
+        d <= tolerance,
+        "{what}: {d:.1e} is more than {tolerance:.1e}"
+    );
+}
+
+#[test]
+fn gpu_products_are_close_to_the_reference() {
+    let Some(cuda) = gpu() else { return };
+    // Each width of code and each kind of scale: a format takes seconds to compile.
+    for name in [
+        "f32",
+        "f16",
+        "bf16",
+        "affine2-g64",
+        "affine3-g32",
+        "affine4-g32",
+        "affine4-g64",
+        "affine5-g128",
+        "affine6-g64",
+        "affine8-g32",
+    ] {
+        let format = quant::format(name).unwrap();
+        for (rows, cols, n) in [
+            (5, 128, 1),
+            (100, 768, 3),
+            (33, 4096, 8),
+            (300, 1280, 17),
+            (64, 9216, 40),
+        ] {
+            let cols = cols + if format.block == 1 { 7 } else { 0 };
+            let w = quant::encode(format, &noise(1, rows * cols), cols, Scalar::Bf16);
+            let x = noise(2, n * cols);
+            let y = |b: &dyn Backend| b.matmul(&b.upload(n, cols, &x), &b.matrix(&[w.view()]));
+            let what = format!("{} [{rows}, {cols}] by {n}", format.name);
+            close(&what, &cuda, &y(&cuda), &y(&Reference), PRODUCT);
+        }
+    }
+    cuda.finish().unwrap();
+}
+
+#[test]
+fn gpu_norms_are_close_to_the_reference() {
+    let Some(cuda) = gpu() else { return };
+    for (width, runs) in [(1, 3), (128, 5), (5376, 1)] {
+        let x = noise(3, 4 * runs * width);
+        let weight = noise(4, width);
+        let y = |b: &dyn Backend| {
+            let weight = b.upload(1, width, &weight);
+            b.rms_norm(&b.upload(4, runs * width, &x), Some(&weight), width, 1e-6)
+        };
+        close("rms_norm", &cuda, &y(&cuda), &y(&Reference), SUM);
+    }
+    cuda.finish().unwrap();
+}
+
+/// A shape of attention.
+struct AttentionCase {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+}
+
+impl AttentionCase {
+    /// `new` rows after `old` of one sequence, whose pages lie in reverse.
+    fn run(
+        &self,
+        b: &dyn Backend,
+        old: usize,
+        new: usize,
+        format: &'static quant::Format,
+    ) -> Tensor {
+        let n = old + new;
+        let pages = n.div_ceil(64);
+        let table = 0..pages;
+        let mut kv = b.kv(KvSpec {
+            pages,
+            heads: self.kv_heads,
+            head_dim: self.head_dim,
+            format,
+        });
+        let mut y = None;
+        for rows in [0..old, old..n].into_iter().filter(|r| !r.is_empty()) {
+            let len = rows.len();
+            let row = |i: usize| Row {
+                index: i as u32,
+                position: i as u32,
+            };
+            let batch = Batch {
+                rows: rows.clone().map(row).collect(),
+                seqs: vec![BatchSeq {
+                    rows: 0..len,
+                    slot: 0,
+                    is_new: rows.start == 0,
+                    kept: 0,
+                    certain: len,
+                    tables: vec![table.clone()],
+                }],
+                tables: (0..pages as u32).rev().collect(),
+                ..Batch::default()
+            };
+            let part = |seed, cols: usize| {
+                b.upload(
+                    len,
+                    cols,
+                    &noise(seed, n * cols)[rows.start * cols..rows.end * cols],
+                )
+            };
+            let cols = self.kv_heads * self.head_dim;
+            b.kv_append(&mut kv, &part(5, cols), &part(6, cols), 0, &batch);
+            let attention = Attention {
+                group: 0,
+                heads: self.heads,
+                scale: 0.3,
+                window: self.window,
+            };
+            y = Some(b.attend(
+                &part(7, self.heads * self.head_dim),
+                &kv,
+                &attention,
+                &batch,
+            ));
+        }
+        y.expect("some rows")
+    }
+
+    fn check(&self, cuda: &Cuda, old: usize, new: usize, format: &'static quant::Format) {
+        let what = format!(
+            "{new} rows after {old}, {} heads on {} of {}, window {:?}, {}",
+            self.heads, self.kv_heads, self.head_dim, self.window, format.name
+        );
+        // Queries and probabilities in 16 bits have 16 bits of fraction in two parts.
+        let tolerance = if format.name == "f32" { SUM } else { 2e-5 };
+        let (got, want) = (
+            self.run(cuda, old, new, format),
+            self.run(&Reference, old, new, format),
+        );
+        close(&what, cuda, &got, &want, tolerance);
+    }
+}
+
+#[test]
+fn gpu_attention_is_close_to_the_reference() {
+    let Some(cuda) = gpu() else { return };
+    for (heads, kv_heads, head_dim, window) in [
+        (2, 1, 64, None),
+        (8, 2, 128, Some(300)),
+        (6, 1, 256, None),
+        (4, 1, 512, Some(64)),
+        (2, 2, 20, None),
+    ] {
+        let case = AttentionCase {
+            heads,
+            kv_heads,
+            head_dim,
+            window,
+        };
+        for (old, new) in [(0, 5), (0, 700), (1000, 1), (1000, 4), (513, 70)] {
+            for format in [&quant::F32, &quant::F16, &quant::BF16] {
+                case.check(&cuda, old, new, format);
+            }
+        }
+    }
+    cuda.finish().unwrap();
+}
+
+/// A step of the delta rule after another one of which some rows stayed.
+fn delta_steps(b: &dyn Backend) -> Tensor {
+    let spec = DeltaSpec {
+        slots: 2,
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 128,
+        value_dim: 128,
+        conv_taps: 4,
+    };
+    let channels = spec.channels();
+    let weights = DeltaWeights {
+        conv: b.upload(channels, 4, &noise(8, 4 * channels)),
+        decay: b.upload(1, 4, &[-0.1, -0.5, -1.0, -0.01]),
+        dt_bias: b.upload(1, 4, &[0.3, -0.3, 0.0, 1.0]),
+    };
+    let mut state = b.delta(spec);
+    let mut last = None;
+    for (n, certain, kept) in [(7, 3, None), (5, 1, Some(2)), (9, 9, Some(4))] {
+        let row = |i| Row {
+            index: i,
+            position: i,
+        };
+        let batch = Batch {
+            rows: (0..n as u32).map(row).collect(),
+            seqs: vec![BatchSeq {
+                rows: 0..n,
+                slot: 1,
+                is_new: kept.is_none(),
+                kept: kept.unwrap_or(0),
+                certain,
+                tables: Vec::new(),
+            }],
+            ..Batch::default()
+        };
+        let part = |seed, cols| b.upload(n, cols, &noise(seed, n * cols));
+        let (qkv, beta, a) = (part(9, channels), part(10, 4), part(11, 4));
+        last = Some(b.gated_delta(&mut state, &weights, &qkv, &beta, &a, &batch));
+    }
+    last.expect("three steps")
+}
+
+/// A mixture of 9 experts, 3 a row, one of them chosen by most rows.
+fn mixture(b: &dyn Backend, format: &'static quant::Format, n: usize) -> Tensor {
+    let (hidden, inner, count) = (128, 64, 9);
+    let matrix = |seed: usize, rows, cols| {
+        let w = quant::encode(format, &noise(seed as u32, rows * cols), cols, Scalar::F16);
+        b.matrix(&[w.view()])
+    };
+    let experts = Experts {
+        experts: (0..count)
+            .map(|e| Expert {
+                gate_up: matrix(20 + e, 2 * inner, hidden),
+                down: matrix(40 + e, hidden, inner),
+            })
+            .collect(),
+        top_k: 3,
+        scale: Some((0..count).map(|e| 0.5 + e as f32).collect()),
+        activation: Activation::GeluTanh,
+    };
+    let scores = b.upload(n, count, &noise(12, n * count));
+    b.moe(
+        &b.upload(n, hidden, &noise(13, n * hidden)),
+        &scores,
+        &experts,
+    )
+}
+
+/// Small enough for the tools that watch every access; also close to the reference.
+#[test]
+fn gpu_small_cases_of_every_kernel_are_close_to_the_reference() {
+    let Some(cuda) = gpu() else { return };
+    for name in ["affine4-g64", "affine5-g32", "affine8-g64", "bf16", "f32"] {
+        let format = quant::format(name).unwrap();
+        for n in [1, 3, 12, 40] {
+            let (rows, cols) = (70, 320);
+            let w = quant::encode(format, &noise(1, rows * cols), cols, Scalar::F16);
+            let x = noise(2, n * cols);
+            let y = |b: &dyn Backend| b.matmul(&b.upload(n, cols, &x), &b.matrix(&[w.view()]));
+            close(
+                &format!("{name} by {n}"),
+                &cuda,
+                &y(&cuda),
+                &y(&Reference),
+                PRODUCT,
+            );
+        }
+        for n in [1, 4, 40] {
+            let (got, want) = (mixture(&cuda, format, n), mixture(&Reference, format, n));
+            close(
+                &format!("experts in {name}, {n} rows"),
+                &cuda,
+                &got,
+                &want,
+                2.0 * PRODUCT,
+            );
+        }
+    }
+    close(
+        "delta rule",
+        &cuda,
+        &delta_steps(&cuda),
+        &delta_steps(&Reference),
+        2e-5,
+    );
+    let heads = AttentionCase {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        window: Some(100),
+    };
+    for (old, new) in [(0, 70), (300, 3)] {
+        heads.check(&cuda, old, new, &quant::BF16);
+    }
+    cuda.finish().unwrap();
+}
+
+/// Every file of kernels with the numbers that models need; for other
+/// architectures than the first, those of common formats.
+fn variants(first: bool) -> Vec<Kernel> {
+    let with = |file, defines: &[(&'static str, usize)]| Kernel {
+        file,
+        name: "",
+        defines: defines.to_vec(),
+    };
+    let attention = |kv, head| {
+        let tiles = usize::from(head > 0);
+        with("attention", &[("KV", kv), ("TILES", tiles), ("HEAD", head)])
+    };
+    let delta = |dk, dv, parts| {
+        let threads = parts * dv;
+        let defines = [
+            ("DK", dk),
+            ("DV", dv),
+            ("PARTS", parts),
+            ("TAPS", 4),
+            ("THREADS", threads),
+        ];
+        with("delta", &defines)
+    };
+    let codes = |bits, group, scale| Packing::Codes { bits, group, scale };
+    let mut all = vec![with("rows", &[]), with("plain", &[]), with("moe", &[])];
+    all.extend([attention(0, 0), attention(2, 256), delta(128, 128, 8)]);
+    let mut packings = vec![Packing::Plain, codes(4, 64, Scalar::Bf16)];
+    if first {
+        all.extend([
+            attention(1, 128),
+            attention(2, 64),
+            attention(2, 512),
+            delta(64, 256, 4),
+        ]);
+        packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32, Scalar::F16)));
+    }
+    all.extend(packings.into_iter().map(|p| Tiles::new(p, 4096).kernel("")));
+    all
+}
+
+/// Registers of a thread, at most, by how a kernel's name starts; 40 for others.
+/// More means fewer threads at once, or spills: look before you raise one.
+const REGISTERS: &[(&str, usize)] = &[
+    ("product_many", 255),
+    ("product_1_2", 112),
+    ("product", 112),
+    ("attend", 152),
+    ("delta_rule", 64),
+    ("add_norm", 112),
+    ("rms_norm", 64),
+];
+
+#[test]
+fn every_kernel_compiles_without_a_gpu_within_its_registers() {
+    if !compile::is_present() {
+        eprintln!("!!! SKIPPED, no kernel is compiled: NVRTC is not on LD_LIBRARY_PATH");
+        return;
+    }
+    for arch in [90, 80, 100] {
+        for kernel in variants(arch == 90) {
+            let report = compile::report(arch, &kernel).unwrap();
+            assert!(!report.is_empty(), "{kernel} has kernels");
+            for (name, usage) in report {
+                let budget = REGISTERS.iter().find(|(start, _)| name.starts_with(start));
+                let budget = budget.map_or(40, |(_, registers)| *registers);
+                assert!(
+                    usage.registers <= budget && usage.spilled == 0,
+                    "{kernel}{name} for sm_{arch}: {usage:?}, at most {budget} registers and no spills"
+                );
+            }
+        }
+    }
+}
