@@ -1,10 +1,11 @@
 //! How fast products read their weights, beside a plain read of as many bytes.
 //!
-//! `cargo run --release -p cpu --example products [threads] [MiB of weights]`
+//! `cargo run --release -p cpu --example products [threads] [MiB of weights] [formats]`
 //!
 //! Weights rotate over more than the caches; all cases of a shape take turns, so
-//! that ratios hold when the machine's memory does not. `step(M) / step(1)` is
-//! what verifying `M` rows costs against plain decoding.
+//! that ratios hold when the machine's memory does not. `M=4` is `step(4) / step(1)`:
+//! what verifying 4 rows costs against plain decoding. A prompt's rate is compared
+//! with multiplying bytes in registers, measured in the same rounds.
 
 use backend::{Backend, Matrix, Tensor};
 use cpu::{Cpu, CpuOptions};
@@ -13,7 +14,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 /// Rows of a step.
-const ROWS: [usize; 6] = [1, 2, 3, 4, 6, 8];
+const ROWS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
+
+/// Rows of a prompt.
+const PROMPT: usize = 512;
 
 /// Outputs and inputs of a product.
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (14336, 4096), (4096, 14336), (151_936, 2048)];
@@ -70,24 +74,42 @@ fn median(times: &mut [f64]) -> f64 {
     times[times.len() / 2]
 }
 
+/// Operations a second in registers, in tiles or not; 0 where there are none.
+fn peak(cpu: &Cpu, tiles: bool) -> f64 {
+    let steps = if tiles { 20_000 } else { 50_000 };
+    let start = Instant::now();
+    let done = cpu.saturate(tiles, steps).unwrap_or(0);
+    done as f64 / start.elapsed().as_secs_f64()
+}
+
 fn main() {
-    let mut args = std::env::args()
-        .skip(1)
-        .map(|a| a.parse().expect("a number"));
-    let threads = args.next().unwrap_or(0);
-    let total = args.next().unwrap_or(512) << 20;
+    let mut args = std::env::args().skip(1);
+    let mut number = |default: usize| {
+        args.next()
+            .map_or(default, |a| a.parse().expect("a number"))
+    };
+    let (threads, total) = (number(0), number(512) << 20);
+    let only: Vec<String> = args.collect();
     let cpu = Cpu::new(CpuOptions {
         threads,
         ..CpuOptions::default()
     })
     .expect("the best instruction set is there");
     let b: &dyn Backend = &cpu;
-    println!("{}\n", b.name());
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    println!("{}; load average {}\n", b.name(), load.trim());
     println!(
-        "| weights | outputs x inputs | plain read GB/s | M=1 GB/s | share | M=2 | 3 | 4 | 6 | 8 | prefill 256, rows/s | Gop/s |"
+        "| weights | outputs x inputs | plain read GB/s | M=1 GB/s | share | {} | prefill {PROMPT}, Gop/s | of vectors' peak | of tiles' |",
+        ROWS.map(|m| format!("M={m}"))[1..].join(" | "),
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+    println!(
+        "|---|---|---|---|---|{}---|---|---|",
+        "---|".repeat(ROWS.len() - 1)
+    );
     for name in FORMATS {
+        if !only.is_empty() && !only.iter().any(|o| o == name) {
+            continue;
+        }
         let format = quant::format(name).expect("a format");
         for (n, k) in SHAPES {
             let stored = noise(format, n, k, 7);
@@ -104,47 +126,53 @@ fn main() {
                 b.upload(m, k, &values)
             };
             let inputs = ROWS.map(x);
+            // A prompt's time does not depend on where the weights are read from.
+            let prompt = x(PROMPT);
             let mut read = Vec::new();
             let mut steps = ROWS.map(|_| Vec::new());
+            let (mut prefill, mut vectors, mut tiles) = (Vec::new(), Vec::new(), Vec::new());
             for round in 0..=ROUNDS {
-                let start = Instant::now();
-                for w in &matrices {
-                    black_box(cpu.read(w));
-                }
-                let time = start.elapsed().as_secs_f64() / count as f64;
-                if round > 0 {
-                    read.push(time);
-                }
-                for (x, times) in inputs.iter().zip(&mut steps) {
+                let timed = |times: &mut Vec<f64>, part: f64, work: &dyn Fn()| {
                     let start = Instant::now();
-                    for w in &matrices {
-                        black_box(b.matmul(x, w));
-                    }
+                    work();
                     if round > 0 {
-                        times.push(start.elapsed().as_secs_f64() / count as f64);
+                        times.push(start.elapsed().as_secs_f64() / part);
                     }
+                };
+                timed(&mut read, count as f64, &|| {
+                    for w in &matrices {
+                        black_box(cpu.read(w));
+                    }
+                });
+                for (x, times) in inputs.iter().zip(&mut steps) {
+                    timed(times, count as f64, &|| {
+                        for w in &matrices {
+                            black_box(b.matmul(x, w));
+                        }
+                    });
+                }
+                if round % 3 == 0 {
+                    timed(&mut prefill, 1.0, &|| {
+                        black_box(b.matmul(&prompt, &matrices[round % count]));
+                    });
+                    vectors.push(peak(&cpu, false));
+                    tiles.push(peak(&cpu, true));
                 }
             }
             let read = median(&mut read);
             let steps = steps.map(|mut t| median(&mut t));
-            let prompt = x(256);
-            black_box(b.matmul(&prompt, &matrices[0]));
-            let start = Instant::now();
-            black_box(b.matmul(&prompt, &matrices[0]));
-            let prefill = start.elapsed().as_secs_f64();
+            let rate = 2.0 * (PROMPT * n * k) as f64 / median(&mut prefill);
             let gb = |t: f64| bytes as f64 / t / 1e9;
+            let ratios = steps.map(|t| format!("{:.2}", t / steps[0]));
             println!(
-                "| {name} | {n} x {k} | {:.1} | {:.1} | {:.0} % | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.0} | {:.0} |",
+                "| {name} | {n} x {k} | {:.1} | {:.1} | {:.0} % | {} | {:.0} | {:.0} % | {:.0} % |",
                 gb(read),
                 gb(steps[0]),
                 100.0 * read / steps[0],
-                steps[1] / steps[0],
-                steps[2] / steps[0],
-                steps[3] / steps[0],
-                steps[4] / steps[0],
-                steps[5] / steps[0],
-                256.0 / prefill,
-                2.0 * 256.0 * (n * k) as f64 / prefill / 1e9,
+                ratios[1..].join(" | "),
+                rate / 1e9,
+                100.0 * rate / median(&mut vectors),
+                100.0 * rate / median(&mut tiles),
             );
         }
     }

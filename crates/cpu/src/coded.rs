@@ -1,7 +1,8 @@
 //! Products of coded weights with 8-bit activations.
 //!
-//! Weights keep their codes: `w[c] = scale_g code[c] + bias_g` for the columns of
-//! group `g`. The activations of a row are rounded in the same groups,
+//! Weights keep their codes: `w[c] = scale_g code[c] + bias_g`, or
+//! `w[c] = scale_g level[code[c]]`, for the columns of group `g`. The activations of
+//! a row are rounded in the same groups,
 //!
 //! ```text
 //! d_g = max |x| / 127        q[c] = round(x[c] 127 / max |x|)
@@ -11,16 +12,18 @@
 //!
 //! ```text
 //! y = fma(scale_g Σ code[c] q[c], d_g, y)        the sum is an exact integer
-//! y = fma(bias_g, d_g Σ q[c], y)
+//! y = fma(bias_g, d_g Σ q[c], y)                 only where there are biases
 //! ```
 //!
-//! [`dot`] is this definition. A panel holds, group after group, the codes of 16
-//! rows, four columns of each row to a vector of 64 bytes (codes of up to 4 bits
-//! in pairs, eight columns), and then 16 scales and 16 biases: one stream.
-//! Codes of 2 and 3 bits take the room of 4, those of 5 and 6 bits that of 8.
+//! with `level[code[c]]` for `code[c]` where codes stand for levels. [`dot`] is this
+//! definition. A panel holds, group after group, the codes of 16 rows, four columns
+//! of each row to a vector of 64 bytes (codes of up to 4 bits in pairs, eight
+//! columns), and after one or several groups what makes their scales and biases:
+//! one stream. Codes of 2 and 3 bits take the room of 4, those of 5 and 6 bits
+//! that of 8.
 
 use crate::Cpu;
-use crate::arch::{ByteKernel, Bytes, Element, Kernel, Lanes, store};
+use crate::arch::{Blocks, ByteKernel, Bytes, Element, Kernel, Lanes, store};
 use crate::elementwise::PIECE;
 use crate::matmul::with_element;
 use crate::memory::{Region, bytes, bytes_mut, values, values_mut};
@@ -28,16 +31,9 @@ use crate::pool::Split;
 use crate::tile::AHEAD;
 use backend::Tensor;
 use backend::math::Float;
-use quant::{Layout, Row, Scalar, Stored};
+use half::f16;
+use quant::{Format, Layout, Row, Scalar, Stored, Zero};
 use std::ops::Range;
-
-/// Code `c` of a bit stream of `bits`-wide codes.
-fn code(codes: &[u8], bits: usize, c: usize) -> u8 {
-    let (byte, shift) = (c * bits / 8, c * bits % 8);
-    let high = codes.get(byte + 1).copied().unwrap_or(0);
-    let both = u16::from_le_bytes([codes[byte], high]) >> shift;
-    (both & ((1 << bits) - 1)) as u8
-}
 
 /// Rounds one group of activations to `q`; returns `d` and `Σ q`.
 fn round_group(x: &[f32], q: &mut [i8]) -> (f32, f32) {
@@ -61,50 +57,69 @@ fn round_group(x: &[f32], q: &mut [i8]) -> (f32, f32) {
 ///
 /// # Panics
 ///
-/// If the row's layout has no codes, or `x` is not as wide as the row.
-pub fn dot(layout: Layout, row: Row<'_>, x: &[f32]) -> f32 {
-    let Layout::Affine { bits, group } = layout else {
-        panic!("a plain row has no codes");
-    };
-    let (bits, group) = (usize::from(bits), usize::from(group));
-    assert_eq!(
-        row.codes.len() * 8,
-        x.len() * bits,
-        "a code for each column"
-    );
+/// If the format has no codes, or `x` is not as wide as the row.
+pub fn dot(format: &Format, row: Row<'_>, x: &[f32]) -> f32 {
+    let view = format.codes().expect("a format with codes");
+    let groups = x.len() / view.group;
+    let mut codes = vec![0; x.len()];
+    let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
+    format.unpack(row, &mut codes, &mut scales, &mut biases);
     let mut y = 0.0f32;
-    let mut q = vec![0; group];
-    for (g, x) in x.chunks_exact(group).enumerate() {
+    let mut q = vec![0; view.group];
+    for (g, x) in x.chunks_exact(view.group).enumerate() {
         let (d, sum) = round_group(x, &mut q);
-        let codes = (0..group).map(|c| i32::from(code(row.codes, bits, g * group + c)));
-        let exact: i32 = codes.zip(&q).map(|(c, &q)| c * i32::from(q)).sum();
-        let (scale, bias) = (row.scale.get(row.scales, g), row.scale.get(row.biases, g));
-        y = (exact as f32 * scale).mul_add(d, y);
-        y = bias.mul_add(d * sum, y);
+        let codes = &codes[g * view.group..(g + 1) * view.group];
+        let level = |code: u8| match view.zero {
+            Zero::Bias => i32::from(code),
+            Zero::Levels(levels) => i32::from(levels[usize::from(code)]),
+        };
+        let products = codes.iter().zip(&q).map(|(&c, &q)| level(c) * i32::from(q));
+        let exact: i32 = products.sum();
+        y = (exact as f32 * scales[g]).mul_add(d, y);
+        if view.zero == Zero::Bias {
+            y = biases[g].mul_add(d * sum, y);
+        }
     }
     y
 }
 
 /// Activations in 8 bits, by group.
 ///
-/// Rows come in blocks, as many as a kernel takes at once (the last block of a run
-/// may be smaller), in the order in which it reads them.
+/// Rows come in blocks, as many as a kernel takes at once, in the order in which it
+/// reads them. The last block of a run may have fewer; in tiles there is one run,
+/// and its last block keeps the room of all rows.
 pub(crate) struct Rounded {
     pub(crate) group: usize,
     cols: usize,
-    /// Rows of a block.
-    block: usize,
-    /// Of each block: `[cols / 8, rows, 8]` bytes.
+    blocks: Blocks,
+    /// From the first page boundary on, of each block: `[cols / 8, rows, 8]` bytes,
+    /// in tiles `[groups, rows, group]`.
     q: Tensor,
-    /// Of each block: `[groups, rows, 2]`, `d` and `d Σ q`.
+    /// Of each block: `[groups, rows, FACTORS]`.
     factors: Tensor,
+}
+
+/// What is known of a group of a row: `d`, `d Σ q`, and the integers `−8 Σ q` and
+/// `−128 Σ q`.
+pub(crate) const FACTORS: usize = 4;
+
+/// Where tiles of activations start. Sums leave their tiles for the same places
+/// of a page: a load waits for every store on its way to the same place of another.
+const PAGE: usize = 4096;
+
+/// The bytes of `storage` from the first page boundary on.
+fn from_page(storage: &[i8]) -> usize {
+    storage.as_ptr().align_offset(PAGE)
 }
 
 /// Rounds one block of rows.
 struct Round<'a> {
     x: &'a [f32],
+    cols: usize,
+    /// Rows that there is room for.
     rows: usize,
     group: usize,
+    tiles: bool,
     q: &'a mut [i8],
     factors: &'a mut [f32],
 }
@@ -115,9 +130,14 @@ impl Kernel for Round<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let (rows, group) = (self.rows, self.group);
-        let cols = self.x.len() / rows;
         let q = self.q.as_chunks_mut::<8>().0;
-        for (m, x) in self.x.chunks_exact(cols).enumerate() {
+        // From one eight of a row to its next, and to the next row's.
+        let (along, down) = if self.tiles {
+            (1, group / 8)
+        } else {
+            (rows, 1)
+        };
+        for (m, x) in self.x.chunks_exact(self.cols).enumerate() {
             for (g, x) in x.chunks_exact(group).enumerate() {
                 let x = x.as_chunks::<16>().0;
                 let mut top = L::splat(0.0);
@@ -135,44 +155,61 @@ impl Kernel for Round<'_> {
                     let mut bytes = [0; 16];
                     rounded.store_i8(&mut bytes);
                     let (halves, _) = bytes.as_chunks::<8>();
-                    let eight = g * group / 8 + 2 * i;
-                    q[eight * rows + m] = halves[0];
-                    q[(eight + 1) * rows + m] = halves[1];
+                    let eight = g * group / 8 * rows + m * down + 2 * i * along;
+                    q[eight] = halves[0];
+                    q[eight + along] = halves[1];
                     sum = sum + rounded;
                 }
-                let d = top / 127.0;
-                self.factors[2 * (g * rows + m)..][..2].copy_from_slice(&[d, d * sum.sum()]);
+                let (d, sum) = (top / 127.0, sum.sum());
+                let bits = |times: i32| f32::from_bits((times * sum as i32) as u32);
+                self.factors[FACTORS * (g * rows + m)..][..FACTORS].copy_from_slice(&[
+                    d,
+                    d * sum,
+                    bits(-8),
+                    bits(-128),
+                ]);
             }
         }
     }
 }
 
 impl Rounded {
-    /// Rounds each of `runs` of `x` in blocks of `block` rows.
+    /// Rounds each of `runs` of `x`; in tiles, the only one.
     pub(crate) fn new(
         cpu: &Cpu,
         x: &Tensor,
         group: usize,
-        block: usize,
+        blocks: Blocks,
         runs: &[Range<usize>],
     ) -> Self {
-        let (rows, cols) = (x.rows(), x.cols());
-        let mut q = cpu.tensor(rows, cols.div_ceil(4));
-        let mut factors = cpu.tensor(rows, 2 * (cols / group));
+        let (rows, cols, block) = (x.rows(), x.cols(), blocks.rows);
+        let room = match blocks.tiles {
+            true => rows.next_multiple_of(block),
+            false => rows,
+        };
+        let mut q = cpu.tensor(1, (room * cols + PAGE).div_ceil(4));
+        let mut factors = cpu.tensor(room, FACTORS * (cols / group));
         {
             let x = values(x);
-            let q = Split::new(bytes_mut::<i8>(values_mut(&mut q)));
+            let q = bytes_mut::<i8>(values_mut(&mut q));
+            let start = from_page(q);
+            let q = Split::new(&mut q[start..]);
             let factors = Split::new(values_mut(&mut factors));
             let round = |range: Range<usize>| {
                 let part = |n: usize| range.start * n..range.end * n;
                 // SAFETY: every block is visited once.
-                let (q, factors) =
-                    unsafe { (q.part(part(cols)), factors.part(part(2 * (cols / group)))) };
-                let (x, rows) = (&x[part(cols)], range.len());
+                let (q, factors) = unsafe {
+                    (
+                        q.part(part(cols)),
+                        factors.part(part(FACTORS * (cols / group))),
+                    )
+                };
                 cpu.isa.run(Round {
-                    x,
-                    rows,
+                    x: &x[range.start * cols..range.end.min(rows) * cols],
+                    cols,
+                    rows: range.len(),
                     group,
+                    tiles: blocks.tiles,
                     q,
                     factors,
                 });
@@ -181,10 +218,11 @@ impl Rounded {
             match runs {
                 [only] => cpu
                     .pool
-                    .each(only.len().div_ceil(block), chunk, |_, blocks| {
-                        for b in blocks {
+                    .each(only.len().div_ceil(block), chunk, |_, range| {
+                        for b in range {
                             let start = only.start + b * block;
-                            round(start..(start + block).min(only.end));
+                            let end = if blocks.tiles { room } else { only.end };
+                            round(start..(start + block).min(end));
                         }
                     }),
                 _ => cpu.pool.each(runs.len(), chunk, |_, range| {
@@ -199,7 +237,7 @@ impl Rounded {
         Rounded {
             group,
             cols,
-            block,
+            blocks,
             q,
             factors,
         }
@@ -207,25 +245,63 @@ impl Rounded {
 
     /// Rows `run`, one of the runs or rows rounded in blocks of one.
     fn view(&self, run: Range<usize>) -> Input<'_> {
-        let part = |n: usize| run.start * n..run.end * n;
+        let room = match self.blocks.tiles {
+            true => run.len().next_multiple_of(self.blocks.rows),
+            false => run.len(),
+        };
+        let part = |n: usize| run.start * n..(run.start + room) * n;
+        let q = bytes(values(&self.q));
         Input {
             cols: self.cols,
             rows: run.len(),
-            block: self.block,
-            q: &bytes(values(&self.q))[part(self.cols)],
-            factors: &values(&self.factors)[part(2 * (self.cols / self.group))],
+            block: self.blocks.rows,
+            q: &q[from_page(q)..][part(self.cols)],
+            factors: &values(&self.factors)[part(FACTORS * (self.cols / self.group))],
         }
     }
 }
 
 /// Rounded rows as the kernels read them: see [`Rounded`].
 #[derive(Clone, Copy)]
-struct Input<'a> {
-    cols: usize,
-    rows: usize,
-    block: usize,
-    q: &'a [i8],
-    factors: &'a [f32],
+pub(crate) struct Input<'a> {
+    pub(crate) cols: usize,
+    pub(crate) rows: usize,
+    pub(crate) block: usize,
+    pub(crate) q: &'a [i8],
+    pub(crate) factors: &'a [f32],
+}
+
+/// How codes lie in a panel and what they stand for: a parameter of kernels.
+pub(crate) type Kind = u8;
+/// Pairs, with biases.
+pub(crate) const AFFINE4: Kind = 0;
+/// Bytes, with biases.
+pub(crate) const AFFINE8: Kind = 1;
+/// Pairs; a code is its level and 8.
+pub(crate) const LEVEL4: Kind = 2;
+/// Pairs that stand for levels of a table.
+pub(crate) const TABLE4: Kind = 3;
+/// Signed bytes, the levels themselves.
+pub(crate) const LEVEL8: Kind = 4;
+
+/// Whether codes lie in pairs.
+pub(crate) const fn pairs(kind: Kind) -> bool {
+    matches!(kind, AFFINE4 | LEVEL4 | TABLE4)
+}
+
+/// Whether groups have biases.
+pub(crate) const fn biased(kind: Kind) -> bool {
+    matches!(kind, AFFINE4 | AFFINE8)
+}
+
+/// What the scales and biases of a panel are made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Factors {
+    /// Each group's own: its scale, then its bias if there are any.
+    Own(Scalar),
+    /// Integers of each group times a number of all of a unit: `d` (and `m`) in
+    /// half precision, then `s` (and `t`) of each group in bytes.
+    Integers,
 }
 
 /// A matrix in panels of codes.
@@ -233,26 +309,77 @@ pub(crate) struct Coded {
     rows: usize,
     cols: usize,
     pub(crate) group: usize,
-    scale: Scalar,
-    /// Two codes a byte.
-    pairs: bool,
+    pub(crate) kind: Kind,
+    /// What codes of a table stand for; for pairs without biases what any does.
+    pub(crate) levels: [i8; 16],
+    factors: Factors,
+    /// Groups of a unit: their codes, then what makes their scales.
+    pub(crate) span: usize,
     data: Region,
+}
+
+/// One row taken apart, and put together for a panel.
+struct Parts {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    biases: Vec<f32>,
+    integers: [Vec<i8>; 2],
+}
+
+/// Codes of `bits` as bytes, from a bit stream.
+fn expand(bits: usize, stream: &[u8], codes: &mut [u8]) {
+    match bits {
+        8 => codes.copy_from_slice(stream),
+        4 => {
+            for (two, byte) in codes.as_chunks_mut::<2>().0.iter_mut().zip(stream) {
+                *two = [byte & 15, byte >> 4];
+            }
+        }
+        _ => {
+            let mask = (1u64 << bits) - 1;
+            let eights = codes.as_chunks_mut::<8>().0.iter_mut();
+            for (eight, bytes) in eights.zip(stream.chunks_exact(bits)) {
+                let mut word = [0; 8];
+                word[..bits].copy_from_slice(bytes);
+                let word = u64::from_le_bytes(word);
+                for (i, code) in eight.iter_mut().enumerate() {
+                    *code = (word >> (bits * i) & mask) as u8;
+                }
+            }
+        }
+    }
 }
 
 impl Coded {
     /// Vectors of codes of one group.
-    fn vectors(&self) -> usize {
-        self.group / if self.pairs { 8 } else { 4 }
+    pub(crate) fn vectors(&self) -> usize {
+        self.group / if pairs(self.kind) { 8 } else { 4 }
     }
 
-    /// Bytes of one group of a panel.
-    fn unit(&self) -> usize {
-        self.vectors() * 64 + 2 * 16 * self.scale.bytes()
+    /// Bytes of the codes of one unit.
+    pub(crate) fn codes(&self) -> usize {
+        self.span * self.vectors() * 64
+    }
+
+    /// Arrays of 16 elements, one a row, that make a unit's scales: how many of
+    /// how many bytes, in order.
+    fn arrays(&self) -> [(usize, usize); 2] {
+        let each = if biased(self.kind) { 2 } else { 1 };
+        match self.factors {
+            Factors::Own(scalar) => [(0, 0), (each * self.span, scalar.bytes())],
+            Factors::Integers => [(each, 2), (each * self.span, 1)],
+        }
+    }
+
+    /// Bytes of one unit.
+    pub(crate) fn unit(&self) -> usize {
+        let scales: usize = self.arrays().map(|(n, size)| 16 * n * size).iter().sum();
+        (self.codes() + scales).next_multiple_of(64)
     }
 
     /// Bytes of one panel.
     pub(crate) fn panel(&self) -> usize {
-        self.cols / self.group * self.unit()
+        self.cols / (self.group * self.span) * self.unit()
     }
 
     pub(crate) fn n_panels(&self) -> usize {
@@ -264,66 +391,88 @@ impl Coded {
         self.data.of()
     }
 
-    /// Where a group's column `j` of `lane` lies: byte and shift.
-    fn place(&self, lane: usize, j: usize) -> (usize, usize) {
-        if self.pairs {
-            (j / 8 * 64 + lane * 4 + j % 4, j % 8 / 4 * 4)
-        } else {
-            (j / 4 * 64 + lane * 4 + j % 4, 0)
-        }
-    }
-
-    /// Packs parts of one affine format; `None` if they are not.
+    /// Packs parts of one format with codes; `None` if they are not.
     pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Option<Self> {
         let first = &parts[0];
-        let Layout::Affine { bits, group } = first.format.layout else {
-            return None;
-        };
-        let like = |p: &Stored<'_>| p.format == first.format;
-        if !parts.iter().all(like) || first.cols == 0 {
+        let view = first.format.codes()?;
+        if !parts.iter().all(|p| p.format == first.format) || first.cols == 0 {
             return None;
         }
+        let (kind, levels) = match view.zero {
+            Zero::Bias if view.bits <= 4 => (AFFINE4, [0; 16]),
+            Zero::Bias => (AFFINE8, [0; 16]),
+            Zero::Levels(_) if view.bits > 4 => (LEVEL8, [0; 16]),
+            Zero::Levels(levels) if levels.iter().all(|l| (-8..8).contains(l)) => {
+                (LEVEL4, std::array::from_fn(|code| code as i8 - 8))
+            }
+            Zero::Levels(levels) => {
+                let level = |code: usize| levels.get(code).copied().unwrap_or(0);
+                (TABLE4, std::array::from_fn(level))
+            }
+        };
         let same_scale = parts.iter().all(|p| p.scale == first.scale);
-        let (bits, group) = (usize::from(bits), usize::from(group));
-        let rows = parts.iter().map(|p| p.rows).sum::<usize>();
-        let mut coded = Coded {
-            rows,
-            cols: first.cols,
-            group,
+        let groups = first.cols / view.group;
+        let (factors, span) = if view.super_group > view.group {
+            (Factors::Integers, view.super_group / view.group)
+        } else {
             // Every type of scale fits the widest.
-            scale: if same_scale { first.scale } else { Scalar::F32 },
-            pairs: bits <= 4,
+            let own = if same_scale { first.scale } else { Scalar::F32 };
+            let scalar = view.scale.unwrap_or(own);
+            // Units of whole cache lines.
+            let odd = !biased(kind) && scalar.bytes() == 2;
+            let span = if odd && groups.is_multiple_of(2) {
+                2
+            } else {
+                1
+            };
+            (Factors::Own(scalar), span)
+        };
+        let mut coded = Coded {
+            rows: parts.iter().map(|p| p.rows).sum(),
+            cols: first.cols,
+            group: view.group,
+            kind,
+            levels,
+            factors,
+            span,
             data: Region::zeroed(0),
         };
         let mut data = Region::zeroed(coded.n_panels() * coded.panel());
-        let place = |mut row: usize| {
-            for part in parts {
-                if row < part.rows {
-                    return part.row(row);
+        // What turns a code into that of the panel.
+        let map: [u8; 256] = std::array::from_fn(|code| match view.zero {
+            Zero::Levels(levels) if kind != TABLE4 => {
+                let level = levels.get(code).copied().unwrap_or(0);
+                if kind == LEVEL4 {
+                    (level + 8) as u8
+                } else {
+                    level as u8
                 }
-                row -= part.rows;
             }
-            unreachable!("rows are those of the parts")
-        };
-        let (panel, unit) = (coded.panel(), coded.unit());
+            _ => code as u8,
+        });
+        let mut known = (0u8..).zip(&map[..1 << view.bits]);
+        let shift = known.all(|(code, &to)| to == map[0].wrapping_add(code));
+        let shift = shift.then_some(map[0]);
+        let panel = coded.panel();
         let all = Split::new(data.of_mut::<u8>());
         cpu.pool.each(coded.n_panels(), 4, |_, range| {
+            let mut row = Parts {
+                codes: vec![0; coded.cols],
+                scales: vec![0.0; groups],
+                biases: vec![0.0; groups],
+                integers: [vec![0; groups], vec![0; groups]],
+            };
             for p in range {
                 // SAFETY: every panel is visited once.
                 let out = unsafe { all.part(p * panel..(p + 1) * panel) };
-                for lane in 0..16.min(rows - p * 16) {
-                    let row = place(p * 16 + lane);
-                    for (g, out) in out.chunks_exact_mut(unit).enumerate() {
-                        for j in 0..group {
-                            let (byte, shift) = coded.place(lane, j);
-                            out[byte] |= code(row.codes, bits, g * group + j) << shift;
-                        }
-                        let scales = &mut out[coded.vectors() * 64..];
-                        coded.scale.put(scales, lane, row.scale.get(row.scales, g));
-                        coded
-                            .scale
-                            .put(scales, 16 + lane, row.scale.get(row.biases, g));
+                for lane in 0..16.min(coded.rows - p * 16) {
+                    coded.take_apart(parts, p * 16 + lane, &mut row);
+                    match shift {
+                        Some(0) => {}
+                        Some(by) => row.codes.iter_mut().for_each(|c| *c = c.wrapping_add(by)),
+                        None => row.codes.iter_mut().for_each(|c| *c = map[usize::from(*c)]),
                     }
+                    coded.put(&row, lane, out);
                 }
             }
         });
@@ -331,35 +480,207 @@ impl Coded {
         Some(coded)
     }
 
+    /// Takes row `index` of `parts` together apart.
+    fn take_apart(&self, parts: &[Stored<'_>], mut index: usize, to: &mut Parts) {
+        let mut parts = parts.iter();
+        let part = loop {
+            let part = parts.next().expect("rows are those of the parts");
+            if index < part.rows {
+                break part;
+            }
+            index -= part.rows;
+        };
+        let row = part.row(index);
+        match part.format.layout {
+            Layout::Affine { bits, .. } => {
+                expand(bits.into(), row.codes, &mut to.codes);
+                for (g, (scale, bias)) in to.scales.iter_mut().zip(&mut to.biases).enumerate() {
+                    *scale = row.scale.get(row.scales, g);
+                    *bias = row.scale.get(row.biases, g);
+                }
+            }
+            _ => {
+                part.format
+                    .unpack(row, &mut to.codes, &mut to.scales, &mut to.biases);
+                if self.factors == Factors::Integers {
+                    let units = self.cols / (self.group * self.span);
+                    let [s, t] = &mut to.integers;
+                    let (d, m) = (&mut to.scales[..units], &mut to.biases[..units]);
+                    part.format.unpack_super(row, d, m, s, t);
+                }
+            }
+        }
+    }
+
+    /// Writes one row into its lane of a panel.
+    fn put(&self, row: &Parts, lane: usize, panel: &mut [u8]) {
+        let cols = self.span * self.group;
+        let units = panel
+            .chunks_exact_mut(self.unit())
+            .zip(row.codes.chunks_exact(cols));
+        for (u, (unit, codes)) in units.enumerate() {
+            let (vectors, scales) = unit.split_at_mut(self.codes());
+            let four = |codes: &[u8; 4]| u32::from_le_bytes(*codes);
+            let lanes = vectors.as_chunks_mut::<64>().0.iter_mut();
+            let lanes = lanes.map(|v| &mut v.as_chunks_mut::<4>().0[lane]);
+            if pairs(self.kind) {
+                for (to, eight) in lanes.zip(codes.as_chunks::<8>().0) {
+                    let [low, high] = eight.as_chunks::<4>().0 else {
+                        unreachable!("eight")
+                    };
+                    *to = (four(low) | four(high) << 4).to_le_bytes();
+                }
+            } else {
+                lanes
+                    .zip(codes.as_chunks::<4>().0)
+                    .for_each(|(to, four)| *to = *four);
+            }
+            let groups = u * self.span..(u + 1) * self.span;
+            match self.factors {
+                Factors::Own(scalar) => {
+                    let each = if biased(self.kind) { 2 } else { 1 };
+                    for (j, g) in groups.enumerate() {
+                        scalar.put(scales, 16 * each * j + lane, row.scales[g]);
+                        if each == 2 {
+                            scalar.put(scales, 16 * (2 * j + 1) + lane, row.biases[g]);
+                        }
+                    }
+                }
+                Factors::Integers => {
+                    let (n, [s, t]) = (self.arrays()[0].0, &row.integers);
+                    Scalar::F16.put(scales, lane, row.scales[u]);
+                    if n == 2 {
+                        Scalar::F16.put(scales, 16 + lane, row.biases[u]);
+                    }
+                    for (j, g) in groups.enumerate() {
+                        scales[32 * n + 16 * j + lane] = s[g] as u8;
+                        if n == 2 {
+                            scales[32 * n + 16 * (self.span + j) + lane] = t[g] as u8;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Scale and bias of group `j` of a unit whose factors are `scales`.
+    fn factors_of(&self, scales: &[u8], j: usize, lane: usize) -> (f32, f32) {
+        let two = biased(self.kind);
+        match self.factors {
+            Factors::Own(scalar) => {
+                let at = 16 * j * if two { 2 } else { 1 } + lane;
+                let bias = if two {
+                    scalar.get(scales, at + 16)
+                } else {
+                    0.0
+                };
+                (scalar.get(scales, at), bias)
+            }
+            Factors::Integers => {
+                let n = self.arrays()[0].0;
+                let integer = |at: usize| f32::from(scales[32 * n + 16 * at + lane] as i8);
+                let scale = Scalar::F16.get(scales, lane) * integer(j);
+                let bias = match two {
+                    true => Scalar::F16.get(scales, 16 + lane) * integer(self.span + j),
+                    false => 0.0,
+                };
+                (scale, bias)
+            }
+        }
+    }
+
+    /// Scales and biases, zeros if there are none, of group `j` of a unit whose
+    /// factors start at `scales`.
+    ///
+    /// # Safety
+    ///
+    /// They are readable, and there is such a group.
+    #[inline(always)]
+    pub(crate) unsafe fn lanes<L: Lanes, const KIND: Kind>(
+        &self,
+        scales: *const u8,
+        j: usize,
+    ) -> (L, L) {
+        let (two, zero) = (const { biased(KIND) }, L::splat(0.0));
+        // SAFETY: arrays of 16 elements, as `arrays` says.
+        unsafe {
+            match self.factors {
+                Factors::Own(scalar) => with_element!(scalar, S => {
+                    let at = scales.cast::<[S; 16]>().add(if two { 2 * j } else { j });
+                    (S::load(&*at), if two { S::load(&*at.add(1)) } else { zero })
+                }),
+                Factors::Integers => {
+                    let own = scales.cast::<[f16; 16]>();
+                    let integers = own.add(if two { 2 } else { 1 }).cast::<[i8; 16]>();
+                    let scale = L::load_f16(&*own) * L::load_i8(&*integers.add(j));
+                    let bias = match two {
+                        true => {
+                            L::load_f16(&*own.add(1)) * L::load_i8(&*integers.add(self.span + j))
+                        }
+                        false => zero,
+                    };
+                    (scale, bias)
+                }
+            }
+        }
+    }
+
     /// Row `row` dequantized, times `factor`.
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
         let panel = &self.data.of::<u8>()[row / 16 * self.panel()..][..self.panel()];
         let lane = row % 16;
         let units = panel.chunks_exact(self.unit());
-        for (unit, out) in units.zip(out.chunks_exact_mut(self.group)) {
-            let scales = &unit[self.vectors() * 64..];
-            let (scale, bias) = (
-                self.scale.get(scales, lane),
-                self.scale.get(scales, 16 + lane),
-            );
-            for (j, out) in out.iter_mut().enumerate() {
-                let (byte, shift) = self.place(lane, j);
-                let code = unit[byte] >> shift & if self.pairs { 15 } else { 255 };
-                *out = scale.mul_add(f32::from(code), bias) * factor;
+        for (unit, out) in units.zip(out.chunks_exact_mut(self.span * self.group)) {
+            let (vectors, scales) = unit.split_at(self.codes());
+            for (j, out) in out.chunks_exact_mut(self.group).enumerate() {
+                let (scale, bias) = self.factors_of(scales, j, lane);
+                let vectors = &vectors[j * self.vectors() * 64..];
+                for (c, out) in out.iter_mut().enumerate() {
+                    let byte = |at: usize| vectors[at * 64 + lane * 4 + c % 4];
+                    let code = match pairs(self.kind) {
+                        true => byte(c / 8) >> (c % 8 / 4 * 4) & 15,
+                        false => byte(c / 4),
+                    };
+                    let value = match self.kind {
+                        AFFINE4 | AFFINE8 => scale.mul_add(f32::from(code), bias),
+                        LEVEL8 => scale * f32::from(code as i8),
+                        _ => scale * f32::from(self.levels[usize::from(code)]),
+                    };
+                    *out = value * factor;
+                }
+            }
+        }
+    }
+
+    /// Copies a row of a panel to a lane of another.
+    fn copy_lane(&self, from: &[u8], lane: usize, to: &mut [u8], to_lane: usize) {
+        let [(n, size), (m, other)] = self.arrays();
+        let codes = self.codes() / 64;
+        for (to, from) in to
+            .chunks_exact_mut(self.unit())
+            .zip(from.chunks_exact(self.unit()))
+        {
+            let mut start = 0;
+            for (count, size) in [(codes, 4), (n, size), (m, other)] {
+                for _ in 0..count {
+                    to[start + to_lane * size..][..size]
+                        .copy_from_slice(&from[start + lane * size..][..size]);
+                    start += 16 * size;
+                }
             }
         }
     }
 }
 
 /// One worker's piece of a product: some panels for all rows.
-struct Piece<'a> {
-    w: &'a Coded,
-    data: &'a [u8],
+pub(crate) struct Piece<'a> {
+    pub(crate) w: &'a Coded,
+    pub(crate) data: &'a [u8],
     /// Rows of the output: `w`'s, or as many as are wanted of one panel.
-    n_out: usize,
-    x: Input<'a>,
-    range: Range<usize>,
-    y: &'a Split<'a, f32>,
+    pub(crate) n_out: usize,
+    pub(crate) x: Input<'a>,
+    pub(crate) range: Range<usize>,
+    pub(crate) y: &'a Split<'a, f32>,
 }
 
 /// Panels `range` of `w` for rows `run` of `x`.
@@ -372,15 +693,18 @@ pub(crate) fn piece(
     y: &Split<'_, f32>,
 ) {
     debug_assert_eq!((w.group, w.cols), (x.group, x.cols));
-    let (data, n_out, x) = (w.data.of::<u8>(), w.rows, x.view(run));
-    cpu.isa.run_bytes(Piece {
+    let piece = Piece {
         w,
-        data,
-        n_out,
-        x,
+        data: w.data.of(),
+        n_out: w.rows,
+        x: x.view(run),
         range,
         y,
-    });
+    };
+    match x.blocks.tiles {
+        true => cpu.isa.run_tiles(piece),
+        false => cpu.isa.run_bytes(piece),
+    }
 }
 
 /// Up to 16 chosen rows of `w` for one row of `x`: they are gathered into a
@@ -400,19 +724,9 @@ pub(crate) fn chosen(
     let data = if whole {
         &all[ids[0] as usize / 16 * panel..][..panel]
     } else {
-        let (unit, codes, scale) = (w.unit(), w.vectors() * 64, w.scale.bytes());
         for (lane, &id) in ids.iter().enumerate() {
             let from = &all[id as usize / 16 * panel..][..panel];
-            let other = id as usize % 16;
-            for (to, from) in room.chunks_exact_mut(unit).zip(from.chunks_exact(unit)) {
-                for (to, from) in to[..codes].chunks_exact_mut(64).zip(from.chunks_exact(64)) {
-                    to[4 * lane..4 * lane + 4].copy_from_slice(&from[4 * other..4 * other + 4]);
-                }
-                for at in [codes, codes + 16 * scale] {
-                    to[at + lane * scale..][..scale]
-                        .copy_from_slice(&from[at + other * scale..][..scale]);
-                }
-            }
+            w.copy_lane(from, id as usize % 16, &mut room[..panel], lane);
         }
         &room[..panel]
     };
@@ -433,16 +747,19 @@ impl ByteKernel for Piece<'_> {
 
     #[inline(always)]
     fn run<B: Bytes>(self) {
-        match self.w.pairs {
-            true => self.panels::<B, true>(),
-            false => self.panels::<B, false>(),
+        match self.w.kind {
+            AFFINE4 => self.panels::<B, AFFINE4>(),
+            AFFINE8 => self.panels::<B, AFFINE8>(),
+            LEVEL4 => self.panels::<B, LEVEL4>(),
+            TABLE4 => self.panels::<B, TABLE4>(),
+            _ => self.panels::<B, LEVEL8>(),
         }
     }
 }
 
 impl Piece<'_> {
     #[inline(always)]
-    fn panels<B: Bytes, const PAIRS: bool>(&self) {
+    fn panels<B: Bytes, const KIND: Kind>(&self) {
         let sums = <B::Lanes as Lanes>::SUMS;
         let mut p = self.range.start;
         while p < self.range.end {
@@ -453,18 +770,18 @@ impl Piece<'_> {
             };
             for row in (0..self.x.rows).step_by(self.x.block) {
                 match (sums, r, (self.x.rows - row).min(self.x.block)) {
-                    (24, 2, 1) => self.block::<B, PAIRS, 1, 2>(row, p),
-                    (24, 2, 2) => self.block::<B, PAIRS, 2, 2>(row, p),
-                    (24, 2, 3) => self.block::<B, PAIRS, 3, 2>(row, p),
-                    (24, 2, _) => self.block::<B, PAIRS, 4, 2>(row, p),
-                    (24, _, 8) => self.block::<B, PAIRS, 8, 1>(row, p),
-                    (24, _, 7) => self.block::<B, PAIRS, 7, 1>(row, p),
-                    (24, _, 6) => self.block::<B, PAIRS, 6, 1>(row, p),
-                    (24, _, 5) => self.block::<B, PAIRS, 5, 1>(row, p),
-                    (24 | 6, _, 4) => self.block::<B, PAIRS, 4, 1>(row, p),
-                    (24 | 6, _, 3) => self.block::<B, PAIRS, 3, 1>(row, p),
-                    (24 | 6, _, 2) => self.block::<B, PAIRS, 2, 1>(row, p),
-                    _ => self.block::<B, PAIRS, 1, 1>(row, p),
+                    (24, 2, 1) => self.block::<B, KIND, 1, 2>(row, p),
+                    (24, 2, 2) => self.block::<B, KIND, 2, 2>(row, p),
+                    (24, 2, 3) => self.block::<B, KIND, 3, 2>(row, p),
+                    (24, 2, _) => self.block::<B, KIND, 4, 2>(row, p),
+                    (24, _, 8) => self.block::<B, KIND, 8, 1>(row, p),
+                    (24, _, 7) => self.block::<B, KIND, 7, 1>(row, p),
+                    (24, _, 6) => self.block::<B, KIND, 6, 1>(row, p),
+                    (24, _, 5) => self.block::<B, KIND, 5, 1>(row, p),
+                    (24 | 6, _, 4) => self.block::<B, KIND, 4, 1>(row, p),
+                    (24 | 6, _, 3) => self.block::<B, KIND, 3, 1>(row, p),
+                    (24 | 6, _, 2) => self.block::<B, KIND, 2, 1>(row, p),
+                    _ => self.block::<B, KIND, 1, 1>(row, p),
                 }
             }
             p += r;
@@ -477,34 +794,51 @@ impl Piece<'_> {
         clippy::needless_range_loop,
         reason = "an index names the same row or panel in several arrays"
     )]
-    fn block<B: Bytes, const PAIRS: bool, const M: usize, const R: usize>(
+    fn block<B: Bytes, const KIND: Kind, const M: usize, const R: usize>(
         &self,
         row: usize,
         p: usize,
     ) {
         let (cols, group, unit, panel) = (self.x.cols, self.w.group, self.w.unit(), self.w.panel());
-        let (vectors, scale, groups) = (self.w.vectors(), self.w.scale, cols / group);
+        let (vectors, span, groups) = (self.w.vectors(), self.w.span, cols / group);
         let data = &self.data[p * panel..(p + R) * panel];
         let q = self.x.q[row * cols..(row + M) * cols].as_chunks::<8>().0;
-        let factors = &self.x.factors[row * 2 * groups..(row + M) * 2 * groups];
+        let factors = &self.x.factors[row * FACTORS * groups..(row + M) * FACTORS * groups];
         // Vectors of eight columns.
-        let wide = if PAIRS { 1 } else { 2 };
+        let wide = if pairs(KIND) { 1 } else { 2 };
         assert_eq!(
-            (vectors * 8, groups * group),
-            (wide * group, cols),
+            (vectors * 8, groups * group, groups / span * span),
+            (wide * group, cols, groups),
             "vectors fill the row"
         );
         assert!(
-            vectors.is_multiple_of(4) && unit >= vectors * 64,
-            "vectors come in fours"
+            vectors.is_multiple_of(2 * wide) && unit >= span * vectors * 64,
+            "vectors come in pairs of eights"
         );
+        let table = B::table(&self.w.levels);
         let mut y = [[B::Lanes::splat(0.0); R]; M];
         for g in 0..groups {
+            let (at, j) = (g / span * unit, g % span);
             let mut sums = [[B::zero(); R]; M];
-            // SAFETY: the slices above hold `R` panels of `groups` units, each with
-            // `vectors` vectors, and `M` rows of `groups * group / 8` eights.
+            // SAFETY: the slices above hold `R` panels of `groups / span` units, each
+            // with `vectors` vectors a group and its factors behind them, and `M` rows
+            // of `groups * group / 8` eights and `groups` factors.
             unsafe {
-                let mut codes = data.as_ptr().add(g * unit).cast::<[u8; 64]>();
+                let factors = factors.as_ptr().add(FACTORS * g * M);
+                if !biased(KIND) {
+                    // Levels are seen higher than they are: less that much of each.
+                    for m in 0..M {
+                        let start = factors.add(FACTORS * m).cast::<i32>();
+                        for r in 0..R {
+                            if KIND == LEVEL4 {
+                                sums[m][r] = B::start(*start.add(2));
+                            } else if B::OFFSET > 0 {
+                                sums[m][r] = B::start(*start.add(3));
+                            }
+                        }
+                    }
+                }
+                let mut codes = data.as_ptr().add(at).cast::<[u8; 64]>().add(j * vectors);
                 let mut x = q.as_ptr().add(g * (group / 8) * M).cast::<[i8; 4]>();
                 let stride = panel / 64;
                 for _ in 0..vectors / (2 * wide) {
@@ -521,47 +855,49 @@ impl Piece<'_> {
                                 }
                             }
                             let first = B::load(&*codes);
-                            let (first, second) = if PAIRS {
-                                (B::low(first), B::high(first))
-                            } else {
-                                (first, B::load(&*codes.add(1)))
+                            let (first, second) = match KIND {
+                                TABLE4 => (
+                                    B::lookup(table, B::low(first)),
+                                    B::lookup(table, B::high(first)),
+                                ),
+                                AFFINE4 | LEVEL4 => (B::low(first), B::high(first)),
+                                LEVEL8 => (B::signed(first), B::signed(B::load(&*codes.add(1)))),
+                                _ => (first, B::load(&*codes.add(1))),
                             };
                             for m in 0..M {
                                 let x = x.add(2 * (eight * M + m));
-                                if PAIRS {
-                                    sums[m][r] = B::add_small(sums[m][r], first, *x);
-                                    sums[m][r] = B::add_small(sums[m][r], second, *x.add(1));
-                                } else {
-                                    sums[m][r] = B::add(sums[m][r], first, *x);
-                                    sums[m][r] = B::add(sums[m][r], second, *x.add(1));
+                                let mut sum = sums[m][r];
+                                for (codes, x) in [(first, *x), (second, *x.add(1))] {
+                                    sum = match KIND {
+                                        AFFINE4 | LEVEL4 => B::add_small(sum, codes, x),
+                                        AFFINE8 => B::add(sum, codes, x),
+                                        _ => B::add_signed(sum, codes, x),
+                                    };
                                 }
+                                sums[m][r] = sum;
                             }
                         }
                     }
                     codes = codes.add(2 * wide);
                     x = x.add(4 * M);
                 }
-            }
-            for r in 0..R {
-                let scales = &data[r * panel + g * unit + 64 * vectors..][..32 * scale.bytes()];
-                if row == 0 {
-                    for line in scales.chunks(64) {
-                        B::Lanes::prefetch(line.as_ptr().wrapping_add(AHEAD));
+                for r in 0..R {
+                    let scales = data.as_ptr().add(r * panel + at + span * vectors * 64);
+                    if row == 0 && j == 0 {
+                        for line in (span * vectors * 64..unit).step_by(64) {
+                            let line = data.as_ptr().wrapping_add(r * panel + at + line + AHEAD);
+                            B::Lanes::prefetch(line);
+                        }
                     }
-                }
-                let (scale, bias) = with_element!(scale, S => {
-                    let at = scales.as_ptr().cast::<[S; 16]>();
-                    // SAFETY: 16 scales and 16 biases, on a line of their own.
-                    unsafe { (S::load::<B::Lanes>(&*at), S::load::<B::Lanes>(&*at.add(1))) }
-                });
-                for m in 0..M {
-                    // SAFETY: two factors of `groups` groups and `M` rows, sliced above.
-                    let (d, e) = unsafe {
-                        let at = factors.as_ptr().add(2 * (g * M + m));
-                        (B::Lanes::splat(*at), B::Lanes::splat(*at.add(1)))
-                    };
-                    y[m][r] = (B::float(sums[m][r]) * scale).mul_add(d, y[m][r]);
-                    y[m][r] = bias.mul_add(e, y[m][r]);
+                    let (scale, bias): (B::Lanes, B::Lanes) = self.w.lanes::<_, KIND>(scales, j);
+                    for m in 0..M {
+                        let own = factors.add(FACTORS * m);
+                        let d = B::Lanes::splat(*own);
+                        y[m][r] = (B::float(sums[m][r]) * scale).mul_add(d, y[m][r]);
+                        if biased(KIND) {
+                            y[m][r] = bias.mul_add(B::Lanes::splat(*own.add(1)), y[m][r]);
+                        }
+                    }
                 }
             }
         }

@@ -5,7 +5,8 @@
 //! any number of threads, give the bits of [`backend::Reference`]; products of
 //! quantised weights with 8-bit activations those of [`dot_int8`].
 //!
-//! Weights are repacked when loaded, into panels of 16 rows (`panels`, `coded`);
+//! Weights are repacked when loaded, into panels of 16 rows (`panels`, `coded`,
+//! whose products with many rows are in `tiles` where the CPU has AMX);
 //! keys lie in blocks of 16, a key a lane (`kv`). No files, no models, no
 //! clock.
 
@@ -26,6 +27,7 @@ mod rows;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod tiles;
 
 pub use arch::Isa;
 pub use coded::dot as dot_int8;
@@ -132,6 +134,14 @@ impl Cpu {
     /// could take at best.
     pub fn read(&self, w: &Matrix) -> u64 {
         matmul::read(self, w)
+    }
+
+    /// Multiplies bytes in registers as fast as the CPU can, on all threads, and
+    /// returns the operations, a product and a sum being two: what the time of a
+    /// product with 8-bit activations cannot beat. With `tiles` in AMX tiles;
+    /// `None` where there are none.
+    pub fn saturate(&self, tiles: bool, steps: usize) -> Option<u64> {
+        matmul::saturate(self, tiles, steps)
     }
 
     fn with(isa: Detected, threads: usize, activations: Activations) -> Self {

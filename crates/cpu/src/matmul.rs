@@ -5,7 +5,7 @@
 //! is cut into pieces of some panels each, and several matrices of one input are
 //! one job.
 
-use crate::arch::{Kernel, Lanes};
+use crate::arch::{Blocks, ByteKernel, Bytes, Kernel, Lanes, TileKernel, Tiles};
 use crate::coded::{self, Coded, Rounded};
 use crate::memory::{bytes_mut, values, values_mut};
 use crate::panels::{self, Panels};
@@ -14,6 +14,7 @@ use crate::tile::AHEAD;
 use crate::{Activations, Cpu};
 use backend::{Matrix, Tensor};
 use quant::Stored;
+use std::hint::black_box;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -91,25 +92,28 @@ pub(crate) fn matrix(cpu: &Cpu, parts: &[Stored<'_>]) -> Matrix {
 /// One input, rounded at most once for each size of group.
 struct Inputs<'a> {
     x: &'a Tensor,
-    rounded: [Option<Rounded>; 3],
+    rounded: [Option<Rounded>; GROUPS],
 }
 
+/// Sizes of groups: 16, 32, 64 and 128.
+const GROUPS: usize = 4;
+
 impl<'a> Inputs<'a> {
-    /// Rounds each of `runs` in blocks of at most `block` rows.
+    /// Rounds each of `runs`.
     fn new<'w>(
         cpu: &Cpu,
         x: &'a Tensor,
-        block: usize,
+        blocks: Blocks,
         runs: &[Range<usize>],
         weights: impl Iterator<Item = &'w Weights>,
     ) -> Self {
-        let mut rounded = [const { None }; 3];
+        let mut rounded = [const { None }; GROUPS];
         for weights in weights {
             let Weights::Coded(w) = weights else { continue };
             let known = |r: &Option<Rounded>| r.as_ref().is_none_or(|r| r.group == w.group);
             let slot = rounded.iter_mut().find(|r| known(r));
-            slot.expect("three sizes of groups exist")
-                .get_or_insert_with(|| Rounded::new(cpu, x, w.group, block, runs));
+            slot.expect("as many sizes of groups as exist")
+                .get_or_insert_with(|| Rounded::new(cpu, x, w.group, blocks, runs));
         }
         Inputs { x, rounded }
     }
@@ -119,12 +123,6 @@ impl<'a> Inputs<'a> {
         all.find(|r| r.group == group)
             .expect("rounded for every matrix")
     }
-}
-
-/// `n` things in as few and as even parts of at most `most` as can be: the size
-/// of a part.
-pub(crate) fn even(n: usize, most: usize) -> usize {
-    n.div_ceil(n.div_ceil(most).max(1)).max(1)
 }
 
 /// One matrix of a job, and the rows of the input that it is for.
@@ -188,7 +186,7 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
         let inputs = Inputs::new(
             cpu,
             x,
-            even(rows, cpu.isa.block_rows()),
+            cpu.isa.blocks(rows),
             std::slice::from_ref(&(0..rows)),
             w.iter().map(|w| w.storage()),
         );
@@ -230,8 +228,8 @@ pub(crate) fn matmul_runs(cpu: &Cpu, x: &Tensor, runs: &[Range<usize>], w: &[&Ma
     let alike = |w: &&Matrix| (w.rows, w.cols) == (rows, x.cols());
     assert!(w.iter().all(alike), "shapes of a product");
     let longest = runs.iter().map(Range::len).max().unwrap_or(0);
-    let block = even(longest, cpu.isa.block_rows());
-    let inputs = Inputs::new(cpu, x, block, runs, w.iter().map(|w| w.storage()));
+    let blocks = cpu.isa.vectors(longest);
+    let inputs = Inputs::new(cpu, x, blocks, runs, w.iter().map(|w| w.storage()));
     let mut y = cpu.tensor(x.rows(), rows);
     let mut rest = values_mut(&mut y);
     let mut jobs: Vec<Job<'_>> = Vec::with_capacity(w.len());
@@ -278,6 +276,68 @@ impl Kernel for Read<'_> {
     }
 }
 
+/// Multiplies bytes in registers: `SUMS * steps` times 64, or `4 * steps` tiles.
+struct Saturate {
+    steps: usize,
+}
+
+impl Saturate {
+    /// Sums under way: more than the latency of a multiplication needs.
+    const SUMS: usize = 16;
+}
+
+impl ByteKernel for Saturate {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<B: Bytes>(self) {
+        let codes = B::load(&[3; 64]);
+        let mut sums = [B::zero(); Self::SUMS];
+        for step in 0..self.steps {
+            let x = [step as i8; 4];
+            for sums in &mut sums {
+                *sums = B::add(*sums, codes, x);
+            }
+        }
+        for sums in sums {
+            black_box(B::float(sums).sum());
+        }
+    }
+}
+
+impl TileKernel for Saturate {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<T: Tiles>(self) {
+        // SAFETY: entered through `run_tiles`.
+        let tiles = unsafe { T::configure(16, 64) };
+        tiles.saturate(self.steps);
+    }
+}
+
+/// Multiplies bytes on all threads; returns the operations.
+pub(crate) fn saturate(cpu: &Cpu, tiles: bool, steps: usize) -> Option<u64> {
+    let done = AtomicU64::new(0);
+    if tiles && !cpu.isa.has_tiles() {
+        return None;
+    }
+    cpu.pool.run(&|_| {
+        let products = match tiles {
+            true => {
+                cpu.isa.run_tiles(Saturate { steps });
+                4 * 16 * 16 * 64
+            }
+            false => {
+                cpu.isa.run_bytes(Saturate { steps });
+                Saturate::SUMS * 64
+            }
+        };
+        done.fetch_add((2 * products * steps) as u64, Relaxed);
+    });
+    Some(done.into_inner())
+}
+
 /// Reads all bytes of `w`, in the pieces of a product.
 pub(crate) fn read(cpu: &Cpu, w: &Matrix) -> u64 {
     let bytes = match w.storage::<Weights>() {
@@ -306,7 +366,7 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
     let inputs = Inputs::new(
         cpu,
         x,
-        1,
+        Blocks::SINGLE,
         std::slice::from_ref(&(0..x.rows())),
         std::iter::once(weights),
     );

@@ -9,8 +9,8 @@
 //! panels in flight or threads.
 
 use crate::Cpu;
-use crate::arch::{Element, Kernel, Lanes, load, store};
-use crate::matmul::{even, with_element};
+use crate::arch::{Element, Kernel, Lanes, even, load, store};
+use crate::matmul::with_element;
 use crate::memory::Region;
 use crate::pool::Split;
 use crate::tile::{Fetch, Operands, accumulate};

@@ -151,6 +151,21 @@ impl Lanes for Neon {
         }
     }
     #[inline(always)]
+    fn load_i8(x: &[i8; 16]) -> Self {
+        let four = |i: usize| unsafe {
+            let half = vld1q_s8(x.as_ptr());
+            let wide = match i / 2 {
+                0 => vmovl_s8(vget_low_s8(half)),
+                _ => vmovl_s8(vget_high_s8(half)),
+            };
+            vcvtq_f32_s32(match i % 2 {
+                0 => vmovl_s16(vget_low_s16(wide)),
+                _ => vmovl_s16(vget_high_s16(wide)),
+            })
+        };
+        Neon([four(0), four(1), four(2), four(3)])
+    }
+    #[inline(always)]
     fn store_i8(self, to: &mut [i8; 16]) {
         *to = self.to_array().map(|x| x as i8);
     }
@@ -225,6 +240,42 @@ impl<const DOT: bool> Bytes for NeonBytes<DOT> {
                 vld1q_u8(p.add(48)),
             ]
         }
+    }
+    #[inline(always)]
+    fn store(codes: Self::Codes, to: &mut [u8; 64]) {
+        for (i, codes) in codes.into_iter().enumerate() {
+            unsafe { vst1q_u8(to.as_mut_ptr().add(16 * i), codes) };
+        }
+    }
+    #[inline(always)]
+    fn load_sums(sums: &[i32; 16]) -> Self::Sums {
+        let p = sums.as_ptr();
+        unsafe {
+            [
+                vld1q_s32(p),
+                vld1q_s32(p.add(4)),
+                vld1q_s32(p.add(8)),
+                vld1q_s32(p.add(12)),
+            ]
+        }
+    }
+    const OFFSET: i32 = 0;
+    #[inline(always)]
+    fn lookup(table: Self::Codes, codes: Self::Codes) -> Self::Codes {
+        codes.map(|codes| unsafe { vqtbl1q_u8(table[0], codes) })
+    }
+    #[inline(always)]
+    fn signed(codes: Self::Codes) -> Self::Codes {
+        codes
+    }
+    #[inline(always)]
+    fn add_signed(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums {
+        // The codes are taken as signed bytes there.
+        Self::add_small(sums, codes, x)
+    }
+    #[inline(always)]
+    fn start(at: i32) -> Self::Sums {
+        unsafe { [vdupq_n_s32(at); 4] }
     }
     #[inline(always)]
     fn low(codes: Self::Codes) -> Self::Codes {

@@ -8,6 +8,8 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
@@ -87,6 +89,8 @@ enum Products {
     AvxVnni,
     /// `vpdpbusd` on 64 bytes.
     Avx512Vnni,
+    /// `vpdpbusd` on 64 bytes for few rows, AMX tiles for more.
+    Amx,
     /// Widening products.
     Neon,
     /// `sdot`.
@@ -123,6 +127,9 @@ impl Detected {
             }
             if isa == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
                 all.push(Products::Avx512Vnni);
+                if amx::granted() {
+                    all.push(Products::Amx);
+                }
             }
         }
         #[cfg(target_arch = "aarch64")]
@@ -138,12 +145,29 @@ impl Detected {
         self.isa
     }
 
-    /// Rows that a product's kernel takes at once, at most.
-    pub(crate) fn block_rows(self) -> usize {
-        match (self.isa, self.products) {
+    /// How the kernels take `rows` rows of rounded activations.
+    pub(crate) fn blocks(self, rows: usize) -> Blocks {
+        /// Rows that a tile takes as fast as vectors take 8.
+        const TILED: usize = 9;
+        match self.has_tiles() && rows >= TILED {
+            true => Blocks {
+                rows: 16,
+                tiles: true,
+            },
+            false => self.vectors(rows),
+        }
+    }
+
+    /// How they take them in vectors.
+    pub(crate) fn vectors(self, rows: usize) -> Blocks {
+        let most = match (self.isa, self.products) {
             (Isa::Scalar, _) => 1,
-            (_, Products::Avx512Vnni) => 8,
+            (_, Products::Avx512Vnni | Products::Amx) => 8,
             _ => 4,
+        };
+        Blocks {
+            rows: even(rows, most),
+            tiles: false,
         }
     }
 
@@ -166,6 +190,22 @@ impl Detected {
         }
     }
 
+    /// Whether there are tiles.
+    pub(crate) fn has_tiles(self) -> bool {
+        self.products == Products::Amx
+    }
+
+    /// Runs `kernel` on tiles; only where [`Detected::has_tiles`].
+    #[inline]
+    pub(crate) fn run_tiles<K: TileKernel>(self, kernel: K) -> K::Output {
+        match self.products {
+            // SAFETY: `variants` found the features on this CPU and the registers granted.
+            #[cfg(target_arch = "x86_64")]
+            Products::Amx => unsafe { x86_64::avx512_tiles::<amx::Amx, K>(kernel) },
+            _ => unreachable!("there are no tiles"),
+        }
+    }
+
     /// Runs `kernel` compiled for this way of multiplying bytes.
     #[inline]
     pub(crate) fn run_bytes<K: ByteKernel>(self, kernel: K) -> K::Output {
@@ -179,7 +219,7 @@ impl Detected {
             Products::AvxVnni => unsafe { x86_64::avx_vnni_bytes(kernel) },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
-            Products::Avx512Vnni => unsafe { x86_64::avx512_vnni_bytes(kernel) },
+            Products::Avx512Vnni | Products::Amx => unsafe { x86_64::avx512_vnni_bytes(kernel) },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "aarch64")]
             Products::Neon => unsafe { aarch64::neon_bytes(kernel) },
@@ -190,6 +230,68 @@ impl Detected {
             _ => unreachable!("`variants` found it on this CPU"),
         }
     }
+}
+
+/// Rows of rounded activations in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Blocks {
+    /// Rows of a block, in tiles 16; the last may have fewer.
+    pub(crate) rows: usize,
+    /// In tiles, each row's columns of a group together; else all rows' eights.
+    pub(crate) tiles: bool,
+}
+
+impl Blocks {
+    /// Each row on its own, for vectors.
+    pub(crate) const SINGLE: Blocks = Blocks {
+        rows: 1,
+        tiles: false,
+    };
+}
+
+/// `n` things in as few and as even parts of at most `most` as can be: the size
+/// of a part.
+pub(crate) fn even(n: usize, most: usize) -> usize {
+    n.div_ceil(n.div_ceil(most).max(1)).max(1)
+}
+
+/// A function over tiles; as [`Kernel`].
+pub(crate) trait TileKernel {
+    type Output;
+    fn run<T: Tiles>(self) -> Self::Output;
+}
+
+/// Registers of 16 x 16 sums.
+pub(crate) trait Tiles: Sized {
+    /// Vectors beside the tiles.
+    type Bytes: Bytes;
+
+    /// Makes tiles for `rows` rows of activations and products over `depth`
+    /// columns, at most 16 and 64.
+    ///
+    /// # Safety
+    ///
+    /// Only inside [`Detected::run_tiles`], and one at a time.
+    unsafe fn configure(rows: usize, depth: usize) -> Self;
+
+    /// Multiplies registers with each other: `4 * steps` whole tiles.
+    fn saturate(&self, steps: usize);
+
+    /// Writes `sums[m][lane] = Σ x[m][j] codes[j / 4][lane][j % 4]`, codes being
+    /// signed if `SIGNED`, over the columns `j` of one tile or, if `twice`, of two that follow each other.
+    ///
+    /// # Safety
+    ///
+    /// The rows of `x` lie `x_stride` bytes apart; all of them and all codes are
+    /// readable, all sums writable.
+    unsafe fn multiply<const SIGNED: bool>(
+        &self,
+        x: *const i8,
+        x_stride: usize,
+        codes: *const u8,
+        twice: bool,
+        sums: *mut [i32; 16],
+    );
 }
 
 /// A function over any way of multiplying bytes; as [`Kernel`].
@@ -208,6 +310,28 @@ pub(crate) trait Bytes: 'static {
     type Sums: Copy;
 
     fn load(codes: &[u8; 64]) -> Self::Codes;
+    fn store(codes: Self::Codes, to: &mut [u8; 64]);
+    /// What signed codes are seen higher by than they are.
+    const OFFSET: i32;
+    /// Levels for [`Bytes::lookup`].
+    #[inline(always)]
+    fn table(levels: &[i8; 16]) -> Self::Codes {
+        let mut table = [0; 64];
+        for (i, to) in table.iter_mut().enumerate() {
+            *to = levels[i % 16].wrapping_add(Self::OFFSET as i8) as u8;
+        }
+        Self::load(&table)
+    }
+    /// The table's entries at codes below 16.
+    fn lookup(table: Self::Codes, codes: Self::Codes) -> Self::Codes;
+    /// Signed codes as they are seen.
+    fn signed(codes: Self::Codes) -> Self::Codes;
+    /// Adds as [`Bytes::add`] does, of codes from a table or signed ones.
+    fn add_signed(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums;
+    /// The same number in all sums.
+    fn start(at: i32) -> Self::Sums;
+    /// Sums from memory.
+    fn load_sums(sums: &[i32; 16]) -> Self::Sums;
     /// The lower four bits of each code.
     fn low(codes: Self::Codes) -> Self::Codes;
     /// The upper four bits of each code.
@@ -240,6 +364,7 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     fn load(x: &[f32; 16]) -> Self;
     fn load_bf16(x: &[bf16; 16]) -> Self;
     fn load_f16(x: &[f16; 16]) -> Self;
+    fn load_i8(x: &[i8; 16]) -> Self;
     fn store(self, to: &mut [f32; 16]);
     /// Rounds to nearest even; a NaN becomes quiet and keeps its upper bits.
     fn store_bf16(self, to: &mut [bf16; 16]);
@@ -455,6 +580,7 @@ mod tests {
                 ("bf16", L::load_bf16(&brain).to_array()),
                 ("i8", bytes.map(f32::from)),
                 ("u8", L::load_u8(&bytes.map(|b: i8| b as u8)).to_array()),
+                ("load_i8", L::load_i8(&bytes).to_array()),
                 ("sum", [finite.sum(); 16]),
                 ("max_lane", [finite.max_lane(); 16]),
                 ("part", part),
@@ -487,6 +613,7 @@ mod tests {
             each(&|a, _| bf16::from_f32(a).to_f32()),
             each(&|a, _| f32::from(finite(a).round_even() as i8)),
             each(&|a, _| f32::from(finite(a).round_even() as i8 as u8)),
+            each(&|a, _| f32::from(finite(a).round_even() as i8)),
             [math::sum_tree(lanes); 16],
             [lanes.into_iter().fold(f32::NEG_INFINITY, f32::max); 16],
             std::array::from_fn(|i| {
@@ -525,20 +652,32 @@ mod tests {
         }
     }
 
+    /// Levels of a table, the extremes among them.
+    const LEVELS: [i8; 16] = [
+        -128, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127,
+    ];
+
     /// Sums of a few vectors of codes.
     struct Sums<'a>(&'a [[u8; 64]], &'a [[i8; 4]]);
     impl ByteKernel for Sums<'_> {
-        type Output = [[f32; 16]; 3];
+        type Output = [[f32; 16]; 5];
         #[inline(always)]
         fn run<B: Bytes>(self) -> Self::Output {
             let (mut all, mut low, mut high) = (B::zero(), B::zero(), B::zero());
+            let total: i32 = self.1.as_flattened().iter().map(|&x| i32::from(x)).sum();
+            // What each lane's sums of signed codes start from.
+            let start = B::start(-B::OFFSET * total);
+            let (mut signed, mut levels) = (start, start);
+            let table = B::table(&LEVELS);
             for (codes, &x) in self.0.iter().zip(self.1) {
                 let codes = B::load(codes);
+                signed = B::add_signed(signed, B::signed(codes), x);
+                levels = B::add_signed(levels, B::lookup(table, B::low(codes)), x);
                 all = B::add(all, codes, x);
                 low = B::add_small(low, B::low(codes), x);
                 high = B::add_small(high, B::high(codes), x);
             }
-            [all, low, high].map(|s| B::float(s).to_array())
+            [all, low, high, signed, levels].map(|s| B::float(s).to_array())
         }
     }
 
@@ -556,20 +695,24 @@ mod tests {
             codes.push(std::array::from_fn(|_| next()));
             x.push(std::array::from_fn(|_| next() as i8));
         }
-        let want = [255, 15, 240].map(|mask: u8| {
-            let shift = if mask == 240 { 4 } else { 0 };
+        let seen: [fn(u8) -> i32; 5] = [
+            i32::from,
+            |code| i32::from(code & 15),
+            |code| i32::from(code >> 4),
+            |code| i32::from(code as i8),
+            |code| i32::from(LEVELS[usize::from(code & 15)]),
+        ];
+        let want = seen.map(|seen| {
             std::array::from_fn(|lane| {
                 let products = codes.iter().zip(&x).flat_map(|(codes, x)| {
-                    (0..4).map(move |j| {
-                        i32::from((codes[4 * lane + j] & mask) >> shift) * i32::from(x[j])
-                    })
+                    (0..4).map(move |j| seen(codes[4 * lane + j]) * i32::from(x[j]))
                 });
                 products.sum::<i32>() as f32
             })
         });
         for isa in Isa::available() {
             for variant in Detected::variants(isa) {
-                let got: [[f32; 16]; 3] = variant.run_bytes(Sums(&codes, &x));
+                let got: [[f32; 16]; 5] = variant.run_bytes(Sums(&codes, &x));
                 assert_eq!(got, want, "{variant:?}");
             }
         }

@@ -76,6 +76,10 @@ impl Lanes for Scalar {
         Scalar(x.map(f16::to_f32))
     }
     #[inline(always)]
+    fn load_i8(x: &[i8; 16]) -> Self {
+        Scalar(x.map(f32::from))
+    }
+    #[inline(always)]
     fn store(self, to: &mut [f32; 16]) {
         *to = self.0;
     }
@@ -110,6 +114,36 @@ impl super::Bytes for Bytes {
     #[inline(always)]
     fn load(codes: &[u8; 64]) -> [u8; 64] {
         *codes
+    }
+    #[inline(always)]
+    fn store(codes: [u8; 64], to: &mut [u8; 64]) {
+        *to = codes;
+    }
+    #[inline(always)]
+    fn load_sums(sums: &[i32; 16]) -> [i32; 16] {
+        *sums
+    }
+    const OFFSET: i32 = 0;
+    #[inline(always)]
+    fn lookup(table: [u8; 64], codes: [u8; 64]) -> [u8; 64] {
+        codes.map(|c| table[usize::from(c)])
+    }
+    #[inline(always)]
+    fn signed(codes: [u8; 64]) -> [u8; 64] {
+        codes
+    }
+    #[inline(always)]
+    fn add_signed(mut sums: [i32; 16], codes: [u8; 64], x: [i8; 4]) -> [i32; 16] {
+        for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<4>().0) {
+            for (&code, x) in codes.iter().zip(x) {
+                *sum += i32::from(code as i8) * i32::from(x);
+            }
+        }
+        sums
+    }
+    #[inline(always)]
+    fn start(at: i32) -> [i32; 16] {
+        [at; 16]
     }
     #[inline(always)]
     fn low(codes: [u8; 64]) -> [u8; 64] {

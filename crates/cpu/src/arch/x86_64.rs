@@ -7,7 +7,7 @@
 // enters after the features were found, references to arrays are readable and
 // writable for their whole size, and unaligned loads and stores are used.
 
-use super::{ByteKernel, Bytes, Kernel, Lanes};
+use super::{ByteKernel, Bytes, Kernel, Lanes, TileKernel, Tiles};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -51,6 +51,14 @@ pub(super) unsafe fn avx_vnni_bytes<K: ByteKernel>(kernel: K) -> K::Output {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn avx512_vnni_bytes<K: ByteKernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512Bytes>()
+}
+
+/// # Safety
+///
+/// The CPU has the features and `T`'s.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn avx512_tiles<T: Tiles, K: TileKernel>(kernel: K) -> K::Output {
+    kernel.run::<T>()
 }
 
 /// Rounds toward the nearest integer, ties to even, quietly.
@@ -137,6 +145,13 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn load_f16(x: &[f16; 16]) -> Self {
         Avx512(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) })
+    }
+    #[inline(always)]
+    fn load_i8(x: &[i8; 16]) -> Self {
+        Avx512(unsafe {
+            let wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            _mm512_cvtepi32_ps(wide)
+        })
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; 16]) {
@@ -333,6 +348,17 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    fn load_i8(x: &[i8; 16]) -> Self {
+        unsafe {
+            let low = _mm_loadu_si128(x.as_ptr().cast());
+            let high = _mm_srli_si128::<8>(low);
+            Avx2(
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+            )
+        }
+    }
+    #[inline(always)]
     fn load_f16(x: &[f16; 16]) -> Self {
         unsafe {
             let low = _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast()));
@@ -415,6 +441,31 @@ impl Bytes for Avx512Bytes {
         unsafe { _mm512_loadu_si512(codes.as_ptr().cast()) }
     }
     #[inline(always)]
+    fn store(codes: __m512i, to: &mut [u8; 64]) {
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), codes) };
+    }
+    #[inline(always)]
+    fn load_sums(sums: &[i32; 16]) -> __m512i {
+        unsafe { _mm512_loadu_si512(sums.as_ptr().cast()) }
+    }
+    const OFFSET: i32 = 128;
+    #[inline(always)]
+    fn lookup(table: __m512i, codes: __m512i) -> __m512i {
+        unsafe { _mm512_shuffle_epi8(table, codes) }
+    }
+    #[inline(always)]
+    fn signed(codes: __m512i) -> __m512i {
+        unsafe { _mm512_xor_si512(codes, _mm512_set1_epi8(-128)) }
+    }
+    #[inline(always)]
+    fn add_signed(sums: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
+        Self::add(sums, codes, x)
+    }
+    #[inline(always)]
+    fn start(at: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(at) }
+    }
+    #[inline(always)]
     fn low(codes: __m512i) -> __m512i {
         unsafe { _mm512_and_si512(codes, _mm512_set1_epi8(15)) }
     }
@@ -478,6 +529,52 @@ impl<const VNNI: bool> Bytes for Avx2Bytes<VNNI> {
                 _mm256_loadu_si256(p.add(32).cast()),
             )
         }
+    }
+    #[inline(always)]
+    fn store(codes: Self::Codes, to: &mut [u8; 64]) {
+        let p = to.as_mut_ptr();
+        unsafe {
+            _mm256_storeu_si256(p.cast(), codes.0);
+            _mm256_storeu_si256(p.add(32).cast(), codes.1);
+        }
+    }
+    #[inline(always)]
+    fn load_sums(sums: &[i32; 16]) -> Self::Sums {
+        let p = sums.as_ptr();
+        unsafe {
+            (
+                _mm256_loadu_si256(p.cast()),
+                _mm256_loadu_si256(p.add(8).cast()),
+            )
+        }
+    }
+    const OFFSET: i32 = 128;
+    #[inline(always)]
+    fn lookup(table: Self::Codes, codes: Self::Codes) -> Self::Codes {
+        unsafe {
+            (
+                _mm256_shuffle_epi8(table.0, codes.0),
+                _mm256_shuffle_epi8(table.1, codes.1),
+            )
+        }
+    }
+    #[inline(always)]
+    fn signed(codes: Self::Codes) -> Self::Codes {
+        unsafe {
+            let sign = _mm256_set1_epi8(-128);
+            (
+                _mm256_xor_si256(codes.0, sign),
+                _mm256_xor_si256(codes.1, sign),
+            )
+        }
+    }
+    #[inline(always)]
+    fn add_signed(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums {
+        Self::add(sums, codes, x)
+    }
+    #[inline(always)]
+    fn start(at: i32) -> Self::Sums {
+        unsafe { (_mm256_set1_epi32(at), _mm256_set1_epi32(at)) }
     }
     #[inline(always)]
     fn low(codes: Self::Codes) -> Self::Codes {
