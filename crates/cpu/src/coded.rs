@@ -313,8 +313,13 @@ pub(crate) struct Coded {
     /// What codes of a table stand for; for pairs without biases what any does.
     pub(crate) levels: [i8; 16],
     factors: Factors,
-    /// Groups of a unit: their codes, then what makes their scales.
+    /// Groups of a unit: their codes, then what makes their scales. A power of two.
     pub(crate) span: usize,
+    /// Bytes of a unit's codes, of a unit and of a panel; known once, because
+    /// kernels ask for each group.
+    pub(crate) codes: usize,
+    pub(crate) unit: usize,
+    pub(crate) panel: usize,
     data: Region,
 }
 
@@ -356,11 +361,6 @@ impl Coded {
         self.group / if pairs(self.kind) { 8 } else { 4 }
     }
 
-    /// Bytes of the codes of one unit.
-    pub(crate) fn codes(&self) -> usize {
-        self.span * self.vectors() * 64
-    }
-
     /// Arrays of 16 elements, one a row, that make a unit's scales: how many of
     /// how many bytes, in order.
     fn arrays(&self) -> [(usize, usize); 2] {
@@ -371,15 +371,10 @@ impl Coded {
         }
     }
 
-    /// Bytes of one unit.
-    pub(crate) fn unit(&self) -> usize {
-        let scales: usize = self.arrays().map(|(n, size)| 16 * n * size).iter().sum();
-        (self.codes() + scales).next_multiple_of(64)
-    }
-
-    /// Bytes of one panel.
-    pub(crate) fn panel(&self) -> usize {
-        self.cols / (self.group * self.span) * self.unit()
+    /// Group `g`'s unit, and its place there.
+    #[inline(always)]
+    pub(crate) fn place(&self, g: usize) -> (usize, usize) {
+        (g >> self.span.trailing_zeros(), g & (self.span - 1))
     }
 
     pub(crate) fn n_panels(&self) -> usize {
@@ -395,7 +390,8 @@ impl Coded {
     pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Option<Self> {
         let first = &parts[0];
         let view = first.format.codes()?;
-        if !parts.iter().all(|p| p.format == first.format) || first.cols == 0 {
+        let alike = parts.iter().all(|p| p.format == first.format);
+        if !alike || first.cols == 0 || ![16, 32, 64, 128].contains(&view.group) {
             return None;
         }
         let (kind, levels) = match view.zero {
@@ -435,9 +431,17 @@ impl Coded {
             levels,
             factors,
             span,
+            codes: 0,
+            unit: 0,
+            panel: 0,
             data: Region::zeroed(0),
         };
-        let mut data = Region::zeroed(coded.n_panels() * coded.panel());
+        assert!(span.is_power_of_two(), "units of 1, 2, 4 … groups");
+        let scales: usize = coded.arrays().map(|(n, size)| 16 * n * size).iter().sum();
+        coded.codes = span * coded.vectors() * 64;
+        coded.unit = (coded.codes + scales).next_multiple_of(64);
+        coded.panel = groups / span * coded.unit;
+        let mut data = Region::zeroed(coded.n_panels() * coded.panel);
         // What turns a code into that of the panel.
         let map: [u8; 256] = std::array::from_fn(|code| match view.zero {
             Zero::Levels(levels) if kind != TABLE4 => {
@@ -453,7 +457,7 @@ impl Coded {
         let mut known = (0u8..).zip(&map[..1 << view.bits]);
         let shift = known.all(|(code, &to)| to == map[0].wrapping_add(code));
         let shift = shift.then_some(map[0]);
-        let panel = coded.panel();
+        let panel = coded.panel;
         let all = Split::new(data.of_mut::<u8>());
         cpu.pool.each(coded.n_panels(), 4, |_, range| {
             let mut row = Parts {
@@ -516,10 +520,10 @@ impl Coded {
     fn put(&self, row: &Parts, lane: usize, panel: &mut [u8]) {
         let cols = self.span * self.group;
         let units = panel
-            .chunks_exact_mut(self.unit())
+            .chunks_exact_mut(self.unit)
             .zip(row.codes.chunks_exact(cols));
         for (u, (unit, codes)) in units.enumerate() {
-            let (vectors, scales) = unit.split_at_mut(self.codes());
+            let (vectors, scales) = unit.split_at_mut(self.codes);
             let four = |codes: &[u8; 4]| u32::from_le_bytes(*codes);
             let lanes = vectors.as_chunks_mut::<64>().0.iter_mut();
             let lanes = lanes.map(|v| &mut v.as_chunks_mut::<4>().0[lane]);
@@ -627,11 +631,11 @@ impl Coded {
 
     /// Row `row` dequantized, times `factor`.
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
-        let panel = &self.data.of::<u8>()[row / 16 * self.panel()..][..self.panel()];
+        let panel = &self.data.of::<u8>()[row / 16 * self.panel..][..self.panel];
         let lane = row % 16;
-        let units = panel.chunks_exact(self.unit());
+        let units = panel.chunks_exact(self.unit);
         for (unit, out) in units.zip(out.chunks_exact_mut(self.span * self.group)) {
-            let (vectors, scales) = unit.split_at(self.codes());
+            let (vectors, scales) = unit.split_at(self.codes);
             for (j, out) in out.chunks_exact_mut(self.group).enumerate() {
                 let (scale, bias) = self.factors_of(scales, j, lane);
                 let vectors = &vectors[j * self.vectors() * 64..];
@@ -655,10 +659,10 @@ impl Coded {
     /// Copies a row of a panel to a lane of another.
     fn copy_lane(&self, from: &[u8], lane: usize, to: &mut [u8], to_lane: usize) {
         let [(n, size), (m, other)] = self.arrays();
-        let codes = self.codes() / 64;
+        let codes = self.codes / 64;
         for (to, from) in to
-            .chunks_exact_mut(self.unit())
-            .zip(from.chunks_exact(self.unit()))
+            .chunks_exact_mut(self.unit)
+            .zip(from.chunks_exact(self.unit))
         {
             let mut start = 0;
             for (count, size) in [(codes, 4), (n, size), (m, other)] {
@@ -718,7 +722,7 @@ pub(crate) fn chosen(
     y: &mut [f32],
     room: &mut [u8],
 ) {
-    let panel = w.panel();
+    let panel = w.panel;
     let all = w.data.of::<u8>();
     let whole = ids[0].is_multiple_of(16) && ids.iter().zip(ids[0]..).all(|(&id, next)| id == next);
     let data = if whole {
@@ -799,7 +803,7 @@ impl Piece<'_> {
         row: usize,
         p: usize,
     ) {
-        let (cols, group, unit, panel) = (self.x.cols, self.w.group, self.w.unit(), self.w.panel());
+        let (cols, group, unit, panel) = (self.x.cols, self.w.group, self.w.unit, self.w.panel);
         let (vectors, span, groups) = (self.w.vectors(), self.w.span, cols / group);
         let data = &self.data[p * panel..(p + R) * panel];
         let q = self.x.q[row * cols..(row + M) * cols].as_chunks::<8>().0;
@@ -818,7 +822,8 @@ impl Piece<'_> {
         let table = B::table(&self.w.levels);
         let mut y = [[B::Lanes::splat(0.0); R]; M];
         for g in 0..groups {
-            let (at, j) = (g / span * unit, g % span);
+            let (at, j) = self.w.place(g);
+            let at = at * unit;
             let mut sums = [[B::zero(); R]; M];
             // SAFETY: the slices above hold `R` panels of `groups / span` units, each
             // with `vectors` vectors a group and its factors behind them, and `M` rows

@@ -57,7 +57,7 @@ impl Weights {
     fn panels(&self) -> (usize, usize) {
         match self {
             Weights::Plain(w) => (w.n_panels(), w.panel() * w.scalar.bytes()),
-            Weights::Coded(w) => (w.n_panels(), w.panel()),
+            Weights::Coded(w) => (w.n_panels(), w.panel),
         }
     }
 
@@ -99,11 +99,11 @@ struct Inputs<'a> {
 const GROUPS: usize = 4;
 
 impl<'a> Inputs<'a> {
-    /// Rounds each of `runs`.
+    /// Rounds each of `runs`, in the blocks that groups of a size want.
     fn new<'w>(
         cpu: &Cpu,
         x: &'a Tensor,
-        blocks: Blocks,
+        blocks: impl Fn(usize) -> Blocks,
         runs: &[Range<usize>],
         weights: impl Iterator<Item = &'w Weights>,
     ) -> Self {
@@ -113,7 +113,7 @@ impl<'a> Inputs<'a> {
             let known = |r: &Option<Rounded>| r.as_ref().is_none_or(|r| r.group == w.group);
             let slot = rounded.iter_mut().find(|r| known(r));
             slot.expect("as many sizes of groups as exist")
-                .get_or_insert_with(|| Rounded::new(cpu, x, w.group, blocks, runs));
+                .get_or_insert_with(|| Rounded::new(cpu, x, w.group, blocks(w.group), runs));
         }
         Inputs { x, rounded }
     }
@@ -186,7 +186,7 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
         let inputs = Inputs::new(
             cpu,
             x,
-            cpu.isa.blocks(rows),
+            |group| cpu.isa.blocks(rows, group),
             std::slice::from_ref(&(0..rows)),
             w.iter().map(|w| w.storage()),
         );
@@ -228,7 +228,7 @@ pub(crate) fn matmul_runs(cpu: &Cpu, x: &Tensor, runs: &[Range<usize>], w: &[&Ma
     let alike = |w: &&Matrix| (w.rows, w.cols) == (rows, x.cols());
     assert!(w.iter().all(alike), "shapes of a product");
     let longest = runs.iter().map(Range::len).max().unwrap_or(0);
-    let blocks = cpu.isa.vectors(longest);
+    let blocks = |_| cpu.isa.vectors(longest);
     let inputs = Inputs::new(cpu, x, blocks, runs, w.iter().map(|w| w.storage()));
     let mut y = cpu.tensor(x.rows(), rows);
     let mut rest = values_mut(&mut y);
@@ -366,14 +366,14 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
     let inputs = Inputs::new(
         cpu,
         x,
-        Blocks::SINGLE,
+        |_| Blocks::SINGLE,
         std::slice::from_ref(&(0..x.rows())),
         std::iter::once(weights),
     );
     let mut y = cpu.tensor(x.rows(), n_ids);
     let room = match weights {
         Weights::Plain(_) => 0,
-        Weights::Coded(w) => w.panel() / 4,
+        Weights::Coded(w) => w.panel / 4,
     };
     let mut rooms = cpu.tensor(cpu.pool.n_workers(), room);
     let groups = n_ids.div_ceil(16);

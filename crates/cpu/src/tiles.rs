@@ -156,14 +156,14 @@ impl Piece<'_> {
                         let at = (&raw mut (*outputs).0[r]).cast::<[f32; 16]>();
                         let at = at.add(row - rows.start);
                         if first > 0 {
-                            for m in 0..M {
-                                y[m] = LanesOf::<T>::load(&*at.add(m));
+                            for (m, y) in y.iter_mut().enumerate() {
+                                *y = LanesOf::<T>::load(&*at.add(m));
                             }
                         }
                         self.strip::<T, KIND>(tiles, strip, row, &mut y, waiting);
                         if end < groups {
-                            for m in 0..M {
-                                y[m].store(&mut *at.add(m));
+                            for (m, y) in y.iter().enumerate() {
+                                y.store(&mut *at.add(m));
                             }
                         } else {
                             for (m, &y) in y[..(rows.end - row).min(M)].iter().enumerate() {
@@ -195,9 +195,9 @@ impl Piece<'_> {
     /// Where group `g` of a panel lies: its unit, and its place in it.
     #[inline(always)]
     fn place(&self, panel: usize, g: usize) -> (&[u8], usize) {
-        let (unit, span) = (self.w.unit(), self.w.span);
-        let start = panel * self.w.panel() + g / span * unit;
-        (&self.data[start..start + unit], g % span)
+        let (at, j) = self.w.place(g);
+        let start = panel * self.w.panel + at * self.w.unit;
+        (&self.data[start..start + self.w.unit], j)
     }
 
     /// Writes a group's codes as bytes, those of levels as the levels.
@@ -235,7 +235,7 @@ impl Piece<'_> {
             }
         }
         if j == 0 {
-            for line in unit[self.w.codes()..].chunks(64) {
+            for line in unit[self.w.codes..].chunks(64) {
                 B::Lanes::prefetch(line.as_ptr().wrapping_add(AHEAD));
             }
         }
@@ -296,7 +296,7 @@ impl Piece<'_> {
             let (unit, j) = self.place(strip.panel, g);
             // SAFETY: the unit of the group, whose factors follow its codes.
             let (scale, bias): (LanesOf<T>, LanesOf<T>) =
-                unsafe { self.w.lanes::<_, KIND>(unit[self.w.codes()..].as_ptr(), j) };
+                unsafe { self.w.lanes::<_, KIND>(unit[self.w.codes..].as_ptr(), j) };
             let exact = &waiting.0[g % RING];
             for m in 0..M {
                 // SAFETY: the factors of each group and row of the block, sliced above.

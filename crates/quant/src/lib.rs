@@ -36,6 +36,7 @@ pub enum Scalar {
 
 impl Scalar {
     /// Bytes of one element.
+    #[inline]
     pub const fn bytes(self) -> usize {
         match self {
             Scalar::F32 => 4,

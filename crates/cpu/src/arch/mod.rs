@@ -145,11 +145,13 @@ impl Detected {
         self.isa
     }
 
-    /// How the kernels take `rows` rows of rounded activations.
-    pub(crate) fn blocks(self, rows: usize) -> Blocks {
-        /// Rows that a tile takes as fast as vectors take 8.
+    /// How the kernels take `rows` rows of activations rounded in groups of `group`.
+    pub(crate) fn blocks(self, rows: usize, group: usize) -> Blocks {
+        /// Rows from which on a tile is faster than vectors.
         const TILED: usize = 9;
-        match self.has_tiles() && rows >= TILED {
+        /// Columns of a tile; with fewer, its way to memory costs more than it saves.
+        const DEPTH: usize = 64;
+        match self.has_tiles() && rows >= TILED && group >= DEPTH {
             true => Blocks {
                 rows: 16,
                 tiles: true,
