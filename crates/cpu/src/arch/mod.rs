@@ -199,6 +199,7 @@ impl Detected {
 
     /// Runs `kernel` on tiles; only where [`Detected::has_tiles`].
     #[inline]
+    #[allow(unused_variables, reason = "other architectures have no tiles")]
     pub(crate) fn run_tiles<K: TileKernel>(self, kernel: K) -> K::Output {
         match self.products {
             // SAFETY: `variants` found the features on this CPU and the registers granted.
