@@ -591,7 +591,7 @@ fn speculation_never_changes_a_token_on_a_gpu() {
             kv_format,
         };
         for (i, (what, sampling)) in samplings().into_iter().enumerate() {
-            let formats = [&quant::BF16, &quant::F32];
+            let formats = [&quant::BF16, &quant::F32].map(KvFormat::both);
             for kv in formats
                 .into_iter()
                 .take(if trained.is_some() { 1 } else { 2 })

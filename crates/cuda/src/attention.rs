@@ -43,12 +43,12 @@ fn kernel(name: &'static str, pages: &Pages) -> Kernel {
 }
 
 pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
-    let scalar = match spec.format.layout {
-        Layout::Plain(scalar) => scalar,
+    let scalar = match spec.format.k.layout {
+        Layout::Plain(scalar) if spec.format.k == spec.format.v => scalar,
         _ => {
             cuda.driver.fail(format!(
                 "keys and values in {} are not supported on a GPU yet; use --kv bf16, f16 or f32",
-                spec.format.name
+                spec.format
             ));
             Scalar::Bf16
         }

@@ -6,7 +6,7 @@ use crate::product::Tiles;
 use crate::{Cuda, CudaError, CudaOptions};
 use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Expert, Experts,
-    KvSpec, Reference, Rope, Row, Tensor, conformance,
+    KvFormat, KvSpec, Reference, Rope, Row, Tensor, conformance,
 };
 use quant::Scalar;
 
@@ -259,7 +259,7 @@ impl AttentionCase {
             pages,
             heads: self.kv_heads,
             head_dim: self.head_dim,
-            format,
+            format: KvFormat::both(format),
         });
         let mut y = None;
         for rows in [0..old, old..n].into_iter().filter(|r| !r.is_empty()) {
