@@ -27,12 +27,13 @@ const ARROWS: &[(&str, &[&str])] = &[
             "weights",
         ],
     ),
+    ("hub", &[]),
     ("server", &["engine", "text"]),
     (
         "cli",
         &[
-            "backend", "cache", "cpu", "cuda", "engine", "models", "quant", "server", "text",
-            "weights",
+            "backend", "cache", "cpu", "cuda", "engine", "hub", "models", "quant", "server",
+            "text", "weights",
         ],
     ),
 ];

@@ -143,6 +143,14 @@ pub trait Backend: Send + Sync {
     /// Ends a step: waits, and returns the first error since the last call.
     fn finish(&self) -> Result<(), DeviceError>;
 
+    /// Reads every byte of `w` once and computes next to nothing, as fast as the
+    /// device can: how long this takes is the floor of a product with `w`. Returns
+    /// something that depends on all of them, or `None` where there is no such
+    /// measure.
+    fn read(&self, _w: &Matrix) -> Option<u64> {
+        None
+    }
+
     /// Runs `work`, ops of one step, on `inputs`, and returns its tensors.
     ///
     /// What `work` asks for may depend on nothing but `key`, how many rows and

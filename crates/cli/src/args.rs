@@ -56,6 +56,18 @@ pub(crate) enum Command {
     Inspect(Box<InspectArgs>),
     /// Measure steps, prefill and what speculation saves
     Bench(Box<BenchArgs>),
+    /// Measure how well a model predicts a text
+    Perplexity(Box<PerplexityArgs>),
+    /// Write a checkpoint in another format or size
+    Convert(Box<ConvertArgs>),
+    /// Fetch a model, and who drafts for it, from the hub into its cache
+    Pull(PullArgs),
+    /// List the models that are here: bundled, and in the hub cache
+    List(ListArgs),
+    /// Remove models from the hub cache
+    Rm(RmArgs),
+    /// Check this machine: processor, memory, kernels, caches
+    Doctor(DoctorArgs),
     /// Show or check the configuration
     Config(ConfigArgs),
     /// Print a completion script for a shell
@@ -85,7 +97,8 @@ pub(crate) struct OutputArgs {
 /// Which model.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArg {
-    /// Folder of config.json and safetensors, or GGUF file, or name of a bundled model
+    /// Folder of config.json and safetensors, or GGUF file, or ORG/NAME of a model in the hub cache
+    /// (`paceline pull` fetches it), or name of a bundled model
     #[arg(short, long, value_name = "MODEL", default_value = crate::bundled::DEFAULT, help_heading = "Model")]
     pub(crate) model: String,
 }
@@ -94,7 +107,8 @@ pub(crate) struct ModelArg {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct LoadArgs {
-    /// Who drafts: auto, none, mtp, assistant, assistant:PATH, eagle3:PATH or ngram
+    /// Who drafts: auto, none, mtp, assistant, ngram, or mtp:PATH, assistant:PATH or eagle3:PATH, where
+    /// PATH may also be ORG/NAME
     #[arg(long, value_name = "WHO", default_value = "auto")]
     pub(crate) draft: DraftChoice,
     /// Tokens drafted a round, at most; 0 turns speculation off
@@ -111,6 +125,9 @@ pub(crate) struct LoadArgs {
     /// Format of keys and values, or of each as K,V: bf16, f16, f32, q8_0 or q4_0
     #[arg(long, value_name = "FORMAT", default_value = KV_FORMATS[0], value_parser = kv_format)]
     pub(crate) kv: KvFormat,
+    /// Quantise weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
+    #[arg(long, value_name = "FORMAT", value_parser = weight_format)]
+    pub(crate) quant: Option<&'static quant::Format>,
     /// Prompt tokens run in one step, at most
     #[arg(long, value_name = "TOKENS", default_value_t = engine::LoadOptions::default().chunk, value_parser = count)]
     pub(crate) chunk: usize,
@@ -124,6 +141,10 @@ pub(crate) struct LoadArgs {
     /// which takes four bytes a weight
     #[arg(long, value_name = "FORMAT", default_value = "int8")]
     pub(crate) activations: Activations,
+    /// Do not try the model before it is ready: whether rows are exact and guesses accepted. The
+    /// result is remembered, so only the first start takes longer
+    #[arg(long)]
+    pub(crate) no_probe: bool,
     /// Instruction set to compute with, to measure or to find a fault
     #[arg(long, hide = true, value_parser = isa)]
     pub(crate) isa: Option<cpu::Isa>,
@@ -177,6 +198,146 @@ pub(crate) struct BenchArgs {
     pub(crate) json: bool,
 }
 
+/// `paceline perplexity`.
+#[derive(Debug, Args)]
+pub(crate) struct PerplexityArgs {
+    /// The text: JSON lines with `text`, `messages`, or `prompt` and `response` if it ends in .jsonl,
+    /// else one plain text
+    pub(crate) file: PathBuf,
+    /// Which model.
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// How it is loaded; `--context` is the length of a window.
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// Tokens from one window to the next [default: half a window]
+    #[arg(long, value_name = "TOKENS", value_parser = count, help_heading = "Text")]
+    pub(crate) stride: Option<usize>,
+    /// Tokens at the start of every window that are read and not scored [default: those that the
+    /// window before has scored]
+    #[arg(long, value_name = "TOKENS", value_parser = count, help_heading = "Text")]
+    pub(crate) lead: Option<usize>,
+    /// Texts of the file to score, from the first [default: all]
+    #[arg(long, value_name = "N", help_heading = "Text")]
+    pub(crate) texts: Option<usize>,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+/// `paceline convert`.
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// What to convert: a model as for -m
+    #[arg(value_name = "SRC")]
+    pub(crate) source: String,
+    /// The folder or GGUF file to write; it must not exist
+    pub(crate) out: PathBuf,
+    /// Store matrices as FORMAT: q4, q5, q6, q8 (MLX's affine groups of 64), or a name such as
+    /// affine4-g32, q4_0 or bf16
+    #[arg(long, value_name = "FORMAT", value_parser = weight_format, help_heading = "Format")]
+    pub(crate) quant: Option<&'static quant::Format>,
+    /// Store the tensors that PATTERN fits as FORMAT, or `stored` as they are; may be repeated, the
+    /// first that fits counts
+    #[arg(long, value_name = "PATTERN=FORMAT", value_parser = tensor_format, requires = "quant", help_heading = "Format")]
+    pub(crate) tensor: Vec<TensorFormat>,
+    /// Kind of file: a folder of safetensors as MLX has it, or one GGUF file
+    #[arg(
+        long,
+        value_name = "KIND",
+        default_value = "safetensors",
+        help_heading = "Format"
+    )]
+    pub(crate) format: Container,
+    /// Grow a small model and its drafter to the shapes of a model of this many weights, such as 2b,
+    /// with the same text and acceptance: to measure speed
+    #[arg(long, value_name = "SIZE", value_parser = parameters, help_heading = "Size")]
+    pub(crate) inflate: Option<u64>,
+    /// Layers of the grown model
+    #[arg(long, value_name = "N", requires = "inflate", help_heading = "Size")]
+    pub(crate) layers: Option<usize>,
+    /// Vocabulary of the grown model
+    #[arg(long, value_name = "N", requires = "inflate", help_heading = "Size")]
+    pub(crate) vocab: Option<usize>,
+    /// Write nothing but the MTP head
+    #[arg(long, conflicts_with_all = ["inflate", "attach_head"], help_heading = "Head")]
+    pub(crate) extract_head: bool,
+    /// Put in the MTP head of this model
+    #[arg(
+        long,
+        value_name = "PATH",
+        conflicts_with = "inflate",
+        help_heading = "Head"
+    )]
+    pub(crate) attach_head: Option<String>,
+}
+
+/// Kinds of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Container {
+    Safetensors,
+    Gguf,
+}
+
+/// A pattern over tensor names and a format, none for "as stored".
+pub(crate) type TensorFormat = (String, Option<&'static quant::Format>);
+
+/// Short names of formats.
+const SHORT_FORMATS: &[(&str, &str)] = &[
+    ("q2", "affine2-g64"),
+    ("q3", "affine3-g64"),
+    ("q4", "affine4-g64"),
+    ("q5", "affine5-g64"),
+    ("q6", "affine6-g64"),
+    ("q8", "affine8-g64"),
+];
+
+fn weight_format(name: &str) -> Result<&'static quant::Format, String> {
+    let long = SHORT_FORMATS.iter().find(|(short, _)| *short == name);
+    let known = || quant::FORMATS.iter().copied().flatten().map(|f| f.name);
+    quant::format(long.map_or(name, |(_, long)| long)).ok_or_else(|| {
+        let short = SHORT_FORMATS.iter().map(|(short, _)| *short);
+        format!(
+            "known are {}",
+            short.chain(known()).collect::<Vec<_>>().join(", ")
+        )
+    })
+}
+
+fn tensor_format(text: &str) -> Result<TensorFormat, String> {
+    let (pattern, format) = text
+        .split_once('=')
+        .ok_or("expected PATTERN=FORMAT, such as lm_head.*=q8")?;
+    Ok((
+        pattern.into(),
+        if format == "stored" {
+            None
+        } else {
+            Some(weight_format(format)?)
+        },
+    ))
+}
+
+/// A number of weights such as `2b` or `800m`.
+fn parameters(text: &str) -> Result<u64, String> {
+    let split = text.len()
+        - text
+            .chars()
+            .last()
+            .filter(char::is_ascii_alphabetic)
+            .map_or(0, |_| 1);
+    let unit = match text[split..].to_ascii_lowercase().as_str() {
+        "" => 1.0,
+        "m" => 1e6,
+        "b" => 1e9,
+        _ => f64::NAN,
+    };
+    let number = text[..split].parse::<f64>().map_or(f64::NAN, |n| n * unit);
+    (number >= 1.0 && number < 1e15)
+        .then_some(number as u64)
+        .ok_or_else(|| "expected a number such as 2b or 800m".into())
+}
+
 /// Devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
@@ -193,6 +354,16 @@ pub(crate) enum Device {
 pub(crate) enum Activations {
     Int8,
     F32,
+}
+
+impl Activations {
+    /// As it is typed.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Activations::Int8 => "int8",
+            Activations::F32 => "f32",
+        }
+    }
 }
 
 /// How tokens are chosen, and how many.
@@ -325,6 +496,9 @@ pub(crate) struct ServeArgs {
     /// Seconds that running requests get to finish after Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().drain_timeout.as_secs(), help_heading = "Server")]
     pub(crate) drain_timeout: u64,
+    /// Say what would be served and what memory it would take, and exit
+    #[arg(long, help_heading = "Server")]
+    pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) model: ModelArg,
     #[command(flatten)]
@@ -343,6 +517,44 @@ pub(crate) struct InspectArgs {
     pub(crate) load: LoadArgs,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+/// `paceline pull`
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    /// ORG/NAME on the hub, or ORG/NAME@REVISION
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Fetch its drafter too: an assistant, or the head that a conversion has dropped
+    #[arg(long)]
+    pub(crate) draft: bool,
+    /// Fetch only the `mtp.*` tensors, for conversions of this model
+    #[arg(long, conflicts_with = "draft")]
+    pub(crate) head_only: bool,
+}
+
+/// `paceline list`
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `paceline rm`
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    /// ORG/NAME of each
+    #[arg(value_name = "MODEL", required = true)]
+    pub(crate) models: Vec<String>,
+}
+
+/// `paceline doctor`
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
     pub(crate) json: bool,
 }
 
@@ -464,6 +676,25 @@ mod tests {
         ] {
             assert!(count(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn sizes_and_formats_have_short_names() {
+        assert_eq!(parameters("2b"), Ok(2_000_000_000));
+        assert_eq!(parameters("0.5B"), Ok(500_000_000));
+        assert_eq!(parameters("40M"), Ok(40_000_000));
+        for bad in ["", "b", "-1b", "1x", "nan", "1e30b", "2é"] {
+            assert!(parameters(bad).is_err(), "{bad}");
+        }
+        assert_eq!(
+            tensor_format("mtp.*=q8").unwrap().1.unwrap().name,
+            "affine8-g64"
+        );
+        assert_eq!(
+            tensor_format("lm_head.*=stored"),
+            Ok(("lm_head.*".into(), None))
+        );
+        assert!(tensor_format("lm_head").is_err() && tensor_format("x=q7").is_err());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use backend::{Backend, Batch};
 use cache::{Memory, MemorySize};
 use engine::{Accept, DraftLength, Engine, EngineOptions, Request, RequestOutcome, Sampling};
+use quant::{Scalar, Stored};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -22,6 +23,11 @@ use std::time::Instant;
 const STEP_ROWS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
 /// Tokens that a timed step follows.
 const STEP_CONTEXT: usize = 64;
+/// Bytes of one matrix of the plain read.
+const READ_PART: usize = 64 << 20;
+/// Bytes that a plain read has at least: more than the caches hold, or it would
+/// say nothing about memory.
+const READ_MIN: usize = 256 << 20;
 /// Prompt lengths that are timed.
 const PREFILL: [usize; 2] = [512, 2048];
 
@@ -79,9 +85,15 @@ struct Prompt {
 #[derive(Serialize)]
 struct Report {
     version: &'static str,
+    commit: Option<&'static str>,
     model: engine::ModelInfo,
+    environment: BTreeMap<&'static str, String>,
     threads: usize,
-    read_gbs: f64,
+    /// A plain read of as many bytes as a step reads, in the rounds of the steps.
+    read_gbs: Option<f64>,
+    /// Milliseconds of that read.
+    read_ms: Option<f64>,
+    /// What a step reads of the target's weights.
     weights_gb: f64,
     load_ms: f64,
     step_ms: BTreeMap<usize, f64>,
@@ -169,16 +181,13 @@ pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
         say!("{}", model::describe(&model.info));
     }
     let backend = model.speculator.backend().clone();
-    let bytes = model.info.weight_bytes as usize;
-    let (step_ms, prefill_tok_s, read_gbs) = if args.no_steps {
+    let bytes = model.info.step_bytes as usize;
+    let (step_ms, prefill_tok_s, read_ms) = if args.no_steps {
         Default::default()
     } else {
         let (steps, read) = steps(&model, &*backend, args.reps, bytes)?;
-        (
-            steps,
-            prefill(&model, &*backend, args.reps.div_ceil(4))?,
-            read,
-        )
+        let prefill = prefill(&model, &*backend, args.reps.div_ceil(4))?;
+        (steps, prefill, read)
     };
     let engine = Engine::start(model, EngineOptions::default());
     let prompts = prompts(args, &engine)?;
@@ -187,12 +196,15 @@ pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
     let (ms, n) = drafting.fold((0.0, 0), |(ms, n), r| (ms + r.draft_ms, n + r.drafted));
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
+        commit: option_env!("PACELINE_COMMIT"),
+        environment: environment(),
         model: engine.info().clone(),
         threads: args
             .load
             .threads
             .map_or_else(cores, std::num::NonZeroUsize::get),
-        read_gbs,
+        read_gbs: read_ms.map(|ms| bytes as f64 / ms / 1e6),
+        read_ms,
         weights_gb: bytes as f64 / 1e9,
         load_ms,
         step_ms,
@@ -213,14 +225,47 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
 }
 
-/// Median milliseconds of a step by its rows, logits included, and the plain read
-/// of as many bytes as the weights have, in the same rounds.
+/// What the figures depend on and the program did not choose.
+fn environment() -> BTreeMap<&'static str, String> {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let line = |text: &str, key: &str| {
+        let line = text.lines().find(|line| line.starts_with(key))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let cpu = read("/proc/cpuinfo").and_then(|text| line(&text, "model name"));
+    let memory = read("/proc/meminfo").and_then(|text| line(&text, "MemTotal"));
+    let pages = read("/sys/kernel/mm/transparent_hugepage/enabled");
+    let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+    let load = read("/proc/loadavg");
+    [
+        ("cpu", cpu),
+        ("cores", Some(cores().to_string())),
+        ("memory", memory),
+        ("huge_pages", pages),
+        ("governor", governor),
+        ("load_average", load),
+        (
+            "system",
+            Some(format!(
+                "{} {}",
+                std::env::consts::OS,
+                std::env::consts::ARCH
+            )),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(key, value)| Some((key, value?.trim().to_owned())))
+    .collect()
+}
+
+/// Median milliseconds of a step by its rows, logits included, and of the plain
+/// read of `bytes` in the same rounds.
 fn steps(
     model: &engine::Model,
     b: &dyn Backend,
     reps: usize,
     bytes: usize,
-) -> Result<(BTreeMap<usize, f64>, f64)> {
+) -> Result<(BTreeMap<usize, f64>, Option<f64>)> {
     let target = model.speculator.target();
     let size = MemorySize {
         sequences: 1,
@@ -233,9 +278,7 @@ fn steps(
     let prompt: Vec<u32> = (0..STEP_CONTEXT).map(token).collect();
     let mut times: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     let mut reads = Vec::new();
-    // More than the caches hold, or a read would say nothing about memory.
-    let read_bytes = bytes.max(256 << 20);
-    let buffer = vec![1u64; read_bytes / 8];
+    let parts = read_parts(b, bytes.max(READ_MIN));
     for rep in 0..=reps {
         for rows in STEP_ROWS {
             let mut sequence = memory.open().context("a sequence for the bench")?;
@@ -257,36 +300,34 @@ fn steps(
                 times.entry(rows).or_default().push(ms);
             }
         }
-        if rep > 0 {
-            reads.push(read_bytes as f64 / read_seconds(&buffer) / 1e9);
+        let start = Instant::now();
+        let sums: Vec<_> = parts.iter().map(|part| b.read(part)).collect();
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        if rep > 0 && sums.iter().all(Option::is_some) {
+            reads.push(ms * bytes as f64 / bytes.max(READ_MIN) as f64);
         }
+        std::hint::black_box(sums);
     }
     let medians = times
         .into_iter()
         .map(|(rows, times)| (rows, median(times)))
         .collect();
-    Ok((medians, median(reads)))
+    Ok((medians, (!reads.is_empty()).then(|| median(reads))))
 }
 
-/// Seconds to read `buffer` once with a thread on every core.
-fn read_seconds(buffer: &[u64]) -> f64 {
-    let share = buffer.len().div_ceil(cores());
-    let start = Instant::now();
-    std::thread::scope(|scope| {
-        for part in buffer.chunks(share) {
-            scope.spawn(move || {
-                // Eight sums, so that no addition waits for the one before.
-                let mut sums = [0u64; 8];
-                for words in part.chunks_exact(8) {
-                    for (sum, word) in sums.iter_mut().zip(words) {
-                        *sum = sum.wrapping_add(*word);
-                    }
-                }
-                std::hint::black_box(sums);
-            });
-        }
-    });
-    start.elapsed().as_secs_f64()
+/// Matrices of `bytes` together, for a plain read.
+fn read_parts(b: &dyn Backend, bytes: usize) -> Vec<backend::Matrix> {
+    // Rows of a page each; panels hold 16 of them.
+    const ROW: usize = 1024;
+    let part = |bytes: usize| {
+        let rows = (bytes / (4 * ROW)).max(16);
+        let zeros = vec![0; rows * 4 * ROW];
+        b.matrix(&[Stored::plain(Scalar::F32, rows, ROW, &zeros)])
+    };
+    (0..bytes)
+        .step_by(READ_PART)
+        .map(|at| part(READ_PART.min(bytes - at)))
+        .collect()
 }
 
 /// Prompt tokens a second by prompt length, the first token included.
@@ -471,19 +512,33 @@ fn generate(
     Ok(runs)
 }
 
+fn plain_read(report: &Report) -> String {
+    match (report.read_ms, report.read_gbs) {
+        (Some(ms), Some(rate)) => {
+            format!(", a plain read of them takes {ms:.2} ms ({rate:.1} GB/s)")
+        }
+        _ => String::new(),
+    }
+}
+
 fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
     if let Some(&one) = report.step_ms.get(&1) {
         writeln!(
             out,
-            "plain read {:.1} GB/s · weights {:.3} GB in the file · loaded in {:.0} ms\n",
-            report.read_gbs, report.weights_gb, report.load_ms
+            "a step reads {:.3} GB of weights{} · loaded in {:.0} ms\n",
+            report.weights_gb,
+            plain_read(report),
+            report.load_ms
         )?;
         writeln!(
             out,
-            "| rows | ms a step | against one row |\n|---:|---:|---:|"
+            "| rows | ms a step | against one row | share of the plain read |\n|---:|---:|---:|---:|"
         )?;
         for (rows, ms) in &report.step_ms {
-            writeln!(out, "| {rows} | {ms:.2} | {:.2} |", ms / one)?;
+            let share = report
+                .read_ms
+                .map_or(String::new(), |read| format!("{:.0} %", 100.0 * read / ms));
+            writeln!(out, "| {rows} | {ms:.2} | {:.2} | {share} |", ms / one)?;
         }
         writeln!(out)?;
         for (n, rate) in &report.prefill_tok_s {

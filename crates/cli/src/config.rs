@@ -26,7 +26,7 @@ pub(crate) const FILE: &str = "paceline.toml";
 /// Largest file; every option set once takes 2 KB.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Commands that options are for.
-const COMMANDS: &[&str] = &["run", "chat", "serve", "inspect", "bench"];
+const COMMANDS: &[&str] = &["run", "chat", "serve", "inspect", "bench", "perplexity"];
 /// Options whose values are not printed.
 const SECRETS: &[&str] = &["api-key"];
 

@@ -4,10 +4,10 @@
 //! What can be said without loading is said first, so that a checkpoint that
 //! does not load still shows what it is; the reason comes last, as the error.
 
-use crate::args::{InspectArgs, OutputArgs};
+use crate::args::{InspectArgs, LoadArgs, OutputArgs};
 use crate::model::{amount, bytes};
-use crate::{model, progress};
-use anyhow::{Result, anyhow};
+use crate::{machine, model, progress, resolve};
+use anyhow::{Result, anyhow, bail};
 use cache::{Memory, MemorySize};
 use engine::{Model, Source, Text};
 use serde_json::{Value, json};
@@ -65,19 +65,30 @@ struct ClassFacts {
 
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
+    if args.load.quant.is_some() {
+        bail!("inspect shows weights as they are stored: --quant is for commands that load them");
+    }
     let name = args.positional.as_ref().unwrap_or(&args.model.model);
-    let source = model::source(name)?;
+    let source = resolve::source(name)?;
     let checkpoint = source
         .checkpoint()
         .map_err(|e| anyhow!(e).context(format!("cannot open `{name}`")))?;
     let loaded = model::load(name, &args.load, 1);
-    let hash = progress::patiently("hashing", || checkpoint.content_hash());
+    // The load has hashed the files, or knows their hashes from an earlier one.
+    let known = loaded
+        .as_ref()
+        .ok()
+        .and_then(|m| m.info.preflight.target_sha256.clone());
+    let hash =
+        known.unwrap_or_else(|| progress::patiently("hashing", || checkpoint.content_hash()));
     let mut record = facts(&source, &checkpoint, &hash);
     let failure = match &loaded {
         Ok(model) => {
             record["runs"] = json!(true);
             record["model"] = json!(model.info);
-            record["memory"] = memory(model, args);
+            record["model"]["preflight"]["summary"] = json!(model.info.preflight.summary());
+            record["memory"] = memory(model, &args.load);
+            record["machine"] = json!(machine::ram().map(|ram| ram.total));
             record["text"] = text_facts(&model.text);
             None
         }
@@ -156,8 +167,9 @@ fn is_companion(checkpoint: &Checkpoint, name: &str) -> bool {
     module.is_some_and(|module| checkpoint.has(&format!("{module}.weight")))
 }
 
-/// What a request remembers, by context.
-fn memory(model: &Model, args: &InspectArgs) -> Value {
+/// What one request takes beside the weights, by context, and whether both fit this
+/// machine.
+pub(crate) fn memory(model: &Model, load: &LoadArgs) -> Value {
     let most = model.speculator.target().max_context();
     let contexts: BTreeSet<usize> = CONTEXTS
         .iter()
@@ -165,19 +177,28 @@ fn memory(model: &Model, args: &InspectArgs) -> Value {
         .filter(|&c| c < most)
         .chain([most, model.info.context])
         .collect();
+    let ram = machine::ram();
     let at = |context| {
         let size = MemorySize {
             sequences: 1,
             context,
-            step_rows: args.load.chunk,
-            kv_format: args.load.kv,
+            step_rows: load.chunk,
+            kv_format: load.kv,
         };
-        let bytes: usize = model
+        let mut of = model
             .plans
             .iter()
-            .map(|plan| Memory::bytes(plan, &size))
-            .sum();
-        json!({"context": context, "bytes": bytes})
+            .map(|plan| Memory::bytes(plan, &size) as u64);
+        let target = of.next().unwrap_or(0);
+        let drafter: u64 = of.sum();
+        let all = model.info.weight_bytes + target + drafter;
+        json!({
+            "context": context,
+            "bytes": target + drafter,
+            "drafter_bytes": drafter,
+            "with_weights": all,
+            "fits": ram.map(|ram| all <= ram.total),
+        })
     };
     contexts.into_iter().map(at).collect()
 }
@@ -208,6 +229,38 @@ fn text_facts(text: &Text) -> Value {
             "repetition_penalty": advice.repetition_penalty,
         },
     })
+}
+
+/// What was checked before the model was called ready, for people.
+fn checks(preflight: &Value) -> Vec<(&'static str, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut lines = Vec::new();
+    if let Some(head) = preflight["head"].as_object() {
+        let extra = head["extra"].as_array().map_or(0, Vec::len);
+        let unread = if extra == 0 {
+            String::new()
+        } else {
+            format!(", {extra} more that nobody reads")
+        };
+        lines.push((
+            "head",
+            format!("all of its {} tensors{unread}", head["expected"]),
+        ));
+    }
+    for norms in preflight["norms"].as_array().into_iter().flatten() {
+        let line = format!(
+            "{} holds `{}`: {}",
+            text(&norms["part"]),
+            text(&norms["holds"]),
+            text(&norms["sign"])
+        );
+        lines.push(("norms", line));
+    }
+    lines.push(("checked", text(&preflight["summary"])));
+    for warning in preflight["warnings"].as_array().into_iter().flatten() {
+        lines.push(("warning", text(warning)));
+    }
+    lines
 }
 
 /// The record for people.
@@ -273,6 +326,9 @@ fn report(record: &Value, is_verbose: bool) -> String {
         "drafter",
         format!("{drafter}: {}", text(&model["drafter_reason"])),
     );
+    for (label, value) in checks(&model["preflight"]) {
+        line(label, value);
+    }
     line("runs on", text(&model["backend"]));
     for (i, row) in list(&record["memory"]).iter().enumerate() {
         let label = if i == 0 { "memory" } else { "" };
@@ -281,11 +337,17 @@ fn report(record: &Value, is_verbose: bool) -> String {
         } else {
             ""
         };
+        let fits = match row["fits"].as_bool() {
+            Some(true) => ", fits",
+            Some(false) => ", does NOT fit this machine",
+            None => "",
+        };
         let size = format!(
-            "{:>7} tokens {:>9} as {}{mark}",
+            "{:>7} tokens {:>9} as {}, {} with weights{fits}{mark}",
             number(&row["context"]),
             bytes(number(&row["bytes"])),
-            text(&model["kv_format"])
+            text(&model["kv_format"]),
+            bytes(number(&row["with_weights"])),
         );
         line(label, size);
     }

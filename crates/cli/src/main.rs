@@ -6,9 +6,12 @@
 //! | `args` | every flag, its default and its help |
 //! | `config` | command line over environment over files over defaults |
 //! | `bundled` | the models inside the binary |
+//! | `places` | the folders that a user's programs share: hub cache, heads, results |
+//! | `resolve` | what `-m` names, and where its drafter may lie |
 //! | `model` | `-m` and its companions → a loaded model |
 //! | `reply` | one request → text on a stream, and a line about it |
-//! | `run`, `chat`, `serve`, `inspect`, `bench` | the commands |
+//! | `run`, `chat`, `serve`, `inspect`, `bench`, `perplexity`, `convert`, `pull`, `doctor` | the commands |
+//! | `machine` | the memory of this machine |
 //! | `progress`, `interrupts` | signs of life, and Ctrl-C |
 //!
 //! Only here are the environment and configuration files read. Text of a model
@@ -30,11 +33,18 @@ mod bench;
 mod bundled;
 mod chat;
 mod config;
+mod convert;
+mod doctor;
 mod inspect;
 mod interrupts;
+mod machine;
 mod model;
+mod perplexity;
+mod places;
 mod progress;
+mod pull;
 mod reply;
+mod resolve;
 mod run;
 mod serve;
 
@@ -94,6 +104,15 @@ fn start() -> Result<ExitCode> {
             log(output, LevelFilter::WARN);
             bench::run(&args, output)
         }
+        Command::Perplexity(args) => {
+            log(output, LevelFilter::WARN);
+            perplexity::run(&args, output)
+        }
+        Command::Convert(args) => convert::run(&args, output),
+        Command::Pull(args) => pull::run(&args, output),
+        Command::List(args) => pull::list(&args),
+        Command::Rm(args) => pull::remove(&args, output),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Config(args) => {
             let ConfigCommand::Show { as_command, line } = args.command;
             io::stdout().write_all(layered.show(&line, as_command)?.as_bytes())?;

@@ -1,44 +1,15 @@
 //! From `-m` and its companions to a model.
 
 use crate::args::{Activations, Device, LoadArgs};
-use crate::{bundled, progress};
+use crate::resolve::{self, Resolved};
+use crate::{places, progress};
 use anyhow::{Result, anyhow, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
-use engine::{LoadOptions, Model, ModelInfo, Source, Text};
+use engine::{DraftChoice, LoadOptions, Model, ModelInfo, Probing, Source, Text};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::Arc;
-
-/// What `-m` names: a bundled model, else a folder or a GGUF file.
-///
-/// Bundled names come first, so that a command means the same in every folder;
-/// `./NAME` is always the folder.
-pub(crate) fn source(name: &str) -> Result<Source> {
-    if let Some(bundled) = bundled::find(name) {
-        return Ok(Source::Files(Box::new(bundled.files())));
-    }
-    let path = Path::new(name);
-    if path.is_dir() {
-        return Ok(Source::Folder(path.into()));
-    }
-    if path.is_file() {
-        if path
-            .extension()
-            .is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
-        {
-            return Ok(Source::Folder(path.into()));
-        }
-        bail!(
-            "a model is a folder with config.json and safetensors, or a .gguf file, and this is neither: `{name}`"
-        );
-    }
-    bail!(
-        "no such model: `{name}` is neither a folder, nor a .gguf file, nor bundled (bundled are {})",
-        bundled::names()
-    )
-}
 
 /// The device that `args` ask for.
 pub(crate) fn backend(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
@@ -80,32 +51,61 @@ fn gpu(_ordinal: usize) -> Result<Arc<dyn Backend>> {
 
 /// Loads a model for `sequences` requests at once.
 pub(crate) fn load(name: &str, args: &LoadArgs, sequences: usize) -> Result<Model> {
-    let source = source(name)?;
+    let resolved = resolve::model(name)?;
     let backend = backend(args)?;
-    let options = options(args, sequences);
+    let options = options(args, sequences, &resolved)?;
     progress::patiently(&format!("loading {name}"), || {
-        engine::load(backend, &source, &options)
+        engine::load(backend, &resolved.source, &options)
     })
     .map_err(|e| anyhow!(e).context(format!("cannot load `{name}`")))
 }
 
 /// The engine's options for `args`.
-pub(crate) fn options(args: &LoadArgs, sequences: usize) -> LoadOptions {
-    LoadOptions {
-        draft: args.draft.clone(),
+pub(crate) fn options(
+    args: &LoadArgs,
+    sequences: usize,
+    resolved: &Resolved,
+) -> Result<LoadOptions> {
+    let path = |source: &Option<Source>| -> Result<Option<Source>> {
+        match source {
+            Some(Source::Folder(path)) => resolve::drafter(path).map(Some),
+            other => Ok(other.clone()),
+        }
+    };
+    Ok(LoadOptions {
+        draft: match &args.draft {
+            DraftChoice::Eagle3(Source::Folder(path)) => {
+                DraftChoice::Eagle3(resolve::drafter(path)?)
+            }
+            DraftChoice::Mtp(source) => DraftChoice::Mtp(path(source)?),
+            DraftChoice::Assistant(source) => DraftChoice::Assistant(path(source)?),
+            other => other.clone(),
+        },
+        drafters: resolved.drafters.clone(),
+        advice: resolved.advice.clone(),
+        probing: if args.no_probe {
+            Probing::Skip {
+                reason: "--no-probe".into(),
+            }
+        } else {
+            Probing::Run {
+                cache: places::cache(),
+            }
+        },
         draft_max: args.draft_max,
         accept: args.accept,
         context: args.context,
         sequences,
         chunk: args.chunk,
         kv_format: args.kv,
-    }
+        quantize: args.quant.map(models::Quantize::new),
+    })
 }
 
-/// What was loaded, in three lines.
+/// What was loaded, in four lines.
 pub(crate) fn describe(info: &ModelInfo) -> String {
     format!(
-        "{}: {} on {}, {} of weights\n{} tokens of context in {} as {}\n{}: {}",
+        "{}: {} on {}, {} of weights\n{} tokens of context in {} as {}\n{}: {}\nchecked: {}",
         info.name,
         info.family,
         info.backend,
@@ -116,6 +116,7 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         info.drafter
             .map_or("no drafter".to_owned(), |name| format!("drafter {name}")),
         info.drafter_reason,
+        info.preflight.summary(),
     )
 }
 
@@ -127,6 +128,11 @@ pub(crate) fn encode_chat(text: &Text, messages: Vec<Value>) -> Result<Vec<u32>>
         );
     }
     Ok(text.encode_chat(&Value::Array(messages), None, true, &Map::new())?)
+}
+
+/// The tokens of a conversation that is over.
+pub(crate) fn encode_conversation(text: &Text, messages: Vec<Value>) -> Result<Vec<u32>> {
+    Ok(text.encode_chat(&Value::Array(messages), None, false, &Map::new())?)
 }
 
 /// A size as people read it, in powers of 1000.
@@ -168,23 +174,6 @@ mod tests {
         assert_eq!(
             [7, 14_100_000, 4_000_000_000].map(amount),
             ["7", "14.1 M", "4.0 B"]
-        );
-    }
-
-    #[test]
-    fn a_bundled_name_is_no_path() {
-        assert!(matches!(
-            source(bundled::DEFAULT).unwrap(),
-            Source::Files(_)
-        ));
-        assert!(matches!(source("src").unwrap(), Source::Folder(_)));
-        let error = source("no-such-model").unwrap_err().to_string();
-        assert!(error.contains(bundled::DEFAULT), "{error}");
-        assert!(
-            source("Cargo.toml")
-                .unwrap_err()
-                .to_string()
-                .contains(".gguf")
         );
     }
 }

@@ -72,3 +72,81 @@ impl PrefillBar {
         }
     }
 }
+
+/// A bar for bytes.
+pub(crate) struct ByteBar {
+    bar: Option<ProgressBar>,
+}
+
+impl ByteBar {
+    /// A bar beside `message`.
+    pub(crate) fn new(message: &str, is_wanted: bool) -> Self {
+        let style =
+            ProgressStyle::with_template("{msg} {bar:30} {bytes} of {total_bytes}, {eta} left");
+        let bar = || {
+            ProgressBar::new(0)
+                .with_style(style.expect("a valid template"))
+                .with_message(message.to_owned())
+        };
+        ByteBar {
+            bar: (is_wanted && std::io::stderr().is_terminal()).then(bar),
+        }
+    }
+
+    /// Shows that `done` of `total` bytes are there.
+    pub(crate) fn set(&mut self, done: u64, total: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+    }
+
+    /// Removes the bar.
+    pub(crate) fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A bar for a file that is fetched.
+pub(crate) struct DownloadBar {
+    bar: Option<ProgressBar>,
+    file: String,
+}
+
+impl DownloadBar {
+    /// A bar, if somebody watches and it is wanted.
+    pub(crate) fn new(is_wanted: bool) -> Self {
+        let style = ProgressStyle::with_template(
+            "{bar:30} {bytes:>9} of {total_bytes:<9} {bytes_per_sec:>11} {eta:>4} {wide_msg}",
+        );
+        let bar = (is_wanted && std::io::stderr().is_terminal())
+            .then(|| ProgressBar::new(0).with_style(style.expect("a valid template")));
+        DownloadBar {
+            bar,
+            file: String::new(),
+        }
+    }
+
+    /// Shows how far a file has come.
+    pub(crate) fn set(&mut self, progress: hub::Progress<'_>) {
+        let Some(bar) = &self.bar else {
+            return;
+        };
+        if self.file != progress.file {
+            progress.file.clone_into(&mut self.file);
+            bar.set_message(self.file.clone());
+            bar.set_length(progress.total);
+            bar.reset_eta();
+        }
+        bar.set_position(progress.done);
+    }
+
+    /// Removes the bar.
+    pub(crate) fn clear(self) {
+        if let Some(bar) = self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -4,11 +4,11 @@
 //! taking requests and lets the running ones finish; a second ends the program.
 
 use crate::args::{OutputArgs, ServeArgs};
-use crate::{INTERRUPTED, model};
+use crate::{INTERRUPTED, machine, model};
 use anyhow::{Context, Result, bail};
 use engine::{Engine, EngineOptions};
 use server::{Config, Keys, Limits};
-use std::io::Read;
+use std::io::{Read, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
@@ -36,6 +36,9 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
             ..Limits::default()
         },
     };
+    if args.dry_run {
+        return dry_run(&args);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -54,6 +57,36 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
             .await
             .context("the server has stopped")
     })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Says what would be served and what it would take; the port is not touched.
+fn dry_run(args: &ServeArgs) -> Result<ExitCode> {
+    let model = model::load(&args.model.model, &args.load, args.parallel)?;
+    let info = &model.info;
+    let all = info.weight_bytes + info.memory_bytes as u64;
+    let machine = match machine::ram() {
+        None => "this system does not say what it has".to_owned(),
+        Some(ram) => format!(
+            "this machine has {}: {}",
+            model::bytes(ram.total),
+            if all <= ram.total {
+                "fits"
+            } else {
+                "does NOT fit"
+            }
+        ),
+    };
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{}", model::describe(info))?;
+    writeln!(
+        stdout,
+        "{} in all for {} requests at once; {machine}\nwould listen on {}:{}",
+        model::bytes(all),
+        info.sequences,
+        args.host,
+        args.port
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,6 +4,10 @@
 //! `--help` and the shape of `--json` are snapshots in `tests/snapshots`;
 //! `UPDATE_SNAPSHOTS=1 cargo test -p paceline` writes them anew.
 
+#[path = "../../hub/tests/it/server.rs"]
+#[allow(dead_code, reason = "not every fault of the test's hub is needed here")]
+mod server;
+
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -32,7 +36,8 @@ fn folder(name: &str) -> PathBuf {
 fn paceline(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("PACELINE_") {
+        let text = name.to_string_lossy();
+        if text.starts_with("PACELINE_") || text.starts_with("HF_") {
             command.env_remove(name);
         }
     }
@@ -41,6 +46,13 @@ fn paceline(folder: &Path, args: &[&str]) -> Command {
         .current_dir(folder)
         .env("HOME", folder)
         .env("XDG_CONFIG_HOME", folder)
+        .env("XDG_DATA_HOME", folder)
+        // Of all tests together: each model is tried once.
+        .env(
+            "XDG_CACHE_HOME",
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"),
+        )
+        .env("HF_HOME", folder.join("hf"))
         .env("XDG_STATE_HOME", folder)
         .stdin(Stdio::null());
     command
@@ -139,9 +151,15 @@ fn help_is_as_written() {
         "serve",
         "inspect",
         "bench",
+        "perplexity",
+        "convert",
         "config",
         "config show",
         "completions",
+        "pull",
+        "list",
+        "rm",
+        "doctor",
     ] {
         let mut args: Vec<&str> = line.split_whitespace().collect();
         args.push("--help");
@@ -241,16 +259,19 @@ fn a_folder_and_its_bundled_copy_are_one_model() {
     let folder = folder("bundled");
     let path = models().join(WITH_ASSISTANT);
     let args = [PROMPT, "-n", "12"];
-    let bundled = run_json(&folder, &args);
-    let from_folder = run_json(
-        &folder,
-        &[&args[..], &["-m", path.to_str().unwrap()]].concat(),
-    );
+    let run = |args: &[&str]| {
+        let mut record = run_json(&folder, args);
+        // The same trial: whichever comes first runs it, the other remembers it.
+        record["model"]["preflight"]["trial"]["cached"].take();
+        record
+    };
+    let bundled = run(&args);
+    let from_folder = run(&[&args[..], &["-m", path.to_str().unwrap()]].concat());
     assert_eq!(bundled["token_ids"], from_folder["token_ids"]);
     assert_eq!(bundled["model"], from_folder["model"]);
     assert_eq!(
-        bundled["speculation"]["accepted"],
-        from_folder["speculation"]["accepted"]
+        bundled["speculation"]["drafter"],
+        from_folder["speculation"]["drafter"]
     );
 }
 
@@ -489,13 +510,20 @@ fn an_eagle3_head_drafts_for_the_target_it_was_made_for() {
     let folder = folder("eagle3");
     let head = eagle3(&folder);
     let choice = format!("eagle3:{}", head.display());
-    let args = [PROMPT, "-n", "24", "--draft"];
+    let args = [PROMPT, "-n", "24", "--no-probe", "--draft"];
     let drafted = run_json(&folder, &[&args[..], &[&choice]].concat());
     let plain = run_json(&folder, &[&args[..], &["none"]].concat());
     assert_eq!(drafted["text"], plain["text"]);
     assert_eq!(drafted["speculation"]["drafter"], "eagle3");
     assert_eq!(drafted["speculation"]["engaged"], true);
-    let (stdout, _) = good(paceline(&folder, &["inspect", "--draft", &choice]));
+    // Its weights are random: tried, it is dead.
+    let dead = bad(paceline(&folder, &["run", PROMPT, "--draft", &choice]));
+    assert!(
+        dead.contains("--draft eagle3: the drafter `eagle3` loads and drafts, but its guesses"),
+        "{dead}"
+    );
+    let inspect = ["inspect", "--no-probe", "--draft", &choice];
+    let (stdout, _) = good(paceline(&folder, &inspect));
     assert!(
         stdout.contains("eagle3: the EAGLE-3 head `eagle3-head`"),
         "{stdout}"
@@ -595,12 +623,12 @@ fn damaged_checkpoints_are_named_and_explained() {
 
     let model = copy(&folder, WITH_MTP);
     rename_tensors(&model, "\"mtp.", "\"old.");
-    let error = run(&model, &[]);
+    let error = run(&model, &["--draft", "mtp"]);
     assert!(
-        error.contains("config.json promises `mtp_num_hidden_layers: 1`"),
+        error.contains("--draft mtp: config.json promises `mtp_num_hidden_layers: 1`"),
         "{error}"
     );
-    assert!(error.contains("--draft none"), "{error}");
+    assert!(error.contains("has dropped the head"), "{error}");
     let args = [
         "run",
         PROMPT,
@@ -919,4 +947,374 @@ fn a_server_for_the_network_needs_a_key() {
         &["serve", "--port", "0", "--api-key-file", "keys"],
     ));
     assert!(error.ends_with("there is no API key in `keys`"), "{error}");
+}
+
+/// What the model at `path` answers, in a few greedy tokens.
+fn answer(folder: &Path, path: &str, more: &[&str]) -> String {
+    let mut args = vec![
+        "run",
+        "-q",
+        "-m",
+        path,
+        "--temperature",
+        "0",
+        "-n",
+        "12",
+        "Tell me a story.",
+    ];
+    args.extend(more);
+    good(paceline(folder, &args)).0
+}
+
+#[test]
+fn a_conversion_that_loses_nothing_answers_the_same() {
+    let folder = folder("convert");
+    let expected = answer(&folder, "tiny-qwen3.5", &[]);
+    good(paceline(
+        &folder,
+        &["convert", "-q", "tiny-qwen3.5", "eight", "--quant", "q8"],
+    ));
+    assert_eq!(answer(&folder, "./eight", &[]), expected);
+    assert_eq!(
+        answer(&folder, "tiny-qwen3.5", &["--quant", "q8"]),
+        expected
+    );
+    let head = ["convert", "-q", "tiny-qwen3.5", "head", "--extract-head"];
+    good(paceline(&folder, &head));
+    let attach = [
+        "convert",
+        "-q",
+        "./eight",
+        "again",
+        "--attach-head",
+        "./head",
+    ];
+    good(paceline(&folder, &attach));
+    assert_eq!(answer(&folder, "./again", &["--draft", "mtp"]), expected);
+    let gguf = [
+        "convert",
+        "-q",
+        "tiny-qwen3.5",
+        "eight.gguf",
+        "--quant",
+        "q8_0",
+        "--format",
+        "gguf",
+    ];
+    good(paceline(&folder, &gguf));
+    assert!(answer(&folder, "./eight.gguf", &["--draft", "mtp"]).len() > 20);
+    for (args, message) in [
+        (&["tiny-qwen3.5", "eight"][..], "exists already"),
+        (&["tiny-gemma4", "x", "--extract-head"], "has no MTP head"),
+        (
+            &["tiny-gemma4-moe", "x", "--inflate", "2b"],
+            "growing experts",
+        ),
+        (
+            &["tiny-qwen3.5", "x", "--inflate", "1m"],
+            "more than 1000000",
+        ),
+        (
+            &["tiny-qwen3.5", "x", "--quant", "q4_0"],
+            "safetensors cannot hold",
+        ),
+    ] {
+        let error = bad(paceline(&folder, &[&["convert"], args].concat()));
+        assert!(error.contains(message), "{args:?}: {error}");
+    }
+    let left: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(left.len(), 4, "nothing half written: {left:?}");
+}
+
+#[test]
+fn perplexity_barely_depends_on_the_activations() {
+    let folder = folder("perplexity");
+    let lines = [
+        json!({"text": "Once upon a time there was a little rabbit who had a red kite."}),
+        json!({"prompt": "What is two and two?", "response": "Two and two is four."}),
+    ];
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(folder.join("text.jsonl"), text).unwrap();
+    let perplexity = |activations: &str| {
+        let args = [
+            "perplexity",
+            "-q",
+            "-m",
+            "tiny-gemma4",
+            "text.jsonl",
+            "--json",
+            "--context",
+            "16",
+            "--activations",
+            activations,
+        ];
+        let (stdout, _) = good(paceline(&folder, &args));
+        let report: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(
+            (&report["texts"], &report["stride"]),
+            (&json!(2), &json!(8))
+        );
+        report["perplexity"].as_f64().unwrap()
+    };
+    let (rounded, exact) = (perplexity("int8"), perplexity("f32"));
+    assert!(exact > 1.0 && exact < 100.0, "{exact}");
+    assert!((rounded / exact - 1.0).abs() < 0.02, "{rounded} {exact}");
+}
+
+/// Puts a bundled model into the hub cache under `id`; its snapshot.
+fn cached(folder: &Path, id: &str, model: &str) -> PathBuf {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let root = folder
+        .join("hf/hub")
+        .join(format!("models--{}", id.replace('/', "--")));
+    fs::create_dir_all(root.join("refs")).unwrap();
+    fs::write(root.join("refs/main"), COMMIT).unwrap();
+    let (snapshot, blobs) = (root.join("snapshots").join(COMMIT), root.join("blobs"));
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(&blobs).unwrap();
+    for file in fs::read_dir(models().join(model)).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), blobs.join(file.file_name())).unwrap();
+        let blob = Path::new("../../blobs").join(file.file_name());
+        std::os::unix::fs::symlink(blob, snapshot.join(file.file_name())).unwrap();
+    }
+    snapshot
+}
+
+#[test]
+fn the_hub_cache_is_searched_for_models_and_drafters() {
+    let folder = folder("hub");
+    let run = |args: &[&str]| run_json(&folder, &[&[PROMPT, "-n", "8"], args].concat());
+    let bundled = run(&[]);
+    cached(&folder, "org/some-model", WITH_ASSISTANT);
+    let alone = run(&["-m", "org/some-model"]);
+    assert_eq!(alone["text"], bundled["text"]);
+    assert_eq!(alone["model"]["name"], "org/some-model");
+    assert_eq!(alone["speculation"]["drafter"], "ngram");
+    // A drafter is known by its configuration, wherever it lies.
+    cached(&folder, "other/its-drafter", ASSISTANT);
+    let both = run(&["-m", "org/some-model"]);
+    assert_eq!(both["text"], bundled["text"]);
+    assert_eq!(both["speculation"]["drafter"], "assistant");
+    assert_eq!(
+        both["model"]["drafter_reason"],
+        "the assistant `other/its-drafter`"
+    );
+    let named = run(&[
+        "-m",
+        "org/some-model",
+        "--draft",
+        "assistant:other/its-drafter",
+    ]);
+    assert_eq!(named["speculation"]["drafter"], "assistant");
+
+    let (stdout, _) = good(paceline(&folder, &["list", "--json"]));
+    let list: Value = serde_json::from_str(&stdout).unwrap();
+    let ids: Vec<&Value> = list["models"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| &m["id"])
+        .collect();
+    assert_eq!(ids, ["org/some-model", "other/its-drafter"]);
+    let (stdout, _) = good(paceline(&folder, &["list"]));
+    assert!(
+        stdout.contains("  bundled  tiny-gemma4\n") && stdout.contains("  org/some-model\n"),
+        "{stdout}"
+    );
+
+    good(paceline(&folder, &["rm", "other/its-drafter"]));
+    assert!(bad(paceline(&folder, &["rm", "other/its-drafter"])).contains("is not in the cache"));
+    assert!(bad(paceline(&folder, &["rm", "../x"])).contains("is no repository"));
+    assert_eq!(
+        run(&["-m", "org/some-model"])["speculation"]["drafter"],
+        "ngram"
+    );
+}
+
+#[test]
+fn what_is_not_whole_in_the_hub_cache_is_named() {
+    let folder = folder("hub-partial");
+    let run = |name: &str| bad(paceline(&folder, &["run", PROMPT, "-m", name]));
+    let error = run("google/gemma-4-E4B-it");
+    assert!(
+        error.contains("`paceline pull google/gemma-4-E4B-it` fetches it"),
+        "{error}"
+    );
+    let snapshot = cached(&folder, "org/model", WITH_ASSISTANT);
+    fs::remove_file(fs::canonicalize(snapshot.join("model.safetensors")).unwrap()).unwrap();
+    let error = run("org/model");
+    assert!(
+        error.contains("not complete: `model.safetensors` is not there"),
+        "{error}"
+    );
+    let (stdout, _) = good(paceline(&folder, &["list"]));
+    assert!(
+        stdout.contains("org/model  (not complete: `model.safetensors` is not there)"),
+        "{stdout}"
+    );
+    let mut offline = paceline(&folder, &["pull", "org/model"]);
+    offline.env("HF_HUB_OFFLINE", "1");
+    assert!(bad(offline).contains("HF_HUB_OFFLINE is set"));
+    let error = bad(paceline(&folder, &["pull", "no-name"]));
+    assert!(
+        error.contains("`no-name` is no repository: expected ORG/NAME"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_stripped_conversion_says_where_its_head_is() {
+    let folder = folder("stripped-advice");
+    let model = copy(&folder, WITH_MTP);
+    let model = {
+        let renamed = folder.join("Qwen3.6-27B-4bit");
+        fs::rename(model, &renamed).unwrap();
+        renamed
+    };
+    rename_tensors(&model, "\"mtp.", "\"old.");
+    let model = model.to_str().unwrap();
+    let record = run_json(&folder, &[PROMPT, "-n", "4", "-m", model]);
+    let reason = record["model"]["drafter_reason"].as_str().unwrap();
+    assert!(
+        reason.contains("a conversion has dropped the head")
+            && reason.ends_with(
+                "`paceline pull Qwen/Qwen3.6-27B --head-only` fetches the head of the original"
+            ),
+        "{reason}"
+    );
+    let error = bad(paceline(
+        &folder,
+        &["run", PROMPT, "-m", model, "--draft", "mtp"],
+    ));
+    assert!(
+        error.contains("--draft mtp: config.json promises"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_trial_is_remembered_and_can_be_left_out() {
+    let folder = folder("trial");
+    let inspect = |args: &[&str]| {
+        let mut command = paceline(&folder, &[&["inspect", "--json"], args].concat());
+        command.env("XDG_CACHE_HOME", &folder);
+        let (stdout, _) = good(command);
+        serde_json::from_str::<Value>(&stdout).unwrap()["model"]["preflight"].clone()
+    };
+    let first = inspect(&[]);
+    assert_eq!(first["trial"]["cached"], false);
+    assert_eq!(
+        (&first["trial"]["rows"], &first["trial"]["chain"]),
+        (&json!("exact"), &json!("exact"))
+    );
+    let again = inspect(&[]);
+    assert_eq!(again["trial"]["cached"], true);
+    assert_eq!(again["trial"]["guesses"], first["trial"]["guesses"]);
+    assert_eq!(
+        inspect(&["--no-probe"])["trial"],
+        json!({"skipped": "--no-probe"})
+    );
+    // Another drafter, another trial.
+    assert_eq!(inspect(&["--draft=ngram"])["trial"]["cached"], false);
+}
+
+#[test]
+fn the_doctor_and_a_dry_run_look_without_touching() {
+    let folder = folder("doctor");
+    let (stdout, _) = good(paceline(&folder, &["doctor", "--json"]));
+    let record: Value = serde_json::from_str(&stdout).unwrap();
+    let cases = record["self_test"].as_array().unwrap();
+    assert!(
+        cases.len() > 10 && cases.iter().all(|c| c["failure"].is_null()),
+        "{record:#}"
+    );
+    assert_eq!(record["hub"]["models"], 0);
+    let (stdout, _) = good(paceline(&folder, &["doctor"]));
+    assert!(
+        stdout.contains(&format!("{0} of {0} cases hold", cases.len())),
+        "{stdout}"
+    );
+
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let (stdout, _) = good(paceline(&folder, &["serve", "--dry-run", "--port", &port]));
+    for words in [
+        "drafter assistant",
+        "in all for 4 requests at once",
+        "would listen on 127.0.0.1",
+    ] {
+        assert!(stdout.contains(words), "{words}: {stdout}");
+    }
+}
+
+/// The files of a bundled model, to be served.
+fn served(model: &str) -> Vec<(String, Vec<u8>)> {
+    let files = fs::read_dir(models().join(model))
+        .unwrap()
+        .map(Result::unwrap);
+    files
+        .map(|f| {
+            (
+                f.file_name().into_string().unwrap(),
+                fs::read(f.path()).unwrap(),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn what_is_pulled_runs() {
+    let folder = folder("pull");
+    let files = served(WITH_ASSISTANT);
+    let files: Vec<(&str, Vec<u8>)> = files.iter().map(|(n, b)| (&**n, b.clone())).collect();
+    let hub = server::Hub::start(&files);
+    let mut pull = paceline(&folder, &["pull", "org/model"]);
+    pull.env("HF_ENDPOINT", hub.address());
+    let (stdout, stderr) = good(pull);
+    assert!(stdout.trim_end().ends_with(server::COMMIT), "{stdout}");
+    assert!(
+        stderr.starts_with("org/model: ") && stderr.contains(" files, "),
+        "{stderr}"
+    );
+    let record = run_json(&folder, &[PROMPT, "-n", "4", "-m", "org/model"]);
+    assert_eq!(record["model"]["name"], "org/model");
+    hub.set(server::Fault::Status(404, usize::MAX));
+    let mut pull = paceline(&folder, &["pull", "org/other", "--quiet"]);
+    pull.env("HF_ENDPOINT", hub.address());
+    assert!(bad(pull).contains("the hub has no `"));
+}
+
+#[test]
+fn the_head_of_the_original_drafts_for_a_stripped_conversion() {
+    let folder = folder("pull-head");
+    let files = served(WITH_MTP);
+    let files: Vec<(&str, Vec<u8>)> = files.iter().map(|(n, b)| (&**n, b.clone())).collect();
+    let hub = server::Hub::start(&files);
+    let stripped = folder.join("Qwen3.5-2B-4bit");
+    fs::rename(copy(&folder, WITH_MTP), &stripped).unwrap();
+    rename_tensors(&stripped, "\"mtp.", "\"old.");
+    let run = || {
+        run_json(
+            &folder,
+            &[PROMPT, "-n", "12", "-m", stripped.to_str().unwrap()],
+        )
+    };
+    let before = run();
+    assert_eq!(before["speculation"]["drafter"], "ngram");
+    let mut pull = paceline(&folder, &["pull", "Qwen/Qwen3.5-2B", "--head-only"]);
+    pull.env("HF_ENDPOINT", hub.address());
+    good(pull);
+    let after = run();
+    assert_eq!(after["speculation"]["drafter"], "mtp");
+    assert_eq!(
+        after["model"]["drafter_reason"],
+        "the MTP head `Qwen/Qwen3.5-2B`"
+    );
+    assert_eq!(after["text"], before["text"]);
+    good(paceline(&folder, &["rm", "Qwen/Qwen3.5-2B"]));
+    assert_eq!(run()["speculation"]["drafter"], "ngram");
 }

@@ -129,13 +129,6 @@ impl Cpu {
         Ok(Cpu::with(isa, threads, options.activations))
     }
 
-    /// Reads the bytes of `w` as fast as the CPU can and returns something that
-    /// depends on all of them: the time this takes is what a product over `w`
-    /// could take at best.
-    pub fn read(&self, w: &Matrix) -> u64 {
-        matmul::read(self, w)
-    }
-
     /// Multiplies bytes in registers as fast as the CPU can, on all threads, and
     /// returns the operations, a product and a sum being two: what the time of a
     /// product with 8-bit activations cannot beat. With `tiles` in AMX tiles;
@@ -173,7 +166,14 @@ impl Backend for Cpu {
     fn name(&self) -> String {
         let threads = self.threads();
         let s = if threads == 1 { "" } else { "s" };
-        format!("cpu ({}, {threads} thread{s})", self.isa().name())
+        let activations = match self.activations {
+            Activations::Int8 => "",
+            Activations::F32 => ", f32 activations",
+        };
+        format!(
+            "cpu ({}, {threads} thread{s}{activations})",
+            self.isa().name()
+        )
     }
 
     fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
@@ -200,6 +200,10 @@ impl Backend for Cpu {
 
     fn finish(&self) -> Result<(), DeviceError> {
         Ok(())
+    }
+
+    fn read(&self, w: &Matrix) -> Option<u64> {
+        Some(matmul::read(self, w))
     }
 
     fn scratch(&self, rows: usize, cols: usize) -> Tensor {

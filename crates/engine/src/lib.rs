@@ -13,7 +13,9 @@
 
 #![forbid(unsafe_code)]
 
+mod hashes;
 mod load;
+mod preflight;
 mod request;
 mod scheduler;
 mod vocabulary;
@@ -22,6 +24,7 @@ pub use load::{
     DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, EngineError, LoadOptions, Model,
     ModelFiles, ModelInfo, Source, load,
 };
+pub use preflight::{Finding, Guesses, Norms, Preflight, Probing, Trial, TrialResult};
 pub use request::{
     CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Sink,
     Speculation, Timings, Usage,

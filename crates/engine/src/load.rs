@@ -1,19 +1,24 @@
 //! The load plan: which files, which drafter, how much memory.
 
+use crate::hashes::{Hashes, sha256};
+use crate::preflight::{self, Key, Preflight, Probing, TrialResult};
 use crate::request::Rejected;
 use crate::vocabulary::vocabulary;
 use backend::{Backend, KvFormat};
 use cache::{Memory, MemoryPlan, MemorySize};
-use models::{ChainedHead, Eagle3, Gemma4Assistant, ModelError, Qwen35Mtp, Target};
+use models::{
+    Census, ChainedHead, Eagle3, Gemma4Assistant, ModelError, Quantize, Qwen35Mtp, Target,
+};
 use serde::Serialize;
 use speculate::draft::{Assistant, Chained, Ngram};
 use speculate::{Accept, Drafter, Speculator};
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use text::{Text, TextFiles};
-use weights::Checkpoint;
+use text::tokenizer::TOKENIZER_FILE_BYTES_MAX;
+use text::{Text, TextFiles, Tokenizer};
+use weights::{Checkpoint, LoadError, WriteError};
 
 /// Where a model comes from.
 #[derive(Clone, Debug)]
@@ -24,6 +29,22 @@ pub enum Source {
     /// Files that are in memory already, such as the bundled ones.
     Files(Box<ModelFiles>),
 }
+
+/// What may lie beside a checkpoint's configuration and weights.
+const SIDE_FILES: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+];
 
 /// The files of a checkpoint, in memory.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +73,9 @@ impl Source {
         match self {
             Source::Folder(path) => {
                 let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
+                if let Some(name) = hub_name(&whole) {
+                    return name;
+                }
                 whole.file_name().map_or_else(
                     || path.display().to_string(),
                     |n| n.to_string_lossy().into_owned(),
@@ -91,9 +115,94 @@ impl Source {
         })
     }
 
+    /// What a copy of the model needs beside configuration and weights: names
+    /// and contents.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read.
+    pub fn side_files(&self) -> Result<Vec<(String, Vec<u8>)>, EngineError> {
+        let mut files = Vec::new();
+        match self {
+            Source::Folder(path) => {
+                for name in SIDE_FILES {
+                    let path = path.join(name);
+                    if path.is_file() {
+                        let bytes =
+                            std::fs::read(&path).map_err(|source| LoadError::Io { path, source });
+                        files.push(((*name).to_owned(), bytes.map_err(ModelError::from)?));
+                    }
+                }
+            }
+            Source::Files(of) => {
+                let mut add = |name: &str, bytes: Option<&[u8]>| {
+                    files.extend(bytes.map(|bytes| (name.to_owned(), bytes.to_vec())));
+                };
+                add(
+                    "tokenizer.json",
+                    Some(&*of.tokenizer).filter(|bytes| !bytes.is_empty()),
+                );
+                add("tokenizer_config.json", of.tokenizer_config.as_deref());
+                add("chat_template.jinja", of.chat_template.as_deref());
+                add("generation_config.json", of.generation_config.as_deref());
+            }
+        }
+        Ok(files)
+    }
+
+    /// The content hash of `checkpoint`, which was opened from here.
+    fn hash(&self, checkpoint: &Checkpoint, hashes: &mut Hashes) -> String {
+        checkpoint.content_hash_with(|name, bytes| match self {
+            Source::Folder(path) if path.is_file() => hashes.of(&path.with_file_name(name), bytes),
+            Source::Folder(path) => hashes.of(&path.join(name), bytes),
+            Source::Files(_) => sha256(bytes),
+        })
+    }
+
+    /// `tokenizer.json`, if it has one that can be read.
+    fn tokenizer_bytes(&self) -> Option<Cow<'_, [u8]>> {
+        match self {
+            Source::Folder(path) => {
+                let path = path.join("tokenizer.json");
+                let len = path.metadata().ok().filter(|meta| meta.is_file())?.len();
+                let fits = len <= TOKENIZER_FILE_BYTES_MAX as u64;
+                fits.then(|| std::fs::read(path).ok().map(Cow::Owned))?
+            }
+            Source::Files(files) => {
+                (!files.tokenizer.is_empty()).then(|| Cow::Borrowed(&*files.tokenizer))
+            }
+        }
+    }
+
+    /// A hash of what makes its prompts: tokenizer and template.
+    fn text_hash(&self, hashes: &mut Hashes) -> String {
+        const NAMES: &[&str] = &[
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+        ];
+        let parts: Vec<String> = match self {
+            Source::Folder(path) => NAMES
+                .iter()
+                .map(|name| path.join(name))
+                .filter_map(|file| Some(hashes.of(&file, &std::fs::read(&file).ok()?)))
+                .collect(),
+            Source::Files(files) => [
+                Some(&files.tokenizer),
+                files.tokenizer_config.as_ref(),
+                files.chat_template.as_ref(),
+            ]
+            .into_iter()
+            .flatten()
+            .map(|bytes| sha256(bytes))
+            .collect(),
+        };
+        sha256(parts.concat().as_bytes())
+    }
+
     /// The assistant that lies beside the model: in `<model>-assistant` or
     /// `<model>/assistant`, of a file `<model>-assistant.gguf`.
-    fn assistant_beside(&self) -> Option<Source> {
+    pub fn assistant_beside(&self) -> Option<Source> {
         match self {
             Source::Folder(path) if path.is_file() => {
                 let mut beside = path.file_stem()?.to_owned();
@@ -115,6 +224,16 @@ impl Source {
     }
 }
 
+/// `ORG/NAME` of a snapshot in a hub cache, `models--ORG--NAME/snapshots/COMMIT`, or
+/// of a folder called like one.
+fn hub_name(path: &Path) -> Option<String> {
+    let above = path.parent().filter(|p| p.ends_with("snapshots"));
+    let folder = above.map_or(Some(path), Path::parent)?;
+    let name = folder.file_name()?.to_str()?.strip_prefix("models--")?;
+    let (org, name) = name.split_once("--")?;
+    Some(format!("{org}/{name}"))
+}
+
 /// Who is to draft.
 #[derive(Clone, Debug, Default)]
 pub enum DraftChoice {
@@ -123,8 +242,9 @@ pub enum DraftChoice {
     Auto,
     /// Nobody.
     None,
-    /// The checkpoint's own MTP head.
-    Mtp,
+    /// An MTP head; the checkpoint's own, or one known to belong to it, if no source
+    /// is given.
+    Mtp(Option<Source>),
     /// A Gemma 4 assistant; the one beside the model if no source is given.
     Assistant(Option<Source>),
     /// An EAGLE-3 head.
@@ -134,7 +254,8 @@ pub enum DraftChoice {
 }
 
 /// The values of `--draft`.
-const DRAFT_CHOICES: &str = "auto, none, mtp, assistant, assistant:PATH, eagle3:PATH, ngram";
+const DRAFT_CHOICES: &str =
+    "auto, none, mtp, mtp:PATH, assistant, assistant:PATH, eagle3:PATH, ngram";
 
 impl FromStr for DraftChoice {
     type Err = String;
@@ -143,10 +264,13 @@ impl FromStr for DraftChoice {
         Ok(match s {
             "auto" => DraftChoice::Auto,
             "none" => DraftChoice::None,
-            "mtp" => DraftChoice::Mtp,
+            "mtp" => DraftChoice::Mtp(None),
             "ngram" => DraftChoice::Ngram,
             "assistant" => DraftChoice::Assistant(None),
             _ => match s.split_once(':') {
+                Some(("mtp", path)) if !path.is_empty() => {
+                    DraftChoice::Mtp(Some(Source::Folder(path.into())))
+                }
                 Some(("assistant", path)) if !path.is_empty() => {
                     DraftChoice::Assistant(Some(Source::Folder(path.into())))
                 }
@@ -164,6 +288,13 @@ impl FromStr for DraftChoice {
 pub struct LoadOptions {
     /// Who drafts.
     pub draft: DraftChoice,
+    /// Where else a drafter of this model may lie, the best first. Each is tried as
+    /// what its configuration says it is.
+    pub drafters: Vec<Source>,
+    /// What a person could do if no draft head is found.
+    pub advice: Option<String>,
+    /// Whether the model is tried before it is ready.
+    pub probing: Probing,
     /// Longest draft; how long one is, is what pays.
     pub draft_max: usize,
     /// Which drafted tokens stay.
@@ -177,6 +308,8 @@ pub struct LoadOptions {
     pub chunk: usize,
     /// How keys and values are stored.
     pub kv_format: KvFormat,
+    /// Quantises the weights while they are loaded.
+    pub quantize: Option<Quantize>,
 }
 
 /// Tokens of a sequence where nobody says otherwise.
@@ -190,12 +323,16 @@ impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
             draft: DraftChoice::Auto,
+            drafters: Vec::new(),
+            advice: None,
+            probing: Probing::default(),
             draft_max: DEFAULT_DRAFT_MAX,
             accept: Accept::default(),
             context: None,
             sequences: 1,
             chunk: 256,
             kv_format: KvFormat::both(&quant::BF16),
+            quantize: None,
         }
     }
 }
@@ -210,7 +347,7 @@ pub enum EngineError {
     /// Tokenizer, template or a configuration beside them.
     #[error(transparent)]
     Text(#[from] text::TextError),
-    /// A drafter was asked for that is not there.
+    /// A drafter was asked for that is not there, or does not work.
     #[error("--draft {asked}: {reason}")]
     NoDrafter {
         /// What was asked for.
@@ -218,6 +355,12 @@ pub enum EngineError {
         /// Why it cannot be had.
         reason: String,
     },
+    /// The weights cannot be stored as asked.
+    #[error(transparent)]
+    Quantize(#[from] WriteError),
+    /// The device failed while the model was tried.
+    #[error("the model cannot be tried")]
+    Round(#[from] speculate::RoundError),
     /// An option is out of range.
     #[error("{0}")]
     BadOption(String),
@@ -246,6 +389,8 @@ pub struct ModelInfo {
     pub sequences: usize,
     /// Bytes of the checkpoint's files.
     pub weight_bytes: u64,
+    /// Bytes of the weights that a step of one row reads.
+    pub step_bytes: u64,
     /// Bytes of keys, values and states, at most.
     pub memory_bytes: usize,
     /// Format of keys and values.
@@ -258,6 +403,8 @@ pub struct ModelInfo {
     pub draft_max: usize,
     /// Which drafted tokens stay.
     pub accept: &'static str,
+    /// What was checked.
+    pub preflight: Preflight,
     /// Tensors of the files that nothing has read.
     pub unused_tensors: Vec<String>,
 }
@@ -274,6 +421,19 @@ pub struct Model {
     pub chunk: usize,
     /// What the target and, if it has a memory, the drafter remember.
     pub plans: Vec<MemoryPlan>,
+}
+
+impl DraftChoice {
+    /// How it was asked for by name, if it was.
+    fn asked(&self) -> Option<&'static str> {
+        match self {
+            DraftChoice::Auto | DraftChoice::None => None,
+            DraftChoice::Mtp(_) => Some("mtp"),
+            DraftChoice::Assistant(_) => Some("assistant"),
+            DraftChoice::Eagle3(_) => Some("eagle3"),
+            DraftChoice::Ngram => Some("ngram"),
+        }
+    }
 }
 
 /// Loads a model and its drafter.
@@ -307,6 +467,7 @@ pub fn load(
             head.name
         ));
     }
+    let checkpoint = quantized(checkpoint, options)?;
     // After the check above: a drafter has no tokenizer to complain about.
     let text = source.text(&checkpoint)?;
     let target = models::load_target(&*b, &checkpoint)?;
@@ -326,42 +487,101 @@ pub fn load(
         step_rows: options.chunk,
         kv_format: options.kv_format,
     };
-    let mut plans = vec![target.plan()];
-    fits(&plans[0], size.kv_format)?;
-    let mut unused = checkpoint.unused();
-    let (drafter, reason) = if options.draft_max == 0 {
-        (None, "--draft-max is 0".to_owned())
-    } else {
-        let mut plan = DrafterPlan {
-            b: &*b,
-            source,
-            checkpoint: &checkpoint,
-            target: &*target,
-            size,
-            plans: &mut plans,
-            unused: &mut unused,
-        };
-        plan.find(&options.draft)?
+    fits(&target.plan(), size.kv_format)?;
+    let mut finder = Finder {
+        b: &*b,
+        source,
+        checkpoint: &checkpoint,
+        target: &*target,
+        options,
+        size,
+        hashes: Hashes::open(options.probing.cache()),
+        refused: Vec::new(),
     };
+    let mut found = if options.draft_max == 0 {
+        Found::nobody("--draft-max is 0")
+    } else {
+        finder.find()?
+    };
+    let Finder { mut hashes, .. } = finder;
+    let mut preflight = std::mem::take(&mut found.preflight);
+    if target.family() == "qwen3_5" {
+        preflight.note_norms(checkpoint.norm_facts());
+    }
+    let hashed = matches!(options.probing, Probing::Run { .. });
+    preflight.target_sha256 = hashed.then(|| source.hash(&checkpoint, &mut hashes));
+    let text_hash = if hashed {
+        source.text_hash(&mut hashes)
+    } else {
+        String::new()
+    };
+    hashes.save();
+
+    let mut unused = checkpoint.unused();
+    unused.append(&mut found.unused);
+    let mut plans = vec![target.plan()];
+    plans.extend(found.plan.take());
     let memory = Memory::new(&*b, target.plan(), size);
     b.finish()?;
+    let (family, vocab_size, backend) = (target.family(), target.vocab_size(), b.name());
+    let mut speculator =
+        Speculator::new(b, target, memory, found.drafter.take()).accepting(options.accept);
+    let kv_format = size.kv_format.to_string();
+    let key = Key {
+        target: preflight.target_sha256.as_deref().unwrap_or_default(),
+        drafter: preflight.drafter_sha256.as_deref(),
+        drafter_kind: speculator.drafter(),
+        text: &text_hash,
+        backend: &backend,
+        kv_format: &kv_format,
+        chunk: options.chunk,
+        draft_max: options.draft_max,
+    };
+    preflight.trial = preflight::run(&mut speculator, &text, &options.probing, &key)?;
+    if let (Some(result), Some(name)) = (preflight.result(), speculator.drafter()) {
+        if let Some(refusal) = result.refusal(name) {
+            if let Some(asked) = options.draft.asked() {
+                return Err(EngineError::NoDrafter {
+                    asked,
+                    reason: refusal,
+                });
+            }
+            let replacement = (!result.is_inexact() && name != "ngram").then(ngram);
+            speculator.replace_drafter(replacement);
+            plans.truncate(1);
+            found.reason = refusal;
+        }
+        preflight
+            .warnings
+            .extend(preflight.result().and_then(TrialResult::warning));
+    }
+    for warning in &preflight.warnings {
+        tracing::warn!("{warning}");
+    }
+    tracing::info!(
+        drafter = speculator.drafter().unwrap_or("none"),
+        reason = found.reason,
+        preflight = preflight.summary(),
+        "loaded"
+    );
     let info = ModelInfo {
         name: source.name(),
-        family: target.family(),
-        backend: b.name(),
+        family,
+        backend,
         context: size.context,
-        vocab_size: target.vocab_size(),
+        vocab_size,
         sequences: size.sequences,
         weight_bytes: checkpoint.bytes(),
+        step_bytes: step_bytes(&checkpoint),
         memory_bytes: plans.iter().map(|plan| Memory::bytes(plan, &size)).sum(),
         kv_format: size.kv_format.to_string(),
-        drafter: drafter.as_ref().map(|d| d.name()),
-        drafter_reason: reason,
+        drafter: speculator.drafter(),
+        drafter_reason: found.reason,
         draft_max: options.draft_max,
         accept: options.accept.name(),
+        preflight,
         unused_tensors: unused,
     };
-    let speculator = Speculator::new(b, target, memory, drafter).accepting(options.accept);
     Ok(Model {
         speculator,
         text: Arc::new(text),
@@ -371,95 +591,254 @@ pub fn load(
     })
 }
 
+/// `checkpoint` as `options` want its weights stored.
+fn quantized(checkpoint: Checkpoint, options: &LoadOptions) -> Result<Checkpoint, EngineError> {
+    let Some(quantize) = &options.quantize else {
+        return Ok(checkpoint);
+    };
+    let recipe = quantize.apply(models::convert(&checkpoint)?);
+    Ok(recipe.checkpoint(&mut |_, _| {})?)
+}
+
+/// Bytes of the weights that a step of one row reads: not the draft head, not
+/// what reads images, and a table of embeddings only where it is the head too.
+/// Experts count whole, though a row reads few of them.
+fn step_bytes(checkpoint: &Checkpoint) -> u64 {
+    let head_apart = checkpoint.has("lm_head.weight");
+    let is_read = |name: &str| {
+        let is_table = name.starts_with("embed_tokens_per_layer.")
+            || head_apart && name.starts_with("embed_tokens.");
+        !is_table
+            && ["layers.", "norm.", "lm_head.", "embed_tokens."]
+                .iter()
+                .any(|start| name.starts_with(start))
+    };
+    checkpoint
+        .sizes()
+        .filter(|(name, _)| is_read(name))
+        .map(|(_, bytes)| bytes as u64)
+        .sum()
+}
+
+/// The drafter that needs no head.
+fn ngram() -> Box<dyn Drafter> {
+    Box::new(Ngram::new())
+}
+
 /// A drafter, or nobody, and the reason for it.
-type Found = (Option<Box<dyn Drafter>>, String);
+#[derive(Default)]
+struct Found {
+    drafter: Option<Box<dyn Drafter>>,
+    reason: String,
+    /// What the drafter remembers, if it has a memory.
+    plan: Option<MemoryPlan>,
+    /// Tensors of its own checkpoint that nothing has read.
+    unused: Vec<String>,
+    /// What is known of the head.
+    preflight: Preflight,
+}
+
+impl Found {
+    fn nobody(reason: &str) -> Found {
+        Found {
+            reason: reason.to_owned(),
+            ..Found::default()
+        }
+    }
+
+    fn ngram(reason: String) -> Found {
+        Found {
+            drafter: Some(ngram()),
+            reason,
+            ..Found::default()
+        }
+    }
+}
 
 /// What choosing a drafter needs.
-struct DrafterPlan<'a> {
+struct Finder<'a> {
     b: &'a dyn Backend,
     source: &'a Source,
     checkpoint: &'a Checkpoint,
     target: &'a dyn Target,
+    options: &'a LoadOptions,
     size: MemorySize,
-    plans: &'a mut Vec<MemoryPlan>,
-    unused: &'a mut Vec<String>,
+    hashes: Hashes,
+    /// Why heads that are there are not used.
+    refused: Vec<String>,
 }
 
-impl DrafterPlan<'_> {
-    fn find(&mut self, choice: &DraftChoice) -> Result<Found, EngineError> {
-        match choice {
-            DraftChoice::None => Ok((None, "--draft none".into())),
-            DraftChoice::Ngram => Ok((Some(Box::new(Ngram::new())), "--draft ngram".into())),
-            DraftChoice::Mtp => self.mtp()?.ok_or_else(|| EngineError::NoDrafter {
-                asked: "mtp",
-                reason: format!("a {} checkpoint without an MTP head", self.target.family()),
-            }),
+impl Finder<'_> {
+    fn find(&mut self) -> Result<Found, EngineError> {
+        let missing = |asked, reason: &str, finder: &Self| EngineError::NoDrafter {
+            asked,
+            reason: finder.explain(reason),
+        };
+        match &self.options.draft {
+            DraftChoice::None => Ok(Found::nobody("--draft none")),
+            DraftChoice::Ngram => Ok(Found::ngram("--draft ngram".into())),
+            DraftChoice::Mtp(Some(source)) => self.mtp_of(source),
+            DraftChoice::Mtp(None) => {
+                match self.own_mtp() {
+                    Ok(Some(found)) => return Ok(found),
+                    Ok(None) => {}
+                    Err(error) => self.refused.push(error.to_string()),
+                }
+                let what = format!("a {} checkpoint without an MTP head", self.target.family());
+                self.elsewhere().ok_or_else(|| missing("mtp", &what, self))
+            }
             DraftChoice::Assistant(Some(source)) => self.assistant(source),
             DraftChoice::Assistant(None) => match self.source.assistant_beside() {
                 Some(source) => self.assistant(&source),
-                None => Err(EngineError::NoDrafter {
-                    asked: "assistant",
-                    reason: "none lies beside the model; name one with --draft assistant:PATH"
-                        .into(),
+                None => self.elsewhere().ok_or_else(|| {
+                    let what = "none lies beside the model; name one with --draft assistant:PATH";
+                    missing("assistant", what, self)
                 }),
             },
             DraftChoice::Eagle3(source) => self.eagle3(source),
-            DraftChoice::Auto => {
-                if let Some(found) = self.mtp()? {
-                    return Ok(found);
-                }
-                if self.target.family() == "gemma4"
-                    && let Some(source) = self.source.assistant_beside()
-                {
-                    return self.assistant(&source);
-                }
-                Ok((
-                    Some(Box::new(Ngram::new())),
-                    "no draft head in or beside the checkpoint".into(),
-                ))
+            DraftChoice::Auto => Ok(self.best()),
+        }
+    }
+
+    /// The best that there is; heads that cannot be used are part of the reason.
+    fn best(&mut self) -> Found {
+        match self.own_mtp() {
+            Ok(Some(found)) => return found,
+            Ok(None) => {}
+            Err(error) => self.refused.push(error.to_string()),
+        }
+        if self.target.family() == "gemma4"
+            && let Some(source) = self.source.assistant_beside()
+        {
+            match self.assistant(&source) {
+                Ok(found) => return found,
+                Err(error) => self.refused.push(error.to_string()),
             }
+        }
+        match self.elsewhere() {
+            Some(found) => found,
+            None => Found::ngram(self.explain("no draft head in or beside the checkpoint")),
+        }
+    }
+
+    /// `what`, or why the heads that are there are not used, and what to do.
+    fn explain(&self, what: &str) -> String {
+        let mut parts = self.refused.clone();
+        if parts.is_empty() {
+            parts.push(what.to_owned());
+        }
+        parts.extend(self.options.advice.clone());
+        parts.join("; ")
+    }
+
+    /// The first of the other places that has a drafter for this target.
+    fn elsewhere(&mut self) -> Option<Found> {
+        for source in &self.options.drafters {
+            match self.by_kind(source) {
+                Ok(found) => return Some(found),
+                Err(error) => self.refused.push(format!("`{}`: {error}", source.name())),
+            }
+        }
+        None
+    }
+
+    /// A drafter of the kind that its configuration names.
+    fn by_kind(&mut self, source: &Source) -> Result<Found, EngineError> {
+        let checkpoint = source.checkpoint()?;
+        let architecture = checkpoint.architecture().map_err(ModelError::from)?;
+        let kind = models::DRAFT_HEADS
+            .iter()
+            .find(|kind| kind.architectures.contains(&architecture));
+        match kind.map(|kind| kind.name) {
+            Some("assistant") => self.assistant(source),
+            Some("eagle3") => self.eagle3(source),
+            _ => self.mtp_of(source),
         }
     }
 
     /// The checkpoint's MTP head, if its family has such heads and it has one.
-    fn mtp(&mut self) -> Result<Option<Found>, EngineError> {
+    fn own_mtp(&mut self) -> Result<Option<Found>, ModelError> {
         if self.target.family() != "qwen3_5" || !Qwen35Mtp::is_in(self.checkpoint)? {
             return Ok(None);
         }
         let head = Qwen35Mtp::load(self.b, self.checkpoint, self.target)?;
-        let memory = self.remember(head.plan())?;
-        *self.unused = self.checkpoint.unused();
-        Ok(Some((
-            Some(Box::new(Chained::new(head, memory))),
+        let census = Qwen35Mtp::census(self.checkpoint, self.target)?;
+        Ok(Some(self.chained(
+            head,
+            Some(census),
             "the checkpoint's own MTP head".into(),
         )))
     }
 
-    fn assistant(&mut self, source: &Source) -> Result<Found, EngineError> {
+    /// The MTP head in a checkpoint of its own.
+    fn mtp_of(&mut self, source: &Source) -> Result<Found, EngineError> {
         let checkpoint = source.checkpoint()?;
+        let head = Qwen35Mtp::load(self.b, &checkpoint, self.target)?;
+        let census = Qwen35Mtp::census(&checkpoint, self.target)?;
+        let reason = format!("the MTP head `{}`", source.name());
+        let mut found = self.chained(head, Some(census), reason);
+        found.preflight.note_norms(checkpoint.norm_facts());
+        self.apart(source, &checkpoint, found)
+    }
+
+    /// A drafter that chains `head` on itself.
+    fn chained(
+        &self,
+        head: impl ChainedHead + 'static,
+        census: Option<Census>,
+        reason: String,
+    ) -> Found {
+        let plan = head.plan();
+        let memory = Memory::new(self.b, plan.clone(), self.size);
+        Found {
+            drafter: Some(Box::new(Chained::new(head, memory))),
+            reason,
+            plan: Some(plan),
+            preflight: Preflight {
+                head: census,
+                ..Preflight::default()
+            },
+            ..Found::default()
+        }
+    }
+
+    fn assistant(&mut self, source: &Source) -> Result<Found, EngineError> {
+        let checkpoint = quantized(source.checkpoint()?, self.options)?;
         let head = Gemma4Assistant::load(self.b, &checkpoint, self.target)?;
-        self.unused.extend(checkpoint.unused());
-        Ok((
-            Some(Box::new(Assistant::new(head))),
-            format!("the assistant `{}`", source.name()),
-        ))
+        let found = Found {
+            drafter: Some(Box::new(Assistant::new(head))),
+            reason: format!("the assistant `{}`", source.name()),
+            preflight: Preflight {
+                head: Some(Gemma4Assistant::census(&checkpoint)?),
+                ..Preflight::default()
+            },
+            ..Found::default()
+        };
+        self.apart(source, &checkpoint, found)
     }
 
     fn eagle3(&mut self, source: &Source) -> Result<Found, EngineError> {
         let checkpoint = source.checkpoint()?;
         let head = Eagle3::load(self.b, &checkpoint, self.target)?;
-        let memory = self.remember(head.plan())?;
-        self.unused.extend(checkpoint.unused());
-        Ok((
-            Some(Box::new(Chained::new(head, memory))),
-            format!("the EAGLE-3 head `{}`", source.name()),
-        ))
+        let reason = format!("the EAGLE-3 head `{}`", source.name());
+        fits(&head.plan(), self.size.kv_format)?;
+        let found = self.chained(head, None, reason);
+        self.apart(source, &checkpoint, found)
     }
 
-    fn remember(&mut self, plan: MemoryPlan) -> Result<Memory, EngineError> {
-        fits(&plan, self.size.kv_format)?;
-        self.plans.push(plan.clone());
-        Ok(Memory::new(self.b, plan, self.size))
+    /// Completes what is known of a head in a checkpoint of its own.
+    fn apart(
+        &mut self,
+        source: &Source,
+        checkpoint: &Checkpoint,
+        mut found: Found,
+    ) -> Result<Found, EngineError> {
+        same_tokens(self.source, source)?;
+        if matches!(self.options.probing, Probing::Run { .. }) {
+            found.preflight.drafter_sha256 = Some(source.hash(checkpoint, &mut self.hashes));
+        }
+        found.unused = checkpoint.unused();
+        Ok(found)
     }
 }
 
@@ -473,4 +852,33 @@ fn fits(plan: &MemoryPlan, format: KvFormat) -> Result<(), EngineError> {
             misfit.name, misfit.block
         ))),
     }
+}
+
+/// An error if the drafter brings a tokenizer that is not the target's: equal
+/// vocabulary sizes do not make equal tokens.
+fn same_tokens(target: &Source, drafter: &Source) -> Result<(), EngineError> {
+    let Some((target, drafter)) = target.tokenizer_bytes().zip(drafter.tokenizer_bytes()) else {
+        return Ok(());
+    };
+    if target == drafter {
+        return Ok(());
+    }
+    let (target, drafter) = (
+        Tokenizer::from_bytes(&target)?,
+        Tokenizer::from_bytes(&drafter)?,
+    );
+    let n = target.vocab_size().max(drafter.vocab_size()) as u32;
+    let differing = (0..n).find(|&id| target.entry(id) != drafter.entry(id));
+    let Some(id) = differing else {
+        return Ok(());
+    };
+    let entry = |tokenizer: &Tokenizer| {
+        let entry = tokenizer.entry(id);
+        entry.map_or("nothing".to_owned(), |e| format!("`{}`", e.escape_debug()))
+    };
+    Err(EngineError::Model(ModelError::Unpaired {
+        what: "tokenizer",
+        drafter: format!("another one (token {id} is {})", entry(&drafter)),
+        target: entry(&target),
+    }))
 }

@@ -12,6 +12,7 @@
 //! It remembers nothing: every step of one draft stands at the same position.
 //! Letters: `n` sequences, `B` the target's hidden size, `H` its own.
 
+use crate::census::{self, Census};
 use crate::gemma4::{Config, FULL, LayerType, QueryAttention, SLIDING};
 use crate::layers::{GatedMlp, Loader};
 use crate::{Gemma4, HeadLogits, ModelError, Scored, Target, parse, require};
@@ -25,6 +26,20 @@ pub(crate) const NAMES: &[&str] = &[
     "Gemma4UnifiedAssistantForCausalLM",
     "gemma4_assistant",
     "gemma4_unified_assistant",
+];
+
+/// What each layer has beside its `layer_scalar`.
+const LAYER_MODULES: &[&str] = &[
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+    "self_attn.q_proj",
+    "self_attn.q_norm",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
 ];
 
 #[derive(Deserialize)]
@@ -78,12 +93,39 @@ pub struct Gemma4Assistant {
 }
 
 impl Gemma4Assistant {
+    /// Counts the tensors of the assistant in `checkpoint`.
+    ///
+    /// # Errors
+    ///
+    /// If its configuration cannot be read.
+    pub fn census(checkpoint: &Checkpoint) -> Result<Census, ModelError> {
+        let assistant: AssistantConfig = parse(checkpoint.config())?;
+        let layers = Config::read(checkpoint)?.layer_types()?.len();
+        let mut names: Vec<String> = ["pre_projection", "post_projection", "embed_tokens", "norm"]
+            .map(|name| format!("{name}.weight"))
+            .into();
+        for i in 0..layers {
+            names.push(format!("layers.{i}.layer_scalar"));
+            names.extend(
+                LAYER_MODULES
+                    .iter()
+                    .map(|m| format!("layers.{i}.{m}.weight")),
+            );
+        }
+        if assistant.use_ordered_embeddings {
+            names.push("masked_embedding.centroids.weight".into());
+            names.push("masked_embedding.token_ordering".into());
+        }
+        Ok(Census::take(checkpoint, "", &names))
+    }
+
     /// Loads the assistant of `checkpoint` for `target`.
     ///
     /// # Errors
     ///
-    /// [`ModelError::Unpaired`] if it was made for another target, else as
-    /// [`crate::load_target`].
+    /// [`ModelError::Unpaired`] if it was made for another target,
+    /// [`ModelError::IncompleteHead`] and [`ModelError::UnreadPart`] if it is not
+    /// whole, else as [`crate::load_target`].
     pub fn load(
         b: &dyn Backend,
         checkpoint: &Checkpoint,
@@ -106,6 +148,7 @@ impl Gemma4Assistant {
         let assistant: AssistantConfig = parse(checkpoint.config())?;
         let config = Config::read(checkpoint)?;
         check_pair(&assistant, &config, &target.config)?;
+        Self::census(checkpoint)?.complete("assistant")?;
         let types = config.layer_types()?;
         let load = Loader::new(b, checkpoint);
         let (hidden, backbone) = (config.hidden_size, assistant.backbone_hidden_size);
@@ -155,7 +198,7 @@ impl Gemma4Assistant {
         } else {
             None
         };
-        Ok(Gemma4Assistant {
+        let head = Gemma4Assistant {
             pre: load.matrix("pre_projection", hidden, 2 * backbone)?,
             post: load.matrix("post_projection", backbone, hidden)?,
             norm: load.vector("norm", hidden)?,
@@ -163,7 +206,9 @@ impl Gemma4Assistant {
             layers,
             centroids,
             eps: config.rms_norm_eps,
-        })
+        };
+        census::all_parts_read(checkpoint, "")?;
+        Ok(head)
     }
 
     /// One step of a draft: from the newest token and hidden row of each

@@ -120,6 +120,32 @@ pub(crate) struct ExpertShape {
 }
 
 impl ExpertShape {
+    /// Names of the tensors that [`ExpertShape::load`] reads of `count` experts at
+    /// `at`, in the layout that `checkpoint` has; in the fused one if it has none.
+    pub(crate) fn tensors(
+        checkpoint: &Checkpoint,
+        at: &str,
+        mlx: &str,
+        count: usize,
+    ) -> Vec<String> {
+        let projections = ["gate_proj", "up_proj", "down_proj"];
+        let under = |module: String| projections.map(|p| format!("{at}{module}.{p}.weight"));
+        let is_any = |names: &[String]| names.iter().any(|n| checkpoint.has(n));
+        let stacked = under(mlx.to_owned());
+        if is_any(&stacked) {
+            return stacked.into();
+        }
+        let single: Vec<String> = (0..count)
+            .flat_map(|e| under(format!("experts.{e}")))
+            .collect();
+        if is_any(&single) {
+            return single;
+        }
+        ["gate_up_proj", "down_proj"]
+            .map(|p| format!("{at}experts.{p}"))
+            .into()
+    }
+
     /// Reads a layer's experts in any of the layouts that checkpoints have:
     /// fused and stacked (`gate_up_proj: [E, 2 I, H]`), stacked
     /// (`gate_proj: [E, I, H]`, under `switch_mlp` or `switch_glu` in MLX files),

@@ -9,19 +9,25 @@
 
 #![forbid(unsafe_code)]
 
+mod census;
 mod eagle3;
 mod gemma4;
 mod gemma4_assistant;
 mod head;
+mod inflate;
 mod layers;
+mod quantize;
 mod qwen3_5;
 mod qwen3_5_mtp;
 mod taps;
 
+pub use census::Census;
 pub use eagle3::Eagle3;
 pub use gemma4::Gemma4;
 pub use gemma4_assistant::Gemma4Assistant;
 pub use head::{ChainedHead, HeadLogits, Scored};
+pub use inflate::{Growth, inflate};
+pub use quantize::{POLICY, Quantize, Treatment, convert};
 pub use qwen3_5::Qwen35;
 pub use qwen3_5_mtp::Qwen35Mtp;
 pub use taps::Taps;
@@ -150,6 +156,28 @@ pub enum ModelError {
         drafter: String,
         /// The target's value.
         target: String,
+    },
+    /// The draft head lacks tensors that its configuration implies.
+    #[error(
+        "the {head} is incomplete: {} of its {expected} tensors are missing: {}",
+        missing.len(), census::list(missing)
+    )]
+    IncompleteHead {
+        /// Which head.
+        head: &'static str,
+        /// Tensors that it should have.
+        expected: usize,
+        /// Those it lacks.
+        missing: Vec<String>,
+    },
+    /// A tensor belongs to a weight of the head, which was read without it.
+    #[error(
+        "tensor `{name}` belongs to a weight of the draft head that can only be read without it, \
+         which would make it another weight"
+    )]
+    UnreadPart {
+        /// The tensor.
+        name: String,
     },
     /// The configuration promises a head that the files lack, or the reverse.
     #[error("{0}")]

@@ -187,6 +187,12 @@ impl Config {
         Ok(types)
     }
 
+    /// Which layers are full attention.
+    pub(crate) fn full_layers(&self) -> Result<Vec<bool>, ModelError> {
+        let is_full = |t| t == LayerType::Full;
+        Ok(self.layer_types()?.into_iter().map(is_full).collect())
+    }
+
     /// Turns the first quarter of each head, as the file says (§4).
     fn rope(&self) -> Result<Rope, ModelError> {
         let theta = self
@@ -210,7 +216,7 @@ impl Config {
         })
     }
 
-    fn delta(&self) -> DeltaSpec {
+    pub(crate) fn delta(&self) -> DeltaSpec {
         DeltaSpec {
             slots: 0,
             key_heads: self.linear_num_key_heads,
@@ -450,6 +456,44 @@ pub(crate) struct FullLayer {
 }
 
 impl FullLayer {
+    /// Names of the tensors that [`FullLayer::load`] reads at `at`. Experts are
+    /// those of the layout that `checkpoint` has, the stacked one if it has none.
+    pub(crate) fn tensors(checkpoint: &Checkpoint, at: &str, config: &Config) -> Vec<String> {
+        let mut modules: Vec<String> = [
+            "input_layernorm",
+            "post_attention_layernorm",
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+            "self_attn.q_norm",
+            "self_attn.k_norm",
+        ]
+        .map(str::to_owned)
+        .into();
+        let mlp = |of: &str| ["gate_proj", "up_proj", "down_proj"].map(|m| format!("mlp.{of}{m}"));
+        if config.num_experts == 0 {
+            modules.extend(mlp(""));
+        } else {
+            modules.extend(["mlp.gate".into(), "mlp.shared_expert_gate".into()]);
+            modules.extend(mlp("shared_expert."));
+        }
+        let mut names: Vec<String> = modules
+            .iter()
+            .map(|module| format!("{at}.{module}.weight"))
+            .collect();
+        if config.num_experts > 0 {
+            let experts = ExpertShape::tensors(
+                checkpoint,
+                &format!("{at}.mlp."),
+                "switch_mlp",
+                config.num_experts,
+            );
+            names.extend(experts);
+        }
+        names
+    }
+
     pub(crate) fn load(at: &Loader<'_>, config: &Config) -> Result<Self, ModelError> {
         Ok(FullLayer {
             attention: FullAttention::load(&at.at("self_attn"), config)?,

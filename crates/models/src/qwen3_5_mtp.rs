@@ -10,6 +10,7 @@
 //! head takes `m` instead. It keeps keys and values of its own, one row for each
 //! `p`. Embeddings and output head are the target's.
 
+use crate::census::{self, Census};
 use crate::layers::Loader;
 use crate::qwen3_5::{Config, FULL, FullLayer};
 use crate::{ChainedHead, HeadLogits, ModelError, Qwen35, Scored, Target};
@@ -29,6 +30,35 @@ pub struct Qwen35Mtp {
     norm: Tensor,
     kv_layer: (usize, usize),
     eps: f32,
+}
+
+/// `target` as the family that has such heads.
+fn paired(target: &dyn Target) -> Result<&Qwen35, ModelError> {
+    let any: &dyn std::any::Any = target;
+    any.downcast_ref::<Qwen35>()
+        .ok_or_else(|| ModelError::Unpaired {
+            what: "family",
+            drafter: "qwen3_5 MTP head".into(),
+            target: target.family().into(),
+        })
+}
+
+/// Refuses a head whose writer wants it to be used in another way than this one
+/// (`checkpoints.md` §2.5). Values that nobody knows mean nothing.
+fn obey_manifest(checkpoint: &Checkpoint) -> Result<(), ModelError> {
+    let contract = checkpoint.manifest().and_then(|m| m.get("mtp_contract"));
+    for (key, other) in [
+        ("hidden_variant", "pre_norm"),
+        ("base_hidden_variant", "pre_norm"),
+        ("concat_order", "hidden_embedding"),
+    ] {
+        if contract.and_then(|c| c.get(key)).and_then(|v| v.as_str()) == Some(other) {
+            return Err(ModelError::Unsupported {
+                feature: format!("an MTP head whose mtplx_runtime.json asks for `{key}: {other}`"),
+            });
+        }
+    }
+    Ok(())
 }
 
 impl Qwen35Mtp {
@@ -52,35 +82,47 @@ impl Qwen35Mtp {
             )),
             (n, false) => Err(ModelError::MissingHead(format!(
                 "config.json promises `mtp_num_hidden_layers: {n}`, but the checkpoint has no `mtp.*` tensors: \
-                 a conversion has dropped the head (run with `--draft none`, or use the original checkpoint)"
+                 a conversion has dropped the head (`paceline pull ORIGINAL --head-only` fetches it alone)"
             ))),
             (n, true) => Err(ModelError::Unsupported { feature: format!("a head of {n} MTP layers") }),
         }
     }
 
-    /// Loads the head of `checkpoint` for `target`.
+    /// Counts the tensors of the head of `checkpoint`, which was made for a target
+    /// of this configuration.
     ///
     /// # Errors
     ///
-    /// [`ModelError::Unpaired`] for another family's target, else as
-    /// [`crate::load_target`].
+    /// If the configuration cannot be read.
+    pub fn census(checkpoint: &Checkpoint, target: &dyn Target) -> Result<Census, ModelError> {
+        let config = &paired(target)?.config;
+        let mut names: Vec<String> = HEAD_TENSORS
+            .iter()
+            .map(|n| format!("mtp.{n}.weight"))
+            .collect();
+        names.extend(FullLayer::tensors(checkpoint, "mtp.layers.0", config));
+        Ok(Census::take(checkpoint, "mtp.", &names))
+    }
+
+    /// Loads the head of `checkpoint` for `target`; they may be two checkpoints.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Unpaired`] for another family's target,
+    /// [`ModelError::IncompleteHead`] and [`ModelError::UnreadPart`] if the head is
+    /// not whole, else as [`crate::load_target`].
     pub fn load(
         b: &dyn Backend,
         checkpoint: &Checkpoint,
         target: &dyn Target,
     ) -> Result<Self, ModelError> {
-        let any: &dyn std::any::Any = target;
-        let target = any
-            .downcast_ref::<Qwen35>()
-            .ok_or_else(|| ModelError::Unpaired {
-                what: "family",
-                drafter: "qwen3_5 MTP head".into(),
-                target: target.family().into(),
-            })?;
+        let target = paired(target)?;
+        obey_manifest(checkpoint)?;
+        Self::census(checkpoint, target)?.complete("MTP head")?;
         let config = &target.config;
         let hidden = config.hidden_size;
         let at = Loader::new(b, checkpoint).at("mtp");
-        Ok(Qwen35Mtp {
+        let head = Qwen35Mtp {
             fc: at.matrix("fc", hidden, 2 * hidden)?,
             embedding_norm: at.offset_norm("pre_fc_norm_embedding", hidden)?,
             hidden_norm: at.offset_norm("pre_fc_norm_hidden", hidden)?,
@@ -88,7 +130,9 @@ impl Qwen35Mtp {
             norm: at.offset_norm("norm", hidden)?,
             kv_layer: config.kv_layer(),
             eps: config.rms_norm_eps,
-        })
+        };
+        census::all_parts_read(checkpoint, "mtp.")?;
+        Ok(head)
     }
 }
 

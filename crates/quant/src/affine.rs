@@ -4,7 +4,7 @@
 //! little-endian bit stream, code `c` in bits `c*bits .. (c+1)*bits`, so codes of
 //! 3, 5 and 6 bits straddle bytes. Scales may be negative.
 
-use crate::{Codes, Format, Layout, Owned, Row, Scalar, Zero};
+use crate::{Codes, Format, Layout, Owned, Row, Scalar, Stored, Zero};
 
 const fn of(name: &'static str, bits: u8, group: u16) -> Format {
     Format {
@@ -93,6 +93,66 @@ pub(crate) fn unpack(
     }
 }
 
+/// The same numbers with more bits a code, in groups that divide the old ones:
+/// `scale code + bias = (scale / 2ⁿ)(2ⁿ code) + bias`, no value changes.
+///
+/// `None` where `format` has fewer bits, longer groups, or is not affine; where
+/// it is the format of `from`, the bytes are.
+pub fn widen(from: &Stored<'_>, format: &'static Format) -> Option<Owned> {
+    let (
+        Layout::Affine { bits, group },
+        Layout::Affine {
+            bits: wide,
+            group: short,
+        },
+    ) = (from.format.layout, format.layout)
+    else {
+        return None;
+    };
+    let shift = wide.checked_sub(bits)?;
+    let repeat = group.is_multiple_of(short).then(|| group / short)?;
+    let mut out = Owned {
+        format,
+        codes: vec![0; from.rows * format.code_bytes(from.cols)],
+        ..Owned::gather(from, [])
+    };
+    for row in 0..from.rows {
+        let (row, start) = (from.row(row), row * format.code_bytes(from.cols));
+        for c in 0..from.cols {
+            let code = code(row.codes, bits.into(), c) << shift;
+            put_code(&mut out.codes[start..], wide.into(), c, code);
+        }
+        for g in 0..from.format.scales(from.cols) {
+            let scale = row.scale.get(row.scales, g) / f32::from(1u16 << shift);
+            for (list, value) in [
+                (&mut out.scales, scale),
+                (&mut out.biases, row.scale.get(row.biases, g)),
+            ] {
+                for _ in 0..repeat {
+                    push(list, row.scale, value);
+                }
+            }
+        }
+    }
+    out.rows = from.rows;
+    Some(out)
+}
+
+/// Writes code `c` of a bit stream of zeros.
+fn put_code(codes: &mut [u8], bits: usize, c: usize, code: u32) {
+    let both = code << (c * bits % 8);
+    codes[c * bits / 8] |= both as u8;
+    if both > 0xff {
+        codes[c * bits / 8 + 1] |= (both >> 8) as u8;
+    }
+}
+
+fn push(list: &mut Vec<u8>, scalar: Scalar, value: f32) {
+    let at = list.len();
+    list.resize(at + scalar.bytes(), 0);
+    scalar.put(&mut list[at..], 0, value);
+}
+
 /// Spreads the codes over a group's range, from the end that lies farther from
 /// zero, and moves the step so that zero itself stays a code where it lies in
 /// the range: a pruned or centred weight keeps its zeros.
@@ -124,19 +184,11 @@ fn encode(format: &Format, values: &[f32], scale_type: Scalar, out: &mut Owned) 
             scale_type.get(&stored, 0)
         };
         (scale, bias) = (round(scale), round(bias));
-        for (list, value) in [(&mut out.scales, scale), (&mut out.biases, bias)] {
-            let at = list.len();
-            list.resize(at + scale_type.bytes(), 0);
-            scale_type.put(&mut list[at..], 0, value);
-        }
+        push(&mut out.scales, scale_type, scale);
+        push(&mut out.biases, scale_type, bias);
         for (c, &value) in values.iter().enumerate() {
             let code = ((value - bias) / scale).round_ties_even().clamp(0.0, top) as u32;
-            let bit = (g * group + c) * bits;
-            let both = code << (bit % 8);
-            out.codes[start + bit / 8] |= both as u8;
-            if both > 0xff {
-                out.codes[start + bit / 8 + 1] |= (both >> 8) as u8;
-            }
+            put_code(&mut out.codes[start..], bits, g * group + c, code);
         }
     }
 }
@@ -160,6 +212,21 @@ mod tests {
             for bits in [2, 3, 4, 5, 6, 8] {
                 for c in 0..96 * 8 / bits {
                     prop_assert_eq!(code(&codes, bits, c), code_by_bits(&codes, bits, c));
+                }
+            }
+        }
+
+        #[test]
+        fn more_bits_and_shorter_groups_change_no_value(values in proptest::collection::vec(-4f32..4.0, 256)) {
+            for from in AFFINE.iter().filter(|f| shape(f).1 <= 128) {
+                let stored = encode(from, &values, 128, Scalar::Bf16);
+                for to in AFFINE {
+                    let ((bits, group), (wide, short)) = (shape(from), shape(to));
+                    let widened = widen(&stored.view(), to);
+                    prop_assert_eq!(widened.is_some(), wide >= bits && short <= group, "{} {}", from.name, to.name);
+                    if let Some(widened) = widened {
+                        prop_assert_eq!(widened.view().to_f32(), stored.view().to_f32(), "{} {}", from.name, to.name);
+                    }
                 }
             }
         }

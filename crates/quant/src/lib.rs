@@ -17,7 +17,7 @@ mod plain;
 mod scaled;
 mod small;
 
-pub use affine::{AFFINE, affine};
+pub use affine::{AFFINE, affine, widen};
 pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format};
 pub use plain::{BF16, F16, F32};
 pub use scaled::{Code, SCALED, ScaleType, Tiles, scaled};

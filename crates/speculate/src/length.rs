@@ -467,7 +467,7 @@ mod tests {
         let world = World {
             step: &|rows| 10.0 + 0.1 * rows as f64,
             draft: &|n| 0.2 * n as f64,
-            right: &|round, p| (round * 7 + p as u64) % 10 != 0,
+            right: &|round, p| !(round * 7 + p as u64).is_multiple_of(10),
         };
         let (total, lengths, _) = run(&world, &mut Lengths::default(), 2000);
         assert!(mean(&lengths) > 5.0, "{lengths:?}");
@@ -479,7 +479,7 @@ mod tests {
         let world = World {
             step: &|rows| 10.0 * rows as f64,
             draft: &|n| n as f64,
-            right: &|round, p| (round + p as u64) % 3 == 0,
+            right: &|round, p| (round + p as u64).is_multiple_of(3),
         };
         let (_, lengths, _) = run(&world, &mut Lengths::default(), 2000);
         assert!(mean(&lengths) < 0.2, "{lengths:?}");
@@ -490,7 +490,7 @@ mod tests {
         let world = World {
             step: &|rows| if rows <= 4 { 10.0 } else { 20.0 },
             draft: &|n| 0.3 * n as f64,
-            right: &|round, p| (round * 3 + p as u64) % 5 != 0,
+            right: &|round, p| !(round * 3 + p as u64).is_multiple_of(5),
         };
         let (_, lengths, _) = run(&world, &mut Lengths::default(), 3000);
         let at_most_three = lengths.iter().filter(|&&n| n <= 3).count();
@@ -575,7 +575,7 @@ mod tests {
                 if calls.get() % 7 == 3 { 400.0 } else { 10.0 }
             },
             draft: &|n| 0.2 * n as f64,
-            right: &|round, p| (round * 7 + p as u64) % 10 != 0,
+            right: &|round, p| !(round * 7 + p as u64).is_multiple_of(10),
         };
         let (_, lengths, _) = run(&world, &mut Lengths::default(), 2000);
         assert!(mean(&lengths) > 5.0, "{lengths:?}");

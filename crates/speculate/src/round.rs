@@ -122,12 +122,12 @@ pub enum RoundError {
 
 /// A target, its drafter, and what they remember.
 pub struct Speculator {
-    b: Arc<dyn Backend>,
-    target: Box<dyn Target>,
+    pub(crate) b: Arc<dyn Backend>,
+    pub(crate) target: Box<dyn Target>,
     drafter: Option<Box<dyn Drafter>>,
     lengths: Lengths,
     accept: Accept,
-    memory: Memory,
+    pub(crate) memory: Memory,
     batch: Batch,
     scratch: Scratch,
     key: StepKey,
@@ -184,6 +184,18 @@ impl Speculator {
     pub fn accepting(mut self, accept: Accept) -> Self {
         self.accept = accept;
         self
+    }
+
+    /// Lets `drafter` draft from now on, or nobody.
+    ///
+    /// # Panics
+    ///
+    /// If a stream is open: its drafter would not have seen its rows.
+    pub fn replace_drafter(&mut self, drafter: Option<Box<dyn Drafter>>) {
+        assert_eq!(self.memory.pages_used().0, 0, "no stream is open");
+        self.drafter = drafter;
+        // What the old one's guesses were worth says nothing of the new one's.
+        self.lengths = Lengths::default();
     }
 
     /// Starts a stream after `prompt`.

@@ -2,13 +2,13 @@
 
 use crate::LoadError;
 use crate::coded::Made;
-use crate::container::Entry;
+use crate::container::{Dtype, Entry};
 use crate::error::printable;
 use crate::folder::{self, Index};
 use crate::gguf::{self, Edit, Family, Metadata, Place, Sizes, Source};
 use crate::mapped::Bytes;
 use crate::names;
-use crate::norms::{self, Disagreement, Folding, Part};
+use crate::norms::{self, Disagreement, Folding, NormFacts, Part};
 use crate::safetensors;
 use quant::{Owned, Scalar, Stored};
 use serde_json::Value;
@@ -44,6 +44,7 @@ const MAX_TENSORS: usize = 1 << 20;
 pub struct Checkpoint {
     config: Value,
     config_bytes: Vec<u8>,
+    manifest: Option<Value>,
     files: Vec<File>,
     tensors: BTreeMap<String, Tensor>,
     /// Tensors of a head that another file supplies.
@@ -114,7 +115,9 @@ impl Checkpoint {
             return assemble_gguf(files);
         }
         let folder = folder::open(path)?;
-        assemble(folder.config, folder.index, folder.files)
+        let mut checkpoint = assemble(folder.config, folder.index, folder.files)?;
+        checkpoint.manifest = folder.manifest;
+        Ok(checkpoint)
     }
 
     /// The same from memory: `config` is the text of `config.json`, `files` are
@@ -233,6 +236,13 @@ impl Checkpoint {
             return Ok(coded);
         }
         let tensor = self.tensor(name)?;
+        if tensor.entry.dtype.name == "U32" {
+            // Packed codes, whose scales some writer has dropped.
+            let module = name.strip_suffix("weight").unwrap_or(name);
+            return Err(LoadError::MissingTensor {
+                name: format!("{module}scales"),
+            });
+        }
         let shape = &tensor.entry.shape;
         // Blocks lie in rows of the innermost axis.
         let blocks = tensor.entry.dtype.block().0;
@@ -389,24 +399,58 @@ impl Checkpoint {
         self.files.iter().map(|f| f.bytes.len() as u64).sum()
     }
 
-    /// SHA-256 over the config and the files, headers and data, in hexadecimal:
-    /// equal for equal models, wherever they lie. The first call reads every
-    /// byte.
+    /// Every stored tensor's name and bytes, scales and biases on their own.
+    pub fn sizes(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.tensors()
+            .map(|(name, tensor)| (name, self.data(tensor).len()))
+    }
+
+    /// SHA-256 over the config and the hashes of the files, in hexadecimal: equal
+    /// for equal models, wherever they lie. The first call reads every byte.
     pub fn content_hash(&self) -> String {
-        let compute = || {
-            let mut hash = Sha256::new();
-            for part in std::iter::once(&self.config_bytes[..])
-                .chain(self.files.iter().map(|f| &f.bytes[..]))
-            {
-                hash.update((part.len() as u64).to_le_bytes());
-                hash.update(part);
-            }
-            hash.finalize()
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect()
+        self.content_hash_with(|_, bytes| sha256(bytes))
+    }
+
+    /// The same, from the SHA-256 of each file in hexadecimal as `hash_of` gives
+    /// it for the file's name and bytes: a caller that remembers it saves reading
+    /// the file.
+    pub fn content_hash_with(&self, mut hash_of: impl FnMut(&str, &[u8]) -> String) -> String {
+        let mut compute = || {
+            let mut parts = vec![sha256(&self.config_bytes)];
+            parts.extend(self.files.iter().map(|f| hash_of(&f.name, &f.bytes)));
+            sha256(parts.concat().as_bytes())
         };
-        self.hash.get_or_init(compute).clone()
+        self.hash.get_or_init(&mut compute).clone()
+    }
+
+    /// `mtplx_runtime.json`: how the writer of an MTP sidecar wants it to be used
+    /// (`checkpoints.md` §2.5).
+    pub fn manifest(&self) -> Option<&Value> {
+        self.manifest.as_ref()
+    }
+
+    /// What the offset norms of the trunk and of the MTP head hold, for the parts
+    /// that have any.
+    pub fn norm_facts(&self) -> Vec<NormFacts> {
+        norms::facts(self)
+    }
+
+    /// Names that nothing has read although the weight of their module was: scales,
+    /// zero points or biases without which the weight is another one. Activation
+    /// scales, which change no weight, do not count.
+    pub fn unread_companions(&self, prefix: &str) -> Vec<&str> {
+        let of_read_weight = |name: &str| {
+            let (module, part) = name.rsplit_once('.')?;
+            let weight = self.tensors.get(&format!("{module}.weight"))?;
+            let counts = !names::INERT_PARTS.iter().any(|inert| part.contains(inert));
+            Some(counts && weight.used.load(Relaxed))
+        };
+        let unread = self.tensors.iter().filter(|(name, tensor)| {
+            name.starts_with(prefix)
+                && !tensor.used.load(Relaxed)
+                && of_read_weight(name) == Some(true)
+        });
+        unread.map(|(name, _)| name.as_str()).collect()
     }
 
     pub(crate) fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
@@ -440,6 +484,13 @@ impl Checkpoint {
     /// Finds `name` as stored.
     pub(crate) fn find(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
+    }
+
+    /// Bytes, type and shape of `name` as stored. Marks it used.
+    pub(crate) fn raw(&self, name: &str) -> Result<(&[u8], Dtype, Vec<usize>), LoadError> {
+        let tensor = self.tensor(name)?;
+        let entry = &tensor.entry;
+        Ok((self.data(tensor), entry.dtype, entry.shape.clone()))
     }
 
     /// Finds `name` and marks it used.
@@ -513,6 +564,12 @@ impl Checkpoint {
     }
 }
 
+/// SHA-256 in hexadecimal.
+fn sha256(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 impl std::fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let files: Vec<&str> = self.files().collect();
@@ -581,6 +638,7 @@ fn assemble(
         reason,
         file: "config.json".into(),
     };
+    folder::few_values(&config_bytes, folder::MAX_CONFIG_VALUES, "config.json")?;
     let config: Value =
         serde_json::from_slice(&config_bytes).map_err(|e| bad_config(printable(&e.to_string())))?;
     if !config.is_object() {
@@ -803,6 +861,7 @@ impl Checkpoint {
         Checkpoint {
             config,
             config_bytes,
+            manifest: None,
             files,
             tensors: BTreeMap::new(),
             shadowed: Vec::new(),

@@ -7,6 +7,7 @@ use crate::LoadError;
 use crate::error::printable;
 use crate::mapped::Bytes;
 use crate::names;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Component, Path};
@@ -15,6 +16,11 @@ use std::path::{Component, Path};
 pub(crate) const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// An index takes 0.1 KB a tensor.
 pub(crate) const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// Values in a configuration, which take some 50 bytes each; one for every module of
+/// the largest mixture comes to 100 000.
+pub(crate) const MAX_CONFIG_VALUES: u64 = 250_000;
+/// Values in an index: a name and a file for each tensor.
+const MAX_INDEX_VALUES: u64 = 4 << 20;
 /// Files of one checkpoint; the largest known one has some 200.
 pub(crate) const MAX_FILES: usize = 1024;
 
@@ -23,6 +29,9 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// The file that holds all tensors where there is no index.
 const SINGLE: &str = "model.safetensors";
 
+/// What the writer of an MTP sidecar says of it.
+const MANIFEST: &str = "mtplx_runtime.json";
+
 /// Tensor, as stored → file, as `weight_map` of the index says.
 pub(crate) type Index = BTreeMap<String, String>;
 
@@ -30,6 +39,7 @@ pub(crate) type Index = BTreeMap<String, String>;
 pub(crate) struct Folder {
     pub(crate) config: Vec<u8>,
     pub(crate) index: Option<Index>,
+    pub(crate) manifest: Option<Value>,
     /// Name relative to the folder, and contents; sorted by name.
     pub(crate) files: Vec<(String, Bytes)>,
 }
@@ -47,6 +57,19 @@ pub(crate) fn open(path: &Path) -> Result<Folder, LoadError> {
     let index = read(&path.join(INDEX), MAX_INDEX_BYTES, "index length in bytes")?
         .map(|bytes| parse_index(&bytes))
         .transpose()?;
+    let manifest = read(
+        &path.join(MANIFEST),
+        MAX_CONFIG_BYTES,
+        "manifest length in bytes",
+    )?
+    .map(|bytes| {
+        few_values(&bytes, MAX_CONFIG_VALUES, MANIFEST)?;
+        serde_json::from_slice(&bytes).map_err(|e| LoadError::BadJson {
+            reason: printable(&e.to_string()),
+            file: MANIFEST.into(),
+        })
+    })
+    .transpose()?;
     let mut wanted: BTreeSet<&str> = names::MTP_FILES
         .iter()
         .copied()
@@ -87,6 +110,7 @@ pub(crate) fn open(path: &Path) -> Result<Folder, LoadError> {
     Ok(Folder {
         config,
         index,
+        manifest,
         files,
     })
 }
@@ -98,6 +122,7 @@ pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index, LoadError> {
     struct Whole {
         weight_map: Index,
     }
+    few_values(bytes, MAX_INDEX_VALUES, INDEX)?;
     let whole: Whole = serde_json::from_slice(bytes).map_err(|e| LoadError::BadJson {
         reason: printable(&e.to_string()),
         file: INDEX.into(),
@@ -122,6 +147,25 @@ pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index, LoadError> {
         }
     }
     Ok(whole.weight_map)
+}
+
+/// An error if the JSON in `bytes` has more than `limit` values: a few bytes of text
+/// become many in memory. Counted by what separates and opens them, before anything
+/// is parsed; what stands in strings counts too.
+pub(crate) fn few_values(bytes: &[u8], limit: u64, file: &str) -> Result<(), LoadError> {
+    let marks = bytes
+        .iter()
+        .filter(|b| matches!(b, b',' | b':' | b'[' | b'{'));
+    let found = marks.count() as u64;
+    if found <= limit {
+        return Ok(());
+    }
+    Err(LoadError::TooLarge {
+        what: "number of JSON values",
+        found,
+        limit,
+        file: file.into(),
+    })
 }
 
 /// The whole file at `path`, or `None` where there is none.

@@ -55,6 +55,10 @@ const OF_ACTIVATIONS: &[&str] = &[
     ".v_zero_point",
 ];
 
+/// Parts of a module that change no weight: scales of activations and of cached
+/// keys and values, and the shape before packing.
+pub(crate) const INERT_PARTS: &[&str] = &["input", "output", "k_scale", "v_scale", "shape"];
+
 /// Ends of the names of Qwen's offset norms, `y = x/rms(x) · (1 + w)`
 /// (`qwen3_5.md` §2). `linear_attn.norm` has no offset.
 const OFFSET_NORMS: &[&str] = &[

@@ -72,47 +72,125 @@ const FOLDED_NOT_POSITIVE_MAX: f64 = 0.2;
 /// channel. Means of `models/tiny-qwen3.5`: 0.81 and 1.01 folded, -0.19 and 0.01
 /// raw.
 const RAW_NOT_POSITIVE_MIN: f64 = 1e-3;
+/// Trained scales lie on both sides of 1. Every scale of `models/tiny-qwen3.5`'s
+/// head folded twice is above 1; folded once, 45 % are not.
+const FOLDED_AT_MOST_ONE_MIN: f64 = 1e-3;
 /// Where the mean of scales lies.
 const SCALE_MEAN: std::ops::Range<f64> = 0.5..2.0;
 /// Values of one norm that are looked at; wider than any hidden size.
 const MAX_LOOKED_AT: usize = 1 << 16;
 
+/// What the offset norms of one part hold, and how that is known.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NormFacts {
+    /// The part of the model: `trunk` or `MTP head`.
+    pub part: &'static str,
+    /// `w` or `1 + w`; what contradicts the sign, if anything does.
+    pub holds: Result<&'static str, String>,
+    /// The sign that tells who wrote the part.
+    pub sign: String,
+    /// Mean of the stored values.
+    pub mean: f64,
+    /// Whether nearly no value is below 1 where the values are scales: trained
+    /// scales have some, and scales to which 1 was added twice have none.
+    pub may_be_folded_twice: bool,
+}
+
+/// The stored values of a part's offset norms, as far as they tell who wrote them.
+#[derive(Default)]
+struct Values {
+    n: usize,
+    sum: f64,
+    not_positive: usize,
+    at_most_one: usize,
+}
+
+impl Values {
+    fn of(checkpoint: &Checkpoint, part: Part) -> Values {
+        let mut values = Values::default();
+        for (name, tensor) in checkpoint.tensors() {
+            if Part::of(name) != part || !names::is_offset_norm(name) {
+                continue;
+            }
+            let Some(scalar) = tensor.entry.dtype.scalar() else {
+                continue;
+            };
+            let bytes = checkpoint.data(tensor);
+            for i in 0..tensor.entry.elements().min(MAX_LOOKED_AT) {
+                let value = scalar.get(bytes, i);
+                values.n += 1;
+                values.sum += f64::from(value);
+                values.not_positive += usize::from(value <= 0.0 || value.is_nan());
+                values.at_most_one += usize::from(value <= 1.0);
+            }
+        }
+        values
+    }
+
+    fn share(&self, n: usize) -> f64 {
+        n as f64 / self.n.max(1) as f64
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.n.max(1) as f64
+    }
+
+    /// What speaks against `folding`, if anything does.
+    fn against(&self, folding: Folding) -> Option<String> {
+        let (mean, share) = (self.mean(), self.share(self.not_positive));
+        let fits = match folding {
+            Folding::Folded => share <= FOLDED_NOT_POSITIVE_MAX,
+            Folding::Raw => share >= RAW_NOT_POSITIVE_MIN || !SCALE_MEAN.contains(&mean),
+        };
+        (self.n > 0 && !fits).then(|| {
+            format!(
+                "their values have mean {mean:.2} and {:.1} % of them are not positive",
+                100.0 * share
+            )
+        })
+    }
+}
+
 /// Decides for one part, from who wrote it, and checks by value.
 pub(crate) fn decide(checkpoint: &Checkpoint, part: Part) -> Result<Folding, Disagreement> {
-    let (folding, sign) = written_by(checkpoint, part)?;
-    let (mut n, mut sum, mut not_positive) = (0usize, 0f64, 0usize);
-    for (name, tensor) in checkpoint.tensors() {
-        if Part::of(name) != part || !names::is_offset_norm(name) {
-            continue;
-        }
-        let Some(scalar) = tensor.entry.dtype.scalar() else {
-            continue;
+    let (folding, one) = written_by(checkpoint, part)?;
+    match Values::of(checkpoint, part).against(folding) {
+        Some(other) => Err(Disagreement { part, one, other }),
+        None => Ok(folding),
+    }
+}
+
+/// The facts of every part with offset norms.
+pub(crate) fn facts(checkpoint: &Checkpoint) -> Vec<NormFacts> {
+    let facts = |part: Part| {
+        let values = Values::of(checkpoint, part);
+        let (holds, sign, folding) = match written_by(checkpoint, part) {
+            Err(d) => (Err(d.other), d.one, Folding::Raw),
+            Ok((folding, sign)) => {
+                let holds = match folding {
+                    Folding::Raw => "w",
+                    Folding::Folded => "1 + w",
+                };
+                (
+                    values.against(folding).map_or(Ok(holds), Err),
+                    sign,
+                    folding,
+                )
+            }
         };
-        let bytes = checkpoint.data(tensor);
-        for i in 0..tensor.entry.elements().min(MAX_LOOKED_AT) {
-            let value = scalar.get(bytes, i);
-            n += 1;
-            sum += f64::from(value);
-            not_positive += usize::from(value <= 0.0 || value.is_nan());
-        }
-    }
-    let (mean, share) = (sum / n.max(1) as f64, not_positive as f64 / n.max(1) as f64);
-    let fits = match folding {
-        Folding::Folded => share <= FOLDED_NOT_POSITIVE_MAX,
-        Folding::Raw => share >= RAW_NOT_POSITIVE_MIN || !SCALE_MEAN.contains(&mean),
+        (values.n > 0).then(|| NormFacts {
+            part: part.name(),
+            holds,
+            sign,
+            mean: values.mean(),
+            may_be_folded_twice: folding == Folding::Folded
+                && values.share(values.at_most_one) < FOLDED_AT_MOST_ONE_MIN,
+        })
     };
-    if n > 0 && !fits {
-        let other = format!(
-            "their values have mean {mean:.2} and {:.1} % of them are not positive",
-            100.0 * share
-        );
-        return Err(Disagreement {
-            part,
-            one: sign,
-            other,
-        });
-    }
-    Ok(folding)
+    [Part::Trunk, Part::Mtp]
+        .into_iter()
+        .filter_map(facts)
+        .collect()
 }
 
 /// Who wrote the part, and the sign that tells.

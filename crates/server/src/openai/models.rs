@@ -58,6 +58,7 @@ fn model(app: &App, name: &str) -> Value {
                 "draft_max": info.draft_max,
                 "accept": info.accept,
             },
+            "preflight": info.preflight,
             "unused_tensors": info.unused_tensors,
         },
     })

@@ -50,7 +50,11 @@ const TYPES: &[(&str, &str)] = &[
 impl Export {
     /// How `checkpoint` goes into a file; `None` if its family has no such files.
     pub fn of(checkpoint: &Checkpoint) -> Option<Export> {
-        let (config, text) = (checkpoint.config(), checkpoint.text_config());
+        Self::of_config(checkpoint.config(), checkpoint.text_config())
+    }
+
+    /// The same for a configuration and the language model's part of it.
+    pub(crate) fn of_config(config: &Json, text: &Json) -> Option<Export> {
         let of = |config: &Json| {
             let found = config["model_type"].as_str();
             TYPES.iter().find(|(name, _)| Some(*name) == found)

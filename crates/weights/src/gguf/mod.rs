@@ -7,6 +7,7 @@
 mod config;
 mod edit;
 mod export;
+mod make;
 mod names;
 mod read;
 mod split;

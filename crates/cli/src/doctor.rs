@@ -1,0 +1,228 @@
+//! `paceline doctor`: this machine, its caches, and whether its kernels compute what
+//! they should.
+//!
+//! The self-test runs the cases that every backend must pass
+//! (`backend::conformance`) on this processor: each op against its definition, and
+//! each row against itself among other rows. Exit code 1 if one fails.
+
+use crate::args::DoctorArgs;
+use crate::model::bytes;
+use crate::{bundled, machine, places};
+use anyhow::{Result, bail};
+use backend::conformance::{EQUAL_CASES, INVARIANCE_CASES};
+use backend::{Backend, Reference};
+use cpu::{Activations, Cpu, CpuOptions, Isa};
+use hub::Cache;
+use serde_json::{Value, json};
+use std::io::{self, Write as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Runs the command.
+pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+    let record = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "processor": processor()?,
+        "memory": machine::ram().map(|ram| json!({"total": ram.total, "available": ram.available})),
+        "hub": hub_facts(),
+        "preflight": results(),
+        "bundled": bundled::names(),
+        "self_test": self_test()?,
+    });
+    let failed: Vec<String> = record["self_test"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|case| !case["failure"].is_null())
+        .map(|case| format!("{} of {}", case["kind"], case["op"]).replace('"', ""))
+        .collect();
+    let mut stdout = io::stdout().lock();
+    if args.json {
+        writeln!(stdout, "{record}")?;
+    } else {
+        stdout.write_all(report(&record).as_bytes())?;
+    }
+    if failed.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    bail!(
+        "this processor does not compute what it should: {}",
+        failed.join(", ")
+    )
+}
+
+fn processor() -> Result<Value> {
+    let cpu = Cpu::new(CpuOptions::default())?;
+    let isas: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
+    Ok(json!({
+        "architecture": std::env::consts::ARCH,
+        "instruction_sets": isas,
+        "used": cpu.isa().name(),
+        "threads": cpu.threads(),
+    }))
+}
+
+fn hub_facts() -> Value {
+    let settings = places::hub();
+    let cache = Cache::new(&settings.cache);
+    let (models, error) = match cache.list() {
+        Ok(models) => (models, None),
+        Err(error) => (Vec::new(), Some(error.to_string())),
+    };
+    let incomplete: Vec<&str> = models
+        .iter()
+        .filter(|m| m.incomplete.is_some())
+        .map(|m| &*m.id)
+        .collect();
+    json!({
+        "cache": cache.root(),
+        "models": models.len(),
+        "bytes": models.iter().map(|m| m.bytes).sum::<u64>(),
+        "incomplete": incomplete,
+        "endpoint": settings.endpoint,
+        "has_token": settings.token.is_some(),
+        "offline": settings.offline,
+        "error": error,
+    })
+}
+
+/// The folder of remembered trials, and how many there are.
+fn results() -> Value {
+    let folder = places::cache().map(|folder| folder.join("preflight"));
+    let count = |folder: &Path| std::fs::read_dir(folder).map_or(0, Iterator::count);
+    json!({
+        "cache": folder,
+        "results": folder.as_deref().map_or(0, count),
+    })
+}
+
+/// Every case: the op, what is asked, and the failure if there is one.
+fn self_test() -> Result<Vec<Value>> {
+    let cpu = |activations| {
+        Cpu::new(CpuOptions {
+            activations,
+            ..CpuOptions::default()
+        })
+    };
+    let (exact, rounded) = (cpu(Activations::F32)?, cpu(Activations::Int8)?);
+    let mut cases = Vec::new();
+    for (op, case) in EQUAL_CASES {
+        cases.push(outcome("definition", op, || case(&exact, &Reference)));
+    }
+    for (op, case) in INVARIANCE_CASES {
+        cases.push(outcome("rows", op, || case(&rounded)));
+    }
+    Backend::finish(&exact)?;
+    Backend::finish(&rounded)?;
+    Ok(cases)
+}
+
+/// Runs a case; its panic is the failure.
+fn outcome(kind: &str, op: &str, case: impl FnOnce()) -> Value {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let result = catch_unwind(AssertUnwindSafe(case));
+    std::panic::set_hook(hook);
+    let failure = result.err().map(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        text.unwrap_or("a panic").to_owned()
+    });
+    json!({"kind": kind, "op": op, "failure": failure})
+}
+
+/// The record for people.
+fn report(record: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or("none").to_owned();
+    let list = |value: &Value| -> Vec<String> {
+        value.as_array().into_iter().flatten().map(text).collect()
+    };
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let (cpu, hub, trials) = (&record["processor"], &record["hub"], &record["preflight"]);
+    let memory = match &record["memory"] {
+        Value::Null => "this system does not say".to_owned(),
+        ram => format!(
+            "{}, {} free",
+            bytes(number(&ram["total"])),
+            bytes(number(&ram["available"]))
+        ),
+    };
+    let incomplete = match list(&hub["incomplete"]) {
+        names if names.is_empty() => String::new(),
+        names => format!(", not complete: {}", names.join(", ")),
+    };
+    let yes = |value: &Value, yes: &str, no: &str| {
+        if *value == json!(true) {
+            yes.to_owned()
+        } else {
+            no.to_owned()
+        }
+    };
+    let cases = record["self_test"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
+    let failed: Vec<&Value> = cases.iter().filter(|c| !c["failure"].is_null()).collect();
+    let mut lines = vec![
+        ("paceline", text(&record["version"])),
+        (
+            "processor",
+            format!(
+                "{}, {} of {}, {} threads",
+                text(&cpu["architecture"]),
+                text(&cpu["used"]),
+                list(&cpu["instruction_sets"]).join(", "),
+                number(&cpu["threads"])
+            ),
+        ),
+        ("memory", memory),
+        ("bundled", text(&record["bundled"])),
+        (
+            "hub cache",
+            format!(
+                "{}: {} models, {}{incomplete}",
+                text(&hub["cache"]),
+                number(&hub["models"]),
+                bytes(number(&hub["bytes"]))
+            ),
+        ),
+        (
+            "hub",
+            format!(
+                "{}, {}{}",
+                text(&hub["endpoint"]),
+                yes(&hub["has_token"], "with a token", "without a token"),
+                yes(&hub["offline"], ", offline", "")
+            ),
+        ),
+        (
+            "trials",
+            format!(
+                "{}: {} remembered",
+                text(&trials["cache"]),
+                number(&trials["results"])
+            ),
+        ),
+        (
+            "self-test",
+            format!(
+                "{} of {} cases hold",
+                cases.len() - failed.len(),
+                cases.len()
+            ),
+        ),
+    ];
+    for case in failed {
+        let line = format!(
+            "{} of {}: {}",
+            text(&case["kind"]),
+            text(&case["op"]),
+            text(&case["failure"])
+        );
+        lines.push(("", line));
+    }
+    lines
+        .iter()
+        .map(|(label, value)| format!("{label:<14} {value}\n"))
+        .collect()
+}

@@ -1,0 +1,65 @@
+//! What this machine has: memory, as far as the system says.
+
+/// Bytes of memory: in all, and free for a new program. `None` where the system does
+/// not say.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Ram {
+    /// In all, or what this program may have of it.
+    pub(crate) total: u64,
+    /// Free now.
+    pub(crate) available: u64,
+}
+
+/// What `/proc` and the control group say; nothing on other systems.
+pub(crate) fn ram() -> Option<Ram> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let ram = parse(&info)?;
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let limit = limit
+        .and_then(|l| l.trim().parse().ok())
+        .unwrap_or(u64::MAX);
+    Some(Ram {
+        total: ram.total.min(limit),
+        available: ram.available.min(limit),
+    })
+}
+
+fn parse(info: &str) -> Option<Ram> {
+    let field = |name: &str| -> Option<u64> {
+        let line = info
+            .lines()
+            .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse::<u64>()
+            .ok()?
+            .checked_mul(1024)
+    };
+    Some(Ram {
+        total: field("MemTotal")?,
+        available: field("MemAvailable")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_in_bytes() {
+        let info = "MemTotal:       16 kB\nMemFree:  1 kB\nMemAvailable:    4 kB\n";
+        let expected = Ram {
+            total: 16 << 10,
+            available: 4 << 10,
+        };
+        assert_eq!(parse(info), Some(expected));
+        for odd in [
+            "",
+            "MemTotal: 16 kB\n",
+            "MemTotal: x kB\nMemAvailable: 1 kB\n",
+        ] {
+            assert_eq!(parse(odd), None, "{odd}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! `paceline pull`, `list` and `rm`: models of the hub in the cache that other
+//! tools share.
+
+use crate::args::{ListArgs, OutputArgs, PullArgs, RmArgs};
+use crate::model::bytes;
+use crate::progress::DownloadBar;
+use crate::{bundled, places, resolve};
+use anyhow::{Result, anyhow, bail};
+use hub::known::{self, Kind};
+use hub::{Cache, Client, FileInfo, RepoId, is_model_file};
+use serde_json::json;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// Runs `pull`: what has been fetched is printed, one path a line.
+pub(crate) fn run(args: &PullArgs, output: OutputArgs) -> Result<ExitCode> {
+    let (id, revision) = args.model.split_once('@').unwrap_or((&args.model, "main"));
+    let repo = RepoId::parse(id)?;
+    let client = Client::new(places::hub());
+    if args.head_only {
+        head(&client, &repo, revision, output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    whole(&client, &repo, revision, output)?;
+    if args.draft {
+        drafter(&client, &repo, revision, output)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Fetches all that a model is made of.
+fn whole(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -> Result<()> {
+    let info = client.info(repo, revision)?;
+    let mut files: Vec<FileInfo> = info.files.clone();
+    files.retain(|file| is_model_file(&file.name));
+    if !files.iter().any(|f| f.name.ends_with(".safetensors")) {
+        bail!("`{repo}` has no safetensors");
+    }
+    let total: u64 = files.iter().filter_map(|f| f.size).sum();
+    if !output.quiet {
+        say!("{repo}: {} files, {}", files.len(), bytes(total));
+    }
+    let mut bar = DownloadBar::new(!output.quiet);
+    let folder = client.fetch(repo, revision, &info, &files, &mut |p| bar.set(p))?;
+    bar.clear();
+    writeln!(io::stdout(), "{}", folder.display())?;
+    Ok(())
+}
+
+/// Fetches the `mtp.*` tensors of `repo` alone.
+fn head(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -> Result<()> {
+    let root = places::heads().ok_or_else(|| anyhow!("neither XDG_DATA_HOME nor HOME is set"))?;
+    let info = client.info(repo, revision)?;
+    let mut bar = DownloadBar::new(!output.quiet);
+    let folder = hub::head::fetch(client, repo, &info, &root, &mut |p| bar.set(p))?;
+    bar.clear();
+    writeln!(io::stdout(), "{}", folder.display())?;
+    Ok(())
+}
+
+/// Fetches who drafts for `repo`, as the table has it.
+fn drafter(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -> Result<()> {
+    let known = known::drafters(repo.as_str());
+    let Some(known) = known.into_iter().find(|k| k.kind != Kind::Eagle3) else {
+        let snapshot = client.cache().snapshot(repo, revision);
+        if snapshot.is_some_and(|s| resolve::has_head(&s)) {
+            return Ok(());
+        }
+        bail!("no drafter is known for `{repo}`: name one with `paceline pull` and --draft");
+    };
+    let source = RepoId::parse(known.repository)?;
+    match known.kind {
+        Kind::Assistant | Kind::MtpHead | Kind::Eagle3 => whole(client, &source, "main", output),
+        Kind::MtpOfOriginal => {
+            // The original has its own head, and so have conversions that kept it.
+            let snapshot = client.cache().snapshot(repo, revision);
+            if snapshot.is_some_and(|s| resolve::has_head(&s)) {
+                return Ok(());
+            }
+            head(client, &source, "main", output)
+        }
+    }
+}
+
+/// Runs `list`.
+pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
+    let cache = Cache::new(places::hub().cache);
+    let models = cache.list()?;
+    let mut stdout = io::stdout().lock();
+    if args.json {
+        let names: Vec<&str> = bundled::BUNDLED.iter().map(|b| b.name).collect();
+        let record = json!({"bundled": names, "cache": cache.root(), "models": models});
+        writeln!(stdout, "{record}")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for bundled in bundled::BUNDLED {
+        writeln!(stdout, "{:>9}  {}", "bundled", bundled.name)?;
+    }
+    for model in models {
+        let state = model
+            .incomplete
+            .map(|why| format!("  (not complete: {why})"));
+        writeln!(
+            stdout,
+            "{:>9}  {}{}",
+            bytes(model.bytes),
+            model.id,
+            state.unwrap_or_default()
+        )?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `rm`.
+pub(crate) fn remove(args: &RmArgs, output: OutputArgs) -> Result<ExitCode> {
+    let cache = Cache::new(places::hub().cache);
+    let repos: Vec<RepoId> = args
+        .models
+        .iter()
+        .map(|name| Ok(RepoId::parse(name)?))
+        .collect::<Result<_>>()?;
+    for repo in repos {
+        let head = places::heads().map(|root| hub::head::folder(&root, &repo));
+        let head = head.filter(|folder| folder.is_dir());
+        let removed = cache.remove(&repo)?;
+        if let Some(head) = &head {
+            std::fs::remove_dir_all(head)?;
+        }
+        match removed {
+            None if head.is_none() => {
+                bail!("`{repo}` is not in the cache `{}`", cache.root().display())
+            }
+            freed if !output.quiet => say!("{repo}: {} freed", bytes(freed.unwrap_or(0))),
+            _ => {}
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

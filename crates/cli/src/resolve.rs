@@ -1,0 +1,222 @@
+//! What `-m` names, and where its drafter may lie.
+//!
+//! ```text
+//! -m      bundled name → folder → ORG/NAME in the hub cache
+//! drafter the table `hub::known` by name, then every head of the hub cache whose
+//!         configuration fits, and heads that were fetched alone
+//! ```
+//!
+//! Names and configurations only suggest; whether a drafter fits is proven when it
+//! is loaded. Nothing is fetched here: what is missing becomes advice.
+
+use crate::{bundled, places};
+use anyhow::{Result, anyhow, bail};
+use engine::Source;
+use hub::known::{self, Kind};
+use hub::{Cache, RepoId};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a configuration that is looked into.
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
+
+/// A model, and where its drafter may lie.
+pub(crate) struct Resolved {
+    /// The model.
+    pub(crate) source: Source,
+    /// Drafters, the most likely first.
+    pub(crate) drafters: Vec<Source>,
+    /// What a user could do for a drafter.
+    pub(crate) advice: Option<String>,
+}
+
+/// What `name` is. Bundled names come first, so that a command means the same in
+/// every folder; `./NAME` is always the folder.
+pub(crate) fn model(name: &str) -> Result<Resolved> {
+    let source = source(name)?;
+    let Source::Folder(folder) = &source else {
+        return Ok(Resolved {
+            source,
+            drafters: Vec::new(),
+            advice: None,
+        });
+    };
+    let (drafters, advice) = drafters(&source.name(), folder);
+    Ok(Resolved {
+        source,
+        drafters,
+        advice,
+    })
+}
+
+/// The same, without its drafters.
+pub(crate) fn source(name: &str) -> Result<Source> {
+    if let Some(bundled) = bundled::find(name) {
+        return Ok(Source::Files(Box::new(bundled.files())));
+    }
+    let path = Path::new(name);
+    if path.is_dir() {
+        return Ok(Source::Folder(path.into()));
+    }
+    if path.is_file() {
+        if path
+            .extension()
+            .is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
+        {
+            return Ok(Source::Folder(path.into()));
+        }
+        bail!(
+            "a model is a folder with config.json and safetensors, or a .gguf file, and this is neither: `{name}`"
+        );
+    }
+    match in_cache(name) {
+        Some(found) => Ok(Source::Folder(found?)),
+        None => bail!(
+            "no such model: `{name}` is neither a folder, nor a .gguf file, nor bundled (bundled are {})",
+            bundled::names()
+        ),
+    }
+}
+
+/// The drafter that a user names: a folder, or ORG/NAME in the hub cache.
+pub(crate) fn drafter(path: &Path) -> Result<Source> {
+    let folder = match in_cache(&path.to_string_lossy()) {
+        Some(found) if !path.exists() => found?,
+        _ => path.to_owned(),
+    };
+    Ok(Source::Folder(folder))
+}
+
+/// The snapshot of `ORG/NAME` or `ORG/NAME@REVISION`; `None` if `name` is no such
+/// thing.
+fn in_cache(name: &str) -> Option<Result<PathBuf>> {
+    let (id, revision) = name.split_once('@').unwrap_or((name, "main"));
+    let repo = RepoId::parse(id).ok()?;
+    let settings = places::hub();
+    let cache = Cache::new(&settings.cache);
+    let snapshot = cache.snapshot(&repo, revision);
+    Some(
+        match (cache.incomplete(&repo, snapshot.as_deref()), snapshot) {
+            (None, Some(snapshot)) => Ok(snapshot),
+            (Some(why), Some(_)) => Err(anyhow!(
+                "the download of `{repo}` is not complete: {why} (`paceline pull {name}` goes on with it)"
+            )),
+            (_, None) => Err(anyhow!(
+                "`{name}` is neither a folder nor in the hub cache `{}` (`paceline pull {name}` fetches it)",
+                settings.cache.display()
+            )),
+        },
+    )
+}
+
+/// Where drafters of the target called `name`, in `folder`, may lie, and what to do
+/// if none does.
+fn drafters(name: &str, folder: &Path) -> (Vec<Source>, Option<String>) {
+    let cache = Cache::new(places::hub().cache);
+    let target = config(folder);
+    let (mut found, mut advice): (Vec<PathBuf>, Option<String>) = (Vec::new(), None);
+    let mut add = |path: PathBuf| {
+        let is_new =
+            !found.contains(&path) && path.canonicalize().ok() != folder.canonicalize().ok();
+        if is_new {
+            found.push(path);
+        }
+    };
+    for known in known::drafters(name) {
+        let Ok(repo) = RepoId::parse(known.repository) else {
+            continue;
+        };
+        let whole = complete(&cache, &repo);
+        match known.kind {
+            // Taken if it is there; the one that is advised comes first.
+            Kind::Eagle3 => whole.into_iter().for_each(&mut add),
+            Kind::Assistant | Kind::MtpHead => {
+                if let Some(snapshot) = whole {
+                    add(snapshot);
+                } else {
+                    advice.get_or_insert(format!("`paceline pull {repo}` fetches its drafter"));
+                }
+            }
+            Kind::MtpOfOriginal => {
+                let alone = places::heads().map(|root| hub::head::folder(&root, &repo));
+                let alone = alone.filter(|f| f.join("model.safetensors").is_file());
+                if let Some(head) = alone.or(whole) {
+                    add(head);
+                } else if name != repo.as_str() {
+                    advice.get_or_insert(format!(
+                        "`paceline pull {repo} --head-only` fetches the head of the original"
+                    ));
+                }
+            }
+        }
+    }
+    let others = cache.list().unwrap_or_default();
+    for other in others.into_iter().filter(|m| m.incomplete.is_none()) {
+        if let Some(snapshot) = other.snapshot
+            && is_head_for(&config(&snapshot), &target)
+        {
+            add(snapshot);
+        }
+    }
+    (found.into_iter().map(Source::Folder).collect(), advice)
+}
+
+/// Whether the checkpoint in `folder` has an MTP head.
+pub(crate) fn has_head(folder: &Path) -> bool {
+    let checkpoint = weights::Checkpoint::open(folder);
+    checkpoint.is_ok_and(|c| c.names().any(|name| name.starts_with("mtp.")))
+}
+
+fn complete(cache: &Cache, repo: &RepoId) -> Option<PathBuf> {
+    let snapshot = cache.snapshot(repo, "main")?;
+    let incomplete = cache.incomplete(repo, Some(&snapshot));
+    incomplete.is_none().then_some(snapshot)
+}
+
+/// Whether `head` is the configuration of a draft head as wide as `target`.
+fn is_head_for(head: &Value, target: &Value) -> bool {
+    let text = |config: &Value, key: &str| -> Option<u64> {
+        let nested = config.get("text_config").and_then(|t| t.get(key));
+        nested.or_else(|| config.get(key))?.as_u64()
+    };
+    let kind = head["model_type"].as_str().unwrap_or_default();
+    let width = if kind.ends_with("_assistant") {
+        head["backbone_hidden_size"].as_u64()
+    } else if kind.ends_with("_mtp") {
+        text(head, "hidden_size")
+    } else {
+        None
+    };
+    width.is_some() && width == text(target, "hidden_size")
+}
+
+/// `config.json` in `folder`; `null` if it cannot be read.
+fn config(folder: &Path) -> Value {
+    let file = folder.join("config.json");
+    let fits = file
+        .metadata()
+        .is_ok_and(|m| m.is_file() && m.len() <= CONFIG_BYTES_MAX);
+    let bytes = if fits { std::fs::read(file).ok() } else { None };
+    let parsed = bytes.and_then(|b| serde_json::from_slice(&b).ok());
+    parsed.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundled_name_is_no_path() {
+        assert!(matches!(
+            source(bundled::DEFAULT).unwrap(),
+            Source::Files(_)
+        ));
+        assert!(matches!(source("src").unwrap(), Source::Folder(_)));
+        let error = source("no-such-model").unwrap_err().to_string();
+        assert!(error.contains(bundled::DEFAULT), "{error}");
+        let error = source("Cargo.toml").unwrap_err().to_string();
+        assert!(error.contains(".gguf"), "{error}");
+        let error = source("no-such/model").unwrap_err().to_string();
+        assert!(error.contains("paceline pull no-such/model"), "{error}");
+    }
+}

@@ -1,0 +1,296 @@
+//! The cache on disk, in the layout of `huggingface_hub`:
+//!
+//! ```text
+//! models--ORG--NAME/blobs/ETAG            contents; ETAG.incomplete while they come
+//! models--ORG--NAME/refs/main             the commit a branch stands for
+//! models--ORG--NAME/snapshots/COMMIT/…    links to blobs, under the files' names
+//! .locks/models--ORG--NAME/ETAG.lock      held while a blob comes
+//! ```
+
+use crate::{HubError, RepoId};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// Depth of folders inside a snapshot; the hub allows more, models have one or two.
+const MAX_DEPTH: usize = 8;
+/// Bytes of an index of shards that is looked into.
+const MAX_INDEX: u64 = 64 << 20;
+
+/// A hub cache.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+/// One model in the cache.
+#[derive(Clone, Debug, Serialize)]
+pub struct Cached {
+    /// `ORG/NAME`.
+    pub id: String,
+    /// Bytes on disk, of all commits.
+    pub bytes: u64,
+    /// The snapshot that `main` stands for, or the only one.
+    pub snapshot: Option<PathBuf>,
+    /// What is missing of it, if anything is.
+    pub incomplete: Option<Incomplete>,
+}
+
+/// What is missing of a download.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Incomplete {
+    /// Nothing has arrived whole.
+    Nothing,
+    /// Files that have begun to arrive.
+    Begun(usize),
+    /// A file that the snapshot or its index names and that is not there.
+    Missing(String),
+}
+
+impl std::fmt::Display for Incomplete {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Incomplete::Nothing => f.write_str("no file has arrived"),
+            Incomplete::Begun(n) => write!(f, "{n} of its files have not arrived whole"),
+            Incomplete::Missing(file) => write!(f, "`{file}` is not there"),
+        }
+    }
+}
+
+impl Cache {
+    /// The cache in `root`, which need not exist yet.
+    pub fn new(root: impl Into<PathBuf>) -> Cache {
+        Cache { root: root.into() }
+    }
+
+    /// Where it lies.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The folder of `repo`.
+    pub fn folder(&self, repo: &RepoId) -> PathBuf {
+        self.root.join(repo.folder())
+    }
+
+    /// The snapshot of `repo` that `revision` (a branch, a tag or a commit) stands
+    /// for; `main` where the only snapshot has no name. `None` if there is none.
+    pub fn snapshot(&self, repo: &RepoId, revision: &str) -> Option<PathBuf> {
+        let folder = self.folder(repo);
+        let snapshots = folder.join("snapshots");
+        let commit = is_inside(revision)
+            .then(|| fs::read_to_string(folder.join("refs").join(revision)).ok())
+            .flatten();
+        let commit = commit.as_deref().map_or(revision, str::trim);
+        if is_commit(commit) {
+            let snapshot = snapshots.join(commit);
+            return snapshot.is_dir().then_some(snapshot);
+        }
+        let mut all = fs::read_dir(snapshots).ok()?.filter_map(Result::ok);
+        match (revision, all.next(), all.next()) {
+            ("main", Some(only), None) => Some(only.path()),
+            _ => None,
+        }
+    }
+
+    /// What is missing of `snapshot` of `repo`.
+    pub fn incomplete(&self, repo: &RepoId, snapshot: Option<&Path>) -> Option<Incomplete> {
+        let begun = fs::read_dir(self.folder(repo).join("blobs")).map_or(0, |blobs| {
+            let is_part =
+                |e: &fs::DirEntry| e.file_name().to_string_lossy().ends_with(".incomplete");
+            blobs.filter_map(Result::ok).filter(is_part).count()
+        });
+        let Some(snapshot) = snapshot else {
+            return Some(Incomplete::Nothing);
+        };
+        let mut files = BTreeSet::new();
+        if let Some(dangling) = walk(snapshot, snapshot, 0, &mut files) {
+            return Some(Incomplete::Missing(dangling));
+        }
+        if files.is_empty() {
+            return Some(Incomplete::Nothing);
+        }
+        let missing = shards(&snapshot.join("model.safetensors.index.json"))
+            .into_iter()
+            .find(|shard| !files.contains(shard));
+        match (missing, begun) {
+            (Some(shard), _) => Some(Incomplete::Missing(shard)),
+            // Parts of files that this snapshot does not need are no loss.
+            (None, n) if n > 0 && !has_weights(&files) => Some(Incomplete::Begun(n)),
+            (None, _) => None,
+        }
+    }
+
+    /// Every model, sorted by name.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be read; one that does not exist is empty.
+    pub fn list(&self) -> Result<Vec<Cached>, HubError> {
+        let entries = match fs::read_dir(&self.root) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|source| io(&self.root, source))?,
+        };
+        let mut models: Vec<Cached> = entries
+            .filter_map(Result::ok)
+            .filter_map(|entry| {
+                let repo = RepoId::of_folder(&entry.file_name().to_string_lossy())?;
+                let snapshot = self.snapshot(&repo, "main");
+                Some(Cached {
+                    bytes: size(&self.folder(&repo).join("blobs")),
+                    incomplete: self.incomplete(&repo, snapshot.as_deref()),
+                    id: repo.as_str().to_owned(),
+                    snapshot,
+                })
+            })
+            .collect();
+        models.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(models)
+    }
+
+    /// Removes `repo` with all its commits; the bytes that were freed, or `None` if
+    /// it is not there.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be removed.
+    pub fn remove(&self, repo: &RepoId) -> Result<Option<u64>, HubError> {
+        let folder = self.folder(repo);
+        if !folder.is_dir() {
+            return Ok(None);
+        }
+        let bytes = size(&folder.join("blobs"));
+        fs::remove_dir_all(&folder).map_err(|source| io(&folder, source))?;
+        // Locks are empty files; one that stays harms nobody.
+        let _ = fs::remove_dir_all(self.root.join(".locks").join(repo.folder()));
+        Ok(Some(bytes))
+    }
+
+    /// Lets `file` of the snapshot `commit` be the blob `etag`.
+    pub(crate) fn link(
+        &self,
+        repo: &RepoId,
+        commit: &str,
+        file: &str,
+        etag: &str,
+    ) -> Result<PathBuf, HubError> {
+        let path = self.folder(repo).join("snapshots").join(commit).join(file);
+        let up = "../".repeat(2 + Path::new(file).components().count() - 1);
+        let target = format!("{up}blobs/{etag}");
+        if fs::read_link(&path).is_ok_and(|found| found == Path::new(&target)) {
+            return Ok(path);
+        }
+        make_parent(&path)?;
+        // An old link, or a file of a tool that does not link.
+        let _ = fs::remove_file(&path);
+        symlink(&target, &self.folder(repo).join("blobs").join(etag), &path)
+            .map_err(|source| io(&path, source))?;
+        Ok(path)
+    }
+
+    /// Remembers that `revision` stands for `commit`.
+    pub(crate) fn note(&self, repo: &RepoId, revision: &str, commit: &str) -> Result<(), HubError> {
+        if revision == commit {
+            return Ok(());
+        }
+        let path = self.folder(repo).join("refs").join(revision);
+        make_parent(&path)?;
+        fs::write(&path, commit).map_err(|source| io(&path, source))
+    }
+}
+
+#[cfg(unix)]
+fn symlink(target: &str, _blob: &Path, path: &Path) -> std::io::Result<()> {
+    std::os::unix::fs::symlink(target, path)
+}
+
+/// Links need a privilege elsewhere: a copy does as well.
+#[cfg(not(unix))]
+fn symlink(_target: &str, blob: &Path, path: &Path) -> std::io::Result<()> {
+    fs::copy(blob, path).map(|_| ())
+}
+
+pub(crate) fn io(path: &Path, source: std::io::Error) -> HubError {
+    HubError::Io {
+        path: path.into(),
+        source,
+    }
+}
+
+pub(crate) fn make_parent(path: &Path) -> Result<(), HubError> {
+    let parent = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(parent).map_err(|source| io(parent, source))
+}
+
+/// Whether `name` stays inside the folder that it is joined to.
+pub(crate) fn is_inside(name: &str) -> bool {
+    !name.is_empty()
+        && !name
+            .chars()
+            .any(|c| c.is_control() || c == '\\' || c == ':')
+        && Path::new(name)
+            .components()
+            .all(|c| matches!(c, Component::Normal(_)))
+}
+
+/// Whether `text` is a commit's hash.
+pub(crate) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// Collects the files under `folder`, relative to `root`; the first link that leads
+/// nowhere, if there is one.
+fn walk(root: &Path, folder: &Path, depth: usize, files: &mut BTreeSet<String>) -> Option<String> {
+    for entry in fs::read_dir(folder).ok()?.filter_map(Result::ok) {
+        let path = entry.path();
+        let name = path.strip_prefix(root).ok()?.to_string_lossy().into_owned();
+        match fs::metadata(&path) {
+            Err(_) => return Some(name),
+            Ok(meta) if meta.is_dir() && depth < MAX_DEPTH => {
+                if let Some(dangling) = walk(root, &path, depth + 1, files) {
+                    return Some(dangling);
+                }
+            }
+            Ok(_) => {
+                files.insert(name);
+            }
+        }
+    }
+    None
+}
+
+fn has_weights(files: &BTreeSet<String>) -> bool {
+    let is_weights = |f: &String| f.ends_with(".safetensors") || f.ends_with(".gguf");
+    files.iter().any(is_weights)
+}
+
+/// The files that an index of shards names; none if there is none.
+fn shards(index: &Path) -> BTreeSet<String> {
+    let read = || -> Option<BTreeSet<String>> {
+        if index.metadata().ok()?.len() > MAX_INDEX {
+            return None;
+        }
+        let whole: serde_json::Value = serde_json::from_slice(&fs::read(index).ok()?).ok()?;
+        let map = whole.get("weight_map")?.as_object()?;
+        Some(
+            map.values()
+                .filter_map(|v| v.as_str())
+                .map(str::to_owned)
+                .collect(),
+        )
+    };
+    read().unwrap_or_default()
+}
+
+/// Bytes of the files in `folder`.
+fn size(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return 0;
+    };
+    let metas = entries
+        .filter_map(Result::ok)
+        .filter_map(|e| e.metadata().ok());
+    metas.map(|meta| meta.len()).sum()
+}

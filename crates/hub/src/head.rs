@@ -1,0 +1,272 @@
+//! Only the draft head of a checkpoint.
+//!
+//! Conversions drop the `mtp.*` tensors of Qwen 3.5 and 3.6; the original has them,
+//! a few hundred megabytes among tens of gigabytes. A safetensors file says in its
+//! header where each tensor lies, so three kinds of requests do:
+//!
+//! ```text
+//! model.safetensors.index.json       which files hold `mtp.*`
+//! bytes 0..8, 8..8+n of each         where in the file
+//! the ranges of these tensors        neighbours in one request
+//! ```
+//!
+//! What comes is written as a checkpoint of its own, `model_type: qwen3_5_mtp`. The
+//! hub has hashes of whole files only, so the bytes are held against the header
+//! alone; that the head works is for the trial at load to say.
+
+use crate::cache::{io, make_parent};
+use crate::client::{Client, FileInfo, Progress, RepoInfo};
+use crate::{HubError, RepoId};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// What the names of a head's tensors begin with, as stored.
+const PREFIXES: &[&str] = &[
+    "mtp.",
+    "model.mtp.",
+    "language_model.mtp.",
+    "model.language_model.mtp.",
+];
+/// Bytes of an index or of a header, as where checkpoints are read.
+const MAX_HEADER: u64 = 16 << 20;
+/// Bytes of an index.
+const MAX_INDEX: u64 = 64 << 20;
+/// Bytes between two tensors that are fetched with them rather than asked around.
+const GAP: u64 = 64 << 10;
+
+/// One tensor of a head.
+struct Tensor {
+    name: String,
+    dtype: String,
+    shape: Value,
+    /// In its file.
+    range: (u64, u64),
+}
+
+/// The folder under `root` where the head of `repo` is kept.
+pub fn folder(root: &Path, repo: &RepoId) -> PathBuf {
+    root.join(repo.folder())
+}
+
+/// Fetches the head of `repo` at `info`'s commit into its folder under `root`, which
+/// can then be loaded as a checkpoint.
+///
+/// # Errors
+///
+/// [`HubError::NoHead`] if the checkpoint has none; else as [`Client::fetch`].
+pub fn fetch(
+    client: &Client,
+    repo: &RepoId,
+    info: &RepoInfo,
+    root: &Path,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<PathBuf, HubError> {
+    let mut files = Vec::new();
+    let mut is_mlx = false;
+    for file in holders(client, repo, info)? {
+        let (tensors, mlx) = tensors(client, repo, &info.commit, &file)?;
+        is_mlx |= mlx;
+        if !tensors.is_empty() {
+            files.push((file, tensors));
+        }
+    }
+    if files.is_empty() {
+        return Err(HubError::NoHead {
+            what: format!("`{repo}`"),
+        });
+    }
+    let folder = folder(root, repo);
+    let config = json!({
+        "model_type": "qwen3_5_mtp",
+        "source": {"repository": repo.as_str(), "commit": info.commit},
+    });
+    let path = folder.join("model.safetensors");
+    let part = folder.join("model.safetensors.incomplete");
+    make_parent(&part)?;
+    write(client, repo, info, &files, is_mlx, &part, progress)?;
+    let target = folder.join("config.json");
+    std::fs::write(&target, config.to_string()).map_err(|source| io(&target, source))?;
+    std::fs::rename(&part, &path).map_err(|source| io(&path, source))?;
+    Ok(folder)
+}
+
+/// The files of weights that may hold a head.
+fn holders(client: &Client, repo: &RepoId, info: &RepoInfo) -> Result<Vec<String>, HubError> {
+    let has = |name: &str| info.files.iter().any(|f| f.name == name);
+    const INDEX: &str = "model.safetensors.index.json";
+    let mut files: Vec<String> = Vec::new();
+    if has(INDEX) {
+        let what = format!("`{INDEX}` of `{repo}`");
+        let url = client.file_url(repo, &info.commit, INDEX);
+        let size = size(info, INDEX).filter(|&s| s <= MAX_INDEX);
+        let bytes = client.bytes(
+            &url,
+            (0, size.ok_or_else(|| bad(&what, "too large"))?),
+            &what,
+        )?;
+        let index: Value = serde_json::from_slice(&bytes).map_err(|e| bad(&what, e))?;
+        let map = index.get("weight_map").and_then(Value::as_object);
+        let map = map.ok_or_else(|| bad(&what, "no weight_map"))?;
+        for (name, file) in map {
+            let file = file.as_str().unwrap_or_default();
+            if is_head(name) && has(file) && !files.iter().any(|f| f == file) {
+                files.push(file.to_owned());
+            }
+        }
+    } else if has("model.safetensors") {
+        files.push("model.safetensors".into());
+    }
+    // Heads beside the shards are in no index.
+    let apart = ["mtp.safetensors", "model-mtp.safetensors"];
+    files.extend(
+        apart
+            .into_iter()
+            .filter(|f| has(f))
+            .map(str::to_owned)
+            .take(1),
+    );
+    files.dedup();
+    Ok(files)
+}
+
+/// The head's tensors in `file`, in the order of their data, and whether the file
+/// says that MLX wrote it.
+fn tensors(
+    client: &Client,
+    repo: &RepoId,
+    commit: &str,
+    file: &str,
+) -> Result<(Vec<Tensor>, bool), HubError> {
+    #[derive(serde::Deserialize)]
+    struct Entry {
+        dtype: String,
+        shape: Value,
+        data_offsets: (u64, u64),
+    }
+    let what = format!("the header of `{file}` of `{repo}`");
+    let url = client.file_url(repo, commit, file);
+    let prefix = client.bytes(&url, (0, 8), &what)?;
+    let prefix: [u8; 8] = prefix.try_into().map_err(|_| bad(&what, "too short"))?;
+    let len = u64::from_le_bytes(prefix);
+    if len == 0 || len > MAX_HEADER {
+        return Err(bad(&what, format!("a header of {len} bytes")));
+    }
+    let header = client.bytes(&url, (8, 8 + len), &what)?;
+    let mut header: BTreeMap<String, Value> =
+        serde_json::from_slice(&header).map_err(|e| bad(&what, e))?;
+    let metadata = header.remove("__metadata__");
+    let mlx = metadata.is_some_and(|m| m.get("format") == Some(&json!("mlx")));
+    let mut tensors = Vec::new();
+    for (name, entry) in header {
+        if !is_head(&name) {
+            continue;
+        }
+        let entry: Entry = serde_json::from_value(entry).map_err(|e| bad(&what, e))?;
+        let (begin, end) = entry.data_offsets;
+        let start = 8 + len;
+        let range = begin.checked_add(start).zip(end.checked_add(start));
+        match range {
+            Some(range) if range.0 < range.1 => tensors.push(Tensor {
+                name,
+                dtype: entry.dtype,
+                shape: entry.shape,
+                range,
+            }),
+            _ => return Err(bad(&what, format!("tensor `{name}` lies nowhere"))),
+        }
+    }
+    tensors.sort_by_key(|t| t.range.0);
+    if tensors
+        .windows(2)
+        .any(|pair| pair[1].range.0 < pair[0].range.1)
+    {
+        return Err(bad(&what, "tensors overlap"));
+    }
+    Ok((tensors, mlx))
+}
+
+/// Writes the tensors of `files` as one safetensors file.
+fn write(
+    client: &Client,
+    repo: &RepoId,
+    info: &RepoInfo,
+    files: &[(String, Vec<Tensor>)],
+    is_mlx: bool,
+    part: &Path,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<(), HubError> {
+    let mut header = Map::new();
+    let source = format!("{repo}@{}", info.commit);
+    let format = if is_mlx { "mlx" } else { "pt" };
+    header.insert(
+        "__metadata__".into(),
+        json!({"format": format, "source": source}),
+    );
+    let mut total = 0;
+    for tensor in files.iter().flat_map(|(_, tensors)| tensors) {
+        let end = total + (tensor.range.1 - tensor.range.0);
+        header.insert(
+            tensor.name.clone(),
+            json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [total, end]}),
+        );
+        total = end;
+    }
+    let mut header = Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let failed = |source| io(part, source);
+    let mut out = File::create(part).map_err(failed)?;
+    out.write_all(&(header.len() as u64).to_le_bytes())
+        .map_err(failed)?;
+    out.write_all(&header).map_err(failed)?;
+    let mut done = 0;
+    for (file, tensors) in files {
+        let url = client.file_url(repo, &info.commit, file);
+        let what = format!("the head in `{file}` of `{repo}`");
+        for run in runs(tensors) {
+            let (begin, end) = (run[0].range.0, run[run.len() - 1].range.1);
+            let mut at = begin;
+            client.stream(&url, (begin, end), &what, &mut |piece| {
+                for wanted in run.iter().filter_map(|t| overlap(t.range, at, piece.len())) {
+                    out.write_all(&piece[wanted.clone()])
+                        .map_err(|source| io(part, source))?;
+                    done += wanted.len() as u64;
+                }
+                at += piece.len() as u64;
+                progress(Progress { file, done, total });
+                Ok(())
+            })?;
+        }
+    }
+    out.sync_all().map_err(failed)
+}
+
+/// `tensors` in runs that lie close together.
+fn runs(tensors: &[Tensor]) -> impl Iterator<Item = &[Tensor]> {
+    tensors.chunk_by(|a, b| b.range.0 - a.range.1 <= GAP)
+}
+
+/// The part of a piece of `len` bytes at `at` that lies in `range`.
+fn overlap(range: (u64, u64), at: u64, len: usize) -> Option<std::ops::Range<usize>> {
+    let begin = range.0.max(at);
+    let end = range.1.min(at + len as u64);
+    (begin < end).then(|| (begin - at) as usize..(end - at) as usize)
+}
+
+fn is_head(name: &str) -> bool {
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn size(info: &RepoInfo, name: &str) -> Option<u64> {
+    let is_it = |f: &&FileInfo| f.name == name;
+    info.files.iter().find(is_it)?.size
+}
+
+fn bad(what: &str, reason: impl std::fmt::Display) -> HubError {
+    HubError::BadAnswer {
+        what: what.to_owned(),
+        reason: reason.to_string(),
+    }
+}

@@ -1,0 +1,177 @@
+//! A [`Recipe`] as one GGUF file.
+//!
+//! Vectors are written in `f32`. A matrix in a format that GGUF has not becomes one
+//! that is near: affine groups of up to 4 bits `q4_1`, the others `q8_0`.
+
+use super::{Export, Rewrite, Store, TensorInfo, Value, Writer};
+use crate::recipe::{Data, Item, Recipe};
+use crate::write::{WriteError, in_pieces, whole_or_nothing};
+use quant::{Format, Layout, Owned, Scalar};
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::path::Path;
+
+impl Recipe<'_> {
+    /// Writes the file `to`, with `keys` beside those of the configuration: the
+    /// vocabulary's.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError`]; a family that has no such files is one.
+    pub fn write_gguf(
+        &self,
+        to: &Path,
+        keys: &[(&str, Value<'_>)],
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), WriteError> {
+        let text = self.config.get("text_config").filter(|c| c.is_object());
+        let export = Export::of_config(&self.config, text.unwrap_or(&self.config));
+        let export = export.ok_or_else(|| {
+            WriteError::Gguf(format!(
+                "GGUF has no name for models of type {}",
+                self.config["model_type"]
+            ))
+        })?;
+        let metadata = export.metadata();
+        let own = metadata
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.clone()));
+        let keys: Vec<_> = own.chain(keys.iter().cloned()).collect();
+        let mut infos = Vec::new();
+        let mut parts = Vec::new();
+        for item in &self.items {
+            let named = export
+                .name(&item.name)
+                .filter(|(_, rewrite)| rewrite.expert().is_none());
+            let (name, rewrite) = named.ok_or_else(|| {
+                WriteError::Gguf(format!(
+                    "`{}` has no place in a {} file",
+                    item.name,
+                    export.architecture()
+                ))
+            })?;
+            infos.push(TensorInfo {
+                name,
+                shape: shape(item),
+                store: store(item)?,
+            });
+            parts.push((item, rewrite));
+        }
+        let derived = export.derived();
+        infos.extend(derived.iter().map(|(name, values)| TensorInfo {
+            name: (*name).into(),
+            shape: vec![values.len()],
+            store: Store::Numbers(&quant::F32),
+        }));
+        let total: usize = infos.iter().map(TensorInfo::bytes).sum();
+        whole_or_nothing(to, |path| {
+            let written = (|| -> io::Result<()> {
+                let file = BufWriter::with_capacity(1 << 20, File::create(path)?);
+                let mut writer = Writer::new(file, &keys, infos.clone())?;
+                let mut done = 0;
+                for ((item, rewrite), info) in parts.iter().zip(&infos) {
+                    put(item, rewrite, info.store, &mut |bytes| {
+                        done += bytes.len() as u64;
+                        progress(done, total as u64);
+                        writer.write(bytes)
+                    })?;
+                }
+                for value in derived.iter().flat_map(|(_, values)| values) {
+                    writer.write(&value.to_le_bytes())?;
+                }
+                writer.finish()?;
+                Ok(())
+            })();
+            written.map_err(|source| WriteError::Io {
+                path: path.into(),
+                source,
+            })
+        })
+    }
+}
+
+/// The shape in the file: a convolution's channels are rows of taps.
+fn shape(item: &Item<'_>) -> Vec<usize> {
+    match &item.shape[..] {
+        [channels, taps, 1] => vec![*channels, *taps],
+        shape => shape.to_vec(),
+    }
+}
+
+fn store(item: &Item<'_>) -> Result<Store, WriteError> {
+    let refused = |format| WriteError::Format {
+        name: item.name.clone(),
+        format,
+        container: "GGUF",
+    };
+    Ok(match &item.data {
+        Data::Raw {
+            dtype: "I32" | "U32",
+            ..
+        } => Store::I32,
+        Data::Raw { dtype: "I64", .. } => Store::I64,
+        Data::Raw { dtype, .. } => return Err(refused(dtype)),
+        Data::Matrix { .. } if item.shape.len() == 1 || item.shape.ends_with(&[1]) => {
+            Store::Numbers(&quant::F32)
+        }
+        Data::Matrix { format, .. } if format.ggml.is_some() => Store::Numbers(format),
+        Data::Matrix { format, .. } => {
+            Store::Numbers(near(format).ok_or_else(|| refused(format.name))?)
+        }
+    })
+}
+
+/// A format of GGUF that comes close to `format`.
+fn near(format: &Format) -> Option<&'static Format> {
+    match format.layout {
+        Layout::Affine { bits, .. } => quant::format(if bits <= 4 { "q4_1" } else { "q8_0" }),
+        _ => None,
+    }
+}
+
+/// Writes the data of `item` as the file has it.
+fn put(
+    item: &Item<'_>,
+    rewrite: &Rewrite,
+    store: Store,
+    sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let (
+        Store::Numbers(format),
+        Data::Matrix {
+            format: stored,
+            rows,
+            ..
+        },
+    ) = (store, &item.data)
+    else {
+        let Data::Raw { bytes, .. } = &item.data else {
+            unreachable!("`store` looks at the data");
+        };
+        return sink(bytes);
+    };
+    if rewrite.is_nothing() || rewrite.is_norm() {
+        // A recipe's norms hold `1 + w`.
+        let encoded = |rows: Owned| match format == *stored {
+            true => rows,
+            false => quant::encode(format, &rows.view().to_f32(), rows.cols, Scalar::F32),
+        };
+        return in_pieces(item, &encoded, &mut |rows| sink(&rows.codes));
+    }
+    // Rows or columns change places: all of the matrix at once.
+    let mut values = rows(0..item.rows()).view().to_f32();
+    let shape = shape(item);
+    let (count, cols) = (shape[0], values.len() / shape[0]);
+    rewrite
+        .apply(&mut values, count, cols)
+        .map_err(io::Error::other)?;
+    sink(
+        &quant::encode(
+            format,
+            &values,
+            shape.last().copied().unwrap_or(1),
+            Scalar::F32,
+        )
+        .codes,
+    )
+}

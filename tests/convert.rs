@@ -1,0 +1,280 @@
+//! A converted checkpoint is the same model. One that has grown writes what the
+//! small one writes, and its drafter guesses as well: with `==`, as in
+//! `lossless.rs`.
+
+use backend::{Backend, Batch};
+use cache::{Memory, MemorySize};
+use cpu::{Cpu, CpuOptions};
+use models::{
+    ChainedHead, Gemma4Assistant, Growth, Quantize, Qwen35Mtp, Target, convert, inflate,
+    load_target,
+};
+use speculate::draft::{Assistant, Chained};
+use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
+use std::sync::Arc;
+use suites::repository;
+use weights::Checkpoint;
+
+/// A target with its drafter: its own MTP head, or an assistant.
+struct Pair {
+    target: Checkpoint,
+    assistant: Option<Checkpoint>,
+}
+
+const SUBJECTS: [(&str, Option<&str>); 2] = [
+    ("models/tiny-qwen3.5", None),
+    ("models/tiny-gemma4", Some("models/tiny-gemma4-assistant")),
+];
+
+/// Twice the heads, half as many layers again, some new tokens: enough to meet
+/// every kind of padding.
+const GROWTH: Growth = Growth {
+    heads: 2,
+    inner: 1024,
+    drafter_inner: 1024,
+    layers: 12,
+    vocab: 9000,
+};
+
+fn open((target, assistant): (&str, Option<&str>)) -> Pair {
+    let open = |folder: &str| Checkpoint::open(&repository(folder)).unwrap();
+    Pair {
+        target: open(target),
+        assistant: assistant.map(open),
+    }
+}
+
+fn grown(small: &Pair) -> Pair {
+    let grow = |c: &Checkpoint| {
+        inflate(c, &GROWTH)
+            .unwrap()
+            .checkpoint(&mut |_, _| {})
+            .unwrap()
+    };
+    Pair {
+        target: grow(&small.target),
+        assistant: small.assistant.as_ref().map(grow),
+    }
+}
+
+fn size() -> MemorySize {
+    MemorySize {
+        sequences: 1,
+        context: 128,
+        step_rows: 64,
+        kv_format: backend::KvFormat::both(&quant::BF16),
+    }
+}
+
+fn prompt() -> Vec<u32> {
+    (0..24).map(|i| 100 + i * i * 7 % 3000).collect()
+}
+
+/// Hidden rows and scores after every token of the prompt.
+fn run(b: &dyn Backend, target: &dyn Target) -> [Vec<Vec<f32>>; 2] {
+    run_with(b, target, |_| prompt())
+}
+
+fn run_with(
+    b: &dyn Backend,
+    target: &dyn Target,
+    prompt: impl FnOnce(usize) -> Vec<u32>,
+) -> [Vec<Vec<f32>>; 2] {
+    let prompt = prompt(target.vocab_size());
+    let mut memory = Memory::new(b, target.plan(), size());
+    let mut sequence = memory.open().unwrap();
+    let mut batch = Batch::default();
+    memory.push(&mut batch, &mut sequence, &prompt, 24).unwrap();
+    let hidden = target.forward(b, &batch, &mut memory);
+    let scores = target.logits(b, &hidden);
+    [&hidden, &scores].map(|x| {
+        let rows = b.download(x);
+        rows.chunks_exact(x.cols()).map(<[f32]>::to_vec).collect()
+    })
+}
+
+/// Tokens after the prompt, and how many were drafted and accepted.
+fn write(b: &Arc<dyn Backend>, pair: &Pair, temperature: f32) -> (Vec<u32>, u64, u64) {
+    let target = load_target(&**b, &pair.target).unwrap();
+    let drafter: Box<dyn Drafter> = match &pair.assistant {
+        Some(checkpoint) => Box::new(Assistant::new(
+            Gemma4Assistant::load(&**b, checkpoint, &*target).unwrap(),
+        )),
+        None => {
+            let head = Qwen35Mtp::load(&**b, &pair.target, &*target).unwrap();
+            let memory = Memory::new(&**b, head.plan(), size());
+            Box::new(Chained::new(head, memory))
+        }
+    };
+    let memory = Memory::new(&**b, target.plan(), size());
+    let mut speculator = Speculator::new(b.clone(), target, memory, Some(drafter));
+    let options = StreamOptions {
+        sampling: Sampling {
+            temperature,
+            seed: 5,
+            ..Sampling::default()
+        },
+        max_tokens: 40,
+        stop_tokens: Arc::new([]),
+        draft: DraftLength::Fixed(3),
+    };
+    let mut stream: Stream = speculator.open(prompt(), options).unwrap();
+    while stream.finish().is_none() {
+        speculator.round(&mut [&mut stream], 64).unwrap();
+    }
+    let (drafted, accepted) = (stream.stats().drafted(), stream.stats().accepted());
+    (stream.output().to_vec(), drafted, accepted)
+}
+
+#[test]
+fn a_grown_model_has_the_same_hidden_rows_and_never_prefers_a_new_token() {
+    let b = Cpu::new(CpuOptions::default()).unwrap();
+    for (subject, gain) in SUBJECTS.into_iter().zip([0.5, 1.0]) {
+        let small = open(subject);
+        let large = grown(&small);
+        let small = load_target(&b, &small.target).unwrap();
+        let large = load_target(&b, &large.target).unwrap();
+        assert_eq!(
+            (large.vocab_size(), large.hidden_size()),
+            (9000, 4 * small.hidden_size())
+        );
+        let ([hidden, scores], [wide, all]) = (run(&b, &*small), run(&b, &*large));
+        for (hidden, wide) in hidden.iter().zip(wide) {
+            let scaled: Vec<f32> = hidden.iter().map(|x| x * gain).collect();
+            assert!(scaled == wide[..hidden.len()], "{}", subject.0);
+        }
+        for (scores, all) in scores.iter().zip(all) {
+            let (known, new) = all.split_at(scores.len());
+            // The band adds one small number to all known scores.
+            let far = scores
+                .iter()
+                .zip(known)
+                .map(|(a, b)| (a - b).abs())
+                .fold(0.0, f32::max);
+            assert!(far < 1e-4, "{}: {far}", subject.0);
+            let best = |x: &[f32]| x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert!(
+                best(new) < best(known) - 20.0,
+                "{}: {} {}",
+                subject.0,
+                best(new),
+                best(known)
+            );
+        }
+    }
+}
+
+#[test]
+fn a_grown_model_writes_the_same_text_with_the_same_acceptance() {
+    let b: Arc<dyn Backend> = Arc::new(Cpu::new(CpuOptions::default()).unwrap());
+    for subject in SUBJECTS {
+        let small = open(subject);
+        let large = grown(&small);
+        for temperature in [0.0, 0.8] {
+            let (want, got) = (
+                write(&b, &small, temperature),
+                write(&b, &large, temperature),
+            );
+            assert!(
+                want.2 > 5,
+                "{}: {} of {} accepted",
+                subject.0,
+                want.2,
+                want.1
+            );
+            assert_eq!(got, want, "{} at {temperature}", subject.0);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_grow_says_so() {
+    let pair = open(SUBJECTS[0]);
+    for (growth, message) in [
+        (
+            Growth {
+                layers: 11,
+                ..GROWTH
+            },
+            "11 layers are not 8 and a multiple of 4",
+        ),
+        (
+            Growth {
+                vocab: 100,
+                ..GROWTH
+            },
+            "smaller than the model",
+        ),
+    ] {
+        let error = inflate(&pair.target, &growth).err().unwrap().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    let experts = Checkpoint::open(&repository("models/tiny-gemma4-moe")).unwrap();
+    let error = inflate(&experts, &GROWTH).err().unwrap().to_string();
+    assert!(error.contains("growing experts"), "{error}");
+    let error = Growth::to(&pair.target, 1_000_000)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("more than 1000000"), "{error}");
+}
+
+/// Hidden rows and scores of the target of `checkpoint`, drafts' tensors read too.
+fn run_of(b: &dyn Backend, checkpoint: &Checkpoint) -> [Vec<Vec<f32>>; 2] {
+    let target = load_target(b, checkpoint).unwrap();
+    if Qwen35Mtp::is_in(checkpoint).unwrap_or(false) {
+        Qwen35Mtp::load(b, checkpoint, &*target).unwrap();
+    }
+    run_with(b, &*target, |vocab| {
+        (0..24).map(|i| (i * i * 7 % vocab) as u32).collect()
+    })
+}
+
+#[test]
+fn a_checkpoint_of_any_layout_converts_without_a_change() {
+    let b = Cpu::new(CpuOptions::default()).unwrap();
+    for name in [
+        "gemma4-dense-bf16",
+        "gemma4-moe",
+        "gemma4-ple",
+        "qwen3_5-dense",
+        "qwen3_5-moe",
+    ] {
+        let stored =
+            Checkpoint::open(&repository(format!("tests/golden/checkpoints/{name}"))).unwrap();
+        let made = convert(&stored)
+            .unwrap()
+            .checkpoint(&mut |_, _| {})
+            .unwrap();
+        assert_eq!(run_of(&b, &made), run_of(&b, &stored), "{name}");
+    }
+}
+
+#[test]
+fn quantising_keeps_what_the_policy_names_and_moves_scores_by_little() {
+    let b = Cpu::new(CpuOptions::default()).unwrap();
+    for name in ["gemma4-moe", "qwen3_5-dense", "qwen3_5-moe"] {
+        let stored =
+            Checkpoint::open(&repository(format!("tests/golden/checkpoints/{name}"))).unwrap();
+        let [_, exact] = run_of(&b, &stored);
+        let scale = exact.iter().flatten().map(|x| x.abs()).fold(0.0, f32::max);
+        let far = |format: &str| {
+            let quantize = Quantize::new(quant::format(format).unwrap());
+            let recipe = quantize.apply(convert(&stored).unwrap());
+            let made = recipe.checkpoint(&mut |_, _| {}).unwrap();
+            assert!(
+                made.has("layers.0.self_attn.q_proj.scales")
+                    || made.has("layers.0.linear_attn.in_proj_qkv.scales")
+            );
+            assert!(
+                !made.has("mtp.fc.scales") && !made.has("norm.scales"),
+                "{name}"
+            );
+            let [_, scores] = run_of(&b, &made);
+            let pairs = exact.iter().flatten().zip(scores.iter().flatten());
+            pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / scale
+        };
+        let (eight, four) = (far("affine8-g32"), far("affine4-g32"));
+        assert!(eight < 0.2 && 3.0 * eight < four, "{name}: {eight} {four}");
+    }
+}
