@@ -134,7 +134,13 @@ pub trait Backend: Send + Sync {
     /// The values of `x`, row-major. Waits for the device.
     fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]>;
 
-    /// Memory for one attention layer.
+    /// Whether it can keep keys and values in `format`.
+    fn keeps(&self, _format: KvFormat) -> bool {
+        true
+    }
+
+    /// Memory for one attention layer, in a format that the device
+    /// [keeps](Backend::keeps).
     fn kv(&self, spec: KvSpec) -> Kv;
 
     /// Memory for one gated-delta layer.

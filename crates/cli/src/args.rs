@@ -333,7 +333,8 @@ fn parameters(text: &str) -> Result<u64, String> {
         _ => f64::NAN,
     };
     let number = text[..split].parse::<f64>().map_or(f64::NAN, |n| n * unit);
-    (number >= 1.0 && number < 1e15)
+    (1.0..1e15)
+        .contains(&number)
         .then_some(number as u64)
         .ok_or_else(|| "expected a number such as 2b or 800m".into())
 }

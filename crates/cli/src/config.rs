@@ -311,9 +311,11 @@ impl Layered {
         for line in lines {
             let name = line[0].to_string_lossy().into_owned();
             let whole = std::iter::once("paceline".into()).chain(line);
+            // What a command works on is no option, and nobody names it here.
             let matches = self
                 .command
                 .clone()
+                .mut_subcommand(&name, |c| c.mut_args(|arg| arg.required(false)))
                 .try_get_matches_from(whole)
                 .unwrap_or_else(|e| e.exit());
             let matches = matches
@@ -525,7 +527,7 @@ mod tests {
         );
         assert_eq!(
             message("[walk]\nraw = true"),
-            "test.toml: there is no command `walk` with options; known are run, chat, serve, inspect, bench"
+            "test.toml: there is no command `walk` with options; known are run, chat, serve, inspect, bench, perplexity"
         );
         assert_eq!(
             message("a = 1\nb = \n"),

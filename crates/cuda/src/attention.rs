@@ -3,7 +3,7 @@
 use crate::driver::{Args, Grid};
 use crate::memory::{Block, address};
 use crate::{Cuda, Kernel};
-use backend::{Attention, Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
+use backend::{Attention, Batch, Kv, KvFormat, KvSpec, PAGE_ROWS, Tensor};
 use quant::{Layout, Scalar};
 
 /// Keys of a split, as in the kernels.
@@ -42,17 +42,16 @@ fn kernel(name: &'static str, pages: &Pages) -> Kernel {
     kernel
 }
 
+/// The type of keys and values in `format`, if the kernels can read it.
+pub(crate) fn kept(format: KvFormat) -> Option<Scalar> {
+    match format.k.layout {
+        Layout::Plain(scalar) if format.k == format.v => Some(scalar),
+        _ => None,
+    }
+}
+
 pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
-    let scalar = match spec.format.k.layout {
-        Layout::Plain(scalar) if spec.format.k == spec.format.v => scalar,
-        _ => {
-            cuda.driver.fail(format!(
-                "keys and values in {} are not supported on a GPU yet; use --kv bf16, f16 or f32",
-                spec.format
-            ));
-            Scalar::Bf16
-        }
-    };
+    let scalar = kept(spec.format).expect("a format that the device keeps");
     assert!(spec.head_dim <= 512, "a head of at most 512 columns");
     let bytes = spec.pages * spec.heads * PAGE_ROWS * spec.head_dim * scalar.bytes();
     let block = || Block::zeroed(&cuda.driver, bytes, "memory for keys and values");

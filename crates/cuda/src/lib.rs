@@ -32,7 +32,7 @@ pub use driver::{CudaError, device_count};
 
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
-    Kv, KvSpec, Matrix, Rope, StepKey, Tensor,
+    Kv, KvFormat, KvSpec, Matrix, Rope, StepKey, Tensor,
 };
 use compile::Kernel;
 use driver::{Address, Args, Driver, Grid};
@@ -193,6 +193,10 @@ impl Backend for Cuda {
         let mut values = vec![0.0; x.rows() * x.cols()];
         self.driver.read(&mut values, address(x));
         values.into()
+    }
+
+    fn keeps(&self, format: KvFormat) -> bool {
+        attention::kept(format).is_some()
     }
 
     fn kv(&self, spec: KvSpec) -> Kv {

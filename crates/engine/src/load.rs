@@ -487,6 +487,13 @@ pub fn load(
         step_rows: options.chunk,
         kv_format: options.kv_format,
     };
+    if !b.keeps(size.kv_format) {
+        return bad(format!(
+            "--kv {}: {} keeps keys and values in bf16, f16 or f32 only",
+            size.kv_format,
+            b.name()
+        ));
+    }
     fits(&target.plan(), size.kv_format)?;
     let mut finder = Finder {
         b: &*b,

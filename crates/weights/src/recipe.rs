@@ -160,7 +160,7 @@ impl Checkpoint {
                 data,
             });
         }
-        let shape = self.shape(name).ok_or_else(|| LoadError::MissingField {
+        let shape = self.shape(name).ok_or(LoadError::MissingField {
             field: "`quantization` that says how wide its matrices are",
         })?;
         let cols = shape.last().copied().unwrap_or(1);
