@@ -277,6 +277,6 @@ fn quantising_keeps_what_the_policy_names_and_moves_scores_by_little() {
         };
         let (eight, four) = (far("affine8-g32"), far("affine4-g32"));
         println!("{name}: {eight} {four}");
-        assert!(eight < 0.2 && 1.5 * eight < four, "{name}: {eight} {four}");
+        assert!(eight < 0.3 && 1.5 * eight < four, "{name}: {eight} {four}");
     }
 }
