@@ -253,7 +253,12 @@ fn a_checkpoint_of_any_layout_converts_without_a_change() {
 #[test]
 fn quantising_keeps_what_the_policy_names_and_moves_scores_by_little() {
     let b = Cpu::new(CpuOptions::default()).unwrap();
-    for name in ["gemma4-moe", "qwen3_5-dense", "qwen3_5-moe"] {
+    // The last one's routers are so even that 8 bits make rows choose others.
+    for (name, most) in [
+        ("gemma4-moe", 0.05),
+        ("qwen3_5-dense", 0.1),
+        ("qwen3_5-moe", 0.25),
+    ] {
         let stored =
             Checkpoint::open(&repository(format!("tests/golden/checkpoints/{name}"))).unwrap();
         let [_, exact] = run_of(&b, &stored);
@@ -277,6 +282,6 @@ fn quantising_keeps_what_the_policy_names_and_moves_scores_by_little() {
         };
         let (eight, four) = (far("affine8-g32"), far("affine4-g32"));
         println!("{name}: {eight} {four}");
-        assert!(eight < 0.3 && 1.5 * eight < four, "{name}: {eight} {four}");
+        assert!(eight < most && 3.0 * eight < four, "{name}: {eight} {four}");
     }
 }

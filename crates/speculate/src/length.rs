@@ -275,7 +275,8 @@ impl Lengths {
     }
 
     /// Enters a round that brought a stream `emitted` tokens into its ledger: with
-    /// what such a round usually takes, since a hiccup is nobody's fault.
+    /// what such a round usually takes, since a hiccup is nobody's fault. The first
+    /// rounds of a kind are not entered: they find caches and memory cold.
     pub fn book(&self, ledger: &mut Ledger, cost: &RoundCost, emitted: usize) {
         let RoundCost {
             streams,
@@ -287,6 +288,9 @@ impl Lengths {
         let Some(plain) = self.plain_step(context, streams) else {
             return;
         };
+        if !self.is_believed(context, streams, rows, asked) {
+            return;
+        }
         let took = self.usual(context, streams, rows, asked);
         ledger.elapsed += took;
         // What was saved long ago does not pay for a loss now.
@@ -307,6 +311,16 @@ impl Lengths {
             let draft = self.draft.get(&(octave(context), streams));
             curve.at(streams) + draft.map_or(0.0, |curve| curve.at(0))
         })
+    }
+
+    /// Whether rounds of this kind were timed often enough.
+    fn is_believed(&self, context: usize, streams: usize, rows: usize, asked: usize) -> bool {
+        let octave = octave(context);
+        let seen = |curve: Option<&Curve>, count| {
+            let point = curve.and_then(|curve| curve.0.get(&count));
+            point.is_some_and(|p| p.seen >= BELIEVED)
+        };
+        seen(self.verify.get(&octave), rows) && seen(self.draft.get(&(octave, streams)), asked)
     }
 
     /// Milliseconds of a round with drafts of these lengths.
@@ -579,6 +593,22 @@ mod tests {
         };
         let (_, lengths, _) = run(&world, &mut Lengths::default(), 2000);
         assert!(mean(&lengths) > 5.0, "{lengths:?}");
+    }
+
+    #[test]
+    fn a_cold_first_draft_does_not_end_drafting() {
+        let drafts = std::cell::Cell::new(0);
+        let world = World {
+            step: &|rows| 1.0 + 0.05 * rows as f64,
+            draft: &|n| {
+                let is_first = n > 0 && drafts.replace(1) == 0;
+                if is_first { 50.0 } else { 0.1 * n as f64 }
+            },
+            right: &|round, p| !(round * 7 + p as u64).is_multiple_of(10),
+        };
+        let (total, lengths, _) = run(&world, &mut Lengths::default(), 250);
+        assert!(mean(&lengths) > 4.0, "{lengths:?}");
+        assert!(total < 50.0 + 250.0 / 2.0, "{total}");
     }
 
     #[test]
