@@ -9,7 +9,8 @@
 //! Guesses can be wrong about a text, so a stream's [`Ledger`] compares every
 //! round with the plain rounds it replaced. A stream that has lost
 //! [`LOSS_STEPS`] plain steps and [`LOSS_SHARE`] of its time drafts no more until
-//! plain rounds have made the share smaller: speculation costs at most that. One
+//! plain rounds have made the share smaller: speculation costs at most that, and
+//! the first few rounds of each kind, which run cold. One
 //! that does not draft tries one now and then, as far as that allows; every stream
 //! tries a first.
 
