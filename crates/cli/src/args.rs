@@ -8,7 +8,7 @@ use backend::KvFormat;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use engine::{Accept, DraftChoice};
+use engine::{Accept, DraftChoice, DraftVocabulary};
 use server::Limits;
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -114,6 +114,10 @@ pub(crate) struct LoadArgs {
     /// Tokens drafted a round, at most; 0 turns speculation off
     #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_DRAFT_MAX)]
     pub(crate) draft_max: usize,
+    /// Tokens that a draft head scores: so many first ones of the vocabulary, or all; auto takes
+    /// 32768 of a large one. A text that needs others is drafted for from all
+    #[arg(long, value_name = "N", default_value = "auto")]
+    pub(crate) draft_vocab: DraftVocabulary,
     /// Which drafted tokens stay: exact keeps the text of plain decoding, residual only its law,
     /// and more of them
     #[arg(long, value_name = "RULE", default_value = "exact", value_parser = accept_rule())]

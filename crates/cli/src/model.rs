@@ -93,6 +93,7 @@ pub(crate) fn options(
             }
         },
         draft_max: args.draft_max,
+        draft_vocab: args.draft_vocab,
         accept: args.accept,
         context: args.context,
         sequences,

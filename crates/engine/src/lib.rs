@@ -18,6 +18,7 @@ mod load;
 mod preflight;
 mod request;
 mod scheduler;
+mod shortlist;
 mod vocabulary;
 
 pub use load::{
@@ -30,6 +31,7 @@ pub use request::{
     Speculation, Timings, Usage,
 };
 pub use scheduler::{Counters, Engine, EngineOptions};
+pub use shortlist::DraftVocabulary;
 pub use speculate::{Accept, DraftLength, Sampling};
 pub use text::{SamplingDefaults, Text};
 pub use vocabulary::{vocabulary, vocabulary_keys};

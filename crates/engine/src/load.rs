@@ -3,6 +3,7 @@
 use crate::hashes::{Hashes, sha256};
 use crate::preflight::{self, Key, Preflight, Probing, TrialResult};
 use crate::request::Rejected;
+use crate::shortlist::DraftVocabulary;
 use crate::vocabulary::vocabulary;
 use backend::{Backend, KvFormat};
 use cache::{Memory, MemoryPlan, MemorySize};
@@ -297,6 +298,8 @@ pub struct LoadOptions {
     pub probing: Probing,
     /// Longest draft; how long one is, is what pays.
     pub draft_max: usize,
+    /// How many tokens a draft head scores.
+    pub draft_vocab: DraftVocabulary,
     /// Which drafted tokens stay.
     pub accept: Accept,
     /// Tokens of a sequence; the model's own limit, but at most
@@ -327,6 +330,7 @@ impl Default for LoadOptions {
             advice: None,
             probing: Probing::default(),
             draft_max: DEFAULT_DRAFT_MAX,
+            draft_vocab: DraftVocabulary::default(),
             accept: Accept::default(),
             context: None,
             sequences: 1,
@@ -401,6 +405,8 @@ pub struct ModelInfo {
     pub drafter_reason: String,
     /// Longest draft.
     pub draft_max: usize,
+    /// Tokens that its draft head scores, unless all.
+    pub draft_vocab: Option<usize>,
     /// Which drafted tokens stay.
     pub accept: &'static str,
     /// What was checked.
@@ -501,6 +507,7 @@ pub fn load(
         checkpoint: &checkpoint,
         target: &*target,
         options,
+        shortlist: options.draft_vocab.ids(target.vocab_size(), &text),
         size,
         hashes: Hashes::open(options.probing.cache()),
         refused: Vec::new(),
@@ -511,6 +518,10 @@ pub fn load(
         finder.find()?
     };
     let Finder { mut hashes, .. } = finder;
+    if let Some(n) = found.shortlist {
+        let all = target.vocab_size();
+        found.reason += &format!(", scoring {n} of {all} tokens");
+    }
     let mut preflight = std::mem::take(&mut found.preflight);
     if target.family() == "qwen3_5" {
         preflight.note_norms(checkpoint.norm_facts());
@@ -543,6 +554,7 @@ pub fn load(
         kv_format: &kv_format,
         chunk: options.chunk,
         draft_max: options.draft_max,
+        draft_vocab: found.shortlist,
     };
     preflight.trial = preflight::run(&mut speculator, &text, &options.probing, &key)?;
     if let (Some(result), Some(name)) = (preflight.result(), speculator.drafter()) {
@@ -556,6 +568,7 @@ pub fn load(
             let replacement = (!result.is_inexact() && name != "ngram").then(ngram);
             speculator.replace_drafter(replacement);
             plans.truncate(1);
+            found.shortlist = None;
             found.reason = refusal;
         }
         preflight
@@ -585,6 +598,7 @@ pub fn load(
         drafter: speculator.drafter(),
         drafter_reason: found.reason,
         draft_max: options.draft_max,
+        draft_vocab: found.shortlist,
         accept: options.accept.name(),
         preflight,
         unused_tensors: unused,
@@ -639,6 +653,8 @@ struct Found {
     reason: String,
     /// What the drafter remembers, if it has a memory.
     plan: Option<MemoryPlan>,
+    /// Tokens that it scores, unless all.
+    shortlist: Option<usize>,
     /// Tensors of its own checkpoint that nothing has read.
     unused: Vec<String>,
     /// What is known of the head.
@@ -669,6 +685,8 @@ struct Finder<'a> {
     checkpoint: &'a Checkpoint,
     target: &'a dyn Target,
     options: &'a LoadOptions,
+    /// The tokens that a head scores, unless all.
+    shortlist: Option<Vec<u32>>,
     size: MemorySize,
     hashes: Hashes,
     /// Why heads that are there are not used.
@@ -768,24 +786,26 @@ impl Finder<'_> {
         if self.target.family() != "qwen3_5" || !Qwen35Mtp::is_in(self.checkpoint)? {
             return Ok(None);
         }
-        let head = Qwen35Mtp::load(self.b, self.checkpoint, self.target)?;
-        let census = Qwen35Mtp::census(self.checkpoint, self.target)?;
-        Ok(Some(self.chained(
-            head,
-            Some(census),
-            "the checkpoint's own MTP head".into(),
-        )))
+        let reason = "the checkpoint's own MTP head".into();
+        Ok(Some(self.mtp(self.checkpoint, reason)?))
     }
 
     /// The MTP head in a checkpoint of its own.
     fn mtp_of(&mut self, source: &Source) -> Result<Found, EngineError> {
         let checkpoint = source.checkpoint()?;
-        let head = Qwen35Mtp::load(self.b, &checkpoint, self.target)?;
-        let census = Qwen35Mtp::census(&checkpoint, self.target)?;
-        let reason = format!("the MTP head `{}`", source.name());
-        let mut found = self.chained(head, Some(census), reason);
+        let mut found = self.mtp(&checkpoint, format!("the MTP head `{}`", source.name()))?;
         found.preflight.note_norms(checkpoint.norm_facts());
         self.apart(source, &checkpoint, found)
+    }
+
+    /// The MTP head in `checkpoint`.
+    fn mtp(&self, checkpoint: &Checkpoint, reason: String) -> Result<Found, ModelError> {
+        let mut head = Qwen35Mtp::load(self.b, checkpoint, self.target)?;
+        if let Some(ids) = &self.shortlist {
+            head = head.with_shortlist(self.b, self.checkpoint, self.target, ids)?;
+        }
+        let census = Qwen35Mtp::census(checkpoint, self.target)?;
+        Ok(self.chained(head, Some(census), reason))
     }
 
     /// A drafter that chains `head` on itself.
@@ -796,11 +816,13 @@ impl Finder<'_> {
         reason: String,
     ) -> Found {
         let plan = head.plan();
+        let shortlist = head.shortlist().map(|list| list.ids().len());
         let memory = Memory::new(self.b, plan.clone(), self.size);
         Found {
             drafter: Some(Box::new(Chained::new(head, memory))),
             reason,
             plan: Some(plan),
+            shortlist,
             preflight: Preflight {
                 head: census,
                 ..Preflight::default()
@@ -811,8 +833,12 @@ impl Finder<'_> {
 
     fn assistant(&mut self, source: &Source) -> Result<Found, EngineError> {
         let checkpoint = quantized(source.checkpoint()?, self.options)?;
-        let head = Gemma4Assistant::load(self.b, &checkpoint, self.target)?;
+        let mut head = Gemma4Assistant::load(self.b, &checkpoint, self.target)?;
+        if let Some(ids) = &self.shortlist {
+            head = head.with_shortlist(self.b, &checkpoint, ids)?;
+        }
         let found = Found {
+            shortlist: head.shortlist().map(|list| list.ids().len()),
             drafter: Some(Box::new(Assistant::new(head))),
             reason: format!("the assistant `{}`", source.name()),
             preflight: Preflight {

@@ -291,6 +291,7 @@ pub(crate) struct Key<'a> {
     pub(crate) kv_format: &'a str,
     pub(crate) chunk: usize,
     pub(crate) draft_max: usize,
+    pub(crate) draft_vocab: Option<usize>,
 }
 
 impl Key<'_> {

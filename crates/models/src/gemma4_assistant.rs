@@ -15,7 +15,7 @@
 use crate::census::{self, Census};
 use crate::gemma4::{Config, FULL, LayerType, QueryAttention, SLIDING};
 use crate::layers::{GatedMlp, Loader};
-use crate::{Gemma4, HeadLogits, ModelError, Scored, Target, parse, require};
+use crate::{Gemma4, HeadLogits, ModelError, Scored, Shortlist, Target, parse, require};
 use backend::{Activation, Backend, Batch, Matrix, Tensor};
 use cache::Memory;
 use serde::Deserialize;
@@ -89,6 +89,7 @@ pub struct Gemma4Assistant {
     norm: Tensor,
     embed: Matrix,
     centroids: Option<Centroids>,
+    shortlist: Option<Shortlist>,
     eps: f32,
 }
 
@@ -205,10 +206,41 @@ impl Gemma4Assistant {
             embed: load.matrix("embed_tokens", config.vocab_size, hidden)?,
             layers,
             centroids,
+            shortlist: None,
             eps: config.rms_norm_eps,
         };
         census::all_parts_read(checkpoint, "")?;
         Ok(head)
+    }
+
+    /// Lets it score `ids`, which ascend, apart from all other tokens, with copies of
+    /// their rows of its own output matrix, from the `checkpoint` that it was loaded
+    /// from. A head with centroids chooses among tokens itself and stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gemma4Assistant::load`].
+    pub fn with_shortlist(
+        self,
+        b: &dyn Backend,
+        checkpoint: &Checkpoint,
+        ids: &[u32],
+    ) -> Result<Self, ModelError> {
+        if self.centroids.is_some() {
+            return Ok(self);
+        }
+        let (rows, cols) = (self.embed.rows, self.embed.cols);
+        let output = Loader::new(b, checkpoint).stored("embed_tokens", rows, cols)?;
+        Ok(Gemma4Assistant {
+            shortlist: Some(Shortlist::new(b, &output, ids)),
+            ..self
+        })
+    }
+
+    /// The tokens that it can score apart, from what [`Gemma4Assistant::step`] gives
+    /// to be scored.
+    pub fn shortlist(&self) -> Option<&Shortlist> {
+        self.shortlist.as_ref()
     }
 
     /// One step of a draft: from the newest token and hidden row of each

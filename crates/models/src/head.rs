@@ -1,8 +1,10 @@
 //! What draft heads have in common, as drafters see it.
 
 use crate::Target;
-use backend::{Backend, Batch, Tensor};
+use backend::{Backend, Batch, Matrix, Tensor};
 use cache::{Memory, MemoryPlan};
+use quant::Stored;
+use std::ops::Range;
 
 /// Which tokens a head has scored.
 #[derive(Debug)]
@@ -33,6 +35,47 @@ pub struct HeadLogits<'a> {
     pub logits: Tensor,
     /// The token of each column.
     pub scored: Scored<'a>,
+}
+
+/// Tokens that a head can score apart from all others, for a share of the cost.
+///
+/// The others cannot be guessed then, which no text depends on.
+#[derive(Debug)]
+pub struct Shortlist {
+    /// Ascending.
+    ids: Vec<u32>,
+    /// Their rows of the output matrix, `[m, H]`.
+    rows: Matrix,
+}
+
+impl Shortlist {
+    /// Copies the rows of `output: [V, H]` that belong to `ids`, which ascend.
+    pub(crate) fn new(b: &dyn Backend, output: &Stored<'_>, ids: &[u32]) -> Self {
+        let runs: Vec<Stored<'_>> = runs(ids).map(|run| output.slice(run)).collect();
+        Shortlist {
+            ids: ids.to_vec(),
+            rows: b.matrix(&runs),
+        }
+    }
+
+    /// The tokens, ascending.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Scores of its tokens after each row of `x: [n, H]`.
+    pub fn logits(&self, b: &dyn Backend, x: &Tensor) -> HeadLogits<'_> {
+        HeadLogits {
+            logits: b.matmul(x, &self.rows),
+            scored: Scored::Same(&self.ids),
+        }
+    }
+}
+
+/// Numbers that follow each other, as ranges.
+fn runs(ids: &[u32]) -> impl Iterator<Item = Range<usize>> {
+    ids.chunk_by(|a, b| a + 1 == *b)
+        .map(|run| run[0] as usize..run[0] as usize + run.len())
 }
 
 /// A draft head with keys and values of its own, a row for each of the target's,
@@ -68,6 +111,12 @@ pub trait ChainedHead: Send + Sync {
         batch: &Batch,
         memory: &mut Memory,
     ) -> Tensor;
+
+    /// The tokens that it can score apart, from what [`ChainedHead::forward`]
+    /// returned.
+    fn shortlist(&self) -> Option<&Shortlist> {
+        None
+    }
 
     /// Scores of the next token after each of the rows that
     /// [`ChainedHead::forward`] returned.

@@ -25,7 +25,7 @@ pub use census::Census;
 pub use eagle3::Eagle3;
 pub use gemma4::Gemma4;
 pub use gemma4_assistant::Gemma4Assistant;
-pub use head::{ChainedHead, HeadLogits, Scored};
+pub use head::{ChainedHead, HeadLogits, Scored, Shortlist};
 pub use inflate::{Growth, inflate};
 pub use quantize::{POLICY, Quantize, Treatment, convert};
 pub use qwen3_5::Qwen35;

@@ -585,6 +585,14 @@ impl Qwen35 {
             config,
         })
     }
+
+    /// The module whose weights turn a hidden row into logits.
+    pub(crate) fn output_matrix(&self) -> &'static str {
+        match self.head {
+            Some(_) => "lm_head",
+            None => "embed_tokens",
+        }
+    }
 }
 
 impl Target for Qwen35 {

@@ -13,7 +13,7 @@
 use crate::census::{self, Census};
 use crate::layers::Loader;
 use crate::qwen3_5::{Config, FULL, FullLayer};
-use crate::{ChainedHead, HeadLogits, ModelError, Qwen35, Scored, Target};
+use crate::{ChainedHead, HeadLogits, ModelError, Qwen35, Scored, Shortlist, Target};
 use backend::{Backend, Batch, Matrix, Tensor};
 use cache::{GroupPlan, Memory, MemoryPlan};
 use weights::Checkpoint;
@@ -28,6 +28,7 @@ pub struct Qwen35Mtp {
     hidden_norm: Tensor,
     layer: FullLayer,
     norm: Tensor,
+    shortlist: Option<Shortlist>,
     kv_layer: (usize, usize),
     eps: f32,
 }
@@ -128,11 +129,34 @@ impl Qwen35Mtp {
             hidden_norm: at.offset_norm("pre_fc_norm_hidden", hidden)?,
             layer: FullLayer::load(&at.at("layers").at(0), config)?,
             norm: at.offset_norm("norm", hidden)?,
+            shortlist: None,
             kv_layer: config.kv_layer(),
             eps: config.rms_norm_eps,
         };
         census::all_parts_read(checkpoint, "mtp.")?;
         Ok(head)
+    }
+
+    /// Lets it score `ids`, which ascend, apart from all other tokens, with copies of
+    /// their rows of the output matrix of `target`, loaded from `checkpoint`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qwen35Mtp::load`].
+    pub fn with_shortlist(
+        self,
+        b: &dyn Backend,
+        checkpoint: &Checkpoint,
+        target: &dyn Target,
+        ids: &[u32],
+    ) -> Result<Self, ModelError> {
+        let name = paired(target)?.output_matrix();
+        let (rows, cols) = (target.vocab_size(), target.hidden_size());
+        let output = Loader::new(b, checkpoint).stored(name, rows, cols)?;
+        Ok(Qwen35Mtp {
+            shortlist: Some(Shortlist::new(b, &output, ids)),
+            ..self
+        })
     }
 }
 
@@ -183,6 +207,10 @@ impl ChainedHead for Qwen35Mtp {
         let m = norm(&y, &self.norm);
         b.note(format_args!("draft.hidden"), &m);
         m
+    }
+
+    fn shortlist(&self) -> Option<&Shortlist> {
+        self.shortlist.as_ref()
     }
 
     /// The trunk's head.

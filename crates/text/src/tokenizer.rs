@@ -35,6 +35,8 @@ pub struct Tokenizer {
     lead: Lead,
     pieces: Pieces,
     special: HashSet<u32>,
+    /// Ids of tokens that stand beside the learned vocabulary, ascending.
+    added: Vec<u32>,
 }
 
 /// What we read from a tokenizer file ourselves; the vocabulary is skipped.
@@ -78,8 +80,10 @@ impl Tokenizer {
                 .map_or(0, |id| id as usize + 1);
             within("vocabulary size", n_ids, VOCAB_MAX)?;
             let pieces = Pieces::new(&rule, n_ids, |id| inner.id_to_token(id))?;
-            let special = inner
-                .get_added_tokens_decoder()
+            let decoder = inner.get_added_tokens_decoder();
+            let mut added: Vec<u32> = decoder.keys().copied().collect();
+            added.sort_unstable();
+            let special = decoder
                 .into_iter()
                 .filter(|(_, token)| token.special)
                 .map(|(id, _)| id)
@@ -90,6 +94,7 @@ impl Tokenizer {
                 lead,
                 pieces,
                 special,
+                added,
             })
         })
     }
@@ -154,6 +159,12 @@ impl Tokenizer {
     /// Whether `id` is marked special: structure, not text.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.contains(&id)
+    }
+
+    /// Ids of the tokens that stand beside the learned vocabulary, ascending: control
+    /// tokens, and marks of thoughts or tools.
+    pub fn added(&self) -> &[u32] {
+        &self.added
     }
 
     pub(crate) fn lead(&self) -> Lead {

@@ -56,6 +56,7 @@ fn model(app: &App, name: &str) -> Value {
                 "drafter": info.drafter,
                 "reason": info.drafter_reason,
                 "draft_max": info.draft_max,
+                "draft_vocab": info.draft_vocab,
                 "accept": info.accept,
             },
             "preflight": info.preflight,

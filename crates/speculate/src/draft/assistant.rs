@@ -4,6 +4,7 @@
 //! that stayed, and reads the target's keys and values, rejected rows already
 //! forgotten.
 
+use super::coverage::Coverage;
 use super::{DraftRequest, Drafter, TargetView, choose, wanting};
 use crate::sample::Scratch;
 use backend::{Batch, StepKey, Tensor};
@@ -13,6 +14,7 @@ use models::Gemma4Assistant;
 /// The drafter of a [`Gemma4Assistant`].
 pub struct Assistant {
     head: Gemma4Assistant,
+    coverage: Coverage,
     scratch: Scratch,
     key: StepKey,
 }
@@ -22,6 +24,7 @@ impl Assistant {
     pub fn new(head: Gemma4Assistant) -> Self {
         Assistant {
             head,
+            coverage: Coverage::default(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
         }
@@ -33,7 +36,8 @@ impl Drafter for Assistant {
         "assistant"
     }
 
-    fn open(&mut self, _slot: usize) -> Result<(), MemoryFull> {
+    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
+        self.coverage.open(slot);
         Ok(())
     }
 
@@ -47,6 +51,7 @@ impl Drafter for Assistant {
     ) -> Vec<Vec<u32>> {
         let b = target.b;
         let mut drafts = vec![Vec::new(); requests.len()];
+        let is_listed = self.coverage.is_enough(self.head.shortlist(), requests);
         let mut active = wanting(requests, 0);
         if active.is_empty() {
             return drafts;
@@ -71,7 +76,10 @@ impl Drafter for Assistant {
             });
             let z = made.pop().expect("the rows to score");
             let next = made.pop().expect("the next hidden rows");
-            let scored = self.head.logits(b, &z);
+            let scored = match self.head.shortlist().filter(|_| is_listed) {
+                Some(list) => list.logits(b, &z),
+                None => self.head.logits(b, &z),
+            };
             choose(
                 b,
                 &scored,

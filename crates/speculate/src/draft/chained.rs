@@ -5,6 +5,7 @@
 //! the draft is made, and rebuilt from true rows if their tokens are accepted. So
 //! the head's memory never holds a guess.
 
+use super::coverage::Coverage;
 use super::{DraftRequest, Drafter, TargetView, choose, wanting};
 use crate::sample::Scratch;
 use backend::{Batch, StepKey, Tensor};
@@ -17,6 +18,7 @@ pub struct Chained<H> {
     memory: Memory,
     /// By the target's slot.
     sequences: Vec<Option<Sequence>>,
+    coverage: Coverage,
     scratch: Scratch,
     key: StepKey,
 }
@@ -30,6 +32,7 @@ impl<H: ChainedHead> Chained<H> {
             head,
             memory,
             sequences,
+            coverage: Coverage::default(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
         }
@@ -77,6 +80,7 @@ impl<H: ChainedHead> Drafter for Chained<H> {
 
     fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
         self.sequences[slot] = Some(self.memory.open()?);
+        self.coverage.open(slot);
         Ok(())
     }
 
@@ -104,6 +108,7 @@ impl<H: ChainedHead> Drafter for Chained<H> {
         }
         let features = self.head.features(b, hidden, target.taps, &rows);
         let mut m = self.forward(target, &features, &batch);
+        let is_listed = self.coverage.is_enough(self.head.shortlist(), requests);
         let mut active = wanting(requests, 0);
         let mut from: Vec<usize> = active.iter().map(|&r| last[r]).collect();
         for n in 1.. {
@@ -111,7 +116,10 @@ impl<H: ChainedHead> Drafter for Chained<H> {
                 break;
             }
             m = b.gather(&m, &from); // [n, F]
-            let scored = self.head.logits(b, target.model, &m);
+            let scored = match self.head.shortlist().filter(|_| is_listed) {
+                Some(list) => list.logits(b, &m),
+                None => self.head.logits(b, target.model, &m),
+            };
             choose(
                 b,
                 &scored,

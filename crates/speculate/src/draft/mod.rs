@@ -6,6 +6,7 @@
 
 mod assistant;
 mod chained;
+mod coverage;
 mod forced;
 mod ngram;
 mod ngram_index;
