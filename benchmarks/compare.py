@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -184,8 +185,8 @@ class Bench:
             ours[activations] = self.ours(f"{model.name}.perplexity.{activations}", "perplexity", model, *flags)
         printed = self.peer(f"{model.name}.perplexity.peer", "llama-perplexity", model, "-f", text, "-c", "512", "-b", "512")
         log = (self.out / f"{model.name}.perplexity.peer.txt").read_text()
-        final = [line for line in (printed + log).splitlines() if "Final estimate" in line]
-        into["perplexity"] = {"ours": ours, "peer": final[-1].strip() if final else None}
+        final = re.search(r"Final estimate: PPL = ([0-9.]+)", printed + log)
+        into["perplexity"] = {"ours": ours, "peer": float(final[1]) if final else None}
         self.save()
 
     def cold(self, model, into):
@@ -225,7 +226,8 @@ def ask(prompt, max_tokens):
     if "raw" in prompt:
         path, body = "/completion", {**body, "prompt": prompt["raw"], "n_predict": max_tokens}
     else:
-        path, body = "/v1/chat/completions", {**body, "messages": prompt["messages"], "max_tokens": max_tokens}
+        # Ours writes without thoughts unless it is asked for them.
+        path, body = "/v1/chat/completions", {**body, "messages": prompt["messages"], "max_tokens": max_tokens, "chat_template_kwargs": {"enable_thinking": False}}
     request = urllib.request.Request(f"http://127.0.0.1:{PORT}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=600) as answer:
         reply = json.load(answer)
