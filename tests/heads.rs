@@ -4,14 +4,17 @@
 use backend::{Backend, Batch, Reference, Tensor};
 use cache::{Memory, MemoryFull, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
-use models::{ChainedHead, Eagle3, Qwen35Mtp, Taps, Target, load_target};
+use models::{
+    ChainedHead, Eagle3, Gemma4Assistant, HeadLogits, Qwen35Mtp, Shortlist, Taps, Target,
+    load_target,
+};
 use quant::Scalar;
 use serde_json::{Value, json};
 use speculate::draft::{Chained, DraftRequest, TargetView};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, StreamOptions};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use suites::repository;
+use suites::{Rng, repository};
 use weights::Checkpoint;
 
 const DENSE: &str = "gemma4-dense";
@@ -105,6 +108,71 @@ fn scores(b: &dyn Backend, head: &Eagle3, target: &dyn Target) -> Vec<f32> {
     let features = head.features(b, &hidden, &taps.into_rows(), &rows);
     let x = head.forward(b, target, &features, &following, &mut own);
     b.download(&head.logits(b, target, &x).logits).into_owned()
+}
+
+/// That `list` has the bits of `whole` for its tokens, `ids`.
+fn assert_part(b: &dyn Backend, list: &Shortlist, x: &Tensor, whole: &HeadLogits<'_>, ids: &[u32]) {
+    let scored = list.logits(b, x);
+    let (some, all) = (b.download(&scored.logits), b.download(&whole.logits));
+    for row in 0..x.rows() {
+        assert_eq!(scored.scored.ids(row), Some(ids));
+        let some = some[row * ids.len()..].iter();
+        for (&id, some) in ids.iter().zip(some) {
+            let all = all[row * whole.logits.cols() + id as usize];
+            assert_eq!(some.to_bits(), all.to_bits(), "token {id} after row {row}");
+        }
+    }
+}
+
+#[test]
+fn a_shortlist_scores_its_tokens_as_the_whole_head_does() {
+    let b = Cpu::new(CpuOptions::default()).unwrap();
+    let open = |path: &str| Checkpoint::open(&repository(path)).unwrap();
+    let rows = |cols: usize| {
+        let mut rng = Rng(cols as u64);
+        let values: Vec<f32> = (0..3 * cols)
+            .map(|_| rng.below(2000) as f32 / 1000.0 - 1.0)
+            .collect();
+        b.upload(3, cols, &values)
+    };
+    // A long run, short ones, single tokens, and the last one.
+    let ids = |n: u32| -> Vec<u32> {
+        let scattered = (n / 2..n).filter(|id| id % 7 < 2 || id % 13 == 5);
+        (0..n / 3).chain(scattered).chain([n]).collect()
+    };
+    for path in [
+        "models/tiny-qwen3.5",
+        "tests/golden/checkpoints/qwen3_5-moe",
+    ] {
+        let checkpoint = open(path);
+        let target = load_target(&b, &checkpoint).unwrap();
+        let ids = ids(target.vocab_size() as u32 - 1);
+        let head = Qwen35Mtp::load(&b, &checkpoint, &*target).unwrap();
+        assert!(head.shortlist().is_none());
+        let head = head
+            .with_shortlist(&b, &checkpoint, &*target, &ids)
+            .unwrap();
+        let x = rows(target.hidden_size());
+        let whole = head.logits(&b, &*target, &x);
+        assert_part(&b, head.shortlist().unwrap(), &x, &whole, &ids);
+    }
+    for (path, beside) in [
+        ("models/tiny-gemma4", "models/tiny-gemma4-assistant"),
+        (
+            "tests/golden/checkpoints/gemma4-dense",
+            "tests/golden/checkpoints/gemma4-dense-assistant",
+        ),
+    ] {
+        let target = load_target(&b, &open(path)).unwrap();
+        let ids = ids(target.vocab_size() as u32 - 1);
+        let checkpoint = open(beside);
+        let hidden = checkpoint.text_config()["hidden_size"].as_u64().unwrap() as usize;
+        let head = Gemma4Assistant::load(&b, &checkpoint, &*target).unwrap();
+        let head = head.with_shortlist(&b, &checkpoint, &ids).unwrap();
+        let x = rows(hidden);
+        let whole = head.logits(&b, &x);
+        assert_part(&b, head.shortlist().unwrap(), &x, &whole, &ids);
+    }
 }
 
 #[test]
