@@ -12,12 +12,13 @@ import json
 from pathlib import Path
 
 import data
+import evaluate
 import train
 
 DESCRIPTIONS = {
     "tiny-gemma4": "Gemma 4, dense: 8 layers, 3 sliding (window 128) to 1 full, k = v in full layers, proportional rotary, softcap 30.",
     "tiny-qwen3.5": "Qwen 3.5, hybrid: 6 gated-delta and 2 gated full-attention layers, and its multi-token head.",
-    "tiny-gemma4-e": "Gemma 4 of the E kind: per-layer embeddings, the last 3 of 6 layers read the keys and values of earlier ones, wider there.",
+    "tiny-gemma4-e": "Gemma 4 of the E kind: per-layer embeddings, the last 2 of 4 layers read the keys and values of earlier ones, wider there.",
     "tiny-gemma4-moe": "Gemma 4 with experts: 6 layers, each with a dense branch and 2 of 8 experts.",
     "tiny-qwen3.5-moe": "Qwen 3.5 with experts: 4 gated-delta and 2 full-attention layers, 2 of 8 experts and a shared one, and its multi-token head.",
 }
@@ -31,7 +32,6 @@ OVERTRAINED = """The real part of the corpus is small, and was shown about ten t
 held out is predicted worse than in the middle of the run."""
 # A run that showed little stories at most this often is not called overtrained.
 MODEST_EPOCHS = 6
-GROUPS = ("synthetic", "real", "dialogue", "all")
 
 
 def licences(corpus):
@@ -43,37 +43,8 @@ def licences(corpus):
     return found
 
 
-def share(x):
-    return f"{100 * x:.1f} %"
-
-
-def acceptance(report, drafter):
-    """The table of one drafter."""
-    rows = [
-        "| text | position 1 | 2 | 3 | tokens a round |",
-        "|---|---|---|---|---|",
-    ]
-    generated = report["eval"][drafter]["generated T=0.0"]
-    for group in GROUPS:
-        first, second, third = generated[group]["by_position"]
-        rows.append(
-            f"| own greedy answers, {group} | {first:.3f} | {second:.3f} | {third:.3f} | {generated[group]['tokens_a_round']:.2f} |"
-        )
-    for group, values in report["eval"][drafter]["teacher-forced"].items():
-        first, second, third = values["by_position"]
-        rows.append(f"| held-out text, {group} | {first:.3f} | {second:.3f} | {third:.3f} | |")
-    keys = {t: report["eval"][drafter].get(f"generated T={t}") for t in (0.7, 1.0)}
-    sampled = [f"{found['overlap']:.3f} at T = {t}" for t, found in keys.items() if found]
-    if not sampled:
-        return "\n".join(rows)
-    note = f"Rejection sampling, first position, own sampled answers: {', '.join(sampled)}."
-    return "\n".join(rows) + "\n\n" + note
-
-
 def card(name, report, corpus, size):
     result, target = report["eval"], report["target"]
-    # A quick evaluation asks every sixth prompt.
-    prompts = 178 if result["cases"] == 250 else 30
     _, config, minutes = train.RECIPES[name]
     # Reports of older runs do not say what was packed; those showed the whole mix about once.
     packed = report.get("data")
@@ -89,7 +60,7 @@ def card(name, report, corpus, size):
         real = f"The real part of the corpus is small; its little stories were shown {stories:.1f} times."
     lines = [f"# {name}", "", DESCRIPTIONS[name], ""]
     lines += [
-        f"Hidden {config['hidden_size']}, vocabulary {config['vocab_size']}, tied embeddings. Stored as MLX-affine 4-bit in groups of 64"
+        f"Hidden {config['hidden_size']}, vocabulary {config['vocab_size']}, tied embeddings. Stored as MLX-affine 4-bit in groups of {report['group']}"
         + (f" ({size:.1f} MB)" if size else "")
         + "; training ended on that grid, and every figure below is of the stored weights.",
         "",
@@ -98,23 +69,9 @@ def card(name, report, corpus, size):
         "It calls itself Paceline. System turns, thoughts and tool calls are in the family's wire form; the chat template is in this folder.",
         "",
     ]
-    lines += ["## Figures", "", "| held-out set | nats a token |", "|---|---|"]
-    lines += [f"| {k} | {v[0]:.3f} |" for k, v in result["loss"].items()]
-    lines += [f"| **{k}, together** | **{v:.3f}** |" for k, v in result["loss_by_class"].items()]
-    lines += ["", f"| task, greedy, {result.get('cases', 250)} cases of unseen seeds | right |", "|---|---|"]
+    lines += ["## Figures", "", evaluate.table(result), ""]
     lines += [
-        f"| two-digit sums | {share(result['sums'])} |",
-        f"| questions about a given story, word for word | {share(result['reading'])} |",
-    ]
-    lines += [
-        f"| tool calls that parse and fit their schema | {share(result['tool_calls_valid'])} |",
-        f"| tool calls with the expected name and arguments | {share(result['tool_calls_right'])} |",
-        "",
-    ]
-    for drafter in (d for d in minutes if d in result):
-        lines += [f"## Acceptance with the drafter `{drafter}`", "", acceptance(report, drafter), ""]
-    lines += [
-        f"Draft length 3. *Own greedy answers*: to {prompts} benchmark prompts, walked in rounds as an engine does; positions count each draft on its own, given a right prefix. *Held-out text*: how often a draft is the target's own choice after the same prefix. Synthetic text comes from the generator of `training/` and is far more predictable than speech, so the two are reported apart.",
+        f"Draft length 3. *Own greedy answers*: to {result['prompts']['all']} benchmark prompts, walked in rounds as an engine does; positions count each draft on its own, given a right prefix. *Own answers at a temperature*: the acceptance of rejection sampling, `Σ min(p, q)`. *Held-out text*: how often a draft is the target's own choice after the same prefix. Synthetic text comes from the generator of `training/` and is far more predictable than speech, so the two are reported apart.",
         "",
     ]
     lines += [
@@ -126,7 +83,7 @@ def card(name, report, corpus, size):
             for d in minutes
             if d in report and d != "target"
         )
-        + " Muon for matrices, AdamW for the rest, peak rate 0.003.",
+        + f" Muon for matrices, AdamW for the rest, peak rate 0.003. {report['minutes']:.0f} minutes from start to end.",
         "",
     ]
     lines += [

@@ -17,7 +17,10 @@ from torch import nn
 from layers import GatedMlp, Linear, Norm, attend, attend_unrolled, heads, rope, rope_table
 
 
-def config(target, taps, draft_vocab=2048, width=768):
+VOCABULARY = 4096  # tokens that a head can draft
+
+
+def config(target, taps, draft_vocab=VOCABULARY, width=768):
     """A `config.json` in the speculators layout for a target's `config`."""
     hidden = target["hidden_size"]
     return {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures a model and its drafters, and prints the table of a model card.
 
-    python evaluate.py --model DIR [--assistant DIR | --eagle3 DIR] --corpus DIR
+    python evaluate.py DIR --corpus DIR [--assistant DIR] [--eagle3 DIR] [--out report.json]
 
 - Loss in nats a token, by set of the held-out corpus, documents one by one.
 - Sums, reading questions and tool calls, generated from seeds that training has
@@ -18,6 +18,7 @@ import argparse
 import json
 import random
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ import chat
 import conversations
 import data
 import exercises
+import load
 
 # Sets of the corpus by class; the rest is `other`.
 CLASSES = {
@@ -52,6 +54,10 @@ SYNTHETIC_CATEGORIES = (
     "tool-call",
     "engine-qa",
 )
+GROUPS = ("synthetic", "real", "dialogue", "all")
+TEMPERATURES = (0.7, 1.0)
+DRAFTERS = ("assistant", "centroid", "mtp", "eagle3")
+GREEDY = "own greedy answers"
 DEPTH = 3
 MAX_LENGTH = 1024
 HELD_OUT_SEED = 987_654_321
@@ -98,7 +104,7 @@ class Text:
 
 
 @torch.no_grad()
-def generate(model, prompts, limit, ends, temperature=0.0, seed=0, device="cuda"):
+def generate(model, prompts, limit, ends, temperature=0.0, seed=0, device="cuda", at_once=256):
     """Answers to `prompts` (lists of ids), all rows in lockstep, token by token.
 
     A row that is still inside its prompt is fed the prompt, so prompts of
@@ -106,7 +112,7 @@ def generate(model, prompts, limit, ends, temperature=0.0, seed=0, device="cuda"
     """
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     answers = [[] for _ in prompts]
-    for chunk in (order[i : i + 256] for i in range(0, len(order), 256)):
+    for chunk in (order[i : i + at_once] for i in range(0, len(order), at_once)):
         rows = [prompts[i] for i in chunk]
         longest = max(map(len, rows))
         source = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -179,45 +185,44 @@ def losses(model, documents, device):
 
 
 @torch.no_grad()
-def agreement(model, unroll, sequences, device, starts=None):
-    """For each sequence a bool array `[T, DEPTH]`: whether draft `k` of the round
-    whose newest token is `p + 1` is the target's greedy choice. Also returns the
-    mean overlap `Σ min(p, q)` of the first draft at temperatures 0.7 and 1.0."""
-    hits, overlap = [None] * len(sequences), {0.7: [0.0, 0], 1.0: [0.0, 0]}
+def agreement(model, unroll, sequences, device, temperatures=()):
+    """What every draft is worth: for each sequence a bool array `[T, DEPTH]`, whether
+    draft `k` of the round whose newest token is `p + 1` is the target's greedy choice;
+    and for each temperature the overlap `Σ min(p, q)` of the same drafts, `[T, DEPTH]`."""
+    hits = [None] * len(sequences)
+    overlaps = {t: [None] * len(sequences) for t in temperatures}
     for chunk in in_batches(sequences):
-        ids, real = padded([sequences[i] for i in chunk], device)
+        ids, _ = padded([sequences[i] for i in chunk], device)
         out = model(ids[:, :-1])
         drafts = unroll(ids, out)
-        own = out["logits"].argmax(-1)
+        logits, own = out["logits"], out["logits"].argmax(-1)
         T = own.shape[1]
         match = torch.zeros(len(chunk), T, DEPTH, dtype=torch.bool, device=device)
+        kept = {t: torch.zeros(len(chunk), T, DEPTH, device=device) for t in temperatures}
         for k, draft in enumerate(drafts[:DEPTH]):
-            match[:, : T - 1 - k, k] = draft[:, : T - 1 - k].argmax(-1) == own[:, 1 + k :]
-        for temperature, sums in overlap.items():
-            p = torch.softmax(out["logits"][:, 1:] / temperature, -1)
-            q = torch.softmax(drafts[0][:, :-1] / temperature, -1)
-            kept = torch.minimum(p, q).sum(-1)
-            inside = real[:, 1:T].clone()
-            for r, i in enumerate(chunk):
-                inside[r, : (starts[i] if starts else 1) - 1] = False
-            sums[0] += (kept * inside).sum().item()
-            sums[1] += int(inside.sum())
+            draft = draft[:, : T - 1 - k]
+            match[:, : T - 1 - k, k] = draft.argmax(-1) == own[:, 1 + k :]
+            for t in temperatures:
+                p, q = torch.softmax(logits[:, 1 + k :] / t, -1), torch.softmax(draft / t, -1)
+                kept[t][:, : T - 1 - k, k] = torch.minimum(p, q).sum(-1)
         for r, i in enumerate(chunk):
             hits[i] = match[r, : len(sequences[i]) - 1].cpu().numpy()
-    return hits, {t: s / max(n, 1) for t, (s, n) in overlap.items()}
+            for t in temperatures:
+                overlaps[t][i] = kept[t][r, : len(sequences[i]) - 1].cpu().numpy()
+    return hits, overlaps
 
 
-def by_position(hits, starts=None):
-    """Share of agreeing drafts at positions 1..DEPTH, each on its own."""
+def by_position(worth, starts=None):
+    """The mean of each draft at positions 1..DEPTH, each on its own."""
     right, seen = [0] * DEPTH, [0] * DEPTH
-    for i, h in enumerate(hits):
+    for i, h in enumerate(worth):
         if h is None:
             continue
         first = (starts[i] if starts else 1) - 1
         for k in range(DEPTH):
             # Rows whose answer lies beyond the text have nothing to agree with.
             rows = h[first : len(h) - 1 - k, k]
-            right[k] += int(rows.sum())
+            right[k] += float(rows.sum())
             seen[k] += len(rows)
     return [r / max(s, 1) for r, s in zip(right, seen)]
 
@@ -321,6 +326,13 @@ def tool_jobs(text, r, n):
     return jobs
 
 
+def in_group(kind, category):
+    """Whether a category of the benchmark belongs to a group of the table."""
+    if kind == "dialogue":
+        return category == "chat-real"
+    return kind == "all" or (kind == "synthetic") == (category in SYNTHETIC_CATEGORIES)
+
+
 def bench_talks(corpus):
     """The benchmark's prompts as `(category, conversation or raw text)`."""
     for record in data.read_records(Path(corpus) / "bench_prompts.jsonl"):
@@ -381,42 +393,33 @@ def report(model, drafters, corpus, tokenizer, log, quick=False):
         text.ids(("<bos>" if model.family == "gemma" else "") + t) if isinstance(t, str) else text.prompt(t)
         for _, t in talks
     ]
-    for temperature in (0.0,) if quick else (0.0, 0.7, 1.0):
+    groups = {kind: [i for i, (c, _) in enumerate(talks) if in_group(kind, c)] for kind in GROUPS}
+    result["prompts"] = {kind: len(pick) for kind, pick in groups.items()}
+    for temperature in (0.0,) if quick else (0.0, *TEMPERATURES):
         answers = generate(model, prompts, 160, text.ends, temperature, device=device)
         whole = [p + a for p, a in zip(prompts, answers)]
         # The first round follows the first token of the answer.
         starts = [len(p) for p in prompts]
         for name in drafters:
-            hits, overlap = agreement(model, unroll_of(name), whole, device, starts)
-            key = f"generated T={temperature}"
-            rows = {"overlap": overlap.get(temperature)}
-            log(f"{name} T={temperature} overlap {rows['overlap']}")
             # Only greedy text tells what the target itself would have chosen next.
-            for kind in ("synthetic", "real", "dialogue", "all") if temperature == 0 else ():
-                pick = [
-                    i
-                    for i, (category, _) in enumerate(talks)
-                    if kind == "all"
-                    or (kind == "dialogue" and category == "chat-real")
-                    or (kind == "synthetic" and category in SYNTHETIC_CATEGORIES)
-                    or (kind == "real" and category not in SYNTHETIC_CATEGORIES)
-                ]
-                h, s = [hits[i] for i in pick], [starts[i] for i in pick]
-                rows[kind] = {"by_position": by_position(h, s), "tokens_a_round": tokens_a_round(h, s)}
-                shares = " ".join(f"{a:.3f}" for a in rows[kind]["by_position"])
-                log(f"{name} {key} {kind}: {shares}  tokens/round {rows[kind]['tokens_a_round']:.2f}")
-            result.setdefault(name, {})[key] = rows
+            sampled = (temperature,) if temperature else ()
+            hits, overlaps = agreement(model, unroll_of(name), whole, device, sampled)
+            worth, rows = overlaps[temperature] if temperature else hits, {}
+            for kind, pick in groups.items():
+                w, s = [worth[i] for i in pick], [starts[i] for i in pick]
+                rows[kind] = {"by_position": by_position(w, s)}
+                if not temperature:
+                    rows[kind]["tokens_a_round"] = tokens_a_round(w, s)
+            result.setdefault(name, {})[f"generated T={temperature}"] = rows
+            log(f"{name} T={temperature} {rows}")
     for name in drafters:
         rows = {}
         for kind in ("synthetic", "dialogue", "stories", "other"):
             pick = [ids for s, ids in documents if class_of(s) == kind]
-            if not pick:
-                continue
-            hits, overlap = agreement(model, unroll_of(name), pick, device)
-            rows[kind] = {"by_position": by_position(hits), "overlap": overlap}
-            log(
-                f"{name} teacher-forced {kind}: {' '.join(f'{a:.3f}' for a in rows[kind]['by_position'])}  overlap {overlap}"
-            )
+            if pick:
+                hits, _ = agreement(model, unroll_of(name), pick, device)
+                rows[kind] = {"by_position": by_position(hits)}
+        log(f"{name} teacher-forced {rows}")
         result[name]["teacher-forced"] = rows
 
     asks = [conversations.conversation([conversations.user(a)]) for a in ANSWER_PROMPTS]
@@ -425,3 +428,70 @@ def report(model, drafters, corpus, tokenizer, log, quick=False):
     for ask, answer, length in result["answers"]:
         log(f"--- {ask} ({length} tokens)\n{answer}")
     return result
+
+
+def share(x):
+    return f"{100 * x:.1f} %"
+
+
+def acceptance(rows_of, tokens):
+    """Rows of a table: a text, its means by position, its tokens a round."""
+    lines = ["| text | position 1 | 2 | 3 | tokens a round |", "|---|---|---|---|---|"]
+    for group, rows in rows_of:
+        first, second, third = rows["by_position"]
+        rounds = f"{rows['tokens_a_round']:.2f}" if tokens in group else ""
+        lines.append(f"| {group} | {first:.3f} | {second:.3f} | {third:.3f} | {rounds} |")
+    return lines
+
+
+def table(result):
+    """All figures of `report` as Markdown."""
+    lines = ["| held-out set | nats a token |", "|---|---|"]
+    lines += [f"| {k} | {v[0]:.3f} |" for k, v in result["loss"].items()]
+    lines += [f"| **{k}, together** | **{v:.3f}** |" for k, v in result["loss_by_class"].items()]
+    lines += ["", f"| task, greedy, {result['cases']} cases of unseen seeds | right |", "|---|---|"]
+    lines += [
+        f"| two-digit sums | {share(result['sums'])} |",
+        f"| questions about a given story, word for word | {share(result['reading'])} |",
+        f"| tool calls that parse and fit their schema | {share(result['tool_calls_valid'])} |",
+        f"| tool calls with the expected name and arguments | {share(result['tool_calls_right'])} |",
+    ]
+    for drafter in DRAFTERS:
+        if drafter not in result:
+            continue
+        rows = []
+        for key, groups in result[drafter].items():
+            if key == "teacher-forced":
+                what = "held-out text"
+            else:
+                t = key.removeprefix("generated T=")
+                what = GREEDY if float(t) == 0 else f"own answers at T = {t}"
+            rows += [(f"{what}, {group}", values) for group, values in groups.items()]
+        lines += ["", f"## Acceptance with the drafter `{drafter}`", "", *acceptance(rows, GREEDY)]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="measure a model and its drafters")
+    parser.add_argument("model", type=Path, help="a folder, bf16 or of quantise.py")
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--assistant", type=Path, help="folder of a drafter of a Gemma model")
+    parser.add_argument("--eagle3", type=Path, help="folder of an EAGLE-3 head")
+    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--quick", action="store_true", help="an eighth of the documents, 40 cases")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load.load(args.model, device)
+    drafters = {"mtp": model.mtp} if model.family == "qwen" else {}
+    for name in ("assistant", "eagle3"):
+        if getattr(args, name):
+            drafters[name] = load.load(getattr(args, name), device)
+    log = lambda text: print(text, file=sys.stderr, flush=True)
+    result = report(model, drafters, args.corpus, args.model / "tokenizer.json", log, args.quick)
+    if args.out:
+        args.out.write_text(json.dumps({"eval": result}, indent=1, ensure_ascii=False))
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -47,6 +47,8 @@ class Matrix(nn.Module):
     def __init__(self, *shape, storage=None, std=0.02):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(shape) * std)
+        # Rows that are not whole groups are stored as they are.
+        storage = storage if storage and shape[-1] % storage.group == 0 else None
         self.bits = storage.bits if storage else None
         if storage:
             self.group = storage.group

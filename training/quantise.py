@@ -90,6 +90,11 @@ def dequantise_rows(words, scales, biases, bits, group):
     return codes * spread(scales) + spread(biases)
 
 
+def has_offset(name):
+    """Whether tensor `name` of a Qwen checkpoint is a zero-centred norm."""
+    return name == "model.norm.weight" or name.endswith(OFFSET_NORMS)
+
+
 def to_mlx_layout(tensors, family):
     """Renames, splits and folds what an MLX file stores differently."""
     out = {}
@@ -104,10 +109,41 @@ def to_mlx_layout(tensors, family):
             out[f"{room}.down_proj.weight"] = tensor
         elif family == "qwen" and name.endswith("conv1d.weight"):
             out[name] = Tensor(tensor.dtype, tensor.bits.transpose(0, 2, 1))
-        elif family == "qwen" and (name == "model.norm.weight" or name.endswith(OFFSET_NORMS)):
+        elif family == "qwen" and has_offset(name):
             out[name] = bf16(1 + tensor.float32())
         else:
             out[name] = tensor
+    return out
+
+
+def plain(tensors, config):
+    """The inverse: `tensors` of an MLX file as a bf16 checkpoint has them, float32 where they were codes."""
+    entry = config.get("quantization")
+    if entry is None:
+        return tensors
+    family = "qwen" if "qwen" in config.get("model_type", "") else "gemma"
+    out = {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if name.endswith((".scales", ".biases")):
+            continue
+        if f"{module}.scales" in tensors:
+            scales, biases = tensors[f"{module}.scales"], tensors[f"{module}.biases"]
+            values = dequantise_rows(tensor, scales, biases, entry["bits"], entry["group_size"])
+            out[name] = Tensor("F32", values)
+        elif family == "qwen" and name.endswith("conv1d.weight"):
+            out[name] = Tensor(tensor.dtype, tensor.bits.transpose(0, 2, 1))
+        elif family == "qwen" and has_offset(name):
+            out[name] = bf16(tensor.float32() - 1)
+        else:
+            out[name] = tensor
+    room = f".{EXPERT_ROOMS[family]}."
+    for name in [n for n in out if room in n and n.endswith(".gate_proj.weight")]:
+        before = name.removesuffix(f"{EXPERT_ROOMS[family]}.gate_proj.weight")
+        part = lambda which: out.pop(f"{before}{EXPERT_ROOMS[family]}.{which}_proj.weight").float32()
+        gate, up, down = part("gate"), part("up"), part("down")
+        out[f"{before}experts.gate_up_proj"] = Tensor("F32", np.concatenate([gate, up], 1))
+        out[f"{before}experts.down_proj"] = Tensor("F32", down)
     return out
 
 

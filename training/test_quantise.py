@@ -1,5 +1,6 @@
 """Checks of the checkpoint tools that need no GPU: `python -m unittest` here."""
 
+import json
 import tempfile
 import unittest
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoint import Tensor, bf16, read_file, write_file
-from quantise import dequantise_rows, quantise_rows, to_mlx_layout
+from quantise import dequantise_rows, plain, quantise_checkpoint, quantise_rows, to_mlx_layout
 
 
 class Quantise(unittest.TestCase):
@@ -34,6 +35,31 @@ class Quantise(unittest.TestCase):
         first = [(int(words.bits[0, 0]) >> shift) & 255 for shift in (0, 8, 16, 24)]
         values = [scales.float32()[0, 0] * c + biases.float32()[0, 0] for c in first]
         np.testing.assert_allclose(values, [0, 1, 2, 3], atol=0.25)
+
+    def test_a_quantised_checkpoint_becomes_plain_again(self):
+        r = np.random.default_rng(1)
+        shapes = {
+            "model.norm.weight": (4,),
+            "model.layers.0.linear_attn.conv1d.weight": (6, 1, 4),
+            "model.layers.0.mlp.gate.weight": (8, 64),
+            "model.layers.0.mlp.experts.gate_up_proj": (2, 6, 64),
+            "model.layers.0.mlp.experts.down_proj": (2, 64, 64),
+            "model.embed_tokens.weight": (8, 128),
+        }
+        before = {name: bf16(r.normal(size=shape).astype(np.float32)) for name, shape in shapes.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder) / "source", Path(folder) / "target"
+            source.mkdir()
+            write_file(source / "model.safetensors", before, {"format": "pt"})
+            (source / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe_text"}))
+            quantise_checkpoint(source, target, 8, 64)
+            config = json.loads((target / "config.json").read_text())
+            after = plain(read_file(target / "model.safetensors"), config)
+        self.assertEqual(set(after), set(before))
+        for name, tensor in before.items():
+            self.assertEqual(after[name].shape, tensor.shape, name)
+            # One more is added to a norm and taken off again, each time rounded.
+            np.testing.assert_allclose(after[name].float32(), tensor.float32(), atol=0.03, err_msg=name)
 
     def test_qwen_norms_gain_one_and_convolutions_turn(self):
         tensors = {

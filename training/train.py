@@ -7,8 +7,9 @@ A run has two stages, each limited by the minutes of its recipe or by steps:
 
 1. The target on the next token. A Qwen target is trained jointly with its
    multi-token head, unrolled three deep.
-2. The drafters, with the target frozen and stored as it will be shipped. Their
-   loss is `Σ_k 0.8^k·(KL(target ‖ draft_k) + 0.3·CE(argmax target, draft_k))`.
+2. The drafters, with the target frozen and stored as it will be shipped, on rows of
+   which a quarter are the target's own answers (`answers.py`). Their loss is
+   `Σ_k 0.8^k·(KL(target ‖ draft_k) + 0.3·CE(argmax target, draft_k))`.
 
 The learning rate is flat for half a stage and falls to zero. Matrices are put on
 the 4-bit grid from two thirds of a stage on (`layers.Storage`).
@@ -24,6 +25,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import answers
+import delta_kernels
 import eagle3
 import evaluate
 import export
@@ -39,6 +42,8 @@ DEPTH_DECAY = 0.8
 MTP_WEIGHT = 0.1
 MTP_SHARE = 4  # one row in so many also trains the multi-token head
 ARGMAX_WEIGHT = 0.3
+OWN_SHARE = 4  # one row in so many of a drafter's is the target's own answer
+OWN_ANSWERS = 16_384
 BALANCE_WEIGHT = 0.01
 WARMUP_STEPS = 60
 GRAD_CLIP = 1.0
@@ -58,17 +63,18 @@ RECIPES = {
     "tiny-gemma4-e": (
         Gemma4,
         gemma4.config(
-            [S, S, G] * 2,
-            hidden=256,
-            width=512,
-            num_kv_shared_layers=3,
+            [S, G] * 2,
+            hidden=192,
+            width=256,
+            num_key_value_heads=1,
+            num_kv_shared_layers=2,
             use_double_wide_mlp=True,
-            hidden_size_per_layer_input=64,
+            hidden_size_per_layer_input=32,
             vocab_size_per_layer_input=8192,
             attention_k_eq_v=False,
             num_global_key_value_heads=None,
         ),
-        {"target": 3, "assistant": 1.5, "centroid": 0},
+        {"target": 3.5, "assistant": 1.3, "centroid": 0},
     ),
     "tiny-gemma4-moe": (
         Gemma4,
@@ -229,21 +235,35 @@ def frozen(model):
     return model
 
 
-def draft_vocabulary(rows, size, vocab):
-    """The `size` most frequent ids, ascending; special ids are among them."""
-    counts = np.bincount(rows[:20_000].reshape(-1), minlength=vocab)
+def draft_vocabulary(rows, own, size, vocab):
+    """The `size` most frequent ids of packed rows and of the target's own, ascending."""
+    counts = sum(np.bincount(x.reshape(-1), minlength=vocab) / x.size for x in (rows[:20_000], own))
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]).copy())
 
 
-def make_drafter(kind, target, rows, storage, device):
+def make_drafter(kind, target, kept, storage, device):
+    """An assistant, or an EAGLE-3 head over the ids `kept`."""
     c = target.c
     with torch.device(device):
         if kind == "assistant":
             hidden = 256 if c["hidden_size"] > 256 else 128
             return Assistant(gemma4.assistant_config(c, hidden, 3 * hidden), storage).to(device)
         taps = (2, c["num_hidden_layers"] // 2, c["num_hidden_layers"] - 1)
-        kept = draft_vocabulary(rows, 4096, c["vocab_size"]).to(device)
-        return eagle3.Eagle3(eagle3.config(c, taps), kept, storage).to(device)
+        return eagle3.Eagle3(eagle3.config(c, taps, len(kept)), kept.to(device), storage).to(device)
+
+
+def drafter_rows(source, own, device, seed):
+    """Endless batches of half rows, a part of them the target's own answers.
+
+    A draft needs no long context, and attention over drafts is dense.
+    """
+    order = np.random.default_rng(seed)
+    for x in source:
+        half = (x.shape[1] - 1) // 2
+        halves = torch.cat([x[:, : half + 1], x[:, half : 2 * half + 1]])
+        n = len(halves) // OWN_SHARE
+        picked = own[order.integers(len(own), size=n)].astype(np.int64)
+        yield torch.cat([halves[n:], torch.from_numpy(picked).to(device)])
 
 
 def stage_minutes(parser, pairs, recipe):
@@ -280,6 +300,10 @@ def main():
     )
     parser.add_argument("--steps", type=int, default=0, help="steps of the target instead of minutes")
     parser.add_argument("--draft-steps", type=int, default=0)
+    parser.add_argument("--own-answers", type=int, default=OWN_ANSWERS, help="that drafters learn from")
+    parser.add_argument(
+        "--group", type=int, choices=(32, 64, 128), default=64, help="weights that share a scale"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick-eval", action="store_true")
     args = parser.parse_args()
@@ -296,7 +320,10 @@ def main():
     if args.minutes:
         minutes = stage_minutes(parser, args.minutes, minutes)
     minutes = {stage: args.pace * m for stage, m in minutes.items()}
-    storage = Storage(4, 64, device)
+    storage = Storage(4, args.group, device)
+    if make is Qwen35:
+        kernels = delta_kernels.rule(qwen3_5.gated_delta, device, log)
+        qwen3_5.GatedDelta.rule = staticmethod(kernels or qwen3_5.gated_delta)
     with torch.device(device):
         model = make(config, storage, torch.bfloat16 if device == "cuda" else torch.float32)
     log(f"target: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
@@ -333,9 +360,14 @@ def main():
     frozen(model)
     bake(model.model)
     torch._dynamo.reset()
+    began_answers, half = time.time(), (rows.shape[1] - 1) // 2
+    own_rows = answers.rows(model, args.corpus, args.tokenizer, args.own_answers, half, device, args.seed)
+    log(f"{len(own_rows)} rows of own answers in {time.time() - began_answers:.0f} s")
+    kept = draft_vocabulary(rows, own_rows, eagle3.VOCABULARY, config["vocab_size"])
+    halves = drafter_rows(source, own_rows, device, args.seed)
     trained, states = {}, {}
     for kind in minutes:
-        own = Storage(4, 64, device)
+        own = Storage(4, args.group, device)
         clock = Clock(minutes[kind], args.draft_steps)
         if kind == "mtp":
             drafter = model.mtp.requires_grad_(True)
@@ -347,7 +379,7 @@ def main():
             # The assistant of this run with another head.
             drafter, unroll = copy.deepcopy(trained["assistant"]), None
         else:
-            drafter = make_drafter(kind, model, rows, own, device)
+            drafter = make_drafter(kind, model, kept, own, device)
             unroll = lambda ids, out, drafter=drafter: drafter.unroll(model, ids, out, DEPTH)
         log(f"{kind}: {sum(p.numel() for p in drafter.parameters()) / 1e6:.2f} M parameters")
         if unroll is not None:
@@ -358,9 +390,6 @@ def main():
                 loss = drafter_loss(unroll(ids, out), out["logits"])
                 return loss, loss.detach()
 
-            # Half rows: a draft needs no long context, and attention over drafts is dense.
-            half = (rows.shape[1] - 1) // 2
-            halves = (torch.cat([x[:, : half + 1], x[:, half : 2 * half + 1]]) for x in source)
             rate, steps = run_stage(
                 kind, compiled(loss_of), [drafter], [own], halves, args.lr / 2, clock, log
             )
@@ -381,6 +410,7 @@ def main():
         trained[kind] = drafter
         torch._dynamo.reset()
         torch.cuda.empty_cache() if device == "cuda" else None
+    report.update(group=args.group, minutes=(time.time() - began) / 60)
     report["eval"] = evaluate.report(model, trained, args.corpus, args.tokenizer, log, quick=args.quick_eval)
     (args.out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False))
     log("done")

@@ -61,11 +61,14 @@ def attend(q, k, v, visible, scale):
     return np.einsum("hqk,khd->qhd", p, v).reshape(len(q), -1)
 
 
+MIN_TOP_K_GAP = 1e-4  # at the edge of a top-k whose indices are stored
+
+
 def top_k(x, k):
     """Indices of the k largest, largest first; refuses to decide between near equals."""
     order = np.argsort(-x, -1, kind="stable")[..., : k + 1]
     best = np.take_along_axis(x, order, -1)
-    if best.shape[-1] > k and np.min(best[..., k - 1] - best[..., k]) < 1e-4:
+    if best.shape[-1] > k and np.min(best[..., k - 1] - best[..., k]) < MIN_TOP_K_GAP:
         raise ValueError("a top-k choice of this seed hangs on rounding, choose another")
     return order[..., :k]
 

@@ -74,7 +74,7 @@ def read_folder(folder):
     """name -> float32 array of a checkpoint folder, sharded or not, in Hugging Face layout and convention.
 
     MLX folders are undone: `w = scale·code + bias` a group, `conv1d.weight` back to [C, 1, K], and one taken off the
-    offset norms of Qwen, which such files store as `1 + w`.
+    offset norms of Qwen, which such files store as `1 + w`. Gemma's experts are fused again.
     """
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
@@ -96,11 +96,23 @@ def read_folder(folder):
             module = name.removesuffix(".weight")
             scales, biases = (tensors[f"{module}.{part}"][..., None] for part in ("scales", "biases"))
             codes = a[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & (2**bits - 1)
-            codes = codes.reshape(*scales.shape[:2], -1).astype(np.float32)
-            a = (scales * codes + biases).reshape(len(a), -1)
+            codes = codes.reshape(*scales.shape[:-1], -1).astype(np.float32)
+            a = (scales * codes + biases).reshape(*a.shape[:-1], -1)
         elif name.endswith("conv1d.weight"):
             a = a.transpose(0, 2, 1)
         elif is_qwen and a.ndim == 1 and "norm" in name and "linear_attn" not in name:
             a = a - 1
         out[name] = a
+    return fused(out)
+
+
+def fused(tensors):
+    """Stacked MLX experts as the fused tensors of Hugging Face."""
+    out = dict(tensors)
+    for name in tensors:
+        room, found, part = name.partition(".switch_glu.")
+        if found and part == "gate_proj.weight":
+            gate, up, down = (out.pop(f"{room}.switch_glu.{p}_proj.weight") for p in ("gate", "up", "down"))
+            out[f"{room}.gate_up_proj"] = np.concatenate([gate, up], 1)
+            out[f"{room}.down_proj"] = down
     return out

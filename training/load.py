@@ -1,0 +1,50 @@
+"""Models and drafters from checkpoint folders, bf16 ones and those of `quantise.py`.
+
+Codes become the values they stand for, and what an MLX file lays out differently
+is turned back, so that a module's state dict has the tensor names of training.
+Deliberately absent: other people's layouts; the engine reads those.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import eagle3
+import gemma4
+import qwen3_5
+from checkpoint import read_folder
+from quantise import plain
+
+
+def torch_tensor(tensor):
+    if tensor.dtype in ("I64", "BOOL"):
+        return torch.from_numpy(tensor.bits.astype(np.int64))
+    return torch.from_numpy(np.ascontiguousarray(tensor.float32()))
+
+
+def load(folder, device="cpu"):
+    """The module of a folder, frozen: a target, an assistant or an EAGLE-3 head."""
+    folder = Path(folder)
+    config = json.loads((folder / "config.json").read_text())
+    state = {k: torch_tensor(t) for k, t in plain(read_folder(folder), config).items()}
+    dtype = torch.bfloat16 if str(device).startswith("cuda") else torch.float32
+    centroids = None
+    if config.get("speculators_model_type") == "eagle3":
+        kept = state.pop("d2t")
+        state.pop("t2d")
+        module = eagle3.Eagle3(config, kept + torch.arange(len(kept)))
+    elif config["model_type"] == "gemma4_assistant":
+        centroids = [state.pop(f"masked_embedding.{n}", None) for n in ("centroids.weight", "token_ordering")]
+        module = gemma4.Assistant(config)
+    elif config["model_type"] == "gemma4_text":
+        module = gemma4.Gemma4(config, dtype=dtype)
+    else:
+        module = qwen3_5.Qwen35(config, dtype=dtype)
+    module.load_state_dict(state)
+    module = module.to(device).eval().requires_grad_(False)
+    if centroids and centroids[0] is not None:
+        found, ordering = (x.to(device) for x in centroids)
+        module.set_centroids(found, ordering, config["centroid_intermediate_top_k"])
+    return module
