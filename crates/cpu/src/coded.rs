@@ -112,10 +112,16 @@ fn from_page(storage: &[i8]) -> usize {
     storage.as_ptr().align_offset(PAGE)
 }
 
-/// Rounds one block of rows.
+/// Values that one worker rounds at a time.
+const ROUNDED: usize = 4 << 10;
+
+/// Rounds some columns of one block of rows.
 struct Round<'a> {
+    /// The rows from their first.
     x: &'a [f32],
     cols: usize,
+    /// Groups of the columns.
+    groups: Range<usize>,
     /// Rows that there is room for.
     rows: usize,
     group: usize,
@@ -138,6 +144,7 @@ impl Kernel for Round<'_> {
             (rows, 1)
         };
         for (m, x) in self.x.chunks_exact(self.cols).enumerate() {
+            let x = &x[self.groups.start * group..self.groups.end * group];
             for (g, x) in x.chunks_exact(group).enumerate() {
                 let x = x.as_chunks::<16>().0;
                 let mut top = L::splat(0.0);
@@ -183,55 +190,66 @@ impl Rounded {
         runs: &[Range<usize>],
     ) -> Self {
         let (rows, cols, block) = (x.rows(), x.cols(), blocks.rows);
+        let groups = cols / group;
         let room = match blocks.tiles {
             true => rows.next_multiple_of(block),
             false => rows,
         };
         let mut q = cpu.tensor(1, (room * cols + PAGE).div_ceil(4));
-        let mut factors = cpu.tensor(room, FACTORS * (cols / group));
+        let mut factors = cpu.tensor(room, FACTORS * groups);
         {
             let x = values(x);
             let q = bytes_mut::<i8>(values_mut(&mut q));
             let start = from_page(q);
             let q = Split::new(&mut q[start..]);
             let factors = Split::new(values_mut(&mut factors));
-            let round = |range: Range<usize>| {
-                let part = |n: usize| range.start * n..range.end * n;
-                // SAFETY: every block is visited once.
-                let (q, factors) = unsafe {
-                    (
-                        q.part(part(cols)),
-                        factors.part(part(FACTORS * (cols / group))),
-                    )
+            // Some groups of one block.
+            let round = |range: Range<usize>, part: Range<usize>| {
+                let n = range.len();
+                let of = |each: usize| {
+                    let first = range.start * groups * each;
+                    first + part.start * n * each..first + part.end * n * each
                 };
+                // SAFETY: every part of every block is visited once.
+                let (q, factors) = unsafe { (q.part(of(group)), factors.part(of(FACTORS))) };
                 cpu.isa.run(Round {
                     x: &x[range.start * cols..range.end.min(rows) * cols],
                     cols,
-                    rows: range.len(),
+                    groups: part,
+                    rows: n,
                     group,
                     tiles: blocks.tiles,
                     q,
                     factors,
                 });
             };
-            let chunk = PIECE.div_ceil(cols * block);
             match runs {
-                [only] => cpu
-                    .pool
-                    .each(only.len().div_ceil(block), chunk, |_, range| {
-                        for b in range {
-                            let start = only.start + b * block;
+                [only] => {
+                    let part = (ROUNDED / (block * group)).max(1);
+                    let parts = groups.div_ceil(part);
+                    let n = only.len().div_ceil(block);
+                    cpu.pool.each(n * parts, 1, |_, range| {
+                        for i in range {
+                            let start = only.start + i / parts * block;
                             let end = if blocks.tiles { room } else { only.end };
-                            round(start..(start + block).min(end));
+                            let first = i % parts * part;
+                            round(
+                                start..(start + block).min(end),
+                                first..(first + part).min(groups),
+                            );
                         }
-                    }),
-                _ => cpu.pool.each(runs.len(), chunk, |_, range| {
-                    for run in &runs[range] {
-                        for start in run.clone().step_by(block) {
-                            round(start..(start + block).min(run.end));
+                    });
+                }
+                _ => {
+                    let chunk = PIECE.div_ceil(cols * block);
+                    cpu.pool.each(runs.len(), chunk, |_, range| {
+                        for run in &runs[range] {
+                            for start in run.clone().step_by(block) {
+                                round(start..(start + block).min(run.end), 0..groups);
+                            }
                         }
-                    }
-                }),
+                    });
+                }
             }
         }
         Rounded {

@@ -6,12 +6,17 @@ use crate::memory::{values, values_mut};
 use crate::pool::Split;
 use backend::{Activation, Tensor, math};
 
-/// Elements that one worker takes at a time; fewer than two such pieces stay on
-/// the calling thread.
+/// Elements of a short function that one worker takes at a time; fewer than two
+/// such pieces stay on the calling thread.
 pub(crate) const PIECE: usize = 16 << 10;
+
+/// As many of a function that takes some dozens of instructions.
+const LONG: usize = PIECE / 4;
 
 /// A function of two elements.
 pub(crate) trait Op: Copy + Sync {
+    /// Elements that one worker takes at a time.
+    const PIECE: usize = PIECE;
     fn apply<L: Lanes>(self, x: L, y: L) -> L;
 }
 
@@ -38,6 +43,7 @@ impl Op for Scale {
 #[derive(Clone, Copy)]
 pub(crate) struct Softcap(pub(crate) f32);
 impl Op for Softcap {
+    const PIECE: usize = LONG;
     #[inline(always)]
     fn apply<L: Lanes>(self, x: L, _: L) -> L {
         let cap = L::splat(self.0);
@@ -48,6 +54,7 @@ impl Op for Softcap {
 #[derive(Clone, Copy)]
 struct Silu;
 impl Op for Silu {
+    const PIECE: usize = LONG;
     #[inline(always)]
     fn apply<L: Lanes>(self, x: L, y: L) -> L {
         math::silu(x) * y
@@ -57,6 +64,7 @@ impl Op for Silu {
 #[derive(Clone, Copy)]
 struct GeluTanh;
 impl Op for GeluTanh {
+    const PIECE: usize = LONG;
     #[inline(always)]
     fn apply<L: Lanes>(self, x: L, y: L) -> L {
         math::gelu_tanh(x) * y
@@ -66,6 +74,7 @@ impl Op for GeluTanh {
 #[derive(Clone, Copy)]
 struct Sigmoid;
 impl Op for Sigmoid {
+    const PIECE: usize = LONG;
     #[inline(always)]
     fn apply<L: Lanes>(self, x: L, y: L) -> L {
         math::sigmoid(x) * y
@@ -101,7 +110,7 @@ impl<O: Op> Kernel for Apply<'_, O> {
 }
 
 /// `x ← op(x, y)`.
-pub(crate) fn apply(cpu: &Cpu, op: impl Op, mut x: Tensor, y: Option<&Tensor>) -> Tensor {
+pub(crate) fn apply<O: Op>(cpu: &Cpu, op: O, mut x: Tensor, y: Option<&Tensor>) -> Tensor {
     let y = y.map(|y| {
         assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "equal shapes");
         values(y)
@@ -109,7 +118,7 @@ pub(crate) fn apply(cpu: &Cpu, op: impl Op, mut x: Tensor, y: Option<&Tensor>) -
     let out = values_mut(&mut x);
     let n = out.len();
     let out = Split::new(out);
-    cpu.pool.each(n, PIECE, |_, range| {
+    cpu.pool.each(n, O::PIECE, |_, range| {
         // SAFETY: ranges are disjoint.
         let x = unsafe { out.part(range.clone()) };
         cpu.isa.run(Apply {
