@@ -191,11 +191,11 @@ impl Store {
         match lay {
             Lay::Plain(scalar) => with_element!(scalar, W => {
                 let to = Split::new(self.region.of_mut::<W>());
+                let is_plain = format.layout == Layout::Plain(scalar);
                 cpu.pool.each(n, chunk, |_, rows| {
-                    let mut rounded = vec![0.0; head_dim];
+                    let mut rounded = vec![0.0; if is_plain { 0 } else { head_dim }];
                     for r in rows {
                         each(r, &mut |unit, row, from| {
-                            let is_plain = format.layout == Layout::Plain(scalar);
                             if !is_plain {
                                 encode(from).view().decode_row(0, &mut rounded);
                             }

@@ -253,6 +253,25 @@ mod tests {
         assert_eq!(values(&arena.tensor(2, 150)).as_ptr(), first);
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn large_regions_ask_for_large_pages() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return;
+        }
+        let region = Region::zeroed(4 * HUGE_PAGE);
+        let at = region.of::<u8>().as_ptr() as usize;
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let hex = |text: &str| usize::from_str_radix(text, 16).ok();
+        let starts = |line: &str| {
+            let (start, end) = line.split(' ').next()?.split_once('-')?;
+            Some((hex(start)?..hex(end)?).contains(&at))
+        };
+        let lines = maps.lines().skip_while(|line| starts(line) != Some(true));
+        let flags = lines.into_iter().find(|line| line.starts_with("VmFlags:"));
+        assert!(flags.is_some_and(|f| f.split(' ').any(|f| f == "hg")));
+    }
+
     #[test]
     fn regions_are_aligned_zeros() {
         for len in [1, 64, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 5] {
