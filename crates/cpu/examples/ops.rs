@@ -9,10 +9,13 @@
 //! bytes that one row must see. With one thread the time is the processor's, so
 //! that neighbours count less.
 
+mod clock;
+
 use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, Expert,
     Experts, Kv, KvFormat, KvSpec, Matrix, PAGE_ROWS, Rope, Row, Tensor,
 };
+use clock::now;
 use cpu::{Cpu, CpuOptions};
 use quant::{Owned, Scalar, Stored};
 use std::hint::black_box;
@@ -47,22 +50,6 @@ fn noise(n: usize, seed: u64, scale: f32) -> Vec<f32> {
         state as i32 as f32 / 2f32.powi(31) * scale
     };
     (0..n).map(|_| next()).collect()
-}
-
-/// A clock in microseconds: this thread's processor time if it works alone.
-fn now(cpu: &Cpu) -> f64 {
-    let clock = match cpu.threads() {
-        1 => libc::CLOCK_THREAD_CPUTIME_ID,
-        _ => libc::CLOCK_MONOTONIC,
-    };
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: writes the time it is given.
-    let failed = unsafe { libc::clock_gettime(clock, &mut time) };
-    assert_eq!(failed, 0, "the system has both clocks");
-    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }
 
 /// Microseconds of each case, medians of rounds in which all take turns.
