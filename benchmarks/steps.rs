@@ -5,7 +5,10 @@
 //! device. Norms and other parameters are ones. Keys and values are those of no
 //! text, which costs the same. One line of JSON a figure, on stdout.
 //!
-//! `steps FOLDER [MODEL …]`: FOLDER is where the files with holes go.
+//! `steps FOLDER [MODEL …]`: FOLDER is where the files with holes go. With
+//! `--ops ROWS` before the models, a step of that many rows is run once, as it comes
+//! and not recorded, for a profiler that shows what each kernel takes:
+//! `ncu --profile-from-start off --metrics gpu__time_duration.sum steps FOLDER --ops 1 MODEL`.
 
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
@@ -442,7 +445,14 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64) {
+/// `ops`: rows of a step that is only shown to a profiler.
+fn run(
+    folder: &Path,
+    name: &str,
+    format: &'static quant::Format,
+    ceiling: f64,
+    ops: Option<usize>,
+) {
     let shape = shape(name);
     let folder = folder.join(name);
     write(&folder, &shape);
@@ -493,6 +503,33 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64) 
             memory.truncate(sequence, len);
         }
     };
+    let extend = |memory: &mut Memory, sequence: &mut cache::Sequence, context: usize| {
+        let mut batch = Batch::default();
+        while sequence.len() < context {
+            batch.clear();
+            let tokens: Vec<u32> = (sequence.len()..context.min(sequence.len() + 2048))
+                .map(token)
+                .collect();
+            memory
+                .push(&mut batch, sequence, &tokens, tokens.len())
+                .unwrap();
+            let len = sequence.len();
+            memory.truncate(sequence, len);
+        }
+    };
+    if let Some(rows) = ops {
+        extend(&mut memory, &mut sequence, 1024);
+        let tokens: Vec<u32> = (0..rows).map(token).collect();
+        memory.push(&mut batch, &mut sequence, &tokens, 0).unwrap();
+        let step = |memory: &mut Memory| {
+            let hidden = target.forward(&b, &batch, memory);
+            b.argmax(&target.logits(&b, &hidden))
+        };
+        // Compiles everything first.
+        step(&mut memory);
+        b.inner.profiled(|| step(&mut memory));
+        return b.finish().unwrap();
+    }
     for turn in 0..2 {
         if turn == 1 {
             memory.close(sequence);
@@ -511,17 +548,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64) 
     for context in [1024usize, 8192, 32_000] {
         memory.close(sequence);
         sequence = memory.open().unwrap();
-        while sequence.len() < context {
-            batch.clear();
-            let tokens: Vec<u32> = (sequence.len()..context.min(sequence.len() + 2048))
-                .map(token)
-                .collect();
-            memory
-                .push(&mut batch, &mut sequence, &tokens, tokens.len())
-                .unwrap();
-            let len = sequence.len();
-            memory.truncate(&mut sequence, len);
-        }
+        extend(&mut memory, &mut sequence, context);
         let mut first = 0.0;
         for m in [1usize, 2, 3, 4, 8] {
             let (mut whole, mut host) = (Vec::new(), Vec::new());
@@ -600,8 +627,12 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64) 
 }
 
 fn main() {
-    let mut args = std::env::args().skip(1);
+    let mut args = std::env::args().skip(1).peekable();
     let folder = PathBuf::from(args.next().expect("a folder for files with holes"));
+    let ops = args.next_if(|a| a == "--ops").map(|_| {
+        let rows = args.next().and_then(|rows| rows.parse().ok());
+        rows.expect("a number of rows after --ops")
+    });
     let mut wanted: Vec<String> = args.collect();
     if wanted.is_empty() {
         wanted = [
@@ -618,7 +649,7 @@ fn main() {
     println!("{}", json!({"what": "ceiling", "gb_per_s": ceiling / 1e9}));
     for name in &wanted {
         for format in ["affine4-g64", "bf16"] {
-            run(&folder, name, quant::format(format).unwrap(), ceiling);
+            run(&folder, name, quant::format(format).unwrap(), ceiling, ops);
         }
     }
 }

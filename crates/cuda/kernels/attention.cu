@@ -38,6 +38,50 @@ KERNEL append(Stored *keys, Stored *values, const float *k, const float *v, Batc
     values[at] = stored(v[i]);
 }
 
+// Norms of heads that take no notice of each other, and what is remembered of them:
+// norm_rope and rms_norm of rows.cu and `append` in one. Block (row, head), jobs one
+// after the other.
+struct Heads {
+    const float *x[3], *weight[3];
+    float *y[3]; // null: nobody asks
+    int first[4]; // head that starts a job; the last one ends them
+    int kind[3];  // 1: norm, 2: turn as well, 4: becomes keys, 8: becomes values
+    const float *frequencies;
+    Batch batch;
+    Stored *keys, *values;
+    int head_dim, offset, pairs, group;
+    float eps;
+};
+KERNEL __launch_bounds__(256) heads(Heads a) {
+    extern __shared__ float head[];
+    __shared__ float shared[32];
+    start_next();
+    const int row = blockIdx.x / a.first[3], all = blockIdx.x % a.first[3], e = a.head_dim;
+    const float *x = a.x[0], *weight = a.weight[0];
+    float *y = a.y[0];
+    int kind = a.kind[0], first = 0, heads = a.first[1];
+#pragma unroll
+    for (int i = 1; i < 3; i++)
+        if (all >= a.first[i]) { x = a.x[i]; weight = a.weight[i]; y = a.y[i]; kind = a.kind[i]; first = a.first[i]; heads = a.first[i + 1] - first; }
+    const u64 at = ((u64) row * heads + all - first) * e;
+    const Kept w = PARAMETER(weight, e);
+    const float position = (float) a.batch.position(row);
+    const u32 index = a.batch.index(row), page = kind & 12 ? a.batch.table(a.batch.seq_of(row), a.group)[index / PAGE_ROWS] : NO_PAGE;
+    wait_for_previous();
+    Kept k = keep(x + at, e);
+    if (kind & 1) normalise(k, e, a.eps, w, weight, shared);
+    put(head, e, k);
+    __syncthreads();
+    const u64 to = ((u64) page * heads + all - first) * PAGE_ROWS * e;
+    for (int c = threadIdx.x; c < e; c += blockDim.x) {
+        const float v = kind & 2 ? turned(head, c, position, a.frequencies, a.offset, a.pairs) : head[c];
+        if (y) y[at + c] = v;
+        if (page == NO_PAGE) continue;
+        if (kind & 4) a.keys[to + index % PAGE_ROWS * e + c] = stored(v);
+        if (kind & 8) a.values[TILES ? to + c * PAGE_ROWS + index % PAGE_ROWS : to + index % PAGE_ROWS * e + c] = stored(v);
+    }
+}
+
 struct Attend {
     const float *q;
     const Stored *keys, *values;
@@ -64,24 +108,36 @@ __device__ __forceinline__ void merge(float &max, float max2, float &factor, flo
     max = m;
 }
 
-KERNEL __launch_bounds__(128) attend_merge(Attend a) {
-    in_order();
+// Block (row, head); also writes the head as products read it, where it is whole tiles.
+KERNEL __launch_bounds__(128) attend_merge(Attend a, Half h) {
+    start_next();
     const u32 row = blockIdx.x / a.heads;
     u32 begin, end;
     visible(a, row, begin, end);
+    const int splits = (int) ((end + SPLIT - 1) / SPLIT - begin / SPLIT);
+    const float *p = a.partials + (u64) blockIdx.x * a.splits * (2 + a.head_dim);
+    wait_for_previous();
     float max = -INFINITE, sum = 0.0f, o[4] = {0, 0, 0, 0};
-    for (u32 split = begin / SPLIT; split < (end + SPLIT - 1) / SPLIT; split++) {
-        const float *p = a.partials + ((u64) blockIdx.x * a.splits + split - begin / SPLIT) * (2 + a.head_dim);
+    // Thread t has the pairs of columns t and t + 128.
+    auto column = [&](int i) { return 2 * (int) (threadIdx.x + i / 2 * 128) + i % 2; };
+#pragma unroll 4
+    for (int split = 0; split < splits; split++, p += 2 + a.head_dim) {
         float f, f2;
         merge(max, p[0], f, f2);
         sum = sum * f + p[1] * f2;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if ((int) threadIdx.x + i * 128 < a.head_dim) o[i] = o[i] * f + p[2 + threadIdx.x + i * 128] * f2;
+            if (column(i) < a.head_dim) o[i] = o[i] * f + p[2 + column(i)] * f2;
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        if ((int) threadIdx.x + i * 128 < a.head_dim) a.y[(u64) blockIdx.x * a.head_dim + threadIdx.x + i * 128] = o[i] / sum;
+    for (int i = 0; i < 4; i++) {
+        o[i] /= sum;
+        if (column(i) < a.head_dim) a.y[(u64) blockIdx.x * a.head_dim + column(i)] = o[i];
+    }
+    if (h.kp)
+#pragma unroll
+        for (int i = 0; i < 4; i += 2)
+            if (column(i) < a.head_dim) put_half(h, row, (blockIdx.x % a.heads * a.head_dim + column(i)) / 64, o[i], o[i + 1]);
 }
 #if !TILES
 // One split of one row and head by a block of 128 threads. Scores: a warp a key,
@@ -222,7 +278,7 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
     float *running = factors + 6 * QUERIES;                          // [QUERIES, 2] maximum, sum
     u32 *own = (u32 *) (running + 2 * QUERIES);                      // [QUERIES, 2] first split, number of them
     float *total = running + 4 * QUERIES;                            // [QUERIES, HEAD], if ALL
-    in_order();
+    start_next();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int shared_by = a.heads / a.kv_heads, kv_head = blockIdx.y % a.kv_heads;
     u32 seq = 0, first = blockIdx.x;
@@ -237,6 +293,32 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
     const int count = min((int) (a.batch.seq(seq)[SEQ_ROWS] * shared_by - first), QUERIES);
     auto row_of = [&](int i) { return start + (first + i) / shared_by; };
     auto head_of = [&](int i) { return kv_head * shared_by + (int) ((first + i) % shared_by); };
+    // What the lane's two queries see, and what any of the block's does.
+    u32 begin[2] = {0, 0}, end[2] = {0, 0}, least, most, unused;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (g + 8 * i < count) visible(a, row_of(g + 8 * i), begin[i], end[i]);
+    visible(a, row_of(0), least, unused);
+    visible(a, row_of(count - 1), unused, most);
+    const u32 *table = a.batch.table(seq, a.group);
+    const u32 step = ALL ? 1 : gridDim.y / a.kv_heads, split0 = least / SPLIT + (ALL ? 0 : blockIdx.y / a.kv_heads);
+    // The warp's page of a split, if any of the block's queries sees it.
+    auto page_of = [&](u32 split) {
+        const u32 key = split * SPLIT + warp * 64;
+        return key < most && key + 64 > least ? table[key / PAGE_ROWS] : NO_PAGE;
+    };
+    // Asks for the warp's keys and values of a split: what another kernel writes of
+    // them meanwhile is read from the same cache.
+    auto ask = [&](u32 split) {
+#if __CUDA_ARCH__ >= 900
+        const u32 page = page_of(split);
+        const u16 *from = lane == 0 ? a.keys : a.values;
+        if (lane < 2 && page != NO_PAGE)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from + ((u64) page * a.kv_heads + kv_head) * PAGE_ROWS * HEAD), "n"(2 * PAGE_ROWS * HEAD) : "memory");
+#endif
+    };
+    ask(split0);
+    wait_for_previous();
     for (int i = threadIdx.x; i < QUERIES * HEAD / 2; i += 128) {
         const int q = i / (HEAD / 2), c = i % (HEAD / 2) * 2;
         float2 v = {0, 0};
@@ -245,13 +327,6 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
         *(u32 *) (queries + q * STRIDE + c) = high;
         *(u32 *) (queries + (QUERIES + q) * STRIDE + c) = pair(v.x - read((u16) high), v.y - read((u16) (high >> 16)));
     }
-    // What the lane's two queries see, and what any of the block's does.
-    u32 begin[2] = {0, 0}, end[2] = {0, 0}, least, most, unused;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (g + 8 * i < count) visible(a, row_of(g + 8 * i), begin[i], end[i]);
-    visible(a, row_of(0), least, unused);
-    visible(a, row_of(count - 1), unused, most);
     if (t == 0 && warp == 0)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -272,11 +347,9 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
         }
     }
     __syncthreads();
-    const u32 *table = a.batch.table(seq, a.group);
-    const u32 step = ALL ? 1 : gridDim.y / a.kv_heads;
-    for (u32 split = least / SPLIT + (ALL ? 0 : blockIdx.y / a.kv_heads); split * SPLIT < most; split += step) {
-        const u32 key = split * SPLIT + warp * 64;
-        const u32 page = key < most && key + 64 > least ? table[key / PAGE_ROWS] : NO_PAGE;
+    for (u32 split = split0; split * SPLIT < most; split += step) {
+        const u32 key = split * SPLIT + warp * 64, page = page_of(split);
+        ask(split + step);
         const u64 base = ((u64) page * a.kv_heads + kv_head) * PAGE_ROWS * HEAD;
         float s[8][4];
 #pragma unroll
@@ -301,6 +374,18 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
                             mma(s[n], word(q0, 2 * j), word(q1, 2 * j), word(q0, 2 * j + 1), word(q1, 2 * j + 1), word(k[n], 2 * j), word(k[n], 2 * j + 1));
                 }
             }
+        }
+        // Values of a chunk of columns: asked for long before they are used, unless
+        // there are blocks enough to wait side by side.
+        const u16 *values = a.values + base + g * PAGE_ROWS + 8 * t;
+        uint4 v[2][CHUNK / 8];
+        auto load_values = [&](int c, int b) {
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++) v[b][n] = load16(values + (c + n * 8) * PAGE_ROWS + b * 32);
+        };
+        if (!ALL && page != NO_PAGE) {
+            load_values(0, 0);
+            load_values(0, 1);
         }
         float max[2] = {-INFINITE, -INFINITE}, sum[2] = {0, 0};
 #pragma unroll
@@ -350,7 +435,6 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
                 out[1] = l;
             }
         }
-        const u16 *values = a.values + base + g * PAGE_ROWS + 8 * t;
 #pragma unroll 1
         for (int c = 0; c < HEAD; c += CHUNK) {
             float o[CHUNK / 8][4];
@@ -358,22 +442,25 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
             for (int n = 0; n < CHUNK / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) o[n][i] = 0.0f;
-            if (page != NO_PAGE)
+            if (page != NO_PAGE) {
 #pragma unroll
                 for (int b = 0; b < 2; b++) {
-                    uint4 v[CHUNK / 8];
-#pragma unroll
-                    for (int n = 0; n < CHUNK / 8; n++) v[n] = load16(values + (c + n * 8) * PAGE_ROWS + b * 32);
+                    if (ALL) load_values(c, b);
 #pragma unroll
                     for (int j = 0; j < 2; j++) {
                         const int k = b * 4 + 2 * j;
 #pragma unroll
                         for (int n = 0; n < CHUNK / 8; n++) {
-                            mma(o[n], high[k][0], high[k][1], high[k + 1][0], high[k + 1][1], word(v[n], 2 * j), word(v[n], 2 * j + 1));
-                            mma(o[n], low[k][0], low[k][1], low[k + 1][0], low[k + 1][1], word(v[n], 2 * j), word(v[n], 2 * j + 1));
+                            mma(o[n], high[k][0], high[k][1], high[k + 1][0], high[k + 1][1], word(v[b][n], 2 * j), word(v[b][n], 2 * j + 1));
+                            mma(o[n], low[k][0], low[k][1], low[k + 1][0], low[k + 1][1], word(v[b][n], 2 * j), word(v[b][n], 2 * j + 1));
                         }
                     }
                 }
+                if (!ALL && c + CHUNK < HEAD) {
+                    load_values(c + CHUNK, 0);
+                    load_values(c + CHUNK, 1);
+                }
+            }
 #pragma unroll
             for (int n = 0; n < CHUNK / 8; n++)
 #pragma unroll

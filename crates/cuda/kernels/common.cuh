@@ -13,14 +13,23 @@ typedef unsigned long long u64;
 #define NO_PAGE 0xffffffffu
 #define PAGE_ROWS 64
 
-// Lets the next kernel of the stream start, then waits for what the ones before
-// have written. Every kernel calls this before it touches memory that another
-// one writes.
-__device__ __forceinline__ void in_order() {
+// Lets the next kernel of the stream start. What follows may read parameters and
+// the step's rows, which no kernel of a step writes.
+__device__ __forceinline__ void start_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Waits for what the kernels before have written. Every kernel calls this before it
+// touches memory that another one writes.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+__device__ __forceinline__ void in_order() {
+    start_next();
+    wait_for_previous();
 }
 
 __device__ __forceinline__ float bf16_to_f32(u16 v) { return __uint_as_float((u32) v << 16); }
@@ -146,13 +155,14 @@ __device__ __forceinline__ float warp_max(float v) {
 }
 
 // ---- activations as products read them: f16, scaled by a power of two for each
-// row so that the largest lies in 2^14 .. 2^15, with the sum of every 32 columns
-// and the factor that undoes the scale. `kp` columns, a multiple of 64, zeros
-// after the last.
+// row's tile of 64 columns so that the tile's largest lies in 2^14 .. 2^15. `kp`
+// columns, a multiple of 64, zeros after the last. Of a tile: the sums of its two
+// runs of 32 columns, the factor that undoes the scale, and what codes of 4 bits are
+// too large by: 1024 times the sum of each four's first two columns and 64 times that
+// of the others. The factor is in all of them.
 struct Half {
     u16 *values;   // [n, kp]
-    float *sums;   // [n, kp / 32]
-    float *factor; // [n]
+    float4 *tiles; // [n, kp / 64]
     int kp;
 };
 __device__ __forceinline__ float row_scale(float max) {
@@ -160,23 +170,20 @@ __device__ __forceinline__ float row_scale(float max) {
     e = e < 27 ? 27 : e > 240 ? 240 : e;
     return __uint_as_float((127 + 127 + 14 - e) << 23);
 }
-// One warp turns 32 columns, a column a lane.
-__device__ __forceinline__ void put_half(const Half &h, u64 row, int col, float value, float scale) {
-    u16 v = f32_to_f16(value * scale);
-    h.values[row * h.kp + col] = v;
-    float sum = warp_sum(f16_to_f32(v));
-    if ((threadIdx.x & 31) == 0) h.sums[row * (h.kp / 32) + col / 32] = sum;
+// A warp turns a tile, two neighbours a lane.
+__device__ __forceinline__ void put_half(const Half &h, u64 row, int tile, float v0, float v1) {
+    const float scale = row_scale(warp_max(larger(fabsf(v0), fabsf(v1)))), factor = 1.0f / scale;
+    const u16 a = f32_to_f16(v0 * scale), b = f32_to_f16(v1 * scale);
+    const int lane = threadIdx.x & 31;
+    ((u32 *) (h.values + row * h.kp + tile * 64))[lane] = a | (u32) b << 16;
+    float sum = f16_to_f32(a) + f16_to_f32(b), excess = sum * (lane & 1 ? 64.0f : 1024.0f);
+#pragma unroll
+    for (int o = 8; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+    excess = warp_sum(excess);
+    const float upper = __shfl_sync(~0u, sum, 16);
+    if (lane == 0) h.tiles[row * (h.kp / 64) + tile] = make_float4(sum * factor, upper * factor, factor, excess * factor);
 }
-// Largest of a block's values; `shared` holds a float for each warp.
-__device__ __forceinline__ float block_max(float v, float *shared) {
-    v = warp_max(v);
-    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
-    __syncthreads();
-    int warps = blockDim.x >> 5, lane = threadIdx.x & 31;
-    v = warp_max(lane < warps ? shared[lane] : 0.0f);
-    __syncthreads();
-    return v;
-}
+// Sum of a block's values; `shared` holds a float for each warp.
 __device__ __forceinline__ float block_sum(float v, float *shared) {
     v = warp_sum(v);
     if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
@@ -186,45 +193,75 @@ __device__ __forceinline__ float block_sum(float v, float *shared) {
     __syncthreads();
     return v;
 }
-// A row in a block's registers: thread `t` has the columns t + i * blockDim.x, of
-// which there are at most KEPT; the others are 0. A block has whole warps.
-#define KEPT 12
+// A row in a block's registers: thread `t` has the pairs of columns t + i *
+// blockDim.x, of which there are at most KEPT; columns after the last are 0. A
+// block has whole warps, so each of them has whole tiles of a product.
+#define KEPT 3
 struct Kept {
-    float v[KEPT];
+    float2 v[KEPT];
 };
 template <class F>
-__device__ __forceinline__ void each_kept(int cols, F f) {
+__device__ __forceinline__ void each_kept(F f) {
 #pragma unroll
-    for (int i = 0; i < KEPT; i++) {
-        const int c = threadIdx.x + i * blockDim.x;
-        if (c < cols) f(i, c);
-    }
+    for (int i = 0; i < KEPT; i++) f(i, 2 * (int) (threadIdx.x + i * blockDim.x));
 }
 __device__ __forceinline__ Kept keep(const float *x, int cols) {
     Kept k;
-#pragma unroll
-    for (int i = 0; i < KEPT; i++) {
-        const int c = threadIdx.x + i * blockDim.x;
-        k.v[i] = c < cols ? x[c] : 0.0f;
-    }
+    each_kept([&](int i, int c) {
+        k.v[i] = make_float2(0.0f, 0.0f);
+        if (cols % 2 == 0) {
+            if (c < cols) k.v[i] = *(const float2 *) (x + c);
+        } else {
+            if (c < cols) k.v[i].x = x[c];
+            if (c + 1 < cols) k.v[i].y = x[c + 1];
+        }
+    });
     return k;
+}
+__device__ __forceinline__ void put(float *y, int cols, const Kept &k) {
+    each_kept([&](int i, int c) {
+        if (cols % 2 == 0) {
+            if (c < cols) *(float2 *) (y + c) = k.v[i];
+        } else {
+            if (c < cols) y[c] = k.v[i].x;
+            if (c + 1 < cols) y[c + 1] = k.v[i].y;
+        }
+    });
 }
 __device__ __forceinline__ float sum_squares(const Kept &k, float *shared) {
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < KEPT; i++) sum = fmaf(k.v[i], k.v[i], sum);
+    for (int i = 0; i < KEPT; i++) sum = fmaf(k.v[i].y, k.v[i].y, fmaf(k.v[i].x, k.v[i].x, sum));
     return block_sum(sum, shared);
 }
-__device__ __forceinline__ void kept_half(const Half &h, u64 row, const Kept &k, float *shared) {
-    float max = 0.0f;
-#pragma unroll
-    for (int i = 0; i < KEPT; i++) max = larger(fabsf(k.v[i]), max);
-    const float scale = row_scale(block_max(max, shared));
-    if (threadIdx.x == 0) h.factor[row] = 1.0f / scale;
-    // A warp has 32 neighbours, and rows end with a pair of such runs.
+__device__ __forceinline__ void kept_half(const Half &h, u64 row, const Kept &k) {
+    each_kept([&](int i, int c) {
+        if (c / 64 < h.kp / 64) put_half(h, row, c / 64, k.v[i].x, k.v[i].y);
+    });
+}
+// Columns that exist of a parameter that may not.
+#define PARAMETER(weight, cols) keep(weight, weight ? cols : 0)
+// k / sqrt(mean(k²) + eps) * weight. The sum of squares: a partial sum a thread over
+// its pairs of columns, then trees. `blockDim.x` depends on the width alone.
+__device__ __forceinline__ void normalise(Kept &k, int width, float eps, const Kept &weight, bool weighted, float *shared) {
+    const float inverse = 1.0f / sqrtf(sum_squares(k, shared) / (float) width + eps);
 #pragma unroll
     for (int i = 0; i < KEPT; i++) {
-        const int c = threadIdx.x + i * blockDim.x;
-        if (c < h.kp) put_half(h, row, c, k.v[i], scale);
+        k.v[i].x *= inverse;
+        k.v[i].y *= inverse;
+        if (weighted) {
+            k.v[i].x *= weight.v[i].x;
+            k.v[i].y *= weight.v[i].y;
+        }
     }
+}
+// Column `c` of a head turned by its position.
+__device__ __forceinline__ float turned(const float *head, int c, float position, const float *frequencies, int offset, int pairs) {
+    const bool second = c >= offset && c < offset + pairs;
+    if (c >= pairs && !second) return head[c];
+    const int j = second ? c - offset : c;
+    float sin, cos;
+    sin_cos(position * frequencies[j], sin, cos);
+    const float a = head[j], b = head[j + offset];
+    return second ? fmaf(a, sin, b * cos) : fmaf(-b, sin, a * cos);
 }

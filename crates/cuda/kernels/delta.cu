@@ -15,12 +15,9 @@ struct Delta {
 
 // Convolution with SiLU of every row, then the history moves on. A thread owns a
 // channel of a sequence, so nobody reads what it overwrites.
-KERNEL __launch_bounds__(128) delta_conv(Delta d, const float *qkv, const float *conv, float *mixed) {
-    in_order();
-    const int c = blockIdx.x * 128 + threadIdx.x, C = d.channels;
+__device__ __forceinline__ void convolve(const Delta &d, const float *qkv, const float *conv, float *mixed, const u32 *seq, int c) {
+    const int C = d.channels;
     constexpr int past = TAPS - 1;
-    if (c >= C) return;
-    const u32 *seq = d.batch.seq(blockIdx.y);
     float *history = d.history + (u64) seq[SEQ_SLOT] * (past + TENTATIVE) * C + c;
     const u32 kept = seq[SEQ_KEPT], rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
     const bool is_new = seq[SEQ_NEW];
@@ -49,28 +46,31 @@ KERNEL __launch_bounds__(128) delta_conv(Delta d, const float *qkv, const float 
     }
 }
 
-// Normalised keys and queries of each row, in place, and the gates: a warp a row
-// and key head, then the value heads' gates. Sums of squares: 32 partial sums
-// and a tree. gates: [n, nv, 2] decay and beta.
-KERNEL __launch_bounds__(128) delta_gates(Delta d, float *mixed, const float *b, const float *a, const float *decay, const float *bias, float *gates, int rows) {
+// Block (i, sequence): the convolution of DK channels. Those of a query or a key,
+// queries first, are then normalised in place, a warp a row; sums of squares: 32
+// partial sums and a tree. The last block makes the gates: [n, nv, 2] decay and beta.
+KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float *conv, float *mixed, const float *b, const float *a, const float *decay, const float *bias, float *gates) {
     in_order();
-    const int lane = threadIdx.x & 31;
-    const u64 job = (u64) blockIdx.x * 4 + (threadIdx.x >> 5);
-    const u64 row = job / (2 * d.nk);
-    if (row >= (u64) rows) return;
-    const int head = (int) (job % (2 * d.nk)); // queries first
-    float *x = mixed + row * d.channels + head * d.dk;
-    float sum = 0.0f;
-    for (int i = lane; i < d.dk; i += 32) sum = fmaf(x[i], x[i], sum);
-    sum = warp_sum(sum);
-    const float inverse = 1.0f / sqrtf(sum + 1e-6f), factor = head < d.nk ? 1.0f / sqrtf((float) d.dk) : 1.0f;
-    for (int i = lane; i < d.dk; i += 32) x[i] = x[i] * inverse * factor;
-    if (head == 0)
-        for (int h = lane; h < d.nv; h += 32) {
-            const u64 at = row * d.nv + h;
-            gates[2 * at] = exp_(decay[h] * softplus_(a[at] + bias[h]));
+    const int lane = threadIdx.x & 31, head = blockIdx.x, c = head * DK + threadIdx.x;
+    const u32 *seq = d.batch.seq(blockIdx.y);
+    const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS];
+    if (threadIdx.x < DK && c < d.channels) convolve(d, qkv, conv, mixed, seq, c);
+    if (head + 1 == gridDim.x)
+        for (u32 i = threadIdx.x; i < rows * d.nv; i += blockDim.x) {
+            const u64 at = (u64) start * d.nv + i;
+            gates[2 * at] = exp_(decay[i % d.nv] * softplus_(a[at] + bias[i % d.nv]));
             gates[2 * at + 1] = sigmoid_(b[at]);
         }
+    if (head >= 2 * d.nk) return;
+    __syncthreads();
+    for (u32 r = threadIdx.x >> 5; r < rows; r += blockDim.x >> 5) {
+        float *x = mixed + (u64) (start + r) * d.channels + head * DK;
+        float sum = 0.0f;
+        for (int i = lane; i < DK; i += 32) sum = fmaf(x[i], x[i], sum);
+        sum = warp_sum(sum);
+        const float inverse = 1.0f / sqrtf(sum + 1e-6f), factor = head < d.nk ? 1.0f / sqrtf((float) DK) : 1.0f;
+        for (int i = lane; i < DK; i += 32) x[i] = x[i] * inverse * factor;
+    }
 }
 
 // The recurrence: block (value head, sequence), PARTS (4 or 8) threads a column,
@@ -87,7 +87,7 @@ __device__ __forceinline__ float over_parts(float v) {
 }
 KERNEL __launch_bounds__(THREADS, 1) delta_rule(Delta d, const float *mixed, const float *gates, float *y) {
     __shared__ float k[ROWS * PARTS], q[ROWS * PARTS];
-    in_order();
+    start_next();
     const int part = threadIdx.x % PARTS, column = threadIdx.x / PARTS, head = blockIdx.x;
     const bool mine = column < DV;
     const int key_head = head / (d.nv / d.nk), each = 1 + DK + DV;
@@ -97,6 +97,10 @@ KERNEL __launch_bounds__(THREADS, 1) delta_rule(Delta d, const float *mixed, con
     float *updates = d.updates + (slot * TENTATIVE * d.nv + head) * each; // + row nv each
     float s[ROWS];
     const int first = part * ROWS;
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(state), "n"(DK * DV / 4 * 16) : "memory");
+#endif
+    wait_for_previous();
 #pragma unroll
     for (int i = 0; i < ROWS; i++)
         s[i] = mine && EXISTS(i) && !seq[SEQ_NEW] ? state[(u64) (first + i) * DV + column] : 0.0f;

@@ -1,92 +1,113 @@
 // Which experts a row takes, and what they add up to. Experts::choose in
 // backend/src/moe.rs defines the choice, bit for bit.
 
-// A block a row: softmax summed in ascending order, the top_k largest, divided by
-// their sum in order of rank, times the expert's own factor.
-KERNEL __launch_bounds__(256) route(const float *scores, const float *scale, u32 *chosen, float *weights, int experts, int top_k) {
-    extern __shared__ float powers[];
-    __shared__ float shared[32];
-    __shared__ u32 places[8];
-    __shared__ float total;
-    in_order();
-    const u64 row = blockIdx.x;
-    scores += row * experts;
+// A warp's row: softmax summed in ascending order, the top_k largest, divided by
+// their sum in order of rank, times the expert's own factor. `powers` holds a float
+// for each expert.
+__device__ __forceinline__ void choose(const float *scores, const float *scale, u32 *chosen, float *weights, float *powers, int experts, int top_k) {
+    const int lane = threadIdx.x & 31;
     float max = -INFINITE;
-    for (int e = threadIdx.x; e < experts; e += 256) max = larger(scores[e], max);
+    for (int e = lane; e < experts; e += 32) max = larger(scores[e], max);
     max = warp_max(max);
-    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = max;
-    __syncthreads();
-    for (int i = 0; i < 8; i++) max = larger(shared[i], max);
-    for (int e = threadIdx.x; e < experts; e += 256) powers[e] = exp_(scores[e] - max);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        float sum = 0.0f;
-        for (int e = 0; e < experts; e++) sum += powers[e];
-        total = sum;
-    }
-    __syncthreads();
+    for (int e = lane; e < experts; e += 32) powers[e] = exp_(scores[e] - max);
+    __syncwarp();
+    float total = 0.0f;
+#pragma unroll 16
+    for (int e = 0; e < experts; e++) total += powers[e];
+    __syncwarp();
+    float sum = 0.0f;
     for (int rank = 0; rank < top_k; rank++) {
         float v = -1.0f;
         u32 at = 0;
-        for (int e = threadIdx.x; e < experts; e += 256)
-            if (powers[e] > v) { v = powers[e]; at = e; }
+#pragma unroll 8
+        for (int e = lane; e < experts; e += 32) {
+            const float w = powers[e];
+            if (w > v) { v = w; at = e; }
+        }
 #pragma unroll
         for (int o = 16; o; o >>= 1) {
             float w = __shfl_xor_sync(~0u, v, o);
             u32 wat = __shfl_xor_sync(~0u, at, o);
             if (w > v || (w == v && wat < at)) { v = w; at = wat; }
         }
-        if ((threadIdx.x & 31) == 0) { shared[threadIdx.x >> 5] = v; places[threadIdx.x >> 5] = at; }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            for (int i = 1; i < 8; i++)
-                if (shared[i] > v || (shared[i] == v && places[i] < at)) { v = shared[i]; at = places[i]; }
-            chosen[row * top_k + rank] = at;
-            weights[row * top_k + rank] = v / total;
-            powers[at] = -1.0f;
+        const float weight = v / total;
+        sum += weight;
+        if (lane == 0) {
+            chosen[rank] = at;
+            weights[rank] = weight;
         }
-        __syncthreads();
+        if (lane == (at & 31)) powers[at] = -1.0f;
+        __syncwarp();
     }
-    if (threadIdx.x == 0) {
-        float sum = 0.0f;
-        for (int rank = 0; rank < top_k; rank++) sum += weights[row * top_k + rank];
-        for (int rank = 0; rank < top_k; rank++) {
-            float w = weights[row * top_k + rank] / sum;
-            weights[row * top_k + rank] = w * (scale ? scale[chosen[row * top_k + rank]] : 1.0f);
-        }
-    }
+    for (int rank = lane; rank < top_k; rank += 32) weights[rank] = weights[rank] / sum * (scale ? scale[chosen[rank]] : 1.0f);
 }
-
-// Pairs (row, rank) by expert, in order within one. `lists`: experts in use, then
-// for each its number, first pair and end. One block.
-KERNEL __launch_bounds__(1024) group(const u32 *chosen, u32 *lists, u32 *pairs, int experts, int n) {
-    extern __shared__ u32 counts[];
-    in_order();
-    for (int e = threadIdx.x; e < experts; e += 1024) {
+// Pairs (row, rank) by expert, in order within one, by a block. `lists`: experts in
+// use, then for each its number, first pair and end. `counts` and `starts` hold a
+// number for each expert.
+__device__ __forceinline__ void group_pairs(const u32 *chosen, u32 *lists, u32 *pairs, u32 *counts, u32 *starts, int experts, int n) {
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
         u32 count = 0;
+#pragma unroll 8
         for (int i = 0; i < n; i++) count += chosen[i] == (u32) e;
         counts[e] = count;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    // A warp walks the experts, 32 at a time: sums of those before.
+    if (threadIdx.x < 32) {
+        const u32 lane = threadIdx.x;
         u32 used = 0, at = 0;
-        for (int e = 0; e < experts; e++) {
-            if (!counts[e]) continue;
-            lists[1 + 3 * used] = e;
-            lists[2 + 3 * used] = at;
-            at += counts[e];
-            lists[3 + 3 * used] = at;
-            used++;
+        for (u32 first = 0; first < (u32) experts; first += 32) {
+            const u32 e = first + lane, count = e < (u32) experts ? counts[e] : 0;
+            const u32 some = __ballot_sync(~0u, count > 0);
+            u32 sum = count;
+#pragma unroll
+            for (int o = 1; o < 32; o *= 2) {
+                const u32 below = __shfl_up_sync(~0u, sum, o);
+                if ((int) lane >= o) sum += below;
+            }
+            const u32 start = at + sum - count;
+            if (count > 0) {
+                u32 *list = lists + 1 + 3 * (used + __popc(some & ((1u << lane) - 1)));
+                list[0] = e;
+                list[1] = start;
+                list[2] = start + count;
+            }
+            if (e < (u32) experts) starts[e] = start;
+            used += __popc(some);
+            at += __shfl_sync(~0u, sum, 31);
         }
-        lists[0] = used;
+        if (lane == 0) lists[0] = used;
     }
     __syncthreads();
-    const u32 used = lists[0];
-    for (u32 u = threadIdx.x; u < used; u += 1024) {
-        u32 at = lists[2 + 3 * u], e = lists[1 + 3 * u];
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+        if (counts[e] == 0) continue;
+        u32 at = starts[e];
         for (int i = 0; i < n; i++)
-            if (chosen[i] == e) pairs[at++] = i;
+            if (chosen[i] == (u32) e) pairs[at++] = i;
     }
+}
+// Many rows: a warp a row, and then one block for the lists.
+KERNEL __launch_bounds__(128) route(const float *scores, const float *scale, u32 *chosen, float *weights, int experts, int top_k, int rows) {
+    extern __shared__ float powers[];
+    in_order();
+    const int warp = threadIdx.x >> 5;
+    const u64 row = blockIdx.x * 4 + warp;
+    if (row < (u64) rows) choose(scores + row * experts, scale, chosen + row * top_k, weights + row * top_k, powers + warp * experts, experts, top_k);
+}
+KERNEL __launch_bounds__(1024) group(const u32 *chosen, u32 *lists, u32 *pairs, int experts, int n) {
+    extern __shared__ u32 counts[];
+    in_order();
+    group_pairs(chosen, lists, pairs, counts, counts + experts, experts, n);
+}
+// Few rows: one block does both, a warp a row.
+KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scale, u32 *chosen, float *weights, u32 *lists, u32 *pairs, int experts, int top_k, int rows) {
+    extern __shared__ float powers[];
+    in_order();
+    const int warp = threadIdx.x >> 5;
+    if (warp < rows) choose(scores + warp * experts, scale, chosen + warp * top_k, weights + warp * top_k, powers + warp * experts, experts, top_k);
+    __syncthreads();
+    u32 *counts = (u32 *) powers;
+    group_pairs(chosen, lists, pairs, counts, counts + experts, experts, rows * top_k);
 }
 
 // y[row] = sum over ranks of weight * part, by fused multiply-add from 0.

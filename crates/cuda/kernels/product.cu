@@ -29,6 +29,8 @@
 #define SCALE_BITS 0
 #define SCALE_BYTES 0
 #endif
+// Whether codes of 4 bits are expanded with two offsets, which saves shifts.
+#define TWO_OFFSETS (FORMAT == 4 && GROUPS == 1)
 #define TILE_BYTES (CODE_WORDS * 128 + SCALE_BYTES)
 
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -71,32 +73,37 @@ __device__ __forceinline__ u32 bytes(u32 a, u32 b, u32 select) {
 struct Codes {
     u32 w[CODE_WORDS];
 };
+// Reads from global memory what is read once, or from shared memory.
+template <bool SHARED> __device__ __forceinline__ uint4 read16(const void *p) { return SHARED ? *(const uint4 *) p : stream16(p); }
+template <bool SHARED> __device__ __forceinline__ uint2 read8(const void *p) { return SHARED ? *(const uint2 *) p : stream8(p); }
+template <bool SHARED> __device__ __forceinline__ u32 read4(const void *p) { return SHARED ? *(const u32 *) p : stream4(p); }
+template <bool SHARED>
 __device__ __forceinline__ Codes load(const u8 *tile, int lane) {
     Codes c;
 #if FORMAT >= 4
     constexpr int whole = CODE_WORDS / 4; // 16-byte parts
 #pragma unroll
     for (int i = 0; i < whole; i++) {
-        uint4 v = stream16(tile + (i * 32 + lane) * 16);
+        uint4 v = read16<SHARED>(tile + (i * 32 + lane) * 16);
         c.w[4 * i] = v.x; c.w[4 * i + 1] = v.y; c.w[4 * i + 2] = v.z; c.w[4 * i + 3] = v.w;
     }
 #if FORMAT == 5
-    c.w[4] = stream4(tile + 512 + lane * 4);
+    c.w[4] = read4<SHARED>(tile + 512 + lane * 4);
 #elif FORMAT == 6
-    uint2 v = stream8(tile + 512 + lane * 8);
+    uint2 v = read8<SHARED>(tile + 512 + lane * 8);
     c.w[4] = v.x; c.w[5] = v.y;
 #endif
 #else
-    uint2 v = stream8(tile + lane * 8);
+    uint2 v = read8<SHARED>(tile + lane * 8);
     c.w[0] = v.x; c.w[1] = v.y;
 #if FORMAT == 3
-    c.w[2] = stream4(tile + 256 + lane * 4);
+    c.w[2] = read4<SHARED>(tile + 256 + lane * 4);
 #endif
 #endif
     return c;
 }
 // Four columns of one row of the lane's two (half), as two pairs of f16; codes
-// come 1024 too large.
+// come 1024 too large, or the latter two 64.
 __device__ __forceinline__ void expand(const Codes &c, int half, int j, u32 magic, u32 &p0, u32 &p1) {
     [[maybe_unused]] const int h = j >> 1, q = h * 4 + 2 * (j & 1);
 #if FORMAT == 16
@@ -114,8 +121,9 @@ __device__ __forceinline__ void expand(const Codes &c, int half, int j, u32 magi
     p1 = bytes(w, magic, 0x5352);
 #elif FORMAT >= 4
     u32 w = c.w[half * 2 + h];
-    p0 = masked(w >> (8 * (j & 1)), 0x000f000fu, magic);
-    p1 = masked(w >> (8 * (j & 1) + 4), 0x000f000fu, magic);
+    w >>= 8 * (j & 1);
+    p0 = masked(w, 0x000f000fu, magic);
+    p1 = TWO_OFFSETS ? masked(w, 0x00f000f0u, magic ^ 0x30003000u) : masked(w >> 4, 0x000f000fu, magic);
 #if FORMAT == 5
     p0 |= ((c.w[4] >> (half * 8 + q)) & 0x00010001u) << 4;
     p1 |= ((c.w[4] >> (half * 8 + q + 1)) & 0x00010001u) << 4;
@@ -136,6 +144,7 @@ __device__ __forceinline__ void expand(const Codes &c, int half, int j, u32 magi
 struct Scales {
     float scale, bias; // the bias takes back what codes are too large
 };
+template <bool SHARED = false>
 __device__ __forceinline__ Scales scales(const u8 *tile, int group, int row) {
     Scales s;
 #if SCALE == 32
@@ -143,7 +152,7 @@ __device__ __forceinline__ Scales scales(const u8 *tile, int group, int row) {
     s.scale = v.x;
     s.bias = v.y;
 #else
-    u32 v = stream4(tile + CODE_WORDS * 128 + (group * 16 + row) * 4);
+    u32 v = read4<SHARED>(tile + CODE_WORDS * 128 + (group * 16 + row) * 4);
 #if SCALE_BF16
     s.scale = __uint_as_float(v << 16);
     s.bias = __uint_as_float(v & 0xffff0000u);
@@ -159,7 +168,11 @@ __device__ __forceinline__ Scales scales(const u8 *tile, int group, int row) {
 // What a lane needs of the activations for 8 of their rows and one tile.
 struct Inputs {
     u32 w[8];
-    float sums[GROUPS][2];
+    float4 tiles[2]; // of the lane's two results (Half)
+    // Looked at only when used, or whoever loads them ahead waits for them.
+    __device__ __forceinline__ float sum(int group, int i) const {
+        return GROUPS == 1 ? tiles[i].x + tiles[i].y : group == 0 ? tiles[i].x : tiles[i].y;
+    }
 };
 
 struct Tile {
@@ -182,30 +195,37 @@ __device__ __forceinline__ void multiply(const Tile &tile, const Inputs &x, floa
             mma(c, a, x.w[2 * j], x.w[2 * j + 1]);
         }
         const Scales g = tile.s[group][0], h = tile.s[group][1];
-        o[0] = fmaf(g.scale, c[0], fmaf(g.bias, x.sums[group][0], o[0]));
-        o[1] = fmaf(g.scale, c[1], fmaf(g.bias, x.sums[group][1], o[1]));
-        o[2] = fmaf(h.scale, c[2], fmaf(h.bias, x.sums[group][0], o[2]));
-        o[3] = fmaf(h.scale, c[3], fmaf(h.bias, x.sums[group][1], o[3]));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float v = TWO_OFFSETS ? fmaf(c[i], x.tiles[i & 1].z, -x.tiles[i & 1].w) : c[i] * x.tiles[i & 1].z;
+            const Scales &s = i < 2 ? g : h;
+            o[i] = fmaf(s.scale, v, fmaf(s.bias, x.sum(group, i & 1), o[i]));
+        }
     }
 #else
+    float c[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 a[4];
         expand(tile.codes, 0, j, magic, a[0], a[2]);
         expand(tile.codes, 1, j, magic, a[1], a[3]);
-        mma(o, a, x.w[2 * j], x.w[2 * j + 1]);
+        mma(c, a, x.w[2 * j], x.w[2 * j + 1]);
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++) o[i] = fmaf(c[i], x.tiles[i & 1].z, o[i]);
 #endif
 }
+template <bool SHARED = false>
 __device__ __forceinline__ Tile fetch(const u8 *tile, int lane) {
     Tile v;
-    v.codes = load(tile, lane);
+    v.codes = load<SHARED>(tile, lane);
 #ifdef CODES
     const int g = lane >> 2;
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        v.s[group][0] = scales(tile, group, g);
-        v.s[group][1] = scales(tile, group, g + 8);
+        v.s[group][0] = scales<SHARED>(tile, group, g);
+        v.s[group][1] = scales<SHARED>(tile, group, g + 8);
+        if (TWO_OFFSETS) continue;
         v.s[group][0].bias = fmaf(-1024.0f, v.s[group][0].scale, v.s[group][0].bias);
         v.s[group][1].bias = fmaf(-1024.0f, v.s[group][1].scale, v.s[group][1].bias);
     }
@@ -224,16 +244,9 @@ __device__ __forceinline__ Inputs inputs(const Half &x, int k, int lane, int row
     }
     v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
     v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
-#ifdef CODES
-    float2 s0 = {0, 0}, s1 = {0, 0};
-    if (row0 >= 0) s0 = *(const float2 *) (x.sums + (u64) row0 * (x.kp / 32) + 2 * k);
-    if (row1 >= 0) s1 = *(const float2 *) (x.sums + (u64) row1 * (x.kp / 32) + 2 * k);
-#if GROUPS == 2
-    v.sums[0][0] = s0.x; v.sums[1][0] = s0.y; v.sums[0][1] = s1.x; v.sums[1][1] = s1.y;
-#else
-    v.sums[0][0] = s0.x + s0.y; v.sums[0][1] = s1.x + s1.y;
-#endif
-#endif
+    v.tiles[0] = v.tiles[1] = make_float4(0, 0, 0, 0);
+    if (row0 >= 0) v.tiles[0] = x.tiles[(u64) row0 * (x.kp / 64) + k];
+    if (row1 >= 0) v.tiles[1] = x.tiles[(u64) row1 * (x.kp / 64) + k];
     return v;
 }
 
@@ -249,7 +262,7 @@ struct Matrices {
 // Adds the slices of R * N accumulators and writes the results. `out` gives the
 // row of y for an activation row, negative for nobody.
 template <int R, int N, class Out>
-__device__ __forceinline__ void write(float (&o)[R][N][4], float *shared, int slices, const float *factor, const float *input_factor, float *y, int rows, int tile, Out out) {
+__device__ __forceinline__ void write(float (&o)[R][N][4], float *shared, int slices, const float *factor, float *y, int rows, int tile, Out out) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
     for (int r = 0; r < R; r++)
@@ -263,9 +276,8 @@ __device__ __forceinline__ void write(float (&o)[R][N][4], float *shared, int sl
         for (int s = 1; s < slices; s++) v += shared[s * R * N * 128 + at];
         const int l = at & 31, i = at >> 5 & 3, n = at >> 7 & (N - 1), r = at / (N * 128);
         const int row = (tile + r) * 16 + (l >> 2) + (i >> 1) * 8;
-        int from, to;
-        if (row < rows && out(n * 8 + (l & 3) * 2 + (i & 1), from, to)) {
-            v *= input_factor[from];
+        int to;
+        if (row < rows && out(n * 8 + (l & 3) * 2 + (i & 1), to)) {
             if (factor) v *= factor[row];
             y[(u64) to * rows + row] = v;
         }
@@ -317,9 +329,9 @@ __device__ __forceinline__ void product(const Matrices &m, const Half &x, int n_
             for (int r = 0; r < R; r++) multiply(tile[r], in, o[r][n], magic);
         }
     }
-    write<R, N>(o, shared, blockDim.x >> 5, factor, x.factor, y, rows, tile, [&](int i, int &from, int &to) {
-        from = to = base + i;
-        return base + i < n_rows;
+    write<R, N>(o, shared, blockDim.x >> 5, factor, y, rows, tile, [&](int i, int &to) {
+        to = base + i;
+        return to < n_rows;
     });
 }
 #define PRODUCT(R, N) KERNEL __launch_bounds__(SLICES * 32) product_##R##_##N(Matrices m, Half x, int n_rows, int tiles, int per) { \
@@ -328,18 +340,202 @@ PRODUCT(1, 1)
 PRODUCT(2, 1)
 PRODUCT(1, 2)
 
+// The same for few rows where memory is fast: a block for each multiprocessor, or
+// two, walks a run of the row tiles of all matrices, ROWS(N) at a time; a warp has its
+// slice of each. Weights come through a ring in shared memory, a stage COLUMNS(N)
+// of tiles, that is filled before the kernel waits for its input and never drains.
+//
+// What limits it on an H200 is not the memory but whole-number arithmetic, which goes
+// at half speed: hence few stages of many tiles, and rows that are not there are read
+// as the last one, for nobody looks at their results.
+#if __CUDA_ARCH__ >= 900
+#define RING 13824 // bytes of a warp; a stage may end a tile after the matrix
+#define ROWS(N) (TILE_BYTES <= 576 && N == 1 ? 4 : 2)
+#define COLUMNS(N) (TILE_BYTES <= (N == 1 ? 1152 : 576) ? 2 : 1)
+// Row tiles of one matrix, `most` at most, from number `at` of all matrices on.
+struct Group {
+    const u8 *w;
+    int which, tile, count;
+};
+__device__ __forceinline__ Group group_at(const Matrices &m, int most, int at, int stop, u64 row_bytes) {
+    Group v = {m.w[0], 0, at, min(most, min(m.first[1], stop) - at)};
+#pragma unroll
+    for (int i = 1; i < 4; i++)
+        if (at >= m.first[i]) {
+            v = {m.w[i], i, at - m.first[i], min(most, stop - at)};
+            if (i < 3) v.count = min(v.count, m.first[i + 1] - at);
+        }
+    v.w += v.tile * row_bytes;
+    return v;
+}
+// A lane's way through the activations of 8 rows.
+struct Way {
+    const u16 *values;
+    const float4 *tiles[2];
+    __device__ Way(const Half &x, int lane, int row, int n_rows) {
+        auto there = [&](int i) { return (u64) min(row + i, n_rows - 1); };
+        values = x.values + there(lane >> 2) * x.kp + (lane & 3) * 8;
+#pragma unroll
+        for (int i = 0; i < 2; i++) tiles[i] = x.tiles + there(2 * (lane & 3) + i) * (x.kp / 64);
+    }
+    __device__ __forceinline__ Inputs at(int k) const {
+        Inputs v;
+        const uint4 a = *(const uint4 *) (values + k * 64), b = *(const uint4 *) (values + k * 64 + 32);
+        v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
+        v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
+        v.tiles[0] = tiles[0][k];
+        v.tiles[1] = tiles[1][k];
+        return v;
+    }
+};
+__device__ __forceinline__ void copy16(u32 to, const u8 *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+}
+template <int N>
+__device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_rows, int tiles, int per, int total) {
+    extern __shared__ __align__(128) u8 staged[];
+    constexpr int R = ROWS(N), C = COLUMNS(N), ROW = C * TILE_BYTES, STAGE = R * ROW, DEPTH = RING / STAGE;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int base = blockIdx.y * N * 8, begin = warp * per, length = min(per, tiles - begin);
+    const u64 row_bytes = (u64) tiles * TILE_BYTES;
+    int at = (int) ((u64) total * blockIdx.x / gridDim.x);
+    const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
+    const u8 *ring = staged + warp * RING;
+    float *sums = (float *) (staged + SLICES * RING);
+    // What is asked for next. A row of a stage is copied by whole warps, and then its
+    // rest by some lanes: by each of another row, if there are enough of them.
+    constexpr int rest = ROW % 512 / 16, whole = ROW / 512 * 512;
+    constexpr bool together = rest > 0 && rest * R <= 32;
+    const int rest_row = together ? lane / max(rest, 1) : 0, rest_at = whole + (together ? lane % max(rest, 1) : lane) * 16;
+    const u32 to = (u32) __cvta_generic_to_shared(ring) + lane * 16, to_rest = to - lane * 16 + rest_row * ROW + rest_at;
+    const u8 *from = nullptr, *from_rest = nullptr;
+    int next_at = at, next_k = 0, next_slot = 0, count = 0;
+    auto ask = [&]() {
+        if (next_at < stop) {
+            if (next_k == 0) {
+                const Group next = group_at(m, R, next_at, stop, row_bytes);
+                from = next.w + begin * TILE_BYTES + lane * 16;
+                from_rest = next.w + begin * TILE_BYTES + rest_row * row_bytes + rest_at;
+                count = next.count;
+            }
+            const u8 *p = from;
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                if (r < count) {
+#pragma unroll
+                    for (int i = 0; i < whole; i += 512) copy16(to + next_slot + r * ROW + i, p + i);
+                    if (rest && !together && lane < rest) copy16(to_rest + next_slot + r * ROW, p - lane * 16 + rest_at);
+                }
+                p += row_bytes;
+            }
+            if (together && rest_row < count) copy16(to_rest + next_slot, from_rest);
+            from += ROW;
+            from_rest += ROW;
+            next_slot = next_slot == (DEPTH - 1) * STAGE ? 0 : next_slot + STAGE;
+            next_k += C;
+            if (next_k >= length) {
+                next_k = 0;
+                next_at += count;
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    start_next();
+#pragma unroll 1
+    for (int i = 0; i < DEPTH - 1; i++) ask();
+    wait_for_previous();
+    const u32 magic = offset();
+    const Way way0(x, lane, base, n_rows), way1(x, lane, base + 8 * (N - 1), n_rows);
+    auto load_inputs = [&](Inputs (&in)[N], int k) {
+        k = begin + (k < length ? k : 0);
+        in[0] = way0.at(k);
+        if (N > 1) in[N - 1] = way1.at(k);
+    };
+    Inputs even[N], odd[N]; // a tile ahead, where there are registers for it
+    constexpr bool ahead = N == 1;
+    if (ahead) load_inputs(even, 0);
+    int slot = 0;
+    while (at < stop) {
+        const Group now = group_at(m, R, at, stop, row_bytes);
+        at += now.count;
+        float o[R][N][4];
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) o[r][n][i] = 0.0f;
+        // Tiles side by side hide each other's latency.
+        auto use = [&](const u8 *tiles, const Inputs (&in)[N]) {
+#pragma unroll
+            for (int count = R; count > 0; count--)
+                if (now.count == count) {
+#pragma unroll
+                    for (int r = 0; r < R; r++)
+                        if (r < count) {
+                            const Tile tile = fetch<true>(tiles + r * ROW, lane);
+#pragma unroll
+                            for (int n = 0; n < N; n++) multiply(tile, in[n], o[r][n], magic);
+                        }
+                }
+        };
+#pragma unroll 1
+        for (int k = 0; k < length; k += C) {
+            if (ahead) load_inputs(odd, k + 1);
+            else load_inputs(even, k);
+            asm volatile("cp.async.wait_group %0;" :: "n"(DEPTH - 2) : "memory");
+            __syncwarp(); // all lanes' copies are there, and the stage before is used
+            ask();
+            const u8 *stage = ring + slot;
+            slot = slot == (DEPTH - 1) * STAGE ? 0 : slot + STAGE;
+            use(stage, even);
+            if (C == 1) {
+                if (ahead) even[0] = odd[0];
+            } else {
+                load_inputs(even, ahead ? k + 2 : k + 1);
+                if (k + 1 < length) use(stage + TILE_BYTES, ahead ? odd : even);
+            }
+        }
+        const float *factor = m.factor[0];
+        float *y = m.y[0];
+        int rows = m.rows[0];
+#pragma unroll
+        for (int i = 1; i < 4; i++)
+            if (now.which == i) { factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; }
+#pragma unroll
+        for (int c = 0; c < R * N; c++) {
+            if (c / N >= now.count) break;
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[(warp * 4 + i) * 32 + lane] = o[c / N][c % N][i];
+            __syncthreads();
+            for (int at = threadIdx.x; at < 128; at += SLICES * 32) {
+                const int l = at & 31, i = at >> 5, row = (now.tile + c / N) * 16 + (l >> 2) + (i >> 1) * 8, to = base + c % N * 8 + (l & 3) * 2 + (i & 1);
+                if (row < rows && to < n_rows) {
+                    float v = sums[at];
+#pragma unroll
+                    for (int s = 1; s < SLICES; s++) v += sums[s * 128 + at];
+                    if (factor) v *= factor[row];
+                    y[(u64) to * rows + row] = v;
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+#define FEED_KERNEL(N) KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) feed_##N(Matrices m, Half x, int n_rows, int tiles, int per, int total) { feed<N>(m, x, n_rows, tiles, per, total); }
+FEED_KERNEL(1)
+FEED_KERNEL(2)
+#endif
+
 // Many rows: a block takes 8 tiles of 16 weight rows by 128 activation rows, a warp
 // 2 by 64. Activations come through shared memory, weights straight to registers.
 // The sums are those of `product`, slice by slice; whole slices wait in shared
 // memory, each thread's for itself.
 #define MANY 128
 #define STAGES 2
-#define STAGE_BYTES (MANY * 128 + MANY * 8)
-__device__ __forceinline__ void copy_async(u32 to, const void *from, int bytes, bool real) {
-    if (bytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" :: "r"(to), "l"(from), "r"(real ? 8 : 0) : "memory");
+#define STAGE_BYTES (MANY * 128 + MANY * 16)
+__device__ __forceinline__ void copy_async(u32 to, const void *from, bool real) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
 KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, int tiles, int per) {
     extern __shared__ __align__(128) u8 staged[];
@@ -368,14 +564,12 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
             for (int i = threadIdx.x; i < MANY * 8; i += 256) {
                 const int row = i >> 3, c = i & 7;
                 const bool real = base + row < n_rows;
-                copy_async(at + row * 128 + (c * 16 ^ (row & 1) * 64), x.values + (u64) (real ? base + row : 0) * x.kp + k * 64 + c * 8, 16, real);
+                copy_async(at + row * 128 + (c * 16 ^ (row & 1) * 64), x.values + (u64) (real ? base + row : 0) * x.kp + k * 64 + c * 8, real);
             }
-#ifdef CODES
             if (threadIdx.x < MANY) {
                 const bool real = base + threadIdx.x < n_rows;
-                copy_async(at + MANY * 128 + threadIdx.x * 8, x.sums + (u64) (real ? base + threadIdx.x : 0) * (x.kp / 32) + 2 * k, 8, real);
+                copy_async(at + MANY * 128 + threadIdx.x * 16, x.tiles + (u64) (real ? base + threadIdx.x : 0) * (x.kp / 64) + k, real);
             }
-#endif
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
@@ -415,14 +609,9 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
             const uint4 a = *(const uint4 *) (from + row * 128 + (t * 16 ^ (row & 1) * 64)), b = *(const uint4 *) (from + row * 128 + (t * 16 + 64 ^ (row & 1) * 64));
             in.w[0] = a.x; in.w[1] = a.y; in.w[2] = a.z; in.w[3] = a.w;
             in.w[4] = b.x; in.w[5] = b.y; in.w[6] = b.z; in.w[7] = b.w;
-#ifdef CODES
-            const float4 s = *(const float4 *) (from + MANY * 128 + (mine + n * 8 + 2 * t) * 8);
-#if GROUPS == 2
-            in.sums[0][0] = s.x; in.sums[1][0] = s.y; in.sums[0][1] = s.z; in.sums[1][1] = s.w;
-#else
-            in.sums[0][0] = s.x + s.y; in.sums[0][1] = s.z + s.w;
-#endif
-#endif
+            const float4 *s = (const float4 *) (from + MANY * 128) + mine + n * 8 + 2 * t;
+            in.tiles[0] = s[0];
+            in.tiles[1] = s[1];
 #pragma unroll
             for (int r = 0; r < 2; r++) multiply(now[r], in, o[r][n], magic);
         }
@@ -449,7 +638,7 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
             for (int i = 0; i < 4; i++) {
                 const int row = (tile + r) * 16 + g + (i >> 1) * 8, from = base + mine + n * 8 + 2 * t + (i & 1);
                 if (row >= rows || from >= n_rows) continue;
-                float v = total[((r * 8 + n) * 4 + i) * 256] * x.factor[from];
+                float v = total[((r * 8 + n) * 4 + i) * 256];
                 if (factor) v *= factor[row];
                 y[(u64) from * rows + row] = v;
             }
@@ -505,14 +694,13 @@ KERNEL __launch_bounds__(SLICES * 32) product_rows(const u8 *w, const float *fac
         const int self = g == 0 ? row : -1, first_result = (lane & 3) == 0 ? row : -1;
         multiply(both, inputs(x, k, lane, self, first_result, -1), o[0][0], magic);
     }
-    write<1, 1>(o, shared, blockDim.x >> 5, nullptr, x.factor, y, n_ids, 0, [&](int, int &, int &) { return false; });
+    write<1, 1>(o, shared, blockDim.x >> 5, nullptr, y, n_ids, 0, [&](int, int &) { return false; });
     // One column of results, rows by their ids.
     for (int at = threadIdx.x; at < 16; at += blockDim.x) {
         const int i = (at >> 3) * 2, l = (at & 7) * 4;
         float v = shared[i * 32 + l];
         for (int s = 1; s < (int) (blockDim.x >> 5); s++) v += shared[s * 128 + i * 32 + l];
         if (first + at < n_ids) {
-            v *= x.factor[row];
             if (factor) v *= factor[ids[first + at]];
             y[(u64) row * n_ids + first + at] = v;
         }
@@ -535,12 +723,17 @@ KERNEL __launch_bounds__(SLICES * 32) product_experts(const u64 *table, const u6
     const u8 *run = w + ((u64) tile * tiles + begin) * TILE_BYTES;
     const u64 next = (u64) tiles * TILE_BYTES;
     const int last = (rows + 15) / 16 - tile;
+#if __CUDA_ARCH__ >= 900
+    if (lane < 2 && lane < last && begin < end)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(run + lane * next), "r"((end - begin) * TILE_BYTES) : "memory");
+#endif
     const u32 magic = offset();
     for (u32 base = list[1]; base < list[2]; base += 8) {
         auto row = [&](int i) { return base + i < list[2] ? (int) (by_pair ? pairs[base + i] : pairs[base + i] / top_k) : -1; };
         const int own = row(g), r0 = row(2 * t), r1 = row(2 * t + 1);
         float o[2][1][4] = {{{0, 0, 0, 0}}, {{0, 0, 0, 0}}};
-#pragma unroll 2
+        constexpr int unroll = FORMAT == 4 || FORMAT == 16 ? 2 : 1; // as registers allow
+#pragma unroll unroll
         for (int k = begin; k < end; k++) {
             Tile tile[2];
 #pragma unroll
@@ -549,10 +742,9 @@ KERNEL __launch_bounds__(SLICES * 32) product_experts(const u64 *table, const u6
 #pragma unroll
             for (int r = 0; r < 2; r++) multiply(tile[r], in, o[r][0], magic);
         }
-        write<2, 1>(o, shared, blockDim.x >> 5, factor, x.factor, y, rows, tile, [&](int i, int &from, int &to) {
+        write<2, 1>(o, shared, blockDim.x >> 5, factor, y, rows, tile, [&](int i, int &to) {
             if (base + i >= list[2]) return false;
             to = (int) pairs[base + i];
-            from = by_pair ? to : to / top_k;
             return true;
         });
         __syncthreads();

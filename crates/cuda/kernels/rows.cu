@@ -17,29 +17,32 @@ KERNEL softcap(float *x, float cap, u64 n) {
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] = cap * tanh_(x[i] / cap);
 }
-// Columns that a block of 256 threads takes of a row that many blocks share, and
-// the largest value it found: [n, gridDim.x].
+// Columns that a block of 256 threads takes of a row that many blocks share: two
+// neighbours a thread, so that a warp has a product's tile.
 #define SHARE 1024
-__device__ __forceinline__ void put_maximum(float *maxima, float max, float *shared) {
-    max = block_max(max, shared);
-    if (maxima && threadIdx.x == 0) maxima[(u64) blockIdx.y * gridDim.x + blockIdx.x] = max;
+template <class F>
+__device__ __forceinline__ void each_share(int cols, F f) {
+#pragma unroll
+    for (int i = 0; i < SHARE / 512; i++) {
+        const int c = blockIdx.x * SHARE + i * 512 + 2 * threadIdx.x;
+        if (c / 64 * 64 < cols) f(c);
+    }
 }
-// y = activation(gate) * x, rows of either so many columns apart: block (share, row).
-KERNEL __launch_bounds__(256) glu(const float *gate, const float *x, u64 gate_stride, u64 x_stride, float *y, float *maxima, int cols, int f) {
-    __shared__ float shared[32];
+// y = activation(gate) * x, rows of either so many columns apart, and y as products
+// read it: block (share, row).
+KERNEL __launch_bounds__(256) glu(const float *gate, const float *x, u64 gate_stride, u64 x_stride, float *y, int cols, int f, Half h) {
     in_order();
     const u64 row = blockIdx.y;
-    float max = 0.0f;
+    each_share(cols, [&](int c) {
+        float v[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < SHARE / 256; i++) {
-        const int c = blockIdx.x * SHARE + i * 256 + threadIdx.x;
-        if (c < cols) {
-            const float v = activate(f, gate[row * gate_stride + c]) * x[row * x_stride + c];
-            y[row * cols + c] = v;
-            max = larger(fabsf(v), max);
-        }
-    }
-    put_maximum(maxima, max, shared);
+        for (int j = 0; j < 2; j++)
+            if (c + j < cols) {
+                v[j] = activate(f, gate[row * gate_stride + c + j]) * x[row * x_stride + c + j];
+                y[row * cols + c + j] = v[j];
+            }
+        put_half(h, row, c / 64, v[0], v[1]);
+    });
 }
 // y = activation(gate[row]) * x
 KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u64 n) {
@@ -47,51 +50,51 @@ KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = x[i] * activate(f, gate[i / cols]);
 }
-// A tensor as products read it, in two steps: block (share, row).
-KERNEL __launch_bounds__(256) maxima(const float *x, float *maxima, int cols) {
-    __shared__ float shared[32];
-    in_order();
-    float max = 0.0f;
-#pragma unroll
-    for (int i = 0; i < SHARE / 256; i++) {
-        const int c = blockIdx.x * SHARE + i * 256 + threadIdx.x;
-        if (c < cols) max = larger(fabsf(x[(u64) blockIdx.y * cols + c]), max);
-    }
-    put_maximum(maxima, max, shared);
-}
-KERNEL __launch_bounds__(256) to_half(const float *x, const float *maxima, int cols, int parts, Half h) {
-    __shared__ float shared[32];
+// A tensor as products read it: block (share, row).
+KERNEL __launch_bounds__(256) to_half(const float *x, int cols, Half h) {
     in_order();
     const u64 row = blockIdx.y;
-    float max = 0.0f;
-    for (int i = threadIdx.x; i < parts; i += 256) max = larger(maxima[row * parts + i], max);
-    const float scale = row_scale(block_max(max, shared));
-    if (blockIdx.x == 0 && threadIdx.x == 0) h.factor[row] = 1.0f / scale;
-#pragma unroll
-    for (int i = 0; i < SHARE / 256; i++) {
-        const int c = blockIdx.x * SHARE + i * 256 + threadIdx.x;
-        if (c < h.kp) put_half(h, row, c, c < cols ? x[row * cols + c] : 0.0f, scale);
-    }
-}
-
-// x / sqrt(mean(x²) + eps) * weight over runs of `width`; a block a run. The sum
-// of squares: a partial sum a thread over columns `threadIdx.x + i * blockDim.x`,
-// then trees. `blockDim.x` depends on the width alone.
-KERNEL __launch_bounds__(512) rms_norm(const float *x, const float *weight, float *y, int width, float eps, Half h) {
-    __shared__ float shared[32];
-    in_order();
-    const u64 run = blockIdx.x;
-    Kept k = keep(x + run * width, width);
-    const float inverse = 1.0f / sqrtf(sum_squares(k, shared) / (float) width + eps);
-    each_kept(width, [&](int i, int c) {
-        k.v[i] *= inverse;
-        if (weight) k.v[i] *= weight[c];
-        y[run * width + c] = k.v[i];
+    each_share(cols, [&](int c) {
+        put_half(h, row, c / 64, c < cols ? x[row * cols + c] : 0.0f, c + 1 < cols ? x[row * cols + c + 1] : 0.0f);
     });
-    if (h.kp) kept_half(h, run, k, shared);
 }
 
-// The same for wider runs, whose threads read their columns again.
+// x / sqrt(mean(x²) + eps) * weight over runs of `width`; a block a run.
+KERNEL __launch_bounds__(1024, 1) rms_norm(const float *x, const float *weight, float *y, int width, float eps, Half h) {
+    __shared__ float shared[32];
+    start_next();
+    const u64 run = blockIdx.x;
+    const Kept w = PARAMETER(weight, width);
+    wait_for_previous();
+    Kept k = keep(x + run * width, width);
+    normalise(k, width, eps, w, weight, shared);
+    put(y + run * width, width, k);
+    if (h.kp) kept_half(h, run, k);
+}
+
+// n = rms_norm(x) and gate = activation(gate) n, with runs of whole tiles: a block a run.
+KERNEL __launch_bounds__(1024, 1) norm_glu(const float *x, const float *weight, float *n, float *gate, int width, float eps, int f, Half h) {
+    __shared__ float shared[32];
+    start_next();
+    const u64 run = blockIdx.x;
+    const int runs = h.kp / width;
+    const Kept w = PARAMETER(weight, width);
+    wait_for_previous();
+    Kept k = keep(x + run * width, width), g = keep(gate + run * width, width);
+    normalise(k, width, eps, w, weight, shared);
+    put(n + run * width, width, k);
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) {
+        k.v[i].x = activate(f, g.v[i].x) * k.v[i].x;
+        k.v[i].y = activate(f, g.v[i].y) * k.v[i].y;
+    }
+    put(gate + run * width, width, k);
+    each_kept([&](int i, int c) {
+        if (c < width) put_half(h, run / runs, (run % runs * width + c) / 64, k.v[i].x, k.v[i].y);
+    });
+}
+
+// rms_norm of wider runs, whose threads read their columns again.
 KERNEL __launch_bounds__(512) rms_norm_wide(const float *x, const float *weight, float *y, int width, float eps) {
     __shared__ float shared[32];
     in_order();
@@ -105,50 +108,42 @@ KERNEL __launch_bounds__(512) rms_norm_wide(const float *x, const float *weight,
 
 // x = (x + rms(y) post) factor, and n = rms(x) next: a block a row. The bits of the
 // kernels one after the other, whose threads keep the same columns.
-KERNEL __launch_bounds__(512) add_norm(float *x, const float *y, const float *post, const float *next, float *n, int cols, float factor, float eps, Half h) {
+KERNEL __launch_bounds__(1024, 1) add_norm(float *x, const float *y, const float *post, const float *next, float *n, int cols, float factor, float eps, Half h) {
     __shared__ float shared[32];
-    in_order();
+    start_next();
     const u64 row = blockIdx.x;
+    const Kept p = PARAMETER(post, cols), w = keep(next, cols);
+    each_kept([&](int i, int c) {
+        if (c < cols) asm volatile("prefetch.global.L2 [%0];" :: "l"(x + row * cols + c));
+    });
+    wait_for_previous();
     Kept k = keep(y + row * cols, cols), r = keep(x + row * cols, cols);
-    float inverse = 1.0f;
-    if (post) inverse = 1.0f / sqrtf(sum_squares(k, shared) / (float) cols + eps);
-    each_kept(cols, [&](int i, int c) {
-        const float v = post ? k.v[i] * inverse * post[c] : k.v[i];
-        r.v[i] = (r.v[i] + v) * factor;
-        x[row * cols + c] = r.v[i];
-    });
-    inverse = 1.0f / sqrtf(sum_squares(r, shared) / (float) cols + eps);
-    each_kept(cols, [&](int i, int c) {
-        r.v[i] = r.v[i] * inverse * next[c];
-        n[row * cols + c] = r.v[i];
-    });
-    kept_half(h, row, r, shared);
+    if (post) normalise(k, cols, eps, p, true, shared);
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) {
+        r.v[i].x = (r.v[i].x + k.v[i].x) * factor;
+        r.v[i].y = (r.v[i].y + k.v[i].y) * factor;
+    }
+    put(x + row * cols, cols, r);
+    normalise(r, cols, eps, w, true, shared);
+    put(n + row * cols, cols, r);
+    kept_half(h, row, r);
 }
 
 // rms_norm of one head, then rope: a block a head.
-KERNEL __launch_bounds__(512) norm_rope(const float *x, const float *weight, float *y, const float *frequencies, Batch batch, int heads, int head_dim, int offset, int pairs, float eps) {
+KERNEL __launch_bounds__(256) norm_rope(const float *x, const float *weight, float *y, const float *frequencies, Batch batch, int heads, int head_dim, int offset, int pairs, float eps) {
     extern __shared__ float head[];
     __shared__ float shared[32];
-    in_order();
+    start_next();
     const u64 at = (u64) blockIdx.x * head_dim;
-    float sum = 0.0f;
-    for (int c = threadIdx.x; c < head_dim; c += blockDim.x) sum = fmaf(x[at + c], x[at + c], sum);
-    const float inverse = 1.0f / sqrtf(block_sum(sum, shared) / (float) head_dim + eps);
-    for (int c = threadIdx.x; c < head_dim; c += blockDim.x) head[c] = x[at + c] * inverse * weight[c];
-    __syncthreads();
+    const Kept w = keep(weight, head_dim);
     const float position = (float) batch.position(blockIdx.x / heads);
-    for (int c = threadIdx.x; c < head_dim; c += blockDim.x) {
-        float v = head[c];
-        const bool second = c >= offset && c < offset + pairs;
-        if (c < pairs || second) {
-            const int j = second ? c - offset : c;
-            float sin, cos;
-            sin_cos(position * frequencies[j], sin, cos);
-            const float a = head[j], b = head[j + offset];
-            v = second ? fmaf(a, sin, b * cos) : fmaf(-b, sin, a * cos);
-        }
-        y[at + c] = v;
-    }
+    wait_for_previous();
+    Kept k = keep(x + at, head_dim);
+    normalise(k, head_dim, eps, w, true, shared);
+    put(head, head_dim, k);
+    __syncthreads();
+    for (int c = threadIdx.x; c < head_dim; c += blockDim.x) y[at + c] = turned(head, c, position, frequencies, offset, pairs);
 }
 
 // Rows `rows[i]` of x.

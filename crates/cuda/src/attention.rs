@@ -1,10 +1,14 @@
 //! Keys, values and attention (kernels/attention.cu).
 
 use crate::driver::{Args, Grid};
-use crate::memory::{Block, address};
+use crate::fuse::{Deferred, MAX_JOBS, Norm};
+use crate::memory::{Block, Half, Values, address};
+use crate::pack::TILE;
+use crate::rows::threads;
 use crate::{Cuda, Kernel};
 use backend::{Attention, Batch, Kv, KvFormat, KvSpec, PAGE_ROWS, Tensor};
 use quant::{Layout, Scalar};
+use std::sync::Arc;
 
 /// Keys of a split, as in the kernels.
 const SPLIT: usize = 256;
@@ -94,6 +98,9 @@ pub(crate) fn append(
     );
     let n = k.rows() * k.cols();
     let p = pages(kv);
+    if append_heads(cuda, p, kv.spec, [k, v], group, batch) {
+        return;
+    }
     let args = Args::default()
         .ptr(p.keys.address)
         .ptr(p.values.address)
@@ -105,6 +112,88 @@ pub(crate) fn append(
         .int(head_dim)
         .long(n);
     cuda.launch(&kernel("append", p), Grid::each(n), args);
+}
+
+/// Does what is deferred, the norms of `k` and perhaps `v` among it, together with
+/// remembering them; returns whether it did.
+fn append_heads(
+    cuda: &Cuda,
+    p: &Pages,
+    spec: KvSpec,
+    [k, v]: [&Tensor; 2],
+    group: usize,
+    batch: &Batch,
+) -> bool {
+    let mut norms = match cuda.driver.take_deferred() {
+        Some(Deferred::Heads(norms)) => norms,
+        other => {
+            other.into_iter().for_each(|ops| cuda.driver.defer(ops));
+            return false;
+        }
+    };
+    let batch = cuda.batch(batch);
+    let (k, v) = (address(k), address(v));
+    let turn = norms.iter().find_map(|n| n.turn);
+    let is = |to| move |n: &Norm| n.y == to;
+    let jobs = norms.len() + usize::from(!norms.iter().any(is(v)));
+    let fits = |n: &Norm| (n.head_dim, n.rows) == (spec.head_dim, norms[0].rows);
+    if !norms.iter().any(is(k))
+        || jobs > MAX_JOBS
+        || !norms.iter().all(fits)
+        || turn.is_some_and(|t| t.batch != batch)
+    {
+        cuda.driver.defer(Deferred::Heads(norms));
+        return false;
+    }
+    if !norms.iter().any(is(v)) {
+        // Values as they are.
+        norms.push(Norm {
+            x: v,
+            weight: 0,
+            y: 0,
+            heads: spec.heads,
+            turn: None,
+            ..norms[0]
+        });
+    }
+    let mut words = [0u64; 22];
+    let mut put = |at: usize, value: usize| words[at / 2] |= (value as u64) << (32 * (at % 2));
+    let mut heads = 0;
+    for i in 0..=MAX_JOBS {
+        put(18 + i, heads);
+        if let Some(n) = norms.get(i) {
+            heads += n.heads;
+            let normed = usize::from(n.y != 0);
+            let turned = usize::from(n.turn.is_some());
+            let key = usize::from(n.y == k);
+            let value = usize::from(n.y == v || n.x == v && n.y == 0);
+            put(22 + i, normed | turned << 1 | key << 2 | value << 3);
+        }
+    }
+    put(34, spec.head_dim);
+    put(35, turn.map_or(0, |t| t.pair_offset));
+    put(36, turn.map_or(0, |t| t.pairs));
+    put(37, group);
+    put(38, norms[0].eps.to_bits() as usize);
+    for (i, n) in norms.iter().enumerate() {
+        words[i] = n.x;
+        words[3 + i] = n.weight;
+        words[6 + i] = n.y;
+    }
+    words[13] = turn.map_or(0, |t| t.frequencies);
+    words[14] = batch;
+    words[15] = p.keys.address;
+    words[16] = p.values.address;
+    let grid = Grid {
+        shared: 4 * spec.head_dim,
+        ..Grid::new(norms[0].rows * heads, threads(spec.head_dim))
+    };
+    cuda.launch(
+        &kernel("heads", p),
+        grid,
+        Args::default().words(&words[..20]),
+    );
+    true
 }
 
 pub(crate) fn attend(
@@ -125,7 +214,7 @@ pub(crate) fn attend(
         (n, heads * head_dim),
         "shape of the queries"
     );
-    let y = cuda.tensor(q.rows(), q.cols());
+    let mut y = cuda.tensor(q.rows(), q.cols());
     let p = pages(kv);
     // As many as any row of this memory sees, so that a longer context changes no launch.
     let splits = match attention.window {
@@ -169,7 +258,14 @@ pub(crate) fn attend(
     };
     if few {
         launch("attend_splits", grid(spread));
-        launch("attend_merge", Grid::new(n * heads, 128));
+        let half = head_dim
+            .is_multiple_of(TILE)
+            .then(|| Arc::new(Half::new(&cuda.arena, n, heads * head_dim)));
+        let args = Args::default()
+            .words(&words)
+            .words(&half.as_ref().map_or([0; 3], |h| h.words()));
+        cuda.launch(&kernel("attend_merge", p), Grid::new(n * heads, 128), args);
+        y.storage_mut::<Values>().set_half(half);
     } else {
         launch("attend_all", grid(1));
     }

@@ -107,25 +107,17 @@ pub(crate) fn gated_delta(
         .words(&words)
         .ptr(address(qkv))
         .ptr(address(&weights.conv))
-        .ptr(address(&mixed));
-    let seqs = batch.seqs.len();
-    cuda.launch(
-        &kernel("delta_conv"),
-        Grid::rect(channels.div_ceil(128), seqs, 128),
-        args,
-    );
-    let args = Args::default()
-        .words(&words)
         .ptr(address(&mixed))
         .ptr(address(b))
         .ptr(address(a))
         .ptr(address(&weights.decay))
         .ptr(address(&weights.dt_bias))
-        .ptr(gates.address)
-        .int(n);
+        .ptr(gates.address);
+    let seqs = batch.seqs.len();
+    let blocks = channels.div_ceil(key_dim);
     cuda.launch(
-        &kernel("delta_gates"),
-        Grid::new((n * 2 * key_heads).div_ceil(4), 128),
+        &kernel("delta_conv"),
+        Grid::rect(blocks, seqs, key_dim.next_multiple_of(32)),
         args,
     );
     let args = Args::default()

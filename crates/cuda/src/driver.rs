@@ -5,6 +5,7 @@
 //! every call does nothing until [`Driver::take_error`].
 
 use crate::compile::{self, Kernel};
+use crate::fuse::Deferred;
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -169,12 +170,16 @@ pub(crate) struct Driver {
     pub(crate) name: String,
     pub(crate) ordinal: usize,
     pub(crate) sms: usize,
+    /// Bytes of shared memory that a block can have.
+    pub(crate) shared: usize,
     /// `sm_` number, such as 90.
     pub(crate) arch: u32,
     compiler: compile::Compiler,
     functions: Mutex<HashMap<Kernel, Function>>,
     error: Mutex<Option<String>>,
     failed: AtomicBool,
+    /// What may still become part of the next launch.
+    deferred: Mutex<Option<Deferred>>,
     /// Whether launches are recorded; then the host cannot take part.
     recording: AtomicBool,
     /// Whether the host had to, so that the record is of no use.
@@ -218,6 +223,7 @@ impl Driver {
         let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let sms = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         if major < 8 {
             return Err(CudaError::TooOld {
                 device: name,
@@ -241,11 +247,13 @@ impl Driver {
             name,
             ordinal,
             sms: sms as usize,
+            shared: shared as usize,
             arch,
             compiler: compile::Compiler::new(arch, cache),
             functions: Mutex::default(),
             error: Mutex::default(),
             failed: AtomicBool::new(false),
+            deferred: Mutex::default(),
             recording: AtomicBool::new(false),
             spoilt: AtomicBool::new(false),
         })
@@ -288,6 +296,7 @@ impl Driver {
 
     /// Whether the host may take part; what is being recorded is spoilt if it had to.
     fn alone(&self) -> bool {
+        self.flush();
         let recording = self.recording.load(Ordering::Relaxed);
         if recording {
             self.spoilt.store(true, Ordering::Relaxed);
@@ -334,8 +343,31 @@ impl Driver {
         }
     }
 
+    /// Takes back what was deferred last.
+    pub(crate) fn take_deferred(&self) -> Option<Deferred> {
+        self.deferred
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    /// Keeps ops back until something else is to be done, whatever that is, unless an
+    /// op takes them back to do them together with its own.
+    pub(crate) fn defer(&self, ops: Deferred) {
+        self.flush();
+        *self.deferred.lock().unwrap_or_else(PoisonError::into_inner) = Some(ops);
+    }
+
+    /// Launches what was deferred.
+    fn flush(&self) {
+        for (kernel, grid, args) in self.take_deferred().map_or(Vec::new(), Deferred::launches) {
+            self.start(&kernel, grid, args);
+        }
+    }
+
     /// Gives memory back; what still runs with it ends first.
     pub(crate) fn free(&self, address: Address) {
+        self.flush();
         if address != 0 {
             self.ready();
             // SAFETY: from `allocate`, and freed once, by its owner. Waits for the device.
@@ -344,6 +376,7 @@ impl Driver {
     }
 
     pub(crate) fn zero(&self, address: Address, bytes: usize) {
+        self.flush();
         if address != 0 && self.ready() {
             // SAFETY: the caller owns `bytes` from `address` on.
             let done = unsafe { result::memset_d8_async(address, 0, bytes, self.stream) };
@@ -372,6 +405,7 @@ impl Driver {
     }
 
     pub(crate) fn copy(&self, to: Address, from: Address, bytes: usize) {
+        self.flush();
         if to != 0 && from != 0 && bytes > 0 && self.ready() {
             // SAFETY: the caller owns both ranges.
             let done = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) };
@@ -425,6 +459,11 @@ impl Driver {
 
     /// Starts a kernel after everything before it.
     pub(crate) fn launch(&self, kernel: &Kernel, grid: Grid, args: Args) {
+        self.flush();
+        self.start(kernel, grid, args);
+    }
+
+    fn start(&self, kernel: &Kernel, grid: Grid, args: Args) {
         if grid.blocks.0 == 0 || grid.blocks.1 == 0 || !self.ready() {
             return;
         }
@@ -483,6 +522,7 @@ impl Driver {
     /// Records what `work` launches instead of running it; nothing, if the host had
     /// to take part.
     pub(crate) fn record<T>(&self, work: impl FnOnce() -> T) -> Option<(Graph, T)> {
+        self.flush();
         if !self.ready() {
             return None;
         }
@@ -494,6 +534,7 @@ impl Driver {
         self.spoilt.store(false, Ordering::Relaxed);
         self.recording.store(true, Ordering::Relaxed);
         let made = work();
+        self.flush();
         self.recording.store(false, Ordering::Relaxed);
         // SAFETY: the stream is ours.
         let graph = match unsafe { result::stream::end_capture(self.stream) } {
@@ -514,7 +555,18 @@ impl Driver {
         (!self.spoilt.load(Ordering::Relaxed)).then_some((graph, made))
     }
 
+    /// Runs `work` between the marks that profilers look for.
+    pub(crate) fn profiled<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.wait();
+        self.keep("starting the profiler", cudarc::driver::profiler_start());
+        let made = work();
+        self.wait();
+        self.keep("stopping the profiler", cudarc::driver::profiler_stop());
+        made
+    }
+
     pub(crate) fn replay(&self, graph: &Graph) {
+        self.flush();
         if self.ready() {
             // SAFETY: both are alive.
             let done = unsafe { result::graph::launch(graph.exec, self.stream) };

@@ -109,7 +109,6 @@ impl Arena {
         let values = Values {
             values,
             half: Mutex::new(None),
-            maxima: None,
         };
         Tensor::new(rows, cols, Box::new(values), None)
     }
@@ -144,8 +143,6 @@ pub(crate) struct Values {
     pub(crate) values: Buffer,
     /// The values as products read them, once something has asked.
     half: Mutex<Option<Arc<Half>>>,
-    /// The largest of each row's parts, where whoever wrote the values knows.
-    maxima: Option<Buffer>,
 }
 
 /// Activations for tensor cores (`Half` in kernels/common.cuh).
@@ -160,18 +157,17 @@ impl Half {
     pub(crate) fn new(arena: &Arc<Arena>, rows: usize, cols: usize) -> Self {
         let padded = cols.next_multiple_of(crate::pack::TILE);
         Half {
-            buffer: arena.buffer(rows * (2 * padded + padded / 8 + 4)),
+            buffer: arena.buffer(rows * (2 * padded + padded / 4)),
             rows,
             padded,
         }
     }
 
     /// The kernels' struct.
-    pub(crate) fn words(&self) -> [u64; 4] {
+    pub(crate) fn words(&self) -> [u64; 3] {
         let values = self.buffer.address;
-        let sums = values + (2 * self.rows * self.padded) as u64;
-        let factor = sums + (self.rows * self.padded / 8) as u64;
-        [values, sums, factor, self.padded as u64]
+        let tiles = values + (2 * self.rows * self.padded) as u64;
+        [values, tiles, self.padded as u64]
     }
 }
 
@@ -188,25 +184,18 @@ impl Values {
                 home: self.values.home.clone(),
             },
             half: Mutex::new(half.clone()),
-            maxima: None,
         }
     }
 
     /// The values for products, made by `make` unless they are there.
-    pub(crate) fn half(&self, make: impl FnOnce(Option<&Buffer>) -> Half) -> Arc<Half> {
+    pub(crate) fn half(&self, make: impl FnOnce() -> Half) -> Arc<Half> {
         let mut half = self.half.lock().unwrap_or_else(PoisonError::into_inner);
-        half.get_or_insert_with(|| Arc::new(make(self.maxima.as_ref())))
-            .clone()
-    }
-
-    /// Keeps what a kernel found beside the values.
-    pub(crate) fn set_maxima(&mut self, maxima: Buffer) {
-        self.maxima = Some(maxima);
+        half.get_or_insert_with(|| Arc::new(make())).clone()
     }
 
     /// Keeps what a kernel wrote beside the values.
-    pub(crate) fn set_half(&mut self, half: Option<Half>) {
-        *self.half.get_mut().unwrap_or_else(PoisonError::into_inner) = half.map(Arc::new);
+    pub(crate) fn set_half(&mut self, half: Option<Arc<Half>>) {
+        *self.half.get_mut().unwrap_or_else(PoisonError::into_inner) = half;
     }
 }
 
@@ -219,6 +208,5 @@ pub(crate) fn address(x: &Tensor) -> Address {
 pub(crate) fn address_mut(x: &mut Tensor) -> Address {
     let values = x.storage_mut::<Values>();
     values.set_half(None);
-    values.maxima = None;
     values.values.address
 }

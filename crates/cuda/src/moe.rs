@@ -5,10 +5,13 @@ use crate::driver::{Args, Grid};
 use crate::memory::{Block, Half, address};
 use crate::pack::TILE_ROWS;
 use crate::product::{Tiles, Weights};
-use crate::rows::{glu_into, half, to_half};
+use crate::rows::{glu_into, half};
 use crate::{Cuda, Kernel};
 use backend::{Experts, Matrix, Tensor};
 use std::sync::Arc;
+
+/// Rows that one block chooses for, a warp each.
+const FEW_ROWS: usize = 16;
 
 /// Where a layer's experts lie; nothing, if they are stored in different formats.
 pub(crate) type ExpertTable = Option<Table>;
@@ -134,25 +137,38 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
         .ptr(address(scores))
         .ptr(table.scale.as_ref().map_or(0, |s| s.address))
         .ptr(chosen.address)
-        .ptr(weights.address)
-        .int(count)
-        .int(top_k);
-    let grid = Grid {
-        shared: 4 * count,
-        ..Grid::new(n, 256)
-    };
-    cuda.launch(&kernel("route"), grid, args);
-    let args = Args::default()
-        .ptr(chosen.address)
-        .ptr(list.address)
-        .ptr(order.address)
-        .int(count)
-        .int(pairs);
-    let grid = Grid {
-        shared: 4 * count,
-        ..Grid::new(1, 1024)
-    };
-    cuda.launch(&kernel("group"), grid, args);
+        .ptr(weights.address);
+    if n <= FEW_ROWS {
+        let args = args
+            .ptr(list.address)
+            .ptr(order.address)
+            .int(count)
+            .int(top_k)
+            .int(n);
+        let grid = Grid {
+            shared: 4 * count * n.max(2),
+            ..Grid::new(1, 512)
+        };
+        cuda.launch(&kernel("route_group"), grid, args);
+    } else {
+        let args = args.int(count).int(top_k).int(n);
+        let grid = Grid {
+            shared: 4 * 4 * count,
+            ..Grid::new(n.div_ceil(4), 128)
+        };
+        cuda.launch(&kernel("route"), grid, args);
+        let args = Args::default()
+            .ptr(chosen.address)
+            .ptr(list.address)
+            .ptr(order.address)
+            .int(count)
+            .int(pairs);
+        let grid = Grid {
+            shared: 2 * 4 * count,
+            ..Grid::new(1, 1024)
+        };
+        cuda.launch(&kernel("group"), grid, args);
+    }
     let lists = Lists {
         lists: list.address,
         pairs: order.address,
@@ -173,14 +189,13 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
     let h = cuda.tensor(pairs, inner);
     let gate = address(&both);
     let up = gate + 4 * inner as u64;
-    let maxima = glu_into(
+    let h_half = glu_into(
         cuda,
         [(gate, 2 * inner), (up, 2 * inner)],
         address(&h),
         [pairs, inner],
         experts.activation,
     );
-    let h_half = to_half(cuda, address(&h), maxima.address, [pairs, inner]);
     let parts = cuda.tensor(pairs, hidden);
     product(
         cuda,

@@ -21,7 +21,16 @@ const MANY: usize = 128;
 
 /// Bytes of shared memory of such a block: two stages of activations and sums, and
 /// its results so far.
-const MANY_SHARED: usize = 2 * MANY * (2 * TILE + 8) + 4 * MANY * 8 * TILE_ROWS;
+const MANY_SHARED: usize = 2 * MANY * (2 * TILE + 16) + 4 * MANY * 8 * TILE_ROWS;
+
+/// Bytes of shared memory that a warp of `feed` takes: its ring, and its sums.
+const FEED_SHARED: usize = 13_824 + 512;
+
+/// Bytes after a matrix that `feed` may read: a tile.
+const AFTER: usize = 2 * TILE * TILE_ROWS;
+
+/// Warps of `feed` on a multiprocessor.
+const FEED_WARPS: usize = 16;
 
 /// A matrix on the device.
 pub(crate) struct Weights {
@@ -106,14 +115,19 @@ pub(crate) fn matrix(cuda: &Cuda, parts: &[Stored<'_>]) -> Matrix {
             let packed = pack::pack(packing, parts);
             let factors = packed.factors.as_ref();
             Weights {
-                block: Block::of(&cuda.driver, &packed.bytes, &what),
+                block: {
+                    let block = Block::new(&cuda.driver, packed.bytes.len() + AFTER, &what);
+                    cuda.driver.write(block.address, &packed.bytes);
+                    block
+                },
                 factors: factors.map(|f| Block::of(&cuda.driver, f, &what)),
                 packed: Some(Tiles::new(packing, cols)),
                 experts: OnceLock::new(),
             }
         }
     };
-    let bytes = weights.block.bytes + weights.factors.as_ref().map_or(0, |f| f.bytes);
+    let after = if weights.packed.is_some() { AFTER } else { 0 };
+    let bytes = weights.block.bytes - after + weights.factors.as_ref().map_or(0, |f| f.bytes);
     Matrix::new(rows, cols, format, bytes, Box::new(weights))
 }
 
@@ -128,12 +142,14 @@ pub(crate) fn random_matrix(
     let packing = Packing::of(&[row.view()]).expect("a format that is packed");
     let tiles = Tiles::new(packing, cols);
     let bytes = rows.div_ceil(TILE_ROWS) * tiles.tiles * packing.tile_bytes();
-    let block = Block::new(&cuda.driver, bytes, "random weights");
+    let block = Block::new(&cuda.driver, bytes + AFTER, "random weights");
     let args = Args::default()
         .ptr(block.address)
         .float((cols as f32).sqrt().recip())
         .long(bytes / 4);
     cuda.launch(&tiles.kernel("random_tiles"), Grid::each(bytes / 4), args);
+    // Products ask for weights before they wait for other kernels.
+    cuda.driver.wait();
     let weights = Weights {
         block,
         factors: None,
@@ -216,10 +232,17 @@ fn plain(cuda: &Cuda, x: &Tensor, w: &Matrix, y: Address) {
 fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &[(&Matrix, Address)]) {
     let n = x.rows();
     let row_tiles: usize = group.iter().map(|(w, _)| w.rows.div_ceil(TILE_ROWS)).sum();
+    let feeds = cuda.driver.arch >= 90 && cuda.driver.shared >= FEED_WARPS * FEED_SHARED;
     // Blocks of two rows of tiles read activations half as often, if that leaves
     // enough of them.
     let (name, r, tokens) = if n > FEW {
         ("product_many", 8, MANY)
+    } else if feeds {
+        if n > TOKENS {
+            ("feed_2", 1, 2 * TOKENS)
+        } else {
+            ("feed_1", 1, TOKENS)
+        }
     } else if n > TOKENS {
         ("product_1_2", 1, 2 * TOKENS)
     } else if row_tiles >= 4 * cuda.driver.sms {
@@ -255,13 +278,25 @@ fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &[(&Matrix, Address)]) {
         .int(tiles.tiles)
         .int(tiles.per);
     let grid = Grid::rect(blocks, n.div_ceil(tokens), 32 * tiles.slices);
-    let grid = match name {
-        "product_many" => Grid {
-            threads: 256,
-            shared: MANY_SHARED,
-            ..grid
-        },
-        _ => grid,
+    let (grid, args) = match name {
+        "product_many" => {
+            let grid = Grid {
+                threads: 256,
+                shared: MANY_SHARED,
+                ..grid
+            };
+            (grid, args)
+        }
+        "feed_1" | "feed_2" => {
+            let most = cuda.driver.sms * (FEED_WARPS / tiles.slices);
+            let grid = Grid {
+                blocks: (blocks.min(most), grid.blocks.1),
+                shared: tiles.slices * FEED_SHARED,
+                ..grid
+            };
+            (grid, args.int(blocks))
+        }
+        _ => (grid, args),
     };
     cuda.launch(&tiles.kernel(name), grid, args);
 }

@@ -1,14 +1,18 @@
 //! Ops that look at one row at a time (kernels/rows.cu).
 
 use crate::driver::{Args, Grid};
-use crate::memory::{Block, Buffer, Half, Values, address, address_mut};
+use crate::fuse::{Deferred, MAX_JOBS, Norm, Turn};
+use crate::memory::{Block, Half, Values, address, address_mut};
+use crate::pack::TILE;
 use crate::{Cuda, Kernel};
 use backend::{Activation, Batch, Rope, Tensor};
+use std::sync::Arc;
 
-/// Threads of a kernel that gives each row of `width` columns a block. The order
-/// of a norm's sum depends on it, so it depends on the width alone.
-fn threads(width: usize) -> usize {
-    width.next_multiple_of(32).min(512)
+/// Threads of a kernel that gives each row of `width` columns a block, two columns
+/// a thread. The order of a norm's sum depends on it, so it depends on the width
+/// alone.
+pub(crate) fn threads(width: usize) -> usize {
+    width.div_ceil(2).next_multiple_of(32).min(1024)
 }
 
 fn kernel(name: &'static str) -> Kernel {
@@ -28,41 +32,22 @@ pub(crate) fn number(activation: Activation) -> usize {
 const SHARE: usize = 1024;
 
 /// `x` as products read it; made once a tensor.
-pub(crate) fn half(cuda: &Cuda, x: &Tensor) -> std::sync::Arc<Half> {
+pub(crate) fn half(cuda: &Cuda, x: &Tensor) -> Arc<Half> {
     let (rows, cols) = (x.rows(), x.cols());
-    let values = x.storage::<Values>();
-    values.half(|maxima| {
-        let made = maxima.is_none().then(|| {
-            let parts = cols.div_ceil(SHARE);
-            let maxima = cuda.arena.buffer(4 * rows * parts);
-            let args = Args::default()
-                .ptr(address(x))
-                .ptr(maxima.address)
-                .int(cols);
-            cuda.launch(&kernel("maxima"), Grid::rect(parts, rows, 256), args);
-            maxima
-        });
-        let maxima = maxima.or(made.as_ref()).expect("made where absent").address;
-        to_half(cuda, address(x), maxima, [rows, cols])
+    x.storage::<Values>().half(|| {
+        let half = Half::new(&cuda.arena, rows, cols);
+        let args = Args::default()
+            .ptr(address(x))
+            .int(cols)
+            .words(&half.words());
+        let grid = Grid::rect(cols.div_ceil(SHARE), rows, 256);
+        cuda.launch(&kernel("to_half"), grid, args);
+        half
     })
 }
 
-/// Values for products of `x: [rows, cols]`, whose largest by [`SHARE`] are known.
-pub(crate) fn to_half(cuda: &Cuda, x: u64, maxima: u64, [rows, cols]: [usize; 2]) -> Half {
-    let half = Half::new(&cuda.arena, rows, cols);
-    let parts = cols.div_ceil(SHARE);
-    let args = Args::default()
-        .ptr(x)
-        .ptr(maxima)
-        .int(cols)
-        .int(parts)
-        .words(&half.words());
-    cuda.launch(&kernel("to_half"), Grid::rect(parts, rows, 256), args);
-    half
-}
-
 /// Widest row of a norm that a block keeps in registers.
-const WIDEST: usize = 12 * 512;
+const WIDEST: usize = 6 * 1024;
 
 pub(crate) fn rms_norm(
     cuda: &Cuda,
@@ -74,24 +59,96 @@ pub(crate) fn rms_norm(
     let (rows, cols) = (x.rows(), x.cols());
     assert!(cols.is_multiple_of(width), "whole runs of the norm's width");
     let mut y = cuda.tensor(rows, cols);
-    // Whole rows go to products next; heads do not.
-    let half = (width == cols && width <= WIDEST).then(|| Half::new(&cuda.arena, rows, cols));
+    if width < cols && width <= WIDEST {
+        let norm = Norm {
+            x: address(x),
+            weight: weight.map_or(0, address),
+            y: address(&y),
+            rows,
+            heads: cols / width,
+            head_dim: width,
+            eps,
+            turn: None,
+        };
+        defer_norm(cuda, norm);
+        return y;
+    }
+    // Whole rows go to products next.
+    let half =
+        (width == cols && width <= WIDEST).then(|| Arc::new(Half::new(&cuda.arena, rows, cols)));
+    if let (Some(weight), Some(half)) = (weight, &half)
+        && let Some(old) = cuda.driver.take_deferred()
+    {
+        match old {
+            // What it adds may be free by now, and so become the norm; that is written
+            // by whoever read it.
+            Deferred::Add { x: to, y: from, n }
+                if to == address(x) && n == rows * cols && half.words()[0] != from =>
+            {
+                let of = [to, from, 0, address(weight), address(&y)];
+                launch_add_norm(cuda, of, [rows, cols], 1.0, eps, half);
+                y.storage_mut::<Values>().set_half(Some(half.clone()));
+                return y;
+            }
+            other => cuda.driver.defer(other),
+        }
+    }
     let args = Args::default()
         .ptr(address(x))
         .ptr(weight.map_or(0, address))
         .ptr(address(&y))
         .int(width)
         .float(eps);
-    let (name, args) = if width > WIDEST {
-        ("rms_norm_wide", args)
+    if width > WIDEST {
+        let grid = Grid::new(rows * (cols / width), 512);
+        cuda.launch(&kernel("rms_norm_wide"), grid, args);
     } else {
-        let half = half.as_ref().map_or([0; 4], Half::words);
-        ("rms_norm", args.words(&half))
-    };
-    let grid = Grid::new(rows * (cols / width), threads(width));
-    cuda.launch(&kernel(name), grid, args);
+        let args = args.words(&half.as_ref().map_or([0; 3], |h| h.words()));
+        let grid = Grid::new(rows * (cols / width), threads(width));
+        cuda.launch(&kernel("rms_norm"), grid, args);
+    }
     y.storage_mut::<Values>().set_half(half);
     y
+}
+
+/// Has a norm of heads wait for others.
+fn defer_norm(cuda: &Cuda, norm: Norm) {
+    let mut norms = Vec::new();
+    match cuda.driver.take_deferred() {
+        Some(Deferred::Heads(old))
+            if old.len() < MAX_JOBS && old.iter().all(|o| norm.goes_with(o)) =>
+        {
+            norms = old;
+        }
+        Some(other) => cuda.driver.defer(other),
+        None => {}
+    }
+    norms.push(norm);
+    cuda.driver.defer(Deferred::Heads(norms));
+}
+
+/// The kernel of one norm of heads.
+pub(crate) fn norm_alone(norm: &Norm) -> (Kernel, Grid, Args) {
+    let args = Args::default().ptr(norm.x).ptr(norm.weight).ptr(norm.y);
+    let grid = Grid::new(norm.rows * norm.heads, threads(norm.head_dim));
+    match norm.turn {
+        None => {
+            let args = args.int(norm.head_dim).float(norm.eps).words(&[0; 3]);
+            (kernel("rms_norm"), grid, args)
+        }
+        Some(turn) => {
+            let args = args
+                .ptr(turn.frequencies)
+                .ptr(turn.batch)
+                .int(norm.heads)
+                .int(norm.head_dim)
+                .int(turn.pair_offset)
+                .int(turn.pairs)
+                .float(norm.eps);
+            let shared = 4 * norm.head_dim;
+            (kernel("norm_rope"), Grid { shared, ..grid }, args)
+        }
+    }
 }
 
 pub(crate) fn add(cuda: &Cuda, mut x: Tensor, y: &Tensor) -> Tensor {
@@ -100,10 +157,19 @@ pub(crate) fn add(cuda: &Cuda, mut x: Tensor, y: &Tensor) -> Tensor {
         (y.rows(), y.cols()),
         "shapes of a sum"
     );
-    let n = x.rows() * x.cols();
-    let args = Args::default().ptr(address_mut(&mut x)).ptr(address(y));
-    cuda.launch(&kernel("add"), Grid::each(n), args.long(n));
+    // A norm of the sum may follow.
+    cuda.driver.defer(Deferred::Add {
+        x: address_mut(&mut x),
+        y: address(y),
+        n: x.rows() * x.cols(),
+    });
     x
+}
+
+/// The kernel of a sum.
+pub(crate) fn add_alone(x: u64, y: u64, n: usize) -> (Kernel, Grid, Args) {
+    let args = Args::default().ptr(x).ptr(y).long(n);
+    (kernel("add"), Grid::each(n), args)
 }
 
 pub(crate) fn add_norm(
@@ -132,20 +198,32 @@ pub(crate) fn add_norm(
         "a weight a column"
     );
     let mut n = cuda.tensor(rows, cols);
-    let half = Half::new(&cuda.arena, rows, cols);
-    let args = Args::default()
-        .ptr(address_mut(&mut x))
-        .ptr(address(y))
-        .ptr(post.map_or(0, address))
-        .ptr(address(next))
-        .ptr(address(&n))
-        .int(cols)
-        .float(factor)
-        .float(eps)
-        .words(&half.words());
-    cuda.launch(&kernel("add_norm"), Grid::new(rows, threads(cols)), args);
+    let half = Arc::new(Half::new(&cuda.arena, rows, cols));
+    let post = post.map_or(0, address);
+    let of = [
+        address_mut(&mut x),
+        address(y),
+        post,
+        address(next),
+        address(&n),
+    ];
+    launch_add_norm(cuda, of, [rows, cols], factor, eps, &half);
     n.storage_mut::<Values>().set_half(Some(half));
     (x, n)
+}
+
+/// Of `x`, `y`, `post`, `next` and where the norm goes.
+fn launch_add_norm(
+    cuda: &Cuda,
+    of: [u64; 5],
+    [rows, cols]: [usize; 2],
+    factor: f32,
+    eps: f32,
+    half: &Half,
+) {
+    let args = of.into_iter().fold(Args::default(), Args::ptr);
+    let args = args.int(cols).float(factor).float(eps).words(&half.words());
+    cuda.launch(&kernel("add_norm"), Grid::new(rows, threads(cols)), args);
 }
 
 pub(crate) fn norm_rope(
@@ -162,25 +240,25 @@ pub(crate) fn norm_rope(
         (batch.n_rows(), head_dim),
         "a row for each of the step's, a weight a column"
     );
+    assert!(head_dim <= 512, "a head of at most 512 columns");
     let frequencies = frequencies(cuda, x, rope);
     let y = cuda.tensor(rows, cols);
-    let heads = cols / head_dim;
-    let args = Args::default()
-        .ptr(address(x))
-        .ptr(address(weight))
-        .ptr(address(&y))
-        .ptr(frequencies)
-        .ptr(cuda.batch(batch))
-        .int(heads)
-        .int(head_dim)
-        .int(rope.pair_offset)
-        .int(rope.frequencies.len())
-        .float(eps);
-    let grid = Grid {
-        shared: 4 * head_dim,
-        ..Grid::new(rows * heads, threads(head_dim))
+    let norm = Norm {
+        x: address(x),
+        weight: address(weight),
+        y: address(&y),
+        rows,
+        heads: cols / head_dim,
+        head_dim,
+        eps,
+        turn: Some(Turn {
+            frequencies,
+            pair_offset: rope.pair_offset,
+            pairs: rope.frequencies.len(),
+            batch: cuda.batch(batch),
+        }),
     };
-    cuda.launch(&kernel("norm_rope"), grid, args);
+    defer_norm(cuda, norm);
     y
 }
 
@@ -196,39 +274,77 @@ pub(crate) fn glu(cuda: &Cuda, mut gate: Tensor, x: &Tensor, activation: Activat
     let (rows, cols) = (x.rows(), x.cols());
     assert_eq!((gate.rows(), gate.cols()), (rows, cols), "shapes of a gate");
     let to = address_mut(&mut gate);
-    let maxima = glu_into(
+    if let Some(half) = norm_glu(cuda, to, x, activation) {
+        gate.storage_mut::<Values>().set_half(Some(Arc::new(half)));
+        return gate;
+    }
+    let half = glu_into(
         cuda,
         [(to, cols), (address(x), cols)],
         to,
         [rows, cols],
         activation,
     );
-    gate.storage_mut::<Values>().set_maxima(maxima);
+    gate.storage_mut::<Values>().set_half(Some(Arc::new(half)));
     gate
 }
 
-/// `y = activation(gate) x`, rows of either so many columns apart. Returns the
-/// largest values, for [`to_half`].
+/// `gate = activation(gate) x` together with the norm of `x`, if that is all that is
+/// deferred and its runs are whole tiles.
+fn norm_glu(cuda: &Cuda, gate: u64, x: &Tensor, activation: Activation) -> Option<Half> {
+    let norms = match cuda.driver.take_deferred()? {
+        Deferred::Heads(norms) => norms,
+        other => {
+            cuda.driver.defer(other);
+            return None;
+        }
+    };
+    let [norm] = norms[..] else {
+        cuda.driver.defer(Deferred::Heads(norms));
+        return None;
+    };
+    let fits = norm.y == address(x) && norm.turn.is_none() && norm.head_dim.is_multiple_of(TILE);
+    let half = Half::new(&cuda.arena, x.rows(), x.cols());
+    if !fits || half.words()[0] == norm.x {
+        cuda.driver.defer(Deferred::Heads(norms));
+        return None;
+    }
+    let args = Args::default()
+        .ptr(norm.x)
+        .ptr(norm.weight)
+        .ptr(norm.y)
+        .ptr(gate)
+        .int(norm.head_dim)
+        .float(norm.eps)
+        .int(number(activation))
+        .words(&half.words());
+    let grid = Grid::new(norm.rows * norm.heads, threads(norm.head_dim));
+    cuda.launch(&kernel("norm_glu"), grid, args);
+    Some(half)
+}
+
+/// `y = activation(gate) x`, rows of either so many columns apart. Returns it as
+/// products read it.
 pub(crate) fn glu_into(
     cuda: &Cuda,
     [gate, x]: [(u64, usize); 2],
     y: u64,
     [rows, cols]: [usize; 2],
     activation: Activation,
-) -> Buffer {
-    let parts = cols.div_ceil(SHARE);
-    let maxima = cuda.arena.buffer(4 * rows * parts);
+) -> Half {
+    let half = Half::new(&cuda.arena, rows, cols);
     let args = Args::default()
         .ptr(gate.0)
         .ptr(x.0)
         .long(gate.1)
         .long(x.1)
         .ptr(y)
-        .ptr(maxima.address)
         .int(cols)
-        .int(number(activation));
-    cuda.launch(&kernel("glu"), Grid::rect(parts, rows, 256), args);
-    maxima
+        .int(number(activation))
+        .words(&half.words());
+    let grid = Grid::rect(cols.div_ceil(SHARE), rows, 256);
+    cuda.launch(&kernel("glu"), grid, args);
+    half
 }
 
 pub(crate) fn gate_rows(cuda: &Cuda, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {

@@ -1,9 +1,10 @@
 //! The conformance suite on the GPU, and that every kernel compiles without one.
 
 use crate::compile::{self, Kernel};
+use crate::driver::Driver;
 use crate::pack::Packing;
 use crate::product::Tiles;
-use crate::{Cuda, CudaError, CudaOptions};
+use crate::{Cuda, CudaError};
 use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Expert, Experts,
     KvFormat, KvSpec, Reference, Rope, Row, Tensor, conformance,
@@ -12,13 +13,17 @@ use quant::Scalar;
 
 /// A GPU, or nothing, loudly: where there is none, these tests test nothing.
 fn gpu() -> Option<Cuda> {
-    let options = CudaOptions {
-        // Compiled code is named by its content, so that tests can share it.
-        cache: Some(std::env::temp_dir().join("paceline-cuda-tests")),
-        ..CudaOptions::default()
-    };
-    match Cuda::new(options) {
-        Ok(cuda) => Some(cuda),
+    gpu_with(|_| {})
+}
+
+fn gpu_with(change: impl Fn(&mut Driver)) -> Option<Cuda> {
+    // Compiled code is named by its content, so that tests can share it.
+    let cache = std::env::temp_dir().join("paceline-cuda-tests");
+    match Driver::new(0, Some(cache)) {
+        Ok(mut driver) => {
+            change(&mut driver);
+            Some(Cuda::on(driver))
+        }
         Err(e @ (CudaError::NoDriver | CudaError::NoCompiler | CudaError::NoDevice { .. })) => {
             eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}");
             None
@@ -218,6 +223,49 @@ fn gpu_products_are_close_to_the_reference() {
         }
     }
     cuda.finish().unwrap();
+}
+
+/// The kernels that stream weights through shared memory, and the simple ones for
+/// devices with little of it.
+#[test]
+fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
+    let (Some(cuda), Some(simple)) = (gpu(), gpu_with(|driver| driver.shared = 0)) else {
+        return;
+    };
+    for name in [
+        "bf16",
+        "affine4-g64",
+        "affine5-g32",
+        "affine6-g64",
+        "affine8-g32",
+    ] {
+        let format = quant::format(name).unwrap();
+        // Rows of tiles that blocks share unevenly, of three matrices; few and many slices.
+        for (rows, cols) in [
+            ([40, 5, 700], 192),
+            ([2100, 40, 2300], 1088),
+            ([4, 20, 900], 8256),
+        ] {
+            let stored =
+                rows.map(|rows| quant::encode(format, &noise(1, rows * cols), cols, Scalar::Bf16));
+            for n in [1, 3, 8, 9, 16, 20] {
+                let x = noise(2, n * cols);
+                let y = |cuda: &Cuda| {
+                    let b: &dyn Backend = cuda;
+                    let w = stored.each_ref().map(|w| b.matrix(&[w.view()]));
+                    let x = b.upload(n, cols, &x);
+                    b.matmul_many(&x, w.each_ref())
+                        .map(|y| b.download(&y).into_owned())
+                };
+                assert!(
+                    y(&cuda) == y(&simple),
+                    "{name} {rows:?} by {cols}, {n} rows"
+                );
+            }
+        }
+    }
+    cuda.finish().unwrap();
+    simple.finish().unwrap();
 }
 
 #[test]
@@ -507,12 +555,14 @@ fn variants(first: bool) -> Vec<Kernel> {
 /// More means fewer threads at once, or spills: look before you raise one.
 const REGISTERS: &[(&str, usize)] = &[
     ("product_many", 255),
-    ("product_1_2", 112),
+    ("product_experts", 128),
     ("product", 112),
+    ("feed", 128),
+    ("attend_splits", 232),
     ("attend", 152),
     ("delta_rule", 64),
-    ("add_norm", 112),
-    ("rms_norm", 64),
+    ("add_norm", 64),
+    ("norm_glu", 64),
 ];
 
 #[test]
