@@ -27,6 +27,10 @@ mod rows;
 #[cfg(test)]
 mod tests;
 mod tile;
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "no other architecture has tiles")
+)]
 mod tiles;
 
 pub use arch::Isa;

@@ -259,12 +259,20 @@ pub(crate) fn even(n: usize, most: usize) -> usize {
 }
 
 /// A function over tiles; as [`Kernel`].
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "no other architecture has tiles")
+)]
 pub(crate) trait TileKernel {
     type Output;
     fn run<T: Tiles>(self) -> Self::Output;
 }
 
 /// Registers of 16 x 16 sums.
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "no other architecture has tiles")
+)]
 pub(crate) trait Tiles: Sized {
     /// Vectors beside the tiles.
     type Bytes: Bytes;
@@ -313,6 +321,10 @@ pub(crate) trait Bytes: 'static {
     type Sums: Copy;
 
     fn load(codes: &[u8; 64]) -> Self::Codes;
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "no other architecture has tiles")
+    )]
     fn store(codes: Self::Codes, to: &mut [u8; 64]);
     /// What signed codes are seen higher by than they are.
     const OFFSET: i32;
@@ -334,6 +346,10 @@ pub(crate) trait Bytes: 'static {
     /// The same number in all sums.
     fn start(at: i32) -> Self::Sums;
     /// Sums from memory.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "no other architecture has tiles")
+    )]
     fn load_sums(sums: &[i32; 16]) -> Self::Sums;
     /// The lower four bits of each code.
     fn low(codes: Self::Codes) -> Self::Codes;
