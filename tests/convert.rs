@@ -240,8 +240,7 @@ fn a_checkpoint_of_any_layout_converts_without_a_change() {
         "qwen3_5-dense",
         "qwen3_5-moe",
     ] {
-        let stored =
-            Checkpoint::open(&repository(format!("tests/golden/checkpoints/{name}"))).unwrap();
+        let stored = suites::golden(name);
         let made = convert(&stored)
             .unwrap()
             .checkpoint(&mut |_, _| {})
@@ -259,8 +258,7 @@ fn quantising_keeps_what_the_policy_names_and_moves_scores_by_little() {
         ("qwen3_5-dense", 0.1),
         ("qwen3_5-moe", 0.25),
     ] {
-        let stored =
-            Checkpoint::open(&repository(format!("tests/golden/checkpoints/{name}"))).unwrap();
+        let stored = suites::golden(name);
         let [_, exact] = run_of(&b, &stored);
         // Not the largest error: a row may choose another expert.
         let power = exact.iter().flatten().map(|x| x * x).sum::<f32>();

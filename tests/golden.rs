@@ -110,7 +110,7 @@ fn cases() -> Vec<serde_json::Value> {
 }
 
 fn checkpoint(name: &str) -> Checkpoint {
-    Checkpoint::open(&repository("tests/golden/checkpoints").join(name)).unwrap()
+    suites::golden(name)
 }
 
 /// The backends under test.

@@ -333,11 +333,11 @@ fn a_head_that_does_not_fit_is_refused_by_name() {
         ),
         (
             |f| layer(f, "num_attention_heads", json!(0)),
-            "sizes must lie between 1 and",
+            "does not lie between 1 and",
         ),
         (
             |f| layer(f, "head_dim", json!(usize::MAX)),
-            "sizes must lie between 1 and",
+            "does not lie between 1 and",
         ),
         (
             |f| layer(f, "num_hidden_layers", json!(2)),
@@ -527,4 +527,40 @@ fn a_heads_memory_never_holds_a_guess() {
 fn boxed<H: ChainedHead + 'static>(b: &dyn Backend, head: H) -> Box<dyn Drafter> {
     let memory = Memory::new(b, head.plan(), size(1));
     Box::new(Chained::new(head, memory))
+}
+
+/// What a fuzzer found: each made a size of nothing, or one that overflowed.
+#[test]
+fn sizes_that_no_model_has_are_refused_by_field() {
+    let b = Reference;
+    let huge = u64::MAX / 2;
+    for (name, field, value) in [
+        ("gemma4-moe", "num_hidden_layers", huge),
+        ("gemma4-moe", "head_dim", huge),
+        ("gemma4-moe", "sliding_window", huge),
+        ("gemma4-moe", "moe_intermediate_size", huge),
+        ("gemma4-moe", "intermediate_size", 0),
+        ("gemma4-ple", "hidden_size_per_layer_input", huge),
+        ("qwen3_5-moe", "shared_expert_intermediate_size", 0),
+        ("qwen3_5-moe", "moe_intermediate_size", 0),
+        ("qwen3_5-moe", "num_experts", huge),
+        ("qwen3_5-moe", "linear_value_head_dim", huge),
+        ("qwen3_5-dense", "head_dim", 0),
+        ("qwen3_5-dense", "intermediate_size", 0),
+    ] {
+        let folder = repository("tests/golden/checkpoints").join(name);
+        let config = std::fs::read(folder.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&config).unwrap();
+        config[field] = value.into();
+        // Or the list says how many layers there are.
+        config.as_object_mut().unwrap().remove("layer_types");
+        let weights = std::fs::read(folder.join("model.safetensors")).unwrap();
+        let files = vec![("model.safetensors".into(), weights.into())];
+        let checkpoint = Checkpoint::from_bytes(&config.to_string(), files).unwrap();
+        let error = load_target(&b, &checkpoint).err().unwrap().to_string();
+        assert!(
+            error.contains(&format!("{field} is {value}, ")),
+            "{name}: {error}"
+        );
+    }
 }

@@ -11,7 +11,7 @@ import types
 import numpy as np
 import torch
 import transformers
-from transformers import DynamicCache, Gemma4TextConfig
+from transformers import DynamicCache, Gemma4TextConfig, Gemma4UnifiedTextConfig
 from transformers.modeling_layers import MtpModel
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.gemma4_assistant import Gemma4AssistantForCausalLM
@@ -131,7 +131,8 @@ def load(folder, cls=None):
 @contextlib.contextmanager
 def kv_exported():
     """Lets a layer stack share all its K/V, and a target without sharing export its last K/V of each type."""
-    original = Gemma4TextConfig.kv_sharing_modes
+    classes = Gemma4TextConfig, Gemma4UnifiedTextConfig
+    originals = [cls.kv_sharing_modes for cls in classes]
 
     def modes(self):
         n, shared = self.num_hidden_layers, self.num_kv_shared_layers
@@ -142,11 +143,13 @@ def kv_exported():
             out[max(i for i in range(n - shared) if self.layer_types[i] == kind)] = "store"
         return out
 
-    Gemma4TextConfig.kv_sharing_modes = property(modes)
+    for cls in classes:
+        cls.kv_sharing_modes = property(modes)
     try:
         yield
     finally:
-        Gemma4TextConfig.kv_sharing_modes = original
+        for cls, original in zip(classes, originals):
+            cls.kv_sharing_modes = original
 
 
 def target(model, tokens):

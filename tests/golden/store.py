@@ -57,6 +57,11 @@ def encode(tensors, metadata, dtype="F32"):
     return struct.pack("<Q", len(text)) + text + b"".join(blobs)
 
 
+def header(data):
+    """The JSON header in the bytes of a file."""
+    return data[8 : 8 + struct.unpack("<Q", data[:8])[0]]
+
+
 def read(path):
     """(name -> array, metadata); float formats are widened to float32."""
     with open(path, "rb") as file:
@@ -88,13 +93,14 @@ def read_folder(folder):
     if not is_mlx:
         return tensors
     config = json.loads((folder / "config.json").read_text())
-    bits, is_qwen, out = config["quantization"]["bits"], config["model_type"].startswith("qwen3_5"), {}
+    is_qwen, out = config["model_type"].startswith("qwen3_5"), {}
     for name, a in tensors.items():
         if name.endswith((".scales", ".biases")):
             continue
         if a.dtype == np.uint32:
             module = name.removesuffix(".weight")
             scales, biases = (tensors[f"{module}.{part}"][..., None] for part in ("scales", "biases"))
+            bits = config["quantization"]["bits"]
             codes = a[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & (2**bits - 1)
             codes = codes.reshape(*scales.shape[:-1], -1).astype(np.float32)
             a = (scales * codes + biases).reshape(*a.shape[:-1], -1)

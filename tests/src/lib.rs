@@ -6,11 +6,13 @@ use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
     Matrix, Rope, Tensor,
 };
+use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Arguments;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use weights::Checkpoint;
 
 /// A file of the repository.
 pub fn repository(path: impl AsRef<Path>) -> PathBuf {
@@ -113,6 +115,72 @@ impl Backend for Recorder {
         let mut notes = self.notes.lock().expect("no test panics while noting");
         notes.entry(name.to_string()).or_default().push(values);
     }
+}
+
+/// A safetensors file of this header, an entry's bytes from `data` by name, type and
+/// shape.
+///
+/// # Panics
+///
+/// If there are not as many bytes as the header says.
+pub fn with_header(header: &[u8], data: impl Fn(&str, &str, &[usize]) -> Vec<u8>) -> Vec<u8> {
+    let parsed: Map<String, Value> = serde_json::from_slice(header).expect("a header");
+    let mut area = Vec::new();
+    for (name, entry) in parsed.iter().filter(|(name, _)| *name != "__metadata__") {
+        let numbers = |key: &str| -> Vec<usize> {
+            serde_json::from_value(entry[key].clone()).expect("a list of numbers")
+        };
+        let offsets = numbers("data_offsets");
+        let dtype = entry["dtype"].as_str().expect("a type");
+        area.resize(area.len().max(offsets[1]), 0);
+        area[offsets[0]..offsets[1]].copy_from_slice(&data(name, dtype, &numbers("shape")));
+    }
+    [&(header.len() as u64).to_le_bytes(), header, &area].concat()
+}
+
+/// Golden checkpoints with the weights of another one, of which only headers are kept
+/// (`tests/golden/make.py`).
+const DERIVED: &[(&str, &str)] = &[
+    ("gemma4-dense-bf16", "gemma4-dense"),
+    ("gemma4-dense-f16", "gemma4-dense"),
+    ("gemma4-multimodal", "gemma4-dense"),
+    ("qwen3_5-multimodal", "qwen3_5-dense"),
+];
+
+/// The golden checkpoint called `name`.
+///
+/// # Panics
+///
+/// If it cannot be opened.
+pub fn golden(name: &str) -> Checkpoint {
+    let folder = |name| repository("tests/golden/checkpoints").join(name);
+    let open = |name| Checkpoint::open(&folder(name)).expect("a golden checkpoint");
+    let Some((_, of)) = DERIVED.iter().find(|(derived, _)| *derived == name) else {
+        return open(name);
+    };
+    let plain = open(of);
+    // Weights by text-only name, in the type of the header; zeros for other senses.
+    let data = |name: &str, dtype: &str, shape: &[usize]| {
+        let n = shape.iter().product();
+        let name = name.replace("model.language_model.", "model.");
+        let values = plain.vector(name.strip_prefix("model.").unwrap_or(&name), n);
+        let values = values.unwrap_or_else(|_| vec![0.0; n]);
+        let format = quant::format(&dtype.to_lowercase()).expect("a type of plain numbers");
+        quant::encode(format, &values, n, quant::Scalar::F32).codes
+    };
+    let mut files = Vec::new();
+    for file in std::fs::read_dir(folder(name)).expect("a folder") {
+        let path = file.expect("a file").path();
+        let bytes = std::fs::read(&path).expect("a file");
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        if let Some(weights) = file.strip_suffix(".header") {
+            files.push((weights.to_owned(), with_header(&bytes, data).into()));
+        } else if file.ends_with(".index.json") {
+            files.push((file.into_owned(), bytes.into()));
+        }
+    }
+    let config = std::fs::read_to_string(folder(name).join("config.json"));
+    Checkpoint::from_bytes(&config.expect("a file"), files).expect("a golden checkpoint")
 }
 
 /// Checkpoints whose weights are codes under scales, in the layouts of several

@@ -528,7 +528,7 @@ pub(crate) struct InspectArgs {
 /// `paceline pull`
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
-    /// ORG/NAME on the hub, or ORG/NAME@REVISION
+    /// ORG/NAME on the hub, ORG/NAME@REVISION, or ORG/NAME:FORMAT for GGUF files, such as Q4_K_M
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,
     /// Fetch its drafter too: an assistant, or the head that a conversion has dropped

@@ -14,27 +14,41 @@ use std::process::ExitCode;
 
 /// Runs `pull`: what has been fetched is printed, one path a line.
 pub(crate) fn run(args: &PullArgs, output: OutputArgs) -> Result<ExitCode> {
-    let (id, revision) = args.model.split_once('@').unwrap_or((&args.model, "main"));
+    let (id, quant, revision) = resolve::parts(&args.model);
     let repo = RepoId::parse(id)?;
     let client = Client::new(places::hub());
     if args.head_only {
         head(&client, &repo, revision, output)?;
         return Ok(ExitCode::SUCCESS);
     }
-    whole(&client, &repo, revision, output)?;
+    whole(&client, &repo, quant, revision, output)?;
     if args.draft {
         drafter(&client, &repo, revision, output)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Fetches all that a model is made of.
-fn whole(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -> Result<()> {
+/// Fetches all that a model is made of: safetensors with what lies beside them, or the
+/// GGUF files of one format, if one is named or nothing else is there.
+fn whole(
+    client: &Client,
+    repo: &RepoId,
+    quant: Option<&str>,
+    revision: &str,
+    output: OutputArgs,
+) -> Result<()> {
     let info = client.info(repo, revision)?;
     let mut files: Vec<FileInfo> = info.files.clone();
-    files.retain(|file| is_model_file(&file.name));
-    if !files.iter().any(|f| f.name.ends_with(".safetensors")) {
-        bail!("`{repo}` has no safetensors");
+    let has = |end: &str| info.files.iter().any(|f| f.name.ends_with(end));
+    if quant.is_some() || has(".gguf") && !has(".safetensors") {
+        let names = info.files.iter().map(|f| &*f.name);
+        let chosen = hub::gguf::files(names, quant, &format!("`{repo}`"))?;
+        files.retain(|file| chosen.contains(&&*file.name));
+    } else {
+        files.retain(|file| is_model_file(&file.name));
+        if !has(".safetensors") {
+            bail!("`{repo}` has neither safetensors nor GGUF files");
+        }
     }
     let total: u64 = files.iter().filter_map(|f| f.size).sum();
     if !output.quiet {
@@ -43,7 +57,11 @@ fn whole(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -> 
     let mut bar = DownloadBar::new(!output.quiet);
     let folder = client.fetch(repo, revision, &info, &files, &mut |p| bar.set(p))?;
     bar.clear();
-    writeln!(io::stdout(), "{}", folder.display())?;
+    let path = match files.first() {
+        Some(first) if first.name.ends_with(".gguf") => folder.join(&first.name),
+        _ => folder,
+    };
+    writeln!(io::stdout(), "{}", path.display())?;
     Ok(())
 }
 
@@ -70,7 +88,9 @@ fn drafter(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -
     };
     let source = RepoId::parse(known.repository)?;
     match known.kind {
-        Kind::Assistant | Kind::MtpHead | Kind::Eagle3 => whole(client, &source, "main", output),
+        Kind::Assistant | Kind::MtpHead | Kind::Eagle3 => {
+            whole(client, &source, None, "main", output)
+        }
         Kind::MtpOfOriginal => {
             // The original has its own head, and so have conversions that kept it.
             let snapshot = client.cache().snapshot(repo, revision);

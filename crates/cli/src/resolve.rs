@@ -87,17 +87,39 @@ pub(crate) fn drafter(path: &Path) -> Result<Source> {
     Ok(Source::Folder(folder))
 }
 
-/// The snapshot of `ORG/NAME` or `ORG/NAME@REVISION`; `None` if `name` is no such
-/// thing.
+/// Repository, GGUF format and revision of `ORG/NAME:FORMAT@REVISION`, of which the last
+/// two may be missing.
+pub(crate) fn parts(name: &str) -> (&str, Option<&str>, &str) {
+    let (rest, revision) = name.split_once('@').unwrap_or((name, "main"));
+    match rest.split_once(':') {
+        Some((id, quant)) => (id, Some(quant), revision),
+        None => (rest, None, revision),
+    }
+}
+
+/// The first GGUF file in `snapshot` in the format `quant`, or of the only model; the
+/// snapshot itself if it has safetensors and no format is named.
+fn in_snapshot(snapshot: PathBuf, quant: Option<&str>, name: &str) -> Result<PathBuf> {
+    if quant.is_none() && snapshot.join("config.json").exists() {
+        return Ok(snapshot);
+    }
+    let names = hub::files_of(&snapshot);
+    let names = names.iter().map(String::as_str);
+    let found = hub::gguf::files(names, quant, &format!("the hub cache's `{name}`"))?;
+    Ok(snapshot.join(found[0]))
+}
+
+/// The snapshot of `ORG/NAME` or `ORG/NAME@REVISION`, or a GGUF file of it; `None` if
+/// `name` is no such thing.
 fn in_cache(name: &str) -> Option<Result<PathBuf>> {
-    let (id, revision) = name.split_once('@').unwrap_or((name, "main"));
+    let (id, quant, revision) = parts(name);
     let repo = RepoId::parse(id).ok()?;
     let settings = places::hub();
     let cache = Cache::new(&settings.cache);
     let snapshot = cache.snapshot(&repo, revision);
     Some(
         match (cache.incomplete(&repo, snapshot.as_deref()), snapshot) {
-            (None, Some(snapshot)) => Ok(snapshot),
+            (None, Some(snapshot)) => in_snapshot(snapshot, quant, name),
             (Some(why), Some(_)) => Err(anyhow!(
                 "the download of `{repo}` is not complete: {why} (`paceline pull {name}` goes on with it)"
             )),

@@ -1289,6 +1289,44 @@ fn what_is_pulled_runs() {
 }
 
 #[test]
+fn a_gguf_file_is_pulled_by_its_format_and_runs() {
+    let folder = folder("pull-gguf");
+    let file = folder.join("whole.gguf");
+    let to = file.to_str().unwrap();
+    good(paceline(
+        &folder,
+        &["convert", WITH_MTP, to, "--format", "gguf"],
+    ));
+    let whole = fs::read(&file).unwrap();
+    let files = [
+        ("tiny-Q4_0.gguf", whole.clone()),
+        ("tiny-Q8_0.gguf", b"not fetched".to_vec()),
+        ("mmproj-tiny.gguf", b"not fetched".to_vec()),
+    ];
+    let hub = server::Hub::start(&files);
+    let pull = |name: &str| {
+        let mut pull = paceline(&folder, &["pull", name, "--quiet"]);
+        pull.env("HF_ENDPOINT", hub.address());
+        pull
+    };
+    let (stdout, _) = good(pull("org/model:q4_0"));
+    let path = PathBuf::from(stdout.trim_end());
+    assert_eq!(fs::read(&path).unwrap(), whole);
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    for name in ["org/model:Q4_0", "org/model"] {
+        let record = run_json(&folder, &[PROMPT, "-n", "4", "-m", name]);
+        assert_eq!(record["model"]["name"], "tiny-Q4_0.gguf");
+    }
+    let error = bad(pull("org/model:Q6_K"));
+    assert!(
+        error.contains("in the format `Q6_K`") && error.contains("`tiny-Q8_0`"),
+        "{error}"
+    );
+    let error = bad(paceline(&folder, &["run", PROMPT, "-m", "org/model:Q8_0"]));
+    assert!(error.contains("in the format `Q8_0`"), "{error}");
+}
+
+#[test]
 fn the_head_of_the_original_drafts_for_a_stripped_conversion() {
     let folder = folder("pull-head");
     let files = served(WITH_MTP);

@@ -73,7 +73,9 @@ impl Source {
     pub fn name(&self) -> String {
         match self {
             Source::Folder(path) => {
-                let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
+                // A file of the hub cache is a link to one that is called like its hash.
+                let whole = path.canonicalize().ok().filter(|path| path.is_dir());
+                let whole = whole.unwrap_or_else(|| path.clone());
                 if let Some(name) = hub_name(&whole) {
                     return name;
                 }

@@ -36,10 +36,10 @@ pub fn vocabulary<'a>(metadata: &Metadata<'a>) -> Vocabulary<'a> {
     let kinds = metadata.get(&key("token_type"));
     let kinds = kinds.as_ref().and_then(Value::as_array).unwrap_or_default();
     let kind = |kind: &Value<'_>| TokenKind::numbered(kind.as_i64().unwrap_or(1));
-    let id = |key: &str| metadata.get(key).and_then(|id| id.as_u64());
+    let id = |key: &str| metadata.scalar(key).and_then(|id| id.as_u64());
     let mut sampling = Map::new();
     for (key, name) in SAMPLING {
-        let value = metadata.get(key);
+        let value = metadata.scalar(key);
         let number = value.and_then(|v| match v.as_i64() {
             Some(count) => Some(json!(count)),
             None => v.as_f64().map(|x| json!(x)),
@@ -61,7 +61,7 @@ pub fn vocabulary<'a>(metadata: &Metadata<'a>) -> Vocabulary<'a> {
         ends: ENDS.iter().filter_map(|key| id(key)).collect(),
         padding: id(&key("padding_token_id")),
         add_bos: metadata
-            .get(&key("add_bos_token"))
+            .scalar(&key("add_bos_token"))
             .and_then(|v| v.as_bool()),
         chat_template: metadata.text("tokenizer.chat_template"),
         sampling,

@@ -261,6 +261,13 @@ fn walk(root: &Path, folder: &Path, depth: usize, files: &mut BTreeSet<String>) 
     None
 }
 
+/// The files of a snapshot, relative to its folder, sorted.
+pub fn files_of(snapshot: &Path) -> BTreeSet<String> {
+    let mut files = BTreeSet::new();
+    walk(snapshot, snapshot, 0, &mut files);
+    files
+}
+
 fn has_weights(files: &BTreeSet<String>) -> bool {
     let is_weights = |f: &String| f.ends_with(".safetensors") || f.ends_with(".gguf");
     files.iter().any(is_weights)

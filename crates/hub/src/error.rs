@@ -102,6 +102,20 @@ pub enum HubError {
         /// The file.
         what: String,
     },
+    /// No one GGUF model is meant.
+    #[error(
+        "{what} has no one GGUF model in the {wanted} but {found}; name a format behind a colon, as in ORG/NAME:Q4_K_M; it has {known}"
+    )]
+    NoQuant {
+        /// The repository.
+        what: String,
+        /// The format that was asked for.
+        wanted: String,
+        /// How many models have it.
+        found: usize,
+        /// The models that there are.
+        known: String,
+    },
     /// There is no draft head to fetch.
     #[error("{what} has no `mtp.*` tensors")]
     NoHead {

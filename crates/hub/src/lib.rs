@@ -5,6 +5,7 @@
 //! | [`Settings`] | where cache, endpoint and token are, from the variables that other tools read |
 //! | [`Cache`] | `models--ORG--NAME/{blobs,refs,snapshots}`, shared with `huggingface_hub` |
 //! | [`Client`] | files into the cache: resumed, checked, locked |
+//! | [`gguf`] | which GGUF files of a repository are one model |
 //! | [`head`] | only the draft head of a checkpoint, by range requests |
 //! | [`known`] | the table of targets and their drafters |
 //!
@@ -17,11 +18,12 @@
 mod cache;
 mod client;
 mod error;
+pub mod gguf;
 pub mod head;
 pub mod known;
 mod settings;
 
-pub use cache::{Cache, Cached, Incomplete};
+pub use cache::{Cache, Cached, Incomplete, files_of};
 pub use client::{Client, FileInfo, Progress, RepoInfo, is_model_file};
 pub use error::HubError;
 pub use settings::{RepoId, Settings};

@@ -7,6 +7,7 @@
 
 use crate::ModelError;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use weights::Checkpoint;
 
 /// Missing tensors that a message lists one by one.
@@ -28,7 +29,8 @@ impl Census {
     /// Counts the tensors of `checkpoint` under `prefix` against `expected`.
     pub(crate) fn take(checkpoint: &Checkpoint, prefix: &str, expected: &[String]) -> Census {
         let module = |name: &str| name.strip_suffix("weight").map(str::to_owned);
-        let modules: Vec<String> = expected.iter().filter_map(|n| module(n)).collect();
+        let names: BTreeSet<&str> = expected.iter().map(String::as_str).collect();
+        let modules: BTreeSet<String> = expected.iter().filter_map(|n| module(n)).collect();
         // A format of its own, such as `fc.weight_packed`, counts: if it cannot be
         // read, the loader says so by its name.
         let holds = |name: &String| {
@@ -36,7 +38,8 @@ impl Census {
             checkpoint.has(name) || packed.is_some_and(|p| p.iter().any(|p| checkpoint.has(p)))
         };
         let is_known = |name: &str| {
-            expected.iter().any(|e| e == name) || modules.iter().any(|m| name.starts_with(m))
+            let mut ends = name.match_indices('.').map(|(at, _)| &name[..=at]);
+            names.contains(name) || ends.any(|module| modules.contains(module))
         };
         let extra = checkpoint
             .names()

@@ -17,7 +17,9 @@
 //! heads, `e` head size, `D` draft vocabulary.
 
 use crate::layers::{GatedMlp, Loader, frequencies};
-use crate::{ChainedHead, HeadLogits, ModelError, Scored, TARGETS, Target, parse, require};
+use crate::{
+    ChainedHead, HeadLogits, ModelError, Scored, TARGETS, Target, parse, require, require_sizes,
+};
 use backend::{Activation, Attention, Backend, Batch, Matrix, Rope, Tensor};
 use cache::{GroupPlan, Memory, MemoryPlan};
 use serde::Deserialize;
@@ -29,9 +31,6 @@ pub(crate) const NAMES: &[&str] = &[
     "Eagle3DraftModel",
     "LlamaForCausalLMEagle3",
 ];
-
-/// Largest size that a configuration may name: products of two fit.
-const MAX_SIZE: usize = 1 << 24;
 
 /// What `config.json` says of the head (§1). Flags that a file lacks are off.
 #[derive(Debug, Deserialize)]
@@ -137,17 +136,15 @@ impl LayerConfig {
             ));
         }
         let sizes = [
-            self.vocab_size,
-            self.hidden_size,
-            self.intermediate_size,
-            self.num_hidden_layers,
-            self.num_attention_heads,
-            self.kv_heads(),
-            self.head_dim(),
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.kv_heads()),
+            ("head_dim", self.head_dim()),
+            ("sliding_window", self.sliding_window.unwrap_or(1)),
         ];
-        require(sizes.iter().all(|n| (1..=MAX_SIZE).contains(n)), || {
-            format!("sizes must lie between 1 and {MAX_SIZE}")
-        })?;
+        require_sizes(self.num_hidden_layers, &sizes)?;
         let (heads, kv_heads) = (self.num_attention_heads, self.kv_heads());
         require(heads.is_multiple_of(kv_heads), || {
             format!("{heads} query heads cannot share {kv_heads} key/value heads")

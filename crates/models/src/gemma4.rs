@@ -16,7 +16,7 @@
 //! hidden size, `h` query heads, `K` key/value heads, `e` head size.
 
 use crate::layers::{ExpertShape, GatedMlp, Loader, frequencies};
-use crate::{Family, ModelError, Taps, Target, parse, require};
+use crate::{Family, ModelError, Taps, Target, parse, require, require_sizes};
 use backend::{Activation, Attention, Backend, Batch, Experts, Matrix, Rope, Tensor};
 use cache::{GroupPlan, Memory, MemoryPlan};
 use serde::Deserialize;
@@ -143,6 +143,7 @@ impl Config {
     /// Reads the text part of `checkpoint`'s configuration.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
         let mut config: Config = parse(checkpoint.text_config())?;
+        config.check_sizes()?;
         config.take_overrides()?;
         config.check()?;
         Ok(config)
@@ -260,10 +261,33 @@ impl Config {
         }
     }
 
+    fn check_sizes(&self) -> Result<(), ModelError> {
+        let or_one = |size: Option<usize>| size.unwrap_or(1).max(1);
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            (
+                "num_global_key_value_heads",
+                or_one(self.num_global_key_value_heads),
+            ),
+            ("head_dim", self.head_dim),
+            ("global_head_dim", or_one(self.global_head_dim)),
+            ("sliding_window", self.sliding_window),
+            (
+                "hidden_size_per_layer_input",
+                or_one(self.hidden_size_per_layer_input),
+            ),
+            ("num_experts", or_one(self.num_experts)),
+            ("moe_intermediate_size", or_one(self.moe_intermediate_size)),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ];
+        require_sizes(self.num_hidden_layers, &sizes)
+    }
+
     fn check(&self) -> Result<(), ModelError> {
-        require(self.hidden_size > 0 && self.vocab_size > 0, || {
-            "sizes must not be 0".into()
-        })?;
         for layer_type in [LayerType::Sliding, LayerType::Full] {
             let (head_dim, kv_heads) = self.heads(layer_type);
             require(
@@ -279,9 +303,6 @@ impl Config {
                 format!("head size {head_dim} has no pairs to turn")
             })?;
         }
-        require(self.sliding_window > 0, || {
-            "sliding_window must not be 0".into()
-        })?;
         if self
             .use_bidirectional_attention
             .as_ref()

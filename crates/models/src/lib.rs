@@ -218,6 +218,26 @@ fn parse<T: serde::de::DeserializeOwned>(value: &serde_json::Value) -> Result<T,
     })
 }
 
+/// The largest size that a configuration may name: more than any model has, and
+/// products of sizes stay far from overflowing.
+const MAX_SIZE: usize = 1 << 24;
+/// Layers, which take memory before the first tensor is looked for.
+const MAX_LAYERS: usize = 1 << 10;
+
+/// An error unless there are 1 to [`MAX_LAYERS`] layers and each of `sizes`, by
+/// field, is 1 to [`MAX_SIZE`].
+fn require_sizes(layers: usize, sizes: &[(&str, usize)]) -> Result<(), ModelError> {
+    let within = |name: &str, n: usize, most: usize| {
+        require((1..=most).contains(&n), || {
+            format!("{name} is {n}, which does not lie between 1 and {most}")
+        })
+    };
+    within("num_hidden_layers", layers, MAX_LAYERS)?;
+    sizes
+        .iter()
+        .try_for_each(|&(name, n)| within(name, n, MAX_SIZE))
+}
+
 /// An error unless `ok`.
 fn require(ok: bool, message: impl FnOnce() -> String) -> Result<(), ModelError> {
     if ok {

@@ -171,8 +171,14 @@ pub fn convert(checkpoint: &Checkpoint) -> Result<Recipe<'_>, ModelError> {
     for name in checkpoint.item_names() {
         items.extend(layout(checkpoint, name, is_qwen)?);
     }
+    let mut config = checkpoint.config().clone();
+    if is_qwen && let Some(serde_json::Value::String(kind)) = config.get_mut("model_type") {
+        // mlx-lm knows a Qwen without vision by the same name as one with it.
+        let len = kind.trim_end_matches("_text").len();
+        kind.truncate(len);
+    }
     Ok(Recipe {
-        config: checkpoint.config().clone(),
+        config,
         items,
         is_mlx: true,
     })

@@ -13,7 +13,7 @@
 //! head size, `nv` value heads of size `dv`.
 
 use crate::layers::{ExpertShape, GatedMlp, Loader, frequencies};
-use crate::{Family, ModelError, Taps, Target, parse, require};
+use crate::{Family, ModelError, Taps, Target, parse, require, require_sizes};
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, Experts, Kv, Matrix,
     Rope, Tensor, math,
@@ -143,8 +143,38 @@ impl Config {
                 feature: "Qwen 3.5 without the attention output gate".into(),
             });
         }
+        let experts = |size: usize| if config.num_experts == 0 { 1 } else { size };
+        let sizes = [
+            ("vocab_size", config.vocab_size),
+            ("hidden_size", config.hidden_size),
+            (
+                "intermediate_size",
+                config
+                    .intermediate_size
+                    .max(usize::from(config.num_experts > 0)),
+            ),
+            ("num_attention_heads", config.num_attention_heads),
+            ("num_key_value_heads", config.num_key_value_heads),
+            ("head_dim", config.head_dim),
+            ("linear_num_key_heads", config.linear_num_key_heads),
+            ("linear_num_value_heads", config.linear_num_value_heads),
+            ("linear_key_head_dim", config.linear_key_head_dim),
+            ("linear_value_head_dim", config.linear_value_head_dim),
+            ("linear_conv_kernel_dim", config.linear_conv_kernel_dim),
+            ("num_experts", experts(config.num_experts)),
+            (
+                "moe_intermediate_size",
+                experts(config.moe_intermediate_size),
+            ),
+            (
+                "shared_expert_intermediate_size",
+                experts(config.shared_expert_intermediate_size),
+            ),
+            ("max_position_embeddings", config.max_position_embeddings),
+        ];
+        require_sizes(config.num_hidden_layers, &sizes)?;
         let heads = |n: usize, of: usize, what| {
-            require(of > 0 && n > 0 && n.is_multiple_of(of), || {
+            require(n.is_multiple_of(of), || {
                 format!("{n} {what} heads cannot share {of}")
             })
         };

@@ -193,7 +193,7 @@ impl Vocabulary<'_> {
     fn unknown(&self) -> Option<&str> {
         let marked = self.kinds.iter().position(|kind| *kind == Kind::Unknown);
         let named = || self.tokens.iter().position(|token| token == "<unk>");
-        Some(&self.tokens[marked.or_else(named)?])
+        self.tokens.get(marked.or_else(named)?).map(AsRef::as_ref)
     }
 }
 
@@ -441,6 +441,17 @@ mod tests {
             };
             assert_eq!(chat(&text), chat(&source));
         }
+    }
+
+    #[test]
+    fn a_kind_without_a_token_names_nothing() {
+        let mut vocabulary = vocabulary("tiny-gemma4");
+        vocabulary.kinds = vec![Kind::Normal; 8192];
+        vocabulary.kinds.push(Kind::Unknown);
+        assert_eq!(
+            vocabulary.load().unwrap().tokenizer.id_of("<0x41>"),
+            Some(97)
+        );
     }
 
     #[test]

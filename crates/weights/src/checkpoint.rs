@@ -18,11 +18,14 @@ use std::collections::btree_map;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// Tensors of one checkpoint. The largest known mixture of experts, one tensor
 /// an expert and matrix, has some 200 000.
 const MAX_TENSORS: usize = 1 << 20;
+
+/// Bytes handed out before the memory of what was mapped is given back.
+const MAX_HANDED_OUT: usize = 32 << 20;
 
 /// The named tensors of a model, mapped from its files.
 ///
@@ -56,6 +59,8 @@ pub struct Checkpoint {
     trunk: OnceLock<Result<Folding, Disagreement>>,
     mtp: OnceLock<Result<Folding, Disagreement>>,
     hash: OnceLock<String>,
+    /// Since memory was last given back.
+    handed_out: AtomicUsize,
 }
 
 struct File {
@@ -221,17 +226,16 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// If it is missing, of another shape, or in a format that is no
-    /// [`quant::Format`].
-    ///
-    /// # Panics
-    ///
-    /// If `rows` or `cols` is 0.
+    /// If it is missing, of another shape (none has no rows or no columns), or in a
+    /// format that is no [`quant::Format`].
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Stored<'_>, LoadError> {
-        assert!(
-            rows > 0 && cols > 0,
-            "`{name}` asked for as [{rows}, {cols}]"
-        );
+        if rows == 0 || cols == 0 {
+            return Err(LoadError::WrongShape {
+                name: name.into(),
+                expected: vec![rows, cols],
+                found: self.tensor(name)?.entry.shape.clone(),
+            });
+        }
         if let Some(coded) = self.coded(name, rows, cols)? {
             return Ok(coded);
         }
@@ -417,7 +421,11 @@ impl Checkpoint {
     pub fn content_hash_with(&self, mut hash_of: impl FnMut(&str, &[u8]) -> String) -> String {
         let mut compute = || {
             let mut parts = vec![sha256(&self.config_bytes)];
-            parts.extend(self.files.iter().map(|f| hash_of(&f.name, &f.bytes)));
+            parts.extend(self.files.iter().map(|f| {
+                let hash = hash_of(&f.name, &f.bytes);
+                f.bytes.release();
+                hash
+            }));
             sha256(parts.concat().as_bytes())
         };
         self.hash.get_or_init(&mut compute).clone()
@@ -459,8 +467,15 @@ impl Checkpoint {
             .map(|(name, tensor)| (name.as_str(), tensor))
     }
 
+    /// The bytes of `tensor`. A loader makes something else of them, so what was handed
+    /// out before is soon two copies: now and then the mapped one is given back.
     pub(crate) fn data(&self, tensor: &Tensor) -> &[u8] {
-        &self.files[tensor.file].bytes[tensor.entry.range.clone()]
+        let bytes = &self.files[tensor.file].bytes[tensor.entry.range.clone()];
+        if self.handed_out.fetch_add(bytes.len(), Relaxed) > MAX_HANDED_OUT {
+            self.handed_out.store(0, Relaxed);
+            self.files.iter().for_each(|file| file.bytes.release());
+        }
+        bytes
     }
 
     pub(crate) fn file_name(&self, tensor: &Tensor) -> &str {
@@ -870,6 +885,7 @@ impl Checkpoint {
             trunk: OnceLock::new(),
             mtp: OnceLock::new(),
             hash: OnceLock::new(),
+            handed_out: AtomicUsize::new(0),
         }
     }
 

@@ -41,6 +41,23 @@ impl Bytes {
     }
 }
 
+impl Bytes {
+    /// Lets the system have back the memory of a mapping; what is touched again is read
+    /// again.
+    pub(crate) fn release(&self) {
+        #[cfg(unix)]
+        if let Bytes::Mapped(map) = self {
+            // SAFETY: the mapping is of a file and read-only, so its pages hold nothing
+            // that the file has not, and slices of it stay valid: the next access reads
+            // the file.
+            #[allow(unsafe_code)]
+            let released = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            // Advice: if it is not taken, memory stays with us until the end of the load.
+            let _ = released;
+        }
+    }
+}
+
 impl std::ops::Deref for Bytes {
     type Target = [u8];
 

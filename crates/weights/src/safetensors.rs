@@ -22,7 +22,7 @@ use std::fmt;
 /// A header of a real file takes 0.1 KB a tensor.
 pub(crate) const MAX_HEADER_BYTES: u64 = 16 << 20;
 /// The largest mixture with one tensor an expert and matrix has fewer a file.
-pub(crate) const MAX_TENSORS: usize = 1 << 17;
+pub(crate) const MAX_TENSORS: usize = 1 << 16;
 /// Axes of a tensor; the deepest known one (a video patch embedding) has 5.
 pub(crate) const MAX_AXES: usize = 8;
 /// Bytes of a tensor's name.
@@ -62,10 +62,10 @@ pub(crate) fn parse(bytes: &[u8], file: &str) -> Result<Contents, LoadError> {
     let mut raw = RawHeader::default();
     let mut json = serde_json::Deserializer::from_slice(header);
     let parsed = raw.deserialize(&mut json).and_then(|()| json.end());
-    if raw.entries.len() > MAX_TENSORS {
+    if raw.is_full {
         return Err(LoadError::TooLarge {
             what: "number of tensors",
-            found: raw.entries.len() as u64,
+            found: MAX_TENSORS as u64 + 1,
             limit: MAX_TENSORS as u64,
             file: file.into(),
         });
@@ -154,6 +154,8 @@ fn prove(name: &str, raw: &RawEntry<'_>, data_len: u64, file: &str) -> Result<()
 struct RawHeader<'a> {
     entries: Vec<(Name<'a>, RawEntry<'a>)>,
     says_mlx: bool,
+    /// There are more entries than [`MAX_TENSORS`].
+    is_full: bool,
 }
 
 #[derive(serde::Deserialize)]
@@ -198,10 +200,12 @@ impl<'de> Visitor<'de> for &mut RawHeader<'de> {
                 self.says_mlx = metadata.and_then(|m| m.format).is_some_and(|f| f == "mlx");
                 continue;
             }
-            self.entries.push((name, map.next_value()?));
-            if self.entries.len() > MAX_TENSORS {
+            if self.entries.len() == MAX_TENSORS {
+                // Before there is more memory for them.
+                self.is_full = true;
                 return Err(de::Error::custom("too many tensors"));
             }
+            self.entries.push((name, map.next_value()?));
         }
         Ok(())
     }

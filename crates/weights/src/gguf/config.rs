@@ -30,8 +30,14 @@ pub(crate) struct Source<'a> {
 const MAX_BLOCKS: u64 = 1 << 12;
 
 impl Source<'_> {
+    /// A value, if it is no longer than a number for every block.
     fn get(&self, key: &str) -> Option<Value<'_>> {
-        self.metadata.get(&format!("{}.{key}", self.architecture))
+        let key = format!("{}.{key}", self.architecture);
+        let fits = self
+            .metadata
+            .count(&key)
+            .is_none_or(|n| n as u64 <= MAX_BLOCKS);
+        fits.then(|| self.metadata.get(&key))?
     }
 
     fn size(&self, key: &str) -> Option<u64> {
@@ -103,7 +109,7 @@ impl Source<'_> {
             ("pad_token_id", "padding"),
         ] {
             let key = format!("tokenizer.ggml.{key}_token_id");
-            if let Some(id) = self.metadata.get(&key).and_then(|v| v.as_u64()) {
+            if let Some(id) = self.metadata.scalar(&key).and_then(|v| v.as_u64()) {
                 fields.insert(name.into(), id.into());
             }
         }

@@ -7,22 +7,26 @@
 //! padding to the alignment, then the data area, from which offsets count
 //! ```
 //!
-//! Nothing is copied but keys, names and shapes, so the memory a header can claim
-//! is a few times its own size.
+//! Everything is proven where it lies before a tensor's name is copied, so a bad
+//! header costs some ten megabytes at most, however large it is.
 
 use super::value::{Kind, Metadata, Place};
 use super::{ALIGNMENT, MAGIC, MAX_AXES, VERSION};
 use crate::LoadError;
 use crate::container::{Dtype, Entry};
 use crate::error::printable;
-use crate::safetensors::{MAX_NAME_BYTES, MAX_TENSORS};
+use crate::safetensors::MAX_NAME_BYTES;
 use std::collections::BTreeMap;
 
 /// Everything in front of the data. A vocabulary of 262 144 entries with its
 /// merges takes 20 MB.
 pub(crate) const MAX_HEADER_BYTES: usize = 64 << 20;
 /// Keys of one file; real ones have some 60.
-pub(crate) const MAX_KEYS: u64 = 1 << 14;
+pub(crate) const MAX_KEYS: u64 = 1 << 12;
+/// Tensors of one file; experts are stacked, so the largest model has some 2000.
+pub(crate) const MAX_TENSORS: u64 = 1 << 15;
+/// Texts of one array; the largest vocabulary has 262 144 and twice as many merges.
+const MAX_TEXTS: u64 = 1 << 20;
 /// Bytes of a key; the format allows 65 535.
 const MAX_KEY_BYTES: usize = 512;
 /// The largest `general.alignment`.
@@ -70,12 +74,19 @@ fn dtype(number: u32) -> Option<Dtype> {
 }
 
 /// A tensor as the header lists it.
-struct Raw {
-    name: String,
-    /// Outermost first.
-    shape: Vec<u64>,
+struct Raw<'a> {
+    name: &'a str,
+    axes: [u64; MAX_AXES],
+    n_axes: usize,
     number: u32,
     offset: u64,
+}
+
+impl Raw<'_> {
+    /// Outermost axis first.
+    fn shape(&self) -> &[u64] {
+        &self.axes[..self.n_axes]
+    }
 }
 
 /// Reads and proves the header of `bytes`, a whole file called `file`.
@@ -92,7 +103,7 @@ pub(crate) fn parse(bytes: &[u8], file: &str) -> Result<Header, LoadError> {
             format!("version {version}, known are 2 and {VERSION}")
         }));
     }
-    let n_tensors = cursor.count("number of tensors", MAX_TENSORS as u64)?;
+    let n_tensors = cursor.count("number of tensors", MAX_TENSORS)?;
     let n_keys = cursor.count("number of keys", MAX_KEYS)?;
     let mut places = BTreeMap::new();
     for _ in 0..n_keys {
@@ -110,7 +121,7 @@ pub(crate) fn parse(bytes: &[u8], file: &str) -> Result<Header, LoadError> {
         places: &places,
         bytes,
     };
-    let alignment = match metadata.get("general.alignment") {
+    let alignment = match metadata.scalar("general.alignment") {
         None => ALIGNMENT as u64,
         Some(value) => value
             .as_u64()
@@ -126,13 +137,13 @@ pub(crate) fn parse(bytes: &[u8], file: &str) -> Result<Header, LoadError> {
 
 /// Holds what the header claims of the tensors against the data and each other.
 fn prove(
-    mut raw: Vec<Raw>,
+    mut raw: Vec<Raw<'_>>,
     start: u64,
     data_len: u64,
     alignment: u64,
     file: &str,
 ) -> Result<Vec<Entry>, LoadError> {
-    raw.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    raw.sort_unstable_by_key(|raw| raw.name);
     if let Some(pair) = raw.windows(2).find(|pair| pair[0].name == pair[1].name) {
         return Err(LoadError::BadHeader {
             reason: format!("two tensors called `{}`", pair[0].name),
@@ -140,73 +151,82 @@ fn prove(
         });
     }
     raw.sort_by_key(|raw| raw.offset);
-    let ends: Vec<u64> = (raw.iter().skip(1).map(|raw| raw.offset))
-        .chain([data_len])
-        .collect();
-    let mut entries: Vec<Entry> = Vec::with_capacity(raw.len());
-    for (raw, next) in raw.into_iter().zip(ends) {
-        let (dtype, len) = size(&raw).map_err(|reason| LoadError::BadTensor {
-            name: raw.name.clone(),
-            reason,
-            file: file.into(),
-        })?;
-        let bad = |reason: String| LoadError::BadTensor {
-            name: raw.name.clone(),
-            reason,
-            file: file.into(),
-        };
-        if !raw.offset.is_multiple_of(alignment) {
-            return Err(bad(format!(
-                "begins at byte {}, no multiple of {alignment}",
-                raw.offset
-            )));
-        }
-        let end = raw.offset.checked_add(len).filter(|end| *end <= data_len);
-        let Some(end) = end else {
-            return Err(LoadError::OutOfFile {
-                end: raw.offset.saturating_add(len),
-                len: data_len,
-                name: raw.name,
-                file: file.into(),
-            });
-        };
-        if let Some(before) = entries.last()
-            && (start + raw.offset) < before.range.end as u64
+    let mut before: Option<(&Raw<'_>, u64)> = None;
+    for (i, raw_i) in raw.iter().enumerate() {
+        let next = raw.get(i + 1).map_or(data_len, |next| next.offset);
+        let end = prove_one(raw_i, next, data_len, alignment, file)?;
+        if let Some((before, before_end)) = before
+            && raw_i.offset < before_end
         {
             return Err(LoadError::Overlap {
-                first: before.name.clone(),
-                second: raw.name,
+                first: before.name.into(),
+                second: raw_i.name.into(),
                 file: file.into(),
             });
         }
-        if raw.number >= FORKED && next > end.next_multiple_of(alignment) {
-            return Err(bad(format!(
-                "has type number {}, which as {} takes {len} bytes, but {} lie there: another program's type",
-                raw.number,
-                dtype.name,
-                next - raw.offset
-            )));
-        }
-        // The casts are lossless: all are at most the length of `bytes`.
-        entries.push(Entry {
-            name: raw.name,
-            dtype,
-            shape: raw.shape.iter().map(|&axis| axis as usize).collect(),
-            range: (start + raw.offset) as usize..(start + end) as usize,
-        });
+        before = Some((raw_i, end));
     }
-    Ok(entries)
+    let entry = |raw: &Raw<'_>| {
+        let (dtype, len) = size(raw).expect("proven above");
+        // The casts are lossless: all are at most the length of the file.
+        let begin = (start + raw.offset) as usize;
+        Entry {
+            name: raw.name.into(),
+            dtype,
+            shape: raw.shape().iter().map(|&axis| axis as usize).collect(),
+            range: begin..begin + len as usize,
+        }
+    };
+    Ok(raw.iter().map(entry).collect())
+}
+
+/// Where the tensor `raw`, before one that begins at `next`, ends in the data.
+fn prove_one(
+    raw: &Raw<'_>,
+    next: u64,
+    data_len: u64,
+    alignment: u64,
+    file: &str,
+) -> Result<u64, LoadError> {
+    let bad = |reason: String| LoadError::BadTensor {
+        name: raw.name.into(),
+        reason,
+        file: file.into(),
+    };
+    let (dtype, len) = size(raw).map_err(bad)?;
+    if !raw.offset.is_multiple_of(alignment) {
+        return Err(bad(format!(
+            "begins at byte {}, no multiple of {alignment}",
+            raw.offset
+        )));
+    }
+    let end = raw.offset.checked_add(len).filter(|end| *end <= data_len);
+    let end = end.ok_or_else(|| LoadError::OutOfFile {
+        end: raw.offset.saturating_add(len),
+        len: data_len,
+        name: raw.name.into(),
+        file: file.into(),
+    })?;
+    if raw.number >= FORKED && next > end.next_multiple_of(alignment) {
+        return Err(bad(format!(
+            "has type number {}, which as {} takes {len} bytes, but {} lie there: another program's type",
+            raw.number,
+            dtype.name,
+            next - raw.offset
+        )));
+    }
+    Ok(end)
 }
 
 /// A tensor's type, and the bytes that its shape takes.
-fn size(raw: &Raw) -> Result<(Dtype, u64), String> {
+fn size(raw: &Raw<'_>) -> Result<(Dtype, u64), String> {
     let dtype = dtype(raw.number).ok_or_else(|| {
         match UNREADABLE.iter().find(|(number, _)| *number == raw.number) {
             Some((_, name)) => format!("is stored as {name}, which cannot be read"),
             None => format!("has the unknown type number {}", raw.number),
         }
     })?;
-    let shape = &raw.shape;
+    let shape = raw.shape();
     if shape.contains(&0) {
         return Err(format!("has shape {shape:?}, with an axis of no elements"));
     }
@@ -343,6 +363,9 @@ impl<'a> Cursor<'a> {
                 }
             }
             None => {
+                if n as u64 > MAX_TEXTS {
+                    return Err(self.too_large("number of texts", n as u64, MAX_TEXTS));
+                }
                 for _ in 0..n {
                     self.text()?;
                 }
@@ -351,23 +374,24 @@ impl<'a> Cursor<'a> {
         Ok(place)
     }
 
-    fn tensor(&mut self) -> Result<Raw, LoadError> {
-        let name = self.name("tensor", MAX_NAME_BYTES)?.to_owned();
-        let axes = self.u32()? as usize;
-        if axes > MAX_AXES {
+    fn tensor(&mut self) -> Result<Raw<'a>, LoadError> {
+        let name = self.name("tensor", MAX_NAME_BYTES)?;
+        let n_axes = self.u32()? as usize;
+        if n_axes > MAX_AXES {
             return Err(LoadError::BadTensor {
-                reason: format!("has {axes} axes, more than {MAX_AXES}"),
-                name,
+                reason: format!("has {n_axes} axes, more than {MAX_AXES}"),
+                name: name.into(),
                 file: self.file.into(),
             });
         }
-        let mut shape = (0..axes)
-            .map(|_| self.u64())
-            .collect::<Result<Vec<_>, _>>()?;
-        shape.reverse();
+        let mut axes = [1; MAX_AXES];
+        for axis in axes[..n_axes].iter_mut().rev() {
+            *axis = self.u64()?;
+        }
         Ok(Raw {
             name,
-            shape,
+            axes,
+            n_axes,
             number: self.u32()?,
             offset: self.u64()?,
         })

@@ -53,7 +53,7 @@ pub(crate) fn check_parts<'a>(
 ) -> Result<(), LoadError> {
     let count = files.len() as u64;
     for (i, (file, metadata)) in files.enumerate() {
-        let says = |key| metadata.get(key).and_then(|v| v.as_u64());
+        let says = |key| metadata.scalar(key).and_then(|v| v.as_u64());
         let (no, of) = (says("split.no").unwrap_or(i as u64), says("split.count"));
         // A whole file may say that it is one of none.
         let of = of.filter(|n| *n > 0).unwrap_or(1);

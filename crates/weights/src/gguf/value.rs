@@ -218,9 +218,21 @@ impl<'a> Metadata<'a> {
         })
     }
 
+    /// The value of `key`, if it is there and no array: an array may be as long as the
+    /// file.
+    pub fn scalar(&self, key: &str) -> Option<Value<'a>> {
+        let place = self.places.get(key)?;
+        place.count.is_none().then(|| self.get(key))?
+    }
+
+    /// Elements of the array `key`; `None` if there is none.
+    pub fn count(&self, key: &str) -> Option<usize> {
+        self.places.get(key)?.count
+    }
+
     /// The text of `key`.
     pub fn text(&self, key: &str) -> Option<Cow<'a, str>> {
-        match self.get(key)? {
+        match self.scalar(key)? {
             Value::String(text) => Some(text),
             _ => None,
         }

@@ -1,0 +1,161 @@
+//! Which GGUF files of a repository are one model.
+//!
+//! A repository holds the same model in many formats, each one file or several parts,
+//! in the root or in a folder of its own; only names tell them apart. `Q4_K_M` chooses
+//! `model-Q4_K_M.gguf`, `model.Q4_K_M-00001-of-00002.gguf` and its other parts, or
+//! `Q4_K_M/model.gguf`, in either case.
+
+use crate::HubError;
+use std::collections::BTreeSet;
+
+const SUFFIX: &str = ".gguf";
+/// What is taken where nobody asks for a format, the first that is there, as other
+/// programs do it.
+const DEFAULTS: &[&str] = &["Q4_K_M", "Q8_0"];
+/// Files that belong to a model and are none: projectors of images, statistics for
+/// quantising, heads alone.
+const NO_MODELS: &[&str] = &["mmproj", "imatrix", "mtp-"];
+/// Formats that a message lists.
+const LISTED: usize = 12;
+
+/// The files of one model among `names`: in the format `quant`, or of the only model or
+/// in a usual format where none is asked for. In the order of their parts.
+///
+/// # Errors
+///
+/// [`HubError::NoQuant`] with what there is, if that leaves none, or several.
+pub fn files<'n>(
+    names: impl IntoIterator<Item = &'n str>,
+    quant: Option<&str>,
+    what: &str,
+) -> Result<Vec<&'n str>, HubError> {
+    let mut names: Vec<&str> = names.into_iter().filter(|name| is_model(name)).collect();
+    names.sort_unstable();
+    let models: BTreeSet<&str> = names.iter().map(|name| model(name)).collect();
+    let in_format = |quant: &str| -> Vec<&str> {
+        let has = |model: &&&str| formats(model).any(|word| word.eq_ignore_ascii_case(quant));
+        models.iter().filter(has).copied().collect()
+    };
+    let found = match quant {
+        Some(quant) => in_format(quant),
+        None if models.len() == 1 => models.iter().copied().collect(),
+        None => {
+            let usual = DEFAULTS.iter().map(|quant| in_format(quant));
+            usual
+                .into_iter()
+                .find(|found| !found.is_empty())
+                .unwrap_or_default()
+        }
+    };
+    let &[one] = &found[..] else {
+        let listed: Vec<String> = models
+            .iter()
+            .take(LISTED)
+            .map(|m| format!("`{m}`"))
+            .collect();
+        return Err(HubError::NoQuant {
+            what: what.to_owned(),
+            wanted: quant.map_or("format that is usual".into(), |q| {
+                format!("format `{}`", q.escape_debug().take(64).collect::<String>())
+            }),
+            found: found.len(),
+            known: listed.join(", "),
+        });
+    };
+    names.retain(|name| model(name) == one);
+    Ok(names)
+}
+
+fn is_model(name: &str) -> bool {
+    let file = name.rsplit('/').next().unwrap_or(name).to_lowercase();
+    file.ends_with(SUFFIX) && !NO_MODELS.iter().any(|begin| file.starts_with(begin))
+}
+
+/// `name` without its ending and the number of its part.
+fn model(name: &str) -> &str {
+    let stem = &name[..name.len() - SUFFIX.len()];
+    let part = |stem: &'_ str| -> Option<usize> {
+        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (begin, number) = rest.rsplit_once('-')?;
+        let digits = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+        (digits(number) && digits(count)).then_some(begin.len())
+    };
+    part(stem).map_or(stem, |end| &stem[..end])
+}
+
+/// What in the name of a model may say its format: its folders, and what follows any
+/// `-` or `.` of the file's name.
+fn formats(model: &str) -> impl Iterator<Item = &str> {
+    let file = model.rsplit('/').next().unwrap_or(model);
+    let ends = file
+        .match_indices(['-', '.'])
+        .map(move |(at, _)| &file[at + 1..]);
+    let folders = model.split('/').rev().skip(1);
+    ends.chain([file]).chain(folders)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: &[&str] = &[
+        "README.md",
+        "imatrix.gguf",
+        "mmproj-model-f16.gguf",
+        "model-Q4_K_M.gguf",
+        "model-Q4_K_S.gguf",
+        "model-UD-Q4_K_XL.gguf",
+        "model.q8_0-00001-of-00002.gguf",
+        "model.q8_0-00002-of-00002.gguf",
+        "BF16/model-00001-of-00002.gguf",
+        "BF16/model-00002-of-00002.gguf",
+    ];
+
+    fn chosen(names: &[&'static str], quant: Option<&str>) -> Result<Vec<&'static str>, String> {
+        files(names.iter().copied(), quant, "`org/model`").map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_format_names_all_parts_of_one_model() {
+        for (quant, expected) in [
+            ("Q4_K_M", &["model-Q4_K_M.gguf"][..]),
+            ("q4_k_m", &["model-Q4_K_M.gguf"]),
+            ("UD-Q4_K_XL", &["model-UD-Q4_K_XL.gguf"]),
+            ("Q4_K_XL", &["model-UD-Q4_K_XL.gguf"]),
+            (
+                "Q8_0",
+                &[
+                    "model.q8_0-00001-of-00002.gguf",
+                    "model.q8_0-00002-of-00002.gguf",
+                ],
+            ),
+            (
+                "bf16",
+                &[
+                    "BF16/model-00001-of-00002.gguf",
+                    "BF16/model-00002-of-00002.gguf",
+                ],
+            ),
+        ] {
+            assert_eq!(chosen(NAMES, Some(quant)).unwrap(), expected, "{quant}");
+        }
+        assert_eq!(chosen(NAMES, None).unwrap(), ["model-Q4_K_M.gguf"]);
+        assert_eq!(chosen(&["any.gguf"], None).unwrap(), ["any.gguf"]);
+    }
+
+    #[test]
+    fn what_names_no_model_says_what_there_is() {
+        let error = chosen(NAMES, Some("Q4_K")).unwrap_err();
+        assert!(
+            error.contains("`org/model` has no one GGUF model in the format `Q4_K` but 0"),
+            "{error}"
+        );
+        assert!(
+            error.contains("`model-Q4_K_S`") && !error.contains("mmproj"),
+            "{error}"
+        );
+        let twice = ["a-Q6_K.gguf", "b-Q6_K.gguf"];
+        assert!(chosen(&twice, Some("Q6_K")).unwrap_err().contains("but 2"));
+        assert!(chosen(&twice, None).is_err() && chosen(&[], None).is_err());
+    }
+}
