@@ -31,11 +31,7 @@ const FAMILIES: &[(&str, &[&str], &[&str])] = &[
     ),
     ("26b-a4b", &["mlx-4bit"], &["assistant"]),
     ("31b", &["mlx-mxfp4"], &["assistant"]),
-    (
-        "qwen-dense",
-        &["mlx-4bit", "mlx-vlm-4bit"],
-        &["mtp-mlx-vlm"],
-    ),
+    ("qwen-dense", &["mlx-4bit"], &["mtp-mlx-vlm"]),
     ("qwen-moe", &["mlx-4bit", "hf-fused"], &[]),
 ];
 

@@ -199,7 +199,6 @@ FAMILIES = {
         "kind": "qwen3_5",
         "text": qwen(),
         "mlx": {"mlx-4bit": four_bits()},
-        "vlm": {"mlx-vlm-4bit": four_bits()},
         "mtp": ["mtp-mlx-vlm"],
     },
     "qwen-moe": {
