@@ -39,9 +39,7 @@ impl Bytes {
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         Ok(Bytes::Mapped(map))
     }
-}
 
-impl Bytes {
     /// Lets the system have back the memory of a mapping; what is touched again is read
     /// again.
     pub(crate) fn release(&self) {
