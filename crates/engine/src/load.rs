@@ -478,6 +478,10 @@ pub fn load(
     let checkpoint = quantized(checkpoint, options)?;
     // After the check above: a drafter has no tokenizer to complain about.
     let text = source.text(&checkpoint)?;
+    // Before the weights are there a second time.
+    let mut hashes = Hashes::open(options.probing.cache());
+    let hashed = matches!(options.probing, Probing::Run { .. });
+    let target_sha256 = hashed.then(|| source.hash(&checkpoint, &mut hashes));
     let target = models::load_target(&*b, &checkpoint)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {
         return bad(format!(
@@ -511,7 +515,7 @@ pub fn load(
         options,
         shortlist: options.draft_vocab.ids(target.vocab_size(), &text),
         size,
-        hashes: Hashes::open(options.probing.cache()),
+        hashes,
         refused: Vec::new(),
     };
     let mut found = if options.draft_max == 0 {
@@ -528,8 +532,7 @@ pub fn load(
     if target.family() == "qwen3_5" {
         preflight.note_norms(checkpoint.norm_facts());
     }
-    let hashed = matches!(options.probing, Probing::Run { .. });
-    preflight.target_sha256 = hashed.then(|| source.hash(&checkpoint, &mut hashes));
+    preflight.target_sha256 = target_sha256;
     let text_hash = if hashed {
         source.text_hash(&mut hashes)
     } else {
