@@ -380,7 +380,12 @@ const NEAR_TIE: f64 = 2e-4;
 
 #[test]
 fn greedy_text_of_the_bundled_models_is_that_of_transformers() {
-    for name in ["tiny-gemma4", "tiny-gemma4-moe", "tiny-qwen3.5"] {
+    for name in [
+        "tiny-gemma4",
+        "tiny-gemma4-e",
+        "tiny-gemma4-moe",
+        "tiny-qwen3.5",
+    ] {
         let b = Cpu::new(CpuOptions {
             activations: Activations::F32,
             ..CpuOptions::default()

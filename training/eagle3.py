@@ -17,10 +17,10 @@ from torch import nn
 from layers import GatedMlp, Linear, Norm, attend, attend_unrolled, heads, rope, rope_table
 
 
-VOCABULARY = 4096  # tokens that a head can draft
+VOCABULARY = 2048  # tokens that a head can draft
 
 
-def config(target, taps, draft_vocab=VOCABULARY, width=768):
+def config(target, taps, draft_vocab=VOCABULARY, width=384):
     """A `config.json` in the speculators layout for a target's `config`."""
     hidden = target["hidden_size"]
     return {

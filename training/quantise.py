@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Converts a bf16 Hugging Face checkpoint to an MLX-format quantised one.
 
-    python quantise.py SOURCE TARGET [--bits 8] [--group 64]
+    python quantise.py SOURCE TARGET [--bits 8] [--group 64] [--beside FOLDER]
 
 A row of `n` weights becomes `n/group` groups. Group `g` keeps a scale `s_g` and
 a bias `b_g` in bf16 and unsigned codes `c` of `bits` bits:
@@ -19,17 +19,21 @@ is a multiple of the group. Left alone: norms, convolutions, `A_log`, `dt_bias`,
 
 An MLX file of a Qwen model also differs in layout, and one tensor decides for
 all: `conv1d.weight` is `[C, K, 1]`, and the zero-centred norms hold `1 + w`.
+
+`--beside FOLDER` is for a checkpoint that only adds to another, as a centroid head
+adds to an assistant: what FOLDER holds is a link to its file, the rest a second shard.
 Deliberately absent: any format but affine, any framework but numpy.
 """
 
 import argparse
 import json
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 
-from checkpoint import Tensor, bf16, read_folder, write_file
+from checkpoint import Tensor, bf16, read_file, read_folder, write_file
 
 # Norms of Qwen 3.5 that multiply by `1 + w`; `linear_attn.norm` does not.
 OFFSET_NORMS = (
@@ -157,8 +161,28 @@ def is_quantised(name, tensor, group):
     )
 
 
-def quantise_checkpoint(source, target, bits, group):
-    """Writes `target`, a folder like `source` with quantised tensors."""
+def write_shards(target, tensors, beside):
+    """Writes what `tensors` adds to the file of the folder `beside`, and links to that file."""
+    common = read_file(beside / "model.safetensors")
+    for name, tensor in common.items():
+        if name not in tensors or not np.array_equal(tensor.bits, tensors[name].bits):
+            raise ValueError(f"{beside} has another {name}")
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    (target / shards[0]).unlink(missing_ok=True)
+    (target / shards[0]).symlink_to(os.path.relpath(beside / "model.safetensors", target))
+    added = {name: tensor for name, tensor in tensors.items() if name not in common}
+    write_file(target / shards[1], added, {"format": "mlx"})
+    index = {
+        "metadata": {"total_size": sum(t.bits.nbytes for t in tensors.values())},
+        "weight_map": {name: shards[name in added] for name in tensors},
+    }
+    (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+    return (target / shards[1]).stat().st_size
+
+
+def quantise_checkpoint(source, target, bits, group, beside=None):
+    """Writes `target`, a folder like `source` with quantised tensors; returns the worst
+    relative error of a matrix and the bytes written."""
     source, target = Path(source), Path(target)
     target.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text())
@@ -176,7 +200,11 @@ def quantise_checkpoint(source, target, bits, group):
         tensors[name] = words
         tensors[f"{module}.scales"] = scales
         tensors[f"{module}.biases"] = biases
-    write_file(target / "model.safetensors", tensors, {"format": "mlx"})
+    if beside:
+        size = write_shards(target, tensors, Path(beside))
+    else:
+        write_file(target / "model.safetensors", tensors, {"format": "mlx"})
+        size = (target / "model.safetensors").stat().st_size
     entry = {"group_size": group, "bits": bits, "mode": "affine"}
     config["quantization"] = config["quantization_config"] = entry
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -189,7 +217,7 @@ def quantise_checkpoint(source, target, bits, group):
             (target / path.name).write_text(compact + "\n")
         else:
             shutil.copyfile(path, target / path.name)
-    return worst, (target / "model.safetensors").stat().st_size
+    return worst, size
 
 
 def main():
@@ -198,8 +226,9 @@ def main():
     parser.add_argument("target", type=Path)
     parser.add_argument("--bits", type=int, choices=(2, 4, 8), default=8)
     parser.add_argument("--group", type=int, choices=(32, 64, 128), default=64)
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help="a quantised checkpoint to link to")
     args = parser.parse_args()
-    worst, size = quantise_checkpoint(args.source, args.target, args.bits, args.group)
+    worst, size = quantise_checkpoint(args.source, args.target, args.bits, args.group, args.beside)
     print(f"{args.target}: {size / 1e6:.1f} MB, worst relative error of a matrix {worst:.4f}")
 
 

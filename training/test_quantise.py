@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint import Tensor, bf16, read_file, write_file
+from checkpoint import Tensor, bf16, read_file, read_folder, write_file
 from quantise import dequantise_rows, plain, quantise_checkpoint, quantise_rows, to_mlx_layout
 
 
@@ -73,6 +73,30 @@ class Quantise(unittest.TestCase):
         np.testing.assert_array_equal(out["model.layers.0.linear_attn.norm.weight"].float32(), np.ones(4))
         np.testing.assert_array_equal(out["mtp.pre_fc_norm_hidden.weight"].float32(), np.full(4, 1.5))
         self.assertEqual(out["model.layers.0.linear_attn.conv1d.weight"].shape, (2, 4, 1))
+
+    def test_what_another_checkpoint_holds_is_linked(self):
+        r = np.random.default_rng(2)
+        draw = lambda *shape: bf16(r.normal(size=shape).astype(np.float32))
+        dense = {"model.norm.weight": draw(4), "pre_projection.weight": draw(8, 64)}
+        more = {**dense, "masked_embedding.centroids.weight": draw(2, 64)}
+        other = {**more, "model.norm.weight": draw(4)}
+        with tempfile.TemporaryDirectory() as folder:
+            for name, tensors in {"dense": dense, "more": more, "other": other}.items():
+                (Path(folder) / name).mkdir()
+                write_file(Path(folder) / name / "model.safetensors", tensors, {"format": "pt"})
+                (Path(folder) / name / "config.json").write_text('{"model_type": "gemma4_assistant"}')
+            stored = Path(folder) / "stored"
+            quantise_checkpoint(Path(folder) / "dense", stored, 4, 64)
+            quantise_checkpoint(Path(folder) / "more", Path(folder) / "whole", 4, 64)
+            quantise_checkpoint(Path(folder) / "more", Path(folder) / "linked", 4, 64, stored)
+            whole, linked = read_folder(Path(folder) / "whole"), read_folder(Path(folder) / "linked")
+            self.assertEqual(set(linked), set(whole))
+            for name, tensor in whole.items():
+                np.testing.assert_array_equal(linked[name].bits, tensor.bits)
+            added = read_file(Path(folder) / "linked/model-00002-of-00002.safetensors")
+            self.assertEqual(list(added), ["masked_embedding.centroids.weight"])
+            with self.assertRaisesRegex(ValueError, "another model.norm.weight"):
+                quantise_checkpoint(Path(folder) / "other", Path(folder) / "x", 4, 64, stored)
 
     def test_a_written_file_reads_back(self):
         tensors = {

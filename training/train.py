@@ -59,7 +59,11 @@ RECIPES = {
         gemma4.config([S, S, S, G] * 2),
         {"target": 9.5, "assistant": 3.2, "centroid": 0, "eagle3": 1.2},
     ),
-    "tiny-qwen3.5": (Qwen35, qwen3_5.config([L, L, L, Q] * 2), {"target": 13.5, "mtp": 2.4, "eagle3": 1.2}),
+    "tiny-qwen3.5": (
+        Qwen35,
+        qwen3_5.config([L, L, L, Q] * 2, hidden=384, width=640),
+        {"target": 5.5, "mtp": 2.0, "eagle3": 1.6},
+    ),
     "tiny-gemma4-e": (
         Gemma4,
         gemma4.config(

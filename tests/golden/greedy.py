@@ -16,7 +16,7 @@ import tempfile
 
 import numpy as np
 
-NAMES = ["tiny-gemma4", "tiny-gemma4-moe", "tiny-qwen3.5"]
+NAMES = ["tiny-gemma4", "tiny-gemma4-e", "tiny-gemma4-moe", "tiny-qwen3.5"]
 N_PROMPTS, N_TOKENS = 20, 64
 GAP_TOLERANCE = 2e-4  # between the library's gaps and the reference's; a smaller gap may choose another token
 

@@ -654,7 +654,7 @@ fn inspect_tells_what_a_model_is() {
         "architecture",
         "gated delta",
         "mtp: the checkpoint's own MTP head",
-        "affine4-g64",
+        "affine4-g128",
         "unused tensors none",
     ] {
         assert!(stdout.contains(words), "{words}\n{stdout}");

@@ -311,8 +311,8 @@ fn a_part_that_nobody_reads_is_named() {
     let bias = Tensor {
         name: "mtp.fc.bias".into(),
         dtype: "F32".into(),
-        shape: vec![512],
-        data: [0.5f32.to_le_bytes(); 512].concat(),
+        shape: vec![384],
+        data: [0.5f32.to_le_bytes(); 384].concat(),
     };
     let copy = Copy::of(QWEN, "unread").change(|tensors| tensors.push(bias));
     has(
@@ -532,7 +532,7 @@ fn a_stale_sidecar_is_found_by_shape_or_by_trial() {
     write(&sidecar, &tensors);
     has(
         &copy.refused(mtp()),
-        &["tensor `mtp.fc.weight` has shape [256, 1024], expected [512, 1024]"],
+        &["tensor `mtp.fc.weight` has shape [192, 768], expected [384, 768]"],
     );
     // Of another training of the same target.
     let mut tensors = head(&copy);

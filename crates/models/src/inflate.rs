@@ -39,7 +39,7 @@ use weights::{Checkpoint, Data, Item, Recipe};
 /// by which they grow.
 const WIDER: usize = 4;
 /// Columns of the band: whole groups of any format up to this long.
-const BAND: usize = 64;
+const BAND: usize = 128;
 /// The band in the embedding of a known token. Its square, 2⁻²⁸, is below half a
 /// unit in the last place of any norm's sum; GGUF's half-precision scales hold it.
 const BAND_INPUT: f32 = 1.0 / 16384.0;
