@@ -20,7 +20,7 @@ DESCRIPTIONS = {
     "tiny-qwen3.5": "Qwen 3.5, hybrid: 6 gated-delta and 2 gated full-attention layers, and its multi-token head.",
     "tiny-gemma4-e": "Gemma 4 of the E kind: per-layer embeddings, the last 2 of 4 layers read the keys and values of earlier ones, wider there.",
     "tiny-gemma4-moe": "Gemma 4 with experts: 6 layers, each with a dense branch and 2 of 8 experts.",
-    "tiny-qwen3.5-moe": "Qwen 3.5 with experts: 4 gated-delta and 2 full-attention layers, 2 of 8 experts and a shared one, and its multi-token head.",
+    "tiny-qwen3.5-moe": "Qwen 3.5 with experts: 3 gated-delta and 1 full-attention layers, 2 of 8 experts and a shared one, and its multi-token head.",
 }
 LIMITS = """Very small, and trained for minutes: it knows almost nothing about the world, invents facts, and is wrong
 often. English only. It was trained on rows of 1,024 tokens; longer conversations are outside of what it has

@@ -15,6 +15,7 @@
 """
 
 import argparse
+import functools
 import json
 import random
 import re
@@ -103,6 +104,19 @@ class Text:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
+def plainly(function):
+    """`function` without compiled layers (`train.compile_layers`), which would be compiled
+    anew for every length."""
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        with torch.compiler.set_stance("force_eager"):
+            return function(*args, **kwargs)
+
+    return run
+
+
+@plainly
 @torch.no_grad()
 def generate(model, prompts, limit, ends, temperature=0.0, seed=0, device="cuda", at_once=256):
     """Answers to `prompts` (lists of ids), all rows in lockstep, token by token.
@@ -166,6 +180,7 @@ def in_batches(sequences, size=32):
     return (order[i : i + size] for i in range(0, len(order), size))
 
 
+@plainly
 @torch.no_grad()
 def losses(model, documents, device):
     """Nats a token by set, over `[(set, ids)]`."""
@@ -184,6 +199,7 @@ def losses(model, documents, device):
     return {name: (total[name] / count[name], count[name]) for name in sorted(total)}
 
 
+@plainly
 @torch.no_grad()
 def agreement(model, unroll, sequences, device, temperatures=()):
     """What every draft is worth: for each sequence a bool array `[T, DEPTH]`, whether
@@ -444,6 +460,23 @@ def acceptance(rows_of, tokens):
     return lines
 
 
+SPLITS = {"pictures": "new pictures", "phrasing": "new phrasing", "combination": "new combinations"}
+
+
+def picture_table(counts):
+    """Accuracy on pictures as rows of a table: kinds of question down, splits across."""
+    lines = ["| question about a generated picture, word for word | " + " | ".join(SPLITS.values()) + " |"]
+    lines.append("|---|" + "---|" * len(SPLITS))
+    total = {s: [sum(c[i] for c in counts[s].values()) for i in (0, 1)] for s in SPLITS}
+    rows = [(k, [counts[s].get(k) for s in SPLITS]) for k in sorted({k for s in SPLITS for k in counts[s]})]
+    rows += [("**together**", [total[s] for s in SPLITS])]
+    for kind, cells in rows:
+        lines.append(
+            f"| {kind} | " + " | ".join(f"{share(c[0] / c[1])} of {c[1]}" if c else "" for c in cells) + " |"
+        )
+    return lines
+
+
 def table(result):
     """All figures of `report` as Markdown."""
     lines = ["| held-out set | nats a token |", "|---|---|"]
@@ -456,6 +489,8 @@ def table(result):
         f"| tool calls that parse and fit their schema | {share(result['tool_calls_valid'])} |",
         f"| tool calls with the expected name and arguments | {share(result['tool_calls_right'])} |",
     ]
+    if "pictures" in result:
+        lines += ["", *picture_table(result["pictures"])]
     for drafter in DRAFTERS:
         if drafter not in result:
             continue
@@ -472,6 +507,9 @@ def table(result):
 
 
 def main():
+    # Here, as it imports this module.
+    import train_vision
+
     parser = argparse.ArgumentParser(description="measure a model and its drafters")
     parser.add_argument("model", type=Path, help="a folder, bf16 or of quantise.py")
     parser.add_argument("--corpus", type=Path, required=True)
@@ -488,6 +526,12 @@ def main():
             drafters[name] = load.load(getattr(args, name), device)
     log = lambda text: print(text, file=sys.stderr, flush=True)
     result = report(model, drafters, args.corpus, args.model / "tokenizer.json", log, args.quick)
+    if train_vision.has_tower(args.model):
+        tower = load.load_tower(args.model, device)
+        n_cases = 200 if args.quick else train_vision.CASES
+        result["pictures"] = train_vision.accuracy(
+            model, tower, args.model / "tokenizer.json", n_cases, device
+        )
     if args.out:
         args.out.write_text(json.dumps({"eval": result}, indent=1, ensure_ascii=False))
     print(table(result))

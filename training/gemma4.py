@@ -256,9 +256,10 @@ class Gemma4(nn.Module):
         logits = nn.functional.linear(hidden, self.model.embed_tokens.stored().to(hidden.dtype)).float()
         return SOFTCAP * torch.tanh(logits / SOFTCAP)
 
-    def forward(self, ids, caches=None, offset=0, logits=True):
+    def forward(self, ids, caches=None, offset=0, logits=True, x=None):
+        """`x` stands in for the embeddings of `ids` where some rows are of a picture."""
         c = self.c
-        x = self.embed(ids)
+        x = self.embed(ids) if x is None else x
         ple = self.model.per_layer(ids, x)
         tables = self.model.tables(torch.arange(offset, offset + ids.shape[1], device=ids.device))
         kv, taps = {}, [x]

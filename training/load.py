@@ -14,6 +14,7 @@ import torch
 import eagle3
 import gemma4
 import qwen3_5
+import vision
 from checkpoint import read_folder
 from quantise import plain
 
@@ -24,12 +25,39 @@ def torch_tensor(tensor):
     return torch.from_numpy(np.ascontiguousarray(tensor.float32()))
 
 
+def state_of(folder, config):
+    """`{name: tensor}`; the decoder of the multimodal layout gets its names of the text one."""
+    stored = {n.replace("model.language_model.", "model.", 1): t for n, t in read_folder(folder).items()}
+    return {name: torch_tensor(t) for name, t in plain(stored, config).items()}
+
+
+def dtype_on(device):
+    return torch.bfloat16 if str(device).startswith("cuda") else torch.float32
+
+
+def is_of_tower(name):
+    return name.startswith(("model.vision_tower.", "model.embed_vision.", "model.visual."))
+
+
+def load_tower(folder, device="cpu"):
+    """The picture tower of a folder of the multimodal layout, frozen."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    family = "qwen" if "qwen" in config["model_type"] else "gemma"
+    size, dtype = config["text_config"]["hidden_size"], dtype_on(device)
+    module = vision.tower(family, config["vision_config"], size, dtype=dtype)
+    state = {n: t for n, t in state_of(folder, config).items() if is_of_tower(n)}
+    module.load_state_dict({n.removeprefix(module.prefix): t for n, t in state.items()})
+    return module.to(device).eval().requires_grad_(False)
+
+
 def load(folder, device="cpu"):
-    """The module of a folder, frozen: a target, an assistant or an EAGLE-3 head."""
+    """The module of a folder, frozen: a target (without its tower), an assistant or an
+    EAGLE-3 head."""
     folder = Path(folder)
     config = json.loads((folder / "config.json").read_text())
-    state = {k: torch_tensor(t) for k, t in plain(read_folder(folder), config).items()}
-    dtype = torch.bfloat16 if str(device).startswith("cuda") else torch.float32
+    state = {n: t for n, t in state_of(folder, config).items() if not is_of_tower(n)}
+    dtype = dtype_on(device)
+    config = config if "vision_config" not in config else config["text_config"]
     centroids = None
     if config.get("speculators_model_type") == "eagle3":
         kept = state.pop("d2t")

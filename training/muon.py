@@ -54,13 +54,18 @@ class Muon(torch.optim.Optimizer):
                     p.add_(part.view_as(p).to(p.dtype), alpha=-size)
 
 
+# Parts of names of tables that are looked up or slid, not multiplied.
+TABLES = ("embed_tokens", "conv1d", "position_embedding_table", "pos_embed")
+
+
 def optimisers(modules, lr):
     """Muon and AdamW over the trainable parameters of `modules`."""
     matrices, rest = [], []
     for module in modules:
         for name, p in module.named_parameters():
             if p.requires_grad:
-                is_matrix = p.dim() >= 2 and "embed_tokens" not in name and "conv1d" not in name
+                # A matrix of one row, such as a gate, is a vector.
+                is_matrix = p.dim() >= 2 and p.shape[-2] > 1 and not any(table in name for table in TABLES)
                 (matrices if is_matrix else rest).append(p)
     adam = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, fused=rest[0].is_cuda)
     return [Muon(matrices, lr), adam]

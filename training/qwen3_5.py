@@ -340,9 +340,19 @@ class Qwen35(nn.Module):
         self.mtp = Mtp(c, storage)
 
     def table(self, positions):
+        """For positions `[T]`, or `[3, T]` in time, rows and columns of a picture: frequency
+        `j` turns by the axis `j mod 3`, as far as `mrope_section` goes, else by time."""
         rule, d = self.c["rope_parameters"], int(self.c["head_dim"] * self.c["partial_rotary_factor"])
         j = torch.arange(0, d, 2, device=positions.device, dtype=torch.float32)
-        return rope_table(positions, rule["rope_theta"] ** (-j / d))
+        f = rule["rope_theta"] ** (-j / d)
+        if positions.dim() == 1:
+            return rope_table(positions, f)
+        axis = [0] * len(f)
+        for a in (1, 2):
+            axis[a : 3 * rule["mrope_section"][a] : 3] = [a] * len(axis[a : 3 * rule["mrope_section"][a] : 3])
+        turned = positions.float()[torch.tensor(axis, device=positions.device)].t() * f
+        turned = torch.cat([turned, turned], -1)
+        return turned.cos(), turned.sin()
 
     def embed(self, ids):
         return F.embedding(ids, self.model.embed_tokens.stored().to(self.dtype))
@@ -350,9 +360,13 @@ class Qwen35(nn.Module):
     def head(self, hidden):
         return F.linear(hidden, self.model.embed_tokens.stored().to(hidden.dtype)).float()
 
-    def forward(self, ids, caches=None, offset=0, logits=True):
-        x = self.embed(ids)
-        table = self.table(torch.arange(offset, offset + ids.shape[1], device=ids.device))
+    def forward(self, ids, caches=None, offset=0, logits=True, x=None, positions=None):
+        """`x` stands in for the embeddings of `ids` where some rows are of a picture, and
+        `positions` for consecutive ones."""
+        x = self.embed(ids) if x is None else x
+        if positions is None:
+            positions = torch.arange(offset, offset + ids.shape[1], device=ids.device)
+        table = self.table(positions)
         taps = [x]
         for i, layer in enumerate(self.model.layers):
             x = layer(x, table, None if caches is None else caches[i])

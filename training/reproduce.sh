@@ -6,7 +6,8 @@
 # CORPUS holds train.jsonl.xz, eval.jsonl.xz and bench_prompts.jsonl; TOKENIZERS
 # holds gemma.json and qwen.json. Every model gets OUT/MODEL with its checkpoints,
 # report.json and log. SYNTHETIC is the number of characters to generate, REPEAT
-# a factor on the epochs of the corpus; OPTIONS goes to train.py.
+# a factor on the epochs of the corpus; OPTIONS goes to train.py. Every finished
+# folder in TOWERS gets a picture tower beside them, OUT/NAME-vision.
 set -euo pipefail
 corpus=$1 tokenizers=$2 out=$3
 shift 3
@@ -25,6 +26,12 @@ for model in "${models[@]}"; do
     python3 "$here/train.py" "$model" --rows "$out/$family.npy" --corpus "$corpus" \
         --tokenizer "$tokenizers/$family.json" --out "$out/$model" ${OPTIONS:-} \
         >"$out/$model/log" 2>&1 &
+    jobs_started+=($!)
+done
+for folder in ${TOWERS:-}; do
+    seen=$out/$(basename "$folder")-vision
+    mkdir -p "$seen"
+    python3 "$here/train_vision.py" "$folder" --out "$seen" >"$seen/log" 2>&1 &
     jobs_started+=($!)
 done
 for family in gemma qwen; do

@@ -31,6 +31,7 @@ import eagle3
 import evaluate
 import export
 import gemma4
+import load
 import qwen3_5
 from gemma4 import Assistant, Gemma4
 from layers import Matrix, Experts, Storage
@@ -47,6 +48,7 @@ OWN_ANSWERS = 16_384
 BALANCE_WEIGHT = 0.01
 WARMUP_STEPS = 60
 GRAD_CLIP = 1.0
+GRADIENT_TOLERANCE = 0.1  # bf16; a wrong kernel is off by more than one
 
 S, G = gemma4.SLIDING, gemma4.FULL
 L, Q = qwen3_5.LINEAR, qwen3_5.FULL
@@ -96,16 +98,19 @@ RECIPES = {
     "tiny-qwen3.5-moe": (
         Qwen35,
         qwen3_5.config(
-            [L, L, Q] * 2,
-            hidden=256,
+            [L, L, L, Q],
+            hidden=192,
+            num_key_value_heads=1,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
             architectures=["Qwen3_5MoeForCausalLM"],
             model_type="qwen3_5_moe_text",
             num_experts=8,
             num_experts_per_tok=2,
-            moe_intermediate_size=128,
-            shared_expert_intermediate_size=256,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=64,
         ),
-        {"target": 3.2, "mtp": 1.2},
+        {"target": 2.7, "mtp": 0.7},
     ),
 }
 
@@ -138,18 +143,87 @@ def storage_share(share):
     return min(1.0, max(0.0, (share - 0.62) / 0.06))
 
 
+def compiled(function):
+    """`function` compiled where there is a GPU to compile for."""
+    return torch.compile(function, dynamic=False) if torch.cuda.is_available() else function
+
+
+def compile_layers(layers):
+    """Compiles every layer where there is a GPU to compile for. Layers of a kind share
+    their code, which takes a fraction of the time that a whole step does."""
+    if torch.cuda.is_available():
+        # All layers share one cache of compiled forms; a form that fails runs as it is.
+        torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.suppress_errors = True
+        for layer in layers:
+            layer.compile(dynamic=False)
+
+
+def gradients(model, ids):
+    model.zero_grad(set_to_none=True)
+    target_loss(model, ids)[0].backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def difference(some, others):
+    """The distance of two sets of gradients as a share of the norm of `others`."""
+    total = lambda grads: torch.stack([g.float().norm() for g in grads]).norm()
+    return (total([some[k] - g for k, g in others.items()]) / total(others.values())).item()
+
+
+def trusted_step(model, ids, log):
+    """Compiles the step, and takes back what does not give the gradients of the plain
+    definitions within rounding: compiled layers, and the kernels of the delta rule."""
+    fast = gradients(model, ids)
+    log("compiled")
+    with torch.compiler.set_stance("force_eager"):
+        eager = gradients(model, ids)
+        kernel, qwen3_5.GatedDelta.rule = qwen3_5.GatedDelta.rule, staticmethod(qwen3_5.gated_delta)
+        plain = gradients(model, ids)
+    errors = {"compiled": difference(fast, eager), "kernels": difference(eager, plain)}
+    log(f"gradients differ from plain ones by {errors}")
+    single = {k: ((fast[k] - g).norm() / g.norm()).item() for k, g in plain.items()}
+    worst = sorted(single, key=single.get)[-5:]
+    log(
+        "worst: "
+        + ", ".join(f"{k} {single[k]:.3f} ({fast[k].norm():.1e}, {plain[k].norm():.1e})" for k in worst)
+    )
+    if not errors["kernels"] < GRADIENT_TOLERANCE:
+        log("the plain delta rule is used")
+    else:
+        qwen3_5.GatedDelta.rule = staticmethod(kernel)
+    if not errors["compiled"] < GRADIENT_TOLERANCE:
+        log("layers are not compiled")
+        torch.compiler.set_stance("force_eager")
+
+
+@compiled
 def cross_entropy(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+@compiled
 def soft_loss(draft, target, depth_index):
     """`KL(target ‖ draft)` of one step, over rows that have a target; the
     target's entropy is left out, as it has no gradient."""
-    k = depth_index
-    T = target.shape[1]
-    wanted, guess = target[:, 1 + k :].detach(), draft[:, : T - 1 - k]
-    logp = F.log_softmax(guess, -1)
-    return -(F.softmax(wanted, -1) * logp).sum(-1).mean(), wanted, logp
+    wanted, logp = step_rows(draft, target, depth_index)
+    return -(F.softmax(wanted, -1) * logp).sum(-1).mean()
+
+
+@compiled
+def step_loss(draft, target, depth_index):
+    """`soft_loss`, and what the target's own choice costs."""
+    wanted, logp = step_rows(draft, target, depth_index)
+    soft = -(F.softmax(wanted, -1) * logp).sum(-1).mean()
+    return soft - ARGMAX_WEIGHT * logp.gather(-1, wanted.argmax(-1, keepdim=True)).mean()
+
+
+def step_rows(draft, target, k):
+    """The target's logits and the draft's log-probabilities of step `k`, row by row."""
+    wanted, guess = target[:, 1 + k :].detach(), draft[:, : target.shape[1] - 1 - k]
+    return wanted, F.log_softmax(guess, -1)
 
 
 def target_loss(model, ids):
@@ -159,18 +233,12 @@ def target_loss(model, ids):
         few = len(ids) // MTP_SHARE
         part = {"hidden": out["hidden"][:few]}
         for k, draft in enumerate(model.unroll(ids[:few], part, DEPTH, exact=False)):
-            soft = soft_loss(draft, out["logits"][:few], k)[0]
-            loss = loss + MTP_WEIGHT * DEPTH_DECAY**k * soft
+            loss = loss + MTP_WEIGHT * DEPTH_DECAY**k * soft_loss(draft, out["logits"][:few], k)
     return loss + BALANCE_WEIGHT * model.balance(), main.detach()
 
 
 def drafter_loss(drafts, target_logits):
-    loss = 0.0
-    for k, draft in enumerate(drafts):
-        soft, wanted, logp = soft_loss(draft, target_logits, k)
-        hard = -logp.gather(-1, wanted.argmax(-1, keepdim=True)).mean()
-        loss = loss + DEPTH_DECAY**k * (soft + ARGMAX_WEIGHT * hard)
-    return loss
+    return sum(DEPTH_DECAY**k * step_loss(draft, target_logits, k) for k, draft in enumerate(drafts))
 
 
 def batches(rows, size, device, seed):
@@ -183,16 +251,14 @@ def batches(rows, size, device, seed):
             yield block.pin_memory().to(device, non_blocking=True) if device == "cuda" else block
 
 
-def compiled(loss_of):
-    """`loss_of` compiled where there is a GPU to compile for."""
-    return torch.compile(loss_of) if torch.cuda.is_available() else loss_of
-
-
-def run_stage(name, loss_of, modules, storages, source, lr, clock, log):
-    """Steps the optimisers until the clock has run out; returns tokens a second."""
+def run_stage(
+    name, loss_of, modules, storages, source, lr, clock, log, count=torch.Tensor.numel, unit="tokens"
+):
+    """Steps the optimisers until the clock has run out; returns `unit`s a second and the
+    steps. A batch of `source` holds `count(batch)` of them."""
     steppers = optimisers(modules, lr)
     parameters = [p for o in steppers for g in o.param_groups for p in g["params"]]
-    step, tokens, began = 0, 0, None
+    step, seen, began = 0, 0, None
     while clock.share() < 1:
         share = clock.share()
         for o in steppers:
@@ -200,8 +266,8 @@ def run_stage(name, loss_of, modules, storages, source, lr, clock, log):
                 g["lr"] = learning_rate(lr, share, step)
         for storage in storages:
             storage.share.fill_(storage_share(share))
-        ids = next(source)
-        loss, shown = loss_of(ids)
+        batch = next(source)
+        loss, shown = loss_of(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP)
         for o in steppers:
@@ -209,19 +275,19 @@ def run_stage(name, loss_of, modules, storages, source, lr, clock, log):
             o.zero_grad(set_to_none=True)
         step += 1
         if step <= 3:
-            torch.cuda.synchronize() if ids.is_cuda else None
-            began, tokens = time.time(), 0
+            torch.cuda.synchronize() if torch.cuda.is_available() else None
+            began, seen = time.time(), 0
         else:
-            tokens += ids.numel()
+            seen += count(batch)
         clock.tick()
         if step % 50 == 0 or step in (1, 3, 10):
-            rate = tokens / max(time.time() - began, 1e-3)
+            rate = seen / max(time.time() - began, 1e-3)
             if not torch.isfinite(shown):
                 raise FloatingPointError(f"{name}: loss is {shown.item()} at step {step}")
-            log(f"{name} step {step} share {share:.3f} loss {shown.item():.4f} {rate / 1e3:.0f}k tokens/s")
+            log(f"{name} step {step} share {share:.3f} loss {shown.item():.4f} {rate / 1e3:.1f}k {unit}/s")
     for storage in storages:
         storage.share.fill_(1)
-    return tokens / max(time.time() - began, 1e-3), step
+    return seen / max(time.time() - began, 1e-3), step
 
 
 def bake(module):
@@ -281,8 +347,6 @@ def stage_minutes(parser, pairs, recipe):
             wanted[stage] = float(text)
         except ValueError:
             parser.error(f"minutes are no number: {pair}")
-    if "target" not in wanted:
-        parser.error("stage target is missing in --minutes")
     return {stage: wanted[stage] for stage in recipe if stage in wanted}
 
 
@@ -293,6 +357,9 @@ def main():
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--target-folder", type=Path, help="a finished target to train drafters for, instead of a new one"
+    )
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--pace", type=float, default=1.0, help="factor on the recipe's minutes")
@@ -323,21 +390,27 @@ def main():
     make, config, minutes = RECIPES[args.name]
     if args.minutes:
         minutes = stage_minutes(parser, args.minutes, minutes)
+    if args.target_folder:
+        minutes = {stage: m for stage, m in minutes.items() if stage not in ("target", "mtp")}
+    elif "target" not in minutes:
+        parser.error("stage target is missing in --minutes")
     minutes = {stage: args.pace * m for stage, m in minutes.items()}
     storage = Storage(4, args.group, device)
     if make is Qwen35:
         kernels = delta_kernels.rule(qwen3_5.gated_delta, device, log)
         qwen3_5.GatedDelta.rule = staticmethod(kernels or qwen3_5.gated_delta)
-    with torch.device(device):
-        model = make(config, storage, torch.bfloat16 if device == "cuda" else torch.float32)
+    if args.target_folder:
+        model = load.load(args.target_folder, device)
+        config = model.c
+    else:
+        with torch.device(device):
+            model = make(config, storage, torch.bfloat16 if device == "cuda" else torch.float32)
     log(f"target: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
-    target_step = compiled(lambda ids: target_loss(model, ids))
-    if device == "cuda":
+    compile_layers([*model.model.layers, *(model.mtp.layers if make is Qwen35 else ())])
+    if device == "cuda" and not args.target_folder:
         # Compile while the rows are still being packed.
         dummy = torch.randint(20, 8000, (args.batch, 1025), device=device)
-        target_step(dummy)[0].backward()
-        model.zero_grad(set_to_none=True)
-        log("compiled")
+        trusted_step(model, dummy, log)
     while not args.rows.exists():
         time.sleep(1)
     rows = np.load(args.rows, mmap_mode="r")
@@ -345,25 +418,20 @@ def main():
     packed = json.loads(args.rows.with_suffix(".data.json").read_text())
     log(f"{rows.shape} rows")
     source = batches(rows, args.batch, device, args.seed)
-    clock = Clock(minutes.pop("target"), args.steps)
-    rate, steps = run_stage("target", target_step, [model], [storage], source, args.lr, clock, log)
-    report = {
-        "target": {
-            "tokens_per_second": rate,
-            "steps": steps,
-            "batch": args.batch,
-            "length": rows.shape[1] - 1,
-        },
-        "data": {**packed, "rows": len(rows)},
-    }
-    torch.cuda.empty_cache() if device == "cuda" else None
-
-    # Checkpoints hold the weights before storage; `bake` overwrites them.
-    masters = snapshot(model)
-    export.save_target(args.out, args.name, model, masters, args.tokenizer)
-    frozen(model)
-    bake(model.model)
-    torch._dynamo.reset()
+    report = {"data": {**packed, "rows": len(rows)}}
+    if not args.target_folder:
+        clock = Clock(minutes.pop("target"), args.steps)
+        step = lambda ids: target_loss(model, ids)
+        rate, steps = run_stage("target", step, [model], [storage], source, args.lr, clock, log)
+        length = rows.shape[1] - 1
+        report["target"] = {"tokens_per_second": rate, "steps": steps, "batch": args.batch, "length": length}
+        torch.cuda.empty_cache() if device == "cuda" else None
+        # Checkpoints hold the weights before storage; `bake` overwrites them.
+        masters = snapshot(model)
+        export.save_target(args.out, args.name, model, masters, args.tokenizer)
+        frozen(model)
+        bake(model.model)
+        torch._dynamo.reset()
     began_answers, half = time.time(), (rows.shape[1] - 1) // 2
     own_rows = answers.rows(model, args.corpus, args.tokenizer, args.own_answers, half, device, args.seed)
     log(f"{len(own_rows)} rows of own answers in {time.time() - began_answers:.0f} s")
@@ -387,6 +455,8 @@ def main():
             unroll = lambda ids, out, drafter=drafter: drafter.unroll(model, ids, out, DEPTH)
         log(f"{kind}: {sum(p.numel() for p in drafter.parameters()) / 1e6:.2f} M parameters")
         if unroll is not None:
+            if kind != "mtp":
+                compile_layers(drafter.layers if kind == "eagle3" else drafter.model.layers)
 
             def loss_of(ids):
                 with torch.no_grad():
@@ -394,9 +464,7 @@ def main():
                 loss = drafter_loss(unroll(ids, out), out["logits"])
                 return loss, loss.detach()
 
-            rate, steps = run_stage(
-                kind, compiled(loss_of), [drafter], [own], halves, args.lr / 2, clock, log
-            )
+            rate, steps = run_stage(kind, loss_of, [drafter], [own], halves, args.lr / 2, clock, log)
             report[kind] = {"tokens_per_second": rate, "steps": steps}
         frozen(drafter)
         if kind == "assistant":
