@@ -17,6 +17,7 @@ const BEYOND: usize = 16 << 20;
 const SAFETENSORS_HEADER: usize = 16 << 20;
 const GGUF_HEADER: usize = 64 << 20;
 const CONFIG: usize = 4 << 20;
+const INDEX: usize = 32 << 20;
 
 /// The most that refusals took.
 #[derive(Default)]
@@ -75,6 +76,7 @@ fn a_refusal_takes_little_memory() {
     safetensors();
     gguf();
     configurations();
+    indices();
     tokenizers();
 }
 
@@ -282,6 +284,53 @@ fn configurations() {
         cost.of("a file cut short", || {
             Checkpoint::from_bytes(&whole[..len], Vec::new()).is_err()
         });
+    }
+}
+
+fn indices() {
+    let mut cost = Cost::default();
+    let part = |begin: &str, one: &dyn Fn(usize) -> String, end: &str| {
+        let text = repeated(begin, one, end, INDEX);
+        vec![(
+            "model.safetensors.index.json".to_owned(),
+            Cow::Owned(text.into_bytes()),
+        )]
+    };
+    let begin = r#"{"weight_map":{"#;
+    let entry = |i: usize| format!(r#""{i}":"a.safetensors","#);
+    for (what, files) in [
+        ("entries", part(begin, &entry, r#""x":"a.safetensors"}}"#)),
+        (
+            "entries of one letter each",
+            part(begin, &|i| format!(r#""{i}":"a","#), r#""x":"a"}}"#),
+        ),
+        ("as many entries as may be, and no file", {
+            let all: String = (0..(1 << 19) - 1).map(entry).collect();
+            let text = format!(r#"{begin}{all}"x":"a.safetensors"}}}}"#);
+            vec![(
+                "model.safetensors.index.json".to_owned(),
+                Cow::Owned(text.into_bytes()),
+            )]
+        }),
+        (
+            "files",
+            part(
+                begin,
+                &|i| format!(r#""{i}":"{i}.safetensors","#),
+                r#""x":"a"}}"#,
+            ),
+        ),
+        (
+            "names with escapes",
+            part(begin, &|i| format!(r#""\u0041{i}":"a","#), r#""x":"a"}}"#),
+        ),
+        (
+            "other fields",
+            part(r#"{"metadata":["#, &|_| r#"{"a":[]},"#.into(), "0]}"),
+        ),
+        ("nesting", part("", &|_| r#"{"a":["#.into(), "")),
+    ] {
+        cost.of(what, move || Checkpoint::from_bytes("{}", files).is_err());
     }
 }
 

@@ -4,8 +4,9 @@ use crate::LoadError;
 use crate::coded::Made;
 use crate::container::{Dtype, Entry};
 use crate::error::printable;
-use crate::folder::{self, Index};
+use crate::folder;
 use crate::gguf::{self, Edit, Family, Metadata, Place, Sizes, Source};
+use crate::index::{INDEX, Index};
 use crate::mapped::Bytes;
 use crate::names;
 use crate::norms::{self, Disagreement, Folding, NormFacts, Part};
@@ -139,8 +140,8 @@ impl Checkpoint {
         let mut index = None;
         let mut weights = Vec::new();
         for (name, bytes) in files {
-            if name == folder::INDEX {
-                index = Some(folder::parse_index(&bytes)?);
+            if name == INDEX {
+                index = Some(Index::parse(bytes)?);
             } else {
                 weights.push((name, Bytes::Memory(bytes)));
             }
@@ -843,32 +844,25 @@ fn obey(
     files: &[File],
     stored: &mut Vec<(String, Tensor)>,
 ) -> Result<(), LoadError> {
-    let mut listed: BTreeMap<&str, &str> = index
-        .iter()
-        .map(|(name, shard)| (name.as_str(), shard.as_str()))
-        .collect();
-    stored.retain(|(_, tensor)| match index.get(&tensor.entry.name) {
-        Some(shard) if *shard == files[tensor.file].name => {
-            listed.remove(tensor.entry.name.as_str());
+    let mut is_there = vec![false; index.entries().len()];
+    stored.retain(|(_, tensor)| match index.find(&tensor.entry.name) {
+        Some((at, shard)) if *shard == files[tensor.file].name => {
+            is_there[at] = true;
             true
         }
         // An unlisted head keeps its names, even those the index gives to the trunk.
         Some(_) => mtp_rank(&files[tensor.file].name) < names::MTP_FILES.len(),
         None => true,
     });
-    match listed.into_iter().next() {
-        None => Ok(()),
-        Some((name, shard)) if files.iter().any(|f| f.name == shard) => {
-            Err(LoadError::NotInShard {
-                name: name.into(),
-                shard: shard.into(),
-            })
-        }
-        Some((name, shard)) => Err(LoadError::MissingShard {
-            name: name.into(),
-            shard: shard.into(),
-        }),
-    }
+    let mut listed = index.entries().zip(is_there);
+    let Some(((name, shard), _)) = listed.find(|(_, is_there)| !is_there) else {
+        return Ok(());
+    };
+    let (name, shard) = (name.to_owned(), index.files()[shard].clone());
+    Err(match files.iter().any(|file| file.name == shard) {
+        true => LoadError::NotInShard { name, shard },
+        false => LoadError::MissingShard { name, shard },
+    })
 }
 
 impl Checkpoint {

@@ -5,35 +5,27 @@
 
 use crate::LoadError;
 use crate::error::printable;
+use crate::index::{INDEX, Index, MAX_INDEX_BYTES};
 use crate::mapped::Bytes;
 use crate::names;
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::Read;
-use std::path::{Component, Path};
+use std::path::Path;
 
 /// A real `config.json` takes some 10 KB.
 pub(crate) const MAX_CONFIG_BYTES: u64 = 4 << 20;
-/// An index takes 0.1 KB a tensor.
-pub(crate) const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// Values in a configuration, which take some 50 bytes each; one for every module of
 /// the largest mixture comes to 100 000.
 pub(crate) const MAX_CONFIG_VALUES: u64 = 250_000;
-/// Values in an index: a name and a file for each tensor.
-const MAX_INDEX_VALUES: u64 = 4 << 20;
 /// Files of one checkpoint; the largest known one has some 200.
 pub(crate) const MAX_FILES: usize = 1024;
 
-/// The file that lists where tensors lie.
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// The file that holds all tensors where there is no index.
 const SINGLE: &str = "model.safetensors";
 
 /// What the writer of an MTP sidecar says of it.
 const MANIFEST: &str = "mtplx_runtime.json";
-
-/// Tensor, as stored → file, as `weight_map` of the index says.
-pub(crate) type Index = BTreeMap<String, String>;
 
 /// What lies in a folder.
 pub(crate) struct Folder {
@@ -55,7 +47,7 @@ pub(crate) fn open(path: &Path) -> Result<Folder, LoadError> {
         folder: path.into(),
     })?;
     let index = read(&path.join(INDEX), MAX_INDEX_BYTES, "index length in bytes")?
-        .map(|bytes| parse_index(&bytes))
+        .map(|bytes| Index::parse(bytes.into()))
         .transpose()?;
     let manifest = read(
         &path.join(MANIFEST),
@@ -77,14 +69,16 @@ pub(crate) fn open(path: &Path) -> Result<Folder, LoadError> {
         .collect();
     match &index {
         Some(index) => {
-            for (name, shard) in index {
-                if wanted.insert(shard) && !path.join(shard).exists() {
-                    return Err(LoadError::MissingShard {
-                        name: name.clone(),
-                        shard: shard.clone(),
-                    });
-                }
+            let exists: Vec<bool> = (index.files().iter())
+                .map(|shard| path.join(shard).exists())
+                .collect();
+            if let Some((name, file)) = index.entries().find(|(_, file)| !exists[*file]) {
+                return Err(LoadError::MissingShard {
+                    name: name.into(),
+                    shard: index.files()[file].clone(),
+                });
             }
+            wanted.extend(index.files().iter().map(String::as_str));
         }
         None if path.join(SINGLE).exists() => {
             wanted.insert(SINGLE);
@@ -113,40 +107,6 @@ pub(crate) fn open(path: &Path) -> Result<Folder, LoadError> {
         manifest,
         files,
     })
-}
-
-/// The `weight_map` of an index. Every name in it is fit for a message, every
-/// file lies inside the folder.
-pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index, LoadError> {
-    #[derive(serde::Deserialize)]
-    struct Whole {
-        weight_map: Index,
-    }
-    few_values(bytes, MAX_INDEX_VALUES, INDEX)?;
-    let whole: Whole = serde_json::from_slice(bytes).map_err(|e| LoadError::BadJson {
-        reason: printable(&e.to_string()),
-        file: INDEX.into(),
-    })?;
-    for (name, shard) in &whole.weight_map {
-        let inside = Path::new(shard)
-            .components()
-            .all(|c| matches!(c, Component::Normal(_)));
-        if !inside
-            || !shard.ends_with(".safetensors")
-            || shard.chars().any(|c| c.is_control() || c == '\\')
-        {
-            return Err(LoadError::BadShardName {
-                shard: printable(shard),
-            });
-        }
-        if name.chars().any(char::is_control) {
-            return Err(LoadError::BadJson {
-                reason: format!("unprintable tensor name `{}`", printable(name)),
-                file: INDEX.into(),
-            });
-        }
-    }
-    Ok(whole.weight_map)
 }
 
 /// An error if the JSON in `bytes` has more than `limit` values: a few bytes of text

@@ -21,6 +21,7 @@ mod container;
 mod error;
 mod folder;
 pub mod gguf;
+mod index;
 mod mapped;
 mod names;
 mod norms;

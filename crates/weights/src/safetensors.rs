@@ -214,7 +214,7 @@ impl<'de> Visitor<'de> for &mut RawHeader<'de> {
 /// A tensor's name, short and free of control characters, so that it can stand
 /// in a message.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Name<'a>(Cow<'a, str>);
+pub(crate) struct Name<'a>(pub(crate) Cow<'a, str>);
 
 impl std::ops::Deref for Name<'_> {
     type Target = str;

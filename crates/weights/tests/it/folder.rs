@@ -138,6 +138,23 @@ fn a_bad_folder_is_refused_in_one_line() {
         (
             vec![
                 ("config.json", b"{}".to_vec()),
+                (
+                    INDEX,
+                    index(r#"{"a": "1.safetensors", "a": "2.safetensors"}"#),
+                ),
+            ],
+            "two entries for `a` in `model.safetensors.index.json`",
+        ),
+        (
+            vec![
+                ("config.json", b"{}".to_vec()),
+                (INDEX, index(r#"{"\u0061": "1.safetensors"}"#)),
+            ],
+            "a tensor's name with escapes",
+        ),
+        (
+            vec![
+                ("config.json", b"{}".to_vec()),
                 (INDEX, index(r#"{"a": "../1.safetensors"}"#)),
             ],
             "the index names `../1.safetensors`, which is no safetensors file inside the folder",
