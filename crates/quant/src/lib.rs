@@ -18,7 +18,7 @@ mod scaled;
 mod small;
 
 pub use affine::{AFFINE, affine, widen};
-pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format};
+pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format, nvfp4_times};
 pub use plain::{BF16, F16, F32};
 pub use scaled::{Code, SCALED, ScaleType, Tiles, scaled};
 pub use small::{e4m3, e8m0};

@@ -15,8 +15,8 @@ use quant::{Owned, Scalar, Stored};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::collections::btree_map;
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -273,10 +273,24 @@ impl Checkpoint {
             Some(format) => Stored::new(format, rows, cols, self.data(tensor)),
             None => Stored::plain(self.scalar(name, tensor)?, rows, cols, self.data(tensor)),
         };
-        if !tensor.edit.changes(&self.sizes) {
+        let factor = format!("{name}_scale_2");
+        let has_factor = as_written.format.name == "nvfp4" && self.find(&factor).is_some();
+        let moves = tensor.edit.changes(&self.sizes);
+        if !has_factor && !moves {
             return Ok(as_written);
         }
-        let undo = || tensor.edit.undo(&self.sizes, &as_written);
+        let shape = &tensor.entry.shape;
+        let count = shape[..shape.len().saturating_sub(2)].iter().product();
+        let factors = self.factors(tensor, has_factor.then_some(&factor), count, f64::from)?;
+        let undo = || {
+            let undo = |stored: &Stored<'_>| tensor.edit.undo(&self.sizes, stored);
+            if !has_factor {
+                return undo(&as_written);
+            }
+            let each = &factors.factors;
+            let times = quant::nvfp4_times(&as_written, |row| each[row * each.len() / rows]);
+            if moves { undo(&times.view()) } else { times }
+        };
         Ok(tensor.undone.get_or_init(undo).view())
     }
 
@@ -785,8 +799,13 @@ fn assemble_gguf(parts: Vec<(String, Bytes)>) -> Result<Checkpoint, LoadError> {
         (header.entries.iter()).map(move |entry| (file, canonical(&entry.name)))
     });
     let names: Vec<_> = names.collect();
-    let scales = entries.keys().filter(|name| name.ends_with(".scale"));
-    let scaled: BTreeSet<String> = scales.map(|name| (*name).to_owned()).collect();
+    // The factors of scales, as stored.
+    let factors: BTreeMap<String, String> = names
+        .iter()
+        .zip(headers.iter().flat_map(|header| &header.entries))
+        .filter_map(|((_, name), entry)| Some((name.as_ref()?.0.clone(), entry.name.clone())))
+        .filter(|(name, _)| name.ends_with("_scale_2"))
+        .collect();
     let (mut places, mut stored) = (None, Vec::new());
     for header in headers {
         places.get_or_insert(header.places);
@@ -803,14 +822,13 @@ fn assemble_gguf(parts: Vec<(String, Bytes)>) -> Result<Checkpoint, LoadError> {
     for ((file, name), entry) in names.into_iter().zip(stored) {
         let Some((name, edit)) = name else { continue };
         let tensor = Tensor::new(file, entry, edit);
-        let scale = tensor.entry.name.strip_suffix(".weight");
-        if let Some(scale) = scale.map(|module| format!("{module}.scale"))
-            && tensor.entry.dtype.name == "nvfp4"
-            && scaled.contains(&scale)
+        if let Some(factor) = factors.get(&format!("{name}_scale_2"))
+            && tensor.entry.dtype.name != "nvfp4"
         {
             return Err(LoadError::BadTensor {
                 reason: format!(
-                    "is nvfp4 with a factor of its own, `{scale}`, which cannot be read"
+                    "is {}, and has a factor `{factor}` that only nvfp4 can have",
+                    tensor.entry.dtype.name
                 ),
                 name: tensor.entry.name,
                 file: checkpoint.files[file].name.clone(),

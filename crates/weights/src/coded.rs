@@ -29,7 +29,8 @@ use serde_json::Value;
 pub(crate) struct Made {
     /// Zero points, a byte a tile.
     zeros: Vec<u8>,
-    factors: Vec<f64>,
+    /// What scales are multiplied by, one for each matrix of a stack or for all.
+    pub(crate) factors: Vec<f64>,
 }
 
 /// MLX's `global_scale` is the largest magnitude: that of E2M1 times that of E4M3.
@@ -40,7 +41,7 @@ const BLOCK: (usize, usize) = (128, 128);
 
 /// What belongs to a tensor called `NAME`, by the end of its name: stored alone,
 /// the weight is missing.
-const COMPANIONS: &[&str] = &[
+pub(crate) const COMPANIONS: &[&str] = &[
     "_scale",
     "_scale_inv",
     "_scale_2",
@@ -520,7 +521,7 @@ impl Checkpoint {
 
     /// The factors of the scales of `codes`: `name` holds one, or one a matrix of
     /// the stack.
-    fn factors<'a>(
+    pub(crate) fn factors<'a>(
         &self,
         codes: &'a Tensor,
         name: Option<&str>,

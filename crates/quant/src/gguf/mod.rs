@@ -15,7 +15,7 @@ mod turbo;
 use crate::{Format, plain};
 
 pub use k::K_QUANTS;
-pub use nonlinear::NONLINEAR;
+pub use nonlinear::{NONLINEAR, nvfp4_times};
 pub use simple::SIMPLE;
 pub use turbo::TURBO;
 

@@ -13,7 +13,7 @@
 use crate::block::{self, Block, Pieces, half, nibbles, put_half, put_nibbles};
 use crate::gguf::fit::{self, fit_k_levels, fit_levels};
 use crate::small::E2M1_DOUBLED as FP4;
-use crate::{Codes, Format, Scalar, Zero};
+use crate::{Code, Codes, Format, Owned, Scalar, ScaleType, Stored, Zero, scaled};
 
 /// The levels of `iq4_nl` and `iq4_xs`.
 const IQ4: &[i8] = &[
@@ -167,6 +167,38 @@ fn write_nv(p: &Pieces, block: &mut [u8]) {
             .expect("a scale that was read from a byte");
         put_nibbles(&mut block[4 + 8 * b..][..8], &p.codes[16 * b..][..16]);
     }
+}
+
+/// Rows of `nvfp4` whose scales have a factor besides, row `i` that of `factor(i)`.
+///
+/// Blocks have no place for it, so codes and scales come apart, as `fp4-nv`.
+///
+/// # Panics
+///
+/// If `stored` is in another format.
+pub fn nvfp4_times(stored: &Stored<'_>, factor: impl Fn(usize) -> f64) -> Owned {
+    assert_eq!(stored.format.name, "nvfp4", "blocks that can have a factor");
+    let format = scaled(4, Code::E2m1, ScaleType::E4m3, 16, stored.cols);
+    let mut out = Owned {
+        format: format.expect("whole blocks are whole groups"),
+        ..Owned::gather(stored, [])
+    };
+    (out.rows, out.width) = (stored.rows, 16);
+    out.factors = (0..stored.rows).map(factor).collect();
+    for block in stored.codes.chunks_exact(36) {
+        let (scales, groups) = block.split_at(4);
+        // What is no number elsewhere is 0 here, and there is no sign.
+        let scales = scales.iter().map(|scale| scale & 0x7f);
+        out.scales
+            .extend(scales.map(|s| if s == 0x7f { 0 } else { s }));
+        for group in groups.chunks_exact(8) {
+            let mut codes = [0; 16];
+            nibbles(group, &mut codes);
+            let pairs = codes.chunks_exact(2);
+            out.codes.extend(pairs.map(|pair| pair[0] | pair[1] << 4));
+        }
+    }
+    out
 }
 
 /// The power of two that leaves the largest value two places above one, and the

@@ -229,7 +229,6 @@ fn gather_columns(stored: &Stored<'_>, order: &Order) -> Owned {
         &whole.view()
     };
     let unit = stored.format.code_bytes(order.width);
-    let scales = stored.format.scales(order.width) * stored.scale.bytes();
     let mut out = Owned::gather(stored, 0..stored.rows);
     let rows = (0..stored.rows).map(|row| stored.row(row));
     for (r, row) in rows.enumerate() {
@@ -238,6 +237,7 @@ fn gather_columns(stored: &Stored<'_>, order: &Order) -> Owned {
             let to = r * n + to;
             out.codes[to * unit..][..unit].copy_from_slice(&row.codes[from * unit..][..unit]);
             for (out, row) in [(&mut out.scales, row.scales), (&mut out.biases, row.biases)] {
+                let scales = row.len() / n;
                 out[to * scales..][..scales].copy_from_slice(&row[from * scales..][..scales]);
             }
         }

@@ -31,6 +31,14 @@ pub(crate) struct Family {
 /// Tensors whose values follow from the configuration.
 const DERIVED: &[&str] = &["rope_freqs.weight"];
 
+/// Ends of the names of what belongs to a weight, in the file and canonical behind
+/// the name of the weight's module: the factor of an `nvfp4`'s scales, and a scale
+/// of activations.
+const COMPANIONS: &[(&str, &str)] = &[
+    (".scale", ".weight_scale_2"),
+    (".input_scale", ".input_scale"),
+];
+
 /// The name that shows experts with gate and up in one matrix.
 const FUSED: &str = "ffn_gate_up_exps.weight";
 
@@ -349,26 +357,41 @@ impl Family {
         if DERIVED.contains(&stored) {
             return None;
         }
-        let foreign = (stored.to_owned(), Same);
+        let companion = |(end, canonical): &(&str, &str)| {
+            let weight = format!("{}.weight", stored.strip_suffix(end)?);
+            let (name, _) = self.known(&weight, layers, &has)?;
+            let module = name.strip_suffix(".weight").unwrap_or(&name);
+            Some((format!("{module}{canonical}"), Same))
+        };
+        // Some architectures have a name of their own for what ends like a companion.
+        let known = self.known(stored, layers, &has);
+        let known = known.or_else(|| COMPANIONS.iter().find_map(companion));
+        Some(known.unwrap_or_else(|| (stored.to_owned(), Same)))
+    }
+
+    /// [`Family::canonical`] of a name that the tables have.
+    fn known(
+        &self,
+        stored: &str,
+        layers: usize,
+        has: &impl Fn(&str) -> bool,
+    ) -> Option<(String, Edit)> {
         let find = |names: &[Name], stored: &str| {
             let found = names.iter().find(|(name, ..)| *name == stored);
             found.map(|(_, canonical, edit)| (*canonical, *edit))
         };
         let Some((block, name)) = split(stored, "blk.") else {
-            let found = find(self.whole, stored);
-            return Some(found.map_or(foreign, |(name, edit)| (name.into(), edit)));
+            return find(self.whole, stored).map(|(name, edit)| (name.into(), edit));
         };
         let fused = has(&format!("blk.{block}.{FUSED}"));
         let found = fused.then(|| find(self.fused, name)).flatten();
         let found = found.or_else(|| find(self.block, name));
-        Some(match (found, block.checked_sub(layers)) {
-            (Some((name, edit)), None) => (format!("layers.{block}.{name}"), edit),
-            (Some((name, edit)), Some(head)) => (format!("mtp.layers.{head}.{name}"), edit),
-            (None, Some(0)) => {
-                find(self.head, name).map_or(foreign, |(name, edit)| (name.into(), edit))
-            }
-            (None, _) => foreign,
-        })
+        match (found, block.checked_sub(layers)) {
+            (Some((name, edit)), None) => Some((format!("layers.{block}.{name}"), edit)),
+            (Some((name, edit)), Some(head)) => Some((format!("mtp.layers.{head}.{name}"), edit)),
+            (None, Some(0)) => find(self.head, name).map(|(name, edit)| (name.into(), edit)),
+            (None, _) => None,
+        }
     }
 
     /// The inverse of [`Family::canonical`]: name in the file and edit of the
@@ -391,7 +414,9 @@ impl Family {
         }
         let (layer, name) = match split(canonical, "mtp.layers.") {
             Some((head, name)) if !self.head.is_empty() => (layers.checked_add(head)?, name),
-            _ => split(canonical, "layers.")?,
+            // The one layer of some EAGLE-3 heads.
+            _ => split(canonical, "layers.")
+                .or_else(|| Some((0, canonical.strip_prefix("midlayer.")?)))?,
         };
         let one = self.experts.and_then(|(one, stacked)| {
             let (expert, name) = split(name, one)?;
@@ -454,6 +479,27 @@ mod tests {
     }
 
     #[test]
+    fn what_belongs_to_a_weight_is_called_like_it() {
+        for (stored, canonical) in [
+            (
+                "blk.1.attn_q.scale",
+                "layers.1.self_attn.q_proj.weight_scale_2",
+            ),
+            (
+                "blk.1.attn_q.input_scale",
+                "layers.1.self_attn.q_proj.input_scale",
+            ),
+            ("blk.2.nextn.eh_proj.scale", "mtp.fc.weight_scale_2"),
+            ("output.scale", "lm_head.weight_scale_2"),
+        ] {
+            let found = QWEN35.canonical(stored, 2, |_| false);
+            assert_eq!(found, Some((canonical.into(), Same)), "{stored}");
+        }
+        let own = GEMMA4.canonical("blk.0.ffn_down_exps.scale", 2, |_| false);
+        assert_eq!(own.unwrap().0, "layers.0.router.per_expert_scale");
+    }
+
+    #[test]
     fn names_of_no_family_stay() {
         for name in [
             "blk.0.unheard_of",
@@ -468,6 +514,10 @@ mod tests {
             );
         }
         assert_eq!(GEMMA4.canonical("rope_freqs.weight", 2, |_| false), None);
+        assert_eq!(
+            GEMMA4.canonical("blk.0.x.scale", 2, |_| false).unwrap().0,
+            "blk.0.x.scale"
+        );
         assert_eq!(QWEN35.stored("visual.pos_embed.weight", 2), None);
         assert_eq!(GEMMA4.stored("mtp.layers.0.mlp.up_proj.weight", 2), None);
     }

@@ -546,12 +546,12 @@ fn every_lie_of_a_header_is_named() {
         (
             with(
                 &[
-                    entry("a.weight", &[64], 40, 0),
-                    entry("a.scale", &[1], 0, 64),
+                    entry("token_embd.weight", &[64], 8, 0),
+                    entry("token_embd.scale", &[1], 0, 96),
                 ],
-                96,
+                128,
             ),
-            "is nvfp4 with a factor of its own, `a.scale`",
+            "is q8_0, and has a factor `token_embd.scale` that only nvfp4 can have",
         ),
     ] {
         let started = std::time::Instant::now();
@@ -677,6 +677,77 @@ fn an_eagle3_file_is_read_as_its_folder_would_be() {
         .unwrap();
     assert_eq!(keys.to_f32(), [0.0, 1.0, 2.0, 3.0]);
     assert!(file([0, 0, 9]).integers("d2t", 3).is_err());
+}
+
+/// A factor beside `nvfp4` multiplies the weights, for all of a tensor or for each of a
+/// stack, moved or not.
+#[test]
+fn an_nvfp4_tensor_has_its_factor() {
+    let keys = [
+        ("general.architecture", "qwen35moe".into()),
+        ("qwen35moe.block_count", Value::U32(1)),
+        ("qwen35moe.ssm.group_count", Value::U32(2)),
+        ("qwen35moe.ssm.time_step_rank", Value::U32(4)),
+        ("qwen35moe.ssm.inner_size", Value::U32(256)),
+        ("qwen35moe.ssm.state_size", Value::U32(8)),
+    ];
+    let nvfp4 = quant::format("nvfp4").unwrap();
+    let (stack, moved) = ("blk.0.ffn_up_exps", "blk.0.ssm_out");
+    let blocks = |n: usize| -> Vec<u8> { (0..36 * n).map(|i| (i * 89 % 253) as u8).collect() };
+    let file = |factors: &[f32; 3], with_factors: bool| {
+        let tensor = |name: &str, end: &str, shape: &[usize], format| TensorInfo {
+            name: format!("{name}.{end}"),
+            shape: shape.into(),
+            store: Store::Numbers(format),
+        };
+        let mut tensors = vec![
+            tensor(stack, "weight", &[2, 3, 128], nvfp4),
+            tensor(moved, "weight", &[3, 256], nvfp4),
+        ];
+        if with_factors {
+            tensors.push(tensor(stack, "scale", &[2], &quant::F32));
+            tensors.push(tensor(moved, "scale", &[1], &quant::F32));
+            tensors.push(tensor(moved, "input_scale", &[1], &quant::F32));
+        }
+        let mut writer = Writer::new(Vec::new(), &keys, tensors).unwrap();
+        writer.write(&blocks(12)).unwrap();
+        writer.write(&blocks(12)).unwrap();
+        if with_factors {
+            for values in [&factors[..2], &factors[2..], &factors[2..]] {
+                let bytes: Vec<u8> = values.iter().flat_map(|f| f.to_le_bytes()).collect();
+                writer.write(&bytes).unwrap();
+            }
+        }
+        from_gguf(vec![("model.gguf", writer.finish().unwrap())]).unwrap()
+    };
+    let read = |checkpoint: &Checkpoint| {
+        let one = |name: &str, rows, cols| checkpoint.matrix(name, rows, cols).map(|m| m.to_f32());
+        Ok::<_, LoadError>([
+            one("layers.0.mlp.switch_mlp.up_proj.weight", 6, 128)?,
+            one("layers.0.linear_attn.out_proj.weight", 3, 256)?,
+        ])
+    };
+    let factors = [0.37, -3.1, 1.7e-3];
+    let with = file(&factors, true);
+    let ([stacked, moved], [plain_stack, plain_moved]) =
+        (read(&with).unwrap(), read(&file(&factors, false)).unwrap());
+    let close = |got: f32, want: f32| (got - want).abs() <= 2e-7 * want.abs();
+    for (i, (got, plain)) in stacked.iter().zip(&plain_stack).enumerate() {
+        assert!(
+            close(*got, plain * factors[i / 384]),
+            "{i}: {got} of {plain}"
+        );
+    }
+    for (i, (got, plain)) in moved.iter().zip(&plain_moved).enumerate() {
+        assert!(close(*got, plain * factors[2]), "{i}: {got} of {plain}");
+    }
+    assert!(stacked.iter().filter(|v| **v != 0.0).count() > 300);
+    assert_eq!(with.unused(), Vec::<String>::new());
+    let error = read(&file(&[1.0, f32::NAN, 1.0], true)).unwrap_err();
+    assert!(
+        matches!(&error, LoadError::BadFactor { name, at: 1, .. } if name.ends_with("up_proj.weight_scale_2")),
+        "{error}"
+    );
 }
 
 /// A file whose heads are not those of its sizes must not be moved about.
