@@ -4,10 +4,10 @@
 
 use backend::{Backend, Batch};
 use cache::{Memory, MemorySize};
-use cpu::{Cpu, CpuOptions};
+use cpu::{Activations, Cpu, CpuOptions};
 use models::{
-    ChainedHead, Gemma4Assistant, Growth, Quantize, Qwen35Mtp, Target, convert, inflate,
-    load_target,
+    ChainedHead, Eagle3, Gemma4Assistant, Growth, Quantize, Qwen35Mtp, Taps, Target, convert,
+    inflate, load_target,
 };
 use speculate::draft::{Assistant, Chained};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
@@ -247,6 +247,103 @@ fn a_checkpoint_of_any_layout_converts_without_a_change() {
             .unwrap();
         assert_eq!(run_of(&b, &made), run_of(&b, &stored), "{name}");
     }
+    for name in ["gemma4-moe", "gemma4-ple", "qwen3_5-moe"] {
+        let path = format!("tests/golden/gguf/{name}.gguf");
+        let stored = Checkpoint::open(&repository(&path)).unwrap();
+        let made = convert(&stored)
+            .unwrap()
+            .checkpoint(&mut |_, _| {})
+            .unwrap();
+        assert_eq!(run_of(&b, &made), run_of(&b, &stored), "{path}");
+    }
+}
+
+/// Codes of every writer become plain numbers of the same logits.
+#[test]
+fn codes_are_converted_to_what_they_stand_for() {
+    let b = Cpu::new(CpuOptions {
+        activations: Activations::F32,
+        ..CpuOptions::default()
+    });
+    let b = b.unwrap();
+    for folder in suites::CODED {
+        let coded = Checkpoint::open(&repository(folder)).unwrap();
+        let plain = Quantize {
+            format: &quant::F32,
+            own: vec![("*".into(), Some(&quant::F32))],
+        };
+        let recipe = plain.apply(convert(&coded).unwrap());
+        let made = recipe.checkpoint(&mut |_, _| {}).unwrap();
+        assert_eq!(run_of(&b, &made), run_of(&b, &coded), "{folder}");
+        let coded = made.names().find(|name| {
+            name.contains("scale") && !name.contains("router") && !name.contains("layer_scalar")
+        });
+        assert_eq!(coded, None, "{folder}");
+    }
+}
+
+/// Every step of a head in a GGUF file is the folder's, and what such files have no
+/// field for is refused.
+#[test]
+fn an_eagle3_head_drafts_the_same_from_a_gguf_file() {
+    let b = Cpu::new(CpuOptions::default()).unwrap();
+    let folder = std::env::temp_dir().join(format!("paceline-eagle3-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let write = |name: &str| {
+        let stored = suites::golden(name);
+        let to = folder.join(name).with_extension("gguf");
+        let written = convert(&stored)
+            .unwrap()
+            .write_gguf(&to, &[], &mut |_, _| {});
+        written.map(|()| Checkpoint::open(&to).unwrap())
+    };
+    let scores = |checkpoint: &Checkpoint, target: &dyn Target| {
+        let head = Eagle3::load(&b, checkpoint, target).unwrap();
+        let mut memory = Memory::new(&b, target.plan(), size());
+        let mut own = Memory::new(&b, head.plan(), size());
+        let (mut sequence, mut follower) = (memory.open().unwrap(), own.open().unwrap());
+        let tokens: Vec<u32> = (3..20).collect();
+        let (mut batch, mut following) = (Batch::default(), Batch::default());
+        memory
+            .push(&mut batch, &mut sequence, &tokens[..16], 16)
+            .unwrap();
+        own.push(&mut following, &mut follower, &tokens[1..], 16)
+            .unwrap();
+        let mut taps = Taps::new(head.taps());
+        let hidden = target.forward_tapped(&b, &batch, &mut memory, &mut taps);
+        let rows: Vec<usize> = (0..16).collect();
+        let features = head.features(&b, &hidden, &taps.into_rows(), &rows);
+        let x = head.forward(&b, target, &features, &following, &mut own);
+        let scored = head.logits(&b, target, &x);
+        let ids: Vec<Option<Vec<u32>>> = rows
+            .iter()
+            .map(|r| scored.scored.ids(*r).map(<[u32]>::to_vec))
+            .collect();
+        (b.download(&scored.logits).into_owned(), ids)
+    };
+    let target = load_target(&b, &suites::golden("gemma4-dense")).unwrap();
+    let name = "gemma4-dense-eagle3";
+    let made = write(name).unwrap();
+    assert_eq!(
+        scores(&made, &*target),
+        scores(&suites::golden(name), &*target)
+    );
+    assert!(made.unused().is_empty(), "{:?}", made.unused());
+    for (name, lacks) in [
+        ("gemma4-ple-eagle3", "`fc_norm`"),
+        ("qwen3_5-dense-eagle3", "`norm_before_fc`"),
+        (
+            "qwen3_5-moe-eagle3",
+            "the default of `eagle_aux_hidden_state_layer_ids`",
+        ),
+    ] {
+        let error = write(name).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("no field for {lacks}")),
+            "{name}: {error}"
+        );
+    }
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

@@ -253,6 +253,9 @@ pub(crate) struct ConvertArgs {
         help_heading = "Format"
     )]
     pub(crate) format: Container,
+    /// Take the tokenizer of a GGUF file from this model: a drafter has none of its own
+    #[arg(long, value_name = "MODEL", help_heading = "Format")]
+    pub(crate) tokenizer: Option<String>,
     /// Grow a small model and its drafter to the shapes of a model of this many weights, such as 2b,
     /// with the same text and acceptance: to measure speed
     #[arg(long, value_name = "SIZE", value_parser = parameters, help_heading = "Size")]

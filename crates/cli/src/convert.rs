@@ -15,7 +15,19 @@ use weights::{Checkpoint, Recipe};
 pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
     let source = resolve::source(&args.source)?;
     let checkpoint = source.checkpoint()?;
-    let files = source.side_files()?;
+    let files = match &args.tokenizer {
+        Some(model) => resolve::source(model)?.side_files()?,
+        None => source.side_files()?,
+    };
+    let architecture = checkpoint.architecture()?;
+    let is_drafter = models::DRAFT_HEADS
+        .iter()
+        .any(|head| head.architectures.contains(&architecture));
+    if files.is_empty() && checkpoint.metadata().is_some() && !is_drafter {
+        bail!(
+            "the tokenizer of a GGUF file cannot be taken out of it: name the model that it belongs to with --tokenizer MODEL"
+        );
+    }
     let write = |recipe: &Recipe<'_>, to: &Path, files: &[(String, Vec<u8>)]| -> Result<()> {
         let mut bar = progress::ByteBar::new(&format!("writing {}", to.display()), !output.quiet);
         let mut progress = |done, total| bar.set(done, total);
@@ -126,12 +138,14 @@ fn vocabulary(recipe: &Recipe<'_>, files: &[(String, Vec<u8>)]) -> Result<Vocabu
             .find(|(n, _)| n == name)
             .map(|(_, bytes)| &bytes[..])
     };
-    let text = recipe.config.get("text_config").filter(|c| c.is_object());
+    let text = ["text_config", "transformer_layer_config"]
+        .iter()
+        .find_map(|part| recipe.config.get(part).filter(|c| c.is_object()));
     let size = text.unwrap_or(&recipe.config)["vocab_size"]
         .as_u64()
         .unwrap_or(0);
     let tokenizer = file("tokenizer.json")
-        .context("a GGUF file holds its tokenizer, and the source has none")?;
+        .context("a GGUF file holds its tokenizer, and the source has none: name the model that it belongs to with --tokenizer MODEL")?;
     let files = TextFiles {
         tokenizer,
         tokenizer_config: file("tokenizer_config.json"),

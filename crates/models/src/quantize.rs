@@ -203,7 +203,10 @@ fn layout<'a>(
         let shape = item.shape;
         return Ok(vec![Item::vector(name, shape, checkpoint.norm(name, n)?)]);
     }
-    if let ([channels, 1, taps], true) = (&item.shape[..], name.ends_with(".conv1d.weight")) {
+    // GGUF files have two axes.
+    if let ([channels, 1, taps] | [channels, taps], true) =
+        (&item.shape[..], name.ends_with(".conv1d.weight"))
+    {
         item = Item::stored(
             name,
             vec![*channels, *taps, 1],

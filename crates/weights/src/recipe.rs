@@ -5,7 +5,8 @@
 //! is converted in little memory: [`Recipe::write`] asks for a few rows of one
 //! tensor at a time. Names are canonical (`names.rs`).
 
-use crate::{Checkpoint, LoadError};
+use crate::coded::COMPANIONS;
+use crate::{Checkpoint, LoadError, names};
 use quant::{Format, Owned, Scalar, Stored};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -146,9 +147,11 @@ impl Checkpoint {
     /// As [`Checkpoint::matrix`]; also if it is quantised and its width cannot be
     /// told ([`Checkpoint::shape`]).
     pub fn item(&self, name: &str) -> Result<Item<'_>, LoadError> {
-        let raw = self.raw(name)?;
-        let is_matrix = raw.1.scalar().is_some() || self.has(&name.replace(".weight", ".scales"));
-        if !is_matrix {
+        let is_coded = self.coded_shape(name).is_some() || self.is_companioned(name);
+        let plain = (!is_coded).then(|| self.raw(name)).transpose()?;
+        if let Some(raw) =
+            plain.filter(|(_, dtype, _)| dtype.scalar().is_none() && dtype.format.is_none())
+        {
             let (bytes, dtype, shape) = raw;
             let data = Data::Raw {
                 dtype: dtype.name,
@@ -168,16 +171,42 @@ impl Checkpoint {
         Ok(Item::stored(name, shape, self.matrix(name, rows, cols)?))
     }
 
-    /// The names of [`Checkpoint::item`]s: all tensors but the scales and biases
-    /// of quantised ones.
+    /// The names of [`Checkpoint::item`]s: all tensors but those that belong to a
+    /// weight of codes or change no weight.
     pub fn item_names(&self) -> impl Iterator<Item = &str> {
-        self.names().filter(|name| {
-            let module = name
-                .strip_suffix(".scales")
-                .or_else(|| name.strip_suffix(".biases"));
-            !module.is_some_and(|m| {
-                self.has(&format!("{m}.scales")) && self.has(&format!("{m}.weight"))
-            })
+        let belongs = |name: &str| {
+            let (module, end) = name.rsplit_once('.').unwrap_or(("", name));
+            let of_codes = end != "weight" && self.is_companioned(&format!("{module}.weight"));
+            let factor = name.strip_suffix("_scale_2");
+            names::is_of_activations(name)
+                || of_codes && is_companion(end)
+                || factor.is_some_and(|weight| self.find(weight).is_some())
+        };
+        // Packed codes stand for their weight.
+        self.names()
+            .filter(move |name| !belongs(name))
+            .map(|name| name.strip_suffix("_packed").unwrap_or(name))
+    }
+
+    /// Whether something is stored without which the weight `name` is another one.
+    fn is_companioned(&self, name: &str) -> bool {
+        let module = name.strip_suffix("weight");
+        module.is_some_and(|module| {
+            [
+                "weight_packed",
+                "weight_scale",
+                "weight_scale_inv",
+                "scales",
+            ]
+            .iter()
+            .any(|end| self.find(&format!("{module}{end}")).is_some())
         })
     }
+}
+
+/// Whether a tensor of a module called `end` belongs to its weight.
+fn is_companion(end: &str) -> bool {
+    let own = |rest: &str| rest != "_packed" && COMPANIONS.contains(&rest);
+    ["scales", "biases", "global_scale"].contains(&end)
+        || end.strip_prefix("weight").is_some_and(own)
 }

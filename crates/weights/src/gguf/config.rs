@@ -302,11 +302,9 @@ impl Source<'_> {
     fn eagle3(&self) -> Json {
         let size = |key| self.size(key);
         let layers = self.get("target_layers");
-        let layers = layers
-            .as_ref()
-            .and_then(Value::as_array)
-            .unwrap_or_default();
-        let layers: Vec<u64> = layers.iter().filter_map(Value::as_u64).collect();
+        let layers = layers.as_ref().and_then(Value::as_array);
+        let layers: Option<Vec<u64>> =
+            layers.map(|ids| ids.iter().filter_map(Value::as_u64).collect());
         json!({
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
@@ -355,6 +353,7 @@ pub(crate) fn metadata(
     );
     match architecture {
         "qwen35" | "qwen35moe" => out.qwen35(),
+        "eagle3" => out.eagle3(config),
         _ => out.gemma4(),
     }
     if architecture == "gemma4-assistant" {
@@ -463,6 +462,39 @@ impl Keys<'_> {
         );
     }
 
+    fn eagle3(&mut self, config: &Json) {
+        let (hidden, head_dim) = (self.number("hidden_size"), self.number("head_dim"));
+        for (key, value) in [
+            ("block_count", Some(1)),
+            ("vocab_size", self.number("vocab_size")),
+            ("feed_forward_length", self.number("intermediate_size")),
+            (
+                "attention.head_count_kv",
+                self.number("num_key_value_heads"),
+            ),
+            ("attention.key_length", head_dim),
+            ("attention.value_length", head_dim),
+            ("rope.dimension_count", head_dim),
+            (
+                "target_hidden_size",
+                config["target_hidden_size"].as_u64().or(hidden),
+            ),
+        ] {
+            self.size(key, value);
+        }
+        let theta = [
+            &self.text["rope_parameters"]["rope_theta"],
+            &self.text["rope_theta"],
+        ];
+        let theta = theta.into_iter().find_map(Json::as_f64);
+        self.float("rope.freq_base", theta.or(Some(1e4)));
+        if let Some(layers) = aux_layers(config) {
+            self.list("target_layers", layers.into_iter());
+        }
+        let before = config["norm_before_residual"].as_bool();
+        self.push("norm_before_residual", Value::Bool(before == Some(true)));
+    }
+
     fn qwen35(&mut self) {
         let head = self.number("mtp_num_hidden_layers").unwrap_or(0);
         let layers = self.number("num_hidden_layers").unwrap_or(0);
@@ -515,6 +547,14 @@ impl Keys<'_> {
         sections.resize(4, 0);
         self.list("rope.dimension_sections", sections.into_iter());
     }
+}
+
+/// The layers of its target that an EAGLE-3 head reads.
+pub(crate) fn aux_layers(config: &Json) -> Option<Vec<u64>> {
+    const IDS: &str = "eagle_aux_hidden_state_layer_ids";
+    let ids = [&config[IDS], &config["eagle_config"][IDS]];
+    let ids = ids.into_iter().find_map(Json::as_array)?;
+    Some(ids.iter().filter_map(Json::as_u64).collect())
 }
 
 /// The divisors of a full layer's frequencies: 1 for pairs that turn, one that

@@ -1,6 +1,6 @@
 //! A checkpoint as a GGUF file has it: names, metadata, and the changes to values.
 
-use super::config::{divisors, metadata};
+use super::config::{aux_layers, divisors, metadata};
 use super::edit::{Edit, Sizes};
 use super::names::Family;
 use super::value::Value;
@@ -55,6 +55,11 @@ impl Export {
 
     /// The same for a configuration and the language model's part of it.
     pub(crate) fn of_config(config: &Json, text: &Json) -> Option<Export> {
+        // Their `model_type` is that of their layers.
+        let name = config["architectures"][0].as_str();
+        if name.is_some_and(|name| name.contains("Eagle3")) {
+            return Self::of_eagle3(config);
+        }
         let of = |config: &Json| {
             let found = config["model_type"].as_str();
             TYPES.iter().find(|(name, _)| Some(*name) == found)
@@ -67,6 +72,62 @@ impl Export {
             config: config.clone(),
             text: text.clone(),
         })
+    }
+
+    /// How an EAGLE-3 head goes into a file.
+    fn of_eagle3(config: &Json) -> Option<Export> {
+        let part = config.get("transformer_layer_config");
+        let mut text = part.filter(|p| p.is_object()).unwrap_or(config).clone();
+        let heads = text["num_attention_heads"].as_u64()?;
+        if text["num_key_value_heads"].is_null() {
+            text["num_key_value_heads"] = heads.into();
+        }
+        if text["head_dim"].is_null() {
+            text["head_dim"] = text["hidden_size"].as_u64()?.checked_div(heads)?.into();
+        }
+        Some(Export {
+            family: Family::named("eagle3")?,
+            layers: 1,
+            sizes: Sizes::of(&text),
+            config: config.clone(),
+            text,
+        })
+    }
+
+    /// What the model needs and such files have no field for, if there is anything.
+    pub fn lacks(&self) -> Option<&'static str> {
+        let (config, text) = (&self.config, &self.text);
+        let is = |on: &Json| on.as_bool() == Some(true);
+        let rope = &text["rope_parameters"];
+        let share = rope["partial_rotary_factor"].as_f64().unwrap_or(1.0);
+        let slides = text["layer_types"][0] == "sliding_attention";
+        let cases = [
+            ("`norm_before_fc`", is(&config["norm_before_fc"])),
+            ("`fc_norm`", is(&config["fc_norm"])),
+            ("`norm_output`", is(&config["norm_output"])),
+            (
+                "more than one layer",
+                text["num_hidden_layers"].as_u64().is_some_and(|n| n != 1),
+            ),
+            (
+                "a window of attention",
+                slides && text["use_sliding_window"].as_bool() != Some(false),
+            ),
+            ("`rope_scaling`", !text["rope_scaling"].is_null()),
+            ("a part of rotary columns", share != 1.0),
+            (
+                "the default of `eagle_aux_hidden_state_layer_ids`",
+                aux_layers(config).is_none(),
+            ),
+        ];
+        let is_eagle3 = self.architecture() == "eagle3";
+        let first = cases.into_iter().find(|(_, lacks)| is_eagle3 && *lacks);
+        first.map(|(what, _)| what)
+    }
+
+    /// Whether such files say the tensor `canonical` by another one.
+    pub fn drops(&self, canonical: &str) -> bool {
+        self.architecture() == "eagle3" && canonical == "t2d"
     }
 
     /// `general.architecture`.
@@ -128,6 +189,15 @@ impl Rewrite {
     /// [`Checkpoint::norm`] gives it.
     pub fn is_norm(&self) -> bool {
         self.edit == Edit::Folded
+    }
+
+    /// Turns integers into those of the file.
+    pub fn apply_integers(&self, values: &mut [i64]) {
+        if self.edit == Edit::Absolute {
+            (0..)
+                .zip(values)
+                .for_each(|(i, v)| *v = v.saturating_add(i));
+        }
     }
 
     /// Turns `values: [rows, cols]` into those of the file. A vector is a column.

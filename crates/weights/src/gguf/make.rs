@@ -32,6 +32,12 @@ impl Recipe<'_> {
                 self.config["model_type"]
             ))
         })?;
+        if let Some(field) = export.lacks() {
+            return Err(WriteError::Gguf(format!(
+                "a {} file has no field for {field}, which this model needs: keep it as safetensors",
+                export.architecture()
+            )));
+        }
         let metadata = export.metadata();
         let own = metadata
             .iter()
@@ -39,7 +45,7 @@ impl Recipe<'_> {
         let keys: Vec<_> = own.chain(keys.iter().cloned()).collect();
         let mut infos = Vec::new();
         let mut parts = Vec::new();
-        for item in &self.items {
+        for item in self.items.iter().filter(|item| !export.drops(&item.name)) {
             let named = export
                 .name(&item.name)
                 .filter(|(_, rewrite)| rewrite.expert().is_none());
@@ -148,7 +154,16 @@ fn put(
         let Data::Raw { bytes, .. } = &item.data else {
             unreachable!("`store` looks at the data");
         };
-        return sink(bytes);
+        if store != Store::I64 {
+            return sink(bytes);
+        }
+        let values = bytes
+            .chunks_exact(8)
+            .map(|b| b.try_into().expect("eight bytes"));
+        let mut values: Vec<i64> = values.map(i64::from_le_bytes).collect();
+        rewrite.apply_integers(&mut values);
+        let bytes: Vec<u8> = values.into_iter().flat_map(i64::to_le_bytes).collect();
+        return sink(&bytes);
     };
     if rewrite.is_nothing() || rewrite.is_norm() {
         // A recipe's norms hold `1 + w`.
