@@ -26,10 +26,12 @@ const NUMBERS: &[u64] = &[
 ];
 
 /// What is left of an input.
-struct Bytes<'a>(&'a [u8]);
+pub struct Bytes<'a>(pub &'a [u8]);
 
 impl Bytes<'_> {
-    fn next(&mut self) -> Option<u8> {
+    /// The next byte; `None` at the end.
+    #[allow(clippy::should_implement_trait)] // of which nothing else is wanted
+    pub fn next(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(*first)
