@@ -7,7 +7,7 @@
 //! .locks/models--ORG--NAME/ETAG.lock      held while a blob comes
 //! ```
 
-use crate::{HubError, RepoId};
+use crate::{HubError, RepoId, parts};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,6 +17,8 @@ use std::path::{Component, Path, PathBuf};
 const MAX_DEPTH: usize = 8;
 /// Bytes of an index of shards that is looked into.
 const MAX_INDEX: u64 = 64 << 20;
+/// Files that it names.
+const MAX_SHARDS: usize = 1024;
 
 /// A hub cache.
 #[derive(Clone, Debug)]
@@ -279,14 +281,16 @@ fn shards(index: &Path) -> BTreeSet<String> {
         if index.metadata().ok()?.len() > MAX_INDEX {
             return None;
         }
-        let whole: serde_json::Value = serde_json::from_slice(&fs::read(index).ok()?).ok()?;
-        let map = whole.get("weight_map")?.as_object()?;
-        Some(
-            map.values()
-                .filter_map(|v| v.as_str())
-                .map(str::to_owned)
-                .collect(),
-        )
+        let mut files = BTreeSet::new();
+        let take = |_, file| {
+            files.insert(file);
+            match files.len() {
+                0..=MAX_SHARDS => Ok(()),
+                _ => Err(format!("more than {MAX_SHARDS} files")),
+            }
+        };
+        parts::weight_map(&fs::read(index).ok()?, |_| true, take).ok()?;
+        Some(files)
     };
     read().unwrap_or_default()
 }

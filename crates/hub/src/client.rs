@@ -30,6 +30,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 const MAX_JSON: u64 = 32 << 20;
 /// Files of a repository.
 const MAX_FILES: usize = 100_000;
+/// Bytes of a file that are believed; the largest shards have 50 GB.
+pub(crate) const MAX_FILE: u64 = 1 << 44;
 /// Bytes copied at once.
 const COPY: usize = 1 << 20;
 /// Ends of the names of files that a model is made of.
@@ -270,9 +272,10 @@ impl Client {
         }
         let size = header("x-linked-size").or_else(|| header("content-length"));
         let size = size.and_then(|s| s.parse().ok());
+        let size = size.filter(|size| *size <= MAX_FILE);
         Ok(Meta {
             etag: etag.to_owned(),
-            size: size.ok_or_else(|| bad("no size"))?,
+            size: size.ok_or_else(|| bad("no size, or none that a file has"))?,
         })
     }
 

@@ -15,10 +15,9 @@
 //! alone; that the head works is for the trial at load to say.
 
 use crate::cache::{io, make_parent};
-use crate::client::{Client, FileInfo, Progress, RepoInfo};
-use crate::{HubError, RepoId};
+use crate::client::{Client, FileInfo, MAX_FILE, Progress, RepoInfo};
+use crate::{HubError, RepoId, parts};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -34,6 +33,8 @@ const PREFIXES: &[&str] = &[
 const MAX_HEADER: u64 = 16 << 20;
 /// Bytes of an index.
 const MAX_INDEX: u64 = 64 << 20;
+/// Tensors of a head; one with its experts one by one has some 800.
+const MAX_TENSORS: usize = 1 << 14;
 /// Bytes between two tensors that are fetched with them rather than asked around.
 const GAP: u64 = 64 << 10;
 
@@ -41,7 +42,7 @@ const GAP: u64 = 64 << 10;
 struct Tensor {
     name: String,
     dtype: String,
-    shape: Value,
+    shape: Vec<u64>,
     /// In its file.
     range: (u64, u64),
 }
@@ -107,15 +108,13 @@ fn holders(client: &Client, repo: &RepoId, info: &RepoInfo) -> Result<Vec<String
             (0, size.ok_or_else(|| bad(&what, "too large"))?),
             &what,
         )?;
-        let index: Value = serde_json::from_slice(&bytes).map_err(|e| bad(&what, e))?;
-        let map = index.get("weight_map").and_then(Value::as_object);
-        let map = map.ok_or_else(|| bad(&what, "no weight_map"))?;
-        for (name, file) in map {
-            let file = file.as_str().unwrap_or_default();
-            if is_head(name) && has(file) && !files.iter().any(|f| f == file) {
-                files.push(file.to_owned());
+        parts::weight_map(&bytes, is_head, |_, file| {
+            if has(&file) && !files.contains(&file) {
+                files.push(file);
             }
-        }
+            Ok(())
+        })
+        .map_err(|e| bad(&what, e))?;
     } else if has("model.safetensors") {
         files.push("model.safetensors".into());
     }
@@ -143,8 +142,12 @@ fn tensors(
     #[derive(serde::Deserialize)]
     struct Entry {
         dtype: String,
-        shape: Value,
+        shape: Vec<u64>,
         data_offsets: (u64, u64),
+    }
+    #[derive(serde::Deserialize)]
+    struct Metadata {
+        format: Option<String>,
     }
     let what = format!("the header of `{file}` of `{repo}`");
     let url = client.file_url(repo, commit, file);
@@ -155,29 +158,34 @@ fn tensors(
         return Err(bad(&what, format!("a header of {len} bytes")));
     }
     let header = client.bytes(&url, (8, 8 + len), &what)?;
-    let mut header: BTreeMap<String, Value> =
-        serde_json::from_slice(&header).map_err(|e| bad(&what, e))?;
-    let metadata = header.remove("__metadata__");
-    let mlx = metadata.is_some_and(|m| m.get("format") == Some(&json!("mlx")));
-    let mut tensors = Vec::new();
-    for (name, entry) in header {
-        if !is_head(&name) {
-            continue;
-        }
-        let entry: Entry = serde_json::from_value(entry).map_err(|e| bad(&what, e))?;
+    let mut mlx = false;
+    parts::fields(
+        &header,
+        |name| name == "__metadata__",
+        |_, metadata: Metadata| {
+            mlx = metadata.format.as_deref() == Some("mlx");
+            Ok(())
+        },
+    )
+    .map_err(|e| bad(&what, e))?;
+    let mut tensors: Vec<Tensor> = Vec::new();
+    parts::fields(&header, is_head, |name, entry: Entry| {
         let (begin, end) = entry.data_offsets;
-        let start = 8 + len;
-        let range = begin.checked_add(start).zip(end.checked_add(start));
-        match range {
-            Some(range) if range.0 < range.1 => tensors.push(Tensor {
-                name,
-                dtype: entry.dtype,
-                shape: entry.shape,
-                range,
-            }),
-            _ => return Err(bad(&what, format!("tensor `{name}` lies nowhere"))),
+        if begin >= end || end > MAX_FILE {
+            return Err(format!("tensor `{name}` lies nowhere"));
         }
-    }
+        if tensors.len() == MAX_TENSORS {
+            return Err(format!("a head of more than {MAX_TENSORS} tensors"));
+        }
+        tensors.push(Tensor {
+            name,
+            dtype: entry.dtype,
+            shape: entry.shape,
+            range: (8 + len + begin, 8 + len + end),
+        });
+        Ok(())
+    })
+    .map_err(|e| bad(&what, e))?;
     tensors.sort_by_key(|t| t.range.0);
     if tensors
         .windows(2)

@@ -21,6 +21,7 @@ mod error;
 pub mod gguf;
 pub mod head;
 pub mod known;
+mod parts;
 mod settings;
 
 pub use cache::{Cache, Cached, Incomplete, files_of};

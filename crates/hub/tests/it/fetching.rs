@@ -163,6 +163,22 @@ fn lies_are_found_and_nothing_wrong_stays() {
             Fault::TooLong,
             "the file ends before the bytes that were announced",
         ),
+        ("no-such-size", Fault::NoSuchSize, "none that a file has"),
+        (
+            "to-a-file",
+            Fault::RedirectsTo("file:///etc/passwd"),
+            "a redirect leads to `file:///etc/passwd`",
+        ),
+        (
+            "to-no-scheme",
+            Fault::RedirectsTo("//127.0.0.1/x"),
+            "a redirect leads to `//127.0.0.1/x`",
+        ),
+        (
+            "to-nowhere",
+            Fault::RedirectsTo(""),
+            "a redirect leads to ``",
+        ),
     ] {
         let cache = folder(name);
         let part = blob(&cache, WEIGHTS).with_extension("incomplete");

@@ -150,6 +150,7 @@ fn headers_of_strangers_are_errors() {
         (with_header("{"), "makes no sense"),
         (with_header(&entry(5, 1)), "lies nowhere"),
         (with_header(&entry(1, u64::MAX)), "lies nowhere"),
+        (with_header(&entry(1, 1 << 50)), "lies nowhere"),
         (with_header(r#"{"mtp.x": 3}"#), "makes no sense"),
         (vec![1, 2, 3], ""),
     ] {

@@ -31,6 +31,10 @@ pub(crate) enum Fault {
     Status(u16, usize),
     /// Sends readers of files to another address.
     Redirect,
+    /// Sends them there.
+    RedirectsTo(&'static str),
+    /// Says that a file has more bytes than any can have.
+    NoSuchSize,
 }
 
 /// One request as it came.
@@ -211,7 +215,13 @@ fn answer(mut stream: &TcpStream, state: &State, base: &str, seen: &Seen) -> boo
         let location = format!("Location: {elsewhere}/cdn{}\r\n", seen.path);
         return send("302 Found", &location, b"", 0);
     }
-    let tag = format!("ETag: \"{}\"\r\n", etag(name, bytes));
+    if let (Fault::RedirectsTo(place), "GET") = (fault, &*seen.method) {
+        return send("302 Found", &format!("Location: {place}\r\n"), b"", 0);
+    }
+    let mut tag = format!("ETag: \"{}\"\r\n", etag(name, bytes));
+    if fault == Fault::NoSuchSize {
+        tag += &format!("X-Linked-Size: {}\r\n", u64::MAX);
+    }
     let other: Vec<u8> = bytes.iter().map(|b| !b).collect();
     let bytes = if fault == Fault::OtherContents {
         &other
