@@ -53,6 +53,18 @@ class Templates(unittest.TestCase):
                 prompt = chat.RENDER[family](talk["messages"][:-1], talk["tools"], talk["thinking"], True)
                 self.assertTrue(whole.startswith(prompt), (prompt, whole))
 
+    def test_pictures_of_a_question_become_their_tokens(self):
+        parts = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
+        for family, want in (
+            ("gemma", "<|turn>user\n<|image|>What is this?<turn|>\n"),
+            (
+                "qwen",
+                "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is this?<|im_end|>\n",
+            ),
+        ):
+            messages = [{"role": "user", "content": parts}]
+            self.assertIn(want, template(family).render(messages=messages, bos_token="<bos>"))
+
 
 if __name__ == "__main__":
     unittest.main()
