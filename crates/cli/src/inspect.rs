@@ -191,7 +191,8 @@ pub(crate) fn memory(model: &Model, load: &LoadArgs) -> Value {
             .map(|plan| Memory::bytes(plan, &size) as u64);
         let target = of.next().unwrap_or(0);
         let drafter: u64 = of.sum();
-        let all = model.info.weight_bytes + target + drafter;
+        let weights = model.info.weight_bytes + model.info.drafter_weight_bytes;
+        let all = weights + target + drafter;
         json!({
             "context": context,
             "bytes": target + drafter,

@@ -64,7 +64,7 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
 fn dry_run(args: &ServeArgs) -> Result<ExitCode> {
     let model = model::load(&args.model.model, &args.load, args.parallel)?;
     let info = &model.info;
-    let all = info.weight_bytes + info.memory_bytes as u64;
+    let all = info.weight_bytes + info.drafter_weight_bytes + info.memory_bytes as u64;
     let machine = match machine::ram() {
         None => "this system does not say what it has".to_owned(),
         Some(ram) => format!(

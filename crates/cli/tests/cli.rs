@@ -663,6 +663,28 @@ fn inspect_tells_what_a_model_is() {
 }
 
 #[test]
+fn a_memory_plan_counts_the_weights_of_an_assistant() {
+    let folder = folder("plan");
+    let beyond_the_files = |draft: &str| {
+        let args = [
+            "inspect",
+            "tiny-gemma4",
+            "--json",
+            "--no-probe",
+            "--draft",
+            draft,
+        ];
+        let (stdout, _) = good(paceline(&folder, &args));
+        let record: Value = serde_json::from_str(&stdout).unwrap();
+        let count = |value: &Value| value.as_u64().unwrap();
+        let row = &record["memory"][0];
+        count(&row["with_weights"]) - count(&row["bytes"]) - count(&record["file_bytes"])
+    };
+    assert_eq!(beyond_the_files("none"), 0);
+    assert!(beyond_the_files("assistant") > 1 << 20);
+}
+
+#[test]
 fn chat_without_a_terminal_takes_a_line_a_turn() {
     let folder = folder("chat");
     let say = |input: &str, args: &[&str]| {

@@ -395,6 +395,8 @@ pub struct ModelInfo {
     pub sequences: usize,
     /// Bytes of the checkpoint's files.
     pub weight_bytes: u64,
+    /// Bytes of the drafter's files, where it has its own.
+    pub drafter_weight_bytes: u64,
     /// Bytes of the weights that a step of one row reads.
     pub step_bytes: u64,
     /// Bytes of keys, values and states, at most.
@@ -573,7 +575,7 @@ pub fn load(
             let replacement = (!result.is_inexact() && name != "ngram").then(ngram);
             speculator.replace_drafter(replacement);
             plans.truncate(1);
-            found.shortlist = None;
+            (found.shortlist, found.weight_bytes) = (None, 0);
             found.reason = refusal;
         }
         preflight
@@ -597,6 +599,7 @@ pub fn load(
         vocab_size,
         sequences: size.sequences,
         weight_bytes: checkpoint.bytes(),
+        drafter_weight_bytes: found.weight_bytes,
         step_bytes: step_bytes(&checkpoint),
         memory_bytes: plans.iter().map(|plan| Memory::bytes(plan, &size)).sum(),
         kv_format: size.kv_format.to_string(),
@@ -660,6 +663,8 @@ struct Found {
     plan: Option<MemoryPlan>,
     /// Tokens that it scores, unless all.
     shortlist: Option<usize>,
+    /// Bytes of its own checkpoint.
+    weight_bytes: u64,
     /// Tensors of its own checkpoint that nothing has read.
     unused: Vec<String>,
     /// What is known of the head.
@@ -876,6 +881,7 @@ impl Finder<'_> {
             found.preflight.drafter_sha256 = Some(source.hash(checkpoint, &mut self.hashes));
         }
         found.unused = checkpoint.unused();
+        found.weight_bytes = checkpoint.bytes();
         Ok(found)
     }
 }
