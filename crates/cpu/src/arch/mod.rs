@@ -402,6 +402,8 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     fn negate(self) -> Self;
     /// Asks for the cache line at `p`.
     fn prefetch(p: *const u8);
+    /// Asks for it, for the second cache.
+    fn prefetch_far(p: *const u8);
 
     /// [`backend::math::sum_tree`] of the lanes.
     #[inline(always)]

@@ -191,6 +191,10 @@ impl Lanes for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
     #[inline(always)]
+    fn prefetch_far(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    }
+    #[inline(always)]
     fn sum(self) -> f32 {
         unsafe {
             sum8(_mm256_add_ps(
@@ -421,6 +425,10 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+    }
+    #[inline(always)]
+    fn prefetch_far(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
     #[inline(always)]
     fn sum(self) -> f32 {
