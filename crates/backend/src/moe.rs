@@ -47,8 +47,17 @@ impl Experts {
     /// [`Experts::choose`] from `exp(scores - max scores)`, for backends that have
     /// a faster exponential.
     pub fn choose_by(&self, powers: &[f32]) -> Choice {
+        let mut choice = Choice::new();
+        self.choose_into(powers, &mut Vec::new(), &mut choice);
+        choice
+    }
+
+    /// [`Experts::choose_by`] in the memory of `choice`; what `order` holds does not
+    /// matter.
+    pub fn choose_into(&self, powers: &[f32], order: &mut Vec<usize>, choice: &mut Choice) {
         let total: f32 = powers.iter().sum();
-        let mut order: Vec<usize> = (0..powers.len()).collect();
+        order.clear();
+        order.extend(0..powers.len());
         let by_power = |&a: &usize, &b: &usize| powers[b].total_cmp(&powers[a]).then(a.cmp(&b));
         if self.top_k < order.len() {
             order.select_nth_unstable_by(self.top_k, by_power);
@@ -57,10 +66,12 @@ impl Experts {
         order.sort_unstable_by(by_power);
         let chosen: f32 = order.iter().map(|&e| powers[e] / total).sum();
         let scale = |e: usize| self.scale.as_ref().map_or(1.0, |s| s[e]);
-        order
-            .into_iter()
-            .map(|e| (e, powers[e] / total / chosen * scale(e)))
-            .collect()
+        choice.clear();
+        choice.extend(
+            order
+                .iter()
+                .map(|&e| (e, powers[e] / total / chosen * scale(e))),
+        );
     }
 }
 

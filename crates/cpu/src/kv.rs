@@ -15,8 +15,9 @@ use crate::memory::{Region, elements, values};
 use crate::pool::Split;
 use backend::{Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
 use half::{bf16, f16};
-use quant::{Format, Layout, Scalar};
+use quant::{Format, Layout, Owned, Scalar};
 use std::ops::Range;
+use std::sync::PoisonError;
 
 /// Keys of a transposed block.
 pub(crate) const BLOCK: usize = 16;
@@ -141,6 +142,49 @@ fn place(kind: Kind, row: usize, n: usize, i: usize) -> usize {
     }
 }
 
+/// A worker's room for rows that are encoded, kept from step to step.
+#[derive(Default)]
+pub(crate) struct Room {
+    stored: Option<Owned>,
+    /// A row as it reads back.
+    rounded: Vec<f32>,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    biases: Vec<f32>,
+}
+
+impl Room {
+    fn encode(&mut self, format: &'static Format, x: &[f32]) {
+        match &mut self.stored {
+            Some(stored) => quant::encode_into(format, x, x.len(), Scalar::F32, stored),
+            None => self.stored = Some(quant::encode(format, x, x.len(), Scalar::F32)),
+        }
+    }
+
+    /// `x` as it reads back from `format`.
+    fn round(&mut self, format: &'static Format, x: &[f32]) {
+        self.encode(format, x);
+        self.rounded.resize(x.len(), 0.0);
+        let stored = self.stored.as_ref().expect("encoded above").view();
+        stored.decode_row(0, &mut self.rounded);
+    }
+
+    /// `x` as codes and scales of groups of `group`.
+    fn unpack(&mut self, format: &'static Format, x: &[f32], group: usize) {
+        self.encode(format, x);
+        self.codes.resize(x.len(), 0);
+        self.scales.resize(x.len() / group, 0.0);
+        self.biases.resize(x.len() / group, 0.0);
+        let stored = self.stored.as_ref().expect("encoded above").view();
+        format.unpack(
+            stored.row(0),
+            &mut self.codes,
+            &mut self.scales,
+            &mut self.biases,
+        );
+    }
+}
+
 /// Writes one head of one row as elements.
 struct Append<'a, W> {
     from: &'a [f32],
@@ -187,19 +231,23 @@ impl Store {
                 write(page * heads + head, index % PAGE_ROWS, x);
             }
         };
-        let encode = |x: &[f32]| quant::encode(format, x, head_dim, Scalar::F32);
+        // Each worker has one of its own, so none ever waits.
+        let room = |worker: usize| {
+            let room = cpu.rooms[worker].lock();
+            room.unwrap_or_else(PoisonError::into_inner)
+        };
         match lay {
             Lay::Plain(scalar) => with_element!(scalar, W => {
                 let to = Split::new(self.region.of_mut::<W>());
                 let is_plain = format.layout == Layout::Plain(scalar);
-                cpu.pool.each(n, chunk, |_, rows| {
-                    let mut rounded = vec![0.0; if is_plain { 0 } else { head_dim }];
+                cpu.pool.each(n, chunk, |worker, rows| {
+                    let room = &mut *room(worker);
                     for r in rows {
                         each(r, &mut |unit, row, from| {
                             if !is_plain {
-                                encode(from).view().decode_row(0, &mut rounded);
+                                room.round(format, from);
                             }
-                            let from = if is_plain { from } else { &rounded };
+                            let from = if is_plain { from } else { &room.rounded };
                             let start = unit * PAGE_ROWS * cols;
                             cpu.isa.run(Append { from, to: &to, start, kind, row, cols });
                         });
@@ -210,15 +258,12 @@ impl Store {
                 pairs, group: size, ..
             } => {
                 let to = Split::new(self.region.of_mut::<u8>());
-                cpu.pool.each(n, chunk, |_, rows| {
-                    let mut codes = vec![0; head_dim];
-                    let mut scales = vec![0.0; head_dim / size];
-                    let mut biases = scales.clone();
+                cpu.pool.each(n, chunk, |worker, rows| {
+                    let room = &mut *room(worker);
                     for r in rows {
                         each(r, &mut |unit, row, from| {
-                            let stored = encode(from);
-                            let stored = stored.view().row(0);
-                            format.unpack(stored, &mut codes, &mut scales, &mut biases);
+                            room.unpack(format, from, size);
+                            let codes = &room.codes;
                             let start = unit * unit_len;
                             let bytes = codes_len / PAGE_ROWS;
                             for i in 0..bytes {
@@ -233,7 +278,7 @@ impl Store {
                                 // SAFETY: a byte is one row's, which is written once.
                                 unsafe { to.write(start + place(kind, row, bytes, i), code) };
                             }
-                            for (g, &scale) in scales.iter().enumerate() {
+                            for (g, &scale) in room.scales.iter().enumerate() {
                                 let at = start + codes_len + 2 * (g * PAGE_ROWS + row);
                                 let [low, high] = f16::from_f32(scale).to_ne_bytes();
                                 // SAFETY: as above.

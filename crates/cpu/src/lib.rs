@@ -108,6 +108,9 @@ pub struct Cpu {
     pool: Pool,
     arena: Arc<Arena>,
     plan: Mutex<attention::Plan>,
+    moe: Mutex<moe::Plan>,
+    /// One for each worker.
+    rooms: Vec<Mutex<kv::Room>>,
     activations: Activations,
 }
 
@@ -147,6 +150,8 @@ impl Cpu {
             pool: Pool::new(threads),
             arena: Arc::new(Arena::new()),
             plan: Mutex::default(),
+            moe: Mutex::default(),
+            rooms: (0..threads.max(1)).map(|_| Mutex::default()).collect(),
             activations,
         }
     }

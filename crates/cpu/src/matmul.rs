@@ -139,7 +139,7 @@ struct Job<'a> {
 
 impl<'a> Job<'a> {
     /// `y = x wᵀ` for `rows` of `x`; its pieces follow the `first`.
-    fn new(cpu: &Cpu, w: &'a Matrix, rows: Range<usize>, first: usize, y: &'a mut [f32]) -> Self {
+    fn new(cpu: &Cpu, w: &'a Matrix, rows: Range<usize>, first: usize, y: Split<'a, f32>) -> Self {
         let weights = w.storage::<Weights>();
         let (n_panels, bytes) = weights.panels();
         // A few pieces for each worker at least, in fours, to feed the kernel.
@@ -151,7 +151,7 @@ impl<'a> Job<'a> {
             n_panels,
             chunk,
             first,
-            y: Split::new(y),
+            y,
         }
     }
 
@@ -201,7 +201,7 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
                 "shapes of a product"
             );
             work += rows * w.rows * w.cols;
-            let job = Job::new(cpu, w, 0..rows, first, values_mut(y));
+            let job = Job::new(cpu, w, 0..rows, first, Split::new(values_mut(y)));
             first += job.n_pieces();
             Some(job)
         });
@@ -220,37 +220,45 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
     }
 }
 
-/// `y[r] = x[r] wᵀ` with a matrix for each run of rows, as one job. The runs
+/// `y[r] = x[r] wᵀ` with the matrix `w(i)` for run `i` of rows, as one job. The runs
 /// follow each other and cover `x`; the matrices are of one shape.
-pub(crate) fn matmul_runs(cpu: &Cpu, x: &Tensor, runs: &[Range<usize>], w: &[&Matrix]) -> Tensor {
-    assert_eq!(runs.len(), w.len(), "a matrix for each run");
-    let (rows, cols) = w.first().map_or((0, 0), |w| (w.rows, w.cols));
-    let alike = |w: &&Matrix| (w.rows, w.cols) == (rows, x.cols());
-    assert!(w.iter().all(alike), "shapes of a product");
+pub(crate) fn matmul_runs<'a>(
+    cpu: &Cpu,
+    x: &Tensor,
+    runs: &[Range<usize>],
+    w: impl Fn(usize) -> &'a Matrix + Sync,
+) -> Tensor {
+    let all = || (0..runs.len()).map(&w);
+    let (rows, cols) = all().next().map_or((0, 0), |w| (w.rows, w.cols));
+    let alike = |w: &Matrix| (w.rows, w.cols) == (rows, x.cols());
+    assert!(all().all(alike), "shapes of a product");
     let longest = runs.iter().map(Range::len).max().unwrap_or(0);
     let blocks = |_| cpu.isa.vectors(longest);
-    let inputs = Inputs::new(cpu, x, blocks, runs, w.iter().map(|w| w.storage()));
+    let inputs = Inputs::new(cpu, x, blocks, runs, all().map(|w| w.storage()));
     let mut y = cpu.tensor(x.rows(), rows);
-    let mut rest = values_mut(&mut y);
-    let mut jobs: Vec<Job<'_>> = Vec::with_capacity(w.len());
-    let mut first = 0;
-    for (w, run) in w.iter().zip(runs) {
-        let (mine, others) = rest.split_at_mut(run.len() * rows);
-        rest = others;
-        let job = Job::new(cpu, w, run.clone(), first, mine);
-        first += job.n_pieces();
-        jobs.push(job);
+    {
+        let out = Split::new(values_mut(&mut y));
+        let job = |i: usize| {
+            let run = runs[i].clone();
+            let y = out.after(run.start * rows);
+            Job::new(cpu, w(i), run, 0, y)
+        };
+        // As many pieces for each, of which formats with smaller panels need fewer.
+        let most = (0..runs.len()).map(|i| job(i).n_pieces()).max();
+        let most = most.unwrap_or(0);
+        let piece = |i: usize| {
+            let job = job(i / most);
+            if i % most < job.n_pieces() {
+                job.run(cpu, &inputs, i % most);
+            }
+        };
+        let n = runs.len() * most;
+        if x.rows() * rows * cols < ALONE {
+            (0..n).for_each(piece);
+        } else {
+            cpu.pool.each(n, 1, |_, range| range.for_each(piece));
+        }
     }
-    let piece = |i: usize| {
-        let job = jobs.partition_point(|job| job.first <= i) - 1;
-        jobs[job].run(cpu, &inputs, i);
-    };
-    if x.rows() * rows * cols < ALONE {
-        (0..first).for_each(piece);
-    } else {
-        cpu.pool.each(first, 1, |_, range| range.for_each(piece));
-    }
-    drop(jobs);
     y
 }
 

@@ -9,31 +9,55 @@ use crate::arch::{Kernel, Lanes, load, store};
 use crate::elementwise::{self, PIECE};
 use crate::matmul;
 use crate::memory::{values, values_mut};
-use crate::pool::Split;
-use backend::{Activation, Choice, Experts, Matrix, Tensor, math};
+use crate::pool::{Split, out_of};
+use backend::{Activation, Choice, Experts, Tensor, math};
 use std::ops::Range;
+use std::sync::PoisonError;
 
 /// [`Experts::choose`], compiled for the instruction set.
 struct Choose<'a> {
     experts: &'a Experts,
     scores: &'a [f32],
+    /// Room for as many.
+    powers: &'a mut [f32],
+    order: &'a mut Vec<usize>,
+    choice: &'a mut Choice,
 }
 
 impl Kernel for Choose<'_> {
-    type Output = Choice;
+    type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(self) -> Choice {
-        let mut powers = vec![0.0; self.scores.len()];
+    fn run<L: Lanes>(self) {
         let max = self
             .scores
             .iter()
             .fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
-        for (p, s) in powers.chunks_mut(16).zip(self.scores.chunks(16)) {
+        for (p, s) in self.powers.chunks_mut(16).zip(self.scores.chunks(16)) {
             store(math::exp(load::<L>(s) - L::splat(max)), p);
         }
-        self.experts.choose_by(&powers)
+        self.experts
+            .choose_into(self.powers, self.order, self.choice);
     }
+}
+
+/// What a step works out about its rows, in memory that the next one uses again.
+#[derive(Default)]
+pub(crate) struct Plan {
+    /// Of each row.
+    choices: Vec<Choice>,
+    /// Room of each worker.
+    orders: Vec<Vec<usize>>,
+    /// Where an expert's places end.
+    ends: Vec<usize>,
+    next: Vec<usize>,
+    /// Experts with rows, and their places.
+    chosen: Vec<usize>,
+    runs: Vec<Range<usize>>,
+    /// The row of each place.
+    rows: Vec<usize>,
+    /// By row and rank: the weight, and where the expert's result starts.
+    places: Vec<(f32, usize)>,
 }
 
 /// One row's experts, added up: `y = Σ_rank w part`.
@@ -95,25 +119,59 @@ fn each_row(cpu: &Cpu, n: usize, cols: usize, row: impl Fn(usize) + Sync) {
 
 /// Each row's experts, by `scores: [n, E]`: `[n, H]`.
 pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
-    let (n, hidden, n_experts, top_k) = (x.rows(), x.cols(), experts.experts.len(), experts.top_k);
+    let (n, hidden, n_experts) = (x.rows(), x.cols(), experts.experts.len());
     assert_eq!(
         (scores.rows(), scores.cols()),
         (n, n_experts),
         "a score for each row and expert"
     );
-    let all_scores = values(scores);
-    let mut choices: Vec<Choice> = vec![Choice::new(); n];
+    let mut plan = cpu.moe.lock().unwrap_or_else(PoisonError::into_inner);
+    let Plan {
+        choices,
+        orders,
+        ends,
+        next,
+        chosen,
+        runs,
+        rows,
+        places,
+    } = &mut *plan;
+    let n_workers = cpu.pool.n_workers();
+    orders.resize_with(n_workers, Vec::new);
+    if choices.len() < n {
+        choices.resize_with(n, Choice::new);
+    }
+    let choices = &mut choices[..n];
+    let mut powers = cpu.tensor(n_workers, n_experts);
     {
-        let choices = Split::new(&mut choices);
-        each_row(cpu, n, 64 * n_experts, |r| {
-            let scores = &all_scores[r * n_experts..][..n_experts];
-            // SAFETY: every row is visited once.
-            unsafe { choices.part(r..r + 1)[0] = cpu.isa.run(Choose { experts, scores }) };
+        let all_scores = values(scores);
+        let powers = Split::new(values_mut(&mut powers));
+        let (orders, choices) = (Split::new(orders), Split::new(choices));
+        let chunk = PIECE.div_ceil((64 * n_experts).max(1));
+        cpu.pool.each(n, chunk, |worker, range| {
+            // SAFETY: a worker's room is its own.
+            let (powers, order) = unsafe {
+                (
+                    out_of(&powers, worker, n_experts),
+                    &mut orders.part(worker..worker + 1)[0],
+                )
+            };
+            for r in range {
+                cpu.isa.run(Choose {
+                    experts,
+                    scores: &all_scores[r * n_experts..][..n_experts],
+                    powers,
+                    order,
+                    // SAFETY: every row is visited once.
+                    choice: unsafe { &mut choices.part(r..r + 1)[0] },
+                });
+            }
         });
     }
 
     // Places in order of experts, and then of rows: a counting sort.
-    let mut ends = vec![0usize; n_experts + 1];
+    ends.clear();
+    ends.resize(n_experts + 1, 0);
     for &(expert, _) in choices.iter().flatten() {
         ends[expert + 1] += 1;
     }
@@ -121,12 +179,14 @@ pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> 
         ends[e + 1] += ends[e];
     }
     let total = ends[n_experts];
-    let chosen: Vec<usize> = (0..n_experts).filter(|&e| ends[e] < ends[e + 1]).collect();
-    let runs: Vec<Range<usize>> = chosen.iter().map(|&e| ends[e]..ends[e + 1]).collect();
-    let mut next = ends;
-    let mut rows = vec![0; total];
-    // By row and rank: the weight, and where the expert's result starts.
-    let mut places = Vec::with_capacity(n * top_k);
+    chosen.clear();
+    chosen.extend((0..n_experts).filter(|&e| ends[e] < ends[e + 1]));
+    runs.clear();
+    runs.extend(chosen.iter().map(|&e| ends[e]..ends[e + 1]));
+    next.clone_from(ends);
+    rows.clear();
+    rows.resize(total, 0);
+    places.clear();
     for (r, choice) in choices.iter().enumerate() {
         for &(expert, weight) in choice {
             rows[next[expert]] = r;
@@ -134,6 +194,8 @@ pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> 
             next[expert] += 1;
         }
     }
+    let (chosen, runs, rows, places) = (&*chosen, &*runs, &*rows, &*places);
+    let of = |i: usize| &experts.experts[chosen[i]];
 
     let mut gathered = cpu.tensor(total, hidden);
     {
@@ -144,12 +206,7 @@ pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> 
             to.copy_from_slice(&from[rows[i] * hidden..][..hidden]);
         });
     }
-    let gate_up: Vec<&Matrix> = chosen
-        .iter()
-        .map(|&e| &experts.experts[e].gate_up)
-        .collect();
-    let down: Vec<&Matrix> = chosen.iter().map(|&e| &experts.experts[e].down).collect();
-    let both = matmul::matmul_runs(cpu, &gathered, &runs, &gate_up); // [total, 2 I]
+    let both = matmul::matmul_runs(cpu, &gathered, runs, |i| &of(i).gate_up); // [total, 2 I]
     let inner = both.cols() / 2;
     let mut h = cpu.tensor(total, inner);
     {
@@ -164,7 +221,7 @@ pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> 
             });
         });
     }
-    let parts = matmul::matmul_runs(cpu, &h, &runs, &down); // [total, H]
+    let parts = matmul::matmul_runs(cpu, &h, runs, |i| &of(i).down); // [total, H]
     let mut out = cpu.tensor(n, hidden);
     {
         let (parts, out) = (values(&parts), Split::new(values_mut(&mut out)));

@@ -277,6 +277,21 @@ impl<'a, T> Split<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
+    /// The elements from `start` on.
+    ///
+    /// # Panics
+    ///
+    /// If that is past the end.
+    pub(crate) fn after(&self, start: usize) -> Split<'a, T> {
+        assert!(start <= self.len, "a part lies in its slice");
+        Split {
+            // SAFETY: in bounds.
+            start: unsafe { self.start.add(start) },
+            len: self.len - start,
+            slice: PhantomData,
+        }
+    }
+
     /// The elements of `range`, to read.
     ///
     /// # Safety

@@ -1,11 +1,12 @@
 //! A step allocates nothing once its sizes have been seen, on any worker.
 //!
-//! The ops of dense layers, full attention over plain keys and values, and gated
-//! delta; a choice of tokens is returned to the caller, so `argmax` is not among them.
+//! The ops of dense layers and of mixtures of experts, full attention over plain and
+//! compressed keys and values, and gated delta; a choice of tokens is returned to the
+//! caller, so `argmax` is not among them.
 
 use backend::{
-    Activation, Attention, Backend, Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, Kv, KvFormat,
-    KvSpec, Matrix, Rope, Row, Tensor,
+    Activation, Attention, Backend, Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, Expert,
+    Experts, Kv, KvFormat, KvSpec, Matrix, Rope, Row, Tensor,
 };
 use cpu::{Cpu, CpuOptions};
 use quant::Scalar;
@@ -36,6 +37,7 @@ static COUNTING: Counting = Counting;
 const HIDDEN: usize = 256;
 const INNER: usize = 512;
 const HEADS: usize = 4;
+const EXPERTS: usize = 8;
 const DELTA: DeltaSpec = DeltaSpec {
     slots: 1,
     key_heads: 2,
@@ -52,6 +54,8 @@ struct Model {
     gates: Matrix,
     up: Matrix,
     down: Matrix,
+    router: Matrix,
+    experts: Experts,
     norm: Tensor,
     head_norm: Tensor,
     rope: Rope,
@@ -66,7 +70,11 @@ fn noise(n: usize) -> Vec<f32> {
 }
 
 fn matrix(b: &dyn Backend, rows: usize, cols: usize) -> Matrix {
-    let format = quant::format("q4_0").expect("a format");
+    stored(b, "q4_0", rows, cols)
+}
+
+fn stored(b: &dyn Backend, format: &str, rows: usize, cols: usize) -> Matrix {
+    let format = quant::format(format).expect("a format");
     b.matrix(&[quant::encode(format, &noise(rows * cols), cols, Scalar::F16).view()])
 }
 
@@ -81,6 +89,22 @@ impl Model {
             gates: matrix(b, nv, HIDDEN),
             up: matrix(b, INNER, HIDDEN),
             down: matrix(b, HIDDEN, INNER),
+            router: matrix(b, EXPERTS, HIDDEN),
+            experts: Experts {
+                // Formats whose panels differ in size.
+                experts: (0..EXPERTS)
+                    .map(|e| {
+                        let format = ["q4_0", "q8_0"][e % 2];
+                        Expert {
+                            gate_up: stored(b, format, 2 * INNER, HIDDEN),
+                            down: stored(b, format, HIDDEN, INNER),
+                        }
+                    })
+                    .collect(),
+                top_k: 2,
+                scale: None,
+                activation: Activation::Silu,
+            },
             norm: b.upload(1, HIDDEN, &noise(HIDDEN)),
             head_norm: b.upload(1, head_dim, &noise(head_dim)),
             rope: Rope {
@@ -121,6 +145,8 @@ impl Model {
         let [gate, up] = b.matmul_many(&h, [&self.up, &self.up]);
         let inner = b.glu(gate, &up, Activation::Silu);
         let x = b.add(x, &b.matmul(&inner, &self.down));
+        let mixed = b.moe(&x, &b.matmul(&x, &self.router), &self.experts);
+        let x = b.add(x, &mixed);
         let last = b.gather(&x, &[x.rows() - 1]);
         let both = b.concat(&last, &last);
         b.softcap(b.matmul(&b.columns(&both, 0, HIDDEN), &self.embed), 30.0)
@@ -150,7 +176,7 @@ fn batch(first: usize, n: usize) -> Batch {
 
 #[test]
 fn a_step_allocates_nothing_once_its_sizes_have_been_seen() {
-    for threads in [1, 2] {
+    for (threads, kv) in [(1, "bf16"), (2, "bf16"), (1, "q8_0"), (2, "q4_0")] {
         let cpu = Cpu::new(CpuOptions {
             threads,
             ..CpuOptions::default()
@@ -158,11 +184,12 @@ fn a_step_allocates_nothing_once_its_sizes_have_been_seen() {
         .expect("the best instruction set is there");
         let b: &dyn Backend = &cpu;
         let model = Model::new(b);
+        let format = quant::format(kv).expect("a format");
         let mut kv = b.kv(KvSpec {
             pages: 1,
             heads: HEADS,
             head_dim: HIDDEN / HEADS,
-            format: KvFormat::both(quant::format("bf16").expect("a format")),
+            format: KvFormat::both(format),
         });
         let mut state = b.delta(DELTA);
         let batches = [batch(0, 1), batch(1, 4), batch(2, 8), batch(3, 12)];
@@ -178,6 +205,7 @@ fn a_step_allocates_nothing_once_its_sizes_have_been_seen() {
         round();
         let before = counted();
         (0..5).for_each(|_| round());
-        assert_eq!(counted() - before, 0, "with {threads} threads");
+        let n = counted() - before;
+        assert_eq!(n, 0, "with {threads} threads and {}", format.name);
     }
 }

@@ -587,6 +587,33 @@ impl Owned {
 /// If `values` is not whole rows, `cols` not a multiple of the format's block, or
 /// the format can only be read ([`Format::can_encode`]).
 pub fn encode(format: &'static Format, values: &[f32], cols: usize, scale: Scalar) -> Owned {
+    let mut out = Owned {
+        format,
+        rows: 0,
+        cols,
+        scale,
+        codes: Vec::new(),
+        scales: Vec::new(),
+        biases: Vec::new(),
+        width: 0,
+        factors: Vec::new(),
+    };
+    encode_into(format, values, cols, scale, &mut out);
+    out
+}
+
+/// [`encode`] in the memory of `out`, whatever it held.
+///
+/// # Panics
+///
+/// As [`encode`].
+pub fn encode_into(
+    format: &'static Format,
+    values: &[f32],
+    cols: usize,
+    scale: Scalar,
+    out: &mut Owned,
+) {
     assert!(cols > 0 && values.len().is_multiple_of(cols), "whole rows");
     assert!(
         cols.is_multiple_of(format.block),
@@ -596,20 +623,13 @@ pub fn encode(format: &'static Format, values: &[f32], cols: usize, scale: Scala
     let encode = format
         .encode
         .unwrap_or_else(|| panic!("{} can only be read", format.name));
-    let rows = values.len() / cols;
-    let mut out = Owned {
-        format,
-        rows,
-        cols,
-        scale,
-        codes: Vec::new(),
-        scales: Vec::new(),
-        biases: Vec::new(),
-        width: 0,
-        factors: Vec::new(),
-    };
-    for row in values.chunks_exact(cols) {
-        encode(format, row, scale, &mut out);
+    (out.format, out.rows, out.cols) = (format, values.len() / cols, cols);
+    (out.scale, out.width) = (scale, 0);
+    for bytes in [&mut out.codes, &mut out.scales, &mut out.biases] {
+        bytes.clear();
     }
-    out
+    out.factors.clear();
+    for row in values.chunks_exact(cols) {
+        encode(format, row, scale, out);
+    }
 }
