@@ -141,6 +141,9 @@ pub(crate) struct LoadArgs {
     /// Threads to compute with [default: one a core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
+    /// Bind each thread but the first to a core of its own
+    #[arg(long)]
+    pub(crate) pin_threads: bool,
     /// How quantised weights see what they are multiplied with: rounded to 8 bits, or as it is,
     /// which takes four bytes a weight
     #[arg(long, value_name = "FORMAT", default_value = "int8")]

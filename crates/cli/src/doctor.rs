@@ -60,6 +60,7 @@ fn processor() -> Result<Value> {
         "instruction_sets": isas,
         "used": cpu.isa().name(),
         "threads": cpu.threads(),
+        "pinned": cpu.is_pinned(),
     }))
 }
 
@@ -168,11 +169,15 @@ fn report(record: &Value) -> String {
         (
             "processor",
             format!(
-                "{}, {} of {}, {} threads",
+                "{}, {} of {}, {} threads, {}",
                 text(&cpu["architecture"]),
                 text(&cpu["used"]),
                 list(&cpu["instruction_sets"]).join(", "),
-                number(&cpu["threads"])
+                number(&cpu["threads"]),
+                match cpu["pinned"] == true {
+                    true => "pinned",
+                    false => "not pinned to cores (--pin-threads)",
+                }
             ),
         ),
         ("memory", memory),

@@ -29,6 +29,7 @@ fn cpu(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
             Activations::Int8 => cpu::Activations::Int8,
             Activations::F32 => cpu::Activations::F32,
         },
+        pin: args.pin_threads,
     };
     Ok(Arc::new(Cpu::new(options)?))
 }

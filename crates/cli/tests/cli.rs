@@ -1257,7 +1257,8 @@ fn the_doctor_and_a_dry_run_look_without_touching() {
     assert_eq!(record["hub"]["models"], 0);
     let (stdout, _) = good(paceline(&folder, &["doctor"]));
     assert!(
-        stdout.contains(&format!("{0} of {0} cases hold", cases.len())),
+        stdout.contains(&format!("{0} of {0} cases hold", cases.len()))
+            && stdout.contains("not pinned to cores"),
         "{stdout}"
     );
 

@@ -56,6 +56,8 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// How products with quantised weights see their input.
     pub activations: Activations,
+    /// Binds each thread but the calling one to a core of its own.
+    pub pin: bool,
 }
 
 /// How products with quantised weights see their input. Plain weights always
@@ -83,6 +85,12 @@ pub enum CpuError {
         wanted: Isa,
         /// What there is.
         available: Vec<Isa>,
+    },
+    /// The system does not bind threads to cores.
+    #[error("threads cannot be bound to cores: {reason}")]
+    Pin {
+        /// What the system says.
+        reason: String,
     },
     /// More than [`MAX_THREADS`].
     #[error("{threads} threads are more than {MAX_THREADS}")]
@@ -112,6 +120,7 @@ pub struct Cpu {
     /// One for each worker.
     rooms: Vec<Mutex<kv::Room>>,
     activations: Activations,
+    is_pinned: bool,
 }
 
 impl Cpu {
@@ -119,7 +128,8 @@ impl Cpu {
     ///
     /// # Errors
     ///
-    /// If this CPU lacks the instruction set, or the threads are too many.
+    /// If this CPU lacks the instruction set, the threads are too many, or they are to
+    /// be bound to cores and cannot be.
     pub fn new(options: CpuOptions) -> Result<Self, CpuError> {
         let wanted = options.isa.unwrap_or_else(Isa::detect);
         let isa = Detected::new(wanted).ok_or_else(|| CpuError::MissingIsa {
@@ -133,7 +143,14 @@ impl Cpu {
             n if n > MAX_THREADS => return Err(CpuError::TooManyThreads { threads: n }),
             n => n,
         };
-        Ok(Cpu::with(isa, threads, options.activations))
+        let mut cpu = Cpu::with(isa, threads, options.activations);
+        if options.pin {
+            cpu.pool.pin().map_err(|e| CpuError::Pin {
+                reason: e.to_string(),
+            })?;
+            cpu.is_pinned = true;
+        }
+        Ok(cpu)
     }
 
     /// Multiplies bytes in registers as fast as the CPU can, on all threads, and
@@ -153,6 +170,7 @@ impl Cpu {
             moe: Mutex::default(),
             rooms: (0..threads.max(1)).map(|_| Mutex::default()).collect(),
             activations,
+            is_pinned: false,
         }
     }
 
@@ -166,6 +184,11 @@ impl Cpu {
         self.pool.n_workers()
     }
 
+    /// Whether threads are bound to cores.
+    pub fn is_pinned(&self) -> bool {
+        self.is_pinned
+    }
+
     fn tensor(&self, rows: usize, cols: usize) -> Tensor {
         self.arena.tensor(rows, cols)
     }
@@ -175,12 +198,13 @@ impl Backend for Cpu {
     fn name(&self) -> String {
         let threads = self.threads();
         let s = if threads == 1 { "" } else { "s" };
+        let pinned = if self.is_pinned { ", pinned" } else { "" };
         let activations = match self.activations {
             Activations::Int8 => "",
             Activations::F32 => ", f32 activations",
         };
         format!(
-            "cpu ({}, {threads} thread{s}{activations})",
+            "cpu ({}, {threads} thread{s}{pinned}{activations})",
             self.isa().name()
         )
     }

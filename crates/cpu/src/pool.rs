@@ -137,6 +137,48 @@ impl Pool {
         }
     }
 
+    /// Binds each thread but the caller's to one core, in order of those that this
+    /// process may use; the first is left to the caller.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses or has no way to.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn pin(&self) -> std::io::Result<()> {
+        use std::os::unix::thread::JoinHandleExt;
+        const SIZE: usize = size_of::<libc::cpu_set_t>();
+        // SAFETY: a set of cores is an array of numbers.
+        let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the set has the size that is said.
+        if unsafe { libc::sched_getaffinity(0, SIZE, &raw mut allowed) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: all numbers are below the size of the set.
+        let has = |&core: &usize| unsafe { libc::CPU_ISSET(core, &allowed) };
+        let cores: Vec<usize> = (0..8 * SIZE).filter(has).collect();
+        for (i, thread) in self.threads.iter().enumerate() {
+            // SAFETY: as above, of a core from the set.
+            let one = unsafe {
+                let mut one: libc::cpu_set_t = std::mem::zeroed();
+                libc::CPU_SET(cores[(i + 1) % cores.len()], &mut one);
+                one
+            };
+            // SAFETY: the thread lives as long as its handle is not joined.
+            let error = unsafe {
+                libc::pthread_setaffinity_np(thread.as_pthread_t(), SIZE, &raw const one)
+            };
+            if error != 0 {
+                return Err(std::io::Error::from_raw_os_error(error));
+            }
+        }
+        Ok(())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn pin(&self) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
     /// Workers, the caller included.
     pub(crate) fn n_workers(&self) -> usize {
         self.threads.len() + 1
@@ -362,6 +404,32 @@ mod tests {
                 assert!(hits.iter().all(|h| h.load(Relaxed) == 1));
             }
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pinned_thread_runs_on_one_core_and_the_caller_on_any() {
+        let cores = || {
+            // SAFETY: a set of cores is an array of numbers, and as large as is said.
+            unsafe {
+                let mut set: libc::cpu_set_t = std::mem::zeroed();
+                let size = size_of::<libc::cpu_set_t>();
+                assert_eq!(libc::sched_getaffinity(0, size, &raw mut set), 0);
+                libc::CPU_COUNT(&set)
+            }
+        };
+        let before = cores();
+        let pool = Pool::new(3);
+        pool.pin().expect("Linux binds threads");
+        let met = AtomicUsize::new(0);
+        pool.run(&|worker| {
+            assert_eq!(cores(), if worker == 0 { before } else { 1 });
+            met.fetch_add(1, SeqCst);
+            while met.load(SeqCst) < 3 {
+                thread::yield_now();
+            }
+        });
+        assert_eq!(cores(), before);
     }
 
     #[test]
