@@ -853,6 +853,8 @@ impl Piece<'_> {
             "vectors come in pairs of eights"
         );
         let table = B::table(&self.w.levels);
+        // Rows that are multiplied two at once.
+        let paired = if B::PAIRED { M / 2 * 2 } else { 0 };
         let mut y = [[B::Lanes::splat(0.0); R]; M];
         for g in 0..groups {
             let (at, j) = self.w.place(g);
@@ -874,6 +876,11 @@ impl Piece<'_> {
                                 sums[m][r] = B::start(*start.add(3));
                             }
                         }
+                    }
+                }
+                for m in (0..paired).step_by(2) {
+                    for r in 0..R {
+                        [sums[m][r], sums[m + 1][r]] = B::pair([sums[m][r], sums[m + 1][r]]);
                     }
                 }
                 let mut codes = data.as_ptr().add(at).cast::<[u8; 64]>().add(j * vectors);
@@ -912,7 +919,18 @@ impl Piece<'_> {
                             };
                         }
                         let x = x.add(2 * eight * M);
-                        for m in 0..M {
+                        for m in (0..paired).step_by(2) {
+                            for r in 0..R {
+                                let (two, (first, second)) =
+                                    ([sums[m][r], sums[m + 1][r]], both[r]);
+                                let x = x.add(2 * m);
+                                [sums[m][r], sums[m + 1][r]] = match KIND {
+                                    TABLE4 | LEVEL8 => B::add_pair::<true>(two, first, second, x),
+                                    _ => B::add_pair::<false>(two, first, second, x),
+                                };
+                            }
+                        }
+                        for m in paired..M {
                             let x = x.add(2 * m);
                             for r in 0..R {
                                 let mut sum = sums[m][r];
@@ -929,6 +947,11 @@ impl Piece<'_> {
                     }
                     codes = codes.add(2 * wide);
                     x = x.add(4 * M);
+                }
+                for m in (0..paired).step_by(2) {
+                    for r in 0..R {
+                        [sums[m][r], sums[m + 1][r]] = B::unpair([sums[m][r], sums[m + 1][r]]);
+                    }
                 }
                 for r in 0..R {
                     let scales = data.as_ptr().add(r * panel + at + span * vectors * 64);

@@ -26,7 +26,7 @@ pub(super) unsafe fn neon<K: Kernel>(kernel: K) -> K::Output {
 /// The CPU has NEON.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn neon_bytes<K: ByteKernel>(kernel: K) -> K::Output {
-    kernel.run::<NeonBytes<false>>()
+    kernel.run::<NeonBytes<WIDENING>>()
 }
 
 /// # Safety
@@ -34,7 +34,15 @@ pub(super) unsafe fn neon_bytes<K: ByteKernel>(kernel: K) -> K::Output {
 /// The CPU has NEON and the dot product extension.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn neon_dot_bytes<K: ByteKernel>(kernel: K) -> K::Output {
-    kernel.run::<NeonBytes<true>>()
+    kernel.run::<NeonBytes<DOT>>()
+}
+
+/// # Safety
+///
+/// The CPU has NEON and the extensions of dot products and of 8-bit matrices.
+#[target_feature(enable = "neon,dotprod,i8mm")]
+pub(super) unsafe fn neon_matrix_bytes<K: ByteKernel>(kernel: K) -> K::Output {
+    kernel.run::<NeonBytes<MATRIX>>()
 }
 
 /// Lanes 0–3, 4–7, 8–11, 12–15.
@@ -199,16 +207,23 @@ impl Lanes for Neon {
     }
 }
 
-/// Products of bytes on four times 16 of them; with `sdot` if `DOT`.
-pub(super) struct NeonBytes<const DOT: bool>;
+/// A way of multiplying bytes: by widening them.
+const WIDENING: u8 = 0;
+/// `sdot`.
+const DOT: u8 = 1;
+/// `smmla` and `usmmla` for two rows at once, `sdot` for one.
+const MATRIX: u8 = 2;
 
-impl<const DOT: bool> NeonBytes<DOT> {
+/// Products of bytes on four times 16 of them, in one of these ways.
+pub(super) struct NeonBytes<const WAY: u8>;
+
+impl<const WAY: u8> NeonBytes<WAY> {
     /// Adds products with codes below 128, four to a lane.
     #[inline(always)]
     unsafe fn quarter(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
         unsafe {
             let codes = vreinterpretq_s8_u8(codes);
-            if DOT {
+            if WAY != WIDENING {
                 let mut sums = sums;
                 // There is no stable intrinsic. The function this is inlined into has
                 // the feature.
@@ -230,7 +245,35 @@ impl<const DOT: bool> NeonBytes<DOT> {
     }
 }
 
-impl<const DOT: bool> Bytes for NeonBytes<DOT> {
+/// `sums + codes x` of matrices `[2, 8]`, `x` being transposed. There are no stable
+/// intrinsics; only functions with the feature inline it.
+#[inline(always)]
+unsafe fn matrix<const SIGNED: bool>(
+    mut sums: int32x4_t,
+    codes: uint8x16_t,
+    x: int8x16_t,
+) -> int32x4_t {
+    macro_rules! product {
+        ($line:literal) => {
+            std::arch::asm!(
+                $line,
+                sums = inout(vreg) sums,
+                codes = in(vreg) codes,
+                x = in(vreg) x,
+                options(pure, nomem, nostack, preserves_flags),
+            )
+        };
+    }
+    unsafe {
+        match SIGNED {
+            true => product!("smmla {sums:v}.4s, {codes:v}.16b, {x:v}.16b"),
+            false => product!("usmmla {sums:v}.4s, {codes:v}.16b, {x:v}.16b"),
+        }
+    }
+    sums
+}
+
+impl<const WAY: u8> Bytes for NeonBytes<WAY> {
     type Lanes = Neon;
     type Codes = [uint8x16_t; 4];
     type Sums = [int32x4_t; 4];
@@ -278,6 +321,75 @@ impl<const DOT: bool> Bytes for NeonBytes<DOT> {
     fn add_signed(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums {
         // The codes are taken as signed bytes there.
         Self::add_small(sums, codes, x)
+    }
+    const PAIRED: bool = WAY == MATRIX;
+    /// Of each two lanes a matrix, `[lane, row]`: those of the first vectors, then
+    /// those of the second.
+    #[inline(always)]
+    fn pair(sums: [Self::Sums; 2]) -> [Self::Sums; 2] {
+        let [a, b] = sums;
+        unsafe {
+            [
+                [
+                    vzip1q_s32(a[0], b[0]),
+                    vzip2q_s32(a[0], b[0]),
+                    vzip1q_s32(a[1], b[1]),
+                    vzip2q_s32(a[1], b[1]),
+                ],
+                [
+                    vzip1q_s32(a[2], b[2]),
+                    vzip2q_s32(a[2], b[2]),
+                    vzip1q_s32(a[3], b[3]),
+                    vzip2q_s32(a[3], b[3]),
+                ],
+            ]
+        }
+    }
+    #[inline(always)]
+    fn unpair(sums: [Self::Sums; 2]) -> [Self::Sums; 2] {
+        let [a, b] = sums;
+        unsafe {
+            [
+                [
+                    vuzp1q_s32(a[0], a[1]),
+                    vuzp1q_s32(a[2], a[3]),
+                    vuzp1q_s32(b[0], b[1]),
+                    vuzp1q_s32(b[2], b[3]),
+                ],
+                [
+                    vuzp2q_s32(a[0], a[1]),
+                    vuzp2q_s32(a[2], a[3]),
+                    vuzp2q_s32(b[0], b[1]),
+                    vuzp2q_s32(b[2], b[3]),
+                ],
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_pair<const SIGNED: bool>(
+        sums: [Self::Sums; 2],
+        first: Self::Codes,
+        second: Self::Codes,
+        x: *const [i8; 4],
+    ) -> [Self::Sums; 2] {
+        let [mut a, mut b] = sums;
+        unsafe {
+            let x = vld1q_s8(x.cast());
+            for i in 0..4 {
+                // Eight columns of two lanes.
+                let (low, high) = (
+                    vreinterpretq_u32_u8(first[i]),
+                    vreinterpretq_u32_u8(second[i]),
+                );
+                let codes = [vzip1q_u32(low, high), vzip2q_u32(low, high)];
+                let sums = if i < 2 { &mut a } else { &mut b };
+                for (j, codes) in codes.into_iter().enumerate() {
+                    let sum = &mut sums[i % 2 * 2 + j];
+                    *sum = matrix::<SIGNED>(*sum, vreinterpretq_u8_u32(codes), x);
+                }
+            }
+        }
+        [a, b]
     }
     #[inline(always)]
     fn start(at: i32) -> Self::Sums {

@@ -95,6 +95,8 @@ enum Products {
     Neon,
     /// `sdot`.
     NeonDot,
+    /// `sdot` for one row, `smmla` and `usmmla` for two at once.
+    NeonMatrix,
 }
 
 /// An [`Isa`] that was found on this CPU: the right to enter its kernels.
@@ -135,6 +137,9 @@ impl Detected {
         #[cfg(target_arch = "aarch64")]
         if isa == Isa::Neon && std::arch::is_aarch64_feature_detected!("dotprod") {
             all.push(Products::NeonDot);
+            if std::arch::is_aarch64_feature_detected!("i8mm") {
+                all.push(Products::NeonMatrix);
+            }
         }
         all.into_iter()
             .map(|products| Detected { isa, products })
@@ -231,6 +236,9 @@ impl Detected {
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "aarch64")]
             Products::NeonDot => unsafe { aarch64::neon_dot_bytes(kernel) },
+            // SAFETY: `variants` found the features on this CPU.
+            #[cfg(target_arch = "aarch64")]
+            Products::NeonMatrix => unsafe { aarch64::neon_matrix_bytes(kernel) },
             #[allow(unreachable_patterns, reason = "depends on the architecture")]
             _ => unreachable!("`variants` found it on this CPU"),
         }
@@ -345,6 +353,44 @@ pub(crate) trait Bytes: 'static {
     fn signed(codes: Self::Codes) -> Self::Codes;
     /// Adds as [`Bytes::add`] does, of codes from a table or signed ones.
     fn add_signed(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums;
+    /// Whether two rows are worth multiplying at once, with [`Bytes::add_pair`].
+    const PAIRED: bool = false;
+    /// Sums of two rows in the order in which [`Bytes::add_pair`] keeps them.
+    #[inline(always)]
+    fn pair(sums: [Self::Sums; 2]) -> [Self::Sums; 2] {
+        sums
+    }
+    /// The sums of each row again.
+    #[inline(always)]
+    fn unpair(sums: [Self::Sums; 2]) -> [Self::Sums; 2] {
+        sums
+    }
+    /// Adds, as [`Bytes::add`] or [`Bytes::add_signed`] do, the products of two vectors
+    /// of codes with eight columns of a row, and with those of the next row.
+    ///
+    /// # Safety
+    ///
+    /// 16 values of `x` are readable.
+    #[inline(always)]
+    unsafe fn add_pair<const SIGNED: bool>(
+        sums: [Self::Sums; 2],
+        first: Self::Codes,
+        second: Self::Codes,
+        x: *const [i8; 4],
+    ) -> [Self::Sums; 2] {
+        let mut sums = sums;
+        for (row, sum) in sums.iter_mut().enumerate() {
+            for (i, codes) in [first, second].into_iter().enumerate() {
+                // SAFETY: as promised.
+                let x = unsafe { *x.add(2 * row + i) };
+                *sum = match SIGNED {
+                    true => Self::add_signed(*sum, codes, x),
+                    false => Self::add(*sum, codes, x),
+                };
+            }
+        }
+        sums
+    }
     /// The same number in all sums.
     fn start(at: i32) -> Self::Sums;
     /// Sums from memory.
