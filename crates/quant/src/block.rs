@@ -153,6 +153,17 @@ pub(crate) fn to_half(value: f32) -> f32 {
     half::f16::from_f32(value.clamp(-top, top)).to_f32()
 }
 
+/// `value` rounded to half precision, but away from zero below the normal halves: a
+/// scale that is too small there would leave its values out of the codes' reach.
+pub(crate) fn to_half_scale(value: f32) -> f32 {
+    const STEPS: f32 = (1u32 << 24) as f32;
+    if value.abs() < half::f16::MIN_POSITIVE.to_f32() {
+        (value.abs() * STEPS).ceil().copysign(value) / STEPS
+    } else {
+        to_half(value)
+    }
+}
+
 /// Low nibbles of `packed` are the first half of `codes`, high ones the second.
 pub(crate) fn nibbles(packed: &[u8], codes: &mut [u8]) {
     let (low, high) = codes.split_at_mut(packed.len());

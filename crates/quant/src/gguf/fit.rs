@@ -6,7 +6,7 @@
 //! counts more where the value is large: `w = rms + |x|`, the weight of GGUF's own
 //! tools.
 
-use crate::block::{Pieces, to_half};
+use crate::block::{Pieces, to_half_scale};
 use crate::{Codes, Zero};
 
 /// The range of an integer sub-scale.
@@ -136,7 +136,7 @@ pub(super) fn fit_levels(view: &Codes, x: &[f32], p: &mut Pieces) {
     let Zero::Levels(levels) = view.zero else {
         unreachable!("a format with levels");
     };
-    p.d[0] = to_half(scale_of(levels, x));
+    p.d[0] = to_half_scale(scale_of(levels, x));
     choose(view, x, p);
 }
 
@@ -155,7 +155,7 @@ pub(super) fn fit_k_levels(view: &Codes, (low, high): Range, x: &[f32], p: &mut 
     let far = scales
         .iter()
         .fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
-    p.d[0] = to_half(far / f32::from(low));
+    p.d[0] = to_half_scale(far / f32::from(low));
     let inverse = if p.d[0] == 0.0 { 0.0 } else { 1.0 / p.d[0] };
     for (sub, scale) in p.scales.iter_mut().zip(&scales[..n]) {
         *sub = (scale * inverse)
@@ -176,7 +176,7 @@ pub(super) fn fit_k_bias(view: &Codes, top: i8, x: &[f32], p: &mut Pieces) {
     }
     let top = f32::from(top);
     let share = |values: &[f32], end: f32, subs: &mut [i8]| {
-        let d = to_half(end / top);
+        let d = to_half_scale(end / top);
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
         for (sub, value) in subs.iter_mut().zip(values) {
             *sub = (value * inverse).round_ties_even().clamp(0.0, top) as i8;

@@ -282,6 +282,19 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn scales_below_the_normal_halves_still_reach_their_values(exponent in -18f32..-10.0, down: bool) {
+        let value = exponent.exp2() * if down { -1.0 } else { 1.0 };
+        for format in all().filter(|f| f.can_encode() && (f.name.ends_with("_k") || f.name.starts_with("iq4"))) {
+            let back = encode(format, &[value; 256], 256, Scalar::F16).view().to_f32();
+            for v in back {
+                prop_assert!((v - value).abs() <= 0.34 * value.abs(), "{} {value} {v}", format.name);
+            }
+        }
+    }
+}
+
 /// Formats without such a view are decoded only.
 #[test]
 fn rotated_blocks_have_no_codes() {
