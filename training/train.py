@@ -54,7 +54,7 @@ S, G = gemma4.SLIDING, gemma4.FULL
 L, Q = qwen3_5.LINEAR, qwen3_5.FULL
 
 # Every bundled model: its class, its config, and the minutes of its target and of
-# each drafter when both default models train side by side on one H200.
+# each drafter: of tiny-qwen3.5 alone on one H200, of the others beside a second model.
 RECIPES = {
     "tiny-gemma4": (
         Gemma4,
