@@ -13,17 +13,19 @@
 
 #![forbid(unsafe_code)]
 
+mod finder;
 mod hashes;
 mod load;
 mod preflight;
 mod request;
 mod scheduler;
 mod shortlist;
+mod source;
 mod vocabulary;
 
 pub use load::{
     DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, EngineError, LoadOptions, Model,
-    ModelFiles, ModelInfo, Source, load,
+    ModelInfo, load,
 };
 pub use preflight::{Finding, Guesses, Norms, Preflight, Probing, Trial, TrialResult};
 pub use request::{
@@ -32,6 +34,7 @@ pub use request::{
 };
 pub use scheduler::{Counters, Engine, EngineOptions};
 pub use shortlist::DraftVocabulary;
+pub use source::{ModelFiles, Source};
 pub use speculate::{Accept, DraftLength, Sampling};
 pub use text::{SamplingDefaults, Text};
 pub use vocabulary::{vocabulary, vocabulary_keys};

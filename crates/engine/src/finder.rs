@@ -1,0 +1,292 @@
+//! Choosing a drafter: the one asked for, or the best that lies in the checkpoint,
+//! beside it or where the caller says.
+
+use crate::hashes::Hashes;
+use crate::load::{DraftChoice, EngineError, LoadOptions, quantized};
+use crate::preflight::{Preflight, Probing};
+use crate::source::Source;
+use backend::{Backend, KvFormat};
+use cache::{Memory, MemoryPlan, MemorySize};
+use models::{Census, ChainedHead, Eagle3, Gemma4Assistant, ModelError, Qwen35Mtp, Target};
+use speculate::Drafter;
+use speculate::draft::{Assistant, Chained, Ngram};
+use text::Tokenizer;
+use weights::Checkpoint;
+
+/// The drafter that needs no head.
+pub(crate) fn ngram() -> Box<dyn Drafter> {
+    Box::new(Ngram::new())
+}
+
+/// A drafter, or nobody, and the reason for it.
+#[derive(Default)]
+pub(crate) struct Found {
+    pub(crate) drafter: Option<Box<dyn Drafter>>,
+    pub(crate) reason: String,
+    /// What the drafter remembers, if it has a memory.
+    pub(crate) plan: Option<MemoryPlan>,
+    /// Tokens that it scores, unless all.
+    pub(crate) shortlist: Option<usize>,
+    /// Bytes of its own checkpoint.
+    pub(crate) weight_bytes: u64,
+    /// Tensors of its own checkpoint that nothing has read.
+    pub(crate) unused: Vec<String>,
+    /// What is known of the head.
+    pub(crate) preflight: Preflight,
+}
+
+impl Found {
+    pub(crate) fn nobody(reason: &str) -> Found {
+        Found {
+            reason: reason.to_owned(),
+            ..Found::default()
+        }
+    }
+
+    fn ngram(reason: String) -> Found {
+        Found {
+            drafter: Some(ngram()),
+            reason,
+            ..Found::default()
+        }
+    }
+}
+
+/// What choosing a drafter needs.
+pub(crate) struct Finder<'a> {
+    pub(crate) b: &'a dyn Backend,
+    pub(crate) source: &'a Source,
+    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) target: &'a dyn Target,
+    pub(crate) options: &'a LoadOptions,
+    /// The tokens that a head scores, unless all.
+    pub(crate) shortlist: Option<Vec<u32>>,
+    pub(crate) size: MemorySize,
+    pub(crate) hashes: Hashes,
+    /// Why heads that are there are not used.
+    pub(crate) refused: Vec<String>,
+}
+
+impl Finder<'_> {
+    pub(crate) fn find(&mut self) -> Result<Found, EngineError> {
+        let missing = |asked, reason: &str, finder: &Self| EngineError::NoDrafter {
+            asked,
+            reason: finder.explain(reason),
+        };
+        match &self.options.draft {
+            DraftChoice::None => Ok(Found::nobody("--draft none")),
+            DraftChoice::Ngram => Ok(Found::ngram("--draft ngram".into())),
+            DraftChoice::Mtp(Some(source)) => self.mtp_of(source),
+            DraftChoice::Mtp(None) => {
+                match self.own_mtp() {
+                    Ok(Some(found)) => return Ok(found),
+                    Ok(None) => {}
+                    Err(error) => self.refused.push(error.to_string()),
+                }
+                let what = format!("a {} checkpoint without an MTP head", self.target.family());
+                self.elsewhere().ok_or_else(|| missing("mtp", &what, self))
+            }
+            DraftChoice::Assistant(Some(source)) => self.assistant(source),
+            DraftChoice::Assistant(None) => match self.source.assistant_beside() {
+                Some(source) => self.assistant(&source),
+                None => self.elsewhere().ok_or_else(|| {
+                    let what = "none lies beside the model; name one with --draft assistant:PATH";
+                    missing("assistant", what, self)
+                }),
+            },
+            DraftChoice::Eagle3(source) => self.eagle3(source),
+            DraftChoice::Auto => Ok(self.best()),
+        }
+    }
+
+    /// The best that there is; heads that cannot be used are part of the reason.
+    fn best(&mut self) -> Found {
+        match self.own_mtp() {
+            Ok(Some(found)) => return found,
+            Ok(None) => {}
+            Err(error) => self.refused.push(error.to_string()),
+        }
+        if self.target.family() == "gemma4"
+            && let Some(source) = self.source.assistant_beside()
+        {
+            match self.assistant(&source) {
+                Ok(found) => return found,
+                Err(error) => self.refused.push(error.to_string()),
+            }
+        }
+        match self.elsewhere() {
+            Some(found) => found,
+            None => Found::ngram(self.explain("no draft head in or beside the checkpoint")),
+        }
+    }
+
+    /// `what`, or why the heads that are there are not used, and what to do.
+    fn explain(&self, what: &str) -> String {
+        let mut parts = self.refused.clone();
+        if parts.is_empty() {
+            parts.push(what.to_owned());
+        }
+        parts.extend(self.options.advice.clone());
+        parts.join("; ")
+    }
+
+    /// The first of the other places that has a drafter for this target.
+    fn elsewhere(&mut self) -> Option<Found> {
+        for source in &self.options.drafters {
+            match self.by_kind(source) {
+                Ok(found) => return Some(found),
+                Err(error) => self.refused.push(format!("`{}`: {error}", source.name())),
+            }
+        }
+        None
+    }
+
+    /// A drafter of the kind that its configuration names.
+    fn by_kind(&mut self, source: &Source) -> Result<Found, EngineError> {
+        let checkpoint = source.checkpoint()?;
+        let architecture = checkpoint.architecture().map_err(ModelError::from)?;
+        let kind = models::DRAFT_HEADS
+            .iter()
+            .find(|kind| kind.architectures.contains(&architecture));
+        match kind.map(|kind| kind.name) {
+            Some("assistant") => self.assistant(source),
+            Some("eagle3") => self.eagle3(source),
+            _ => self.mtp_of(source),
+        }
+    }
+
+    /// The checkpoint's MTP head, if its family has such heads and it has one.
+    fn own_mtp(&mut self) -> Result<Option<Found>, ModelError> {
+        if self.target.family() != "qwen3_5" || !Qwen35Mtp::is_in(self.checkpoint)? {
+            return Ok(None);
+        }
+        let reason = "the checkpoint's own MTP head".into();
+        Ok(Some(self.mtp(self.checkpoint, reason)?))
+    }
+
+    /// The MTP head in a checkpoint of its own.
+    fn mtp_of(&mut self, source: &Source) -> Result<Found, EngineError> {
+        let checkpoint = source.checkpoint()?;
+        let mut found = self.mtp(&checkpoint, format!("the MTP head `{}`", source.name()))?;
+        found.preflight.note_norms(checkpoint.norm_facts());
+        self.apart(source, &checkpoint, found)
+    }
+
+    /// The MTP head in `checkpoint`.
+    fn mtp(&self, checkpoint: &Checkpoint, reason: String) -> Result<Found, ModelError> {
+        let mut head = Qwen35Mtp::load(self.b, checkpoint, self.target)?;
+        if let Some(ids) = &self.shortlist {
+            head = head.with_shortlist(self.b, self.checkpoint, self.target, ids)?;
+        }
+        let census = Qwen35Mtp::census(checkpoint, self.target)?;
+        Ok(self.chained(head, Some(census), reason))
+    }
+
+    /// A drafter that chains `head` on itself.
+    fn chained(
+        &self,
+        head: impl ChainedHead + 'static,
+        census: Option<Census>,
+        reason: String,
+    ) -> Found {
+        let plan = head.plan();
+        let shortlist = head.shortlist().map(|list| list.ids().len());
+        let memory = Memory::new(self.b, plan.clone(), self.size);
+        Found {
+            drafter: Some(Box::new(Chained::new(head, memory))),
+            reason,
+            plan: Some(plan),
+            shortlist,
+            preflight: Preflight {
+                head: census,
+                ..Preflight::default()
+            },
+            ..Found::default()
+        }
+    }
+
+    fn assistant(&mut self, source: &Source) -> Result<Found, EngineError> {
+        let checkpoint = quantized(source.checkpoint()?, self.options)?;
+        let mut head = Gemma4Assistant::load(self.b, &checkpoint, self.target)?;
+        if let Some(ids) = &self.shortlist {
+            head = head.with_shortlist(self.b, &checkpoint, ids)?;
+        }
+        let found = Found {
+            shortlist: head.shortlist().map(|list| list.ids().len()),
+            drafter: Some(Box::new(Assistant::new(head))),
+            reason: format!("the assistant `{}`", source.name()),
+            preflight: Preflight {
+                head: Some(Gemma4Assistant::census(&checkpoint)?),
+                ..Preflight::default()
+            },
+            ..Found::default()
+        };
+        self.apart(source, &checkpoint, found)
+    }
+
+    fn eagle3(&mut self, source: &Source) -> Result<Found, EngineError> {
+        let checkpoint = source.checkpoint()?;
+        let head = Eagle3::load(self.b, &checkpoint, self.target)?;
+        let reason = format!("the EAGLE-3 head `{}`", source.name());
+        fits(&head.plan(), self.size.kv_format)?;
+        let found = self.chained(head, None, reason);
+        self.apart(source, &checkpoint, found)
+    }
+
+    /// Completes what is known of a head in a checkpoint of its own.
+    fn apart(
+        &mut self,
+        source: &Source,
+        checkpoint: &Checkpoint,
+        mut found: Found,
+    ) -> Result<Found, EngineError> {
+        same_tokens(self.source, source)?;
+        if matches!(self.options.probing, Probing::Run { .. }) {
+            found.preflight.drafter_sha256 = Some(source.hash(checkpoint, &mut self.hashes));
+        }
+        found.unused = checkpoint.unused();
+        found.weight_bytes = checkpoint.bytes();
+        Ok(found)
+    }
+}
+
+/// Whether all heads of `plan` can be stored in `format`.
+pub(crate) fn fits(plan: &MemoryPlan, format: KvFormat) -> Result<(), EngineError> {
+    let mut layers = plan.groups.iter().flat_map(|g| &g.layers);
+    match layers.find_map(|&(_, head_dim)| Some((format.misfit(head_dim)?, head_dim))) {
+        None => Ok(()),
+        Some((misfit, head_dim)) => Err(EngineError::BadOption(format!(
+            "--kv {format}: {} has blocks of {} values, of which heads of {head_dim} are no multiple",
+            misfit.name, misfit.block
+        ))),
+    }
+}
+
+/// An error if the drafter brings a tokenizer that is not the target's: equal
+/// vocabulary sizes do not make equal tokens.
+fn same_tokens(target: &Source, drafter: &Source) -> Result<(), EngineError> {
+    let Some((target, drafter)) = target.tokenizer_bytes().zip(drafter.tokenizer_bytes()) else {
+        return Ok(());
+    };
+    if target == drafter {
+        return Ok(());
+    }
+    let (target, drafter) = (
+        Tokenizer::from_bytes(&target)?,
+        Tokenizer::from_bytes(&drafter)?,
+    );
+    let n = target.vocab_size().max(drafter.vocab_size()) as u32;
+    let differing = (0..n).find(|&id| target.entry(id) != drafter.entry(id));
+    let Some(id) = differing else {
+        return Ok(());
+    };
+    let entry = |tokenizer: &Tokenizer| {
+        let entry = tokenizer.entry(id);
+        entry.map_or("nothing".to_owned(), |e| format!("`{}`", e.escape_debug()))
+    };
+    Err(EngineError::Model(ModelError::Unpaired {
+        what: "tokenizer",
+        drafter: format!("another one (token {id} is {})", entry(&drafter)),
+        target: entry(&target),
+    }))
+}
