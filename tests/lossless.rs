@@ -92,7 +92,7 @@ const TRAINED: &[Subject] = &[
     Subject {
         target: "models/tiny-gemma4",
         assistant: Some("models/tiny-gemma4-assistant"),
-        eagle3: None,
+        eagle3: Some("models/tiny-gemma4-eagle3"),
         whole_grid: false,
     },
     Subject {

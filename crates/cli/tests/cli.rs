@@ -432,7 +432,7 @@ fn errors_are_one_line_with_the_cause_and_the_flag() {
 
 /// A folder with an EAGLE-3 head for [`WITH_ASSISTANT`] that has learnt nothing.
 fn eagle3(folder: &Path) -> PathBuf {
-    const HIDDEN: usize = 512;
+    const HIDDEN: usize = 384;
     const DRAFTED: usize = 64;
     let config = json!({
         "architectures": ["Eagle3Speculator"],

@@ -382,6 +382,7 @@ fn heads_that_load_and_guess_wrong_are_dead() {
     let foreign = foreign.each("mtp.layers.0.mlp.down_proj", reverse_rows);
     has(&foreign.refused(mtp()), &dead);
     let assistant = Copy::of(ASSISTANT, "dead").each("pre_projection", reverse_rows);
+    let assistant = assistant.each("self_attn.o_proj", reverse_rows);
     let gemma = Copy::of(GEMMA, "dead");
     has(
         &gemma.refused(DraftChoice::Assistant(Some(assistant.source()))),

@@ -54,13 +54,13 @@ fn the_bundled_qwen_opens_and_its_norms_are_scales() {
 fn the_bundled_gemma_pair_opens() {
     let target = Checkpoint::open(&bundled("tiny-gemma4")).unwrap();
     target
-        .matrix("layers.3.self_attn.q_proj.weight", 1024, 512)
+        .matrix("layers.3.self_attn.q_proj.weight", 768, 384)
         .unwrap();
     target.vector("layers.0.layer_scalar", 1).unwrap();
     let drafter = Checkpoint::open(&bundled("tiny-gemma4-assistant")).unwrap();
     assert!(drafter.text_config()["hidden_size"] == 256);
-    let projection = drafter.matrix("pre_projection.weight", 256, 1024).unwrap();
-    assert_eq!((projection.rows, projection.cols), (256, 1024));
+    let projection = drafter.matrix("pre_projection.weight", 256, 768).unwrap();
+    assert_eq!((projection.rows, projection.cols), (256, 768));
 }
 
 #[test]
