@@ -13,7 +13,7 @@ import torch
 import centroids
 from checkpoint import Tensor, bf16, read_folder, write_file
 from layers import Matrix
-from quantise import quantise_rows
+from quantise import quantise_rows, stored_tensors
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Centroid heads: clusters, and how many of them are read.
@@ -76,6 +76,20 @@ def save_target(out, name, model, state, tokenizer):
     save(folder, state, model.c, generation_config=generation, tokenizer_config=special)
     shutil.copyfile(tokenizer, folder / "tokenizer.json")
     shutil.copyfile(TEMPLATES / f"{family}.jinja", folder / "chat_template.jinja")
+
+
+def save_head(out, folder, state):
+    """The stored target `folder` with the tensors of `state`, its multi-token head trained
+    anew, in place of those it has; all others keep their bits."""
+    out.mkdir(parents=True, exist_ok=True)
+    stored, entry = read_folder(folder), json.loads((folder / "config.json").read_text())["quantization"]
+    coded, _ = stored_tensors(tensors(state), "qwen", **entry)
+    if not coded.keys() <= stored.keys():
+        raise ValueError(f"{folder} has no {sorted(coded.keys() - stored.keys())}")
+    write_file(out / "model.safetensors", stored | coded, {"format": "mlx"})
+    for path in folder.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copyfile(path, out / path.name)
 
 
 def tower_tensors(tower, storage):

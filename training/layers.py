@@ -126,7 +126,7 @@ def attend(q, k, v, scale, window=None, past_only=False):
     window shows one key less.
     """
     k, v = share_heads(k, q.shape[1]), share_heads(v, q.shape[1])
-    if window is None:
+    if window is None or q.shape[2] <= window and not past_only:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     return banded(q, k, v, scale, window, int(past_only))
 

@@ -33,7 +33,6 @@ WORDS = (
     "cat dog sun moon tree fish bird boat ball kite star king milk cake frog bear duck lion book door hand hat "
     "bed cup egg ant bee fox cow pig car bus red big yes no home good rain snow"
 ).split()
-PLACES = ("top left", "top", "top right", "left", "middle", "right", "bottom left", "bottom", "bottom right")
 # Five columns and seven rows a letter; a row is a digit of base 32.
 FONT = {
     **dict(
@@ -54,61 +53,125 @@ LETTERS = tuple(FONT)
 # Masks of the atlas: nothing, the shapes, the letters, a filled box. A kind is an index.
 KINDS = 2 + len(SHAPES) + len(LETTERS)
 BOX = KINDS - 1
+MORE = 1 + 9 + 4 * 6  # nothing, the spots of shapes, the bars by height
 SIDE = 128  # of a mask, in pixels
 MARKS = 26  # most marks of a scene
 FRAMES = (1, 2, 4)
 HELD_OUT_PAIRS = frozenset((s, NAMES[-i % len(NAMES)]) for i, s in enumerate(SHAPES))
 
-# Per kind of question: phrasings of training, and one that only evaluation uses.
+# Per kind of question: phrasings of training, and those that only evaluation uses.
 PHRASES = {
     "what": (
-        ["What is in this picture?", "What do you see?", "What can you see in the picture?"],
-        "What is shown here?",
+        "What is in this picture?|What do you see?|What can you see in the picture?|"
+        "What is in the picture?|What things are in this picture?|Tell me what you see.|"
+        "Which shapes are here?|Name the shapes.|What does the picture show?|What is here?",
+        "What is shown here?|Tell me what is in the picture.|What can you see here?",
+    ),
+    "describe": (
+        "Describe the picture.|Describe this picture.|Where are the shapes?|Tell me about the picture.|"
+        "What is in the picture, and where?|Describe what you see.|What do you see, and where?|"
+        "Say what is where.",
+        "Can you describe the picture?|Tell me what is where.|Describe the shapes.",
     ),
     "colour": (
-        ["What colour is the {}?", "What color is the {}?", "Which colour does the {} have?"],
-        "Tell me the colour of the {}.",
+        "What colour is the {}?|What color is the {}?|Which colour does the {} have?|"
+        "What is the colour of the {}?|Which color is the {}?|Name the colour of the {}.|"
+        "Tell me what colour the {} is.|The {} is what colour?|Can you tell me the color of the {}?|"
+        "What colour does the {} have?",
+        "Tell me the colour of the {}.|Which colour is the {}?|What colour do you see on the {}?",
     ),
-    "shape": (["What is {}?", "Which shape is {}?", "What thing is {} here?"], "What shape is the {} one?"),
+    "shape": (
+        "What is {}?|Which shape is {}?|What thing is {} here?|Which thing is {}?|What is the {} thing?|"
+        "Name the {} shape.|What kind of shape is {}?|Which shape has the colour {}?|Tell me what is {}.|"
+        "What is the shape of the {} thing?",
+        "What shape is the {} one?|Tell me which shape is {}.|What do you see that is {}?",
+    ),
     "count": (
-        ["How many shapes are there?", "How many things are in the picture?", "Count the shapes."],
-        "How many shapes do you see?",
+        "How many shapes are there?|How many things are in the picture?|Count the shapes.|"
+        "How many shapes are here?|How many things do you see?|Count the things.|"
+        "Tell me how many shapes there are.|What is the number of shapes?|How many shapes can you see?|"
+        "How many shapes does the picture have?",
+        "How many shapes do you see?|Count all the shapes.|How many things are there?",
     ),
     "count of": (
-        ["How many {}s are there?", "Count the {}s.", "How many {}s can you see?"],
-        "How many {}s do you see?",
+        "How many {}s are there?|Count the {}s.|How many {}s can you see?|"
+        "How many {}s are in the picture?|Tell me how many {}s there are.|What is the number of {}s?|"
+        "How many {}s are here?|How many {}s does the picture have?",
+        "How many {}s do you see?|Count all the {}s.|How many {}s does this picture have?",
     ),
     "place": (
-        ["Where is the {}?", "Where in the picture is the {}?", "Where can I find the {}?"],
-        "Where do you see the {}?",
+        "Where is the {}?|Where in the picture is the {}?|Where can I find the {}?|"
+        "Tell me where the {} is.|In which part of the picture is the {}?|Where can you see the {}?|"
+        "Find the {}.|What is the place of the {}?|The {} is where?|Look for the {}. Where is it?",
+        "Where do you see the {}?|Can you tell me where the {} is?|Where is the {} in this picture?",
     ),
     "side": (
-        ["Is the {} {} the {}?", "Do you see the {} {} the {}?"],
-        "In this picture, is the {} {} the {}?",
+        "Is the {} {} the {}?|Do you see the {} {} the {}?|Tell me if the {} is {} the {}.|"
+        "Can you see the {} {} the {}?|Look: is the {} {} the {}?|Is it true that the {} is {} the {}?|"
+        "Would you say the {} is {} the {}?|The {} is {} the {}, right?",
+        "In this picture, is the {} {} the {}?|Is the {} really {} the {}?",
     ),
-    "there": (["Is there a {}?", "Do you see a {}?", "Can you see a {}?"], "Is a {} in the picture?"),
+    "there": (
+        "Is there a {}?|Do you see a {}?|Can you see a {}?|Is there a {} in the picture?|Is a {} here?|"
+        "Does the picture have a {}?|Tell me if there is a {}.|Can you find a {}?|Is there a {} here?",
+        "Is a {} in the picture?|Do you see a {} here?|Does this picture show a {}?",
+    ),
     "number": (
-        ["What number is this?", "Which number do you see?", "Read the number."],
-        "What number is in the picture?",
+        "What number is this?|Which number do you see?|Read the number.|What is the number?|"
+        "Which number is this?|Tell me the number.|What number can you see?|What number is here?",
+        "What number is in the picture?|Can you read the number?|Which number is shown?",
     ),
-    "word": (["What does it say?", "Which word is this?", "Read the word."], "What word do you see?"),
+    "word": (
+        "What does it say?|Which word is this?|Read the word.|What is the word?|What word is this?|"
+        "Tell me the word.|Which word can you see?|What does the picture say?",
+        "What word do you see?|Can you read the word?|Which word is written here?",
+    ),
+    "bars": (
+        "Describe the chart.|Describe the bars.|What does the chart show?|Tell me about the chart.|"
+        "Tell me about the bars.|Read the chart.|What are the bars like?|Read all the bars.",
+        "Can you describe the chart?|Describe all the bars.|What do the bars show?",
+    ),
     "tallest": (
-        ["Which bar is the tallest?", "Which bar is the highest?", "What is the tallest bar?"],
-        "Tell me the tallest bar.",
+        "Which bar is the tallest?|Which bar is the highest?|What is the tallest bar?|"
+        "What is the highest bar?|Name the tallest bar.|Which is the tallest bar?|Find the tallest bar.|"
+        "Which bar is the biggest?|Tell me which bar is the highest.",
+        "Tell me the tallest bar.|Which is the highest bar?|Of the bars, which is the tallest?",
     ),
-    "smallest": (["Which bar is the smallest?", "Which bar is the lowest?"], "Tell me the smallest bar."),
+    "smallest": (
+        "Which bar is the smallest?|Which bar is the lowest?|What is the smallest bar?|"
+        "What is the lowest bar?|Name the smallest bar.|Which is the smallest bar?|"
+        "Find the smallest bar.|Which bar is the shortest?|Tell me which bar is the lowest.",
+        "Tell me the smallest bar.|Which is the lowest bar?|Of the bars, which is the smallest?",
+    ),
     "height": (
-        ["How high is bar {}?", "How tall is bar {}?", "What is the height of bar {}?"],
-        "Tell me the height of bar {}.",
+        "How high is bar {}?|How tall is bar {}?|What is the height of bar {}?|How high is the bar {}?|"
+        "Read bar {}.|What number does bar {} show?|How many steps high is bar {}?|How big is bar {}?|"
+        "Tell me how high bar {} is.",
+        "Tell me the height of bar {}.|How tall is the bar {}?|What height does bar {} have?",
     ),
-    "bar colour": (["What colour is bar {}?", "What color is bar {}?"], "Tell me the colour of bar {}."),
-    "moves": (["What moves?", "What moved?", "Which thing moves?"], "What is moving?"),
+    "bar colour": (
+        "What colour is bar {}?|What color is bar {}?|What is the colour of bar {}?|"
+        "Which colour is bar {}?|Which color does bar {} have?|Name the colour of bar {}.|"
+        "Tell me what colour bar {} is.|Bar {} is what colour?",
+        "Tell me the colour of bar {}.|What colour does bar {} have?|What colour is the bar {}?",
+    ),
+    "moves": (
+        "What moves?|What moved?|Which thing moves?|Which shape moves?|What is moving here?|"
+        "Tell me what moves.|Which shape moved?|Does anything move?",
+        "What is moving?|Which thing is moving?|Tell me what moved.",
+    ),
     "way": (
-        ["Which way does the {} move?", "Where does the {} go?", "Where did the {} go?"],
-        "Where does the {} move?",
+        "Which way does the {} move?|Where does the {} go?|Where did the {} go?|How does the {} move?|"
+        "Which way does the {} go?|Which way did the {} move?|Tell me where the {} goes.|"
+        "In which direction does the {} move?",
+        "Where does the {} move?|Which way is the {} going?|Tell me which way the {} moves.",
     ),
 }
-SHARES = {"shapes": 0.56, "number": 0.16, "word": 0.12, "chart": 0.16}
+PHRASES = {kind: (usual.split("|"), new.split("|")) for kind, (usual, new) in PHRASES.items()}
+SHARES = {"shapes": 0.54, "number": 0.11, "word": 0.09, "chart": 0.26}
+# How often training asks for a kind; 1 if it is not here.
+WEIGHTS = {"describe": 3, "bars": 2, "colour": 2, "place": 2}
+ASKS = 3  # questions about a picture in training
 
 
 def is_held_out(number):
@@ -167,13 +230,13 @@ class Scene:
         """Nearly black or nearly white, whichever shows."""
         return (25.0,) * 3 if self.ground.mean() > 128 else (235.0,) * 3
 
-    def add(self, kind, x, y, w, h, rgb, colour=0, seen=True):
+    def add(self, kind, x, y, w, h, rgb, colour=0, more=0, seen=True):
         """Places a mark by its centre. `seen` marks are facts of the cell of their centre."""
         self.marks.append((kind, x, y, w, h, *rgb))
         if seen:
             rows, columns = self.grid
             at = min(int(y), rows - 1) * columns + min(int(x), columns - 1)
-            self.cells.append((at, kind, colour))
+            self.cells.append((at, kind, colour, more))
 
 
 def a(thing):
@@ -181,18 +244,15 @@ def a(thing):
 
 
 def listing(things):
-    text = " and ".join(filter(None, [", ".join(map(a, things[:-1])), a(things[-1])]))
+    """`"A x, a y and a z."` of things with their articles."""
+    text = " and ".join(filter(None, [", ".join(things[:-1]), things[-1]]))
     return text[0].upper() + text[1:] + "."
 
 
 def place(spot):
-    name = PLACES[spot]
-    return {
-        "top": "At the top.",
-        "bottom": "At the bottom.",
-        "left": "On the left.",
-        "right": "On the right.",
-    }.get(name, f"In the {name}.")
+    """Row before column, so that every word depends on one direction alone."""
+    row, column = ("top", "middle", "bottom")[spot // 3], ("left", "middle", "right")[spot % 3]
+    return "in the middle" if row == column == "middle" else f"in the {row} {column}"
 
 
 def put(scene, spot, shape, colour, size, shift, rgb):
@@ -201,7 +261,7 @@ def put(scene, spot, shape, colour, size, shift, rgb):
     x = (spot % 3 + 0.5 + shift[0]) * columns / 3
     y = (spot // 3 + 0.5 + shift[1]) * rows / 3
     side = size * min(rows, columns) / 3
-    scene.add(1 + SHAPES.index(shape), x, y, side, side, rgb, 1 + NAMES.index(colour))
+    scene.add(1 + SHAPES.index(shape), x, y, side, side, rgb, 1 + NAMES.index(colour), 1 + spot)
 
 
 def looks(r):
@@ -237,16 +297,20 @@ def shapes(grid, r, rare):
     single = [p for p in about if found.count(p) == 1]
     asks = []
     if n <= 3:
-        asks.append(("what", (), listing([f"{c} {s}" for _, (s, c) in placed])))
-    asks += [("colour", (s,), f"{c.capitalize()}.") for s, c in about if kinds.count(s) == 1]
-    asks += [("shape", (c,), f"{a(s).capitalize()}.") for s, c in about if tints.count(c) == 1]
+        asks.append(("what", (), listing([a(f"{c} {s}") for _, (s, c) in placed])))
+        asks.append(("describe", (), listing([a(f"{c} {s} {place(spot)}") for spot, (s, c) in placed])))
+    asks += [("colour", (s,), f"The {s} is {c}.") for s, c in about if kinds.count(s) == 1]
+    asks += [("shape", (c,), f"The {c} thing is {a(s)}.") for s, c in about if tints.count(c) == 1]
     if not rare:
         asks.append(("count", (), f"{n}."))
-        asks.append(("count of", (s := r.choice(kinds),), f"{kinds.count(s)}."))
-        asks.append(("count of", (f"{(c := r.choice(tints))} shape",), f"{tints.count(c)}."))
+        for thing, many in (
+            (s := r.choice(kinds), kinds.count(s)),
+            (f"{(c := r.choice(tints))} shape", tints.count(c)),
+        ):
+            asks.append(("count of", (thing,), f"The number of {thing}s is {many}."))
     for s, c in single:
         spot = next(k for k, p in placed if p == (s, c))
-        asks.append(("place", (f"{c} {s}",), place(spot)))
+        asks.append(("place", (f"{c} {s}",), f"The {c} {s} is {place(spot)}."))
         for other, (s2, c2) in placed:
             if found.count((s2, c2)) > 1:
                 continue
@@ -271,9 +335,7 @@ def shapes(grid, r, rare):
         s, c = r.choice([*kinds, r.choice(SHAPES)]), r.choice([*tints, r.choice(NAMES)])
         if (s, c) not in found and (s, c) not in HELD_OUT_PAIRS:
             asks.append(("there", (f"{c} {s}",), "No."))
-    kinds_of_ask = sorted({x[0] for x in asks})
-    wanted = r.choice(kinds_of_ask)
-    return [scene], r.choice([x for x in asks if x[0] == wanted])
+    return [scene], asks
 
 
 def write(scene, text, rgb, x, y, pitch, colour=0):
@@ -299,12 +361,12 @@ def number(grid, r, rare):
     while True:
         n = r.randrange(10 ** r.choice((1, 2, 2, 3)))
         if is_held_out(n) == rare:
-            return [written(str(n), grid, r)], ("number", (), f"{n}.")
+            return [written(str(n), grid, r)], [("number", (), f"{n}.")]
 
 
 def word(grid, r, rare):
     w = r.choice(WORDS)
-    return [written(w.upper(), grid, r)], ("word", (), f"{w}.")
+    return [written(w.upper(), grid, r)], [("word", (), f"{w}.")]
 
 
 def chart(grid, r, rare):
@@ -320,17 +382,18 @@ def chart(grid, r, rare):
         x, h = 0.4 + (i + 0.5) * pitch, heights[i] * unit
         scene.add(BOX, x, base - h / 2, 0.6 * pitch, h, scene.paint(tints[i]), seen=False)
         rows_of_top = min(int(base - h + 0.3), rows - 1) * columns + min(int(x), columns - 1)
-        scene.cells.append((rows_of_top, BOX, 1 + NAMES.index(tints[i])))
+        scene.cells.append((rows_of_top, BOX, 1 + NAMES.index(tints[i]), 10 + 6 * i + heights[i] - 1))
         write(scene, "ABCD"[i], scene.contrast(), x, rows - 0.6, 0.8)
-    i = r.randrange(n)
-    return [scene], r.choice(
-        [
-            ("tallest", (), f"{'ABCD'[heights.index(max(heights))]}."),
-            ("smallest", (), f"{'ABCD'[heights.index(min(heights))]}."),
-            ("height", ("ABCD"[i],), f"{heights[i]}."),
-            ("bar colour", ("ABCD"[i],), f"{tints[i].capitalize()}."),
-        ]
-    )
+    bars = [f"bar {'ABCD'[i]} is {tints[i]} and {heights[i]} high" for i in range(n)]
+    asks = [
+        ("bars", (), listing(bars)),
+        ("tallest", (), f"The tallest bar is bar {'ABCD'[heights.index(max(heights))]}."),
+        ("smallest", (), f"The smallest bar is bar {'ABCD'[heights.index(min(heights))]}."),
+    ]
+    for i in range(n):
+        asks.append(("height", ("ABCD"[i],), f"Bar {'ABCD'[i]} is {heights[i]} high."))
+        asks.append(("bar colour", ("ABCD"[i],), f"Bar {'ABCD'[i]} is {tints[i]}."))
+    return [scene], asks
 
 
 def clip(grid, r, rare, n_frames):
@@ -369,8 +432,6 @@ def clip(grid, r, rare, n_frames):
             put(scene, spots[i], shape, colour, size, (dx, dy), paints[i])
         frames.append(scene)
     s, c = found[0]
-    if r.random() < 0.5:
-        return frames, ("moves", (), f"The {c} {s}." if way else "Nothing moves.")
     answer = {
         "left": "To the left.",
         "right": "To the right.",
@@ -378,38 +439,48 @@ def clip(grid, r, rare, n_frames):
         "down": "Down.",
         None: "It does not move.",
     }
-    return frames, ("way", (f"{c} {s}",), answer[way])
+    moves = ("moves", (), f"The {c} {s}." if way else "Nothing moves.")
+    return frames, [moves, ("way", (f"{c} {s}",), answer[way])]
 
 
-def example(grid, r, n_frames=1, split="train"):
-    """`(frames, kind of question, question, answer)`. The split is "train", "pictures" (as
+def chosen(asks, n, r, weights):
+    """`n` of the questions that a picture answers: first a kind by weight, then one of it."""
+    kinds = sorted({x[0] for x in asks})
+    picked = r.choices(kinds, [weights.get(k, 1) for k in kinds], k=n)
+    return [r.choice([x for x in asks if x[0] == kind]) for kind in picked]
+
+
+def example(grid, r, n_frames=1, split="train", n_asks=1):
+    """`(frames, [(kind of question, question, answer)])`. The split is "train", "pictures" (as
     in training), "phrasing" (a new one) or "combination" (a held-out pair or number)."""
     rare = split == "combination"
     if n_frames > 1:
-        frames, (kind, slots, answer) = clip(grid, r, rare, n_frames)
+        frames, asks = clip(grid, r, rare, n_frames)
     else:
         makers = {"shapes": shapes, "number": number, "word": word, "chart": chart}
         kinds = ("shapes", "number") if rare else tuple(SHARES)
         make = makers[r.choices(kinds, [SHARES[k] for k in kinds])[0]]
-        frames, (kind, slots, answer) = make(grid, r, rare)
-    usual, new = PHRASES[kind]
-    phrase = new if split == "phrasing" else r.choice(usual)
-    question = phrase.format(*slots)
-    for vowel in "aeiou":
-        question = question.replace(f" a {vowel}", f" an {vowel}")
-    return frames, kind, question, answer
+        frames, asks = make(grid, r, rare)
+    result = []
+    for kind, slots, answer in chosen(asks, n_asks, r, WEIGHTS if split == "train" else {}):
+        question = r.choice(PHRASES[kind][split == "phrasing"]).format(*slots)
+        for vowel in "aeiou":
+            question = question.replace(f" a {vowel}", f" an {vowel}")
+        result.append((kind, question, answer))
+    return frames, result
 
 
 def arrays(scenes):
     """What `draw` takes, for scenes of one grid: marks `[n, MARKS, 8]`, grounds `[n, 3]`;
-    and the facts of every cell, kinds and colours, `[n, cells, 2]`."""
+    and the facts of every cell, `[n, cells, 3]`: kind, colour, and the spot of a shape or
+    the letter and height of a bar."""
     marks = np.zeros((len(scenes), MARKS, 8), np.float32)
     rows, columns = scenes[0].grid
-    facts = np.zeros((len(scenes), rows * columns, 2), np.int64)
+    facts = np.zeros((len(scenes), rows * columns, 3), np.int64)
     for i, scene in enumerate(scenes):
         marks[i, : len(scene.marks)] = scene.marks
-        for at, kind, colour in scene.cells:
-            facts[i, at] = kind, colour
+        for at, *known in scene.cells:
+            facts[i, at] = known
     return marks, np.stack([s.ground for s in scenes]).astype(np.float32), facts
 
 

@@ -180,6 +180,23 @@ def write_shards(target, tensors, beside):
     return (target / shards[1]).stat().st_size
 
 
+def stored_tensors(tensors, family, group_size, bits, mode="affine"):
+    """The tensors of a bf16 checkpoint as an MLX file of `mode` has them, and the worst
+    relative error of a matrix."""
+    out, worst = {}, 0.0
+    for name, tensor in to_mlx_layout(tensors, family).items():
+        if not is_quantised(name, tensor, group_size):
+            out[name] = tensor
+            continue
+        module = name[: -len(".weight")]
+        values = tensor.float32()
+        words, scales, biases = quantise_rows(values, bits, group_size)
+        error = dequantise_rows(words, scales, biases, bits, group_size) - values
+        worst = max(worst, float(np.linalg.norm(error) / np.linalg.norm(values)))
+        out |= {name: words, f"{module}.scales": scales, f"{module}.biases": biases}
+    return out, worst
+
+
 def quantise_checkpoint(source, target, bits, group, beside=None):
     """Writes `target`, a folder like `source` with quantised tensors; returns the worst
     relative error of a matrix and the bytes written."""
@@ -187,19 +204,7 @@ def quantise_checkpoint(source, target, bits, group, beside=None):
     target.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text())
     family = "qwen" if "qwen" in config.get("model_type", "") else "gemma"
-    tensors, worst = {}, 0.0
-    for name, tensor in to_mlx_layout(read_folder(source), family).items():
-        if not is_quantised(name, tensor, group):
-            tensors[name] = tensor
-            continue
-        module = name[: -len(".weight")]
-        values = tensor.float32()
-        words, scales, biases = quantise_rows(values, bits, group)
-        error = dequantise_rows(words, scales, biases, bits, group) - values
-        worst = max(worst, float(np.linalg.norm(error) / np.linalg.norm(values)))
-        tensors[name] = words
-        tensors[f"{module}.scales"] = scales
-        tensors[f"{module}.biases"] = biases
+    tensors, worst = stored_tensors(read_folder(source), family, group, bits)
     if beside:
         size = write_shards(target, tensors, Path(beside))
     else:

@@ -44,6 +44,8 @@ MTP_WEIGHT = 0.1
 MTP_SHARE = 4  # one row in so many also trains the multi-token head
 ARGMAX_WEIGHT = 0.3
 OWN_SHARE = 4  # one row in so many of a drafter's is the target's own answer
+# Hidden size and width of an assistant by its target's hidden size.
+ASSISTANTS = {192: (128, 384), 256: (128, 384), 384: (256, 256)}
 OWN_ANSWERS = 16_384
 BALANCE_WEIGHT = 0.01
 WARMUP_STEPS = 60
@@ -58,7 +60,7 @@ L, Q = qwen3_5.LINEAR, qwen3_5.FULL
 RECIPES = {
     "tiny-gemma4": (
         Gemma4,
-        gemma4.config([S, S, S, G] * 2),
+        gemma4.config([S, S, S, G] * 2, hidden=384),
         {"target": 9.5, "assistant": 3.2, "centroid": 0, "eagle3": 1.2},
     ),
     "tiny-qwen3.5": (
@@ -116,16 +118,19 @@ RECIPES = {
 
 
 class Clock:
-    """The share of a stage that is over, by time or by steps."""
+    """The share of a stage that is over, by time or by steps. A stage that starts late
+    is shortened, to end by the time `until` if there is one."""
 
-    def __init__(self, minutes, steps):
-        self.minutes, self.steps, self.done, self.start = minutes, steps, 0, None
+    def __init__(self, minutes, steps, until=None):
+        self.whole, self.steps, self.until, self.done, self.start = minutes, steps, until, 0, None
 
     def tick(self):
         # Time starts after the third step: the first ones compile.
         self.done += 1
         if self.done == 3 or self.start is None:
             self.start = time.time()
+            left = self.whole if self.until is None else (self.until - self.start) / 60
+            self.minutes = max(min(self.whole, left), 0.01)
 
     def share(self):
         if self.steps:
@@ -312,18 +317,20 @@ def draft_vocabulary(rows, own, size, vocab):
 
 
 def make_drafter(kind, target, kept, storage, device):
-    """An assistant, or an EAGLE-3 head over the ids `kept`."""
+    """An assistant, a multi-token head, or an EAGLE-3 head over the ids `kept`."""
     c = target.c
     with torch.device(device):
+        if kind == "mtp":
+            return qwen3_5.Mtp(c, storage)
         if kind == "assistant":
-            hidden = 256 if c["hidden_size"] > 256 else 128
-            return Assistant(gemma4.assistant_config(c, hidden, 3 * hidden), storage).to(device)
+            hidden, width = ASSISTANTS[c["hidden_size"]]
+            return Assistant(gemma4.assistant_config(c, hidden, width), storage).to(device)
         taps = (2, c["num_hidden_layers"] // 2, c["num_hidden_layers"] - 1)
         return eagle3.Eagle3(eagle3.config(c, taps, len(kept)), kept.to(device), storage).to(device)
 
 
-def drafter_rows(source, own, device, seed):
-    """Endless batches of half rows, a part of them the target's own answers.
+def drafter_rows(source, own, device, seed, share=OWN_SHARE):
+    """Endless batches of half rows, one in `share` of them the target's own answers.
 
     A draft needs no long context, and attention over drafts is dense.
     """
@@ -331,13 +338,13 @@ def drafter_rows(source, own, device, seed):
     for x in source:
         half = (x.shape[1] - 1) // 2
         halves = torch.cat([x[:, : half + 1], x[:, half : 2 * half + 1]])
-        n = len(halves) // OWN_SHARE
+        n = len(halves) // share
         picked = own[order.integers(len(own), size=n)].astype(np.int64)
         yield torch.cat([halves[n:], torch.from_numpy(picked).to(device)])
 
 
-def stage_minutes(parser, pairs, recipe):
-    """`STAGE=MINUTES` pairs as a dict in the recipe's order; a bad pair ends the program."""
+def stage_numbers(parser, pairs, recipe):
+    """`STAGE=NUMBER` pairs as a dict in the recipe's order; a bad pair ends the program."""
     wanted = {}
     for pair in pairs:
         stage, _, text = pair.partition("=")
@@ -346,7 +353,7 @@ def stage_minutes(parser, pairs, recipe):
         try:
             wanted[stage] = float(text)
         except ValueError:
-            parser.error(f"minutes are no number: {pair}")
+            parser.error(f"not a number: {pair}")
     return {stage: wanted[stage] for stage in recipe if stage in wanted}
 
 
@@ -369,9 +376,17 @@ def main():
         metavar="STAGE=MINUTES",
         help="the stages to run, instead of the recipe's; drafters not named are left out",
     )
+    parser.add_argument(
+        "--until",
+        nargs="+",
+        default=(),
+        metavar="STAGE=SECONDS",
+        help="when stages end at the latest, counted from the start of the program",
+    )
     parser.add_argument("--steps", type=int, default=0, help="steps of the target instead of minutes")
     parser.add_argument("--draft-steps", type=int, default=0)
     parser.add_argument("--own-answers", type=int, default=OWN_ANSWERS, help="that drafters learn from")
+    parser.add_argument("--own-share", type=int, default=OWN_SHARE, help="one row in so many is one of those")
     parser.add_argument(
         "--group", type=int, choices=(32, 64, 128), default=64, help="weights that share a scale"
     )
@@ -388,10 +403,11 @@ def main():
         print(f"[{args.name} {time.time() - began:6.1f}s] {text}", flush=True)
 
     make, config, minutes = RECIPES[args.name]
+    until = {s: began + t for s, t in stage_numbers(parser, args.until, minutes).items()}
     if args.minutes:
-        minutes = stage_minutes(parser, args.minutes, minutes)
+        minutes = stage_numbers(parser, args.minutes, minutes)
     if args.target_folder:
-        minutes = {stage: m for stage, m in minutes.items() if stage not in ("target", "mtp")}
+        minutes = {stage: m for stage, m in minutes.items() if stage != "target"}
     elif "target" not in minutes:
         parser.error("stage target is missing in --minutes")
     minutes = {stage: args.pace * m for stage, m in minutes.items()}
@@ -401,7 +417,7 @@ def main():
         qwen3_5.GatedDelta.rule = staticmethod(kernels or qwen3_5.gated_delta)
     if args.target_folder:
         model = load.load(args.target_folder, device)
-        config = model.c
+        config, masters = model.c, None
     else:
         with torch.device(device):
             model = make(config, storage, torch.bfloat16 if device == "cuda" else torch.float32)
@@ -420,7 +436,7 @@ def main():
     source = batches(rows, args.batch, device, args.seed)
     report = {"data": {**packed, "rows": len(rows)}}
     if not args.target_folder:
-        clock = Clock(minutes.pop("target"), args.steps)
+        clock = Clock(minutes.pop("target"), args.steps, until.get("target"))
         step = lambda ids: target_loss(model, ids)
         rate, steps = run_stage("target", step, [model], [storage], source, args.lr, clock, log)
         length = rows.shape[1] - 1
@@ -436,16 +452,16 @@ def main():
     own_rows = answers.rows(model, args.corpus, args.tokenizer, args.own_answers, half, device, args.seed)
     log(f"{len(own_rows)} rows of own answers in {time.time() - began_answers:.0f} s")
     kept = draft_vocabulary(rows, own_rows, eagle3.VOCABULARY, config["vocab_size"])
-    halves = drafter_rows(source, own_rows, device, args.seed)
+    halves = drafter_rows(source, own_rows, device, args.seed, args.own_share)
     trained, states = {}, {}
     for kind in minutes:
         own = Storage(4, args.group, device)
-        clock = Clock(minutes[kind], args.draft_steps)
+        clock = Clock(minutes[kind], args.draft_steps, until.get(kind))
         if kind == "mtp":
-            drafter = model.mtp.requires_grad_(True)
-            for part in drafter.modules():
-                if isinstance(part, (Matrix, Experts)) and part.bits is not None:
-                    part.share = own.share
+            # The head as it is, with a grid of its own to move to.
+            state = model.mtp.state_dict()
+            drafter = model.mtp = make_drafter(kind, model, kept, own, device)
+            drafter.load_state_dict(state)
             unroll = lambda ids, out: model.unroll(ids, out, DEPTH, exact=True)
         elif kind == "centroid":
             # The assistant of this run with another head.
@@ -455,8 +471,7 @@ def main():
             unroll = lambda ids, out, drafter=drafter: drafter.unroll(model, ids, out, DEPTH)
         log(f"{kind}: {sum(p.numel() for p in drafter.parameters()) / 1e6:.2f} M parameters")
         if unroll is not None:
-            if kind != "mtp":
-                compile_layers(drafter.layers if kind == "eagle3" else drafter.model.layers)
+            compile_layers(drafter.model.layers if kind == "assistant" else drafter.layers)
 
             def loss_of(ids):
                 with torch.no_grad():
@@ -475,7 +490,10 @@ def main():
             export.save_assistant(args.out, kind, drafter, states["assistant"])
         elif kind == "mtp":
             state = {f"mtp.{k}": v for k, v in snapshot(drafter).items()}
-            export.save_target(args.out, args.name, model, {**masters, **state}, args.tokenizer)
+            if masters is None:
+                export.save_head(args.out / args.name, args.target_folder, state)
+            else:
+                export.save_target(args.out, args.name, model, {**masters, **state}, args.tokenizer)
         else:
             export.save_eagle3(args.out, drafter)
         bake(drafter)

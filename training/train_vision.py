@@ -10,7 +10,7 @@ questions about generated pictures (`pictures.py`), through the frozen decoder:
 
     loss = CE(answer | picture, question) + 0.3·CE(what every cell holds | its soft token)
 
-The second term has a linear probe of its own that is thrown away. Matrices of the
+Every picture is asked several questions, which share its soft tokens. The second term has a linear probe of its own that is thrown away. Matrices of the
 tower end on the 4-bit grid, as everywhere (`train.py`).
 """
 
@@ -102,30 +102,41 @@ class Prompts:
                 i, at = i + 1, at + 1
         return out
 
-    def batch(self, n_pictures, n_frames, grid, r, split="train"):
-        """Arrays of one batch; `n_pictures` go through the tower at once."""
+    def rows(self, head, asks, length):
+        """`[(ids, where the answer starts)]` of questions, or None if one is longer than `length`."""
+        found = []
+        for _, question, answer in asks:
+            asked = head + self.ids(question) + self.ids(self.parts[1])
+            found.append((asked + self.ids(answer) + self.ids(self.parts[2]), len(asked)))
+        return found if max(len(row) for row, _ in found) <= length else None
+
+    def batch(self, n_pictures, n_frames, grid, r, split="train", n_asks=1):
+        """Arrays of one batch; `n_pictures` go through the tower at once, and every still
+        or clip of them has `n_asks` rows."""
         together = vision.PAIR if self.family == "qwen" and n_frames > 1 else 1
-        n, length = n_pictures * together // n_frames, LENGTHS[self.family][n_frames]
+        n, length = n_pictures * together // n_frames * n_asks, LENGTHS[self.family][n_frames]
         head, where = self.before(grid, n_frames, r.choice(RATES))
         ids = np.full((n, length), PAD, np.int64)
-        answered = np.zeros((n, length), bool)
-        scenes, kinds = [], []
+        scenes, kinds, before, lengths = [], [], [], []
         while len(kinds) < n:
-            frames, kind, question, answer = pictures.example(grid, r, n_frames, split)
-            asked = head + self.ids(question) + self.ids(self.parts[1])
-            row = asked + self.ids(answer) + self.ids(self.parts[2])
-            if len(row) > length:
+            frames, asks = pictures.example(grid, r, n_frames, split, n_asks)
+            rows = self.rows(head, asks, length)
+            if rows is None:
                 continue
-            ids[len(kinds), : len(row)] = row
-            answered[len(kinds), len(asked) : len(row)] = True
+            for (kind, *_), (row, start) in zip(asks, rows):
+                at = len(kinds) * length
+                ids.reshape(-1)[at : at + len(row)] = row
+                before += range(at + start - 1, at + len(row) - 1)
+                lengths.append(len(row) - start)
+                kinds.append(kind if n_frames == 1 else f"clip: {kind}")
             scenes += frames
-            kinds.append(kind if n_frames == 1 else f"clip: {kind}")
         marks, grounds, facts = pictures.arrays(scenes)
-        arrays = {"ids": ids, "answered": answered, "marks": marks, "grounds": grounds, "facts": facts}
+        arrays = {"ids": ids, "before": np.array(before), "marks": marks, "grounds": grounds, "facts": facts}
         arrays["where"] = np.array(where)
         arrays["positions"] = self.positions(where, grid, length)
         used = max(len(s.marks) for s in scenes)
-        return {**arrays, "grid": grid, "frames": n_frames, "used": used, "kinds": kinds}
+        more = {"grid": grid, "frames": n_frames, "used": used, "asks": n_asks}
+        return {**arrays, **more, "kinds": kinds, "lengths": lengths}
 
 
 class Source(torch.utils.data.IterableDataset):
@@ -144,7 +155,7 @@ class Source(torch.utils.data.IterableDataset):
             for n_frames in ROUND:
                 grids = GRIDS[self.family]
                 grid = r.choices(grids, GRID_SHARES)[0] if n_frames == 1 else grids[0]
-                yield prompts.batch(self.n, n_frames, grid, r)
+                yield prompts.batch(self.n, n_frames, grid, r, n_asks=pictures.ASKS)
 
 
 def shown(batch, tower, noise=0.0):
@@ -162,27 +173,28 @@ def hidden(model, soft, batch):
     """The decoder's final states with soft tokens in their places."""
     ids = batch["ids"]
     x = model.embed(ids)
-    x = x.index_copy(1, batch["where"], soft.reshape(len(ids), -1, soft.shape[-1]).to(x.dtype))
+    soft = soft.reshape(len(ids) // batch["asks"], -1, soft.shape[-1]).to(x.dtype)
+    x = x.index_copy(1, batch["where"], soft.repeat_interleave(batch["asks"], 0))
     more = {"positions": batch["positions"]} if model.family == "qwen" else {}
     return model(ids, x=x, logits=False, **more)["hidden"]
 
 
 def answers(model, soft, batch):
     """Logits and ids of every answer token, `[n, V]` and `[n]`."""
-    states = hidden(model, soft, batch)[:, :-1][batch["answered"][:, 1:]]
-    return model.head(states), batch["ids"][:, 1:][batch["answered"][:, 1:]]
+    states = hidden(model, soft, batch).flatten(0, 1)[batch["before"]]
+    return model.head(states), batch["ids"].flatten()[batch["before"] + 1]
 
 
 class Probe(nn.Module):
-    """Reads from a soft token what its cell holds in each frame: a kind and a colour."""
+    """Reads from a soft token what its cell holds in each frame (`pictures.arrays`)."""
 
     def __init__(self, size, frames):
         super().__init__()
-        self.frames, self.sizes = frames, (pictures.KINDS, 1 + len(pictures.NAMES))
+        self.frames, self.sizes = frames, (pictures.KINDS, 1 + len(pictures.NAMES), pictures.MORE)
         self.head = nn.Linear(size, frames * sum(self.sizes))
 
     def loss(self, soft, facts):
-        """`facts [frames of the batch, cells, 2]`; still pictures stand for all frames of a pair."""
+        """`facts [frames of the batch, cells, 3]`; still pictures stand for all frames of a pair."""
         logits = self.head(F.rms_norm(soft.float(), soft.shape[-1:])).unflatten(-1, (self.frames, -1))
         if len(facts) == len(soft):
             facts = facts[:, None].expand(-1, self.frames, -1, -1)
@@ -202,7 +214,12 @@ def has_tower(folder):
 
 
 def on(device, batch):
-    return {k: torch.from_numpy(v).to(device) if isinstance(v, np.ndarray) else v for k, v in batch.items()}
+    def move(array):
+        # From pinned memory, so that nothing waits for the step before.
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor.to(device)
+
+    return {k: move(v) if isinstance(v, np.ndarray) else v for k, v in batch.items()}
 
 
 def as_it_is(batch):
@@ -226,8 +243,7 @@ def accuracy(model, tower, tokenizer, n_cases, device, size=64):
             grid = r.choice(grids) if n_frames == 1 else grids[0]
             batch = on(device, prompts.batch(size, n_frames, grid, r, split))
             logits, wanted = answers(model, tower(shown(batch, tower)), batch)
-            lengths = batch["answered"].sum(1).tolist()
-            hits = [bool(h.all()) for h in (logits.argmax(-1) == wanted).split(lengths)]
+            hits = [bool(h.all()) for h in (logits.argmax(-1) == wanted).cpu().split(batch["lengths"])]
             done += len(hits)
             for kind, hit in zip(batch["kinds"], hits):
                 right, cases = counts.get(kind, (0, 0))
@@ -288,7 +304,8 @@ def main():
         prompts, r = Prompts(model.family, tokenizer), pictures.rng(1)
         for n_frames in sorted(set(ROUND)):
             for grid in GRIDS[model.family][: 3 if n_frames == 1 else 1]:
-                loss_of(on(device, prompts.batch(args.batch, n_frames, grid, r)))[0].backward()
+                batch = prompts.batch(args.batch, n_frames, grid, r, n_asks=pictures.ASKS)
+                loss_of(on(device, batch))[0].backward()
                 log(f"compiled {n_frames} of {grid}")
         tower.zero_grad(set_to_none=True)
         probe.zero_grad(set_to_none=True)
