@@ -21,7 +21,8 @@ An MLX file of a Qwen model also differs in layout, and one tensor decides for
 all: `conv1d.weight` is `[C, K, 1]`, and the zero-centred norms hold `1 + w`.
 
 `--beside FOLDER` is for a checkpoint that only adds to another, as a centroid head
-adds to an assistant: what FOLDER holds is a link to its file, the rest a second shard.
+adds to an assistant and a picture tower to a text model: what FOLDER holds is a link to
+its file, the rest a second shard. A SOURCE in codes already keeps its bits.
 Deliberately absent: any format but affine, any framework but numpy.
 """
 
@@ -204,13 +205,18 @@ def quantise_checkpoint(source, target, bits, group, beside=None):
     target.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text())
     family = "qwen" if "qwen" in config.get("model_type", "") else "gemma"
-    tensors, worst = stored_tensors(read_folder(source), family, group, bits)
+    if entry := config.get("quantization"):
+        # In codes already: only laid out, the decoder under the names that its own file has.
+        tensors = {n.replace("model.language_model.", "model.", 1): t for n, t in read_folder(source).items()}
+        worst = 0.0
+    else:
+        entry = {"group_size": group, "bits": bits, "mode": "affine"}
+        tensors, worst = stored_tensors(read_folder(source), family, group, bits)
     if beside:
         size = write_shards(target, tensors, Path(beside))
     else:
         write_file(target / "model.safetensors", tensors, {"format": "mlx"})
         size = (target / "model.safetensors").stat().st_size
-    entry = {"group_size": group, "bits": bits, "mode": "affine"}
     config["quantization"] = config["quantization_config"] = entry
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     for path in source.iterdir():

@@ -98,6 +98,31 @@ class Quantise(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "another model.norm.weight"):
                 quantise_checkpoint(Path(folder) / "other", Path(folder) / "x", 4, 64, stored)
 
+    def test_a_source_in_codes_keeps_its_bits(self):
+        r = np.random.default_rng(3)
+        draw = lambda *shape: bf16(r.normal(size=shape).astype(np.float32))
+        text = {"model.layers.0.mlp.up_proj.weight": draw(8, 64), "model.norm.weight": draw(4)}
+        tower = {"model.visual.merger.norm.weight": draw(4)}
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            for name in ("text", "seen"):
+                (folder / name).mkdir()
+                (folder / name / "config.json").write_text('{"model_type": "gemma4_text"}')
+            write_file(folder / "text/model.safetensors", text, {"format": "pt"})
+            quantise_checkpoint(folder / "text", folder / "stored", 4, 64)
+            stored, config = read_folder(folder / "stored"), (folder / "stored/config.json").read_text()
+            inner = {n.replace("model.", "model.language_model.", 1): t for n, t in stored.items()}
+            write_file(folder / "seen/model.safetensors", inner | tower, {"format": "mlx"})
+            (folder / "seen/config.json").write_text(config)
+            quantise_checkpoint(folder / "seen", folder / "linked", 8, 32, folder / "stored")
+            linked = read_folder(folder / "linked")
+            self.assertTrue((folder / "linked/model-00001-of-00002.safetensors").is_symlink())
+            added = read_file(folder / "linked/model-00002-of-00002.safetensors")
+            self.assertEqual(json.loads((folder / "linked/config.json").read_text()), json.loads(config))
+        self.assertEqual(list(added), list(tower))
+        for name, tensor in (stored | tower).items():
+            np.testing.assert_array_equal(linked[name].bits, tensor.bits)
+
     def test_a_written_file_reads_back(self):
         tensors = {
             "a": bf16(np.linspace(-1, 1, 6).reshape(2, 3)),
