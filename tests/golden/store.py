@@ -79,7 +79,7 @@ def read_folder(folder):
     """name -> float32 array of a checkpoint folder, sharded or not, in Hugging Face layout and convention.
 
     MLX folders are undone: `w = scale·code + bias` a group, `conv1d.weight` back to [C, 1, K], and one taken off the
-    offset norms of Qwen, which such files store as `1 + w`. Gemma's experts are fused again.
+    offset norms of Qwen, which such files store as `1 + w`. Experts are fused again.
     """
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
@@ -116,9 +116,10 @@ def fused(tensors):
     """Stacked MLX experts as the fused tensors of Hugging Face."""
     out = dict(tensors)
     for name in tensors:
-        room, found, part = name.partition(".switch_glu.")
-        if found and part == "gate_proj.weight":
-            gate, up, down = (out.pop(f"{room}.switch_glu.{p}_proj.weight") for p in ("gate", "up", "down"))
-            out[f"{room}.gate_up_proj"] = np.concatenate([gate, up], 1)
-            out[f"{room}.down_proj"] = down
+        for stack, experts in ((".switch_glu.", "."), (".switch_mlp.", ".experts.")):
+            room, found, part = name.partition(stack)
+            if found and part == "gate_proj.weight":
+                gate, up, down = (out.pop(f"{room}{stack}{p}_proj.weight") for p in ("gate", "up", "down"))
+                out[f"{room}{experts}gate_up_proj"] = np.concatenate([gate, up], 1)
+                out[f"{room}{experts}down_proj"] = down
     return out
