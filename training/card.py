@@ -56,7 +56,7 @@ def card(name, report, corpus, size):
         generated = f"{100 * tokens['synthetic'] / sum(tokens.values()):.0f} % of the tokens"
     stories = data.EPOCHS["tinystories"] * repeat * passes
     real = OVERTRAINED
-    if stories <= MODEST_EPOCHS:
+    if round(stories) <= MODEST_EPOCHS:
         real = f"The real part of the corpus is small; its little stories were shown {stories:.1f} times."
     lines = [f"# {name}", "", DESCRIPTIONS[name], ""]
     lines += [

@@ -304,8 +304,9 @@ def assistant_config(target, hidden=256, width=768, centroids=None, top=None):
         "moe_intermediate_size": None,
         "use_double_wide_mlp": False,
     }
-    for key in ("architectures", "dtype"):
-        text.pop(key)
+    for key in ("architectures", "dtype", "quantization", "quantization_config"):
+        # Of the target's file, and of one in codes.
+        text.pop(key, None)
     c = {
         "architectures": ["Gemma4AssistantForCausalLM"],
         "model_type": "gemma4_assistant",
