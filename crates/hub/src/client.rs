@@ -11,6 +11,7 @@
 //! next. The token goes to the endpoint alone, never where a redirect leads.
 
 use crate::cache::{Cache, io, is_commit, is_inside, make_parent};
+use crate::lookup::Lookup;
 use crate::{HubError, RepoId, Settings};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -18,6 +19,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ureq::http::{Response, StatusCode, header};
+use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
 /// Redirects that are followed; the hub uses one.
@@ -106,8 +108,9 @@ impl Client {
             .timeout_recv_response(Some(Duration::from_secs(60)))
             .timeout_per_read(Some(Duration::from_secs(60)))
             .build();
+        let lookup = Lookup::new(&settings.endpoint);
         Client {
-            agent: config.into(),
+            agent: Agent::with_parts(config, DefaultConnector::default(), lookup),
             cache: Cache::new(&settings.cache),
             settings,
             pause,
@@ -457,7 +460,8 @@ impl Client {
         if is_safe {
             Ok(location.to_owned())
         } else {
-            Err(ureq::Error::BadUri(location.escape_debug().to_string()))
+            let to = location.escape_debug();
+            Err(ureq::Error::BadUri(format!("a redirect leads to `{to}`")))
         }
     }
 
@@ -500,9 +504,7 @@ impl Client {
             let is_last = tries == MAX_TRIES;
             let wait = match attempt(tries) {
                 Err(error) if is_last => return Err(network(what, &error)),
-                Err(ureq::Error::BadUri(to)) => {
-                    return Err(network(what, &format!("a redirect leads to `{to}`")));
-                }
+                Err(ureq::Error::BadUri(why)) => return Err(network(what, &why)),
                 Err(_) => pause,
                 Ok(answer) => match answer.status().as_u16() {
                     200 | 206 | 301..=308 => return Ok(answer),

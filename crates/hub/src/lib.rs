@@ -21,6 +21,7 @@ mod error;
 pub mod gguf;
 pub mod head;
 pub mod known;
+mod lookup;
 mod parts;
 mod settings;
 

@@ -165,6 +165,20 @@ fn lies_are_found_and_nothing_wrong_stays() {
         ),
         ("no-such-size", Fault::NoSuchSize, "none that a file has"),
         (
+            "named-outside",
+            Fault::NamedSo("../../../refs/main"),
+            "an ETag that is no name",
+        ),
+        (
+            "long-name",
+            Fault::NamedSo(concat!(
+                "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+                "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdefX",
+            )),
+            "an ETag that is no name",
+        ),
+        ("no-name", Fault::NamedSo(""), "an ETag that is no name"),
+        (
             "to-a-file",
             Fault::RedirectsTo("file:///etc/passwd"),
             "a redirect leads to `file:///etc/passwd`",

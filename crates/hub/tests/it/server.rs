@@ -33,6 +33,8 @@ pub(crate) enum Fault {
     Redirect,
     /// Sends them there.
     RedirectsTo(&'static str),
+    /// Names the blobs of files so.
+    NamedSo(&'static str),
     /// Says that a file has more bytes than any can have.
     NoSuchSize,
 }
@@ -218,7 +220,11 @@ fn answer(mut stream: &TcpStream, state: &State, base: &str, seen: &Seen) -> boo
     if let (Fault::RedirectsTo(place), "GET") = (fault, &*seen.method) {
         return send("302 Found", &format!("Location: {place}\r\n"), b"", 0);
     }
-    let mut tag = format!("ETag: \"{}\"\r\n", etag(name, bytes));
+    let name = match fault {
+        Fault::NamedSo(name) => name.to_owned(),
+        _ => etag(name, bytes),
+    };
+    let mut tag = format!("ETag: \"{name}\"\r\n");
     if fault == Fault::NoSuchSize {
         tag += &format!("X-Linked-Size: {}\r\n", u64::MAX);
     }
