@@ -408,7 +408,8 @@ fn errors_are_one_line_with_the_cause_and_the_flag() {
     assert!(run(&["-m", "file"]).contains("and this is neither: `file`"));
     assert!(run(&["-m", "."]).contains("no `config.json` in `.`"));
     assert!(
-        run(&["--draft", "mtp"]).ends_with("--draft mtp: a gemma4 checkpoint without an MTP head")
+        run(&["--draft", "mtp"])
+            .ends_with("--draft mtp: targets of the family gemma4 have no MTP heads")
     );
     let assistant = models().join(ASSISTANT);
     let assistant = assistant.to_str().unwrap();
@@ -519,7 +520,9 @@ fn an_eagle3_head_drafts_for_the_target_it_was_made_for() {
     // Its weights are random: tried, it is dead.
     let dead = bad(paceline(&folder, &["run", PROMPT, "--draft", &choice]));
     assert!(
-        dead.contains("--draft eagle3: the drafter `eagle3` loads and drafts, but its guesses"),
+        dead.contains(
+            "--draft eagle3: the EAGLE-3 head `eagle3-head` loads and drafts, but its guesses"
+        ),
         "{dead}"
     );
     let inspect = ["inspect", "--no-probe", "--draft", &choice];

@@ -13,6 +13,11 @@ use speculate::draft::{Assistant, Chained, Ngram};
 use text::Tokenizer;
 use weights::Checkpoint;
 
+/// What to do about a head inside the checkpoint that cannot be used.
+const OWN_REMEDY: &str = "`paceline pull ORIGINAL --head-only` fetches the head of the original, for --draft mtp:ORIGINAL";
+/// The same about a drafter in files of its own.
+const APART_REMEDY: &str = "fetch it again, or take the one that was made for this target";
+
 /// The drafter that needs no head.
 pub(crate) fn ngram() -> Box<dyn Drafter> {
     Box::new(Ngram::new())
@@ -65,6 +70,8 @@ pub(crate) struct Finder<'a> {
     pub(crate) hashes: Hashes,
     /// Why heads that are there are not used.
     pub(crate) refused: Vec<String>,
+    /// What to do about the first of them, where nobody knows better.
+    pub(crate) remedy: Option<&'static str>,
 }
 
 impl Finder<'_> {
@@ -76,25 +83,32 @@ impl Finder<'_> {
         match &self.options.draft {
             DraftChoice::None => Ok(Found::nobody("--draft none")),
             DraftChoice::Ngram => Ok(Found::ngram("--draft ngram".into())),
-            DraftChoice::Mtp(Some(source)) => self.mtp_of(source),
+            DraftChoice::Mtp(Some(source)) => self.asked_for("mtp", source, Self::mtp_of),
             DraftChoice::Mtp(None) => {
                 match self.own_mtp() {
                     Ok(Some(found)) => return Ok(found),
                     Ok(None) => {}
-                    Err(error) => self.refused.push(error.to_string()),
+                    Err(error) => self.refuse(error.to_string(), OWN_REMEDY),
                 }
-                let what = format!("a {} checkpoint without an MTP head", self.target.family());
+                let what = match self.target.family() {
+                    "qwen3_5" => "this qwen3_5 checkpoint has no MTP head and promises none; \
+                                  name one with --draft mtp:PATH"
+                        .to_owned(),
+                    other => format!("targets of the family {other} have no MTP heads"),
+                };
                 self.elsewhere().ok_or_else(|| missing("mtp", &what, self))
             }
-            DraftChoice::Assistant(Some(source)) => self.assistant(source),
+            DraftChoice::Assistant(Some(source)) => {
+                self.asked_for("assistant", source, Self::assistant)
+            }
             DraftChoice::Assistant(None) => match self.source.assistant_beside() {
-                Some(source) => self.assistant(&source),
+                Some(source) => self.asked_for("assistant", &source, Self::assistant),
                 None => self.elsewhere().ok_or_else(|| {
                     let what = "none lies beside the model; name one with --draft assistant:PATH";
                     missing("assistant", what, self)
                 }),
             },
-            DraftChoice::Eagle3(source) => self.eagle3(source),
+            DraftChoice::Eagle3(source) => self.asked_for("eagle3", source, Self::eagle3),
             DraftChoice::Auto => Ok(self.best()),
         }
     }
@@ -104,14 +118,14 @@ impl Finder<'_> {
         match self.own_mtp() {
             Ok(Some(found)) => return found,
             Ok(None) => {}
-            Err(error) => self.refused.push(error.to_string()),
+            Err(error) => self.refuse(error.to_string(), OWN_REMEDY),
         }
         if self.target.family() == "gemma4"
             && let Some(source) = self.source.assistant_beside()
         {
             match self.assistant(&source) {
                 Ok(found) => return found,
-                Err(error) => self.refused.push(error.to_string()),
+                Err(error) => self.refuse_apart(&source, &error),
             }
         }
         match self.elsewhere() {
@@ -126,8 +140,33 @@ impl Finder<'_> {
         if parts.is_empty() {
             parts.push(what.to_owned());
         }
-        parts.extend(self.options.advice.clone());
+        let advice = self.options.advice.clone();
+        parts.extend(advice.or_else(|| self.remedy.map(str::to_owned)));
         parts.join("; ")
+    }
+
+    /// Notes why a head that is there is not used, and what to do about it.
+    fn refuse(&mut self, reason: String, remedy: &'static str) {
+        self.refused.push(reason);
+        self.remedy.get_or_insert(remedy);
+    }
+
+    /// The same of a drafter in files of its own.
+    fn refuse_apart(&mut self, source: &Source, error: &EngineError) {
+        self.refuse(format!("`{}`: {error}", source.place()), APART_REMEDY);
+    }
+
+    /// The drafter at `source`, which a user has named.
+    fn asked_for(
+        &mut self,
+        asked: &'static str,
+        source: &Source,
+        load: fn(&mut Self, &Source) -> Result<Found, EngineError>,
+    ) -> Result<Found, EngineError> {
+        load(self, source).map_err(|error| EngineError::NoDrafter {
+            asked,
+            reason: format!("`{}`: {error}; {APART_REMEDY}", source.place()),
+        })
     }
 
     /// The first of the other places that has a drafter for this target.
@@ -135,7 +174,7 @@ impl Finder<'_> {
         for source in &self.options.drafters {
             match self.by_kind(source) {
                 Ok(found) => return Some(found),
-                Err(error) => self.refused.push(format!("`{}`: {error}", source.name())),
+                Err(error) => self.refuse_apart(source, &error),
             }
         }
         None

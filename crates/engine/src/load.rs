@@ -298,6 +298,7 @@ pub fn load(
         size,
         hashes,
         refused: Vec::new(),
+        remedy: None,
     };
     let mut found = if options.draft_max == 0 {
         Found::nobody("--draft-max is 0")
@@ -305,6 +306,7 @@ pub fn load(
         finder.find()?
     };
     let Finder { mut hashes, .. } = finder;
+    let drafter = found.reason.clone();
     if let Some(n) = found.shortlist {
         let all = target.vocab_size();
         found.reason += &format!(", scoring {n} of {all} tokens");
@@ -344,7 +346,7 @@ pub fn load(
     };
     preflight.trial = preflight::run(&mut speculator, &text, &options.probing, &key)?;
     if let (Some(result), Some(name)) = (preflight.result(), speculator.drafter()) {
-        if let Some(refusal) = result.refusal(name) {
+        if let Some(refusal) = result.refusal(name, &drafter) {
             if let Some(asked) = options.draft.asked() {
                 return Err(EngineError::NoDrafter {
                     asked,

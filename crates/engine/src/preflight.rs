@@ -194,8 +194,8 @@ impl std::fmt::Display for Guesses {
 }
 
 impl TrialResult {
-    /// Why this drafter must not draft, if it must not.
-    pub(crate) fn refusal(&self, drafter: &str) -> Option<String> {
+    /// Why `drafter`, which `origin` describes, must not draft, if it must not.
+    pub(crate) fn refusal(&self, drafter: &str, origin: &str) -> Option<String> {
         match (&self.rows, &self.chain) {
             (Finding::Differs(at), _) => Some(format!(
                 "on this device rows computed together differ from the same rows one by one ({at}), \
@@ -206,8 +206,8 @@ impl TrialResult {
             )),
             _ => self.guesses.filter(|g| g.below(DEAD)).map(|g| {
                 format!(
-                    "the drafter `{drafter}` loads and drafts, but its guesses are not this target's: {g}, \
-                     a live one reaches {:.0} %",
+                    "{origin} loads and drafts, but its guesses are not this target's: {g}, \
+                     a live one reaches {:.0} %; take the one that was trained for this very target",
                     100.0 * EXPECTED
                 )
             }),
@@ -264,7 +264,8 @@ impl Preflight {
         for fact in facts {
             if fact.may_be_folded_twice {
                 self.warnings.push(format!(
-                    "the norms of the {} may hold `2 + w`: {}, but hardly any value is below 1 and their mean is {:.2}",
+                    "the norms of the {} may hold `2 + w`: {}, but hardly any value is below 1 and their mean is {:.2}; \
+                     if its text makes no sense, convert the original again",
                     fact.part, fact.sign, fact.mean
                 ));
             }

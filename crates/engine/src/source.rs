@@ -62,16 +62,23 @@ impl Source {
     pub fn name(&self) -> String {
         match self {
             Source::Folder(path) => {
-                // A file of the hub cache is a link to one that is called like its hash.
-                let whole = path.canonicalize().ok().filter(|path| path.is_dir());
-                let whole = whole.unwrap_or_else(|| path.clone());
-                if let Some(name) = hub_name(&whole) {
-                    return name;
-                }
-                whole.file_name().map_or_else(
-                    || path.display().to_string(),
-                    |n| n.to_string_lossy().into_owned(),
-                )
+                let whole = whole(path);
+                hub_name(&whole).unwrap_or_else(|| {
+                    whole.file_name().map_or_else(
+                        || path.display().to_string(),
+                        |n| n.to_string_lossy().into_owned(),
+                    )
+                })
+            }
+            Source::Files(files) => files.name.clone(),
+        }
+    }
+
+    /// Where it is, for messages: its path, unless it is one of the hub's.
+    pub(crate) fn place(&self) -> String {
+        match self {
+            Source::Folder(path) => {
+                hub_name(&whole(path)).unwrap_or_else(|| path.display().to_string())
             }
             Source::Files(files) => files.name.clone(),
         }
@@ -214,6 +221,13 @@ impl Source {
             Source::Files(files) => files.assistant.clone().map(Source::Files),
         }
     }
+}
+
+/// A folder's whole path. A file of the hub cache is a link to one that is called like
+/// its hash, so that of a file is left as it is.
+fn whole(path: &Path) -> PathBuf {
+    let whole = path.canonicalize().ok().filter(|path| path.is_dir());
+    whole.unwrap_or_else(|| path.to_owned())
 }
 
 /// `ORG/NAME` of a snapshot in a hub cache, `models--ORG--NAME/snapshots/COMMIT`, or

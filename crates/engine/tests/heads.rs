@@ -13,6 +13,13 @@ const QWEN: &str = "tiny-qwen3.5";
 const GEMMA: &str = "tiny-gemma4";
 const ASSISTANT: &str = "tiny-gemma4-assistant";
 
+/// One of these stands in every refusal.
+const REMEDIES: &[&str] = &[
+    "`paceline pull ORIGINAL --head-only` fetches the head of the original",
+    "fetch it again, or take the one that was made for this target",
+    "take the one that was trained for this very target",
+];
+
 /// A tensor of a safetensors file.
 #[derive(Clone)]
 struct Tensor {
@@ -135,6 +142,10 @@ impl Copy {
         let reason = &model.info.drafter_reason;
         let tail = |text: &str| text.split(": ").last().unwrap_or_default().to_owned();
         assert_eq!(tail(&error), tail(reason), "the same reason either way");
+        assert!(
+            REMEDIES.iter().any(|r| error.contains(r)),
+            "no advice: {error}"
+        );
         error
     }
 }
@@ -264,7 +275,7 @@ fn a_checkpoint_that_never_had_a_head_says_so() {
     let error = copy.load(mtp()).err().unwrap();
     has(
         &error,
-        &["--draft mtp: a qwen3_5 checkpoint without an MTP head"],
+        &["--draft mtp: this qwen3_5 checkpoint has no MTP head and promises none; name one"],
     );
     let model = copy.load(DraftChoice::Auto).unwrap();
     has(
@@ -280,7 +291,10 @@ fn tensors_without_a_promise_are_named() {
     });
     has(
         &copy.refused(mtp()),
-        &["has `mtp.*` tensors", "no `mtp_num_hidden_layers`"],
+        &[
+            "has `mtp.*` tensors",
+            "no `mtp_num_hidden_layers`, which is 1",
+        ],
     );
 }
 
@@ -300,6 +314,8 @@ fn half_a_head_is_counted() {
     has(
         &gemma.refused(DraftChoice::Assistant(Some(assistant.source()))),
         &[
+            "--draft assistant: `",
+            "half/tiny-gemma4-assistant`: ",
             "the assistant is incomplete: 1 of its",
             "`layers.2.self_attn.q_norm.weight`",
         ],
@@ -317,7 +333,7 @@ fn a_part_that_nobody_reads_is_named() {
     let copy = Copy::of(QWEN, "unread").change(|tensors| tensors.push(bias));
     has(
         &copy.refused(mtp()),
-        &["`mtp.fc.bias` belongs to a weight of the draft head"],
+        &["the draft head has `mtp.fc.bias`, which cannot be applied here"],
     );
 }
 

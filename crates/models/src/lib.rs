@@ -172,8 +172,8 @@ pub enum ModelError {
     },
     /// A tensor belongs to a weight of the head, which was read without it.
     #[error(
-        "tensor `{name}` belongs to a weight of the draft head that can only be read without it, \
-         which would make it another weight"
+        "the draft head has `{name}`, which cannot be applied here; without it the weight that it \
+         belongs to would be another"
     )]
     UnreadPart {
         /// The tensor.

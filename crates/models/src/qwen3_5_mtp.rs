@@ -79,11 +79,13 @@ impl Qwen35Mtp {
             (0, false) => Ok(false),
             (1, true) => Ok(true),
             (0, true) => Err(ModelError::MissingHead(
-                "the checkpoint has `mtp.*` tensors, but its config.json has no `mtp_num_hidden_layers`".into(),
+                "the checkpoint has `mtp.*` tensors, but its config.json has no `mtp_num_hidden_layers`, \
+                 which is 1 where the head is this model's"
+                    .into(),
             )),
             (n, false) => Err(ModelError::MissingHead(format!(
                 "config.json promises `mtp_num_hidden_layers: {n}`, but the checkpoint has no `mtp.*` tensors: \
-                 a conversion has dropped the head (`paceline pull ORIGINAL --head-only` fetches it alone)"
+                 a conversion has dropped the head"
             ))),
             (n, true) => Err(ModelError::Unsupported { feature: format!("a head of {n} MTP layers") }),
         }

@@ -248,7 +248,9 @@ pub enum LoadError {
     },
     /// Whether norms hold `w` or `1 + w` cannot be told: two signs disagree.
     /// Guessing would give fluent but wrong output.
-    #[error("cannot tell whether the norms of the {part} hold `w` or `1 + w`: {one}, but {other}")]
+    #[error(
+        "cannot tell whether the norms of the {part} hold `w` or `1 + w`: {one}, but {other}; convert the original again"
+    )]
     NormsDisagree {
         /// The part of the model: trunk or MTP head.
         part: &'static str,

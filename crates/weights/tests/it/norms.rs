@@ -136,13 +136,13 @@ fn values_that_contradict_the_layout_are_refused() {
     assert_eq!(
         message(&trunk(true, false)),
         format!(
-            "{start} [6, 4, 1], which means `1 + w`, but their values have mean -0.11 and 60.9 % of them are not positive"
+            "{start} [6, 4, 1], which means `1 + w`, but their values have mean -0.11 and 60.9 % of them are not positive; convert the original again"
         )
     );
     assert_eq!(
         message(&trunk(false, true)),
         format!(
-            "{start} [6, 1, 4], which means `w`, but their values have mean 0.89 and 0.0 % of them are not positive"
+            "{start} [6, 1, 4], which means `w`, but their values have mean 0.89 and 0.0 % of them are not positive; convert the original again"
         )
     );
     let mixed = [
@@ -152,7 +152,7 @@ fn values_that_contradict_the_layout_are_refused() {
     .concat();
     assert!(
         message(&mixed).ends_with(
-            "but `layers.1.linear_attn.conv1d.weight` has shape [6, 1, 4], which means `w`"
+            "but `layers.1.linear_attn.conv1d.weight` has shape [6, 1, 4], which means `w`; convert the original again"
         ),
         "{}",
         message(&mixed)
