@@ -4,6 +4,8 @@
 //! `--help` and the shape of `--json` are snapshots in `tests/snapshots`;
 //! `UPDATE_SNAPSHOTS=1 cargo test -p paceline` writes them anew.
 
+#[cfg(target_os = "linux")]
+mod memory;
 #[path = "../../hub/tests/it/server.rs"]
 #[allow(dead_code, reason = "not every fault of the test's hub is needed here")]
 mod server;
