@@ -15,6 +15,8 @@ use crate::{Codes, Format, Layout, Owned, Row, Scalar, Zero};
 
 /// Columns of the longest block.
 const COLS: usize = 256;
+/// Codes that are copied at once; every block has a multiple of it.
+pub(crate) const STEP: usize = 32;
 /// Groups of the finest block.
 const GROUPS: usize = 16;
 
@@ -54,7 +56,11 @@ impl Pieces {
 
     /// Scale and bias of group `g`.
     pub(crate) fn factors(&self, view: &Codes, g: usize) -> (f32, f32) {
-        let s = g * view.group / view.super_group;
+        // A division a group takes as long as reading its codes.
+        let s = match view.super_group == view.group {
+            true => g,
+            false => g * view.group / view.super_group,
+        };
         (
             self.d[s] * f32::from(self.scales[g]),
             self.m[s] * f32::from(self.mins[g]),
@@ -70,6 +76,7 @@ pub(crate) const fn format(
     view: Codes,
     block: Block,
 ) -> Format {
+    assert!(cols.is_multiple_of(STEP as u16), "whole steps of codes");
     Format {
         name,
         layout: Layout::Block { cols, bytes },
@@ -167,8 +174,11 @@ pub(crate) fn to_half_scale(value: f32) -> f32 {
 /// Low nibbles of `packed` are the first half of `codes`, high ones the second.
 pub(crate) fn nibbles(packed: &[u8], codes: &mut [u8]) {
     let (low, high) = codes.split_at_mut(packed.len());
-    for (&byte, (low, high)) in packed.iter().zip(low.iter_mut().zip(high)) {
-        (*low, *high) = (byte & 15, byte >> 4);
+    let (low, high) = (low.as_chunks_mut::<8>().0, high.as_chunks_mut::<8>().0);
+    let (packed, rest) = packed.as_chunks::<8>();
+    assert!(rest.is_empty(), "eights of bytes");
+    for (packed, (low, high)) in packed.iter().zip(low.iter_mut().zip(high)) {
+        (*low, *high) = (packed.map(|byte| byte & 15), packed.map(|byte| byte >> 4));
     }
 }
 

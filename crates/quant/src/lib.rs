@@ -265,11 +265,15 @@ impl Format {
             }
             Layout::Plain(_) | Layout::Block { .. } => {}
         }
+        let n = self.block / view.group;
+        let mut factors = scales.iter_mut().zip(biases);
         block::each(self, row, |first, pieces| {
-            codes[first..first + self.block].copy_from_slice(&pieces.codes[..self.block]);
-            for g in 0..self.block / view.group {
-                let at = first / view.group + g;
-                (scales[at], biases[at]) = pieces.factors(&view, g);
+            let codes = codes[first..first + self.block].as_chunks_mut::<{ block::STEP }>();
+            for (to, from) in codes.0.iter_mut().zip(pieces.codes.as_chunks().0) {
+                *to = *from;
+            }
+            for (g, (scale, bias)) in factors.by_ref().take(n).enumerate() {
+                (*scale, *bias) = pieces.factors(&view, g);
             }
         });
     }
