@@ -3,6 +3,8 @@
     f32, bf16, affine8-g64   a folder of safetensors: mlx-lm, against transformers on the same values; of Gemma 4, whose
                              norms are the same in every layout, transformers too, against the source
     f16, q8_0                a GGUF file: the ten best log-probabilities of llama.cpp's server, against the source
+    eagle3                   an EAGLE-3 head as a GGUF file: llama.cpp drafts with it, writes the text that it writes without,
+                             and accepts at least so many of its guesses
 
 In float32, after every row of a prompt of the golden texts, or after its last row where a server answers.
 
@@ -11,6 +13,7 @@ In float32, after every row of a prompt of the golden texts, or after its last r
 """
 
 import argparse
+import contextlib
 import json
 import socket
 import subprocess
@@ -41,6 +44,9 @@ BOUNDS = {
     ("f16", "llama.cpp"): 0.005,
     ("q8_0", "llama.cpp"): 0.1,
 }
+# Guesses of the EAGLE-3 head, three a round: the share that llama.cpp accepts at least.
+ACCEPTED = 0.3
+N_PROMPTS, N_TOKENS = 8, 64
 
 
 def of_transformers(model, ids):
@@ -63,12 +69,13 @@ def of_mlx(folder, ids):
     return np.array(logits[0].astype(mx.float32))
 
 
-def of_llama(server, file, ids):
-    """Token -> log-probability of the ten best after the prompt."""
+@contextlib.contextmanager
+def llama(server, file, *more):
+    """A function that sends a request to llama.cpp's server on `file`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ["--port", str(port), "-c", "512", "-ngl", "0", "-t", "2", "--no-warmup"]
+    options = ["--port", str(port), "-c", "512", "-np", "1", "-ngl", "0", "-t", "2", "--no-warmup", *more]
     process = subprocess.Popen([server, "-m", file, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
@@ -78,13 +85,31 @@ def of_llama(server, file, ids):
                 break
             except OSError:
                 time.sleep(0.2)
-        asked = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": 10}
-        asked = urllib.request.Request(f"{url}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})
-        best = json.loads(urllib.request.urlopen(asked).read())["completion_probabilities"][0]["top_logprobs"]
-        return {token["id"]: token["logprob"] for token in best}
+
+        def ask(ids, **options):
+            body = json.dumps({"prompt": ids, "temperature": 0, "cache_prompt": False} | options).encode()
+            request = urllib.request.Request(f"{url}/completion", body, {"Content-Type": "application/json"})
+            return json.loads(urllib.request.urlopen(request).read())
+
+        yield ask
     finally:
         process.kill()
         process.wait()
+
+
+def of_llama(server, file, ids):
+    """Token -> log-probability of the ten best after the prompt."""
+    with llama(server, file) as ask:
+        best = ask(ids, n_predict=1, n_probs=10)["completion_probabilities"][0]["top_logprobs"]
+    return {token["id"]: token["logprob"] for token in best}
+
+
+def written(server, prompts, file, *more):
+    """The texts after `prompts`, and how many guesses were made and accepted."""
+    with llama(server, file, *more) as ask:
+        answers = [ask(ids, n_predict=N_TOKENS, return_tokens=True, ignore_eos=True) for ids in prompts]
+    count = lambda key: sum(answer["timings"].get(key, 0) for answer in answers)
+    return [answer["tokens"] for answer in answers], count("draft_n"), count("draft_n_accepted")
 
 
 def log_softmax(x):
@@ -129,7 +154,20 @@ def main():
                 best = of_llama(args.server, convert(form, "--format", "gguf"), ids)
                 found, tokens = np.array(list(best.values())), list(best)
                 show(name, form, "llama.cpp", found, log_softmax(wanted[-1])[tokens])
-    raise SystemExit(f"{bad} differences are too large" if bad else None)
+            head = args.models / f"{name}-eagle3"
+            if args.server and head.exists():
+                file, target = Path(out) / "head.gguf", Path(out) / "f16.gguf"
+                options = ["--quant", "f16", "--format", "gguf", "--tokenizer", source]
+                subprocess.run([args.paceline, "-q", "convert", head, file, *options], check=True)
+                chosen = [prompt["prompt"] for prompt in prompts[:N_PROMPTS]]
+                plain, *_ = written(args.server, chosen, target)
+                drafting = ["-md", file, "--spec-type", "draft-eagle3", "--spec-draft-n-max", "3"]
+                found, drafted, accepted = written(args.server, chosen, target, *drafting)
+                good = found == plain and accepted >= ACCEPTED * drafted > 0
+                bad += not good
+                text = "equal" if found == plain else "DIFFERS"
+                print(f"{name}  eagle3  llama.cpp  {accepted} of {drafted} guesses, text {text}", flush=True)
+    raise SystemExit(f"{bad} differ by more than they may" if bad else None)
 
 
 if __name__ == "__main__":

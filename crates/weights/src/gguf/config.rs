@@ -366,6 +366,9 @@ pub(crate) fn metadata(
     out.keys
 }
 
+/// Tokens of an EAGLE-3 head that does not say how many: those of released targets.
+const EAGLE3_CONTEXT: u64 = 1 << 18;
+
 /// Metadata as they are made.
 struct Keys<'a> {
     architecture: &'a str,
@@ -464,6 +467,10 @@ impl Keys<'_> {
 
     fn eagle3(&mut self, config: &Json) {
         let (hidden, head_dim) = (self.number("hidden_size"), self.number("head_dim"));
+        if self.number("max_position_embeddings").is_none() {
+            // A head has no limit of its own, but llama.cpp wants one said.
+            self.size("context_length", Some(EAGLE3_CONTEXT));
+        }
         for (key, value) in [
             ("block_count", Some(1)),
             ("vocab_size", self.number("vocab_size")),
@@ -566,4 +573,21 @@ pub(crate) fn divisors(text: &Json) -> Vec<f32> {
     let turned = (share * pairs as f64) as u64;
     let divisor = |pair| if pair < turned { 1.0 } else { 1e30 };
     (0..pairs.min(1 << 16)).map(divisor).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_eagle3_file_says_how_far_it_reaches_whether_its_head_does_or_not() {
+        for (said, written) in [(json!(4096), 4096), (Json::Null, 1 << 18)] {
+            let config = json!({"hidden_size": 8, "max_position_embeddings": said});
+            let keys = metadata("eagle3", &config, &config);
+            let reach = keys.iter().filter(|(k, _)| k == "eagle3.context_length");
+            let reach: Vec<_> = reach.map(|(_, value)| value.clone()).collect();
+            assert_eq!(reach, [Value::U32(written)]);
+        }
+    }
 }
