@@ -8,7 +8,7 @@
 use backend::{Backend, Tensor};
 use cache::{Memory, MemoryFull, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
-use models::{ChainedHead, Gemma4Assistant, Qwen35Mtp, Target, load_target};
+use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use speculate::draft::{Assistant, Chained, DraftRequest, TargetView};
@@ -23,7 +23,11 @@ use weights::Checkpoint;
 /// Families, the layouts of each beside `hf` and `gguf.gguf`, and heads of their own.
 const FAMILIES: &[(&str, &[&str], &[&str])] = &[
     ("e2b", &["mlx-4bit"], &["assistant", "assistant.gguf"]),
-    ("e4b", &["mlx-mixed"], &["assistant"]),
+    (
+        "e4b",
+        &["mlx-mixed"],
+        &["assistant", "eagle3", "eagle3.gguf"],
+    ),
     (
         "12b",
         &["mlx-8bit", "mlx-vlm-4bit"],
@@ -31,7 +35,7 @@ const FAMILIES: &[(&str, &[&str], &[&str])] = &[
     ),
     ("26b-a4b", &["mlx-4bit"], &["assistant"]),
     ("31b", &["mlx-mxfp4"], &["assistant"]),
-    ("qwen-dense", &["mlx-4bit"], &["mtp-mlx-vlm"]),
+    ("qwen-dense", &["mlx-4bit"], &["mtp-mlx-vlm", "eagle3"]),
     ("qwen-moe", &["mlx-4bit", "hf-fused"], &[]),
 ];
 
@@ -79,10 +83,10 @@ impl Family {
                 .unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
         };
         let seed = self.expected["seed"].as_u64().unwrap();
-        let seed = if layout == "assistant" {
-            seed + 1000
-        } else {
-            seed
+        let seed = match layout {
+            "assistant" => seed + 1000,
+            "eagle3" => seed + 2000,
+            _ => seed,
         };
         let stacked =
             |name: &str, shape: &[usize], values: &dyn Fn(&str, &[usize]) -> Vec<f32>| match layout
@@ -90,7 +94,10 @@ impl Family {
                 "hf-fused" => restacked(name, shape, values),
                 _ => values(name, shape),
             };
-        let centre = self.expected["norms"].as_f64().unwrap();
+        let centre = match layout {
+            "eagle3" => 1.0,
+            _ => self.expected["norms"].as_f64().unwrap(),
+        };
         let file = with_header(&header, |name, dtype, shape| {
             stored(
                 dtype,
@@ -129,6 +136,12 @@ fn values(name: &str, shape: &[usize], seed: u64, centre: f64) -> Vec<f32> {
     let n: usize = shape.iter().product();
     if name.ends_with("token_ordering") {
         return (0..n).map(|i| (i * 5 % n) as f32).collect();
+    }
+    // Every second token of the target's.
+    match name {
+        "d2t" => return (0..n).map(|i| i as f32).collect(),
+        "t2d" => return (0..n).map(|i| (1 - i % 2) as f32).collect(),
+        _ => {}
     }
     let (middle, most) = match shape {
         _ if name.ends_with("layer_scalar") => (0.9, 0.05),
@@ -180,6 +193,7 @@ fn stored(dtype: &str, values: &[f32]) -> Vec<u8> {
             .iter()
             .flat_map(|v| (*v as i64).to_le_bytes())
             .collect(),
+        "BOOL" => values.iter().map(|v| *v as u8).collect(),
         "F32" => quant::encode(&quant::F32, values, values.len(), quant::Scalar::F32).codes,
         "BF16" => quant::encode(&quant::BF16, values, values.len(), quant::Scalar::F32).codes,
         other => panic!("no layout has {other}"),
@@ -267,7 +281,9 @@ fn write(
     };
     assert_read(checkpoint, &|name| !name.starts_with("mtp."));
     if let Some(head) = head {
-        assert_read(head, &|name| family.is_gemma() || name.starts_with("mtp."));
+        assert_read(head, &|name| {
+            family.is_gemma() || is_eagle3(head) || name.starts_with("mtp.")
+        });
     }
     let prompt = family.ids(&family.expected["prompt"]);
     let memory = Memory::new(&*b, target.plan(), size());
@@ -287,12 +303,24 @@ fn write(
     (stream.output().to_vec(), drafts)
 }
 
+/// Whether `head` is of a kind that any target can have.
+fn is_eagle3(head: &Checkpoint) -> bool {
+    let architecture = head.architecture().unwrap();
+    let kind = (models::DRAFT_HEADS.iter()).find(|kind| kind.architectures.contains(&architecture));
+    kind.is_some_and(|kind| kind.name == "eagle3")
+}
+
 fn drafter(
     b: &dyn Backend,
     family: &Family,
     head: &Checkpoint,
     target: &dyn Target,
 ) -> Result<Box<dyn Drafter>, models::ModelError> {
+    if is_eagle3(head) {
+        let head = Eagle3::load(b, head, target)?;
+        let memory = Memory::new(b, head.plan(), size());
+        return Ok(Box::new(Chained::new(head, memory)));
+    }
     if family.is_gemma() {
         let head = Gemma4Assistant::load(b, head, target)?;
         return Ok(Box::new(Assistant::new(head)));
@@ -365,7 +393,7 @@ fn every_layout_of_a_head_makes_its_guesses() {
         let family = Family::open(name);
         if family.is_gemma() {
             let guesses = drafts_of(&family, "assistant");
-            if heads == ["assistant"] {
+            if !heads.contains(&"assistant.gguf") {
                 continue;
             }
             assert_eq!(drafts_of(&family, "assistant.gguf"), guesses, "{name}");
@@ -384,10 +412,30 @@ fn every_layout_of_a_head_makes_its_guesses() {
         let (text, drafts) = write(&family, &whole, Some(&whole));
         assert_eq!(text, family.tokens("gguf.gguf"), "{name}");
         assert_alike(&drafts, &guesses, 0.95, "gguf.gguf");
-        for head in heads {
+        for head in heads.iter().filter(|head| head.starts_with("mtp-")) {
             // Its norms are folded in bf16, which rounds.
             let least = 0.85;
             assert_alike(&drafts_of(&family, head), &guesses, least, head);
         }
     }
+}
+
+#[test]
+fn an_eagle3_head_drafts_for_either_family_and_from_either_layout() {
+    let with_head = FAMILIES.iter().filter(|(_, _, h)| h.contains(&"eagle3"));
+    let mut n = 0;
+    for &(name, _, heads) in with_head {
+        let family = Family::open(name);
+        let guesses = drafts_of(&family, "eagle3");
+        n += 1;
+        if !heads.contains(&"eagle3.gguf") {
+            continue;
+        }
+        assert_eq!(drafts_of(&family, "eagle3.gguf"), guesses, "{name}");
+        let pair = ["gguf.gguf", "eagle3.gguf"].map(|layout| family.checkpoint(layout));
+        let (text, drafts) = write(&family, &pair[0], Some(&pair[1]));
+        assert_eq!(text, family.tokens("gguf.gguf"), "{name}");
+        assert!(!drafts.is_empty());
+    }
+    assert_eq!(n, 2, "a family each");
 }

@@ -173,6 +173,7 @@ FAMILIES = {
         "mlx": {"mlx-mixed": four_bits() | {"recipe": "mixed_3_6"}},
         "assistant": ([FULL], CENTROIDS),
         "assistant_gguf": False,
+        "eagle3": "gguf",
     },
     "12b": {
         "kind": "gemma4_unified",
@@ -200,6 +201,7 @@ FAMILIES = {
         "text": qwen(),
         "mlx": {"mlx-4bit": four_bits()},
         "mtp": ["mtp-mlx-vlm"],
+        "eagle3": "speculators",
     },
     "qwen-moe": {
         "kind": "qwen3_5_moe",
@@ -311,6 +313,38 @@ def assistant_model(kind, text, layers, changes):
     make = getattr(transformers, f"Gemma4{unified}AssistantConfig")
     config = make(text_config=own, backbone_hidden_size=text["hidden_size"], **changes)
     return getattr(transformers, f"Gemma4{unified}AssistantForCausalLM")(config)
+
+
+def eagle3_model(target, text):
+    """An EAGLE-3 head of the speculators package. Of targets with two layers it reads every residual row; else it does not
+    say which, as llama.cpp's converter writes 2, L/2 and L - 3 whatever a head says."""
+    import oracle_eagle3
+    from speculators.config import SpeculatorsConfig, VerifierConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    layer = transformers.LlamaConfig(
+        vocab_size=text["vocab_size"],
+        hidden_size=text["hidden_size"],
+        intermediate_size=text["hidden_size"],
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=512,
+    )
+    verifier = VerifierConfig(name_or_path=None, architectures=json.loads((target / "config.json").read_text())["architectures"])
+    proposal = GreedyTokenProposalConfig(speculative_tokens=3)
+    config = oracle_eagle3.Eagle3SpeculatorConfig(
+        transformer_layer_config=layer,
+        draft_vocab_size=text["vocab_size"] // 2,
+        norm_before_residual=True,
+        eagle_aux_hidden_state_layer_ids=[0, 1, 2] if text["num_hidden_layers"] == 2 else None,
+        speculators_config=SpeculatorsConfig(
+            algorithm="eagle3", proposal_methods=[proposal], default_proposal_method="greedy", verifier=verifier
+        ),
+    )
+    return oracle_eagle3.core.Eagle3DraftModel(config)
 
 
 def mtp_entries(text):
@@ -673,6 +707,12 @@ def drafters(family, work, folder, llama, seed):
         if family.get("assistant_gguf", True):
             source = released(work / "assistant", work / "assistant-released", text)
             llama.convert(source, folder / "assistant.gguf", "bf16")
+    if "eagle3" in family:
+        header = save(eagle3_model(work / "hf", text), work / "eagle3")
+        fill(work / "eagle3", header, seed + 2000, 1.0)
+        keep(work / "eagle3", folder / "eagle3", header)
+        if family["eagle3"] == "gguf":
+            llama.convert(work / "eagle3", folder / "eagle3.gguf", "bf16", "--target-model-dir", str(work / "gguf-source"))
     for layout in family.get("mtp", []):
         from mlx_vlm.split_mtp import split_mtp
 
