@@ -385,6 +385,7 @@ fn greedy_text_of_the_bundled_models_is_that_of_transformers() {
         "tiny-gemma4-e",
         "tiny-gemma4-moe",
         "tiny-qwen3.5",
+        "tiny-qwen3.5-moe",
     ] {
         let b = Cpu::new(CpuOptions {
             activations: Activations::F32,

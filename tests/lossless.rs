@@ -107,6 +107,12 @@ const TRAINED: &[Subject] = &[
         eagle3: Some("models/tiny-qwen3.5-eagle3"),
         whole_grid: false,
     },
+    Subject {
+        target: "models/tiny-qwen3.5-moe",
+        assistant: None,
+        eagle3: None,
+        whole_grid: false,
+    },
 ];
 
 const DRAFT_LENGTHS: &[DraftLength] = &[

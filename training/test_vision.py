@@ -16,6 +16,7 @@ except ImportError as error:
 import canvas
 import evaluate
 import export
+import gemma4
 import load
 import pictures
 import train
@@ -119,6 +120,11 @@ class Heads(unittest.TestCase):
         np.testing.assert_array_equal(new["model.norm.weight"].bits, norm.bits)
         # Stored as an MLX file has it: one is added to a norm centred on zero.
         np.testing.assert_array_equal(new["mtp.norm.weight"].float32(), np.full(64, 1.5, np.float32))
+
+    def test_an_assistant_of_a_stored_target_is_not_stored_the_same_way_yet(self):
+        entry = {"quantization": {"bits": 4}, "quantization_config": {"bits": 4}}
+        plain = gemma4.config([gemma4.SLIDING, gemma4.FULL], hidden=64)
+        self.assertEqual(gemma4.assistant_config(plain | entry), gemma4.assistant_config(plain))
 
 
 class Clocks(unittest.TestCase):

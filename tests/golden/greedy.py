@@ -16,7 +16,7 @@ import tempfile
 
 import numpy as np
 
-NAMES = ["tiny-gemma4", "tiny-gemma4-e", "tiny-gemma4-moe", "tiny-qwen3.5"]
+NAMES = ["tiny-gemma4", "tiny-gemma4-e", "tiny-gemma4-moe", "tiny-qwen3.5", "tiny-qwen3.5-moe"]
 N_PROMPTS, N_TOKENS = 20, 64
 GAP_TOLERANCE = 2e-4  # between the library's gaps and the reference's; a smaller gap may choose another token
 
@@ -77,6 +77,7 @@ def reference_gaps(config, W, ids, tokens, gaps):
     forward, head = {
         "gemma4_text": (reference.gemma4, reference.gemma4_logits),
         "qwen3_5_text": (reference.qwen3_5, reference.qwen3_5_logits),
+        "qwen3_5_moe_text": (reference.qwen3_5, reference.qwen3_5_logits),
     }[config["model_type"]]
     logits = head(config, W, forward(config, W, np.array(ids + tokens[:-1]))[len(ids) - 1 :])
     best = np.sort(logits, -1)

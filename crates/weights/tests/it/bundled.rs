@@ -73,6 +73,7 @@ fn a_mapped_checkpoint_equals_the_same_bytes_in_memory() {
         "tiny-gemma4-e-assistant",
         "tiny-gemma4-moe",
         "tiny-gemma4-moe-assistant",
+        "tiny-qwen3.5-moe",
     ] {
         let folder = bundled(name);
         let mapped = Checkpoint::open(&folder).unwrap();
