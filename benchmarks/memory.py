@@ -1,10 +1,11 @@
 """The memory plan of `paceline inspect` beside what a server that has used all of its context holds.
 
-    python3 benchmarks/memory.py --paceline target/release/paceline --context 2048 MODEL …
+    python3 benchmarks/memory.py --paceline target/release/paceline --context 2048 [--weights mapped] MODEL …
 
 Plan: files of the weights, the drafter's where it has its own, keys, values and states of one request. Held and most:
-VmRSS and VmHWM of the process after a prompt that fills the context. The rest is what the program is made of, its tables,
-and room that threads and steps work in. Linux only; the machine may be busy, memory does not mind.
+VmRSS and VmHWM of the process after a prompt that fills the context; of the held, what is a file's pages (RssFile), which the
+system can have back, and what is not (RssAnon). The rest is what the program is made of, its tables, and room that threads
+and steps work in. Linux only; the machine may be busy, memory does not mind.
 """
 
 import argparse
@@ -34,12 +35,13 @@ def plan(paceline, model, context):
     return record["file_bytes"], row["bytes"], row["with_weights"], record["model"]["drafter_reason"]
 
 
-def held(paceline, model, context):
-    """VmRSS and VmHWM of a server whose context is full, and how many tokens it has read."""
+def held(paceline, model, context, weights):
+    """Sizes of a server whose context is full, by their names in its status, and how many tokens it has read."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [paceline, "-q", "serve", "-m", model, "--no-probe", "--port", str(port), "--context", str(context)]
+    command += ["--weights", weights]
     process = subprocess.Popen(command)
     try:
         url = f"http://127.0.0.1:{port}"
@@ -60,7 +62,7 @@ def held(paceline, model, context):
                 words = words * 9 // 10  # more than the context
         status = Path(f"/proc/{process.pid}/status").read_text()
         size = {name: int(kb) << 10 for name, kb in re.findall(r"(\w+):\s+(\d+) kB", status)}
-        return size["VmRSS"], size["VmHWM"], answer["usage"]["prompt_tokens"]
+        return size, answer["usage"]["prompt_tokens"]
     finally:
         process.terminate()
         process.wait()
@@ -70,16 +72,18 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--paceline", default="target/release/paceline")
     parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--weights", default="packed")
     parser.add_argument("models", nargs="+")
     args = parser.parse_args()
-    print("| model | context used | weights MB | remembered MB | plan MB | held MB | most MB | held ÷ plan | most ÷ weights |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    columns = ["model", "context used", "weights", "remembered", "plan", "held", "of a file", "of none", "most"]
+    print("|", " | ".join([*columns, "most ÷ plan"]), "|")
+    print("|", " | ".join(["---"] * 10), "|")
     for model in args.models:
         weights, remembered, whole, _ = plan(args.paceline, model, args.context)
-        rss, most, tokens = held(args.paceline, model, args.context)
-        sizes = [f"{size / MB:.0f}" for size in (weights, remembered, whole, rss, most)]
-        ratios = [f"{rss / whole:.2f}", f"{most / weights:.2f}"]
-        print("|", " | ".join([Path(model).name, str(tokens), *sizes, *ratios]), "|", flush=True)
+        size, tokens = held(args.paceline, model, args.context, args.weights)
+        sizes = [weights, remembered, whole, size["VmRSS"], size["RssFile"], size["RssAnon"], size["VmHWM"]]
+        cells = [Path(model).name, tokens, *(f"{size / MB:.0f}" for size in sizes), f"{size['VmHWM'] / whole:.2f}"]
+        print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 
 if __name__ == "__main__":

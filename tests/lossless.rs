@@ -1,7 +1,7 @@
 //! Speculation on equals speculation off, with `==`.
 //!
 //! For every family, drafter, way of sampling, draft length, prefill chunk, batch
-//! width, thread count and instruction set: the same tokens as plain decoding with
+//! width, thread count, instruction set, and weights packed or left in their files: the same tokens as plain decoding with
 //! the whole prompt in one step.
 //!
 //! Tiny random models reach every path in little time, but their heads guess
@@ -197,6 +197,8 @@ struct Setup<'a> {
     kv_format: KvFormat,
     /// Whether its own head scores a part of the vocabulary, as long as that will do.
     shortlist: bool,
+    /// Whether weights stay in their files.
+    mapped: bool,
 }
 
 /// Writes after each prompt, `setup.width` prompts at a time. The prompts' numbers
@@ -209,8 +211,16 @@ fn write(
     truth: &[Vec<u32>],
 ) -> Written {
     let b = setup.backend;
-    let checkpoint = Checkpoint::open(&repository(setup.subject.target)).unwrap();
+    let open = |folder: &str| {
+        let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
+        checkpoint.keep_mapped(setup.mapped);
+        checkpoint
+    };
+    let checkpoint = open(setup.subject.target);
+    b.left_in_files();
     let target = load_target(&**b, &checkpoint).unwrap();
+    let left = b.left_in_files().is_some_and(|bytes| bytes > 0);
+    assert_eq!(left, setup.mapped, "weights stay in their files");
     let size = MemorySize {
         sequences: setup.width,
         context: CONTEXT,
@@ -228,7 +238,7 @@ fn write(
         Draft::Oracle => Some(oracle(truth.to_vec(), 4)),
         Draft::Head => Some(match setup.subject.assistant {
             Some(folder) => {
-                let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
+                let checkpoint = open(folder);
                 let mut head = Gemma4Assistant::load(&**b, &checkpoint, &*target).unwrap();
                 if setup.shortlist {
                     head = head.with_shortlist(&**b, &checkpoint, &ids).unwrap();
@@ -248,7 +258,7 @@ fn write(
         }),
         Draft::Eagle3 => {
             let folder = setup.subject.eagle3.expect("the subject has one");
-            let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
+            let checkpoint = open(folder);
             let head = Eagle3::load(&**b, &checkpoint, &*target).unwrap();
             let memory = Memory::new(&**b, head.plan(), size);
             Some(Box::new(Chained::new(head, memory)))
@@ -380,6 +390,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                 width: 8,
                 kv_format,
                 shortlist: false,
+                mapped: false,
             };
             let mut formats = vec![KvFormat::both(&quant::F32), KvFormat::both(&quant::BF16)];
             // The others, and EAGLE-3 heads, have heads smaller than a block.
@@ -430,6 +441,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                                 width,
                                 kv_format: *kv_format,
                                 shortlist: (d + c) % 2 == 1,
+                                mapped: (d + k) % 3 == 1,
                             };
                             let want = &truth[range.clone()];
                             let got = write(
@@ -482,6 +494,7 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
                 width,
                 kv_format: [KvFormat::both(&quant::BF16), compressed()][s % 2],
                 shortlist: s == 1,
+                mapped: draft != Draft::None && s != 1,
             };
             let plain = setup(Draft::None, Fixed(0), 512, 1, &backends[0]);
             let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
@@ -546,6 +559,7 @@ fn speculation_never_changes_a_token_over_coded_weights() {
                 width,
                 kv_format: KvFormat::both(&quant::BF16),
                 shortlist: s == 2,
+                mapped: draft != Draft::None && (f + s) % 2 == 0,
             };
             let plain = setup(Draft::None, Fixed(0), 512, 8, best);
             let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
@@ -628,6 +642,7 @@ fn speculation_never_changes_a_token_on_a_gpu() {
             width,
             kv_format,
             shortlist: chunk == 33,
+            mapped: false,
         };
         for (i, (what, sampling)) in samplings().into_iter().enumerate() {
             let formats = [&quant::BF16, &quant::F32].map(KvFormat::both);
@@ -697,6 +712,7 @@ fn a_rollback_that_is_off_by_one_does_not_go_unseen() {
             width: 3,
             kv_format: KvFormat::both(&quant::F32),
             shortlist: false,
+            mapped: false,
         }
     }
     let prompts = prompts(6, 90, 5);

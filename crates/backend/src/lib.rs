@@ -128,6 +128,13 @@ pub trait Backend: Send + Sync {
     /// order.
     fn matrix(&self, parts: &[Stored<'_>]) -> Matrix;
 
+    /// Bytes that the matrices loaded since the last call would take, had the device
+    /// not left them in their mapped files as [`Stored::keep`] asks; `None` if it never
+    /// leaves any there.
+    fn left_in_files(&self) -> Option<u64> {
+        None
+    }
+
     /// Loads activations or a vector of parameters, `[rows, cols]`.
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor;
 

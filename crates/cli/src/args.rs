@@ -132,6 +132,10 @@ pub(crate) struct LoadArgs {
     /// Quantise weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
     #[arg(long, value_name = "FORMAT", value_parser = weight_format)]
     pub(crate) quant: Option<&'static quant::Format>,
+    /// Where weights are: packed in memory, which is fast, or mapped: left in their files, whose memory
+    /// the system can have back. auto packs what fits the free memory, and leaves there what does not
+    #[arg(long, value_name = "WHERE", default_value = "auto")]
+    pub(crate) weights: Weights,
     /// Prompt tokens run in one step, at most
     #[arg(long, value_name = "TOKENS", default_value_t = engine::LoadOptions::default().chunk, value_parser = count)]
     pub(crate) chunk: usize,
@@ -365,6 +369,14 @@ pub(crate) enum Device {
 pub(crate) enum Activations {
     Int8,
     F32,
+}
+
+/// Where weights are.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Weights {
+    Auto,
+    Packed,
+    Mapped,
 }
 
 impl Activations {

@@ -144,7 +144,7 @@ fn report(record: &Value) -> String {
     let memory = match &record["memory"] {
         Value::Null => "this system does not say".to_owned(),
         ram => format!(
-            "{}, {} free",
+            "{}, {} free: models that take more stay in their files (--weights)",
             bytes(number(&ram["total"])),
             bytes(number(&ram["available"]))
         ),

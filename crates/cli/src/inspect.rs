@@ -331,6 +331,14 @@ fn report(record: &Value, is_verbose: bool) -> String {
         line(label, value);
     }
     line("runs on", text(&model["backend"]));
+    line(
+        "weights",
+        format!(
+            "{}: {}",
+            text(&model["weights"]),
+            text(&model["weights_reason"])
+        ),
+    );
     for (i, row) in list(&record["memory"]).iter().enumerate() {
         let label = if i == 0 { "memory" } else { "" };
         let mark = if row["context"] == model["context"] {

@@ -1,12 +1,12 @@
 //! From `-m` and its companions to a model.
 
-use crate::args::{Activations, Device, LoadArgs};
+use crate::args::{Activations, Device, LoadArgs, Weights};
 use crate::resolve::{self, Resolved};
-use crate::{places, progress};
+use crate::{machine, places, progress};
 use anyhow::{Result, anyhow, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
-use engine::{DraftChoice, LoadOptions, Model, ModelInfo, Probing, Source, Text};
+use engine::{DraftChoice, LoadOptions, Model, ModelInfo, Placement, Probing, Source, Text};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -101,13 +101,22 @@ pub(crate) fn options(
         chunk: args.chunk,
         kv_format: args.kv,
         quantize: args.quant.map(models::Quantize::new),
+        weights: match (args.weights, machine::ram()) {
+            (Weights::Mapped, _) => Placement::Mapped,
+            (Weights::Auto, Some(ram)) => Placement::Auto(ram.available),
+            (Weights::Packed, _) | (Weights::Auto, None) => Placement::Packed,
+        },
     })
 }
 
 /// What was loaded, in four lines.
 pub(crate) fn describe(info: &ModelInfo) -> String {
+    let mapped = match info.weights {
+        "mapped" => format!(", mapped: {}", info.weights_reason),
+        _ => String::new(),
+    };
     format!(
-        "{}: {} on {}, {} of weights\n{} tokens of context in {} as {}\n{}: {}\nchecked: {}",
+        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context in {} as {}\n{}: {}\nchecked: {}",
         info.name,
         info.family,
         info.backend,

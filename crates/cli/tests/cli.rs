@@ -668,6 +668,38 @@ fn inspect_tells_what_a_model_is() {
 }
 
 #[test]
+fn weights_left_in_their_files_write_the_same_text() {
+    let folder = folder("mapped");
+    let model = models().join("tiny-qwen3.5");
+    let model = model.to_str().unwrap();
+    let weights = |weights: &str, more: &[&str]| {
+        let args = ["run", PROMPT, "-n", "24", "--no-probe", "-m", model];
+        paceline(
+            &folder,
+            &[&args[..], &["--weights", weights], more].concat(),
+        )
+    };
+    let (mapped, _) = good(weights("mapped", &[]));
+    assert_eq!(mapped, good(weights("packed", &[])).0);
+    let error = bad(weights("mapped", &["--quant", "q8"]));
+    assert!(
+        error.contains("--weights mapped: --quant makes weights"),
+        "{error}"
+    );
+    let error = bad(paceline(&folder, &["run", PROMPT, "--weights", "mapped"]));
+    assert!(
+        error.contains("--weights mapped: the model is part"),
+        "{error}"
+    );
+    let inspect = ["inspect", model, "--no-probe", "--weights", "mapped"];
+    let (stdout, _) = good(paceline(&folder, &inspect));
+    assert!(
+        stdout.contains("weights        mapped: --weights mapped"),
+        "{stdout}"
+    );
+}
+
+#[test]
 fn a_memory_plan_counts_the_weights_of_an_assistant() {
     let folder = folder("plan");
     let beyond_the_files = |draft: &str| {

@@ -26,7 +26,8 @@ use crate::Cpu;
 use crate::arch::{Blocks, ByteKernel, Bytes, Element, Kernel, Lanes, store};
 use crate::elementwise::PIECE;
 use crate::matmul::with_element;
-use crate::memory::{Region, bytes, bytes_mut, values, values_mut};
+use crate::memory::{bytes, bytes_mut, values, values_mut};
+use crate::packing::{self, Packing, Room, Source};
 use crate::pool::Split;
 use crate::tile::AHEAD;
 use backend::Tensor;
@@ -348,11 +349,15 @@ pub(crate) struct Coded {
     pub(crate) codes: usize,
     pub(crate) unit: usize,
     pub(crate) panel: usize,
-    data: Region,
+    /// What turns a stored code into that of the panel: by adding, where it can.
+    map: Box<[u8; 256]>,
+    shift: Option<u8>,
+    source: Source,
 }
 
 /// One row taken apart, and put together for a panel.
-struct Parts {
+#[derive(Default)]
+pub(crate) struct Parts {
     codes: Vec<u8>,
     scales: Vec<f32>,
     biases: Vec<f32>,
@@ -361,26 +366,42 @@ struct Parts {
 
 /// Codes of `bits` as bytes, from a bit stream.
 fn expand(bits: usize, stream: &[u8], codes: &mut [u8]) {
-    match bits {
-        8 => codes.copy_from_slice(stream),
-        4 => {
-            for (two, byte) in codes.as_chunks_mut::<2>().0.iter_mut().zip(stream) {
-                *two = [byte & 15, byte >> 4];
-            }
-        }
-        _ => {
-            let mask = (1u64 << bits) - 1;
-            let eights = codes.as_chunks_mut::<8>().0.iter_mut();
-            for (eight, bytes) in eights.zip(stream.chunks_exact(bits)) {
-                let mut word = [0; 8];
-                word[..bits].copy_from_slice(bytes);
-                let word = u64::from_le_bytes(word);
-                for (i, code) in eight.iter_mut().enumerate() {
-                    *code = (word >> (bits * i) & mask) as u8;
-                }
-            }
+    let mask = (1u64 << bits) - 1;
+    let eights = codes.as_chunks_mut::<8>().0.iter_mut();
+    for (eight, bytes) in eights.zip(stream.chunks_exact(bits)) {
+        let mut word = [0; 8];
+        word[..bits].copy_from_slice(bytes);
+        let word = u64::from_le_bytes(word);
+        for (i, code) in eight.iter_mut().enumerate() {
+            *code = (word >> (bits * i) & mask) as u8;
         }
     }
+}
+
+/// Four codes of 4 bits in each byte's low half.
+const LOW: u32 = 0x0f0f_0f0f;
+
+/// Bytes as words.
+fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
+    let words = bytes.as_chunks::<4>().0;
+    std::array::from_fn(|i| u32::from_le_bytes(words[i]))
+}
+
+/// The words of a block of q4_0, whose low halves are columns 0 to 15.
+fn of_q4_0(codes: &[u8]) -> [u32; 4] {
+    let [a, b, c, d] = words(codes);
+    let low = |first: u32, second: u32| first & LOW | (second & LOW) << 4;
+    let high = |first: u32, second: u32| first >> 4 & LOW | second & !LOW;
+    [low(a, b), low(c, d), high(a, b), high(c, d)]
+}
+
+/// Eight codes in order, as four low halves and then four high ones.
+fn interleave(word: u32) -> u32 {
+    let spread = |four: u32| {
+        let two = (four | four << 8) & 0x00ff_00ff;
+        (two | two << 4) & LOW
+    };
+    spread(word & 0xffff) | spread(word >> 16) << 4
 }
 
 impl Coded {
@@ -403,15 +424,6 @@ impl Coded {
     #[inline(always)]
     pub(crate) fn place(&self, g: usize) -> (usize, usize) {
         (g >> self.span.trailing_zeros(), g & (self.span - 1))
-    }
-
-    pub(crate) fn n_panels(&self) -> usize {
-        self.rows.div_ceil(16)
-    }
-
-    /// All panels.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.data.of()
     }
 
     /// Packs parts of one format with codes; `None` if they are not.
@@ -462,15 +474,15 @@ impl Coded {
             codes: 0,
             unit: 0,
             panel: 0,
-            data: Region::zeroed(0),
+            map: Box::new([0; 256]),
+            shift: None,
+            source: Source::Mapped(Vec::new()),
         };
         assert!(span.is_power_of_two(), "units of 1, 2, 4 … groups");
         let scales: usize = coded.arrays().map(|(n, size)| 16 * n * size).iter().sum();
         coded.codes = span * coded.vectors() * 64;
         coded.unit = (coded.codes + scales).next_multiple_of(64);
         coded.panel = groups / span * coded.unit;
-        let mut data = Region::zeroed(coded.n_panels() * coded.panel);
-        // What turns a code into that of the panel.
         let map: [u8; 256] = std::array::from_fn(|code| match view.zero {
             Zero::Levels(levels) if kind != TABLE4 => {
                 let level = levels.get(code).copied().unwrap_or(0);
@@ -484,44 +496,18 @@ impl Coded {
         });
         let mut known = (0u8..).zip(&map[..1 << view.bits]);
         let shift = known.all(|(code, &to)| to == map[0].wrapping_add(code));
-        let shift = shift.then_some(map[0]);
-        let panel = coded.panel;
-        let all = Split::new(data.of_mut::<u8>());
-        cpu.pool.each(coded.n_panels(), 4, |_, range| {
-            let mut row = Parts {
-                codes: vec![0; coded.cols],
-                scales: vec![0.0; groups],
-                biases: vec![0.0; groups],
-                integers: [vec![0; groups], vec![0; groups]],
-            };
-            for p in range {
-                // SAFETY: every panel is visited once.
-                let out = unsafe { all.part(p * panel..(p + 1) * panel) };
-                for lane in 0..16.min(coded.rows - p * 16) {
-                    coded.take_apart(parts, p * 16 + lane, &mut row);
-                    match shift {
-                        Some(0) => {}
-                        Some(by) => row.codes.iter_mut().for_each(|c| *c = c.wrapping_add(by)),
-                        None => row.codes.iter_mut().for_each(|c| *c = map[usize::from(*c)]),
-                    }
-                    coded.put(&row, lane, out);
-                }
-            }
-        });
-        coded.data = data;
+        (*coded.map, coded.shift) = (map, shift.then_some(map[0]));
+        coded.source = packing::source(cpu, &coded, parts);
         Some(coded)
     }
 
-    /// Takes row `index` of `parts` together apart.
-    fn take_apart(&self, parts: &[Stored<'_>], mut index: usize, to: &mut Parts) {
-        let mut parts = parts.iter();
-        let part = loop {
-            let part = parts.next().expect("rows are those of the parts");
-            if index < part.rows {
-                break part;
-            }
-            index -= part.rows;
-        };
+    /// Takes row `index` of `part` apart, codes as the panel has them.
+    fn take_apart(&self, part: &Stored<'_>, index: usize, to: &mut Parts) {
+        let groups = self.cols / self.group;
+        to.codes.resize(self.cols, 0);
+        to.scales.resize(groups, 0.0);
+        to.biases.resize(groups, 0.0);
+        to.integers.iter_mut().for_each(|i| i.resize(groups, 0));
         let row = part.row(index);
         match part.format.layout {
             Layout::Affine { bits, .. } => {
@@ -541,6 +527,67 @@ impl Coded {
                     part.format.unpack_super(row, d, m, s, t);
                 }
             }
+        }
+        match self.shift {
+            Some(0) => {}
+            Some(by) => to.codes.iter_mut().for_each(|c| *c = c.wrapping_add(by)),
+            None => {
+                let map = &self.map;
+                to.codes.iter_mut().for_each(|c| *c = map[usize::from(*c)]);
+            }
+        }
+    }
+
+    /// The vectors of group `g` of a panel, four bytes a lane, and the factors of its
+    /// unit with the group's place there.
+    fn group_of<'a>(
+        &self,
+        panel: &'a mut [u8],
+        g: usize,
+    ) -> (&'a mut [[u8; 4]], &'a mut [u8], usize) {
+        let (u, j) = self.place(g);
+        let unit = &mut panel[u * self.unit..][..self.unit];
+        let (vectors, scales) = unit.split_at_mut(self.codes);
+        let n = 16 * self.vectors();
+        let vectors = &mut vectors.as_chunks_mut::<4>().0[j * n..(j + 1) * n];
+        (vectors, scales, j)
+    }
+
+    /// Writes a row of blocks of a group each, of `B` bytes, a half-precision scale
+    /// first, into its lane of a panel: `codes` makes the words of its `N` vectors.
+    fn put_blocks<const B: usize, const N: usize>(
+        &self,
+        row: Row<'_>,
+        lane: usize,
+        panel: &mut [u8],
+        codes: impl Fn(&[u8]) -> [u32; N],
+    ) {
+        for (g, block) in row.codes.as_chunks::<B>().0.iter().enumerate() {
+            let (vectors, scales, j) = self.group_of(panel, g);
+            scales.as_chunks_mut::<2>().0[16 * j + lane] = [block[0], block[1]];
+            let lanes = vectors[lane..].iter_mut().step_by(16);
+            lanes
+                .zip(codes(&block[2..]))
+                .for_each(|(to, word)| *to = word.to_le_bytes());
+        }
+    }
+
+    /// Writes a row of a stream of codes into its lane of a panel: `codes` makes a
+    /// vector's word of one of the stream.
+    fn put_affine(&self, row: Row<'_>, lane: usize, panel: &mut [u8], codes: impl Fn(u32) -> u32) {
+        let Factors::Own(scalar) = self.factors else {
+            unreachable!("a scale and a bias for each group");
+        };
+        let words = row.codes.as_chunks::<4>().0;
+        for (g, words) in words.chunks_exact(self.vectors()).enumerate() {
+            let (vectors, scales, j) = self.group_of(panel, g);
+            let at = 32 * j + lane;
+            scalar.put(scales, at, row.scale.get(row.scales, g));
+            scalar.put(scales, at + 16, row.scale.get(row.biases, g));
+            let lanes = vectors[lane..].iter_mut().step_by(16);
+            lanes
+                .zip(words)
+                .for_each(|(to, word)| *to = codes(u32::from_le_bytes(*word)).to_le_bytes());
         }
     }
 
@@ -659,7 +706,11 @@ impl Coded {
 
     /// Row `row` dequantized, times `factor`.
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
-        let panel = &self.data.of::<u8>()[row / 16 * self.panel..][..self.panel];
+        let data = match &self.source {
+            Source::Packed(data) => data.of::<u8>(),
+            Source::Mapped(kept) => return packing::row(kept, row, factor, out),
+        };
+        let panel = &data[row / 16 * self.panel..][..self.panel];
         let lane = row % 16;
         let units = panel.chunks_exact(self.unit);
         for (unit, out) in units.zip(out.chunks_exact_mut(self.span * self.group)) {
@@ -683,8 +734,35 @@ impl Coded {
             }
         }
     }
+}
 
-    /// Copies a row of a panel to a lane of another.
+impl Packing for Coded {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn panel_bytes(&self) -> usize {
+        self.panel
+    }
+
+    fn source(&self) -> &Source {
+        &self.source
+    }
+
+    fn put_row(&self, part: &Stored<'_>, row: usize, lane: usize, room: &mut Room, to: &mut [u8]) {
+        let stored = part.row(row);
+        match part.format.layout {
+            _ if part.format.name == "q4_0" => self.put_blocks::<18, 4>(stored, lane, to, of_q4_0),
+            _ if part.format.name == "q8_0" => self.put_blocks::<34, 8>(stored, lane, to, words),
+            Layout::Affine { bits: 4, .. } => self.put_affine(stored, lane, to, interleave),
+            Layout::Affine { bits: 8, .. } => self.put_affine(stored, lane, to, |word| word),
+            _ => {
+                self.take_apart(part, row, &mut room.row);
+                self.put(&room.row, lane, to);
+            }
+        }
+    }
+
     fn copy_lane(&self, from: &[u8], lane: usize, to: &mut [u8], to_lane: usize) {
         let [(n, size), (m, other)] = self.arrays();
         let codes = self.codes / 64;
@@ -707,6 +785,7 @@ impl Coded {
 /// One worker's piece of a product: some panels for all rows.
 pub(crate) struct Piece<'a> {
     pub(crate) w: &'a Coded,
+    /// Panels `range`.
     pub(crate) data: &'a [u8],
     /// Rows of the output: `w`'s, or as many as are wanted of one panel.
     pub(crate) n_out: usize,
@@ -715,9 +794,10 @@ pub(crate) struct Piece<'a> {
     pub(crate) y: &'a Split<'a, f32>,
 }
 
-/// Panels `range` of `w` for rows `run` of `x`.
+/// Panels `range` of `w` for rows `run` of `x`, as `worker`.
 pub(crate) fn piece(
     cpu: &Cpu,
+    worker: usize,
     w: &Coded,
     x: &Rounded,
     run: Range<usize>,
@@ -725,52 +805,43 @@ pub(crate) fn piece(
     y: &Split<'_, f32>,
 ) {
     debug_assert_eq!((w.group, w.cols), (x.group, x.cols));
-    let piece = Piece {
-        w,
-        data: w.data.of(),
-        n_out: w.rows,
-        x: x.view(run),
-        range,
-        y,
-    };
-    match x.blocks.tiles {
-        true => cpu.isa.run_tiles(piece),
-        false => cpu.isa.run_bytes(piece),
-    }
+    packing::each(cpu, w, worker, range, |range, data| {
+        let piece = Piece {
+            w,
+            data,
+            n_out: w.rows,
+            x: x.view(run.clone()),
+            range,
+            y,
+        };
+        match x.blocks.tiles {
+            true => cpu.isa.run_tiles(piece),
+            false => cpu.isa.run_bytes(piece),
+        }
+    });
 }
 
-/// Up to 16 chosen rows of `w` for one row of `x`: they are gathered into a
-/// panel of their own in `room`.
+/// Up to 16 chosen rows of `w` for one row of `x`, as `worker`.
 pub(crate) fn chosen(
     cpu: &Cpu,
+    worker: usize,
     w: &Coded,
     x: &Rounded,
     row: usize,
     ids: &[u32],
     y: &mut [f32],
-    room: &mut [u8],
 ) {
-    let panel = w.panel;
-    let all = w.data.of::<u8>();
-    let whole = ids[0].is_multiple_of(16) && ids.iter().zip(ids[0]..).all(|(&id, next)| id == next);
-    let data = if whole {
-        &all[ids[0] as usize / 16 * panel..][..panel]
-    } else {
-        for (lane, &id) in ids.iter().enumerate() {
-            let from = &all[id as usize / 16 * panel..][..panel];
-            w.copy_lane(from, id as usize % 16, &mut room[..panel], lane);
-        }
-        &room[..panel]
-    };
     let n_out = y.len();
     let y = &Split::new(y);
-    cpu.isa.run_bytes(Piece {
-        w,
-        data,
-        n_out,
-        x: x.view(row..row + 1),
-        range: 0..1,
-        y,
+    packing::chosen(cpu, w, worker, ids, |data| {
+        cpu.isa.run_bytes(Piece {
+            w,
+            data,
+            n_out,
+            x: x.view(row..row + 1),
+            range: 0..1,
+            y,
+        });
     });
 }
 
@@ -838,7 +909,7 @@ impl Piece<'_> {
     ) {
         let (cols, group, unit, panel) = (self.x.cols, self.w.group, self.w.unit, self.w.panel);
         let (vectors, span, groups) = (self.w.vectors(), self.w.span, cols / group);
-        let data = &self.data[p * panel..(p + R) * panel];
+        let data = &self.data[(p - self.range.start) * panel..][..R * panel];
         let q = self.x.q[row * cols..(row + M) * cols].as_chunks::<8>().0;
         let factors = &self.x.factors[row * FACTORS * groups..(row + M) * FACTORS * groups];
         // Vectors of eight columns.

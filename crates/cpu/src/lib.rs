@@ -6,7 +6,8 @@
 //! quantised weights with 8-bit activations those of [`dot_int8`].
 //!
 //! Weights are repacked when loaded, into panels of 16 rows (`panels`, `coded`,
-//! whose products with many rows are in `tiles` where the CPU has AMX);
+//! whose products with many rows are in `tiles` where the CPU has AMX), or, to save
+//! memory, anew for each product (`packing`);
 //! keys lie in blocks of 16, a key a lane (`kv`). No files, no models, no
 //! clock.
 
@@ -20,6 +21,7 @@ mod matmul;
 mod memory;
 mod moe;
 mod norm;
+mod packing;
 mod panels;
 mod pool;
 mod rope;
@@ -45,6 +47,7 @@ use memory::{Arena, values, values_mut};
 use pool::Pool;
 use quant::Stored;
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 /// How to use the CPU.
@@ -119,6 +122,10 @@ pub struct Cpu {
     moe: Mutex<moe::Plan>,
     /// One for each worker.
     rooms: Vec<Mutex<kv::Room>>,
+    /// One for each worker.
+    packing: Vec<Mutex<packing::Room>>,
+    /// Bytes that matrices would take which lie in files.
+    left: AtomicU64,
     activations: Activations,
     is_pinned: bool,
 }
@@ -169,6 +176,8 @@ impl Cpu {
             plan: Mutex::default(),
             moe: Mutex::default(),
             rooms: (0..threads.max(1)).map(|_| Mutex::default()).collect(),
+            packing: (0..threads.max(1)).map(|_| Mutex::default()).collect(),
+            left: AtomicU64::new(0),
             activations,
             is_pinned: false,
         }
@@ -211,6 +220,10 @@ impl Backend for Cpu {
 
     fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
         matmul::matrix(self, parts)
+    }
+
+    fn left_in_files(&self) -> Option<u64> {
+        Some(self.left.swap(0, Relaxed))
     }
 
     fn upload(&self, rows: usize, cols: usize, from: &[f32]) -> Tensor {

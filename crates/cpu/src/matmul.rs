@@ -7,13 +7,14 @@
 
 use crate::arch::{Blocks, ByteKernel, Bytes, Kernel, Lanes, TileKernel, Tiles};
 use crate::coded::{self, Coded, Rounded};
-use crate::memory::{bytes_mut, values, values_mut};
+use crate::memory::{values, values_mut};
+use crate::packing::{Packing, Source};
 use crate::panels::{self, Panels};
-use crate::pool::{Split, out_of};
+use crate::pool::Split;
 use crate::tile::AHEAD;
 use crate::{Activations, Cpu};
 use backend::{Matrix, Tensor};
-use quant::Stored;
+use quant::{Kept, Stored};
 use std::hint::black_box;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -53,24 +54,16 @@ enum Weights {
 }
 
 impl Weights {
-    /// Panels, and bytes of one.
-    fn panels(&self) -> (usize, usize) {
+    /// How its panels are laid out, and where they come from.
+    fn packing(&self) -> &dyn Packing {
         match self {
-            Weights::Plain(w) => (w.n_panels(), w.panel() * w.scalar.bytes()),
-            Weights::Coded(w) => (w.n_panels(), w.panel),
-        }
-    }
-
-    /// Bytes of all panels.
-    fn len(&self) -> usize {
-        match self {
-            Weights::Plain(w) => w.bytes().len(),
-            Weights::Coded(w) => w.bytes().len(),
+            Weights::Plain(w) => w,
+            Weights::Coded(w) => w,
         }
     }
 }
 
-/// Packs `parts` as one matrix.
+/// Packs `parts` as one matrix, or leaves them where they lie.
 pub(crate) fn matrix(cpu: &Cpu, parts: &[Stored<'_>]) -> Matrix {
     let cols = parts[0].cols;
     assert!(parts.iter().all(|p| p.cols == cols), "parts of one width");
@@ -80,13 +73,16 @@ pub(crate) fn matrix(cpu: &Cpu, parts: &[Stored<'_>]) -> Matrix {
         Activations::F32 => None,
     };
     let weights = coded.map_or_else(|| Weights::Plain(Panels::pack(cpu, parts)), Weights::Coded);
-    Matrix::new(
-        rows,
-        cols,
-        parts[0].format.name,
-        weights.len(),
-        Box::new(weights),
-    )
+    let packing = weights.packing();
+    let bytes = packing.n_panels() * packing.panel_bytes();
+    let held = match packing.source() {
+        Source::Packed(_) => bytes,
+        Source::Mapped(_) => {
+            cpu.left.fetch_add(bytes as u64, Relaxed);
+            0
+        }
+    };
+    Matrix::new(rows, cols, parts[0].format.name, held, Box::new(weights))
 }
 
 /// One input, rounded at most once for each size of group.
@@ -141,7 +137,8 @@ impl<'a> Job<'a> {
     /// `y = x wᵀ` for `rows` of `x`; its pieces follow the `first`.
     fn new(cpu: &Cpu, w: &'a Matrix, rows: Range<usize>, first: usize, y: Split<'a, f32>) -> Self {
         let weights = w.storage::<Weights>();
-        let (n_panels, bytes) = weights.panels();
+        let packing = weights.packing();
+        let (n_panels, bytes) = (packing.n_panels(), packing.panel_bytes());
         // A few pieces for each worker at least, in fours, to feed the kernel.
         let fair = n_panels.div_ceil(4 * cpu.pool.n_workers()).max(1);
         let chunk = (PIECE / bytes.max(1)).clamp(1, fair).next_multiple_of(4);
@@ -159,18 +156,18 @@ impl<'a> Job<'a> {
         self.n_panels.div_ceil(self.chunk)
     }
 
-    fn run(&self, cpu: &Cpu, inputs: &Inputs<'_>, piece: usize) {
+    fn run(&self, cpu: &Cpu, worker: usize, inputs: &Inputs<'_>, piece: usize) {
         let start = (piece - self.first) * self.chunk;
         let range = start..(start + self.chunk).min(self.n_panels);
         match self.weights {
             Weights::Plain(w) => {
                 let cols = inputs.x.cols();
                 let x = &values(inputs.x)[self.rows.start * cols..self.rows.end * cols];
-                panels::piece(cpu, w, x, self.rows.len(), range, &self.y);
+                panels::piece(cpu, worker, w, x, self.rows.len(), range, &self.y);
             }
             Weights::Coded(w) => {
                 let x = inputs.rounded(w.group);
-                coded::piece(cpu, w, x, self.rows.clone(), range, &self.y);
+                coded::piece(cpu, worker, w, x, self.rows.clone(), range, &self.y);
             }
         }
     }
@@ -205,17 +202,18 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
             first += job.n_pieces();
             Some(job)
         });
-        let piece = |i: usize| {
+        let piece = |worker: usize, i: usize| {
             let mut jobs = jobs.iter().flatten();
             let job = jobs
                 .find(|job| i < job.first + job.n_pieces())
                 .expect("a piece of some matrix");
-            job.run(cpu, &inputs, i);
+            job.run(cpu, worker, &inputs, i);
         };
         if work < ALONE {
-            (0..first).for_each(piece);
+            (0..first).for_each(|i| piece(0, i));
         } else {
-            cpu.pool.each(first, 1, |_, range| range.for_each(piece));
+            let each = |worker, range: Range<usize>| range.for_each(|i| piece(worker, i));
+            cpu.pool.each(first, 1, each);
         }
     }
 }
@@ -246,17 +244,18 @@ pub(crate) fn matmul_runs<'a>(
         // As many pieces for each, of which formats with smaller panels need fewer.
         let most = (0..runs.len()).map(|i| job(i).n_pieces()).max();
         let most = most.unwrap_or(0);
-        let piece = |i: usize| {
+        let piece = |worker: usize, i: usize| {
             let job = job(i / most);
             if i % most < job.n_pieces() {
-                job.run(cpu, &inputs, i % most);
+                job.run(cpu, worker, &inputs, i % most);
             }
         };
         let n = runs.len() * most;
         if x.rows() * rows * cols < ALONE {
-            (0..n).for_each(piece);
+            (0..n).for_each(|i| piece(0, i));
         } else {
-            cpu.pool.each(n, 1, |_, range| range.for_each(piece));
+            let each = |worker, range: Range<usize>| range.for_each(|i| piece(worker, i));
+            cpu.pool.each(n, 1, each);
         }
     }
     y
@@ -348,14 +347,22 @@ pub(crate) fn saturate(cpu: &Cpu, tiles: bool, steps: usize) -> Option<u64> {
 
 /// Reads all bytes of `w`, in the pieces of a product.
 pub(crate) fn read(cpu: &Cpu, w: &Matrix) -> u64 {
-    let bytes = match w.storage::<Weights>() {
-        Weights::Plain(w) => w.bytes(),
-        Weights::Coded(w) => w.bytes(),
-    };
     let total = AtomicU64::new(0);
-    cpu.pool.each(bytes.len(), PIECE, |_, range| {
-        total.fetch_add(cpu.isa.run(Read(&bytes[range])), Relaxed);
-    });
+    let all = |bytes: &[u8]| {
+        cpu.pool.each(bytes.len(), PIECE, |_, range| {
+            total.fetch_add(cpu.isa.run(Read(&bytes[range])), Relaxed);
+        });
+    };
+    match w.storage::<Weights>().packing().source() {
+        Source::Packed(data) => all(data.of()),
+        Source::Mapped(kept) => {
+            for part in kept.iter().map(Kept::view) {
+                [part.codes, part.scales, part.biases]
+                    .into_iter()
+                    .for_each(all);
+            }
+        }
+    }
     total.into_inner()
 }
 
@@ -379,46 +386,23 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
         std::iter::once(weights),
     );
     let mut y = cpu.tensor(x.rows(), n_ids);
-    let room = match weights {
-        Weights::Plain(_) => 0,
-        Weights::Coded(w) => w.panel / 4,
-    };
-    let mut rooms = cpu.tensor(cpu.pool.n_workers(), room);
     let groups = n_ids.div_ceil(16);
-    let (out, rooms) = (
-        Split::new(values_mut(&mut y)),
-        Split::new(values_mut(&mut rooms)),
-    );
+    let out = Split::new(values_mut(&mut y));
     let chunk = (ALONE / 4 / (16 * w.cols).max(1)).max(1);
     cpu.pool.each(ids.len() * groups, chunk, |worker, range| {
         for i in range {
             let (row, at) = (i / groups, i % groups * 16);
             let ids = &ids[row][at..(at + 16).min(n_ids)];
-            // SAFETY: every group of outputs is visited once, and a worker's room is
-            // its own.
-            let (y, room) = unsafe {
-                (
-                    out.part(row * n_ids + at..row * n_ids + at + ids.len()),
-                    out_of(&rooms, worker, room),
-                )
-            };
+            // SAFETY: every group of outputs is visited once.
+            let y = unsafe { out.part(row * n_ids + at..row * n_ids + at + ids.len()) };
             match weights {
-                Weights::Plain(w) => panels::chosen(
-                    cpu,
-                    w,
-                    &values(inputs.x)[row * x.cols()..][..x.cols()],
-                    ids,
-                    y,
-                ),
-                Weights::Coded(w) => coded::chosen(
-                    cpu,
-                    w,
-                    inputs.rounded(w.group),
-                    row,
-                    ids,
-                    y,
-                    bytes_mut(room),
-                ),
+                Weights::Plain(w) => {
+                    let x = &values(inputs.x)[row * x.cols()..][..x.cols()];
+                    panels::chosen(cpu, worker, w, x, ids, y);
+                }
+                Weights::Coded(w) => {
+                    coded::chosen(cpu, worker, w, inputs.rounded(w.group), row, ids, y);
+                }
             }
         }
     });

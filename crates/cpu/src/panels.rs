@@ -11,7 +11,8 @@
 use crate::Cpu;
 use crate::arch::{Element, Kernel, Lanes, even, load, store};
 use crate::matmul::with_element;
-use crate::memory::Region;
+use crate::memory::{elements, elements_mut};
+use crate::packing::{self, Packing, Room, Source};
 use crate::pool::Split;
 use crate::tile::{Fetch, Operands, accumulate};
 use half::{bf16, f16};
@@ -27,19 +28,10 @@ pub(crate) struct Panels {
     pub(crate) scalar: Scalar,
     rows: usize,
     cols: usize,
-    data: Region,
+    source: Source,
 }
 
 impl Panels {
-    /// Elements of one panel.
-    pub(crate) fn panel(&self) -> usize {
-        self.cols * 16
-    }
-
-    pub(crate) fn n_panels(&self) -> usize {
-        self.rows.div_ceil(16)
-    }
-
     /// Packs `parts` as one matrix.
     pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Self {
         let cols = parts[0].cols;
@@ -48,28 +40,64 @@ impl Panels {
             Layout::Plain(scalar) if parts.iter().all(|p| p.format == parts[0].format) => scalar,
             _ => Scalar::F32,
         };
-        let data = Region::zeroed(rows.div_ceil(16) * 16 * cols * scalar.bytes());
         let mut panels = Panels {
             scalar,
             rows,
             cols,
-            data,
+            source: Source::Mapped(Vec::new()),
         };
-        with_element!(scalar, W => pack::<W>(cpu, parts, &mut panels));
+        panels.source = packing::source(cpu, &panels, parts);
         panels
-    }
-
-    /// All panels.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.data.of()
     }
 
     /// Row `row`, times `factor`.
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
+        let data = match &self.source {
+            Source::Packed(data) => data,
+            Source::Mapped(kept) => return packing::row(kept, row, factor, out),
+        };
         with_element!(self.scalar, W => {
-            let panel = &self.data.of::<W>()[row / 16 * self.panel()..][..self.panel()];
-            let values = panel[row % 16..].iter().step_by(16);
+            let values = data.of::<W>()[row / 16 * 16 * self.cols + row % 16..].iter().step_by(16);
             out.iter_mut().zip(values).for_each(|(out, w)| *out = w.widen() * factor);
+        });
+    }
+}
+
+impl Packing for Panels {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn panel_bytes(&self) -> usize {
+        16 * self.cols * self.scalar.bytes()
+    }
+
+    fn source(&self) -> &Source {
+        &self.source
+    }
+
+    fn put_row(&self, part: &Stored<'_>, row: usize, lane: usize, room: &mut Room, to: &mut [u8]) {
+        let is_plain = part.format.layout == Layout::Plain(self.scalar);
+        if !is_plain {
+            room.values.resize(self.cols, 0.0);
+            part.decode_row(row, &mut room.values);
+        }
+        with_element!(self.scalar, W => {
+            let to = elements_mut::<W>(to)[lane..].iter_mut().step_by(16);
+            if is_plain {
+                let codes = part.row(row).codes;
+                to.enumerate().for_each(|(c, to)| *to = W::at(codes, c));
+            } else {
+                to.zip(&room.values).for_each(|(to, &v)| *to = W::narrow(v));
+            }
+        });
+    }
+
+    fn copy_lane(&self, from: &[u8], lane: usize, to: &mut [u8], to_lane: usize) {
+        with_element!(self.scalar, W => {
+            let from = elements::<W>(from)[lane..].iter().step_by(16);
+            let to = elements_mut::<W>(to)[to_lane..].iter_mut().step_by(16);
+            to.zip(from).for_each(|(to, &from)| *to = from);
         });
     }
 }
@@ -104,45 +132,12 @@ impl Packed for bf16 {
     }
 }
 
-fn pack<W: Packed>(cpu: &Cpu, parts: &[Stored<'_>], panels: &mut Panels) {
-    let (rows, cols, panel) = (panels.rows, panels.cols, panels.panel());
-    let n_panels = panels.n_panels();
-    // The part and row within it of each row of the whole.
-    let place = |mut row: usize| {
-        for part in parts {
-            if row < part.rows {
-                return (part, row);
-            }
-            row -= part.rows;
-        }
-        unreachable!("rows are those of the parts")
-    };
-    let data = Split::new(panels.data.of_mut::<W>());
-    cpu.pool.each(n_panels, 4, |_, range| {
-        let mut values = vec![0.0; cols];
-        for p in range {
-            // SAFETY: every panel is visited once.
-            let out = unsafe { data.part(p * panel..(p + 1) * panel) };
-            for lane in 0..16.min(rows - p * 16) {
-                let (part, row) = place(p * 16 + lane);
-                let to = out[lane..].iter_mut().step_by(16);
-                if part.format.layout == Layout::Plain(panels.scalar) {
-                    let codes = part.row(row).codes;
-                    to.enumerate().for_each(|(c, to)| *to = W::at(codes, c));
-                } else {
-                    part.decode_row(row, &mut values);
-                    to.zip(&values).for_each(|(to, &v)| *to = W::narrow(v));
-                }
-            }
-        }
-    });
-}
-
 /// One worker's piece of a product: some panels for all rows of `x`.
 struct Piece<'a, W> {
     x: &'a [f32],
     rows: usize,
     panels: &'a Panels,
+    /// Panels `range`.
     weights: &'a [W],
     range: Range<usize>,
     y: &'a Split<'a, f32>,
@@ -244,7 +239,7 @@ impl<W: Element> Piece<'_, W> {
         let operands = Operands {
             x: self.x[row * k + cols.start..].as_ptr(),
             x_stride: k,
-            w: self.weights[(panel * k + cols.start) * 16..].as_ptr(),
+            w: self.weights[((panel - self.range.start) * k + cols.start) * 16..].as_ptr(),
             w_step: 16,
             w_stride: k * 16,
             k: cols.len(),
@@ -260,26 +255,28 @@ impl<W: Element> Piece<'_, W> {
     }
 }
 
-/// Panels `range` of `w` for all rows of `x`.
+/// Panels `range` of `w` for all rows of `x`, as `worker`.
 pub(crate) fn piece(
     cpu: &Cpu,
+    worker: usize,
     w: &Panels,
     x: &[f32],
     rows: usize,
     range: Range<usize>,
     y: &Split<'_, f32>,
 ) {
-    with_element!(w.scalar, W => {
-        cpu.isa.run(Piece::<W> { x, rows, panels: w, weights: w.data.of(), range, y });
+    packing::each(cpu, w, worker, range, |range, panels| {
+        with_element!(w.scalar, W => {
+            let weights = elements(panels);
+            cpu.isa.run(Piece::<W> { x, rows, panels: w, weights, range, y });
+        });
     });
 }
 
-/// 16 chosen rows of the weights against one row of `x`.
+/// One panel against one row of `x`.
 struct Chosen<'a, W> {
     x: &'a [f32],
-    panels: &'a Panels,
     weights: &'a [W],
-    ids: &'a [u32],
     y: &'a mut [f32],
 }
 
@@ -288,48 +285,28 @@ impl<W: Element> Kernel for Chosen<'_, W> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let panel = self.panels.panel();
-        for (ids, y) in self.ids.chunks(16).zip(self.y.chunks_mut(16)) {
-            let mut acc = [[L::splat(0.0)]];
-            let whole = ids.len() == 16
-                && ids[0].is_multiple_of(16)
-                && ids.iter().zip(ids[0]..).all(|(&id, next)| id == next);
-            if whole {
-                let w = &self.weights[ids[0] as usize / 16 * panel..][..panel];
-                let operands = Operands {
-                    x: self.x.as_ptr(),
-                    x_stride: 0,
-                    w: w.as_ptr(),
-                    w_step: 16,
-                    w_stride: 0,
-                    k: self.panels.cols,
-                    fetch: Fetch::Ahead,
-                };
-                // SAFETY: one row of `x` and one panel of as many columns.
-                unsafe { accumulate::<L, W, 1, 1>(&mut acc, operands) };
-            } else {
-                let mut rows = [&self.weights[..0]; 16];
-                for (row, &id) in rows.iter_mut().zip(ids) {
-                    let id = id as usize;
-                    assert!(id < self.panels.rows, "row {id} of {}", self.panels.rows);
-                    *row = &self.weights[id / 16 * panel + id % 16..(id / 16 + 1) * panel];
-                }
-                for (k, &x) in self.x.iter().enumerate() {
-                    let mut lanes = [0.0; 16];
-                    for (lane, row) in lanes.iter_mut().zip(&rows[..ids.len()]) {
-                        *lane = row[16 * k].widen();
-                    }
-                    acc[0][0] = L::load(&lanes).mul_add(L::splat(x), acc[0][0]);
-                }
-            }
-            store(acc[0][0], y);
-        }
+        assert_eq!(self.weights.len(), 16 * self.x.len(), "a panel for the row");
+        let mut acc = [[L::splat(0.0)]];
+        let operands = Operands {
+            x: self.x.as_ptr(),
+            x_stride: 0,
+            w: self.weights.as_ptr(),
+            w_step: 16,
+            w_stride: 0,
+            k: self.x.len(),
+            fetch: Fetch::Ahead,
+        };
+        // SAFETY: one row of `x` and one panel of as many columns.
+        unsafe { accumulate::<L, W, 1, 1>(&mut acc, operands) };
+        store(acc[0][0], self.y);
     }
 }
 
-/// Up to 16 chosen rows of `w` for one row `x`.
-pub(crate) fn chosen(cpu: &Cpu, w: &Panels, x: &[f32], ids: &[u32], y: &mut [f32]) {
-    with_element!(w.scalar, W => {
-        cpu.isa.run(Chosen::<W> { x, panels: w, weights: w.data.of(), ids, y });
+/// Up to 16 chosen rows of `w` for one row `x`, as `worker`.
+pub(crate) fn chosen(cpu: &Cpu, worker: usize, w: &Panels, x: &[f32], ids: &[u32], y: &mut [f32]) {
+    packing::chosen(cpu, w, worker, ids, |panel| {
+        with_element!(w.scalar, W => {
+            cpu.isa.run(Chosen::<W> { x, weights: elements(panel), y });
+        });
     });
 }

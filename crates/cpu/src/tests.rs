@@ -6,8 +6,10 @@ use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
     Matrix, Reference, Rope, Tensor, conformance,
 };
-use quant::{Format, Layout, Owned, Scalar, Stored};
+use quant::{Format, Layout, Mapping, Owned, Scalar, Stored};
 use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
 
 fn each(activations: Activations, check: impl Fn(&Cpu)) {
     for isa in Isa::available() {
@@ -110,6 +112,87 @@ fn products_of_every_format_are_those_of_its_definition_for_any_number_of_rows()
                         .zip(&want)
                         .all(|(a, b)| a.to_bits() == b.to_bits());
                     assert!(same, "{} for {n} rows on {variant:?}", format.name);
+                }
+            }
+        }
+    }
+}
+
+/// A file in memory, in which matrices stay.
+#[derive(Debug)]
+struct File(Vec<u8>);
+
+impl Mapping for File {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+    fn release(&self, _: Range<usize>) {}
+    fn stays(&self) -> bool {
+        true
+    }
+    fn stay(&self, _: bool) {}
+}
+
+#[test]
+fn matrices_that_stay_in_their_file_give_the_bits_of_packed_ones() {
+    for format in quant::FORMATS.iter().copied().flatten() {
+        if !matches!(format.layout, Layout::Block { .. }) && !format.can_encode() {
+            continue;
+        }
+        let cols = 320usize.next_multiple_of(format.block);
+        let owned = noise(format, cols);
+        // At an odd place, as headers leave it.
+        let mut bytes = vec![0; 3];
+        let mut put = |part: &[u8]| {
+            bytes.extend(part);
+            bytes.len() - part.len()..bytes.len()
+        };
+        let parts = [&owned.codes, &owned.scales, &owned.biases].map(|p| put(p));
+        let file: Arc<dyn Mapping> = Arc::new(File(bytes));
+        let [codes, scales, biases] = parts.map(|part| &file.bytes()[part]);
+        let stored = Stored {
+            codes,
+            scales,
+            biases,
+            mapping: Some(&file),
+            ..owned.view()
+        };
+        let x: Vec<f32> = (0..40 * cols)
+            .map(|i| ((i * 7919 % 2003) as f32 - 1001.0) / 700.0)
+            .collect();
+        let ids = [
+            vec![3, 18, 3, 7, 0],
+            vec![16, 17, 18, 1, 2],
+            (0..5).collect(),
+        ];
+        for isa in Isa::available() {
+            for activations in [Activations::Int8, Activations::F32] {
+                let cpu = Cpu::with(Detected::new(isa).unwrap(), 2, activations);
+                let packed = cpu.matrix(&[owned.view(), owned.view()]);
+                assert_eq!(cpu.left_in_files(), Some(0));
+                let mapped = cpu.matrix(&[stored, stored.slice(0..5), stored.slice(5..19)]);
+                assert_eq!((mapped.rows, mapped.bytes), (packed.rows, 0));
+                assert_eq!(cpu.left_in_files(), Some(packed.bytes as u64));
+                for n in [1, 2, 5, 8, 17, 40] {
+                    let x = cpu.upload(n, cols, &x[..n * cols]);
+                    let y = [&packed, &mapped].map(|w| {
+                        let tokens: Vec<u32> = (0..n as u32).map(|i| i * 7 % 38).collect();
+                        let ids: Vec<_> = (0..n).map(|i| ids[i % 3].clone()).collect();
+                        [
+                            (&cpu as &dyn Backend).matmul(&x, w),
+                            cpu.matmul_rows(&x, w, &ids),
+                            cpu.embed(w, &tokens, 0.3),
+                        ]
+                    });
+                    let bits = |y: &Tensor| -> Vec<u32> {
+                        cpu.download(y).iter().map(|y| y.to_bits()).collect()
+                    };
+                    let [packed, mapped] = y.each_ref().map(|y| y.each_ref().map(bits));
+                    let name = format.name;
+                    assert!(
+                        packed == mapped,
+                        "{name}, {n} rows, {isa:?} {activations:?}"
+                    );
                 }
             }
         }

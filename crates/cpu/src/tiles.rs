@@ -196,7 +196,7 @@ impl Piece<'_> {
     #[inline(always)]
     fn place(&self, panel: usize, g: usize) -> (&[u8], usize) {
         let (at, j) = self.w.place(g);
-        let start = panel * self.w.panel + at * self.w.unit;
+        let start = (panel - self.range.start) * self.w.panel + at * self.w.unit;
         (&self.data[start..start + self.w.unit], j)
     }
 

@@ -9,8 +9,10 @@ use backend::{
     Experts, Kv, KvFormat, KvSpec, Matrix, Rope, Row, Tensor,
 };
 use cpu::{Cpu, CpuOptions};
-use quant::Scalar;
+use quant::{Mapping, Scalar, Stored};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 struct Counting;
@@ -69,13 +71,38 @@ fn noise(n: usize) -> Vec<f32> {
         .collect()
 }
 
+/// Codes in memory, in which matrices stay or not.
+#[derive(Debug)]
+struct File(Vec<u8>, bool);
+
+impl Mapping for File {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+    fn release(&self, _: Range<usize>) {}
+    fn stays(&self) -> bool {
+        self.1
+    }
+    fn stay(&self, _: bool) {}
+}
+
 fn matrix(b: &dyn Backend, rows: usize, cols: usize) -> Matrix {
     stored(b, "q4_0", rows, cols)
 }
 
+/// Matrices with more rows than columns stay in their file.
 fn stored(b: &dyn Backend, format: &str, rows: usize, cols: usize) -> Matrix {
     let format = quant::format(format).expect("a format");
-    b.matrix(&[quant::encode(format, &noise(rows * cols), cols, Scalar::F16).view()])
+    let owned = quant::encode(format, &noise(rows * cols), cols, Scalar::F16);
+    let file: Arc<dyn Mapping> = Arc::new(File(owned.codes.clone(), rows > cols));
+    let stored = Stored {
+        codes: file.bytes(),
+        mapping: Some(&file),
+        ..owned.view()
+    };
+    let matrix = b.matrix(&[stored]);
+    assert_eq!(matrix.bytes == 0, rows > cols);
+    matrix
 }
 
 impl Model {

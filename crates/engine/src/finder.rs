@@ -64,6 +64,8 @@ pub(crate) struct Finder<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     pub(crate) target: &'a dyn Target,
     pub(crate) options: &'a LoadOptions,
+    /// Whether weights stay in their files.
+    pub(crate) mapped: bool,
     /// The tokens that a head scores, unless all.
     pub(crate) shortlist: Option<Vec<u32>>,
     pub(crate) size: MemorySize,
@@ -205,7 +207,7 @@ impl Finder<'_> {
 
     /// The MTP head in a checkpoint of its own.
     fn mtp_of(&mut self, source: &Source) -> Result<Found, EngineError> {
-        let checkpoint = source.checkpoint()?;
+        let checkpoint = self.open(source)?;
         let mut found = self.mtp(&checkpoint, format!("the MTP head `{}`", source.name()))?;
         found.preflight.note_norms(checkpoint.norm_facts());
         self.apart(source, &checkpoint, found)
@@ -245,7 +247,7 @@ impl Finder<'_> {
     }
 
     fn assistant(&mut self, source: &Source) -> Result<Found, EngineError> {
-        let checkpoint = quantized(source.checkpoint()?, self.options)?;
+        let checkpoint = quantized(self.open(source)?, self.options)?;
         let mut head = Gemma4Assistant::load(self.b, &checkpoint, self.target)?;
         if let Some(ids) = &self.shortlist {
             head = head.with_shortlist(self.b, &checkpoint, ids)?;
@@ -264,12 +266,19 @@ impl Finder<'_> {
     }
 
     fn eagle3(&mut self, source: &Source) -> Result<Found, EngineError> {
-        let checkpoint = source.checkpoint()?;
+        let checkpoint = self.open(source)?;
         let head = Eagle3::load(self.b, &checkpoint, self.target)?;
         let reason = format!("the EAGLE-3 head `{}`", source.name());
         fits(&head.plan(), self.size.kv_format)?;
         let found = self.chained(head, None, reason);
         self.apart(source, &checkpoint, found)
+    }
+
+    /// Opens a head's own checkpoint, whose weights are where the target's are.
+    fn open(&self, source: &Source) -> Result<Checkpoint, EngineError> {
+        let checkpoint = source.checkpoint()?;
+        checkpoint.keep_mapped(self.mapped);
+        Ok(checkpoint)
     }
 
     /// Completes what is known of a head in a checkpoint of its own.

@@ -16,6 +16,7 @@
 mod finder;
 mod hashes;
 mod load;
+mod placement;
 mod preflight;
 mod request;
 mod scheduler;
@@ -27,6 +28,7 @@ pub use load::{
     DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, EngineError, LoadOptions, Model,
     ModelInfo, load,
 };
+pub use placement::Placement;
 pub use preflight::{Finding, Guesses, Norms, Preflight, Probing, Trial, TrialResult};
 pub use request::{
     CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Sink,

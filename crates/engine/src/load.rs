@@ -2,13 +2,14 @@
 
 use crate::finder::{Finder, Found, fits, ngram};
 use crate::hashes::Hashes;
+use crate::placement::{self, Placement};
 use crate::preflight::{self, Key, Preflight, Probing, TrialResult};
 use crate::request::Rejected;
 use crate::shortlist::DraftVocabulary;
 use crate::source::Source;
 use backend::{Backend, KvFormat};
 use cache::{Memory, MemoryPlan, MemorySize};
-use models::{ModelError, Quantize};
+use models::{ModelError, Quantize, Target};
 use serde::Serialize;
 use speculate::{Accept, Speculator};
 use std::str::FromStr;
@@ -94,6 +95,8 @@ pub struct LoadOptions {
     pub kv_format: KvFormat,
     /// Quantises the weights while they are loaded.
     pub quantize: Option<Quantize>,
+    /// Where weights are while the model runs.
+    pub weights: Placement,
 }
 
 /// Tokens of a sequence where nobody says otherwise.
@@ -118,6 +121,7 @@ impl Default for LoadOptions {
             chunk: 256,
             kv_format: KvFormat::both(&quant::BF16),
             quantize: None,
+            weights: Placement::default(),
         }
     }
 }
@@ -176,6 +180,10 @@ pub struct ModelInfo {
     pub weight_bytes: u64,
     /// Bytes of the drafter's files, where it has its own.
     pub drafter_weight_bytes: u64,
+    /// Where weights are: `packed` in memory, or `mapped`, in their files.
+    pub weights: &'static str,
+    /// Why.
+    pub weights_reason: String,
     /// Bytes of the weights that a step of one row reads.
     pub step_bytes: u64,
     /// Bytes of keys, values and states, at most.
@@ -263,15 +271,7 @@ pub fn load(
     let mut hashes = Hashes::open(options.probing.cache());
     let hashed = matches!(options.probing, Probing::Run { .. });
     let target_sha256 = hashed.then(|| source.hash(&checkpoint, &mut hashes));
-    let target = models::load_target(&*b, &checkpoint)?;
-    if text.tokenizer.vocab_size() > target.vocab_size() {
-        return bad(format!(
-            "the tokenizer has {} tokens, the model {}: they do not belong together",
-            text.tokenizer.vocab_size(),
-            target.vocab_size()
-        ));
-    }
-    let size = MemorySize {
+    let size = |target: &dyn Target| MemorySize {
         sequences: options.sequences,
         context: options
             .context
@@ -280,6 +280,15 @@ pub fn load(
         step_rows: options.chunk,
         kv_format: options.kv_format,
     };
+    let (target, placed) = placement::load_target(&*b, &checkpoint, options, size)?;
+    if text.tokenizer.vocab_size() > target.vocab_size() {
+        return bad(format!(
+            "the tokenizer has {} tokens, the model {}: they do not belong together",
+            text.tokenizer.vocab_size(),
+            target.vocab_size()
+        ));
+    }
+    let size = size(&*target);
     if !b.keeps(size.kv_format) {
         return bad(format!(
             "--kv {}: {} keeps keys and values in bf16, f16 or f32 only",
@@ -294,6 +303,7 @@ pub fn load(
         checkpoint: &checkpoint,
         target: &*target,
         options,
+        mapped: placed.mapped,
         shortlist: options.draft_vocab.ids(target.vocab_size(), &text),
         size,
         hashes,
@@ -381,6 +391,8 @@ pub fn load(
         sequences: size.sequences,
         weight_bytes: checkpoint.bytes(),
         drafter_weight_bytes: found.weight_bytes,
+        weights: if placed.mapped { "mapped" } else { "packed" },
+        weights_reason: placed.reason,
         step_bytes: step_bytes(&checkpoint),
         memory_bytes: plans.iter().map(|plan| Memory::bytes(plan, &size)).sum(),
         kv_format: size.kv_format.to_string(),

@@ -13,15 +13,19 @@
 mod affine;
 mod block;
 mod gguf;
+mod kept;
 mod plain;
 mod scaled;
 mod small;
 
 pub use affine::{AFFINE, affine, widen};
 pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format, nvfp4_times};
+pub use kept::{Kept, Mapping};
 pub use plain::{BF16, F16, F32};
 pub use scaled::{Code, SCALED, ScaleType, Tiles, scaled};
 pub use small::{e4m3, e8m0};
+
+use std::sync::Arc;
 
 /// The element type of plain tensors and of scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -378,6 +382,8 @@ pub struct Stored<'a> {
     pub biases: &'a [u8],
     /// What each scale covers, in [`Layout::Scaled`].
     pub tiles: Tiles<'a>,
+    /// The file that the bytes lie in, where it is mapped.
+    pub mapping: Option<&'a Arc<dyn Mapping>>,
 }
 
 impl<'a> Stored<'a> {
@@ -422,6 +428,7 @@ impl<'a> Stored<'a> {
             scales: &[],
             biases: &[],
             tiles: Tiles::of_rows(0),
+            mapping: None,
         }
     }
 
@@ -549,6 +556,7 @@ impl Owned {
                 factors: &self.factors,
                 ..Tiles::of_rows(self.width)
             },
+            mapping: None,
         }
     }
 

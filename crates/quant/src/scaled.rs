@@ -349,6 +349,7 @@ mod tests {
                         factors: if scale_type == ScaleType::E4m3 { &factors } else { &[] },
                         factor_rows: if shared { 4 } else { 1 },
                     },
+                    mapping: None,
                 };
                 let mut values = vec![0.0; cols];
                 let part = whole.slice(skip..ROWS);

@@ -11,15 +11,15 @@ use crate::mapped::Bytes;
 use crate::names;
 use crate::norms::{self, Disagreement, Folding, NormFacts, Part};
 use crate::safetensors;
-use quant::{Owned, Scalar, Stored};
+use quant::{Mapping, Owned, Scalar, Stored};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::btree_map;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// Tensors of one checkpoint. The largest known mixture of experts, one tensor
 /// an expert and matrix, has some 200 000.
@@ -273,6 +273,10 @@ impl Checkpoint {
             Some(format) => Stored::new(format, rows, cols, self.data(tensor)),
             None => Stored::plain(self.scalar(name, tensor)?, rows, cols, self.data(tensor)),
         };
+        let as_written = Stored {
+            mapping: self.mapping(tensor),
+            ..as_written
+        };
         let factor = format!("{name}_scale_2");
         let has_factor = as_written.format.name == "nvfp4" && self.find(&factor).is_some();
         let moves = tensor.edit.changes(&self.sizes);
@@ -418,6 +422,21 @@ impl Checkpoint {
         self.files.iter().map(|f| f.bytes.len() as u64).sum()
     }
 
+    /// Whether a file of it is mapped, and not in memory.
+    pub fn is_mapped(&self) -> bool {
+        self.mappings().next().is_some()
+    }
+
+    /// Whether matrices that are asked for from now on are to stay where they lie in
+    /// mapped files ([`Stored::keep`]), on devices that can leave them there.
+    pub fn keep_mapped(&self, keep: bool) {
+        self.mappings().for_each(|mapping| mapping.stay(keep));
+    }
+
+    fn mappings(&self) -> impl Iterator<Item = &Arc<dyn Mapping>> {
+        self.files.iter().filter_map(|file| file.bytes.mapping())
+    }
+
     /// Every stored tensor's name and bytes, scales and biases on their own.
     pub fn sizes(&self) -> impl Iterator<Item = (&str, usize)> {
         self.tensors()
@@ -491,6 +510,11 @@ impl Checkpoint {
             self.files.iter().for_each(|file| file.bytes.release());
         }
         bytes
+    }
+
+    /// The mapping that `tensor` lies in, if its file is mapped.
+    pub(crate) fn mapping(&self, tensor: &Tensor) -> Option<&Arc<dyn Mapping>> {
+        self.files[tensor.file].bytes.mapping()
     }
 
     pub(crate) fn file_name(&self, tensor: &Tensor) -> &str {

@@ -278,6 +278,7 @@ impl Checkpoint {
             scales: self.data(scales),
             biases: self.data(biases),
             tiles: Tiles::of_rows(0),
+            mapping: self.mapping(words),
         })
     }
 
@@ -458,6 +459,7 @@ impl Checkpoint {
                 },
                 ..tiles
             },
+            mapping: self.mapping(codes),
         }
     }
 

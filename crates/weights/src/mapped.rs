@@ -1,14 +1,58 @@
 //! The bytes of one file, mapped or in memory.
 
 use crate::LoadError;
+use quant::Mapping;
 use std::borrow::Cow;
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The bytes of one file.
 pub(crate) enum Bytes {
-    Mapped(memmap2::Mmap),
+    Mapped(Arc<dyn Mapping>),
     Memory(Cow<'static, [u8]>),
+}
+
+/// A mapped file.
+#[derive(Debug)]
+struct Map {
+    bytes: memmap2::Mmap,
+    stays: AtomicBool,
+}
+
+impl Mapping for Map {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn release(&self, part: Range<usize>) {
+        #[cfg(unix)]
+        {
+            let advice = memmap2::UncheckedAdvice::DontNeed;
+            // SAFETY: the mapping is of a file and read-only, so its pages hold nothing
+            // that the file has not, and slices of it stay valid: the next access reads
+            // the file.
+            #[allow(unsafe_code)]
+            let released = unsafe {
+                self.bytes
+                    .unchecked_advise_range(advice, part.start, part.len())
+            };
+            // Advice: if it is not taken, memory stays with us until the end of the load.
+            let _ = released;
+        }
+        #[cfg(not(unix))]
+        let _ = part;
+    }
+
+    fn stays(&self) -> bool {
+        self.stays.load(Relaxed)
+    }
+
+    fn stay(&self, stays: bool) {
+        self.stays.store(stays, Relaxed);
+    }
 }
 
 impl Bytes {
@@ -37,21 +81,25 @@ impl Bytes {
         // this; download tools write to a temporary name and rename.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        Ok(Bytes::Mapped(map))
+        Ok(Bytes::Mapped(Arc::new(Map {
+            bytes: map,
+            stays: AtomicBool::new(false),
+        })))
+    }
+
+    /// The mapping, if it is one.
+    pub(crate) fn mapping(&self) -> Option<&Arc<dyn Mapping>> {
+        match self {
+            Bytes::Mapped(map) => Some(map),
+            Bytes::Memory(_) => None,
+        }
     }
 
     /// Lets the system have back the memory of a mapping; what is touched again is read
     /// again.
     pub(crate) fn release(&self) {
-        #[cfg(unix)]
         if let Bytes::Mapped(map) = self {
-            // SAFETY: the mapping is of a file and read-only, so its pages hold nothing
-            // that the file has not, and slices of it stay valid: the next access reads
-            // the file.
-            #[allow(unsafe_code)]
-            let released = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
-            // Advice: if it is not taken, memory stays with us until the end of the load.
-            let _ = released;
+            map.release(0..map.bytes().len());
         }
     }
 }
@@ -61,7 +109,7 @@ impl std::ops::Deref for Bytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped(map) => map.bytes(),
             Bytes::Memory(bytes) => bytes,
         }
     }

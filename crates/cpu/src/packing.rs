@@ -1,0 +1,235 @@
+//! From stored rows to panels of 16 rows: once for all products, or anew for each.
+//!
+//! A matrix is packed when it is loaded. One that is to stay in its mapped file
+//! ([`quant::Stored::keep`]) is packed two panels at a time, by the worker that
+//! multiplies them and into room of its own: so kernels and bits are the same, nothing
+//! but the file's pages is held, and a product takes as long as packing does.
+
+use crate::Cpu;
+use crate::coded;
+use crate::memory::Region;
+use crate::pool::Split;
+use quant::{Kept, Stored};
+use std::ops::Range;
+use std::sync::{MutexGuard, PoisonError};
+
+/// Panels packed at a time for a product: as many as kernels take at once.
+const WIDE: usize = 2;
+
+/// Bytes of panels that a worker packs at a time when a matrix is loaded; then the
+/// memory of what it has read is given back.
+const LOADED: usize = 1 << 20;
+
+/// Where panels come from.
+pub(crate) enum Source {
+    /// They are there.
+    Packed(Region),
+    /// Rows of these parts, in order.
+    Mapped(Vec<Kept>),
+}
+
+/// Parts of a matrix, rows in order.
+#[derive(Clone, Copy)]
+enum Parts<'a> {
+    Stored(&'a [Stored<'a>]),
+    Kept(&'a [Kept]),
+}
+
+impl<'a> Parts<'a> {
+    /// The part that has row `row`, and which of its rows that is.
+    fn place(self, mut row: usize) -> (Stored<'a>, usize) {
+        let mut is_in = |rows: usize| {
+            let found = row < rows;
+            if !found {
+                row -= rows;
+            }
+            found
+        };
+        let part = match self {
+            Parts::Stored(parts) => parts.iter().find(|p| is_in(p.rows)).copied(),
+            Parts::Kept(parts) => parts.iter().find(|p| is_in(p.rows)).map(Kept::view),
+        };
+        (part.expect("rows are those of the parts"), row)
+    }
+}
+
+/// What one worker packs with.
+#[derive(Default)]
+pub(crate) struct Room {
+    pub(crate) row: coded::Parts,
+    pub(crate) values: Vec<f32>,
+    panels: Option<Region>,
+}
+
+impl Room {
+    /// Room for `len` bytes of panels, taken out to be put back.
+    fn take(&mut self, len: usize) -> Region {
+        let fits = |region: &Region| region.of::<u8>().len() >= len;
+        let old = self.panels.take().filter(fits);
+        old.unwrap_or_else(|| Region::zeroed(len))
+    }
+}
+
+/// A way to lay out panels, and where those of one matrix come from.
+pub(crate) trait Packing: Sync {
+    /// Rows of the matrix.
+    fn rows(&self) -> usize;
+
+    /// Bytes of a panel.
+    fn panel_bytes(&self) -> usize;
+
+    /// Where its panels come from.
+    fn source(&self) -> &Source;
+
+    /// Writes row `row` of `part` to a lane of `panel`, whose other lanes stay.
+    fn put_row(&self, part: &Stored<'_>, row: usize, lane: usize, room: &mut Room, to: &mut [u8]);
+
+    /// Copies a row of a panel to a lane of another.
+    fn copy_lane(&self, from: &[u8], lane: usize, to: &mut [u8], to_lane: usize);
+
+    /// Panels, the last of which may have fewer rows.
+    fn n_panels(&self) -> usize {
+        self.rows().div_ceil(16)
+    }
+}
+
+/// Writes `rows` of the matrix to the lanes of `panel`, and zeros to what is left.
+fn fill<P: Packing>(
+    to: &P,
+    parts: Parts<'_>,
+    rows: impl ExactSizeIterator<Item = usize>,
+    room: &mut Room,
+    panel: &mut [u8],
+) {
+    if rows.len() < 16 {
+        panel.fill(0);
+    }
+    for (lane, row) in rows.enumerate() {
+        let (part, row) = parts.place(row);
+        to.put_row(&part, row, lane, room, panel);
+    }
+}
+
+/// The rows of panel `p`.
+fn rows_of(to: &impl Packing, p: usize) -> Range<usize> {
+    16 * p..(16 * p + 16).min(to.rows())
+}
+
+/// `parts` as the layout `to` wants them: where they lie if all are to stay there, else
+/// packed.
+pub(crate) fn source<P: Packing>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> Source {
+    if let Some(kept) = parts.iter().map(Stored::keep).collect() {
+        return Source::Mapped(kept);
+    }
+    let (n, bytes) = (to.n_panels(), to.panel_bytes());
+    let mut data = Region::zeroed(n * bytes);
+    let all = Split::new(data.of_mut::<u8>());
+    // As much as is given back at once, but some pieces for each worker.
+    let fair = n / (8 * cpu.pool.n_workers());
+    let chunk = (LOADED / bytes.max(1)).min(fair).max(4);
+    cpu.pool.each(n, chunk, |worker, range| {
+        let room = &mut *room(cpu, worker);
+        for p in range.clone() {
+            // SAFETY: every panel is visited once.
+            let panel = unsafe { all.part(p * bytes..(p + 1) * bytes) };
+            fill(to, Parts::Stored(parts), rows_of(to, p), room, panel);
+        }
+        release(parts, 16 * range.start..16 * range.end);
+    });
+    Source::Packed(data)
+}
+
+/// Gives back the memory of `rows` of the whole, which have been copied.
+fn release(parts: &[Stored<'_>], rows: Range<usize>) {
+    let mut first = 0;
+    for part in parts {
+        let clamp = |row: usize| row.clamp(first, first + part.rows) - first;
+        let own = clamp(rows.start)..clamp(rows.end);
+        if !own.is_empty() {
+            part.release(own);
+        }
+        first += part.rows;
+    }
+}
+
+/// What `worker` packs with.
+fn room(cpu: &Cpu, worker: usize) -> MutexGuard<'_, Room> {
+    let room = &cpu.packing[worker];
+    room.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls `work` with panels of `range`, some at a time.
+pub(crate) fn each<P: Packing>(
+    cpu: &Cpu,
+    of: &P,
+    worker: usize,
+    range: Range<usize>,
+    mut work: impl FnMut(Range<usize>, &[u8]),
+) {
+    let bytes = of.panel_bytes();
+    let kept = match of.source() {
+        Source::Packed(data) => {
+            return work(
+                range.clone(),
+                &data.of()[range.start * bytes..range.end * bytes],
+            );
+        }
+        Source::Mapped(kept) => kept,
+    };
+    let mut room = room(cpu, worker);
+    let mut panels = room.take(WIDE * bytes);
+    for start in range.clone().step_by(WIDE) {
+        let two = start..(start + WIDE).min(range.end);
+        for (p, panel) in two
+            .clone()
+            .zip(panels.of_mut::<u8>().chunks_exact_mut(bytes))
+        {
+            fill(of, Parts::Kept(kept), rows_of(of, p), &mut room, panel);
+        }
+        work(two.clone(), &panels.of()[..two.len() * bytes]);
+    }
+    room.panels = Some(panels);
+}
+
+/// Calls `work` with a panel of rows `ids`, at most 16.
+pub(crate) fn chosen<P: Packing>(
+    cpu: &Cpu,
+    of: &P,
+    worker: usize,
+    ids: &[u32],
+    work: impl FnOnce(&[u8]),
+) {
+    let bytes = of.panel_bytes();
+    let start = |id: u32| id as usize / 16 * bytes;
+    let follow = ids.iter().zip(ids[0]..).all(|(&id, next)| id == next);
+    if let Source::Packed(data) = of.source()
+        && ids[0].is_multiple_of(16)
+        && follow
+    {
+        return work(&data.of()[start(ids[0])..][..bytes]);
+    }
+    let mut room = room(cpu, worker);
+    let mut panels = room.take(WIDE * bytes);
+    let panel = &mut panels.of_mut::<u8>()[..bytes];
+    match of.source() {
+        Source::Packed(data) => {
+            for (lane, &id) in ids.iter().enumerate() {
+                let from = &data.of()[start(id)..][..bytes];
+                of.copy_lane(from, id as usize % 16, panel, lane);
+            }
+        }
+        Source::Mapped(kept) => {
+            let rows = ids.iter().map(|&id| id as usize);
+            fill(of, Parts::Kept(kept), rows, &mut room, panel);
+        }
+    }
+    work(panel);
+    room.panels = Some(panels);
+}
+
+/// Row `row` of a matrix that is not packed, times `factor`.
+pub(crate) fn row(kept: &[Kept], row: usize, factor: f32, out: &mut [f32]) {
+    let (part, row) = Parts::Kept(kept).place(row);
+    part.decode_row(row, out);
+    out.iter_mut().for_each(|x| *x *= factor);
+}
