@@ -1,7 +1,7 @@
 //! 16 lanes as an array: the definition, and the path of CPUs we do not know.
 //!
 //! What takes a call for each lane where instructions lack is not inlined: kernels would
-//! repeat 16 of them at every use, which took a fifth of the crate's code.
+//! repeat 16 of them at every use, which took a tenth of the crate's code.
 
 use super::Lanes;
 use backend::math::Float;
