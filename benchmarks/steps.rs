@@ -5,9 +5,10 @@
 //! device. Norms and other parameters are ones. Keys and values are those of no
 //! text, which costs the same. One line of JSON a figure, on stdout.
 //!
-//! `steps FOLDER [MODEL …]`: FOLDER is where the files with holes go. With
-//! `--ops ROWS` before the models, a step of that many rows is run once, as it comes
-//! and not recorded, for a profiler that shows what each kernel takes:
+//! `steps FOLDER [--formats FORMAT,…] [--ops ROWS] [MODEL …]`: FOLDER is where the files
+//! with holes go, formats are `affine4-g64,bf16` unless named. With `--ops`, a step of that
+//! many rows is run once, as it comes and not recorded, for a profiler that shows what
+//! each kernel takes:
 //! `ncu --profile-from-start off --metrics gpu__time_duration.sum steps FOLDER --ops 1 MODEL`.
 
 use backend::{
@@ -629,6 +630,10 @@ fn run(
 fn main() {
     let mut args = std::env::args().skip(1).peekable();
     let folder = PathBuf::from(args.next().expect("a folder for files with holes"));
+    let formats = args.next_if(|a| a == "--formats").map(|_| args.next());
+    let formats = formats.map_or("affine4-g64,bf16".to_owned(), |f| {
+        f.expect("names of formats after --formats")
+    });
     let ops = args.next_if(|a| a == "--ops").map(|_| {
         let rows = args.next().and_then(|rows| rows.parse().ok());
         rows.expect("a number of rows after --ops")
@@ -648,8 +653,9 @@ fn main() {
     let ceiling = Cuda::new(gpu_options()).unwrap().read_ceiling();
     println!("{}", json!({"what": "ceiling", "gb_per_s": ceiling / 1e9}));
     for name in &wanted {
-        for format in ["affine4-g64", "bf16"] {
-            run(&folder, name, quant::format(format).unwrap(), ceiling, ops);
+        for format in formats.split(',') {
+            let format = quant::format(format).expect("a format");
+            run(&folder, name, format, ceiling, ops);
         }
     }
 }

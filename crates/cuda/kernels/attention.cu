@@ -100,12 +100,60 @@ __device__ __forceinline__ void visible(const Attend &a, u32 row, u32 &begin, u3
     end = a.batch.index(row) + 1;
 }
 
+// Whether the partial results of a sequence's rows are those of pages, not of splits:
+// where there are too few splits for all multiprocessors.
+#define FINE 2048 // keys, as in src/attention.rs
+__device__ __forceinline__ bool by_pages(const Attend &a, u32 seq) {
+#if TILES
+    const u32 *of = a.batch.seq(seq);
+    return a.window ? a.window <= FINE : a.batch.index(of[SEQ_START] + of[SEQ_ROWS] - 1) < FINE;
+#else
+    return false;
+#endif
+}
+
 // total = total + right, both scaled to the larger maximum.
 __device__ __forceinline__ void merge(float &max, float max2, float &factor, float &factor2) {
     float m = max2 > max ? max2 : max;
     factor = exp_(max - m);
     factor2 = max2 == -INFINITE ? 0.0f : exp_(max2 - m);
     max = m;
+}
+
+// The partial results of a split from those of its four pages, as `attend_tile` adds its
+// four warps. `p`: the row's first page; a thread has two pairs of columns.
+struct Split {
+    float max, sum, o[4];
+};
+__device__ __forceinline__ Split of_pages(const float *p, u32 split, u32 first, u32 last, int width, const int (&columns)[2]) {
+    constexpr int PAGES = SPLIT / PAGE_ROWS;
+    float max[PAGES], sum[PAGES];
+    float2 o[PAGES][2];
+#pragma unroll
+    for (int w = 0; w < PAGES; w++) {
+        const u32 page = split * PAGES + w;
+        const bool there = page >= first && page < last;
+        const float *from = p + (u64) (there ? page - first : 0) * (2 + width);
+        max[w] = there ? from[0] : -INFINITE;
+        sum[w] = there ? from[1] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < 2; i++) o[w][i] = there && columns[i] < width ? *(const float2 *) (from + 2 + columns[i]) : make_float2(0.0f, 0.0f);
+    }
+    Split s = {-INFINITE, 0.0f, {0, 0, 0, 0}};
+#pragma unroll
+    for (int w = 0; w < PAGES; w++) s.max = larger(max[w], s.max);
+#pragma unroll
+    for (int w = 0; w < PAGES; w++) {
+        const float f = max[w] == -INFINITE ? 0.0f : exp_(max[w] - s.max);
+        s.sum += sum[w] * f;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float x = o[w][i].x * f, y = o[w][i].y * f;
+            s.o[2 * i] = w == 0 ? x : s.o[2 * i] + x;
+            s.o[2 * i + 1] = w == 0 ? y : s.o[2 * i + 1] + y;
+        }
+    }
+    return s;
 }
 
 // Block (row, head); also writes the head as products read it, where it is whole tiles.
@@ -116,18 +164,32 @@ KERNEL __launch_bounds__(128) attend_merge(Attend a, Half h) {
     visible(a, row, begin, end);
     const int splits = (int) ((end + SPLIT - 1) / SPLIT - begin / SPLIT);
     const float *p = a.partials + (u64) blockIdx.x * a.splits * (2 + a.head_dim);
+    const bool pages = by_pages(a, a.batch.seq_of(row));
     wait_for_previous();
     float max = -INFINITE, sum = 0.0f, o[4] = {0, 0, 0, 0};
     // Thread t has the pairs of columns t and t + 128.
     auto column = [&](int i) { return 2 * (int) (threadIdx.x + i / 2 * 128) + i % 2; };
-#pragma unroll 4
-    for (int split = 0; split < splits; split++, p += 2 + a.head_dim) {
-        float f, f2;
-        merge(max, p[0], f, f2);
-        sum = sum * f + p[1] * f2;
+    if (pages) {
+        const int columns[2] = {column(0), column(2)};
+#pragma unroll 2
+        for (int split = 0; split < splits; split++) {
+            const Split s = of_pages(p, begin / SPLIT + split, begin / PAGE_ROWS, (end + PAGE_ROWS - 1) / PAGE_ROWS, a.head_dim, columns);
+            float f, f2;
+            merge(max, s.max, f, f2);
+            sum = sum * f + s.sum * f2;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (column(i) < a.head_dim) o[i] = o[i] * f + p[2 + column(i)] * f2;
+            for (int i = 0; i < 4; i++) o[i] = o[i] * f + s.o[i] * f2;
+        }
+    } else {
+#pragma unroll 4
+        for (int split = 0; split < splits; split++, p += 2 + a.head_dim) {
+            float f, f2;
+            merge(max, p[0], f, f2);
+            sum = sum * f + p[1] * f2;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (column(i) < a.head_dim) o[i] = o[i] * f + p[2 + column(i)] * f2;
+        }
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -188,7 +250,7 @@ __device__ __forceinline__ void load_query(const Attend &a, u32 row, int head, f
     __syncthreads();
 }
 // Few rows: block (row head, i) takes the splits i, i + gridDim.y, ….
-KERNEL __launch_bounds__(128) attend_splits(Attend a) {
+KERNEL __launch_bounds__(128, 2) attend_splits(Attend a) {
     __shared__ float q[512], scores[SPLIT], shared[8];
     in_order();
     const u32 row = blockIdx.x / a.heads;
@@ -266,10 +328,202 @@ __device__ __forceinline__ float power(float x) { // e^x, as the hardware has it
 __device__ __forceinline__ u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ __forceinline__ uint4 load16(const void *p) { return __ldg((const uint4 *) p); }
 
+// The block's sequence, and its first query there; false if there is none.
+__device__ __forceinline__ bool find(const Attend &a, u32 &seq, u32 &first) {
+    const int shared_by = a.heads / a.kv_heads;
+    first = blockIdx.x;
+    for (seq = 0; seq < a.batch.seqs(); seq++) {
+        const u32 tiles = (a.batch.seq(seq)[SEQ_ROWS] * shared_by + QUERIES - 1) / QUERIES;
+        if (first < tiles) {
+            first *= QUERIES;
+            return true;
+        }
+        first -= tiles;
+    }
+    return false;
+}
+struct Queries {
+    u32 start, first; // row of the step that starts the sequence, and first query
+    int shared_by, kv_head, count;
+    // What the lane's two queries see, and what any of the block's does.
+    u32 begin[2], end[2], least, most;
+    __device__ __forceinline__ Queries(const Attend &a, u32 seq, u32 first) : first(first) {
+        shared_by = a.heads / a.kv_heads;
+        kv_head = blockIdx.y % a.kv_heads;
+        start = a.batch.seq(seq)[SEQ_START];
+        count = min((int) (a.batch.seq(seq)[SEQ_ROWS] * shared_by - first), QUERIES);
+        const int g = (threadIdx.x & 31) >> 2;
+        u32 unused;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            begin[i] = end[i] = 0;
+            if (g + 8 * i < count) visible(a, row(g + 8 * i), begin[i], end[i]);
+        }
+        visible(a, row(0), least, unused);
+        visible(a, row(count - 1), unused, most);
+    }
+    __device__ __forceinline__ u32 row(int i) const { return start + (first + i) / shared_by; }
+    __device__ __forceinline__ int head(int i) const { return kv_head * shared_by + (int) ((first + i) % shared_by); }
+    // Both parts of the queries to shared memory: [2, QUERIES, STRIDE].
+    __device__ __forceinline__ void load(const Attend &a, u16 *to) const {
+        for (int i = threadIdx.x; i < QUERIES * HEAD / 2; i += 128) {
+            const int q = i / (HEAD / 2), c = i % (HEAD / 2) * 2;
+            float2 v = {0, 0};
+            if (q < count) v = *(const float2 *) (a.q + ((u64) row(q) * a.heads + head(q)) * HEAD + c);
+            const u32 high = pair(v.x, v.y);
+            *(u32 *) (to + q * STRIDE + c) = high;
+            *(u32 *) (to + (QUERIES + q) * STRIDE + c) = pair(v.x - read((u16) high), v.y - read((u16) (high >> 16)));
+        }
+    }
+};
+// Scores of the block's queries and N times 8 keys: `queries` and `keys` as the lane
+// finds its own, n's keys at(n) columns on.
+template <int N, int UNROLL, class At>
+__device__ __forceinline__ void scores_of(float (&s)[N][4], const u16 *queries, const u16 *keys, At at) {
+#pragma unroll UNROLL
+    for (int b = 0; b < HEAD; b += 32) {
+        uint4 k[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) k[n] = load16(keys + at(n) + b);
+#pragma unroll
+        for (int low = 0; low < 2; low++) {
+            const uint4 q0 = *(const uint4 *) (queries + b + low * QUERIES * STRIDE), q1 = *(const uint4 *) (queries + b + (low * QUERIES + 8) * STRIDE);
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+#pragma unroll
+                for (int n = 0; n < N; n++)
+                    mma(s[n], word(q0, 2 * j), word(q1, 2 * j), word(q0, 2 * j + 1), word(q1, 2 * j + 1), word(k[n], 2 * j), word(k[n], 2 * j + 1));
+        }
+    }
+}
+// Probabilities of a page's keys, relative to their largest score, in two parts.
+struct Powers {
+    float max[2], sum[2];
+    u32 high[8][2], low[8][2];
+    __device__ __forceinline__ Powers(const float (&s)[8][4]) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            max[i] = -INFINITE;
+            sum[i] = 0.0f;
+#pragma unroll
+            for (int n = 0; n < 8; n++) max[i] = larger(s[n][2 * i + 1], larger(s[n][2 * i], max[i]));
+            max[i] = larger(max[i], __shfl_xor_sync(~0u, max[i], 1));
+            max[i] = larger(max[i], __shfl_xor_sync(~0u, max[i], 2));
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                float p0 = s[n][2 * i] == -INFINITE ? 0.0f : power(s[n][2 * i] - max[i]);
+                float p1 = s[n][2 * i + 1] == -INFINITE ? 0.0f : power(s[n][2 * i + 1] - max[i]);
+                sum[i] += p0;
+                sum[i] += p1;
+                high[n][i] = pair(p0, p1);
+                low[n][i] = pair(p0 - read((u16) high[n][i]), p1 - read((u16) (high[n][i] >> 16)));
+            }
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
+        }
+    }
+    // o += probabilities of half `b` of the page times values.
+    template <int N>
+    __device__ __forceinline__ void weigh(float (&o)[N][4], const uint4 (&v)[N], int b) const {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int k = b * 4 + 2 * j;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                mma(o[n], high[k][0], high[k][1], high[k + 1][0], high[k + 1][1], word(v[n], 2 * j), word(v[n], 2 * j + 1));
+                mma(o[n], low[k][0], low[k][1], low[k + 1][0], low[k + 1][1], word(v[n], 2 * j), word(v[n], 2 * j + 1));
+            }
+        }
+    }
+};
+// Asks for a page's keys and values: what another kernel writes of them meanwhile is
+// read from the same cache.
+__device__ __forceinline__ void ask_page(const Attend &a, u32 page, int kv_head) {
+#if __CUDA_ARCH__ >= 900
+    const int lane = threadIdx.x & 31;
+    const u16 *from = lane == 0 ? a.keys : a.values;
+    if (lane < 2 && page != NO_PAGE)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from + ((u64) page * a.kv_heads + kv_head) * PAGE_ROWS * HEAD), "n"(2 * PAGE_ROWS * HEAD) : "memory");
+#endif
+}
+
+// Where a context is short: a block takes pages, 16 keys a warp and then a quarter of
+// the head's columns. The bits are those of `attend_tile`, where a warp has the page.
+__device__ __forceinline__ void attend_page(const Attend &a, u32 seq, u32 first) {
+    extern __shared__ __align__(16) u8 memory[];
+    u16 *queries = (u16 *) memory;                            // [2, QUERIES, STRIDE]
+    float *scores = (float *) (memory + 4 * QUERIES * STRIDE); // [8, QUERIES, 8]
+    constexpr int TILE = HEAD / 32 % 8 == 0 ? 8 : HEAD / 32 % 4 == 0 ? 4 : HEAD / 32 % 2 == 0 ? 2 : 1; // 8 columns, of a warp at a time
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const Queries own(a, seq, first);
+    const u32 *table = a.batch.table(seq, a.group);
+    const u32 step = gridDim.y / a.kv_heads;
+    u32 at = own.least / PAGE_ROWS + blockIdx.y / a.kv_heads;
+    if (warp == 0 && at * PAGE_ROWS < own.most) ask_page(a, table[at], own.kv_head);
+    wait_for_previous();
+    own.load(a, queries);
+    for (; at * PAGE_ROWS < own.most; at += step) {
+        const u64 base = ((u64) table[at] * a.kv_heads + own.kv_head) * PAGE_ROWS * HEAD;
+        const u16 *values = a.values + base + (u64) (warp * (HEAD / 4) + g) * PAGE_ROWS + 8 * t;
+        uint4 v[2][TILE];
+        auto load_values = [&](int c) {
+#pragma unroll
+            for (int b = 0; b < 2; b++)
+#pragma unroll
+                for (int n = 0; n < TILE; n++) v[b][n] = load16(values + (c + n * 8) * PAGE_ROWS + b * 32);
+        };
+        load_values(0);
+        __syncthreads(); // the queries are there, and the scores before are used
+        float mine[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+        auto key = [&](int n) { return (n >> 2) * 32 + 2 * (n & 3); };
+        scores_of<2, 4>(mine, queries + g * STRIDE + 8 * t, a.keys + base + (8 * (g >> 1) + (g & 1)) * HEAD + 8 * t, [&](int n) { return key(2 * warp + n) * HEAD; });
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const u32 of = at * PAGE_ROWS + key(2 * warp + n) + 8 * t + (i & 1);
+                scores[((2 * warp + n) * QUERIES + g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)] = of >= own.begin[i >> 1] && of < own.end[i >> 1] ? mine[n][i] * a.scale : -INFINITE;
+            }
+        __syncthreads();
+        float s[8][4];
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[n][i] = scores[(n * QUERIES + g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)];
+        const Powers p(s);
+        u32 out[2]; // where the lane's queries' results go: an address would take two registers
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int q = g + 8 * i;
+            const u32 local = at - own.begin[i] / PAGE_ROWS;
+            const bool sees = q < own.count && local < (own.end[i] + PAGE_ROWS - 1) / PAGE_ROWS - own.begin[i] / PAGE_ROWS;
+            out[i] = sees ? ((own.row(q) * a.heads + own.head(q)) * a.splits + local) * (2 + HEAD) : ~0u;
+            if (sees && warp == 0 && t == 0) *(float2 *) (a.partials + out[i]) = make_float2(p.max[i], p.sum[i]);
+        }
+#pragma unroll 1
+        for (int c = 0; c < HEAD / 4; c += TILE * 8) {
+            if (c > 0) load_values(c);
+            float o[TILE][4];
+#pragma unroll
+            for (int n = 0; n < TILE; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) o[n][i] = 0.0f;
+            p.weigh(o, v[0], 0);
+            p.weigh(o, v[1], 1);
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (out[i] != ~0u)
+#pragma unroll
+                    for (int n = 0; n < TILE; n++)
+                        *(float2 *) (a.partials + out[i] + 2 + warp * (HEAD / 4) + c + n * 8 + 2 * t) = make_float2(o[n][2 * i], o[n][2 * i + 1]);
+        }
+    }
+}
+
 // ALL: one block walks all splits; else it takes every gridDim.y / K-th, and
 // attend_merge does the rest.
 template <bool ALL>
-__device__ __forceinline__ void attend_tile(const Attend &a) {
+__device__ __forceinline__ void attend_tile(const Attend &a, u32 seq, u32 first) {
     extern __shared__ __align__(16) u8 memory[];
     u16 *queries = (u16 *) memory;                                   // [2, QUERIES, STRIDE]
     float *parts = (float *) (memory + 4 * QUERIES * STRIDE);        // [4, QUERIES, CHUNK]
@@ -278,28 +532,12 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
     float *running = factors + 6 * QUERIES;                          // [QUERIES, 2] maximum, sum
     u32 *own = (u32 *) (running + 2 * QUERIES);                      // [QUERIES, 2] first split, number of them
     float *total = running + 4 * QUERIES;                            // [QUERIES, HEAD], if ALL
-    start_next();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const int shared_by = a.heads / a.kv_heads, kv_head = blockIdx.y % a.kv_heads;
-    u32 seq = 0, first = blockIdx.x;
-    for (;; seq++) {
-        if (seq == a.batch.seqs()) return;
-        u32 tiles = (a.batch.seq(seq)[SEQ_ROWS] * shared_by + QUERIES - 1) / QUERIES;
-        if (first < tiles) break;
-        first -= tiles;
-    }
-    first *= QUERIES;
-    const u32 start = a.batch.seq(seq)[SEQ_START];
-    const int count = min((int) (a.batch.seq(seq)[SEQ_ROWS] * shared_by - first), QUERIES);
-    auto row_of = [&](int i) { return start + (first + i) / shared_by; };
-    auto head_of = [&](int i) { return kv_head * shared_by + (int) ((first + i) % shared_by); };
-    // What the lane's two queries see, and what any of the block's does.
-    u32 begin[2] = {0, 0}, end[2] = {0, 0}, least, most, unused;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (g + 8 * i < count) visible(a, row_of(g + 8 * i), begin[i], end[i]);
-    visible(a, row_of(0), least, unused);
-    visible(a, row_of(count - 1), unused, most);
+    const Queries own_queries(a, seq, first);
+    const int kv_head = own_queries.kv_head, count = own_queries.count;
+    auto row_of = [&](int i) { return own_queries.row(i); };
+    auto head_of = [&](int i) { return own_queries.head(i); };
+    const u32 (&begin)[2] = own_queries.begin, (&end)[2] = own_queries.end, least = own_queries.least, most = own_queries.most;
     const u32 *table = a.batch.table(seq, a.group);
     const u32 step = ALL ? 1 : gridDim.y / a.kv_heads, split0 = least / SPLIT + (ALL ? 0 : blockIdx.y / a.kv_heads);
     // The warp's page of a split, if any of the block's queries sees it.
@@ -307,26 +545,10 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
         const u32 key = split * SPLIT + warp * 64;
         return key < most && key + 64 > least ? table[key / PAGE_ROWS] : NO_PAGE;
     };
-    // Asks for the warp's keys and values of a split: what another kernel writes of
-    // them meanwhile is read from the same cache.
-    auto ask = [&](u32 split) {
-#if __CUDA_ARCH__ >= 900
-        const u32 page = page_of(split);
-        const u16 *from = lane == 0 ? a.keys : a.values;
-        if (lane < 2 && page != NO_PAGE)
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from + ((u64) page * a.kv_heads + kv_head) * PAGE_ROWS * HEAD), "n"(2 * PAGE_ROWS * HEAD) : "memory");
-#endif
-    };
+    auto ask = [&](u32 split) { ask_page(a, page_of(split), kv_head); };
     ask(split0);
     wait_for_previous();
-    for (int i = threadIdx.x; i < QUERIES * HEAD / 2; i += 128) {
-        const int q = i / (HEAD / 2), c = i % (HEAD / 2) * 2;
-        float2 v = {0, 0};
-        if (q < count) v = *(const float2 *) (a.q + ((u64) row_of(q) * a.heads + head_of(q)) * HEAD + c);
-        const u32 high = pair(v.x, v.y);
-        *(u32 *) (queries + q * STRIDE + c) = high;
-        *(u32 *) (queries + (QUERIES + q) * STRIDE + c) = pair(v.x - read((u16) high), v.y - read((u16) (high >> 16)));
-    }
+    own_queries.load(a, queries);
     if (t == 0 && warp == 0)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -357,23 +579,7 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
 #pragma unroll
             for (int i = 0; i < 4; i++) s[n][i] = 0.0f;
         if (page != NO_PAGE) {
-            const u16 *keys = a.keys + base + (8 * (g >> 1) + (g & 1)) * HEAD + 8 * t;
-#pragma unroll 2
-            for (int b = 0; b < HEAD; b += 32) {
-                uint4 k[8];
-#pragma unroll
-                for (int n = 0; n < 8; n++) k[n] = load16(keys + ((n >> 2) * 32 + 2 * (n & 3)) * HEAD + b);
-                const u16 *q = queries + g * STRIDE + b + 8 * t;
-#pragma unroll
-                for (int low = 0; low < 2; low++) {
-                    const uint4 q0 = *(const uint4 *) (q + low * QUERIES * STRIDE), q1 = *(const uint4 *) (q + (low * QUERIES + 8) * STRIDE);
-#pragma unroll
-                    for (int j = 0; j < 2; j++)
-#pragma unroll
-                        for (int n = 0; n < 8; n++)
-                            mma(s[n], word(q0, 2 * j), word(q1, 2 * j), word(q0, 2 * j + 1), word(q1, 2 * j + 1), word(k[n], 2 * j), word(k[n], 2 * j + 1));
-                }
-            }
+            scores_of<8, 2>(s, queries + g * STRIDE + 8 * t, a.keys + base + (8 * (g >> 1) + (g & 1)) * HEAD + 8 * t, [](int n) { return ((n >> 2) * 32 + 2 * (n & 3)) * HEAD; });
         }
         // Values of a chunk of columns: asked for long before they are used, unless
         // there are blocks enough to wait side by side.
@@ -387,36 +593,20 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
             load_values(0, 0);
             load_values(0, 1);
         }
-        float max[2] = {-INFINITE, -INFINITE}, sum[2] = {0, 0};
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const u32 at = key + (n >> 2) * 32 + 8 * t + 2 * (n & 3) + (i & 1);
                 s[n][i] = page != NO_PAGE && at >= begin[i >> 1] && at < end[i >> 1] ? s[n][i] * a.scale : -INFINITE;
-                max[i >> 1] = larger(s[n][i], max[i >> 1]);
             }
-        u32 high[8][2], low[8][2];
+        const Powers p(s);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            max[i] = larger(max[i], __shfl_xor_sync(~0u, max[i], 1));
-            max[i] = larger(max[i], __shfl_xor_sync(~0u, max[i], 2));
-#pragma unroll
-            for (int n = 0; n < 8; n++) {
-                float p0 = s[n][2 * i] == -INFINITE ? 0.0f : power(s[n][2 * i] - max[i]);
-                float p1 = s[n][2 * i + 1] == -INFINITE ? 0.0f : power(s[n][2 * i + 1] - max[i]);
-                sum[i] += p0;
-                sum[i] += p1;
-                high[n][i] = pair(p0, p1);
-                low[n][i] = pair(p0 - read((u16) high[n][i]), p1 - read((u16) (high[n][i] >> 16)));
-            }
-            sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
-            sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
+        for (int i = 0; i < 2; i++)
             if (t == 0) {
-                warps[(warp * QUERIES + g + 8 * i) * 2] = max[i];
-                warps[(warp * QUERIES + g + 8 * i) * 2 + 1] = sum[i];
+                warps[(warp * QUERIES + g + 8 * i) * 2] = p.max[i];
+                warps[(warp * QUERIES + g + 8 * i) * 2 + 1] = p.sum[i];
             }
-        }
         __syncthreads();
         if (threadIdx.x < QUERIES) {
             const int q = threadIdx.x;
@@ -446,15 +636,7 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
 #pragma unroll
                 for (int b = 0; b < 2; b++) {
                     if (ALL) load_values(c, b);
-#pragma unroll
-                    for (int j = 0; j < 2; j++) {
-                        const int k = b * 4 + 2 * j;
-#pragma unroll
-                        for (int n = 0; n < CHUNK / 8; n++) {
-                            mma(o[n], high[k][0], high[k][1], high[k + 1][0], high[k + 1][1], word(v[b][n], 2 * j), word(v[b][n], 2 * j + 1));
-                            mma(o[n], low[k][0], low[k][1], low[k + 1][0], low[k + 1][1], word(v[b][n], 2 * j), word(v[b][n], 2 * j + 1));
-                        }
-                    }
+                    p.weigh(o, v[b], b);
                 }
                 if (!ALL && c + CHUNK < HEAD) {
                     load_values(c + CHUNK, 0);
@@ -486,6 +668,22 @@ __device__ __forceinline__ void attend_tile(const Attend &a) {
             a.y[((u64) row_of(q) * a.heads + head_of(q)) * HEAD + i % HEAD] = total[i] / running[2 * q + 1];
         }
 }
-KERNEL __launch_bounds__(128) attend_splits(Attend a) { attend_tile<false>(a); }
-KERNEL __launch_bounds__(128) attend_all(Attend a) { attend_tile<true>(a); }
+KERNEL __launch_bounds__(128, 2) attend_splits(Attend a) {
+    start_next();
+    u32 seq, first;
+    if (!find(a, seq, first)) return;
+    if (by_pages(a, seq)) attend_page(a, seq, first);
+    else attend_tile<false>(a, seq, first);
+}
+// The same where all are short.
+KERNEL __launch_bounds__(128, 3) attend_pages(Attend a) {
+    start_next();
+    u32 seq, first;
+    if (find(a, seq, first)) attend_page(a, seq, first);
+}
+KERNEL __launch_bounds__(128) attend_all(Attend a) {
+    start_next();
+    u32 seq, first;
+    if (find(a, seq, first)) attend_tile<true>(a, seq, first);
+}
 #endif

@@ -1,9 +1,9 @@
 // Products of packed weights with a few rows: tensor cores, 16 weight rows by 8
 // activation rows at a time. src/pack.rs defines the tiles.
 //
-// FORMAT: 16 plain f16, 9 f8 e4m3, 2 3 4 5 6 8 codes of so many bits with a
-// scale and a bias for every GROUP (32 or 64) columns, stored in SCALE bits (16
-// or 32; 16 is bf16 if SCALE_BF16, else f16).
+// FORMAT: 16 plain f16, 2 3 4 5 6 8 codes of so many bits with a scale and a bias for
+// every GROUP (32 or 64) columns, stored in SCALE bits (16 or 32; 16 is bf16 if
+// SCALE_BF16, else f16), 9 f8 e4m3 with a scale in f32, times 256.
 //
 // The order of a sum. A row's tiles of 64 columns are cut into `slices` runs of
 // `per` tiles. In a slice, one accumulator over ascending tiles; a tile is four
@@ -16,6 +16,7 @@
 #define CODE_WORDS 16
 #elif FORMAT == 9
 #define CODE_WORDS 8
+#define CODES
 #else
 #define CODE_WORDS FORMAT
 #define CODES
@@ -23,7 +24,7 @@
 #ifdef CODES
 #define GROUPS (64 / GROUP)
 #define SCALE_BITS SCALE
-#define SCALE_BYTES (GROUPS * 16 * SCALE / 4)
+#define SCALE_BYTES (GROUPS * 16 * SCALE / (FORMAT == 9 ? 8 : 4))
 #else
 #define GROUPS 1
 #define SCALE_BITS 0
@@ -147,7 +148,10 @@ struct Scales {
 template <bool SHARED = false>
 __device__ __forceinline__ Scales scales(const u8 *tile, int group, int row) {
     Scales s;
-#if SCALE == 32
+#if FORMAT == 9
+    s.scale = *(const float *) (tile + CODE_WORDS * 128 + (group * 16 + row) * 4);
+    s.bias = 0.0f;
+#elif SCALE == 32
     float2 v = *(const float2 *) (tile + CODE_WORDS * 128 + (group * 16 + row) * 8);
     s.scale = v.x;
     s.bias = v.y;
@@ -199,7 +203,7 @@ __device__ __forceinline__ void multiply(const Tile &tile, const Inputs &x, floa
         for (int i = 0; i < 4; i++) {
             const float v = TWO_OFFSETS ? fmaf(c[i], x.tiles[i & 1].z, -x.tiles[i & 1].w) : c[i] * x.tiles[i & 1].z;
             const Scales &s = i < 2 ? g : h;
-            o[i] = fmaf(s.scale, v, fmaf(s.bias, x.sum(group, i & 1), o[i]));
+            o[i] = fmaf(s.scale, v, FORMAT == 9 ? o[i] : fmaf(s.bias, x.sum(group, i & 1), o[i]));
         }
     }
 #else
@@ -225,7 +229,7 @@ __device__ __forceinline__ Tile fetch(const u8 *tile, int lane) {
     for (int group = 0; group < GROUPS; group++) {
         v.s[group][0] = scales<SHARED>(tile, group, g);
         v.s[group][1] = scales<SHARED>(tile, group, g + 8);
-        if (TWO_OFFSETS) continue;
+        if (TWO_OFFSETS || FORMAT == 9) continue;
         v.s[group][0].bias = fmaf(-1024.0f, v.s[group][0].scale, v.s[group][0].bias);
         v.s[group][1].bias = fmaf(-1024.0f, v.s[group][1].scale, v.s[group][1].bias);
     }
@@ -342,16 +346,17 @@ PRODUCT(1, 2)
 
 // The same for few rows where memory is fast: a block for each multiprocessor, or
 // two, walks a run of the row tiles of all matrices, ROWS(N) at a time; a warp has its
-// slice of each. Weights come through a ring in shared memory, a stage COLUMNS(N)
-// of tiles, that is filled before the kernel waits for its input and never drains.
-//
-// What limits it on an H200 is not the memory but whole-number arithmetic, which goes
-// at half speed: hence few stages of many tiles, and rows that are not there are read
-// as the last one, for nobody looks at their results.
+// slice of each. Weights come through a ring in shared memory, a stage a tile of each
+// row, that is filled before the kernel waits for its input and never drains; what the
+// stage needs of the activations comes beside them, or every tile would wait for a
+// round trip. Rows that are not there are read as the last one, for nobody looks at
+// their results. Nor does a warp wait for the others: their slices meet in shared
+// memory, and whoever comes last adds them.
 #if __CUDA_ARCH__ >= 900
-#define RING 13824 // bytes of a warp; a stage may end a tile after the matrix
-#define ROWS(N) (TILE_BYTES <= 576 && N == 1 ? 4 : 2)
-#define COLUMNS(N) (TILE_BYTES <= (N == 1 ? 1152 : 576) ? 2 : 1)
+#define RING 12288 // bytes of a warp's weights and activations on their way
+#define SUMS 4      // results of 16 rows by 8 that wait for slices, at most
+#define ROWS(N) (TILE_BYTES > (N == 1 ? 1152 : 1088) ? 1 : TILE_BYTES <= 576 && N == 1 ? 4 : 2)
+#define DEEPEST 6   // stages at once, at most
 // Row tiles of one matrix, `most` at most, from number `at` of all matrices on.
 struct Group {
     const u8 *w;
@@ -368,54 +373,112 @@ __device__ __forceinline__ Group group_at(const Matrices &m, int most, int at, i
     v.w += v.tile * row_bytes;
     return v;
 }
-// A lane's way through the activations of 8 rows.
-struct Way {
-    const u16 *values;
-    const float4 *tiles[2];
-    __device__ Way(const Half &x, int lane, int row, int n_rows) {
-        auto there = [&](int i) { return (u64) min(row + i, n_rows - 1); };
-        values = x.values + there(lane >> 2) * x.kp + (lane & 3) * 8;
-#pragma unroll
-        for (int i = 0; i < 2; i++) tiles[i] = x.tiles + there(2 * (lane & 3) + i) * (x.kp / 64);
-    }
-    __device__ __forceinline__ Inputs at(int k) const {
-        Inputs v;
-        const uint4 a = *(const uint4 *) (values + k * 64), b = *(const uint4 *) (values + k * 64 + 32);
-        v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
-        v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
-        v.tiles[0] = tiles[0][k];
-        v.tiles[1] = tiles[1][k];
-        return v;
-    }
-};
+// Barriers in shared memory, for whole warps: `round` counts how often one is used.
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void await(u32 barrier, u32 round) {
+    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}" :: "r"(barrier), "r"(round & 1) : "memory");
+}
 __device__ __forceinline__ void copy16(u32 to, const u8 *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
 }
+// Waits for the oldest of depth - 1 stages.
+__device__ __forceinline__ void wait_stage(int depth) {
+#define WAIT(n) case n + 2: asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory"); break;
+    switch (depth) { WAIT(1) WAIT(2) WAIT(3) WAIT(4) default: asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+#undef WAIT
+}
+// How a warp brings 8 rows of activations to shared memory, a tile at a time. Values:
+// 16 bytes a lane, four rows at once; the halves of odd rows change places, or lanes
+// would meet in a bank. Up to three rows leave lanes for what is known of the tile.
+template <bool FEW> // whether there may be so few
+struct Way {
+    const u8 *first;  // what the lane copies of tile 0
+    u32 step, to;     // bytes to the next tile, place of the copy
+    int rows, lane, last; // `last`: the lane's row, for rows' tiles beyond three
+    bool copies;
+    __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows) : lane(lane) {
+        rows = max(1, min(8, n_rows - base));
+        const u64 row_bytes = 2 * (u64) x.kp, tile_bytes = (u64) x.kp / 4;
+        auto row = [&](int i) { return (u64) min(base + i, n_rows - 1); };
+        const bool values = !FEW || lane < 24 || rows > 3;
+        const int i = values ? lane >> 3 : lane - 24;
+        first = values ? (const u8 *) x.values + row(i) * row_bytes + (lane & 7) * 16 : (const u8 *) x.tiles + row(i) * tile_bytes;
+        step = values ? 128 : 16;
+        to = values ? i * 128 + ((lane & 7) * 16 ^ (i & 1) * 64) : rows * 128 + i * 16;
+        copies = i < rows;
+        last = (int) row(lane);
+    }
+    // Calls f(i, to, from) for the i-th that the lane copies of tile k.
+    template <class F> __device__ __forceinline__ void each(const Half &x, int k, F f) const {
+        const u8 *from = first + (u64) (u32) k * step;
+        if (copies) f(0, to, from);
+        if (FEW && rows <= 3) return;
+        const u64 four_rows = 8 * (u64) x.kp;
+        if ((lane >> 3) + 4 < rows) f(1, to + 512, from + four_rows);
+        if (lane < rows) f(2, rows * 128 + lane * 16, (const u8 *) (x.tiles + (u64) last * (x.kp / 64) + k));
+    }
+    __device__ __forceinline__ int bytes() const { return rows * 144; }
+    // Copies at once what is needed of the stages that were asked for before it was there.
+    template <class K, class At> __device__ __forceinline__ void fill(const Half &x, int stages, K k, At at) const {
+        uint4 v[DEEPEST - 1][3];
+#pragma unroll
+        for (int i = 0; i < DEEPEST - 1; i++)
+            if (i < stages) each(x, k(i), [&](int j, u32, const u8 *from) { v[i][j] = *(const uint4 *) from; });
+#pragma unroll
+        for (int i = 0; i < DEEPEST - 1; i++)
+            if (i < stages) each(x, k(i), [&](int j, u32 to, const u8 *) { *(uint4 *) (at(i) + to) = v[i][j]; });
+    }
+    __device__ __forceinline__ Inputs read(const u8 *at) const {
+        const int g = min(lane >> 2, rows - 1), t = lane & 3;
+        const u32 low = g * 128 + (t * 16 ^ (g & 1) * 64);
+        const uint4 a = *(const uint4 *) (at + low), b = *(const uint4 *) (at + (low ^ 64));
+        Inputs v;
+        v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
+        v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
+#pragma unroll
+        for (int i = 0; i < 2; i++) v.tiles[i] = *(const float4 *) (at + rows * 128 + min(2 * t + i, rows - 1) * 16);
+        return v;
+    }
+};
 template <int N>
 __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_rows, int tiles, int per, int total) {
     extern __shared__ __align__(128) u8 staged[];
-    constexpr int R = ROWS(N), C = COLUMNS(N), ROW = C * TILE_BYTES, STAGE = R * ROW, DEPTH = RING / STAGE;
+    constexpr int R = ROWS(N);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int base = blockIdx.y * N * 8, begin = warp * per, length = min(per, tiles - begin);
     const u64 row_bytes = (u64) tiles * TILE_BYTES;
+    __shared__ u64 full[SUMS], empty[SUMS];
+    __shared__ u32 arrived[SUMS];
+    if (threadIdx.x < SUMS) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"((u32) __cvta_generic_to_shared(full + threadIdx.x)), "n"(SLICES) : "memory");
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"((u32) __cvta_generic_to_shared(empty + threadIdx.x)) : "memory");
+        arrived[threadIdx.x] = 0;
+    }
     int at = (int) ((u64) total * blockIdx.x / gridDim.x);
     const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
-    const u8 *ring = staged + warp * RING;
-    float *sums = (float *) (staged + SLICES * RING);
+    u8 *ring = staged + warp * RING;
+    const u32 ring_at = (u32) __cvta_generic_to_shared(ring);
+    float *meet = (float *) (staged + SLICES * RING); // [SUMS, SLICES, 128]
+    const Way<N == 1> way[2] = {{x, lane, base, n_rows}, {x, lane, base + 8 * (N - 1), n_rows}};
+    // The more stages the smaller they are: all that the ring holds is asked for ahead.
+    const int weights = min(R, stop - at) * TILE_BYTES, stage_bytes = weights + way[0].bytes() + (N > 1 ? way[1].bytes() : 0);
+    const int depth = min(RING / stage_bytes, DEEPEST), ring_end = depth * stage_bytes;
     // What is asked for next. A row of a stage is copied by whole warps, and then its
     // rest by some lanes: by each of another row, if there are enough of them.
-    constexpr int rest = ROW % 512 / 16, whole = ROW / 512 * 512;
+    constexpr int rest = TILE_BYTES % 512 / 16, whole = TILE_BYTES / 512 * 512;
     constexpr bool together = rest > 0 && rest * R <= 32;
     const int rest_row = together ? lane / max(rest, 1) : 0, rest_at = whole + (together ? lane % max(rest, 1) : lane) * 16;
-    const u32 to = (u32) __cvta_generic_to_shared(ring) + lane * 16, to_rest = to - lane * 16 + rest_row * ROW + rest_at;
-    const u8 *from = nullptr, *from_rest = nullptr;
+    const u32 to = ring_at + lane * 16, to_rest = ring_at + rest_row * TILE_BYTES + rest_at;
+    const u8 *from = nullptr;
+    const int to_other = (int) (rest_row * row_bytes) + rest_at - lane * 16;
     int next_at = at, next_k = 0, next_slot = 0, count = 0;
-    auto ask = [&]() {
+    auto ask = [&](bool with_inputs) {
         if (next_at < stop) {
             if (next_k == 0) {
                 const Group next = group_at(m, R, next_at, stop, row_bytes);
                 from = next.w + begin * TILE_BYTES + lane * 16;
-                from_rest = next.w + begin * TILE_BYTES + rest_row * row_bytes + rest_at;
                 count = next.count;
             }
             const u8 *p = from;
@@ -423,17 +486,19 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
             for (int r = 0; r < R; r++) {
                 if (r < count) {
 #pragma unroll
-                    for (int i = 0; i < whole; i += 512) copy16(to + next_slot + r * ROW + i, p + i);
-                    if (rest && !together && lane < rest) copy16(to_rest + next_slot + r * ROW, p - lane * 16 + rest_at);
+                    for (int i = 0; i < whole; i += 512) copy16(to + next_slot + r * TILE_BYTES + i, p + i);
+                    if (rest && !together && lane < rest) copy16(to_rest + next_slot + r * TILE_BYTES, p + to_other);
                 }
                 p += row_bytes;
             }
-            if (together && rest_row < count) copy16(to_rest + next_slot, from_rest);
-            from += ROW;
-            from_rest += ROW;
-            next_slot = next_slot == (DEPTH - 1) * STAGE ? 0 : next_slot + STAGE;
-            next_k += C;
-            if (next_k >= length) {
+            if (together && rest_row < count) copy16(to_rest + next_slot, from + to_other);
+            if (with_inputs)
+#pragma unroll
+                for (int n = 0; n < N; n++) way[n].each(x, begin + next_k, [&](int, u32 to, const u8 *from) { copy16(ring_at + next_slot + weights + n * way[0].bytes() + to, from); });
+            from += TILE_BYTES;
+            next_slot += stage_bytes;
+            if (next_slot == ring_end) next_slot = 0;
+            if (++next_k == length) {
                 next_k = 0;
                 next_at += count;
             }
@@ -442,19 +507,16 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
     };
     start_next();
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++) ask();
+    for (int i = 0; i < depth - 1; i++) ask(false);
+    __syncthreads(); // the barriers are there
     wait_for_previous();
+#pragma unroll
+    for (int n = 0; n < N; n++) way[n].fill(x, depth - 1, [&](int i) { return begin + i % length; }, [&](int i) { return ring + i * stage_bytes + weights + n * way[0].bytes(); });
     const u32 magic = offset();
-    const Way way0(x, lane, base, n_rows), way1(x, lane, base + 8 * (N - 1), n_rows);
-    auto load_inputs = [&](Inputs (&in)[N], int k) {
-        k = begin + (k < length ? k : 0);
-        in[0] = way0.at(k);
-        if (N > 1) in[N - 1] = way1.at(k);
-    };
-    Inputs even[N], odd[N]; // a tile ahead, where there are registers for it
-    constexpr bool ahead = N == 1;
-    if (ahead) load_inputs(even, 0);
+    // Columns of results that are looked at, and tiles whose results fit side by side.
+    const int width = N > 1 || way[0].rows > 4 ? 8 : way[0].rows > 2 ? 4 : 2, side = 8 / width;
     int slot = 0;
+    u32 turn = 0;
     while (at < stop) {
         const Group now = group_at(m, R, at, stop, row_bytes);
         at += now.count;
@@ -465,35 +527,23 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
             for (int n = 0; n < N; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) o[r][n][i] = 0.0f;
-        // Tiles side by side hide each other's latency.
-        auto use = [&](const u8 *tiles, const Inputs (&in)[N]) {
-#pragma unroll
-            for (int count = R; count > 0; count--)
-                if (now.count == count) {
-#pragma unroll
-                    for (int r = 0; r < R; r++)
-                        if (r < count) {
-                            const Tile tile = fetch<true>(tiles + r * ROW, lane);
-#pragma unroll
-                            for (int n = 0; n < N; n++) multiply(tile, in[n], o[r][n], magic);
-                        }
-                }
-        };
 #pragma unroll 1
-        for (int k = 0; k < length; k += C) {
-            if (ahead) load_inputs(odd, k + 1);
-            else load_inputs(even, k);
-            asm volatile("cp.async.wait_group %0;" :: "n"(DEPTH - 2) : "memory");
+        for (int k = 0; k < length; k++) {
+            wait_stage(depth);
             __syncwarp(); // all lanes' copies are there, and the stage before is used
-            ask();
+            ask(true);
             const u8 *stage = ring + slot;
-            slot = slot == (DEPTH - 1) * STAGE ? 0 : slot + STAGE;
-            use(stage, even);
-            if (C == 1) {
-                if (ahead) even[0] = odd[0];
-            } else {
-                load_inputs(even, ahead ? k + 2 : k + 1);
-                if (k + 1 < length) use(stage + TILE_BYTES, ahead ? odd : even);
+            slot += stage_bytes;
+            if (slot == ring_end) slot = 0;
+            // Tiles side by side hide each other's latency.
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const Inputs in = way[n].read(stage + weights + n * way[0].bytes());
+#pragma unroll
+                for (int count = R; count > 0; count--)
+                    if (now.count == count)
+#pragma unroll
+                        for (int r = 0; r < count; r++) multiply(fetch<true>(stage + r * TILE_BYTES, lane), in, o[r][n], magic);
             }
         }
         const float *factor = m.factor[0];
@@ -502,14 +552,31 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
 #pragma unroll
         for (int i = 1; i < 4; i++)
             if (now.which == i) { factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; }
+        // Results of `side` tiles at a time: [tile, i, g, t] of each warp.
+        const int t = lane & 3, quads = width / 2;
 #pragma unroll
         for (int c = 0; c < R * N; c++) {
             if (c / N >= now.count) break;
+            const int beside = c & (side - 1), place = turn % SUMS;
+            float *sums = meet + place * SLICES * 128;
+            const u32 round = turn / SUMS, is_full = (u32) __cvta_generic_to_shared(full + place), is_empty = (u32) __cvta_generic_to_shared(empty + place);
+            if (beside == 0) await(is_empty, round + 1);
+            if (t < quads)
 #pragma unroll
-            for (int i = 0; i < 4; i++) sums[(warp * 4 + i) * 32 + lane] = o[c / N][c % N][i];
-            __syncthreads();
-            for (int at = threadIdx.x; at < 128; at += SLICES * 32) {
-                const int l = at & 31, i = at >> 5, row = (now.tile + c / N) * 16 + (l >> 2) + (i >> 1) * 8, to = base + c % N * 8 + (l & 3) * 2 + (i & 1);
+                for (int i = 0; i < 4; i++) sums[warp * 128 + (beside * 4 + i) * 8 * quads + (lane >> 2) * quads + t] = o[c / N][c % N][i];
+            if (beside != side - 1 && c + 1 != now.count * N) continue;
+            turn++;
+            __syncwarp();
+            u32 before = 0;
+            if (lane == 0) {
+                arrive(is_full);
+                before = atomicAdd(arrived + place, 1);
+            }
+            if (__shfl_sync(~0u, before, 0) != SLICES * (round + 1) - 1) continue;
+            await(is_full, round);
+            for (int at = lane; at < (beside + 1) * 32 * quads; at += 32) {
+                const int column = at & (quads - 1), g = at / quads & 7, i = at / quads >> 3 & 3, r = c / N - beside + at / quads / 32;
+                const int row = (now.tile + r) * 16 + g + (i >> 1) * 8, to = base + c % N * 8 + column * 2 + (i & 1);
                 if (row < rows && to < n_rows) {
                     float v = sums[at];
 #pragma unroll
@@ -518,7 +585,8 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
                     y[(u64) to * rows + row] = v;
                 }
             }
-            __syncthreads();
+            __syncwarp();
+            if (lane == 0) arrive(is_empty);
         }
     }
 }
@@ -645,7 +713,7 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
 }
 
 // Chosen rows of one matrix: block (i, r) takes ids 16 i .. of activation row r.
-KERNEL __launch_bounds__(SLICES * 32) product_rows(const u8 *w, const float *factor, float *y, Half x, const u32 *ids, int n_ids, int tiles, int per) {
+KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, const float *factor, float *y, Half x, const u32 *ids, int n_ids, int tiles, int per) {
     __shared__ float shared[SLICES * 128];
     in_order();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2;
@@ -688,7 +756,10 @@ KERNEL __launch_bounds__(SLICES * 32) product_rows(const u8 *w, const float *fac
             }
 #ifdef CODES
 #pragma unroll
-            for (int group = 0; group < GROUPS; group++) both.s[group][half] = one.s[group][upper];
+            for (int group = 0; group < GROUPS; group++) {
+                both.s[group][half].scale = upper ? one.s[group][1].scale : one.s[group][0].scale;
+                both.s[group][half].bias = upper ? one.s[group][1].bias : one.s[group][0].bias;
+            }
 #endif
         }
         const int self = g == 0 ? row : -1, first_result = (lane & 3) == 0 ? row : -1;
@@ -761,8 +832,7 @@ __device__ __forceinline__ float value(const u8 *w, const float *factor, u32 row
     return factor ? v * factor[row] : v;
 #elif FORMAT == 9
     u32 b = tile[(half * 32 + lane) * 16 + h * 8 + at];
-    float v = f16_to_f32((u16) ((b & 0x80) << 8 | (b & 0x7f) << 7));
-    return factor ? v * factor[row] : v;
+    return scales(tile, c / GROUP, row & 15).scale * f16_to_f32((u16) ((b & 0x80) << 8 | (b & 0x7f) << 7));
 #else
     u32 code;
 #if FORMAT == 8
@@ -806,6 +876,9 @@ KERNEL random_tiles(u32 *w, float gain, u64 words) {
     // Two f16 of either sign with an exponent like the gain's.
     u32 one = f32_to_f16(gain) & 0x7c00u;
     x = (x & 0x83ff83ffu) | one | one << 16;
+#elif FORMAT == 9
+    // Any of less than 2 in size, and scales.
+    x = (int) (i % (TILE_BYTES / 4)) < CODE_WORDS * 32 ? x & 0xbfbfbfbfu : __float_as_uint(512.0f * gain);
 #elif defined(CODES)
     int at = (int) (i % (TILE_BYTES / 4)) - CODE_WORDS * 32;
     if (at >= 0) {

@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// Keys of a split, as in the kernels.
 const SPLIT: usize = 256;
 
+/// Keys that a row sees at most, for whose sake work is spread by pages, as in the kernels.
+const FINE: usize = 2048;
+
 /// Rows that share a step's keys well enough for one block each split.
 const FEW_ROWS: usize = 64;
 
@@ -217,8 +220,14 @@ pub(crate) fn attend(
     let mut y = cuda.tensor(q.rows(), q.cols());
     let p = pages(kv);
     // As many as any row of this memory sees, so that a longer context changes no launch.
+    let fine = |keys: usize| p.tiles.is_some() && keys <= FINE;
     let splits = match attention.window {
+        Some(window) if fine(window) => window.div_ceil(PAGE_ROWS) + 1,
         Some(window) => window.div_ceil(SPLIT) + 1,
+        None if p.tiles.is_some() => {
+            let keys = kv.spec.pages * PAGE_ROWS;
+            keys.div_ceil(SPLIT).max(keys.min(FINE) / PAGE_ROWS)
+        }
         None => (kv.spec.pages * PAGE_ROWS).div_ceil(SPLIT),
     };
     let bytes = 4 * n * heads * splits * (2 + head_dim);
@@ -257,7 +266,13 @@ pub(crate) fn attend(
         ..Grid::rect(blocks, columns * spread, 128)
     };
     if few {
-        launch("attend_splits", grid(spread));
+        let short = attention.window.is_some_and(fine);
+        let name = if short {
+            "attend_pages"
+        } else {
+            "attend_splits"
+        };
+        launch(name, grid(spread));
         let half = head_dim
             .is_multiple_of(TILE)
             .then(|| Arc::new(Half::new(&cuda.arena, n, heads * head_dim)));

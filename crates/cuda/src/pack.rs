@@ -10,6 +10,9 @@
 //! and floats lie in parts of 16 bytes: `(half, lane)` or `(half, h, lane)`.
 //! Scales and biases end the tile, by group and row.
 //!
+//! Floats of 8 bits (E4M3) lie as codes of 8 bits do, with scales in `f32`. Shifted to
+//! the place of an f16 they are 256 times too small, which their scales make up for.
+//!
 //! bf16 becomes f16 with a power of two for each row, which loses nothing down to
 //! 2^-32 of the row's largest value; so do formats whose codes tensor cores cannot
 //! take, which are rounded to f16.
@@ -33,6 +36,8 @@ pub(crate) enum Packing {
         group: usize,
         scale: Scalar,
     },
+    /// E4M3 with a scale every `group` columns, 32 or 64.
+    E4m3 { group: usize },
 }
 
 /// Whether the kernels can multiply the codes themselves.
@@ -59,7 +64,11 @@ impl Packing {
             return None;
         }
         let Some(codes) = format.codes().filter(is_linear) else {
-            return Some(Packing::Plain);
+            let whole =
+                |n| move |p: &Stored<'_>| p.tiles.cols >= p.cols || p.tiles.cols.is_multiple_of(n);
+            let group = [TILE, 32].into_iter().find(|&n| parts.iter().all(whole(n)));
+            let fits = group.filter(|_| is_e4m3(first));
+            return Some(fits.map_or(Packing::Plain, |group| Packing::E4m3 { group }));
         };
         let one = parts.iter().all(|p| p.scale == first.scale);
         let own = if one { first.scale } else { Scalar::F32 };
@@ -77,6 +86,7 @@ impl Packing {
             Packing::Codes { bits, group, scale } => {
                 TILE * TILE_ROWS * bits / 8 + TILE / group * TILE_ROWS * 2 * scale.bytes()
             }
+            Packing::E4m3 { group } => TILE_ROWS * (TILE + TILE / group * 4),
         }
     }
 
@@ -90,6 +100,7 @@ impl Packing {
                 ("SCALE", 8 * scale.bytes()),
                 ("SCALE_BF16", usize::from(scale == Scalar::Bf16)),
             ],
+            Packing::E4m3 { group } => vec![("FORMAT", 9), ("GROUP", group), ("SCALE", 32)],
         }
     }
 }
@@ -130,6 +141,7 @@ pub(crate) fn pack(packing: Packing, parts: &[Stored<'_>]) -> Packed {
                 Packing::Codes { bits, group, scale } => {
                     pack_code_row(part, row, r, bytes, [bits, group, tile_bytes], scale);
                 }
+                Packing::E4m3 { group } => pack_e4m3_row(part, row, r, bytes, group),
             }
         }
     });
@@ -159,6 +171,11 @@ fn in_parallel<T: Send>(jobs: Vec<T>, values: usize, f: impl Fn(T) + Sync) {
 /// Whether f16 needs a factor a row to hold the values.
 fn is_scaled(part: &Stored<'_>) -> bool {
     part.format.layout != Layout::Plain(Scalar::F16)
+}
+
+/// Whether its codes are E4M3.
+fn is_e4m3(part: &Stored<'_>) -> bool {
+    matches!(part.format.layout, Layout::Scaled { code, .. } if code == quant::Code::E4m3)
 }
 
 /// Where column `c` of a tile lies: lane within its row's four, `h`, and place.
@@ -224,6 +241,31 @@ fn pack_code_row(
     }
 }
 
+/// Writes one row of E4M3 and its scales into its band. A group with a code that is no
+/// number gets a scale that is none.
+fn pack_e4m3_row(part: &Stored<'_>, row: usize, r: usize, band: &mut [u8], group: usize) {
+    let stored = part.row(row);
+    let tile_bytes = Packing::E4m3 { group }.tile_bytes();
+    for (k, tile) in band.chunks_exact_mut(tile_bytes).enumerate() {
+        let (words, scales) = tile.split_at_mut(TILE * TILE_ROWS);
+        for (i, codes) in stored.codes[k * TILE..]
+            .chunks(group)
+            .take(TILE / group)
+            .enumerate()
+        {
+            for (c, &code) in codes.iter().enumerate() {
+                put(words, 8, r, i * group + c, code.into());
+            }
+            let numbers = codes.iter().all(|code| code & 0x7f != 0x7f);
+            let scale = part
+                .format
+                .tile_scale(&stored, (k * TILE + i * group) / stored.width);
+            let scale = if numbers { 256.0 * scale } else { f32::NAN };
+            Scalar::F32.put(scales, i * TILE_ROWS + r, scale);
+        }
+    }
+}
+
 /// Writes the code of row `r`, column `c` of a tile.
 fn put(codes: &mut [u8], bits: usize, r: usize, c: usize, code: u32) {
     let (t, h, at) = column(c);
@@ -278,6 +320,12 @@ mod tests {
                 let v = half::f16::from_bits((w >> (16 * end)) as u16).to_f32();
                 packed.factors.as_ref().map_or(v, |f| v * f[row])
             }
+            Packing::E4m3 { group } => {
+                let code = word((lane + 32 * half) * 4 + j) >> (16 * pair + 8 * end) & 255;
+                let scale = Scalar::F32.get(&tile[1024..], c / group * 16 + row % 16);
+                let bits = (code & 0x80) << 8 | (code & 0x7f) << 7;
+                scale * half::f16::from_bits(bits as u16).to_f32()
+            }
             Packing::Codes { bits, group, scale } => {
                 let q = j / 2 * 4 + 2 * (j % 2) + pair;
                 let code = match bits {
@@ -312,6 +360,35 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn kernels_find_every_e4m3(seed in any::<u32>(), rows in 1usize..40, blocks in 1usize..5, tile in 0usize..4) {
+            // Tiles of scales: of a group of columns, of a block, of a row, of none of these.
+            let (tile, group) = [(32, 32), (128, 64), (10_000, 64), (48, 0)][tile];
+            let cols = 96 * blocks;
+            let codes: Vec<u8> = (0..rows * cols).map(|i| ((i as u32 ^ seed).wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+            let codes: Vec<u8> = codes.into_iter().map(|c| if c & 0x7f == 0x7f { c - 1 } else { c }).collect();
+            let scales: Vec<u8> = (0..rows * cols.div_ceil(tile)).flat_map(|i| (0.01 + i as f32).to_le_bytes()).collect();
+            let stored = Stored {
+                format: quant::format("fp8").unwrap(),
+                rows,
+                cols,
+                codes: &codes,
+                scale: Scalar::F32,
+                scales: &scales,
+                biases: &[],
+                tiles: quant::Tiles::of_rows(tile),
+                mapping: None,
+            };
+            let packing = Packing::of(&[stored]).unwrap();
+            prop_assert_eq!(packing, if group > 0 { Packing::E4m3 { group } } else { Packing::Plain });
+            let packed = pack(packing, &[stored]);
+            for (i, want) in stored.to_f32().into_iter().enumerate() {
+                let got = unpack(packing, &packed, cols.div_ceil(TILE), i / cols, i % cols);
+                let off = if group > 0 { 0.0 } else { want.abs() / 2048.0 };
+                prop_assert!((got - want).abs() <= off, "row {} column {}: {got} not {want}", i / cols, i % cols);
+            }
+        }
+
         #[test]
         fn kernels_find_every_value(seed in any::<u32>(), rows in 1usize..40, blocks in 1usize..5) {
             let all = quant::FORMATS.iter().copied().flatten();

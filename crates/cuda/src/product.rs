@@ -24,10 +24,7 @@ const MANY: usize = 128;
 const MANY_SHARED: usize = 2 * MANY * (2 * TILE + 16) + 4 * MANY * 8 * TILE_ROWS;
 
 /// Bytes of shared memory that a warp of `feed` takes: its ring, and its sums.
-const FEED_SHARED: usize = 13_824 + 512;
-
-/// Bytes after a matrix that `feed` may read: a tile.
-const AFTER: usize = 2 * TILE * TILE_ROWS;
+const FEED_SHARED: usize = 12_288 + 2_048;
 
 /// Warps of `feed` on a multiprocessor.
 const FEED_WARPS: usize = 16;
@@ -74,7 +71,7 @@ impl Tiles {
         kernel.defines.push(("SLICES", self.slices));
         let unroll = match self.packing {
             Packing::Plain => 2,
-            Packing::Codes { .. } => 4,
+            Packing::Codes { .. } | Packing::E4m3 { .. } => 4,
         };
         kernel.defines.push(("UNROLL", unroll));
         kernel
@@ -115,19 +112,14 @@ pub(crate) fn matrix(cuda: &Cuda, parts: &[Stored<'_>]) -> Matrix {
             let packed = pack::pack(packing, parts);
             let factors = packed.factors.as_ref();
             Weights {
-                block: {
-                    let block = Block::new(&cuda.driver, packed.bytes.len() + AFTER, &what);
-                    cuda.driver.write(block.address, &packed.bytes);
-                    block
-                },
+                block: Block::of(&cuda.driver, &packed.bytes, &what),
                 factors: factors.map(|f| Block::of(&cuda.driver, f, &what)),
                 packed: Some(Tiles::new(packing, cols)),
                 experts: OnceLock::new(),
             }
         }
     };
-    let after = if weights.packed.is_some() { AFTER } else { 0 };
-    let bytes = weights.block.bytes - after + weights.factors.as_ref().map_or(0, |f| f.bytes);
+    let bytes = weights.block.bytes + weights.factors.as_ref().map_or(0, |f| f.bytes);
     Matrix::new(rows, cols, format, bytes, Box::new(weights))
 }
 
@@ -138,11 +130,28 @@ pub(crate) fn random_matrix(
     cols: usize,
     format: &'static quant::Format,
 ) -> Matrix {
-    let row = quant::encode(format, &vec![0.0; cols], cols, Scalar::Bf16);
-    let packing = Packing::of(&[row.view()]).expect("a format that is packed");
+    let packing = if format.can_encode() {
+        let row = quant::encode(format, &vec![0.0; cols], cols, Scalar::Bf16);
+        Packing::of(&[row.view()])
+    } else {
+        // Codes that others write, with a scale a row.
+        let (codes, scales) = (vec![0; format.code_bytes(cols)], [0; 4]);
+        Packing::of(&[Stored {
+            format,
+            rows: 1,
+            cols,
+            codes: &codes,
+            scale: Scalar::F32,
+            scales: &scales,
+            biases: &[],
+            tiles: quant::Tiles::of_rows(cols),
+            mapping: None,
+        }])
+    };
+    let packing = packing.expect("a format that is packed");
     let tiles = Tiles::new(packing, cols);
     let bytes = rows.div_ceil(TILE_ROWS) * tiles.tiles * packing.tile_bytes();
-    let block = Block::new(&cuda.driver, bytes + AFTER, "random weights");
+    let block = Block::new(&cuda.driver, bytes, "random weights");
     let args = Args::default()
         .ptr(block.address)
         .float((cols as f32).sqrt().recip())

@@ -9,7 +9,7 @@ use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Expert, Experts,
     KvFormat, KvSpec, Reference, Rope, Row, Tensor, conformance,
 };
-use quant::Scalar;
+use quant::{Scalar, Stored};
 
 /// A GPU, or nothing, loudly: where there is none, these tests test nothing.
 fn gpu() -> Option<Cuda> {
@@ -268,6 +268,57 @@ fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
     simple.finish().unwrap();
 }
 
+/// Floats of 8 bits, which others write: products of any kind and looked up rows.
+#[test]
+fn gpu_small_products_of_e4m3_are_close_to_the_reference() {
+    let (Some(cuda), Some(simple)) = (gpu(), gpu_with(|driver| driver.shared = 0)) else {
+        return;
+    };
+    for (tile, rows, cols) in [(32, 100, 352), (128, 40, 4096), (8320, 33, 8320)] {
+        let code = |v: f32| ((v.to_bits() >> 20) as u8 & 0xbf) | (v.to_bits() >> 24) as u8 & 0x80;
+        let codes: Vec<u8> = noise(1, rows * cols).into_iter().map(code).collect();
+        let scales = noise(3, rows * cols.div_ceil(tile));
+        let scales: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        let w = Stored {
+            format: quant::format("fp8").unwrap(),
+            rows,
+            cols,
+            codes: &codes,
+            scale: Scalar::F32,
+            scales: &scales,
+            biases: &[],
+            tiles: quant::Tiles::of_rows(tile),
+            mapping: None,
+        };
+        for n in [1, 3, 8, 9, 40] {
+            let x = noise(2, n * cols);
+            let y = |b: &dyn Backend| b.matmul(&b.upload(n, cols, &x), &b.matrix(&[w]));
+            let what = format!("[{rows}, {cols}] by {n}");
+            close(&what, &cuda, &y(&cuda), &y(&Reference), PRODUCT);
+            assert!(
+                cuda.download(&y(&cuda)) == simple.download(&y(&simple)),
+                "{what}"
+            );
+        }
+        let ids = [0, 17, 31, 2];
+        let y = |b: &dyn Backend| b.embed(&b.matrix(&[w]), &ids, 1.0);
+        close("rows", &cuda, &y(&cuda), &y(&Reference), 0.0);
+        let x = noise(4, cols);
+        let chosen = |b: &dyn Backend| {
+            b.matmul_rows(&b.upload(1, cols, &x), &b.matrix(&[w]), &[ids.to_vec()])
+        };
+        close(
+            "chosen",
+            &cuda,
+            &chosen(&cuda),
+            &chosen(&Reference),
+            PRODUCT,
+        );
+    }
+    cuda.finish().unwrap();
+    simple.finish().unwrap();
+}
+
 #[test]
 fn gpu_norms_are_close_to_the_reference() {
     let Some(cuda) = gpu() else { return };
@@ -388,6 +439,42 @@ fn gpu_attention_is_close_to_the_reference() {
         for (old, new) in [(0, 5), (0, 700), (1000, 1), (1000, 4), (513, 70)] {
             for format in [&quant::F32, &quant::F16, &quant::BF16] {
                 case.check(&cuda, old, new, format);
+            }
+        }
+    }
+    cuda.finish().unwrap();
+}
+
+/// A long context is walked by splits of keys, a short one by pages; rows on either side
+/// of the border, and many at once, must not tell.
+#[test]
+fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
+    let Some(cuda) = gpu() else { return };
+    for (heads, kv_heads, head_dim, format) in [
+        (4, 2, 64, &quant::BF16),
+        (8, 1, 256, &quant::BF16),
+        (2, 1, 512, &quant::F16),
+        (3, 3, 96, &quant::F16),
+    ] {
+        for window in [None, Some(700)] {
+            let case = AttentionCase {
+                heads,
+                kv_heads,
+                head_dim,
+                window,
+            };
+            let run = |old, new| {
+                cuda.download(&case.run(&cuda, old, new, format))
+                    .into_owned()
+            };
+            let all = run(2038, 70);
+            let cols = heads * head_dim;
+            for (old, new) in [(2038, 1), (2038, 20), (2047, 1), (2048, 1), (2040, 8)] {
+                let from = (old - 2038) * cols;
+                assert!(
+                    run(old, new) == all[from..from + new * cols],
+                    "{new} rows after {old}, head of {head_dim}, window {window:?}"
+                );
             }
         }
     }
@@ -545,6 +632,7 @@ fn variants(first: bool) -> Vec<Kernel> {
             attention(2, 512),
             delta(64, 256, 4),
         ]);
+        packings.push(Packing::E4m3 { group: 64 });
         packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32, Scalar::F16)));
     }
     all.extend(packings.into_iter().map(|p| Tiles::new(p, 4096).kernel("")));
@@ -559,6 +647,7 @@ const REGISTERS: &[(&str, usize)] = &[
     ("product", 112),
     ("feed", 128),
     ("attend_splits", 232),
+    ("attend_pages", 168),
     ("attend", 152),
     ("delta_rule", 64),
     ("add_norm", 64),

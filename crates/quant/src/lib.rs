@@ -242,6 +242,18 @@ impl Format {
         self.view
     }
 
+    /// The scale of tile `t` of a row, in [`Layout::Scaled`]; its factor is in it.
+    ///
+    /// # Panics
+    ///
+    /// If the format has another layout or the row no such tile.
+    pub fn tile_scale(&self, row: &Row<'_>, t: usize) -> f32 {
+        match self.layout {
+            Layout::Scaled { scale, .. } => scaled::scale_of(row, scale, t),
+            _ => panic!("{} keeps no scales of tiles", self.name),
+        }
+    }
+
     /// Whether [`encode`] can write the format.
     pub const fn can_encode(&self) -> bool {
         self.encode.is_some()

@@ -214,7 +214,7 @@ fn parts(format: &Format) -> (usize, Code, ScaleType) {
 }
 
 /// The scale of tile `t` of a row.
-fn scale_of(row: &Row<'_>, scale: ScaleType, t: usize) -> f32 {
+pub(crate) fn scale_of(row: &Row<'_>, scale: ScaleType, t: usize) -> f32 {
     let stored = match scale {
         ScaleType::Float => row.scale.get(row.scales, t),
         ScaleType::E8m0 => e8m0(row.scales[t]),
