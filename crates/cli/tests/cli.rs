@@ -267,8 +267,12 @@ fn a_folder_and_its_bundled_copy_are_one_model() {
         record["model"]["preflight"]["trial"]["cached"].take();
         record
     };
-    let bundled = run(&args);
-    let from_folder = run(&[&args[..], &["-m", path.to_str().unwrap()]].concat());
+    let mut bundled = run(&args);
+    let mut from_folder = run(&[&args[..], &["-m", path.to_str().unwrap()]].concat());
+    // Both are packed, each for a reason of its own.
+    let reason = |of: &mut Value| of["model"]["weights_reason"].take();
+    assert_eq!(reason(&mut bundled), "the model is part of the program");
+    assert_eq!(reason(&mut from_folder), "fits the free memory");
     assert_eq!(bundled["token_ids"], from_folder["token_ids"]);
     assert_eq!(bundled["model"], from_folder["model"]);
     assert_eq!(
