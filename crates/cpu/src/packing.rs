@@ -118,10 +118,21 @@ fn rows_of(to: &impl Packing, p: usize) -> Range<usize> {
 /// `parts` as the layout `to` wants them: where they lie if all are to stay there, else
 /// packed.
 pub(crate) fn source<P: Packing>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> Source {
-    if let Some(kept) = parts.iter().map(Stored::keep).collect() {
+    let (n, bytes) = (to.n_panels(), to.panel_bytes());
+    let kept: Option<Vec<_>> = parts.iter().map(Stored::keep).collect();
+    // Which worker packs what in a step is chance: all have room from the start.
+    for worker in 0..cpu.pool.n_workers() {
+        let room = &mut *room(cpu, worker);
+        let mut panels = room.take(WIDE * bytes);
+        if kept.is_some() {
+            let panel = &mut panels.of_mut::<u8>()[..bytes];
+            fill(to, Parts::Stored(parts), rows_of(to, 0), room, panel);
+        }
+        room.panels = Some(panels);
+    }
+    if let Some(kept) = kept {
         return Source::Mapped(kept);
     }
-    let (n, bytes) = (to.n_panels(), to.panel_bytes());
     let mut data = Region::zeroed(n * bytes);
     let all = Split::new(data.of_mut::<u8>());
     // As much as is given back at once, but some pieces for each worker.
