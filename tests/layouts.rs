@@ -377,6 +377,17 @@ fn drafts_of(family: &Family, layout: &str) -> Vec<Vec<u32>> {
     drafts
 }
 
+/// The head in the GGUF file `head` makes these guesses, and drafts for the target as a
+/// file of the same tool.
+fn assert_gguf_pair(family: &Family, head: &str, guesses: &[Vec<u32>]) {
+    let name = family.name;
+    assert_eq!(drafts_of(family, head), guesses, "{name}");
+    let pair = ["gguf.gguf", head].map(|layout| family.checkpoint(layout));
+    let (text, drafts) = write(family, &pair[0], Some(&pair[1]));
+    assert_eq!(text, family.tokens("gguf.gguf"), "{name}");
+    assert!(!drafts.is_empty());
+}
+
 /// Of the guesses, at least the share `least` is equal.
 fn assert_alike(drafts: &[Vec<u32>], guesses: &[Vec<u32>], least: f64, layout: &str) {
     let pairs: Vec<bool> = (drafts.iter().flatten().zip(guesses.iter().flatten()))
@@ -396,12 +407,7 @@ fn every_layout_of_a_head_makes_its_guesses() {
             if !heads.contains(&"assistant.gguf") {
                 continue;
             }
-            assert_eq!(drafts_of(&family, "assistant.gguf"), guesses, "{name}");
-            // The pair as files of one tool.
-            let pair = ["gguf.gguf", "assistant.gguf"].map(|layout| family.checkpoint(layout));
-            let (text, drafts) = write(&family, &pair[0], Some(&pair[1]));
-            assert_eq!(text, family.tokens("gguf.gguf"), "{name}");
-            assert!(!drafts.is_empty());
+            assert_gguf_pair(&family, "assistant.gguf", &guesses);
             continue;
         }
         let guesses = drafts_of(&family, "hf");
@@ -431,11 +437,7 @@ fn an_eagle3_head_drafts_for_either_family_and_from_either_layout() {
         if !heads.contains(&"eagle3.gguf") {
             continue;
         }
-        assert_eq!(drafts_of(&family, "eagle3.gguf"), guesses, "{name}");
-        let pair = ["gguf.gguf", "eagle3.gguf"].map(|layout| family.checkpoint(layout));
-        let (text, drafts) = write(&family, &pair[0], Some(&pair[1]));
-        assert_eq!(text, family.tokens("gguf.gguf"), "{name}");
-        assert!(!drafts.is_empty());
+        assert_gguf_pair(&family, "eagle3.gguf", &guesses);
     }
     assert_eq!(n, 2, "a family each");
 }

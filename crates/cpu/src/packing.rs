@@ -120,13 +120,14 @@ fn rows_of(to: &impl Packing, p: usize) -> Range<usize> {
 pub(crate) fn source<P: Packing>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> Source {
     let (n, bytes) = (to.n_panels(), to.panel_bytes());
     let kept: Option<Vec<_>> = parts.iter().map(Stored::keep).collect();
-    // Which worker packs what in a step is chance: all have room from the start.
+    // Which worker packs what in a step is chance: all have room from the start, also
+    // what a row takes.
     for worker in 0..cpu.pool.n_workers() {
         let room = &mut *room(cpu, worker);
         let mut panels = room.take(WIDE * bytes);
         if kept.is_some() {
             let panel = &mut panels.of_mut::<u8>()[..bytes];
-            fill(to, Parts::Stored(parts), rows_of(to, 0), room, panel);
+            fill(to, Parts::Stored(parts), 0..to.rows().min(1), room, panel);
         }
         room.panels = Some(panels);
     }

@@ -301,6 +301,7 @@ fn put(codes: &mut [u8], bits: usize, r: usize, c: usize, code: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::fp8;
     use proptest::prelude::*;
 
     /// Reads a packed value back, the way the kernels find it: from the fragment of
@@ -368,17 +369,7 @@ mod tests {
             let codes: Vec<u8> = (0..rows * cols).map(|i| ((i as u32 ^ seed).wrapping_mul(2_654_435_761) >> 24) as u8).collect();
             let codes: Vec<u8> = codes.into_iter().map(|c| if c & 0x7f == 0x7f { c - 1 } else { c }).collect();
             let scales: Vec<u8> = (0..rows * cols.div_ceil(tile)).flat_map(|i| (0.01 + i as f32).to_le_bytes()).collect();
-            let stored = Stored {
-                format: quant::format("fp8").unwrap(),
-                rows,
-                cols,
-                codes: &codes,
-                scale: Scalar::F32,
-                scales: &scales,
-                biases: &[],
-                tiles: quant::Tiles::of_rows(tile),
-                mapping: None,
-            };
+            let stored = fp8(rows, cols, tile, &codes, &scales);
             let packing = Packing::of(&[stored]).unwrap();
             prop_assert_eq!(packing, if group > 0 { Packing::E4m3 { group } } else { Packing::Plain });
             let packed = pack(packing, &[stored]);

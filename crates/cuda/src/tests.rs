@@ -268,6 +268,27 @@ fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
     simple.finish().unwrap();
 }
 
+/// `[rows, cols]` E4M3 codes with an f32 scale for every `tile` columns of a row.
+pub(crate) fn fp8<'a>(
+    rows: usize,
+    cols: usize,
+    tile: usize,
+    codes: &'a [u8],
+    scales: &'a [u8],
+) -> Stored<'a> {
+    Stored {
+        format: quant::format("fp8").unwrap(),
+        rows,
+        cols,
+        codes,
+        scale: Scalar::F32,
+        scales,
+        biases: &[],
+        tiles: quant::Tiles::of_rows(tile),
+        mapping: None,
+    }
+}
+
 /// Floats of 8 bits, which others write: products of any kind and looked up rows.
 #[test]
 fn gpu_small_products_of_e4m3_are_close_to_the_reference() {
@@ -279,17 +300,7 @@ fn gpu_small_products_of_e4m3_are_close_to_the_reference() {
         let codes: Vec<u8> = noise(1, rows * cols).into_iter().map(code).collect();
         let scales = noise(3, rows * cols.div_ceil(tile));
         let scales: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
-        let w = Stored {
-            format: quant::format("fp8").unwrap(),
-            rows,
-            cols,
-            codes: &codes,
-            scale: Scalar::F32,
-            scales: &scales,
-            biases: &[],
-            tiles: quant::Tiles::of_rows(tile),
-            mapping: None,
-        };
+        let w = fp8(rows, cols, tile, &codes, &scales);
         for n in [1, 3, 8, 9, 40] {
             let x = noise(2, n * cols);
             let y = |b: &dyn Backend| b.matmul(&b.upload(n, cols, &x), &b.matrix(&[w]));
