@@ -62,12 +62,16 @@ class Bench:
         return done.stdout
 
     def ours(self, name, command, model, *flags):
-        line = [self.args.paceline, "-q", command, "-m", model.ours, "--threads", str(self.args.threads), *flags]
+        line = [self.args.paceline, "-q", command, "-m", model.ours, "--device", self.args.device, "--threads", str(self.args.threads), *flags]
         return json.loads(self.command(name, line).splitlines()[-1])
 
     def peer(self, name, tool, model, *flags):
-        line = [str(pathlib.Path(self.args.peer) / tool), "-m", model.peer, "-t", str(self.args.threads), *flags]
+        line = [str(pathlib.Path(self.args.peer) / tool), "-m", model.peer, *self.layers(), "-t", str(self.args.threads), *flags]
         return self.command(name, line)
+
+    def layers(self):
+        """How many layers the peer puts on the GPU."""
+        return ["-ngl", "0" if self.args.device == "cpu" else "99"]
 
     def save(self):
         (self.out / "report.json").write_text(json.dumps(self.report, indent=1) + "\n")
@@ -131,11 +135,11 @@ class Bench:
     def serve(self, tag, model, length, prompts):
         """The peer over the same prompts, by class."""
         print("  ", f"{tag}.server", flush=True)
-        line = [str(pathlib.Path(self.args.peer) / "llama-server"), "-m", model.peer, "-t", str(self.args.threads),
+        line = [str(pathlib.Path(self.args.peer) / "llama-server"), "-m", model.peer, *self.layers(), "-t", str(self.args.threads),
                 "-tb", str(self.args.threads), "-c", "4096", "-np", "1", "--port", str(PORT), "--jinja", "--no-webui", "--cache-ram", "0"]
         if length > 0:
             line += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(length)]
-            line += ["-md", model.peer_draft] if model.peer_draft else []
+            line += ["-md", model.peer_draft, *(["-ngld", "99"] if self.args.device != "cpu" else [])] if model.peer_draft else []
         log = open(self.out / f"{tag}.server.txt", "w")
         server = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -194,7 +198,7 @@ class Bench:
         times = []
         for _ in range(5):
             start = time.perf_counter()
-            subprocess.run([self.args.paceline, "-q", "run", "-m", model.ours, "-n", "1", "--threads", str(self.args.threads), "Hello"], capture_output=True, check=True)
+            subprocess.run([self.args.paceline, "-q", "run", "-m", model.ours, "--device", self.args.device, "-n", "1", "--threads", str(self.args.threads), "Hello"], capture_output=True, check=True)
             times.append(1e3 * (time.perf_counter() - start))
         into["first_token_ms"] = times
         self.save()
@@ -253,6 +257,7 @@ def environment(args):
         "governor": read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "paceline": version([args.paceline, "--version"]).stdout.strip(),
         "llama.cpp": (peer.stdout + peer.stderr).strip().splitlines()[:1],
+        "device": args.device,
         "threads": args.threads,
         "rounds": args.rounds,
         "max_tokens": args.max_tokens,
@@ -322,6 +327,7 @@ def main():
     p.add_argument("--draft-lengths", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2, 3, 4])
     p.add_argument("--per-class", type=int, default=6, help="prompts of each class")
     p.add_argument("--max-tokens", type=int, default=96)
+    p.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; a GPU holds all layers of both engines")
     p.add_argument("--threads", type=int, default=os.cpu_count())
     Bench(p.parse_args()).run()
 
