@@ -27,7 +27,7 @@ use crate::arch::{Blocks, ByteKernel, Bytes, Element, Kernel, Lanes, store};
 use crate::elementwise::PIECE;
 use crate::matmul::with_element;
 use crate::memory::{bytes, bytes_mut, values, values_mut};
-use crate::packing::{self, Packing, Room, Source};
+use crate::packing::{self, Packing, Place, Room, Source, Units};
 use crate::pool::Split;
 use crate::tile::AHEAD;
 use backend::Tensor;
@@ -382,27 +382,51 @@ fn expand(bits: usize, stream: &[u8], codes: &mut [u8]) {
 const LOW: u32 = 0x0f0f_0f0f;
 
 /// Bytes as words.
+#[inline(always)]
 fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
     let words = bytes.as_chunks::<4>().0;
     std::array::from_fn(|i| u32::from_le_bytes(words[i]))
 }
 
 /// The words of a block of q4_0, whose low halves are columns 0 to 15.
-fn of_q4_0(codes: &[u8]) -> [u32; 4] {
+#[inline(always)]
+fn of_q4_0(codes: &[u8; 16]) -> [u32; 4] {
     let [a, b, c, d] = words(codes);
     let low = |first: u32, second: u32| first & LOW | (second & LOW) << 4;
     let high = |first: u32, second: u32| first >> 4 & LOW | second & !LOW;
     [low(a, b), low(c, d), high(a, b), high(c, d)]
 }
 
-/// Eight codes in order, as four low halves and then four high ones.
-fn interleave(word: u32) -> u32 {
-    let spread = |four: u32| {
-        let two = (four | four << 8) & 0x00ff_00ff;
-        (two | two << 4) & LOW
-    };
-    spread(word & 0xffff) | spread(word >> 16) << 4
+/// Bytes of codes as `N` words of four.
+#[inline(always)]
+fn of_bytes<const K: usize, const N: usize>(codes: &[u8; K]) -> [u32; N] {
+    words(codes)
 }
+
+/// Bytes of codes as `N` words of eight: four low halves and then four high ones.
+#[inline(always)]
+fn of_pairs<const K: usize, const N: usize>(codes: &[u8; K]) -> [u32; N] {
+    let eights = codes.as_chunks::<8>().0;
+    std::array::from_fn(|i| {
+        let [low, high] = words(&eights[i]);
+        low | high << 4
+    })
+}
+
+/// Eight codes in order, as four low halves and then four high ones: the halves of a word
+/// change places in steps of two and of one.
+#[inline(always)]
+fn interleave(word: u32) -> u32 {
+    let swap = |word: u32, by: u32, mask: u32| {
+        let change = (word ^ word >> by) & mask;
+        word ^ change ^ change << by
+    };
+    swap(swap(word, 8, 0x0000_ff00), 4, 0x00f0_00f0)
+}
+
+/// Units that are packed at a time: the first cache has them while four rows after four
+/// go there.
+const NEAR_UNITS: usize = 8;
 
 impl Coded {
     /// Vectors of codes of one group.
@@ -517,16 +541,15 @@ impl Coded {
                     *bias = row.scale.get(row.biases, g);
                 }
             }
-            _ => {
-                part.format
-                    .unpack(row, &mut to.codes, &mut to.scales, &mut to.biases);
-                if self.factors == Factors::Integers {
-                    let units = self.cols / (self.group * self.span);
-                    let [s, t] = &mut to.integers;
-                    let (d, m) = (&mut to.scales[..units], &mut to.biases[..units]);
-                    part.format.unpack_super(row, d, m, s, t);
-                }
+            _ if self.factors == Factors::Integers => {
+                let units = self.cols / (self.group * self.span);
+                let [s, t] = &mut to.integers;
+                let (d, m) = (&mut to.scales[..units], &mut to.biases[..units]);
+                part.format.unpack_super(row, &mut to.codes, d, m, s, t);
             }
+            _ => part
+                .format
+                .unpack(row, &mut to.codes, &mut to.scales, &mut to.biases),
         }
         match self.shift {
             Some(0) => {}
@@ -538,106 +561,168 @@ impl Coded {
         }
     }
 
-    /// The vectors of group `g` of a panel, four bytes a lane, and the factors of its
-    /// unit with the group's place there.
-    fn group_of<'a>(
+    /// Writes the codes of 16 rows. A row has those of `1 / per` of a unit in every
+    /// `stride` bytes, after `skip` of them: `words` makes those of `N` vectors of `K`
+    /// bytes.
+    #[inline(always)]
+    fn put_codes<const K: usize, const N: usize>(
         &self,
-        panel: &'a mut [u8],
-        g: usize,
-    ) -> (&'a mut [[u8; 4]], &'a mut [u8], usize) {
-        let (u, j) = self.place(g);
-        let unit = &mut panel[u * self.unit..][..self.unit];
-        let (vectors, scales) = unit.split_at_mut(self.codes);
-        let n = 16 * self.vectors();
-        let vectors = &mut vectors.as_chunks_mut::<4>().0[j * n..(j + 1) * n];
-        (vectors, scales, j)
-    }
-
-    /// Writes a row of blocks of a group each, of `B` bytes, a half-precision scale
-    /// first, into its lane of a panel: `codes` makes the words of its `N` vectors.
-    fn put_blocks<const B: usize, const N: usize>(
-        &self,
-        row: Row<'_>,
-        lane: usize,
+        rows: &[&[u8]; 16],
+        (per, stride, skip): (usize, usize, usize),
         panel: &mut [u8],
-        codes: impl Fn(&[u8]) -> [u32; N],
+        words: impl Fn(&[u8; K]) -> [u32; N],
     ) {
-        for (g, block) in row.codes.as_chunks::<B>().0.iter().enumerate() {
-            let (vectors, scales, j) = self.group_of(panel, g);
-            scales.as_chunks_mut::<2>().0[16 * j + lane] = [block[0], block[1]];
-            let lanes = vectors[lane..].iter_mut().step_by(16);
-            lanes
-                .zip(codes(&block[2..]))
-                .for_each(|(to, word)| *to = word.to_le_bytes());
+        let size = self.codes / per;
+        let len = size / (64 * N) * K;
+        for (some, units) in panel.chunks_mut(NEAR_UNITS * self.unit).enumerate() {
+            for (k, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
+                let mut start = some * NEAR_UNITS * per * stride + skip;
+                for unit in units.chunks_exact_mut(self.unit) {
+                    for vectors in unit[..self.codes].chunks_exact_mut(size) {
+                        let [a, b, c, d] =
+                            rows.map(|row| row[start..start + len].as_chunks::<K>().0);
+                        let from = a.iter().zip(b).zip(c.iter().zip(d));
+                        let vectors = vectors.as_chunks_mut::<4>().0.as_chunks_mut::<16>().0;
+                        let vectors = vectors.as_chunks_mut::<N>().0;
+                        for (to, ((a, b), (c, d))) in vectors.iter_mut().zip(from) {
+                            let four = [a, b, c, d].map(&words);
+                            for (v, to) in to.iter_mut().enumerate() {
+                                to.as_chunks_mut::<4>().0[k] =
+                                    four.map(|words| words[v].to_le_bytes());
+                            }
+                        }
+                        start += stride;
+                    }
+                }
+            }
         }
     }
 
-    /// Writes a row of a stream of codes into its lane of a panel: `codes` makes a
-    /// vector's word of one of the stream.
-    fn put_affine(&self, row: Row<'_>, lane: usize, panel: &mut [u8], codes: impl Fn(u32) -> u32) {
+    /// Writes of 16 rows the `nth` of the `each` numbers that every group has: `of` is
+    /// that of a lane's group.
+    #[inline(always)]
+    fn put_numbers<const S: usize>(
+        &self,
+        (nth, each): (usize, usize),
+        panel: &mut [u8],
+        of: impl Fn(usize, usize) -> [u8; S],
+    ) {
+        let mut groups = 0..self.cols / self.group;
+        for unit in panel.chunks_exact_mut(self.unit) {
+            let numbers = unit[self.codes..].as_chunks_mut::<S>().0;
+            let numbers = numbers.as_chunks_mut::<16>().0.iter_mut();
+            for (to, g) in numbers
+                .skip(nth)
+                .step_by(each)
+                .zip(groups.by_ref().take(self.span))
+            {
+                *to = std::array::from_fn(|lane| of(lane, g));
+            }
+        }
+    }
+
+    /// Writes rows of blocks of a group each, of `B` bytes, a half-precision scale first:
+    /// `words` makes those of `N` vectors of `K` bytes behind it.
+    #[inline(always)]
+    fn put_blocks<const B: usize, const K: usize, const N: usize>(
+        &self,
+        rows: &[&[u8]; 16],
+        panel: &mut [u8],
+        words: impl Fn(&[u8; K]) -> [u32; N],
+    ) {
+        self.put_codes(rows, (self.span, B, 2), panel, words);
+        let blocks = rows.map(|row| row.as_chunks::<B>().0);
+        self.put_numbers((0, 1), panel, |lane, g| {
+            [blocks[lane][g][0], blocks[lane][g][1]]
+        });
+    }
+
+    /// Writes rows of a stream of codes of `bits`, in the stream's order, with scales and
+    /// biases.
+    #[inline(always)]
+    fn put_affine(&self, rows: &[Row<'_>; 16], bits: usize, panel: &mut [u8]) {
         let Factors::Own(scalar) = self.factors else {
             unreachable!("a scale and a bias for each group");
         };
-        let words = row.codes.as_chunks::<4>().0;
-        for (g, words) in words.chunks_exact(self.vectors()).enumerate() {
-            let (vectors, scales, j) = self.group_of(panel, g);
-            let at = 32 * j + lane;
-            scalar.put(scales, at, row.scale.get(row.scales, g));
-            scalar.put(scales, at + 16, row.scale.get(row.biases, g));
-            let lanes = vectors[lane..].iter_mut().step_by(16);
-            lanes
-                .zip(words)
-                .for_each(|(to, word)| *to = codes(u32::from_le_bytes(*word)).to_le_bytes());
+        let codes = rows.map(|row| row.codes);
+        let stream = (1, self.group * bits / 8, 0);
+        self.put_codes(&codes, stream, panel, of_bytes::<16, 4>);
+        match scalar {
+            Scalar::F32 => self.put_scales::<4>(rows, scalar, panel),
+            Scalar::F16 | Scalar::Bf16 => self.put_scales::<2>(rows, scalar, panel),
         }
     }
 
-    /// Writes one row into its lane of a panel.
-    fn put(&self, row: &Parts, lane: usize, panel: &mut [u8]) {
-        let cols = self.span * self.group;
-        let units = panel
-            .chunks_exact_mut(self.unit)
-            .zip(row.codes.chunks_exact(cols));
-        for (u, (unit, codes)) in units.enumerate() {
-            let (vectors, scales) = unit.split_at_mut(self.codes);
-            let four = |codes: &[u8; 4]| u32::from_le_bytes(*codes);
-            let lanes = vectors.as_chunks_mut::<64>().0.iter_mut();
-            let lanes = lanes.map(|v| &mut v.as_chunks_mut::<4>().0[lane]);
-            if pairs(self.kind) {
-                for (to, eight) in lanes.zip(codes.as_chunks::<8>().0) {
-                    let [low, high] = eight.as_chunks::<4>().0 else {
-                        unreachable!("eight")
-                    };
-                    *to = (four(low) | four(high) << 4).to_le_bytes();
-                }
+    /// Writes scales and biases that lie apart, as elements of `S` bytes.
+    #[inline(always)]
+    fn put_scales<const S: usize>(&self, rows: &[Row<'_>; 16], scalar: Scalar, panel: &mut [u8]) {
+        for (nth, of) in [rows.map(|row| row.scales), rows.map(|row| row.biases)]
+            .iter()
+            .enumerate()
+        {
+            if rows.iter().all(|row| row.scale == scalar) {
+                let of = of.map(|bytes| bytes.as_chunks::<S>().0);
+                self.put_numbers((nth, 2), panel, |lane, g| of[lane][g]);
             } else {
-                lanes
-                    .zip(codes.as_chunks::<4>().0)
-                    .for_each(|(to, four)| *to = *four);
+                self.put_numbers((nth, 2), panel, |lane, g| {
+                    element::<S>(scalar, rows[lane].scale.get(of[lane], g))
+                });
             }
+        }
+    }
+
+    /// Writes rows that were taken apart.
+    #[inline(always)]
+    fn put_parts(&self, rows: &[Parts; 16], panel: &mut [u8]) {
+        let codes = rows.each_ref().map(|row| row.codes.as_slice());
+        let stream = (1, self.span * self.group, 0);
+        match (pairs(self.kind), self.codes / 64 % 4) {
+            (true, 0) => self.put_codes(&codes, stream, panel, of_pairs::<32, 4>),
+            (true, _) => self.put_codes(&codes, stream, panel, of_pairs::<8, 1>),
+            (false, 0) => self.put_codes(&codes, stream, panel, of_bytes::<16, 4>),
+            (false, _) => self.put_codes(&codes, stream, panel, of_bytes::<4, 1>),
+        }
+        match self.factors {
+            Factors::Own(scalar @ Scalar::F32) => self.put_own::<4>(rows, scalar, panel),
+            Factors::Own(scalar) => self.put_own::<2>(rows, scalar, panel),
+            Factors::Integers => self.put_integers(rows, panel),
+        }
+    }
+
+    /// Writes scales, and biases if there are any, as elements of `S` bytes.
+    #[inline(always)]
+    fn put_own<const S: usize>(&self, rows: &[Parts; 16], scalar: Scalar, panel: &mut [u8]) {
+        let each = if biased(self.kind) { 2 } else { 1 };
+        self.put_numbers((0, each), panel, |lane, g| {
+            element::<S>(scalar, rows[lane].scales[g])
+        });
+        if each == 2 {
+            self.put_numbers((1, 2), panel, |lane, g| {
+                element::<S>(scalar, rows[lane].biases[g])
+            });
+        }
+    }
+
+    /// Writes what scales and biases are products of.
+    #[inline(always)]
+    fn put_integers(&self, rows: &[Parts; 16], panel: &mut [u8]) {
+        let n = self.arrays()[0].0;
+        for (u, unit) in panel.chunks_exact_mut(self.unit).enumerate() {
+            let (own, integers) = unit[self.codes..].split_at_mut(32 * n);
+            let own = own.as_chunks_mut::<2>().0;
+            let integers = integers.as_chunks_mut::<16>().0;
             let groups = u * self.span..(u + 1) * self.span;
-            match self.factors {
-                Factors::Own(scalar) => {
-                    let each = if biased(self.kind) { 2 } else { 1 };
-                    for (j, g) in groups.enumerate() {
-                        scalar.put(scales, 16 * each * j + lane, row.scales[g]);
-                        if each == 2 {
-                            scalar.put(scales, 16 * (2 * j + 1) + lane, row.biases[g]);
-                        }
-                    }
+            for (lane, row) in rows.iter().enumerate() {
+                own[lane] = element(Scalar::F16, row.scales[u]);
+                if n == 2 {
+                    own[16 + lane] = element(Scalar::F16, row.biases[u]);
                 }
-                Factors::Integers => {
-                    let (n, [s, t]) = (self.arrays()[0].0, &row.integers);
-                    Scalar::F16.put(scales, lane, row.scales[u]);
-                    if n == 2 {
-                        Scalar::F16.put(scales, 16 + lane, row.biases[u]);
-                    }
-                    for (j, g) in groups.enumerate() {
-                        scales[32 * n + 16 * j + lane] = s[g] as u8;
-                        if n == 2 {
-                            scales[32 * n + 16 * (self.span + j) + lane] = t[g] as u8;
-                        }
-                    }
-                }
+                let of = row.integers[..n].iter();
+                let of = of.flat_map(|of| &of[groups.clone()]);
+                integers
+                    .iter_mut()
+                    .zip(of)
+                    .for_each(|(to, &i)| to[lane] = i as u8);
             }
         }
     }
@@ -749,37 +834,47 @@ impl Packing for Coded {
         &self.source
     }
 
-    fn put_row(&self, part: &Stored<'_>, row: usize, lane: usize, room: &mut Room, to: &mut [u8]) {
-        let stored = part.row(row);
-        match part.format.layout {
-            _ if part.format.name == "q4_0" => self.put_blocks::<18, 4>(stored, lane, to, of_q4_0),
-            _ if part.format.name == "q8_0" => self.put_blocks::<34, 8>(stored, lane, to, words),
-            Layout::Affine { bits: 4, .. } => self.put_affine(stored, lane, to, interleave),
-            Layout::Affine { bits: 8, .. } => self.put_affine(stored, lane, to, |word| word),
-            _ => {
-                self.take_apart(part, row, &mut room.row);
-                self.put(&room.row, lane, to);
-            }
+    fn units(&self) -> Units {
+        let [first, second] = self.arrays();
+        Units {
+            bytes: self.unit,
+            arrays: [(self.codes / 64, 4), first, second],
         }
     }
 
-    fn copy_lane(&self, from: &[u8], lane: usize, to: &mut [u8], to_lane: usize) {
-        let [(n, size), (m, other)] = self.arrays();
-        let codes = self.codes / 64;
-        for (to, from) in to
-            .chunks_exact_mut(self.unit)
-            .zip(from.chunks_exact(self.unit))
-        {
-            let mut start = 0;
-            for (count, size) in [(codes, 4), (n, size), (m, other)] {
-                for _ in 0..count {
-                    to[start + to_lane * size..][..size]
-                        .copy_from_slice(&from[start + lane * size..][..size]);
-                    start += 16 * size;
+    #[inline(always)]
+    fn put_rows(&self, rows: &[Place<'_>; 16], room: &mut Room, panel: &mut [u8]) {
+        let stored = rows.each_ref().map(|p| p.part.row(p.row));
+        let codes = stored.map(|row| row.codes);
+        let format = rows[0].part.format;
+        match format.layout {
+            _ if format.name == "q4_0" => self.put_blocks::<18, 16, 4>(&codes, panel, of_q4_0),
+            _ if format.name == "q8_0" => self.put_blocks::<34, 16, 4>(&codes, panel, of_bytes),
+            Layout::Affine { bits: 8, .. } => self.put_affine(&stored, 8, panel),
+            Layout::Affine { bits: 4, .. } => {
+                self.put_affine(&stored, 4, panel);
+                for unit in panel.chunks_exact_mut(self.unit) {
+                    for word in unit[..self.codes].as_chunks_mut::<4>().0 {
+                        *word = interleave(u32::from_le_bytes(*word)).to_le_bytes();
+                    }
                 }
+            }
+            _ => {
+                for (p, to) in rows.iter().zip(&mut room.rows) {
+                    self.take_apart(&p.part, p.row, to);
+                }
+                self.put_parts(&room.rows, panel);
             }
         }
     }
+}
+
+/// `value` as an element of `scalar`, which has `S` bytes.
+#[inline(always)]
+fn element<const S: usize>(scalar: Scalar, value: f32) -> [u8; S] {
+    let mut bytes = [0; S];
+    scalar.put(&mut bytes, 0, value);
+    bytes
 }
 
 /// One worker's piece of a product: some panels for all rows.
@@ -1063,6 +1158,104 @@ impl Piece<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::Detected;
+    use crate::tests::{noise, noisy};
+    use crate::{Activations, Isa};
+
+    /// Panels of `parts`, an element at a time.
+    fn defined(w: &Coded, parts: &[Stored<'_>]) -> Vec<u8> {
+        let mut panels = vec![0; w.n_panels() * w.panel];
+        let groups = w.cols / w.group;
+        let rows = parts.iter().flat_map(|p| (0..p.rows).map(|row| p.row(row)));
+        for (i, row) in rows.enumerate() {
+            let (panel, lane) = (&mut panels[i / 16 * w.panel..][..w.panel], i % 16);
+            let format = parts[0].format;
+            let mut codes = vec![0; w.cols];
+            let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
+            format.unpack(row, &mut codes, &mut scales, &mut biases);
+            for (c, code) in codes.iter().enumerate() {
+                let (u, j) = w.place(c / w.group);
+                let (at, c) = (u * w.unit + 64 * j * w.vectors(), c % w.group);
+                let code = w.map[usize::from(*code)];
+                match pairs(w.kind) {
+                    true => panel[at + c / 8 * 64 + 4 * lane + c % 4] |= code << (c % 8 / 4 * 4),
+                    false => panel[at + c / 4 * 64 + 4 * lane + c % 4] = code,
+                }
+            }
+            let units = groups / w.span;
+            let (mut d, mut m) = (vec![0.0; units], vec![0.0; units]);
+            let (mut s, mut t) = (vec![0; groups], vec![0; groups]);
+            if w.factors == Factors::Integers {
+                format.unpack_super(row, &mut codes, &mut d, &mut m, &mut s, &mut t);
+            }
+            let two = biased(w.kind);
+            for (u, unit) in panel.chunks_exact_mut(w.unit).enumerate() {
+                let numbers = &mut unit[w.codes..];
+                if w.factors == Factors::Integers {
+                    Scalar::F16.put(numbers, lane, d[u]);
+                    if two {
+                        Scalar::F16.put(numbers, 16 + lane, m[u]);
+                    }
+                }
+                for (j, g) in (u * w.span..(u + 1) * w.span).enumerate() {
+                    match w.factors {
+                        Factors::Own(scalar) if two => {
+                            scalar.put(numbers, 32 * j + lane, scales[g]);
+                            scalar.put(numbers, 32 * j + 16 + lane, biases[g]);
+                        }
+                        Factors::Own(scalar) => scalar.put(numbers, 16 * j + lane, scales[g]),
+                        Factors::Integers if two => {
+                            numbers[64 + 16 * j + lane] = s[g] as u8;
+                            numbers[64 + 16 * (w.span + j) + lane] = t[g] as u8;
+                        }
+                        Factors::Integers => numbers[32 + 16 * j + lane] = s[g] as u8,
+                    }
+                }
+            }
+        }
+        panels
+    }
+
+    #[test]
+    fn panels_are_what_their_definition_says_for_every_format_and_instruction_set() {
+        for format in noisy().filter(|format| format.codes().is_some()) {
+            for cols in [1, 640, 9 * 256].map(|cols: usize| cols.next_multiple_of(format.block)) {
+                let owned = noise(format, cols);
+                let wide: Vec<u8> = [&owned.scales, &owned.biases]
+                    .into_iter()
+                    .flat_map(|bytes| bytes.as_chunks::<2>().0)
+                    .flat_map(|two| [0, 0, two[0], two[1]])
+                    .collect();
+                let (scales, biases) = wide.split_at(wide.len() / 2);
+                let apart = matches!(format.layout, Layout::Affine { .. });
+                // The same numbers in another type, where a matrix chooses it.
+                let other = Stored {
+                    scale: if apart { Scalar::F32 } else { owned.scale },
+                    scales: if apart { scales } else { &owned.scales },
+                    biases: if apart { biases } else { &owned.biases },
+                    ..owned.view()
+                };
+                for parts in [
+                    vec![owned.view(), owned.view().slice(4..6), owned.view()],
+                    vec![other, owned.view().slice(0..13)],
+                ] {
+                    for isa in Isa::available() {
+                        let isa = Detected::new(isa).expect("one that there is");
+                        let cpu = Cpu::with(isa, 2, Activations::Int8);
+                        let w = Coded::pack(&cpu, &parts).expect("codes");
+                        let Source::Packed(data) = &w.source else {
+                            panic!("no file")
+                        };
+                        assert!(
+                            data.of::<u8>() == defined(&w, &parts),
+                            "{}, {cols} columns, {isa:?}",
+                            format.name
+                        );
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn rounding_keeps_the_largest_value_and_its_sign() {

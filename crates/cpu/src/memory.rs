@@ -107,15 +107,6 @@ pub(crate) fn elements<T: Plain>(bytes: &[u8]) -> &[T] {
     elements
 }
 
-/// Bytes of a region as elements of `T`, to write.
-#[inline(always)]
-pub(crate) fn elements_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
-    // SAFETY: any bytes are a `T`.
-    let (before, elements, _) = unsafe { bytes.align_to_mut() };
-    assert!(before.is_empty(), "elements lie where they are aligned");
-    elements
-}
-
 /// 16 values on a cache line of their own.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]

@@ -6,6 +6,7 @@
 //! but the file's pages is held, and a product takes as long as packing does.
 
 use crate::Cpu;
+use crate::arch::{Kernel, Lanes};
 use crate::coded;
 use crate::memory::Region;
 use crate::pool::Split;
@@ -35,9 +36,16 @@ enum Parts<'a> {
     Kept(&'a [Kept]),
 }
 
+/// A row of a part.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) part: Stored<'a>,
+    pub(crate) row: usize,
+}
+
 impl<'a> Parts<'a> {
-    /// The part that has row `row`, and which of its rows that is.
-    fn place(self, mut row: usize) -> (Stored<'a>, usize) {
+    /// Where row `row` of the whole is.
+    fn place(self, mut row: usize) -> Place<'a> {
         let mut is_in = |rows: usize| {
             let found = row < rows;
             if !found {
@@ -49,14 +57,15 @@ impl<'a> Parts<'a> {
             Parts::Stored(parts) => parts.iter().find(|p| is_in(p.rows)).copied(),
             Parts::Kept(parts) => parts.iter().find(|p| is_in(p.rows)).map(Kept::view),
         };
-        (part.expect("rows are those of the parts"), row)
+        let part = part.expect("rows are those of the parts");
+        Place { part, row }
     }
 }
 
 /// What one worker packs with.
 #[derive(Default)]
 pub(crate) struct Room {
-    pub(crate) row: coded::Parts,
+    pub(crate) rows: [coded::Parts; 16],
     pub(crate) values: Vec<f32>,
     panels: Option<Region>,
 }
@@ -67,6 +76,46 @@ impl Room {
         let fits = |region: &Region| region.of::<u8>().len() >= len;
         let old = self.panels.take().filter(fits);
         old.unwrap_or_else(|| Region::zeroed(len))
+    }
+}
+
+/// Panels are units of some bytes, and a unit is arrays of 16 elements, one a lane: how
+/// many arrays, and bytes of an element. What is left of a unit means nothing.
+pub(crate) struct Units {
+    pub(crate) bytes: usize,
+    pub(crate) arrays: [(usize, usize); 3],
+}
+
+impl Units {
+    /// Where the arrays of a unit start, and the bytes of their elements.
+    fn each(&self) -> impl Iterator<Item = (usize, usize)> {
+        let mut start = 0;
+        let arrays = self.arrays.into_iter();
+        let sizes = arrays.flat_map(|(n, size)| std::iter::repeat_n(size, n));
+        sizes.map(move |size| {
+            start += 16 * size;
+            (start - 16 * size, size)
+        })
+    }
+
+    /// Copies a lane of a panel to a lane of another.
+    fn copy_lane(&self, from: &[u8], lane: usize, to: &mut [u8], to_lane: usize) {
+        let units = to.chunks_exact_mut(self.bytes);
+        for (to, from) in units.zip(from.chunks_exact(self.bytes)) {
+            for (start, size) in self.each() {
+                let from = &from[start + lane * size..][..size];
+                to[start + to_lane * size..][..size].copy_from_slice(from);
+            }
+        }
+    }
+
+    /// Writes zeros to the lanes from `lane` on.
+    fn clear(&self, lane: usize, panel: &mut [u8]) {
+        for unit in panel.chunks_exact_mut(self.bytes) {
+            for (start, size) in self.each() {
+                unit[start + lane * size..start + 16 * size].fill(0);
+            }
+        }
     }
 }
 
@@ -81,11 +130,11 @@ pub(crate) trait Packing: Sync {
     /// Where its panels come from.
     fn source(&self) -> &Source;
 
-    /// Writes row `row` of `part` to a lane of `panel`, whose other lanes stay.
-    fn put_row(&self, part: &Stored<'_>, row: usize, lane: usize, room: &mut Room, to: &mut [u8]);
+    /// What a panel is made of.
+    fn units(&self) -> Units;
 
-    /// Copies a row of a panel to a lane of another.
-    fn copy_lane(&self, from: &[u8], lane: usize, to: &mut [u8], to_lane: usize);
+    /// Writes 16 rows to a panel, a row a lane.
+    fn put_rows(&self, rows: &[Place<'_>; 16], room: &mut Room, panel: &mut [u8]);
 
     /// Panels, the last of which may have fewer rows.
     fn n_panels(&self) -> usize {
@@ -93,20 +142,53 @@ pub(crate) trait Packing: Sync {
     }
 }
 
-/// Writes `rows` of the matrix to the lanes of `panel`, and zeros to what is left.
+/// Writes 16 rows to a panel with the instructions that there are.
+struct Put<'a, P> {
+    to: &'a P,
+    rows: [Place<'a>; 16],
+    room: &'a mut Room,
+    panel: &'a mut [u8],
+}
+
+impl<P: Packing> Kernel for Put<'_, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        self.to.put_rows(&self.rows, self.room, self.panel);
+    }
+}
+
+/// Writes `rows` of the matrix, at most 16, to the lanes of `panel`, and zeros to what
+/// is left.
 fn fill<P: Packing>(
+    cpu: &Cpu,
     to: &P,
     parts: Parts<'_>,
     rows: impl ExactSizeIterator<Item = usize>,
     room: &mut Room,
     panel: &mut [u8],
 ) {
-    if rows.len() < 16 {
-        panel.fill(0);
-    }
-    for (lane, row) in rows.enumerate() {
-        let (part, row) = parts.place(row);
-        to.put_row(&part, row, lane, room, panel);
+    let n = rows.len();
+    let mut places = rows.map(|row| parts.place(row));
+    let Some(mut last) = places.next() else {
+        return panel.fill(0);
+    };
+    // Rows that are not there are the last again, which costs less than asking.
+    let rows = std::array::from_fn(|lane| {
+        if lane > 0 {
+            last = places.next().unwrap_or(last);
+        }
+        last
+    });
+    cpu.isa.run(Put {
+        to,
+        rows,
+        room,
+        panel,
+    });
+    if n < 16 {
+        to.units().clear(n, panel);
     }
 }
 
@@ -127,7 +209,14 @@ pub(crate) fn source<P: Packing>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> Sou
         let mut panels = room.take(WIDE * bytes);
         if kept.is_some() {
             let panel = &mut panels.of_mut::<u8>()[..bytes];
-            fill(to, Parts::Stored(parts), 0..to.rows().min(1), room, panel);
+            fill(
+                cpu,
+                to,
+                Parts::Stored(parts),
+                0..to.rows().min(1),
+                room,
+                panel,
+            );
         }
         room.panels = Some(panels);
     }
@@ -144,7 +233,7 @@ pub(crate) fn source<P: Packing>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> Sou
         for p in range.clone() {
             // SAFETY: every panel is visited once.
             let panel = unsafe { all.part(p * bytes..(p + 1) * bytes) };
-            fill(to, Parts::Stored(parts), rows_of(to, p), room, panel);
+            fill(cpu, to, Parts::Stored(parts), rows_of(to, p), room, panel);
         }
         release(parts, 16 * range.start..16 * range.end);
     });
@@ -196,7 +285,7 @@ pub(crate) fn each<P: Packing>(
             .clone()
             .zip(panels.of_mut::<u8>().chunks_exact_mut(bytes))
         {
-            fill(of, Parts::Kept(kept), rows_of(of, p), &mut room, panel);
+            fill(cpu, of, Parts::Kept(kept), rows_of(of, p), &mut room, panel);
         }
         work(two.clone(), &panels.of()[..two.len() * bytes]);
     }
@@ -225,14 +314,15 @@ pub(crate) fn chosen<P: Packing>(
     let panel = &mut panels.of_mut::<u8>()[..bytes];
     match of.source() {
         Source::Packed(data) => {
+            let units = of.units();
             for (lane, &id) in ids.iter().enumerate() {
                 let from = &data.of()[start(id)..][..bytes];
-                of.copy_lane(from, id as usize % 16, panel, lane);
+                units.copy_lane(from, id as usize % 16, panel, lane);
             }
         }
         Source::Mapped(kept) => {
             let rows = ids.iter().map(|&id| id as usize);
-            fill(of, Parts::Kept(kept), rows, &mut room, panel);
+            fill(cpu, of, Parts::Kept(kept), rows, &mut room, panel);
         }
     }
     work(panel);
@@ -241,7 +331,7 @@ pub(crate) fn chosen<P: Packing>(
 
 /// Row `row` of a matrix that is not packed, times `factor`.
 pub(crate) fn row(kept: &[Kept], row: usize, factor: f32, out: &mut [f32]) {
-    let (part, row) = Parts::Kept(kept).place(row);
+    let Place { part, row } = Parts::Kept(kept).place(row);
     part.decode_row(row, out);
     out.iter_mut().for_each(|x| *x *= factor);
 }

@@ -11,11 +11,10 @@
 use crate::Cpu;
 use crate::arch::{Element, Kernel, Lanes, even, load, store};
 use crate::matmul::with_element;
-use crate::memory::{elements, elements_mut};
-use crate::packing::{self, Packing, Room, Source};
+use crate::memory::{bytes, elements};
+use crate::packing::{self, Packing, Place, Room, Source, Units};
 use crate::pool::Split;
 use crate::tile::{Fetch, Operands, accumulate};
-use half::{bf16, f16};
 use quant::{Layout, Scalar, Stored};
 use std::ops::Range;
 
@@ -76,59 +75,84 @@ impl Packing for Panels {
         &self.source
     }
 
-    fn put_row(&self, part: &Stored<'_>, row: usize, lane: usize, room: &mut Room, to: &mut [u8]) {
-        let is_plain = part.format.layout == Layout::Plain(self.scalar);
-        if !is_plain {
-            room.values.resize(self.cols, 0.0);
-            part.decode_row(row, &mut room.values);
+    fn units(&self) -> Units {
+        Units {
+            bytes: self.panel_bytes().max(1),
+            arrays: [(self.cols, self.scalar.bytes()), (0, 0), (0, 0)],
         }
-        with_element!(self.scalar, W => {
-            let to = elements_mut::<W>(to)[lane..].iter_mut().step_by(16);
-            if is_plain {
-                let codes = part.row(row).codes;
-                to.enumerate().for_each(|(c, to)| *to = W::at(codes, c));
-            } else {
-                to.zip(&room.values).for_each(|(to, &v)| *to = W::narrow(v));
+    }
+
+    #[inline(always)]
+    fn put_rows(&self, rows: &[Place<'_>; 16], room: &mut Room, panel: &mut [u8]) {
+        let is_plain = |p: &Place<'_>| p.part.format.layout == Layout::Plain(self.scalar);
+        if rows.iter().all(is_plain) {
+            let rows = rows.map(|p| p.part.row(p.row).codes);
+            match self.scalar {
+                Scalar::F32 => put_fours(&rows, panel, words),
+                Scalar::F16 | Scalar::Bf16 => put_fours(&rows, panel, halves),
             }
-        });
+        } else {
+            assert_eq!(self.scalar, Scalar::F32, "what parts have not in common");
+            room.values.resize(16 * self.cols, 0.0);
+            for (values, p) in room.values.chunks_exact_mut(self.cols.max(1)).zip(rows) {
+                p.part.decode_row(p.row, values);
+            }
+            let values: &[u8] = bytes(&room.values);
+            let n = 4 * self.cols;
+            let rows = std::array::from_fn(|lane| &values[lane * n..][..n]);
+            put_fours(&rows, panel, words);
+        }
     }
+}
 
-    fn copy_lane(&self, from: &[u8], lane: usize, to: &mut [u8], to_lane: usize) {
-        with_element!(self.scalar, W => {
-            let from = elements::<W>(from)[lane..].iter().step_by(16);
-            let to = elements_mut::<W>(to)[to_lane..].iter_mut().step_by(16);
-            to.zip(from).for_each(|(to, &from)| *to = from);
-        });
-    }
+/// Four elements of `S` bytes.
+type Four<const S: usize> = [[u8; S]; 4];
+
+/// Four columns of four rows, the columns first.
+#[inline(always)]
+fn words(rows: [&Four<4>; 4]) -> [Four<4>; 4] {
+    std::array::from_fn(|col| rows.map(|row| row[col]))
 }
 
-/// A number that can be read from the bytes of a stored row.
-trait Packed: Element {
-    fn narrow(value: f32) -> Self;
-    fn at(codes: &[u8], i: usize) -> Self;
+/// [`words`] of two bytes each, which compilers do not find out how to do with few
+/// instructions: pairs of columns change places, then halves of two columns.
+#[inline(always)]
+fn halves(rows: [&Four<2>; 4]) -> [Four<2>; 4] {
+    const EVEN: u64 = 0x0000_ffff_0000_ffff;
+    const LOW: u64 = 0xffff_ffff;
+    let [a, b, c, d] = rows.map(|row| {
+        let [a, b, c, d] = row.map(|two| u64::from(u16::from_le_bytes(two)));
+        a | b << 16 | c << 32 | d << 48
+    });
+    let two = |a: u64, b: u64| [a & EVEN | (b & EVEN) << 16, a >> 16 & EVEN | b & !EVEN];
+    let four = |a: u64, b: u64| [a & LOW | b << 32, a >> 32 | b & !LOW];
+    let ([even, odd], [later_even, later_odd]) = (two(a, b), two(c, d));
+    let ([first, third], [second, fourth]) = (four(even, later_even), four(odd, later_odd));
+    [first, second, third, fourth]
+        .map(|col| std::array::from_fn(|i| ((col >> (16 * i)) as u16).to_le_bytes()))
 }
-impl Packed for f32 {
-    fn narrow(value: f32) -> f32 {
-        value
+
+/// Writes rows of elements of `S` bytes to a panel, four columns of four rows at a time.
+#[inline(always)]
+fn put_fours<const S: usize>(
+    rows: &[&[u8]; 16],
+    panel: &mut [u8],
+    turn: impl Fn([&Four<S>; 4]) -> [Four<S>; 4],
+) {
+    let rows = rows.map(|row| row.as_chunks::<S>().0);
+    let panel = panel.as_chunks_mut::<S>().0;
+    let (cols, left) = panel.as_chunks_mut::<16>().0.as_chunks_mut::<4>();
+    let first = 4 * cols.len();
+    for (i, cols) in cols.iter_mut().enumerate() {
+        for (k, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
+            let rows = rows.map(|row| row[4 * i..].first_chunk().expect("as many columns"));
+            for (col, four) in cols.iter_mut().zip(turn(rows)) {
+                col.as_chunks_mut::<4>().0[k] = four;
+            }
+        }
     }
-    fn at(codes: &[u8], i: usize) -> f32 {
-        f32::from_le_bytes(codes[4 * i..4 * i + 4].try_into().expect("four bytes"))
-    }
-}
-impl Packed for f16 {
-    fn narrow(value: f32) -> f16 {
-        f16::from_f32(value)
-    }
-    fn at(codes: &[u8], i: usize) -> f16 {
-        f16::from_le_bytes([codes[2 * i], codes[2 * i + 1]])
-    }
-}
-impl Packed for bf16 {
-    fn narrow(value: f32) -> bf16 {
-        bf16::from_f32(value)
-    }
-    fn at(codes: &[u8], i: usize) -> bf16 {
-        bf16::from_le_bytes([codes[2 * i], codes[2 * i + 1]])
+    for (c, col) in left.iter_mut().enumerate() {
+        *col = rows.map(|row| row[first + c]);
     }
 }
 
@@ -309,4 +333,52 @@ pub(crate) fn chosen(cpu: &Cpu, worker: usize, w: &Panels, x: &[f32], ids: &[u32
             cpu.isa.run(Chosen::<W> { x, weights: elements(panel), y });
         });
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::Detected;
+    use crate::tests::{noise, noisy};
+    use crate::{Activations, Isa};
+
+    #[test]
+    fn panels_hold_each_column_of_16_rows_for_every_format_and_instruction_set() {
+        for format in noisy() {
+            for cols in [1, 7, 96].map(|cols: usize| cols.next_multiple_of(format.block)) {
+                let (owned, f32s) = (noise(format, cols), noise(&quant::F32, cols));
+                for parts in [
+                    vec![owned.view(), owned.view().slice(4..6), owned.view()],
+                    vec![owned.view(), f32s.view().slice(0..13)],
+                ] {
+                    let alike = parts[1].format == format;
+                    let scalar = match format.layout {
+                        Layout::Plain(scalar) if alike => scalar,
+                        _ => Scalar::F32,
+                    };
+                    let values: Vec<f32> = parts.iter().flat_map(Stored::to_f32).collect();
+                    let rows = values.len() / cols;
+                    let mut want = vec![0; rows.next_multiple_of(16) * cols * scalar.bytes()];
+                    for (i, &value) in values.iter().enumerate() {
+                        let (row, c) = (i / cols, i % cols);
+                        scalar.put(&mut want, (row / 16 * cols + c) * 16 + row % 16, value);
+                    }
+                    for isa in Isa::available() {
+                        let isa = Detected::new(isa).expect("one that there is");
+                        let cpu = Cpu::with(isa, 2, Activations::F32);
+                        let w = Panels::pack(&cpu, &parts);
+                        let Source::Packed(data) = &w.source else {
+                            panic!("no file")
+                        };
+                        assert_eq!(w.scalar, scalar);
+                        assert!(
+                            data.of::<u8>() == want,
+                            "{}, {cols} columns, {isa:?}",
+                            format.name
+                        );
+                    }
+                }
+            }
+        }
+    }
 }

@@ -46,7 +46,7 @@ fn products_of_rounded_activations_have_the_bits_of_their_definition() {
 
 /// 19 rows of `format`, random; of a format that can only be read, random bytes
 /// without the numbers that are none.
-fn noise(format: &'static Format, cols: usize) -> Owned {
+pub(crate) fn noise(format: &'static Format, cols: usize) -> Owned {
     let mut state = 9u64;
     let mut next = || {
         state = state
@@ -74,13 +74,15 @@ fn noise(format: &'static Format, cols: usize) -> Owned {
     }
 }
 
+/// Formats of which [`noise`] can be made, as one matrix in blocks or by encoding.
+pub(crate) fn noisy() -> impl Iterator<Item = &'static Format> {
+    let formats = quant::FORMATS.iter().copied().flatten();
+    formats.filter(|f| matches!(f.layout, Layout::Block { .. }) || f.can_encode())
+}
+
 #[test]
 fn products_of_every_format_are_those_of_its_definition_for_any_number_of_rows() {
-    let formats = quant::FORMATS.iter().copied().flatten();
-    let formats = formats.filter(|format| {
-        let whole = matches!(format.layout, Layout::Block { .. });
-        format.codes().is_some() && (whole || format.can_encode())
-    });
+    let formats = noisy().filter(|format| format.codes().is_some());
     // Several parts of a row, the last one shorter, and more rows than are kept
     // under way at once.
     for (i, format) in formats.enumerate() {
@@ -135,10 +137,7 @@ impl Mapping for File {
 
 #[test]
 fn matrices_that_stay_in_their_file_give_the_bits_of_packed_ones() {
-    for format in quant::FORMATS.iter().copied().flatten() {
-        if !matches!(format.layout, Layout::Block { .. }) && !format.can_encode() {
-            continue;
-        }
+    for format in noisy() {
         let cols = 320usize.next_multiple_of(format.block);
         let owned = noise(format, cols);
         // At an odd place, as headers leave it.

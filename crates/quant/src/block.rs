@@ -16,7 +16,7 @@ use crate::{Codes, Format, Layout, Owned, Row, Scalar, Zero};
 /// Columns of the longest block.
 const COLS: usize = 256;
 /// Codes that are copied at once; every block has a multiple of it.
-pub(crate) const STEP: usize = 32;
+const STEP: usize = 32;
 /// Groups of the finest block.
 const GROUPS: usize = 16;
 
@@ -51,6 +51,14 @@ impl Pieces {
             m: [0.0; 4],
             scales: [1; GROUPS],
             mins: [1; GROUPS],
+        }
+    }
+
+    /// Copies the codes of a block to `to`.
+    pub(crate) fn put_codes(&self, to: &mut [u8]) {
+        let steps = to.as_chunks_mut::<STEP>().0.iter_mut();
+        for (to, from) in steps.zip(self.codes.as_chunks().0) {
+            *to = *from;
         }
     }
 

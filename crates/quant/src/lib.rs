@@ -284,19 +284,16 @@ impl Format {
         let n = self.block / view.group;
         let mut factors = scales.iter_mut().zip(biases);
         block::each(self, row, |first, pieces| {
-            let codes = codes[first..first + self.block].as_chunks_mut::<{ block::STEP }>();
-            for (to, from) in codes.0.iter_mut().zip(pieces.codes.as_chunks().0) {
-                *to = *from;
-            }
+            pieces.put_codes(&mut codes[first..first + self.block]);
             for (g, (scale, bias)) in factors.by_ref().take(n).enumerate() {
                 (*scale, *bias) = pieces.factors(&view, g);
             }
         });
     }
 
-    /// The factors of a row's scales and biases: `d` and `m` a super-group, `s`
-    /// and `t` a group, with `scale = d · s` and `bias = m · t`. `m` is not above
-    /// 0 in K-quants, whose own `dmin` it is with the sign turned.
+    /// A row's codes, and the factors of its scales and biases: `d` and `m` a
+    /// super-group, `s` and `t` a group, with `scale = d · s` and `bias = m · t`. `m` is
+    /// not above 0 in K-quants, whose own `dmin` it is with the sign turned.
     ///
     /// # Panics
     ///
@@ -305,6 +302,7 @@ impl Format {
     pub fn unpack_super(
         &self,
         row: Row<'_>,
+        codes: &mut [u8],
         d: &mut [f32],
         m: &mut [f32],
         s: &mut [i8],
@@ -315,23 +313,16 @@ impl Format {
             "{} has no blocks of codes",
             self.name
         );
-        let view = self.view_of(
-            row.codes.len() / self.code_bytes(self.block) * self.block,
-            row,
-        );
-        let cols = s.len() * view.group;
-        let supers = cols / view.super_group;
-        assert_eq!(
-            row.codes.len(),
-            self.code_bytes(cols),
-            "factors of a whole row"
-        );
+        let view = self.view_of(codes.len(), row);
+        let supers = codes.len() / view.super_group;
         assert_eq!(
             (d.len(), m.len(), t.len()),
             (supers, supers, s.len()),
             "factors of a row"
         );
+        assert_eq!(s.len(), codes.len() / view.group, "factors of groups");
         block::each(self, row, |first, pieces| {
+            pieces.put_codes(&mut codes[first..first + self.block]);
             let n = self.block / view.super_group;
             let at = first / view.super_group;
             d[at..at + n].copy_from_slice(&pieces.d[..n]);

@@ -118,7 +118,9 @@ fn rebuilt(matrix: &Stored<'_>, row: usize) -> Vec<f32> {
         let supers = matrix.cols / view.super_group;
         let (mut d, mut m) = (vec![0.0; supers], vec![0.0; supers]);
         let (mut s, mut t) = (vec![0; groups], vec![0; groups]);
-        format.unpack_super(matrix.row(row), &mut d, &mut m, &mut s, &mut t);
+        let mut same = vec![0; matrix.cols];
+        format.unpack_super(matrix.row(row), &mut same, &mut d, &mut m, &mut s, &mut t);
+        assert_eq!(same, codes, "{}", format.name);
         for g in 0..groups {
             let at = g * view.group / view.super_group;
             assert_eq!(
