@@ -89,7 +89,7 @@ def card(name, report, corpus, size):
     lines += [
         "## Data",
         "",
-        f"{generated} {'are' if packed else 'is'} generated (our own work, CC0-1.0: `training/stories.py`, `exercises.py`, `conversations.py`). The rest:",
+        f"{generated} {'are' if packed else 'is'} generated (our own work, CC0-1.0: `training/stories.py`, `exercises.py`, `facts.py`, `conversations.py`). The rest:",
         "",
         "| set | source | licence | times shown in one pass |",
         "|---|---|---|---|",

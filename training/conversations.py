@@ -11,6 +11,7 @@ work and may be used freely (CC0-1.0).
 import json
 
 import exercises
+import facts
 import stories
 from exercises import NAME, NAMES, WORDS
 
@@ -486,6 +487,10 @@ def ordinary(r):
     return from_record(exercises.gen(r))
 
 
+def lookups(r, n_asks=None):
+    return from_record({"turns": facts.turns(r, n_asks)})
+
+
 MIX = [
     (ordinary, 60),
     (sums, 12),
@@ -498,6 +503,7 @@ MIX = [
     (capitals, 1),
     (given_name, 1),
     (signed, 1),
+    (lookups, 44),
 ]
 
 

@@ -290,6 +290,16 @@ def reading(text, r, n):
     return jobs
 
 
+def lookups(text, r, n):
+    """One question about a short list of facts, checked word for word."""
+    jobs = []
+    for _ in range(n):
+        talk = conversations.lookups(r, 1)
+        want = talk["messages"].pop()["content"]
+        jobs.append((text.prompt(talk), lambda out, want=want: plain(out) == plain(want)))
+    return jobs
+
+
 def parse_call(out, family):
     """`(name, {key: text})` of a tool call in a family's wire form, or None."""
     if family == "qwen":
@@ -388,7 +398,7 @@ def report(model, drafters, corpus, tokenizer, log, quick=False):
     log(f"loss by class: {result['loss_by_class']}")
 
     n = result["cases"] = 40 if quick else 250
-    for name, make, limit in (("sums", sums, 60), ("reading", reading, 60)):
+    for name, make, limit in (("sums", sums, 60), ("reading", reading, 60), ("lookups", lookups, 60)):
         jobs = make(text, random.Random(HELD_OUT_SEED + 1), n)
         answers = generate(model, [j[0] for j in jobs], min(limit, 1000), text.ends, device=device)
         answers = [text.text(a) for a in answers]
@@ -489,6 +499,8 @@ def table(result):
         f"| tool calls that parse and fit their schema | {share(result['tool_calls_valid'])} |",
         f"| tool calls with the expected name and arguments | {share(result['tool_calls_right'])} |",
     ]
+    if "lookups" in result:  # not in reports of older runs
+        lines.append(f"| look-ups in a list of facts, word for word | {share(result['lookups'])} |")
     if "pictures" in result:
         lines += ["", *picture_table(result["pictures"])]
     for drafter in DRAFTERS:

@@ -170,7 +170,16 @@ PHRASES = {
 PHRASES = {kind: (usual.split("|"), new.split("|")) for kind, (usual, new) in PHRASES.items()}
 SHARES = {"shapes": 0.54, "number": 0.11, "word": 0.09, "chart": 0.26}
 # How often training asks for a kind; 1 if it is not here.
-WEIGHTS = {"describe": 3, "bars": 2, "colour": 2, "place": 2}
+WEIGHTS = {
+    "describe": 3,
+    "bars": 2,
+    "colour": 2,
+    "place": 2,
+    "shape": 2,
+    "side": 2,
+    "there": 2,
+    "count of": 2,
+}
 ASKS = 3  # questions about a picture in training
 
 
@@ -279,18 +288,29 @@ def pairs(r, n, rare):
     return found
 
 
-def shapes(grid, r, rare):
-    scene = Scene(grid, r)
+def arrangement(r, rare):
+    """One to five pairs of shape and colour, the first of them a held-out one if `rare`;
+    and the same with their spots, `[(spot, pair)]` in reading order."""
     n = r.choices((1, 2, 3, 4, 5), (3, 4, 4, 3, 2))[0]
     found = pairs(r, n, rare)
     if n > 2 and r.random() < 0.5:
         # Something to count: another one of a shape or a colour.
         other = (found[1][0], r.choice(NAMES)) if r.random() < 0.5 else (r.choice(SHAPES), found[1][1])
         found[-1] = other if other not in HELD_OUT_PAIRS else found[-1]
-    first = found[0]
-    placed = sorted(zip(r.sample(range(9), n), found))
+    return found, sorted(zip(r.sample(range(9), n), found))
+
+
+def shapes(grid, r, rare):
+    scene = Scene(grid, r)
+    found, placed = arrangement(r, rare)
     for spot, (shape, colour) in placed:
         put(scene, spot, shape, colour, *looks(r), scene.paint(colour))
+    return [scene], shape_asks(found, placed, rare, r)
+
+
+def shape_asks(found, placed, rare, r):
+    """What an arrangement answers, `[(kind of question, slots, answer)]`."""
+    n, first = len(found), found[0]
     kinds, tints = [p[0] for p in found], [p[1] for p in found]
     # A rare pair is what the question is about; else anything may be.
     about = [first] if rare else found
@@ -335,7 +355,7 @@ def shapes(grid, r, rare):
         s, c = r.choice([*kinds, r.choice(SHAPES)]), r.choice([*tints, r.choice(NAMES)])
         if (s, c) not in found and (s, c) not in HELD_OUT_PAIRS:
             asks.append(("there", (f"{c} {s}",), "No."))
-    return [scene], asks
+    return asks
 
 
 def write(scene, text, rgb, x, y, pitch, colour=0):
@@ -369,31 +389,41 @@ def word(grid, r, rare):
     return [written(w.upper(), grid, r)], [("word", (), f"{w}.")]
 
 
+def heights_of_bars(r):
+    """Heights and colours of three or four bars, no two alike."""
+    n = r.choice((3, 4))
+    return r.sample(range(1, 7), n), r.sample(NAMES, n)
+
+
 def chart(grid, r, rare):
     scene = Scene(grid, r)
     rows, columns = grid
-    n = r.choice((3, 4))
-    heights, tints = r.sample(range(1, 7), n), r.sample(NAMES, n)
-    unit, base, pitch = (rows - 2.2) / 6, rows - 1.3, (columns - 0.8) / n
+    heights, tints = heights_of_bars(r)
+    unit, base, pitch = (rows - 2.2) / 6, rows - 1.3, (columns - 0.8) / len(heights)
     line = [c * 0.7 + 128 * 0.3 for c in scene.ground]
     for k in range(7):
         scene.add(BOX, columns / 2, base - k * unit, columns - 0.6, 0.06, line, seen=False)
-    for i in range(n):
-        x, h = 0.4 + (i + 0.5) * pitch, heights[i] * unit
-        scene.add(BOX, x, base - h / 2, 0.6 * pitch, h, scene.paint(tints[i]), seen=False)
+    for i, (height, tint) in enumerate(zip(heights, tints)):
+        x, h = 0.4 + (i + 0.5) * pitch, height * unit
+        scene.add(BOX, x, base - h / 2, 0.6 * pitch, h, scene.paint(tint), seen=False)
         rows_of_top = min(int(base - h + 0.3), rows - 1) * columns + min(int(x), columns - 1)
-        scene.cells.append((rows_of_top, BOX, 1 + NAMES.index(tints[i]), 10 + 6 * i + heights[i] - 1))
+        scene.cells.append((rows_of_top, BOX, 1 + NAMES.index(tint), 10 + 6 * i + height - 1))
         write(scene, "ABCD"[i], scene.contrast(), x, rows - 0.6, 0.8)
-    bars = [f"bar {'ABCD'[i]} is {tints[i]} and {heights[i]} high" for i in range(n)]
+    return [scene], chart_asks(heights, tints)
+
+
+def chart_asks(heights, tints):
+    """What a chart answers, as `shape_asks`."""
+    bars = [f"bar {b} is {t} and {h} high" for b, t, h in zip("ABCD", tints, heights)]
     asks = [
         ("bars", (), listing(bars)),
         ("tallest", (), f"The tallest bar is bar {'ABCD'[heights.index(max(heights))]}."),
         ("smallest", (), f"The smallest bar is bar {'ABCD'[heights.index(min(heights))]}."),
     ]
-    for i in range(n):
-        asks.append(("height", ("ABCD"[i],), f"Bar {'ABCD'[i]} is {heights[i]} high."))
-        asks.append(("bar colour", ("ABCD"[i],), f"Bar {'ABCD'[i]} is {tints[i]}."))
-    return [scene], asks
+    for bar, tint, height in zip("ABCD", tints, heights):
+        asks.append(("height", (bar,), f"Bar {bar} is {height} high."))
+        asks.append(("bar colour", (bar,), f"Bar {bar} is {tint}."))
+    return asks
 
 
 def clip(grid, r, rare, n_frames):
@@ -461,13 +491,19 @@ def example(grid, r, n_frames=1, split="train", n_asks=1):
         kinds = ("shapes", "number") if rare else tuple(SHARES)
         make = makers[r.choices(kinds, [SHARES[k] for k in kinds])[0]]
         frames, asks = make(grid, r, rare)
+    weights = WEIGHTS if split == "train" else {}
+    return frames, asked(asks, n_asks, r, weights, split == "phrasing")
+
+
+def asked(asks, n, r, weights, new=False):
+    """`[(kind of question, question, answer)]` of `n` of the `asks`, `new` phrasings or usual ones."""
     result = []
-    for kind, slots, answer in chosen(asks, n_asks, r, WEIGHTS if split == "train" else {}):
-        question = r.choice(PHRASES[kind][split == "phrasing"]).format(*slots)
+    for kind, slots, answer in chosen(asks, n, r, weights):
+        question = r.choice(PHRASES[kind][new]).format(*slots)
         for vowel in "aeiou":
             question = question.replace(f" a {vowel}", f" an {vowel}")
         result.append((kind, question, answer))
-    return frames, result
+    return result
 
 
 def arrays(scenes):
