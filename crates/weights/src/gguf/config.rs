@@ -97,7 +97,7 @@ impl Source<'_> {
         let layers = self.layers()?;
         let mut config = match self.architecture {
             "qwen35" | "qwen35moe" => self.qwen35(layers),
-            "eagle3" => self.eagle3(),
+            "eagle3" => self.eagle3()?,
             _ => self.gemma4(layers),
         };
         let fields = config.as_object_mut().expect("made as an object");
@@ -299,13 +299,17 @@ impl Source<'_> {
         })
     }
 
-    fn eagle3(&self) -> Json {
+    fn eagle3(&self) -> Result<Json, String> {
         let size = |key| self.size(key);
-        let layers = self.get("target_layers");
-        let layers = layers.as_ref().and_then(Value::as_array);
-        let layers: Option<Vec<u64>> =
-            layers.map(|ids| ids.iter().filter_map(Value::as_u64).collect());
-        json!({
+        let ids = |layers: Value<'_>| {
+            let ids = layers.as_array()?.iter().map(Value::as_u64);
+            ids.collect::<Option<Vec<u64>>>()
+        };
+        let layers = self.get("target_layers").map(|layers| {
+            ids(layers).ok_or("`eagle3.target_layers` is not a list of the target's layers, from 0")
+        });
+        let layers = layers.transpose()?;
+        Ok(json!({
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
             "vocab_size": size("vocab_size"),
@@ -322,7 +326,7 @@ impl Source<'_> {
             "target_hidden_size": size("target_hidden_size"),
             "norm_before_residual": self.get("norm_before_residual").and_then(|v| v.as_bool()),
             "eagle_aux_hidden_state_layer_ids": layers,
-        })
+        }))
     }
 }
 

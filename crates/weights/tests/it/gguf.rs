@@ -679,6 +679,28 @@ fn an_eagle3_file_is_read_as_its_folder_would_be() {
     assert!(file([0, 0, 9]).integers("d2t", 3).is_err());
 }
 
+#[test]
+fn an_eagle3_file_with_layers_that_no_target_has_is_refused_by_name() {
+    let config = |ids: [i32; 3]| {
+        let ids = ids.into_iter().map(Value::I32).collect();
+        let keys = [
+            ("general.architecture", "eagle3".into()),
+            ("eagle3.block_count", Value::U32(1)),
+            (
+                "eagle3.target_layers",
+                Value::Array(weights::gguf::Kind::I32, ids),
+            ),
+        ];
+        let file = Writer::new(Vec::new(), &keys, Vec::new()).unwrap();
+        let checkpoint = from_gguf(vec![("model.gguf", file.finish().unwrap())])?;
+        Ok::<_, LoadError>(checkpoint.config()["eagle_aux_hidden_state_layer_ids"].clone())
+    };
+    assert_eq!(config([2, 0, 5]).unwrap(), serde_json::json!([2, 0, 5]));
+    let error = config([2, -1, 5]).unwrap_err();
+    let error = format!("{error:?}");
+    assert!(error.contains("`eagle3.target_layers`"), "{error}");
+}
+
 /// A factor beside `nvfp4` multiplies the weights, for all of a tensor or for each of a
 /// stack, moved or not.
 #[test]
