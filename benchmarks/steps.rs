@@ -5,10 +5,10 @@
 //! device. Norms and other parameters are ones. Keys and values are those of no
 //! text, which costs the same. One line of JSON a figure, on stdout.
 //!
-//! `steps FOLDER [--formats FORMAT,…] [--ops ROWS] [MODEL …]`: FOLDER is where the files
-//! with holes go, formats are `affine4-g64,bf16` unless named. With `--ops`, a step of that
-//! many rows is run once, as it comes and not recorded, for a profiler that shows what
-//! each kernel takes:
+//! `steps FOLDER [--formats FORMAT,…] [--quick] [--ops ROWS] [MODEL …]`: FOLDER is where the
+//! files with holes go, formats are `affine4-g64,bf16` unless named. With `--quick`, there is
+//! one short context and no prefill. With `--ops`, a step of that many rows is run once, as it
+//! comes and not recorded, for a profiler that shows what each kernel takes:
 //! `ncu --profile-from-start off --metrics gpu__time_duration.sum steps FOLDER --ops 1 MODEL`.
 
 use backend::{
@@ -437,6 +437,7 @@ fn write(folder: &Path, shape: &Shape) {
 fn gpu_options() -> CudaOptions {
     CudaOptions {
         cache: Some(std::env::temp_dir().join("paceline-cuda-tests")),
+        kernels: std::env::var_os("CUDA_KERNELS").map(Into::into),
         ..CudaOptions::default()
     }
 }
@@ -446,13 +447,13 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-/// `ops`: rows of a step that is only shown to a profiler.
+/// `quick`: one context and no prefill; `ops`: rows of a step that is only shown to a profiler.
 fn run(
     folder: &Path,
     name: &str,
     format: &'static quant::Format,
     ceiling: f64,
-    ops: Option<usize>,
+    (quick, ops): (bool, Option<usize>),
 ) {
     let shape = shape(name);
     let folder = folder.join(name);
@@ -531,7 +532,7 @@ fn run(
         b.inner.profiled(|| step(&mut memory));
         return b.finish().unwrap();
     }
-    for turn in 0..2 {
+    for turn in 0..if quick { 0 } else { 2 } {
         if turn == 1 {
             memory.close(sequence);
             sequence = memory.open().unwrap();
@@ -546,7 +547,8 @@ fn run(
             );
         }
     }
-    for context in [1024usize, 8192, 32_000] {
+    let contexts = [1024usize, 8192, 32_000];
+    for &context in &contexts[..if quick { 1 } else { 3 }] {
         memory.close(sequence);
         sequence = memory.open().unwrap();
         extend(&mut memory, &mut sequence, context);
@@ -634,6 +636,7 @@ fn main() {
     let formats = formats.map_or("affine4-g64,bf16".to_owned(), |f| {
         f.expect("names of formats after --formats")
     });
+    let quick = args.next_if(|a| a == "--quick").is_some();
     let ops = args.next_if(|a| a == "--ops").map(|_| {
         let rows = args.next().and_then(|rows| rows.parse().ok());
         rows.expect("a number of rows after --ops")
@@ -655,7 +658,7 @@ fn main() {
     for name in &wanted {
         for format in formats.split(',') {
             let format = quant::format(format).expect("a format");
-            run(&folder, name, format, ceiling, ops);
+            run(&folder, name, format, ceiling, (quick, ops));
         }
     }
 }

@@ -611,6 +611,7 @@ fn greedy_prompts(name: &str) -> Vec<Vec<u32>> {
 fn gpu_options() -> cuda::CudaOptions {
     cuda::CudaOptions {
         cache: Some(std::env::temp_dir().join("paceline-cuda-tests")),
+        kernels: std::env::var_os("CUDA_KERNELS").map(Into::into),
         ..Default::default()
     }
 }

@@ -42,6 +42,7 @@ fn gpu(ordinal: usize) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(cuda::Cuda::new(cuda::CudaOptions {
         ordinal,
         cache,
+        ..Default::default()
     })?))
 }
 

@@ -120,40 +120,40 @@ __device__ __forceinline__ void merge(float &max, float max2, float &factor, flo
     max = m;
 }
 
-// The partial results of a split from those of its four pages, as `attend_tile` adds its
-// four warps. `p`: the row's first page; a thread has two pairs of columns.
-struct Split {
-    float max, sum, o[4];
+// What merges a row's pages: for each, the factor of its split, as `attend_tile` scales its
+// four warps, and for each split the factors of what came before and of itself. Warp 0.
+#define MOST_PAGES (FINE / PAGE_ROWS + SPLIT / PAGE_ROWS + 1)
+struct Weights {
+    float page[MOST_PAGES], before[MOST_PAGES], split[MOST_PAGES], sum;
 };
-__device__ __forceinline__ Split of_pages(const float *p, u32 split, u32 first, u32 last, int width, const int (&columns)[2]) {
-    constexpr int PAGES = SPLIT / PAGE_ROWS;
-    float max[PAGES], sum[PAGES];
-    float2 o[PAGES][2];
+// `p`: the row's first page's result, of `width` columns; page `skip` of its split.
+__device__ __forceinline__ void weigh(Weights &w, const float *p, int pages, int skip, int width) {
+    const int lane = threadIdx.x;
+    float total = -INFINITE, sum = 0.0f;
+    // Eight splits at once, a lane a page.
+    for (int first = 0; first < skip + pages; first += 32) {
+        const int page = first + lane - skip;
+        const bool there = page >= 0 && page < pages;
+        const float *from = p + (u64) (there ? page : 0) * (2 + width);
+        const float own = there ? from[0] : -INFINITE, part = there ? from[1] : 0.0f;
+        float max = larger(own, __shfl_xor_sync(~0u, own, 1));
+        max = larger(max, __shfl_xor_sync(~0u, max, 2));
+        const float f = own == -INFINITE ? 0.0f : exp_(own - max);
+        if (there) w.page[page] = f;
+        float l = 0.0f;
 #pragma unroll
-    for (int w = 0; w < PAGES; w++) {
-        const u32 page = split * PAGES + w;
-        const bool there = page >= first && page < last;
-        const float *from = p + (u64) (there ? page - first : 0) * (2 + width);
-        max[w] = there ? from[0] : -INFINITE;
-        sum[w] = there ? from[1] : 0.0f;
-#pragma unroll
-        for (int i = 0; i < 2; i++) o[w][i] = there && columns[i] < width ? *(const float2 *) (from + 2 + columns[i]) : make_float2(0.0f, 0.0f);
-    }
-    Split s = {-INFINITE, 0.0f, {0, 0, 0, 0}};
-#pragma unroll
-    for (int w = 0; w < PAGES; w++) s.max = larger(max[w], s.max);
-#pragma unroll
-    for (int w = 0; w < PAGES; w++) {
-        const float f = max[w] == -INFINITE ? 0.0f : exp_(max[w] - s.max);
-        s.sum += sum[w] * f;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float x = o[w][i].x * f, y = o[w][i].y * f;
-            s.o[2 * i] = w == 0 ? x : s.o[2 * i] + x;
-            s.o[2 * i + 1] = w == 0 ? y : s.o[2 * i + 1] + y;
+        for (int i = 0; i < 4; i++) l += __shfl_sync(~0u, part * f, (lane & ~3) + i);
+        for (int i = 0; i < 8 && first + 4 * i < skip + pages; i++) {
+            float f1, f2;
+            merge(total, __shfl_sync(~0u, max, 4 * i), f1, f2);
+            sum = sum * f1 + __shfl_sync(~0u, l, 4 * i) * f2;
+            if (lane == 0) {
+                w.before[first / 4 + i] = f1;
+                w.split[first / 4 + i] = f2;
+            }
         }
     }
-    return s;
+    if (lane == 0) w.sum = sum;
 }
 
 // Block (row, head); also writes the head as products read it, where it is whole tiles.
@@ -169,17 +169,47 @@ KERNEL __launch_bounds__(128) attend_merge(Attend a, Half h) {
     float max = -INFINITE, sum = 0.0f, o[4] = {0, 0, 0, 0};
     // Thread t has the pairs of columns t and t + 128.
     auto column = [&](int i) { return 2 * (int) (threadIdx.x + i / 2 * 128) + i % 2; };
+    __shared__ Weights w;
     if (pages) {
-        const int columns[2] = {column(0), column(2)};
-#pragma unroll 2
-        for (int split = 0; split < splits; split++) {
-            const Split s = of_pages(p, begin / SPLIT + split, begin / PAGE_ROWS, (end + PAGE_ROWS - 1) / PAGE_ROWS, a.head_dim, columns);
-            float f, f2;
-            merge(max, s.max, f, f2);
-            sum = sum * f + s.sum * f2;
+        const int first = (int) (begin / PAGE_ROWS), count = (int) ((end + PAGE_ROWS - 1) / PAGE_ROWS) - first, skip = first % 4;
+        if (threadIdx.x < 32) weigh(w, p, count, skip, a.head_dim);
+        // What a thread needs of four pages; those that are not there weigh nothing.
+        auto load = [&](int split, float2 (&v)[4][2]) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) o[i] = o[i] * f + s.o[i] * f2;
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const int page = 4 * split + i - skip;
+                    const bool there = page >= 0 && page < count && column(2 * j) < a.head_dim;
+                    v[i][j] = there ? *(const float2 *) (p + (u64) page * (2 + a.head_dim) + 2 + column(2 * j)) : make_float2(0.0f, 0.0f);
+                }
+        };
+        float2 next[4][2];
+        load(0, next);
+        __syncthreads();
+#pragma unroll 1
+        for (int split = 0; split < splits; split++) {
+            float2 now[4][2];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) now[i][j] = next[i][j];
+            if (split + 1 < splits) load(split + 1, next);
+            float s[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int page = 4 * split + i - skip;
+                const float f = page >= 0 && page < count ? w.page[page] : 0.0f;
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    s[2 * j] = i == 0 ? now[i][j].x * f : s[2 * j] + now[i][j].x * f;
+                    s[2 * j + 1] = i == 0 ? now[i][j].y * f : s[2 * j + 1] + now[i][j].y * f;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) o[i] = o[i] * w.before[split] + s[i] * w.split[split];
         }
+        sum = w.sum;
     } else {
 #pragma unroll 4
         for (int split = 0; split < splits; split++, p += 2 + a.head_dim) {

@@ -2,7 +2,8 @@
 //   state   [nv, dk, dv]            after the certain rows of the last step
 //   history [taps - 1 + 16, C]      rows before the convolution: those that end
 //                                   where `state` does, then the tentative ones
-//   updates [16, nv, 1 + dk + dv]   what each tentative row did: decay, k, d
+//   updates [16, nv, SHARES, 1 + dk + dv / SHARES]
+//                                   what each tentative row did: decay, k, d
 // The next step replays those that stayed: S = S decay + k d.
 
 #define TENTATIVE 16
@@ -73,10 +74,12 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
     }
 }
 
-// The recurrence: block (value head, sequence), PARTS (4 or 8) threads a column,
-// each with DK / PARTS of its rows in registers. A head is one block's, so that it
-// has read the updates before it writes new ones. Sums over dk: a chain a thread,
-// then a tree over neighbours. PARTS depends on the head's size alone.
+// The recurrence: block (value head and share of its columns, sequence), PARTS (4 or 8)
+// threads a column, each with DK / PARTS of its rows in registers. Columns know nothing
+// of each other; a share has updates of its own, or another block could write them before
+// this one has read them. Sums over dk: a chain a thread, then a tree over neighbours.
+// PARTS depends on the head's size alone.
+#define WIDTH (DV / SHARES)
 #define ROWS ((DK + PARTS - 1) / PARTS)
 // Whether a thread's row `i` exists: all do where DK is a multiple of PARTS.
 #define EXISTS(i) (ROWS * PARTS == DK || first + (i) < DK)
@@ -85,20 +88,20 @@ __device__ __forceinline__ float over_parts(float v) {
     for (int o = 1; o < PARTS; o *= 2) v += __shfl_xor_sync(~0u, v, o);
     return v;
 }
-KERNEL __launch_bounds__(THREADS, 1) delta_rule(Delta d, const float *mixed, const float *gates, float *y) {
+KERNEL __launch_bounds__(THREADS, 1024 / THREADS) delta_rule(Delta d, const float *mixed, const float *gates, float *y) {
     __shared__ float k[ROWS * PARTS], q[ROWS * PARTS];
     start_next();
-    const int part = threadIdx.x % PARTS, column = threadIdx.x / PARTS, head = blockIdx.x;
-    const bool mine = column < DV;
-    const int key_head = head / (d.nv / d.nk), each = 1 + DK + DV;
+    const int part = threadIdx.x % PARTS, own = threadIdx.x / PARTS, head = blockIdx.x / SHARES, share = blockIdx.x % SHARES, column = share * WIDTH + own;
+    const bool mine = own < WIDTH;
+    const int key_head = head / (d.nv / d.nk), each = 1 + DK + WIDTH, next = d.nv * SHARES * each;
     const u32 *seq = d.batch.seq(blockIdx.y);
     const u64 slot = seq[SEQ_SLOT];
     float *state = d.state + (slot * d.nv + head) * DK * DV;
-    float *updates = d.updates + (slot * TENTATIVE * d.nv + head) * each; // + row nv each
+    float *updates = d.updates + slot * TENTATIVE * next + blockIdx.x * each; // + row next
     float s[ROWS];
     const int first = part * ROWS;
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(state), "n"(DK * DV / 4 * 16) : "memory");
+    if (threadIdx.x == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(state + share * DK * WIDTH), "n"(DK * WIDTH / 4 * 16) : "memory");
 #endif
     wait_for_previous();
 #pragma unroll
@@ -106,8 +109,8 @@ KERNEL __launch_bounds__(THREADS, 1) delta_rule(Delta d, const float *mixed, con
         s[i] = mine && EXISTS(i) && !seq[SEQ_NEW] ? state[(u64) (first + i) * DV + column] : 0.0f;
 #pragma unroll 1
     for (u32 r = 0; r < seq[SEQ_KEPT]; r++) {
-        const float *u = updates + (u64) r * d.nv * each;
-        const float decay = u[0], dj = mine ? u[1 + DK + column] : 0.0f;
+        const float *u = updates + (u64) r * next;
+        const float decay = u[0], dj = mine ? u[1 + DK + own] : 0.0f;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) s[i] = fmaf(EXISTS(i) ? u[1 + first + i] : 0.0f, dj, s[i] * decay);
     }
@@ -148,10 +151,10 @@ KERNEL __launch_bounds__(THREADS, 1) delta_rule(Delta d, const float *mixed, con
         if (mine && part == 0) y[(row * d.nv + head) * DV + column] = o;
         if (r + 1 == certain) save();
         if (r >= certain) {
-            float *u = updates + (u64) (r - certain) * d.nv * each;
+            float *u = updates + (u64) (r - certain) * next;
             if (threadIdx.x == 0) u[0] = decay;
             for (int i = threadIdx.x; i < DK; i += THREADS) u[1 + i] = k[i];
-            if (mine && part == 0) u[1 + DK + column] = dj;
+            if (mine && part == 0) u[1 + DK + own] = dj;
         }
     }
 }

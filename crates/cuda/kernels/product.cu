@@ -34,6 +34,13 @@
 #define TWO_OFFSETS (FORMAT == 4 && GROUPS == 1)
 #define TILE_BYTES (CODE_WORDS * 128 + SCALE_BYTES)
 
+// Rows of tiles that lie beside each other, as in src/pack.rs; bytes from a tile to the one
+// of its rows' next columns; where a row of tiles starts, and from an even one the next.
+#define BAND (TILE_BYTES <= 576 ? 4 : TILE_BYTES <= 1152 ? 2 : 1)
+#define ALONG (BAND * TILE_BYTES)
+#define BESIDE (BAND > 1 ? (u64) TILE_BYTES : (u64) tiles * TILE_BYTES)
+__device__ __forceinline__ u64 row_of_tiles(int tile, int tiles) { return ((u64) (tile / BAND) * tiles * BAND + tile % BAND) * TILE_BYTES; }
+
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -288,6 +295,15 @@ __device__ __forceinline__ void write(float (&o)[R][N][4], float *shared, int sl
     }
 }
 
+// Asks for a warp's columns of `count` rows of tiles, of those whose band starts there.
+__device__ __forceinline__ void ask_run(const u8 *w, int tile, int count, int tiles, int begin, int end) {
+#if __CUDA_ARCH__ >= 900
+    const int lane = threadIdx.x & 31;
+    if (lane < count && (tile + lane) % BAND == 0 && begin < end)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(w + row_of_tiles(tile + lane, tiles) + begin * ALONG), "r"((end - begin) * ALONG) : "memory");
+#endif
+}
+
 // One block: R tiles of 16 rows by N * 8 activation rows; a warp a slice.
 template <int R, int N>
 __device__ __forceinline__ void product(const Matrices &m, const Half &x, int n_rows, int tiles, int per, float *shared) {
@@ -304,13 +320,9 @@ __device__ __forceinline__ void product(const Matrices &m, const Half &x, int n_
         if (which == i) { w = m.w[i]; factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; first = m.first[i]; }
     const int tile = ((int) blockIdx.x - first) * R, base = blockIdx.y * N * 8;
     const int begin = warp * per, end = min(begin + per, tiles);
-    const u8 *run = w + ((u64) tile * tiles + begin) * TILE_BYTES;
-    const u64 next = (u64) tiles * TILE_BYTES;
+    const u8 *run = w + row_of_tiles(tile, tiles) + begin * ALONG;
     const int last = (rows + 15) / 16 - tile; // tiles from here on that exist
-#if __CUDA_ARCH__ >= 900
-    if (lane < R && lane < last && begin < end)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(run + lane * next), "r"((end - begin) * TILE_BYTES) : "memory");
-#endif
+    ask_run(w, tile, min(R, last), tiles, begin, end);
     in_order();
     float o[R][N][4];
 #pragma unroll
@@ -325,7 +337,7 @@ __device__ __forceinline__ void product(const Matrices &m, const Half &x, int n_
     for (int k = begin; k < end; k++) {
         Tile tile[R];
 #pragma unroll
-        for (int r = 0; r < R; r++) tile[r] = fetch(run + (r < last ? r : 0) * next + (u64) (k - begin) * TILE_BYTES, lane);
+        for (int r = 0; r < R; r++) tile[r] = fetch(run + (r < last ? r : 0) * BESIDE + (u64) (k - begin) * ALONG, lane);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             Inputs in = inputs(x, k, lane, row(n * 8 + g), row(n * 8 + 2 * t), row(n * 8 + 2 * t + 1));
@@ -347,22 +359,21 @@ PRODUCT(1, 2)
 // The same for few rows where memory is fast: a block for each multiprocessor, or
 // two, walks a run of the row tiles of all matrices, ROWS(N) at a time; a warp has its
 // slice of each. Weights come through a ring in shared memory, a stage a tile of each
-// row, that is filled before the kernel waits for its input and never drains; what the
-// stage needs of the activations comes beside them, or every tile would wait for a
-// round trip. Rows that are not there are read as the last one, for nobody looks at
-// their results. Nor does a warp wait for the others: their slices meet in shared
-// memory, and whoever comes last adds them.
+// row, that the copy engine fills before the kernel waits for its input and that never
+// drains. Activations are read from L2, a stage ahead. Rows that are not there are read
+// as the last one, for nobody looks at their results. Nor does a warp wait for the
+// others: their slices meet in shared memory, and whoever comes last adds them.
 #if __CUDA_ARCH__ >= 900
-#define RING 12288 // bytes of a warp's weights and activations on their way
+#define RING 11648 // bytes of a warp's weights on their way, and of its barriers
 #define SUMS 4      // results of 16 rows by 8 that wait for slices, at most
-#define ROWS(N) (TILE_BYTES > (N == 1 ? 1152 : 1088) ? 1 : TILE_BYTES <= 576 && N == 1 ? 4 : 2)
-#define DEEPEST 6   // stages at once, at most
+#define ROWS(N) (N == 1 ? BAND : TILE_BYTES <= 1088 ? 2 : 1)
+#define DEEPEST 16  // stages at once, at most
 // Row tiles of one matrix, `most` at most, from number `at` of all matrices on.
 struct Group {
     const u8 *w;
     int which, tile, count;
 };
-__device__ __forceinline__ Group group_at(const Matrices &m, int most, int at, int stop, u64 row_bytes) {
+__device__ __forceinline__ Group group_at(const Matrices &m, int most, int at, int stop, int tiles) {
     Group v = {m.w[0], 0, at, min(most, min(m.first[1], stop) - at)};
 #pragma unroll
     for (int i = 1; i < 4; i++)
@@ -370,75 +381,43 @@ __device__ __forceinline__ Group group_at(const Matrices &m, int most, int at, i
             v = {m.w[i], i, at - m.first[i], min(most, stop - at)};
             if (i < 3) v.count = min(v.count, m.first[i + 1] - at);
         }
-    v.w += v.tile * row_bytes;
+    v.w += row_of_tiles(v.tile, tiles);
     return v;
 }
-// Barriers in shared memory, for whole warps: `round` counts how often one is used.
+// Barriers in shared memory; `round` counts how often one is used.
+__device__ __forceinline__ void arrivals(u32 barrier, u32 threads) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(threads) : "memory");
+}
 __device__ __forceinline__ void arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 __device__ __forceinline__ void await(u32 barrier, u32 round) {
     asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}" :: "r"(barrier), "r"(round & 1) : "memory");
 }
-__device__ __forceinline__ void copy16(u32 to, const u8 *from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+// Tells a barrier of bytes to come, and has them come.
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
-// Waits for the oldest of depth - 1 stages.
-__device__ __forceinline__ void wait_stage(int depth) {
-#define WAIT(n) case n + 2: asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory"); break;
-    switch (depth) { WAIT(1) WAIT(2) WAIT(3) WAIT(4) default: asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-#undef WAIT
+__device__ __forceinline__ void bring(u32 to, const u8 *from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
-// How a warp brings 8 rows of activations to shared memory, a tile at a time. Values:
-// 16 bytes a lane, four rows at once; the halves of odd rows change places, or lanes
-// would meet in a bank. Up to three rows leave lanes for what is known of the tile.
-template <bool FEW> // whether there may be so few
+// Where a lane finds 8 rows of activations in a warp's slice.
 struct Way {
-    const u8 *first;  // what the lane copies of tile 0
-    u32 step, to;     // bytes to the next tile, place of the copy
-    int rows, lane, last; // `last`: the lane's row, for rows' tiles beyond three
-    bool copies;
-    __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows) : lane(lane) {
-        rows = max(1, min(8, n_rows - base));
-        const u64 row_bytes = 2 * (u64) x.kp, tile_bytes = (u64) x.kp / 4;
+    const u16 *values;
+    const float4 *tiles[2];
+    __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows, int begin) {
         auto row = [&](int i) { return (u64) min(base + i, n_rows - 1); };
-        const bool values = !FEW || lane < 24 || rows > 3;
-        const int i = values ? lane >> 3 : lane - 24;
-        first = values ? (const u8 *) x.values + row(i) * row_bytes + (lane & 7) * 16 : (const u8 *) x.tiles + row(i) * tile_bytes;
-        step = values ? 128 : 16;
-        to = values ? i * 128 + ((lane & 7) * 16 ^ (i & 1) * 64) : rows * 128 + i * 16;
-        copies = i < rows;
-        last = (int) row(lane);
-    }
-    // Calls f(i, to, from) for the i-th that the lane copies of tile k.
-    template <class F> __device__ __forceinline__ void each(const Half &x, int k, F f) const {
-        const u8 *from = first + (u64) (u32) k * step;
-        if (copies) f(0, to, from);
-        if (FEW && rows <= 3) return;
-        const u64 four_rows = 8 * (u64) x.kp;
-        if ((lane >> 3) + 4 < rows) f(1, to + 512, from + four_rows);
-        if (lane < rows) f(2, rows * 128 + lane * 16, (const u8 *) (x.tiles + (u64) last * (x.kp / 64) + k));
-    }
-    __device__ __forceinline__ int bytes() const { return rows * 144; }
-    // Copies at once what is needed of the stages that were asked for before it was there.
-    template <class K, class At> __device__ __forceinline__ void fill(const Half &x, int stages, K k, At at) const {
-        uint4 v[DEEPEST - 1][3];
+        values = x.values + row(lane >> 2) * x.kp + begin * 64 + (lane & 3) * 8;
 #pragma unroll
-        for (int i = 0; i < DEEPEST - 1; i++)
-            if (i < stages) each(x, k(i), [&](int j, u32, const u8 *from) { v[i][j] = *(const uint4 *) from; });
-#pragma unroll
-        for (int i = 0; i < DEEPEST - 1; i++)
-            if (i < stages) each(x, k(i), [&](int j, u32 to, const u8 *) { *(uint4 *) (at(i) + to) = v[i][j]; });
+        for (int i = 0; i < 2; i++) tiles[i] = x.tiles + row(2 * (lane & 3) + i) * (x.kp / 64) + begin;
     }
-    __device__ __forceinline__ Inputs read(const u8 *at) const {
-        const int g = min(lane >> 2, rows - 1), t = lane & 3;
-        const u32 low = g * 128 + (t * 16 ^ (g & 1) * 64);
-        const uint4 a = *(const uint4 *) (at + low), b = *(const uint4 *) (at + (low ^ 64));
+    __device__ __forceinline__ Inputs at(int k) const {
+        const uint4 a = *(const uint4 *) (values + k * 64), b = *(const uint4 *) (values + k * 64 + 32);
         Inputs v;
         v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
         v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
-#pragma unroll
-        for (int i = 0; i < 2; i++) v.tiles[i] = *(const float4 *) (at + rows * 128 + min(2 * t + i, rows - 1) * 16);
+        v.tiles[0] = tiles[0][k];
+        v.tiles[1] = tiles[1][k];
         return v;
     }
 };
@@ -448,77 +427,60 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
     constexpr int R = ROWS(N);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int base = blockIdx.y * N * 8, begin = warp * per, length = min(per, tiles - begin);
-    const u64 row_bytes = (u64) tiles * TILE_BYTES;
+    const int beyond = (tiles - 1) * ALONG; // bytes more from a band's last row of tiles to the next
     __shared__ u64 full[SUMS], empty[SUMS];
     __shared__ u32 arrived[SUMS];
     if (threadIdx.x < SUMS) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"((u32) __cvta_generic_to_shared(full + threadIdx.x)), "n"(SLICES) : "memory");
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"((u32) __cvta_generic_to_shared(empty + threadIdx.x)) : "memory");
+        arrivals((u32) __cvta_generic_to_shared(full + threadIdx.x), SLICES * 32);
+        arrivals((u32) __cvta_generic_to_shared(empty + threadIdx.x), 32);
         arrived[threadIdx.x] = 0;
     }
-    int at = (int) ((u64) total * blockIdx.x / gridDim.x);
-    const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
+    const u32 blocks = gridDim.x;
+    int at = (int) ((u64) total * blockIdx.x / blocks);
+    const int stop = (int) ((u64) total * (blockIdx.x + 1) / blocks);
     u8 *ring = staged + warp * RING;
-    const u32 ring_at = (u32) __cvta_generic_to_shared(ring);
     float *meet = (float *) (staged + SLICES * RING); // [SUMS, SLICES, 128]
-    const Way<N == 1> way[2] = {{x, lane, base, n_rows}, {x, lane, base + 8 * (N - 1), n_rows}};
     // The more stages the smaller they are: all that the ring holds is asked for ahead.
-    const int weights = min(R, stop - at) * TILE_BYTES, stage_bytes = weights + way[0].bytes() + (N > 1 ? way[1].bytes() : 0);
-    const int depth = min(RING / stage_bytes, DEEPEST), ring_end = depth * stage_bytes;
-    // What is asked for next. A row of a stage is copied by whole warps, and then its
-    // rest by some lanes: by each of another row, if there are enough of them.
-    constexpr int rest = TILE_BYTES % 512 / 16, whole = TILE_BYTES / 512 * 512;
-    constexpr bool together = rest > 0 && rest * R <= 32;
-    const int rest_row = together ? lane / max(rest, 1) : 0, rest_at = whole + (together ? lane % max(rest, 1) : lane) * 16;
-    const u32 to = ring_at + lane * 16, to_rest = ring_at + rest_row * TILE_BYTES + rest_at;
+    const int stage_bytes = min(R, stop - at) * TILE_BYTES, depth = min((RING - 8 * DEEPEST) / stage_bytes, DEEPEST);
+    const u32 ring_at = (u32) __cvta_generic_to_shared(ring), there = ring_at + RING - 8 * DEEPEST; // a barrier a stage
     const u8 *from = nullptr;
-    const int to_other = (int) (rest_row * row_bytes) + rest_at - lane * 16;
-    int next_at = at, next_k = 0, next_slot = 0, count = 0;
-    auto ask = [&](bool with_inputs) {
-        if (next_at < stop) {
-            if (next_k == 0) {
-                const Group next = group_at(m, R, next_at, stop, row_bytes);
-                from = next.w + begin * TILE_BYTES + lane * 16;
-                count = next.count;
-            }
-            const u8 *p = from;
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                if (r < count) {
-#pragma unroll
-                    for (int i = 0; i < whole; i += 512) copy16(to + next_slot + r * TILE_BYTES + i, p + i);
-                    if (rest && !together && lane < rest) copy16(to_rest + next_slot + r * TILE_BYTES, p + to_other);
-                }
-                p += row_bytes;
-            }
-            if (together && rest_row < count) copy16(to_rest + next_slot, from + to_other);
-            if (with_inputs)
-#pragma unroll
-                for (int n = 0; n < N; n++) way[n].each(x, begin + next_k, [&](int, u32 to, const u8 *from) { copy16(ring_at + next_slot + weights + n * way[0].bytes() + to, from); });
-            from += TILE_BYTES;
-            next_slot += stage_bytes;
-            if (next_slot == ring_end) next_slot = 0;
-            if (++next_k == length) {
-                next_k = 0;
-                next_at += count;
-            }
+    int before = 0; // rows until the next band
+    int next_at = at, next_k = 0, count = 0;
+    auto ask = [&](int slot) { // by one lane
+        if (next_at == stop) return;
+        if (next_k == 0) {
+            const Group next = group_at(m, R, next_at, stop, tiles);
+            from = next.w + begin * ALONG;
+            count = next.count;
+            before = min(count, BAND - next.tile % BAND);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        const u32 to = ring_at + slot * stage_bytes, barrier = there + 8 * slot;
+        expect(barrier, count * TILE_BYTES);
+        bring(to, from, before * TILE_BYTES, barrier);
+        if (before < count) bring(to + before * TILE_BYTES, from + before * TILE_BYTES + beyond, (count - before) * TILE_BYTES, barrier);
+        from += ALONG;
+        if (++next_k == length) {
+            next_k = 0;
+            next_at += count;
+        }
     };
     start_next();
-#pragma unroll 1
-    for (int i = 0; i < depth - 1; i++) ask(false);
+    if (lane == 0) {
+        for (int i = 0; i < depth; i++) arrivals(there + 8 * i, 1);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        for (int i = 0; i < depth; i++) ask(i);
+    }
     __syncthreads(); // the barriers are there
     wait_for_previous();
-#pragma unroll
-    for (int n = 0; n < N; n++) way[n].fill(x, depth - 1, [&](int i) { return begin + i % length; }, [&](int i) { return ring + i * stage_bytes + weights + n * way[0].bytes(); });
+    const Way first(x, lane, base, n_rows, begin), second(x, lane, base + 8 * (N - 1), n_rows, begin);
     const u32 magic = offset();
     // Columns of results that are looked at, and tiles whose results fit side by side.
-    const int width = N > 1 || way[0].rows > 4 ? 8 : way[0].rows > 2 ? 4 : 2, side = 8 / width;
+    const int present = n_rows - base, width = N > 1 || present > 4 ? 8 : present > 2 ? 4 : 2, side = 8 / width;
     int slot = 0;
-    u32 turn = 0;
+    u32 turn = 0, round_of_ring = 0;
+    Inputs next = first.at(0);
     while (at < stop) {
-        const Group now = group_at(m, R, at, stop, row_bytes);
+        const Group now = group_at(m, R, at, stop, tiles);
         at += now.count;
         float o[R][N][4];
 #pragma unroll
@@ -529,21 +491,25 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
                 for (int i = 0; i < 4; i++) o[r][n][i] = 0.0f;
 #pragma unroll 1
         for (int k = 0; k < length; k++) {
-            wait_stage(depth);
-            __syncwarp(); // all lanes' copies are there, and the stage before is used
-            ask(true);
-            const u8 *stage = ring + slot;
-            slot += stage_bytes;
-            if (slot == ring_end) slot = 0;
+            Inputs in[N];
+            in[0] = N == 1 ? next : first.at(k);
+            if (N == 1) next = first.at(k + 1 == length ? 0 : k + 1);
+            else in[N - 1] = second.at(k);
+            await(there + 8 * slot, round_of_ring);
+            const u8 *stage = ring + slot * stage_bytes;
             // Tiles side by side hide each other's latency.
 #pragma unroll
-            for (int n = 0; n < N; n++) {
-                const Inputs in = way[n].read(stage + weights + n * way[0].bytes());
+            for (int n = 0; n < N; n++)
 #pragma unroll
                 for (int count = R; count > 0; count--)
                     if (now.count == count)
 #pragma unroll
-                        for (int r = 0; r < count; r++) multiply(fetch<true>(stage + r * TILE_BYTES, lane), in, o[r][n], magic);
+                        for (int r = 0; r < count; r++) multiply(fetch<true>(stage + r * TILE_BYTES, lane), in[n], o[r][n], magic);
+            __syncwarp(); // all lanes have used the stage
+            if (lane == 0) ask(slot);
+            if (++slot == depth) {
+                slot = 0;
+                round_of_ring++;
             }
         }
         const float *factor = m.factor[0];
@@ -566,12 +532,8 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
                 for (int i = 0; i < 4; i++) sums[warp * 128 + (beside * 4 + i) * 8 * quads + (lane >> 2) * quads + t] = o[c / N][c % N][i];
             if (beside != side - 1 && c + 1 != now.count * N) continue;
             turn++;
-            __syncwarp();
-            u32 before = 0;
-            if (lane == 0) {
-                arrive(is_full);
-                before = atomicAdd(arrived + place, 1);
-            }
+            arrive(is_full);
+            const u32 before = lane == 0 ? atomicAdd(arrived + place, 1) : 0;
             if (__shfl_sync(~0u, before, 0) != SLICES * (round + 1) - 1) continue;
             await(is_full, round);
             for (int at = lane; at < (beside + 1) * 32 * quads; at += 32) {
@@ -585,8 +547,7 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
                     y[(u64) to * rows + row] = v;
                 }
             }
-            __syncwarp();
-            if (lane == 0) arrive(is_empty);
+            arrive(is_empty);
         }
     }
 }
@@ -596,21 +557,23 @@ FEED_KERNEL(2)
 #endif
 
 // Many rows: a block takes 8 tiles of 16 weight rows by 128 activation rows, a warp
-// 2 by 64. Activations come through shared memory, weights straight to registers.
-// The sums are those of `product`, slice by slice; whole slices wait in shared
-// memory, each thread's for itself.
+// 2 by 64. Both come through a ring in shared memory. Blocks that are neighbours in time
+// share weights, which are read once, and activations stay in L2. The sums are those of
+// `product`, slice by slice; whole slices wait in shared memory, each thread's for itself.
 #define MANY 128
-#define STAGES 2
-#define STAGE_BYTES (MANY * 128 + MANY * 16)
+#define MANY_TILES 8
+#define STAGES (__CUDA_ARCH__ >= 900 ? 4 : 2) // as in src/product.rs
+#define STAGE_BYTES (MANY * 128 + MANY * 16 + MANY_TILES * TILE_BYTES)
 __device__ __forceinline__ void copy_async(u32 to, const void *from, bool real) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
 KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, int tiles, int per) {
     extern __shared__ __align__(128) u8 staged[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const u32 number = blockIdx.y * gridDim.x + blockIdx.x, block = number / gridDim.y;
     int which = 0;
 #pragma unroll
-    for (int i = 1; i < 4; i++) which += (int) blockIdx.x >= m.first[i];
+    for (int i = 1; i < 4; i++) which += (int) block >= m.first[i];
     const u8 *w = m.w[0];
     const float *factor = m.factor[0];
     float *y = m.y[0];
@@ -618,12 +581,16 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
 #pragma unroll
     for (int i = 1; i < 4; i++)
         if (which == i) { w = m.w[i]; factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; first = m.first[i]; }
-    const int tile = ((int) blockIdx.x - first) * 8 + (warp >> 1) * 2, base = blockIdx.y * MANY, mine = (warp & 1) * 64;
+    const int tile = ((int) block - first) * MANY_TILES, base = (int) (number % gridDim.y) * MANY, mine = (warp & 1) * 64, own = (warp >> 1) * 2;
     const int last = (rows + 15) / 16;
-    const u8 *run[2];
+    // What the thread copies of a stage's weights: 16 bytes of some rows of tiles each.
+    constexpr int parts = TILE_BYTES / 16, copies = (MANY_TILES * parts + 255) / 256;
+    const u8 *run[copies];
 #pragma unroll
-    for (int r = 0; r < 2; r++) run[r] = w + (u64) (tile + r < last ? tile + r : 0) * tiles * TILE_BYTES;
-    in_order();
+    for (int i = 0; i < copies; i++) {
+        const int part = threadIdx.x + i * 256, r = tile + part / parts;
+        run[i] = w + row_of_tiles(r < last ? r : 0, tiles) + part % parts * 16;
+    }
     const u32 to = (u32) __cvta_generic_to_shared(staged);
     auto stage = [&](int k) {
         if (k < tiles) {
@@ -638,6 +605,9 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
                 const bool real = base + threadIdx.x < n_rows;
                 copy_async(at + MANY * 128 + threadIdx.x * 16, x.tiles + (u64) (real ? base + threadIdx.x : 0) * (x.kp / 64) + k, real);
             }
+#pragma unroll
+            for (int i = 0; i < copies; i++)
+                if (threadIdx.x + i * 256 < MANY_TILES * parts) copy_async(at + MANY * 144 + (threadIdx.x + i * 256) * 16, run[i] + (u64) k * ALONG, true);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
@@ -650,26 +620,18 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
 #pragma unroll
             for (int i = 0; i < 4; i++) o[r][n][i] = 0.0f;
     const u32 magic = offset();
+    in_order();
     for (int k = 0; k < STAGES - 1; k++) stage(k);
-    // A tile ahead, where there are registers for it.
-    constexpr bool ahead = FORMAT != 6 && SCALE_BITS != 32;
-    Tile next[2];
-    if (ahead)
-#pragma unroll
-        for (int r = 0; r < 2; r++) next[r] = fetch(run[r], lane);
     int left = per;
 #pragma unroll 1
     for (int k = 0; k < tiles; k++) {
-        Tile now[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) now[r] = ahead ? next[r] : fetch(run[r] + (u64) k * TILE_BYTES, lane);
-        if (ahead && k + 1 < tiles)
-#pragma unroll
-            for (int r = 0; r < 2; r++) next[r] = fetch(run[r] + (u64) (k + 1) * TILE_BYTES, lane);
         asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
         __syncthreads();
         stage(k + STAGES - 1);
         const u8 *from = staged + k % STAGES * STAGE_BYTES;
+        Tile now[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) now[r] = fetch<true>(from + MANY * 144 + (own + r) * TILE_BYTES, lane);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const int row = mine + n * 8 + g;
@@ -704,7 +666,7 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int row = (tile + r) * 16 + g + (i >> 1) * 8, from = base + mine + n * 8 + 2 * t + (i & 1);
+                const int row = (tile + own + r) * 16 + g + (i >> 1) * 8, from = base + mine + n * 8 + 2 * t + (i & 1);
                 if (row >= rows || from >= n_rows) continue;
                 float v = total[((r * 8 + n) * 4 + i) * 256];
                 if (factor) v *= factor[row];
@@ -727,7 +689,7 @@ KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, const float *
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             // The lane and the half that hold the chosen row in its own tile.
-            const u8 *from = w + ((u64) (id[half] >> 4) * tiles + k) * TILE_BYTES;
+            const u8 *from = w + row_of_tiles(id[half] >> 4, tiles) + (u64) k * ALONG;
             const int in = id[half] & 15;
             Tile one = fetch(from, (in & 7) * 4 + (lane & 3));
             const bool upper = in >> 3;
@@ -791,13 +753,9 @@ KERNEL __launch_bounds__(SLICES * 32) product_experts(const u64 *table, const u6
     const float *factor = factors ? (const float *) factors[list[0]] : nullptr;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int tile = blockIdx.x * 2, begin = warp * per, end = min(begin + per, tiles);
-    const u8 *run = w + ((u64) tile * tiles + begin) * TILE_BYTES;
-    const u64 next = (u64) tiles * TILE_BYTES;
+    const u8 *run = w + row_of_tiles(tile, tiles) + begin * ALONG;
     const int last = (rows + 15) / 16 - tile;
-#if __CUDA_ARCH__ >= 900
-    if (lane < 2 && lane < last && begin < end)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(run + lane * next), "r"((end - begin) * TILE_BYTES) : "memory");
-#endif
+    ask_run(w, tile, min(2, last), tiles, begin, end);
     const u32 magic = offset();
     for (u32 base = list[1]; base < list[2]; base += 8) {
         auto row = [&](int i) { return base + i < list[2] ? (int) (by_pair ? pairs[base + i] : pairs[base + i] / top_k) : -1; };
@@ -808,7 +766,7 @@ KERNEL __launch_bounds__(SLICES * 32) product_experts(const u64 *table, const u6
         for (int k = begin; k < end; k++) {
             Tile tile[2];
 #pragma unroll
-            for (int r = 0; r < 2; r++) tile[r] = fetch(run + (r < last ? r : 0) * next + (u64) (k - begin) * TILE_BYTES, lane);
+            for (int r = 0; r < 2; r++) tile[r] = fetch(run + (r < last ? r : 0) * BESIDE + (u64) (k - begin) * ALONG, lane);
             Inputs in = inputs(x, k, lane, own, r0, r1);
 #pragma unroll
             for (int r = 0; r < 2; r++) multiply(tile[r], in, o[r][0], magic);
@@ -824,7 +782,7 @@ KERNEL __launch_bounds__(SLICES * 32) product_experts(const u64 *table, const u6
 
 // Rows of a table: y = value(token, column) * factor. `tokens` null: the batch's.
 __device__ __forceinline__ float value(const u8 *w, const float *factor, u32 row, int col, int tiles) {
-    const u8 *tile = w + ((u64) (row >> 4) * tiles + col / 64) * TILE_BYTES;
+    const u8 *tile = w + row_of_tiles(row >> 4, tiles) + (u64) (col / 64) * ALONG;
     const int half = row >> 3 & 1, c = col & 63, h = c >> 5, t = c >> 3 & 3, lane = (row & 7) * 4 + t, at = c & 7;
     [[maybe_unused]] const int i = at >> 1, odd = at & 1; // pair and its end
 #if FORMAT == 16

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
@@ -63,14 +63,17 @@ type Modules = HashMap<(&'static str, Vec<(&'static str, usize)>), Arc<Vec<u8>>>
 pub(crate) struct Compiler {
     arch: u32,
     folder: Option<PathBuf>,
+    sources: Option<PathBuf>,
     modules: Mutex<Modules>,
 }
 
 impl Compiler {
-    pub(crate) fn new(arch: u32, folder: Option<PathBuf>) -> Self {
+    /// Keeps code in `folder`; files in `sources` stand for those of their name.
+    pub(crate) fn new(arch: u32, folder: Option<PathBuf>, sources: Option<PathBuf>) -> Self {
         Compiler {
             arch,
             folder,
+            sources,
             modules: Mutex::default(),
         }
     }
@@ -83,7 +86,7 @@ impl Compiler {
             return Ok(code.clone());
         }
         let options = options(self.arch, &kernel.defines);
-        let source = source(kernel.file);
+        let source = source(kernel.file, self.sources.as_deref());
         let mut hash = Sha256::new();
         hash.update(version());
         options.iter().for_each(|o| hash.update(o));
@@ -128,12 +131,16 @@ fn keep(file: &std::path::Path, code: &[u8]) {
     }
 }
 
-fn source(file: &str) -> String {
+fn source(file: &str, sources: Option<&Path>) -> String {
     let (_, text) = SOURCES
         .iter()
         .find(|(name, _)| *name == file)
         .expect("a file of kernels");
-    format!("{COMMON}\n#line 1 \"{file}.cu\"\n{text}")
+    let other = |name: String| sources.and_then(|s| std::fs::read_to_string(s.join(name)).ok());
+    let common = other("common.cuh".into());
+    let text = other(format!("{file}.cu")).unwrap_or_else(|| (*text).to_owned());
+    let common = common.as_deref().unwrap_or(COMMON);
+    format!("{common}\n#line 1 \"{file}.cu\"\n{text}")
 }
 
 fn options(arch: u32, defines: &[(&'static str, usize)]) -> Vec<String> {
@@ -201,7 +208,10 @@ pub(crate) struct Usage {
 /// Compiles a kernel's file and returns the report, by name.
 #[cfg(test)]
 pub(crate) fn report(arch: u32, kernel: &Kernel) -> Result<Vec<(String, Usage)>, String> {
-    let (_, log) = compile(&source(kernel.file), &options(arch, &kernel.defines))
+    let mut options = options(arch, &kernel.defines);
+    // What NVRTC has compiled before, in a test beside this one, it reports nothing of.
+    options.push("--no-cache".into());
+    let (_, log) = compile(&source(kernel.file, None), &options)
         .map_err(|log| format!("{kernel} for sm_{arch}: {log}"))?;
     let mut all: Vec<(String, Usage)> = Vec::new();
     let number = |text: &str| text.trim().rsplit(' ').next().and_then(|n| n.parse().ok());

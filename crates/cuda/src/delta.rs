@@ -12,6 +12,11 @@ struct States {
     updates: Block,
 }
 
+/// Blocks that share a head's columns.
+fn shares(value_dim: usize) -> usize {
+    if value_dim.is_multiple_of(32) { 4 } else { 1 }
+}
+
 pub(crate) fn delta(cuda: &Cuda, spec: DeltaSpec) -> Delta {
     assert!(
         (2..=8).contains(&spec.conv_taps) && spec.value_dim <= 256 && spec.key_dim <= 256,
@@ -36,7 +41,9 @@ pub(crate) fn delta(cuda: &Cuda, spec: DeltaSpec) -> Delta {
         storage: Box::new(States {
             state: block(value_heads * key_dim * value_dim),
             history: block((conv_taps - 1 + MAX_TENTATIVE) * spec.channels()),
-            updates: block(MAX_TENTATIVE * value_heads * (1 + key_dim + value_dim)),
+            updates: block(
+                MAX_TENTATIVE * value_heads * (shares(value_dim) * (1 + key_dim) + value_dim),
+            ),
         }),
     }
 }
@@ -88,13 +95,15 @@ pub(crate) fn gated_delta(
     ];
     // As many as keep a column's part in registers, and a block in 1024 threads.
     let parts = if value_dim <= 128 { 8 } else { 4 };
-    let threads = parts * value_dim.next_multiple_of(8);
+    let shares = shares(value_dim);
+    let threads = parts * (value_dim / shares).next_multiple_of(8);
     let kernel = |name| {
         let mut kernel = Kernel::new("delta", name);
         kernel.defines.extend([
             ("DK", key_dim),
             ("DV", value_dim),
             ("PARTS", parts),
+            ("SHARES", shares),
             ("TAPS", conv_taps),
             ("THREADS", threads),
         ]);
@@ -127,7 +136,7 @@ pub(crate) fn gated_delta(
         .ptr(address(&y));
     cuda.launch(
         &kernel("delta_rule"),
-        Grid::rect(value_heads, seqs, threads),
+        Grid::rect(value_heads * shares, seqs, threads),
         args,
     );
     y

@@ -4,12 +4,12 @@
 //! Nothing here returns an error to an op. The first one is kept; from then on
 //! every call does nothing until [`Driver::take_error`].
 
+use crate::CudaOptions;
 use crate::compile::{self, Kernel};
 use crate::fuse::Deferred;
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -197,7 +197,8 @@ thread_local! {
 }
 
 impl Driver {
-    pub(crate) fn new(ordinal: usize, cache: Option<PathBuf>) -> Result<Self, CudaError> {
+    pub(crate) fn new(options: CudaOptions) -> Result<Self, CudaError> {
+        let ordinal = options.ordinal;
         // SAFETY: only tries to open the library.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
@@ -249,7 +250,7 @@ impl Driver {
             sms: sms as usize,
             shared: shared as usize,
             arch,
-            compiler: compile::Compiler::new(arch, cache),
+            compiler: compile::Compiler::new(arch, options.cache, options.kernels),
             functions: Mutex::default(),
             error: Mutex::default(),
             failed: AtomicBool::new(false),

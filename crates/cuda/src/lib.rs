@@ -52,6 +52,9 @@ pub struct CudaOptions {
     pub ordinal: usize,
     /// Where compiled code is kept; nowhere, if absent.
     pub cache: Option<PathBuf>,
+    /// Files of kernels here stand for those of the same name in this crate: whoever
+    /// works on them need not build it again.
+    pub kernels: Option<PathBuf>,
 }
 
 /// One GPU.
@@ -83,7 +86,7 @@ impl Cuda {
     ///
     /// [`CudaError`]: no driver, no compiler, no such device, or one too old.
     pub fn new(options: CudaOptions) -> Result<Self, CudaError> {
-        Ok(Cuda::on(Driver::new(options.ordinal, options.cache)?))
+        Ok(Cuda::on(Driver::new(options)?))
     }
 
     fn on(driver: Driver) -> Self {

@@ -1,7 +1,9 @@
 //! Weights in the order that tensor cores take them.
 //!
-//! A matrix is cut into tiles of 16 rows by [`TILE`] columns, a row of tiles
-//! after the other. In a tile, lane `l` of a warp owns the rows `g = l / 4` and
+//! A matrix is cut into tiles of 16 rows by [`TILE`] columns. Rows of small tiles make a
+//! band ([`Packing::band`]), all of it stored even if rows are missing: the tiles of its
+//! first columns, those of the next, and so on, so that whoever reads several rows of
+//! tiles reads memory in long pieces. In a tile, lane `l` of a warp owns the rows `g = l / 4` and
 //! `g + 8` ("halves"), and of each the columns `32 h + 8 (l % 4) + 0..8` for `h`
 //! in 0, 1. Codes of 4 bits and more start with a plane of nibbles: word
 //! `(lane, half, h)`, the codes `2 i` and `2 i + 1` in bits `4 i` and `16 + 4 i`;
@@ -90,6 +92,15 @@ impl Packing {
         }
     }
 
+    /// Rows of tiles that lie beside each other: as many as `feed` takes at a time.
+    pub(crate) fn band(self) -> usize {
+        match self.tile_bytes() {
+            ..=576 => 4,
+            577..=1152 => 2,
+            _ => 1,
+        }
+    }
+
     /// What the kernels are compiled with.
     pub(crate) fn defines(self) -> Vec<(&'static str, usize)> {
         match self {
@@ -105,13 +116,19 @@ impl Packing {
     }
 }
 
+/// Bytes of a packed matrix.
+pub(crate) fn bytes(packing: Packing, rows: usize, cols: usize) -> usize {
+    let band = packing.band();
+    rows.div_ceil(band * TILE_ROWS) * band * cols.div_ceil(TILE) * packing.tile_bytes()
+}
+
 /// Packs the parts of one matrix, rows in order. Missing rows and columns of the
 /// last tiles are zeros.
 pub(crate) fn pack(packing: Packing, parts: &[Stored<'_>]) -> Packed {
     let cols = parts[0].cols;
     let rows: usize = parts.iter().map(|p| p.rows).sum();
     let (tiles, tile_bytes) = (cols.div_ceil(TILE), packing.tile_bytes());
-    let mut bytes = vec![0u8; rows.div_ceil(TILE_ROWS) * tiles * tile_bytes];
+    let mut bytes = vec![0u8; bytes(packing, rows, cols)];
     let scaled = packing == Packing::Plain && parts.iter().any(is_scaled);
     let mut factors = vec![1.0f32; if scaled { rows } else { 0 }];
     let find = |mut row: usize| {
@@ -123,23 +140,29 @@ pub(crate) fn pack(packing: Packing, parts: &[Stored<'_>]) -> Packed {
         }
         unreachable!("a row of some part")
     };
-    let bands = bytes.chunks_mut(tiles * tile_bytes).enumerate();
-    let mut factor_bands = factors.chunks_mut(TILE_ROWS);
+    let band_rows = packing.band() * TILE_ROWS;
+    let bands = bytes
+        .chunks_mut(packing.band() * tiles * tile_bytes)
+        .enumerate();
+    let mut factor_bands = factors.chunks_mut(band_rows);
     let jobs: Vec<_> = bands
         .map(|(band, bytes)| (band, bytes, factor_bands.next().unwrap_or_default()))
         .collect();
     in_parallel(jobs, rows * cols, |(band, bytes, factors)| {
-        for r in 0..TILE_ROWS.min(rows - band * TILE_ROWS) {
-            let (part, row) = find(band * TILE_ROWS + r);
+        for i in 0..band_rows.min(rows - band * band_rows) {
+            let (part, row) = find(band * band_rows + i);
+            // The row of tiles, from its first one on, and the row in it.
+            let (bytes, r) = (&mut bytes[i / TILE_ROWS * tile_bytes..], i % TILE_ROWS);
             match packing {
                 Packing::Plain => {
                     let factor = pack_plain_row(part, row, r, bytes);
-                    if let Some(f) = factors.get_mut(r) {
+                    if let Some(f) = factors.get_mut(i) {
                         *f = factor;
                     }
                 }
                 Packing::Codes { bits, group, scale } => {
-                    pack_code_row(part, row, r, bytes, [bits, group, tile_bytes], scale);
+                    let numbers = [bits, group, tile_bytes, packing.band() * tile_bytes];
+                    pack_code_row(part, row, r, bytes, numbers, scale);
                 }
                 Packing::E4m3 { group } => pack_e4m3_row(part, row, r, bytes, group),
             }
@@ -196,7 +219,7 @@ fn pack_plain_row(part: &Stored<'_>, row: usize, r: usize, band: &mut [u8]) -> f
         values.iter_mut().for_each(|v| *v /= factor);
     }
     for (c, &value) in values.iter().enumerate() {
-        let tile = &mut band[c / TILE * Packing::Plain.tile_bytes()..];
+        let tile = &mut band[c / TILE * Packing::Plain.band() * Packing::Plain.tile_bytes()..];
         let (t, h, at) = column(c % TILE);
         let part = (r / 8 * 2 + h) * 32 + r % 8 * 4 + t;
         Scalar::F16.put(&mut tile[16 * part..], at, value);
@@ -210,7 +233,7 @@ fn pack_code_row(
     row: usize,
     r: usize,
     band: &mut [u8],
-    [bits, group, tile_bytes]: [usize; 3],
+    [bits, group, tile_bytes, along]: [usize; 4],
     scale: Scalar,
 ) {
     let view = part.format.codes().expect("only codes are packed here");
@@ -225,8 +248,8 @@ fn pack_code_row(
             .zip(&scales)
             .for_each(|(b, s)| *b = -(offset as f32) * s);
     }
-    for (k, tile) in band.chunks_exact_mut(tile_bytes).enumerate() {
-        let (words, factors) = tile.split_at_mut(TILE * TILE_ROWS * bits / 8);
+    for (k, tile) in band.chunks_mut(along).enumerate() {
+        let (words, factors) = tile[..tile_bytes].split_at_mut(TILE * TILE_ROWS * bits / 8);
         for (c, &code) in codes[k * TILE..].iter().take(TILE).enumerate() {
             put(words, bits, r, c, code.into());
         }
@@ -245,9 +268,10 @@ fn pack_code_row(
 /// number gets a scale that is none.
 fn pack_e4m3_row(part: &Stored<'_>, row: usize, r: usize, band: &mut [u8], group: usize) {
     let stored = part.row(row);
-    let tile_bytes = Packing::E4m3 { group }.tile_bytes();
-    for (k, tile) in band.chunks_exact_mut(tile_bytes).enumerate() {
-        let (words, scales) = tile.split_at_mut(TILE * TILE_ROWS);
+    let packing = Packing::E4m3 { group };
+    let tile_bytes = packing.tile_bytes();
+    for (k, tile) in band.chunks_mut(packing.band() * tile_bytes).enumerate() {
+        let (words, scales) = tile[..tile_bytes].split_at_mut(TILE * TILE_ROWS);
         for (i, codes) in stored.codes[k * TILE..]
             .chunks(group)
             .take(TILE / group)
@@ -308,7 +332,9 @@ mod tests {
     /// a lane to the value.
     fn unpack(packing: Packing, packed: &Packed, tiles: usize, row: usize, col: usize) -> f32 {
         let size = packing.tile_bytes();
-        let tile = &packed.bytes[(row / 16 * tiles + col / 64) * size..][..size];
+        let band = packing.band();
+        let at = (row / 16 / band * tiles + col / 64) * band + row / 16 % band;
+        let tile = &packed.bytes[at * size..][..size];
         let word = |i: usize| u32::from_le_bytes(tile[4 * i..4 * i + 4].try_into().unwrap());
         // Of 16 products of columns, j takes four columns of every lane's 16.
         let c = col % 64;

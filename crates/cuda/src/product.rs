@@ -19,12 +19,19 @@ const FEW: usize = 32;
 /// Rows of activations of a block, where there are many.
 const MANY: usize = 128;
 
-/// Bytes of shared memory of such a block: two stages of activations and sums, and
-/// its results so far.
-const MANY_SHARED: usize = 2 * MANY * (2 * TILE + 16) + 4 * MANY * 8 * TILE_ROWS;
+/// Rows of tiles of such a block.
+const MANY_TILES: usize = 8;
+
+/// Bytes of shared memory of such a block: stages of activations, of what is known of them
+/// and of weights, and its results so far.
+fn many_shared(arch: u32, packing: Packing) -> usize {
+    let stages = if arch >= 90 { 4 } else { 2 };
+    let stage = MANY * (2 * TILE + 16) + MANY_TILES * packing.tile_bytes();
+    stages * stage + 4 * MANY * MANY_TILES * TILE_ROWS
+}
 
 /// Bytes of shared memory that a warp of `feed` takes: its ring, and its sums.
-const FEED_SHARED: usize = 12_288 + 2_048;
+const FEED_SHARED: usize = 11_648 + 2_048;
 
 /// Warps of `feed` on a multiprocessor.
 const FEED_WARPS: usize = 16;
@@ -150,7 +157,7 @@ pub(crate) fn random_matrix(
     };
     let packing = packing.expect("a format that is packed");
     let tiles = Tiles::new(packing, cols);
-    let bytes = rows.div_ceil(TILE_ROWS) * tiles.tiles * packing.tile_bytes();
+    let bytes = pack::bytes(packing, rows, cols);
     let block = Block::new(&cuda.driver, bytes, "random weights");
     let args = Args::default()
         .ptr(block.address)
@@ -245,7 +252,7 @@ fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &[(&Matrix, Address)]) {
     // Blocks of two rows of tiles read activations half as often, if that leaves
     // enough of them.
     let (name, r, tokens) = if n > FEW {
-        ("product_many", 8, MANY)
+        ("product_many", MANY_TILES, MANY)
     } else if feeds {
         if n > TOKENS {
             ("feed_2", 1, 2 * TOKENS)
@@ -291,7 +298,7 @@ fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &[(&Matrix, Address)]) {
         "product_many" => {
             let grid = Grid {
                 threads: 256,
-                shared: MANY_SHARED,
+                shared: many_shared(cuda.driver.arch, tiles.packing),
                 ..grid
             };
             (grid, args)

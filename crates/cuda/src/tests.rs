@@ -4,7 +4,7 @@ use crate::compile::{self, Kernel};
 use crate::driver::Driver;
 use crate::pack::Packing;
 use crate::product::Tiles;
-use crate::{Cuda, CudaError};
+use crate::{Cuda, CudaError, CudaOptions};
 use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Expert, Experts,
     KvFormat, KvSpec, Reference, Rope, Row, Tensor, conformance,
@@ -19,7 +19,12 @@ fn gpu() -> Option<Cuda> {
 fn gpu_with(change: impl Fn(&mut Driver)) -> Option<Cuda> {
     // Compiled code is named by its content, so that tests can share it.
     let cache = std::env::temp_dir().join("paceline-cuda-tests");
-    match Driver::new(0, Some(cache)) {
+    let options = CudaOptions {
+        cache: Some(cache),
+        kernels: std::env::var_os("CUDA_KERNELS").map(Into::into),
+        ..CudaOptions::default()
+    };
+    match Driver::new(options) {
         Ok(mut driver) => {
             change(&mut driver);
             Some(Cuda::on(driver))
@@ -110,6 +115,29 @@ fn gpu_fused_ops_have_the_bits_of_their_parts() {
                 &b.matmul(&h, &w),
                 &b.matmul(&want, &w),
             );
+        }
+    }
+    for n in [1, 3, 40] {
+        let up = |seed, cols| cuda.upload(n, cols, &noise(seed, n * cols));
+        let next = cuda.upload(1, 128, &noise(4, 128));
+        let sum = |alone: bool| {
+            let tell = |x: &Tensor| {
+                if alone {
+                    // What is looked at has been launched.
+                    cuda.download(x);
+                }
+            };
+            let routed = mixture(&cuda, &quant::BF16, n);
+            tell(&routed);
+            let gated = cuda.gate_rows(&up(5, 128), &up(6, 1), Activation::Sigmoid);
+            tell(&gated);
+            let y = cuda.add(routed, &gated);
+            tell(&y);
+            let (x, h) = cuda.add_norm(up(1, 128), &y, None, 0.7, &next, 1e-6);
+            [gated, y, x, h]
+        };
+        for (i, (a, b)) in sum(false).iter().zip(&sum(true)).enumerate() {
+            same(&format!("tensor {i} of a mixture and its norm"), a, b);
         }
     }
     for (head_dim, pair_offset, pairs) in [(64, 32, 32), (256, 32, 32), (512, 256, 64)] {
@@ -622,11 +650,12 @@ fn variants(first: bool) -> Vec<Kernel> {
         with("attention", &[("KV", kv), ("TILES", tiles), ("HEAD", head)])
     };
     let delta = |dk, dv, parts| {
-        let threads = parts * dv;
+        let threads = parts * dv / 4;
         let defines = [
             ("DK", dk),
             ("DV", dv),
             ("PARTS", parts),
+            ("SHARES", 4),
             ("TAPS", 4),
             ("THREADS", threads),
         ];
@@ -663,6 +692,7 @@ const REGISTERS: &[(&str, usize)] = &[
     ("delta_rule", 64),
     ("add_norm", 64),
     ("norm_glu", 64),
+    ("mixed_norm", 64),
 ];
 
 #[test]
