@@ -24,12 +24,10 @@ __device__ __forceinline__ void choose(const float *scores, const float *scale, 
             const float w = powers[e];
             if (w > v) { v = w; at = e; }
         }
-#pragma unroll
-        for (int o = 16; o; o >>= 1) {
-            float w = __shfl_xor_sync(~0u, v, o);
-            u32 wat = __shfl_xor_sync(~0u, at, o);
-            if (w > v || (w == v && wat < at)) { v = w; at = wat; }
-        }
+        // Floats that are not negative are in the order of their bits, and -1 before them.
+        const int best = __reduce_max_sync(~0u, __float_as_int(v));
+        at = __reduce_min_sync(~0u, __float_as_int(v) == best ? at : ~0u);
+        v = __int_as_float(best);
         const float weight = v / total;
         sum += weight;
         if (lane == 0) {
@@ -99,17 +97,97 @@ KERNEL __launch_bounds__(1024) group(const u32 *chosen, u32 *lists, u32 *pairs, 
     in_order();
     group_pairs(chosen, lists, pairs, counts, counts + experts, experts, n);
 }
+// The same of few pairs, that `chosen` holds in shared memory, with room for as many flags:
+// a thread a pair looks at all of them.
+__device__ __forceinline__ void group_few(const u32 *chosen, u32 *lists, u32 *pairs, u32 *firsts, int n) {
+    auto each = [&](auto f) {
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            u32 start = 0, count = 0, at = 0;
+            for (int j = 0; j < n; j++) {
+                start += chosen[j] < chosen[i];
+                count += chosen[j] == chosen[i];
+                at += chosen[j] == chosen[i] && j < i;
+            }
+            f(i, start, count, at);
+        }
+    };
+    each([&](int i, u32 start, u32, u32 at) {
+        pairs[start + at] = i;
+        firsts[i] = at == 0;
+    });
+    __syncthreads();
+    each([&](int i, u32 start, u32 count, u32 at) {
+        u32 before = 0, used = 0;
+        for (int j = 0; j < n; j++) {
+            before += firsts[j] && chosen[j] < chosen[i];
+            used += firsts[j];
+        }
+        if (i == 0) lists[0] = used;
+        if (at > 0) return;
+        u32 *list = lists + 1 + 3 * before;
+        list[0] = chosen[i];
+        list[1] = start;
+        list[2] = start + count;
+    });
+}
 // Few rows: one block does both, a warp a row.
-KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scale, u32 *chosen, float *weights, u32 *lists, u32 *pairs, int experts, int top_k, int rows) {
+KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scale, float *weights, u32 *lists, u32 *pairs, int experts, int top_k, int rows) {
     extern __shared__ float powers[];
     in_order();
     const int warp = threadIdx.x >> 5;
+    u32 *chosen = (u32 *) (powers + rows * experts);
     if (warp < rows) choose(scores + warp * experts, scale, chosen + warp * top_k, weights + warp * top_k, powers + warp * experts, experts, top_k);
     __syncthreads();
-    u32 *counts = (u32 *) powers;
-    group_pairs(chosen, lists, pairs, counts, counts + experts, experts, rows * top_k);
+    group_few(chosen, lists, pairs, chosen + rows * top_k, rows * top_k);
 }
 
+// A row's parts of its experts, and of one that all rows share.
+struct Mixed {
+    const float *parts, *weights, *shared, *gate;
+    float *y, *gated;
+    int top_k, f;
+};
+// `combine`, `gate_rows`, `add` and `add_norm` in one, with their bits, for an even number
+// of columns: y = experts + shared, x = (x + y) factor, and n = rms(x) next. A block a row.
+KERNEL __launch_bounds__(1024, 1) mixed_norm(Mixed m, float *x, const float *next, float *n, int cols, float factor, float eps, Half h) {
+    __shared__ float shared[32];
+    start_next();
+    const u64 row = blockIdx.x;
+    const Kept w = keep(next, cols);
+    wait_for_previous();
+    Kept k = keep(m.shared + row * cols, cols), r = keep(x + row * cols, cols);
+    const float gate = activate(m.f, m.gate[row]);
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) {
+        k.v[i].x *= gate;
+        k.v[i].y *= gate;
+    }
+    put(m.gated + row * cols, cols, k);
+    Kept y;
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) y.v[i] = make_float2(0.0f, 0.0f);
+    for (u64 pair = row * m.top_k; pair < (row + 1) * m.top_k; pair++) {
+        const Kept part = keep(m.parts + pair * cols, cols);
+        const float weight = m.weights[pair];
+#pragma unroll
+        for (int i = 0; i < KEPT; i++) {
+            y.v[i].x = fmaf(weight, part.v[i].x, y.v[i].x);
+            y.v[i].y = fmaf(weight, part.v[i].y, y.v[i].y);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) {
+        y.v[i].x += k.v[i].x;
+        y.v[i].y += k.v[i].y;
+        r.v[i].x = (r.v[i].x + y.v[i].x) * factor;
+        r.v[i].y = (r.v[i].y + y.v[i].y) * factor;
+    }
+    put(m.y + row * cols, cols, y);
+    put(x + row * cols, cols, r);
+    normalise(r, cols, eps, w, true, shared);
+    put(n + row * cols, cols, r);
+    kept_half(h, row, r);
+}
 // y[row] = sum over ranks of weight * part, by fused multiply-add from 0.
 KERNEL combine(const float *parts, const float *weights, float *y, int cols, int top_k, u64 n) {
     in_order();

@@ -10,7 +10,9 @@
 
 use crate::compile::Kernel;
 use crate::driver::{Address, Args, Grid};
-use crate::rows;
+use crate::memory::Buffer;
+use crate::{moe, rows};
+use backend::Activation;
 
 /// Jobs of the kernel `heads`.
 pub(crate) const MAX_JOBS: usize = 3;
@@ -21,6 +23,32 @@ pub(crate) enum Deferred {
     Add { x: Address, y: Address, n: usize },
     /// Norms of heads, of which none reads what another one writes.
     Heads(Vec<Norm>),
+    /// What a row's experts add up to.
+    Mixed(Mixed),
+}
+
+/// The sum of a row's experts, and perhaps of one that all rows share: the last ops of a
+/// layer, so that the norm that follows can take them along.
+pub(crate) struct Mixed {
+    /// A part for each pair of row and rank, and its weight.
+    pub(crate) parts: Buffer,
+    pub(crate) weights: Buffer,
+    pub(crate) y: Address,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) top_k: usize,
+    /// The shared expert's part, and whether it has been added.
+    pub(crate) gated: Option<Gated>,
+    pub(crate) added: bool,
+}
+
+/// `y = activation(gate) x`, one gate a row.
+#[derive(Clone, Copy)]
+pub(crate) struct Gated {
+    pub(crate) x: Address,
+    pub(crate) gate: Address,
+    pub(crate) y: Address,
+    pub(crate) activation: Activation,
 }
 
 /// The norm of every head of a tensor, turned or not.
@@ -63,6 +91,14 @@ impl Deferred {
         match self {
             Deferred::Add { x, y, n } => vec![rows::add_alone(x, y, n)],
             Deferred::Heads(norms) => norms.iter().map(rows::norm_alone).collect(),
+            Deferred::Mixed(m) => {
+                let (n, shape) = (m.rows * m.cols, [m.rows, m.cols]);
+                let gated = m.gated.map(|g| rows::gate_alone(g, shape));
+                let added = m.gated.filter(|_| m.added);
+                let added = added.map(|g| rows::add_alone(m.y, g.y, n));
+                let all = [Some(moe::combine_alone(&m)), gated, added];
+                all.into_iter().flatten().collect()
+            }
         }
     }
 }

@@ -2,10 +2,11 @@
 //! weights are read once for all rows that chose it.
 
 use crate::driver::{Args, Grid};
+use crate::fuse::{Deferred, Gated, Mixed};
 use crate::memory::{Block, Half, address};
 use crate::pack::TILE_ROWS;
 use crate::product::{Tiles, Weights};
-use crate::rows::{glu_into, half};
+use crate::rows::{glu_into, half, number, threads};
 use crate::{Cuda, Kernel};
 use backend::{Experts, Matrix, Tensor};
 use std::sync::Arc;
@@ -62,12 +63,11 @@ fn product(
     cuda: &Cuda,
     w: &Addresses,
     (x, x_half): (u64, &Half),
-    y: &Tensor,
+    (y, rows): (u64, usize),
     cols: usize,
     lists: &Lists,
     by_pair: bool,
 ) {
-    let rows = y.cols();
     match w.tiles {
         None => {
             let args = Args::default()
@@ -75,7 +75,7 @@ fn product(
                 .ptr(x)
                 .ptr(lists.lists)
                 .ptr(lists.pairs)
-                .ptr(address(y))
+                .ptr(y)
                 .int(lists.top_k)
                 .int(usize::from(by_pair))
                 .int(rows)
@@ -87,7 +87,7 @@ fn product(
             let args = Args::default()
                 .ptr(w.weights.address)
                 .ptr(w.factors.as_ref().map_or(0, |f| f.address))
-                .ptr(address(y))
+                .ptr(y)
                 .words(&x_half.words())
                 .ptr(lists.lists)
                 .ptr(lists.pairs)
@@ -127,7 +127,6 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
     let pairs = n * top_k;
     let most = count.min(pairs);
     let kernel = |name| Kernel::new("moe", name);
-    let chosen = cuda.arena.buffer(4 * pairs);
     let weights = cuda.arena.buffer(4 * pairs);
     let (list, order) = (
         cuda.arena.buffer(4 * (1 + 3 * most)),
@@ -135,22 +134,23 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
     );
     let args = Args::default()
         .ptr(address(scores))
-        .ptr(table.scale.as_ref().map_or(0, |s| s.address))
-        .ptr(chosen.address)
-        .ptr(weights.address);
+        .ptr(table.scale.as_ref().map_or(0, |s| s.address));
     if n <= FEW_ROWS {
         let args = args
+            .ptr(weights.address)
             .ptr(list.address)
             .ptr(order.address)
             .int(count)
             .int(top_k)
             .int(n);
         let grid = Grid {
-            shared: 4 * count * n.max(2),
+            shared: 4 * n * (count + 2 * top_k),
             ..Grid::new(1, 512)
         };
         cuda.launch(&kernel("route_group"), grid, args);
     } else {
+        let chosen = cuda.arena.buffer(4 * pairs);
+        let args = args.ptr(chosen.address).ptr(weights.address);
         let args = args.int(count).int(top_k).int(n);
         let grid = Grid {
             shared: 4 * 4 * count,
@@ -181,7 +181,7 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
         cuda,
         &table.gate_up,
         (address(x), &x_half),
-        &both,
+        (address(&both), 2 * inner),
         hidden,
         &lists,
         false,
@@ -196,24 +196,87 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
         [pairs, inner],
         experts.activation,
     );
-    let parts = cuda.tensor(pairs, hidden);
+    let parts = cuda.arena.buffer(4 * pairs * hidden);
     product(
         cuda,
         &table.down,
         (address(&h), &h_half),
-        &parts,
+        (parts.address, hidden),
         inner,
         &lists,
         true,
     );
     let y = cuda.tensor(n, hidden);
-    let args = Args::default()
-        .ptr(address(&parts))
-        .ptr(weights.address)
-        .ptr(address(&y))
-        .int(hidden)
-        .int(top_k)
-        .long(n * hidden);
-    cuda.launch(&kernel("combine"), Grid::each(n * hidden), args);
+    // A shared expert and a norm may follow.
+    cuda.driver.defer(Deferred::Mixed(Mixed {
+        parts,
+        weights,
+        y: address(&y),
+        rows: n,
+        cols: hidden,
+        top_k,
+        gated: None,
+        added: false,
+    }));
     y
+}
+
+/// The kernel of a row's sum over its experts.
+pub(crate) fn combine_alone(m: &Mixed) -> (Kernel, Grid, Args) {
+    let n = m.rows * m.cols;
+    let args = Args::default()
+        .ptr(m.parts.address)
+        .ptr(m.weights.address)
+        .ptr(m.y)
+        .int(m.cols)
+        .int(m.top_k)
+        .long(n);
+    (Kernel::new("moe", "combine"), Grid::each(n), args)
+}
+
+/// What is deferred, if it is the sum of experts that goes to `y`, a shared one included,
+/// and what a norm of it writes, `n` and `half`, is nothing that another row still reads.
+pub(crate) fn take_mixed(cuda: &Cuda, y: u64, [n, half]: [u64; 2]) -> Option<(Mixed, Gated)> {
+    match cuda.driver.take_deferred()? {
+        Deferred::Mixed(m) if m.added && m.y == y && m.cols.is_multiple_of(2) => {
+            let gated = m.gated.expect("what was added");
+            if gated.gate != n && ![gated.x, gated.gate, gated.y].contains(&half) {
+                return Some((m, gated));
+            }
+            cuda.driver.defer(Deferred::Mixed(m));
+        }
+        other => cuda.driver.defer(other),
+    }
+    None
+}
+
+/// The norm of a sum of experts, together with it: of `x`, `next` and where the norm goes.
+pub(crate) fn mixed_norm(
+    cuda: &Cuda,
+    (m, gated): (&Mixed, Gated),
+    [x, next, to]: [u64; 3],
+    factor: f32,
+    eps: f32,
+    half: &Half,
+) {
+    let words = [
+        m.parts.address,
+        m.weights.address,
+        gated.x,
+        gated.gate,
+        m.y,
+        gated.y,
+        (m.top_k | number(gated.activation) << 32) as u64,
+    ];
+    let args = Args::default()
+        .words(&words)
+        .ptr(x)
+        .ptr(next)
+        .ptr(to)
+        .int(m.cols)
+        .float(factor)
+        .float(eps)
+        .words(&half.words());
+    let grid = Grid::new(m.rows, threads(m.cols));
+    cuda.launch(&Kernel::new("moe", "mixed_norm"), grid, args);
 }

@@ -1,10 +1,10 @@
 //! Ops that look at one row at a time (kernels/rows.cu).
 
 use crate::driver::{Args, Grid};
-use crate::fuse::{Deferred, MAX_JOBS, Norm, Turn};
+use crate::fuse::{Deferred, Gated, MAX_JOBS, Mixed, Norm, Turn};
 use crate::memory::{Block, Half, Values, address, address_mut};
 use crate::pack::TILE;
-use crate::{Cuda, Kernel};
+use crate::{Cuda, Kernel, moe};
 use backend::{Activation, Batch, Rope, Tensor};
 use std::sync::Arc;
 
@@ -158,11 +158,17 @@ pub(crate) fn add(cuda: &Cuda, mut x: Tensor, y: &Tensor) -> Tensor {
         "shapes of a sum"
     );
     // A norm of the sum may follow.
-    cuda.driver.defer(Deferred::Add {
-        x: address_mut(&mut x),
-        y: address(y),
-        n: x.rows() * x.cols(),
-    });
+    let (to, y, n) = (address_mut(&mut x), address(y), x.rows() * x.cols());
+    match cuda.driver.take_deferred() {
+        Some(Deferred::Mixed(m)) if m.y == to && !m.added && m.gated.is_some_and(|g| g.y == y) => {
+            let added = true;
+            cuda.driver.defer(Deferred::Mixed(Mixed { added, ..m }));
+        }
+        other => {
+            other.into_iter().for_each(|ops| cuda.driver.defer(ops));
+            cuda.driver.defer(Deferred::Add { x: to, y, n });
+        }
+    }
     x
 }
 
@@ -199,6 +205,18 @@ pub(crate) fn add_norm(
     );
     let mut n = cuda.tensor(rows, cols);
     let half = Arc::new(Half::new(&cuda.arena, rows, cols));
+    let written = [address(&n), half.words()[0]];
+    let mixed = if post.is_none() {
+        moe::take_mixed(cuda, address(y), written)
+    } else {
+        None
+    };
+    if let Some((m, gated)) = mixed {
+        let of = [address_mut(&mut x), address(next), address(&n)];
+        moe::mixed_norm(cuda, (&m, gated), of, factor, eps, &half);
+        n.storage_mut::<Values>().set_half(Some(half));
+        return (x, n);
+    }
     let post = post.map_or(0, address);
     let of = [
         address_mut(&mut x),
@@ -350,16 +368,41 @@ pub(crate) fn glu_into(
 pub(crate) fn gate_rows(cuda: &Cuda, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
     assert_eq!((gate.rows(), gate.cols()), (x.rows(), 1), "one gate a row");
     let y = cuda.tensor(x.rows(), x.cols());
-    let n = x.rows() * x.cols();
-    let args = Args::default()
-        .ptr(address(x))
-        .ptr(address(gate))
-        .ptr(address(&y))
-        .int(x.cols())
-        .int(number(activation))
-        .long(n);
-    cuda.launch(&kernel("gate_rows"), Grid::each(n), args);
+    let gated = Gated {
+        x: address(x),
+        gate: address(gate),
+        y: address(&y),
+        activation,
+    };
+    let shape = [x.rows(), x.cols()];
+    match cuda.driver.take_deferred() {
+        // The shared expert of a mixture, unless it is what the mixture adds up to.
+        Some(Deferred::Mixed(m))
+            if m.gated.is_none() && [m.rows, m.cols] == shape && m.y != gated.x =>
+        {
+            let gated = Some(gated);
+            cuda.driver.defer(Deferred::Mixed(Mixed { gated, ..m }));
+        }
+        other => {
+            other.into_iter().for_each(|ops| cuda.driver.defer(ops));
+            let (kernel, grid, args) = gate_alone(gated, shape);
+            cuda.launch(&kernel, grid, args);
+        }
+    }
     y
+}
+
+/// The kernel of a gate a row.
+pub(crate) fn gate_alone(g: Gated, [rows, cols]: [usize; 2]) -> (Kernel, Grid, Args) {
+    let n = rows * cols;
+    let args = Args::default()
+        .ptr(g.x)
+        .ptr(g.gate)
+        .ptr(g.y)
+        .int(cols)
+        .int(number(g.activation))
+        .long(n);
+    (kernel("gate_rows"), Grid::each(n), args)
 }
 
 pub(crate) fn gather(cuda: &Cuda, x: &Tensor, rows: &[usize]) -> Tensor {

@@ -431,8 +431,8 @@ impl FeedForward {
             FeedForward::Dense(mlp) => mlp.forward(b, x),
             FeedForward::Mixture(m) => {
                 let [scores, gate] = b.matmul_many(x, [&m.router, &m.shared_gate]); // [n, E], [n, 1]
-                let routed = b.moe(x, &scores, &m.experts);
                 let shared = m.shared.forward(b, x);
+                let routed = b.moe(x, &scores, &m.experts);
                 b.add(routed, &b.gate_rows(&shared, &gate, Activation::Sigmoid))
             }
         }
