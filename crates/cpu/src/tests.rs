@@ -83,8 +83,8 @@ pub(crate) fn noisy() -> impl Iterator<Item = &'static Format> {
 #[test]
 fn products_of_every_format_are_those_of_its_definition_for_any_number_of_rows() {
     let formats = noisy().filter(|format| format.codes().is_some());
-    // Several parts of a row, the last one shorter, and more rows than are kept
-    // under way at once.
+    // Several parts of a row, the last one shorter, more rows than are kept under way
+    // at once, and for few of them as many panels as are read at once and one.
     for (i, format) in formats.enumerate() {
         let cols = 640usize.next_multiple_of(format.block);
         let w = noise(format, cols);
@@ -104,14 +104,21 @@ fn products_of_every_format_are_those_of_its_definition_for_any_number_of_rows()
         for isa in Isa::available() {
             for variant in Detected::variants(isa) {
                 let cpu = Cpu::with(variant, 1, Activations::Int8);
-                let matrix = cpu.matrix(&[w.view()]);
+                let matrices = [1, 4].map(|parts| cpu.matrix(&vec![w.view(); parts]));
                 for n in rows.into_iter().filter(|&n| n < 64 || isa != Isa::Scalar) {
                     let x = cpu.upload(n, cols, &x[..n * cols]);
-                    let y = (&cpu as &dyn Backend).matmul(&x, &matrix);
+                    let (w, parts) = match n {
+                        ..9 => (&matrices[1], 4),
+                        _ => (&matrices[0], 1),
+                    };
+                    let y = (&cpu as &dyn Backend).matmul(&x, w);
+                    let want = want
+                        .chunks_exact(19)
+                        .flat_map(|row| std::iter::repeat_n(row, parts));
                     let same = cpu
                         .download(&y)
                         .iter()
-                        .zip(&want)
+                        .zip(want.flatten())
                         .all(|(a, b)| a.to_bits() == b.to_bits());
                     assert!(same, "{} for {n} rows on {variant:?}", format.name);
                 }
