@@ -116,20 +116,12 @@ fn from_page(storage: &[i8]) -> usize {
 /// Rows with which arithmetic leaves memory time to spare.
 const FEW: usize = 4;
 
-/// Bytes between the codes being read and those asked for from the second cache where
-/// rows are more than [`FEW`]. From memory into that one come the panels after these,
-/// since the first alone has room for too few requests to keep memory busy beside the
-/// arithmetic. For few rows the second request only costs: 3 % of a step of one row
-/// (Sapphire Rapids).
+/// Bytes between the codes being read and those asked for where rows are more than
+/// [`FEW`]: from memory into the second cache, and from there into the first, which
+/// alone has room for too few requests to keep memory busy beside the arithmetic. For
+/// few rows the second request only costs: 3 % of a step of one row (Sapphire Rapids).
+const FAR: usize = 32 << 10;
 const NEAR: usize = 2 << 10;
-
-/// Asks for the `i`-th line of a panel of so many, in an order that reads both halves
-/// at once: two streams from memory are faster than one.
-#[inline(always)]
-fn ask_ahead<L: Lanes>(panel: *const u8, i: usize, lines: usize) {
-    let line = i % 2 * lines.div_ceil(2) + i / 2;
-    L::prefetch_far(panel.wrapping_add(64 * line));
-}
 
 /// Values that one worker rounds at a time.
 const ROUNDED: usize = 4 << 10;
@@ -1070,7 +1062,7 @@ impl Piece<'_> {
                 let skip = (R - 1) * panel;
                 let near = if M > FEW { NEAR } else { AHEAD };
                 let near = near + if at + near < panel { 0 } else { skip };
-                let mut line = at / 64 + j * vectors;
+                let far = FAR + if at + FAR < panel { 0 } else { skip };
                 for _ in 0..vectors / (2 * wide) {
                     for eight in 0..2 {
                         let mut both = [(table, table); R];
@@ -1079,12 +1071,11 @@ impl Piece<'_> {
                             // One line for each that is read, never many at once: a
                             // burst waits for free buffers, and arithmetic with it.
                             if row == 0 {
-                                for i in 0..wide {
+                                for line in 0..wide {
+                                    let line = codes.wrapping_add(line).cast::<u8>();
                                     if M > FEW {
-                                        let panel = data.as_ptr().wrapping_add((R + r) * panel);
-                                        ask_ahead::<B::Lanes>(panel, line + i, stride);
+                                        B::Lanes::prefetch_far(line.wrapping_add(far));
                                     }
-                                    let line = codes.wrapping_add(i).cast::<u8>();
                                     B::Lanes::prefetch(line.wrapping_add(near));
                                 }
                             }
@@ -1099,7 +1090,6 @@ impl Piece<'_> {
                                 _ => (first, B::load(&*codes.add(1))),
                             };
                         }
-                        line += wide;
                         let x = x.add(2 * eight * M);
                         for m in (0..paired).step_by(2) {
                             for r in 0..R {
@@ -1138,12 +1128,11 @@ impl Piece<'_> {
                 for r in 0..R {
                     let scales = data.as_ptr().add(r * panel + at + span * vectors * 64);
                     if row == 0 && j == 0 {
-                        for line in (at + span * vectors * 64..at + unit).step_by(64) {
+                        for line in (span * vectors * 64..unit).step_by(64) {
+                            let line = data.as_ptr().wrapping_add(r * panel + at + line);
                             if M > FEW {
-                                let panel = data.as_ptr().wrapping_add((R + r) * panel);
-                                ask_ahead::<B::Lanes>(panel, line / 64, stride);
+                                B::Lanes::prefetch_far(line.wrapping_add(far));
                             }
-                            let line = data.as_ptr().wrapping_add(r * panel + line);
                             B::Lanes::prefetch(line.wrapping_add(near));
                         }
                     }
