@@ -19,7 +19,6 @@ use backend::{
     Rope, Tensor, math,
 };
 use cache::{GroupPlan, Memory, MemoryPlan};
-use quant::Owned;
 use serde::Deserialize;
 use weights::Checkpoint;
 
@@ -288,8 +287,8 @@ impl FullAttention {
         // Stored by head: `e` rows of the query, then `e` rows of its gate.
         let both = at.stored("q_proj", 2 * heads * e, hidden)?;
         let half = |gate: usize| {
-            let rows = (0..heads).flat_map(|h| (0..e).map(move |i| (2 * h + gate) * e + i));
-            at.b.matrix(&[Owned::gather(&both, rows).view()])
+            let head = |h: usize| both.slice((2 * h + gate) * e..(2 * h + gate + 1) * e);
+            at.b.matrix(&(0..heads).map(head).collect::<Vec<_>>())
         };
         Ok(FullAttention {
             q: half(0),
