@@ -9,7 +9,7 @@ use backend::{Backend, Tensor};
 use cache::{Memory, MemoryFull, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use speculate::draft::{Assistant, Chained, DraftRequest, TargetView};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, StreamOptions};
@@ -22,7 +22,11 @@ use weights::Checkpoint;
 
 /// Families, the layouts of each beside `hf` and `gguf.gguf`, and heads of their own.
 const FAMILIES: &[(&str, &[&str], &[&str])] = &[
-    ("e2b", &["mlx-4bit"], &["assistant", "assistant.gguf"]),
+    (
+        "e2b",
+        &["mlx-4bit", "mlx-vlm-4bit"],
+        &["assistant", "assistant.gguf"],
+    ),
     (
         "e4b",
         &["mlx-mixed"],
@@ -33,10 +37,14 @@ const FAMILIES: &[(&str, &[&str], &[&str])] = &[
         &["mlx-8bit", "mlx-vlm-4bit"],
         &["assistant", "assistant.gguf"],
     ),
-    ("26b-a4b", &["mlx-4bit"], &["assistant"]),
-    ("31b", &["mlx-mxfp4"], &["assistant"]),
-    ("qwen-dense", &["mlx-4bit"], &["mtp-mlx-vlm", "eagle3"]),
-    ("qwen-moe", &["mlx-4bit", "hf-fused"], &[]),
+    ("26b-a4b", &["mlx-4bit", "mlx-vlm-4bit"], &["assistant"]),
+    ("31b", &["mlx-mxfp4", "mlx-vlm-mxfp4"], &["assistant"]),
+    (
+        "qwen-dense",
+        &["mlx-4bit", "mlx-vlm-4bit"],
+        &["mtp-mlx-vlm", "eagle3"],
+    ),
+    ("qwen-moe", &["mlx-4bit", "mlx-vlm-4bit", "hf-fused"], &[]),
 ];
 
 /// Guesses a round.
@@ -78,6 +86,9 @@ impl Family {
     /// seeded weights.
     fn checkpoint(&self, layout: &str) -> Checkpoint {
         let folder = self.path(layout);
+        if let Some(like) = self.expected["layouts"][layout]["like"].as_str() {
+            return self.with_tower(layout, like);
+        }
         let Ok(header) = std::fs::read(folder.join("header.json")) else {
             return Checkpoint::open(&folder)
                 .unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
@@ -128,6 +139,37 @@ impl Family {
         }
         let files = vec![("model.safetensors".into(), Cow::Owned(file))];
         Checkpoint::from_bytes(&config.to_string(), files).unwrap()
+    }
+
+    /// The checkpoint in `layout`, which has the tensors of `like` and, beside them, a
+    /// picture tower; that of zeros, as nobody reads it.
+    fn with_tower(&self, layout: &str, like: &str) -> Checkpoint {
+        let file = std::fs::read(self.path(like).join("model.safetensors")).unwrap();
+        let (len, file) = file.split_first_chunk().unwrap();
+        let (header, data) = file.split_at(u64::from_le_bytes(*len) as usize);
+        let tensors: Map<String, Value> = serde_json::from_slice(header).unwrap();
+        let bytes = |shape: &[usize]| 2 * shape.iter().product::<usize>();
+        let (mut all, mut end) = (tensors.clone(), data.len());
+        let tower = &self.expected["layouts"][layout]["tower"];
+        for (name, shape) in tower.as_object().unwrap() {
+            let start = end;
+            end += bytes(&serde_json::from_value::<Vec<usize>>(shape.clone()).unwrap());
+            let place = json!({"dtype": "BF16", "shape": shape, "data_offsets": [start, end]});
+            all.insert(name.clone(), place);
+        }
+        assert!(all.len() > tensors.len(), "{layout} has a tower");
+        let mut header = Value::Object(all).to_string();
+        header += &" ".repeat(header.len().next_multiple_of(8) - header.len());
+        let file = with_header(header.as_bytes(), |name, _, shape| {
+            let Some(tensor) = tensors.get(name) else {
+                return vec![0; bytes(shape)];
+            };
+            let [start, end] = serde_json::from_value(tensor["data_offsets"].clone()).unwrap();
+            data[start..end].to_vec()
+        });
+        let config = std::fs::read_to_string(self.path(layout).join("config.json")).unwrap();
+        let files = vec![("model.safetensors".into(), Cow::Owned(file))];
+        Checkpoint::from_bytes(&config, files).unwrap()
     }
 }
 

@@ -2,7 +2,8 @@
 
     hf          transformers, save_pretrained; Qwen's with the `mtp.*` tensors of releases, which transformers leaves out
     hf-fused    the same with experts stacked, which transformers wrote one by one
-    mlx-…       mlx-lm's conversion of hf; mlx-vlm-… that of mlx-vlm
+    mlx-…       mlx-lm's conversion of hf; mlx-vlm-… that of mlx-vlm, of which only the configuration and the shapes of the
+                picture tower are kept where the rest has the bytes of mlx-lm's file
     gguf        llama.cpp's conversion of hf to q8_0
     assistant…  drafters: transformers, and their conversion by llama.cpp and mlx-vlm
     mtp-…       Qwen's head taken out by mlx-vlm
@@ -159,12 +160,14 @@ def four_bits():
 
 CENTROIDS = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 2}
 
-# What each family is converted to: of mlx-lm, and of mlx-vlm.
+# What each family is converted to: of mlx-lm, and of mlx-vlm; with the options of a file of mlx-lm, whose tensors it has
+# then beside those of its tower.
 FAMILIES = {
     "e2b": {
         "kind": "gemma4",
         "text": gemma(**PLE | {"use_double_wide_mlp": True}),
         "mlx": {"mlx-4bit": four_bits()},
+        "vlm_like": {"mlx-vlm-4bit": "mlx-4bit"},
         "assistant": ([SLIDING, FULL], CENTROIDS),
     },
     "e4b": {
@@ -186,6 +189,7 @@ FAMILIES = {
         "kind": "gemma4",
         "text": gemma(**GEMMA_EXPERTS),
         "mlx": {"mlx-4bit": four_bits()},
+        "vlm_like": {"mlx-vlm-4bit": "mlx-4bit"},
         "assistant": ([FULL], {}),
         "assistant_gguf": False,
     },
@@ -193,6 +197,7 @@ FAMILIES = {
         "kind": "gemma4",
         "text": gemma(num_attention_heads=4, num_key_value_heads=2),
         "mlx": {"mlx-mxfp4": four_bits() | {"mode": "mxfp4"}},
+        "vlm_like": {"mlx-vlm-mxfp4": "mlx-mxfp4"},
         "assistant": ([FULL], {}),
         "assistant_gguf": False,
     },
@@ -200,6 +205,7 @@ FAMILIES = {
         "kind": "qwen3_5",
         "text": qwen(),
         "mlx": {"mlx-4bit": four_bits()},
+        "vlm_like": {"mlx-vlm-4bit": "mlx-4bit"},
         "mtp": ["mtp-mlx-vlm"],
         "eagle3": "speculators",
     },
@@ -207,6 +213,7 @@ FAMILIES = {
         "kind": "qwen3_5_moe",
         "text": qwen(**QWEN_EXPERTS),
         "mlx": {"mlx-4bit": four_bits()},
+        "vlm_like": {"mlx-vlm-4bit": "mlx-4bit"},
         "mtp": [],
     },
 }
@@ -468,7 +475,7 @@ def mlx_lm_convert(source, target, group_size=None, bits=None, mode="affine", re
     (target / "model.safetensors.index.json").unlink(missing_ok=True)
 
 
-def mlx_vlm_convert(source, target, group_size, bits):
+def mlx_vlm_convert(source, target, group_size, bits, mode="affine"):
     """mlx-vlm's conversion, without the processor that its command asks for."""
     import importlib
 
@@ -482,10 +489,48 @@ def mlx_vlm_convert(source, target, group_size, bits):
 
     tool.fetch_from_hub = lambda path, **_: (load_model(path), load_config(path), NoProcessor())
     tool.get_model_path = lambda path, **_: Path(path)
-    tool.convert(str(source), mlx_path=str(target), quantize=True, q_group_size=group_size, q_bits=bits, dtype="bfloat16")
+    tool.convert(str(source), mlx_path=str(target), quantize=True, q_group_size=group_size, q_bits=bits, q_mode=mode, dtype="bfloat16")
     for path in target.iterdir():
         if path.name not in ("config.json", "model.safetensors"):
             path.unlink()
+
+
+def with_patches(source, target):
+    """A copy of `source` with larger patches: mlx-vlm takes the smallest ones of a mixture for its own order of axes."""
+    from safetensors.torch import load_file, save_file
+
+    target.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    config["vision_config"]["patch_size"] = 4
+    (target / "config.json").write_text(json.dumps(config))
+    tensors = load_file(source / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("patch_embed.proj.weight"))
+    tensors[name] = torch.zeros(*tensors[name].shape[:3], 4, 4, dtype=torch.bfloat16)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def mlx_vlm_like(family, source, folder, layouts):
+    """mlx-vlm's files that have all tensors of mlx-lm's, byte for byte: kept are the configuration and what stands beside
+    them."""
+
+    def tensors(layout):
+        file = folder / layout / "model.safetensors"
+        data = file.read_bytes()[8 + len(header_of(file)) :]
+        entries = json.loads(header_of(file))
+        entries.pop("__metadata__", None)
+        return {name: (e["dtype"], e["shape"], data[slice(*e["data_offsets"])]) for name, e in entries.items()}
+
+    for layout, like in family.get("vlm_like", {}).items():
+        mlx_vlm_convert(source, folder / layout, **family["mlx"][like])
+        tokens, gap = mlx_text(folder / layout)
+        ours, theirs = tensors(layout), tensors(like)
+        tower = {name: ours.pop(name) for name in ours.keys() - theirs.keys()}
+        assert ours == theirs and tokens == layouts[like]["tokens"], f"{layout} is not like {like}"
+        assert all(dtype == "BF16" for dtype, *_ in tower.values()), layout
+        tower = {name: shape for name, (_, shape, _) in sorted(tower.items())}
+        layouts[layout] = {"tokens": tokens, "gap": round(gap, 4), "like": like, "tower": tower}
+        (folder / layout / "model.safetensors").unlink()
 
 
 # ---- llama.cpp ----
@@ -693,6 +738,10 @@ def mlx(family, name, llama, work, folder, layouts):
         if gap < GAP_MIN["mlx"]:
             return False
         layouts[layout] = {"tokens": tokens, "gap": round(gap, 4)}
+    if family["kind"] == "qwen3_5_moe":
+        shutil.rmtree(work / "patches", ignore_errors=True)
+        source = with_patches(source, work / "patches")
+    mlx_vlm_like(family, source, folder, layouts)
     return True
 
 
