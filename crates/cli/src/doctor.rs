@@ -12,12 +12,16 @@ use anyhow::{Result, bail};
 use backend::conformance::{EQUAL_CASES, INVARIANCE_CASES};
 use backend::{Backend, Reference};
 use cpu::{Activations, Cpu, CpuOptions, Isa};
+use engine::PastTrial;
 use hub::Cache;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::process::ExitCode;
+
+/// Trials that are shown; `--json` has all.
+const SHOWN: usize = 20;
 
 /// Runs the command.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
@@ -88,14 +92,36 @@ fn hub_facts() -> Value {
     })
 }
 
-/// The folder of remembered trials, and how many there are.
+/// The folder that remembers trials, and what came out of them, the latest first.
 fn results() -> Value {
-    let folder = places::cache().map(|folder| folder.join("preflight"));
-    let count = |folder: &Path| std::fs::read_dir(folder).map_or(0, Iterator::count);
+    let cache = places::cache();
+    let trials = cache.as_deref().map(engine::past_trials);
     json!({
-        "cache": folder,
-        "results": folder.as_deref().map_or(0, count),
+        "cache": cache.map(|folder| folder.join("preflight")),
+        "results": trials.unwrap_or_default(),
     })
+}
+
+/// A trial that [`results`] has, in one line.
+fn trial(of: &Value) -> String {
+    let Ok(PastTrial {
+        tried,
+        model,
+        drafter,
+        backend,
+        result,
+        ..
+    }) = PastTrial::deserialize(of)
+    else {
+        unreachable!("written as one")
+    };
+    let expected = result.guesses.and_then(|g| g.expected);
+    let expected = expected.map(|share| format!(", expected at least {:.0} %", 100.0 * share));
+    format!(
+        "{tried} {model} with {} on {backend}: {result}{}",
+        drafter.as_deref().unwrap_or("no drafter"),
+        expected.unwrap_or_default()
+    )
 }
 
 /// Every case: the op, what is asked, and the failure if there is one.
@@ -163,6 +189,7 @@ fn report(record: &Value) -> String {
     let cases = record["self_test"]
         .as_array()
         .map_or(&[][..], Vec::as_slice);
+    let past = trials["results"].as_array().map_or(&[][..], Vec::as_slice);
     let failed: Vec<&Value> = cases.iter().filter(|c| !c["failure"].is_null()).collect();
     let mut lines = vec![
         ("paceline", text(&record["version"])),
@@ -202,21 +229,21 @@ fn report(record: &Value) -> String {
         ),
         (
             "trials",
-            format!(
-                "{}: {} remembered",
-                text(&trials["cache"]),
-                number(&trials["results"])
-            ),
-        ),
-        (
-            "self-test",
-            format!(
-                "{} of {} cases hold",
-                cases.len() - failed.len(),
-                cases.len()
-            ),
+            match past.len() {
+                n if n > SHOWN => format!("{}: {n}, the last {SHOWN}", text(&trials["cache"])),
+                n => format!("{}: {n}", text(&trials["cache"])),
+            },
         ),
     ];
+    lines.extend(past.iter().take(SHOWN).map(|of| ("", trial(of))));
+    lines.push((
+        "self-test",
+        format!(
+            "{} of {} cases hold",
+            cases.len() - failed.len(),
+            cases.len()
+        ),
+    ));
     for case in failed {
         let line = format!(
             "{} of {}: {}",

@@ -29,7 +29,9 @@ pub use load::{
     ModelInfo, load,
 };
 pub use placement::Placement;
-pub use preflight::{Finding, Guesses, Norms, Preflight, Probing, Trial, TrialResult};
+pub use preflight::{
+    Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
+};
 pub use request::{
     CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Sink,
     Speculation, Timings, Usage,

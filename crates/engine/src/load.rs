@@ -343,7 +343,9 @@ pub fn load(
     let mut speculator =
         Speculator::new(b, target, memory, found.drafter.take()).accepting(options.accept);
     let kv_format = size.kv_format.to_string();
+    let name = source.name();
     let key = Key {
+        model: &name,
         target: preflight.target_sha256.as_deref().unwrap_or_default(),
         drafter: preflight.drafter_sha256.as_deref(),
         drafter_kind: speculator.drafter(),
@@ -383,7 +385,7 @@ pub fn load(
         "loaded"
     );
     let info = ModelInfo {
-        name: source.name(),
+        name,
         family,
         backend,
         context: size.context,

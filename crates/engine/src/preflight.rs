@@ -18,8 +18,9 @@ use models::Census;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use speculate::{DraftLength, RoundError, Sampling, Speculator, Stats, StreamOptions};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 use text::Text;
 use weights::NormFacts;
 
@@ -46,6 +47,10 @@ const DEAD: f64 = 0.1;
 const VERSION: u32 = 1;
 /// A result takes less than 1 KB.
 const RESULT_BYTES_MAX: u64 = 64 << 10;
+/// Results that are read to be shown.
+const RESULTS_MAX: usize = 4096;
+/// The folder of results in the cache folder.
+const FOLDER: &str = "preflight";
 
 /// Whether to try the model before it is ready.
 #[derive(Clone, Debug)]
@@ -144,6 +149,51 @@ pub struct TrialResult {
     pub guesses: Option<Guesses>,
 }
 
+/// The result of an earlier trial, and of what it was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PastTrial {
+    /// When, in UTC: the time of the file that remembers it.
+    #[serde(default)]
+    pub tried: String,
+    /// What the model was called.
+    pub model: String,
+    /// Hash of the target's weights and configuration.
+    pub target_sha256: String,
+    /// Who drafted.
+    pub drafter: Option<String>,
+    /// Hash of the drafter, where it was a checkpoint of its own.
+    pub drafter_sha256: Option<String>,
+    /// Where it ran.
+    pub backend: String,
+    /// Format of keys and values.
+    pub kv_format: String,
+    /// What came out.
+    #[serde(flatten)]
+    pub result: TrialResult,
+}
+
+/// What the folder `cache` of [`Probing::Run`] remembers of trials, the latest first.
+pub fn past_trials(cache: &Path) -> Vec<PastTrial> {
+    let files = std::fs::read_dir(cache.join(FOLDER)).into_iter().flatten();
+    let trial = |path: PathBuf| {
+        let trial: PastTrial = read_json(&path, RESULT_BYTES_MAX)?;
+        let time = path.metadata().ok()?.modified().ok()?;
+        let time = time.duration_since(UNIX_EPOCH).ok()?.as_secs();
+        Some((time, trial))
+    };
+    let files = files.flatten().take(RESULTS_MAX);
+    let mut trials: Vec<_> = files.filter_map(|file| trial(file.path())).collect();
+    trials.sort_by(|(a, one), (b, other)| b.cmp(a).then_with(|| one.model.cmp(&other.model)));
+    let tried = |time: u64| text::strftime("%Y-%m-%d %H:%M UTC", time as i64);
+    trials
+        .into_iter()
+        .map(|(time, trial)| PastTrial {
+            tried: tried(time),
+            ..trial
+        })
+        .collect()
+}
+
 /// Whether two ways to compute agree.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -190,6 +240,19 @@ impl std::fmt::Display for Guesses {
             "{} of {} first guesses accepted",
             self.accepted, self.drafted
         )
+    }
+}
+
+impl std::fmt::Display for TrialResult {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let finding = |finding: &Finding| match finding {
+            Finding::Exact => "exact".to_owned(),
+            Finding::Differs(at) => format!("NOT exact ({at})"),
+        };
+        let (rows, chain) = (finding(&self.rows), finding(&self.chain));
+        write!(f, "rows {rows}, chain {chain}")?;
+        let guesses = self.guesses.map(|guesses| write!(f, ", {guesses}"));
+        guesses.unwrap_or(Ok(()))
     }
 }
 
@@ -242,21 +305,13 @@ impl Preflight {
 
     /// One line for people.
     pub fn summary(&self) -> String {
-        let (result, cached) = match &self.trial {
-            Trial::Skipped { skipped } => return format!("not tried: {skipped}"),
-            Trial::Run { result, cached } => (result, *cached),
-        };
-        let finding = |name: &str, finding: &Finding| match finding {
-            Finding::Exact => format!("{name} exact"),
-            Finding::Differs(at) => format!("{name} NOT exact ({at})"),
-        };
-        let mut parts = vec![
-            finding("rows", &result.rows),
-            finding("chain", &result.chain),
-        ];
-        parts.extend(result.guesses.map(|g| g.to_string()));
-        let when = if cached { " (tried before)" } else { "" };
-        parts.join(", ") + when
+        match &self.trial {
+            Trial::Skipped { skipped } => format!("not tried: {skipped}"),
+            Trial::Run { result, cached } => {
+                let when = if *cached { " (tried before)" } else { "" };
+                format!("{result}{when}")
+            }
+        }
     }
 
     /// Takes over what the offset norms hold.
@@ -284,6 +339,9 @@ impl Preflight {
 /// All that the result of a trial depends on.
 #[derive(Serialize)]
 pub(crate) struct Key<'a> {
+    /// Only said: the same files under another name give the same result.
+    #[serde(skip)]
+    pub(crate) model: &'a str,
     pub(crate) target: &'a str,
     pub(crate) drafter: Option<&'a str>,
     pub(crate) drafter_kind: Option<&'static str>,
@@ -300,6 +358,20 @@ impl Key<'_> {
     fn file_name(&self) -> String {
         let all = json!([VERSION, env!("CARGO_PKG_VERSION"), self]);
         format!("{}.json", sha256(all.to_string().as_bytes()))
+    }
+
+    /// What the file says.
+    fn remember(&self, result: TrialResult) -> PastTrial {
+        PastTrial {
+            tried: String::new(),
+            model: self.model.into(),
+            target_sha256: self.target.into(),
+            drafter: self.drafter_kind.map(Into::into),
+            drafter_sha256: self.drafter.map(Into::into),
+            backend: self.backend.into(),
+            kv_format: self.kv_format.into(),
+            result,
+        }
     }
 }
 
@@ -320,11 +392,11 @@ pub(crate) fn run(
                 skipped: reason.clone(),
             });
         }
-        Probing::Run { cache } => cache.as_ref().map(|folder| folder.join("preflight")),
+        Probing::Run { cache } => cache.as_ref().map(|folder| folder.join(FOLDER)),
     };
     let file = folder.map(|folder| folder.join(key.file_name()));
     let known = file.as_deref().and_then(|f| read_json(f, RESULT_BYTES_MAX));
-    if let Some(result) = known {
+    if let Some(PastTrial { result, .. }) = known {
         return Ok(Trial::Run {
             cached: true,
             result,
@@ -342,7 +414,7 @@ pub(crate) fn run(
         guesses,
     };
     if let Some(file) = &file {
-        write_json(file, &result);
+        write_json(file, &key.remember(result.clone()));
     }
     Ok(Trial::Run {
         cached: false,

@@ -49,6 +49,7 @@ pub use error::TextError;
 pub use messages::ContentForm;
 pub use sampling::SamplingDefaults;
 pub use stop::{StopOutcome, StopStrings, StopTokens};
+pub use strftime::strftime;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
 

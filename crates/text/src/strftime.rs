@@ -1,4 +1,4 @@
-//! Dates for templates: `strftime_now("%d %B %Y")`.
+//! Dates for templates, `strftime_now("%d %B %Y")`, and for people.
 //!
 //! UTC, because a server's own time zone is not the reader's and a prompt
 //! should not depend on where it was rendered. No time zones, no locale.
@@ -31,8 +31,8 @@ const DAYS: [&str; 7] = [
 ];
 
 /// Formats `seconds` since 1970 like Python's `strftime`; an unknown directive
-/// stays as it is. `%-d` and its kind drop leading zeros.
-pub(crate) fn strftime(format: &str, seconds: i64) -> String {
+/// stays as it is. `%-d` and its kind drop leading zeros. The time is UTC.
+pub fn strftime(format: &str, seconds: i64) -> String {
     let (day, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day_of_month) = civil(day);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
