@@ -69,9 +69,9 @@ class Bench:
         line = [str(pathlib.Path(self.args.peer) / tool), "-m", model.peer, *self.layers(), "-t", str(self.args.threads), *flags]
         return self.command(name, line)
 
-    def layers(self):
-        """How many layers the peer puts on the GPU."""
-        return ["-ngl", "0" if self.args.device == "cpu" else "99"]
+    def layers(self, flag="-ngl"):
+        """How many layers the peer puts on the GPU, of its draft model with `-ngld`."""
+        return [flag, "0" if self.args.device == "cpu" else "99"]
 
     def save(self):
         (self.out / "report.json").write_text(json.dumps(self.report, indent=1) + "\n")
@@ -139,7 +139,7 @@ class Bench:
                 "-tb", str(self.args.threads), "-c", "4096", "-np", "1", "--port", str(PORT), "--jinja", "--no-webui", "--cache-ram", "0"]
         if length > 0:
             line += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(length)]
-            line += ["-md", model.peer_draft, *(["-ngld", "99"] if self.args.device != "cpu" else [])] if model.peer_draft else []
+            line += ["-md", model.peer_draft, *self.layers("-ngld")] if model.peer_draft else []
         log = open(self.out / f"{tag}.server.txt", "w")
         server = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
         try:

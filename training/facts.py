@@ -96,16 +96,14 @@ def people(r):
     facts = [(name, r.choice(pictures.NAMES), thing) for name, thing in zip(names, things)]
     asks = []
     for name, colour, thing in facts:
+        anybodys = r.choice(things)
         asks += [
             (f"What does {name} have?", f"{name} has {a(f'{colour} {thing}')}."),
             (f"Who has the {thing}?", f"{name} has the {thing}."),
             (f"What colour is the {thing}?", f"The {thing} is {colour}."),
             (f"Does {name} have {a(thing)}?", "Yes."),
-            (f"Does {name} have {a(r.choice(things))}?", None),
+            (f"Does {name} have {a(anybodys)}?", "Yes." if anybodys == thing else "No."),
         ]
-        # The last one names anybody's thing.
-        asked = asks[-1][0].split()[-1].rstrip("?")
-        asks[-1] = (asks[-1][0], "Yes." if asked == thing else "No.")
     asks.append((r.choice(("How many people are there?", "How many people have something?")), f"{n}."))
     text = sentences([f"{name} has {a(f'{colour} {thing}')}" for name, colour, thing in facts])
     return text, asks
