@@ -2,10 +2,12 @@
 //! they should.
 //!
 //! The self-test runs the cases that every backend must pass
-//! (`backend::conformance`) on this processor: each op against its definition, and
-//! each row against itself among other rows. Exit code 1 if one fails.
+//! (`backend::conformance`) on this processor and on every GPU: each op against its
+//! definition (on a GPU, those that have its bits), and each row against itself among
+//! other rows. Exit code 1 if one fails.
 
 use crate::args::DoctorArgs;
+use crate::gpu::{self, Gpu};
 use crate::model::bytes;
 use crate::{bundled, machine, places};
 use anyhow::{Result, bail};
@@ -25,21 +27,24 @@ const SHOWN: usize = 20;
 
 /// Runs the command.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+    let gpus = gpu::all();
     let record = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "processor": processor()?,
+        "gpus": gpus.iter().flatten().map(|gpu| gpu.facts.clone()).collect::<Vec<_>>(),
+        "gpus_not_used": gpus.iter().filter_map(|gpu| Some(gpu.as_ref().err()?.to_string())).collect::<Vec<_>>(),
         "memory": machine::ram().map(|ram| json!({"total": ram.total, "available": ram.available})),
         "hub": hub_facts(),
         "preflight": results(),
         "bundled": bundled::names(),
-        "self_test": self_test()?,
+        "self_test": self_test(gpus.iter().flatten())?,
     });
     let failed: Vec<String> = record["self_test"]
         .as_array()
         .into_iter()
         .flatten()
         .filter(|case| !case["failure"].is_null())
-        .map(|case| format!("{} of {}", case["kind"], case["op"]).replace('"', ""))
+        .map(failed_case)
         .collect();
     let mut stdout = io::stdout().lock();
     if args.json {
@@ -51,7 +56,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     bail!(
-        "this processor does not compute what it should: {}",
+        "what is computed is not what should be: {}",
         failed.join(", ")
     )
 }
@@ -124,8 +129,13 @@ fn trial(of: &Value) -> String {
     )
 }
 
-/// Every case: the op, what is asked, and the failure if there is one.
-fn self_test() -> Result<Vec<Value>> {
+/// A case in words.
+fn failed_case(case: &Value) -> String {
+    format!("{} of {} on {}", case["kind"], case["op"], case["device"]).replace('"', "")
+}
+
+/// Every case: the device, the op, what is asked, and the failure if there is one.
+fn self_test<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> Result<Vec<Value>> {
     let cpu = |activations| {
         Cpu::new(CpuOptions {
             activations,
@@ -135,18 +145,33 @@ fn self_test() -> Result<Vec<Value>> {
     let (exact, rounded) = (cpu(Activations::F32)?, cpu(Activations::Int8)?);
     let mut cases = Vec::new();
     for (op, case) in EQUAL_CASES {
-        cases.push(outcome("definition", op, || case(&exact, &Reference)));
+        cases.push(outcome("cpu", "definition", op, || {
+            case(&exact, &Reference)
+        }));
     }
     for (op, case) in INVARIANCE_CASES {
-        cases.push(outcome("rows", op, || case(&rounded)));
+        cases.push(outcome("cpu", "rows", op, || case(&rounded)));
     }
     Backend::finish(&exact)?;
     Backend::finish(&rounded)?;
+    for gpu in gpus {
+        let (device, backend) = (gpu.facts["device"].as_str().unwrap_or("gpu"), &*gpu.backend);
+        for (op, case) in EQUAL_CASES {
+            if gpu.equal_ops.contains(op) {
+                let case = || case(backend, &Reference);
+                cases.push(outcome(device, "definition", op, case));
+            }
+        }
+        for (op, case) in INVARIANCE_CASES {
+            cases.push(outcome(device, "rows", op, || case(backend)));
+        }
+        backend.finish()?;
+    }
     Ok(cases)
 }
 
 /// Runs a case; its panic is the failure.
-fn outcome(kind: &str, op: &str, case: impl FnOnce()) -> Value {
+fn outcome(device: &str, kind: &str, op: &str, case: impl FnOnce()) -> Value {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let result = catch_unwind(AssertUnwindSafe(case));
@@ -156,7 +181,7 @@ fn outcome(kind: &str, op: &str, case: impl FnOnce()) -> Value {
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
         text.unwrap_or("a panic").to_owned()
     });
-    json!({"kind": kind, "op": op, "failure": failure})
+    json!({"device": device, "kind": kind, "op": op, "failure": failure})
 }
 
 /// The record for people.
@@ -208,6 +233,27 @@ fn report(record: &Value) -> String {
             ),
         ),
         ("memory", memory),
+    ];
+    for gpu in record["gpus"].as_array().into_iter().flatten() {
+        let line = format!(
+            "{} {}, compute capability {}, {} multiprocessors, {}, {} free, products {}, NVRTC {}",
+            text(&gpu["device"]),
+            text(&gpu["name"]),
+            text(&gpu["compute_capability"]),
+            number(&gpu["multiprocessors"]),
+            bytes(number(&gpu["memory"]["total"])),
+            bytes(number(&gpu["memory"]["free"])),
+            text(&gpu["products"]),
+            text(&gpu["nvrtc"])
+        );
+        lines.push(("gpu", line));
+    }
+    lines.extend(
+        list(&record["gpus_not_used"])
+            .into_iter()
+            .map(|why| ("gpu", format!("not used: {why}"))),
+    );
+    lines.extend([
         ("bundled", text(&record["bundled"])),
         (
             "hub cache",
@@ -234,7 +280,7 @@ fn report(record: &Value) -> String {
                 n => format!("{}: {n}", text(&trials["cache"])),
             },
         ),
-    ];
+    ]);
     lines.extend(past.iter().take(SHOWN).map(|of| ("", trial(of))));
     lines.push((
         "self-test",
@@ -245,13 +291,10 @@ fn report(record: &Value) -> String {
         ),
     ));
     for case in failed {
-        let line = format!(
-            "{} of {}: {}",
-            text(&case["kind"]),
-            text(&case["op"]),
-            text(&case["failure"])
-        );
-        lines.push(("", line));
+        lines.push((
+            "",
+            format!("{}: {}", failed_case(case), text(&case["failure"])),
+        ));
     }
     lines
         .iter()

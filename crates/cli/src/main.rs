@@ -11,7 +11,7 @@
 //! | `model` | `-m` and its companions → a loaded model |
 //! | `reply` | one request → text on a stream, and a line about it |
 //! | `run`, `chat`, `serve`, `inspect`, `bench`, `perplexity`, `convert`, `pull`, `doctor` | the commands |
-//! | `machine` | the memory of this machine |
+//! | `machine`, `gpu` | the memory of this machine, and its GPUs |
 //! | `progress`, `interrupts` | signs of life, and Ctrl-C |
 //!
 //! Only here are the environment and configuration files read. Text of a model
@@ -35,6 +35,7 @@ mod chat;
 mod config;
 mod convert;
 mod doctor;
+mod gpu;
 mod inspect;
 mod interrupts;
 mod machine;

@@ -2,7 +2,7 @@
 
 use crate::args::{Activations, Device, LoadArgs, Weights};
 use crate::resolve::{self, Resolved};
-use crate::{machine, places, progress};
+use crate::{gpu, machine, places, progress};
 use anyhow::{Result, anyhow, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
@@ -15,9 +15,16 @@ use std::sync::Arc;
 pub(crate) fn backend(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
     match args.device {
         Device::Cpu => cpu(args),
-        Device::Cuda(ordinal) => gpu(ordinal),
-        // A GPU that cannot be used is reported by `--device cuda`.
-        Device::Auto => gpu(0).or_else(|_| cpu(args)),
+        Device::Cuda(ordinal) => Ok(gpu::open(ordinal)?),
+        Device::Auto => match gpu::open(0) {
+            Ok(gpu) => Ok(gpu),
+            Err(reason) => {
+                if gpu::count() > 0 {
+                    say!("paceline: the GPU is not used: {reason}");
+                }
+                cpu(args)
+            }
+        },
     }
 }
 
@@ -32,23 +39,6 @@ fn cpu(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
         pin: args.pin_threads,
     };
     Ok(Arc::new(Cpu::new(options)?))
-}
-
-#[cfg(feature = "cuda")]
-fn gpu(ordinal: usize) -> Result<Arc<dyn Backend>> {
-    let folder = |name: &str| std::env::var_os(name).map(std::path::PathBuf::from);
-    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
-    let cache = cache.map(|folder| folder.join("paceline/cuda"));
-    Ok(Arc::new(cuda::Cuda::new(cuda::CudaOptions {
-        ordinal,
-        cache,
-        ..Default::default()
-    })?))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn gpu(_ordinal: usize) -> Result<Arc<dyn Backend>> {
-    bail!("this build has no CUDA: it was made without the feature `cuda`")
 }
 
 /// Loads a model for `sequences` requests at once.

@@ -1301,8 +1301,13 @@ fn the_doctor_and_a_dry_run_look_without_touching() {
         cases.len() > 10 && cases.iter().all(|c| c["failure"].is_null()),
         "{record:#}"
     );
+    let entries = |name: &str| record[name].as_array().map_or(0, Vec::len);
+    // Where there is no GPU to test, the reason stands in its place.
+    assert!(entries("gpus") + entries("gpus_not_used") > 0, "{record:#}");
     assert_eq!(record["hub"]["models"], 0);
     let (stdout, _) = alone(&["doctor"]);
+    let lines = stdout.lines().filter(|l| l.starts_with("gpu "));
+    assert_eq!(lines.count(), entries("gpus") + entries("gpus_not_used"));
     assert!(
         stdout.contains(&format!("{0} of {0} cases hold", cases.len()))
             && stdout.contains("not pinned to cores"),

@@ -159,7 +159,8 @@ fn options(arch: u32, defines: &[(&'static str, usize)]) -> Vec<String> {
     options
 }
 
-fn version() -> String {
+/// Of NVRTC, such as `13.0`.
+pub(crate) fn version() -> String {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: two integers to write.
     let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };

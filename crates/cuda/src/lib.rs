@@ -57,6 +57,26 @@ pub struct CudaOptions {
     pub kernels: Option<PathBuf>,
 }
 
+/// Ops of [`backend::conformance`] whose results have the reference's bits on a GPU.
+pub const EQUAL_OPS: &[&str] = &["elementwise", "moves", "rope", "argmax"];
+
+/// What a GPU is, and which kernels it gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Its name, such as `NVIDIA H200`.
+    pub name: String,
+    /// Compute capability, such as `(9, 0)`.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: usize,
+    /// Bytes of memory, in all and free.
+    pub memory: (u64, u64),
+    /// How products of a few rows read their weights.
+    pub products: &'static str,
+    /// Version of the compiler, NVRTC.
+    pub compiler: String,
+}
+
 /// One GPU.
 pub struct Cuda {
     // Before `driver`: what it holds is freed first.
@@ -96,6 +116,22 @@ impl Cuda {
             recorded_batch: Block::new(&driver, step::BATCH_BYTES, "a step's rows"),
             arena: Arena::new(driver.clone()),
             driver,
+        }
+    }
+
+    /// What this device is.
+    pub fn facts(&self) -> Facts {
+        let (free, total) = self.driver.memory();
+        Facts {
+            name: self.driver.name.clone(),
+            capability: (self.driver.arch / 10, self.driver.arch % 10),
+            multiprocessors: self.driver.sms,
+            memory: (total as u64, free as u64),
+            products: match product::feeds(&self.driver) {
+                true => "fed by the copy engine",
+                false => "portable",
+            },
+            compiler: compile::version(),
         }
     }
 

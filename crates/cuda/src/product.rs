@@ -1,6 +1,6 @@
 //! Weights and their products (kernels/product.cu, kernels/plain.cu).
 
-use crate::driver::{Address, Args, Grid};
+use crate::driver::{Address, Args, Driver, Grid};
 use crate::memory::{Block, address, address_mut};
 use crate::moe::ExpertTable;
 use crate::pack::{self, Packing, TILE, TILE_ROWS};
@@ -244,11 +244,16 @@ fn plain(cuda: &Cuda, x: &Tensor, w: &Matrix, y: Address) {
     cuda.launch(&Kernel::new("plain", "product"), grid, args);
 }
 
+/// Whether products of a few rows are fed through the copy engine.
+pub(crate) fn feeds(driver: &Driver) -> bool {
+    driver.arch >= 90 && driver.shared >= FEED_WARPS * FEED_SHARED
+}
+
 /// Up to four matrices of one packing and width.
 fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &[(&Matrix, Address)]) {
     let n = x.rows();
     let row_tiles: usize = group.iter().map(|(w, _)| w.rows.div_ceil(TILE_ROWS)).sum();
-    let feeds = cuda.driver.arch >= 90 && cuda.driver.shared >= FEED_WARPS * FEED_SHARED;
+    let feeds = feeds(&cuda.driver);
     // Blocks of two rows of tiles read activations half as often, if that leaves
     // enough of them.
     let (name, r, tokens) = if n > FEW {

@@ -4,7 +4,7 @@ use crate::compile::{self, Kernel};
 use crate::driver::Driver;
 use crate::pack::Packing;
 use crate::product::Tiles;
-use crate::{Cuda, CudaError, CudaOptions};
+use crate::{Cuda, CudaError, CudaOptions, EQUAL_OPS};
 use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Expert, Experts,
     KvFormat, KvSpec, Reference, Rope, Row, Tensor, conformance,
@@ -37,14 +37,11 @@ fn gpu_with(change: impl Fn(&mut Driver)) -> Option<Cuda> {
     }
 }
 
-/// Ops whose results are the reference's, bit for bit.
-const EQUAL: &[&str] = &["elementwise", "moves", "rope", "argmax"];
-
 #[test]
 fn gpu_ops_without_long_sums_have_the_bits_of_the_reference() {
     let Some(cuda) = gpu() else { return };
     for (name, case) in conformance::EQUAL_CASES {
-        if EQUAL.contains(name) {
+        if EQUAL_OPS.contains(name) {
             case(&cuda, &Reference);
         }
     }
