@@ -1,6 +1,6 @@
 //! Keys, values and attention (kernels/attention.cu).
 
-use crate::driver::{Args, Grid};
+use crate::driver::{Args, Grid, two};
 use crate::fuse::{Deferred, MAX_JOBS, Norm};
 use crate::memory::{Block, Half, Values, address};
 use crate::pack::TILE;
@@ -233,7 +233,6 @@ pub(crate) fn attend(
     let bytes = 4 * n * heads * splits * (2 + head_dim);
     let few = n <= FEW_ROWS && bytes <= PARTIAL_BYTES;
     let partials = cuda.arena.buffer(if few { bytes } else { 0 });
-    let two = |a: usize, b: usize| a as u64 | (b as u64) << 32;
     let words = [
         address(q),
         p.keys.address,

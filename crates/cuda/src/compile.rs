@@ -3,13 +3,14 @@
 //! Code is kept in a folder, in files named by a hash of everything that goes
 //! into it.
 
+use crate::driver::lock;
 use cudarc::nvrtc::{result as rtc, sys};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
 
@@ -81,7 +82,7 @@ impl Compiler {
     /// Machine code of the kernel's file, compiled with its definitions.
     pub(crate) fn code(&self, kernel: &Kernel) -> Result<Arc<Vec<u8>>, String> {
         let key = (kernel.file, kernel.defines.clone());
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut modules = lock(&self.modules);
         if let Some(code) = modules.get(&key) {
             return Ok(code.clone());
         }

@@ -1,6 +1,6 @@
 //! The gated delta rule (kernels/delta.cu).
 
-use crate::driver::{Args, Grid};
+use crate::driver::{Args, Grid, two};
 use crate::memory::{Block, address};
 use crate::{Cuda, Kernel};
 use backend::{Batch, Delta, DeltaSpec, DeltaWeights, MAX_TENTATIVE, Tensor};
@@ -83,7 +83,6 @@ pub(crate) fn gated_delta(
         .storage
         .downcast_ref::<States>()
         .expect("memory of this backend");
-    let two = |a: usize, b: usize| a as u64 | (b as u64) << 32;
     let words = [
         states.state.address,
         states.history.address,

@@ -11,10 +11,20 @@ use cudarc::driver::{result, sys};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// An address in the device's memory; 0 is none.
 pub(crate) type Address = u64;
+
+/// What a lock guards, after a panic too: nothing stays half done under one.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Two of a kernel's words as one of ours.
+pub(crate) fn two(low: usize, high: usize) -> u64 {
+    low as u64 | (high as u64) << 32
+}
 
 /// Why there is no GPU to use.
 #[derive(Debug, thiserror::Error)]
@@ -266,17 +276,14 @@ impl Driver {
     }
 
     pub(crate) fn fail(&self, message: String) {
-        let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut error = lock(&self.error);
         error.get_or_insert(message);
         self.failed.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn take_error(&self) -> Option<String> {
         self.failed.store(false, Ordering::Relaxed);
-        self.error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        lock(&self.error).take()
     }
 
     /// Makes the context this thread's, and says whether to go on.
@@ -346,17 +353,14 @@ impl Driver {
 
     /// Takes back what was deferred last.
     pub(crate) fn take_deferred(&self) -> Option<Deferred> {
-        self.deferred
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        lock(&self.deferred).take()
     }
 
     /// Keeps ops back until something else is to be done, whatever that is, unless an
     /// op takes them back to do them together with its own.
     pub(crate) fn defer(&self, ops: Deferred) {
         self.flush();
-        *self.deferred.lock().unwrap_or_else(PoisonError::into_inner) = Some(ops);
+        *lock(&self.deferred) = Some(ops);
     }
 
     /// Launches what was deferred.
@@ -424,10 +428,7 @@ impl Driver {
     }
 
     fn function(&self, kernel: &Kernel) -> Option<Function> {
-        let mut functions = self
-            .functions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut functions = lock(&self.functions);
         if let Some(f) = functions.get(kernel) {
             return Some(*f);
         }

@@ -36,13 +36,13 @@ use backend::{
     Kv, KvFormat, KvSpec, Matrix, Rope, StepKey, Tensor,
 };
 use compile::Kernel;
-use driver::{Address, Args, Driver, Grid};
+use driver::{Address, Args, Driver, Grid, lock};
 use memory::{Arena, Block, address};
 use quant::Stored;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// How to use a GPU.
@@ -176,7 +176,7 @@ impl Cuda {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn launch(&self, kernel: &Kernel, grid: Grid, args: Args) {

@@ -5,7 +5,7 @@
 //! steps are the exception, for they run again later. Their buffers come from a
 //! pool of their own; between two steps nothing lives there but their results.
 
-use crate::driver::{Address, Driver};
+use crate::driver::{Address, Driver, lock};
 use backend::Tensor;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -72,10 +72,7 @@ impl Arena {
 
     /// Chooses the pool that buffers come from from now on.
     pub(crate) fn recording(&self, recording: bool) {
-        self.pools
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .recording = recording;
+        lock(&self.pools).recording = recording;
     }
 
     /// A buffer of at least `bytes`, of unspecified content.
@@ -83,7 +80,7 @@ impl Arena {
         // Four sizes an octave, so that at most a quarter is wasted.
         let quarter = (bytes.max(LEAST).next_power_of_two() / 8).max(LEAST);
         let size = bytes.max(1).next_multiple_of(quarter);
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = lock(&self.pools);
         let pool = usize::from(pools.recording);
         let kept = pools.free[pool].get_mut(&size).and_then(Vec::pop);
         drop(pools);
@@ -125,11 +122,7 @@ pub(crate) struct Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
-            let mut pools = self
-                .home
-                .pools
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut pools = lock(&self.home.pools);
             pools.free[self.pool]
                 .entry(block.bytes)
                 .or_default()
@@ -175,7 +168,7 @@ impl Values {
     /// The same memory once more, its values for products included: `self` must
     /// outlive it.
     pub(crate) fn alias(&self) -> Self {
-        let half = self.half.lock().unwrap_or_else(PoisonError::into_inner);
+        let half = lock(&self.half);
         Values {
             values: Buffer {
                 address: self.values.address,
@@ -189,7 +182,7 @@ impl Values {
 
     /// The values for products, made by `make` unless they are there.
     pub(crate) fn half(&self, make: impl FnOnce() -> Half) -> Arc<Half> {
-        let mut half = self.half.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut half = lock(&self.half);
         half.get_or_insert_with(|| Arc::new(make())).clone()
     }
 

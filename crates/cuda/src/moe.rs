@@ -1,9 +1,9 @@
 //! Mixtures of experts (kernels/moe.cu): rows choose on the device, and an expert's
 //! weights are read once for all rows that chose it.
 
-use crate::driver::{Args, Grid};
+use crate::driver::{Args, Grid, two};
 use crate::fuse::{Deferred, Gated, Mixed};
-use crate::memory::{Block, Half, address};
+use crate::memory::{Block, Buffer, Half, address};
 use crate::pack::TILE_ROWS;
 use crate::product::{Tiles, Weights};
 use crate::rows::{glu_into, half, number, threads};
@@ -51,8 +51,8 @@ fn addresses<'a>(
 
 /// The step's pairs of row and rank, by expert.
 struct Lists {
-    lists: u64,
-    pairs: u64,
+    pairs: Buffer,
+    lists: Buffer,
     /// Experts that can be in use.
     most: usize,
     top_k: usize,
@@ -73,8 +73,8 @@ fn product(
             let args = Args::default()
                 .ptr(w.weights.address)
                 .ptr(x)
-                .ptr(lists.lists)
-                .ptr(lists.pairs)
+                .ptr(lists.lists.address)
+                .ptr(lists.pairs.address)
                 .ptr(y)
                 .int(lists.top_k)
                 .int(usize::from(by_pair))
@@ -89,8 +89,8 @@ fn product(
                 .ptr(w.factors.as_ref().map_or(0, |f| f.address))
                 .ptr(y)
                 .words(&x_half.words())
-                .ptr(lists.lists)
-                .ptr(lists.pairs)
+                .ptr(lists.lists.address)
+                .ptr(lists.pairs.address)
                 .int(lists.top_k)
                 .int(usize::from(by_pair))
                 .int(rows)
@@ -100,6 +100,59 @@ fn product(
             cuda.launch(&tiles.kernel("product_experts"), grid, args);
         }
     }
+}
+
+/// The weight of each pair of row and rank, and the pairs by expert.
+fn route(cuda: &Cuda, scores: &Tensor, scale: Option<&Block>, top_k: usize) -> (Buffer, Lists) {
+    let (n, count) = (scores.rows(), scores.cols());
+    let pairs = n * top_k;
+    let most = count.min(pairs);
+    let kernel = |name| Kernel::new("moe", name);
+    let weights = cuda.arena.buffer(4 * pairs);
+    let lists = Lists {
+        lists: cuda.arena.buffer(4 * (1 + 3 * most)),
+        pairs: cuda.arena.buffer(4 * pairs),
+        most,
+        top_k,
+    };
+    let args = Args::default()
+        .ptr(address(scores))
+        .ptr(scale.map_or(0, |s| s.address));
+    if n <= FEW_ROWS {
+        let args = args
+            .ptr(weights.address)
+            .ptr(lists.lists.address)
+            .ptr(lists.pairs.address)
+            .int(count)
+            .int(top_k)
+            .int(n);
+        let grid = Grid {
+            shared: 4 * n * (count + 2 * top_k),
+            ..Grid::new(1, 512)
+        };
+        cuda.launch(&kernel("route_group"), grid, args);
+        return (weights, lists);
+    }
+    let chosen = cuda.arena.buffer(4 * pairs);
+    let args = args.ptr(chosen.address).ptr(weights.address);
+    let args = args.int(count).int(top_k).int(n);
+    let grid = Grid {
+        shared: 4 * 4 * count,
+        ..Grid::new(n.div_ceil(4), 128)
+    };
+    cuda.launch(&kernel("route"), grid, args);
+    let args = Args::default()
+        .ptr(chosen.address)
+        .ptr(lists.lists.address)
+        .ptr(lists.pairs.address)
+        .int(count)
+        .int(pairs);
+    let grid = Grid {
+        shared: 2 * 4 * count,
+        ..Grid::new(1, 1024)
+    };
+    cuda.launch(&kernel("group"), grid, args);
+    (weights, lists)
 }
 
 pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
@@ -125,56 +178,7 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
         return backend::moe::grouped(cuda, x, scores, experts);
     };
     let pairs = n * top_k;
-    let most = count.min(pairs);
-    let kernel = |name| Kernel::new("moe", name);
-    let weights = cuda.arena.buffer(4 * pairs);
-    let (list, order) = (
-        cuda.arena.buffer(4 * (1 + 3 * most)),
-        cuda.arena.buffer(4 * pairs),
-    );
-    let args = Args::default()
-        .ptr(address(scores))
-        .ptr(table.scale.as_ref().map_or(0, |s| s.address));
-    if n <= FEW_ROWS {
-        let args = args
-            .ptr(weights.address)
-            .ptr(list.address)
-            .ptr(order.address)
-            .int(count)
-            .int(top_k)
-            .int(n);
-        let grid = Grid {
-            shared: 4 * n * (count + 2 * top_k),
-            ..Grid::new(1, 512)
-        };
-        cuda.launch(&kernel("route_group"), grid, args);
-    } else {
-        let chosen = cuda.arena.buffer(4 * pairs);
-        let args = args.ptr(chosen.address).ptr(weights.address);
-        let args = args.int(count).int(top_k).int(n);
-        let grid = Grid {
-            shared: 4 * 4 * count,
-            ..Grid::new(n.div_ceil(4), 128)
-        };
-        cuda.launch(&kernel("route"), grid, args);
-        let args = Args::default()
-            .ptr(chosen.address)
-            .ptr(list.address)
-            .ptr(order.address)
-            .int(count)
-            .int(pairs);
-        let grid = Grid {
-            shared: 2 * 4 * count,
-            ..Grid::new(1, 1024)
-        };
-        cuda.launch(&kernel("group"), grid, args);
-    }
-    let lists = Lists {
-        lists: list.address,
-        pairs: order.address,
-        most,
-        top_k,
-    };
+    let (weights, lists) = route(cuda, scores, table.scale.as_ref(), top_k);
     let both = cuda.tensor(pairs, 2 * inner);
     let x_half: Arc<Half> = half(cuda, x);
     product(
@@ -266,7 +270,7 @@ pub(crate) fn mixed_norm(
         gated.gate,
         m.y,
         gated.y,
-        (m.top_k | number(gated.activation) << 32) as u64,
+        two(m.top_k, number(gated.activation)),
     ];
     let args = Args::default()
         .words(&words)
