@@ -205,6 +205,29 @@ pub(crate) struct Usage {
     pub(crate) registers: usize,
     /// Bytes a thread keeps in memory for want of registers.
     pub(crate) spilled: usize,
+    /// Instructions of its code.
+    pub(crate) instructions: usize,
+}
+
+/// Instructions of each kernel of a cubin, an ELF file with a section `.text.NAME` for
+/// each; 16 bytes an instruction.
+#[cfg(test)]
+fn instructions(code: &[u8]) -> HashMap<String, usize> {
+    let number = |at: usize, bytes: usize| {
+        let bytes = code[at..at + bytes].iter().rev();
+        bytes.fold(0, |n, &byte| n << 8 | usize::from(byte))
+    };
+    // Where the table of sections is, how long an entry, how many, which has the names.
+    let (table, entry) = (number(0x28, 8), number(0x3a, 2));
+    let (count, names) = (number(0x3c, 2), number(0x3e, 2));
+    let names = number(table + names * entry + 0x18, 8);
+    let section = |i: usize| {
+        let at = table + i * entry;
+        let name = CStr::from_bytes_until_nul(&code[names + number(at, 4)..]).ok()?;
+        let kernel = name.to_str().ok()?.strip_prefix(".text.")?;
+        Some((kernel.to_owned(), number(at + 0x20, 8) / 16))
+    };
+    (0..count).filter_map(section).collect()
 }
 
 /// Compiles a kernel's file and returns the report, by name.
@@ -213,7 +236,7 @@ pub(crate) fn report(arch: u32, kernel: &Kernel) -> Result<Vec<(String, Usage)>,
     let mut options = options(arch, &kernel.defines);
     // What NVRTC has compiled before, in a test beside this one, it reports nothing of.
     options.push("--no-cache".into());
-    let (_, log) = compile(&source(kernel.file, None), &options)
+    let (code, log) = compile(&source(kernel.file, None), &options)
         .map_err(|log| format!("{kernel} for sm_{arch}: {log}"))?;
     let mut all: Vec<(String, Usage)> = Vec::new();
     let number = |text: &str| text.trim().rsplit(' ').next().and_then(|n| n.parse().ok());
@@ -231,6 +254,10 @@ pub(crate) fn report(arch: u32, kernel: &Kernel) -> Result<Vec<(String, Usage)>,
         if let Some((registers, _)) = line.split_once(" registers") {
             usage.registers = number(registers).unwrap_or(0);
         }
+    }
+    let instructions = instructions(&code);
+    for (name, usage) in &mut all {
+        usage.instructions = instructions[name];
     }
     Ok(all)
 }

@@ -676,41 +676,47 @@ fn variants(first: bool) -> Vec<Kernel> {
     all
 }
 
-/// Registers of a thread, at most, by how a kernel's name starts; 40 for others.
-/// More means fewer threads at once, or spills: look before you raise one.
-const REGISTERS: &[(&str, usize)] = &[
-    ("product_many", 255),
-    ("product_experts", 128),
-    ("product", 112),
-    ("feed", 128),
-    ("attend_splits", 232),
-    ("attend_pages", 168),
-    ("attend", 152),
-    ("delta_rule", 64),
-    ("add_norm", 64),
-    ("norm_glu", 64),
-    ("mixed_norm", 64),
+/// Registers of a thread and instructions, at most, by how a kernel's name starts; 40 and
+/// 1000 for others. More registers mean fewer threads at once, or spills. Instructions may
+/// grow by a fifth or so; more is a loop unrolled by mistake. Look before you raise one.
+const BUDGETS: &[(&str, usize, usize)] = &[
+    ("product_many", 255, 3200),
+    ("product_experts", 128, 1450),
+    ("product", 112, 2200),
+    ("feed", 128, 4200),
+    ("attend_splits", 232, 5500),
+    ("attend_pages", 168, 2100),
+    ("attend", 152, 4000),
+    ("delta_rule", 64, 800),
+    ("add_norm", 64, 1650),
+    ("norm_glu", 64, 2750),
+    ("mixed_norm", 64, 1850),
+    ("rms_norm", 40, 1400),
+    ("glu", 40, 2600),
+    ("route", 40, 1950),
 ];
 
 /// Needs no GPU, and so no name by which the tests of one are chosen.
 #[test]
-fn every_kernel_compiles_within_its_registers() {
+fn every_kernel_compiles_within_its_budget() {
     if !compile::is_present() {
         eprintln!("!!! SKIPPED, no kernel is compiled: NVRTC is not on LD_LIBRARY_PATH");
         return;
     }
+    let mut over = Vec::new();
     for arch in [90, 80, 100] {
         for kernel in variants(arch == 90) {
             let report = compile::report(arch, &kernel).unwrap();
             assert!(!report.is_empty(), "{kernel} has kernels");
             for (name, usage) in report {
-                let budget = REGISTERS.iter().find(|(start, _)| name.starts_with(start));
-                let budget = budget.map_or(40, |(_, registers)| *registers);
-                assert!(
-                    usage.registers <= budget && usage.spilled == 0,
-                    "{kernel}{name} for sm_{arch}: {usage:?}, at most {budget} registers and no spills"
-                );
+                let budget = BUDGETS.iter().find(|(start, ..)| name.starts_with(start));
+                let (registers, instructions) = budget.map_or((40, 1000), |b| (b.1, b.2));
+                let fits = usage.registers <= registers && usage.instructions <= instructions;
+                if !fits || usage.spilled > 0 {
+                    over.push(format!("{kernel}{name} for sm_{arch}: {usage:?}"));
+                }
             }
         }
     }
+    assert!(over.is_empty(), "over their budgets:\n{}", over.join("\n"));
 }
