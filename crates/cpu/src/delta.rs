@@ -120,7 +120,7 @@ pub(crate) fn delta(spec: DeltaSpec) -> Delta {
     let rows = 2 * spec.slots * MAX_TENTATIVE;
     let slots = Slots {
         slots: vec![Slot::default(); spec.slots],
-        states: Region::zeroed(4 * spec.slots * spec.value_heads * shape.state()),
+        states: Region::sparse(4 * spec.slots * spec.value_heads * shape.state()),
         decays: vec![0.0; rows * spec.value_heads],
         keys: vec![0.0; rows * shape.keys()],
         deltas: vec![0.0; rows * shape.deltas()],

@@ -100,7 +100,7 @@ impl Store {
     fn new(kind: Kind, format: &'static Format, units: usize, cols: usize) -> Self {
         // What kernels do not read is kept as it reads back.
         let lay = Lay::of(format).unwrap_or(Lay::Plain(Scalar::F32));
-        let region = Region::zeroed(units * lay.bytes(cols).1);
+        let region = Region::sparse(units * lay.bytes(cols).1);
         Store {
             kind,
             format,

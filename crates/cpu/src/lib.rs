@@ -169,6 +169,7 @@ impl Cpu {
     }
 
     fn with(isa: Detected, threads: usize, activations: Activations) -> Self {
+        memory::give_blocks_back();
         Cpu {
             isa,
             pool: Pool::new(threads),

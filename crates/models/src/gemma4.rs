@@ -361,8 +361,8 @@ impl QueryAttention {
     }
 
     /// `rope(rms(x Wq))`: `[n, h e]`
-    pub(crate) fn query(&self, b: &dyn Backend, q: &Tensor, batch: &Batch) -> Tensor {
-        b.norm_rope(q, &self.q_norm, &self.rope, self.eps, batch)
+    fn query(&self, b: &dyn Backend, q: Tensor, batch: &Batch) -> Tensor {
+        b.norm_rope(&q, &self.q_norm, &self.rope, self.eps, batch)
     }
 
     /// Attention over what the layer's keys and values hold: `[n, H]`.
@@ -384,7 +384,7 @@ impl QueryAttention {
         kv: &backend::Kv,
         batch: &Batch,
     ) -> Tensor {
-        let q = self.query(b, &b.matmul(x, &self.q), batch);
+        let q = self.query(b, b.matmul(x, &self.q), batch);
         self.read(b, &q, kv, batch)
     }
 }
@@ -693,10 +693,12 @@ impl Target for Gemma4 {
         let mut h = norm(&x, &self.layers[0].input_norm); // [n, H]
         for (i, layer) in self.layers.iter().enumerate() {
             taps.see(b, i, &x);
-            let a = layer.attend(b, i, &h, batch, memory, eps); // [n, H]
-            b.note(format_args!("layers.{i}.attn_out"), &a);
-            let post = Some(&layer.post_attention_norm);
-            (x, h) = b.add_norm(x, &a, post, 1.0, &layer.pre_mlp_norm, eps);
+            (x, h) = {
+                let a = layer.attend(b, i, &h, batch, memory, eps); // [n, H]
+                b.note(format_args!("layers.{i}.attn_out"), &a);
+                let post = Some(&layer.post_attention_norm);
+                b.add_norm(x, &a, post, 1.0, &layer.pre_mlp_norm, eps)
+            };
             let m = layer.mlp.forward(b, &h); // [n, H]
             b.note(format_args!("layers.{i}.mlp_out"), &m);
             let m = match &layer.mixture {
@@ -756,7 +758,7 @@ impl Layer {
             }
         }
         let head_dim = a.rope.head_dim;
-        let q = a.query(b, &q, batch); // [n, h e]
+        let q = a.query(b, q, batch); // [n, h e]
         let k = b.norm_rope(&k, &own.k_norm, &a.rope, eps, batch); // [n, K e]
         let v = b.rms_norm(&v, None, head_dim, eps); // [n, K e]
         b.note(format_args!("layers.{i}.q"), &q);

@@ -314,20 +314,24 @@ impl FullAttention {
         &self,
         b: &dyn Backend,
         name: std::fmt::Arguments<'_>,
-        x: &Tensor,
+        x: Tensor,
         batch: &Batch,
         kv: &mut Kv,
     ) -> Tensor {
-        let head = |x: &Tensor, norm: &Tensor| b.norm_rope(x, norm, &self.rope, self.eps, batch);
-        let [q, gate, k, v] = b.matmul_many(x, [&self.q, &self.gate, &self.k, &self.v]);
-        let q = head(&q, &self.q_norm); // [n, h e]
-        let k = head(&k, &self.k_norm); // [n, K e]
-        b.note(format_args!("{name}.q"), &q);
-        b.note(format_args!("{name}.k"), &k);
-        b.note(format_args!("{name}.v"), &v);
-        b.kv_append(kv, &k, &v, FULL, batch);
-        let o = b.attend(&q, kv, &self.attention, batch); // [n, h e]
-        b.matmul(&b.glu(gate, &o, Activation::Sigmoid), &self.o)
+        let head = |x: Tensor, norm: &Tensor| b.norm_rope(&x, norm, &self.rope, self.eps, batch);
+        let gated = {
+            let [q, gate, k, v] = b.matmul_many(&x, [&self.q, &self.gate, &self.k, &self.v]);
+            drop(x);
+            let q = head(q, &self.q_norm); // [n, h e]
+            let k = head(k, &self.k_norm); // [n, K e]
+            b.note(format_args!("{name}.q"), &q);
+            b.note(format_args!("{name}.k"), &k);
+            b.note(format_args!("{name}.v"), &v);
+            b.kv_append(kv, &k, &v, FULL, batch);
+            let o = b.attend(&q, kv, &self.attention, batch); // [n, h e]
+            b.glu(gate, &o, Activation::Sigmoid)
+        };
+        b.matmul(&gated, &self.o)
     }
 }
 
@@ -376,15 +380,19 @@ impl DeltaMixer {
         &self,
         b: &dyn Backend,
         i: usize,
-        x: &Tensor,
+        x: Tensor,
         batch: &Batch,
         state: &mut Delta,
     ) -> Tensor {
-        let [qkv, z, beta, a] = b.matmul_many(x, [&self.qkv, &self.z, &self.beta, &self.a]);
-        let o = b.gated_delta(state, &self.weights, &qkv, &beta, &a, batch); // [n, nv dv]
-        b.note(format_args!("layers.{i}.delta"), &o);
-        let o = b.rms_norm(&o, Some(&self.norm), self.norm.cols(), self.eps);
-        b.matmul(&b.glu(z, &o, Activation::Silu), &self.out)
+        let gated = {
+            let [qkv, z, beta, a] = b.matmul_many(&x, [&self.qkv, &self.z, &self.beta, &self.a]);
+            drop(x);
+            let o = b.gated_delta(state, &self.weights, &qkv, &beta, &a, batch); // [n, nv dv]
+            b.note(format_args!("layers.{i}.delta"), &o);
+            let o = b.rms_norm(&o, Some(&self.norm), self.norm.cols(), self.eps);
+            b.glu(z, &o, Activation::Silu)
+        };
+        b.matmul(&gated, &self.out)
     }
 }
 
@@ -466,10 +474,11 @@ impl Block {
         b: &dyn Backend,
         name: std::fmt::Arguments<'_>,
         x: Tensor,
-        mixed: &Tensor,
+        mixed: Tensor,
     ) -> Tensor {
-        b.note(format_args!("{name}.attn_out"), mixed);
-        let (x, h) = b.add_norm(x, mixed, None, 1.0, &self.post_norm, self.eps);
+        b.note(format_args!("{name}.attn_out"), &mixed);
+        let (x, h) = b.add_norm(x, &mixed, None, 1.0, &self.post_norm, self.eps);
+        drop(mixed);
         let m = self.mlp.forward(b, &h);
         b.note(format_args!("{name}.mlp_out"), &m);
         let x = b.add(x, &m);
@@ -540,8 +549,8 @@ impl FullLayer {
     ) -> Tensor {
         let mixed = self
             .attention
-            .forward(b, name, &self.block.input(b, &x), batch, kv);
-        self.block.output(b, name, x, &mixed)
+            .forward(b, name, self.block.input(b, &x), batch, kv);
+        self.block.output(b, name, x, mixed)
     }
 }
 
@@ -668,8 +677,8 @@ impl Target for Qwen35 {
             x = match layer {
                 Layer::Delta(mixer, block, at) => {
                     let mixed =
-                        mixer.forward(b, i, &block.input(b, &x), batch, &mut memory.delta[*at]);
-                    block.output(b, name, x, &mixed)
+                        mixer.forward(b, i, block.input(b, &x), batch, &mut memory.delta[*at]);
+                    block.output(b, name, x, mixed)
                 }
                 Layer::Full(layer, at) => {
                     layer.forward(b, name, x, batch, &mut memory.kv[FULL][*at])

@@ -198,11 +198,12 @@ impl ChainedHead for Qwen35Mtp {
         memory: &mut Memory,
     ) -> Tensor {
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), self.eps);
-        let token = norm(&target.embed(b, &batch.tokens), &self.embedding_norm); // [n, H]
-        let u = b.matmul(
-            &b.concat(&token, &norm(hidden, &self.hidden_norm)),
-            &self.fc,
-        ); // [n, H]
+        let both = {
+            let token = norm(&target.embed(b, &batch.tokens), &self.embedding_norm); // [n, H]
+            b.concat(&token, &norm(hidden, &self.hidden_norm))
+        };
+        let u = b.matmul(&both, &self.fc); // [n, H]
+        drop(both);
         let y = self
             .layer
             .forward(b, format_args!("mtp"), u, batch, &mut memory.kv[FULL][0]);
