@@ -22,18 +22,22 @@
 //! one stream. Codes of 2 and 3 bits take the room of 4, those of 5 and 6 bits
 //! that of 8.
 
+mod pack;
+
+pub(crate) use pack::Parts;
+
 use crate::Cpu;
-use crate::arch::{Blocks, ByteKernel, Bytes, Element, Kernel, Lanes, store};
+use crate::arch::{Blocks, Bytes, Element, Kernel, Lanes, store};
 use crate::elementwise::PIECE;
 use crate::matmul::with_element;
 use crate::memory::{bytes, bytes_mut, values, values_mut};
-use crate::packing::{self, Packing, Place, Room, Source, Units};
+use crate::packing::{self, Source};
 use crate::pool::Split;
 use crate::tile::AHEAD;
 use backend::Tensor;
 use backend::math::Float;
 use half::f16;
-use quant::{Format, Layout, Row, Scalar, Stored, Zero};
+use quant::{Format, Row, Scalar, Zero};
 use std::ops::Range;
 
 /// Rounds one group of activations to `q`; returns `d` and `Σ q`.
@@ -355,79 +359,6 @@ pub(crate) struct Coded {
     source: Source,
 }
 
-/// One row taken apart, and put together for a panel.
-#[derive(Default)]
-pub(crate) struct Parts {
-    codes: Vec<u8>,
-    scales: Vec<f32>,
-    biases: Vec<f32>,
-    integers: [Vec<i8>; 2],
-}
-
-/// Codes of `bits` as bytes, from a bit stream.
-fn expand(bits: usize, stream: &[u8], codes: &mut [u8]) {
-    let mask = (1u64 << bits) - 1;
-    let eights = codes.as_chunks_mut::<8>().0.iter_mut();
-    for (eight, bytes) in eights.zip(stream.chunks_exact(bits)) {
-        let mut word = [0; 8];
-        word[..bits].copy_from_slice(bytes);
-        let word = u64::from_le_bytes(word);
-        for (i, code) in eight.iter_mut().enumerate() {
-            *code = (word >> (bits * i) & mask) as u8;
-        }
-    }
-}
-
-/// Four codes of 4 bits in each byte's low half.
-const LOW: u32 = 0x0f0f_0f0f;
-
-/// Bytes as words.
-#[inline(always)]
-fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
-    let words = bytes.as_chunks::<4>().0;
-    std::array::from_fn(|i| u32::from_le_bytes(words[i]))
-}
-
-/// The words of a block of q4_0, whose low halves are columns 0 to 15.
-#[inline(always)]
-fn of_q4_0(codes: &[u8; 16]) -> [u32; 4] {
-    let [a, b, c, d] = words(codes);
-    let low = |first: u32, second: u32| first & LOW | (second & LOW) << 4;
-    let high = |first: u32, second: u32| first >> 4 & LOW | second & !LOW;
-    [low(a, b), low(c, d), high(a, b), high(c, d)]
-}
-
-/// Bytes of codes as `N` words of four.
-#[inline(always)]
-fn of_bytes<const K: usize, const N: usize>(codes: &[u8; K]) -> [u32; N] {
-    words(codes)
-}
-
-/// Bytes of codes as `N` words of eight: four low halves and then four high ones.
-#[inline(always)]
-fn of_pairs<const K: usize, const N: usize>(codes: &[u8; K]) -> [u32; N] {
-    let eights = codes.as_chunks::<8>().0;
-    std::array::from_fn(|i| {
-        let [low, high] = words(&eights[i]);
-        low | high << 4
-    })
-}
-
-/// Eight codes in order, as four low halves and then four high ones: the halves of a word
-/// change places in steps of two and of one.
-#[inline(always)]
-fn interleave(word: u32) -> u32 {
-    let swap = |word: u32, by: u32, mask: u32| {
-        let change = (word ^ word >> by) & mask;
-        word ^ change ^ change << by
-    };
-    swap(swap(word, 8, 0x0000_ff00), 4, 0x00f0_00f0)
-}
-
-/// Units that are packed at a time: the first cache has them while four rows after four
-/// go there.
-const NEAR_UNITS: usize = 8;
-
 impl Coded {
     /// Vectors of codes of one group.
     pub(crate) fn vectors(&self) -> usize {
@@ -448,283 +379,6 @@ impl Coded {
     #[inline(always)]
     pub(crate) fn place(&self, g: usize) -> (usize, usize) {
         (g >> self.span.trailing_zeros(), g & (self.span - 1))
-    }
-
-    /// Packs parts of one format with codes; `None` if they are not.
-    pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Option<Self> {
-        let first = &parts[0];
-        let view = first.format.codes()?;
-        let alike = parts.iter().all(|p| p.format == first.format);
-        if !alike || first.cols == 0 || ![16, 32, 64, 128].contains(&view.group) {
-            return None;
-        }
-        let (kind, levels) = match view.zero {
-            Zero::Bias if view.bits <= 4 => (AFFINE4, [0; 16]),
-            Zero::Bias => (AFFINE8, [0; 16]),
-            Zero::Levels(_) if view.bits > 4 => (LEVEL8, [0; 16]),
-            Zero::Levels(levels) if levels.iter().all(|l| (-8..8).contains(l)) => {
-                (LEVEL4, std::array::from_fn(|code| code as i8 - 8))
-            }
-            Zero::Levels(levels) => {
-                let level = |code: usize| levels.get(code).copied().unwrap_or(0);
-                (TABLE4, std::array::from_fn(level))
-            }
-        };
-        let same_scale = parts.iter().all(|p| p.scale == first.scale);
-        let groups = first.cols / view.group;
-        let (factors, span) = if view.super_group > view.group {
-            (Factors::Integers, view.super_group / view.group)
-        } else {
-            // Every type of scale fits the widest.
-            let own = if same_scale { first.scale } else { Scalar::F32 };
-            let scalar = view.scale.unwrap_or(own);
-            // Units of whole cache lines.
-            let odd = !biased(kind) && scalar.bytes() == 2;
-            let span = if odd && groups.is_multiple_of(2) {
-                2
-            } else {
-                1
-            };
-            (Factors::Own(scalar), span)
-        };
-        let mut coded = Coded {
-            rows: parts.iter().map(|p| p.rows).sum(),
-            cols: first.cols,
-            group: view.group,
-            kind,
-            levels,
-            factors,
-            span,
-            codes: 0,
-            unit: 0,
-            panel: 0,
-            map: Box::new([0; 256]),
-            shift: None,
-            source: Source::Mapped(Vec::new()),
-        };
-        assert!(span.is_power_of_two(), "units of 1, 2, 4 … groups");
-        let scales: usize = coded.arrays().map(|(n, size)| 16 * n * size).iter().sum();
-        coded.codes = span * coded.vectors() * 64;
-        coded.unit = (coded.codes + scales).next_multiple_of(64);
-        coded.panel = groups / span * coded.unit;
-        let map: [u8; 256] = std::array::from_fn(|code| match view.zero {
-            Zero::Levels(levels) if kind != TABLE4 => {
-                let level = levels.get(code).copied().unwrap_or(0);
-                if kind == LEVEL4 {
-                    (level + 8) as u8
-                } else {
-                    level as u8
-                }
-            }
-            _ => code as u8,
-        });
-        let mut known = (0u8..).zip(&map[..1 << view.bits]);
-        let shift = known.all(|(code, &to)| to == map[0].wrapping_add(code));
-        (*coded.map, coded.shift) = (map, shift.then_some(map[0]));
-        coded.source = packing::source(cpu, &coded, parts);
-        Some(coded)
-    }
-
-    /// Takes row `index` of `part` apart, codes as the panel has them.
-    fn take_apart(&self, part: &Stored<'_>, index: usize, to: &mut Parts) {
-        let groups = self.cols / self.group;
-        to.codes.resize(self.cols, 0);
-        to.scales.resize(groups, 0.0);
-        to.biases.resize(groups, 0.0);
-        to.integers.iter_mut().for_each(|i| i.resize(groups, 0));
-        let row = part.row(index);
-        match part.format.layout {
-            Layout::Affine { bits, .. } => {
-                expand(bits.into(), row.codes, &mut to.codes);
-                for (g, (scale, bias)) in to.scales.iter_mut().zip(&mut to.biases).enumerate() {
-                    *scale = row.scale.get(row.scales, g);
-                    *bias = row.scale.get(row.biases, g);
-                }
-            }
-            _ if self.factors == Factors::Integers => {
-                let units = self.cols / (self.group * self.span);
-                let [s, t] = &mut to.integers;
-                let (d, m) = (&mut to.scales[..units], &mut to.biases[..units]);
-                part.format.unpack_super(row, &mut to.codes, d, m, s, t);
-            }
-            _ => part
-                .format
-                .unpack(row, &mut to.codes, &mut to.scales, &mut to.biases),
-        }
-        match self.shift {
-            Some(0) => {}
-            Some(by) => to.codes.iter_mut().for_each(|c| *c = c.wrapping_add(by)),
-            None => {
-                let map = &self.map;
-                to.codes.iter_mut().for_each(|c| *c = map[usize::from(*c)]);
-            }
-        }
-    }
-
-    /// Writes the codes of 16 rows. A row has those of `1 / per` of a unit in every
-    /// `stride` bytes, after `skip` of them: `words` makes those of `N` vectors of `K`
-    /// bytes.
-    #[inline(always)]
-    fn put_codes<const K: usize, const N: usize>(
-        &self,
-        rows: &[&[u8]; 16],
-        (per, stride, skip): (usize, usize, usize),
-        panel: &mut [u8],
-        words: impl Fn(&[u8; K]) -> [u32; N],
-    ) {
-        let size = self.codes / per;
-        let len = size / (64 * N) * K;
-        for (some, units) in panel.chunks_mut(NEAR_UNITS * self.unit).enumerate() {
-            for (k, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
-                let mut start = some * NEAR_UNITS * per * stride + skip;
-                for unit in units.chunks_exact_mut(self.unit) {
-                    for vectors in unit[..self.codes].chunks_exact_mut(size) {
-                        let [a, b, c, d] =
-                            rows.map(|row| row[start..start + len].as_chunks::<K>().0);
-                        let from = a.iter().zip(b).zip(c.iter().zip(d));
-                        let vectors = vectors.as_chunks_mut::<4>().0.as_chunks_mut::<16>().0;
-                        let vectors = vectors.as_chunks_mut::<N>().0;
-                        for (to, ((a, b), (c, d))) in vectors.iter_mut().zip(from) {
-                            let four = [a, b, c, d].map(&words);
-                            for (v, to) in to.iter_mut().enumerate() {
-                                to.as_chunks_mut::<4>().0[k] =
-                                    four.map(|words| words[v].to_le_bytes());
-                            }
-                        }
-                        start += stride;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Writes of 16 rows the `nth` of the `each` numbers that every group has: `of` is
-    /// that of a lane's group.
-    #[inline(always)]
-    fn put_numbers<const S: usize>(
-        &self,
-        (nth, each): (usize, usize),
-        panel: &mut [u8],
-        of: impl Fn(usize, usize) -> [u8; S],
-    ) {
-        let mut groups = 0..self.cols / self.group;
-        for unit in panel.chunks_exact_mut(self.unit) {
-            let numbers = unit[self.codes..].as_chunks_mut::<S>().0;
-            let numbers = numbers.as_chunks_mut::<16>().0.iter_mut();
-            for (to, g) in numbers
-                .skip(nth)
-                .step_by(each)
-                .zip(groups.by_ref().take(self.span))
-            {
-                *to = std::array::from_fn(|lane| of(lane, g));
-            }
-        }
-    }
-
-    /// Writes rows of blocks of a group each, of `B` bytes, a half-precision scale first:
-    /// `words` makes those of `N` vectors of `K` bytes behind it.
-    #[inline(always)]
-    fn put_blocks<const B: usize, const K: usize, const N: usize>(
-        &self,
-        rows: &[&[u8]; 16],
-        panel: &mut [u8],
-        words: impl Fn(&[u8; K]) -> [u32; N],
-    ) {
-        self.put_codes(rows, (self.span, B, 2), panel, words);
-        let blocks = rows.map(|row| row.as_chunks::<B>().0);
-        self.put_numbers((0, 1), panel, |lane, g| {
-            [blocks[lane][g][0], blocks[lane][g][1]]
-        });
-    }
-
-    /// Writes rows of a stream of codes of `bits`, in the stream's order, with scales and
-    /// biases.
-    #[inline(always)]
-    fn put_affine(&self, rows: &[Row<'_>; 16], bits: usize, panel: &mut [u8]) {
-        let Factors::Own(scalar) = self.factors else {
-            unreachable!("a scale and a bias for each group");
-        };
-        let codes = rows.map(|row| row.codes);
-        let stream = (1, self.group * bits / 8, 0);
-        self.put_codes(&codes, stream, panel, of_bytes::<16, 4>);
-        match scalar {
-            Scalar::F32 => self.put_scales::<4>(rows, scalar, panel),
-            Scalar::F16 | Scalar::Bf16 => self.put_scales::<2>(rows, scalar, panel),
-        }
-    }
-
-    /// Writes scales and biases that lie apart, as elements of `S` bytes.
-    #[inline(always)]
-    fn put_scales<const S: usize>(&self, rows: &[Row<'_>; 16], scalar: Scalar, panel: &mut [u8]) {
-        for (nth, of) in [rows.map(|row| row.scales), rows.map(|row| row.biases)]
-            .iter()
-            .enumerate()
-        {
-            if rows.iter().all(|row| row.scale == scalar) {
-                let of = of.map(|bytes| bytes.as_chunks::<S>().0);
-                self.put_numbers((nth, 2), panel, |lane, g| of[lane][g]);
-            } else {
-                self.put_numbers((nth, 2), panel, |lane, g| {
-                    element::<S>(scalar, rows[lane].scale.get(of[lane], g))
-                });
-            }
-        }
-    }
-
-    /// Writes rows that were taken apart.
-    #[inline(always)]
-    fn put_parts(&self, rows: &[Parts; 16], panel: &mut [u8]) {
-        let codes = rows.each_ref().map(|row| row.codes.as_slice());
-        let stream = (1, self.span * self.group, 0);
-        match (pairs(self.kind), self.codes / 64 % 4) {
-            (true, 0) => self.put_codes(&codes, stream, panel, of_pairs::<32, 4>),
-            (true, _) => self.put_codes(&codes, stream, panel, of_pairs::<8, 1>),
-            (false, 0) => self.put_codes(&codes, stream, panel, of_bytes::<16, 4>),
-            (false, _) => self.put_codes(&codes, stream, panel, of_bytes::<4, 1>),
-        }
-        match self.factors {
-            Factors::Own(scalar @ Scalar::F32) => self.put_own::<4>(rows, scalar, panel),
-            Factors::Own(scalar) => self.put_own::<2>(rows, scalar, panel),
-            Factors::Integers => self.put_integers(rows, panel),
-        }
-    }
-
-    /// Writes scales, and biases if there are any, as elements of `S` bytes.
-    #[inline(always)]
-    fn put_own<const S: usize>(&self, rows: &[Parts; 16], scalar: Scalar, panel: &mut [u8]) {
-        let each = if biased(self.kind) { 2 } else { 1 };
-        self.put_numbers((0, each), panel, |lane, g| {
-            element::<S>(scalar, rows[lane].scales[g])
-        });
-        if each == 2 {
-            self.put_numbers((1, 2), panel, |lane, g| {
-                element::<S>(scalar, rows[lane].biases[g])
-            });
-        }
-    }
-
-    /// Writes what scales and biases are products of.
-    #[inline(always)]
-    fn put_integers(&self, rows: &[Parts; 16], panel: &mut [u8]) {
-        let n = self.arrays()[0].0;
-        for (u, unit) in panel.chunks_exact_mut(self.unit).enumerate() {
-            let (own, integers) = unit[self.codes..].split_at_mut(32 * n);
-            let own = own.as_chunks_mut::<2>().0;
-            let integers = integers.as_chunks_mut::<16>().0;
-            let groups = u * self.span..(u + 1) * self.span;
-            for (lane, row) in rows.iter().enumerate() {
-                own[lane] = element(Scalar::F16, row.scales[u]);
-                if n == 2 {
-                    own[16 + lane] = element(Scalar::F16, row.biases[u]);
-                }
-                let of = row.integers[..n].iter();
-                let of = of.flat_map(|of| &of[groups.clone()]);
-                integers
-                    .iter_mut()
-                    .zip(of)
-                    .for_each(|(to, &i)| to[lane] = i as u8);
-            }
-        }
     }
 
     /// Scale and bias of group `j` of a unit whose factors are `scales`.
@@ -821,62 +475,6 @@ impl Coded {
     }
 }
 
-impl Packing for Coded {
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn panel_bytes(&self) -> usize {
-        self.panel
-    }
-
-    fn source(&self) -> &Source {
-        &self.source
-    }
-
-    fn units(&self) -> Units {
-        let [first, second] = self.arrays();
-        Units {
-            bytes: self.unit,
-            arrays: [(self.codes / 64, 4), first, second],
-        }
-    }
-
-    #[inline(always)]
-    fn put_rows(&self, rows: &[Place<'_>; 16], room: &mut Room, panel: &mut [u8]) {
-        let stored = rows.each_ref().map(|p| p.part.row(p.row));
-        let codes = stored.map(|row| row.codes);
-        let format = rows[0].part.format;
-        match format.layout {
-            _ if format.name == "q4_0" => self.put_blocks::<18, 16, 4>(&codes, panel, of_q4_0),
-            _ if format.name == "q8_0" => self.put_blocks::<34, 16, 4>(&codes, panel, of_bytes),
-            Layout::Affine { bits: 8, .. } => self.put_affine(&stored, 8, panel),
-            Layout::Affine { bits: 4, .. } => {
-                self.put_affine(&stored, 4, panel);
-                for unit in panel.chunks_exact_mut(self.unit) {
-                    for word in unit[..self.codes].as_chunks_mut::<4>().0 {
-                        *word = interleave(u32::from_le_bytes(*word)).to_le_bytes();
-                    }
-                }
-            }
-            _ => {
-                for (p, to) in rows.iter().zip(&mut room.rows) {
-                    self.take_apart(&p.part, p.row, to);
-                }
-                self.put_parts(&room.rows, panel);
-            }
-        }
-    }
-}
-
-/// `value` as an element of `scalar`, which has `S` bytes.
-#[inline(always)]
-fn element<const S: usize>(scalar: Scalar, value: f32) -> [u8; S] {
-    let mut bytes = [0; S];
-    scalar.put(&mut bytes, 0, value);
-    bytes
-}
-
 /// One worker's piece of a product: some panels for all rows.
 pub(crate) struct Piece<'a> {
     pub(crate) w: &'a Coded,
@@ -911,7 +509,7 @@ pub(crate) fn piece(
         };
         match x.blocks.tiles {
             true => cpu.isa.run_tiles(piece),
-            false => cpu.isa.run_bytes(piece),
+            false => piece.multiply(cpu),
         }
     });
 }
@@ -929,30 +527,56 @@ pub(crate) fn chosen(
     let n_out = y.len();
     let y = &Split::new(y);
     packing::chosen(cpu, w, worker, ids, |data| {
-        cpu.isa.run_bytes(Piece {
+        let piece = Piece {
             w,
             data,
             n_out,
             x: x.view(row..row + 1),
             range: 0..1,
             y,
-        });
+        };
+        piece.multiply(cpu);
     });
 }
 
-impl ByteKernel for Piece<'_> {
-    type Output = ();
+/// A kernel for each kind of codes, in a module of its own: the largest of all, they take
+/// the compiler longest, which works on modules side by side.
+macro_rules! kernels {
+    ($($kind:ident in $module:ident,)*) => {
+        $(mod $module {
+            use super::{$kind, Piece};
+            use crate::arch::{ByteKernel, Bytes};
 
-    #[inline(always)]
-    fn run<B: Bytes>(self) {
-        match self.w.kind {
-            AFFINE4 => self.panels::<B, AFFINE4>(),
-            AFFINE8 => self.panels::<B, AFFINE8>(),
-            LEVEL4 => self.panels::<B, LEVEL4>(),
-            TABLE4 => self.panels::<B, TABLE4>(),
-            _ => self.panels::<B, LEVEL8>(),
+            pub(super) struct Of<'a>(pub(super) Piece<'a>);
+
+            impl ByteKernel for Of<'_> {
+                type Output = ();
+
+                #[inline(always)]
+                fn run<B: Bytes>(self) {
+                    self.0.panels::<B, $kind>();
+                }
+            }
+        })*
+
+        impl Piece<'_> {
+            /// Multiplies with vectors.
+            fn multiply(self, cpu: &Cpu) {
+                match self.w.kind {
+                    $($kind => cpu.isa.run_bytes($module::Of(self)),)*
+                    kind => unreachable!("no matrix has codes of kind {kind}"),
+                }
+            }
         }
-    }
+    };
+}
+
+kernels! {
+    AFFINE4 in affine4,
+    AFFINE8 in affine8,
+    LEVEL4 in level4,
+    TABLE4 in table4,
+    LEVEL8 in level8,
 }
 
 impl Piece<'_> {
@@ -1164,105 +788,6 @@ impl Piece<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::Detected;
-    use crate::tests::{noise, noisy};
-    use crate::{Activations, Isa};
-
-    /// Panels of `parts`, an element at a time.
-    fn defined(w: &Coded, parts: &[Stored<'_>]) -> Vec<u8> {
-        let mut panels = vec![0; w.n_panels() * w.panel];
-        let groups = w.cols / w.group;
-        let rows = parts.iter().flat_map(|p| (0..p.rows).map(|row| p.row(row)));
-        for (i, row) in rows.enumerate() {
-            let (panel, lane) = (&mut panels[i / 16 * w.panel..][..w.panel], i % 16);
-            let format = parts[0].format;
-            let mut codes = vec![0; w.cols];
-            let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
-            format.unpack(row, &mut codes, &mut scales, &mut biases);
-            for (c, code) in codes.iter().enumerate() {
-                let (u, j) = w.place(c / w.group);
-                let (at, c) = (u * w.unit + 64 * j * w.vectors(), c % w.group);
-                let code = w.map[usize::from(*code)];
-                match pairs(w.kind) {
-                    true => panel[at + c / 8 * 64 + 4 * lane + c % 4] |= code << (c % 8 / 4 * 4),
-                    false => panel[at + c / 4 * 64 + 4 * lane + c % 4] = code,
-                }
-            }
-            let units = groups / w.span;
-            let (mut d, mut m) = (vec![0.0; units], vec![0.0; units]);
-            let (mut s, mut t) = (vec![0; groups], vec![0; groups]);
-            if w.factors == Factors::Integers {
-                format.unpack_super(row, &mut codes, &mut d, &mut m, &mut s, &mut t);
-            }
-            let two = biased(w.kind);
-            for (u, unit) in panel.chunks_exact_mut(w.unit).enumerate() {
-                let numbers = &mut unit[w.codes..];
-                if w.factors == Factors::Integers {
-                    Scalar::F16.put(numbers, lane, d[u]);
-                    if two {
-                        Scalar::F16.put(numbers, 16 + lane, m[u]);
-                    }
-                }
-                for (j, g) in (u * w.span..(u + 1) * w.span).enumerate() {
-                    match w.factors {
-                        Factors::Own(scalar) if two => {
-                            scalar.put(numbers, 32 * j + lane, scales[g]);
-                            scalar.put(numbers, 32 * j + 16 + lane, biases[g]);
-                        }
-                        Factors::Own(scalar) => scalar.put(numbers, 16 * j + lane, scales[g]),
-                        Factors::Integers if two => {
-                            numbers[64 + 16 * j + lane] = s[g] as u8;
-                            numbers[64 + 16 * (w.span + j) + lane] = t[g] as u8;
-                        }
-                        Factors::Integers => numbers[32 + 16 * j + lane] = s[g] as u8,
-                    }
-                }
-            }
-        }
-        panels
-    }
-
-    #[test]
-    fn panels_are_what_their_definition_says_for_every_format_and_instruction_set() {
-        for format in noisy().filter(|format| format.codes().is_some()) {
-            for cols in [1, 640, 9 * 256].map(|cols: usize| cols.next_multiple_of(format.block)) {
-                let owned = noise(format, cols);
-                let wide: Vec<u8> = [&owned.scales, &owned.biases]
-                    .into_iter()
-                    .flat_map(|bytes| bytes.as_chunks::<2>().0)
-                    .flat_map(|two| [0, 0, two[0], two[1]])
-                    .collect();
-                let (scales, biases) = wide.split_at(wide.len() / 2);
-                let apart = matches!(format.layout, Layout::Affine { .. });
-                // The same numbers in another type, where a matrix chooses it.
-                let other = Stored {
-                    scale: if apart { Scalar::F32 } else { owned.scale },
-                    scales: if apart { scales } else { &owned.scales },
-                    biases: if apart { biases } else { &owned.biases },
-                    ..owned.view()
-                };
-                for parts in [
-                    vec![owned.view(), owned.view().slice(4..6), owned.view()],
-                    vec![other, owned.view().slice(0..13)],
-                ] {
-                    for isa in Isa::available() {
-                        let isa = Detected::new(isa).expect("one that there is");
-                        let cpu = Cpu::with(isa, 2, Activations::Int8);
-                        let w = Coded::pack(&cpu, &parts).expect("codes");
-                        let Source::Packed(data) = &w.source else {
-                            panic!("no file")
-                        };
-                        assert!(
-                            data.of::<u8>() == defined(&w, &parts),
-                            "{}, {cols} columns, {isa:?}",
-                            format.name
-                        );
-                    }
-                }
-            }
-        }
-    }
-
     #[test]
     fn rounding_keeps_the_largest_value_and_its_sign() {
         let mut q = [0; 4];

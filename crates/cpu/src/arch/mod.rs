@@ -16,6 +16,8 @@ mod x86_64;
 
 use backend::math::Float;
 use half::{bf16, f16};
+#[cfg(target_arch = "x86_64")]
+use x86_64::{ByteVariants, Variants};
 
 use crate::memory::Plain;
 
@@ -187,10 +189,10 @@ impl Detected {
             Isa::Scalar => kernel.run::<scalar::Scalar>(),
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { x86_64::avx2(kernel) },
+            Isa::Avx2 => unsafe { kernel.avx2() },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { x86_64::avx512(kernel) },
+            Isa::Avx512 => unsafe { kernel.avx512() },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => unsafe { aarch64::neon(kernel) },
@@ -223,13 +225,13 @@ impl Detected {
             Products::Scalar => kernel.run::<scalar::Bytes>(),
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
-            Products::Avx2 => unsafe { x86_64::avx2_bytes(kernel) },
+            Products::Avx2 => unsafe { kernel.avx2_bytes() },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
-            Products::AvxVnni => unsafe { x86_64::avx_vnni_bytes(kernel) },
+            Products::AvxVnni => unsafe { kernel.avx_vnni_bytes() },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
-            Products::Avx512Vnni | Products::Amx => unsafe { x86_64::avx512_vnni_bytes(kernel) },
+            Products::Avx512Vnni | Products::Amx => unsafe { kernel.avx512_vnni_bytes() },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "aarch64")]
             Products::Neon => unsafe { aarch64::neon_bytes(kernel) },

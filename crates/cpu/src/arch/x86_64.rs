@@ -13,45 +13,56 @@ use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
-/// # Safety
-///
-/// The CPU has the features.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn avx2<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx2>()
+/// A kernel with the features of each instruction set. The compiler puts methods where
+/// their type is, and works on modules side by side: functions here would be one module.
+pub(super) trait Variants: Kernel + Sized {
+    /// # Safety
+    ///
+    /// The CPU has the features.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2(self) -> Self::Output {
+        self.run::<Avx2>()
+    }
+
+    /// # Safety
+    ///
+    /// The CPU has the features.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    unsafe fn avx512(self) -> Self::Output {
+        self.run::<Avx512>()
+    }
 }
 
-/// # Safety
-///
-/// The CPU has the features.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn avx512<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx512>()
+impl<K: Kernel> Variants for K {}
+
+/// As [`Variants`].
+pub(super) trait ByteVariants: ByteKernel + Sized {
+    /// # Safety
+    ///
+    /// The CPU has the features.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2_bytes(self) -> Self::Output {
+        self.run::<Avx2Bytes<false>>()
+    }
+
+    /// # Safety
+    ///
+    /// The CPU has the features.
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    unsafe fn avx_vnni_bytes(self) -> Self::Output {
+        self.run::<Avx2Bytes<true>>()
+    }
+
+    /// # Safety
+    ///
+    /// The CPU has the features.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    unsafe fn avx512_vnni_bytes(self) -> Self::Output {
+        self.run::<Avx512Bytes>()
+    }
 }
 
-/// # Safety
-///
-/// The CPU has the features.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn avx2_bytes<K: ByteKernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx2Bytes<false>>()
-}
-
-/// # Safety
-///
-/// The CPU has the features.
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) unsafe fn avx_vnni_bytes<K: ByteKernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx2Bytes<true>>()
-}
-
-/// # Safety
-///
-/// The CPU has the features.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn avx512_vnni_bytes<K: ByteKernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx512Bytes>()
-}
+impl<K: ByteKernel> ByteVariants for K {}
 
 /// # Safety
 ///
