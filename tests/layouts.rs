@@ -9,12 +9,13 @@ use backend::{Backend, Tensor};
 use cache::{Memory, MemoryFull, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target};
+use quant::Stored;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use speculate::draft::{Assistant, Chained, DraftRequest, TargetView};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, StreamOptions};
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use suites::{repository, with_header};
@@ -29,7 +30,7 @@ const FAMILIES: &[(&str, &[&str], &[&str])] = &[
     ),
     (
         "e4b",
-        &["mlx-mixed"],
+        &["mlx-mixed", "mlx-vlm-4bit"],
         &["assistant", "eagle3", "eagle3.gguf"],
     ),
     (
@@ -86,8 +87,16 @@ impl Family {
     /// seeded weights.
     fn checkpoint(&self, layout: &str) -> Checkpoint {
         let folder = self.path(layout);
-        if let Some(like) = self.expected["layouts"][layout]["like"].as_str() {
-            return self.with_tower(layout, like);
+        let expected = &self.expected["layouts"][layout];
+        if let Some(like) = expected["like"].as_str() {
+            let file = std::fs::read(self.path(like).join("model.safetensors")).unwrap();
+            let (len, file) = file.split_first_chunk().unwrap();
+            let (header, data) = file.split_at(u64::from_le_bytes(*len) as usize);
+            return self.with_tower(layout, &serde_json::from_slice(header).unwrap(), data);
+        }
+        if let Some(of) = expected["made_of"].as_str() {
+            let (tensors, data) = self.in_four_bits(of, expected["sha256"].as_str().unwrap());
+            return self.with_tower(layout, &tensors, &data);
         }
         let Ok(header) = std::fs::read(folder.join("header.json")) else {
             return Checkpoint::open(&folder)
@@ -118,12 +127,8 @@ impl Family {
             )
         });
         if let Some(sha256) = self.expected["layouts"][layout]["sha256"].as_str() {
-            let digest: String = Sha256::digest(&file)
-                .iter()
-                .map(|b| format!("{b:02x}"))
-                .collect();
             assert_eq!(
-                digest,
+                digest(Sha256::new().chain_update(&file)),
                 sha256,
                 "{} is the file that the tools read",
                 folder.display()
@@ -141,13 +146,52 @@ impl Family {
         Checkpoint::from_bytes(&config.to_string(), files).unwrap()
     }
 
-    /// The checkpoint in `layout`, which has the tensors of `like` and, beside them, a
-    /// picture tower; that of zeros, as nobody reads it.
-    fn with_tower(&self, layout: &str, like: &str) -> Checkpoint {
-        let file = std::fs::read(self.path(like).join("model.safetensors")).unwrap();
-        let (len, file) = file.split_first_chunk().unwrap();
-        let (header, data) = file.split_at(u64::from_le_bytes(*len) as usize);
-        let tensors: Map<String, Value> = serde_json::from_slice(header).unwrap();
+    /// The text's tensors of layout `of` as MLX writes them with codes of 4 bits in groups
+    /// of 32, and their bytes. MLX rounds by scales and biases that it stores in bf16 only
+    /// afterwards; `sha256` is that of its names and bytes.
+    fn in_four_bits(&self, of: &str, sha256: &str) -> (Map<String, Value>, Vec<u8>) {
+        let header = std::fs::read(self.path(of).join("header.json")).unwrap();
+        let header: Map<String, Value> = serde_json::from_slice(&header).unwrap();
+        let seed = self.expected["seed"].as_u64().unwrap();
+        let centre = self.expected["norms"].as_f64().unwrap();
+        let format = quant::affine(4, 32).unwrap();
+        let mut made = BTreeMap::new();
+        for (name, entry) in &header {
+            let Some(text) = name.strip_prefix("model.language_model.") else {
+                continue;
+            };
+            let shape: Vec<usize> = serde_json::from_value(entry["shape"].clone()).unwrap();
+            let plain = stored("BF16", &values(name, &shape, seed, centre));
+            let text = format!("language_model.model.{text}");
+            let &[rows, cols] = &shape[..] else {
+                made.insert(text, ("BF16", shape, plain));
+                continue;
+            };
+            let plain = Stored::new(&quant::BF16, rows, cols, &plain).to_f32();
+            let codes = quant::encode(format, &plain, cols, quant::Scalar::F32).codes;
+            let numbers = quant::encode(format, &plain, cols, quant::Scalar::Bf16);
+            let module = text.strip_suffix("weight").unwrap().to_owned();
+            made.insert(text, ("U32", vec![rows, cols / 8], codes));
+            for (part, bytes) in [("scales", numbers.scales), ("biases", numbers.biases)] {
+                let groups = vec![rows, cols / 32];
+                made.insert(format!("{module}{part}"), ("BF16", groups, bytes));
+            }
+        }
+        let (mut hash, mut tensors, mut data) = (Sha256::new(), Map::new(), Vec::new());
+        for (name, (dtype, shape, bytes)) in made {
+            hash = hash.chain_update(&name).chain_update(&bytes);
+            let place = [data.len(), data.len() + bytes.len()];
+            let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": place});
+            tensors.insert(name, entry);
+            data.extend(bytes);
+        }
+        assert_eq!(digest(hash), sha256, "{}: codes are MLX's", self.name);
+        (tensors, data)
+    }
+
+    /// The checkpoint in `layout`, which has these tensors and, beside them, a picture
+    /// tower; that of zeros, as nobody reads it.
+    fn with_tower(&self, layout: &str, tensors: &Map<String, Value>, data: &[u8]) -> Checkpoint {
         let bytes = |shape: &[usize]| 2 * shape.iter().product::<usize>();
         let (mut all, mut end) = (tensors.clone(), data.len());
         let tower = &self.expected["layouts"][layout]["tower"];
@@ -171,6 +215,12 @@ impl Family {
         let files = vec![("model.safetensors".into(), Cow::Owned(file))];
         Checkpoint::from_bytes(&config, files).unwrap()
     }
+}
+
+/// In hexadecimal.
+fn digest(hash: Sha256) -> String {
+    let bytes = hash.finalize();
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Seeded values, as `seeded` and `special` of `layouts.py` make them.

@@ -3,7 +3,8 @@
     hf          transformers, save_pretrained; Qwen's with the `mtp.*` tensors of releases, which transformers leaves out
     hf-fused    the same with experts stacked, which transformers wrote one by one
     mlx-…       mlx-lm's conversion of hf; mlx-vlm-… that of mlx-vlm, of which only the configuration and the shapes of the
-                picture tower are kept where the rest has the bytes of mlx-lm's file
+                picture tower are kept where the rest has the bytes of mlx-lm's file, and that rest's SHA-256 where it
+                has no such file beside it: `tests/layouts.rs` makes its codes again
     gguf        llama.cpp's conversion of hf to q8_0
     assistant…  drafters: transformers, and their conversion by llama.cpp and mlx-vlm
     mtp-…       Qwen's head taken out by mlx-vlm
@@ -161,7 +162,7 @@ def four_bits():
 CENTROIDS = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 2}
 
 # What each family is converted to: of mlx-lm, and of mlx-vlm; with the options of a file of mlx-lm, whose tensors it has
-# then beside those of its tower.
+# then beside those of its tower; and of mlx-vlm alone, of which codes are not kept.
 FAMILIES = {
     "e2b": {
         "kind": "gemma4",
@@ -174,6 +175,7 @@ FAMILIES = {
         "kind": "gemma4",
         "text": gemma(**PLE | {"num_key_value_heads": 2}),
         "mlx": {"mlx-mixed": four_bits() | {"recipe": "mixed_3_6"}},
+        "vlm_made": {"mlx-vlm-4bit": four_bits()},
         "assistant": ([FULL], CENTROIDS),
         "assistant_gguf": False,
         "eagle3": "gguf",
@@ -510,27 +512,46 @@ def with_patches(source, target):
     return target
 
 
+def mlx_vlm_tower(folder, layout, options, source):
+    """mlx-vlm's file, of which the configuration stays: what is to be expected of it, and the tensors of its text."""
+    mlx_vlm_convert(source, folder / layout, **options)
+    tokens, gap = mlx_text(folder / layout)
+    text = tensors_of(folder / layout)
+    tower = {name: text.pop(name) for name in sorted(text) if not name.startswith("language_model.")}
+    assert all(dtype == "BF16" for dtype, *_ in tower.values()), layout
+    tower = {name: shape for name, (_, shape, _) in tower.items()}
+    (folder / layout / "model.safetensors").unlink()
+    return {"tokens": tokens, "gap": round(gap, 4)}, {"tower": tower}, text
+
+
+def tensors_of(folder):
+    file = folder / "model.safetensors"
+    data = file.read_bytes()[8 + len(header_of(file)) :]
+    entries = json.loads(header_of(file))
+    entries.pop("__metadata__", None)
+    return {name: (e["dtype"], e["shape"], data[slice(*e["data_offsets"])]) for name, e in entries.items()}
+
+
 def mlx_vlm_like(family, source, folder, layouts):
     """mlx-vlm's files that have all tensors of mlx-lm's, byte for byte: kept are the configuration and what stands beside
     them."""
-
-    def tensors(layout):
-        file = folder / layout / "model.safetensors"
-        data = file.read_bytes()[8 + len(header_of(file)) :]
-        entries = json.loads(header_of(file))
-        entries.pop("__metadata__", None)
-        return {name: (e["dtype"], e["shape"], data[slice(*e["data_offsets"])]) for name, e in entries.items()}
-
     for layout, like in family.get("vlm_like", {}).items():
-        mlx_vlm_convert(source, folder / layout, **family["mlx"][like])
-        tokens, gap = mlx_text(folder / layout)
-        ours, theirs = tensors(layout), tensors(like)
-        tower = {name: ours.pop(name) for name in ours.keys() - theirs.keys()}
-        assert ours == theirs and tokens == layouts[like]["tokens"], f"{layout} is not like {like}"
-        assert all(dtype == "BF16" for dtype, *_ in tower.values()), layout
-        tower = {name: shape for name, (_, shape, _) in sorted(tower.items())}
-        layouts[layout] = {"tokens": tokens, "gap": round(gap, 4), "like": like, "tower": tower}
-        (folder / layout / "model.safetensors").unlink()
+        expected, tower, text = mlx_vlm_tower(folder, layout, family["mlx"][like], source)
+        same = text == tensors_of(folder / like) and expected["tokens"] == layouts[like]["tokens"]
+        assert same, f"{layout} is not like {like}"
+        layouts[layout] = expected | {"like": like} | tower
+
+
+def mlx_vlm_made(family, source, folder, layouts):
+    """mlx-vlm's files whose text the test makes again: kept are the configuration, the hash of all names and bytes of the
+    text, and what stands beside it."""
+    for layout, options in family.get("vlm_made", {}).items():
+        expected, tower, text = mlx_vlm_tower(folder, layout, options, source)
+        if expected["gap"] < GAP_MIN["mlx"]:
+            return False
+        all_bytes = b"".join(name.encode() + data for name, (_, _, data) in sorted(text.items()))
+        layouts[layout] = expected | {"sha256": hashlib.sha256(all_bytes).hexdigest(), "made_of": "hf"} | tower
+    return True
 
 
 # ---- llama.cpp ----
@@ -742,7 +763,7 @@ def mlx(family, name, llama, work, folder, layouts):
         shutil.rmtree(work / "patches", ignore_errors=True)
         source = with_patches(source, work / "patches")
     mlx_vlm_like(family, source, folder, layouts)
-    return True
+    return mlx_vlm_made(family, source, folder, layouts)
 
 
 def drafters(family, work, folder, llama, seed):
