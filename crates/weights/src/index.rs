@@ -44,8 +44,12 @@ struct Entry {
 
 impl Entry {
     fn name(self, text: &[u8]) -> &str {
-        let bytes = &text[self.at as usize..][..usize::from(self.len)];
-        std::str::from_utf8(bytes).expect("a part of a text that was parsed")
+        std::str::from_utf8(self.bytes(text)).expect("a part of a text that was parsed")
+    }
+
+    /// The name's bytes, which have the same order as names.
+    fn bytes(self, text: &[u8]) -> &[u8] {
+        &text[self.at as usize..][..usize::from(self.len)]
     }
 }
 
@@ -115,10 +119,10 @@ impl Index {
             }
             files[usize::from(number)] = file;
         }
-        entries.sort_unstable_by_key(|entry| entry.name(&text));
+        entries.sort_unstable_by_key(|entry| entry.bytes(&text));
         let twice = entries
             .windows(2)
-            .find(|p| p[0].name(&text) == p[1].name(&text));
+            .find(|p| p[0].bytes(&text) == p[1].bytes(&text));
         if let Some(pair) = twice {
             return Err(bad(&format!("two entries for `{}`", pair[0].name(&text))));
         }
@@ -144,7 +148,7 @@ impl Index {
     pub(crate) fn find(&self, name: &str) -> Option<(usize, &str)> {
         let found = self
             .entries
-            .binary_search_by(|entry| entry.name(&self.text).cmp(name));
+            .binary_search_by(|entry| entry.bytes(&self.text).cmp(name.as_bytes()));
         let at = found.ok()?;
         Some((at, &self.files[usize::from(self.entries[at].file)]))
     }
