@@ -242,14 +242,18 @@ class Experts(nn.Module):
             self.bits = None
 
     def forward(self, x, weights):
-        gate_up = torch.einsum("...h,ewh->...ew", x, self.stored(self.gate_up_proj).to(x.dtype))
-        inner = self.act(gate_up[..., : self.width]) * gate_up[..., self.width :]
-        inner = inner * weights[..., None].to(x.dtype)
-        return torch.einsum("...ew,ehw->...h", inner, self.stored(self.down_proj).to(x.dtype))
+        # One product for all experts: their rows lie one after another.
+        gate_up = F.linear(x, self.stored(self.gate_up_proj).to(x.dtype).flatten(0, 1))
+        gate, up = gate_up.unflatten(-1, (-1, 2, self.width)).unbind(-2)
+        inner = self.act(gate) * up * weights[..., None].to(x.dtype)
+        down = self.stored(self.down_proj).to(x.dtype).transpose(0, 1).flatten(1)
+        return F.linear(inner.flatten(-2), down)
 
 
 def top_k_weights(probabilities, k):
-    """Keeps the `k` largest of `[.., E]` and renormalises them to sum one."""
-    values, chosen = probabilities.topk(k, -1)
-    kept = torch.zeros_like(probabilities).scatter(-1, chosen, values)
-    return kept / values.sum(-1, keepdim=True)
+    """Keeps the `k` largest of `[.., E]`, the first of equal ones, and renormalises them to sum one."""
+    p, n = probabilities.detach(), torch.arange(probabilities.shape[-1], device=probabilities.device)
+    one, other = p[..., :, None], p[..., None, :]
+    before = (other > one) | (other == one) & (n < n[:, None])
+    kept = torch.where(before.sum(-1) < k, probabilities, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
