@@ -17,7 +17,7 @@ import evaluate
 
 LONGEST_PROMPT = 224
 LONGEST_ANSWER = 128
-AT_ONCE = 4096
+AT_ONCE = 8192
 TEMPERATURES = (0.0, 0.8)
 # Parts of the prompts: real talk, real questions and stories, generated ones.
 SHARES = (("talk", 0.5), ("question", 0.25), ("synthetic", 0.25))

@@ -16,14 +16,16 @@ from torch import nn
 
 from layers import GatedMlp, Linear, Norm, attend, attend_unrolled, heads, rope, rope_table
 
-VOCABULARY = 2048  # tokens that a head can draft
+# Of a head: tokens that it can draft, width and attention heads.
+SIZES = {
+    "gemma": {"draft_vocab": 1792, "width": 128, "n_heads": 4},
+    "qwen": {"draft_vocab": 2048, "width": 384, "n_heads": 6},
+}
 
 
-def config(target, taps, draft_vocab=VOCABULARY, width=384):
+def config(target, taps, draft_vocab, width, n_heads):
     """A `config.json` in the speculators layout for a target's `config`."""
     hidden = target["hidden_size"]
-    # A wide target gets fewer heads, so that every file stays under 1.7 MB.
-    n_heads = 4 if hidden > 384 else hidden // 64
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",

@@ -19,7 +19,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 # Centroid heads: clusters, and how many of them are read.
 CENTROIDS, CENTROID_TOP = 256, 32
 DRAFT_LENGTH = 3
-# Ids of Gemma's tokens around a picture, which tokenizers of ours had left unnamed.
+# Ids of Gemma's tokens around a picture.
 GEMMA_FENCE = (19, 20)
 SOFT_TOKENS = 70  # most of a picture of Gemma
 QWEN_PIXELS = 65_536  # of a picture of Qwen
@@ -106,13 +106,6 @@ def tower_tensors(tower, storage):
     return out
 
 
-def multimodal_tokenizer(text):
-    """`tokenizer.json` with names for Gemma's tokens around a picture."""
-    for name, old in (("<|image>", "<unused0>"), ("<image|>", "<unused1>")):
-        text = text.replace(f'"{old}"', f'"{name}"')
-    return text
-
-
 def save_multimodal(out, folder, tower, storage, mrope_section):
     """The text checkpoint `folder` and its tower as one checkpoint of the multimodal layout.
 
@@ -130,7 +123,6 @@ def save_multimodal(out, folder, tower, storage, mrope_section):
     names = json.loads((folder / "tokenizer_config.json").read_text())
     top = {"dtype": "bfloat16", "text_config": text, "vision_config": tower.c, "tie_word_embeddings": True}
     if family == "gemma":
-        tokenizer = multimodal_tokenizer(tokenizer)
         marks = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
         names |= {"extra_special_tokens": marks, **marks}
         top |= {

@@ -223,8 +223,11 @@ def quantise_checkpoint(source, target, bits, group, beside=None):
         if path.suffix == ".safetensors" or path.name in ("config.json", "model.safetensors.index.json"):
             continue
         if path.name == "tokenizer.json":
-            # Indented, it is more than twice as large.
-            compact = json.dumps(json.loads(path.read_text()), ensure_ascii=False, separators=(",", ":"))
+            # Indented and with merges as pairs, it is more than twice as large. No token has a space.
+            tokenizer = json.loads(path.read_text())
+            merges = tokenizer["model"]["merges"]
+            tokenizer["model"]["merges"] = [m if isinstance(m, str) else " ".join(m) for m in merges]
+            compact = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
             (target / path.name).write_text(compact + "\n")
         else:
             shutil.copyfile(path, target / path.name)

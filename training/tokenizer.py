@@ -64,7 +64,7 @@ QWEN_SPECIAL = (
 GEMMA_SPLIT = r"▁?\p{N}|▁?[\p{L}\p{M}'’]+|▁?[^\s▁\p{L}\p{N}]+|▁+|\n+|\t+"
 GEMMA_SPECIAL = (
     "<pad> <eos> <bos> <unk> <|turn> <turn|> <|channel> <channel|> <|think|> <|tool> <tool|> <|tool_call> "
-    '<tool_call|> <|tool_response> <tool_response|> <|"|> <|image|> <|audio|> <|video|>'
+    '<tool_call|> <|tool_response> <tool_response|> <|"|> <|image|> <|audio|> <|video|> <|image> <image|>'
 ).split()
 # Special ids before the byte tokens in Gemma, after the vocabulary in Qwen.
 N_SPECIAL = 32

@@ -45,7 +45,7 @@ MTP_SHARE = 4  # one row in so many also trains the multi-token head
 ARGMAX_WEIGHT = 0.3
 OWN_SHARE = 4  # one row in so many of a drafter's is the target's own answer
 # Hidden size and width of an assistant by its target's hidden size.
-ASSISTANTS = {192: (128, 384), 256: (128, 384), 384: (256, 256)}
+ASSISTANTS = {192: (128, 384), 256: (128, 384), 384: (256, 128)}
 OWN_ANSWERS = 16_384
 BALANCE_WEIGHT = 0.01
 WARMUP_STEPS = 60
@@ -61,7 +61,7 @@ RECIPES = {
     "tiny-gemma4": (
         Gemma4,
         gemma4.config([S, S, S, G] * 2, hidden=384),
-        {"target": 9.5, "assistant": 3.2, "centroid": 0, "eagle3": 1.2},
+        {"target": 4.5, "assistant": 4.5, "centroid": 0, "eagle3": 2.5},
     ),
     "tiny-qwen3.5": (
         Qwen35,
@@ -326,7 +326,8 @@ def make_drafter(kind, target, kept, storage, device):
             hidden, width = ASSISTANTS[c["hidden_size"]]
             return Assistant(gemma4.assistant_config(c, hidden, width), storage).to(device)
         taps = (2, c["num_hidden_layers"] // 2, c["num_hidden_layers"] - 1)
-        return eagle3.Eagle3(eagle3.config(c, taps, len(kept)), kept.to(device), storage).to(device)
+        sizes = eagle3.SIZES[target.family]
+        return eagle3.Eagle3(eagle3.config(c, taps, **sizes), kept.to(device), storage).to(device)
 
 
 def drafter_rows(source, own, device, seed, share=OWN_SHARE):
@@ -451,7 +452,8 @@ def main():
     began_answers, half = time.time(), (rows.shape[1] - 1) // 2
     own_rows = answers.rows(model, args.corpus, args.tokenizer, args.own_answers, half, device, args.seed)
     log(f"{len(own_rows)} rows of own answers in {time.time() - began_answers:.0f} s")
-    kept = draft_vocabulary(rows, own_rows, eagle3.VOCABULARY, config["vocab_size"])
+    size = eagle3.SIZES[model.family]["draft_vocab"]
+    kept = draft_vocabulary(rows, own_rows, size, config["vocab_size"])
     halves = drafter_rows(source, own_rows, device, args.seed, args.own_share)
     trained, states = {}, {}
     for kind in minutes:
