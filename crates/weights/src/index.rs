@@ -18,7 +18,7 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// An index takes 0.1 KB a tensor.
 pub(crate) const MAX_INDEX_BYTES: u64 = 32 << 20;
 /// Tensors of an index; the largest known mixture of experts has some 200 000.
-const MAX_ENTRIES: usize = 1 << 19;
+const MAX_ENTRIES: usize = 1 << 18;
 
 /// Objects and lists of an index, which has two.
 const MAX_OPENED: usize = 1 << 16;
