@@ -16,20 +16,18 @@ pub(crate) struct Gpu {
 #[cfg(feature = "cuda")]
 mod with_cuda {
     use super::{Gpu, Result};
+    use crate::places;
     use cuda::{Cuda, CudaOptions, EQUAL_OPS};
     use serde_json::json;
-    use std::path::PathBuf;
     use std::sync::Arc;
 
     pub(crate) use cuda::device_count as count;
 
     /// Opens the GPU `ordinal`.
     pub(crate) fn open(ordinal: usize) -> Result<Arc<Cuda>> {
-        let folder = |name: &str| std::env::var_os(name).map(PathBuf::from);
-        let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
         let options = CudaOptions {
             ordinal,
-            cache: cache.map(|folder| folder.join("paceline/cuda")),
+            cache: places::cache().map(|folder| folder.join("cuda")),
             ..CudaOptions::default()
         };
         Ok(Arc::new(Cuda::new(options)?))

@@ -8,7 +8,7 @@ pub(crate) fn hub() -> hub::Settings {
     hub::Settings::from_variables(|name| std::env::var_os(name))
 }
 
-/// What can be made again: results of trials, hashes. `$XDG_CACHE_HOME/paceline`.
+/// What can be made again: results of trials, hashes, code for GPUs. `$XDG_CACHE_HOME/paceline`.
 pub(crate) fn cache() -> Option<PathBuf> {
     under("XDG_CACHE_HOME", ".cache")
 }
