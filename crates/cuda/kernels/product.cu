@@ -359,15 +359,23 @@ PRODUCT(1, 2)
 // The same for few rows where memory is fast: a block for each multiprocessor, or
 // two, walks a run of the row tiles of all matrices, ROWS(N) at a time; a warp has its
 // slice of each. Weights come through a ring in shared memory, a stage a tile of each
-// row, that the copy engine fills before the kernel waits for its input and that never
-// drains. Activations are read from L2, a stage ahead. Rows that are not there are read
-// as the last one, for nobody looks at their results. Nor does a warp wait for the
-// others: their slices meet in shared memory, and whoever comes last adds them.
+// row, that is filled before the kernel waits for its input and never drains (`Ring`).
+// Rows that are not there are read as the last one, for nobody looks at their results.
+// Nor does a warp wait for the others: their slices meet in shared memory, and whoever
+// comes last adds them.
 #if __CUDA_ARCH__ >= 900
-#define RING 11648 // bytes of a warp's weights on their way, and of its barriers
-#define SUMS 4      // results of 16 rows by 8 that wait for slices, at most
+// Whether the copy engine brings weights: as measured on sm_90, and where lanes that do it
+// run out of registers.
+#define ENGINE (FORMAT == 16 || FORMAT == 9 || __CUDA_ARCH__ >= 1000)
+#if ENGINE
+#define RING 12288 // bytes of a warp's weights on their way, and of its barriers
+#define DEEPEST 16 // stages at once, at most
+#else
+#define RING 12384 // bytes of a warp's weights and activations on their way
+#define DEEPEST 5
+#endif
+#define SUMS 4     // results of 16 rows by 8 that wait for slices, at most
 #define ROWS(N) (N == 1 ? BAND : TILE_BYTES <= 1088 ? 2 : 1)
-#define DEEPEST 16  // stages at once, at most
 // Row tiles of one matrix, `most` at most, from number `at` of all matrices on.
 struct Group {
     const u8 *w;
@@ -384,6 +392,33 @@ __device__ __forceinline__ Group group_at(const Matrices &m, int most, int at, i
     v.w += row_of_tiles(v.tile, tiles);
     return v;
 }
+// What a warp asks for next: tiles `next_k` of a group of rows, from the block's run.
+struct Cursor {
+    const Matrices &m;
+    int most, at, stop, tiles, begin, length;
+    const u8 *from;
+    int count, k = 0;
+    int before; // rows until the next band
+    // The next tiles are at `from`; false after the last.
+    __device__ __forceinline__ bool look(int offset) {
+        if (at >= stop) return false;
+        if (k == 0) {
+            const Group next = group_at(m, most, at, stop, tiles);
+            from = next.w + begin * ALONG + offset;
+            count = next.count;
+            before = BAND - next.tile % BAND;
+        }
+        return true;
+    }
+    __device__ __forceinline__ void step() {
+        from += ALONG;
+        if (++k < length) return;
+        k = 0;
+        at += count;
+    }
+    // Bytes more from a band's last row of tiles to the next.
+    __device__ __forceinline__ int beyond() const { return (tiles - 1) * ALONG; }
+};
 // Barriers in shared memory; `round` counts how often one is used.
 __device__ __forceinline__ void arrivals(u32 barrier, u32 threads) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(threads) : "memory");
@@ -394,6 +429,138 @@ __device__ __forceinline__ void arrive(u32 barrier) {
 __device__ __forceinline__ void await(u32 barrier, u32 round) {
     asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}" :: "r"(barrier), "r"(round & 1) : "memory");
 }
+#if !ENGINE
+__device__ __forceinline__ void copy16(u32 to, const u8 *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+}
+// Waits for the oldest of depth - 1 stages.
+__device__ __forceinline__ void wait_stage(int depth) {
+#define WAIT(n) case n + 2: asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory"); break;
+    switch (depth) { WAIT(1) WAIT(2) WAIT(3) WAIT(4) default: asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+#undef WAIT
+}
+// How a warp brings 8 rows of activations to shared memory, a tile at a time. Values:
+// 16 bytes a lane, four rows at once; the halves of odd rows change places, or lanes
+// would meet in a bank. Up to three rows leave lanes for what is known of the tile.
+template <bool FEW> // whether there may be so few
+struct Way {
+    const u8 *first;  // what the lane copies of tile 0
+    u32 step, to;     // bytes to the next tile, place of the copy
+    int rows, lane, last; // `last`: the lane's row, for rows' tiles beyond three
+    bool copies;
+    __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows) : lane(lane) {
+        rows = max(1, min(8, n_rows - base));
+        const u64 row_bytes = 2 * (u64) x.kp, tile_bytes = (u64) x.kp / 4;
+        auto row = [&](int i) { return (u64) min(base + i, n_rows - 1); };
+        const bool values = !FEW || lane < 24 || rows > 3;
+        const int i = values ? lane >> 3 : lane - 24;
+        first = values ? (const u8 *) x.values + row(i) * row_bytes + (lane & 7) * 16 : (const u8 *) x.tiles + row(i) * tile_bytes;
+        step = values ? 128 : 16;
+        to = values ? i * 128 + ((lane & 7) * 16 ^ (i & 1) * 64) : rows * 128 + i * 16;
+        copies = i < rows;
+        last = (int) row(lane);
+    }
+    // Calls f(i, to, from) for the i-th that the lane copies of tile k.
+    template <class F> __device__ __forceinline__ void each(const Half &x, int k, F f) const {
+        const u8 *from = first + (u64) (u32) k * step;
+        if (copies) f(0, to, from);
+        if (FEW && rows <= 3) return;
+        const u64 four_rows = 8 * (u64) x.kp;
+        if ((lane >> 3) + 4 < rows) f(1, to + 512, from + four_rows);
+        if (lane < rows) f(2, rows * 128 + lane * 16, (const u8 *) (x.tiles + (u64) last * (x.kp / 64) + k));
+    }
+    __device__ __forceinline__ int bytes() const { return rows * 144; }
+    // Copies at once what is needed of the stages that were asked for before it was there.
+    template <class K, class At> __device__ __forceinline__ void fill(const Half &x, int stages, K k, At at) const {
+        uint4 v[DEEPEST - 1][3];
+#pragma unroll
+        for (int i = 0; i < DEEPEST - 1; i++)
+            if (i < stages) each(x, k(i), [&](int j, u32, const u8 *from) { v[i][j] = *(const uint4 *) from; });
+#pragma unroll
+        for (int i = 0; i < DEEPEST - 1; i++)
+            if (i < stages) each(x, k(i), [&](int j, u32 to, const u8 *) { *(uint4 *) (at(i) + to) = v[i][j]; });
+    }
+    __device__ __forceinline__ Inputs read(const u8 *at) const {
+        const int g = min(lane >> 2, rows - 1), t = lane & 3;
+        const u32 low = g * 128 + (t * 16 ^ (g & 1) * 64);
+        const uint4 a = *(const uint4 *) (at + low), b = *(const uint4 *) (at + (low ^ 64));
+        Inputs v;
+        v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
+        v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
+#pragma unroll
+        for (int i = 0; i < 2; i++) v.tiles[i] = *(const float4 *) (at + rows * 128 + min(2 * t + i, rows - 1) * 16);
+        return v;
+    }
+};
+// Lanes copy codes, and beside them what their stage needs of the activations, or every
+// tile would wait for a round trip.
+template <int N> struct Ring {
+    static constexpr int R = ROWS(N);
+    // A row of a stage is copied by whole warps, and then its rest by some lanes: by
+    // each of another row, if there are enough of them.
+    static constexpr int rest = TILE_BYTES % 512 / 16, whole = TILE_BYTES / 512 * 512;
+    static constexpr bool together = rest > 0 && rest * R <= 32;
+    const Half &x;
+    Cursor next;
+    const Way<N == 1> way[2];
+    u8 *ring;
+    u32 to;
+    int lane, weights, stage_bytes, depth, end, rest_row, aside, slot = 0;
+    const u8 *stage;
+    __device__ __forceinline__ Ring(const Half &x, const Cursor &cursor, u8 *ring, int lane, int base, int n_rows)
+        : x(x), next(cursor), way{{x, lane, base, n_rows}, {x, lane, base + 8 * (N - 1), n_rows}}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
+        // The more stages the smaller they are: all that the ring holds is asked for ahead.
+        weights = min(R, next.stop - next.at) * TILE_BYTES;
+        stage_bytes = (weights + way[0].bytes() + (N > 1 ? way[1].bytes() : 0) + 31) & ~31; // or copies would straddle
+        depth = min(RING / stage_bytes, DEEPEST);
+        end = depth * stage_bytes;
+        rest_row = together ? lane / max(rest, 1) : 0;
+        // From the lane's 16 bytes of the first row to those of its rest.
+        aside = rest_row * TILE_BYTES + whole + (together ? lane % max(rest, 1) : lane) * 16 - lane * 16;
+    }
+    __device__ __forceinline__ void ask(int place, bool with_inputs) {
+        if (next.look(lane * 16)) {
+            const u32 at = to + place, mine = at + lane * 16;
+#pragma unroll
+            for (int r = 0; r < R; r++)
+                if (r < next.count) {
+                    const u8 *p = next.from + (r >= next.before ? next.beyond() : 0) + r * TILE_BYTES;
+#pragma unroll
+                    for (int i = 0; i < whole; i += 512) copy16(mine + r * TILE_BYTES + i, p + i);
+                    if (rest && !together && lane < rest) copy16(mine + r * TILE_BYTES + aside, p + aside);
+                }
+            if (together && rest_row < next.count) copy16(mine + aside, next.from + aside + (rest_row >= next.before ? next.beyond() : 0));
+            if (with_inputs)
+#pragma unroll
+                for (int n = 0; n < N; n++) way[n].each(x, next.begin + next.k, [&](int, u32 to, const u8 *from) { copy16(at + weights + n * way[0].bytes() + to, from); });
+            next.step();
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    // Asks for the first stages' weights.
+    __device__ __forceinline__ void start() {
+#pragma unroll 1
+        for (int i = 0; i < depth - 1; i++) ask(i * stage_bytes, false);
+    }
+    // Brings their activations.
+    __device__ __forceinline__ void fill() {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            way[n].fill(x, depth - 1, [&](int i) { return next.begin + i % next.length; }, [&](int i) { return ring + i * stage_bytes + weights + n * way[0].bytes(); });
+    }
+    // Waits for the next stage.
+    __device__ __forceinline__ void take(int) {
+        wait_stage(depth);
+        __syncwarp(); // all lanes' copies are there, and the stage before is used
+        ask((slot == 0 ? end : slot) - stage_bytes, true);
+        stage = ring + slot;
+        slot += stage_bytes;
+        if (slot == end) slot = 0;
+    }
+    __device__ __forceinline__ Inputs inputs(int n) const { return way[n].read(stage + weights + n * way[0].bytes()); }
+    __device__ __forceinline__ void used() {}
+};
+#else
 // Tells a barrier of bytes to come, and has them come.
 __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
@@ -405,7 +572,8 @@ __device__ __forceinline__ void bring(u32 to, const u8 *from, u32 bytes, u32 bar
 struct Way {
     const u16 *values;
     const float4 *tiles[2];
-    __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows, int begin) {
+    int rows;
+    __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows, int begin) : rows(n_rows - base) {
         auto row = [&](int i) { return (u64) min(base + i, n_rows - 1); };
         values = x.values + row(lane >> 2) * x.kp + begin * 64 + (lane & 3) * 8;
 #pragma unroll
@@ -421,13 +589,66 @@ struct Way {
         return v;
     }
 };
+// The copy engine brings weights, and a barrier a stage says when. Lanes read
+// activations from L2, a stage ahead.
+template <int N> struct Ring {
+    Cursor next;
+    const Way way[2];
+    u8 *ring;
+    u32 to, there;
+    int lane, stage_bytes, depth, slot = 0;
+    u32 round = 0;
+    const u8 *stage;
+    Inputs ahead, in[N];
+    __device__ __forceinline__ Ring(const Half &x, const Cursor &cursor, u8 *ring, int lane, int base, int n_rows)
+        : next(cursor), way{{x, lane, base, n_rows, cursor.begin}, {x, lane, base + 8 * (N - 1), n_rows, cursor.begin}}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
+        there = to + RING - 8 * DEEPEST;
+        stage_bytes = min(ROWS(N), next.stop - next.at) * TILE_BYTES;
+        depth = min((RING - 8 * DEEPEST) / stage_bytes, DEEPEST);
+    }
+    __device__ __forceinline__ void ask(int slot) { // by one lane
+        if (!next.look(0)) return;
+        const u32 at = to + slot * stage_bytes, barrier = there + 8 * slot;
+        const int near = min(next.count, next.before);
+        expect(barrier, next.count * TILE_BYTES);
+        bring(at, next.from, near * TILE_BYTES, barrier);
+        if (near < next.count) bring(at + near * TILE_BYTES, next.from + near * TILE_BYTES + next.beyond(), (next.count - near) * TILE_BYTES, barrier);
+        next.step();
+    }
+    // Asks for the first stages.
+    __device__ __forceinline__ void start() {
+        if (lane != 0) return;
+        for (int i = 0; i < depth; i++) arrivals(there + 8 * i, 1);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        for (int i = 0; i < depth; i++) ask(i);
+    }
+    // Reads the first activations.
+    __device__ __forceinline__ void fill() { ahead = way[0].at(0); }
+    // Waits for the next stage, of tile `k` of the slice.
+    __device__ __forceinline__ void take(int k) {
+        in[0] = N == 1 ? ahead : way[0].at(k);
+        if (N == 1) ahead = way[0].at(k + 1 == next.length ? 0 : k + 1);
+        else in[N - 1] = way[1].at(k);
+        await(there + 8 * slot, round);
+        stage = ring + slot * stage_bytes;
+    }
+    __device__ __forceinline__ const Inputs &inputs(int n) const { return in[n]; }
+    __device__ __forceinline__ void used() {
+        __syncwarp(); // all lanes have used the stage
+        if (lane == 0) ask(slot);
+        if (++slot == depth) {
+            slot = 0;
+            round++;
+        }
+    }
+};
+#endif
 template <int N>
 __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_rows, int tiles, int per, int total) {
     extern __shared__ __align__(128) u8 staged[];
     constexpr int R = ROWS(N);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int base = blockIdx.y * N * 8, begin = warp * per, length = min(per, tiles - begin);
-    const int beyond = (tiles - 1) * ALONG; // bytes more from a band's last row of tiles to the next
     __shared__ u64 full[SUMS], empty[SUMS];
     __shared__ u32 arrived[SUMS];
     if (threadIdx.x < SUMS) {
@@ -435,50 +656,19 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
         arrivals((u32) __cvta_generic_to_shared(empty + threadIdx.x), 32);
         arrived[threadIdx.x] = 0;
     }
-    const u32 blocks = gridDim.x;
-    int at = (int) ((u64) total * blockIdx.x / blocks);
-    const int stop = (int) ((u64) total * (blockIdx.x + 1) / blocks);
-    u8 *ring = staged + warp * RING;
+    int at = (int) ((u64) total * blockIdx.x / gridDim.x);
+    const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
     float *meet = (float *) (staged + SLICES * RING); // [SUMS, SLICES, 128]
-    // The more stages the smaller they are: all that the ring holds is asked for ahead.
-    const int stage_bytes = min(R, stop - at) * TILE_BYTES, depth = min((RING - 8 * DEEPEST) / stage_bytes, DEEPEST);
-    const u32 ring_at = (u32) __cvta_generic_to_shared(ring), there = ring_at + RING - 8 * DEEPEST; // a barrier a stage
-    const u8 *from = nullptr;
-    int before = 0; // rows until the next band
-    int next_at = at, next_k = 0, count = 0;
-    auto ask = [&](int slot) { // by one lane
-        if (next_at == stop) return;
-        if (next_k == 0) {
-            const Group next = group_at(m, R, next_at, stop, tiles);
-            from = next.w + begin * ALONG;
-            count = next.count;
-            before = min(count, BAND - next.tile % BAND);
-        }
-        const u32 to = ring_at + slot * stage_bytes, barrier = there + 8 * slot;
-        expect(barrier, count * TILE_BYTES);
-        bring(to, from, before * TILE_BYTES, barrier);
-        if (before < count) bring(to + before * TILE_BYTES, from + before * TILE_BYTES + beyond, (count - before) * TILE_BYTES, barrier);
-        from += ALONG;
-        if (++next_k == length) {
-            next_k = 0;
-            next_at += count;
-        }
-    };
+    Ring<N> ring(x, {m, R, at, stop, tiles, begin, length}, staged + warp * RING, lane, base, n_rows);
     start_next();
-    if (lane == 0) {
-        for (int i = 0; i < depth; i++) arrivals(there + 8 * i, 1);
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        for (int i = 0; i < depth; i++) ask(i);
-    }
+    ring.start();
     __syncthreads(); // the barriers are there
     wait_for_previous();
-    const Way first(x, lane, base, n_rows, begin), second(x, lane, base + 8 * (N - 1), n_rows, begin);
+    ring.fill();
     const u32 magic = offset();
     // Columns of results that are looked at, and tiles whose results fit side by side.
     const int present = n_rows - base, width = N > 1 || present > 4 ? 8 : present > 2 ? 4 : 2, side = 8 / width;
-    int slot = 0;
-    u32 turn = 0, round_of_ring = 0;
-    Inputs next = first.at(0);
+    u32 turn = 0;
     while (at < stop) {
         const Group now = group_at(m, R, at, stop, tiles);
         at += now.count;
@@ -491,26 +681,18 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
                 for (int i = 0; i < 4; i++) o[r][n][i] = 0.0f;
 #pragma unroll 1
         for (int k = 0; k < length; k++) {
-            Inputs in[N];
-            in[0] = N == 1 ? next : first.at(k);
-            if (N == 1) next = first.at(k + 1 == length ? 0 : k + 1);
-            else in[N - 1] = second.at(k);
-            await(there + 8 * slot, round_of_ring);
-            const u8 *stage = ring + slot * stage_bytes;
+            ring.take(k);
             // Tiles side by side hide each other's latency.
 #pragma unroll
-            for (int n = 0; n < N; n++)
+            for (int n = 0; n < N; n++) {
+                const Inputs in = ring.inputs(n);
 #pragma unroll
                 for (int count = R; count > 0; count--)
                     if (now.count == count)
 #pragma unroll
-                        for (int r = 0; r < count; r++) multiply(fetch<true>(stage + r * TILE_BYTES, lane), in[n], o[r][n], magic);
-            __syncwarp(); // all lanes have used the stage
-            if (lane == 0) ask(slot);
-            if (++slot == depth) {
-                slot = 0;
-                round_of_ring++;
+                        for (int r = 0; r < count; r++) multiply(fetch<true>(ring.stage + r * TILE_BYTES, lane), in, o[r][n], magic);
             }
+            ring.used();
         }
         const float *factor = m.factor[0];
         float *y = m.y[0];
@@ -557,20 +739,24 @@ FEED_KERNEL(2)
 #endif
 
 // Many rows: a block takes 8 tiles of 16 weight rows by 128 activation rows, a warp
-// 2 by 64. Both come through a ring in shared memory. Blocks that are neighbours in time
-// share weights, which are read once, and activations stay in L2. The sums are those of
-// `product`, slice by slice; whole slices wait in shared memory, each thread's for itself.
+// RW by 8 RN. Activations come through shared memory, and so do codes; whole weights are
+// too many for it. Blocks that are neighbours in time share codes, which are read once,
+// and activations stay in L2. The sums are those of `product`, slice by slice; whole slices
+// wait in shared memory, each thread's for itself.
 #define MANY 128
 #define MANY_TILES 8
-#define STAGES (__CUDA_ARCH__ >= 900 ? 4 : 2) // as in src/product.rs
-#define STAGE_BYTES (MANY * 128 + MANY * 16 + MANY_TILES * TILE_BYTES)
+#define STAGES 2
+#define DIRECT (FORMAT == 16) // whether weights go straight to registers
+#define STAGE_BYTES (MANY * 128 + MANY * 16 + (DIRECT ? 0 : MANY_TILES * TILE_BYTES))
 __device__ __forceinline__ void copy_async(u32 to, const void *from, bool real) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
+#define RW 2 // rows of tiles of a warp, and eights of activation rows
+#define RN (16 / RW)
 KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, int tiles, int per) {
     extern __shared__ __align__(128) u8 staged[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const u32 number = blockIdx.y * gridDim.x + blockIdx.x, block = number / gridDim.y;
+    const u32 number = blockIdx.y * gridDim.x + blockIdx.x, block = DIRECT ? blockIdx.x : number / gridDim.y;
     int which = 0;
 #pragma unroll
     for (int i = 1; i < 4; i++) which += (int) block >= m.first[i];
@@ -581,15 +767,16 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
 #pragma unroll
     for (int i = 1; i < 4; i++)
         if (which == i) { w = m.w[i]; factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; first = m.first[i]; }
-    const int tile = ((int) block - first) * MANY_TILES, base = (int) (number % gridDim.y) * MANY, mine = (warp & 1) * 64, own = (warp >> 1) * 2;
+    const int tile = ((int) block - first) * MANY_TILES, base = (int) (DIRECT ? blockIdx.y : number % gridDim.y) * MANY, mine = warp % (16 / RN) * 8 * RN, own = warp / (16 / RN) * RW;
     const int last = (rows + 15) / 16;
-    // What the thread copies of a stage's weights: 16 bytes of some rows of tiles each.
-    constexpr int parts = TILE_BYTES / 16, copies = (MANY_TILES * parts + 255) / 256;
+    // What the thread copies of a stage's weights, 16 bytes of some rows of tiles each, or
+    // where its warp's rows start.
+    constexpr int parts = TILE_BYTES / 16, copies = DIRECT ? RW : (MANY_TILES * parts + 255) / 256;
     const u8 *run[copies];
 #pragma unroll
     for (int i = 0; i < copies; i++) {
-        const int part = threadIdx.x + i * 256, r = tile + part / parts;
-        run[i] = w + row_of_tiles(r < last ? r : 0, tiles) + part % parts * 16;
+        const int part = threadIdx.x + i * 256, r = tile + (DIRECT ? own + i : part / parts);
+        run[i] = w + row_of_tiles(r < last ? r : 0, tiles) + (DIRECT ? 0 : part % parts * 16);
     }
     const u32 to = (u32) __cvta_generic_to_shared(staged);
     auto stage = [&](int k) {
@@ -607,33 +794,43 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
             }
 #pragma unroll
             for (int i = 0; i < copies; i++)
-                if (threadIdx.x + i * 256 < MANY_TILES * parts) copy_async(at + MANY * 144 + (threadIdx.x + i * 256) * 16, run[i] + (u64) k * ALONG, true);
+                if (!DIRECT && threadIdx.x + i * 256 < MANY_TILES * parts) copy_async(at + MANY * 144 + (threadIdx.x + i * 256) * 16, run[i] + (u64) k * ALONG, true);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
     float *total = (float *) (staged + STAGES * STAGE_BYTES) + threadIdx.x;
-    float o[2][8][4];
+    float o[RW][RN][4];
 #pragma unroll
-    for (int r = 0; r < 2; r++)
+    for (int r = 0; r < RW; r++)
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+        for (int n = 0; n < RN; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) o[r][n][i] = 0.0f;
     const u32 magic = offset();
     in_order();
     for (int k = 0; k < STAGES - 1; k++) stage(k);
+    Tile next[RW];
+    if (DIRECT)
+#pragma unroll
+        for (int r = 0; r < RW; r++) next[r] = fetch(run[r], lane);
     int left = per;
 #pragma unroll 1
     for (int k = 0; k < tiles; k++) {
+        Tile now[RW];
+#pragma unroll
+        for (int r = 0; r < RW; r++) now[r] = next[r];
+        if (DIRECT && k + 1 < tiles)
+#pragma unroll
+            for (int r = 0; r < RW; r++) next[r] = fetch(run[r] + (u64) (k + 1) * ALONG, lane);
         asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
         __syncthreads();
         stage(k + STAGES - 1);
         const u8 *from = staged + k % STAGES * STAGE_BYTES;
-        Tile now[2];
+        if (!DIRECT)
 #pragma unroll
-        for (int r = 0; r < 2; r++) now[r] = fetch<true>(from + MANY * 144 + (own + r) * TILE_BYTES, lane);
+            for (int r = 0; r < RW; r++) now[r] = fetch<true>(from + MANY * 144 + (own + r) * TILE_BYTES, lane);
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < RN; n++) {
             const int row = mine + n * 8 + g;
             Inputs in;
             const uint4 a = *(const uint4 *) (from + row * 128 + (t * 16 ^ (row & 1) * 64)), b = *(const uint4 *) (from + row * 128 + (t * 16 + 64 ^ (row & 1) * 64));
@@ -643,32 +840,32 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
             in.tiles[0] = s[0];
             in.tiles[1] = s[1];
 #pragma unroll
-            for (int r = 0; r < 2; r++) multiply(now[r], in, o[r][n], magic);
+            for (int r = 0; r < RW; r++) multiply(now[r], in, o[r][n], magic);
         }
         if (--left == 0 || k + 1 == tiles) {
             const bool whole = k < per; // the first slice
             left = per;
 #pragma unroll
-            for (int r = 0; r < 2; r++)
+            for (int r = 0; r < RW; r++)
 #pragma unroll
-                for (int n = 0; n < 8; n++)
+                for (int n = 0; n < RN; n++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        float *sum = total + ((r * 8 + n) * 4 + i) * 256;
+                        float *sum = total + ((r * RN + n) * 4 + i) * 256;
                         *sum = whole ? o[r][n][i] : *sum + o[r][n][i];
                         o[r][n][i] = 0.0f;
                     }
         }
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++)
+    for (int r = 0; r < RW; r++)
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+        for (int n = 0; n < RN; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int row = (tile + own + r) * 16 + g + (i >> 1) * 8, from = base + mine + n * 8 + 2 * t + (i & 1);
                 if (row >= rows || from >= n_rows) continue;
-                float v = total[((r * 8 + n) * 4 + i) * 256];
+                float v = total[((r * RN + n) * 4 + i) * 256];
                 if (factor) v *= factor[row];
                 y[(u64) from * rows + row] = v;
             }

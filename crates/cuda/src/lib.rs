@@ -128,7 +128,7 @@ impl Cuda {
             multiprocessors: self.driver.sms,
             memory: (total as u64, free as u64),
             products: match product::feeds(&self.driver) {
-                true => "fed by the copy engine",
+                true => "fed through shared memory",
                 false => "portable",
             },
             compiler: compile::version(),

@@ -22,16 +22,18 @@ const MANY: usize = 128;
 /// Rows of tiles of such a block.
 const MANY_TILES: usize = 8;
 
-/// Bytes of shared memory of such a block: stages of activations, of what is known of them
-/// and of weights, and its results so far.
-fn many_shared(arch: u32, packing: Packing) -> usize {
-    let stages = if arch >= 90 { 4 } else { 2 };
-    let stage = MANY * (2 * TILE + 16) + MANY_TILES * packing.tile_bytes();
-    stages * stage + 4 * MANY * MANY_TILES * TILE_ROWS
+/// Bytes of shared memory of such a block: two stages of activations, of what is known of
+/// them and of codes, and its results so far.
+fn many_shared(packing: Packing) -> usize {
+    let codes = match packing {
+        Packing::Plain => 0,
+        _ => MANY_TILES * packing.tile_bytes(),
+    };
+    2 * (MANY * (2 * TILE + 16) + codes) + 4 * MANY * MANY_TILES * TILE_ROWS
 }
 
 /// Bytes of shared memory that a warp of `feed` takes: its ring, and its sums.
-const FEED_SHARED: usize = 11_648 + 2_048;
+const FEED_SHARED: usize = 12_384 + 2_048;
 
 /// Warps of `feed` on a multiprocessor.
 const FEED_WARPS: usize = 16;
@@ -244,7 +246,7 @@ fn plain(cuda: &Cuda, x: &Tensor, w: &Matrix, y: Address) {
     cuda.launch(&Kernel::new("plain", "product"), grid, args);
 }
 
-/// Whether products of a few rows are fed through the copy engine.
+/// Whether products of a few rows are fed through rings in shared memory.
 pub(crate) fn feeds(driver: &Driver) -> bool {
     driver.arch >= 90 && driver.shared >= FEED_WARPS * FEED_SHARED
 }
@@ -303,7 +305,7 @@ fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &[(&Matrix, Address)]) {
         "product_many" => {
             let grid = Grid {
                 threads: 256,
-                shared: many_shared(cuda.driver.arch, tiles.packing),
+                shared: many_shared(tiles.packing),
                 ..grid
             };
             (grid, args)
