@@ -3,7 +3,8 @@
 //! A checkpoint of the right names and sizes is a file with holes; its weights are
 //! never read, for the backend makes random ones of the wanted format on the
 //! device. Norms and other parameters are ones. Keys and values are those of no
-//! text, which costs the same. One line of JSON a figure, on stdout.
+//! text, which costs the same. One line of JSON a figure, on stdout; first the memory's
+//! ceiling, and what it takes to choose tokens on the device and on the host.
 //!
 //! `steps FOLDER [--formats FORMAT,…] [--quick] [--ops ROWS] [MODEL …]`: FOLDER is where the
 //! files with holes go, formats are `affine4-g64,bf16` unless named. With `--quick`, there is
@@ -20,6 +21,9 @@ use cuda::{Cuda, CudaOptions};
 use models::{ChainedHead, Qwen35Mtp};
 use quant::Stored;
 use serde_json::{Value, json};
+use speculate::Sampling;
+use speculate::noise::gumbel;
+use speculate::sample::{History, Scratch, choose};
 use std::borrow::Cow;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -629,6 +633,65 @@ fn run(
     }
 }
 
+/// What it takes to choose tokens of logits that lie on the device, there and on the host.
+fn choices(b: &Cuda) {
+    const VOCAB: usize = 262_144;
+    let some = Sampling {
+        temperature: 1.0,
+        ..Sampling::default()
+    };
+    let samplings = [
+        ("greedy", Sampling::default()),
+        ("all", some.clone()),
+        (
+            "top-p 0.9",
+            Sampling {
+                top_p: 0.9,
+                ..some.clone()
+            },
+        ),
+        (
+            "top-k 40, top-p 0.95",
+            Sampling {
+                top_k: 40,
+                top_p: 0.95,
+                ..some
+            },
+        ),
+    ];
+    let mut scratch = Scratch::default();
+    for rows in [1, 8] {
+        let logit = |i| 2.0 * gumbel(1, 0, i as u32);
+        let logits: Vec<f32> = (0..rows * VOCAB).map(logit).collect();
+        let x = b.upload(rows, VOCAB, &logits);
+        for (what, sampling) in &samplings {
+            let choice = |row| sampling.on_device(row as u64).expect("no logit is edited");
+            let choices: Vec<_> = (0..rows).map(choice).collect();
+            let history = History::new(sampling, &[]);
+            let (mut device, mut host) = (Vec::new(), Vec::new());
+            for _ in 0..12 {
+                let start = Instant::now();
+                let there = b.choose_tokens(&x, &choices);
+                device.push(start.elapsed().as_secs_f64());
+                let start = Instant::now();
+                let scores = b.download(&x);
+                let rows = scores.chunks_exact(VOCAB).enumerate();
+                let here: Vec<u32> = rows
+                    .map(|(row, l)| choose(sampling, &history, row as u64, l, &mut scratch))
+                    .collect();
+                host.push(start.elapsed().as_secs_f64());
+                assert_eq!(there, Some(here), "{what}");
+            }
+            let (device, host) = (median(device), median(host));
+            println!(
+                "{}",
+                json!({"what": "choose", "sampling": what, "rows": rows, "ms": device * 1e3, "host_ms": host * 1e3})
+            );
+        }
+    }
+    b.finish().unwrap();
+}
+
 fn main() {
     let mut args = std::env::args().skip(1).peekable();
     let folder = PathBuf::from(args.next().expect("a folder for files with holes"));
@@ -653,8 +716,13 @@ fn main() {
         .map(str::to_owned)
         .to_vec();
     }
-    let ceiling = Cuda::new(gpu_options()).unwrap().read_ceiling();
+    let b = Cuda::new(gpu_options()).unwrap();
+    let ceiling = b.read_ceiling();
     println!("{}", json!({"what": "ceiling", "gb_per_s": ceiling / 1e9}));
+    if ops.is_none() {
+        choices(&b);
+    }
+    drop(b);
     for name in &wanted {
         for format in formats.split(',') {
             let format = quant::format(format).expect("a format");

@@ -15,6 +15,7 @@ use cpu::{Cpu, CpuOptions, Isa};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::DraftLength::{self, Fixed, UpTo};
 use speculate::draft::{Assistant, Chained, Forced, Ngram};
+use speculate::sample::{History, Scratch, choose};
 use speculate::{Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -628,6 +629,9 @@ fn speculation_never_changes_a_token_on_a_gpu() {
         ..CpuOptions::default()
     };
     let cpu: Arc<dyn Backend> = Arc::new(Cpu::new(exact).unwrap());
+    // Leaves the choice of tokens to the host.
+    let host = Box::new(cuda::Cuda::new(gpu_options()).unwrap());
+    let host: Arc<dyn Backend> = Arc::new(Recorder::new(host));
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         let trained = subject.target.strip_prefix("models/");
         let prompts = match trained {
@@ -653,6 +657,11 @@ fn speculation_never_changes_a_token_on_a_gpu() {
             {
                 let plain = setup(&gpu, Draft::None, 0, 512, 1, kv);
                 let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
+                if i == 1 && trained.is_none() {
+                    let plain = setup(&host, Draft::None, 0, 512, 1, kv);
+                    let texts = write(&plain, &prompts[..1], 0, &sampling, &[]).texts;
+                    assert_eq!(texts, want[..1], "{} by the host", subject.target);
+                }
                 for draft in [
                     Draft::None,
                     Draft::Head,
@@ -687,6 +696,61 @@ fn speculation_never_changes_a_token_on_a_gpu() {
                         prompts.len()
                     );
                 }
+            }
+        }
+    }
+}
+
+/// Needs a GPU; says so and tests nothing where there is none.
+#[test]
+fn tokens_chosen_on_a_gpu_are_the_hosts() {
+    let gpu = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => gpu,
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    let mut rng = Rng(7);
+    let mut scratch = Scratch::default();
+    for cols in [1, 5, 300, 4_099, 4_099, 4_099, 262_144] {
+        for spread in [0.001, 1.0, 12.0, 100.0] {
+            // Many equal ones, some that are none; small ones more often than large ones.
+            let logit = |rng: &mut Rng| {
+                let steps = [8.0, 1e6][rng.below(2) as usize];
+                let v = (f64::from(rng.below(1 << 20)) / 524_288.0 - 1.0) * steps;
+                let v = v.round() / steps;
+                match rng.below(1000) {
+                    0 => f32::NEG_INFINITY,
+                    1 => f32::NAN,
+                    2 => -0.0,
+                    // The largest, some of them equal once they are scaled.
+                    3 => f32::from_bits((spread as f32).to_bits() + rng.below(8)),
+                    _ => (v * v * v * spread) as f32,
+                }
+            };
+            let rows = 24;
+            let logits: Vec<f32> = (0..rows * cols).map(|_| logit(&mut rng)).collect();
+            let mut of = |n| rng.below(n) as usize;
+            let samplings: Vec<Sampling> = (0..rows)
+                .map(|_| Sampling {
+                    temperature: [0.0, 0.3, 0.7, 1.0, 2.5, 1.2e-38][of(6)],
+                    top_k: [0, 0, 1, 5, 40, 5_000][of(6)],
+                    top_p: [1.0, 1.0, 0.9, 0.5, 0.999_999_9, 1e-6][of(6)],
+                    min_p: [0.0, 0.0, 0.05, 1.0][of(4)],
+                    seed: of(u32::MAX) as u64,
+                    ..Sampling::default()
+                })
+                .collect();
+            let position = |row: usize| row as u64 + (1 << 33);
+            let choices: Option<Vec<_>> = samplings
+                .iter()
+                .enumerate()
+                .map(|(row, s)| s.on_device(position(row)))
+                .collect();
+            let got = gpu.choose_tokens(&gpu.upload(rows, cols, &logits), &choices.unwrap());
+            for (row, (s, got)) in samplings.iter().zip(got.unwrap()).enumerate() {
+                let logits = &logits[row * cols..][..cols];
+                let history = History::new(s, &[]);
+                let want = choose(s, &history, position(row), logits, &mut scratch);
+                assert_eq!(got, want, "row {row} of {cols}, spread {spread}, {s:?}");
             }
         }
     }

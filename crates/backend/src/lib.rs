@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod batch;
+mod choice;
 pub mod conformance;
 pub mod math;
 pub mod moe;
@@ -27,6 +28,7 @@ mod reference;
 mod tensor;
 
 pub use batch::{Batch, BatchSeq, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row, StepKey};
+pub use choice::TokenChoice;
 pub use moe::{Choice, Expert, Experts};
 pub use reference::Reference;
 pub use tensor::{Delta, DeltaSpec, Kv, KvFormat, KvSpec, Matrix, Recycle, Storage, Tensor};
@@ -282,6 +284,14 @@ pub trait Backend: Send + Sync {
 
     /// The column of each row's largest value; the lowest of equal ones.
     fn argmax(&self, x: &Tensor) -> Vec<u32>;
+
+    /// The token that each row of logits gives, as [`TokenChoice`] defines it: for a
+    /// device that need not send the logits for that. `None`, the default, leaves the
+    /// choice to whoever asks.
+    fn choose_tokens(&self, x: &Tensor, choices: &[TokenChoice]) -> Option<Vec<u32>> {
+        let _ = (x, choices);
+        None
+    }
 
     /// Ends a block of a residual stream and begins the next one: `x' = (x +
     /// rms(y) post) factor`, without norm where `post` is absent, and `rms(x')

@@ -22,6 +22,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("attention", include_str!("../kernels/attention.cu")),
     ("delta", include_str!("../kernels/delta.cu")),
     ("moe", include_str!("../kernels/moe.cu")),
+    ("choose", include_str!("../kernels/choose.cu")),
 ];
 
 /// A file of kernels and the numbers it is compiled with.

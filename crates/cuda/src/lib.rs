@@ -12,10 +12,12 @@
 //! a power of two for each 64 columns of a row, and sum in f32; that moves a product
 //! by about 3e-4 of its size.
 //!
-//! No files but the cache of compiled code, no models, no choice of a token.
+//! No files but the cache of compiled code, no models, no law of a token's choice: that of
+//! `speculate::sample` is carried out here with its bits.
 
 mod attention;
 mod batch;
+mod choose;
 mod compile;
 mod delta;
 mod driver;
@@ -33,7 +35,7 @@ pub use driver::{CudaError, device_count};
 
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
-    Kv, KvFormat, KvSpec, Matrix, Rope, StepKey, Tensor,
+    Kv, KvFormat, KvSpec, Matrix, Rope, StepKey, Tensor, TokenChoice,
 };
 use compile::Kernel;
 use driver::{Address, Args, Driver, Grid, lock};
@@ -383,5 +385,9 @@ impl Backend for Cuda {
 
     fn argmax(&self, x: &Tensor) -> Vec<u32> {
         rows::argmax(self, x)
+    }
+
+    fn choose_tokens(&self, x: &Tensor, choices: &[TokenChoice]) -> Option<Vec<u32>> {
+        Some(choose::choose_tokens(self, x, choices))
     }
 }

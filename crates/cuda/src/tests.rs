@@ -659,7 +659,8 @@ fn variants(first: bool) -> Vec<Kernel> {
         with("delta", &defines)
     };
     let codes = |bits, group, scale| Packing::Codes { bits, group, scale };
-    let mut all = vec![with("rows", &[]), with("plain", &[]), with("moe", &[])];
+    let alone = ["rows", "plain", "moe", "choose"];
+    let mut all: Vec<Kernel> = alone.map(|file| with(file, &[])).into();
     all.extend([attention(0, 0), attention(2, 256), delta(128, 128, 8)]);
     let mut packings = vec![Packing::Plain, codes(4, 64, Scalar::Bf16)];
     if first {
@@ -684,6 +685,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("product_experts", 128, 1450),
     ("product", 112, 2200),
     ("feed", 128, 4200),
+    ("choose_tokens", 64, 3900),
     ("attend_splits", 232, 5500),
     ("attend_pages", 168, 2100),
     ("attend", 152, 4000),

@@ -18,7 +18,7 @@ use crate::draft::{DraftRequest, Drafter, TargetView};
 use crate::length::{DraftLength, Ledger, LengthInput, Lengths, RoundCost};
 use crate::sample::{self, History, Law, Sampling, Scratch};
 use crate::stats::Stats;
-use backend::{Backend, Batch, DeviceError, MAX_TENTATIVE, StepKey, Tensor};
+use backend::{Backend, Batch, DeviceError, MAX_TENTATIVE, StepKey, Tensor, TokenChoice};
 use cache::{Memory, MemoryFull, Sequence};
 use models::{Taps, Target};
 use std::sync::Arc;
@@ -369,16 +369,10 @@ impl Speculator {
     /// Chooses and accepts. The rows of `logits` are those of
     /// [`Share::choosing`], one stream after the other.
     fn choose(&mut self, streams: &mut [&mut Stream], shares: &[Share], logits: &Tensor) {
-        let greedy = streams.iter().all(|s| s.options.sampling.is_plain_greedy());
-        let best = if greedy {
-            self.b.argmax(logits)
-        } else {
-            Vec::new()
-        };
-        let scores = if greedy {
-            Default::default()
-        } else {
-            self.b.download(logits)
+        let chosen = self.chosen(streams, shares, logits);
+        let scores = match chosen {
+            Some(_) => Default::default(),
+            None => self.b.download(logits),
         };
         let cols = logits.cols();
         let mut row = 0;
@@ -405,8 +399,8 @@ impl Speculator {
                 if i > 0 {
                     history.push(draft[i - 1]);
                 }
-                if greedy {
-                    return best[row + i];
+                if let Some(chosen) = &chosen {
+                    return chosen[row + i];
                 }
                 let scores = &scores[(row + i) * cols..(row + i + 1) * cols];
                 let sampling = &options.sampling;
@@ -453,6 +447,30 @@ impl Speculator {
                     .verified(ledger, share.drafted, verdict.n_accepted);
             }
         }
+    }
+
+    /// The choices of all rows of `logits`, if the device can make them.
+    fn chosen(
+        &self,
+        streams: &[&mut Stream],
+        shares: &[Share],
+        logits: &Tensor,
+    ) -> Option<Vec<u32>> {
+        let ending = streams.iter().zip(shares).filter(|(_, share)| share.ends);
+        let plain = |(s, _): (&&mut Stream, _)| s.options.sampling.is_plain_greedy();
+        if ending.clone().all(plain) {
+            return Some(self.b.argmax(logits));
+        }
+        let choice = |(s, i): (&&mut Stream, usize)| {
+            let sampling = &s.options.sampling;
+            let alone = self.accept.with(sampling) == Accept::Exact;
+            sampling
+                .on_device((s.tokens.len() + i) as u64)
+                .filter(|_| alone)
+        };
+        let rows = ending.flat_map(|(s, share)| (0..=share.drafted).map(move |i| (s, i)));
+        let choices: Option<Vec<TokenChoice>> = rows.map(choice).collect();
+        self.b.choose_tokens(logits, &choices?)
     }
 
     /// Lets the drafter see what stays, and guess; returns the longest draft that

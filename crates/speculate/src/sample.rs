@@ -40,6 +40,7 @@
 //! changes no result.
 
 use crate::noise::{self, BLOCK, Noise, gumbel_ceiling, gumbel_of};
+use backend::TokenChoice;
 use backend::math::{exp, ln};
 use std::collections::HashMap;
 
@@ -201,6 +202,23 @@ impl Sampling {
     /// can tell without sending them.
     pub fn is_plain_greedy(&self) -> bool {
         self.temperature == 0.0 && !self.edits_logits()
+    }
+
+    /// The choice of the token after `position` others as a device can make it, unless
+    /// that depends on more than the logits.
+    pub fn on_device(&self, position: u64) -> Option<TokenChoice> {
+        let scale = match self.temperature {
+            0.0 => 0.0,
+            temperature => 1.0 / temperature,
+        };
+        (!self.edits_logits()).then_some(TokenChoice {
+            seed: self.seed,
+            position,
+            scale,
+            top_p: self.top_p,
+            ln_min_p: ln_min_p(self),
+            top_k: u32::try_from(self.top_k).unwrap_or(0),
+        })
     }
 
     fn edits_logits(&self) -> bool {
@@ -747,10 +765,14 @@ fn truncate(sampling: &Sampling, top: f32, total: Option<u64>, keys: &mut [Key])
 }
 
 fn min_p_cut(sampling: &Sampling, top: f32) -> f32 {
+    (top + ln_min_p(sampling)).max(f32::MIN)
+}
+
+fn ln_min_p(sampling: &Sampling) -> f32 {
     if sampling.min_p >= f32::MIN_POSITIVE {
-        top + ln(sampling.min_p)
+        ln(sampling.min_p)
     } else {
-        f32::MIN
+        f32::NEG_INFINITY
     }
 }
 

@@ -17,7 +17,7 @@ pub use forced::Forced;
 pub use ngram::Ngram;
 
 use crate::sample::{self, History, Law, Sampling, Scratch};
-use backend::{Backend, Tensor};
+use backend::{Backend, Tensor, TokenChoice};
 use cache::{Memory, MemoryFull, Sequence};
 use models::{HeadLogits, Scored, Target};
 
@@ -120,6 +120,12 @@ fn choose(
         }
         return;
     }
+    if let Some(tokens) = chosen(b, logits, scored, active, requests, drafts) {
+        for (&r, token) in active.iter().zip(tokens) {
+            drafts[r].push(token);
+        }
+        return;
+    }
     let scores = b.download(logits);
     for (i, (&r, row)) in active
         .iter()
@@ -151,6 +157,26 @@ fn choose(
         }
         drafts[r].push(token);
     }
+}
+
+/// The next draft tokens, if the device can choose them: among the whole vocabulary.
+fn chosen(
+    b: &dyn Backend,
+    logits: &Tensor,
+    scored: &Scored<'_>,
+    active: &[usize],
+    requests: &[DraftRequest<'_>],
+    drafts: &[Vec<u32>],
+) -> Option<Vec<u32>> {
+    let choice = |&r: &usize| {
+        let request: &DraftRequest<'_> = &requests[r];
+        let position = (request.tokens.len() + drafts[r].len()) as u64;
+        let choice = request.sampling.on_device(position)?;
+        request.laws.is_none().then_some(choice)
+    };
+    let choices: Option<Vec<TokenChoice>> = active.iter().map(choice).collect();
+    let choices = choices.filter(|_| matches!(scored, Scored::All))?;
+    b.choose_tokens(logits, &choices)
 }
 
 /// The requests that still want a token after `n` of them.
