@@ -77,11 +77,6 @@ pub const POLICY: &[(&str, Treatment, &str)] = &[
         Treatment::Stored,
         "small, and all that a draft knows goes through it",
     ),
-    (
-        "mtp.*",
-        Treatment::Eight,
-        "a few percent of the weights; acceptance pays for errors here",
-    ),
 ];
 
 /// How to quantise a checkpoint.
@@ -261,7 +256,7 @@ mod tests {
             ("embed_tokens.weight", Some("affine4-g64")),
             ("layers.0.mlp.gate.weight", Some("affine8-g64")),
             ("layers.3.router.proj.weight", Some("affine8-g64")),
-            ("mtp.layers.0.mlp.gate_proj.weight", Some("affine8-g64")),
+            ("mtp.layers.0.mlp.gate_proj.weight", Some("affine4-g64")),
             ("mtp.fc.weight", None),
             ("layers.0.linear_attn.conv1d.weight", None),
             ("masked_embedding.centroids.weight", None),
