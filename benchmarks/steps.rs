@@ -4,7 +4,8 @@
 //! never read, for the backend makes random ones of the wanted format on the
 //! device. Norms and other parameters are ones. Keys and values are those of no
 //! text, which costs the same. One line of JSON a figure, on stdout; first the memory's
-//! ceiling, and what it takes to choose tokens on the device and on the host.
+//! ceiling, and what it takes to choose tokens on the device and on the host; a draft is
+//! timed as a step of its own, and as chains of one and of four tokens.
 //!
 //! `steps FOLDER [--formats FORMAT,…] [--quick] [--ops ROWS] [MODEL …]`: FOLDER is where the
 //! files with holes go, formats are `affine4-g64,bf16` unless named. With `--quick`, there is
@@ -13,8 +14,8 @@
 //! `ncu --profile-from-start off --metrics gpu__time_duration.sum steps FOLDER --ops 1 MODEL`.
 
 use backend::{
-    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
-    Kv, KvSpec, Matrix, Rope, StepKey, Tensor,
+    Activation, Attention, Backend, Batch, Chain, Chained, Delta, DeltaSpec, DeltaWeights,
+    DeviceError, Experts, Kv, KvSpec, Link, Matrix, Rope, StepKey, Tensor, TokenChoice,
 };
 use cache::{Memory, MemorySize};
 use cuda::{Cuda, CudaOptions};
@@ -114,6 +115,7 @@ impl Backend for Random {
         gate_rows(x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor;
         norm_rope(x: &Tensor, weight: &Tensor, rope: &Rope, eps: f32, batch: &Batch) -> Tensor;
         argmax(x: &Tensor) -> Vec<u32>;
+        chain(chain: &Chain<'_>, x: &Tensor, work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link) -> Option<Chained>;
     }
 }
 
@@ -630,6 +632,51 @@ fn run(
             "{}",
             json!({"model": name, "format": format.name, "what": "draft", "context": 1024, "ms": median(all) * 1e3})
         );
+        let top_p = Sampling {
+            temperature: 1.0,
+            top_p: 0.9,
+            ..Sampling::default()
+        };
+        for (what, sampling) in [("greedy", Sampling::default()), ("top-p 0.9", top_p)] {
+            for tokens in [1, 4] {
+                let mut all = Vec::new();
+                for turn in 0..24 {
+                    let start = Instant::now();
+                    let mut batches = vec![Batch::default(); tokens];
+                    for batch in &mut batches {
+                        let token = [token(turn)];
+                        memory.push(batch, &mut sequence, &token, 0).unwrap();
+                    }
+                    let choice = |i| vec![sampling.on_device(i).expect("no logit is edited")];
+                    let choices: Vec<Vec<TokenChoice>> = (0..tokens as u64).map(choice).collect();
+                    let chain = Chain {
+                        key: key.part(what),
+                        batches: &batches,
+                        choices: &choices,
+                        list: None,
+                    };
+                    let (target, own) = (&*target, &mut *memory);
+                    let made = b.chain(&chain, &hidden, &mut |_, batch, x| {
+                        let m = head.forward(&b, target, x, batch, own);
+                        Link {
+                            logits: target.logits(&b, &m),
+                            ids: None,
+                            next: Some(m),
+                        }
+                    });
+                    assert_eq!(made.map(|m| m.tokens.len()), Some(tokens));
+                    b.finish().unwrap();
+                    if turn > 3 {
+                        all.push(start.elapsed().as_secs_f64());
+                    }
+                    memory.truncate(&mut sequence, 1024);
+                }
+                println!(
+                    "{}",
+                    json!({"model": name, "format": format.name, "what": format!("draft of {tokens}, {what}"), "context": 1024, "ms": median(all) * 1e3})
+                );
+            }
+        }
     }
 }
 
@@ -671,7 +718,7 @@ fn choices(b: &Cuda) {
             let (mut device, mut host) = (Vec::new(), Vec::new());
             for _ in 0..12 {
                 let start = Instant::now();
-                let there = b.choose_tokens(&x, &choices);
+                let there = b.choose_tokens(&x, None, &choices);
                 device.push(start.elapsed().as_secs_f64());
                 let start = Instant::now();
                 let scores = b.download(&x);

@@ -9,13 +9,13 @@
 //! knows the text and spoils some of it, and the small trained models of `models/`
 //! draft with their own heads.
 
-use backend::{Backend, KvFormat};
+use backend::{Backend, KvFormat, TokenList};
 use cache::{Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::DraftLength::{self, Fixed, UpTo};
 use speculate::draft::{Assistant, Chained, Forced, Ngram};
-use speculate::sample::{History, Scratch, choose};
+use speculate::sample::{History, Scratch, choose, choose_among};
 use speculate::{Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -608,6 +608,66 @@ fn greedy_prompts(name: &str) -> Vec<Vec<u32>> {
         .collect()
 }
 
+/// A device that keeps a draft's tokens to itself until all are chosen guesses what one
+/// guesses that tells each of them.
+fn assert_same_guesses(single: &Arc<dyn Backend>, chaining: &Arc<dyn Backend>) {
+    for (s, &subject) in TINY.iter().chain(&TRAINED[..3]).enumerate() {
+        let prompts = match subject.target.strip_prefix("models/") {
+            Some(name) => greedy_prompts(name)[..2].to_vec(),
+            None => prompts(2, vocab(subject), s as u64),
+        };
+        let heads = [
+            subject.has_head().then_some(Draft::Head),
+            subject.eagle3.map(|_| Draft::Eagle3),
+        ];
+        for (d, draft) in heads.into_iter().flatten().enumerate() {
+            for (i, (what, sampling)) in samplings().into_iter().take(2).enumerate() {
+                let setup = |backend| Setup {
+                    subject,
+                    backend,
+                    draft,
+                    length: Fixed([3, 8, 1, 5][(s + d + i) % 4]),
+                    chunk: 33,
+                    width: [1, 2][(s + i) % 2],
+                    kv_format: KvFormat::both(&quant::BF16),
+                    shortlist: (s + d + i).is_multiple_of(2),
+                    mapped: false,
+                };
+                let want = write(&setup(single), &prompts, 0, &sampling, &[]);
+                let got = write(&setup(chaining), &prompts, 0, &sampling, &[]);
+                assert_same(&setup(chaining), what, &got, &want.texts);
+                assert_eq!(
+                    (got.drafted, got.accepted),
+                    (want.drafted, want.accepted),
+                    "{} {draft:?} {what}",
+                    subject.target
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn drafts_in_one_go_are_those_of_single_steps() {
+    let cpu = || Box::new(Cpu::new(CpuOptions::default()).unwrap());
+    assert_same_guesses(
+        &(Arc::new(Recorder::new(cpu())) as _),
+        &(Arc::new(Recorder::chaining(cpu())) as _),
+    );
+}
+
+/// Needs a GPU; says so and tests nothing where there is none.
+#[test]
+fn drafts_in_one_go_on_a_gpu_are_those_of_single_steps() {
+    let chaining = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    let host = Box::new(cuda::Cuda::new(gpu_options()).unwrap());
+    let host: Arc<dyn Backend> = Arc::new(Recorder::new(host));
+    assert_same_guesses(&host, &(chaining as _));
+}
+
 /// Compiled code is named by its content, so that tests can share it.
 fn gpu_options() -> cuda::CudaOptions {
     cuda::CudaOptions {
@@ -620,82 +680,90 @@ fn gpu_options() -> cuda::CudaOptions {
 /// Needs a GPU; says so and tests nothing where there is none.
 #[test]
 fn speculation_never_changes_a_token_on_a_gpu() {
-    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
-        Ok(gpu) => Arc::new(gpu),
-        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
-    };
+    if let Err(e) = cuda::Cuda::new(gpu_options()) {
+        return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}");
+    }
+    // Each on a stream of its own: a GPU has room for all of them.
+    std::thread::scope(|scope| {
+        for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+            scope.spawn(move || assert_lossless_on_a_gpu(s, subject));
+        }
+    });
+}
+
+fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {
+    let gpu: Arc<dyn Backend> = Arc::new(cuda::Cuda::new(gpu_options()).unwrap());
     let exact = CpuOptions {
         activations: cpu::Activations::F32,
+        threads: 1,
         ..CpuOptions::default()
     };
     let cpu: Arc<dyn Backend> = Arc::new(Cpu::new(exact).unwrap());
     // Leaves the choice of tokens to the host.
     let host = Box::new(cuda::Cuda::new(gpu_options()).unwrap());
     let host: Arc<dyn Backend> = Arc::new(Recorder::new(host));
-    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
-        let trained = subject.target.strip_prefix("models/");
-        let prompts = match trained {
-            Some(name) => greedy_prompts(name),
-            None => prompts(8, vocab(subject), s as u64),
-        };
-        let setup = |backend, draft, draft_max, chunk, width, kv_format| Setup {
-            subject,
-            backend,
-            draft,
-            length: Fixed(draft_max),
-            chunk,
-            width,
-            kv_format,
-            shortlist: chunk == 33,
-            mapped: false,
-        };
-        for (i, (what, sampling)) in samplings().into_iter().enumerate() {
-            let formats = [&quant::BF16, &quant::F32].map(KvFormat::both);
-            for kv in formats
-                .into_iter()
-                .take(if trained.is_some() { 1 } else { 2 })
-            {
-                let plain = setup(&gpu, Draft::None, 0, 512, 1, kv);
-                let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
-                if i == 1 && trained.is_none() {
-                    let plain = setup(&host, Draft::None, 0, 512, 1, kv);
-                    let texts = write(&plain, &prompts[..1], 0, &sampling, &[]).texts;
-                    assert_eq!(texts, want[..1], "{} by the host", subject.target);
+    let trained = subject.target.strip_prefix("models/");
+    let prompts = match trained {
+        Some(name) => greedy_prompts(name),
+        None => prompts(8, vocab(subject), s as u64),
+    };
+    let setup = |backend, draft, draft_max, chunk, width, kv_format| Setup {
+        subject,
+        backend,
+        draft,
+        length: Fixed(draft_max),
+        chunk,
+        width,
+        kv_format,
+        shortlist: chunk == 33,
+        mapped: false,
+    };
+    for (i, (what, sampling)) in samplings().into_iter().enumerate() {
+        let formats = [&quant::BF16, &quant::F32].map(KvFormat::both);
+        for kv in formats
+            .into_iter()
+            .take(if trained.is_some() { 1 } else { 2 })
+        {
+            let plain = setup(&gpu, Draft::None, 0, 512, 1, kv);
+            let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
+            if i == 1 && trained.is_none() {
+                let plain = setup(&host, Draft::None, 0, 512, 1, kv);
+                let texts = write(&plain, &prompts[..1], 0, &sampling, &[]).texts;
+                assert_eq!(texts, want[..1], "{} by the host", subject.target);
+            }
+            for draft in [
+                Draft::None,
+                Draft::Head,
+                Draft::Eagle3,
+                Draft::Ngram,
+                Draft::Oracle,
+            ] {
+                let missing = draft == Draft::Head && !subject.has_head()
+                    || draft == Draft::Eagle3 && subject.eagle3.is_none();
+                if missing {
+                    continue;
                 }
-                for draft in [
-                    Draft::None,
-                    Draft::Head,
-                    Draft::Eagle3,
-                    Draft::Ngram,
-                    Draft::Oracle,
-                ] {
-                    let missing = draft == Draft::Head && !subject.has_head()
-                        || draft == Draft::Eagle3 && subject.eagle3.is_none();
-                    if missing {
-                        continue;
-                    }
-                    let cells = [(3, 64, 1), (8, 512, 3), (1, 7, 8), (2, 33, 2)];
-                    let n = if draft == Draft::Head { 2 } else { 1 };
-                    for (draft_max, chunk, width) in [cells[i], cells[3]].into_iter().take(n) {
-                        let setup = setup(&gpu, draft, draft_max, chunk, width, kv);
-                        let got = write(&setup, &prompts, 0, &sampling, &want);
-                        assert_same(&setup, what, &got, &want);
-                        println!(
-                            "{} {draft:?} {what}: {} of {} accepted at length {draft_max}",
-                            subject.target, got.accepted, got.drafted
-                        );
-                    }
-                }
-                if i == 0 {
-                    let plain = setup(&cpu, Draft::None, 0, 512, 8, kv);
-                    let cpu = write(&plain, &prompts, 0, &sampling, &[]).texts;
-                    let same = want.iter().zip(&cpu).filter(|(a, b)| a == b).count();
+                let cells = [(3, 64, 1), (8, 512, 3), (1, 7, 8), (2, 33, 2)];
+                let n = if draft == Draft::Head { 2 } else { 1 };
+                for (draft_max, chunk, width) in [cells[i], cells[3]].into_iter().take(n) {
+                    let setup = setup(&gpu, draft, draft_max, chunk, width, kv);
+                    let got = write(&setup, &prompts, 0, &sampling, &want);
+                    assert_same(&setup, what, &got, &want);
                     println!(
-                        "{}: {same} of {} greedy texts are the CPU's",
-                        subject.target,
-                        prompts.len()
+                        "{} {draft:?} {what}: {} of {} accepted at length {draft_max}",
+                        subject.target, got.accepted, got.drafted
                     );
                 }
+            }
+            if i == 0 {
+                let plain = setup(&cpu, Draft::None, 0, 512, 8, kv);
+                let cpu = write(&plain, &prompts, 0, &sampling, &[]).texts;
+                let same = want.iter().zip(&cpu).filter(|(a, b)| a == b).count();
+                println!(
+                    "{}: {same} of {} greedy texts are the CPU's",
+                    subject.target,
+                    prompts.len()
+                );
             }
         }
     }
@@ -745,12 +813,23 @@ fn tokens_chosen_on_a_gpu_are_the_hosts() {
                 .enumerate()
                 .map(|(row, s)| s.on_device(position(row)))
                 .collect();
-            let got = gpu.choose_tokens(&gpu.upload(rows, cols, &logits), &choices.unwrap());
-            for (row, (s, got)) in samplings.iter().zip(got.unwrap()).enumerate() {
-                let logits = &logits[row * cols..][..cols];
-                let history = History::new(s, &[]);
-                let want = choose(s, &history, position(row), logits, &mut scratch);
-                assert_eq!(got, want, "row {row} of {cols}, spread {spread}, {s:?}");
+            let choices = choices.unwrap();
+            let x = gpu.upload(rows, cols, &logits);
+            let mut ids: Vec<u32> = (0..cols as u32).map(|i| 3 * i + i % 3).collect();
+            ids.rotate_left(cols / 3);
+            for list in [None, Some(TokenList::new(&gpu, ids))] {
+                let got = gpu.choose_tokens(&x, list.as_ref(), &choices).unwrap();
+                for (row, (s, got)) in samplings.iter().zip(got).enumerate() {
+                    let logits = &logits[row * cols..][..cols];
+                    let (history, position) = (History::new(s, &[]), position(row));
+                    let want = match &list {
+                        None => choose(s, &history, position, logits, &mut scratch),
+                        Some(list) => {
+                            choose_among(s, &history, position, list.ids(), logits, &mut scratch)
+                        }
+                    };
+                    assert_eq!(got, want, "row {row} of {cols}, spread {spread}, {s:?}");
+                }
             }
         }
     }

@@ -3,10 +3,12 @@
 #![forbid(unsafe_code)]
 
 use backend::{
-    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
-    Matrix, Rope, Tensor,
+    Activation, Attention, Backend, Batch, Chain, Chained, Delta, DeltaSpec, DeltaWeights,
+    DeviceError, Kv, KvSpec, Link, Matrix, Rope, Tensor, TokenChoice, TokenGroups, TokenList,
 };
 use serde_json::{Map, Value};
+use speculate::Sampling;
+use speculate::sample::{History, Scratch, choose, choose_among};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Arguments;
@@ -25,6 +27,24 @@ pub struct Recorder {
     inner: Box<dyn Backend>,
     notes: Mutex<HashMap<String, Vec<Vec<f32>>>>,
     mistake: Option<fn(&mut Batch)>,
+    chains: bool,
+}
+
+/// How `choice` samples.
+fn sampling(choice: &TokenChoice) -> Sampling {
+    let temperature = match choice.scale {
+        0.0 => 0.0,
+        scale => scale.recip(),
+    };
+    assert!(choice.scale == 0.0 || temperature.recip() == choice.scale);
+    assert!(choice.ln_min_p == f32::NEG_INFINITY, "no least probability");
+    Sampling {
+        temperature,
+        top_k: choice.top_k as usize,
+        top_p: choice.top_p,
+        seed: choice.seed,
+        ..Sampling::default()
+    }
 }
 
 impl Recorder {
@@ -34,6 +54,7 @@ impl Recorder {
             inner,
             notes: Mutex::new(HashMap::new()),
             mistake: None,
+            chains: false,
         }
     }
 
@@ -42,6 +63,15 @@ impl Recorder {
     pub fn with_mistake(inner: Box<dyn Backend>, mistake: fn(&mut Batch)) -> Self {
         Recorder {
             mistake: Some(mistake),
+            ..Recorder::new(inner)
+        }
+    }
+
+    /// Runs on `inner`, and chains of steps in one go: what a device that keeps tokens to
+    /// itself owes.
+    pub fn chaining(inner: Box<dyn Backend>) -> Self {
+        Recorder {
+            chains: true,
             ..Recorder::new(inner)
         }
     }
@@ -104,6 +134,65 @@ impl Backend for Recorder {
         let mut wrong = batch.clone();
         mistake(&mut wrong);
         self.inner.gated_delta(state, weights, qkv, b, a, &wrong)
+    }
+
+    fn matmul_groups(
+        &self,
+        x: &Tensor,
+        w: &Matrix,
+        scores: &Tensor,
+        groups: &TokenGroups,
+    ) -> Option<[Tensor; 2]> {
+        let scores = self.inner.download(scores);
+        let rows = scores.chunks_exact(scores.len() / x.rows());
+        let mut ids: Vec<Vec<u32>> = rows.map(|row| groups.best(row)).collect();
+        // In any order: not in theirs.
+        ids.iter_mut().for_each(|ids| ids.reverse());
+        let bits: Vec<f32> = ids.iter().flatten().map(|&id| f32::from_bits(id)).collect();
+        let bits = self.inner.upload(x.rows(), ids[0].len(), &bits);
+        Some([self.inner.matmul_rows(x, w, &ids), bits])
+    }
+
+    fn chain(
+        &self,
+        chain: &Chain<'_>,
+        x: &Tensor,
+        work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link,
+    ) -> Option<Chained> {
+        let mut tokens: Vec<Vec<u32>> = Vec::new();
+        let mut next: Option<Tensor> = None;
+        let mut scratch = Scratch::default();
+        for (i, (batch, choices)) in chain.batches.iter().zip(chain.choices).enumerate() {
+            let mut batch = batch.clone();
+            if let Some(tokens) = tokens.last() {
+                batch.tokens.clone_from(tokens);
+            }
+            let link = self
+                .chains
+                .then(|| work(i, &batch, next.as_ref().unwrap_or(x)))?;
+            let logits = self.inner.download(&link.logits);
+            let by_row = link.ids.as_ref().map(|ids| {
+                let ids = self.inner.download(ids);
+                ids.iter().map(|id| id.to_bits()).collect::<Vec<u32>>()
+            });
+            let cols = link.logits.cols();
+            let rows = logits.chunks_exact(cols).zip(choices).enumerate();
+            let chosen = rows.map(|(r, (row, choice))| {
+                let by_row = by_row.as_ref().map(|ids| &ids[r * cols..(r + 1) * cols]);
+                let ids = by_row.or(chain.list.map(TokenList::ids));
+                let (sampling, position) = (sampling(choice), choice.position);
+                let history = History::new(&sampling, &[]);
+                match ids {
+                    None => choose(&sampling, &history, position, row, &mut scratch),
+                    Some(ids) => {
+                        choose_among(&sampling, &history, position, ids, row, &mut scratch)
+                    }
+                }
+            });
+            tokens.push(chosen.collect());
+            next = link.next.or(next);
+        }
+        Some(Chained { tokens, next })
     }
 
     fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {

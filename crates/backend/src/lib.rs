@@ -28,7 +28,7 @@ mod reference;
 mod tensor;
 
 pub use batch::{Batch, BatchSeq, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row, StepKey};
-pub use choice::TokenChoice;
+pub use choice::{Chain, Chained, Link, TokenChoice, TokenGroups, TokenList};
 pub use moe::{Choice, Expert, Experts};
 pub use reference::Reference;
 pub use tensor::{Delta, DeltaSpec, Kv, KvFormat, KvSpec, Matrix, Recycle, Storage, Tensor};
@@ -200,6 +200,20 @@ pub trait Backend: Send + Sync {
     /// rows of `w`, as many for each row of `x`.
     fn matmul_rows(&self, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor;
 
+    /// [`Backend::matmul_rows`] for the rows of `w` that [`TokenGroups::best`] of a row's
+    /// `scores` has, in any order, and their bits; both `[n, m]`. Every device with
+    /// [`Backend::chain`] has it, and that alone uses it.
+    fn matmul_groups(
+        &self,
+        x: &Tensor,
+        w: &Matrix,
+        scores: &Tensor,
+        groups: &TokenGroups,
+    ) -> Option<[Tensor; 2]> {
+        let _ = (x, w, scores, groups);
+        None
+    }
+
     /// `x / sqrt(mean(x²) + eps) * weight` over each run of `width` columns;
     /// without weight when it is absent.
     ///
@@ -286,10 +300,32 @@ pub trait Backend: Send + Sync {
     fn argmax(&self, x: &Tensor) -> Vec<u32>;
 
     /// The token that each row of logits gives, as [`TokenChoice`] defines it: for a
-    /// device that need not send the logits for that. `None`, the default, leaves the
-    /// choice to whoever asks.
-    fn choose_tokens(&self, x: &Tensor, choices: &[TokenChoice]) -> Option<Vec<u32>> {
-        let _ = (x, choices);
+    /// device that need not send the logits for that. The columns are the tokens of
+    /// `list`, or all. `None`, the default, leaves the choice to whoever asks.
+    fn choose_tokens(
+        &self,
+        x: &Tensor,
+        list: Option<&TokenList>,
+        choices: &[TokenChoice],
+    ) -> Option<Vec<u32>> {
+        let _ = (x, list, choices);
+        None
+    }
+
+    /// Runs the steps of `chain` in one go, tokens staying on the device in between: step
+    /// `i` is `work(i, batch, x)`, `x` what the step before it passed on. Where all are
+    /// greedy a token is the [`Backend::argmax`], else [`Backend::choose_tokens`].
+    ///
+    /// What `work` asks for may depend on nothing but the key and the shapes, as in
+    /// [`Backend::step`]; of tokens, it may hand the batch's to [`Backend::embed`]. `None`,
+    /// the default, leaves the steps to whoever asks.
+    fn chain(
+        &self,
+        chain: &Chain<'_>,
+        x: &Tensor,
+        work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link,
+    ) -> Option<Chained> {
+        let _ = (chain, x, work);
         None
     }
 

@@ -1,6 +1,9 @@
 // Which token follows each row of logits: speculate/src/sample.rs, without what edits
-// logits, with equal bits. A block a row. Nothing in it depends on the order in which
-// threads come: masses are integers, and of equal scores the lower token wins.
+// logits, with equal bits. Five kernels one after the other: the largest of each part of
+// a row; what tokens weigh, by how far they are below it; which is the last to be kept,
+// the only one with a block a row; the best of each part; the best. Nothing depends on
+// the order in which threads come: masses are integers, and of equal scores the lower
+// token wins.
 
 // As src/choose.rs lays it out.
 struct TokenChoice {
@@ -11,8 +14,10 @@ struct TokenChoice {
     u32 top_k;   // 0 if there is none
 };
 
-#define THREADS 1024
-#define ONE_MASS 1099511627776.0 // 2^40
+#define THREADS 256
+#define CUT_THREADS 1024
+#define PART 2048 // columns of a block, as in src/choose.rs
+#define BUCKETS 256
 #define NO_MASS 29.0f
 #define LEAST (-3.40282347e38f) // of all numbers
 #define MAX_GUMBEL 16.635532f
@@ -60,32 +65,123 @@ __device__ __forceinline__ float z_of(u64 key) {
     return __uint_as_float(bits >> 31 ? bits : bits ^ 0x7fffffffu);
 }
 
-// What the block's threads share.
-struct Shared {
-    u64 weights[256]; // of a bucket: tokens, or their mass
-    u64 found, before;
-    u32 n_keys;
-    float scores[THREADS / 32];
-    u32 ids[THREADS / 32];
-};
-
-// The best score of the block and its token, for all threads.
-__device__ __forceinline__ u32 block_best(float score, u32 id, Shared &s) {
-    auto better = [&](float other, u32 its) {
+// A token and how good it is; of no token, all ones.
+struct Best {
+    float score;
+    u32 id;
+    __device__ __forceinline__ void meet(float other, u32 its) {
         if (other > score || (other == score && its < id)) { score = other; id = its; }
-    };
+    }
+};
+// The best of the block's, for all threads.
+__device__ __forceinline__ Best block_best(Best best) {
+    __shared__ Best bests[32];
 #pragma unroll
     for (int o = 16; o; o >>= 1) {
-        const float other = __shfl_xor_sync(~0u, score, o);
-        const u32 its = __shfl_xor_sync(~0u, id, o);
-        better(other, its);
+        const float other = __shfl_xor_sync(~0u, best.score, o);
+        const u32 its = __shfl_xor_sync(~0u, best.id, o);
+        best.meet(other, its);
     }
     __syncthreads();
-    if ((threadIdx.x & 31) == 0) { s.scores[threadIdx.x >> 5] = score; s.ids[threadIdx.x >> 5] = id; }
+    if ((threadIdx.x & 31) == 0) bests[threadIdx.x >> 5] = best;
     __syncthreads();
-    for (int i = 0; i < THREADS / 32; i++) better(s.scores[i], s.ids[i]);
-    return id;
+    for (int i = 0; i < (int) (blockDim.x >> 5); i++) best.meet(bests[i].score, bests[i].id);
+    return best;
 }
+__device__ __forceinline__ Best best_part(const Best *parts, u32 n) {
+    Best best = {-INFINITE, ~0u};
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) best.meet(parts[i].score, parts[i].id);
+    return block_best(best);
+}
+
+// A row of logits, how its token is chosen, and its largest.
+struct Row {
+    const float *x;
+    const u32 *ids;
+    TokenChoice c;
+    u32 cols, parts, first;
+    float top; // scaled
+    // For a block of the row; `tops` are those of its parts.
+    __device__ __forceinline__ Row(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, u32 row, int cols)
+        : x(x + (u64) row * cols), ids(ids ? ids + (u64) row * apart : ids), c(choices[row]), cols(cols), parts((cols + PART - 1) / PART) {
+        const Best best = best_part(tops + row * parts, parts);
+        first = best.id;
+        top = best.score * c.scale;
+    }
+    __device__ __forceinline__ u32 id(u32 i) const { return ids ? ids[i] : i; }
+    // The largest alone decides.
+    __device__ __forceinline__ bool alone() const { return first == ~0u || c.scale == 0.0f || !(fabsf(top) < INFINITE); }
+    __device__ __forceinline__ bool counts() const { return c.top_k > 0 && c.top_k < cols; }
+    __device__ __forceinline__ bool cuts() const { return !alone() && (counts() || c.top_p < 1.0f); }
+    __device__ __forceinline__ float z(u32 i) const { return x[i] * c.scale; }
+    // How far a token is below the largest, roughly. The last bucket's have no mass.
+    __device__ __forceinline__ int bucket(float z) const { return (int) fminf((top - z) * 8.0f, BUCKETS - 1.0f); }
+};
+template <class F>
+__device__ __forceinline__ void each_of_part(int cols, F f) {
+    const u32 first = blockIdx.x * PART + threadIdx.x;
+#pragma unroll 4
+    for (int i = 0; i < PART / THREADS; i++)
+        if (first + i * THREADS < (u32) cols) f(first + i * THREADS);
+}
+
+// Of all kernels here: `ids`, the tokens of the columns, if not all, each row's so far apart.
+// Block (part, row); also clears what `choose_weigh` adds to, if there is any.
+KERNEL __launch_bounds__(THREADS) choose_tops(const float *x, const u32 *ids, int apart, Best *tops, u64 *weights, int cols) {
+    in_order();
+    const float *row = x + (u64) blockIdx.y * cols;
+    if (ids) ids += (u64) blockIdx.y * apart;
+    Best best = {-INFINITE, ~0u};
+    each_of_part(cols, [&](u32 i) {
+        if (row[i] > -INFINITE) best.meet(row[i], ids ? ids[i] : i);
+    });
+    best = block_best(best);
+    if (threadIdx.x == 0) tops[blockIdx.y * gridDim.x + blockIdx.x] = best;
+    if (weights && blockIdx.x == 0)
+        for (int i = threadIdx.x; i < 2 * BUCKETS; i += THREADS) weights[(u64) blockIdx.y * 2 * BUCKETS + i] = 0;
+}
+
+// Block (part, row). `weights`: [rows, 2, BUCKETS], tokens and their mass.
+KERNEL __launch_bounds__(THREADS) choose_weigh(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, u64 *weights, int cols) {
+    __shared__ u32 tokens[BUCKETS], low[BUCKETS], high[BUCKETS]; // a mass is high 2^20 + low: 2^32 is not reached in a part
+    in_order();
+    const Row row(x, ids, apart, choices, tops, blockIdx.y, cols);
+    if (!row.cuts()) return;
+    for (int i = threadIdx.x; i < BUCKETS; i += THREADS) tokens[i] = low[i] = high[i] = 0;
+    __syncthreads();
+    u32 far = 0;
+    each_of_part(cols, [&](u32 i) {
+        const float z = row.z(i);
+        if (!(z >= LEAST)) return;
+        const int bucket = row.bucket(z);
+        if (bucket == BUCKETS - 1) {
+            far++;
+            return;
+        }
+        atomicAdd(&tokens[bucket], 1u);
+        const u64 m = mass(z - row.top);
+        if (u32 part = (u32) m & 0xfffffu) atomicAdd(&low[bucket], part);
+        if (u32 part = (u32) (m >> 20)) atomicAdd(&high[bucket], part);
+    });
+#pragma unroll
+    for (int o = 16; o; o >>= 1) far += __shfl_xor_sync(~0u, far, o);
+    if ((threadIdx.x & 31) == 0) atomicAdd(&tokens[BUCKETS - 1], far);
+    __syncthreads();
+    weights += (u64) blockIdx.y * 2 * BUCKETS;
+    for (int i = threadIdx.x; i < BUCKETS; i += THREADS) {
+        if (tokens[i]) atomicAdd(&weights[i], (u64) tokens[i]);
+        const u64 m = ((u64) high[i] << 20) + low[i];
+        if (m) atomicAdd(&weights[BUCKETS + i], m);
+    }
+}
+
+// What the threads of `choose_cut` share.
+struct Shared {
+    u64 weights[BUCKETS];
+    u64 found, before;
+    u32 n_keys;
+};
 __device__ __forceinline__ u64 block_total(u64 v, Shared &s) {
     __syncthreads();
     if (threadIdx.x == 0) s.found = 0;
@@ -97,117 +193,182 @@ __device__ __forceinline__ u64 block_total(u64 v, Shared &s) {
     return s.found;
 }
 // The first bucket up to which there is as much as `wanted`, or the last one; how much
-// lies before it.
+// lies before it. A lane of the first warp has eight.
 __device__ __forceinline__ u32 bucket_of(u64 wanted, u64 &before, Shared &s) {
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 32) {
+        const u64 *own = s.weights + 8 * threadIdx.x;
         u64 sum = 0;
-        u32 i = 0;
-        while (i < 255 && sum + s.weights[i] < wanted) sum += s.weights[i++];
-        s.found = i;
-        s.before = sum;
+        for (int i = 0; i < 8; i++) sum += own[i];
+        u64 up_to = sum;
+#pragma unroll
+        for (int o = 1; o < 32; o *= 2) {
+            const u64 left = __shfl_up_sync(~0u, up_to, o);
+            if ((int) threadIdx.x >= o) up_to += left;
+        }
+        const u32 reached = __ballot_sync(~0u, up_to >= wanted);
+        if (threadIdx.x == (reached ? __ffs(reached) - 1 : 31)) {
+            u64 all = up_to - sum;
+            int i = 0;
+            while (i < 7 && all + own[i] < wanted) all += own[i++];
+            s.found = 8 * threadIdx.x + i;
+            s.before = all;
+        }
     }
     __syncthreads();
     before = s.before;
     return (u32) s.found;
 }
-__device__ __forceinline__ void clear_buckets(Shared &s) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < 256; i += THREADS) s.weights[i] = 0;
-    __syncthreads();
-}
-// The least key up to which keys of at most `limit` weigh as much as `wanted`; all ones
-// if they do not.
+// The least key up to which `n` keys weigh as much as `wanted`; all ones if they do not.
 template <class F>
-__device__ __forceinline__ u64 cut(const u64 *keys, u32 n, u64 limit, u64 wanted, F weight, Shared &s) {
-    u64 total = 0;
-    for (u32 i = threadIdx.x; i < n; i += THREADS)
-        if (keys[i] <= limit) total += weight(keys[i]);
+__device__ __forceinline__ u64 cut(const u64 *keys, u32 n, u64 wanted, F weight, Shared &s) {
+    u64 total = 0, differ = 0;
+    const u64 any = n ? keys[0] : 0;
+    for (u32 i = threadIdx.x; i < n; i += CUT_THREADS) {
+        total += weight(keys[i]);
+        differ |= keys[i] ^ any;
+    }
     if (block_total(total, s) < wanted) return ~0ull;
-    u64 prefix = 0;
+    __syncthreads();
+    if (threadIdx.x == 0) s.before = 0;
+    __syncthreads();
+    if (differ) atomicOr(&s.before, differ);
+    __syncthreads();
+    // Digits of eight bits from the first one that differs.
+    int high = s.before ? 64 - __clzll((long long) s.before) : 0;
+    u64 prefix = high < 64 ? any >> high : 0;
 #pragma unroll 1
-    for (int shift = 56; shift >= 0; shift -= 8) {
-        clear_buckets(s);
-        for (u32 i = threadIdx.x; i < n; i += THREADS) {
+    while (high > 0) {
+        const int from = high > 8 ? high - 8 : 0;
+        __syncthreads();
+        for (int i = threadIdx.x; i < BUCKETS; i += CUT_THREADS) s.weights[i] = 0;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < n; i += CUT_THREADS) {
             const u64 key = keys[i];
-            if (key <= limit && (shift == 56 || key >> (shift + 8) == prefix)) atomicAdd(&s.weights[key >> shift & 255], weight(key));
+            if (high == 64 || key >> high == prefix) atomicAdd(&s.weights[key >> from & ((1u << (high - from)) - 1)], weight(key));
         }
         u64 before;
-        prefix = prefix << 8 | bucket_of(wanted, before, s);
+        prefix = prefix << (high - from) | bucket_of(wanted, before, s);
         wanted -= before;
+        high = from;
     }
     return prefix;
 }
-// Tokens are sorted roughly by how far they are below the largest.
-#define BUCKET(z) ((int) fminf((top - (z)) * 8.0f, 255.0f))
-
-// `keys`: room for `cols` of each row.
-KERNEL __launch_bounds__(THREADS, 1) choose_tokens(const float *x, const TokenChoice *choices, u64 *keys, u32 *chosen, int cols) {
+// The keys of a bucket's tokens, in no order.
+__device__ __forceinline__ u32 collect(const Row &row, int bucket, u64 *keys, Shared &s) {
+    __syncthreads();
+    if (threadIdx.x == 0) s.n_keys = 0;
+    __syncthreads();
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < row.cols; i += CUT_THREADS) {
+        const float z = row.z(i);
+        if (z >= LEAST && row.bucket(z) == bucket) keys[atomicAdd(&s.n_keys, 1u)] = key(z, row.id(i));
+    }
+    __syncthreads();
+    return s.n_keys;
+}
+// A block a row: the last key that is kept. `keys`: room for `cols` of each row.
+KERNEL __launch_bounds__(CUT_THREADS, 1) choose_cut(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, const u64 *weights, u64 *keys, u64 *limits, int cols) {
     __shared__ Shared s;
     in_order();
-    const float *row = x + (u64) blockIdx.x * cols;
-    const TokenChoice c = choices[blockIdx.x];
-    keys += (u64) blockIdx.x * cols;
-    float score = -INFINITE;
-    u32 id = ~0u;
-    for (u32 i = threadIdx.x; i < (u32) cols; i += THREADS)
-        if (row[i] > score) { score = row[i]; id = i; }
-    const u32 first = block_best(score, id, s);
-    const float top = first < (u32) cols ? row[first] * c.scale : -INFINITE;
-    if (c.scale == 0.0f || !(fabsf(top) < INFINITE)) {
-        if (threadIdx.x == 0) chosen[blockIdx.x] = first < (u32) cols ? first : 0;
+    const Row row(x, ids, apart, choices, tops, blockIdx.x, cols);
+    if (!row.cuts()) {
+        if (threadIdx.x == 0) limits[blockIdx.x] = ~0ull;
         return;
     }
-    const float least = larger(top + c.min_p, LEAST);
-    const bool counts = c.top_k > 0 && c.top_k < (u32) cols;
-    u64 limit = ~0ull;
-    if (counts || c.top_p < 1.0f) {
-        // The mass of all, and where the cut must lie.
-        clear_buckets(s);
-        if (threadIdx.x == 0) s.n_keys = 0;
-        u64 rest = 0, total = 0;
-        for (u32 i = threadIdx.x; i < (u32) cols; i += THREADS) {
-            const float z = row[i] * c.scale;
-            if (!(z >= LEAST)) continue;
-            const int bucket = BUCKET(z);
-            const u64 weight = counts ? 1 : mass(z - top);
-            total += weight;
-            if (bucket == 255) rest += weight;
-            else if (weight) atomicAdd(&s.weights[bucket], weight);
+    keys += (u64) blockIdx.x * cols;
+    weights += (u64) blockIdx.x * 2 * BUCKETS;
+    auto mass_of = [&](u64 key) { return mass(z_of(key) - row.top); };
+    u64 limit = ~0ull, before;
+    int collected = -1;
+    u32 n = 0;
+    if (row.counts()) {
+        for (int i = threadIdx.x; i < BUCKETS; i += CUT_THREADS) s.weights[i] = weights[i];
+        collected = (int) bucket_of(row.c.top_k, before, s);
+        n = collect(row, collected, keys, s);
+        limit = cut(keys, n, row.c.top_k - before, [](u64) { return (u64) 1; }, s);
+    }
+    if (row.c.top_p < 1.0f) {
+        // Of those that top-k leaves.
+        auto left = [&](u64 key) { return key <= limit ? mass_of(key) : 0; };
+        u64 edge = 0;
+        if (limit != ~0ull) {
+            for (u32 i = threadIdx.x; i < n; i += CUT_THREADS) edge += left(keys[i]);
+            edge = block_total(edge, s);
         }
-        if (rest) atomicAdd(&s.weights[255], rest);
-        total = block_total(total, s);
-        u64 wanted = counts ? c.top_k : (u64) ceil((double) c.top_p * (double) total), before;
-        const int last = (int) bucket_of(wanted, before, s);
-        for (u32 i = threadIdx.x; i < (u32) cols; i += THREADS) {
-            const float z = row[i] * c.scale;
-            if (z >= LEAST && BUCKET(z) <= last) keys[atomicAdd(&s.n_keys, 1)] = key(z, i);
-        }
+        u64 total = 0;
         __syncthreads();
-        const u32 n = s.n_keys;
-        auto mass_of = [&](u64 key) { return mass(z_of(key) - top); };
-        if (counts) {
-            limit = cut(keys, n, limit, wanted, [](u64) { return (u64) 1; }, s);
-            if (c.top_p < 1.0f) {
-                total = 0;
-                for (u32 i = threadIdx.x; i < n; i += THREADS)
-                    if (keys[i] <= limit) total += mass_of(keys[i]);
-                total = block_total(total, s);
-                wanted = (u64) ceil((double) c.top_p * (double) total);
-            }
+        for (int i = threadIdx.x; i < BUCKETS; i += CUT_THREADS) {
+            u64 m = weights[BUCKETS + i];
+            if (limit != ~0ull && i >= collected) m = i == collected ? edge : 0;
+            s.weights[i] = m;
+            total += m;
         }
-        // Among those that top-k leaves.
-        if (c.top_p < 1.0f) limit = min(limit, cut(keys, n, limit, wanted, mass_of, s));
+        total = block_total(total, s);
+        const u64 wanted = (u64) ceil((double) row.c.top_p * (double) total);
+        const int bucket = (int) bucket_of(wanted, before, s);
+        if (bucket != collected) n = collect(row, bucket, keys, s);
+        limit = min(limit, cut(keys, n, wanted - before, left, s));
     }
-    // The largest has some noise; who could not beat it has none drawn.
-    id = key(top, first) <= limit ? first : ~0u;
-    score = id == first ? top + gumbel(draw(c, first)) : -INFINITE;
-    for (u32 i = threadIdx.x; i < (u32) cols; i += THREADS) {
-        const float z = row[i] * c.scale;
-        if (!(z >= least) || key(z, i) > limit || z + MAX_GUMBEL < score) continue;
-        const float v = z + gumbel(draw(c, i));
-        if (v > score || (v == score && i < id)) { score = v; id = i; }
+    if (threadIdx.x == 0) limits[blockIdx.x] = limit;
+}
+
+// Block (part, row). `limits` null: all are kept.
+KERNEL __launch_bounds__(THREADS) choose_noise(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, const u64 *limits, Best *bests, int cols) {
+    in_order();
+    const Row row(x, ids, apart, choices, tops, blockIdx.y, cols);
+    if (row.alone()) return;
+    const u64 limit = limits ? limits[blockIdx.y] : ~0ull;
+    const float least = larger(row.top + row.c.min_p, LEAST);
+    auto noise = [&](u32 id) { return gumbel(draw(row.c, id)); };
+    // The largest has some noise; who could not beat it has none drawn. Of those that are
+    // equal once scaled, another may be all that is left.
+    Best best = {-INFINITE, ~0u};
+    if (key(row.top, row.first) <= limit) best = {row.top + noise(row.first), row.first};
+    each_of_part(cols, [&](u32 i) {
+        const float z = row.z(i);
+        const u32 id = row.id(i);
+        if (!(z >= least) || key(z, id) > limit || z + MAX_GUMBEL < best.score) return;
+        best.meet(z + noise(id), id);
+    });
+    best = block_best(best);
+    if (threadIdx.x == 0) bests[blockIdx.y * gridDim.x + blockIdx.x] = best;
+}
+// A block a row.
+KERNEL __launch_bounds__(THREADS) choose_best(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, const Best *bests, u32 *chosen, int cols) {
+    in_order();
+    const Row row(x, ids, apart, choices, tops, blockIdx.x, cols);
+    Best best = {0.0f, row.first};
+    if (!row.alone()) best = best_part(bests + blockIdx.x * row.parts, row.parts);
+    if (row.first == ~0u) {
+        // Nothing is a number: the lowest token.
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < row.cols; i += THREADS) best.meet(0.0f, row.id(i));
+        best = block_best(best);
     }
-    id = block_best(score, id, s);
-    if (threadIdx.x == 0) chosen[blockIdx.x] = id;
+    if (threadIdx.x == 0) chosen[blockIdx.x] = best.id;
+}
+
+// Which groups of tokens are the best `top` of a row's: a thread a group, block (some
+// groups, row). A better group comes earlier in `ids: [rows, top, size]`.
+KERNEL __launch_bounds__(128) best_groups(const float *scores, const u32 *tokens, u32 *ids, int groups, int size, int top) {
+    in_order();
+    const float *row = scores + (u64) blockIdx.y * groups;
+    const int own = blockIdx.x * 128 + threadIdx.x;
+    if (own >= groups) return;
+    // The order of all numbers, those of either sign of zero and those that are none.
+    auto rank = [&](int i) {
+        const int bits = __float_as_int(row[i]);
+        return bits ^ (int) ((u32) (bits >> 31) >> 1);
+    };
+    const int mine = rank(own);
+    int before = 0;
+#pragma unroll 8
+    for (int i = 0; i < groups; i++) {
+        const int other = rank(i);
+        before += other > mine || (other == mine && i < own);
+    }
+    if (before >= top) return;
+    ids += ((u64) blockIdx.y * top + before) * size;
+    for (int i = 0; i < size; i++) ids[i] = tokens[own * size + i];
 }

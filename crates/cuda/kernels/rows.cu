@@ -213,7 +213,7 @@ KERNEL __launch_bounds__(256) argmax_parts(const float *x, float *values, u32 *p
     block_best(v, at, vs, ats);
     if (threadIdx.x == 0) { values[row * gridDim.x + blockIdx.x] = v; places[row * gridDim.x + blockIdx.x] = at; }
 }
-KERNEL __launch_bounds__(256) argmax(const float *x, const float *values, const u32 *places, u32 *best, int cols, int parts) {
+KERNEL __launch_bounds__(256) argmax(const float *x, const float *values, const u32 *places, const u32 *names, u32 *best, int cols, int parts) {
     __shared__ float vs[8];
     __shared__ u32 ats[8];
     in_order();
@@ -223,7 +223,9 @@ KERNEL __launch_bounds__(256) argmax(const float *x, const float *values, const 
     for (int c = threadIdx.x; c < parts; c += 256) better(v, at, values[row * parts + c], places[row * parts + c]);
     block_best(v, at, vs, ats);
     float first = x[row * cols];
-    if (threadIdx.x == 0) best[row] = first == first && at < (u32) cols ? at : 0;
+    if (threadIdx.x) return;
+    at = first == first && at < (u32) cols ? at : 0;
+    best[row] = names ? names[at] : at;
 }
 
 // Reads `n` times 16 bytes as fast as it can, for measurements.

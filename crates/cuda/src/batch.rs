@@ -14,11 +14,48 @@ const SEQ: usize = 6 + MAX_GROUPS + 2;
 
 /// Rows, sequences and page tables, one after the other.
 pub(crate) fn words(batch: &Batch) -> Vec<u32> {
+    let mut words = Vec::new();
+    put(&mut words, std::slice::from_ref(batch));
+    words
+}
+
+/// Appends the rows and sequences of each of `batches`, one after the other, and all
+/// their page tables behind them, equal ones once. Returns where each batch starts: that
+/// depends on nothing but how many rows and sequences there are.
+pub(crate) fn put(words: &mut Vec<u32>, batches: &[Batch]) -> Vec<usize> {
+    let size = |b: &Batch| HEADER + ROW * b.rows.len() + SEQ * b.seqs.len();
+    let mut end = words.len();
+    let starts = batches.iter().map(|batch| {
+        let start = end;
+        end += size(batch);
+        start
+    });
+    let starts: Vec<usize> = starts.collect();
+    words.resize(end, 0);
+    let mut last: Option<(usize, &[u32])> = None;
+    for (batch, &start) in batches.iter().zip(&starts) {
+        let tables = match last {
+            Some((at, tables)) if tables == batch.tables => at,
+            _ => words.len(),
+        };
+        if tables == words.len() {
+            words.extend_from_slice(&batch.tables);
+        }
+        last = Some((tables, &batch.tables));
+        fill(
+            &mut words[start..start + size(batch)],
+            batch,
+            tables - start,
+        );
+    }
+    starts
+}
+
+/// Rows and sequences of `batch`, whose page tables are `tables` words after `words`.
+fn fill(words: &mut [u32], batch: &Batch, tables: usize) {
     let (n_rows, n_seqs) = (batch.rows.len(), batch.seqs.len());
     let rows = HEADER;
     let seqs = rows + ROW * n_rows;
-    let tables = seqs + SEQ * n_seqs;
-    let mut words = vec![0u32; tables + batch.tables.len()];
     words[..HEADER].copy_from_slice(&[n_rows as u32, n_seqs as u32, rows as u32, seqs as u32]);
     for (i, row) in batch.rows.iter().enumerate() {
         let token = batch.tokens.get(i).copied().unwrap_or(0);
@@ -47,8 +84,6 @@ pub(crate) fn words(batch: &Batch) -> Vec<u32> {
             *out = n as u32;
         }
     }
-    words[tables..].copy_from_slice(&batch.tables);
-    words
 }
 
 #[cfg(test)]
@@ -79,7 +114,22 @@ mod tests {
             ],
             tables: vec![40, 41, 42, 43, 44, 45],
         };
-        let w = words(&batch);
+        // Alone, and behind others, one of which has the same tables.
+        let mut all = vec![9; 6];
+        let other = Batch {
+            tables: vec![5, 6],
+            ..Batch::default()
+        };
+        let three = [other, batch.clone(), batch.clone()];
+        let starts = put(&mut all, &three);
+        assert_eq!(starts[..2], [6, 10]);
+        assert_eq!(all[all.len() - 8..], [5, 6, 40, 41, 42, 43, 44, 45]);
+        check(&words(&batch));
+        check(&all[starts[1]..]);
+        check(&all[starts[2]..]);
+    }
+
+    fn check(w: &[u32]) {
         assert_eq!(w[..2], [3, 2]);
         let row = |r: usize| &w[w[2] as usize + 4 * r..][..4];
         assert_eq!((row(1), row(2)), (&[8, 5, 15, 0][..], &[9, 70, 80, 1][..]));

@@ -1,46 +1,127 @@
-//! Tokens chosen where their logits are (kernels/choose.cu).
+//! Tokens chosen where their logits are (kernels/choose.cu, kernels/rows.cu).
 
-use crate::driver::{Args, Grid, two};
+use crate::driver::{Address, Args, Grid};
 use crate::memory::address;
-use crate::{Cuda, Kernel};
-use backend::{Tensor, TokenChoice};
+use crate::{Cuda, Kernel, rows};
+use backend::{Tensor, TokenChoice, TokenList};
 
-/// Threads of a row's block.
-const THREADS: usize = 1024;
+/// Columns of a block that has a part of a row, and its threads, as in the kernels.
+const PART: usize = 2048;
+const THREADS: usize = 256;
+
+/// Threads of a block that has a row's cut.
+const CUT_THREADS: usize = 1024;
+
+/// Bytes of what a row's tokens weigh.
+const WEIGHTS: usize = 2 * 256 * 8;
+
+/// Words of a choice.
+pub(crate) const WORDS: usize = 8;
 
 /// `TokenChoice` in kernels/choose.cu.
-fn words(c: &TokenChoice) -> [u64; 4] {
+pub(crate) fn words(c: &TokenChoice) -> [u32; WORDS] {
+    let (low, high) = (|v: u64| v as u32, |v: u64| (v >> 32) as u32);
     [
-        c.seed,
-        c.position,
-        two(c.scale.to_bits() as usize, c.top_p.to_bits() as usize),
-        two(c.ln_min_p.to_bits() as usize, c.top_k as usize),
+        low(c.seed),
+        high(c.seed),
+        low(c.position),
+        high(c.position),
+        c.scale.to_bits(),
+        c.top_p.to_bits(),
+        c.ln_min_p.to_bits(),
+        c.top_k,
     ]
 }
 
-pub(crate) fn choose_tokens(cuda: &Cuda, x: &Tensor, choices: &[TokenChoice]) -> Vec<u32> {
+/// What it takes to choose some tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum By {
+    /// No more than their logits.
+    Largest,
+    /// Noise.
+    Noise,
+    /// Noise, and room for tokens that a cut may go through.
+    Cut,
+}
+
+impl By {
+    pub(crate) fn of(choices: &[TokenChoice]) -> Self {
+        if choices.iter().any(|c| c.top_k > 0 || c.top_p < 1.0) {
+            By::Cut
+        } else if choices.iter().any(|c| c.scale != 0.0) {
+            By::Noise
+        } else {
+            By::Largest
+        }
+    }
+}
+
+/// The tokens of the columns: where, and how many after a row's come the next one's. All
+/// tokens if nowhere.
+pub(crate) type Ids = (Address, usize);
+
+/// The tokens of `list`, or all.
+pub(crate) fn listed(list: Option<&TokenList>) -> Ids {
+    (list.map_or(0, |list| address(list.on_device())), 0)
+}
+
+/// Has the token of each row of `x` written to `chosen`; `choices` has a [`TokenChoice`]
+/// for each.
+pub(crate) fn choose(
+    cuda: &Cuda,
+    x: &Tensor,
+    (ids, apart): Ids,
+    by: By,
+    choices: Address,
+    chosen: Address,
+) {
     let (rows, cols) = (x.rows(), x.cols());
-    assert_eq!(choices.len(), rows, "a choice a row");
-    let all: Vec<u64> = choices.iter().flat_map(words).collect();
-    let all = cuda.arena.of(&all);
-    // Tokens that a cut may go through, with what orders them.
-    let cuts = |c: &TokenChoice| c.top_k > 0 || c.top_p < 1.0;
-    let keys = if choices.iter().any(cuts) {
-        8 * rows * cols
-    } else {
-        0
+    if by == By::Largest && apart == 0 {
+        return rows::largest(cuda, x, ids, chosen);
+    }
+    let parts = cols.div_ceil(PART);
+    let cuts = usize::from(by == By::Cut);
+    let buffer = |bytes| cuda.arena.buffer(bytes);
+    let (tops, bests) = (buffer(8 * rows * parts), buffer(8 * rows * parts));
+    let weights = buffer(cuts * rows * WEIGHTS);
+    let (keys, limits) = (buffer(cuts * rows * cols * 8), buffer(cuts * rows * 8));
+    let [weights_at, limits_at] = [&weights, &limits].map(|b| b.address * cuts as Address);
+    let launch = |name, grid, args: Args| {
+        cuda.launch(&Kernel::new("choose", name), grid, args.int(cols));
     };
-    let keys = cuda.arena.buffer(keys);
-    let chosen = cuda.arena.buffer(4 * rows);
-    let args = Args::default()
-        .ptr(address(x))
-        .ptr(all.address)
-        .ptr(keys.address)
-        .ptr(chosen.address)
-        .int(cols);
-    let kernel = Kernel::new("choose", "choose_tokens");
-    cuda.launch(&kernel, Grid::new(rows, THREADS), args);
-    let mut found = vec![0u32; rows];
+    let (each_part, each_row) = (Grid::rect(parts, rows, THREADS), Grid::new(rows, THREADS));
+    let x = Args::default().ptr(address(x)).ptr(ids).int(apart);
+    let args = x.clone().ptr(tops.address).ptr(weights_at);
+    launch("choose_tops", each_part, args);
+    if by == By::Cut {
+        let args = x.clone().ptr(choices).ptr(tops.address).ptr(weights_at);
+        launch("choose_weigh", each_part, args.clone());
+        let args = args.ptr(keys.address).ptr(limits_at);
+        launch("choose_cut", Grid::new(rows, CUT_THREADS), args);
+    }
+    let args = x.ptr(choices).ptr(tops.address);
+    let noise = args.clone().ptr(limits_at).ptr(bests.address);
+    launch("choose_noise", each_part, noise);
+    launch("choose_best", each_row, args.ptr(bests.address).ptr(chosen));
+}
+
+pub(crate) fn choose_tokens(
+    cuda: &Cuda,
+    x: &Tensor,
+    list: Option<&TokenList>,
+    choices: &[TokenChoice],
+) -> Option<Vec<u32>> {
+    assert_eq!(choices.len(), x.rows(), "a choice a row");
+    let all: Vec<u32> = choices.iter().flat_map(words).collect();
+    let all = cuda.arena.of(&all);
+    let chosen = cuda.arena.buffer(4 * x.rows());
+    // Greedy rows too: what is not a number counts as least there.
+    let by = match By::of(choices) {
+        By::Largest => By::Noise,
+        by => by,
+    };
+    choose(cuda, x, listed(list), by, all.address, chosen.address);
+    let mut found = vec![0u32; x.rows()];
     cuda.driver.read(&mut found, chosen.address);
-    found
+    Some(found)
 }

@@ -115,7 +115,7 @@ impl Drop for Graph {
 }
 
 /// Arguments of a launch, by value.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Args {
     words: Vec<u64>,
     /// Where each argument starts in `words`.

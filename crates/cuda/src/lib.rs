@@ -34,8 +34,9 @@ mod tests;
 pub use driver::{CudaError, device_count};
 
 use backend::{
-    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
-    Kv, KvFormat, KvSpec, Matrix, Rope, StepKey, Tensor, TokenChoice,
+    Activation, Attention, Backend, Batch, Chain, Chained, Delta, DeltaSpec, DeltaWeights,
+    DeviceError, Experts, Kv, KvFormat, KvSpec, Link, Matrix, Rope, StepKey, Tensor, TokenChoice,
+    TokenGroups, TokenList,
 };
 use compile::Kernel;
 use driver::{Address, Args, Driver, Grid, lock};
@@ -96,8 +97,8 @@ struct State {
     batch: Option<(Batch, Block)>,
     /// Rotary frequencies, by their bits.
     frequencies: HashMap<Vec<u32>, Block>,
-    /// The rows of the step that is being recorded.
-    recording: Option<Batch>,
+    /// The step that is being recorded.
+    recording: Option<step::Recording>,
     steps: HashMap<step::Shape, step::Known>,
 }
 
@@ -190,18 +191,21 @@ impl Cuda {
     }
 
     /// Where the step's tokens lie, if it is being recorded and they are `tokens`.
-    fn recorded_tokens(&self, tokens: &[u32]) -> Option<Address> {
+    fn recorded_tokens(&self, tokens: &[u32]) -> Option<step::Tokens> {
         let state = self.state();
-        let batch = state.recording.as_ref()?;
-        (batch.tokens == tokens).then_some(self.recorded_batch.address)
+        let recording = state.recording.as_ref()?;
+        (recording.batch.tokens == tokens).then_some(recording.tokens())
     }
 
     /// The step's rows on the device.
     fn batch(&self, batch: &Batch) -> Address {
         let mut state = self.state();
         if let Some(recording) = &state.recording {
-            assert_eq!(recording, batch, "the rows of the step that is recorded");
-            return self.recorded_batch.address;
+            assert_eq!(
+                &recording.batch, batch,
+                "the rows of the step that is recorded"
+            );
+            return recording.at;
         }
         if let Some((last, block)) = &state.batch
             && last == batch
@@ -296,6 +300,16 @@ impl Backend for Cuda {
         product::matmul_rows(self, x, w, ids)
     }
 
+    fn matmul_groups(
+        &self,
+        x: &Tensor,
+        w: &Matrix,
+        scores: &Tensor,
+        groups: &TokenGroups,
+    ) -> Option<[Tensor; 2]> {
+        Some(product::matmul_groups(self, x, w, scores, groups))
+    }
+
     fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
         rows::rms_norm(self, x, weight, width, eps)
     }
@@ -387,7 +401,21 @@ impl Backend for Cuda {
         rows::argmax(self, x)
     }
 
-    fn choose_tokens(&self, x: &Tensor, choices: &[TokenChoice]) -> Option<Vec<u32>> {
-        Some(choose::choose_tokens(self, x, choices))
+    fn choose_tokens(
+        &self,
+        x: &Tensor,
+        list: Option<&TokenList>,
+        choices: &[TokenChoice],
+    ) -> Option<Vec<u32>> {
+        choose::choose_tokens(self, x, list, choices)
+    }
+
+    fn chain(
+        &self,
+        chain: &Chain<'_>,
+        x: &Tensor,
+        work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link,
+    ) -> Option<Chained> {
+        step::chain(self, chain, x, work)
     }
 }

@@ -5,10 +5,14 @@ use crate::memory::{Block, address, address_mut};
 use crate::moe::ExpertTable;
 use crate::pack::{self, Packing, TILE, TILE_ROWS};
 use crate::rows::half;
+use crate::step::Tokens;
 use crate::{Cuda, Kernel};
-use backend::{Matrix, Tensor};
+use backend::{Matrix, Tensor, TokenGroups};
 use quant::{Scalar, Stored};
 use std::sync::OnceLock;
+
+/// Threads of a block that ranks groups of tokens.
+const GROUPS: usize = 128;
 
 /// Rows of activations that one tensor-core product takes.
 const TOKENS: usize = 8;
@@ -187,17 +191,18 @@ pub(crate) fn embed(cuda: &Cuda, table: &Matrix, tokens: &[u32], scale: f32) -> 
     let n = tokens.len() * table.cols;
     // A recorded step reads its own tokens, whatever they are by then.
     let recorded = cuda.recorded_tokens(tokens);
-    let ids = recorded.is_none().then(|| cuda.arena.of(tokens));
+    let uploaded = recorded.is_none().then(|| cuda.arena.of(tokens));
+    let [ids, batch] = match recorded {
+        Some(Tokens::Rows(batch)) => [0, batch],
+        Some(Tokens::Chosen(ids)) => [ids, 0],
+        None => [uploaded.as_ref().map_or(0, |ids| ids.address), 0],
+    };
     let args = Args::default().ptr(w.address());
     let (kernel, args) = match w.packed {
         None => (Kernel::new("plain", "embed"), args),
         Some(t) => (t.kernel("embed"), args.ptr(w.factors())),
     };
-    let args = args
-        .ptr(ids.as_ref().map_or(0, |ids| ids.address))
-        .ptr(recorded.unwrap_or(0))
-        .ptr(address(&y))
-        .int(table.cols);
+    let args = args.ptr(ids).ptr(batch).ptr(address(&y)).int(table.cols);
     let args = match w.packed {
         None => args,
         Some(t) => args.int(t.tiles),
@@ -330,20 +335,51 @@ pub(crate) fn matmul_rows(cuda: &Cuda, x: &Tensor, w: &Matrix, ids: &[Vec<u32>])
         ids.len() == x.rows() && ids.iter().all(|i| i.len() == n_ids),
         "as many rows of the matrix for each row"
     );
-    let weights = w.storage::<Weights>();
-    let y = cuda.tensor(x.rows(), n_ids);
     let all: Vec<u32> = ids.concat();
     assert!(
         all.iter().all(|&id| (id as usize) < w.rows),
         "rows of the matrix"
     );
-    let all = cuda.arena.of(&all);
+    rows_of(cuda, x, w, cuda.arena.of(&all).address, n_ids)
+}
+
+/// Scores of the tokens of each row's best groups, and the tokens.
+pub(crate) fn matmul_groups(
+    cuda: &Cuda,
+    x: &Tensor,
+    w: &Matrix,
+    scores: &Tensor,
+    groups: &TokenGroups,
+) -> [Tensor; 2] {
+    let (n, size) = (groups.top() * groups.size(), groups.size());
+    assert_eq!(
+        scores.cols() * size,
+        groups.list().ids().len(),
+        "a score for each group"
+    );
+    let ids = cuda.tensor(x.rows(), n);
+    let args = Args::default()
+        .ptr(address(scores))
+        .ptr(address(groups.list().on_device()))
+        .ptr(address(&ids))
+        .int(scores.cols())
+        .int(size)
+        .int(groups.top());
+    let grid = Grid::rect(scores.cols().div_ceil(GROUPS), x.rows(), GROUPS);
+    cuda.launch(&Kernel::new("choose", "best_groups"), grid, args);
+    [rows_of(cuda, x, w, address(&ids), n), ids]
+}
+
+/// Products with the `n_ids` rows of `w` that each row of `x` has at `ids`.
+fn rows_of(cuda: &Cuda, x: &Tensor, w: &Matrix, ids: Address, n_ids: usize) -> Tensor {
+    let weights = w.storage::<Weights>();
+    let y = cuda.tensor(x.rows(), n_ids);
     match weights.packed {
         None => {
             let args = Args::default()
                 .ptr(weights.address())
                 .ptr(address(x))
-                .ptr(all.address)
+                .ptr(ids)
                 .ptr(address(&y))
                 .int(n_ids)
                 .int(w.cols);
@@ -356,7 +392,7 @@ pub(crate) fn matmul_rows(cuda: &Cuda, x: &Tensor, w: &Matrix, ids: &[Vec<u32>])
                 .ptr(weights.factors())
                 .ptr(address(&y))
                 .words(&half(cuda, x).words())
-                .ptr(all.address)
+                .ptr(ids)
                 .int(n_ids)
                 .int(tiles.tiles)
                 .int(tiles.per);

@@ -1,6 +1,6 @@
 //! Ops that look at one row at a time (kernels/rows.cu).
 
-use crate::driver::{Args, Grid};
+use crate::driver::{Address, Args, Grid};
 use crate::fuse::{Deferred, Gated, MAX_JOBS, Mixed, Norm, Turn};
 use crate::memory::{Block, Half, Values, address, address_mut};
 use crate::pack::TILE;
@@ -490,11 +490,20 @@ pub(crate) fn rope(cuda: &Cuda, mut x: Tensor, rope: &Rope, batch: &Batch) -> Te
 }
 
 pub(crate) fn argmax(cuda: &Cuda, x: &Tensor) -> Vec<u32> {
+    let best = cuda.arena.buffer(4 * x.rows());
+    largest(cuda, x, 0, best.address);
+    let mut found = vec![0u32; x.rows()];
+    cuda.driver.read(&mut found, best.address);
+    found
+}
+
+/// Has the column of each row's largest value written to `best`, or what `names` has
+/// for it, unless that is 0.
+pub(crate) fn largest(cuda: &Cuda, x: &Tensor, names: Address, best: Address) {
     let (rows, cols) = (x.rows(), x.cols());
     let parts = cols.div_ceil(2048).min(64);
     let values = cuda.arena.buffer(4 * rows * parts);
     let places = cuda.arena.buffer(4 * rows * parts);
-    let best = cuda.arena.buffer(4 * rows);
     let args = Args::default()
         .ptr(address(x))
         .ptr(values.address)
@@ -505,11 +514,9 @@ pub(crate) fn argmax(cuda: &Cuda, x: &Tensor) -> Vec<u32> {
         .ptr(address(x))
         .ptr(values.address)
         .ptr(places.address)
-        .ptr(best.address)
+        .ptr(names)
+        .ptr(best)
         .int(cols)
         .int(parts);
     cuda.launch(&kernel("argmax"), Grid::new(rows, 256), args);
-    let mut found = vec![0u32; rows];
-    cuda.driver.read(&mut found, best.address);
-    found
 }

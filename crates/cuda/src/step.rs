@@ -5,26 +5,33 @@
 //! changes is read from memory at fixed places: the step's rows with their tokens,
 //! positions and pages, and copies of its inputs. A longer context changes nothing
 //! in it. A step that needs the host in between is run as it comes.
+//!
+//! A chain is one record of all its steps. Their rows, and how tokens are chosen, are
+//! written before it starts; the tokens themselves stay where the choice before leaves
+//! them, and are read once at its end.
 
-use crate::driver::Graph;
+use crate::choose::{self, By, choose, listed};
+use crate::driver::{Address, Graph};
 use crate::memory::{Values, address};
 use crate::{Cuda, batch};
-use backend::{Batch, StepKey, Tensor};
+use backend::{Batch, Chain, Chained, Link, StepKey, Tensor};
 
 /// Rows of a step that is recorded, at most: larger ones are prompts, which come in
 /// any size and leave the host time enough.
 const MAX_ROWS: usize = 64;
 
 /// Bytes for a step's rows; page tables for contexts of a million tokens.
-pub(crate) const BATCH_BYTES: usize = 1 << 18;
+pub(crate) const BATCH_BYTES: usize = 1 << 20;
 
 /// Everything that shapes a step.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     key: StepKey,
-    rows: usize,
-    seqs: usize,
+    /// Rows and sequences, of each step of a chain.
+    batches: Vec<(usize, usize)>,
     inputs: Vec<(usize, usize)>,
+    /// How a chain chooses, and among which tokens.
+    choice: Option<(By, Address)>,
 }
 
 /// What is known of a step's shape.
@@ -43,6 +50,34 @@ pub(crate) struct Record {
     outputs: Vec<Tensor>,
 }
 
+/// A step while it is recorded.
+pub(crate) struct Recording {
+    pub(crate) batch: Batch,
+    /// Where its rows are going to lie.
+    pub(crate) at: Address,
+    /// Where the step before leaves the tokens, in a chain.
+    chosen: Option<Address>,
+}
+
+/// Where a recorded step finds its tokens.
+#[derive(Clone, Copy)]
+pub(crate) enum Tokens {
+    /// In its rows.
+    Rows(Address),
+    /// Alone.
+    Chosen(Address),
+}
+
+impl Recording {
+    pub(crate) fn tokens(&self) -> Tokens {
+        self.chosen.map_or(Tokens::Rows(self.at), Tokens::Chosen)
+    }
+}
+
+fn size(batch: &Batch) -> (usize, usize) {
+    (batch.n_rows(), batch.seqs.len())
+}
+
 pub(crate) fn step(
     cuda: &Cuda,
     key: StepKey,
@@ -50,29 +85,122 @@ pub(crate) fn step(
     inputs: &[&Tensor],
     work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
 ) -> Vec<Tensor> {
-    let words = batch::words(batch);
-    if batch.n_rows() > MAX_ROWS || 4 * words.len() > BATCH_BYTES || cuda.driver.has_failed() {
-        return work(inputs);
-    }
     let shape = Shape {
         key,
-        rows: batch.n_rows(),
-        seqs: batch.seqs.len(),
+        batches: vec![size(batch)],
         inputs: inputs.iter().map(|x| (x.rows(), x.cols())).collect(),
+        choice: None,
     };
+    let at = cuda.recorded_batch.address;
+    run(cuda, shape, &batch::words(batch), inputs, &mut |x| {
+        cuda.records(batch, at, None);
+        work(x)
+    })
+}
+
+pub(crate) fn chain(
+    cuda: &Cuda,
+    chain: &Chain<'_>,
+    x: &Tensor,
+    work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link,
+) -> Option<Chained> {
+    let listed = listed(chain.list);
+    let (n, rows) = (chain.batches.len(), chain.choices.first()?.len());
+    let batches = chain.batches.iter().enumerate();
+    assert!(
+        chain.choices.len() == n
+            && chain.choices.iter().all(|c| c.len() == rows)
+            && batches.clone().all(|(i, b)| b.n_rows() == rows || i == 0),
+        "a row and a choice for each token"
+    );
+    let all = chain.choices.concat();
+    let mut words: Vec<u32> = all.iter().flat_map(choose::words).collect();
+    let n_choices = words.len();
+    let starts = batch::put(&mut words, chain.batches);
+    let by = By::of(&all);
+    let shape = Shape {
+        key: chain.key,
+        batches: chain.batches.iter().map(size).collect(),
+        inputs: vec![(x.rows(), x.cols())],
+        choice: Some((by, listed.0)),
+    };
+    let base = cuda.recorded_batch.address;
+    let mut made = run(cuda, shape, &words, &[x], &mut |inputs| {
+        let is_recording = cuda.state().recording.is_some();
+        let here = (!is_recording).then(|| cuda.arena.of(&words[..n_choices]));
+        let choices = here.as_ref().map_or(base, |here| here.address);
+        let chosen = cuda.tensor(n, rows);
+        let tokens = |i: usize| address(&chosen) + (4 * i * rows) as Address;
+        let mut next: Option<Tensor> = None;
+        for (i, batch) in batches.clone() {
+            let before = (i > 0).then(|| tokens(i - 1));
+            let x = next.as_ref().unwrap_or(inputs[0]);
+            let link = match before {
+                Some(before) if !is_recording => {
+                    let mut batch = batch.clone();
+                    batch.tokens.resize(rows, 0);
+                    cuda.driver.read(&mut batch.tokens, before);
+                    work(i, &batch, x)
+                }
+                _ => {
+                    cuda.records(batch, base + 4 * starts[i] as Address, before);
+                    work(i, batch, x)
+                }
+            };
+            let of = choices + (4 * choose::WORDS * i * rows) as Address;
+            let ids = link.ids.as_ref();
+            let ids = ids.map_or(listed, |ids| (address(ids), ids.cols()));
+            choose(cuda, &link.logits, ids, by, of, tokens(i));
+            next = link.next.or(next);
+        }
+        [Some(chosen), next].into_iter().flatten().collect()
+    });
+    let mut tokens = vec![0u32; n * rows];
+    cuda.driver.read(&mut tokens, address(&made[0]));
+    Some(Chained {
+        tokens: tokens.chunks(rows).map(<[u32]>::to_vec).collect(),
+        next: made.drain(1..).next(),
+    })
+}
+
+impl Cuda {
+    /// What is recorded from now on, if anything is, is about `batch`.
+    fn records(&self, batch: &Batch, at: Address, chosen: Option<Address>) {
+        if let Some(recording) = &mut self.state().recording {
+            *recording = Recording {
+                batch: batch.clone(),
+                at,
+                chosen,
+            };
+        }
+    }
+}
+
+/// Runs `work`, or its record after writing `words` where that reads them.
+fn run(
+    cuda: &Cuda,
+    shape: Shape,
+    words: &[u32],
+    inputs: &[&Tensor],
+    work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
+) -> Vec<Tensor> {
+    let rows = shape.batches.iter().map(|&(rows, _)| rows).max();
+    if rows > Some(MAX_ROWS) || 4 * words.len() > BATCH_BYTES || cuda.driver.has_failed() {
+        return work(inputs);
+    }
     let known = cuda.state().steps.remove(&shape);
     let (known, made) = match known {
         None => (Known::Seen, work(inputs)),
         Some(Known::Unrecordable) => (Known::Unrecordable, work(inputs)),
-        Some(Known::Seen) => match record(cuda, batch, inputs, work) {
+        Some(Known::Seen) => match record(cuda, inputs, work) {
             None => (Known::Unrecordable, work(inputs)),
             Some(record) => {
-                let made = replay(cuda, &record, &words, inputs);
+                let made = replay(cuda, &record, words, inputs);
                 (Known::Recorded(record), made)
             }
         },
         Some(Known::Recorded(record)) => {
-            let made = replay(cuda, &record, &words, inputs);
+            let made = replay(cuda, &record, words, inputs);
             (Known::Recorded(record), made)
         }
     };
@@ -82,12 +210,15 @@ pub(crate) fn step(
 
 fn record(
     cuda: &Cuda,
-    batch: &Batch,
     inputs: &[&Tensor],
     work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
 ) -> Option<Record> {
     cuda.arena.recording(true);
-    cuda.state().recording = Some(batch.clone());
+    cuda.state().recording = Some(Recording {
+        batch: Batch::default(),
+        at: 0,
+        chosen: None,
+    });
     let inputs: Vec<Tensor> = inputs
         .iter()
         .map(|x| cuda.tensor(x.rows(), x.cols()))

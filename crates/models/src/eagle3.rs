@@ -20,7 +20,7 @@ use crate::layers::{GatedMlp, Loader, frequencies};
 use crate::{
     ChainedHead, HeadLogits, ModelError, Scored, TARGETS, Target, parse, require, require_sizes,
 };
-use backend::{Activation, Attention, Backend, Batch, Matrix, Rope, Tensor};
+use backend::{Activation, Attention, Backend, Batch, Matrix, Rope, Tensor, TokenList};
 use cache::{GroupPlan, Memory, MemoryPlan};
 use serde::Deserialize;
 use serde_json::Value;
@@ -309,7 +309,7 @@ pub struct Eagle3 {
     norm_output: bool,
     lm_head: Matrix,
     /// The target's token of each draft token; the same if absent.
-    ids: Option<Vec<u32>>,
+    list: Option<TokenList>,
     rope: Rope,
     plan: MemoryPlan,
     eps: f32,
@@ -398,7 +398,7 @@ impl Eagle3 {
             norm: load.vector("norm", hidden)?,
             norm_output: config.norm_output,
             lm_head: load.matrix("lm_head", n_draft, hidden)?,
-            ids,
+            list: ids.map(|ids| TokenList::new(b, ids)),
             rope: layer.rope()?,
             eps: layer.rms_norm_eps,
             taps,
@@ -494,6 +494,10 @@ impl ChainedHead for Eagle3 {
         }
     }
 
+    fn list(&self) -> Option<&TokenList> {
+        self.list.as_ref()
+    }
+
     fn logits(&self, b: &dyn Backend, _target: &dyn Target, features: &Tensor) -> HeadLogits<'_> {
         let logits = if self.norm_output {
             b.matmul(features, &self.lm_head)
@@ -503,10 +507,7 @@ impl ChainedHead for Eagle3 {
         b.note(format_args!("draft.logits"), &logits);
         HeadLogits {
             logits,
-            scored: match &self.ids {
-                Some(ids) => Scored::Same(ids),
-                None => Scored::All,
-            },
+            scored: self.list.as_ref().map_or(Scored::All, Scored::Same),
         }
     }
 }

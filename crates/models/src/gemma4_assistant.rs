@@ -16,7 +16,7 @@ use crate::census::{self, Census};
 use crate::gemma4::{Config, FULL, LayerType, QueryAttention, SLIDING};
 use crate::layers::{GatedMlp, Loader};
 use crate::{Gemma4, HeadLogits, ModelError, Scored, Shortlist, Target, parse, require};
-use backend::{Activation, Backend, Batch, Matrix, Tensor};
+use backend::{Activation, Backend, Batch, Matrix, Tensor, TokenGroups};
 use cache::Memory;
 use serde::Deserialize;
 use weights::Checkpoint;
@@ -74,11 +74,7 @@ struct Layer {
 /// Scores the tokens of the best centroids only (§5).
 struct Centroids {
     centroids: Matrix,
-    /// Token ids, centroid after centroid.
-    ordering: Vec<u32>,
-    /// Tokens of a centroid.
-    size: usize,
-    top_k: usize,
+    groups: TokenGroups,
 }
 
 /// A Gemma 4 assistant, paired with its target.
@@ -192,9 +188,12 @@ impl Gemma4Assistant {
             )?;
             Some(Centroids {
                 centroids: load.at("masked_embedding").matrix("centroids", n, hidden)?,
-                ordering,
-                size: config.vocab_size / n,
-                top_k: assistant.centroid_intermediate_top_k.min(n),
+                groups: TokenGroups::new(
+                    b,
+                    ordering,
+                    config.vocab_size / n,
+                    assistant.centroid_intermediate_top_k.min(n),
+                ),
             })
         } else {
             None
@@ -243,6 +242,27 @@ impl Gemma4Assistant {
         self.shortlist.as_ref()
     }
 
+    /// Whether it scores the tokens of a few centroids, others after each row, and not all.
+    pub fn scores_some(&self) -> bool {
+        self.centroids.is_some()
+    }
+
+    /// [`Gemma4Assistant::logits`] for the steps of a [`backend::Chain`]: the scores and,
+    /// where they are of others after each row, the tokens.
+    ///
+    /// # Panics
+    ///
+    /// On a backend without chains.
+    pub fn chained_logits(&self, b: &dyn Backend, z: &Tensor) -> (Tensor, Option<Tensor>) {
+        let Some(c) = &self.centroids else {
+            return (self.logits(b, z).logits, None);
+        };
+        let scores = b.matmul(z, &c.centroids); // [n, C]
+        let made = b.matmul_groups(z, &self.embed, &scores, &c.groups);
+        let [logits, ids] = made.expect("a device that runs chains");
+        (logits, Some(ids))
+    }
+
     /// One step of a draft: from the newest token and hidden row of each
     /// sequence, `hidden: [n, B]`, to `(z: [n, H], h': [n, B])`.
     ///
@@ -288,7 +308,7 @@ impl Gemma4Assistant {
                 let ids: Vec<Vec<u32>> = b
                     .download(&scores)
                     .chunks_exact(scores.cols())
-                    .map(|row| c.candidates(row))
+                    .map(|row| c.groups.best(row))
                     .collect();
                 HeadLogits {
                     logits: b.matmul_rows(z, &self.embed, &ids),
@@ -298,25 +318,6 @@ impl Gemma4Assistant {
         };
         b.note(format_args!("draft.logits"), &head.logits);
         head
-    }
-}
-
-impl Centroids {
-    /// The tokens of the best `top_k` centroids, in ascending order.
-    fn candidates(&self, scores: &[f32]) -> Vec<u32> {
-        let mut order: Vec<usize> = (0..scores.len()).collect();
-        let better = |&a: &usize, &b: &usize| scores[b].total_cmp(&scores[a]).then(a.cmp(&b));
-        if self.top_k < order.len() {
-            order.select_nth_unstable_by(self.top_k, better);
-            order.truncate(self.top_k);
-        }
-        let mut ids: Vec<u32> = order
-            .iter()
-            .flat_map(|&c| &self.ordering[c * self.size..(c + 1) * self.size])
-            .copied()
-            .collect();
-        ids.sort_unstable();
-        ids
     }
 }
 

@@ -1,7 +1,7 @@
 //! What draft heads have in common, as drafters see it.
 
 use crate::Target;
-use backend::{Backend, Batch, Matrix, Tensor};
+use backend::{Backend, Batch, Matrix, Tensor, TokenList};
 use cache::{Memory, MemoryPlan};
 use quant::Stored;
 use std::ops::Range;
@@ -12,7 +12,7 @@ pub enum Scored<'a> {
     /// All of the target's vocabulary.
     All,
     /// These, after every row.
-    Same(&'a [u32]),
+    Same(&'a TokenList),
     /// Others after each row.
     ByRow(Vec<Vec<u32>>),
 }
@@ -22,7 +22,7 @@ impl Scored<'_> {
     pub fn ids(&self, row: usize) -> Option<&[u32]> {
         match self {
             Scored::All => None,
-            Scored::Same(ids) => Some(ids),
+            Scored::Same(list) => Some(list.ids()),
             Scored::ByRow(ids) => Some(&ids[row]),
         }
     }
@@ -43,7 +43,7 @@ pub struct HeadLogits<'a> {
 #[derive(Debug)]
 pub struct Shortlist {
     /// Ascending.
-    ids: Vec<u32>,
+    list: TokenList,
     /// Their rows of the output matrix, `[m, H]`.
     rows: Matrix,
 }
@@ -53,21 +53,26 @@ impl Shortlist {
     pub(crate) fn new(b: &dyn Backend, output: &Stored<'_>, ids: &[u32]) -> Self {
         let runs: Vec<Stored<'_>> = runs(ids).map(|run| output.slice(run)).collect();
         Shortlist {
-            ids: ids.to_vec(),
+            list: TokenList::new(b, ids.to_vec()),
             rows: b.matrix(&runs),
         }
     }
 
     /// The tokens, ascending.
     pub fn ids(&self) -> &[u32] {
-        &self.ids
+        self.list.ids()
+    }
+
+    /// The same as its columns stand for them.
+    pub fn list(&self) -> &TokenList {
+        &self.list
     }
 
     /// Scores of its tokens after each row of `x: [n, H]`.
     pub fn logits(&self, b: &dyn Backend, x: &Tensor) -> HeadLogits<'_> {
         HeadLogits {
             logits: b.matmul(x, &self.rows),
-            scored: Scored::Same(&self.ids),
+            scored: Scored::Same(&self.list),
         }
     }
 }
@@ -115,6 +120,11 @@ pub trait ChainedHead: Send + Sync {
     /// The tokens that it can score apart, from what [`ChainedHead::forward`]
     /// returned.
     fn shortlist(&self) -> Option<&Shortlist> {
+        None
+    }
+
+    /// The tokens that [`ChainedHead::logits`] scores, if not all.
+    fn list(&self) -> Option<&TokenList> {
         None
     }
 

@@ -288,9 +288,13 @@ impl Speculator {
         let logits = logits.or_else(|| {
             (!wanted.is_empty()).then(|| target.logits(b, &b.gather(&hidden, &wanted)))
         });
-        b.finish()?;
+        // Asked for before the wait, so that a device goes on with it at once.
+        let chosen = logits
+            .as_ref()
+            .and_then(|logits| self.chosen(streams, &shares, logits));
+        self.b.finish()?;
         if let Some(logits) = &logits {
-            self.choose(streams, &shares, logits);
+            self.choose(streams, &shares, logits, chosen.as_deref());
         }
         for (stream, share) in streams.iter_mut().zip(&shares) {
             // A chosen token is pending: known, not remembered.
@@ -366,10 +370,15 @@ impl Speculator {
         Ok(shares)
     }
 
-    /// Chooses and accepts. The rows of `logits` are those of
-    /// [`Share::choosing`], one stream after the other.
-    fn choose(&mut self, streams: &mut [&mut Stream], shares: &[Share], logits: &Tensor) {
-        let chosen = self.chosen(streams, shares, logits);
+    /// Chooses, unless the device has `chosen`, and accepts. The rows of `logits` are
+    /// those of [`Share::choosing`], one stream after the other.
+    fn choose(
+        &mut self,
+        streams: &mut [&mut Stream],
+        shares: &[Share],
+        logits: &Tensor,
+        chosen: Option<&[u32]>,
+    ) {
         let scores = match chosen {
             Some(_) => Default::default(),
             None => self.b.download(logits),
@@ -399,7 +408,7 @@ impl Speculator {
                 if i > 0 {
                     history.push(draft[i - 1]);
                 }
-                if let Some(chosen) = &chosen {
+                if let Some(chosen) = chosen {
                     return chosen[row + i];
                 }
                 let scores = &scores[(row + i) * cols..(row + i + 1) * cols];
@@ -470,7 +479,7 @@ impl Speculator {
         };
         let rows = ending.flat_map(|(s, share)| (0..=share.drafted).map(move |i| (s, i)));
         let choices: Option<Vec<TokenChoice>> = rows.map(choice).collect();
-        self.b.choose_tokens(logits, &choices?)
+        self.b.choose_tokens(logits, None, &choices?)
     }
 
     /// Lets the drafter see what stays, and guess; returns the longest draft that

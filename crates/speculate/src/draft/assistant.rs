@@ -5,11 +5,11 @@
 //! forgotten.
 
 use super::coverage::Coverage;
-use super::{DraftRequest, Drafter, TargetView, choose, wanting};
+use super::{DraftRequest, Drafter, Stretch, TargetView, shortest, wanting};
 use crate::sample::Scratch;
 use backend::{Batch, StepKey, Tensor};
 use cache::MemoryFull;
-use models::Gemma4Assistant;
+use models::{Gemma4Assistant, Shortlist};
 
 /// The drafter of a [`Gemma4Assistant`].
 pub struct Assistant {
@@ -57,48 +57,53 @@ impl Drafter for Assistant {
             return drafts;
         }
         let last: Vec<usize> = active.iter().map(|&r| requests[r].kept.end - 1).collect();
-        let mut hidden = b.gather(hidden, &last); // [n, B]
-        for n in 1.. {
-            let mut batch = Batch::default();
-            for &r in &active {
-                let request = &requests[r];
-                let newest = drafts[r]
-                    .last()
-                    .or(request.tokens.last())
-                    .expect("a stream has tokens");
-                target.memory.peek(&mut batch, request.sequence, *newest);
-            }
-            let mut made = b.step(self.key, &batch, &[&hidden], &mut |inputs| {
-                let (z, next) = self
-                    .head
-                    .step(b, target.model, inputs[0], &batch, target.memory);
-                vec![next, z]
-            });
-            let z = made.pop().expect("the rows to score");
-            let next = made.pop().expect("the next hidden rows");
-            let scored = match self.head.shortlist().filter(|_| is_listed) {
-                Some(list) => list.logits(b, &z),
-                None => self.head.logits(b, &z),
+        let mut x = b.gather(hidden, &last); // [n, B]
+        let list = self.head.shortlist().filter(|_| is_listed);
+        let (head, key) = (&self.head, self.key);
+        let link = |z: &Tensor| head.chained_logits(b, z);
+        let mut n = 0;
+        loop {
+            let steps = shortest(requests, &active, n);
+            let batch = |_| {
+                let mut batch = Batch::default();
+                for &r in &active {
+                    let request = &requests[r];
+                    let newest = drafts[r].last().or(request.tokens.last());
+                    let newest = *newest.expect("a stream has tokens");
+                    target.memory.peek(&mut batch, request.sequence, newest);
+                }
+                batch
             };
-            choose(
+            let stretch = Stretch {
+                key,
+                chain: key.part(if is_listed { "listed" } else { "chain" }),
+                batches: (0..steps).map(batch).collect(),
+                active: &active,
+                list: list.map(Shortlist::list),
+                link: head.scores_some().then_some(&link),
+            };
+            x = stretch.draft(
                 b,
-                &scored,
-                &active,
-                requests,
-                &mut drafts,
+                x,
+                &mut |batch, x| {
+                    let (z, next) = head.step(b, target.model, x, batch, target.memory);
+                    vec![z, next]
+                },
+                &|z| match list {
+                    Some(list) => list.logits(b, z),
+                    None => head.logits(b, z),
+                },
+                (requests, &mut drafts),
                 &mut self.scratch,
             );
+            n += steps;
             let still: Vec<usize> = (0..active.len())
                 .filter(|&i| requests[active[i]].limit > n)
                 .collect();
             if still.is_empty() {
                 break;
             }
-            hidden = if still.len() == active.len() {
-                next
-            } else {
-                b.gather(&next, &still)
-            };
+            x = b.gather(&x, &still);
             active = still.iter().map(|&i| active[i]).collect();
         }
         drafts

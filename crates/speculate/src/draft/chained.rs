@@ -6,7 +6,7 @@
 //! the head's memory never holds a guess.
 
 use super::coverage::Coverage;
-use super::{DraftRequest, Drafter, TargetView, choose, wanting};
+use super::{DraftRequest, Drafter, Stretch, TargetView, shortest, wanting};
 use crate::sample::Scratch;
 use backend::{Batch, StepKey, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
@@ -36,21 +36,6 @@ impl<H: ChainedHead> Chained<H> {
             scratch: Scratch::default(),
             key: StepKey::fresh(),
         }
-    }
-
-    /// Runs the head over `batch`, whose rows have the features `hidden`.
-    fn forward(&mut self, target: TargetView<'_>, hidden: &Tensor, batch: &Batch) -> Tensor {
-        let b = target.b;
-        let made = b.step(self.key, batch, &[hidden], &mut |inputs| {
-            let [hidden] = inputs else {
-                unreachable!("one input")
-            };
-            vec![
-                self.head
-                    .forward(b, target.model, hidden, batch, &mut self.memory),
-            ]
-        });
-        made.into_iter().next().expect("the head's rows")
     }
 
     /// Adds rows for the tokens of `request` to `batch`.
@@ -107,41 +92,54 @@ impl<H: ChainedHead> Drafter for Chained<H> {
             last.push(rows.len() - 1);
         }
         let features = self.head.features(b, hidden, target.taps, &rows);
-        let mut m = self.forward(target, &features, &batch);
+        let mut made = b.step(self.key, &batch, &[&features], &mut |x| {
+            vec![
+                self.head
+                    .forward(b, target.model, x[0], &batch, &mut self.memory),
+            ]
+        });
+        let mut x = made.pop().expect("the head's rows"); // [n, F]
         let is_listed = self.coverage.is_enough(self.head.shortlist(), requests);
         let mut active = wanting(requests, 0);
         let mut from: Vec<usize> = active.iter().map(|&r| last[r]).collect();
-        for n in 1.. {
-            if active.is_empty() {
-                break;
+        let mut n = 0;
+        while !active.is_empty() {
+            x = b.gather(&x, &from);
+            let steps = shortest(requests, &active, n);
+            let mut batches = vec![Batch::default(); steps];
+            // The first token is scored by the rows above.
+            for batch in batches.iter_mut().skip(usize::from(n == 0)) {
+                for &r in &active {
+                    let newest = drafts[r].last().copied().unwrap_or(0);
+                    self.push(batch, &requests[r], &[newest], 0);
+                }
             }
-            m = b.gather(&m, &from); // [n, F]
-            let scored = match self.head.shortlist().filter(|_| is_listed) {
-                Some(list) => list.logits(b, &m),
-                None => self.head.logits(b, target.model, &m),
+            let (head, memory) = (&self.head, &mut self.memory);
+            let list = head.shortlist().filter(|_| is_listed);
+            let stretch = Stretch {
+                key: self.key,
+                chain: self.key.part(if is_listed { "listed" } else { "chain" }),
+                batches,
+                active: &active,
+                list: list.map_or(head.list(), |list| Some(list.list())),
+                link: None,
             };
-            choose(
+            x = stretch.draft(
                 b,
-                &scored,
-                &active,
-                requests,
-                &mut drafts,
+                x,
+                &mut |batch, x| vec![head.forward(b, target.model, x, batch, memory)],
+                &|m| match list {
+                    Some(list) => list.logits(b, m),
+                    None => head.logits(b, target.model, m),
+                },
+                (requests, &mut drafts),
                 &mut self.scratch,
             );
+            n += steps;
             from = (0..active.len())
                 .filter(|&i| requests[active[i]].limit > n)
                 .collect();
             active = from.iter().map(|&i| active[i]).collect();
-            if active.is_empty() {
-                break;
-            }
-            batch = Batch::default();
-            for &r in &active {
-                let newest = *drafts[r].last().expect("chosen above");
-                self.push(&mut batch, &requests[r], &[newest], 0);
-            }
-            m = self.forward(target, &b.gather(&m, &from), &batch);
-            from = (0..active.len()).collect();
         }
         for request in requests.iter() {
             let sequence = self.sequences[request.sequence.slot()]

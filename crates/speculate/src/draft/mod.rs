@@ -17,7 +17,7 @@ pub use forced::Forced;
 pub use ngram::Ngram;
 
 use crate::sample::{self, History, Law, Sampling, Scratch};
-use backend::{Backend, Tensor, TokenChoice};
+use backend::{Backend, Batch, Chain, Link, StepKey, Tensor, TokenChoice, TokenList};
 use cache::{Memory, MemoryFull, Sequence};
 use models::{HeadLogits, Scored, Target};
 
@@ -97,6 +97,103 @@ pub trait Drafter: Send {
     ) -> Vec<Vec<u32>>;
 }
 
+/// A part of a draft through which the same requests want tokens.
+struct Stretch<'a> {
+    /// Of single steps.
+    key: StepKey,
+    /// Of a chain of them.
+    chain: StepKey,
+    /// A batch for each token, of a row for each of `active`. Only the first one's tokens
+    /// are known; without rows, it scores what the stretch starts from.
+    batches: Vec<Batch>,
+    active: &'a [usize],
+    /// The tokens that the head scores, if not all, and the same ones after each row.
+    list: Option<&'a TokenList>,
+    /// Its scores as a chain takes them, if not [`HeadLogits::logits`].
+    link: Option<&'a LinkScores<'a>>,
+}
+
+/// Scores of some rows as a chain takes them, and their tokens where these depend on the
+/// row.
+type LinkScores<'a> = dyn Fn(&Tensor) -> (Tensor, Option<Tensor>) + 'a;
+
+impl Stretch<'_> {
+    /// Drafts a token a batch for each active request, from `x` on: in one go if the
+    /// device can choose all of them, else step by step. Returns what the next stretch
+    /// starts from.
+    ///
+    /// `forward` runs a step's rows and returns what is to be scored and, if that is
+    /// something else, then what the next step starts from.
+    fn draft<'h>(
+        mut self,
+        b: &dyn Backend,
+        mut x: Tensor,
+        forward: &mut dyn FnMut(&Batch, &Tensor) -> Vec<Tensor>,
+        score: &dyn Fn(&Tensor) -> HeadLogits<'h>,
+        (requests, drafts): (&mut [DraftRequest<'_>], &mut [Vec<u32>]),
+        scratch: &mut Scratch,
+    ) -> Tensor {
+        if let Some(chained) = self.chained(b, &x, forward, score, requests, drafts) {
+            for tokens in chained.tokens {
+                for (&r, token) in self.active.iter().zip(tokens) {
+                    drafts[r].push(token);
+                }
+            }
+            return chained.next.unwrap_or(x);
+        }
+        for (i, batch) in self.batches.iter_mut().enumerate() {
+            if i > 0 {
+                let newest = |&r: &usize| *drafts[r].last().expect("chosen in the step before");
+                batch.tokens = self.active.iter().map(newest).collect();
+            }
+            let mut z = None;
+            if batch.n_rows() > 0 {
+                let mut made = b.step(self.key, batch, &[&x], &mut |x| forward(batch, x[0]));
+                x = made.pop().expect("a step makes something");
+                z = made.pop();
+            }
+            let scored = score(z.as_ref().unwrap_or(&x));
+            choose(b, &scored, self.active, requests, drafts, scratch);
+        }
+        x
+    }
+
+    /// All its tokens from a chain of steps that the device runs alone.
+    fn chained<'h>(
+        &self,
+        b: &dyn Backend,
+        x: &Tensor,
+        forward: &mut dyn FnMut(&Batch, &Tensor) -> Vec<Tensor>,
+        score: &dyn Fn(&Tensor) -> HeadLogits<'h>,
+        requests: &[DraftRequest<'_>],
+        drafts: &[Vec<u32>],
+    ) -> Option<backend::Chained> {
+        let choices: Option<Vec<Vec<TokenChoice>>> = (0..self.batches.len())
+            .map(|i| choices(self.active, requests, drafts, i))
+            .collect();
+        let chain = Chain {
+            key: self.chain,
+            batches: &self.batches,
+            choices: &choices?,
+            list: self.list,
+        };
+        b.chain(&chain, x, &mut |_, batch, x| {
+            let mut made = match batch.n_rows() {
+                0 => Vec::new(),
+                _ => forward(batch, x),
+            };
+            let next = made.pop();
+            let z = made.pop();
+            let z = z.as_ref().or(next.as_ref()).unwrap_or(x);
+            let (logits, ids) = match self.link {
+                Some(link) => link(z),
+                None => (score(z).logits, None),
+            };
+            Link { logits, ids, next }
+        })
+    }
+}
+
 /// Chooses the next draft token of each of `active` with the noise the target
 /// will use, and remembers it. Row `i` of `scored` belongs to request `active[i]`.
 fn choose(
@@ -120,7 +217,14 @@ fn choose(
         }
         return;
     }
-    if let Some(tokens) = chosen(b, logits, scored, active, requests, drafts) {
+    let list = match scored {
+        Scored::All => Some(None),
+        Scored::Same(list) => Some(Some(*list)),
+        Scored::ByRow(_) => None,
+    };
+    let chosen =
+        list.and_then(|list| b.choose_tokens(logits, list, &choices(active, requests, drafts, 0)?));
+    if let Some(tokens) = chosen {
         for (&r, token) in active.iter().zip(tokens) {
             drafts[r].push(token);
         }
@@ -159,24 +263,27 @@ fn choose(
     }
 }
 
-/// The next draft tokens, if the device can choose them: among the whole vocabulary.
-fn chosen(
-    b: &dyn Backend,
-    logits: &Tensor,
-    scored: &Scored<'_>,
+/// How the draft tokens of `active` are chosen once `later` more are drafted, if they
+/// depend on nothing but their logits and nobody asks for their law.
+fn choices(
     active: &[usize],
     requests: &[DraftRequest<'_>],
     drafts: &[Vec<u32>],
-) -> Option<Vec<u32>> {
+    later: usize,
+) -> Option<Vec<TokenChoice>> {
     let choice = |&r: &usize| {
-        let request: &DraftRequest<'_> = &requests[r];
-        let position = (request.tokens.len() + drafts[r].len()) as u64;
+        let request = &requests[r];
+        let position = (request.tokens.len() + drafts[r].len() + later) as u64;
         let choice = request.sampling.on_device(position)?;
         request.laws.is_none().then_some(choice)
     };
-    let choices: Option<Vec<TokenChoice>> = active.iter().map(choice).collect();
-    let choices = choices.filter(|_| matches!(scored, Scored::All))?;
-    b.choose_tokens(logits, &choices)
+    active.iter().map(choice).collect()
+}
+
+/// Tokens that all of `active` want after `n` of them.
+fn shortest(requests: &[DraftRequest<'_>], active: &[usize], n: usize) -> usize {
+    let limits = active.iter().map(|&r| requests[r].limit);
+    limits.min().map_or(0, |limit| limit - n)
 }
 
 /// The requests that still want a token after `n` of them.
