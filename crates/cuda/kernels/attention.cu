@@ -1,10 +1,11 @@
 // Keys and values in pages, and attention over them. KV: 0 f32, 1 f16, 2 bf16.
 //
-// Keys: [page, K, PAGE_ROWS, e]; values the same or, where TILES (formats of 16
-// bits, HEAD columns a head, a multiple of 32), [page, K, e, PAGE_ROWS], so that
-// tensor cores can take both as they lie. A row's sums walk splits of SPLIT keys
-// aligned to cache row 0; the splits are merged from the left. So the row's own
-// context decides the order, and neither the batch nor how the work is spread does.
+// Keys and values: [page, K, PAGE_ROWS, e] or, where TILES (formats of 16 bits, HEAD
+// columns a head, a multiple of 32), [page, K, e / 32, 2] tiles of 32 keys by 32 columns,
+// so that tensor cores can take them as they lie: a key's columns side by side, but of
+// values a column's keys. A row's sums walk splits of SPLIT keys aligned to cache row 0,
+// of which each page is summed alone; the splits are merged from the left. So the row's
+// own context decides the order, and neither the batch nor how the work is spread does.
 
 #define SPLIT 256
 #if KV == 0
@@ -21,6 +22,24 @@ __device__ __forceinline__ float read(Stored v) { return bf16_to_f32(v); }
 __device__ __forceinline__ Stored stored(float v) { return f32_to_bf16(v); }
 #endif
 
+// Where a page has a key's column, and its value.
+__device__ __forceinline__ u32 key_at(u32 key, int c, int head_dim) {
+    key %= PAGE_ROWS;
+#if TILES
+    return (c / 32 * 2 + key / 32) * 1024 + key % 32 * 32 + c % 32;
+#else
+    return key * head_dim + c;
+#endif
+}
+__device__ __forceinline__ u32 value_at(u32 key, int c, int head_dim) {
+    key %= PAGE_ROWS;
+#if TILES
+    return (c / 32 * 2 + key / 32) * 1024 + c % 32 * 32 + key % 32;
+#else
+    return key * head_dim + c;
+#endif
+}
+
 // k, v: [n, K e] become the cache rows of the batch; a thread a value.
 KERNEL append(Stored *keys, Stored *values, const float *k, const float *v, Batch batch, int group, int heads, int head_dim, u64 n) {
     in_order();
@@ -30,12 +49,9 @@ KERNEL append(Stored *keys, Stored *values, const float *k, const float *v, Batc
     int head = (int) (i / head_dim % heads), c = (int) (i % head_dim);
     u32 page = batch.table(batch.seq_of(row), group)[index / PAGE_ROWS];
     if (page == NO_PAGE) return;
-    u64 at = (((u64) page * heads + head) * PAGE_ROWS + index % PAGE_ROWS) * head_dim + c;
-    keys[at] = stored(k[i]);
-#if TILES
-    at = (((u64) page * heads + head) * head_dim + c) * PAGE_ROWS + index % PAGE_ROWS;
-#endif
-    values[at] = stored(v[i]);
+    const u64 base = ((u64) page * heads + head) * PAGE_ROWS * head_dim;
+    keys[base + key_at(index, c, head_dim)] = stored(k[i]);
+    values[base + value_at(index, c, head_dim)] = stored(v[i]);
 }
 
 // Norms of heads that take no notice of each other, and what is remembered of them:
@@ -77,8 +93,8 @@ KERNEL __launch_bounds__(256) heads(Heads a) {
         const float v = kind & 2 ? turned(head, c, position, a.frequencies, a.offset, a.pairs) : head[c];
         if (y) y[at + c] = v;
         if (page == NO_PAGE) continue;
-        if (kind & 4) a.keys[to + index % PAGE_ROWS * e + c] = stored(v);
-        if (kind & 8) a.values[TILES ? to + c * PAGE_ROWS + index % PAGE_ROWS : to + index % PAGE_ROWS * e + c] = stored(v);
+        if (kind & 4) a.keys[to + key_at(index, c, e)] = stored(v);
+        if (kind & 8) a.values[to + value_at(index, c, e)] = stored(v);
     }
 }
 
@@ -120,116 +136,102 @@ __device__ __forceinline__ void merge(float &max, float max2, float &factor, flo
     max = m;
 }
 
-// What merges a row's pages: for each, the factor of its split, as `attend_tile` scales its
-// four warps, and for each split the factors of what came before and of itself. Warp 0.
-#define MOST_PAGES (FINE / PAGE_ROWS + SPLIT / PAGE_ROWS + 1)
-struct Weights {
-    float page[MOST_PAGES], before[MOST_PAGES], split[MOST_PAGES], sum;
-};
-// `p`: the row's first page's result, of `width` columns; page `skip` of its split.
-__device__ __forceinline__ void weigh(Weights &w, const float *p, int pages, int skip, int width) {
-    const int lane = threadIdx.x;
-    float total = -INFINITE, sum = 0.0f;
-    // Eight splits at once, a lane a page.
-    for (int first = 0; first < skip + pages; first += 32) {
-        const int page = first + lane - skip;
-        const bool there = page >= 0 && page < pages;
-        const float *from = p + (u64) (there ? page : 0) * (2 + width);
-        const float own = there ? from[0] : -INFINITE, part = there ? from[1] : 0.0f;
-        float max = larger(own, __shfl_xor_sync(~0u, own, 1));
-        max = larger(max, __shfl_xor_sync(~0u, max, 2));
-        const float f = own == -INFINITE ? 0.0f : exp_(own - max);
-        if (there) w.page[page] = f;
-        float l = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 4; i++) l += __shfl_sync(~0u, part * f, (lane & ~3) + i);
-        for (int i = 0; i < 8 && first + 4 * i < skip + pages; i++) {
-            float f1, f2;
-            merge(total, __shfl_sync(~0u, max, 4 * i), f1, f2);
-            sum = sum * f1 + __shfl_sync(~0u, l, 4 * i) * f2;
-            if (lane == 0) {
-                w.before[first / 4 + i] = f1;
-                w.split[first / 4 + i] = f2;
-            }
-        }
-    }
-    if (lane == 0) w.sum = sum;
-}
-
-// Block (row, head); also writes the head as products read it, where it is whole tiles.
+// Merges what blocks have found of a row's pages or splits, `UNITS` of them at a time and 64
+// columns: of a split's pages, each scaled to the largest maximum, the sum from the left,
+// then the splits from the left. Block (row, head, 64 columns); it also writes the columns as
+// products read them, where there are whole tiles.
+#define UNITS 64
 KERNEL __launch_bounds__(128) attend_merge(Attend a, Half h) {
+    __shared__ float2 found[UNITS][32]; // pairs of columns
+    __shared__ float of_page[UNITS];
+    __shared__ float4 of_split[UNITS]; // factors of what came before and of the split, its sum
     start_next();
-    const u32 row = blockIdx.x / a.heads;
+    const int lane = threadIdx.x & 31, tiles = (a.head_dim + 63) / 64;
+    const u32 head = blockIdx.x / tiles, row = head / a.heads;
+    const int column = blockIdx.x % tiles * 64 + 2 * lane;
     u32 begin, end;
     visible(a, row, begin, end);
-    const int splits = (int) ((end + SPLIT - 1) / SPLIT - begin / SPLIT);
-    const float *p = a.partials + (u64) blockIdx.x * a.splits * (2 + a.head_dim);
     const bool pages = by_pages(a, a.batch.seq_of(row));
+    const int keys = pages ? PAGE_ROWS : SPLIT, first = begin / keys, count = (int) ((end + keys - 1) / keys) - first;
+    const int group = pages ? SPLIT / PAGE_ROWS : 1, skip = first % group;
+    const float *p = a.partials + (u64) head * a.splits * (2 + a.head_dim);
     wait_for_previous();
-    float max = -INFINITE, sum = 0.0f, o[4] = {0, 0, 0, 0};
-    // Thread t has the pairs of columns t and t + 128.
-    auto column = [&](int i) { return 2 * (int) (threadIdx.x + i / 2 * 128) + i % 2; };
-    __shared__ Weights w;
-    if (pages) {
-        const int first = (int) (begin / PAGE_ROWS), count = (int) ((end + PAGE_ROWS - 1) / PAGE_ROWS) - first, skip = first % 4;
-        if (threadIdx.x < 32) weigh(w, p, count, skip, a.head_dim);
-        // What a thread needs of four pages; those that are not there weigh nothing.
-        auto load = [&](int split, float2 (&v)[4][2]) {
+    float most = -INFINITE, sum = 0.0f;
+    float2 o = make_float2(0.0f, 0.0f);
+    for (int base = -skip; base < count; base += UNITS) {
+        __syncthreads(); // what was found before is used
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+        for (int i = threadIdx.x >> 5; i < UNITS; i += 4) {
+            const bool there = base + i >= 0 && base + i < count;
+            const float *from = p + (u64) (there ? base + i : 0) * (2 + a.head_dim) + 2 + column;
+#if TILES
+            const bool real = there && column < a.head_dim;
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" :: "r"((u32) __cvta_generic_to_shared(&found[i][lane])), "l"(real ? from : p), "r"(real ? 8 : 0) : "memory");
+#else
+            found[i][lane].x = there && column < a.head_dim ? from[0] : 0.0f;
+            found[i][lane].y = there && column + 1 < a.head_dim ? from[1] : 0.0f;
+#endif
+        }
+        if (threadIdx.x < 32)
+            for (int i = lane; i < UNITS; i += 32) {
+                const bool there = base + i >= 0 && base + i < count;
+                const float *from = p + (u64) (there ? base + i : 0) * (2 + a.head_dim);
+                const float own = there ? from[0] : -INFINITE, part = there ? from[1] : 0.0f;
+                float max = own, l = part;
+                if (pages) {
+                    max = larger(max, __shfl_xor_sync(~0u, max, 1));
+                    max = larger(max, __shfl_xor_sync(~0u, max, 2));
+                    const float f = own == -INFINITE ? 0.0f : exp_(own - max);
+                    of_page[i] = f;
+                    l = 0.0f;
 #pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    const int page = 4 * split + i - skip;
-                    const bool there = page >= 0 && page < count && column(2 * j) < a.head_dim;
-                    v[i][j] = there ? *(const float2 *) (p + (u64) page * (2 + a.head_dim) + 2 + column(2 * j)) : make_float2(0.0f, 0.0f);
+                    for (int j = 0; j < 4; j++) l += __shfl_sync(~0u, part * f, (lane & ~3) + j);
                 }
-        };
-        float2 next[4][2];
-        load(0, next);
-        __syncthreads();
-#pragma unroll 1
-        for (int split = 0; split < splits; split++) {
-            float2 now[4][2];
+                // The largest up to each lane, and before its split.
+                float upto = max;
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int j = 0; j < 2; j++) now[i][j] = next[i][j];
-            if (split + 1 < splits) load(split + 1, next);
-            float s[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int page = 4 * split + i - skip;
-                const float f = page >= 0 && page < count ? w.page[page] : 0.0f;
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    s[2 * j] = i == 0 ? now[i][j].x * f : s[2 * j] + now[i][j].x * f;
-                    s[2 * j + 1] = i == 0 ? now[i][j].y * f : s[2 * j + 1] + now[i][j].y * f;
+                for (int d = 1; d < 32; d *= 2) {
+                    const float left = __shfl_up_sync(~0u, upto, d);
+                    if (lane >= d) upto = larger(upto, left);
                 }
+                const int start = lane & ~(group - 1);
+                const float left = __shfl_sync(~0u, upto, start > 0 ? start - 1 : 0);
+                float before = start > 0 ? larger(most, left) : most, f1, f2;
+                merge(before, max, f1, f2);
+                if (lane == start) of_split[i / group] = make_float4(f1, f2, l, 0.0f);
+                most = larger(most, __shfl_sync(~0u, upto, 31));
             }
-#pragma unroll
-            for (int i = 0; i < 4; i++) o[i] = o[i] * w.before[split] + s[i] * w.split[split];
-        }
-        sum = w.sum;
-    } else {
+#if TILES
+        asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+        __syncthreads();
+        if (threadIdx.x < 32)
 #pragma unroll 4
-        for (int split = 0; split < splits; split++, p += 2 + a.head_dim) {
-            float f, f2;
-            merge(max, p[0], f, f2);
-            sum = sum * f + p[1] * f2;
+            for (int i = 0; i < UNITS / group && base + i * group < count; i++) {
+                const float4 f = of_split[i];
+                float2 s = found[i * group][lane];
+                if (pages) {
+                    s.x *= of_page[4 * i];
+                    s.y *= of_page[4 * i];
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (column(i) < a.head_dim) o[i] = o[i] * f + p[2 + column(i)] * f2;
-        }
+                    for (int j = 1; j < 4; j++) {
+                        const float2 v = found[4 * i + j][lane];
+                        s.x += v.x * of_page[4 * i + j];
+                        s.y += v.y * of_page[4 * i + j];
+                    }
+                }
+                o.x = o.x * f.x + s.x * f.y;
+                o.y = o.y * f.x + s.y * f.y;
+                sum = sum * f.x + f.z * f.y;
+            }
     }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        o[i] /= sum;
-        if (column(i) < a.head_dim) a.y[(u64) blockIdx.x * a.head_dim + column(i)] = o[i];
-    }
-    if (h.kp)
-#pragma unroll
-        for (int i = 0; i < 4; i += 2)
-            if (column(i) < a.head_dim) put_half(h, row, (blockIdx.x % a.heads * a.head_dim + column(i)) / 64, o[i], o[i + 1]);
+    if (threadIdx.x >= 32) return;
+    o.x /= sum;
+    o.y /= sum;
+    float *y = a.y + (u64) head * a.head_dim + column;
+    if (column < a.head_dim) y[0] = o.x;
+    if (column + 1 < a.head_dim) y[1] = o.y;
+    if (h.kp) put_half(h, row, (head % a.heads * a.head_dim + column) / 64, o.x, o.y);
 }
 #if !TILES
 // One split of one row and head by a block of 128 threads. Scores: a warp a key,
@@ -332,7 +334,7 @@ KERNEL __launch_bounds__(128) attend_all(Attend a) {
 
 #define QUERIES 16
 #define CHUNK (HEAD % 64 == 0 ? 64 : 32)
-#define STRIDE (HEAD + 32) // of a query in shared memory: no two lanes in a bank
+#define PART (QUERIES * HEAD) // of the queries in shared memory: [HEAD / 32, QUERIES, 32], no two lanes in a bank
 
 #if KV == 1
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
@@ -358,14 +360,14 @@ __device__ __forceinline__ float power(float x) { // e^x, as the hardware has it
 __device__ __forceinline__ u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ __forceinline__ uint4 load16(const void *p) { return __ldg((const uint4 *) p); }
 
-// The block's sequence, and its first query there; false if there is none.
-__device__ __forceinline__ bool find(const Attend &a, u32 &seq, u32 &first) {
+// The block's sequence, and its first query there, for `queries` a block; false if there is none.
+__device__ __forceinline__ bool find(const Attend &a, u32 queries, u32 &seq, u32 &first) {
     const int shared_by = a.heads / a.kv_heads;
     first = blockIdx.x;
     for (seq = 0; seq < a.batch.seqs(); seq++) {
-        const u32 tiles = (a.batch.seq(seq)[SEQ_ROWS] * shared_by + QUERIES - 1) / QUERIES;
+        const u32 tiles = (a.batch.seq(seq)[SEQ_ROWS] * shared_by + queries - 1) / queries;
         if (first < tiles) {
-            first *= QUERIES;
+            first *= queries;
             return true;
         }
         first -= tiles;
@@ -377,12 +379,13 @@ struct Queries {
     int shared_by, kv_head, count;
     // What the lane's two queries see, and what any of the block's does.
     u32 begin[2], end[2], least, most;
-    __device__ __forceinline__ Queries(const Attend &a, u32 seq, u32 first) : first(first) {
+    // `most_queries` of them, of which the lane's are in tile `mine`.
+    __device__ __forceinline__ Queries(const Attend &a, u32 seq, u32 first, int most_queries = QUERIES, int mine = 0) : first(first) {
         shared_by = a.heads / a.kv_heads;
         kv_head = blockIdx.y % a.kv_heads;
         start = a.batch.seq(seq)[SEQ_START];
-        count = min((int) (a.batch.seq(seq)[SEQ_ROWS] * shared_by - first), QUERIES);
-        const int g = (threadIdx.x & 31) >> 2;
+        count = min((int) (a.batch.seq(seq)[SEQ_ROWS] * shared_by - first), most_queries);
+        const int g = ((threadIdx.x & 31) >> 2) + mine * QUERIES;
         u32 unused;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -394,36 +397,60 @@ struct Queries {
     }
     __device__ __forceinline__ u32 row(int i) const { return start + (first + i) / shared_by; }
     __device__ __forceinline__ int head(int i) const { return kv_head * shared_by + (int) ((first + i) % shared_by); }
-    // Both parts of the queries to shared memory: [2, QUERIES, STRIDE].
-    __device__ __forceinline__ void load(const Attend &a, u16 *to) const {
-        for (int i = threadIdx.x; i < QUERIES * HEAD / 2; i += 128) {
-            const int q = i / (HEAD / 2), c = i % (HEAD / 2) * 2;
-            float2 v = {0, 0};
-            if (q < count) v = *(const float2 *) (a.q + ((u64) row(q) * a.heads + head(q)) * HEAD + c);
-            const u32 high = pair(v.x, v.y);
-            *(u32 *) (to + q * STRIDE + c) = high;
-            *(u32 *) (to + (QUERIES + q) * STRIDE + c) = pair(v.x - read((u16) high), v.y - read((u16) (high >> 16)));
+    // Both parts of each tile of queries to shared memory, four loads at once.
+    __device__ __forceinline__ void load(const Attend &a, u16 *to, int tiles = 1) const {
+        for (int from = threadIdx.x; from < tiles * PART / 4; from += 4 * blockDim.x) {
+            float4 v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int i = from + j * blockDim.x, q = i / (HEAD / 4);
+                v[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (q < count) v[j] = *(const float4 *) (a.q + ((u64) row(q) * a.heads + head(q)) * HEAD + i % (HEAD / 4) * 4);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int i = from + j * blockDim.x, q = i / (HEAD / 4), c = i % (HEAD / 4) * 4;
+                if (q >= tiles * QUERIES) break;
+                u16 *part = to + q / QUERIES * 2 * PART + c / 32 * QUERIES * 32 + q % QUERIES * 32 + c % 32;
+                const uint2 high = make_uint2(pair(v[j].x, v[j].y), pair(v[j].z, v[j].w));
+                *(uint2 *) part = high;
+                *(uint2 *) (part + PART) = make_uint2(pair(v[j].x - read((u16) high.x), v[j].y - read((u16) (high.x >> 16))), pair(v[j].z - read((u16) high.y), v[j].w - read((u16) (high.y >> 16))));
+            }
         }
     }
 };
-// Scores of the block's queries and N times 8 keys: `queries` and `keys` as the lane
-// finds its own, n's keys at(n) columns on.
-template <int N, int UNROLL, class At>
-__device__ __forceinline__ void scores_of(float (&s)[N][4], const u16 *queries, const u16 *keys, At at) {
+// Scores of 32 columns more of a tile of queries and 8 N keys, as the lane finds its own.
+template <int N>
+__device__ __forceinline__ void add_scores(float (&s)[N][4], const u16 *queries, const uint4 (&k)[N]) {
+#pragma unroll
+    for (int low = 0; low < 2; low++) {
+        const uint4 q0 = *(const uint4 *) (queries + low * PART), q1 = *(const uint4 *) (queries + low * PART + 8 * 32);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                mma(s[n], word(q0, 2 * j), word(q1, 2 * j), word(q0, 2 * j + 1), word(q1, 2 * j + 1), word(k[n], 2 * j), word(k[n], 2 * j + 1));
+    }
+}
+// Where a tile has the lane's keys among the 8 of number `n` of a page.
+__device__ __forceinline__ int keys_of(int n) {
+    const int lane = threadIdx.x & 31;
+    return (2 * (n & 3) + 8 * (lane >> 3) + (lane >> 2 & 1)) * 32 + 8 * (lane & 3);
+}
+// Where a page has the lane's values of columns from a multiple of 8 on and half of the keys.
+__device__ __forceinline__ int values_of(int column, int half) {
+    const int lane = threadIdx.x & 31;
+    return (column / 32 * 2 + half) * 1024 + (column % 32 + (lane >> 2)) * 32 + 8 * (lane & 3);
+}
+// Scores of a tile of queries and 8 N keys of a page from number `first` on, in memory.
+template <int N, int UNROLL>
+__device__ __forceinline__ void scores_of(float (&s)[N][4], const u16 *queries, const u16 *keys, int first) {
 #pragma unroll UNROLL
-    for (int b = 0; b < HEAD; b += 32) {
+    for (int b = 0; b < HEAD / 32; b++) {
         uint4 k[N];
 #pragma unroll
-        for (int n = 0; n < N; n++) k[n] = load16(keys + at(n) + b);
-#pragma unroll
-        for (int low = 0; low < 2; low++) {
-            const uint4 q0 = *(const uint4 *) (queries + b + low * QUERIES * STRIDE), q1 = *(const uint4 *) (queries + b + (low * QUERIES + 8) * STRIDE);
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-#pragma unroll
-                for (int n = 0; n < N; n++)
-                    mma(s[n], word(q0, 2 * j), word(q1, 2 * j), word(q0, 2 * j + 1), word(q1, 2 * j + 1), word(k[n], 2 * j), word(k[n], 2 * j + 1));
-        }
+        for (int n = 0; n < N; n++) k[n] = load16(keys + (b * 2 + (first + n) / 4) * 1024 + keys_of(first + n));
+        add_scores(s, queries + b * QUERIES * 32, k);
     }
 }
 // Probabilities of a page's keys, relative to their largest score, in two parts.
@@ -477,76 +504,104 @@ __device__ __forceinline__ void ask_page(const Attend &a, u32 page, int kv_head)
 #endif
 }
 
-// Where a context is short: a block takes pages, 16 keys a warp and then a quarter of
-// the head's columns. The bits are those of `attend_tile`, where a warp has the page.
-__device__ __forceinline__ void attend_page(const Attend &a, u32 seq, u32 first) {
-    extern __shared__ __align__(16) u8 memory[];
-    u16 *queries = (u16 *) memory;                            // [2, QUERIES, STRIDE]
-    float *scores = (float *) (memory + 4 * QUERIES * STRIDE); // [8, QUERIES, 8]
-    constexpr int TILE = HEAD / 32 % 8 == 0 ? 8 : HEAD / 32 % 4 == 0 ? 4 : HEAD / 32 % 2 == 0 ? 2 : 1; // 8 columns, of a warp at a time
+// Where a context is short: a block of W warps takes page `at`, each first some of its keys
+// and then some of the head's columns. The bits are those of `attend_tile`, where a warp has
+// the page. `load` brings the queries while keys and values are on their way; `scores` are
+// [8, QUERIES, 8].
+template <int W, class Load>
+__device__ __forceinline__ void attend_page(const Attend &a, const Queries &own, u32 page, u32 at, const u16 *queries, float *scores, Load load) {
+    constexpr int COLUMNS = HEAD / W, N = 8 / W, AHEAD = HEAD / 32 < 16 / N ? HEAD / 32 : 16 / N;
+    constexpr int WIDE = COLUMNS / 8 % 8 == 0 ? 8 : COLUMNS / 8 % 4 == 0 ? 4 : COLUMNS / 8 % 2 == 0 ? 2 : 1; // 8 columns, of a warp at a time
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const u64 base = ((u64) page * a.kv_heads + own.kv_head) * PAGE_ROWS * HEAD;
+    uint4 k[AHEAD][N], v[2][WIDE];
+    auto load_keys = [&](int b) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+            for (int n = 0; n < N; n++) k[i][n] = load16(a.keys + base + ((b + i) * 2 + (N * warp + n) / 4) * 1024 + keys_of(N * warp + n));
+    };
+    // The first or the second half of the columns that a warp takes at a time.
+    auto load_values = [&](int c, int from, int to) {
+#pragma unroll
+        for (int b = 0; b < 2; b++)
+#pragma unroll
+            for (int n = from; n < to; n++) v[b][n] = load16(a.values + base + values_of(warp * COLUMNS + c + n * 8, b));
+    };
+    load_keys(0);
+    load_values(0, 0, WIDE / 2);
+    load();
+    __syncthreads(); // the queries are there, and the scores before are used
+    float mine[N][4];
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) mine[n][i] = 0.0f;
+#pragma unroll 1
+    for (int b = 0; b < HEAD / 32; b += AHEAD) {
+        if (b > 0) load_keys(b);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) add_scores(mine, queries + (b + i) * QUERIES * 32 + g * 32 + 8 * t, k[i]);
+    }
+    load_values(0, WIDE / 2, WIDE);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int number = N * warp + n;
+            const u32 of = at * PAGE_ROWS + (number >> 2) * 32 + 2 * (number & 3) + 8 * t + (i & 1);
+            scores[(number * QUERIES + g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)] = of >= own.begin[i >> 1] && of < own.end[i >> 1] ? mine[n][i] * a.scale : -INFINITE;
+        }
+    __syncthreads();
+    float s[8][4];
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[n][i] = scores[(n * QUERIES + g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)];
+    const Powers p(s);
+    u32 out[2]; // where the lane's queries' results go: an address would take two registers
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int q = g + 8 * i;
+        const u32 local = at - own.begin[i] / PAGE_ROWS;
+        const bool sees = q < own.count && local < (own.end[i] + PAGE_ROWS - 1) / PAGE_ROWS - own.begin[i] / PAGE_ROWS;
+        out[i] = sees ? ((own.row(q) * a.heads + own.head(q)) * a.splits + local) * (2 + HEAD) : ~0u;
+        if (sees && warp == 0 && t == 0) *(float2 *) (a.partials + out[i]) = make_float2(p.max[i], p.sum[i]);
+    }
+#pragma unroll 1
+    for (int c = 0; c < COLUMNS; c += WIDE * 8) {
+        if (c > 0) load_values(c, 0, WIDE);
+        float o[WIDE][4];
+#pragma unroll
+        for (int n = 0; n < WIDE; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) o[n][i] = 0.0f;
+        p.weigh(o, v[0], 0);
+        p.weigh(o, v[1], 1);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (out[i] != ~0u)
+#pragma unroll
+                for (int n = 0; n < WIDE; n++)
+                    *(float2 *) (a.partials + out[i] + 2 + warp * COLUMNS + c + n * 8 + 2 * t) = make_float2(o[n][2 * i], o[n][2 * i + 1]);
+    }
+}
+// Pages of 16 queries, by 4 warps.
+__device__ __forceinline__ void attend_short(const Attend &a, u32 seq, u32 first) {
+    extern __shared__ __align__(16) u8 memory[];
+    u16 *queries = (u16 *) memory;
     const Queries own(a, seq, first);
     const u32 *table = a.batch.table(seq, a.group);
-    const u32 step = gridDim.y / a.kv_heads;
     u32 at = own.least / PAGE_ROWS + blockIdx.y / a.kv_heads;
-    if (warp == 0 && at * PAGE_ROWS < own.most) ask_page(a, table[at], own.kv_head);
+    if (at * PAGE_ROWS >= own.most) return;
+    u32 page = table[at];
+    if (threadIdx.x < 32) ask_page(a, page, own.kv_head);
     wait_for_previous();
-    own.load(a, queries);
-    for (; at * PAGE_ROWS < own.most; at += step) {
-        const u64 base = ((u64) table[at] * a.kv_heads + own.kv_head) * PAGE_ROWS * HEAD;
-        const u16 *values = a.values + base + (u64) (warp * (HEAD / 4) + g) * PAGE_ROWS + 8 * t;
-        uint4 v[2][TILE];
-        auto load_values = [&](int c) {
-#pragma unroll
-            for (int b = 0; b < 2; b++)
-#pragma unroll
-                for (int n = 0; n < TILE; n++) v[b][n] = load16(values + (c + n * 8) * PAGE_ROWS + b * 32);
-        };
-        load_values(0);
-        __syncthreads(); // the queries are there, and the scores before are used
-        float mine[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-        auto key = [&](int n) { return (n >> 2) * 32 + 2 * (n & 3); };
-        scores_of<2, 4>(mine, queries + g * STRIDE + 8 * t, a.keys + base + (8 * (g >> 1) + (g & 1)) * HEAD + 8 * t, [&](int n) { return key(2 * warp + n) * HEAD; });
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const u32 of = at * PAGE_ROWS + key(2 * warp + n) + 8 * t + (i & 1);
-                scores[((2 * warp + n) * QUERIES + g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)] = of >= own.begin[i >> 1] && of < own.end[i >> 1] ? mine[n][i] * a.scale : -INFINITE;
-            }
-        __syncthreads();
-        float s[8][4];
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) s[n][i] = scores[(n * QUERIES + g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)];
-        const Powers p(s);
-        u32 out[2]; // where the lane's queries' results go: an address would take two registers
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int q = g + 8 * i;
-            const u32 local = at - own.begin[i] / PAGE_ROWS;
-            const bool sees = q < own.count && local < (own.end[i] + PAGE_ROWS - 1) / PAGE_ROWS - own.begin[i] / PAGE_ROWS;
-            out[i] = sees ? ((own.row(q) * a.heads + own.head(q)) * a.splits + local) * (2 + HEAD) : ~0u;
-            if (sees && warp == 0 && t == 0) *(float2 *) (a.partials + out[i]) = make_float2(p.max[i], p.sum[i]);
-        }
-#pragma unroll 1
-        for (int c = 0; c < HEAD / 4; c += TILE * 8) {
-            if (c > 0) load_values(c);
-            float o[TILE][4];
-#pragma unroll
-            for (int n = 0; n < TILE; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) o[n][i] = 0.0f;
-            p.weigh(o, v[0], 0);
-            p.weigh(o, v[1], 1);
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (out[i] != ~0u)
-#pragma unroll
-                    for (int n = 0; n < TILE; n++)
-                        *(float2 *) (a.partials + out[i] + 2 + warp * (HEAD / 4) + c + n * 8 + 2 * t) = make_float2(o[n][2 * i], o[n][2 * i + 1]);
-        }
+    for (bool first = true;; first = false) {
+        attend_page<4>(a, own, page, at, queries, (float *) (queries + 2 * PART), [&]() { if (first) own.load(a, queries); });
+        at += gridDim.y / a.kv_heads;
+        if (at * PAGE_ROWS >= own.most) break;
+        page = table[at];
     }
 }
 
@@ -555,8 +610,8 @@ __device__ __forceinline__ void attend_page(const Attend &a, u32 seq, u32 first)
 template <bool ALL>
 __device__ __forceinline__ void attend_tile(const Attend &a, u32 seq, u32 first) {
     extern __shared__ __align__(16) u8 memory[];
-    u16 *queries = (u16 *) memory;                                   // [2, QUERIES, STRIDE]
-    float *parts = (float *) (memory + 4 * QUERIES * STRIDE);        // [4, QUERIES, CHUNK]
+    u16 *queries = (u16 *) memory;                                   // [2, PART]
+    float *parts = (float *) (queries + 2 * PART);                   // [4, QUERIES, CHUNK]
     float *warps = parts + 4 * QUERIES * CHUNK;                      // [4, QUERIES, 2] maximum, sum
     float *factors = warps + 8 * QUERIES;                            // [QUERIES, 6] of each warp, of the total, of the split
     float *running = factors + 6 * QUERIES;                          // [QUERIES, 2] maximum, sum
@@ -609,15 +664,14 @@ __device__ __forceinline__ void attend_tile(const Attend &a, u32 seq, u32 first)
 #pragma unroll
             for (int i = 0; i < 4; i++) s[n][i] = 0.0f;
         if (page != NO_PAGE) {
-            scores_of<8, 2>(s, queries + g * STRIDE + 8 * t, a.keys + base + (8 * (g >> 1) + (g & 1)) * HEAD + 8 * t, [](int n) { return ((n >> 2) * 32 + 2 * (n & 3)) * HEAD; });
+            scores_of<8, 2>(s, queries + g * 32 + 8 * t, a.keys + base, 0);
         }
         // Values of a chunk of columns: asked for long before they are used, unless
         // there are blocks enough to wait side by side.
-        const u16 *values = a.values + base + g * PAGE_ROWS + 8 * t;
         uint4 v[2][CHUNK / 8];
         auto load_values = [&](int c, int b) {
 #pragma unroll
-            for (int n = 0; n < CHUNK / 8; n++) v[b][n] = load16(values + (c + n * 8) * PAGE_ROWS + b * 32);
+            for (int n = 0; n < CHUNK / 8; n++) v[b][n] = load16(a.values + base + values_of(c + n * 8, b));
         };
         if (!ALL && page != NO_PAGE) {
             load_values(0, 0);
@@ -698,22 +752,306 @@ __device__ __forceinline__ void attend_tile(const Attend &a, u32 seq, u32 first)
             a.y[((u64) row_of(q) * a.heads + head_of(q)) * HEAD + i % HEAD] = total[i] / running[2 * q + 1];
         }
 }
-KERNEL __launch_bounds__(128, 2) attend_splits(Attend a) {
-    start_next();
-    u32 seq, first;
-    if (!find(a, seq, first)) return;
-    if (by_pages(a, seq)) attend_page(a, seq, first);
-    else attend_tile<false>(a, seq, first);
-}
-// The same where all are short.
+// Where all contexts are short.
 KERNEL __launch_bounds__(128, 3) attend_pages(Attend a) {
     start_next();
     u32 seq, first;
-    if (find(a, seq, first)) attend_page(a, seq, first);
+    if (find(a, QUERIES, seq, first)) attend_short(a, seq, first);
 }
 KERNEL __launch_bounds__(128) attend_all(Attend a) {
     start_next();
     u32 seq, first;
-    if (find(a, seq, first)) attend_tile<true>(a, seq, first);
+    if (find(a, QUERIES, seq, first)) attend_tile<true>(a, seq, first);
 }
+#if !DEPTH
+KERNEL __launch_bounds__(128, 2) attend_splits(Attend a) {
+    start_next();
+    u32 seq, first;
+    if (!find(a, QUERIES, seq, first)) return;
+    if (by_pages(a, seq)) attend_short(a, seq, first);
+    else attend_tile<false>(a, seq, first);
+}
+#else
+// ---- long contexts: a block of 8 warps takes splits of M tiles of queries. Keys
+// and values are brought to shared memory once for all of them, in a ring of DEPTH stages
+// for each warp, which runs ahead of what a block does together. First a warp multiplies 32
+// keys of the split, 64 columns a stage; then a warp has a page's probabilities of a tile;
+// then a warp multiplies its eighth of the columns, a page of 32 columns a stage. The bits
+// are those of `attend_tile`.
+
+#define WARPS 8
+#define STAGE 2048 // values
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void await_stage(u32 barrier, u32 round) {
+    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}" :: "r"(barrier), "r"(round & 1) : "memory");
+}
+__device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bring_bytes(u32 to, const u16 *from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+#endif
+// A warp's stages. All of its lanes call everything.
+struct Stages {
+    const u16 *ring;
+    u32 to, barriers, slot, round;
+    __device__ __forceinline__ Stages(const u16 *ring, u64 *barriers_of_warp) : ring(ring), to((u32) __cvta_generic_to_shared(ring)), barriers((u32) __cvta_generic_to_shared(barriers_of_warp)), slot(0), round(0) {
+#if __CUDA_ARCH__ >= 900
+        if ((threadIdx.x & 31) == 0) {
+            for (int i = 0; i < DEPTH; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barriers + 8 * i) : "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        }
+        __syncwarp();
+#endif
+    }
+    // Asks for two halves of a stage, or none where the page is not there.
+    __device__ __forceinline__ void ask(u32 slot, bool there, const u16 *first, const u16 *second) const {
+        const int lane = threadIdx.x & 31;
+        const u32 at = to + slot * STAGE * 2;
+#if __CUDA_ARCH__ >= 900
+        if (lane == 0) {
+            expect_bytes(barriers + 8 * slot, there ? STAGE * 2 : 0);
+            if (there) {
+                bring_bytes(at, first, STAGE, barriers + 8 * slot);
+                bring_bytes(at + STAGE, second, STAGE, barriers + 8 * slot);
+            }
+        }
+#else
+        if (there)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at + (i * 32 + lane) * 16), "l"((i < 4 ? first : second) + (i % 4 * 32 + lane) * 8) : "memory");
+        asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+    }
+    // The oldest stage, once it is there.
+    __device__ __forceinline__ const u16 *take() const {
+#if __CUDA_ARCH__ >= 900
+        await_stage(barriers + 8 * slot, round);
+#else
+        asm volatile("cp.async.wait_group %0;" :: "n"(DEPTH - 1) : "memory");
+        __syncwarp();
+#endif
+        return ring + slot * STAGE;
+    }
+    __device__ __forceinline__ void next() {
+        if (++slot == DEPTH) slot = 0, round++;
+    }
+};
+template <int M>
+__device__ __forceinline__ void attend_long(const Attend &a) {
+    extern __shared__ __align__(16) u8 memory[];
+    u16 *queries = (u16 *) memory;                        // [M, 2, PART]
+    float4 *scores = (float4 *) (queries + M * 2 * PART); // [M, 4, 8, 32] a lane's scores; then its probabilities
+    float2 *sums = (float2 *) (scores + M * 4 * 8 * 32);  // [M, 4, QUERIES] maximum and sum of a page
+    u16 *ring = (u16 *) (sums + M * 4 * QUERIES);         // [WARPS, DEPTH, STAGE]
+    u64 *barriers = (u64 *) (ring + WARPS * DEPTH * STAGE);
+    constexpr int KEY_STAGES = HEAD / 64, BLOCKS = HEAD / 256, ALL_STAGES = KEY_STAGES + 4 * BLOCKS;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    start_next();
+    u32 seq, first;
+    if (!find(a, M * QUERIES, seq, first)) return;
+    const Queries own(a, seq, first, M * QUERIES, M == 1 ? 0 : warp >> 2);
+    const u32 *table = a.batch.table(seq, a.group), step = gridDim.y / a.kv_heads;
+    if (by_pages(a, seq)) {
+        const u32 start = own.least / PAGE_ROWS + blockIdx.y / a.kv_heads / M;
+        if (warp == 0 && start * PAGE_ROWS < own.most) ask_page(a, table[start], own.kv_head);
+        wait_for_previous();
+        for (u32 unit = own.least / PAGE_ROWS * M + blockIdx.y / a.kv_heads; unit / M * PAGE_ROWS < own.most; unit += step) {
+            const u32 at = unit / M, tile = unit % M * QUERIES;
+            if (tile >= own.count) continue;
+            const Queries part(a, seq, first + tile);
+            if (at * PAGE_ROWS >= part.most || (at + 1) * PAGE_ROWS <= part.least) continue;
+            __syncthreads(); // the queries before are used
+            attend_page<WARPS>(a, part, table[at], at, queries, (float *) scores, [&]() { part.load(a, queries); });
+        }
+        return;
+    }
+    u32 split = own.least / SPLIT + blockIdx.y / a.kv_heads;
+    if (split * SPLIT >= own.most) return;
+    // Page `lane` of a split, if any of the block's queries sees it.
+    auto pages_of = [&](u32 split) {
+        const u32 key = split * SPLIT + lane * PAGE_ROWS;
+        return lane < 4 && key < own.most && key + PAGE_ROWS > own.least ? table[key / PAGE_ROWS] : NO_PAGE;
+    };
+    u32 pages = pages_of(split), after = pages_of(split + step);
+    Stages stages(ring + warp * DEPTH * STAGE, barriers + warp * DEPTH);
+    // Asks for stage `i` of the split, or of the next one.
+    auto ask = [&](u32 slot, int i) {
+        const bool next = i >= ALL_STAGES;
+        if (next) i -= ALL_STAGES;
+        const bool keys = i < KEY_STAGES;
+        const int value = i - KEY_STAGES;
+        const u32 page = __shfl_sync(~0u, next ? after : pages, keys ? warp >> 1 : value / BLOCKS);
+        const u16 *from = (keys ? a.keys : a.values) + ((u64) page * a.kv_heads + own.kv_head) * PAGE_ROWS * HEAD;
+        from += (keys ? 4 * i + (warp & 1) : 2 * (warp * BLOCKS + value % BLOCKS)) * 1024;
+        stages.ask(slot, page != NO_PAGE, from, from + (keys ? 2048 : 1024));
+    };
+    // Stage `i` is read by all lanes: its place is free.
+    auto used = [&](int i) {
+        __syncwarp();
+        ask(stages.slot, i + DEPTH);
+        stages.next();
+    };
+    if (warp < 4) ask_page(a, __shfl_sync(~0u, pages, warp), own.kv_head);
+    wait_for_previous();
+    for (int i = 0; i < DEPTH; i++) ask(i, i);
+    own.load(a, queries, M);
+    // Where the results of the lane's queries of each tile go, split after split.
+    u32 out[M][2], first_split[M][2], splits[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int q = m * QUERIES + g + 8 * i;
+            u32 begin = 0, end = 0;
+            if (q < own.count) visible(a, own.row(q), begin, end);
+            first_split[m][i] = begin / SPLIT;
+            splits[m][i] = q < own.count ? (end + SPLIT - 1) / SPLIT - begin / SPLIT : 0;
+            out[m][i] = (own.row(q) * a.heads + own.head(q)) * a.splits;
+        }
+    __syncthreads();
+    for (; split * SPLIT < own.most; split += step) {
+        float s[M][4][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) s[m][n][i] = 0.0f;
+        const bool there = __shfl_sync(~0u, pages, warp >> 1) != NO_PAGE;
+#pragma unroll 1
+        for (int b = 0; b < KEY_STAGES; b++) {
+            const u16 *keys = stages.take(); // [2, 32 keys, 32 columns]
+            if (there)
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    uint4 k[4];
+#pragma unroll
+                    for (int n = 0; n < 4; n++) k[n] = *(const uint4 *) (keys + c * 1024 + keys_of(n));
+#pragma unroll
+                    for (int m = 0; m < M; m++) add_scores(s[m], queries + m * 2 * PART + (2 * b + c) * QUERIES * 32 + g * 32 + 8 * t, k);
+                }
+            used(b);
+        }
+        __syncthreads(); // the probabilities before are used
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < 4; n++) scores[((m * WARPS + warp) * 4 + n) * 32 + lane] = make_float4(s[m][n][0], s[m][n][1], s[m][n][2], s[m][n][3]);
+        __syncthreads();
+        if (warp < 4 * M) {
+            // The warp's page of its tile: numbers 0 to 3 are those of one warp, 4 to 7 of the next.
+            float of[8][4];
+            const u32 page = __shfl_sync(~0u, pages, warp & 3);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                const float4 v = scores[(warp * 8 + n) * 32 + lane];
+                of[n][0] = v.x, of[n][1] = v.y, of[n][2] = v.z, of[n][3] = v.w;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const u32 at = split * SPLIT + (warp & 3) * PAGE_ROWS + (n >> 2) * 32 + 8 * t + 2 * (n & 3) + (i & 1);
+                    of[n][i] = page != NO_PAGE && at >= own.begin[i >> 1] && at < own.end[i >> 1] ? of[n][i] * a.scale : -INFINITE;
+                }
+            }
+            const Powers p(of);
+            uint4 *to = (uint4 *) scores + warp * 8 * 32 + lane;
+#pragma unroll
+            for (int n = 0; n < 8; n++) to[n * 32] = make_uint4(p.high[n][0], p.high[n][1], p.low[n][0], p.low[n][1]);
+            if (t == 0)
+#pragma unroll
+                for (int i = 0; i < 2; i++) sums[warp * QUERIES + g + 8 * i] = make_float2(p.max[i], p.sum[i]);
+        }
+        __syncthreads();
+        float max[M][2], o[M][BLOCKS][4][4];
+        float *to[M][2];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float l = 0.0f;
+                max[m][i] = -INFINITE;
+                for (int page = 0; page < 4; page++) max[m][i] = larger(sums[(m * 4 + page) * QUERIES + g + 8 * i].x, max[m][i]);
+                const u32 local = split - first_split[m][i];
+                to[m][i] = local < splits[m][i] ? a.partials + (u64) (out[m][i] + local) * (2 + HEAD) : nullptr;
+                if (warp == 0 && t == 0 && to[m][i]) {
+                    for (int page = 0; page < 4; page++) {
+                        const float2 v = sums[(m * 4 + page) * QUERIES + g + 8 * i];
+                        l += v.y * (v.x == -INFINITE ? 0.0f : exp_(v.x - max[m][i]));
+                    }
+                    *(float2 *) to[m][i] = make_float2(max[m][i], l);
+                }
+            }
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int c = 0; c < BLOCKS; c++)
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) o[m][c][n][i] = -0.0f; // with what is added to it stays what it is
+#pragma unroll 1
+        for (int page = 0; page < 4; page++) {
+            const bool there = __shfl_sync(~0u, pages, page) != NO_PAGE;
+            float f[M][2];
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const float of = sums[(m * 4 + page) * QUERIES + g + 8 * i].x;
+                    f[m][i] = of == -INFINITE ? 0.0f : exp_(of - max[m][i]);
+                }
+#pragma unroll
+            for (int c = 0; c < BLOCKS; c++) {
+                const u16 *values = stages.take(); // [2, 32 columns, 32 keys]
+                if (there) {
+                    uint4 v[2][4];
+#pragma unroll
+                    for (int b = 0; b < 2; b++)
+#pragma unroll
+                        for (int n = 0; n < 4; n++) v[b][n] = *(const uint4 *) (values + values_of(n * 8, b));
+#pragma unroll
+                    for (int m = 0; m < M; m++) {
+                        float x[4][4];
+#pragma unroll
+                        for (int n = 0; n < 4; n++)
+#pragma unroll
+                            for (int i = 0; i < 4; i++) x[n][i] = 0.0f;
+#pragma unroll
+                        for (int k = 0; k < 8; k += 2) {
+                            const uint4 *p = (const uint4 *) scores + ((m * 4 + page) * 8 + k) * 32 + lane, p0 = p[0], p1 = p[32];
+#pragma unroll
+                            for (int n = 0; n < 4; n++) {
+                                const u32 v0 = word(v[k >> 2][n], k & 2), v1 = word(v[k >> 2][n], (k & 2) + 1);
+                                mma(x[n], p0.x, p0.y, p1.x, p1.y, v0, v1);
+                                mma(x[n], p0.z, p0.w, p1.z, p1.w, v0, v1);
+                            }
+                        }
+#pragma unroll
+                        for (int n = 0; n < 4; n++)
+#pragma unroll
+                            for (int i = 0; i < 4; i++) o[m][c][n][i] += x[n][i] * f[m][i >> 1];
+                    }
+                }
+                used(KEY_STAGES + page * BLOCKS + c);
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (to[m][i])
+#pragma unroll
+                    for (int c = 0; c < BLOCKS; c++)
+#pragma unroll
+                        for (int n = 0; n < 4; n++)
+                            *(float2 *) (to[m][i] + 2 + (warp * BLOCKS + c) * 32 + n * 8 + 2 * t) = make_float2(o[m][c][n][2 * i], o[m][c][n][2 * i + 1]);
+        pages = after;
+        after = pages_of(split + 2 * step);
+    }
+}
+KERNEL __launch_bounds__(256, 1) attend_long_1(Attend a) { attend_long<1>(a); }
+KERNEL __launch_bounds__(256, 1) attend_long_2(Attend a) { attend_long<2>(a); }
+#endif
 #endif

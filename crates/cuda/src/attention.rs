@@ -29,10 +29,48 @@ pub(crate) struct Pages {
     scalar: Scalar,
     /// Head size, where tensor cores take the pages as they lie.
     tiles: Option<usize>,
+    ring: Option<Ring>,
 }
 
-/// Queries of a block that uses tensor cores.
+/// Queries of a tile of tensor cores.
 const QUERIES: usize = 16;
+
+/// How blocks of `attend_long_1` and `attend_long_2` bring keys and values to shared memory.
+#[derive(Clone, Copy)]
+struct Ring {
+    /// Stages of each of a block's warps.
+    depth: usize,
+    /// Tiles of queries that a block takes, at most.
+    tiles: usize,
+}
+
+impl Ring {
+    const WARPS: usize = 8;
+    const STAGE_BYTES: usize = 4096;
+    const DEEPEST: usize = 4;
+
+    /// The one for heads of `head_dim` columns where a block has `most` bytes, if any fits.
+    fn new(head_dim: usize, most: usize) -> Option<Self> {
+        let depth = |tiles| {
+            let left = most.saturating_sub(Ring { depth: 0, tiles }.shared(head_dim, tiles));
+            (left / (Self::WARPS * (Self::STAGE_BYTES + 8))).min(Self::DEEPEST)
+        };
+        [2, 1]
+            .map(|tiles| Ring {
+                depth: depth(tiles),
+                tiles,
+            })
+            .into_iter()
+            .find(|ring| head_dim.is_multiple_of(256) && ring.depth > 1)
+    }
+
+    /// Bytes that a block of so many tiles takes, as its kernel cuts them: queries, scores of
+    /// a split, each page's maximum and sum, stages and their barriers.
+    fn shared(&self, head_dim: usize, tiles: usize) -> usize {
+        tiles * QUERIES * (4 * head_dim + 4 * SPLIT + 8 * SPLIT / PAGE_ROWS)
+            + Self::WARPS * self.depth * (Self::STAGE_BYTES + 8)
+    }
+}
 
 fn kernel(name: &'static str, pages: &Pages) -> Kernel {
     let number = match pages.scalar {
@@ -45,6 +83,7 @@ fn kernel(name: &'static str, pages: &Pages) -> Kernel {
         ("KV", number),
         ("TILES", usize::from(pages.tiles.is_some())),
         ("HEAD", pages.tiles.unwrap_or(0)),
+        ("DEPTH", pages.ring.map_or(0, |ring| ring.depth)),
     ]);
     kernel
 }
@@ -62,14 +101,16 @@ pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
     assert!(spec.head_dim <= 512, "a head of at most 512 columns");
     let bytes = spec.pages * spec.heads * PAGE_ROWS * spec.head_dim * scalar.bytes();
     let block = || Block::zeroed(&cuda.driver, bytes, "memory for keys and values");
+    let tiles =
+        (scalar != Scalar::F32 && spec.head_dim.is_multiple_of(32)).then_some(spec.head_dim);
     Kv {
         spec,
         storage: Box::new(Pages {
             keys: block(),
             values: block(),
             scalar,
-            tiles: (scalar != Scalar::F32 && spec.head_dim.is_multiple_of(32))
-                .then_some(spec.head_dim),
+            tiles,
+            ring: tiles.and_then(|head_dim| Ring::new(head_dim, cuda.driver.shared)),
         }),
     }
 }
@@ -248,40 +289,45 @@ pub(crate) fn attend(
     let launch = |name, grid| {
         cuda.launch(&kernel(name, p), grid, Args::default().words(&words));
     };
-    let (blocks, columns) = match p.tiles {
-        // A sequence's last block may be partly empty.
-        Some(_) => (
-            batch.seqs.len() + n * (heads / kv_heads) / QUERIES,
-            kv_heads,
-        ),
-        None => (n * heads, 1),
-    };
-    // A split has work enough for one block; a few for each multiprocessor.
-    let spread = (4 * cuda.driver.sms)
-        .div_ceil(blocks * columns)
-        .clamp(1, splits);
-    let grid = |spread| Grid {
-        shared: p.tiles.map_or(0, |e| shared(e, !few)),
-        ..Grid::rect(blocks, columns * spread, 128)
-    };
-    if few {
-        let short = attention.window.is_some_and(fine);
-        let name = if short {
-            "attend_pages"
-        } else {
-            "attend_splits"
+    // Blocks of so many queries for each key head, the last of a sequence perhaps partly
+    // empty; a few for each multiprocessor, for one split each if there are enough.
+    let grid = |queries: usize, busy: usize, threads, shared| {
+        let (blocks, columns) = match p.tiles {
+            Some(_) => {
+                let rest = batch.seqs.len() * (queries - 1);
+                ((n * (heads / kv_heads) + rest) / queries, kv_heads)
+            }
+            None => (n * heads, 1),
         };
-        launch(name, grid(spread));
+        let spread = (busy * cuda.driver.sms / (blocks * columns).max(1)).clamp(1, splits);
+        Grid {
+            shared,
+            ..Grid::rect(blocks, columns * spread, threads)
+        }
+    };
+    let tile = |busy| grid(QUERIES, busy, 128, p.tiles.map_or(0, |e| shared(e, !few)));
+    if few {
+        match p.ring {
+            _ if attention.window.is_some_and(fine) => launch("attend_pages", tile(4)),
+            Some(ring) => {
+                let tiles = ring.tiles.min((n * (heads / kv_heads)).div_ceil(QUERIES));
+                let name = ["attend_long_1", "attend_long_2"][tiles - 1];
+                let shared = ring.shared(head_dim, tiles);
+                launch(name, grid(tiles * QUERIES, 1, 32 * Ring::WARPS, shared));
+            }
+            None => launch("attend_splits", tile(4)),
+        }
         let half = head_dim
             .is_multiple_of(TILE)
             .then(|| Arc::new(Half::new(&cuda.arena, n, heads * head_dim)));
         let args = Args::default()
             .words(&words)
             .words(&half.as_ref().map_or([0; 3], |h| h.words()));
-        cuda.launch(&kernel("attend_merge", p), Grid::new(n * heads, 128), args);
+        let blocks = n * heads * head_dim.div_ceil(TILE);
+        cuda.launch(&kernel("attend_merge", p), Grid::new(blocks, 128), args);
         y.storage_mut::<Values>().set_half(half);
     } else {
-        launch("attend_all", grid(1));
+        launch("attend_all", tile(0));
     }
     y
 }
@@ -290,5 +336,5 @@ pub(crate) fn attend(
 fn shared(head_dim: usize, all: bool) -> usize {
     let chunk = if head_dim.is_multiple_of(64) { 64 } else { 32 };
     let floats = 4 * chunk + 8 + 6 + 4 + if all { head_dim } else { 0 };
-    QUERIES * (4 * (head_dim + 32) + 4 * floats)
+    QUERIES * (4 * head_dim + 4 * floats)
 }

@@ -482,8 +482,8 @@ fn gpu_attention_is_close_to_the_reference() {
     cuda.finish().unwrap();
 }
 
-/// A long context is walked by splits of keys, a short one by pages; rows on either side
-/// of the border, and many at once, must not tell.
+/// A long context is walked by splits of keys, of which a block may have several, a short
+/// one by pages; rows on either side of the border, and many at once, must not tell.
 #[test]
 fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
     let Some(cuda) = gpu() else { return };
@@ -493,7 +493,7 @@ fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
         (2, 1, 512, &quant::F16),
         (3, 3, 96, &quant::F16),
     ] {
-        for window in [None, Some(700)] {
+        for window in [None, Some(700), Some(3000)] {
             let case = AttentionCase {
                 heads,
                 kv_heads,
@@ -504,14 +504,18 @@ fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
                 cuda.download(&case.run(&cuda, old, new, format))
                     .into_owned()
             };
-            let all = run(2038, 70);
             let cols = heads * head_dim;
-            for (old, new) in [(2038, 1), (2038, 20), (2047, 1), (2048, 1), (2040, 8)] {
-                let from = (old - 2038) * cols;
-                assert!(
-                    run(old, new) == all[from..from + new * cols],
-                    "{new} rows after {old}, head of {head_dim}, window {window:?}"
-                );
+            let far = [(9001, 2), (9000, 4), (9000, 40)];
+            let near = [(2038, 1), (2038, 20), (2047, 1), (2048, 1), (2040, 8)];
+            for (start, parts) in [(2038, &near[..]), (9000, &far[..])] {
+                let all = run(start, 70);
+                for &(old, new) in parts {
+                    let from = (old - start) * cols;
+                    assert!(
+                        run(old, new) == all[from..from + new * cols],
+                        "{new} rows after {old}, head of {head_dim}, window {window:?}"
+                    );
+                }
             }
         }
     }
@@ -751,7 +755,22 @@ fn variants(first: bool) -> Vec<Kernel> {
     };
     let attention = |kv, head| {
         let tiles = usize::from(head > 0);
-        with("attention", &[("KV", kv), ("TILES", tiles), ("HEAD", head)])
+        let depth = if head == 0 || head % 256 > 0 {
+            0
+        } else if first {
+            4
+        } else {
+            2
+        };
+        with(
+            "attention",
+            &[
+                ("KV", kv),
+                ("TILES", tiles),
+                ("HEAD", head),
+                ("DEPTH", depth),
+            ],
+        )
     };
     let delta = |dk, dv, parts| {
         let threads = parts * dv / 4;
@@ -796,7 +815,8 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("choose_noise", 40, 2700),
     ("choose_best", 40, 1300),
     ("attend_splits", 232, 5500),
-    ("attend_pages", 168, 2100),
+    ("attend_pages", 168, 2900),
+    ("attend_long", 240, 7400),
     ("attend", 152, 4000),
     ("delta_rule", 64, 800),
     ("add_norm", 64, 1650),
