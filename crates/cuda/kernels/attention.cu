@@ -1,47 +1,53 @@
-// Keys and values in pages, and attention over them. KV: 0 f32, 1 f16, 2 bf16.
+// Keys and values in pages, and attention over them. KV: 0 f32, 1 f16, 2 bf16, 3 q8_0.
 //
-// Keys and values: [page, K, PAGE_ROWS, e] or, where TILES (formats of 16 bits, HEAD
+// Keys and values: [page, K, PAGE_ROWS, e] or, where TILES (formats of at most 16 bits, HEAD
 // columns a head, a multiple of 32), [page, K, e / 32, 2] tiles of 32 keys by 32 columns,
 // so that tensor cores can take them as they lie: a key's columns side by side, but of
-// values a column's keys. A row's sums walk splits of SPLIT keys aligned to cache row 0,
-// of which each page is summed alone; the splits are merged from the left. So the row's
-// own context decides the order, and neither the batch nor how the work is spread does.
+// values a column's keys. In q8_0 a tile's codes come before the scales of its 32 keys, and
+// tensor cores get what they stand for in f16. A row's sums walk splits of SPLIT keys
+// aligned to cache row 0, of which each page is summed alone; the splits are merged from
+// the left. So the row's own context decides the order, and neither the batch nor how the
+// work is spread does.
 
 #define SPLIT 256
+#define TILE_BYTES (KV == 3 ? 1088 : 2048)
+#define PAGE_BYTES (HEAD / 16 * TILE_BYTES) // of a head
 #if KV == 0
 typedef float Stored;
 __device__ __forceinline__ float read(Stored v) { return v; }
 __device__ __forceinline__ Stored stored(float v) { return v; }
-#elif KV == 1
-typedef u16 Stored;
-__device__ __forceinline__ float read(Stored v) { return f16_to_f32(v); }
-__device__ __forceinline__ Stored stored(float v) { return f32_to_f16(v); }
-#else
+#elif KV == 2
 typedef u16 Stored;
 __device__ __forceinline__ float read(Stored v) { return bf16_to_f32(v); }
 __device__ __forceinline__ Stored stored(float v) { return f32_to_bf16(v); }
+#else
+typedef u16 Stored;
+__device__ __forceinline__ float read(Stored v) { return f16_to_f32(v); }
+__device__ __forceinline__ Stored stored(float v) { return f32_to_f16(v); }
 #endif
 
-// Where a page has a key's column, and its value.
-__device__ __forceinline__ u32 key_at(u32 key, int c, int head_dim) {
-    key %= PAGE_ROWS;
+// Column `c` of key `index`, or its value, goes to its page of a head. Where tiles lie, a warp
+// has 32 columns that are a tile's.
+template <bool VALUE>
+__device__ __forceinline__ void remember(u8 *pages, u64 page_of_head, u32 index, int c, int head_dim, float v) {
 #if TILES
-    return (c / 32 * 2 + key / 32) * 1024 + key % 32 * 32 + c % 32;
+    const int key = index % 32, column = c % 32, at = VALUE ? column * 32 + key : key * 32 + column;
+    u8 *tile = pages + page_of_head * PAGE_BYTES + (c / 32 * 2 + index % PAGE_ROWS / 32) * TILE_BYTES;
+#if KV == 3
+    // As quant::gguf writes a block.
+    const float d = warp_max(fabsf(v)) / 127.0f, inverse = d == 0.0f ? 0.0f : 1.0f / d;
+    tile[at] = (u8) (int) roundf(v * inverse);
+    if (column == 0) ((u16 *) (tile + 1024))[key] = f32_to_f16(smaller(d, 65504.0f));
 #else
-    return key * head_dim + c;
+    ((Stored *) tile)[at] = stored(v);
 #endif
-}
-__device__ __forceinline__ u32 value_at(u32 key, int c, int head_dim) {
-    key %= PAGE_ROWS;
-#if TILES
-    return (c / 32 * 2 + key / 32) * 1024 + c % 32 * 32 + key % 32;
 #else
-    return key * head_dim + c;
+    ((Stored *) pages)[(page_of_head * PAGE_ROWS + index % PAGE_ROWS) * head_dim + c] = stored(v);
 #endif
 }
 
 // k, v: [n, K e] become the cache rows of the batch; a thread a value.
-KERNEL append(Stored *keys, Stored *values, const float *k, const float *v, Batch batch, int group, int heads, int head_dim, u64 n) {
+KERNEL append(u8 *keys, u8 *values, const float *k, const float *v, Batch batch, int group, int heads, int head_dim, u64 n) {
     in_order();
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -49,9 +55,8 @@ KERNEL append(Stored *keys, Stored *values, const float *k, const float *v, Batc
     int head = (int) (i / head_dim % heads), c = (int) (i % head_dim);
     u32 page = batch.table(batch.seq_of(row), group)[index / PAGE_ROWS];
     if (page == NO_PAGE) return;
-    const u64 base = ((u64) page * heads + head) * PAGE_ROWS * head_dim;
-    keys[base + key_at(index, c, head_dim)] = stored(k[i]);
-    values[base + value_at(index, c, head_dim)] = stored(v[i]);
+    remember<false>(keys, (u64) page * heads + head, index, c, head_dim, k[i]);
+    remember<true>(values, (u64) page * heads + head, index, c, head_dim, v[i]);
 }
 
 // Norms of heads that take no notice of each other, and what is remembered of them:
@@ -64,7 +69,7 @@ struct Heads {
     int kind[3];  // 1: norm, 2: turn as well, 4: becomes keys, 8: becomes values
     const float *frequencies;
     Batch batch;
-    Stored *keys, *values;
+    u8 *keys, *values;
     int head_dim, offset, pairs, group;
     float eps;
 };
@@ -88,19 +93,19 @@ KERNEL __launch_bounds__(256) heads(Heads a) {
     if (kind & 1) normalise(k, e, a.eps, w, weight, shared);
     put(head, e, k);
     __syncthreads();
-    const u64 to = ((u64) page * heads + all - first) * PAGE_ROWS * e;
+    const u64 to = (u64) page * heads + all - first;
     for (int c = threadIdx.x; c < e; c += blockDim.x) {
         const float v = kind & 2 ? turned(head, c, position, a.frequencies, a.offset, a.pairs) : head[c];
         if (y) y[at + c] = v;
         if (page == NO_PAGE) continue;
-        if (kind & 4) a.keys[to + key_at(index, c, e)] = stored(v);
-        if (kind & 8) a.values[to + value_at(index, c, e)] = stored(v);
+        if (kind & 4) remember<false>(a.keys, to, index, c, e, v);
+        if (kind & 8) remember<true>(a.values, to, index, c, e, v);
     }
 }
 
 struct Attend {
     const float *q;
-    const Stored *keys, *values;
+    const u8 *keys, *values;
     Batch batch;
     float *y;
     float *partials; // [n H, splits, 2 + e] from the row's first split on: maximum, sum, weighted values
@@ -245,7 +250,7 @@ __device__ __forceinline__ void partial(const Attend &a, u32 row, int head, u32 
     for (int i = threadIdx.x; i < SPLIT; i += 128) scores[i] = -INFINITE;
     __syncthreads();
     for (u32 key = first + warp; key < last; key += 4) {
-        const Stored *k = a.keys + at(key);
+        const Stored *k = (const Stored *) a.keys + at(key);
         float s = 0.0f;
         for (int c = lane; c < e; c += 32) s = fmaf(q[c], read(k[c]), s);
         s = warp_sum(s) * a.scale;
@@ -269,7 +274,7 @@ __device__ __forceinline__ void partial(const Attend &a, u32 row, int head, u32 
 #pragma unroll
     for (int i = 0; i < 4; i++) o[i] = 0.0f;
     for (u32 key = first; key < last; key++) {
-        const Stored *v = a.values + at(key);
+        const Stored *v = (const Stored *) a.values + at(key);
         const float p = scores[key % SPLIT];
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -336,7 +341,7 @@ KERNEL __launch_bounds__(128) attend_all(Attend a) {
 #define CHUNK (HEAD % 64 == 0 ? 64 : 32)
 #define PART (QUERIES * HEAD) // of the queries in shared memory: [HEAD / 32, QUERIES, 32], no two lanes in a bank
 
-#if KV == 1
+#if KV != 2
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 #define CVT "cvt.rn.f16x2.f32"
 #else
@@ -358,7 +363,34 @@ __device__ __forceinline__ float power(float x) { // e^x, as the hardware has it
     return v;
 }
 __device__ __forceinline__ u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-__device__ __forceinline__ uint4 load16(const void *p) { return __ldg((const uint4 *) p); }
+// Eight neighbours of a tile from number `at` on, in memory or SHARED: a key's columns, or a
+// column's keys.
+template <bool VALUES, bool SHARED>
+__device__ __forceinline__ uint4 neighbours(const u8 *tile, int at) {
+#if KV == 3
+    auto two = [](u32 codes, u32 scales) { // codes are 1152 less than the number that 0x64 makes of their bytes
+        u32 v;
+        asm("{.reg .b32 v; sub.f16x2 v, %1, %2; mul.f16x2 %0, v, %3;}" : "=r"(v) : "r"(codes), "r"(0x64806480), "r"(scales));
+        return v;
+    };
+    const uint2 *from = (const uint2 *) (tile + at);
+    const uint2 codes = SHARED ? *from : __ldg(from);
+    uint4 scales;
+    if (VALUES) {
+        const uint4 *of = (const uint4 *) (tile + 1024 + at % 32 * 2);
+        scales = SHARED ? *of : __ldg(of);
+    } else {
+        const u16 *of = (const u16 *) (tile + 1024) + at / 32;
+        const u32 scale = SHARED ? *of : __ldg(of);
+        scales.x = scales.y = scales.z = scales.w = scale | scale << 16;
+    }
+    const u32 low = codes.x ^ 0x80808080, high = codes.y ^ 0x80808080;
+    return make_uint4(two(__byte_perm(low, 0x64646464, 0x4140), scales.x), two(__byte_perm(low, 0x64646464, 0x4342), scales.y), two(__byte_perm(high, 0x64646464, 0x4140), scales.z), two(__byte_perm(high, 0x64646464, 0x4342), scales.w));
+#else
+    const uint4 *from = (const uint4 *) (tile + 2 * at);
+    return SHARED ? *from : __ldg(from);
+#endif
+}
 
 // The block's sequence, and its first query there, for `queries` a block; false if there is none.
 __device__ __forceinline__ bool find(const Attend &a, u32 queries, u32 &seq, u32 &first) {
@@ -437,19 +469,23 @@ __device__ __forceinline__ int keys_of(int n) {
     const int lane = threadIdx.x & 31;
     return (2 * (n & 3) + 8 * (lane >> 3) + (lane >> 2 & 1)) * 32 + 8 * (lane & 3);
 }
-// Where a page has the lane's values of columns from a multiple of 8 on and half of the keys.
-__device__ __forceinline__ int values_of(int column, int half) {
+// The same of values of 8 columns, a multiple of 8 on.
+__device__ __forceinline__ int values_of(int column) {
     const int lane = threadIdx.x & 31;
-    return (column / 32 * 2 + half) * 1024 + (column % 32 + (lane >> 2)) * 32 + 8 * (lane & 3);
+    return (column % 32 + (lane >> 2)) * 32 + 8 * (lane & 3);
 }
+// What the lane has of a page's 8 keys of number `n` and 32 columns of number `b`, and of 8
+// columns' values of half the keys.
+__device__ __forceinline__ uint4 load_key(const u8 *page, int b, int n) { return neighbours<false, false>(page + (b * 2 + n / 4) * TILE_BYTES, keys_of(n)); }
+__device__ __forceinline__ uint4 load_value(const u8 *page, int column, int half) { return neighbours<true, false>(page + (column / 32 * 2 + half) * TILE_BYTES, values_of(column)); }
 // Scores of a tile of queries and 8 N keys of a page from number `first` on, in memory.
 template <int N, int UNROLL>
-__device__ __forceinline__ void scores_of(float (&s)[N][4], const u16 *queries, const u16 *keys, int first) {
+__device__ __forceinline__ void scores_of(float (&s)[N][4], const u16 *queries, const u8 *keys, int first) {
 #pragma unroll UNROLL
     for (int b = 0; b < HEAD / 32; b++) {
         uint4 k[N];
 #pragma unroll
-        for (int n = 0; n < N; n++) k[n] = load16(keys + (b * 2 + (first + n) / 4) * 1024 + keys_of(first + n));
+        for (int n = 0; n < N; n++) k[n] = load_key(keys, b, first + n);
         add_scores(s, queries + b * QUERIES * 32, k);
     }
 }
@@ -498,9 +534,9 @@ struct Powers {
 __device__ __forceinline__ void ask_page(const Attend &a, u32 page, int kv_head) {
 #if __CUDA_ARCH__ >= 900
     const int lane = threadIdx.x & 31;
-    const u16 *from = lane == 0 ? a.keys : a.values;
+    const u8 *from = lane == 0 ? a.keys : a.values;
     if (lane < 2 && page != NO_PAGE)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from + ((u64) page * a.kv_heads + kv_head) * PAGE_ROWS * HEAD), "n"(2 * PAGE_ROWS * HEAD) : "memory");
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from + ((u64) page * a.kv_heads + kv_head) * PAGE_BYTES), "n"(PAGE_BYTES) : "memory");
 #endif
 }
 
@@ -513,20 +549,20 @@ __device__ __forceinline__ void attend_page(const Attend &a, const Queries &own,
     constexpr int COLUMNS = HEAD / W, N = 8 / W, AHEAD = HEAD / 32 < 16 / N ? HEAD / 32 : 16 / N;
     constexpr int WIDE = COLUMNS / 8 % 8 == 0 ? 8 : COLUMNS / 8 % 4 == 0 ? 4 : COLUMNS / 8 % 2 == 0 ? 2 : 1; // 8 columns, of a warp at a time
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const u64 base = ((u64) page * a.kv_heads + own.kv_head) * PAGE_ROWS * HEAD;
+    const u64 base = ((u64) page * a.kv_heads + own.kv_head) * PAGE_BYTES;
     uint4 k[AHEAD][N], v[2][WIDE];
     auto load_keys = [&](int b) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
 #pragma unroll
-            for (int n = 0; n < N; n++) k[i][n] = load16(a.keys + base + ((b + i) * 2 + (N * warp + n) / 4) * 1024 + keys_of(N * warp + n));
+            for (int n = 0; n < N; n++) k[i][n] = load_key(a.keys + base, b + i, N * warp + n);
     };
     // The first or the second half of the columns that a warp takes at a time.
     auto load_values = [&](int c, int from, int to) {
 #pragma unroll
         for (int b = 0; b < 2; b++)
 #pragma unroll
-            for (int n = from; n < to; n++) v[b][n] = load16(a.values + base + values_of(warp * COLUMNS + c + n * 8, b));
+            for (int n = from; n < to; n++) v[b][n] = load_value(a.values + base, warp * COLUMNS + c + n * 8, b);
     };
     load_keys(0);
     load_values(0, 0, WIDE / 2);
@@ -657,7 +693,7 @@ __device__ __forceinline__ void attend_tile(const Attend &a, u32 seq, u32 first)
     for (u32 split = split0; split * SPLIT < most; split += step) {
         const u32 key = split * SPLIT + warp * 64, page = page_of(split);
         ask(split + step);
-        const u64 base = ((u64) page * a.kv_heads + kv_head) * PAGE_ROWS * HEAD;
+        const u64 base = ((u64) page * a.kv_heads + kv_head) * PAGE_BYTES;
         float s[8][4];
 #pragma unroll
         for (int n = 0; n < 8; n++)
@@ -671,7 +707,7 @@ __device__ __forceinline__ void attend_tile(const Attend &a, u32 seq, u32 first)
         uint4 v[2][CHUNK / 8];
         auto load_values = [&](int c, int b) {
 #pragma unroll
-            for (int n = 0; n < CHUNK / 8; n++) v[b][n] = load16(a.values + base + values_of(c + n * 8, b));
+            for (int n = 0; n < CHUNK / 8; n++) v[b][n] = load_value(a.values + base, c + n * 8, b);
         };
         if (!ALL && page != NO_PAGE) {
             load_values(0, 0);
@@ -780,7 +816,6 @@ KERNEL __launch_bounds__(128, 2) attend_splits(Attend a) {
 // are those of `attend_tile`.
 
 #define WARPS 8
-#define STAGE 2048 // values
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void await_stage(u32 barrier, u32 round) {
     asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}" :: "r"(barrier), "r"(round & 1) : "memory");
@@ -788,15 +823,15 @@ __device__ __forceinline__ void await_stage(u32 barrier, u32 round) {
 __device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void bring_bytes(u32 to, const u16 *from, u32 bytes, u32 barrier) {
+__device__ __forceinline__ void bring_bytes(u32 to, const u8 *from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 #endif
 // A warp's stages. All of its lanes call everything.
 struct Stages {
-    const u16 *ring;
+    const u8 *ring;
     u32 to, barriers, slot, round;
-    __device__ __forceinline__ Stages(const u16 *ring, u64 *barriers_of_warp) : ring(ring), to((u32) __cvta_generic_to_shared(ring)), barriers((u32) __cvta_generic_to_shared(barriers_of_warp)), slot(0), round(0) {
+    __device__ __forceinline__ Stages(const u8 *ring, u64 *barriers_of_warp) : ring(ring), to((u32) __cvta_generic_to_shared(ring)), barriers((u32) __cvta_generic_to_shared(barriers_of_warp)), slot(0), round(0) {
 #if __CUDA_ARCH__ >= 900
         if ((threadIdx.x & 31) == 0) {
             for (int i = 0; i < DEPTH; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barriers + 8 * i) : "memory");
@@ -805,35 +840,35 @@ struct Stages {
         __syncwarp();
 #endif
     }
-    // Asks for two halves of a stage, or none where the page is not there.
-    __device__ __forceinline__ void ask(u32 slot, bool there, const u16 *first, const u16 *second) const {
+    // Asks for the two tiles of a stage, or none where the page is not there.
+    __device__ __forceinline__ void ask(u32 slot, bool there, const u8 *first, const u8 *second) const {
         const int lane = threadIdx.x & 31;
-        const u32 at = to + slot * STAGE * 2;
+        const u32 at = to + slot * 2 * TILE_BYTES;
 #if __CUDA_ARCH__ >= 900
         if (lane == 0) {
-            expect_bytes(barriers + 8 * slot, there ? STAGE * 2 : 0);
+            expect_bytes(barriers + 8 * slot, there ? 2 * TILE_BYTES : 0);
             if (there) {
-                bring_bytes(at, first, STAGE, barriers + 8 * slot);
-                bring_bytes(at + STAGE, second, STAGE, barriers + 8 * slot);
+                bring_bytes(at, first, TILE_BYTES, barriers + 8 * slot);
+                bring_bytes(at + TILE_BYTES, second, TILE_BYTES, barriers + 8 * slot);
             }
         }
 #else
-        if (there)
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at + (i * 32 + lane) * 16), "l"((i < 4 ? first : second) + (i % 4 * 32 + lane) * 8) : "memory");
+        for (int i = 16 * lane; there && i < TILE_BYTES; i += 512) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at + i), "l"(first + i) : "memory");
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at + TILE_BYTES + i), "l"(second + i) : "memory");
+        }
         asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
     }
     // The oldest stage, once it is there.
-    __device__ __forceinline__ const u16 *take() const {
+    __device__ __forceinline__ const u8 *take() const {
 #if __CUDA_ARCH__ >= 900
         await_stage(barriers + 8 * slot, round);
 #else
         asm volatile("cp.async.wait_group %0;" :: "n"(DEPTH - 1) : "memory");
         __syncwarp();
 #endif
-        return ring + slot * STAGE;
+        return ring + slot * 2 * TILE_BYTES;
     }
     __device__ __forceinline__ void next() {
         if (++slot == DEPTH) slot = 0, round++;
@@ -845,8 +880,8 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
     u16 *queries = (u16 *) memory;                        // [M, 2, PART]
     float4 *scores = (float4 *) (queries + M * 2 * PART); // [M, 4, 8, 32] a lane's scores; then its probabilities
     float2 *sums = (float2 *) (scores + M * 4 * 8 * 32);  // [M, 4, QUERIES] maximum and sum of a page
-    u16 *ring = (u16 *) (sums + M * 4 * QUERIES);         // [WARPS, DEPTH, STAGE]
-    u64 *barriers = (u64 *) (ring + WARPS * DEPTH * STAGE);
+    u8 *ring = (u8 *) (sums + M * 4 * QUERIES);           // [WARPS, DEPTH, 2] tiles
+    u64 *barriers = (u64 *) (ring + WARPS * DEPTH * 2 * TILE_BYTES);
     constexpr int KEY_STAGES = HEAD / 64, BLOCKS = HEAD / 256, ALL_STAGES = KEY_STAGES + 4 * BLOCKS;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     start_next();
@@ -876,7 +911,7 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
         return lane < 4 && key < own.most && key + PAGE_ROWS > own.least ? table[key / PAGE_ROWS] : NO_PAGE;
     };
     u32 pages = pages_of(split), after = pages_of(split + step);
-    Stages stages(ring + warp * DEPTH * STAGE, barriers + warp * DEPTH);
+    Stages stages(ring + warp * DEPTH * 2 * TILE_BYTES, barriers + warp * DEPTH);
     // Asks for stage `i` of the split, or of the next one.
     auto ask = [&](u32 slot, int i) {
         const bool next = i >= ALL_STAGES;
@@ -884,9 +919,9 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
         const bool keys = i < KEY_STAGES;
         const int value = i - KEY_STAGES;
         const u32 page = __shfl_sync(~0u, next ? after : pages, keys ? warp >> 1 : value / BLOCKS);
-        const u16 *from = (keys ? a.keys : a.values) + ((u64) page * a.kv_heads + own.kv_head) * PAGE_ROWS * HEAD;
-        from += (keys ? 4 * i + (warp & 1) : 2 * (warp * BLOCKS + value % BLOCKS)) * 1024;
-        stages.ask(slot, page != NO_PAGE, from, from + (keys ? 2048 : 1024));
+        const u8 *from = (keys ? a.keys : a.values) + ((u64) page * a.kv_heads + own.kv_head) * PAGE_BYTES;
+        from += (keys ? 4 * i + (warp & 1) : 2 * (warp * BLOCKS + value % BLOCKS)) * TILE_BYTES;
+        stages.ask(slot, page != NO_PAGE, from, from + (keys ? 2 : 1) * TILE_BYTES);
     };
     // Stage `i` is read by all lanes: its place is free.
     auto used = [&](int i) {
@@ -923,13 +958,13 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
         const bool there = __shfl_sync(~0u, pages, warp >> 1) != NO_PAGE;
 #pragma unroll 1
         for (int b = 0; b < KEY_STAGES; b++) {
-            const u16 *keys = stages.take(); // [2, 32 keys, 32 columns]
+            const u8 *keys = stages.take(); // two tiles of columns
             if (there)
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     uint4 k[4];
 #pragma unroll
-                    for (int n = 0; n < 4; n++) k[n] = *(const uint4 *) (keys + c * 1024 + keys_of(n));
+                    for (int n = 0; n < 4; n++) k[n] = neighbours<false, true>(keys + c * TILE_BYTES, keys_of(n));
 #pragma unroll
                     for (int m = 0; m < M; m++) add_scores(s[m], queries + m * 2 * PART + (2 * b + c) * QUERIES * 32 + g * 32 + 8 * t, k);
                 }
@@ -1004,13 +1039,13 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
                 }
 #pragma unroll
             for (int c = 0; c < BLOCKS; c++) {
-                const u16 *values = stages.take(); // [2, 32 columns, 32 keys]
+                const u8 *values = stages.take(); // two tiles of keys
                 if (there) {
                     uint4 v[2][4];
 #pragma unroll
                     for (int b = 0; b < 2; b++)
 #pragma unroll
-                        for (int n = 0; n < 4; n++) v[b][n] = *(const uint4 *) (values + values_of(n * 8, b));
+                        for (int n = 0; n < 4; n++) v[b][n] = neighbours<true, true>(values + b * TILE_BYTES, values_of(n * 8));
 #pragma unroll
                     for (int m = 0; m < M; m++) {
                         float x[4][4];

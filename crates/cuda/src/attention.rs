@@ -22,11 +22,18 @@ const FEW_ROWS: usize = 64;
 /// Largest memory for partial results.
 const PARTIAL_BYTES: usize = 256 << 20;
 
+/// How the kernels can keep keys and values.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Plain(Scalar),
+    Q8,
+}
+
 /// One layer's keys and values, and how they are stored.
 pub(crate) struct Pages {
     keys: Block,
     values: Block,
-    scalar: Scalar,
+    kept: Kept,
     /// Head size, where tensor cores take the pages as they lie.
     tiles: Option<usize>,
     ring: Option<Ring>,
@@ -35,48 +42,62 @@ pub(crate) struct Pages {
 /// Queries of a tile of tensor cores.
 const QUERIES: usize = 16;
 
+/// Keys by columns of a tile of theirs, and of their values.
+const TILE_VALUES: usize = 32 * 32;
+
+/// Bytes of a tile.
+fn tile_bytes(kept: Kept) -> usize {
+    match kept {
+        Kept::Plain(scalar) => TILE_VALUES * scalar.bytes(),
+        Kept::Q8 => TILE_VALUES + 2 * 32,
+    }
+}
+
 /// How blocks of `attend_long_1` and `attend_long_2` bring keys and values to shared memory.
 #[derive(Clone, Copy)]
 struct Ring {
     /// Stages of each of a block's warps.
     depth: usize,
+    /// Of two tiles and a barrier.
+    stage_bytes: usize,
     /// Tiles of queries that a block takes, at most.
-    tiles: usize,
+    most_queries: usize,
 }
 
 impl Ring {
     const WARPS: usize = 8;
-    const STAGE_BYTES: usize = 4096;
     const DEEPEST: usize = 4;
 
     /// The one for heads of `head_dim` columns where a block has `most` bytes, if any fits.
-    fn new(head_dim: usize, most: usize) -> Option<Self> {
-        let depth = |tiles| {
-            let left = most.saturating_sub(Ring { depth: 0, tiles }.shared(head_dim, tiles));
-            (left / (Self::WARPS * (Self::STAGE_BYTES + 8))).min(Self::DEEPEST)
+    fn new(head_dim: usize, tile_bytes: usize, most: usize) -> Option<Self> {
+        let ring = |most_queries| {
+            let mut ring = Ring {
+                depth: 0,
+                stage_bytes: 2 * tile_bytes + 8,
+                most_queries,
+            };
+            let left = most.saturating_sub(ring.shared(head_dim, most_queries));
+            ring.depth = (left / (Self::WARPS * ring.stage_bytes)).min(Self::DEEPEST);
+            ring
         };
-        [2, 1]
-            .map(|tiles| Ring {
-                depth: depth(tiles),
-                tiles,
-            })
-            .into_iter()
-            .find(|ring| head_dim.is_multiple_of(256) && ring.depth > 1)
+        let mut rings = [2, 1].into_iter().map(ring);
+        rings.find(|ring| head_dim.is_multiple_of(256) && ring.depth > 1)
     }
 
-    /// Bytes that a block of so many tiles takes, as its kernel cuts them: queries, scores of
-    /// a split, each page's maximum and sum, stages and their barriers.
+    /// Bytes that a block of so many tiles of queries takes, as its kernel cuts them: queries,
+    /// scores of a split, each page's maximum and sum, stages and their barriers.
     fn shared(&self, head_dim: usize, tiles: usize) -> usize {
         tiles * QUERIES * (4 * head_dim + 4 * SPLIT + 8 * SPLIT / PAGE_ROWS)
-            + Self::WARPS * self.depth * (Self::STAGE_BYTES + 8)
+            + Self::WARPS * self.depth * self.stage_bytes
     }
 }
 
 fn kernel(name: &'static str, pages: &Pages) -> Kernel {
-    let number = match pages.scalar {
-        Scalar::F32 => 0,
-        Scalar::F16 => 1,
-        Scalar::Bf16 => 2,
+    let number = match pages.kept {
+        Kept::Plain(Scalar::F32) => 0,
+        Kept::Plain(Scalar::F16) => 1,
+        Kept::Plain(Scalar::Bf16) => 2,
+        Kept::Q8 => 3,
     };
     let mut kernel = Kernel::new("attention", name);
     kernel.defines.extend([
@@ -88,29 +109,35 @@ fn kernel(name: &'static str, pages: &Pages) -> Kernel {
     kernel
 }
 
-/// The type of keys and values in `format`, if the kernels can read it.
-pub(crate) fn kept(format: KvFormat) -> Option<Scalar> {
+/// How keys and values in `format` are kept, if the kernels can.
+pub(crate) fn kept(format: KvFormat) -> Option<Kept> {
     match format.k.layout {
-        Layout::Plain(scalar) if format.k == format.v => Some(scalar),
-        _ => None,
+        _ if format.k != format.v => None,
+        Layout::Plain(scalar) => Some(Kept::Plain(scalar)),
+        _ => (format.k.name == "q8_0").then_some(Kept::Q8),
     }
 }
 
 pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
-    let scalar = kept(spec.format).expect("a format that the device keeps");
+    let kept = kept(spec.format).expect("a format that the device keeps");
     assert!(spec.head_dim <= 512, "a head of at most 512 columns");
-    let bytes = spec.pages * spec.heads * PAGE_ROWS * spec.head_dim * scalar.bytes();
+    let values = spec.pages * spec.heads * PAGE_ROWS * spec.head_dim;
+    let bytes = match kept {
+        Kept::Plain(scalar) => values * scalar.bytes(),
+        Kept::Q8 => values / TILE_VALUES * tile_bytes(kept),
+    };
     let block = || Block::zeroed(&cuda.driver, bytes, "memory for keys and values");
-    let tiles =
-        (scalar != Scalar::F32 && spec.head_dim.is_multiple_of(32)).then_some(spec.head_dim);
+    let tiles = (kept != Kept::Plain(Scalar::F32) && spec.head_dim.is_multiple_of(32))
+        .then_some(spec.head_dim);
+    assert!(tiles.is_some() || kept != Kept::Q8, "heads of whole blocks");
     Kv {
         spec,
         storage: Box::new(Pages {
             keys: block(),
             values: block(),
-            scalar,
+            kept,
             tiles,
-            ring: tiles.and_then(|head_dim| Ring::new(head_dim, cuda.driver.shared)),
+            ring: tiles.and_then(|e| Ring::new(e, tile_bytes(kept), cuda.driver.shared)),
         }),
     }
 }
@@ -310,7 +337,9 @@ pub(crate) fn attend(
         match p.ring {
             _ if attention.window.is_some_and(fine) => launch("attend_pages", tile(4)),
             Some(ring) => {
-                let tiles = ring.tiles.min((n * (heads / kv_heads)).div_ceil(QUERIES));
+                let tiles = ring
+                    .most_queries
+                    .min((n * (heads / kv_heads)).div_ceil(QUERIES));
                 let name = ["attend_long_1", "attend_long_2"][tiles - 1];
                 let shared = ring.shared(head_dim, tiles);
                 launch(name, grid(tiles * QUERIES, 1, 32 * Ring::WARPS, shared));

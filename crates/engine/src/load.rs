@@ -291,7 +291,7 @@ pub fn load(
     let size = size(&*target);
     if !b.keeps(size.kv_format) {
         return bad(format!(
-            "--kv {}: {} keeps keys and values in bf16, f16 or f32 only",
+            "--kv {}: {} keeps keys and values in bf16, f16, f32 or q8_0, both alike",
             size.kv_format,
             b.name()
         ));
