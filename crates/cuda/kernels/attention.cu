@@ -827,14 +827,14 @@ __device__ __forceinline__ void bring_bytes(u32 to, const u8 *from, u32 bytes, u
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 #endif
-// A warp's stages. All of its lanes call everything.
-struct Stages {
+// A warp's D stages. All of its lanes call everything.
+template <int D> struct Stages {
     const u8 *ring;
     u32 to, barriers, slot, round;
     __device__ __forceinline__ Stages(const u8 *ring, u64 *barriers_of_warp) : ring(ring), to((u32) __cvta_generic_to_shared(ring)), barriers((u32) __cvta_generic_to_shared(barriers_of_warp)), slot(0), round(0) {
 #if __CUDA_ARCH__ >= 900
         if ((threadIdx.x & 31) == 0) {
-            for (int i = 0; i < DEPTH; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barriers + 8 * i) : "memory");
+            for (int i = 0; i < D; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barriers + 8 * i) : "memory");
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         }
         __syncwarp();
@@ -865,31 +865,33 @@ struct Stages {
 #if __CUDA_ARCH__ >= 900
         await_stage(barriers + 8 * slot, round);
 #else
-        asm volatile("cp.async.wait_group %0;" :: "n"(DEPTH - 1) : "memory");
+        asm volatile("cp.async.wait_group %0;" :: "n"(D - 1) : "memory");
         __syncwarp();
 #endif
         return ring + slot * 2 * TILE_BYTES;
     }
     __device__ __forceinline__ void next() {
-        if (++slot == DEPTH) slot = 0, round++;
+        if (++slot == D) slot = 0, round++;
     }
 };
-template <int M>
+template <int M, bool ALL>
 __device__ __forceinline__ void attend_long(const Attend &a) {
+    constexpr int D = ALL ? DEPTH / 2 : DEPTH;
     extern __shared__ __align__(16) u8 memory[];
     u16 *queries = (u16 *) memory;                        // [M, 2, PART]
     float4 *scores = (float4 *) (queries + M * 2 * PART); // [M, 4, 8, 32] a lane's scores; then its probabilities
     float2 *sums = (float2 *) (scores + M * 4 * 8 * 32);  // [M, 4, QUERIES] maximum and sum of a page
-    u8 *ring = (u8 *) (sums + M * 4 * QUERIES);           // [WARPS, DEPTH, 2] tiles
-    u64 *barriers = (u64 *) (ring + WARPS * DEPTH * 2 * TILE_BYTES);
+    u8 *ring = (u8 *) (sums + M * 4 * QUERIES);           // [WARPS, D, 2] tiles
+    u64 *barriers = (u64 *) (ring + WARPS * D * 2 * TILE_BYTES);
+    float4 *total = (float4 *) (barriers + WARPS * D) + threadIdx.x; // [M, BLOCKS, 4, 256], if ALL
     constexpr int KEY_STAGES = HEAD / 64, BLOCKS = HEAD / 256, ALL_STAGES = KEY_STAGES + 4 * BLOCKS;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     start_next();
     u32 seq, first;
     if (!find(a, M * QUERIES, seq, first)) return;
     const Queries own(a, seq, first, M * QUERIES, M == 1 ? 0 : warp >> 2);
-    const u32 *table = a.batch.table(seq, a.group), step = gridDim.y / a.kv_heads;
-    if (by_pages(a, seq)) {
+    const u32 *table = a.batch.table(seq, a.group), step = ALL ? 1 : gridDim.y / a.kv_heads;
+    if (!ALL && by_pages(a, seq)) {
         const u32 start = own.least / PAGE_ROWS + blockIdx.y / a.kv_heads / M;
         if (warp == 0 && start * PAGE_ROWS < own.most) ask_page(a, table[start], own.kv_head);
         wait_for_previous();
@@ -903,7 +905,7 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
         }
         return;
     }
-    u32 split = own.least / SPLIT + blockIdx.y / a.kv_heads;
+    u32 split = own.least / SPLIT + (ALL ? 0 : blockIdx.y / a.kv_heads);
     if (split * SPLIT >= own.most) return;
     // Page `lane` of a split, if any of the block's queries sees it.
     auto pages_of = [&](u32 split) {
@@ -911,7 +913,7 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
         return lane < 4 && key < own.most && key + PAGE_ROWS > own.least ? table[key / PAGE_ROWS] : NO_PAGE;
     };
     u32 pages = pages_of(split), after = pages_of(split + step);
-    Stages stages(ring + warp * DEPTH * 2 * TILE_BYTES, barriers + warp * DEPTH);
+    Stages<D> stages(ring + warp * D * 2 * TILE_BYTES, barriers + warp * D);
     // Asks for stage `i` of the split, or of the next one.
     auto ask = [&](u32 slot, int i) {
         const bool next = i >= ALL_STAGES;
@@ -926,19 +928,25 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
     // Stage `i` is read by all lanes: its place is free.
     auto used = [&](int i) {
         __syncwarp();
-        ask(stages.slot, i + DEPTH);
+        ask(stages.slot, i + D);
         stages.next();
     };
     if (warp < 4) ask_page(a, __shfl_sync(~0u, pages, warp), own.kv_head);
     wait_for_previous();
-    for (int i = 0; i < DEPTH; i++) ask(i, i);
+    for (int i = 0; i < D; i++) ask(i, i);
     own.load(a, queries, M);
     // Where the results of the lane's queries of each tile go, split after split.
     u32 out[M][2], first_split[M][2], splits[M][2];
+    float running[M][2], sum[M][2]; // maximum and sum, if ALL
+    if (ALL)
+#pragma unroll
+        for (int i = 0; i < M * BLOCKS * 4; i++) total[i * 256] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
+            running[m][i] = -INFINITE;
+            sum[m][i] = 0.0f;
             const int q = m * QUERIES + g + 8 * i;
             u32 begin = 0, end = 0;
             if (q < own.count) visible(a, own.row(q), begin, end);
@@ -999,7 +1007,7 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
                 for (int i = 0; i < 2; i++) sums[warp * QUERIES + g + 8 * i] = make_float2(p.max[i], p.sum[i]);
         }
         __syncthreads();
-        float max[M][2], o[M][BLOCKS][4][4];
+        float max[M][2], before[M][2], now[M][2], o[M][BLOCKS][4][4];
         float *to[M][2];
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -1009,13 +1017,17 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
                 max[m][i] = -INFINITE;
                 for (int page = 0; page < 4; page++) max[m][i] = larger(sums[(m * 4 + page) * QUERIES + g + 8 * i].x, max[m][i]);
                 const u32 local = split - first_split[m][i];
-                to[m][i] = local < splits[m][i] ? a.partials + (u64) (out[m][i] + local) * (2 + HEAD) : nullptr;
-                if (warp == 0 && t == 0 && to[m][i]) {
+                to[m][i] = !ALL && local < splits[m][i] ? a.partials + (u64) (out[m][i] + local) * (2 + HEAD) : nullptr;
+                if (ALL || (warp == 0 && t == 0 && to[m][i])) {
                     for (int page = 0; page < 4; page++) {
                         const float2 v = sums[(m * 4 + page) * QUERIES + g + 8 * i];
                         l += v.y * (v.x == -INFINITE ? 0.0f : exp_(v.x - max[m][i]));
                     }
-                    *(float2 *) to[m][i] = make_float2(max[m][i], l);
+                    if (!ALL) *(float2 *) to[m][i] = make_float2(max[m][i], l);
+                }
+                if (ALL) {
+                    merge(running[m][i], max[m][i], before[m][i], now[m][i]);
+                    sum[m][i] = sum[m][i] * before[m][i] + l * now[m][i];
                 }
             }
 #pragma unroll
@@ -1072,6 +1084,17 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
                 used(KEY_STAGES + page * BLOCKS + c);
             }
         }
+        if (ALL)
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int c = 0; c < BLOCKS; c++)
+#pragma unroll
+                    for (int n = 0; n < 4; n++) {
+                        float4 &v = total[((m * BLOCKS + c) * 4 + n) * 256];
+                        const float (&x)[4] = o[m][c][n];
+                        v = make_float4(v.x * before[m][0] + x[0] * now[m][0], v.y * before[m][0] + x[1] * now[m][0], v.z * before[m][1] + x[2] * now[m][1], v.w * before[m][1] + x[3] * now[m][1]);
+                    }
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -1085,8 +1108,25 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
         pages = after;
         after = pages_of(split + 2 * step);
     }
+    if (ALL)
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int c = 0; c < BLOCKS; c++)
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    const float4 v = total[((m * BLOCKS + c) * 4 + n) * 256];
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const int q = m * QUERIES + g + 8 * i;
+                        float *y = a.y + ((u64) own.row(q) * a.heads + own.head(q)) * HEAD + (warp * BLOCKS + c) * 32 + n * 8 + 2 * t;
+                        if (q < own.count) *(float2 *) y = make_float2((i == 0 ? v.x : v.z) / sum[m][i], (i == 0 ? v.y : v.w) / sum[m][i]);
+                    }
+                }
 }
-KERNEL __launch_bounds__(256, 1) attend_long_1(Attend a) { attend_long<1>(a); }
-KERNEL __launch_bounds__(256, 1) attend_long_2(Attend a) { attend_long<2>(a); }
+KERNEL __launch_bounds__(256, 1) attend_long_1(Attend a) { attend_long<1, false>(a); }
+KERNEL __launch_bounds__(256, 1) attend_long_2(Attend a) { attend_long<2, false>(a); }
+// Many rows: a block walks all splits.
+KERNEL __launch_bounds__(256, 1) attend_long_all(Attend a) { attend_long<2, true>(a); }
 #endif
 #endif

@@ -90,6 +90,17 @@ impl Ring {
         tiles * QUERIES * (4 * head_dim + 4 * SPLIT + 8 * SPLIT / PAGE_ROWS)
             + Self::WARPS * self.depth * self.stage_bytes
     }
+
+    /// The same for `attend_long_all`, which has two tiles of queries, half of the stages and
+    /// the results so far; nothing, if a block has not so many.
+    fn shared_all(self, head_dim: usize, most: usize) -> Option<usize> {
+        let half = Ring {
+            depth: self.depth / 2,
+            ..self
+        };
+        let bytes = half.shared(head_dim, 2) + 2 * QUERIES * 4 * head_dim;
+        (bytes <= most).then_some(bytes)
+    }
 }
 
 fn kernel(name: &'static str, pages: &Pages) -> Kernel {
@@ -356,7 +367,16 @@ pub(crate) fn attend(
         cuda.launch(&kernel("attend_merge", p), Grid::new(blocks, 128), args);
         y.storage_mut::<Values>().set_half(half);
     } else {
-        launch("attend_all", tile(0));
+        let ring = p
+            .ring
+            .and_then(|r| r.shared_all(head_dim, cuda.driver.shared));
+        match ring {
+            Some(shared) => launch(
+                "attend_long_all",
+                grid(2 * QUERIES, 0, 32 * Ring::WARPS, shared),
+            ),
+            None => launch("attend_all", tile(0)),
+        }
     }
     y
 }
