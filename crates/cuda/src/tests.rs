@@ -426,6 +426,9 @@ impl AttentionCase {
             };
             let cols = self.kv_heads * self.head_dim;
             b.kv_append(&mut kv, &part(5, cols), &part(6, cols), 0, &batch);
+            if rows.end < n {
+                continue; // nobody looks at what the old rows see
+            }
             let attention = Attention {
                 group: 0,
                 heads: self.heads,
@@ -654,8 +657,8 @@ fn gpu_small_cases_of_every_kernel_are_close_to_the_reference() {
         for (old, new) in [(0, 70), (300, 3)] {
             heads.check(&cuda, old, new, format);
         }
-        for new in [1, 3] {
-            long.check(&cuda, 2100, new, format);
+        for (old, new) in [(0, 70), (2100, 1), (2100, 3)] {
+            long.check(&cuda, old, new, format);
         }
     }
     cuda.finish().unwrap();
