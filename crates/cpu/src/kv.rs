@@ -453,5 +453,9 @@ impl<'a> Side<'a> {
 /// Low and high halves of bytes.
 #[inline(always)]
 fn nibbles(codes: &[u8; 16]) -> [[u8; 16]; 2] {
-    [codes.map(|c| c & 15), codes.map(|c| c >> 4)]
+    let mut halves = [[0; 16]; 2];
+    for (i, code) in codes.iter().enumerate() {
+        (halves[0][i], halves[1][i]) = (code & 15, code >> 4);
+    }
+    halves
 }

@@ -7,7 +7,7 @@
 // enters after NEON was found, and references to arrays are readable and writable
 // for their whole size.
 
-use super::{ByteKernel, Bytes, Kernel, Lanes};
+use super::{ByteKernel, Bytes, Kernel, Lanes, word};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
@@ -425,7 +425,7 @@ impl<const WAY: u8> Bytes for NeonBytes<WAY> {
     #[inline(always)]
     fn add_small(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums {
         unsafe {
-            let x = vreinterpretq_s8_s32(vdupq_n_s32(i32::from_ne_bytes(x.map(|x| x as u8))));
+            let x = vreinterpretq_s8_s32(vdupq_n_s32(word(x)));
             [
                 Self::quarter(sums[0], codes[0], x),
                 Self::quarter(sums[1], codes[1], x),

@@ -414,6 +414,17 @@ pub(crate) trait Bytes: 'static {
     fn float(sums: Self::Sums) -> Self::Lanes;
 }
 
+/// Four bytes as one word. Like all that a kernel does for each vector, without a closure:
+/// where the linker does not optimise, it may stay a call.
+#[inline(always)]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "scalar code takes them one by one")
+)]
+fn word([a, b, c, d]: [i8; 4]) -> i32 {
+    i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8])
+}
+
 /// A function over any kind of lanes. `run` and all it calls with `L` must be
 /// `#[inline(always)]`, or they are compiled without the instruction set.
 pub(crate) trait Kernel {
@@ -444,7 +455,11 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     /// Bytes as numbers.
     #[inline(always)]
     fn load_u8(x: &[u8; 16]) -> Self {
-        Self::load(&x.map(f32::from))
+        let mut wide = [0.0; 16];
+        for (to, &x) in wide.iter_mut().zip(x) {
+            *to = f32::from(x);
+        }
+        Self::load(&wide)
     }
     /// Flips the sign, of zeros too.
     fn negate(self) -> Self;

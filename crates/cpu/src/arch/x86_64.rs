@@ -7,7 +7,7 @@
 // enters after the features were found, references to arrays are readable and
 // writable for their whole size, and unaligned loads and stores are used.
 
-use super::{ByteKernel, Bytes, Kernel, Lanes, TileKernel, Tiles};
+use super::{ByteKernel, Bytes, Kernel, Lanes, TileKernel, Tiles, word};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -508,11 +508,6 @@ impl Bytes for Avx512Bytes {
     fn float(sums: __m512i) -> Avx512 {
         Avx512(unsafe { _mm512_cvtepi32_ps(sums) })
     }
-}
-
-#[inline(always)]
-fn word(x: [i8; 4]) -> i32 {
-    i32::from_ne_bytes(x.map(|x| x as u8))
 }
 
 /// Products of bytes on two times 32 of them.
