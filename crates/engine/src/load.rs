@@ -288,6 +288,12 @@ pub fn load(
             target.vocab_size()
         ));
     }
+    let most = target.max_context();
+    if let Some(context) = options.context.filter(|&context| context > most) {
+        return bad(format!(
+            "--context {context} is more than the {most} tokens that this model knows"
+        ));
+    }
     let size = size(&*target);
     if !b.keeps(size.kv_format) {
         return bad(format!(

@@ -66,6 +66,25 @@ impl ApiError {
         }
     }
 
+    /// 400: the prompt does not fit the context.
+    fn too_long(message: String) -> Self {
+        Self {
+            code: Some("context_length_exceeded"),
+            ..Self::request(message)
+        }
+    }
+
+    /// 400: a list of `n` prompts in one request.
+    pub(crate) fn many_prompts(n: usize) -> Self {
+        Self {
+            code: Some("unsupported_parameter"),
+            ..Self::field(
+                "prompt",
+                format!("is a list of {n} prompts; send one a request"),
+            )
+        }
+    }
+
     /// 401.
     pub(crate) fn unauthorized() -> Self {
         Self {
@@ -102,14 +121,14 @@ impl ApiError {
         }
     }
 
-    /// 404: no such path.
-    pub(crate) fn no_route() -> Self {
+    /// 404: no such path; `routes` are those there are.
+    pub(crate) fn no_route(routes: &str) -> Self {
         Self {
             code: Some("not_found"),
             ..Self::new(
                 StatusCode::NOT_FOUND,
                 "invalid_request_error",
-                "there is nothing at this path",
+                format!("there is nothing at this path; served are {routes}"),
             )
         }
     }
@@ -302,10 +321,7 @@ impl From<Rejected> for ApiError {
     fn from(rejected: Rejected) -> Self {
         match rejected {
             Rejected::EmptyPrompt => Self::request("the prompt has no token"),
-            Rejected::PromptTooLong { .. } => Self {
-                code: Some("context_length_exceeded"),
-                ..Self::request(rejected.to_string())
-            },
+            Rejected::PromptTooLong { .. } => Self::too_long(rejected.to_string()),
             Rejected::BadToken { .. } => Self::request(rejected.to_string()),
             Rejected::BadParameter(message) => Self::request(message),
             Rejected::QueueFull { waiting } => Self {
@@ -332,6 +348,7 @@ impl From<TextError> for ApiError {
                 code: Some("no_chat_template"),
                 ..Self::request("the model has no chat template; use /v1/completions")
             },
+            TextError::TooManyTokens { .. } => Self::too_long(error.to_string()),
             // Conversations differ in what they ask of a template, so these
             // are the request's doing more often than the checkpoint's.
             TextError::OutOfFuel { .. } => Self::request(error.to_string()),

@@ -20,6 +20,11 @@ pub(crate) struct Unsupported {
     pub(crate) neutral: &'static str,
 }
 
+/// An entry of a table of unsupported fields, in one line.
+pub(crate) const fn unless(field: &'static str, neutral: &'static str) -> Unsupported {
+    Unsupported { field, neutral }
+}
+
 /// A request's fields. Remembers which were asked for.
 pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,

@@ -52,6 +52,7 @@ use body::Budget;
 use connection::Stage;
 use errors::ApiError;
 use fields::Fields;
+use limits::LONG_TEXT_BYTES;
 use metrics::Metrics;
 
 /// Names that every server takes for its model.
@@ -131,6 +132,7 @@ pub(crate) struct App {
     stage: watch::Receiver<Stage>,
     bodies: Budget,
     text_workers: Arc<Semaphore>,
+    long_text_worker: Arc<Semaphore>,
     metrics: Arc<Metrics>,
 }
 
@@ -149,6 +151,7 @@ impl App {
             fingerprint: fingerprint(engine.info()),
             bodies: Budget::new(config.limits.bodies_bytes),
             text_workers: Arc::new(Semaphore::new(config.limits.text_workers.max(1))),
+            long_text_worker: Arc::new(Semaphore::new(1)),
             names,
             engine,
             config,
@@ -173,30 +176,32 @@ impl App {
         }
     }
 
-    /// Checks the `model` field. It may be absent: there is only one.
-    fn check_model(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
+    /// The model's name in the response to a request. The `model` field may be
+    /// absent: there is only one.
+    fn check_model(&self, fields: &Fields<'_>) -> Result<String, ApiError> {
         match fields.string("model")? {
-            Some(name)
-                if !ANY_MODEL.contains(&name) && !self.names.iter().any(|own| own == name) =>
-            {
-                Err(ApiError::no_model(name, self.model()))
-            }
-            _ => Ok(()),
+            None => Ok(self.model().to_owned()),
+            Some(name) if self.names.iter().any(|own| own == name) => Ok(name.to_owned()),
+            Some(name) if ANY_MODEL.contains(&name) => Ok(self.model().to_owned()),
+            Some(name) => Err(ApiError::no_model(name, self.model())),
         }
     }
 
-    /// Renders or tokenizes away from the threads that serve connections. The
-    /// worker counts until it ends, also when its client is gone.
+    /// Renders or tokenizes `bytes` of text away from the threads that serve
+    /// connections. Long texts wait for each other, so that short ones never wait
+    /// for them; who leaves while waiting is not worked for. The worker counts
+    /// until it ends, also when its client is gone.
     async fn text_work<T: Send + 'static>(
         &self,
+        bytes: usize,
         work: impl FnOnce(&Text) -> Result<T, TextError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let worker = self
-            .text_workers
-            .clone()
-            .acquire_owned()
-            .await
-            .expect("never closed");
+        let lane = if bytes > LONG_TEXT_BYTES {
+            &self.long_text_worker
+        } else {
+            &self.text_workers
+        };
+        let worker = lane.clone().acquire_owned().await.expect("never closed");
         let text = self.engine.text().clone();
         let done = tokio::task::spawn_blocking(move || {
             let _worker = worker;

@@ -9,15 +9,19 @@ use std::time::Duration;
 pub const HEADER_BYTES_MAX: usize = 16 << 10;
 /// Bytes of the body of a chat request, which may carry images.
 pub const CHAT_BODY_BYTES_MAX: usize = 32 << 20;
-/// Bytes of the body of any other request.
-pub const BODY_BYTES_MAX: usize = 1 << 20;
+/// Bytes of the body of any other request: [`JSON_VALUES_MAX`] token ids and their commas,
+/// or a text of as many bytes.
+pub const BODY_BYTES_MAX: usize = 16 << 20;
 /// Bytes of all bodies that are being read at one time.
 pub const BODIES_BYTES_MAX: usize = 512 << 20;
 /// Connections at one time; more wait in the system's queue.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Text of a stream that its client has not read yet.
 pub const STREAM_BUFFER_BYTES_MAX: usize = 256 << 10;
-/// Prompts that are rendered and tokenized at one time.
+/// Text of a request above which it is rendered and tokenized in a lane of its own, one at a
+/// time: tokenizing takes about half a second a megabyte.
+pub const LONG_TEXT_BYTES: usize = 256 << 10;
+/// Shorter prompts that are rendered and tokenized at one time.
 pub const TEXT_WORKERS_MAX: usize = 4;
 
 /// Nesting of a request's JSON.
@@ -64,7 +68,7 @@ pub struct Limits {
     pub connections: usize,
     /// Text of a stream that its client has not read yet.
     pub stream_buffer_bytes: usize,
-    /// Prompts that are rendered and tokenized at one time.
+    /// Prompts up to [`LONG_TEXT_BYTES`] that are rendered and tokenized at one time.
     pub text_workers: usize,
 }
 

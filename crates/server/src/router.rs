@@ -47,6 +47,11 @@ struct Route {
 /// Every path of the server.
 const ROUTES: &[Route] = &[
     Route {
+        path: "/",
+        is_public: false,
+        methods: || get(greeting),
+    },
+    Route {
         path: "/health",
         is_public: true,
         methods: || get(health),
@@ -85,10 +90,17 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         router = router.route(route.path, (route.methods)());
     }
     router
-        .fallback(async || ApiError::no_route())
+        .fallback(async || ApiError::no_route(&paths()))
         .method_not_allowed_fallback(async || ApiError::method())
         .layer(middleware::from_fn_with_state(app.clone(), gate))
         .with_state(app)
+}
+
+/// The paths that a client can use, as a list.
+fn paths() -> String {
+    let paths = ROUTES.iter().map(|route| route.path);
+    let plain: Vec<&str> = paths.filter(|path| !path.contains('*')).collect();
+    plain.join(", ")
 }
 
 /// What every request passes.
@@ -140,7 +152,7 @@ async fn pass(
     next: Next,
 ) -> (Response<Body>, Origin) {
     let headers = request.headers();
-    let from = auth::check_host(&app.config, app.local, request.uri(), headers)
+    let from = auth::check_host(&app.config, app.local, &request)
         .and_then(|()| auth::check_origin(&app.config, headers));
     let from = match from {
         Ok(from) => from,
@@ -189,6 +201,16 @@ fn request_id(headers: &HeaderMap) -> String {
     given
         .filter(is_plain)
         .map_or_else(|| format!("req_{}", ids::unique()), str::to_owned)
+}
+
+/// `GET /`: a line for whoever opens the address in a browser.
+async fn greeting(State(app): State<Arc<App>>) -> String {
+    format!(
+        "paceline {} serves {}: the OpenAI base URL is this address and /v1, which has {}\n",
+        env!("CARGO_PKG_VERSION"),
+        app.model(),
+        paths()
+    )
 }
 
 /// `GET /health`: 200 while requests are taken.
@@ -272,7 +294,8 @@ mod tests {
             .layer(middleware::from_fn_with_state(app.clone(), gate))
             .with_state(app.clone());
         for (path, status) in [("/broken", 500), ("/health", 200)] {
-            let request = Request::get(path).body(Body::empty()).unwrap();
+            let request = Request::get(path).header(header::HOST, "localhost");
+            let request = request.body(Body::empty()).unwrap();
             let response = tower_service::Service::call(&mut router, request).await;
             assert_eq!(response.unwrap().status(), status, "{path}");
         }

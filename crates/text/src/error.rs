@@ -57,6 +57,14 @@ pub enum TextError {
         /// Why.
         reason: String,
     },
+    /// The text has more tokens than were asked for.
+    #[error("the prompt has at least {at_least} tokens, the context holds {limit}")]
+    TooManyTokens {
+        /// No encoding of the text has fewer.
+        at_least: usize,
+        /// How many were allowed.
+        limit: usize,
+    },
     /// A library panicked; the panic was caught and only this call failed.
     #[error("{what} panicked on this input")]
     Panicked {
@@ -121,6 +129,7 @@ impl TextError {
             self,
             Self::TooLarge { .. }
                 | Self::Encode { .. }
+                | Self::TooManyTokens { .. }
                 | Self::Refused { .. }
                 | Self::BadMessage { .. }
                 | Self::ReservedArgument { .. }

@@ -8,6 +8,7 @@
 //! | room | what it does |
 //! | --- | --- |
 //! | [`tokenizer`] | text → ids, ids → bytes, with the checkpoint's `tokenizer.json` |
+//! | `cover` | how many tokens a text has at least, without encoding it |
 //! | [`pieces`] | what bytes a token stands for |
 //! | [`detokenizer`] | ids → text one token at a time, never splitting a character |
 //! | [`template`] | messages → prompt, with the checkpoint's Jinja program on a budget |
@@ -23,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cover;
 pub mod detokenizer;
 mod error;
 pub mod gguf;
@@ -165,14 +167,11 @@ pub struct Text {
 }
 
 impl Text {
-    /// Renders a conversation and encodes it.
-    ///
-    /// The template writes every special token, the beginning-of-sequence
-    /// token included, so the tokenizer adds none.
+    /// Renders a conversation and encodes it, however long it is.
     ///
     /// # Errors
     ///
-    /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
+    /// As [`Text::encode_chat_within`].
     pub fn encode_chat(
         &self,
         messages: &Value,
@@ -180,19 +179,55 @@ impl Text {
         add_generation_prompt: bool,
         extra: &Map<String, Value>,
     ) -> Result<Vec<u32>, TextError> {
+        self.encode_chat_within(messages, tools, add_generation_prompt, extra, usize::MAX)
+    }
+
+    /// Renders a conversation and encodes it, unless it is plain early that it has
+    /// more than `limit` tokens; what is returned may have more.
+    ///
+    /// The template writes every special token, the beginning-of-sequence
+    /// token included, so the tokenizer adds none.
+    ///
+    /// # Errors
+    ///
+    /// As [`ChatTemplate::render`] and [`Tokenizer::encode`], and
+    /// [`TextError::TooManyTokens`].
+    pub fn encode_chat_within(
+        &self,
+        messages: &Value,
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+        extra: &Map<String, Value>,
+        limit: usize,
+    ) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let prompt = template.render(messages, tools, add_generation_prompt, extra)?;
+        self.tokenizer.refuse_over(&prompt, limit)?;
         self.tokenizer.encode(&prompt, false)
     }
 
-    /// Encodes a prompt without a template, as for plain completion: with the
-    /// tokens that the tokenizer adds, and never two beginning-of-sequence
-    /// tokens, even if the prompt spells one.
+    /// Encodes a prompt without a template, however long it is.
     ///
     /// # Errors
     ///
     /// As [`Tokenizer::encode`].
     pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, TextError> {
+        self.encode_prompt_within(prompt, usize::MAX)
+    }
+
+    /// Encodes a prompt without a template unless it is plain early that it has more
+    /// than `limit` tokens, as for plain completion: with the
+    /// tokens that the tokenizer adds, and never two beginning-of-sequence
+    /// tokens, even if the prompt spells one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tokenizer::encode`], and [`TextError::TooManyTokens`].
+    pub fn encode_prompt_within(&self, prompt: &str, limit: usize) -> Result<Vec<u32>, TextError> {
+        let bos = self.bos.and_then(|bos| self.tokenizer.entry(bos));
+        // Those at the start end as one.
+        let counted = bos.map_or(prompt, |bos| prompt.trim_start_matches(&bos));
+        self.tokenizer.refuse_over(counted, limit)?;
         let mut ids = self.tokenizer.encode(prompt, true)?;
         if let Some(bos) = self.bos {
             let n_bos = ids.iter().take_while(|&&id| id == bos).count();

@@ -6,10 +6,12 @@
 //! The way back is our own: see [`crate::pieces`].
 
 use std::collections::HashSet;
+use std::sync::OnceLock;
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::cover::{Cover, is_kept};
 use crate::detokenizer::{Detokenizer, Specials};
 use crate::error::{TextError, contain, within};
 use crate::pieces::{Lead, PieceRule, Pieces};
@@ -22,6 +24,10 @@ pub const TEXT_BYTES_MAX: usize = 16 << 20;
 /// Largest token id, plus one. Tables are this long, so a file cannot ask for
 /// 16 GB with one id.
 pub const VOCAB_MAX: usize = 1 << 22;
+/// A shorter text is encoded in milliseconds, so nothing is found out about it before.
+const LONG_TEXT_BYTES: usize = 64 << 10;
+/// Nor about one with fewer bytes for each token that it may have.
+const LONG_TOKEN_BYTES: usize = 8;
 /// How many times longer a normalizer may make a text.
 ///
 /// `▁` for a space is three times; the longest Unicode composition is 18 times.
@@ -37,6 +43,10 @@ pub struct Tokenizer {
     special: HashSet<u32>,
     /// Ids of tokens that stand beside the learned vocabulary, ascending.
     added: Vec<u32>,
+    /// Whether ASCII text is what its tokens' bytes are end to end.
+    is_kept: bool,
+    /// Made when the first long text comes.
+    cover: OnceLock<Cover>,
 }
 
 /// What we read from a tokenizer file ourselves; the vocabulary is skipped.
@@ -46,6 +56,57 @@ struct Outline {
     decoder: Value,
     #[serde(default)]
     normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    #[serde(default)]
+    model: ModelOutline,
+}
+
+/// A token beside the vocabulary: whether it swallows white space around it.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct AddedToken {
+    lstrip: bool,
+    rstrip: bool,
+}
+
+/// The model without its vocabulary.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ModelOutline {
+    r#type: Option<String>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    byte_fallback: bool,
+}
+
+impl Outline {
+    /// Whether every ASCII byte of a text is a byte of its tokens and the other way
+    /// round, as far as the file says: nothing is dropped, added or replaced but
+    /// spaces by their mark.
+    fn keeps_ascii(&self, rule: &PieceRule, lead: Lead) -> bool {
+        let is_set = |affix: &Option<String>| affix.as_ref().is_some_and(|a| !a.is_empty());
+        let model = &self.model;
+        let is_reversed = match rule {
+            PieceRule::ByteLevel => has_byte_level(&self.pre_tokenizer),
+            PieceRule::Pieces { byte_fallback, .. } => *byte_fallback && model.byte_fallback,
+        };
+        is_reversed
+            && lead == Lead::Keep
+            && model.r#type.as_deref() == Some("BPE")
+            && !is_set(&model.continuing_subword_prefix)
+            && !is_set(&model.end_of_word_suffix)
+            && !self.added_tokens.iter().any(|t| t.lstrip || t.rstrip)
+            && is_kept(&self.normalizer)
+            && is_kept(&self.pre_tokenizer)
+    }
+}
+
+fn has_byte_level(step: &Value) -> bool {
+    let inner = step["pretokenizers"].as_array();
+    step["type"] == "ByteLevel" || inner.is_some_and(|steps| steps.iter().any(has_byte_level))
 }
 
 impl Tokenizer {
@@ -80,6 +141,12 @@ impl Tokenizer {
                 .map_or(0, |id| id as usize + 1);
             within("vocabulary size", n_ids, VOCAB_MAX)?;
             let pieces = Pieces::new(&rule, n_ids, |id| inner.id_to_token(id))?;
+            let singles: HashSet<&[u8]> = (0..n_ids as u32)
+                .map(|id| pieces.get(id))
+                .filter(|bytes| bytes.len() == 1)
+                .collect();
+            let is_kept = outline.keeps_ascii(&rule, lead)
+                && (0..128_u8).all(|byte| singles.contains(&[byte][..]));
             let decoder = inner.get_added_tokens_decoder();
             let mut added: Vec<u32> = decoder.keys().copied().collect();
             added.sort_unstable();
@@ -95,6 +162,8 @@ impl Tokenizer {
                 pieces,
                 special,
                 added,
+                is_kept,
+                cover: OnceLock::new(),
             })
         })
     }
@@ -120,6 +189,25 @@ impl Tokenizer {
                     })?;
             Ok(encoding.get_ids().to_vec())
         })
+    }
+
+    /// Refuses a long `text` of which it is plain without encoding that it has more
+    /// than `limit` tokens; one that has not is never refused.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::TooManyTokens`].
+    pub(crate) fn refuse_over(&self, text: &str, limit: usize) -> Result<(), TextError> {
+        let is_long = text.len() > LONG_TEXT_BYTES.max(limit.saturating_mul(LONG_TOKEN_BYTES));
+        if !is_long || !self.is_kept {
+            return Ok(());
+        }
+        let cover = self.cover.get_or_init(|| Cover::new(&self.pieces));
+        let at_least = cover.tokens(&self.pieces, text, limit + 1);
+        if at_least > limit {
+            return Err(TextError::TooManyTokens { at_least, limit });
+        }
+        Ok(())
     }
 
     /// Turns ids into text in one go; the same text that a [`Detokenizer`]
@@ -305,6 +393,49 @@ mod tests {
     }
 
     #[test]
+    fn a_text_that_cannot_fit_is_refused_before_it_is_encoded() {
+        let text = "rabbit ".repeat(1_000_000);
+        for model in MODELS {
+            let start = std::time::Instant::now();
+            let refused = model.refuse_over(&text, 8192);
+            assert!(matches!(
+                refused,
+                Err(TextError::TooManyTokens {
+                    at_least: 8193,
+                    limit: 8192
+                })
+            ));
+            // Encoding it takes a hundred times as long.
+            assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
+        }
+    }
+
+    #[test]
+    fn a_text_that_fits_is_never_refused() {
+        // The longest tokens of both, composed marks, and tokens across the borders of scripts.
+        let texts = [
+            " ",
+            "\n",
+            "rabbit ",
+            "e\u{301}",
+            "a字 b",
+            "▁▁ ",
+            "the they them ",
+            "<|im_end|>",
+            "<bos>x",
+        ];
+        for text in texts.map(|text| text.repeat((LONG_TEXT_BYTES / text.len()) + 99)) {
+            for model in MODELS {
+                let n = model.encode(&text, false).unwrap().len();
+                assert!(model.refuse_over(&text, n).is_ok(), "{}", &text[..9]);
+            }
+        }
+        // Tokenizers that may drop text prove nothing.
+        let unknown = Tokenizer::from_bytes(small_bpe().to_string().as_bytes()).unwrap();
+        assert!(unknown.refuse_over(&"c".repeat(1 << 20), 1).is_ok());
+    }
+
+    #[test]
     fn the_text_limit_holds() {
         let text = "a".repeat(TEXT_BYTES_MAX + 1);
         assert!(matches!(
@@ -397,6 +528,16 @@ mod tests {
             // the one character that cannot come back.
             let ids = GEMMA.encode(&text, false).unwrap();
             proptest::prop_assert_eq!(GEMMA.detokenize(&ids, Specials::Show), text.replace('▁', " "));
+        }
+
+        #[test]
+        fn no_encoding_is_shorter_than_the_cover(text in "([a-d <>\\n]|[a-z]{1,9} |.|\u{301}|字){0,60}") {
+            for model in MODELS {
+                let cover = model.cover.get_or_init(|| Cover::new(&model.pieces));
+                let at_least = cover.tokens(&model.pieces, &text, usize::MAX);
+                proptest::prop_assert!(model.is_kept);
+                proptest::prop_assert!(at_least <= model.encode(&text, false).unwrap().len());
+            }
         }
 
         #[test]

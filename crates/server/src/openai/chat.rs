@@ -13,7 +13,7 @@ use text::messages::MESSAGES_MAX;
 use super::options::Options;
 use super::{Meta, finish_reason, ignored_header, json, name_ignored};
 use crate::errors::{ApiError, excerpt};
-use crate::fields::{Fields, Unsupported};
+use crate::fields::{Fields, Unsupported, unless};
 use crate::generation::Generation;
 use crate::sse::{self, Dialect, Frames};
 use crate::{App, body};
@@ -23,71 +23,32 @@ const CHUNK: &str = "chat.completion.chunk";
 
 /// Fields that change the answer and are not implemented, beside the shared ones.
 const UNSUPPORTED: &[Unsupported] = &[
-    Unsupported {
-        field: "logprobs",
-        neutral: "[false]",
-    },
-    Unsupported {
-        field: "top_logprobs",
-        neutral: "[0]",
-    },
-    Unsupported {
-        field: "tools",
-        neutral: "[[]]",
-    },
-    // Without tools there is nothing to choose from.
-    Unsupported {
-        field: "tool_choice",
-        neutral: r#"["none", "auto"]"#,
-    },
-    Unsupported {
-        field: "functions",
-        neutral: "[[]]",
-    },
-    Unsupported {
-        field: "function_call",
-        neutral: r#"["none", "auto"]"#,
-    },
-    Unsupported {
-        field: "modalities",
-        neutral: r#"[["text"]]"#,
-    },
-    Unsupported {
-        field: "audio",
-        neutral: "[]",
-    },
-    Unsupported {
-        field: "web_search_options",
-        neutral: "[]",
-    },
-    Unsupported {
-        field: "reasoning_effort",
-        neutral: r#"["medium"]"#,
-    },
-    Unsupported {
-        field: "verbosity",
-        neutral: r#"["medium"]"#,
-    },
-    Unsupported {
-        field: "documents",
-        neutral: "[[]]",
-    },
-    Unsupported {
-        field: "mm_processor_kwargs",
-        neutral: "[{}]",
-    },
-    Unsupported {
-        field: "echo",
-        neutral: "[false]",
-    },
-    Unsupported {
-        field: "add_generation_prompt",
-        neutral: "[true]",
-    },
-    Unsupported {
-        field: "continue_final_message",
-        neutral: "[false]",
-    },
+    unless("logprobs", "[false]"),
+    unless("top_logprobs", "[0]"),
+    unless("modalities", r#"[["text"]]"#),
+    unless("audio", "[]"),
+    unless("web_search_options", "[]"),
+    unless("reasoning_effort", r#"["medium"]"#),
+    unless("verbosity", r#"["medium"]"#),
+    unless("documents", "[[]]"),
+    unless("mm_processor_kwargs", "[{}]"),
+    unless("echo", "[false]"),
+    unless("add_generation_prompt", "[true]"),
+    unless("continue_final_message", "[false]"),
+];
+
+/// Offers of calls, each with the field that may decline it.
+const OFFERS: &[([Unsupported; 1], &str, [Unsupported; 1])] = &[
+    (
+        [unless("tools", "[[]]")],
+        "tool_choice",
+        [unless("tool_choice", r#"["none", "auto"]"#)],
+    ),
+    (
+        [unless("functions", "[[]]")],
+        "function_call",
+        [unless("function_call", r#"["none", "auto"]"#)],
+    ),
 ];
 
 /// Roles of a message.
@@ -120,8 +81,15 @@ pub(crate) async fn create(
     .await?;
     let messages = object.remove("messages").unwrap_or_default();
     let fields = Fields::new(&object);
-    app.check_model(&fields)?;
+    let model = app.check_model(&fields)?;
     fields.refuse(UNSUPPORTED)?;
+    for (offer, choice, choices) in OFFERS {
+        // What is offered and declined changes nothing; it is named as ignored.
+        if fields.string(choice).ok().flatten() != Some("none") {
+            fields.refuse(offer)?;
+        }
+        fields.refuse(choices)?;
+    }
     let options = Options::read(
         &fields,
         &app.engine,
@@ -131,11 +99,15 @@ pub(crate) async fn create(
     let arguments = template_arguments(&fields)?;
     check_messages(&messages, &app)?;
     let ignored = ignored_header(&fields);
+    let bytes = text_bytes(&messages) + arguments.values().map(text_bytes).sum::<usize>();
+    let context = app.engine.info().context;
     let prompt = app
-        .text_work(move |text| text.encode_chat(&messages, None, true, &arguments))
+        .text_work(bytes, move |text| {
+            text.encode_chat_within(&messages, None, true, &arguments, context)
+        })
         .await?;
     let generation = Generation::start(&app, options.request(prompt))?;
-    let meta = Meta::new(&app, "chatcmpl", options.sampling.seed);
+    let meta = Meta::new(&app, model, "chatcmpl", options.sampling.seed);
     let response = if options.stream {
         sse::respond(
             generation,
@@ -164,6 +136,16 @@ pub(crate) async fn create(
         )
     };
     Ok(name_ignored(response, ignored))
+}
+
+/// Bytes of all strings in `value`.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(text_bytes).sum(),
+        Value::Object(map) => map.values().map(text_bytes).sum(),
+        _ => 0,
+    }
 }
 
 /// Arguments for the chat template. A template itself is a program and is

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::options::Options;
 use super::{Meta, finish_reason, ignored_header, json, name_ignored};
 use crate::errors::ApiError;
-use crate::fields::{Fields, Unsupported};
+use crate::fields::{Fields, Unsupported, unless};
 use crate::generation::Generation;
 use crate::sse::{self, Dialect, Frames};
 use crate::{App, body};
@@ -25,22 +25,10 @@ const MAX_TOKENS: usize = 16;
 /// Fields that change the text and are not implemented, beside the shared ones.
 const UNSUPPORTED: &[Unsupported] = &[
     // 0 asks for the chosen tokens' own.
-    Unsupported {
-        field: "logprobs",
-        neutral: "[false]",
-    },
-    Unsupported {
-        field: "echo",
-        neutral: "[false]",
-    },
-    Unsupported {
-        field: "suffix",
-        neutral: r#"[""]"#,
-    },
-    Unsupported {
-        field: "prompt_embeds",
-        neutral: "[]",
-    },
+    unless("logprobs", "[false]"),
+    unless("echo", "[false]"),
+    unless("suffix", r#"[""]"#),
+    unless("prompt_embeds", "[]"),
 ];
 
 /// A prompt as it was sent.
@@ -62,19 +50,22 @@ pub(crate) async fn create(
         body::read_object(&head.headers, body, limits.body_bytes, &app.bodies, limits).await?;
     let prompt = object.remove("prompt").unwrap_or_default();
     let fields = Fields::new(&object);
-    app.check_model(&fields)?;
+    let model = app.check_model(&fields)?;
     fields.refuse(UNSUPPORTED)?;
     let options = Options::read(&fields, &app.engine, &["max_tokens"], Some(MAX_TOKENS))?;
     let ignored = ignored_header(&fields);
     let prompt = match prompt_of(prompt)? {
         Prompt::Text(prompt) => {
-            app.text_work(move |text| text.encode_prompt(&prompt))
-                .await?
+            let context = app.engine.info().context;
+            app.text_work(prompt.len(), move |text| {
+                text.encode_prompt_within(&prompt, context)
+            })
+            .await?
         }
         Prompt::Tokens(prompt) => prompt,
     };
     let generation = Generation::start(&app, options.request(prompt))?;
-    let meta = Meta::new(&app, "cmpl", options.sampling.seed);
+    let meta = Meta::new(&app, model, "cmpl", options.sampling.seed);
     let response = if options.stream {
         sse::respond(
             generation,
@@ -118,10 +109,7 @@ fn prompt_of(prompt: Value) -> Result<Prompt, ApiError> {
         }
         Ok([one]) => tokens(&[one]).ok_or_else(wrong),
         Err(list) if list.iter().any(|item| item.is_string() || item.is_array()) => {
-            Err(ApiError::unsupported(
-                NAME,
-                &format!(" of a list of {}: send one prompt a request", list.len()),
-            ))
+            Err(ApiError::many_prompts(list.len()))
         }
         Err(list) => tokens(&list).ok_or_else(wrong),
     }

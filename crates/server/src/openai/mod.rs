@@ -29,15 +29,18 @@ struct Meta {
     id: String,
     created: u64,
     app: Arc<App>,
+    /// The name that the request gave the model.
+    model: String,
     seed: u64,
 }
 
 impl Meta {
-    fn new(app: &Arc<App>, prefix: &str, seed: u64) -> Self {
+    fn new(app: &Arc<App>, model: String, prefix: &str, seed: u64) -> Self {
         Meta {
             id: format!("{prefix}-{}", ids::unique()),
             created: ids::unix_seconds(),
             app: app.clone(),
+            model,
             seed,
         }
     }
@@ -48,7 +51,7 @@ impl Meta {
             id: &self.id,
             object,
             created: self.created,
-            model: self.app.model(),
+            model: &self.model,
             system_fingerprint: &self.app.fingerprint,
             seed: None,
             choices,

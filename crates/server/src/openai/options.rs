@@ -9,7 +9,7 @@ use serde_json::Value;
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
 use crate::errors::ApiError;
-use crate::fields::{Fields, Unsupported, whole};
+use crate::fields::{Fields, Unsupported, unless, whole};
 use crate::ids;
 use crate::limits::LOGIT_BIAS_MAX;
 
@@ -22,123 +22,56 @@ const MAX_TOKENS_MAX: i64 = u32::MAX as i64;
 
 /// Fields that change the text and are not implemented, in either endpoint.
 pub(super) const UNSUPPORTED: &[Unsupported] = &[
-    Unsupported {
-        field: "n",
-        neutral: "[1]",
-    },
-    Unsupported {
-        field: "best_of",
-        neutral: "[1]",
-    },
-    Unsupported {
-        field: "use_beam_search",
-        neutral: "[false]",
-    },
-    Unsupported {
-        field: "length_penalty",
-        neutral: "[1]",
-    },
-    Unsupported {
-        field: "prompt_logprobs",
-        neutral: "[false]",
-    },
-    Unsupported {
-        field: "response_format",
-        neutral: r#"[{"type": "text"}]"#,
-    },
-    Unsupported {
-        field: "structured_outputs",
-        neutral: "[]",
-    },
-    Unsupported {
-        field: "guided_json",
-        neutral: "[]",
-    },
-    Unsupported {
-        field: "guided_regex",
-        neutral: "[]",
-    },
-    Unsupported {
-        field: "guided_choice",
-        neutral: "[]",
-    },
-    Unsupported {
-        field: "guided_grammar",
-        neutral: "[]",
-    },
-    Unsupported {
-        field: "grammar",
-        neutral: r#"[""]"#,
-    },
-    Unsupported {
-        field: "json_schema",
-        neutral: "[]",
-    },
-    Unsupported {
-        field: "min_tokens",
-        neutral: "[0]",
-    },
-    Unsupported {
-        field: "stop_token_ids",
-        neutral: "[[]]",
-    },
-    Unsupported {
-        field: "include_stop_str_in_output",
-        neutral: "[false]",
-    },
-    Unsupported {
-        field: "bad_words",
-        neutral: "[[]]",
-    },
-    Unsupported {
-        field: "allowed_token_ids",
-        neutral: "[]",
-    },
-    Unsupported {
-        field: "logits_processors",
-        neutral: "[[]]",
-    },
-    Unsupported {
-        field: "truncate_prompt_tokens",
-        neutral: "[]",
-    },
-    Unsupported {
-        field: "typical_p",
-        neutral: "[1]",
-    },
-    Unsupported {
-        field: "mirostat",
-        neutral: "[0]",
-    },
-    Unsupported {
-        field: "dynatemp_range",
-        neutral: "[0]",
-    },
-    Unsupported {
-        field: "dry_multiplier",
-        neutral: "[0]",
-    },
-    Unsupported {
-        field: "xtc_probability",
-        neutral: "[0]",
-    },
-    Unsupported {
-        field: "lora",
-        neutral: "[[]]",
-    },
+    unless("n", "[1]"),
+    unless("best_of", "[1]"),
+    unless("use_beam_search", "[false]"),
+    unless("length_penalty", "[1]"),
+    unless("prompt_logprobs", "[false]"),
+    unless("response_format", r#"[{"type": "text"}]"#),
+    unless("structured_outputs", "[]"),
+    unless("guided_json", "[]"),
+    unless("guided_regex", "[]"),
+    unless("guided_choice", "[]"),
+    unless("guided_grammar", "[]"),
+    unless("grammar", r#"[""]"#),
+    unless("json_schema", "[]"),
+    unless("min_tokens", "[0]"),
+    unless("stop_token_ids", "[[]]"),
+    unless("include_stop_str_in_output", "[false]"),
+    unless("bad_words", "[[]]"),
+    unless("allowed_token_ids", "[]"),
+    unless("logits_processors", "[[]]"),
+    unless("truncate_prompt_tokens", "[]"),
+    unless("typical_p", "[1]"),
+    unless("mirostat", "[0]"),
+    unless("dynatemp_range", "[0]"),
+    unless("dry_multiplier", "[0]"),
+    unless("xtc_probability", "[0]"),
+    unless("lora", "[[]]"),
+    // Other servers' names for lengths, stops, samplers, formats and thinking.
+    unless("n_predict", "[-1]"),
+    unless("num_predict", "[-1]"),
+    unless("max_new_tokens", "[]"),
+    unless("max_output_tokens", "[]"),
+    unless("min_new_tokens", "[0]"),
+    unless("stop_sequences", "[[]]"),
+    unless("banned_tokens", "[[]]"),
+    unless("samplers", "[]"),
+    unless("repeat_last_n", "[-1]"),
+    unless("no_repeat_ngram_size", "[0]"),
+    unless("regex", "[]"),
+    unless("ebnf", "[]"),
+    unless("json", "[]"),
+    unless("format", r#"[""]"#),
+    unless("options", "[{}]"),
+    unless("enable_thinking", "[]"),
+    unless("think", "[]"),
+    unless("thinking", "[]"),
+    unless("reasoning", "[]"),
 ];
 
 /// Fields of `stream_options` that are not implemented.
-const UNSUPPORTED_IN_STREAM: &[Unsupported] = &[
-    Unsupported {
-        field: "include_obfuscation",
-        neutral: "[false]",
-    },
-    Unsupported {
-        field: "continuous_usage_stats",
-        neutral: "[false]",
-    },
-];
+const UNSUPPORTED_IN_STREAM: &[Unsupported] = &[unless("continuous_usage_stats", "[false]")];
 
 /// The options of one request.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ fn short() -> Value {
 /// A context that nothing here fills before it is cancelled.
 fn long() -> Setup {
     Setup {
-        context: 32 << 10,
+        context: 8 << 10,
         ..Setup::default()
     }
 }

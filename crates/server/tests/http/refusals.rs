@@ -2,10 +2,12 @@
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use server::{Config, Keys, ServeError};
 use tokio::net::TcpListener;
+use tokio::time::timeout;
 
 use crate::client::{Reply, Server, Setup, request};
 
@@ -52,6 +54,19 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
         ("echo", json!(true)),
         ("continue_final_message", json!(true)),
         ("xtc_probability", json!(0.5)),
+        ("n_predict", json!(5)),
+        ("max_new_tokens", json!(5)),
+        ("stop_sequences", json!(["a"])),
+        ("banned_tokens", json!(["a"])),
+        ("samplers", json!(["top_k"])),
+        ("repeat_last_n", json!(64)),
+        ("regex", json!("a+")),
+        ("json", json!({"type": "object"})),
+        ("format", json!("json")),
+        ("enable_thinking", json!(true)),
+        ("think", json!(true)),
+        ("thinking", json!({"type": "enabled"})),
+        ("reasoning", json!({"effort": "high"})),
     ] {
         let reply = server.chat(&with(&hello(), field, value.clone())).await;
         assert_eq!(reply.status, 400, "{field} {value}");
@@ -196,10 +211,13 @@ async fn values_out_of_range_are_named() {
         .chat(&with(
             &with(&hello(), "stream", json!(true)),
             "stream_options",
-            json!({"include_obfuscation": true}),
+            json!({"continuous_usage_stats": true}),
         ))
         .await;
-    assert_eq!(reply.error()["param"], "stream_options.include_obfuscation");
+    assert_eq!(
+        reply.error()["param"],
+        "stream_options.continuous_usage_stats"
+    );
     let reply = server
         .post(COMPLETIONS, &json!({"prompt": [1, 99_999_999]}))
         .await;
@@ -246,10 +264,48 @@ async fn a_prompt_over_the_context_is_refused_with_counts() {
 }
 
 #[tokio::test]
+async fn a_text_that_takes_long_holds_up_nobody() {
+    let mut setup = Setup::default();
+    setup.config.limits.text_workers = 1;
+    let server = Server::start(setup).await;
+    // So many bytes that no context of 512 tokens holds them, and as many of which that
+    // cannot be said before they are tokenized.
+    let of = |text: &str| {
+        let content = text.repeat((4 << 20) / text.len());
+        with(
+            &hello(),
+            "messages",
+            json!([{"role": "user", "content": content}]),
+        )
+    };
+    let reply = server.chat(&of("rabbit ")).await;
+    let error = reply.error();
+    assert_eq!(error["code"], "context_length_exceeded");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("at least 513 tokens"), "{message}");
+    let slow = of("字").to_string();
+    let mut slow = server.open(&request(CHAT, "", slow.as_bytes())).await;
+    assert_eq!(server.chat(&hello()).await.status, 200);
+    let waited = timeout(Duration::from_millis(1), slow.until("HTTP/1.1")).await;
+    assert!(waited.is_err(), "the long text was done first");
+    slow.until("context_length_exceeded").await;
+}
+
+#[tokio::test]
+async fn a_full_context_of_token_ids_is_read() {
+    let server = Server::start(Setup::default()).await;
+    let ids = vec![248_319; 262_144];
+    let reply = server.post(COMPLETIONS, &json!({"prompt": ids})).await;
+    assert_eq!(reply.error()["code"], "context_length_exceeded");
+}
+
+#[tokio::test]
 async fn paths_methods_and_types_are_checked() {
     let server = Server::start(Setup::default()).await;
+    let reply = server.get("/").await;
+    assert_eq!(reply.status, 200);
+    assert!(reply.body.contains("/v1/models"), "{}", reply.body);
     for path in [
-        "/",
         "/v1",
         "/v1/chat",
         "/v1/embeddings",
@@ -259,7 +315,9 @@ async fn paths_methods_and_types_are_checked() {
     ] {
         let reply = server.get(path).await;
         assert_eq!(reply.status, 404, "{path}");
-        assert_eq!(reply.error()["code"], "not_found");
+        let error = reply.error();
+        assert_eq!(error["code"], "not_found");
+        assert!(error["message"].as_str().unwrap().contains("/v1/models"));
     }
     let reply = server.get(CHAT).await;
     assert_eq!((reply.status, reply.header("allow")), (405, Some("POST")));

@@ -337,6 +337,23 @@ async fn a_completion_takes_text_or_tokens() {
 }
 
 #[tokio::test]
+async fn an_answer_carries_the_name_that_was_asked_for() {
+    let mut setup = Setup::default();
+    setup.config.model_names = vec!["first".into(), "second".into()];
+    let server = Server::start(setup).await;
+    for (asked, named) in [
+        ("first", "first"),
+        ("second", "second"),
+        ("default", "first"),
+    ] {
+        let reply = server.chat(&with(&hello(1), json!({"model": asked}))).await;
+        assert_eq!(reply.json()["model"], named, "{asked}");
+    }
+    let padded = json!({"stream": true, "stream_options": {"include_obfuscation": true}});
+    assert_eq!(server.chat(&with(&hello(1), padded)).await.status, 200);
+}
+
+#[tokio::test]
 async fn harmless_variants_of_a_request_are_the_same_request() {
     let server = Server::start(Setup::default()).await;
     let plain = server.chat(&hello(8)).await.text();
@@ -345,6 +362,7 @@ async fn harmless_variants_of_a_request_are_the_same_request() {
         json!({"messages": [{"role": "user", "content": [STORY], "name": null}]}),
         json!({"user": "u", "metadata": {"a": "b"}, "store": true, "parallel_tool_calls": true, "unheard_of": 1}),
         json!({"n": 1, "logprobs": false, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
+        json!({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"}),
         json!({"max_tokens": null, "max_completion_tokens": 8}),
         json!({"stop": null, "seed": null, "stream": null, "stream_options": null, "logit_bias": {}, "top_k": 0}),
         json!({"model": "default", "top_k": -1, "chat_template_kwargs": {"enable_thinking": false}}),
