@@ -394,19 +394,19 @@ impl Activations {
 #[command(next_help_heading = "Text")]
 pub(crate) struct TextArgs {
     /// Randomness; 0 takes the likeliest token [default: 0 in run, the model's own in chat]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Keep the likeliest tokens that make up this probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
     /// Keep this many of the likeliest tokens
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) top_k: Option<usize>,
     /// Keep tokens with at least this share of the likeliest one's probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
     /// Divide the scores of tokens that have occurred; 1 changes nothing
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,
     /// Subtract this from the scores of tokens that have been written
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -418,10 +418,10 @@ pub(crate) struct TextArgs {
     #[arg(long, value_name = "ID=VALUE", value_parser = bias, value_delimiter = ',')]
     pub(crate) logit_bias: Vec<(u32, f32)>,
     /// Same seed, same text [default: a new one each time]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = seed)]
     pub(crate) seed: Option<u64>,
     /// Tokens to write, at most
-    #[arg(short = 'n', long, value_name = "N", default_value_t = DEFAULT_MAX_TOKENS, value_parser = count)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = DEFAULT_MAX_TOKENS, allow_negative_numbers = true, value_parser = count)]
     pub(crate) max_tokens: usize,
     /// End before this string; may be repeated
     #[arg(long, value_name = "TEXT")]
@@ -484,7 +484,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = engine::EngineOptions::default().queue, help_heading = "Server")]
     pub(crate) queue: usize,
     /// Ask for this API key; may be repeated
-    #[arg(long, value_name = "KEY", help_heading = "Server")]
+    #[arg(long, value_name = "KEY", value_parser = api_key, help_heading = "Server")]
     pub(crate) api_key: Vec<String>,
     /// Ask for one of the API keys in this file, a line each
     #[arg(long, value_name = "FILE", help_heading = "Server")]
@@ -618,6 +618,22 @@ fn count(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| "expected a number such as 4096 or 4k".into())
 }
 
+/// A key that keeps somebody out: an empty one, of a variable that is not set, would
+/// let everyone in.
+fn api_key(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("an API key may not be empty".into()),
+        key => Ok(key.into()),
+    }
+}
+
+/// A seed as the API has it: any number of 64 bits, signed or not.
+fn seed(text: &str) -> Result<u64, String> {
+    let signed = || text.parse().map(i64::cast_unsigned);
+    let seed = text.parse().or_else(|_| signed());
+    seed.map_err(|_| "expected a whole number of 64 bits".into())
+}
+
 fn bias(text: &str) -> Result<(u32, f32), String> {
     let parsed = text
         .split_once('=')
@@ -729,6 +745,17 @@ mod tests {
         }
         for name in KV_FORMATS {
             assert_eq!(kv_format(name).unwrap().to_string(), *name);
+        }
+    }
+
+    #[test]
+    fn keys_are_not_empty_and_seeds_have_a_sign() {
+        assert_eq!(api_key(" k "), Ok("k".into()));
+        assert!(api_key("").is_err() && api_key(" ").is_err());
+        assert_eq!(seed("-1"), Ok(u64::MAX));
+        assert_eq!(seed("18446744073709551615"), Ok(u64::MAX));
+        for bad in ["", "x", "1.5", "-9223372036854775809"] {
+            assert!(seed(bad).is_err(), "{bad}");
         }
     }
 

@@ -16,13 +16,15 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::BoolishValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// The file's name.
 pub(crate) const FILE: &str = "paceline.toml";
+/// How the options' variables begin.
+const PREFIX: &str = "PACELINE_";
 /// Largest file; every option set once takes 2 KB.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Commands that options are for.
@@ -175,7 +177,7 @@ fn layer(files: Vec<PathBuf>, settings: Vec<Setting>) -> Result<Layered> {
                     .expect("options have names")
                     .to_uppercase()
                     .replace('-', "_");
-                let arg = arg.env(format!("PACELINE_{long}")).hide_env(true);
+                let arg = arg.env(format!("{PREFIX}{long}")).hide_env(true);
                 // The flag's own parser knows `true` and `false` only; variables are often `1`.
                 if matches!(arg.get_action(), ArgAction::SetTrue) {
                     arg.value_parser(BoolishValueParser::new())
@@ -285,6 +287,19 @@ enum Source {
 }
 
 impl Layered {
+    /// Those of `names` that look like an option's variable, and are none's.
+    pub(crate) fn unknown_variables(&self, names: impl Iterator<Item = OsString>) -> Vec<OsString> {
+        let commands = self.command.get_subcommands();
+        let known: HashSet<&OsStr> = commands
+            .flat_map(clap::Command::get_arguments)
+            .filter_map(Arg::get_env)
+            .collect();
+        let is_ours = |name: &OsString| name.to_str().is_some_and(|n| n.starts_with(PREFIX));
+        names
+            .filter(|name| is_ours(name) && !known.contains(name.as_os_str()))
+            .collect()
+    }
+
     /// Prints what the command of `line` would run with, or every command.
     pub(crate) fn show(&self, line: &[OsString], as_command: bool) -> Result<String> {
         let known = |name: &OsStr| COMMANDS.iter().find(|c| name == **c);

@@ -13,6 +13,12 @@ use weights::{Checkpoint, Recipe};
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
+    if args.format == Container::Gguf && !resolve::is_gguf_name(&args.out) {
+        bail!(
+            "a GGUF file is known by its name: let it end in .gguf, unlike `{}`",
+            args.out.display()
+        );
+    }
     let source = resolve::source(&args.source)?;
     let checkpoint = source.checkpoint()?;
     let files = match &args.tokenizer {

@@ -73,6 +73,10 @@ pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
     let checkpoint = source
         .checkpoint()
         .map_err(|e| anyhow!(e).context(format!("cannot open `{name}`")))?;
+    let architecture = checkpoint.architecture().ok();
+    let head = models::DRAFT_HEADS
+        .iter()
+        .find(|head| architecture.is_some_and(|a| head.architectures.contains(&a)));
     let loaded = model::load(name, &args.load, 1);
     // The load has hashed the files, or knows their hashes from an earlier one.
     let known = loaded
@@ -90,6 +94,12 @@ pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
             record["memory"] = memory(model, &args.load);
             record["machine"] = json!(machine::ram().map(|ram| ram.total));
             record["text"] = text_facts(&model.text);
+            None
+        }
+        // It does what it is for, with a target.
+        Err(_) if let Some(head) = head => {
+            record["runs"] = json!(false);
+            record["drafts_as"] = json!(head.name);
             None
         }
         Err(error) => {
@@ -317,6 +327,13 @@ fn report(record: &Value, is_verbose: bool) -> String {
             ),
         );
     }
+    if let Some(head) = record["drafts_as"].as_str() {
+        line(
+            "runs",
+            format!("as a drafter: its target with -m, and it with --draft {head}:PATH"),
+        );
+        return out;
+    }
     if record["runs"] != json!(true) {
         line("runs", "no".into());
         return out;
@@ -396,7 +413,7 @@ fn report(record: &Value, is_verbose: bool) -> String {
         line(
             "recommended",
             if given.is_empty() {
-                "nothing".into()
+                "no settings".into()
             } else {
                 given
             },

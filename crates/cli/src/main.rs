@@ -87,6 +87,15 @@ fn start() -> Result<ExitCode> {
     let matches = layered.command.clone().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     let output = cli.output;
+    if !output.quiet {
+        let names = std::env::vars_os().map(|(name, _)| name);
+        for name in layered.unknown_variables(names) {
+            say!(
+                "paceline: no option has the variable `{}`: it is ignored",
+                name.display()
+            );
+        }
+    }
     match cli.command {
         Command::Run(args) => {
             log(output, LevelFilter::WARN);

@@ -107,8 +107,11 @@ pub(crate) fn run(args: &PerplexityArgs, output: OutputArgs) -> Result<ExitCode>
         println!("{}", serde_json::to_string(&report)?);
     } else {
         println!(
-            "perplexity {:.4} over {tokens} tokens of {} texts, windows of {context} tokens every {stride}, {} activations",
-            report.perplexity, report.texts, report.activations
+            "perplexity {:.4} over {tokens} tokens of {} text{}, windows of {context} tokens every {stride}, {} activations",
+            report.perplexity,
+            report.texts,
+            if report.texts == 1 { "" } else { "s" },
+            report.activations
         );
     }
     Ok(ExitCode::SUCCESS)

@@ -148,7 +148,7 @@ pub(crate) fn summary(outcome: &RequestOutcome, draft_max: usize) -> String {
         let drafter = drafter.as_deref().unwrap_or("someone");
         let _ = write!(
             line,
-            " · {drafter} drafted {draft_max}: {tokens_per_round:.2} tokens a round, accepted"
+            " · {drafter} drafted up to {draft_max}: {tokens_per_round:.2} tokens a round, accepted"
         );
         for position in by_position.iter().filter(|p| p.drafted > 0) {
             let share = 100.0 * position.accepted as f64 / position.drafted as f64;
@@ -285,7 +285,7 @@ mod tests {
         };
         assert_eq!(
             summary(&outcome(128, speculation), 3),
-            "128 tokens, 212.4 tok/s · assistant drafted 3: 2.61 tokens a round, accepted 78 % 60 % 47 % by position"
+            "128 tokens, 212.4 tok/s · assistant drafted up to 3: 2.61 tokens a round, accepted 78 % 60 % 47 % by position"
         );
         let plain = Speculation {
             reason: Some("--draft none".into()),

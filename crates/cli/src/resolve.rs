@@ -15,6 +15,8 @@ use engine::Source;
 use hub::known::{self, Kind};
 use hub::{Cache, RepoId};
 use serde_json::Value;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 /// Bytes of a configuration that is looked into.
@@ -59,15 +61,18 @@ pub(crate) fn source(name: &str) -> Result<Source> {
         return Ok(Source::Folder(path.into()));
     }
     if path.is_file() {
-        if path
-            .extension()
-            .is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
-        {
+        if is_gguf_name(path) {
             return Ok(Source::Folder(path.into()));
+        }
+        if is_gguf(path) {
+            bail!("a GGUF file needs a name that ends in .gguf to be read: rename `{name}`");
         }
         bail!(
             "a model is a folder with config.json and safetensors, or a .gguf file, and this is neither: `{name}`"
         );
+    }
+    if is_gguf_name(path) && !name.contains([':', '@']) {
+        bail!("there is no file `{name}`");
     }
     match in_cache(name) {
         Some(found) => Ok(Source::Folder(found?)),
@@ -76,6 +81,19 @@ pub(crate) fn source(name: &str) -> Result<Source> {
             bundled::names()
         ),
     }
+}
+
+/// Whether a file of this name is taken for GGUF.
+pub(crate) fn is_gguf_name(path: &Path) -> bool {
+    let extension = path.extension();
+    extension.is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
+}
+
+/// Whether the file begins as a GGUF file does.
+fn is_gguf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && &magic == b"GGUF"
 }
 
 /// The drafter that a user names: a folder, or ORG/NAME in the hub cache.
@@ -238,6 +256,8 @@ mod tests {
         assert!(error.contains(bundled::DEFAULT), "{error}");
         let error = source("Cargo.toml").unwrap_err().to_string();
         assert!(error.contains(".gguf"), "{error}");
+        let error = source("no-such/model.gguf").unwrap_err().to_string();
+        assert!(error.contains("no file"), "{error}");
         let error = source("no-such/model").unwrap_err().to_string();
         assert!(error.contains("paceline pull no-such/model"), "{error}");
     }

@@ -43,13 +43,14 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start threads")?;
+    let needs_key = !config.keys.is_empty();
     // Bound before the model is loaded: a port that is taken should not cost a minute to find out.
     let listener = runtime.block_on(listen(&args.host, args.port, &config))?;
     let address = listener.local_addr().context("the port has no address")?;
     let model = model::load(&args.model.model, &args.load, args.parallel)?;
     let engine = Arc::new(Engine::start(model, EngineOptions { queue: args.queue }));
     if !output.quiet {
-        greet(&engine, address, !keys.is_empty());
+        greet(&engine, address, needs_key);
     }
     runtime.block_on(async {
         let stop = stop().context("cannot handle signals")?;

@@ -375,6 +375,15 @@ fn wrong_command_lines_end_with_code_2() {
             &["run", PROMPT, "--kv", "f8"],
             "`f8` is none of bf16, f16, f32, q8_0, q4_0",
         ),
+        (&["serve", "--api-key", ""], "an API key may not be empty"),
+        (
+            &["run", PROMPT, "--seed", "1.5"],
+            "a whole number of 64 bits",
+        ),
+        (
+            &["run", PROMPT, "-n", "-1"],
+            "expected a number such as 4096",
+        ),
         (
             &["run", PROMPT, "--context", "many"],
             "expected a number such as 4096 or 4k",
@@ -427,6 +436,10 @@ fn errors_are_one_line_with_the_cause_and_the_flag() {
     );
     assert!(run(&["-m", assistant]).contains("this checkpoint is a drafter"));
     assert!(run(&["--draft-max", "99"]).contains("--draft-max 99 is more than 16"));
+    assert!(
+        run(&["--context", "1m"])
+            .ends_with("--context 1048576 is more than the 8192 tokens that this model knows")
+    );
     assert!(run(&["--context", "4"]).ends_with("the context holds 4 (set --context to change it)"));
     assert!(run(&["--temperature=-1"]).contains("temperature"));
     assert!(run(&["--logit-bias", "99999=1"]).contains("99999"));
@@ -652,6 +665,49 @@ fn damaged_checkpoints_are_named_and_explained() {
     assert!(
         stderr.ends_with("plain decoding: --draft none\n"),
         "{stderr}"
+    );
+}
+
+#[test]
+fn a_drafter_is_inspected_as_one() {
+    let assistant = models().join(ASSISTANT);
+    let args = ["inspect", assistant.to_str().unwrap()];
+    let (stdout, stderr) = good(paceline(&folder("inspect-drafter"), &args));
+    assert!(stdout.contains("--draft assistant:PATH"), "{stdout}");
+    assert!(!stderr.contains("cannot load"), "{stderr}");
+}
+
+#[test]
+fn variables_that_set_nothing_are_named() {
+    let folder = folder("variables");
+    let mut command = paceline(&folder, &["serve", "--dry-run"]);
+    command
+        .env("PACELINE_TEMPRATURE", "0")
+        .env("PACELINE_API_KEY", "");
+    let output = command.output().unwrap();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr.contains("an API key may not be empty"), "{stderr}");
+    let mut command = paceline(&folder, &["list"]);
+    command
+        .env("PACELINE_TEMPRATURE", "0")
+        .env("PACELINE_DRAFT_MAX", "2");
+    let (_, stderr) = good(command);
+    assert!(stderr.contains("`PACELINE_TEMPRATURE`"), "{stderr}");
+    assert!(!stderr.contains("DRAFT_MAX"), "{stderr}");
+}
+
+#[test]
+fn gguf_files_are_known_by_their_names() {
+    let folder = folder("gguf-names");
+    let convert = paceline(&folder, &["convert", WITH_MTP, "x", "--format", "gguf"]);
+    assert!(bad(convert).contains("let it end in .gguf"));
+    fs::write(folder.join("x"), "GGUF and more").unwrap();
+    assert!(bad(paceline(&folder, &["inspect", "x"])).contains("rename `x`"));
+    let missing = bad(paceline(&folder, &["inspect", "w/nope.gguf"]));
+    assert!(
+        missing.ends_with("there is no file `w/nope.gguf`"),
+        "{missing}"
     );
 }
 
