@@ -305,7 +305,8 @@ def main():
             case["refused"] = str(err)
         cases.append(case)
     path = pathlib.Path(__file__).with_name("render.json")
-    path.write_text(json.dumps(cases, ensure_ascii=False, indent=1) + "\n")
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in cases)
+    path.write_text(f"[\n{lines}\n]\n")
     print(len(cases), "cases")
 
 
