@@ -12,12 +12,24 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-const COMMON: &str = include_str!("../kernels/common.cuh");
+/// What files start with.
+const HEADERS: &[(&str, &str)] = &[
+    ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("tile.cuh", include_str!("../kernels/tile.cuh")),
+];
+
+/// Files that start with all of [`HEADERS`]; others need the first.
+const PRODUCTS: &[&str] = &["product", "many", WARPGROUPS];
+
+/// The file of kernels that need a target of their own, which only one architecture has.
+pub(crate) const WARPGROUPS: &str = "warpgroups";
 
 /// Every file of kernels.
 const SOURCES: &[(&str, &str)] = &[
     ("rows", include_str!("../kernels/rows.cu")),
     ("product", include_str!("../kernels/product.cu")),
+    ("many", include_str!("../kernels/many.cu")),
+    (WARPGROUPS, include_str!("../kernels/warpgroups.cu")),
     ("plain", include_str!("../kernels/plain.cu")),
     ("attention", include_str!("../kernels/attention.cu")),
     ("delta", include_str!("../kernels/delta.cu")),
@@ -87,7 +99,7 @@ impl Compiler {
         if let Some(code) = modules.get(&key) {
             return Ok(code.clone());
         }
-        let options = options(self.arch, &kernel.defines);
+        let options = options(self.arch, kernel);
         let source = source(kernel.file, self.sources.as_deref());
         let mut hash = Sha256::new();
         hash.update(version());
@@ -138,23 +150,32 @@ fn source(file: &str, sources: Option<&Path>) -> String {
         .iter()
         .find(|(name, _)| *name == file)
         .expect("a file of kernels");
-    let other = |name: String| sources.and_then(|s| std::fs::read_to_string(s.join(name)).ok());
-    let common = other("common.cuh".into());
-    let text = other(format!("{file}.cu")).unwrap_or_else(|| (*text).to_owned());
-    let common = common.as_deref().unwrap_or(COMMON);
-    format!("{common}\n#line 1 \"{file}.cu\"\n{text}")
+    let read = |name: &str, text: &str| {
+        let other = sources.and_then(|s| std::fs::read_to_string(s.join(name)).ok());
+        let text = other.unwrap_or_else(|| text.to_owned());
+        format!("#line 1 \"{name}\"\n{text}\n")
+    };
+    let headers = if PRODUCTS.contains(&file) { 2 } else { 1 };
+    let mut all: String = HEADERS[..headers]
+        .iter()
+        .map(|(name, text)| read(name, text))
+        .collect();
+    all += &read(&format!("{file}.cu"), text);
+    all
 }
 
-fn options(arch: u32, defines: &[(&'static str, usize)]) -> Vec<String> {
+fn options(arch: u32, kernel: &Kernel) -> Vec<String> {
+    let own = if kernel.file == WARPGROUPS { "a" } else { "" };
     let mut options = vec![
-        format!("--gpu-architecture=sm_{arch}"),
+        format!("--gpu-architecture=sm_{arch}{own}"),
         "--std=c++17".into(),
         "--fmad=false".into(),
         "-default-device".into(),
         "--ptxas-options=-v".into(),
     ];
     options.extend(
-        defines
+        kernel
+            .defines
             .iter()
             .map(|(name, value)| format!("-D{name}={value}")),
     );
@@ -234,7 +255,7 @@ fn instructions(code: &[u8]) -> HashMap<String, usize> {
 /// Compiles a kernel's file and returns the report, by name.
 #[cfg(test)]
 pub(crate) fn report(arch: u32, kernel: &Kernel) -> Result<Vec<(String, Usage)>, String> {
-    let mut options = options(arch, &kernel.defines);
+    let mut options = options(arch, kernel);
     // What NVRTC has compiled before, in a test beside this one, it reports nothing of.
     options.push("--no-cache".into());
     let (code, log) = compile(&source(kernel.file, None), &options)

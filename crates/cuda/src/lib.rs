@@ -22,6 +22,7 @@ mod compile;
 mod delta;
 mod driver;
 mod fuse;
+mod many;
 mod memory;
 mod moe;
 mod pack;

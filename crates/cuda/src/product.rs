@@ -1,6 +1,7 @@
 //! Weights and their products (kernels/product.cu, kernels/plain.cu).
 
 use crate::driver::{Address, Args, Driver, Grid};
+use crate::many;
 use crate::memory::{Block, address, address_mut};
 use crate::moe::ExpertTable;
 use crate::pack::{self, Packing, TILE, TILE_ROWS};
@@ -17,24 +18,8 @@ const GROUPS: usize = 128;
 /// Rows of activations that one tensor-core product takes.
 const TOKENS: usize = 8;
 
-/// Rows of activations that are too few for blocks of [`MANY`].
+/// Rows of activations that are too few for [`many`].
 const FEW: usize = 32;
-
-/// Rows of activations of a block, where there are many.
-const MANY: usize = 128;
-
-/// Rows of tiles of such a block.
-const MANY_TILES: usize = 8;
-
-/// Bytes of shared memory of such a block: two stages of activations, of what is known of
-/// them and of codes, and its results so far.
-fn many_shared(packing: Packing) -> usize {
-    let codes = match packing {
-        Packing::Plain => 0,
-        _ => MANY_TILES * packing.tile_bytes(),
-    };
-    2 * (MANY * (2 * TILE + 16) + codes) + 4 * MANY * MANY_TILES * TILE_ROWS
-}
 
 /// Bytes of shared memory that a warp of `feed` takes: its ring, and its sums.
 const FEED_SHARED: usize = 12_384 + 2_048;
@@ -55,7 +40,7 @@ pub(crate) struct Weights {
 /// How a packed matrix is walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tiles {
-    packing: Packing,
+    pub(crate) packing: Packing,
     /// Tiles of a row.
     pub(crate) tiles: usize,
     /// Runs that a row's tiles are cut into, and tiles of a run. They decide the
@@ -257,27 +242,15 @@ pub(crate) fn feeds(driver: &Driver) -> bool {
 }
 
 /// Up to four matrices of one packing and width.
-fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &[(&Matrix, Address)]) {
-    let n = x.rows();
-    let row_tiles: usize = group.iter().map(|(w, _)| w.rows.div_ceil(TILE_ROWS)).sum();
-    let feeds = feeds(&cuda.driver);
-    // Blocks of two rows of tiles read activations half as often, if that leaves
-    // enough of them.
-    let (name, r, tokens) = if n > FEW {
-        ("product_many", MANY_TILES, MANY)
-    } else if feeds {
-        if n > TOKENS {
-            ("feed_2", 1, 2 * TOKENS)
-        } else {
-            ("feed_1", 1, TOKENS)
-        }
-    } else if n > TOKENS {
-        ("product_1_2", 1, 2 * TOKENS)
-    } else if row_tiles >= 4 * cuda.driver.sms {
-        ("product_2_1", 2, TOKENS)
-    } else {
-        ("product_1_1", 1, TOKENS)
-    };
+pub(crate) type Group<'a> = [(&'a Matrix, Address)];
+
+/// Rows of tiles in a group.
+fn row_tiles(group: &Group<'_>) -> usize {
+    group.iter().map(|(w, _)| w.rows.div_ceil(TILE_ROWS)).sum()
+}
+
+/// The kernels' struct of a group, and blocks of `r` rows of tiles that it takes.
+pub(crate) fn matrices(group: &Group<'_>, r: usize) -> ([u64; 16], usize) {
     let mut words = [0u64; 16];
     let mut blocks = 0;
     let mut put = |at: usize, value: usize| {
@@ -299,6 +272,31 @@ fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &[(&Matrix, Address)]) {
         words[4 + i] = w.factors();
         words[8 + i] = *y;
     }
+    (words, blocks)
+}
+
+fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) {
+    let n = x.rows();
+    if n > FEW {
+        return many::product(cuda, x, tiles, group);
+    }
+    let feeds = feeds(&cuda.driver);
+    // Blocks of two rows of tiles read activations half as often, if that leaves
+    // enough of them.
+    let (name, r, tokens) = if feeds {
+        if n > TOKENS {
+            ("feed_2", 1, 2 * TOKENS)
+        } else {
+            ("feed_1", 1, TOKENS)
+        }
+    } else if n > TOKENS {
+        ("product_1_2", 1, 2 * TOKENS)
+    } else if row_tiles(group) >= 4 * cuda.driver.sms {
+        ("product_2_1", 2, TOKENS)
+    } else {
+        ("product_1_1", 1, TOKENS)
+    };
+    let (words, blocks) = matrices(group, r);
     let args = Args::default()
         .words(&words)
         .words(&half(cuda, x).words())
@@ -306,25 +304,16 @@ fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &[(&Matrix, Address)]) {
         .int(tiles.tiles)
         .int(tiles.per);
     let grid = Grid::rect(blocks, n.div_ceil(tokens), 32 * tiles.slices);
-    let (grid, args) = match name {
-        "product_many" => {
-            let grid = Grid {
-                threads: 256,
-                shared: many_shared(tiles.packing),
-                ..grid
-            };
-            (grid, args)
-        }
-        "feed_1" | "feed_2" => {
-            let most = cuda.driver.sms * (FEED_WARPS / tiles.slices);
-            let grid = Grid {
-                blocks: (blocks.min(most), grid.blocks.1),
-                shared: tiles.slices * FEED_SHARED,
-                ..grid
-            };
-            (grid, args.int(blocks))
-        }
-        _ => (grid, args),
+    let (grid, args) = if feeds {
+        let most = cuda.driver.sms * (FEED_WARPS / tiles.slices);
+        let grid = Grid {
+            blocks: (blocks.min(most), grid.blocks.1),
+            shared: tiles.slices * FEED_SHARED,
+            ..grid
+        };
+        (grid, args.int(blocks))
+    } else {
+        (grid, args)
     };
     cuda.launch(&tiles.kernel(name), grid, args);
 }

@@ -2,6 +2,7 @@
 
 use crate::compile::{self, Kernel};
 use crate::driver::Driver;
+use crate::many::{self, Warpgroups};
 use crate::pack::Packing;
 use crate::product::Tiles;
 use crate::{Cuda, CudaError, CudaOptions, EQUAL_OPS};
@@ -274,7 +275,8 @@ fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
         ] {
             let stored =
                 rows.map(|rows| quant::encode(format, &noise(1, rows * cols), cols, Scalar::Bf16));
-            for n in [1, 3, 8, 9, 16, 20] {
+            let mut widest: [Vec<f32>; 3] = Default::default();
+            for n in [1, 3, 8, 9, 16, 20, 33, 200] {
                 let x = noise(2, n * cols);
                 let y = |cuda: &Cuda| {
                     let b: &dyn Backend = cuda;
@@ -283,10 +285,13 @@ fn gpu_small_streamed_products_have_the_bits_of_simple_ones() {
                     b.matmul_many(&x, w.each_ref())
                         .map(|y| b.download(&y).into_owned())
                 };
-                assert!(
-                    y(&cuda) == y(&simple),
-                    "{name} {rows:?} by {cols}, {n} rows"
-                );
+                let made = y(&cuda);
+                let what = format!("{name} {rows:?} by {cols}, {n} rows");
+                assert!(made == y(&simple), "{what}");
+                for (made, before) in made.iter().zip(&widest) {
+                    assert!(made.starts_with(before), "{what}: those of fewer");
+                }
+                widest = made;
             }
         }
     }
@@ -826,7 +831,16 @@ fn variants(first: bool) -> Vec<Kernel> {
         packings.push(Packing::E4m3 { group: 64 });
         packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32, Scalar::F16)));
     }
-    all.extend(packings.into_iter().map(|p| Tiles::new(p, 4096).kernel("")));
+    for packing in packings {
+        all.extend([Tiles::new(packing, 4096).kernel(""), many::simple(packing)]);
+        if first {
+            let widest = Warpgroups::new(packing, 128).kernel("");
+            all.push(widest);
+        }
+    }
+    if first {
+        all.push(Warpgroups::new(Packing::Plain, 64).kernel(""));
+    }
     all
 }
 

@@ -1,0 +1,127 @@
+//! Products with many rows of activations (kernels/many.cu, kernels/warpgroups.cu).
+
+use crate::driver::{Args, Driver, Grid};
+use crate::pack::{Packing, TILE, TILE_ROWS};
+use crate::product::{Group, Tiles, matrices};
+use crate::rows::half;
+use crate::{Cuda, Kernel, compile};
+use backend::Tensor;
+
+/// Rows of tiles of a block.
+const TILES: usize = 8;
+
+/// Rows of activations of a block.
+const ROWS: usize = 128;
+
+/// Bytes of shared memory of a block: two stages of activations, of what is known of
+/// them and of codes, and its results so far.
+fn shared(packing: Packing) -> usize {
+    let codes = match packing {
+        Packing::Plain => 0,
+        _ => TILES * packing.tile_bytes(),
+    };
+    2 * (ROWS * (2 * TILE + 16) + codes) + 4 * ROWS * TILES * TILE_ROWS
+}
+
+/// How blocks of warpgroups use shared memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Warpgroups {
+    packing: Packing,
+    /// Rows of activations of a block.
+    rows: usize,
+}
+
+impl Warpgroups {
+    /// Bytes of shared memory that a block needs; most stages that are of use.
+    const SHARED: usize = 227 << 10;
+    const MOST: usize = 8;
+
+    /// Numbers that the kernel reads of a row of activations and a tile.
+    fn known(self) -> usize {
+        match self.packing {
+            Packing::Plain | Packing::E4m3 { .. } => 1,
+            Packing::Codes { bits: 4, .. } | Packing::Codes { group: 32, .. } => 3,
+            Packing::Codes { .. } => 2,
+        }
+    }
+
+    /// Bytes of a tile's columns of the activations.
+    fn inputs(self) -> usize {
+        self.rows * (2 * TILE + 4 * self.known())
+    }
+
+    /// Bytes of a stage, of a block's results so far, and stages.
+    fn memory(self) -> (usize, usize, usize) {
+        let stage = self.inputs() + TILES * self.packing.tile_bytes();
+        let (stage, results) = (
+            stage.next_multiple_of(1024),
+            4 * self.rows * TILES * TILE_ROWS,
+        );
+        // Stages start at multiples of 1024; their barriers are in another such piece.
+        let stages = (Self::SHARED - 2048 - results) / stage;
+        (stage, results, stages.min(Self::MOST))
+    }
+
+    pub(crate) fn new(packing: Packing, rows: usize) -> Self {
+        Warpgroups { packing, rows }
+    }
+
+    pub(crate) fn kernel(self, name: &'static str) -> Kernel {
+        let mut kernel = Kernel::new(compile::WARPGROUPS, name);
+        kernel.defines = self.packing.defines();
+        let own = [
+            ("ROWS", self.rows),
+            ("KNOWN", self.known()),
+            ("STAGES", self.memory().2),
+        ];
+        kernel.defines.extend(own);
+        kernel
+    }
+}
+
+/// Whether warpgroups multiply, on the one architecture where they do so.
+fn warpgroups(driver: &Driver) -> bool {
+    driver.arch == 90 && driver.shared >= Warpgroups::SHARED
+}
+
+/// The kernel without warpgroups.
+pub(crate) fn simple(packing: Packing) -> Kernel {
+    let mut kernel = Kernel::new("many", "product_many");
+    kernel.defines = packing.defines();
+    kernel
+}
+
+/// Products of up to four matrices of one packing and width.
+pub(crate) fn product(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) {
+    let (n, packing) = (x.rows(), tiles.packing);
+    let (words, blocks) = matrices(group, TILES);
+    let x = half(cuda, x);
+    let matrices = Args::default().words(&words);
+    let count = |args: Args| args.int(n).int(tiles.tiles).int(tiles.per);
+    if !warpgroups(&cuda.driver) {
+        let grid = Grid {
+            shared: shared(packing),
+            ..Grid::rect(blocks, n.div_ceil(ROWS), 256)
+        };
+        let args = count(matrices.words(&x.words()));
+        return cuda.launch(&simple(packing), grid, args);
+    }
+    // How long blocks of so many rows take: one after the other, and fewer rows more for each.
+    let most = cuda.driver.sms;
+    let time = |rows: usize| (blocks * n.div_ceil(rows)).div_ceil(most) * (rows + 64);
+    let rows = if time(64) < time(128) { 64 } else { 128 };
+    let (own, wide) = (Warpgroups::new(packing, rows), n.div_ceil(rows));
+    let inputs = cuda.arena.buffer(wide * tiles.tiles * own.inputs());
+    let args = Args::default().words(&x.words()).ptr(inputs.address).int(n);
+    let grid = Grid::rect(tiles.tiles, wide, 2 * rows);
+    cuda.launch(&own.kernel("arrange"), grid, args);
+    let (stage, results, stages) = own.memory();
+    let grid = Grid {
+        shared: 1024 + stages * stage + results,
+        ..Grid::new((blocks * wide).min(most), 384)
+    };
+    let args = count(matrices.ptr(inputs.address))
+        .int(blocks)
+        .int(blocks * wide);
+    cuda.launch(&own.kernel("product_many"), grid, args);
+}
