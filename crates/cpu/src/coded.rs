@@ -27,13 +27,14 @@ mod pack;
 pub(crate) use pack::Parts;
 
 use crate::Cpu;
-use crate::arch::{Blocks, Bytes, Element, Kernel, Lanes, store};
+use crate::arch::{Blocks, Bytes, Detected, Element, Kernel, Lanes, store};
 use crate::elementwise::PIECE;
 use crate::matmul::with_element;
 use crate::memory::{bytes, bytes_mut, values, values_mut};
 use crate::packing::{self, Source};
 use crate::pool::Split;
 use crate::tile::AHEAD;
+use crate::tiles;
 use backend::Tensor;
 use backend::math::Float;
 use half::f16;
@@ -92,13 +93,13 @@ pub fn dot(format: &Format, row: Row<'_>, x: &[f32]) -> f32 {
 ///
 /// Rows come in blocks, as many as a kernel takes at once, in the order in which it
 /// reads them. The last block of a run may have fewer; in tiles there is one run,
-/// and its last block keeps the room of all rows.
+/// and its last block keeps the room of all rows, whose factors are zeros.
 pub(crate) struct Rounded {
-    pub(crate) group: usize,
+    group: usize,
     cols: usize,
-    blocks: Blocks,
+    pub(crate) blocks: Blocks,
     /// From the first page boundary on, of each block: `[cols / 8, rows, 8]` bytes,
-    /// in tiles `[groups, rows, group]`.
+    /// in tiles `[groups, rows, line]`, of [`Blocks::line`].
     q: Tensor,
     /// Of each block: `[groups, rows, FACTORS]`.
     factors: Tensor,
@@ -117,16 +118,6 @@ fn from_page(storage: &[i8]) -> usize {
     storage.as_ptr().align_offset(PAGE)
 }
 
-/// Rows with which arithmetic leaves memory time to spare.
-const FEW: usize = 4;
-
-/// Bytes between the codes being read and those asked for where rows are more than
-/// [`FEW`]: from memory into the second cache, and from there into the first, which
-/// alone has room for too few requests to keep memory busy beside the arithmetic. For
-/// few rows the second request only costs: 3 % of a step of one row (Sapphire Rapids).
-const FAR: usize = 32 << 10;
-const NEAR: usize = 2 << 10;
-
 /// Values that one worker rounds at a time.
 const ROUNDED: usize = 4 << 10;
 
@@ -140,7 +131,7 @@ struct Round<'a> {
     /// Rows that there is room for.
     rows: usize,
     group: usize,
-    tiles: bool,
+    blocks: Blocks,
     q: &'a mut [i8],
     factors: &'a mut [f32],
 }
@@ -150,14 +141,20 @@ impl Kernel for Round<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let (rows, group) = (self.rows, self.group);
+        let (rows, group, line) = (self.rows, self.group, self.blocks.line(self.group));
         let q = self.q.as_chunks_mut::<8>().0;
         // From one eight of a row to its next, and to the next row's.
-        let (along, down) = if self.tiles {
-            (1, group / 8)
+        let (along, down) = if self.blocks.tiles {
+            (1, line / 8)
         } else {
             (rows, 1)
         };
+        if line > group {
+            q.fill([0; 8]);
+        }
+        if self.x.len() < rows * self.cols {
+            self.factors.fill(0.0);
+        }
         for (m, x) in self.x.chunks_exact(self.cols).enumerate() {
             let x = &x[self.groups.start * group..self.groups.end * group];
             for (g, x) in x.chunks_exact(group).enumerate() {
@@ -177,7 +174,8 @@ impl Kernel for Round<'_> {
                     let mut bytes = [0; 16];
                     rounded.store_i8(&mut bytes);
                     let (halves, _) = bytes.as_chunks::<8>();
-                    let eight = g * group / 8 * rows + m * down + 2 * i * along;
+                    let place = (self.groups.start + g) * group % line / 8;
+                    let eight = g * line / 8 * rows + m * down + (place + 2 * i) * along;
                     q[eight] = halves[0];
                     q[eight + along] = halves[1];
                     sum = sum + rounded;
@@ -210,7 +208,8 @@ impl Rounded {
             true => rows.next_multiple_of(block),
             false => rows,
         };
-        let mut q = cpu.tensor(1, (room * cols + PAGE).div_ceil(4));
+        let line = blocks.line(group);
+        let mut q = cpu.tensor(1, (room * groups * line + PAGE).div_ceil(4));
         let mut factors = cpu.tensor(room, FACTORS * groups);
         {
             let x = values(x);
@@ -226,14 +225,14 @@ impl Rounded {
                     first + part.start * n * each..first + part.end * n * each
                 };
                 // SAFETY: every part of every block is visited once.
-                let (q, factors) = unsafe { (q.part(of(group)), factors.part(of(FACTORS))) };
+                let (q, factors) = unsafe { (q.part(of(line)), factors.part(of(FACTORS))) };
                 cpu.isa.run(Round {
                     x: &x[range.start * cols..range.end.min(rows) * cols],
                     cols,
                     groups: part,
                     rows: n,
                     group,
-                    tiles: blocks.tiles,
+                    blocks,
                     q,
                     factors,
                 });
@@ -276,20 +275,26 @@ impl Rounded {
         }
     }
 
+    /// Whether this is what `w` wants in `blocks`.
+    pub(crate) fn is_for(&self, w: &Coded, blocks: Blocks) -> bool {
+        (self.group, self.blocks) == (w.group, blocks)
+    }
+
     /// Rows `run`, one of the runs or rows rounded in blocks of one.
     fn view(&self, run: Range<usize>) -> Input<'_> {
         let room = match self.blocks.tiles {
             true => run.len().next_multiple_of(self.blocks.rows),
             false => run.len(),
         };
-        let part = |n: usize| run.start * n..(run.start + room) * n;
+        let groups = self.cols / self.group;
+        let part = |n: usize| run.start * groups * n..(run.start + room) * groups * n;
         let q = bytes(values(&self.q));
         Input {
             cols: self.cols,
             rows: run.len(),
             block: self.blocks.rows,
-            q: &q[from_page(q)..][part(self.cols)],
-            factors: &values(&self.factors)[part(FACTORS * (self.cols / self.group))],
+            q: &q[from_page(q)..][part(self.blocks.line(self.group))],
+            factors: &values(&self.factors)[part(FACTORS)],
         }
     }
 }
@@ -329,7 +334,7 @@ pub(crate) const fn biased(kind: Kind) -> bool {
 
 /// What the scales and biases of a panel are made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Factors {
+pub(crate) enum Factors {
     /// Each group's own: its scale, then its bias if there are any.
     Own(Scalar),
     /// Integers of each group times a number of all of a unit: `d` (and `m`) in
@@ -337,15 +342,73 @@ enum Factors {
     Integers,
 }
 
+/// [`Factors`] as a type: a parameter of kernels. Elements are each group's own.
+pub(crate) trait Scales {
+    /// Bytes of a number that all groups of a unit share, and of one of a group's own.
+    const BYTES: (usize, usize);
+
+    /// Scales and biases, zeros if there are none, of group `j` of a unit of `span` whose
+    /// factors start at `scales`.
+    ///
+    /// # Safety
+    ///
+    /// They are readable, and there is such a group.
+    unsafe fn lanes<L: Lanes, const KIND: Kind>(scales: *const u8, span: usize, j: usize)
+    -> (L, L);
+}
+
+impl<S: Element> Scales for S {
+    const BYTES: (usize, usize) = (0, size_of::<S>());
+
+    #[inline(always)]
+    unsafe fn lanes<L: Lanes, const KIND: Kind>(scales: *const u8, _: usize, j: usize) -> (L, L) {
+        let at = scales.cast::<[S; 16]>();
+        // SAFETY: arrays of 16 elements, as `arrays` says.
+        unsafe {
+            match const { biased(KIND) } {
+                true => (S::load(&*at.add(2 * j)), S::load(&*at.add(2 * j + 1))),
+                false => (S::load(&*at.add(j)), L::splat(0.0)),
+            }
+        }
+    }
+}
+
+/// [`Factors::Integers`].
+pub(crate) struct Integers;
+
+impl Scales for Integers {
+    const BYTES: (usize, usize) = (2, 1);
+
+    #[inline(always)]
+    unsafe fn lanes<L: Lanes, const KIND: Kind>(
+        scales: *const u8,
+        span: usize,
+        j: usize,
+    ) -> (L, L) {
+        let two = const { biased(KIND) };
+        let own = scales.cast::<[f16; 16]>();
+        // SAFETY: arrays of 16 elements, as `arrays` says.
+        unsafe {
+            let integers = own.add(if two { 2 } else { 1 }).cast::<[i8; 16]>();
+            let scale = L::load_f16(&*own) * L::load_i8(&*integers.add(j));
+            let bias = match two {
+                true => L::load_f16(&*own.add(1)) * L::load_i8(&*integers.add(span + j)),
+                false => L::splat(0.0),
+            };
+            (scale, bias)
+        }
+    }
+}
+
 /// A matrix in panels of codes.
 pub(crate) struct Coded {
     rows: usize,
-    cols: usize,
+    pub(crate) cols: usize,
     pub(crate) group: usize,
     pub(crate) kind: Kind,
     /// What codes of a table stand for; for pairs without biases what any does.
     pub(crate) levels: [i8; 16],
-    factors: Factors,
+    pub(crate) factors: Factors,
     /// Groups of a unit: their codes, then what makes their scales. A power of two.
     pub(crate) span: usize,
     /// Bytes of a unit's codes, of a unit and of a panel; known once, because
@@ -363,6 +426,13 @@ impl Coded {
     /// Vectors of codes of one group.
     pub(crate) fn vectors(&self) -> usize {
         self.group / if pairs(self.kind) { 8 } else { 4 }
+    }
+
+    /// How the kernels take `rows` rows of activations: in tiles from as many on as they
+    /// are faster with.
+    pub(crate) fn blocks(&self, isa: Detected, rows: usize) -> Blocks {
+        let tiles = tiles::block(self, rows).filter(|_| isa.has_tiles());
+        tiles.map_or_else(|| isa.vectors(rows), |rows| Blocks { rows, tiles: true })
     }
 
     /// Arrays of 16 elements, one a row, that make a unit's scales: how many of
@@ -419,26 +489,13 @@ impl Coded {
         scales: *const u8,
         j: usize,
     ) -> (L, L) {
-        let (two, zero) = (const { biased(KIND) }, L::splat(0.0));
-        // SAFETY: arrays of 16 elements, as `arrays` says.
+        // SAFETY: as promised.
         unsafe {
             match self.factors {
-                Factors::Own(scalar) => with_element!(scalar, S => {
-                    let at = scales.cast::<[S; 16]>().add(if two { 2 * j } else { j });
-                    (S::load(&*at), if two { S::load(&*at.add(1)) } else { zero })
-                }),
-                Factors::Integers => {
-                    let own = scales.cast::<[f16; 16]>();
-                    let integers = own.add(if two { 2 } else { 1 }).cast::<[i8; 16]>();
-                    let scale = L::load_f16(&*own) * L::load_i8(&*integers.add(j));
-                    let bias = match two {
-                        true => {
-                            L::load_f16(&*own.add(1)) * L::load_i8(&*integers.add(self.span + j))
-                        }
-                        false => zero,
-                    };
-                    (scale, bias)
+                Factors::Own(scalar) => {
+                    with_element!(scalar, S => S::lanes::<L, KIND>(scales, self.span, j))
                 }
+                Factors::Integers => Integers::lanes::<L, KIND>(scales, self.span, j),
             }
         }
     }
@@ -508,7 +565,7 @@ pub(crate) fn piece(
             y,
         };
         match x.blocks.tiles {
-            true => cpu.isa.run_tiles(piece),
+            true => tiles::multiply(cpu, piece),
             false => piece.multiply(cpu),
         }
     });
@@ -688,9 +745,7 @@ impl Piece<'_> {
                     let stride = panel / 64;
                     // Where a panel ends, its stream goes on `R` panels later.
                     let skip = (R - 1) * panel;
-                    let near = if M > FEW { NEAR } else { AHEAD };
-                    let near = near + if at + near < panel { 0 } else { skip };
-                    let far = FAR + if at + FAR < panel { 0 } else { skip };
+                    let ahead = AHEAD + if at + AHEAD < panel { 0 } else { skip };
                     for _ in 0..vectors / (2 * wide) {
                         for eight in 0..2 {
                             let mut both = [(table, table); S];
@@ -701,10 +756,7 @@ impl Piece<'_> {
                                 if row == 0 {
                                     for line in 0..wide {
                                         let line = codes.wrapping_add(line).cast::<u8>();
-                                        if M > FEW {
-                                            B::Lanes::prefetch_far(line.wrapping_add(far));
-                                        }
-                                        B::Lanes::prefetch(line.wrapping_add(near));
+                                        B::Lanes::prefetch(line.wrapping_add(ahead));
                                     }
                                 }
                                 let line = B::load(&*codes);
@@ -761,10 +813,7 @@ impl Piece<'_> {
                         if row == 0 && j == 0 {
                             for line in (span * vectors * 64..unit).step_by(64) {
                                 let line = data.as_ptr().wrapping_add(r * panel + at + line);
-                                if M > FEW {
-                                    B::Lanes::prefetch_far(line.wrapping_add(far));
-                                }
-                                B::Lanes::prefetch(line.wrapping_add(near));
+                                B::Lanes::prefetch(line.wrapping_add(ahead));
                             }
                         }
                         let (scale, bias): (B::Lanes, B::Lanes) =

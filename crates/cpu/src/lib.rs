@@ -6,7 +6,7 @@
 //! quantised weights with 8-bit activations those of [`dot_int8`].
 //!
 //! Weights are repacked when loaded, into panels of 16 rows (`panels`, `coded`,
-//! whose products with many rows are in `tiles` where the CPU has AMX), or, to save
+//! whose products with more than a few rows are in `tiles` where the CPU has AMX), or, to save
 //! memory, anew for each product (`packing`);
 //! keys lie in blocks of 16, a key a lane (`kv`). No files, no models, no
 //! clock.

@@ -85,38 +85,42 @@ pub(crate) fn matrix(cpu: &Cpu, parts: &[Stored<'_>]) -> Matrix {
     Matrix::new(rows, cols, parts[0].format.name, held, Box::new(weights))
 }
 
-/// One input, rounded at most once for each size of group.
-struct Inputs<'a> {
+/// One input, rounded at most once for each size of group and kind of blocks.
+struct Inputs<'a, F> {
     x: &'a Tensor,
-    rounded: [Option<Rounded>; GROUPS],
+    blocks: F,
+    rounded: [Option<Rounded>; MANY],
 }
 
-/// Sizes of groups: 16, 32, 64 and 128.
-const GROUPS: usize = 4;
+/// Matrices of one job; more are done in several.
+const MANY: usize = 8;
 
-impl<'a> Inputs<'a> {
-    /// Rounds each of `runs`, in the blocks that groups of a size want.
+impl<'a, F: Fn(&Coded) -> Blocks> Inputs<'a, F> {
+    /// Rounds each of `runs`, in the blocks that the weights want.
     fn new<'w>(
         cpu: &Cpu,
         x: &'a Tensor,
-        blocks: impl Fn(usize) -> Blocks,
+        blocks: F,
         runs: &[Range<usize>],
         weights: impl Iterator<Item = &'w Weights>,
     ) -> Self {
-        let mut rounded = [const { None }; GROUPS];
+        let mut rounded = [const { None::<Rounded> }; MANY];
+        let mut n = 0;
         for weights in weights {
             let Weights::Coded(w) = weights else { continue };
-            let known = |r: &Option<Rounded>| r.as_ref().is_none_or(|r| r.group == w.group);
-            let slot = rounded.iter_mut().find(|r| known(r));
-            slot.expect("as many sizes of groups as exist")
-                .get_or_insert_with(|| Rounded::new(cpu, x, w.group, blocks(w.group), runs));
+            let wanted = blocks(w);
+            if !rounded[..n].iter().flatten().any(|r| r.is_for(w, wanted)) {
+                rounded[n] = Some(Rounded::new(cpu, x, w.group, wanted, runs));
+                n += 1;
+            }
         }
-        Inputs { x, rounded }
+        Inputs { x, blocks, rounded }
     }
 
-    fn rounded(&self, group: usize) -> &Rounded {
+    fn rounded(&self, w: &Coded) -> &Rounded {
+        let blocks = (self.blocks)(w);
         let mut all = self.rounded.iter().flatten();
-        all.find(|r| r.group == group)
+        all.find(|r| r.is_for(w, blocks))
             .expect("rounded for every matrix")
     }
 }
@@ -156,7 +160,13 @@ impl<'a> Job<'a> {
         self.n_panels.div_ceil(self.chunk)
     }
 
-    fn run(&self, cpu: &Cpu, worker: usize, inputs: &Inputs<'_>, piece: usize) {
+    fn run<F: Fn(&Coded) -> Blocks>(
+        &self,
+        cpu: &Cpu,
+        worker: usize,
+        inputs: &Inputs<'_, F>,
+        piece: usize,
+    ) {
         let start = (piece - self.first) * self.chunk;
         let range = start..(start + self.chunk).min(self.n_panels);
         match self.weights {
@@ -166,7 +176,7 @@ impl<'a> Job<'a> {
                 panels::piece(cpu, worker, w, x, self.rows.len(), range, &self.y);
             }
             Weights::Coded(w) => {
-                let x = inputs.rounded(w.group);
+                let x = inputs.rounded(w);
                 coded::piece(cpu, worker, w, x, self.rows.clone(), range, &self.y);
             }
         }
@@ -175,15 +185,13 @@ impl<'a> Job<'a> {
 
 /// `y = x wᵀ` for each `w`, as one job.
 pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
-    /// Matrices of one job; more are done in several.
-    const MANY: usize = 8;
     assert_eq!(w.len(), y.len(), "an output for each matrix");
     let rows = x.rows();
     for (w, y) in w.chunks(MANY).zip(y.chunks_mut(MANY)) {
         let inputs = Inputs::new(
             cpu,
             x,
-            |group| cpu.isa.blocks(rows, group),
+            |w: &Coded| w.blocks(cpu.isa, rows),
             std::slice::from_ref(&(0..rows)),
             w.iter().map(|w| w.storage()),
         );
@@ -231,7 +239,7 @@ pub(crate) fn matmul_runs<'a>(
     let alike = |w: &Matrix| (w.rows, w.cols) == (rows, x.cols());
     assert!(all().all(alike), "shapes of a product");
     let longest = runs.iter().map(Range::len).max().unwrap_or(0);
-    let blocks = |_| cpu.isa.vectors(longest);
+    let blocks = |_: &Coded| cpu.isa.vectors(longest);
     let inputs = Inputs::new(cpu, x, blocks, runs, all().map(|w| w.storage()));
     let mut y = cpu.tensor(x.rows(), rows);
     {
@@ -381,7 +389,7 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
     let inputs = Inputs::new(
         cpu,
         x,
-        |_| Blocks::SINGLE,
+        |_: &Coded| Blocks::SINGLE,
         std::slice::from_ref(&(0..x.rows())),
         std::iter::once(weights),
     );
@@ -401,7 +409,7 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
                     panels::chosen(cpu, worker, w, x, ids, y);
                 }
                 Weights::Coded(w) => {
-                    coded::chosen(cpu, worker, w, inputs.rounded(w.group), row, ids, y);
+                    coded::chosen(cpu, worker, w, inputs.rounded(w), row, ids, y);
                 }
             }
         }

@@ -189,12 +189,6 @@ impl Lanes for Neon {
         };
     }
     #[inline(always)]
-    fn prefetch_far(p: *const u8) {
-        unsafe {
-            std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(nostack, readonly, preserves_flags))
-        };
-    }
-    #[inline(always)]
     fn sum(self) -> f32 {
         unsafe {
             let four = vaddq_f32(

@@ -3,9 +3,11 @@
 //!
 //! The compiler knows no stable intrinsics, and the system must grant the
 //! registers first. Tiles 0, 1 and 2 hold sums, activations and codes; 3 to 5 more sums.
+//! A core has few registers behind the eight names, and its other thread may need them:
+//! products that use seven then take twice as long as with five (Sapphire Rapids).
 
-use super::Tiles;
-use super::x86_64::Avx512Bytes;
+use super::x86_64::{self, Avx512Bytes};
+use super::{Bytes, TILE, Tiles};
 use std::arch::asm;
 use std::sync::OnceLock;
 
@@ -15,11 +17,13 @@ pub(super) fn granted() -> bool {
     *GRANTED.get_or_init(|| found() && permitted())
 }
 
-/// `CPUID` leaf 7: `AMX-TILE` and `AMX-INT8`.
+/// `CPUID` leaf 7: `AMX-TILE` and `AMX-INT8`; and GFNI, which unpacks codes for them.
 fn found() -> bool {
     const WANTED: u32 = 1 << 24 | 1 << 25;
     use std::arch::x86_64::{__cpuid, __cpuid_count};
-    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & WANTED == WANTED
+    __cpuid(0).eax >= 7
+        && __cpuid_count(7, 0).edx & WANTED == WANTED
+        && is_x86_feature_detected!("gfni")
 }
 
 /// Asks for the registers, for all threads of the process.
@@ -64,7 +68,7 @@ impl Tiles for Amx {
     #[inline(always)]
     unsafe fn configure(rows: usize, depth: usize) -> Self {
         assert!(
-            (1..=16).contains(&rows) && (1..=16).contains(&(depth / 4)),
+            (1..=TILE).contains(&rows) && (1..=TILE).contains(&(depth / 4)),
             "a tile has at most 16 rows of 64 bytes"
         );
         let mut shapes = Shapes {
@@ -157,5 +161,84 @@ impl Tiles for Amx {
                 false => product!("tdpbsud tmm0, tmm1, tmm2"),
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load(&self, x: *const i8, x_stride: usize) {
+        // SAFETY: the caller vouches for the rows, the shapes are set.
+        unsafe {
+            asm!(
+                "tileloadd tmm1, [{x} + {x_stride}]",
+                x = in(reg) x,
+                x_stride = in(reg) x_stride,
+                out("tmm1") _,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_in_turn<const SIGNED: bool, const TWICE: bool>(
+        &self,
+        turn: usize,
+        x: *const i8,
+        x_stride: usize,
+        codes: *const u8,
+        sums: *mut [i32; 16],
+    ) {
+        macro_rules! turn {
+            ($product:literal, $into:literal, $leaving:literal) => {
+                match TWICE {
+                    false => turn!(@ $into, $leaving,
+                        "tileloadd tmm2, [{codes} + {line}]",
+                        concat!($product, " ", $into, ", tmm1, tmm2"),
+                        "/* {x} {x_stride} */"),
+                    true => turn!(@ $into, $leaving,
+                        "tileloadd tmm2, [{codes} + {line}]",
+                        concat!($product, " ", $into, ", tmm1, tmm2"),
+                        "tileloadd tmm1, [{x} + {x_stride} + 64]",
+                        "tileloadd tmm2, [{codes} + {line} + 1024]",
+                        concat!($product, " ", $into, ", tmm1, tmm2")),
+                }
+            };
+            (@ $into:literal, $leaving:literal, $($line:expr),*) => {
+                asm!(
+                    concat!("tilezero ", $into),
+                    $($line,)*
+                    concat!("tilestored [{sums} + {line}], ", $leaving),
+                    x = in(reg) x,
+                    x_stride = in(reg) x_stride,
+                    codes = in(reg) codes,
+                    line = in(reg) 64usize,
+                    sums = in(reg) sums,
+                    out("tmm1") _, out("tmm2") _,
+                    options(nostack, preserves_flags),
+                )
+            };
+        }
+        macro_rules! turns {
+            ($product:literal) => {
+                match turn {
+                    0 => turn!($product, "tmm0", "tmm3"),
+                    1 => turn!($product, "tmm3", "tmm4"),
+                    _ => turn!($product, "tmm4", "tmm0"),
+                }
+            };
+        }
+        // SAFETY: the caller vouches for the operands, the shapes are set.
+        unsafe {
+            match SIGNED {
+                true => turns!("tdpbssd"),
+                false => turns!("tdpbsud"),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn halves<const SIGNED: bool>(
+        codes: <Self::Bytes as Bytes>::Codes,
+    ) -> [<Self::Bytes as Bytes>::Codes; 2] {
+        // SAFETY: `found` looked for GFNI.
+        unsafe { x86_64::halves::<SIGNED>(codes) }
     }
 }

@@ -152,24 +152,7 @@ impl Detected {
         self.isa
     }
 
-    /// How the kernels take `rows` rows of activations rounded in groups of `group`.
-    pub(crate) fn blocks(self, rows: usize, group: usize) -> Blocks {
-        /// Rows from which on a tile is faster than vectors.
-        const TILED: usize = 9;
-        /// Columns of a tile; with fewer, its way to memory costs more than it saves,
-        /// also where two groups of 32 share a tile, zeros beside each: 8 rows then
-        /// take 1.6 times as long as one, in vectors 1.4.
-        const DEPTH: usize = 64;
-        match self.has_tiles() && rows >= TILED && group >= DEPTH {
-            true => Blocks {
-                rows: 16,
-                tiles: true,
-            },
-            false => self.vectors(rows),
-        }
-    }
-
-    /// How they take them in vectors.
+    /// How the kernels take `rows` rows of activations in vectors.
     pub(crate) fn vectors(self, rows: usize) -> Blocks {
         let most = match (self.isa, self.products) {
             (Isa::Scalar, _) => 1,
@@ -247,12 +230,19 @@ impl Detected {
     }
 }
 
+/// Rows of a tile.
+pub(crate) const TILE: usize = 16;
+
+/// Columns of a tile.
+pub(crate) const DEPTH: usize = 64;
+
 /// Rows of rounded activations in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blocks {
-    /// Rows of a block, in tiles 16; the last may have fewer.
+    /// Rows of a block, in tiles at most [`TILE`]; the last may have fewer.
     pub(crate) rows: usize,
-    /// In tiles, each row's columns of a group together; else all rows' eights.
+    /// In tiles, each row's columns of a group together, in a line of [`DEPTH`] where
+    /// smaller groups have places of their own; else all rows' eights.
     pub(crate) tiles: bool,
 }
 
@@ -262,6 +252,11 @@ impl Blocks {
         rows: 1,
         tiles: false,
     };
+
+    /// Bytes that a row's columns of a group of `group` take.
+    pub(crate) fn line(self, group: usize) -> usize {
+        if self.tiles { group.max(DEPTH) } else { group }
+    }
 }
 
 /// `n` things in as few and as even parts of at most `most` as can be: the size
@@ -315,6 +310,35 @@ pub(crate) trait Tiles: Sized {
         twice: bool,
         sums: *mut [i32; 16],
     );
+
+    /// Loads rows of activations, `x_stride` bytes apart.
+    ///
+    /// # Safety
+    ///
+    /// All of them are readable.
+    unsafe fn load(&self, x: *const i8, x_stride: usize);
+
+    /// Multiplies the rows loaded from `x` as [`multiply`](Tiles::multiply) does, over the
+    /// columns of two tiles if `TWICE`, which loads those of the second. In turns 0, 1, 2,
+    /// 0, …; what leaves to `sums` is that of the turn before last, because its own would
+    /// be waited for as long as three products take.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    unsafe fn multiply_in_turn<const SIGNED: bool, const TWICE: bool>(
+        &self,
+        turn: usize,
+        x: *const i8,
+        x_stride: usize,
+        codes: *const u8,
+        sums: *mut [i32; 16],
+    );
+
+    /// The lower and the upper four bits of each code, less 8 if `SIGNED`.
+    fn halves<const SIGNED: bool>(
+        codes: <Self::Bytes as Bytes>::Codes,
+    ) -> [<Self::Bytes as Bytes>::Codes; 2];
 }
 
 /// A function over any way of multiplying bytes; as [`Kernel`].
@@ -465,8 +489,6 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     fn negate(self) -> Self;
     /// Asks for the cache line at `p`.
     fn prefetch(p: *const u8);
-    /// Asks for it, for the second cache.
-    fn prefetch_far(p: *const u8);
 
     /// [`backend::math::sum_tree`] of the lanes.
     #[inline(always)]

@@ -104,8 +104,6 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     fn prefetch(_: *const u8) {}
-    #[inline(always)]
-    fn prefetch_far(_: *const u8) {}
 }
 
 /// Bytes one by one.

@@ -67,7 +67,7 @@ impl<K: ByteKernel> ByteVariants for K {}
 /// # Safety
 ///
 /// The CPU has the features and `T`'s.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,gfni")]
 pub(super) unsafe fn avx512_tiles<T: Tiles, K: TileKernel>(kernel: K) -> K::Output {
     kernel.run::<T>()
 }
@@ -200,10 +200,6 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
-    }
-    #[inline(always)]
-    fn prefetch_far(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
     #[inline(always)]
     fn sum(self) -> f32 {
@@ -438,10 +434,6 @@ impl Lanes for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
     #[inline(always)]
-    fn prefetch_far(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
-    }
-    #[inline(always)]
     fn sum(self) -> f32 {
         unsafe { sum8(_mm256_add_ps(self.0, self.1)) }
     }
@@ -507,6 +499,40 @@ impl Bytes for Avx512Bytes {
     #[inline(always)]
     fn float(sums: __m512i) -> Avx512 {
         Avx512(unsafe { _mm512_cvtepi32_ps(sums) })
+    }
+}
+
+/// The lower and the upper four bits of each byte, less 8 if `SIGNED`.
+///
+/// # Safety
+///
+/// The CPU has GFNI.
+#[inline(always)]
+pub(super) unsafe fn halves<const SIGNED: bool>(codes: __m512i) -> [__m512i; 2] {
+    /// Bit `i` of a result is the parity of the byte and the matrix's byte `7 - i`. A code
+    /// less 8 has the opposite of the code's bit 3 there and in all bits above.
+    const fn matrix(signed: bool, from: usize) -> i64 {
+        let (mut rows, mut bit) = (0u64, 0);
+        while bit < if signed { 8 } else { 4 } {
+            let kept = if bit < 3 { bit } else { 3 };
+            rows |= 1 << (8 * (7 - bit) + kept + from);
+            bit += 1;
+        }
+        rows as i64
+    }
+    unsafe {
+        let lower = _mm512_set1_epi64(const { matrix(SIGNED, 0) });
+        let upper = _mm512_set1_epi64(const { matrix(SIGNED, 4) });
+        match SIGNED {
+            true => [
+                _mm512_gf2p8affine_epi64_epi8::<0xf8>(codes, lower),
+                _mm512_gf2p8affine_epi64_epi8::<0xf8>(codes, upper),
+            ],
+            false => [
+                _mm512_and_si512(codes, _mm512_set1_epi8(15)),
+                _mm512_gf2p8affine_epi64_epi8::<0>(codes, upper),
+            ],
+        }
     }
 }
 
