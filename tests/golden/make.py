@@ -146,7 +146,8 @@ class Target:
         agree.report()
         out = {f"checkpoints/{self.name}/{file}": data for file, data in files.items()}
         if self.like is None:
-            kept = trace
+            # One layer's convolution tells as much as all, and they are wide.
+            kept = {n: a for n, a in trace.items() if not n.endswith(".conv") or n == "layers.0.conv"}
             if self.dtype != "F32":
                 kept = {n: a for n, a in trace.items() if n in SHORT or n.endswith(".out")}
             kept = {"tokens": self.tokens} | kept
