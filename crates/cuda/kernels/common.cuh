@@ -183,15 +183,28 @@ __device__ __forceinline__ void put_half(const Half &h, u64 row, int tile, float
     const float upper = __shfl_sync(~0u, sum, 16);
     if (lane == 0) h.tiles[row * (h.kp / 64) + tile] = make_float4(sum * factor, upper * factor, factor, excess * factor);
 }
-// Sum of a block's values; `shared` holds a float for each warp.
+// Sum of a block's values; `shared` holds a float for each warp, and is not written again
+// before the block meets.
 __device__ __forceinline__ float block_sum(float v, float *shared) {
     v = warp_sum(v);
     if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
     __syncthreads();
     int warps = blockDim.x >> 5, lane = threadIdx.x & 31;
-    v = warp_sum(lane < warps ? shared[lane] : 0.0f);
+    return warp_sum(lane < warps ? shared[lane] : 0.0f);
+}
+// Whether the block is the last of `count` to come here: then it may read what they all have
+// written. Blocks have waited for the kernels before. `arrived` is 0 before and afterwards.
+__device__ __forceinline__ bool comes_last(u32 *arrived, u32 count) {
+    __shared__ bool last;
     __syncthreads();
-    return v;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(arrived, 1) + 1 == count;
+        if (last) *arrived = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
 }
 // A row in a block's registers: thread `t` has the pairs of columns t + i *
 // blockDim.x, of which there are at most KEPT; columns after the last are 0. A
@@ -241,10 +254,13 @@ __device__ __forceinline__ void kept_half(const Half &h, u64 row, const Kept &k)
 }
 // Columns that exist of a parameter that may not.
 #define PARAMETER(weight, cols) keep(weight, weight ? cols : 0)
-// k / sqrt(mean(k²) + eps) * weight. The sum of squares: a partial sum a thread over
-// its pairs of columns, then trees. `blockDim.x` depends on the width alone.
-__device__ __forceinline__ void normalise(Kept &k, int width, float eps, const Kept &weight, bool weighted, float *shared) {
-    const float inverse = 1.0f / sqrtf(sum_squares(k, shared) / (float) width + eps);
+// 1 / sqrt(mean(k²) + eps). The sum of squares: a partial sum a thread over its pairs of
+// columns, then trees. `blockDim.x` depends on the width alone.
+__device__ __forceinline__ float inverse_rms(const Kept &k, int width, float eps, float *shared) {
+    return 1.0f / sqrtf(sum_squares(k, shared) / (float) width + eps);
+}
+// k inverse weight
+__device__ __forceinline__ void stretch(Kept &k, float inverse, const Kept &weight, bool weighted) {
 #pragma unroll
     for (int i = 0; i < KEPT; i++) {
         k.v[i].x *= inverse;
@@ -254,6 +270,96 @@ __device__ __forceinline__ void normalise(Kept &k, int width, float eps, const K
             k.v[i].y *= weight.v[i].y;
         }
     }
+}
+__device__ __forceinline__ void normalise(Kept &k, int width, float eps, const Kept &weight, bool weighted, float *shared) {
+    stretch(k, inverse_rms(k, width, eps, shared), weight, weighted);
+}
+// x = (x + k) factor
+__device__ __forceinline__ void add_kept(Kept &x, const Kept &k, float factor) {
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) {
+        x.v[i].x = (x.v[i].x + k.v[i].x) * factor;
+        x.v[i].y = (x.v[i].y + k.v[i].y) * factor;
+    }
+}
+__device__ __forceinline__ void ask_kept(const float *x, int cols) {
+    each_kept([&](int i, int c) {
+        if (x && c < cols) asm volatile("prefetch.global.L2 [%0];" :: "l"(x + c));
+    });
+}
+// What is made of a row: norms of it, with a weight each, beside each what products read;
+// or, where the first has no weight, the row itself as they read it.
+#define NEXT 3
+struct Next {
+    const float *weight[NEXT];
+    float *n[NEXT];
+    Half h[NEXT];
+    int count;
+};
+// What the row's kernel reads of them before it waits.
+__device__ __forceinline__ Kept ask_next(const Next &next, int cols) {
+#pragma unroll
+    for (int i = 1; i < NEXT; i++) ask_kept(next.weight[i], cols);
+    return PARAMETER(next.weight[0], cols);
+}
+// Makes them of row `x`, `first` being the first weight.
+__device__ __forceinline__ void put_next(const Next &next, u64 row, int cols, const Kept &x, const Kept &first, float eps, float *shared) {
+    if (next.count == 0) return;
+    if (!next.weight[0]) {
+        kept_half(next.h[0], row, x);
+        return;
+    }
+    const float inverse = inverse_rms(x, cols, eps, shared);
+    Kept weight = first;
+    float *to = next.n[0];
+    Half h = next.h[0];
+#pragma unroll 1
+    for (int i = 1;; i++) {
+        Kept n = x;
+        stretch(n, inverse, weight, true);
+        put(to + row * cols, cols, n);
+        kept_half(h, row, n);
+        if (i == next.count) break;
+        const bool last = i == NEXT - 1;
+        weight = keep(last ? next.weight[2] : next.weight[1], cols);
+        to = last ? next.n[2] : next.n[1];
+        h = last ? next.h[2] : next.h[1];
+    }
+}
+// y = activation(gate) * x, rows of either so many columns apart, and y as products read
+// it. `copy`: where x goes besides, or null.
+struct Glu {
+    const float *gate, *x;
+    u64 gate_stride, x_stride;
+    float *y, *copy;
+    int cols, f;
+    Half h;
+};
+// Columns that a block takes of a row that many blocks share: two neighbours a thread, so
+// that a warp has a product's tile.
+#define SHARE 1024
+template <int BLOCK, class F>
+__device__ __forceinline__ void each_share(int share, int cols, F f) {
+#pragma unroll
+    for (int i = 0; i < SHARE; i += 2 * BLOCK) {
+        const int c = share * SHARE + i + 2 * threadIdx.x;
+        if (c / 64 * 64 < cols) f(c);
+    }
+}
+template <int BLOCK>
+__device__ __forceinline__ void glu_share(const Glu &a, int share, u64 row) {
+    each_share<BLOCK>(share, a.cols, [&](int c) {
+        float v[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if (c + j < a.cols) {
+                const float x = a.x[row * a.x_stride + c + j];
+                v[j] = activate(a.f, a.gate[row * a.gate_stride + c + j]) * x;
+                a.y[row * a.cols + c + j] = v[j];
+                if (a.copy) a.copy[row * a.cols + c + j] = x;
+            }
+        put_half(a.h, row, c / 64, v[0], v[1]);
+    });
 }
 // Column `c` of a head turned by its position.
 __device__ __forceinline__ float turned(const float *head, int c, float position, const float *frequencies, int offset, int pairs) {

@@ -130,10 +130,16 @@ __device__ __forceinline__ void group_few(const u32 *chosen, u32 *lists, u32 *pa
         list[2] = start + count;
     });
 }
-// Few rows: one block does both, a warp a row.
-KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scale, float *weights, u32 *lists, u32 *pairs, int experts, int top_k, int rows) {
+// Few rows: the first block does both, a warp a row. Others make a gate that does not wait
+// for it, a share of a row each.
+KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scale, float *weights, u32 *lists, u32 *pairs, int experts, int top_k, int rows, Glu gate) {
     extern __shared__ float powers[];
     in_order();
+    if (blockIdx.x > 0) {
+        const int shares = (gate.cols + SHARE - 1) / SHARE, at = blockIdx.x - 1;
+        glu_share<512>(gate, at % shares, at / shares);
+        return;
+    }
     const int warp = threadIdx.x >> 5;
     u32 *chosen = (u32 *) (powers + rows * experts);
     if (warp < rows) choose(scores + warp * experts, scale, chosen + warp * top_k, weights + warp * top_k, powers + warp * experts, experts, top_k);
@@ -141,52 +147,87 @@ KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scal
     group_few(chosen, lists, pairs, chosen + rows * top_k, rows * top_k);
 }
 
-// A row's parts of its experts, and of one that all rows share.
-struct Mixed {
-    const float *parts, *weights, *shared, *gate;
-    float *y, *gated;
-    int top_k, f;
+// A row's parts of its experts, and what they add up to.
+struct Parts {
+    const float *parts, *weights;
+    float *y;
+    int top_k;
 };
-// `combine`, `gate_rows`, `add` and `add_norm` in one, with their bits, for an even number
-// of columns: y = experts + shared, x = (x + y) factor, and n = rms(x) next. A block a row.
-KERNEL __launch_bounds__(1024, 1) mixed_norm(Mixed m, float *x, const float *next, float *n, int cols, float factor, float eps, Half h) {
+__device__ __forceinline__ Kept combined(const Parts &p, u64 row, int cols) {
+    Kept y;
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) y.v[i] = make_float2(0.0f, 0.0f);
+    const float *part = p.parts + row * p.top_k * cols, *weight = p.weights + row * p.top_k;
+#pragma unroll 2
+    for (int rank = 0; rank < p.top_k; rank++, part += cols) {
+        const Kept k = keep(part, cols);
+#pragma unroll
+        for (int i = 0; i < KEPT; i++) {
+            y.v[i].x = fmaf(weight[rank], k.v[i].x, y.v[i].x);
+            y.v[i].y = fmaf(weight[rank], k.v[i].y, y.v[i].y);
+        }
+    }
+    return y;
+}
+// An expert that all rows share, and its gate.
+struct Gated {
+    const float *shared, *gate;
+    float *gated;
+    int f;
+};
+// `combine`, `gate_rows`, `add` and `add_norm` in one, with their bits: y = experts +
+// shared, x = (from + y) factor, and what is made of it. A block a row.
+KERNEL __launch_bounds__(1024, 1) mixed_norm(Parts m, Gated g, const float *from, float *x, int cols, float factor, float eps, Next next) {
     __shared__ float shared[32];
     start_next();
     const u64 row = blockIdx.x;
-    const Kept w = keep(next, cols);
+    const Kept w = ask_next(next, cols);
     wait_for_previous();
-    Kept k = keep(m.shared + row * cols, cols), r = keep(x + row * cols, cols);
-    const float gate = activate(m.f, m.gate[row]);
+    Kept k = keep(g.shared + row * cols, cols), r = keep(from + row * cols, cols);
+    const float gate = activate(g.f, g.gate[row]);
 #pragma unroll
     for (int i = 0; i < KEPT; i++) {
         k.v[i].x *= gate;
         k.v[i].y *= gate;
     }
-    put(m.gated + row * cols, cols, k);
-    Kept y;
-#pragma unroll
-    for (int i = 0; i < KEPT; i++) y.v[i] = make_float2(0.0f, 0.0f);
-    for (u64 pair = row * m.top_k; pair < (row + 1) * m.top_k; pair++) {
-        const Kept part = keep(m.parts + pair * cols, cols);
-        const float weight = m.weights[pair];
-#pragma unroll
-        for (int i = 0; i < KEPT; i++) {
-            y.v[i].x = fmaf(weight, part.v[i].x, y.v[i].x);
-            y.v[i].y = fmaf(weight, part.v[i].y, y.v[i].y);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < KEPT; i++) {
-        y.v[i].x += k.v[i].x;
-        y.v[i].y += k.v[i].y;
-        r.v[i].x = (r.v[i].x + y.v[i].x) * factor;
-        r.v[i].y = (r.v[i].y + y.v[i].y) * factor;
-    }
+    put(g.gated + row * cols, cols, k);
+    Kept y = combined(m, row, cols);
+    add_kept(y, k, 1.0f);
     put(m.y + row * cols, cols, y);
+    add_kept(r, y, factor);
     put(x + row * cols, cols, r);
-    normalise(r, cols, eps, w, true, shared);
-    put(n + row * cols, cols, r);
-    kept_half(h, row, r);
+    put_next(next, row, cols, r, w, eps, shared);
+}
+// A dense block beside the experts, and the norms of both.
+struct Beside {
+    const float *dense, *dense_weight, *own_weight;
+    float *sum, *own;
+};
+// `combine`, the norms of the dense block and of the experts, their sum and `add_norm` in
+// one: x = (from + rms(rms(dense) + rms(experts)) post) factor. A block a row.
+KERNEL __launch_bounds__(1024, 1) mixture_norm(Parts m, Beside b, const float *from, float *x, const float *post, int cols, float factor, float eps, Next next) {
+    __shared__ float shared[4][32];
+    start_next();
+    const u64 row = blockIdx.x;
+    ask_kept(b.dense_weight, cols);
+    ask_kept(b.own_weight, cols);
+    ask_kept(post, cols);
+    ask_kept(next.weight[0], cols);
+    ask_next(next, cols);
+    wait_for_previous();
+    Kept k = keep(b.dense + row * cols, cols);
+    normalise(k, cols, eps, keep(b.dense_weight, cols), true, shared[0]);
+    Kept y = combined(m, row, cols);
+    put(m.y + row * cols, cols, y);
+    normalise(y, cols, eps, keep(b.own_weight, cols), true, shared[1]);
+    put(b.own + row * cols, cols, y);
+    add_kept(k, y, 1.0f);
+    put(b.sum + row * cols, cols, k);
+    normalise(k, cols, eps, PARAMETER(post, cols), post, shared[2]);
+    Kept r = keep(from + row * cols, cols);
+    add_kept(r, k, factor);
+    put(x + row * cols, cols, r);
+    put_next(next, row, cols, r, PARAMETER(next.weight[0], cols), eps, shared[3]);
 }
 // y[row] = sum over ranks of weight * part, by fused multiply-add from 0.
 KERNEL combine(const float *parts, const float *weights, float *y, int cols, int top_k, u64 n) {

@@ -540,7 +540,8 @@ KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, const float *
 // `by_pair ? pair : pair / top_k` and writes row `pair`.
 KERNEL __launch_bounds__(SLICES * 32) product_experts(const u64 *table, const u64 *factors, float *y, Half x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per) {
     __shared__ float shared[SLICES * 2 * 128];
-    in_order();
+    wait_for_previous();
+    start_next(); // not before: product_gated looks at the lists at once
     if (blockIdx.y >= lists[0]) return;
     const u32 *list = lists + 1 + 3 * blockIdx.y;
     const u8 *w = (const u8 *) table[list[0]];
@@ -571,6 +572,98 @@ KERNEL __launch_bounds__(SLICES * 32) product_experts(const u64 *table, const u6
             return true;
         });
         __syncthreads();
+    }
+}
+
+// The second product of experts, of few pairs: what it multiplies is activation(gate) up of
+// the first one's results `both`, [pair, 2 columns], which a block makes for itself, as
+// products read it. Beside them the product of an expert that all rows share, if there is
+// one: it has the last block column. A warp has a row of tiles, slice after slice. The kernel
+// before is the first product, which has waited for the lists before it lets this one start;
+// so weights are asked for meanwhile.
+struct Everyone {
+    const u8 *w; // null: there is none
+    const float *factor;
+    float *y;
+    Half x;
+    int n_rows;
+};
+#define GATED_WARPS 8 // as in src/moe.rs
+#define AHEAD (FORMAT == 16 ? 2 : CODE_WORDS <= 4 && GROUPS == 1 ? 8 : CODE_WORDS <= 8 && GROUPS == 1 ? 4 : 3) // tiles on their way
+KERNEL __launch_bounds__(GATED_WARPS * 32, 2) product_gated(const u64 *table, const u64 *factors, float *y, const float *both, const u32 *lists, const u32 *pairs, int f, int rows, int cols, int tiles, int per, Everyone all) {
+    extern __shared__ __align__(128) u8 staged[]; // 8 rows of tiles
+    start_next();
+    const bool everyone = all.w && blockIdx.y + 1 == gridDim.y;
+    u32 expert = 0, first = 0, stop = all.n_rows;
+    if (!everyone) {
+        const u32 *list = lists + 1 + 3 * blockIdx.y, used = __ldcg(lists);
+        expert = __ldcg(list);
+        first = __ldcg(list + 1);
+        stop = __ldcg(list + 2);
+        if (blockIdx.y >= used) return;
+    }
+    const u8 *w = everyone ? all.w : (const u8 *) table[expert];
+    const float *factor = everyone ? all.factor : factors ? (const float *) factors[expert] : nullptr;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const int last = (rows + 15) / 16 - 1, tile = blockIdx.x * GATED_WARPS + warp;
+    const u8 *run = w + row_of_tiles(min(tile, last), tiles);
+    Tile ahead[AHEAD];
+    auto load = [&](int k) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (k + i < tiles) ahead[i] = fetch(run + (u64) (k + i) * ALONG, lane);
+    };
+    load(0);
+    wait_for_previous();
+    const Half made = {(u16 *) staged, (float4 *) (staged + 8 * 128 * tiles), tiles * 64};
+    const Half x = everyone ? all.x : made;
+    const u32 magic = offset();
+#pragma unroll 1
+    for (u32 base = first; base < stop; base += 8) {
+        const int here = min(stop - base, 8);
+        if (!everyone) {
+            if (base > first) __syncthreads(); // what was made before is used
+#pragma unroll 1
+            for (int unit = warp; unit < here * tiles; unit += GATED_WARPS) {
+                const int i = unit / tiles, k = unit % tiles, c = k * 64 + 2 * lane;
+                const float *gate = both + (u64) pairs[base + i] * 2 * cols, *up = gate + cols;
+                float v[2];
+#pragma unroll
+                for (int j = 0; j < 2; j++) v[j] = c + j < cols ? activate(f, gate[c + j]) * up[c + j] : 0.0f;
+                put_half(made, i, k, v[0], v[1]);
+            }
+            __syncthreads();
+        }
+        const int from = everyone ? (int) base : 0;
+        auto row = [&](int i) { return i < here ? from + i : -1; };
+        const int mine = row(g), r0 = row(2 * t), r1 = row(2 * t + 1);
+        float o[4] = {0, 0, 0, 0}, total[4] = {0, 0, 0, 0};
+        int left = per;
+#pragma unroll 1
+        for (int k = 0; k < tiles; k += AHEAD) {
+            if (k > 0 || base > first) load(k);
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                if (k + i >= tiles) break;
+                multiply(ahead[i], inputs(x, k + i, lane, mine, r0, r1), o, magic);
+                if (--left > 0 && k + i + 1 < tiles) continue;
+                const bool whole = k + i < per; // the first slice
+                left = per;
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    total[j] = whole ? o[j] : total[j] + o[j];
+                    o[j] = 0.0f;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int at = tile * 16 + g + (i >> 1) * 8, of = 2 * t + (i & 1);
+            if (at >= rows || of >= here) continue;
+            const float v = factor ? total[i] * factor[at] : total[i];
+            if (everyone) all.y[(u64) (base + of) * rows + at] = v;
+            else y[(u64) pairs[base + of] * rows + at] = v;
+        }
     }
 }
 

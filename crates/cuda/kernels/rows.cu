@@ -17,32 +17,10 @@ KERNEL softcap(float *x, float cap, u64 n) {
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] = cap * tanh_(x[i] / cap);
 }
-// Columns that a block of 256 threads takes of a row that many blocks share: two
-// neighbours a thread, so that a warp has a product's tile.
-#define SHARE 1024
-template <class F>
-__device__ __forceinline__ void each_share(int cols, F f) {
-#pragma unroll
-    for (int i = 0; i < SHARE / 512; i++) {
-        const int c = blockIdx.x * SHARE + i * 512 + 2 * threadIdx.x;
-        if (c / 64 * 64 < cols) f(c);
-    }
-}
-// y = activation(gate) * x, rows of either so many columns apart, and y as products
-// read it: block (share, row).
-KERNEL __launch_bounds__(256) glu(const float *gate, const float *x, u64 gate_stride, u64 x_stride, float *y, int cols, int f, Half h) {
+// A gate: block (share, row).
+KERNEL __launch_bounds__(256) glu(Glu a) {
     in_order();
-    const u64 row = blockIdx.y;
-    each_share(cols, [&](int c) {
-        float v[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            if (c + j < cols) {
-                v[j] = activate(f, gate[row * gate_stride + c + j]) * x[row * x_stride + c + j];
-                y[row * cols + c + j] = v[j];
-            }
-        put_half(h, row, c / 64, v[0], v[1]);
-    });
+    glu_share<256>(a, blockIdx.x, blockIdx.y);
 }
 // y = activation(gate[row]) * x
 KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u64 n) {
@@ -54,7 +32,7 @@ KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u
 KERNEL __launch_bounds__(256) to_half(const float *x, int cols, Half h) {
     in_order();
     const u64 row = blockIdx.y;
-    each_share(cols, [&](int c) {
+    each_share<256>(blockIdx.x, cols, [&](int c) {
         put_half(h, row, c / 64, c < cols ? x[row * cols + c] : 0.0f, c + 1 < cols ? x[row * cols + c + 1] : 0.0f);
     });
 }
@@ -106,28 +84,19 @@ KERNEL __launch_bounds__(512) rms_norm_wide(const float *x, const float *weight,
     for (int c = threadIdx.x; c < width; c += blockDim.x) y[run * width + c] = weight ? x[c] * inverse * weight[c] : x[c] * inverse;
 }
 
-// x = (x + rms(y) post) factor, and n = rms(x) next: a block a row. The bits of the
+// x = (from + rms(y) post) factor, and what is made of it: a block a row. The bits of the
 // kernels one after the other, whose threads keep the same columns.
-KERNEL __launch_bounds__(1024, 1) add_norm(float *x, const float *y, const float *post, const float *next, float *n, int cols, float factor, float eps, Half h) {
-    __shared__ float shared[32];
+KERNEL __launch_bounds__(1024, 1) add_norm(const float *from, float *x, const float *y, const float *post, int cols, float factor, float eps, Next next) {
+    __shared__ float shared[2][32];
     start_next();
     const u64 row = blockIdx.x;
-    const Kept p = PARAMETER(post, cols), w = keep(next, cols);
-    each_kept([&](int i, int c) {
-        if (c < cols) asm volatile("prefetch.global.L2 [%0];" :: "l"(x + row * cols + c));
-    });
+    const Kept p = PARAMETER(post, cols), w = ask_next(next, cols);
     wait_for_previous();
-    Kept k = keep(y + row * cols, cols), r = keep(x + row * cols, cols);
-    if (post) normalise(k, cols, eps, p, true, shared);
-#pragma unroll
-    for (int i = 0; i < KEPT; i++) {
-        r.v[i].x = (r.v[i].x + k.v[i].x) * factor;
-        r.v[i].y = (r.v[i].y + k.v[i].y) * factor;
-    }
+    Kept k = keep(y + row * cols, cols), r = keep(from + row * cols, cols);
+    if (post) normalise(k, cols, eps, p, true, shared[0]);
+    add_kept(r, k, factor);
     put(x + row * cols, cols, r);
-    normalise(r, cols, eps, w, true, shared);
-    put(n + row * cols, cols, r);
-    kept_half(h, row, r);
+    put_next(next, row, cols, r, w, eps, shared[1]);
 }
 
 // rms_norm of one head, then rope: a block a head.
@@ -152,11 +121,11 @@ KERNEL gather(const float *x, const u32 *rows, float *y, int cols, u64 n) {
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = x[(u64) rows[i / cols] * cols + i % cols];
 }
-// Columns first .. first + cols.
-KERNEL columns(const float *x, float *y, int from, int first, int cols, u64 n) {
+// `cols` columns from x on, whose rows have `from`.
+KERNEL columns(const float *x, float *y, int from, int cols, u64 n) {
     in_order();
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = x[i / cols * from + first + i % cols];
+    if (i < n) y[i] = x[i / cols * from + i % cols];
 }
 KERNEL concat(const float *a, const float *b, float *y, int ca, int cb, u64 n) {
     in_order();

@@ -1,9 +1,82 @@
 //! The gated delta rule (kernels/delta.cu).
 
-use crate::driver::{Args, Grid, two};
-use crate::memory::{Block, address};
+use crate::driver::{Address, Args, Grid, two};
+use crate::fuse::{Deferred, Norm};
+use crate::memory::{Block, Half, address};
+use crate::pack::TILE;
+use crate::rows::{norm_alone, number};
 use crate::{Cuda, Kernel};
-use backend::{Batch, Delta, DeltaSpec, DeltaWeights, MAX_TENTATIVE, Tensor};
+use backend::{Activation, Batch, Delta, DeltaSpec, DeltaWeights, MAX_TENTATIVE, Tensor};
+use std::sync::Arc;
+
+/// Memory for how many of the blocks that share a key head are done.
+pub(crate) const ARRIVALS_BYTES: usize = 64 << 10;
+
+/// Rows of a step that are few enough for one kernel.
+const FEW_ROWS: usize = 16;
+
+/// A step of the recurrence, of few rows, that waits for what is made of it.
+pub(crate) struct Rule {
+    launch: (Kernel, Grid),
+    args: Args,
+    /// What it reads of the projections, which blocks may do after others are done.
+    reads: [Address; 3],
+    pub(crate) y: Address,
+    value_dim: usize,
+    pub(crate) norm: Option<Norm>,
+    gate: Option<(Address, Arc<Half>, Activation)>,
+}
+
+impl Rule {
+    /// Takes the norm of its heads along, if it can.
+    pub(crate) fn take_norm(&mut self, norm: &Norm) -> bool {
+        let fits = norm.x == self.y
+            && norm.head_dim == self.value_dim
+            && self.value_dim.is_multiple_of(TILE)
+            && norm.weight != 0
+            && self.norm.is_none()
+            && !self.reads.contains(&norm.y);
+        if fits {
+            self.norm = Some(*norm);
+        }
+        fits
+    }
+
+    /// Takes `gate = activation(gate) x` along, `x` being the norm, if it can.
+    pub(crate) fn take_gate(
+        &mut self,
+        [gate, x]: [Address; 2],
+        half: &Arc<Half>,
+        activation: Activation,
+    ) -> bool {
+        let at = half.words()[0];
+        let fits = self.norm.is_some_and(|norm| norm.y == x)
+            && self.gate.is_none()
+            && !self.reads.contains(&at)
+            && at != self.y;
+        if fits {
+            self.gate = Some((gate, half.clone(), activation));
+        }
+        fits
+    }
+
+    /// Its kernels.
+    pub(crate) fn launches(self) -> Vec<(Kernel, Grid, Args)> {
+        let mut words = [0; 7];
+        let mut alone = None;
+        match (self.norm, &self.gate) {
+            (Some(norm), Some((gate, half, activation))) => {
+                words[..3].copy_from_slice(&[norm.weight, norm.y, *gate]);
+                words[3..6].copy_from_slice(&half.words());
+                words[6] = two(norm.eps.to_bits() as usize, number(*activation));
+            }
+            (norm, _) => alone = norm.as_ref().map(norm_alone),
+        }
+        let (kernel, grid) = self.launch;
+        let rule = (kernel, grid, self.args.words(&words));
+        [Some(rule), alone].into_iter().flatten().collect()
+    }
+}
 
 /// One layer's states.
 struct States {
@@ -108,20 +181,36 @@ pub(crate) fn gated_delta(
         ]);
         kernel
     };
+    let y = cuda.tensor(n, value_heads * value_dim);
+    let seqs = batch.seqs.len();
+    let args = Args::default().words(&words).ptr(address(qkv));
+    let args = args.ptr(address(&weights.conv));
+    let projections = [b, a, &weights.decay, &weights.dt_bias].map(address);
+    if n <= FEW_ROWS && 4 * seqs * key_heads <= ARRIVALS_BYTES {
+        let args = projections.into_iter().fold(args, Args::ptr);
+        let row = 2 * key_dim.next_multiple_of(parts) + value_dim / shares + 2;
+        let grid = Grid {
+            shared: 4 * n * row,
+            ..Grid::rect(value_heads * shares, seqs, threads)
+        };
+        // A norm of heads and a gate may follow.
+        cuda.driver.defer(Deferred::Rule(Rule {
+            launch: (kernel("delta_few"), grid),
+            args: args.ptr(address(&y)).ptr(cuda.arrivals.address),
+            reads: [qkv, b, a].map(address),
+            y: address(&y),
+            value_dim,
+            norm: None,
+            gate: None,
+        }));
+        return y;
+    }
     let mixed = cuda.tensor(n, channels);
     let gates = cuda.arena.buffer(8 * n * value_heads);
-    let y = cuda.tensor(n, value_heads * value_dim);
-    let args = Args::default()
-        .words(&words)
-        .ptr(address(qkv))
-        .ptr(address(&weights.conv))
-        .ptr(address(&mixed))
-        .ptr(address(b))
-        .ptr(address(a))
-        .ptr(address(&weights.decay))
-        .ptr(address(&weights.dt_bias))
+    let args = projections
+        .into_iter()
+        .fold(args.ptr(address(&mixed)), Args::ptr)
         .ptr(gates.address);
-    let seqs = batch.seqs.len();
     let blocks = channels.div_ceil(key_dim);
     cuda.launch(
         &kernel("delta_conv"),

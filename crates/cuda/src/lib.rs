@@ -87,6 +87,8 @@ pub struct Cuda {
     state: Mutex<State>,
     /// Where recorded steps find their rows.
     recorded_batch: Block,
+    /// Zeros, by which blocks of a kernel know who comes last.
+    arrivals: Block,
     arena: Arc<Arena>,
     driver: Arc<Driver>,
 }
@@ -118,6 +120,7 @@ impl Cuda {
         Cuda {
             state: Mutex::default(),
             recorded_batch: Block::new(&driver, step::BATCH_BYTES, "a step's rows"),
+            arrivals: Block::zeroed(&driver, delta::ARRIVALS_BYTES, "counters"),
             arena: Arena::new(driver.clone()),
             driver,
         }

@@ -181,9 +181,9 @@ impl Values {
     }
 
     /// The values for products, made by `make` unless they are there.
-    pub(crate) fn half(&self, make: impl FnOnce() -> Half) -> Arc<Half> {
+    pub(crate) fn half(&self, make: impl FnOnce() -> Arc<Half>) -> Arc<Half> {
         let mut half = lock(&self.half);
-        half.get_or_insert_with(|| Arc::new(make())).clone()
+        half.get_or_insert_with(make).clone()
     }
 
     /// Keeps what a kernel wrote beside the values.

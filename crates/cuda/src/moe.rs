@@ -1,18 +1,27 @@
 //! Mixtures of experts (kernels/moe.cu): rows choose on the device, and an expert's
 //! weights are read once for all rows that chose it.
 
-use crate::driver::{Args, Grid, two};
-use crate::fuse::{Deferred, Gated, Mixed};
+use crate::driver::{Address, Args, Grid};
+use crate::fuse::{Beside, Deferred, End, Glu, Mixed};
 use crate::memory::{Block, Buffer, Half, address};
 use crate::pack::TILE_ROWS;
-use crate::product::{Tiles, Weights};
-use crate::rows::{glu_into, half, number, threads};
+use crate::product::{Single, Tiles, Weights};
+use crate::rows::{glu_alone, half, number, threads};
 use crate::{Cuda, Kernel};
-use backend::{Experts, Matrix, Tensor};
+use backend::{Activation, Experts, Matrix, Tensor};
 use std::sync::Arc;
 
 /// Rows that one block chooses for, a warp each.
 const FEW_ROWS: usize = 16;
+
+/// Warps of a block of `product_gated`, a row of tiles each.
+const GATED_WARPS: usize = 8;
+
+/// Bytes of a tile of 8 rows that `product_gated` makes for itself.
+const MADE: usize = 8 * (64 * 2 + 16);
+
+/// Shared memory of a block that needs not be asked for.
+const SHARED: usize = 48 << 10;
 
 /// Where a layer's experts lie; nothing, if they are stored in different formats.
 pub(crate) type ExpertTable = Option<Table>;
@@ -102,8 +111,57 @@ fn product(
     }
 }
 
-/// The weight of each pair of row and rank, and the pairs by expert.
-fn route(cuda: &Cuda, scores: &Tensor, scale: Option<&Block>, top_k: usize) -> (Buffer, Lists) {
+/// `y[pair] = w[expert of pair] (activation(gate) up)` of what `both` has for the pair, and a
+/// product that has nothing to do with experts but its shape.
+fn product_gated(
+    cuda: &Cuda,
+    (w, tiles): (&Addresses, Tiles),
+    (both, cols): (Address, usize),
+    (y, rows): (Address, usize),
+    lists: &Lists,
+    activation: Activation,
+    everyone: Option<(&Single, &Half, usize)>,
+) {
+    let mut words = [0; 7];
+    if let Some((single, half, n)) = everyone {
+        words[..3].copy_from_slice(&[single.w, single.factors, single.y]);
+        words[3..6].copy_from_slice(&half.words());
+        words[6] = n as u64;
+    }
+    let args = Args::default()
+        .ptr(w.weights.address)
+        .ptr(w.factors.as_ref().map_or(0, |f| f.address))
+        .ptr(y)
+        .ptr(both)
+        .ptr(lists.lists.address)
+        .ptr(lists.pairs.address)
+        .int(number(activation))
+        .int(rows)
+        .int(cols)
+        .int(tiles.tiles)
+        .int(tiles.per)
+        .words(&words);
+    let columns = lists.most + usize::from(everyone.is_some());
+    let grid = Grid {
+        shared: tiles.tiles * MADE,
+        ..Grid::rect(
+            rows.div_ceil(GATED_WARPS * TILE_ROWS),
+            columns,
+            32 * GATED_WARPS,
+        )
+    };
+    cuda.launch(&tiles.kernel("product_gated"), grid, args);
+}
+
+/// The weight of each pair of row and rank, and the pairs by expert. A gate is made beside
+/// them, or by itself, and its product left to the caller.
+fn route(
+    cuda: &Cuda,
+    scores: &Tensor,
+    scale: Option<&Block>,
+    top_k: usize,
+    mut glu: Option<&Glu>,
+) -> (Buffer, Lists) {
     let (n, count) = (scores.rows(), scores.cols());
     let pairs = n * top_k;
     let most = count.min(pairs);
@@ -115,6 +173,12 @@ fn route(cuda: &Cuda, scores: &Tensor, scale: Option<&Block>, top_k: usize) -> (
         most,
         top_k,
     };
+    let written = [&weights, &lists.lists, &lists.pairs].map(|b| b.address);
+    let reads = |glu: &Glu| [glu.gate.0, glu.x.0].iter().any(|at| written.contains(at));
+    if let Some(alone) = glu.take_if(|glu| n > FEW_ROWS || glu.copy != 0 || reads(glu)) {
+        let (kernel, grid, args) = glu_alone(alone);
+        cuda.launch(&kernel, grid, args);
+    }
     let args = Args::default()
         .ptr(address(scores))
         .ptr(scale.map_or(0, |s| s.address));
@@ -125,10 +189,11 @@ fn route(cuda: &Cuda, scores: &Tensor, scale: Option<&Block>, top_k: usize) -> (
             .ptr(lists.pairs.address)
             .int(count)
             .int(top_k)
-            .int(n);
+            .int(n)
+            .words(&glu.map_or([0; 10], Glu::words));
         let grid = Grid {
             shared: 4 * n * (count + 2 * top_k),
-            ..Grid::new(1, 512)
+            ..Grid::new(1 + glu.map_or(0, |g| g.shares() * g.rows), 512)
         };
         cuda.launch(&kernel("route_group"), grid, args);
         return (weights, lists);
@@ -178,7 +243,29 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
         return backend::moe::grouped(cuda, x, scores, experts);
     };
     let pairs = n * top_k;
-    let (weights, lists) = route(cuda, scores, table.scale.as_ref(), top_k);
+    // A gate and a product of it that wait, of a dense block or a shared expert.
+    let beside = match cuda.driver.take_deferred() {
+        Some(Deferred::Glu(glu)) if glu.y != address(x) => Some(glu),
+        other => {
+            other.into_iter().for_each(|ops| cuda.driver.defer(ops));
+            None
+        }
+    };
+    let (weights, lists) = route(cuda, scores, table.scale.as_ref(), top_k, beside.as_ref());
+    let fits = |t: &Tiles| n <= FEW_ROWS && t.tiles * MADE <= SHARED;
+    let gated = table.down.tiles.filter(fits);
+    let gated = gated.filter(|_| table.gate_up.tiles.is_some());
+    // The product goes with those of experts, if it has their shape.
+    let (mut everyone, mut half_of_all) = (None, None);
+    if let Some(glu) = beside {
+        half_of_all = Some(glu.half.clone());
+        everyone = glu.product;
+        let apart = |s: &mut Single| Some(s.tiles) != gated || s.rows != hidden || s.n != n;
+        if let Some(single) = everyone.take_if(apart) {
+            let (kernel, grid, args) = single.launch;
+            cuda.launch(&kernel, grid, args);
+        }
+    }
     let both = cuda.tensor(pairs, 2 * inner);
     let x_half: Arc<Half> = half(cuda, x);
     product(
@@ -190,26 +277,44 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
         &lists,
         false,
     );
-    let h = cuda.tensor(pairs, inner);
-    let gate = address(&both);
-    let up = gate + 4 * inner as u64;
-    let h_half = glu_into(
-        cuda,
-        [(gate, 2 * inner), (up, 2 * inner)],
-        address(&h),
-        [pairs, inner],
-        experts.activation,
-    );
     let parts = cuda.arena.buffer(4 * pairs * hidden);
-    product(
-        cuda,
-        &table.down,
-        (address(&h), &h_half),
-        (parts.address, hidden),
-        inner,
-        &lists,
-        true,
-    );
+    let gate = address(&both);
+    if let Some(tiles) = gated {
+        let everyone = everyone.as_ref().zip(half_of_all.as_deref());
+        product_gated(
+            cuda,
+            (&table.down, tiles),
+            (gate, inner),
+            (parts.address, hidden),
+            &lists,
+            experts.activation,
+            everyone.map(|(single, half)| (single, half, n)),
+        );
+    } else {
+        let h = cuda.tensor(pairs, inner);
+        let glu = Glu {
+            gate: (gate, 2 * inner),
+            x: (gate + 4 * inner as Address, 2 * inner),
+            y: address(&h),
+            copy: 0,
+            rows: pairs,
+            cols: inner,
+            activation: experts.activation,
+            half: Arc::new(Half::new(&cuda.arena, pairs, inner)),
+            product: None,
+        };
+        let (kernel, grid, args) = glu_alone(&glu);
+        cuda.launch(&kernel, grid, args);
+        product(
+            cuda,
+            &table.down,
+            (address(&h), &glu.half),
+            (parts.address, hidden),
+            inner,
+            &lists,
+            true,
+        );
+    }
     let y = cuda.tensor(n, hidden);
     // A shared expert and a norm may follow.
     cuda.driver.defer(Deferred::Mixed(Mixed {
@@ -219,8 +324,7 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
         rows: n,
         cols: hidden,
         top_k,
-        gated: None,
-        added: false,
+        beside: Beside::Nothing,
     }));
     y
 }
@@ -238,49 +342,29 @@ pub(crate) fn combine_alone(m: &Mixed) -> (Kernel, Grid, Args) {
     (Kernel::new("moe", "combine"), Grid::each(n), args)
 }
 
-/// What is deferred, if it is the sum of experts that goes to `y`, a shared one included,
-/// and what a norm of it writes, `n` and `half`, is nothing that another row still reads.
-pub(crate) fn take_mixed(cuda: &Cuda, y: u64, [n, half]: [u64; 2]) -> Option<(Mixed, Gated)> {
-    match cuda.driver.take_deferred()? {
-        Deferred::Mixed(m) if m.added && m.y == y && m.cols.is_multiple_of(2) => {
-            let gated = m.gated.expect("what was added");
-            if gated.gate != n && ![gated.x, gated.gate, gated.y].contains(&half) {
-                return Some((m, gated));
-            }
-            cuda.driver.defer(Deferred::Mixed(m));
+/// The kernel of a sum of rows, a mixture among them, and of what is made of it.
+pub(crate) fn end(end: &End, m: &Mixed) -> (Kernel, Grid, Args) {
+    let parts = [m.parts.address, m.weights.address, m.y, m.top_k as u64];
+    let args = Args::default().words(&parts);
+    let (name, args) = match &m.beside {
+        Beside::Nothing => unreachable!("a mixture that nothing is beside"),
+        Beside::Gated { by, .. } => {
+            let by = [by.x, by.gate, by.y, number(by.activation) as u64];
+            let args = args.words(&by).ptr(end.from).ptr(end.x);
+            ("mixed_norm", args)
         }
-        other => cuda.driver.defer(other),
-    }
-    None
-}
-
-/// The norm of a sum of experts, together with it: of `x`, `next` and where the norm goes.
-pub(crate) fn mixed_norm(
-    cuda: &Cuda,
-    (m, gated): (&Mixed, Gated),
-    [x, next, to]: [u64; 3],
-    factor: f32,
-    eps: f32,
-    half: &Half,
-) {
-    let words = [
-        m.parts.address,
-        m.weights.address,
-        gated.x,
-        gated.gate,
-        m.y,
-        gated.y,
-        two(m.top_k, number(gated.activation)),
-    ];
-    let args = Args::default()
-        .words(&words)
-        .ptr(x)
-        .ptr(next)
-        .ptr(to)
-        .int(m.cols)
-        .float(factor)
-        .float(eps)
-        .words(&half.words());
-    let grid = Grid::new(m.rows, threads(m.cols));
-    cuda.launch(&Kernel::new("moe", "mixed_norm"), grid, args);
+        Beside::Norms { dense, own, .. } => {
+            let own = own.as_ref().expect("the norm of what was added");
+            let by = [dense.x, dense.weight, own.weight, dense.y, own.y];
+            let args = args.words(&by).ptr(end.from).ptr(end.x).ptr(end.post);
+            ("mixture_norm", args)
+        }
+    };
+    let args = args.int(end.cols).float(end.factor).float(end.eps);
+    let grid = Grid::new(end.rows, threads(end.cols));
+    (
+        Kernel::new("moe", name),
+        grid,
+        args.words(&end.next_words()),
+    )
 }

@@ -1,8 +1,9 @@
 //! Weights and their products (kernels/product.cu, kernels/plain.cu).
 
 use crate::driver::{Address, Args, Driver, Grid};
+use crate::fuse::Deferred;
 use crate::many;
-use crate::memory::{Block, address, address_mut};
+use crate::memory::{Block, Half, address, address_mut};
 use crate::moe::ExpertTable;
 use crate::pack::{self, Packing, TILE, TILE_ROWS};
 use crate::rows::half;
@@ -196,6 +197,45 @@ pub(crate) fn embed(cuda: &Cuda, table: &Matrix, tokens: &[u32], scale: f32) -> 
     y
 }
 
+/// One matrix' product, ready to be launched.
+pub(crate) struct Single {
+    pub(crate) tiles: Tiles,
+    pub(crate) w: Address,
+    pub(crate) factors: Address,
+    pub(crate) y: Address,
+    /// Rows of the matrix, and of its input.
+    pub(crate) rows: usize,
+    pub(crate) n: usize,
+    pub(crate) launch: (Kernel, Grid, Args),
+}
+
+/// Has the product of a gate that waits wait with it, of few rows; returns whether it does.
+fn defer_product(cuda: &Cuda, x: &Tensor, w: &Matrix, y: &mut Tensor) -> bool {
+    let weights = w.storage::<Weights>();
+    match (cuda.driver.take_deferred(), weights.packed) {
+        (Some(Deferred::Glu(mut glu)), Some(tiles))
+            if x.rows() <= FEW && glu.y == address(x) && glu.product.is_none() =>
+        {
+            let y = address_mut(y);
+            glu.product = Some(Single {
+                tiles,
+                w: weights.address(),
+                factors: weights.factors(),
+                y,
+                rows: w.rows,
+                n: x.rows(),
+                launch: few(cuda, (x.rows(), &glu.half), tiles, &[(w, y)]),
+            });
+            cuda.driver.defer(Deferred::Glu(glu));
+            true
+        }
+        (other, _) => {
+            other.into_iter().for_each(|ops| cuda.driver.defer(ops));
+            false
+        }
+    }
+}
+
 pub(crate) fn matmul_into(cuda: &Cuda, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
     let n = x.rows();
     for (w, y) in w.iter().zip(&*y) {
@@ -204,6 +244,11 @@ pub(crate) fn matmul_into(cuda: &Cuda, x: &Tensor, w: &[&Matrix], y: &mut [Tenso
             (x.cols(), y.cols(), y.rows()),
             "shapes of a product"
         );
+    }
+    if let ([w], [y]) = (w, &mut *y)
+        && defer_product(cuda, x, w, y)
+    {
+        return;
     }
     let mut rest: Vec<(&Matrix, Address)> = w
         .iter()
@@ -219,7 +264,12 @@ pub(crate) fn matmul_into(cuda: &Cuda, x: &Tensor, w: &[&Matrix], y: &mut [Tenso
         let group: Vec<_> = rest.drain(..same.min(4)).collect();
         match tiles {
             None => group.iter().for_each(|&(w, y)| plain(cuda, x, w, y)),
-            Some(tiles) => packed(cuda, x, tiles, &group),
+            Some(tiles) if n > FEW => many::product(cuda, x, tiles, &group),
+            Some(tiles) => {
+                let half = half(cuda, x);
+                let (kernel, grid, args) = few(cuda, (n, &half), tiles, &group);
+                cuda.launch(&kernel, grid, args);
+            }
         }
     }
 }
@@ -275,11 +325,13 @@ pub(crate) fn matrices(group: &Group<'_>, r: usize) -> ([u64; 16], usize) {
     (words, blocks)
 }
 
-fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) {
-    let n = x.rows();
-    if n > FEW {
-        return many::product(cuda, x, tiles, group);
-    }
+/// The kernel of a group and `n` rows, few of them.
+fn few(
+    cuda: &Cuda,
+    (n, half): (usize, &Half),
+    tiles: Tiles,
+    group: &Group<'_>,
+) -> (Kernel, Grid, Args) {
     let feeds = feeds(&cuda.driver);
     // Blocks of two rows of tiles read activations half as often, if that leaves
     // enough of them.
@@ -299,7 +351,7 @@ fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) {
     let (words, blocks) = matrices(group, r);
     let args = Args::default()
         .words(&words)
-        .words(&half(cuda, x).words())
+        .words(&half.words())
         .int(n)
         .int(tiles.tiles)
         .int(tiles.per);
@@ -315,7 +367,7 @@ fn packed(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) {
     } else {
         (grid, args)
     };
-    cuda.launch(&tiles.kernel(name), grid, args);
+    (tiles.kernel(name), grid, args)
 }
 
 pub(crate) fn matmul_rows(cuda: &Cuda, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {

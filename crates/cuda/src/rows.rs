@@ -1,10 +1,12 @@
 //! Ops that look at one row at a time (kernels/rows.cu).
 
-use crate::driver::{Address, Args, Grid};
-use crate::fuse::{Deferred, Gated, MAX_JOBS, Mixed, Norm, Turn};
+use crate::driver::{Address, Args, Grid, two};
+use crate::fuse::{
+    Beside, Columns, Deferred, End, Gated, Glu, MAX_JOBS, Mixed, Next, Norm, RowNorm, Term, Turn,
+};
 use crate::memory::{Block, Half, Values, address, address_mut};
 use crate::pack::TILE;
-use crate::{Cuda, Kernel, moe};
+use crate::{Cuda, Kernel};
 use backend::{Activation, Batch, Rope, Tensor};
 use std::sync::Arc;
 
@@ -36,13 +38,29 @@ pub(crate) fn half(cuda: &Cuda, x: &Tensor) -> Arc<Half> {
     let (rows, cols) = (x.rows(), x.cols());
     x.storage::<Values>().half(|| {
         let half = Half::new(&cuda.arena, rows, cols);
+        // The kernel that makes `x` can make it as well.
+        match cuda.driver.take_deferred() {
+            Some(Deferred::End(mut end))
+                if end.x == address(x) && end.next.is_empty() && end.may_write(0, &half) =>
+            {
+                let half = Arc::new(half);
+                end.next.push(Next {
+                    weight: 0,
+                    n: 0,
+                    half: half.clone(),
+                });
+                cuda.driver.defer(Deferred::End(end));
+                return half;
+            }
+            other => other.into_iter().for_each(|ops| cuda.driver.defer(ops)),
+        }
         let args = Args::default()
             .ptr(address(x))
             .int(cols)
             .words(&half.words());
         let grid = Grid::rect(cols.div_ceil(SHARE), rows, 256);
         cuda.launch(&kernel("to_half"), grid, args);
-        half
+        Arc::new(half)
     })
 }
 
@@ -73,25 +91,24 @@ pub(crate) fn rms_norm(
         defer_norm(cuda, norm);
         return y;
     }
-    // Whole rows go to products next.
-    let half =
-        (width == cols && width <= WIDEST).then(|| Arc::new(Half::new(&cuda.arena, rows, cols)));
-    if let (Some(weight), Some(half)) = (weight, &half)
-        && let Some(old) = cuda.driver.take_deferred()
+    if let Some(weight) = weight
+        && width == cols
+        && width <= WIDEST
     {
-        match old {
-            // What it adds may be free by now, and so become the norm; that is written
-            // by whoever read it.
-            Deferred::Add { x: to, y: from, n }
-                if to == address(x) && n == rows * cols && half.words()[0] != from =>
-            {
-                let of = [to, from, 0, address(weight), address(&y)];
-                launch_add_norm(cuda, of, [rows, cols], 1.0, eps, half);
-                y.storage_mut::<Values>().set_half(Some(half.clone()));
-                return y;
-            }
-            other => cuda.driver.defer(other),
+        let half = Arc::new(Half::new(&cuda.arena, rows, cols));
+        let norm = RowNorm {
+            x: address(x),
+            weight: address(weight),
+            y: address(&y),
+            rows,
+            cols,
+            eps,
+            half: Some(half.clone()),
+        };
+        if defer_row_norm(cuda, norm) {
+            y.storage_mut::<Values>().set_half(Some(half));
         }
+        return y;
     }
     let args = Args::default()
         .ptr(address(x))
@@ -99,22 +116,141 @@ pub(crate) fn rms_norm(
         .ptr(address(&y))
         .int(width)
         .float(eps);
+    let runs = rows * (cols / width);
     if width > WIDEST {
-        let grid = Grid::new(rows * (cols / width), 512);
-        cuda.launch(&kernel("rms_norm_wide"), grid, args);
+        cuda.launch(&kernel("rms_norm_wide"), Grid::new(runs, 512), args);
     } else {
-        let args = args.words(&half.as_ref().map_or([0; 3], |h| h.words()));
-        let grid = Grid::new(rows * (cols / width), threads(width));
-        cuda.launch(&kernel("rms_norm"), grid, args);
+        let grid = Grid::new(runs, threads(width));
+        cuda.launch(&kernel("rms_norm"), grid, args.words(&[0; 3]));
     }
-    y.storage_mut::<Values>().set_half(half);
     y
+}
+
+/// Has the norm of whole rows wait for others, or with what makes them. Returns whether
+/// products will find what they read.
+fn defer_row_norm(cuda: &Cuda, norm: RowNorm) -> bool {
+    let bare = |norm: &RowNorm| RowNorm {
+        half: None,
+        ..norm.clone()
+    };
+    match cuda.driver.take_deferred() {
+        Some(Deferred::Add { x, y, n }) if x == norm.x && n == norm.rows * norm.cols => {
+            // A sum whose norm is wanted.
+            let mut end = End {
+                from: x,
+                x,
+                y: Term::Plain(y),
+                post: 0,
+                rows: norm.rows,
+                cols: norm.cols,
+                factor: 1.0,
+                eps: norm.eps,
+                next: Vec::new(),
+            };
+            if end.take(&norm) {
+                cuda.driver.defer(Deferred::End(end));
+                return true;
+            }
+            cuda.driver.defer(Deferred::Add { x, y, n });
+        }
+        Some(Deferred::End(mut end)) => {
+            let taken = end.take(&norm);
+            cuda.driver.defer(Deferred::End(end));
+            if taken {
+                return true;
+            }
+        }
+        Some(Deferred::Mixed(mut m)) if [m.rows, m.cols] == [norm.rows, norm.cols] => {
+            match &mut m.beside {
+                Beside::Nothing if norm.x != m.y => {
+                    m.beside = Beside::Norms {
+                        dense: bare(&norm),
+                        own: None,
+                        added: false,
+                    };
+                    cuda.driver.defer(Deferred::Mixed(m));
+                    return false;
+                }
+                Beside::Norms { dense, own, .. }
+                    if own.is_none() && norm.x == m.y && norm.eps == dense.eps =>
+                {
+                    *own = Some(bare(&norm));
+                    cuda.driver.defer(Deferred::Mixed(m));
+                    return false;
+                }
+                Beside::Gated {
+                    added: true,
+                    onto: Some(x),
+                    ..
+                } if *x == norm.x => {
+                    let (x, eps) = (*x, norm.eps);
+                    let mut end = mixed_end(m, [x, x], 0, 1.0, eps);
+                    let taken = end.take(&norm);
+                    cuda.driver.defer(Deferred::End(end));
+                    if taken {
+                        return true;
+                    }
+                }
+                _ => cuda.driver.defer(Deferred::Mixed(m)),
+            }
+        }
+        other => other.into_iter().for_each(|ops| cuda.driver.defer(ops)),
+    }
+    cuda.driver.defer(Deferred::Norm(norm));
+    true
+}
+
+/// `x = (from + mixture) factor`.
+fn mixed_end(m: Mixed, [from, x]: [Address; 2], post: Address, factor: f32, eps: f32) -> End {
+    End {
+        from,
+        x,
+        post,
+        rows: m.rows,
+        cols: m.cols,
+        y: Term::Mixed(m),
+        factor,
+        eps,
+        next: Vec::new(),
+    }
+}
+
+/// The kernel of a norm of whole rows.
+pub(crate) fn row_norm_alone(norm: &RowNorm) -> (Kernel, Grid, Args) {
+    let args = Args::default()
+        .ptr(norm.x)
+        .ptr(norm.weight)
+        .ptr(norm.y)
+        .int(norm.cols)
+        .float(norm.eps)
+        .words(&norm.half.as_ref().map_or([0; 3], |h| h.words()));
+    let grid = Grid::new(norm.rows, threads(norm.cols));
+    (kernel("rms_norm"), grid, args)
+}
+
+/// The kernel of a sum of rows and of what is made of it.
+pub(crate) fn end_alone(end: &End, y: Address) -> (Kernel, Grid, Args) {
+    let args = Args::default()
+        .ptr(end.from)
+        .ptr(end.x)
+        .ptr(y)
+        .ptr(end.post);
+    let args = args.int(end.cols).float(end.factor).float(end.eps);
+    let grid = Grid::new(end.rows, threads(end.cols));
+    (kernel("add_norm"), grid, args.words(&end.next_words()))
 }
 
 /// Has a norm of heads wait for others.
 fn defer_norm(cuda: &Cuda, norm: Norm) {
     let mut norms = Vec::new();
     match cuda.driver.take_deferred() {
+        Some(Deferred::Rule(mut rule)) => {
+            let taken = rule.take_norm(&norm);
+            cuda.driver.defer(Deferred::Rule(rule));
+            if taken {
+                return;
+            }
+        }
         Some(Deferred::Heads(old))
             if old.len() < MAX_JOBS && old.iter().all(|o| norm.goes_with(o)) =>
         {
@@ -159,16 +295,50 @@ pub(crate) fn add(cuda: &Cuda, mut x: Tensor, y: &Tensor) -> Tensor {
     );
     // A norm of the sum may follow.
     let (to, y, n) = (address_mut(&mut x), address(y), x.rows() * x.cols());
-    match cuda.driver.take_deferred() {
-        Some(Deferred::Mixed(m)) if m.y == to && !m.added && m.gated.is_some_and(|g| g.y == y) => {
-            let added = true;
-            cuda.driver.defer(Deferred::Mixed(Mixed { added, ..m }));
+    let sum = match cuda.driver.take_deferred() {
+        Some(Deferred::Mixed(mut m)) => {
+            let mixture = m.y;
+            let joined = match &mut m.beside {
+                Beside::Gated { by, added, .. } if mixture == to && by.y == y && !*added => {
+                    *added = true;
+                    true
+                }
+                Beside::Gated { added, onto, .. } if mixture == y && *added && onto.is_none() => {
+                    *onto = Some(to);
+                    true
+                }
+                Beside::Norms { dense, own, added }
+                    if dense.y == to && own.as_ref().is_some_and(|n| n.y == y) && !*added =>
+                {
+                    *added = true;
+                    true
+                }
+                _ => false,
+            };
+            cuda.driver.defer(Deferred::Mixed(m));
+            if joined {
+                return x;
+            }
+            Deferred::Add { x: to, y, n }
         }
+        // The norm of what is added.
+        Some(Deferred::Norm(norm)) if norm.y == to && norm.y != y => Deferred::End(End {
+            from: y,
+            x: to,
+            y: Term::Plain(norm.x),
+            post: norm.weight,
+            rows: norm.rows,
+            cols: norm.cols,
+            factor: 1.0,
+            eps: norm.eps,
+            next: Vec::new(),
+        }),
         other => {
             other.into_iter().for_each(|ops| cuda.driver.defer(ops));
-            cuda.driver.defer(Deferred::Add { x: to, y, n });
+            Deferred::Add { x: to, y, n }
         }
-    }
+    };
+    cuda.driver.defer(sum);
     x
 }
 
@@ -205,43 +375,48 @@ pub(crate) fn add_norm(
     );
     let mut n = cuda.tensor(rows, cols);
     let half = Arc::new(Half::new(&cuda.arena, rows, cols));
-    let written = [address(&n), half.words()[0]];
-    let mixed = if post.is_none() {
-        moe::take_mixed(cuda, address(y), written)
-    } else {
-        None
+    let y = address(y);
+    let weight = post.map_or(0, address);
+    let x_at = address_mut(&mut x);
+    let plain = || End {
+        from: x_at,
+        x: x_at,
+        y: Term::Plain(y),
+        post: weight,
+        rows,
+        cols,
+        factor,
+        eps,
+        next: Vec::new(),
     };
-    if let Some((m, gated)) = mixed {
-        let of = [address_mut(&mut x), address(next), address(&n)];
-        moe::mixed_norm(cuda, (&m, gated), of, factor, eps, &half);
-        n.storage_mut::<Values>().set_half(Some(half));
-        return (x, n);
+    let mut end = match cuda.driver.take_deferred() {
+        Some(Deferred::Mixed(m)) if m.ends_with(y, post.is_some(), eps) => {
+            mixed_end(m, [x_at; 2], weight, factor, eps)
+        }
+        other => {
+            other.into_iter().for_each(|ops| cuda.driver.defer(ops));
+            plain()
+        }
+    };
+    let norm = RowNorm {
+        x: x_at,
+        weight: address(next),
+        y: address(&n),
+        rows,
+        cols,
+        eps,
+        half: None,
+    };
+    if !end.may_write(norm.y, &half) {
+        if let Term::Mixed(m) = end.y {
+            cuda.driver.defer(Deferred::Mixed(m));
+        }
+        end = plain();
     }
-    let post = post.map_or(0, address);
-    let of = [
-        address_mut(&mut x),
-        address(y),
-        post,
-        address(next),
-        address(&n),
-    ];
-    launch_add_norm(cuda, of, [rows, cols], factor, eps, &half);
+    end.push(&norm, &half);
+    cuda.driver.defer(Deferred::End(end));
     n.storage_mut::<Values>().set_half(Some(half));
     (x, n)
-}
-
-/// Of `x`, `y`, `post`, `next` and where the norm goes.
-fn launch_add_norm(
-    cuda: &Cuda,
-    of: [u64; 5],
-    [rows, cols]: [usize; 2],
-    factor: f32,
-    eps: f32,
-    half: &Half,
-) {
-    let args = of.into_iter().fold(Args::default(), Args::ptr);
-    let args = args.int(cols).float(factor).float(eps).words(&half.words());
-    cuda.launch(&kernel("add_norm"), Grid::new(rows, threads(cols)), args);
 }
 
 pub(crate) fn norm_rope(
@@ -296,14 +471,34 @@ pub(crate) fn glu(cuda: &Cuda, mut gate: Tensor, x: &Tensor, activation: Activat
         gate.storage_mut::<Values>().set_half(Some(Arc::new(half)));
         return gate;
     }
-    let half = glu_into(
-        cuda,
-        [(to, cols), (address(x), cols)],
-        to,
-        [rows, cols],
+    let half = Arc::new(Half::new(&cuda.arena, rows, cols));
+    let mut glu = Glu {
+        gate: (to, cols),
+        x: (address(x), cols),
+        y: to,
+        copy: 0,
+        rows,
+        cols,
         activation,
-    );
-    gate.storage_mut::<Values>().set_half(Some(Arc::new(half)));
+        half: half.clone(),
+        product: None,
+    };
+    match cuda.driver.take_deferred() {
+        Some(Deferred::Rule(mut rule)) => {
+            let taken = rule.take_gate([to, address(x)], &half, activation);
+            cuda.driver.defer(Deferred::Rule(rule));
+            if taken {
+                gate.storage_mut::<Values>().set_half(Some(half));
+                return gate;
+            }
+        }
+        Some(Deferred::Columns(of)) if of.y == address(x) && half.words()[0] != of.x => {
+            (glu.x, glu.copy) = ((of.start(), of.from), of.y);
+        }
+        other => other.into_iter().for_each(|ops| cuda.driver.defer(ops)),
+    }
+    cuda.driver.defer(Deferred::Glu(glu));
+    gate.storage_mut::<Values>().set_half(Some(half));
     gate
 }
 
@@ -341,28 +536,34 @@ fn norm_glu(cuda: &Cuda, gate: u64, x: &Tensor, activation: Activation) -> Optio
     Some(half)
 }
 
-/// `y = activation(gate) x`, rows of either so many columns apart. Returns it as
-/// products read it.
-pub(crate) fn glu_into(
-    cuda: &Cuda,
-    [gate, x]: [(u64, usize); 2],
-    y: u64,
-    [rows, cols]: [usize; 2],
-    activation: Activation,
-) -> Half {
-    let half = Half::new(&cuda.arena, rows, cols);
-    let args = Args::default()
-        .ptr(gate.0)
-        .ptr(x.0)
-        .long(gate.1)
-        .long(x.1)
-        .ptr(y)
-        .int(cols)
-        .int(number(activation))
-        .words(&half.words());
-    let grid = Grid::rect(cols.div_ceil(SHARE), rows, 256);
-    cuda.launch(&kernel("glu"), grid, args);
-    half
+/// The kernel of a gate.
+pub(crate) fn glu_alone(glu: &Glu) -> (Kernel, Grid, Args) {
+    let grid = Grid::rect(glu.shares(), glu.rows, 256);
+    (kernel("glu"), grid, Args::default().words(&glu.words()))
+}
+
+impl Glu {
+    /// Blocks of a row.
+    pub(crate) fn shares(&self) -> usize {
+        self.cols.div_ceil(SHARE)
+    }
+
+    /// The kernels' struct.
+    pub(crate) fn words(&self) -> [u64; 10] {
+        let [values, tiles, padded] = self.half.words();
+        [
+            self.gate.0,
+            self.x.0,
+            self.gate.1 as u64,
+            self.x.1 as u64,
+            self.y,
+            self.copy,
+            two(self.cols, number(self.activation)),
+            values,
+            tiles,
+            padded,
+        ]
+    }
 }
 
 pub(crate) fn gate_rows(cuda: &Cuda, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
@@ -378,10 +579,16 @@ pub(crate) fn gate_rows(cuda: &Cuda, x: &Tensor, gate: &Tensor, activation: Acti
     match cuda.driver.take_deferred() {
         // The shared expert of a mixture, unless it is what the mixture adds up to.
         Some(Deferred::Mixed(m))
-            if m.gated.is_none() && [m.rows, m.cols] == shape && m.y != gated.x =>
+            if matches!(m.beside, Beside::Nothing)
+                && [m.rows, m.cols] == shape
+                && m.y != gated.x =>
         {
-            let gated = Some(gated);
-            cuda.driver.defer(Deferred::Mixed(Mixed { gated, ..m }));
+            let beside = Beside::Gated {
+                by: gated,
+                added: false,
+                onto: None,
+            };
+            cuda.driver.defer(Deferred::Mixed(Mixed { beside, ..m }));
         }
         other => {
             other.into_iter().for_each(|ops| cuda.driver.defer(ops));
@@ -428,16 +635,23 @@ pub(crate) fn gather(cuda: &Cuda, x: &Tensor, rows: &[usize]) -> Tensor {
 pub(crate) fn columns(cuda: &Cuda, x: &Tensor, first: usize, cols: usize) -> Tensor {
     assert!(first + cols <= x.cols(), "columns of the tensor");
     let y = cuda.tensor(x.rows(), cols);
-    let n = x.rows() * cols;
-    let args = Args::default()
-        .ptr(address(x))
-        .ptr(address(&y))
-        .int(x.cols())
-        .int(first)
-        .int(cols)
-        .long(n);
-    cuda.launch(&kernel("columns"), Grid::each(n), args);
+    // A gate of them may follow.
+    cuda.driver.defer(Deferred::Columns(Columns {
+        x: address(x),
+        first,
+        from: x.cols(),
+        y: address(&y),
+        rows: x.rows(),
+        cols,
+    }));
     y
+}
+
+/// The kernel of some of a tensor's columns.
+pub(crate) fn columns_alone(of: Columns) -> (Kernel, Grid, Args) {
+    let n = of.rows * of.cols;
+    let args = Args::default().ptr(of.start()).ptr(of.y).int(of.from);
+    (kernel("columns"), Grid::each(n), args.int(of.cols).long(n))
 }
 
 pub(crate) fn concat(cuda: &Cuda, a: &Tensor, b: &Tensor) -> Tensor {

@@ -8,7 +8,7 @@ use crate::product::Tiles;
 use crate::{Cuda, CudaError, CudaOptions, EQUAL_OPS};
 use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, Chain, DeltaSpec, DeltaWeights, Expert,
-    Experts, KvFormat, KvSpec, Link, Reference, Rope, Row, StepKey, Tensor, TokenChoice,
+    Experts, KvFormat, KvSpec, Link, Matrix, Reference, Rope, Row, StepKey, Tensor, TokenChoice,
     TokenGroups, TokenList, conformance,
 };
 use quant::{Scalar, Stored};
@@ -541,8 +541,19 @@ fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
     cuda.finish().unwrap();
 }
 
-/// A step of the delta rule after another one of which some rows stayed.
-fn delta_steps(b: &dyn Backend) -> Tensor {
+/// Three steps of the delta rule, of which some rows stay, and of the last one its gated norm.
+fn delta_steps(b: &dyn Backend) -> [Tensor; 3] {
+    delta_rows(b, &[(7, 3), (6, 1), (10, 10)], &[2, 4], |x| x)
+}
+
+/// Steps of so many rows and certain ones, of which so many others stay, each from the row on
+/// that comes after those that stayed: results of the last one, their norm, and that gated.
+fn delta_rows(
+    b: &dyn Backend,
+    steps: &[(usize, usize)],
+    kept: &[usize],
+    tell: impl Fn(Tensor) -> Tensor,
+) -> [Tensor; 3] {
     let spec = DeltaSpec {
         slots: 2,
         key_heads: 2,
@@ -557,15 +568,18 @@ fn delta_steps(b: &dyn Backend) -> Tensor {
         decay: b.upload(1, 4, &[-0.1, -0.5, -1.0, -0.01]),
         dt_bias: b.upload(1, 4, &[0.3, -0.3, 0.0, 1.0]),
     };
+    let weight = b.upload(1, 128, &noise(7, 128));
     let mut state = b.delta(spec);
-    let mut last = None;
-    for (n, certain, kept) in [(7, 3, None), (5, 1, Some(2)), (9, 9, Some(4))] {
+    let (mut last, mut at) = (None, 0);
+    for (i, &(n, certain)) in steps.iter().enumerate() {
+        let kept = i.checked_sub(1).map(|i| kept[i]);
+        at += kept.unwrap_or(0);
         let row = |i| Row {
             index: i,
             position: i,
         };
         let batch = Batch {
-            rows: (0..n as u32).map(row).collect(),
+            rows: (at as u32..(at + n) as u32).map(row).collect(),
             seqs: vec![BatchSeq {
                 rows: 0..n,
                 slot: 1,
@@ -576,37 +590,167 @@ fn delta_steps(b: &dyn Backend) -> Tensor {
             }],
             ..Batch::default()
         };
-        let part = |seed, cols| b.upload(n, cols, &noise(seed, n * cols));
+        let part = |seed, cols| b.upload(n, cols, &noise(seed, 40 * cols)[at * cols..][..n * cols]);
         let (qkv, beta, a) = (part(9, channels), part(10, 4), part(11, 4));
-        last = Some(b.gated_delta(&mut state, &weights, &qkv, &beta, &a, &batch));
+        let gate = part(12, 4 * 128);
+        let y = tell(b.gated_delta(&mut state, &weights, &qkv, &beta, &a, &batch));
+        let norm = tell(b.rms_norm(&y, Some(&weight), 128, 1e-6));
+        let gated = tell(b.glu(gate, &norm, Activation::Silu));
+        last = Some([y, norm, gated]);
+        at += certain;
     }
-    last.expect("three steps")
+    last.expect("a step")
 }
 
-/// A mixture of 9 experts, 3 a row, one of them chosen by most rows.
-fn mixture(b: &dyn Backend, format: &'static quant::Format, n: usize) -> Tensor {
-    let (hidden, inner, count) = (128, 64, 9);
-    let matrix = |seed: usize, rows, cols| {
-        let w = quant::encode(format, &noise(seed as u32, rows * cols), cols, Scalar::F16);
-        b.matrix(&[w.view()])
+/// One kernel for few rows, and one after the other, whatever rows come together.
+#[test]
+fn gpu_small_delta_steps_of_few_rows_have_the_bits_of_many() {
+    let Some(cuda) = gpu() else { return };
+    let tell = |x: Tensor| {
+        cuda.download(&x);
+        x
     };
-    let experts = Experts {
-        experts: (0..count)
-            .map(|e| Expert {
-                gate_up: matrix(20 + e, 2 * inner, hidden),
-                down: matrix(40 + e, hidden, inner),
-            })
-            .collect(),
+    let down = |x: &Tensor| cuda.download(x).into_owned();
+    let all = delta_rows(&cuda, &[(20, 20)], &[], |x| x);
+    let steps: [(&[_], &[_]); 4] = [
+        (&[(7, 3), (6, 1), (10, 10)], &[2, 4]),
+        (&[(12, 12), (8, 8)], &[0]),
+        (&[(19, 19), (1, 1)], &[0]),
+        (&[(3, 0), (17, 1), (18, 18)], &[1, 0]),
+    ];
+    for (steps, kept) in steps {
+        for some in [
+            delta_rows(&cuda, steps, kept, |x| x),
+            delta_rows(&cuda, steps, kept, tell),
+        ] {
+            for (i, (got, all)) in some.iter().zip(&all).enumerate() {
+                let (got, all) = (down(got), down(all));
+                let same = got[..] == all[all.len() - got.len()..];
+                assert!(same, "tensor {i} of {steps:?}, {kept:?} stay");
+            }
+        }
+    }
+    cuda.finish().unwrap();
+}
+
+fn matrix(b: &dyn Backend, format: &'static quant::Format, seed: u32, shape: [usize; 2]) -> Matrix {
+    let w = quant::encode(
+        format,
+        &noise(seed, shape[0] * shape[1]),
+        shape[1],
+        Scalar::F16,
+    );
+    b.matrix(&[w.view()])
+}
+
+/// 9 experts, 3 a row.
+fn experts(
+    b: &dyn Backend,
+    format: &'static quant::Format,
+    hidden: usize,
+    inner: usize,
+) -> Experts {
+    let one = |e: u32| Expert {
+        gate_up: matrix(b, format, 20 + e, [2 * inner, hidden]),
+        down: matrix(b, format, 40 + e, [hidden, inner]),
+    };
+    Experts {
+        experts: (0..9).map(one).collect(),
         top_k: 3,
-        scale: Some((0..count).map(|e| 0.5 + e as f32).collect()),
+        scale: Some((0..9u8).map(|e| 0.5 + f32::from(e)).collect()),
         activation: Activation::GeluTanh,
-    };
+    }
+}
+
+/// A mixture, one of whose experts is chosen by most rows.
+fn mixture(b: &dyn Backend, format: &'static quant::Format, n: usize) -> Tensor {
+    let (hidden, count) = (128, 9);
     let scores = b.upload(n, count, &noise(12, n * count));
-    b.moe(
-        &b.upload(n, hidden, &noise(13, n * hidden)),
-        &scores,
-        &experts,
-    )
+    let x = b.upload(n, hidden, &noise(13, n * hidden));
+    b.moe(&x, &scores, &experts(b, format, hidden, 64))
+}
+
+/// A layer's ends and gates as the families ask for them, op by op or together, by few rows or
+/// more than one block chooses experts for.
+#[test]
+fn gpu_small_ends_of_layers_have_the_bits_of_their_parts() {
+    let Some(cuda) = gpu() else { return };
+    let b: &dyn Backend = &cuda;
+    let (hidden, inner, eps) = (128, 320, 1e-6);
+    for name in ["bf16", "affine4-g64", "f32"] {
+        let format = quant::format(name).unwrap();
+        let experts = experts(b, format, hidden, inner);
+        let weights = [1, 2, 3, 4, 5, 6].map(|seed| b.upload(1, hidden, &noise(seed, hidden)));
+        let [post, first, second, third, of_dense, of_experts] = weights.each_ref();
+        let wide = [60, 61].map(|seed| matrix(b, format, seed, [inner, hidden]));
+        let [down, narrow] =
+            [(62, inner), (63, 320)].map(|(seed, cols)| matrix(b, format, seed, [hidden, cols]));
+        let [router, after, gate] = [(64, 9), (65, 70), (66, 320)]
+            .map(|(seed, rows)| matrix(b, format, seed, [rows, hidden]));
+        let run = |n: usize, alone: bool| {
+            let tell = |x: Tensor| {
+                if alone {
+                    // What is looked at has been launched.
+                    cuda.download(&x);
+                }
+                x
+            };
+            let norm = |x: &Tensor, w: &Tensor| tell(b.rms_norm(x, Some(w), x.cols(), eps));
+            let dense = |x: &Tensor| {
+                let gated = {
+                    let [gate, up] = b.matmul_many(x, wide.each_ref());
+                    tell(b.glu(tell(gate), &up, Activation::Silu))
+                };
+                tell(b.matmul(&gated, &down))
+            };
+            let up = |seed, cols: usize| cuda.upload(n, cols, &noise(seed, n * cols));
+            let (x, h, y) = (up(1, hidden), up(2, hidden), up(3, hidden));
+            let (scores, gates, inputs) = (up(4, 9), up(5, 1), up(6, 500));
+            let mut made = Vec::new();
+            // Experts and a shared one.
+            let shared = dense(&h);
+            let routed = tell(b.moe(&h, &scores, &experts));
+            let gated = tell(b.gate_rows(&shared, &gates, Activation::Sigmoid));
+            let sum = tell(b.add(routed, &gated));
+            made.extend([shared, gated]);
+            let x = tell(b.add(x, &sum));
+            let norms = [norm(&x, first), norm(&x, second)];
+            made.extend([tell(b.matmul(&norms[1], &after)), sum]);
+            made.extend(norms);
+            // Experts beside a dense block, whose inputs are norms of one row.
+            let (x, h) = b.add_norm(x, &y, Some(post), 1.0, first, eps);
+            let (x, h) = (tell(x), tell(h));
+            let [for_router, for_experts] = [second, third].map(|w| norm(&x, w));
+            let scores = tell(b.matmul(&for_router, &router));
+            let block = dense(&h);
+            let routed = tell(b.moe(&for_experts, &scores, &experts));
+            let sum = tell(b.add(norm(&block, of_dense), &norm(&routed, of_experts)));
+            made.extend([for_experts, block, routed]);
+            let (x, h) = b.add_norm(x, &sum, Some(post), 0.7, second, eps);
+            made.extend([tell(b.matmul(&tell(h), &after)), sum]);
+            // A sum that is multiplied, and a gate of columns.
+            let x = tell(b.add(norm(&y, post), &tell(x)));
+            let p = tell(b.matmul(&x, &gate));
+            let own = tell(b.columns(&inputs, 100, 320));
+            let p = tell(b.glu(p, &own, Activation::GeluTanh));
+            let y = tell(b.matmul(&p, &narrow));
+            let (x, h) = b.add_norm(x, &y, Some(post), 0.7, first, eps);
+            made.extend([p, own, y, tell(x), tell(h)]);
+            made.iter()
+                .map(|x| cuda.download(x).into_owned())
+                .collect::<Vec<_>>()
+        };
+        let all = run(20, true);
+        for n in [1, 3, 12, 20] {
+            for alone in [false, true] {
+                for (i, (got, want)) in run(n, alone).iter().zip(&all).enumerate() {
+                    let same = got[..] == want[..got.len()];
+                    assert!(same, "tensor {i} of {n} rows in {name}, alone: {alone}");
+                }
+            }
+        }
+    }
+    cuda.finish().unwrap();
 }
 
 /// Small enough for the tools that watch every access; also close to the reference.
@@ -639,13 +783,8 @@ fn gpu_small_cases_of_every_kernel_are_close_to_the_reference() {
             );
         }
     }
-    close(
-        "delta rule",
-        &cuda,
-        &delta_steps(&cuda),
-        &delta_steps(&Reference),
-        2e-5,
-    );
+    let delta = [delta_steps(&cuda), delta_steps(&Reference)];
+    close("delta rule", &cuda, &delta[0][0], &delta[1][0], 2e-5);
     let heads = AttentionCase {
         heads: 4,
         kv_heads: 2,
@@ -850,6 +989,7 @@ fn variants(first: bool) -> Vec<Kernel> {
 const BUDGETS: &[(&str, usize, usize)] = &[
     ("product_many", 255, 3200),
     ("product_experts", 128, 1450),
+    ("product_gated", 176, 4600),
     ("product", 112, 2200),
     ("feed", 128, 4200),
     ("choose_cut", 64, 3800),
@@ -860,12 +1000,14 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("attend_long", 240, 7400),
     ("attend", 152, 4400),
     ("delta_rule", 64, 800),
-    ("add_norm", 64, 1650),
+    ("delta_few", 80, 3500),
+    ("add_norm", 64, 2600),
     ("norm_glu", 64, 2750),
-    ("mixed_norm", 64, 1850),
+    ("mixed_norm", 64, 2900),
+    ("mixture_norm", 64, 3400),
     ("rms_norm", 40, 1400),
     ("glu", 40, 2600),
-    ("route", 40, 1950),
+    ("route", 40, 2500),
 ];
 
 /// Needs no GPU, and so no name by which the tests of one are chosen.

@@ -455,15 +455,31 @@ impl Mixture {
         })
     }
 
-    /// `rms(dense) + rms(Σ w expert(rms(x)))`: the router reads the residual
-    /// stream itself.
-    fn forward(&self, b: &dyn Backend, i: usize, x: &Tensor, dense: &Tensor, eps: f32) -> Tensor {
+    /// What the router, which reads the residual stream itself, and the experts read:
+    /// `[n, H]` both.
+    fn norms(&self, b: &dyn Backend, x: &Tensor, eps: f32) -> [Tensor; 2] {
+        [&self.router_scale, &self.pre_norm].map(|w| b.rms_norm(x, Some(w), w.cols(), eps))
+    }
+
+    /// `rms(mlp(h)) + rms(Σ w expert(rms(x)))`, of the norms of `x`.
+    fn forward(
+        &self,
+        b: &dyn Backend,
+        i: usize,
+        norms: [Tensor; 2],
+        (mlp, h): (&GatedMlp, &Tensor),
+        eps: f32,
+    ) -> Tensor {
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), eps);
-        let scores = b.matmul(&norm(x, &self.router_scale), &self.router); // [n, E]
-        let routed = b.moe(&norm(x, &self.pre_norm), &scores, &self.experts); // [n, H]
+        let [scores, x] = norms;
+        let scores = b.matmul(&scores, &self.router); // [n, E]
+        let dense = mlp.forward(b, h); // [n, H]
+        b.note(format_args!("layers.{i}.mlp_out"), &dense);
+        let routed = b.moe(&x, &scores, &self.experts); // [n, H]
+        drop(x);
         b.note(format_args!("layers.{i}.moe_out"), &routed);
         b.add(
-            norm(dense, &self.post_dense_norm),
+            norm(&dense, &self.post_dense_norm),
             &norm(&routed, &self.post_experts_norm),
         )
     }
@@ -699,18 +715,24 @@ impl Target for Gemma4 {
                 let post = Some(&layer.post_attention_norm);
                 b.add_norm(x, &a, post, 1.0, &layer.pre_mlp_norm, eps)
             };
-            let m = layer.mlp.forward(b, &h); // [n, H]
-            b.note(format_args!("layers.{i}.mlp_out"), &m);
             let m = match &layer.mixture {
-                Some(mixture) => mixture.forward(b, i, &x, &m, eps),
-                None => m,
+                Some(mixture) => {
+                    let norms = mixture.norms(b, &x, eps);
+                    mixture.forward(b, i, norms, (&layer.mlp, &h), eps) // [n, H]
+                }
+                None => {
+                    let m = layer.mlp.forward(b, &h); // [n, H]
+                    b.note(format_args!("layers.{i}.mlp_out"), &m);
+                    m
+                }
             };
             let next = self.layers.get(i + 1).map_or(&self.norm, |l| &l.input_norm);
             let (mut block, mut post) = (m, &layer.post_mlp_norm);
             if let (Some(gate), Some((width, inputs))) = (&layer.per_layer, &per_layer) {
                 x = b.add(norm(&block, post), &x);
-                let own = b.columns(inputs, i * width, *width); // [n, P]
-                let p = b.glu(b.matmul(&x, &gate.gate), &own, Activation::GeluTanh);
+                let p = b.matmul(&x, &gate.gate); // [n, P]
+                let own = b.columns(inputs, i * width, *width);
+                let p = b.glu(p, &own, Activation::GeluTanh);
                 (block, post) = (b.matmul(&p, &gate.projection), &gate.norm);
             }
             (x, h) = b.add_norm(x, &block, Some(post), layer.scalar, next, eps);
@@ -749,18 +771,21 @@ impl Layer {
         let Some(own) = &self.own else {
             return a.forward(b, x, &memory.kv[group][layer], batch);
         };
-        let (q, k, v);
+        let (q, key, value);
         match &own.v {
-            Some(wv) => [q, k, v] = b.matmul_many(x, [&a.q, &own.k, wv]),
+            Some(wv) => {
+                let [of_q, of_k, of_v] = b.matmul_many(x, [&a.q, &own.k, wv]);
+                (q, key, value) = (of_q, of_k, Some(of_v));
+            }
             None => {
-                [q, k] = b.matmul_many(x, [&a.q, &own.k]);
-                v = b.columns(&k, 0, k.cols());
+                [q, key] = b.matmul_many(x, [&a.q, &own.k]);
+                value = None;
             }
         }
         let head_dim = a.rope.head_dim;
         let q = a.query(b, q, batch); // [n, h e]
-        let k = b.norm_rope(&k, &own.k_norm, &a.rope, eps, batch); // [n, K e]
-        let v = b.rms_norm(&v, None, head_dim, eps); // [n, K e]
+        let k = b.norm_rope(&key, &own.k_norm, &a.rope, eps, batch); // [n, K e]
+        let v = b.rms_norm(value.as_ref().unwrap_or(&key), None, head_dim, eps); // [n, K e]
         b.note(format_args!("layers.{i}.q"), &q);
         b.note(format_args!("layers.{i}.k"), &k);
         b.note(format_args!("layers.{i}.v"), &v);

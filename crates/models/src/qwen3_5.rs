@@ -437,8 +437,10 @@ impl FeedForward {
         match self {
             FeedForward::Dense(mlp) => mlp.forward(b, x),
             FeedForward::Mixture(m) => {
-                let [scores, gate] = b.matmul_many(x, [&m.router, &m.shared_gate]); // [n, E], [n, 1]
-                let shared = m.shared.forward(b, x);
+                let [inner, up] = m.shared.open();
+                let all = [&m.router, &m.shared_gate, inner, up];
+                let [scores, gate, inner, up] = b.matmul_many(x, all); // [n, E], [n, 1], [n, inner]
+                let shared = m.shared.close(b, inner, up);
                 let routed = b.moe(x, &scores, &m.experts);
                 b.add(routed, &b.gate_rows(&shared, &gate, Activation::Sigmoid))
             }
