@@ -296,11 +296,11 @@ struct Next {
     Half h[NEXT];
     int count;
 };
-// What the row's kernel reads of them before it waits.
-__device__ __forceinline__ Kept ask_next(const Next &next, int cols) {
+// What the row's kernel asks for before it waits, from weight number `from` on.
+__device__ __forceinline__ void ask_next(const Next &next, int from, int cols) {
 #pragma unroll
-    for (int i = 1; i < NEXT; i++) ask_kept(next.weight[i], cols);
-    return PARAMETER(next.weight[0], cols);
+    for (int i = 0; i < NEXT; i++)
+        if (i >= from) ask_kept(next.weight[i], cols);
 }
 // Makes them of row `x`, `first` being the first weight.
 __device__ __forceinline__ void put_next(const Next &next, u64 row, int cols, const Kept &x, const Kept &first, float eps, float *shared) {

@@ -96,20 +96,24 @@ struct Row {
     const float *q, *k; // zeros after DK columns
     float v, decay, beta;
 };
+// What the thread has of its block's state.
+__device__ __forceinline__ void load_state(const Delta &d, const u32 *seq, float (&s)[ROWS]) {
+    const int first = threadIdx.x % PARTS * ROWS, own = threadIdx.x / PARTS, column = blockIdx.x % SHARES * WIDTH + own;
+    const float *state = d.state + ((u64) seq[SEQ_SLOT] * d.nv + blockIdx.x / SHARES) * DK * DV;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+        s[i] = own < WIDTH && EXISTS(i) && !seq[SEQ_NEW] ? state[(u64) (first + i) * DV + column] : 0.0f;
+}
 // The block's part of all rows; `row(r)` brings one of them, for the thread's column.
 template <class F>
-__device__ __forceinline__ void recur(const Delta &d, const u32 *seq, float *y, F row) {
+__device__ __forceinline__ void recur(const Delta &d, const u32 *seq, float *y, float (&s)[ROWS], F row) {
     const int part = threadIdx.x % PARTS, own = threadIdx.x / PARTS, head = blockIdx.x / SHARES, column = blockIdx.x % SHARES * WIDTH + own;
     const bool mine = own < WIDTH;
     const int each = 1 + DK + WIDTH, next = d.nv * SHARES * each;
     const u64 slot = seq[SEQ_SLOT];
     float *state = d.state + (slot * d.nv + head) * DK * DV;
     float *updates = d.updates + slot * TENTATIVE * next + blockIdx.x * each; // + row next
-    float s[ROWS];
     const int first = part * ROWS;
-#pragma unroll
-    for (int i = 0; i < ROWS; i++)
-        s[i] = mine && EXISTS(i) && !seq[SEQ_NEW] ? state[(u64) (first + i) * DV + column] : 0.0f;
 #pragma unroll 1
     for (u32 r = 0; r < seq[SEQ_KEPT]; r++) {
         const float *u = updates + (u64) r * next;
@@ -165,7 +169,9 @@ KERNEL __launch_bounds__(THREADS, 1024 / THREADS) delta_rule(Delta d, const floa
     const u32 *seq = d.batch.seq(blockIdx.y);
     ask_state(d, seq);
     wait_for_previous();
-    recur(d, seq, y, [&](u32 r) {
+    float s[ROWS];
+    load_state(d, seq, s);
+    recur(d, seq, y, s, [&](u32 r) {
         const u64 row = seq[SEQ_START] + r;
         const float *x = mixed + row * d.channels, *gate = gates + 2 * (row * d.nv + head);
         __syncthreads();
@@ -200,6 +206,8 @@ KERNEL __launch_bounds__(THREADS, 1) delta_few(Delta d, const float *qkv, const 
     const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS];
     ask_state(d, seq);
     wait_for_previous();
+    float s[ROWS];
+    load_state(d, seq, s);
     for (int i = threadIdx.x; i < 2 * DK + WIDTH; i += THREADS) {
         const bool query = i < DK, value = i >= 2 * DK;
         const int c = value ? values + blockIdx.x * WIDTH + i - 2 * DK : query ? key_head * DK + i : (d.nk + key_head) * DK + i - DK;
@@ -218,7 +226,7 @@ KERNEL __launch_bounds__(THREADS, 1) delta_few(Delta d, const float *qkv, const 
     __syncthreads();
     for (u32 i = warp; i < 2 * rows; i += THREADS / 32) normalise_key(made + i / 2 * OF_ROW + i % 2 * ROWS * PARTS, i % 2 == 0);
     // recur waits for the block before it looks at any row.
-    recur(d, seq, y, [&](u32 r) {
+    recur(d, seq, y, s, [&](u32 r) {
         const float *row = made + r * OF_ROW;
         const int own = threadIdx.x / PARTS;
         return Row{row, row + ROWS * PARTS, own < WIDTH ? row[2 * ROWS * PARTS + own] : 0.0f, row[OF_ROW - 2], row[OF_ROW - 1]};

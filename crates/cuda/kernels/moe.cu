@@ -3,41 +3,80 @@
 
 // A warp's row: softmax summed in ascending order, the top_k largest, divided by
 // their sum in order of rank, times the expert's own factor. `powers` holds a float
-// for each expert.
+// for each expert, and a lane has a rank: there are at most 32. Where MINE registers a lane
+// hold them all, the largest are found there, while the ascending sum goes on.
+#define MINE 8
+template <bool REGISTERS>
 __device__ __forceinline__ void choose(const float *scores, const float *scale, u32 *chosen, float *weights, float *powers, int experts, int top_k) {
     const int lane = threadIdx.x & 31;
-    float max = -INFINITE;
-    for (int e = lane; e < experts; e += 32) max = larger(scores[e], max);
+    float mine[MINE], max = -INFINITE, total = 0.0f;
+    if (REGISTERS) {
+#pragma unroll
+        for (int i = 0; i < MINE; i++) {
+            mine[i] = lane + 32 * i < experts ? scores[lane + 32 * i] : -INFINITE;
+            max = larger(mine[i], max);
+        }
+    } else {
+        for (int e = lane; e < experts; e += 32) max = larger(scores[e], max);
+    }
     max = warp_max(max);
-    for (int e = lane; e < experts; e += 32) powers[e] = exp_(scores[e] - max);
+    if (REGISTERS) {
+#pragma unroll
+        for (int i = 0; i < MINE; i++) {
+            const bool there = lane + 32 * i < experts;
+            mine[i] = there ? exp_(mine[i] - max) : -1.0f;
+            if (there) powers[lane + 32 * i] = mine[i];
+        }
+    } else {
+        for (int e = lane; e < experts; e += 32) powers[e] = exp_(scores[e] - max);
+    }
     __syncwarp();
-    float total = 0.0f;
-#pragma unroll 16
-    for (int e = 0; e < experts; e++) total += powers[e];
-    __syncwarp();
-    float sum = 0.0f;
+    const int each = REGISTERS ? (experts + top_k - 1) / top_k : experts;
+    int summed = 0, value = 0;
+    u32 which = 0;
+#pragma unroll 1
     for (int rank = 0; rank < top_k; rank++) {
+        const int until = min(summed + each, experts);
+#pragma unroll 8
+        for (; summed < until; summed++) total += powers[summed];
         float v = -1.0f;
         u32 at = 0;
-#pragma unroll 8
-        for (int e = lane; e < experts; e += 32) {
-            const float w = powers[e];
-            if (w > v) { v = w; at = e; }
+        if (REGISTERS) {
+#pragma unroll
+            for (int i = 0; i < MINE; i++)
+                if (mine[i] > v) { v = mine[i]; at = lane + 32 * i; }
+        } else {
+            __syncwarp();
+            for (int e = lane; e < experts; e += 32) {
+                const float w = powers[e];
+                if (w > v) { v = w; at = e; }
+            }
         }
         // Floats that are not negative are in the order of their bits, and -1 before them.
         const int best = __reduce_max_sync(~0u, __float_as_int(v));
         at = __reduce_min_sync(~0u, __float_as_int(v) == best ? at : ~0u);
-        v = __int_as_float(best);
-        const float weight = v / total;
-        sum += weight;
-        if (lane == 0) {
-            chosen[rank] = at;
-            weights[rank] = weight;
+        if (lane == rank) {
+            value = best;
+            which = at;
         }
-        if (lane == (at & 31)) powers[at] = -1.0f;
-        __syncwarp();
+        if (REGISTERS) {
+#pragma unroll
+            for (int i = 0; i < MINE; i++)
+                if (at == lane + 32 * i) mine[i] = -1.0f;
+        } else if (lane == (at & 31)) {
+            powers[at] = -1.0f;
+        }
     }
-    for (int rank = lane; rank < top_k; rank += 32) weights[rank] = weights[rank] / sum * (scale ? scale[chosen[rank]] : 1.0f);
+    const float weight = __int_as_float(value) / total;
+    float sum = 0.0f;
+    for (int rank = 0; rank < top_k; rank++) sum += __shfl_sync(~0u, weight, rank);
+    if (lane >= top_k) return;
+    chosen[lane] = which;
+    weights[lane] = weight / sum * (scale ? scale[which] : 1.0f);
+}
+__device__ __forceinline__ void choose_row(const float *scores, const float *scale, u32 *chosen, float *weights, float *powers, int experts, int top_k) {
+    if (experts <= 32 * MINE) choose<true>(scores, scale, chosen, weights, powers, experts, top_k);
+    else choose<false>(scores, scale, chosen, weights, powers, experts, top_k);
 }
 // Pairs (row, rank) by expert, in order within one, by a block. `lists`: experts in
 // use, then for each its number, first pair and end. `counts` and `starts` hold a
@@ -90,7 +129,7 @@ KERNEL __launch_bounds__(128) route(const float *scores, const float *scale, u32
     in_order();
     const int warp = threadIdx.x >> 5;
     const u64 row = blockIdx.x * 4 + warp;
-    if (row < (u64) rows) choose(scores + row * experts, scale, chosen + row * top_k, weights + row * top_k, powers + warp * experts, experts, top_k);
+    if (row < (u64) rows) choose_row(scores + row * experts, scale, chosen + row * top_k, weights + row * top_k, powers + warp * experts, experts, top_k);
 }
 KERNEL __launch_bounds__(1024) group(const u32 *chosen, u32 *lists, u32 *pairs, int experts, int n) {
     extern __shared__ u32 counts[];
@@ -132,9 +171,12 @@ __device__ __forceinline__ void group_few(const u32 *chosen, u32 *lists, u32 *pa
 }
 // Few rows: the first block does both, a warp a row. Others make a gate that does not wait
 // for it, a share of a row each.
-KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scale, float *weights, u32 *lists, u32 *pairs, int experts, int top_k, int rows, Glu gate) {
+KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scale, float *weights, u32 *lists, u32 *pairs, int experts, int top_k, int rows, Glu gate, const u64 *first_table, const u64 *second_table) {
     extern __shared__ float powers[];
-    in_order();
+    start_next();
+    // Where experts lie is about to be asked for.
+    if (blockIdx.x == 0 && threadIdx.x < experts) asm volatile("prefetch.global.L2 [%0];" :: "l"((threadIdx.x & 1 ? second_table : first_table) + (threadIdx.x & ~1)));
+    wait_for_previous();
     if (blockIdx.x > 0) {
         const int shares = (gate.cols + SHARE - 1) / SHARE, at = blockIdx.x - 1;
         glu_share<512>(gate, at % shares, at / shares);
@@ -142,7 +184,7 @@ KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scal
     }
     const int warp = threadIdx.x >> 5;
     u32 *chosen = (u32 *) (powers + rows * experts);
-    if (warp < rows) choose(scores + warp * experts, scale, chosen + warp * top_k, weights + warp * top_k, powers + warp * experts, experts, top_k);
+    if (warp < rows) choose_row(scores + warp * experts, scale, chosen + warp * top_k, weights + warp * top_k, powers + warp * experts, experts, top_k);
     __syncthreads();
     group_few(chosen, lists, pairs, chosen + rows * top_k, rows * top_k);
 }
@@ -153,20 +195,32 @@ struct Parts {
     float *y;
     int top_k;
 };
+#define RANKS 4 // whose parts are on their way at once
 __device__ __forceinline__ Kept combined(const Parts &p, u64 row, int cols) {
     Kept y;
+    const float *weight = p.weights + row * p.top_k;
+    each_kept([&](int i, int c) {
+        y.v[i] = make_float2(0.0f, 0.0f);
+        if (c >= cols) return;
+        const float *part = p.parts + row * p.top_k * cols + c;
+        const bool pair = c + 1 < cols;
+#pragma unroll 1
+        for (int rank = 0; rank < p.top_k; rank += RANKS) {
+            float2 v[RANKS];
 #pragma unroll
-    for (int i = 0; i < KEPT; i++) y.v[i] = make_float2(0.0f, 0.0f);
-    const float *part = p.parts + row * p.top_k * cols, *weight = p.weights + row * p.top_k;
-#pragma unroll 2
-    for (int rank = 0; rank < p.top_k; rank++, part += cols) {
-        const Kept k = keep(part, cols);
+            for (int j = 0; j < RANKS; j++) {
+                const float *from = part + (u64) min(rank + j, p.top_k - 1) * cols;
+                if (cols % 2 == 0) v[j] = *(const float2 *) from;
+                else v[j] = make_float2(from[0], pair ? from[1] : 0.0f);
+            }
 #pragma unroll
-        for (int i = 0; i < KEPT; i++) {
-            y.v[i].x = fmaf(weight[rank], k.v[i].x, y.v[i].x);
-            y.v[i].y = fmaf(weight[rank], k.v[i].y, y.v[i].y);
+            for (int j = 0; j < RANKS; j++)
+                if (rank + j < p.top_k) {
+                    y.v[i].x = fmaf(weight[rank + j], v[j].x, y.v[i].x);
+                    y.v[i].y = fmaf(weight[rank + j], v[j].y, y.v[i].y);
+                }
         }
-    }
+    });
     return y;
 }
 // An expert that all rows share, and its gate.
@@ -181,19 +235,20 @@ KERNEL __launch_bounds__(1024, 1) mixed_norm(Parts m, Gated g, const float *from
     __shared__ float shared[32];
     start_next();
     const u64 row = blockIdx.x;
-    const Kept w = ask_next(next, cols);
+    ask_next(next, 0, cols);
     wait_for_previous();
-    Kept k = keep(g.shared + row * cols, cols), r = keep(from + row * cols, cols);
+    Kept y = combined(m, row, cols), k = keep(g.shared + row * cols, cols);
     const float gate = activate(g.f, g.gate[row]);
 #pragma unroll
     for (int i = 0; i < KEPT; i++) {
         k.v[i].x *= gate;
         k.v[i].y *= gate;
     }
+    Kept r = keep(from + row * cols, cols);
     put(g.gated + row * cols, cols, k);
-    Kept y = combined(m, row, cols);
     add_kept(y, k, 1.0f);
     put(m.y + row * cols, cols, y);
+    const Kept w = PARAMETER(next.weight[0], cols);
     add_kept(r, y, factor);
     put(x + row * cols, cols, r);
     put_next(next, row, cols, r, w, eps, shared);
@@ -212,22 +267,28 @@ KERNEL __launch_bounds__(1024, 1) mixture_norm(Parts m, Beside b, const float *f
     ask_kept(b.dense_weight, cols);
     ask_kept(b.own_weight, cols);
     ask_kept(post, cols);
-    ask_kept(next.weight[0], cols);
-    ask_next(next, cols);
+    ask_next(next, 0, cols);
     wait_for_previous();
-    Kept k = keep(b.dense + row * cols, cols);
-    normalise(k, cols, eps, keep(b.dense_weight, cols), true, shared[0]);
-    Kept y = combined(m, row, cols);
+    Kept k = keep(b.dense + row * cols, cols), y = combined(m, row, cols);
     put(m.y + row * cols, cols, y);
-    normalise(y, cols, eps, keep(b.own_weight, cols), true, shared[1]);
+    {
+        const Kept of_dense = keep(b.dense_weight, cols), of_own = keep(b.own_weight, cols);
+        normalise(k, cols, eps, of_dense, true, shared[0]);
+        normalise(y, cols, eps, of_own, true, shared[1]);
+    }
     put(b.own + row * cols, cols, y);
     add_kept(k, y, 1.0f);
     put(b.sum + row * cols, cols, k);
-    normalise(k, cols, eps, PARAMETER(post, cols), post, shared[2]);
-    Kept r = keep(from + row * cols, cols);
+    Kept r;
+    {
+        const Kept of_sum = PARAMETER(post, cols);
+        r = keep(from + row * cols, cols);
+        normalise(k, cols, eps, of_sum, post, shared[2]);
+    }
+    const Kept w = PARAMETER(next.weight[0], cols);
     add_kept(r, k, factor);
     put(x + row * cols, cols, r);
-    put_next(next, row, cols, r, PARAMETER(next.weight[0], cols), eps, shared[3]);
+    put_next(next, row, cols, r, w, eps, shared[3]);
 }
 // y[row] = sum over ranks of weight * part, by fused multiply-add from 0.
 KERNEL combine(const float *parts, const float *weights, float *y, int cols, int top_k, u64 n) {

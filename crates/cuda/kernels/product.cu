@@ -538,36 +538,47 @@ KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, const float *
 // `lists`: number of those, then for each its number, first pair and end; pairs
 // follow in `pairs`, each row * top_k + rank. A pair reads activation row
 // `by_pair ? pair : pair / top_k` and writes row `pair`.
-KERNEL __launch_bounds__(SLICES * 32) product_experts(const u64 *table, const u64 *factors, float *y, Half x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per) {
+#define ASIDE (FORMAT == 16 ? 1 : CODE_WORDS <= 4 && GROUPS == 1 ? 4 : 2) // pairs of tiles on their way
+KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts(const u64 *table, const u64 *factors, float *y, Half x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per) {
     __shared__ float shared[SLICES * 2 * 128];
     wait_for_previous();
     start_next(); // not before: product_gated looks at the lists at once
-    if (blockIdx.y >= lists[0]) return;
-    const u32 *list = lists + 1 + 3 * blockIdx.y;
-    const u8 *w = (const u8 *) table[list[0]];
-    const float *factor = factors ? (const float *) factors[list[0]] : nullptr;
+    const u32 *list = lists + 1 + 3 * blockIdx.y, used = lists[0], expert = list[0], first = list[1], stop = list[2];
+    if (blockIdx.y >= used) return;
+    const u8 *w = (const u8 *) table[expert];
+    const float *factor = factors ? (const float *) factors[expert] : nullptr;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int tile = blockIdx.x * 2, begin = warp * per, end = min(begin + per, tiles);
-    const u8 *run = w + row_of_tiles(tile, tiles) + begin * ALONG;
-    const int last = (rows + 15) / 16 - tile;
-    ask_run(w, tile, min(2, last), tiles, begin, end);
+    const u8 *run = w + row_of_tiles(tile, tiles);
+    const u64 beside = tile + 1 < (rows + 15) / 16 ? BESIDE : 0;
+    Tile ahead[ASIDE][2];
+    auto load = [&](int k) {
+#pragma unroll
+        for (int i = 0; i < ASIDE; i++)
+            if (k + i < end)
+#pragma unroll
+                for (int r = 0; r < 2; r++) ahead[i][r] = fetch(run + r * beside + (u64) (k + i) * ALONG, lane);
+    };
+    load(begin);
     const u32 magic = offset();
-    for (u32 base = list[1]; base < list[2]; base += 8) {
-        auto row = [&](int i) { return base + i < list[2] ? (int) (by_pair ? pairs[base + i] : pairs[base + i] / top_k) : -1; };
+#pragma unroll 1
+    for (u32 base = first; base < stop; base += 8) {
+        auto row = [&](int i) { return base + i < stop ? (int) (by_pair ? pairs[base + i] : pairs[base + i] / top_k) : -1; };
         const int own = row(g), r0 = row(2 * t), r1 = row(2 * t + 1);
         float o[2][1][4] = {{{0, 0, 0, 0}}, {{0, 0, 0, 0}}};
-        constexpr int unroll = FORMAT == 4 || FORMAT == 16 ? 2 : 1; // as registers allow
-#pragma unroll unroll
-        for (int k = begin; k < end; k++) {
-            Tile tile[2];
+#pragma unroll 1
+        for (int k = begin; k < end; k += ASIDE) {
+            if (k > begin || base > first) load(k);
 #pragma unroll
-            for (int r = 0; r < 2; r++) tile[r] = fetch(run + (r < last ? r : 0) * BESIDE + (u64) (k - begin) * ALONG, lane);
-            Inputs in = inputs(x, k, lane, own, r0, r1);
+            for (int i = 0; i < ASIDE; i++) {
+                if (k + i >= end) break;
+                const Inputs in = inputs(x, k + i, lane, own, r0, r1);
 #pragma unroll
-            for (int r = 0; r < 2; r++) multiply(tile[r], in, o[r][0], magic);
+                for (int r = 0; r < 2; r++) multiply(ahead[i][r], in, o[r][0], magic);
+            }
         }
         write<2, 1>(o, shared, blockDim.x >> 5, factor, y, rows, tile, [&](int i, int &to) {
-            if (base + i >= list[2]) return false;
+            if (base + i >= stop) return false;
             to = (int) pairs[base + i];
             return true;
         });

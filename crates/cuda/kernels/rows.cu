@@ -90,7 +90,8 @@ KERNEL __launch_bounds__(1024, 1) add_norm(const float *from, float *x, const fl
     __shared__ float shared[2][32];
     start_next();
     const u64 row = blockIdx.x;
-    const Kept p = PARAMETER(post, cols), w = ask_next(next, cols);
+    const Kept p = PARAMETER(post, cols), w = PARAMETER(next.weight[0], cols);
+    ask_next(next, 1, cols);
     wait_for_previous();
     Kept k = keep(y + row * cols, cols), r = keep(from + row * cols, cols);
     if (post) normalise(k, cols, eps, p, true, shared[0]);

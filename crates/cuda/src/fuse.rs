@@ -116,7 +116,7 @@ pub(crate) struct End {
 pub(crate) enum Term {
     Plain(Address),
     /// Experts and a shared one, or a dense block.
-    Mixed(Mixed),
+    Mixed(Box<Mixed>),
 }
 
 /// A norm of a row, or, without a weight, the row as products read it.

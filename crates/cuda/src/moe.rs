@@ -11,6 +11,9 @@ use crate::{Cuda, Kernel};
 use backend::{Activation, Experts, Matrix, Tensor};
 use std::sync::Arc;
 
+/// Experts of a row, at most: a lane has a rank.
+const MAX_RANKS: usize = 32;
+
 /// Rows that one block chooses for, a warp each.
 const FEW_ROWS: usize = 16;
 
@@ -20,8 +23,8 @@ const GATED_WARPS: usize = 8;
 /// Bytes of a tile of 8 rows that `product_gated` makes for itself.
 const MADE: usize = 8 * (64 * 2 + 16);
 
-/// Shared memory of a block that needs not be asked for.
-const SHARED: usize = 48 << 10;
+/// Tiles that such a block makes, at most: every other block of its expert makes them again.
+const MOST_MADE: usize = 64;
 
 /// Where a layer's experts lie; nothing, if they are stored in different formats.
 pub(crate) type ExpertTable = Option<Table>;
@@ -158,7 +161,7 @@ fn product_gated(
 fn route(
     cuda: &Cuda,
     scores: &Tensor,
-    scale: Option<&Block>,
+    table: &Table,
     top_k: usize,
     mut glu: Option<&Glu>,
 ) -> (Buffer, Lists) {
@@ -181,7 +184,7 @@ fn route(
     }
     let args = Args::default()
         .ptr(address(scores))
-        .ptr(scale.map_or(0, |s| s.address));
+        .ptr(table.scale.as_ref().map_or(0, |s| s.address));
     if n <= FEW_ROWS {
         let args = args
             .ptr(weights.address)
@@ -190,7 +193,9 @@ fn route(
             .int(count)
             .int(top_k)
             .int(n)
-            .words(&glu.map_or([0; 10], Glu::words));
+            .words(&glu.map_or([0; 10], Glu::words))
+            .ptr(table.gate_up.weights.address)
+            .ptr(table.down.weights.address);
         let grid = Grid {
             shared: 4 * n * (count + 2 * top_k),
             ..Grid::new(1 + glu.map_or(0, |g| g.shares() * g.rows), 512)
@@ -239,7 +244,7 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
             scale: scale.map(|s| Block::of(&cuda.driver, s, "factors of experts")),
         })
     });
-    let Some(table) = table else {
+    let Some(table) = table.as_ref().filter(|_| top_k <= MAX_RANKS) else {
         return backend::moe::grouped(cuda, x, scores, experts);
     };
     let pairs = n * top_k;
@@ -251,8 +256,8 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
             None
         }
     };
-    let (weights, lists) = route(cuda, scores, table.scale.as_ref(), top_k, beside.as_ref());
-    let fits = |t: &Tiles| n <= FEW_ROWS && t.tiles * MADE <= SHARED;
+    let (weights, lists) = route(cuda, scores, table, top_k, beside.as_ref());
+    let fits = |t: &Tiles| n <= FEW_ROWS && n * t.tiles <= MOST_MADE;
     let gated = table.down.tiles.filter(fits);
     let gated = gated.filter(|_| table.gate_up.tiles.is_some());
     // The product goes with those of experts, if it has their shape.

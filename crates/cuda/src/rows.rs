@@ -208,7 +208,7 @@ fn mixed_end(m: Mixed, [from, x]: [Address; 2], post: Address, factor: f32, eps:
         post,
         rows: m.rows,
         cols: m.cols,
-        y: Term::Mixed(m),
+        y: Term::Mixed(Box::new(m)),
         factor,
         eps,
         next: Vec::new(),
@@ -409,7 +409,7 @@ pub(crate) fn add_norm(
     };
     if !end.may_write(norm.y, &half) {
         if let Term::Mixed(m) = end.y {
-            cuda.driver.defer(Deferred::Mixed(m));
+            cuda.driver.defer(Deferred::Mixed(*m));
         }
         end = plain();
     }

@@ -1000,14 +1000,14 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("attend_long", 240, 7400),
     ("attend", 152, 4400),
     ("delta_rule", 64, 800),
-    ("delta_few", 80, 3500),
+    ("delta_few", 128, 3500),
     ("add_norm", 64, 2600),
     ("norm_glu", 64, 2750),
-    ("mixed_norm", 64, 2900),
+    ("mixed_norm", 64, 3200),
     ("mixture_norm", 64, 3400),
     ("rms_norm", 40, 1400),
     ("glu", 40, 2600),
-    ("route", 40, 2500),
+    ("route", 40, 4200),
 ];
 
 /// Needs no GPU, and so no name by which the tests of one are chosen.
