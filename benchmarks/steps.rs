@@ -528,10 +528,16 @@ fn run(
     if let Some(rows) = ops {
         extend(&mut memory, &mut sequence, 1024);
         let tokens: Vec<u32> = (0..rows).map(token).collect();
-        memory.push(&mut batch, &mut sequence, &tokens, 0).unwrap();
+        // More rows than a verification has are a prompt's.
+        let certain = if rows > 16 { rows } else { 0 };
+        memory
+            .push(&mut batch, &mut sequence, &tokens, certain)
+            .unwrap();
         let step = |memory: &mut Memory| {
             let hidden = target.forward(&b, &batch, memory);
-            b.argmax(&target.logits(&b, &hidden))
+            if certain == 0 {
+                b.argmax(&target.logits(&b, &hidden));
+            }
         };
         // Compiles everything first.
         step(&mut memory);

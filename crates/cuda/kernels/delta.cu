@@ -14,68 +14,104 @@ struct Delta {
     int nk, nv, dk, dv, channels;
 };
 
-// The convolution of a channel of a sequence, with SiLU, which f(row, value) gets; where
-// MOVES, the history moves on. Of all who read a channel's, one moves it afterwards.
-template <bool MOVES, class F>
-__device__ __forceinline__ void convolve(const Delta &d, const float *qkv, const float *conv, const u32 *seq, int c, F f) {
-    const int C = d.channels;
-    constexpr int past = TAPS - 1;
-    float *history = d.history + (u64) seq[SEQ_SLOT] * (past + TENTATIVE) * C + c;
-    const u32 kept = seq[SEQ_KEPT], rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
-    const bool is_new = seq[SEQ_NEW];
-    float taps[TAPS], window[past];
-    for (int j = 0; j < TAPS; j++) taps[j] = conv[(u64) c * TAPS + j];
-    for (int j = 0; j < past; j++) window[j] = is_new ? 0.0f : history[(u64) (kept + j) * C];
-    // What the next step starts from: the rows before `certain` and those after.
-    u32 next = 0;
-    if (MOVES && certain == 0)
-        for (int j = 0; j < past; j++) history[(u64) next++ * C] = window[j];
-    const float *x = qkv + (u64) seq[SEQ_START] * C + c;
-    for (u32 r = 0; r < rows; r++) {
-        float now = x[(u64) r * C], sum = 0.0f;
+// A channel's convolution with SiLU: f(row, value) for a sequence's rows from..to. What it
+// reads is asked for AT_ONCE rows at a time, and the first when it is made.
+#define AT_ONCE 8
+#define PAST (TAPS - 1)
+struct Convolution {
+    const float *x;
+    int channels;
+    float taps[TAPS], window[PAST], now[AT_ONCE];
+    __device__ __forceinline__ Convolution() {}
+    __device__ __forceinline__ Convolution(const Delta &d, const float *qkv, const float *conv, const u32 *seq, int c, u32 from, u32 to) : x(qkv + (u64) seq[SEQ_START] * d.channels + c), channels(d.channels) {
+        const float *history = d.history + (u64) seq[SEQ_SLOT] * (PAST + TENTATIVE) * channels + c;
+        const u32 kept = seq[SEQ_KEPT];
+        const bool is_new = seq[SEQ_NEW];
 #pragma unroll
-        for (int j = 0; j < past; j++) sum = fmaf(taps[j], window[j], sum);
-        sum = fmaf(taps[past], now, sum);
-        f(r, silu_(sum));
+        for (int j = 0; j < TAPS; j++) taps[j] = conv[(u64) c * TAPS + j];
 #pragma unroll
-        for (int j = 0; j + 1 < past; j++) window[j] = window[j + 1];
-        window[past - 1] = now;
-        if (!MOVES) continue;
-        if (r + 1 == certain)
-            for (int j = 0; j < past; j++) history[(u64) next++ * C] = window[j];
-        else if (r >= certain)
-            history[(u64) next++ * C] = now;
+        for (int j = 0; j < PAST; j++) {
+            const int row = (int) from - PAST + j;
+            window[j] = row >= 0 ? x[(u64) row * channels] : is_new ? 0.0f : history[(u64) (kept + PAST + row) * channels];
+        }
+        ask(from, to);
     }
+    __device__ __forceinline__ void ask(u32 from, u32 to) {
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) now[j] = from + j < to ? x[(u64) (from + j) * channels] : 0.0f;
+    }
+    template <class F> __device__ __forceinline__ void run(u32 from, u32 to, F f) {
+#pragma unroll 1
+        while (true) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                if (from + i >= to) return;
+                float sum = 0.0f;
+#pragma unroll
+                for (int j = 0; j < PAST; j++) sum = fmaf(taps[j], window[j], sum);
+                f(from + i, silu_(fmaf(taps[PAST], now[i], sum)));
+#pragma unroll
+                for (int j = 0; j + 1 < PAST; j++) window[j] = window[j + 1];
+                window[PAST - 1] = now[i];
+            }
+            ask(from += AT_ONCE, to);
+        }
+    }
+};
+// A channel's history moves on to what the next step starts from: the rows before the first
+// tentative one, then those. Nobody reads the old one any more.
+__device__ __forceinline__ void move_history(const Delta &d, const float *qkv, const u32 *seq, int c) {
+    const float *x = qkv + (u64) seq[SEQ_START] * d.channels + c;
+    float *history = d.history + (u64) seq[SEQ_SLOT] * (PAST + TENTATIVE) * d.channels + c;
+    const u32 kept = seq[SEQ_KEPT], rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
+    float before[PAST];
+#pragma unroll
+    for (int j = 0; j < PAST; j++) {
+        const int row = (int) certain - PAST + j;
+        before[j] = row >= 0 ? x[(u64) row * d.channels] : seq[SEQ_NEW] ? 0.0f : history[(u64) (kept + PAST + row) * d.channels];
+    }
+#pragma unroll
+    for (int j = 0; j < PAST; j++) history[(u64) j * d.channels] = before[j];
+#pragma unroll 4
+    for (u32 r = certain; r < rows; r++) history[(u64) (PAST + r - certain) * d.channels] = x[(u64) r * d.channels];
 }
-// A warp normalises a row's query or key.
-__device__ __forceinline__ void normalise_key(float *x, bool query) {
+// A warp normalises a row's query or key, column i of which is x(i).
+template <class X>
+__device__ __forceinline__ void normalise_key(X x, bool query) {
     const int lane = threadIdx.x & 31;
     float sum = 0.0f;
-    for (int i = lane; i < DK; i += 32) sum = fmaf(x[i], x[i], sum);
+#pragma unroll
+    for (int i = lane; i < DK; i += 32) sum = fmaf(x(i), x(i), sum);
     sum = warp_sum(sum);
     const float inverse = 1.0f / sqrtf(sum + 1e-6f), factor = query ? 1.0f / sqrtf((float) DK) : 1.0f;
-    for (int i = lane; i < DK; i += 32) x[i] = x[i] * inverse * factor;
+#pragma unroll
+    for (int i = lane; i < DK; i += 32) x(i) = x(i) * inverse * factor;
 }
 __device__ __forceinline__ float decay_of(float decay, float a, float bias) { return exp_(decay * softplus_(a + bias)); }
 
-// Block (i, sequence): the convolution of DK channels. Those of a query or a key,
-// queries first, are then normalised in place, a warp a row; sums of squares: 32
+// Block (i, run of rows and sequence): the convolution of DK channels. Those of a query or a
+// key, queries first, are then normalised in place, a warp a row; sums of squares: 32
 // partial sums and a tree. The last block makes the gates: [n, nv, 2] decay and beta.
+#define RUN 32 // rows, as in src/delta.rs
 KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float *conv, float *mixed, const float *b, const float *a, const float *decay, const float *bias, float *gates) {
     in_order();
     const int head = blockIdx.x, c = head * DK + threadIdx.x;
-    const u32 *seq = d.batch.seq(blockIdx.y);
-    const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS];
-    if (threadIdx.x < DK && c < d.channels) convolve<true>(d, qkv, conv, seq, c, [&](u32 r, float v) { mixed[(u64) (start + r) * d.channels + c] = v; });
+    const u32 *seq = d.batch.seq(blockIdx.y % d.batch.seqs());
+    const u32 start = seq[SEQ_START], from = blockIdx.y / d.batch.seqs() * RUN, to = min(from + RUN, seq[SEQ_ROWS]);
+    if (from >= to) return;
+    if (threadIdx.x < DK && c < d.channels) Convolution(d, qkv, conv, seq, c, from, to).run(from, to, [&](u32 r, float v) { mixed[(u64) (start + r) * d.channels + c] = v; });
     if (head + 1 == gridDim.x)
-        for (u32 i = threadIdx.x; i < rows * d.nv; i += blockDim.x) {
+        for (u32 i = from * d.nv + threadIdx.x; i < to * d.nv; i += blockDim.x) {
             const u64 at = (u64) start * d.nv + i;
             gates[2 * at] = decay_of(decay[i % d.nv], a[at], bias[i % d.nv]);
             gates[2 * at + 1] = sigmoid_(b[at]);
         }
     if (head >= 2 * d.nk) return;
     __syncthreads();
-    for (u32 r = threadIdx.x >> 5; r < rows; r += blockDim.x >> 5) normalise_key(mixed + (u64) (start + r) * d.channels + head * DK, head < d.nk);
+    for (u32 r = from + (threadIdx.x >> 5); r < to; r += blockDim.x >> 5) {
+        float *x = mixed + (u64) (start + r) * d.channels + head * DK;
+        normalise_key([&](int i) -> float & { return x[i]; }, head < d.nk);
+    }
 }
 
 // The recurrence: block (value head and share of its columns, sequence), PARTS (4 or 8)
@@ -87,15 +123,56 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
 #define ROWS ((DK + PARTS - 1) / PARTS)
 // Whether a thread's row `i` exists: all do where DK is a multiple of PARTS.
 #define EXISTS(i) (ROWS * PARTS == DK || first + (i) < DK)
+// In shared memory a key or query lies by parts, so that threads of different parts meet in
+// no bank; where its column i is; what a row has of the block's: query, key, values, decay
+// and beta; and what is kept of an earlier one: key, d, decay.
+#define SIDE ((ROWS + 3) / 4 * 4 + 4)
+#define PLACE(i) ((i) / ROWS * SIDE + (i) % ROWS)
+#define KEY (SIDE * PARTS)
+#define OF_ROW (2 * KEY + (WIDTH + 5) / 4 * 4) // as in src/delta.rs
+#define OF_UPDATE (KEY + (WIDTH + 4) / 4 * 4)
+#define ITEMS (2 * DK + WIDTH) // of a row, that are not the same for all columns
 __device__ __forceinline__ float over_parts(float v) {
 #pragma unroll
     for (int o = 1; o < PARTS; o *= 2) v += __shfl_xor_sync(~0u, v, o);
     return v;
 }
-struct Row {
-    const float *q, *k; // zeros after DK columns
-    float v, decay, beta;
-};
+// The thread's part of a key or query.
+__device__ __forceinline__ void own_part(const float *x, float (&v)[ROWS]) {
+    x += threadIdx.x % PARTS * SIDE;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += 4) {
+        const float4 four = *(const float4 *) (x + i);
+        v[i] = four.x;
+        if (i + 1 < ROWS) v[i + 1] = four.y;
+        if (i + 2 < ROWS) v[i + 2] = four.z;
+        if (i + 3 < ROWS) v[i + 3] = four.w;
+    }
+}
+// Where item `i` of a row's goes.
+__device__ __forceinline__ int item_place(int i) { return i < DK ? PLACE(i) : i < 2 * DK ? KEY + PLACE(i - DK) : 2 * KEY + i - 2 * DK; }
+// The channel of it.
+__device__ __forceinline__ int item_channel(const Delta &d, int i) {
+    const int key_head = blockIdx.x / SHARES / (d.nv / d.nk);
+    return i < DK ? key_head * DK + i : i < 2 * DK ? (d.nk + key_head) * DK + i - DK : 2 * d.nk * DK + blockIdx.x * WIDTH + i - 2 * DK;
+}
+// Rows of keys and queries that are there for none of DK columns.
+__device__ __forceinline__ void clear_rest(float *row) {
+    for (int i = DK; i < ROWS * PARTS; i++) row[PLACE(i)] = row[KEY + PLACE(i)] = 0.0f;
+}
+// Where the block's updates lie, from one row's to the next.
+__device__ __forceinline__ int update_stride(const Delta &d) { return d.nv * SHARES * (1 + DK + WIDTH); }
+__device__ __forceinline__ float *updates_of(const Delta &d, const u32 *seq) { return d.updates + (u64) seq[SEQ_SLOT] * TENTATIVE * update_stride(d) + blockIdx.x * (1 + DK + WIDTH); }
+// Brings those that stayed to `kept`, [TENTATIVE, OF_UPDATE].
+__device__ __forceinline__ void bring_kept(const Delta &d, const u32 *seq, float *kept) {
+    constexpr int each = 1 + DK + WIDTH;
+    const float *updates = updates_of(d, seq);
+#pragma unroll 4
+    for (u32 at = threadIdx.x; at < seq[SEQ_KEPT] * each; at += THREADS) {
+        const int r = at / each, i = at % each;
+        kept[r * OF_UPDATE + (i == 0 ? KEY + WIDTH : i <= DK ? PLACE(i - 1) : KEY + i - 1 - DK)] = updates[(u64) r * update_stride(d) + i];
+    }
+}
 // What the thread has of its block's state.
 __device__ __forceinline__ void load_state(const Delta &d, const u32 *seq, float (&s)[ROWS]) {
     const int first = threadIdx.x % PARTS * ROWS, own = threadIdx.x / PARTS, column = blockIdx.x % SHARES * WIDTH + own;
@@ -104,24 +181,22 @@ __device__ __forceinline__ void load_state(const Delta &d, const u32 *seq, float
     for (int i = 0; i < ROWS; i++)
         s[i] = own < WIDTH && EXISTS(i) && !seq[SEQ_NEW] ? state[(u64) (first + i) * DV + column] : 0.0f;
 }
-// The block's part of all rows; `row(r)` brings one of them, for the thread's column.
+// The block's part of all rows; `row(r)` brings one of them to shared memory. `kept` is there.
 template <class F>
-__device__ __forceinline__ void recur(const Delta &d, const u32 *seq, float *y, float (&s)[ROWS], F row) {
+__device__ __forceinline__ void recur(const Delta &d, const u32 *seq, float *y, float (&s)[ROWS], const float *kept, F row) {
     const int part = threadIdx.x % PARTS, own = threadIdx.x / PARTS, head = blockIdx.x / SHARES, column = blockIdx.x % SHARES * WIDTH + own;
     const bool mine = own < WIDTH;
-    const int each = 1 + DK + WIDTH, next = d.nv * SHARES * each;
-    const u64 slot = seq[SEQ_SLOT];
-    float *state = d.state + (slot * d.nv + head) * DK * DV;
-    float *updates = d.updates + slot * TENTATIVE * next + blockIdx.x * each; // + row next
+    float *state = d.state + ((u64) seq[SEQ_SLOT] * d.nv + head) * DK * DV, *updates = updates_of(d, seq);
     const int first = part * ROWS;
+    float k[ROWS], q[ROWS];
 #pragma unroll 1
     for (u32 r = 0; r < seq[SEQ_KEPT]; r++) {
-        const float *u = updates + (u64) r * next;
-        const float decay = u[0], dj = mine ? u[1 + DK + own] : 0.0f;
+        const float *u = kept + r * OF_UPDATE;
+        const float decay = u[KEY + WIDTH], dj = mine ? u[KEY + own] : 0.0f;
+        own_part(u, k);
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) s[i] = fmaf(EXISTS(i) ? u[1 + first + i] : 0.0f, dj, s[i] * decay);
+        for (int i = 0; i < ROWS; i++) s[i] = fmaf(EXISTS(i) ? k[i] : 0.0f, dj, s[i] * decay);
     }
-    __syncthreads(); // the updates are read before any is written
     auto save = [&]() {
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
@@ -131,27 +206,30 @@ __device__ __forceinline__ void recur(const Delta &d, const u32 *seq, float *y, 
     if (certain == 0) save();
 #pragma unroll 1
     for (u32 r = 0; r < rows; r++) {
-        const Row x = row(r);
+        const float *x = row(r), *gates = x + OF_ROW - 2;
+        const float v = mine ? x[2 * KEY + own] : 0.0f, decay = gates[0];
+        own_part(x + KEY, k);
+        own_part(x, q);
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            s[i] *= x.decay;
-            sum = fmaf(s[i], x.k[first + i], sum);
+            s[i] *= decay;
+            sum = fmaf(s[i], k[i], sum);
         }
-        const float dj = (x.v - over_parts(sum)) * x.beta;
+        const float dj = (v - over_parts(sum)) * gates[1];
         float o = 0.0f;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            s[i] = fmaf(x.k[first + i], dj, s[i]);
-            o = fmaf(s[i], x.q[first + i], o);
+            s[i] = fmaf(k[i], dj, s[i]);
+            o = fmaf(s[i], q[i], o);
         }
         o = over_parts(o);
         if (mine && part == 0) y[((u64) (seq[SEQ_START] + r) * d.nv + head) * DV + column] = o;
         if (r + 1 == certain) save();
         if (r >= certain) {
-            float *u = updates + (u64) (r - certain) * next;
-            if (threadIdx.x == 0) u[0] = x.decay;
-            for (int i = threadIdx.x; i < DK; i += THREADS) u[1 + i] = x.k[i];
+            float *u = updates + (u64) (r - certain) * update_stride(d);
+            if (threadIdx.x == 0) u[0] = decay;
+            for (int i = threadIdx.x; i < DK; i += THREADS) u[1 + i] = x[KEY + PLACE(i)];
             if (mine && part == 0) u[1 + DK + own] = dj;
         }
     }
@@ -162,33 +240,53 @@ __device__ __forceinline__ void ask_state(const Delta &d, const u32 *seq) {
     if (threadIdx.x == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(state + blockIdx.x % SHARES * DK * WIDTH), "n"(DK * WIDTH / 4 * 16) : "memory");
 #endif
 }
-KERNEL __launch_bounds__(THREADS, 1024 / THREADS) delta_rule(Delta d, const float *mixed, const float *gates, float *y) {
-    __shared__ float k[ROWS * PARTS], q[ROWS * PARTS];
+// `qkv`: what the convolution was made of, whose history moves on.
+KERNEL __launch_bounds__(THREADS, ROWS > 32 ? 1 : 2) delta_rule(Delta d, const float *mixed, const float *gates, float *y, const float *qkv) {
+    __shared__ __align__(16) float made[AT_ONCE * OF_ROW], kept[TENTATIVE * OF_UPDATE];
     start_next();
-    const int own = threadIdx.x / PARTS, head = blockIdx.x / SHARES, key_head = head / (d.nv / d.nk);
     const u32 *seq = d.batch.seq(blockIdx.y);
     ask_state(d, seq);
     wait_for_previous();
     float s[ROWS];
     load_state(d, seq, s);
-    recur(d, seq, y, s, [&](u32 r) {
-        const u64 row = seq[SEQ_START] + r;
-        const float *x = mixed + row * d.channels, *gate = gates + 2 * (row * d.nv + head);
-        __syncthreads();
-        for (int i = threadIdx.x; i < ROWS * PARTS; i += THREADS) {
-            q[i] = i < DK ? x[key_head * DK + i] : 0.0f;
-            k[i] = i < DK ? x[(d.nk + key_head) * DK + i] : 0.0f;
+    bring_kept(d, seq, kept);
+    const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS];
+    // The next rows are on their way while the block is at AT_ONCE of them.
+    constexpr int each = (AT_ONCE * ITEMS + THREADS - 1) / THREADS, items = AT_ONCE * ITEMS;
+    float ahead[each], gate = 0.0f;
+    auto ask = [&](u32 from) {
+#pragma unroll
+        for (int j = 0; j < each; j++) {
+            const int at = threadIdx.x + j * THREADS, r = at / ITEMS;
+            if (at < items && from + r < rows) ahead[j] = mixed[(u64) (start + from + r) * d.channels + item_channel(d, at % ITEMS)];
         }
-        const Row made = {q, k, own < WIDTH ? x[2 * d.nk * DK + head * DV + blockIdx.x % SHARES * WIDTH + own] : 0.0f, gate[0], gate[1]};
-        __syncthreads();
-        return made;
+        const u32 r = from + threadIdx.x / 2;
+        if (threadIdx.x < 2 * AT_ONCE && r < rows) gate = gates[2 * ((u64) (start + r) * d.nv + blockIdx.x / SHARES) + threadIdx.x % 2];
+    };
+    ask(0);
+    __syncthreads(); // what is kept is there
+    recur(d, seq, y, s, kept, [&](u32 r) {
+        if (r % AT_ONCE == 0) {
+            __syncthreads(); // the rows before are used
+#pragma unroll
+            for (int j = 0; j < each; j++) {
+                const int at = threadIdx.x + j * THREADS;
+                if (at < items) made[at / ITEMS * OF_ROW + item_place(at % ITEMS)] = ahead[j];
+            }
+            if (threadIdx.x < 2 * AT_ONCE) made[(threadIdx.x / 2 + 1) * OF_ROW - 2 + threadIdx.x % 2] = gate;
+            if (threadIdx.x < AT_ONCE) clear_rest(made + threadIdx.x * OF_ROW);
+            ask(r + AT_ONCE);
+            __syncthreads();
+        }
+        return made + r % AT_ONCE * OF_ROW;
     });
+    for (int c = blockIdx.x * THREADS + threadIdx.x; c < d.channels; c += gridDim.x * THREADS) move_history(d, qkv, seq, c);
 }
 
 // Few rows: `delta_conv`, `delta_rule` and, where `gate` is not null, the norm of heads and
 // gate = activation(gate) n in one, with their bits. A block makes what it reads of the
-// convolution; those of a key head count themselves in `arrived`, and the last one moves its
-// history on and does norms and gates.
+// convolution. Blocks count themselves in `arrived`, by value head and by key head: the last
+// of a value head does norms and gates, and the last of a key head moves its history on.
 struct Heads {
     const float *weight;
     float *n, *gate;
@@ -196,69 +294,88 @@ struct Heads {
     float eps;
     int f;
 };
-#define OF_ROW (2 * ROWS * PARTS + WIDTH + 2) // query, key, values, decay and beta; as in src/delta.rs
 KERNEL __launch_bounds__(THREADS, 1) delta_few(Delta d, const float *qkv, const float *conv, const float *b, const float *a, const float *decay, const float *bias, float *y, u32 *arrived, Heads end) {
-    extern __shared__ float made[]; // [rows, OF_ROW]
-    __shared__ float sums[THREADS / 32];
+    extern __shared__ __align__(16) float made[]; // [rows, OF_ROW]
+    __shared__ __align__(16) float kept[TENTATIVE * OF_UPDATE];
+    __shared__ bool moves;
     start_next();
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.x / SHARES, heads = d.nv / d.nk, key_head = head / heads, values = 2 * d.nk * DK;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.x / SHARES, heads = d.nv / d.nk, key_head = head / heads;
     const u32 *seq = d.batch.seq(blockIdx.y);
     const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS];
     ask_state(d, seq);
+    arrived += blockIdx.y * (d.nk + d.nv);
     wait_for_previous();
+    constexpr int each = (ITEMS + THREADS - 1) / THREADS;
+    Convolution channel[each];
+#pragma unroll
+    for (int j = 0; j < each; j++) {
+        const int i = threadIdx.x + j * THREADS;
+        if (i < ITEMS) channel[j] = Convolution(d, qkv, conv, seq, item_channel(d, i), 0, rows);
+    }
     float s[ROWS];
     load_state(d, seq, s);
-    for (int i = threadIdx.x; i < 2 * DK + WIDTH; i += THREADS) {
-        const bool query = i < DK, value = i >= 2 * DK;
-        const int c = value ? values + blockIdx.x * WIDTH + i - 2 * DK : query ? key_head * DK + i : (d.nk + key_head) * DK + i - DK;
-        float *to = made + (value ? 2 * ROWS * PARTS + i - 2 * DK : query ? i : ROWS * PARTS + i - DK);
-        auto put = [&](u32 r, float v) { to[r * OF_ROW] = v; };
-        if (value) convolve<true>(d, qkv, conv, seq, c, put);
-        else convolve<false>(d, qkv, conv, seq, c, put);
-    }
+    bring_kept(d, seq, kept);
     for (u32 r = threadIdx.x; r < rows; r += THREADS) {
         float *row = made + r * OF_ROW;
         const u64 at = (u64) (start + r) * d.nv + head;
         row[OF_ROW - 2] = decay_of(decay[head], a[at], bias[head]);
         row[OF_ROW - 1] = sigmoid_(b[at]);
-        for (int i = DK; i < ROWS * PARTS; i++) row[i] = row[ROWS * PARTS + i] = 0.0f;
+        clear_rest(row);
+    }
+#pragma unroll
+    for (int j = 0; j < each; j++) {
+        const int i = threadIdx.x + j * THREADS;
+        if (i < ITEMS) channel[j].run(0, rows, [&](u32 r, float v) { made[r * OF_ROW + item_place(i)] = v; });
     }
     __syncthreads();
-    for (u32 i = warp; i < 2 * rows; i += THREADS / 32) normalise_key(made + i / 2 * OF_ROW + i % 2 * ROWS * PARTS, i % 2 == 0);
-    // recur waits for the block before it looks at any row.
-    recur(d, seq, y, s, [&](u32 r) {
-        const float *row = made + r * OF_ROW;
-        const int own = threadIdx.x / PARTS;
-        return Row{row, row + ROWS * PARTS, own < WIDTH ? row[2 * ROWS * PARTS + own] : 0.0f, row[OF_ROW - 2], row[OF_ROW - 1]};
-    });
-    if (!comes_last(arrived + blockIdx.y * d.nk + key_head, heads * SHARES)) return;
-    for (int i = threadIdx.x; i < 2 * DK; i += THREADS) convolve<true>(d, qkv, conv, seq, i < DK ? key_head * DK + i : (d.nk + key_head) * DK + i - DK, [](u32, float) {});
+    // The block has read the history and what it keeps of the last step.
+    if (threadIdx.x == 0) {
+        __threadfence();
+        u32 *count = arrived + d.nv + key_head;
+        moves = atomicAdd(count, 1) + 1 == heads * SHARES;
+        if (moves) *count = 0;
+        __threadfence();
+    }
+    for (u32 i = warp; i < 2 * rows; i += THREADS / 32) {
+        float *x = made + i / 2 * OF_ROW + i % 2 * KEY;
+        normalise_key([&](int j) -> float & { return x[PLACE(j)]; }, i % 2 == 0);
+    }
+    for (int i = THREADS - 1 - threadIdx.x; i < WIDTH; i += THREADS) move_history(d, qkv, seq, item_channel(d, 2 * DK + i));
+    __syncthreads();
+    recur(d, seq, y, s, kept, [&](u32 r) { return made + r * OF_ROW; });
+    const bool last = comes_last(arrived + head, SHARES);
+    if (moves)
+        for (int i = threadIdx.x; i < 2 * DK; i += THREADS) move_history(d, qkv, seq, item_channel(d, i));
 #if DV % 64 == 0
-    // A run of a row's head by half as many threads as it has columns, as in `norm_glu`.
-    constexpr int SIDE = THREADS / (DV / 2);
-    static_assert(SIDE * (DV / 2) == THREADS, "whole runs");
-    const int side = threadIdx.x / (DV / 2), c = threadIdx.x % (DV / 2) * 2;
-    if (!end.gate) return;
-    for (u32 i = 0; i < rows * heads; i += SIDE) {
-        const u32 run = i + side;
-        const bool there = run < rows * heads;
-        const u64 row = start + (there ? run : 0) / heads, own = (there ? run : 0) % heads + key_head * heads, at = (row * d.nv + own) * DV + c;
-        float2 v = __ldcg((const float2 *) (y + at));
-        const float2 w = *(const float2 *) (end.weight + c), g = *(const float2 *) (end.gate + at);
-        const float sum = warp_sum(fmaf(v.y, v.y, fmaf(v.x, v.x, 0.0f)));
-        __syncthreads(); // the sums before are used
-        if (lane == 0) sums[warp] = sum;
-        __syncthreads();
-        const float all = warp_sum(lane < DV / 64 ? sums[side * (DV / 64) + lane] : 0.0f);
-        if (!there) continue;
-        const float inverse = 1.0f / sqrtf(all / (float) DV + end.eps);
-        v.x = v.x * inverse * w.x;
-        v.y = v.y * inverse * w.y;
-        *(float2 *) (end.n + at) = v;
-        v.x = activate(end.f, g.x) * v.x;
-        v.y = activate(end.f, g.y) * v.y;
-        *(float2 *) (end.gate + at) = v;
-        put_half(end.h, row, (own * DV + c) / 64, v.x, v.y);
+    if (!last || !end.gate) return;
+    // A warp a row, by tiles of 64 columns, with the sums of `norm_glu`.
+    constexpr int tiles = DV / 64;
+    for (u32 r = warp; r < rows; r += THREADS / 32) {
+        const u64 at = ((u64) (start + r) * d.nv + head) * DV + 2 * lane;
+        float2 v[tiles], w[tiles], g[tiles];
+        float sums = 0.0f;
+#pragma unroll
+        for (int i = 0; i < tiles; i++) {
+            v[i] = __ldcg((const float2 *) (y + at + i * 64));
+            w[i] = *(const float2 *) (end.weight + i * 64 + 2 * lane);
+            g[i] = *(const float2 *) (end.gate + at + i * 64);
+        }
+#pragma unroll
+        for (int i = 0; i < tiles; i++) {
+            const float sum = warp_sum(fmaf(v[i].y, v[i].y, fmaf(v[i].x, v[i].x, 0.0f)));
+            if (lane == i) sums = sum;
+        }
+        const float inverse = 1.0f / sqrtf(warp_sum(sums) / (float) DV + end.eps);
+#pragma unroll
+        for (int i = 0; i < tiles; i++) {
+            v[i].x = v[i].x * inverse * w[i].x;
+            v[i].y = v[i].y * inverse * w[i].y;
+            *(float2 *) (end.n + at + i * 64) = v[i];
+            v[i].x = activate(end.f, g[i].x) * v[i].x;
+            v[i].y = activate(end.f, g[i].y) * v[i].y;
+            *(float2 *) (end.gate + at + i * 64) = v[i];
+            put_half(end.h, start + r, head * tiles + i, v[i].x, v[i].y);
+        }
     }
 #endif
 }

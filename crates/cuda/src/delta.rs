@@ -9,11 +9,20 @@ use crate::{Cuda, Kernel};
 use backend::{Activation, Batch, Delta, DeltaSpec, DeltaWeights, MAX_TENTATIVE, Tensor};
 use std::sync::Arc;
 
-/// Memory for how many of the blocks that share a key head are done.
+/// Memory for how many of the blocks that share a value head or a key head are done.
 pub(crate) const ARRIVALS_BYTES: usize = 64 << 10;
 
 /// Rows of a step that are few enough for one kernel.
 const FEW_ROWS: usize = 16;
+
+/// Rows whose convolution is a block's, where they are more.
+const RUN: usize = 32;
+
+/// Floats that `delta_few` has of a row in shared memory.
+fn floats_of_row(key_dim: usize, parts: usize, width: usize) -> usize {
+    let side = key_dim.div_ceil(parts).next_multiple_of(4) + 4;
+    2 * side * parts + (width + 2).next_multiple_of(4)
+}
 
 /// A step of the recurrence, of few rows, that waits for what is made of it.
 pub(crate) struct Rule {
@@ -186,11 +195,10 @@ pub(crate) fn gated_delta(
     let args = Args::default().words(&words).ptr(address(qkv));
     let args = args.ptr(address(&weights.conv));
     let projections = [b, a, &weights.decay, &weights.dt_bias].map(address);
-    if n <= FEW_ROWS && 4 * seqs * key_heads <= ARRIVALS_BYTES {
+    if n <= FEW_ROWS && 4 * seqs * (key_heads + value_heads) <= ARRIVALS_BYTES {
         let args = projections.into_iter().fold(args, Args::ptr);
-        let row = 2 * key_dim.next_multiple_of(parts) + value_dim / shares + 2;
         let grid = Grid {
-            shared: 4 * n * row,
+            shared: 4 * n * floats_of_row(key_dim, parts, value_dim / shares),
             ..Grid::rect(value_heads * shares, seqs, threads)
         };
         // A norm of heads and a gate may follow.
@@ -211,17 +219,23 @@ pub(crate) fn gated_delta(
         .into_iter()
         .fold(args.ptr(address(&mixed)), Args::ptr)
         .ptr(gates.address);
-    let blocks = channels.div_ceil(key_dim);
+    let longest = batch.seqs.iter().map(|s| s.rows.len()).max();
+    let runs = longest.unwrap_or(0).div_ceil(RUN);
     cuda.launch(
         &kernel("delta_conv"),
-        Grid::rect(blocks, seqs, key_dim.next_multiple_of(32)),
+        Grid::rect(
+            channels.div_ceil(key_dim),
+            runs * seqs,
+            key_dim.next_multiple_of(32),
+        ),
         args,
     );
     let args = Args::default()
         .words(&words)
         .ptr(address(&mixed))
         .ptr(gates.address)
-        .ptr(address(&y));
+        .ptr(address(&y))
+        .ptr(address(qkv));
     cuda.launch(
         &kernel("delta_rule"),
         Grid::rect(value_heads * shares, seqs, threads),
