@@ -22,7 +22,6 @@ struct Convolution {
     const float *x;
     int channels;
     float taps[TAPS], window[PAST], now[AT_ONCE];
-    __device__ __forceinline__ Convolution() {}
     __device__ __forceinline__ Convolution(const Delta &d, const float *qkv, const float *conv, const u32 *seq, int c, u32 from, u32 to) : x(qkv + (u64) seq[SEQ_START] * d.channels + c), channels(d.channels) {
         const float *history = d.history + (u64) seq[SEQ_SLOT] * (PAST + TENTATIVE) * channels + c;
         const u32 kept = seq[SEQ_KEPT];
@@ -151,11 +150,16 @@ __device__ __forceinline__ void own_part(const float *x, float (&v)[ROWS]) {
 }
 // Where item `i` of a row's goes.
 __device__ __forceinline__ int item_place(int i) { return i < DK ? PLACE(i) : i < 2 * DK ? KEY + PLACE(i - DK) : 2 * KEY + i - 2 * DK; }
-// The channel of it.
-__device__ __forceinline__ int item_channel(const Delta &d, int i) {
-    const int key_head = blockIdx.x / SHARES / (d.nv / d.nk);
-    return i < DK ? key_head * DK + i : i < 2 * DK ? (d.nk + key_head) * DK + i - DK : 2 * d.nk * DK + blockIdx.x * WIDTH + i - 2 * DK;
-}
+// The channels of the block's items.
+struct Channels {
+    int query, key, value;
+    __device__ __forceinline__ Channels(const Delta &d) {
+        query = blockIdx.x / SHARES / (d.nv / d.nk) * DK;
+        key = query + (d.nk - 1) * DK;
+        value = 2 * (d.nk - 1) * DK + blockIdx.x * WIDTH;
+    }
+    __device__ __forceinline__ int of(int i) const { return i + (i < DK ? query : i < 2 * DK ? key : value); }
+};
 // Rows of keys and queries that are there for none of DK columns.
 __device__ __forceinline__ void clear_rest(float *row) {
     for (int i = DK; i < ROWS * PARTS; i++) row[PLACE(i)] = row[KEY + PLACE(i)] = 0.0f;
@@ -241,7 +245,7 @@ __device__ __forceinline__ void ask_state(const Delta &d, const u32 *seq) {
 #endif
 }
 // `qkv`: what the convolution was made of, whose history moves on.
-KERNEL __launch_bounds__(THREADS, ROWS > 32 ? 1 : 2) delta_rule(Delta d, const float *mixed, const float *gates, float *y, const float *qkv) {
+KERNEL __launch_bounds__(THREADS, 1) delta_rule(Delta d, const float *mixed, const float *gates, float *y, const float *qkv) {
     __shared__ __align__(16) float made[AT_ONCE * OF_ROW], kept[TENTATIVE * OF_UPDATE];
     start_next();
     const u32 *seq = d.batch.seq(blockIdx.y);
@@ -251,30 +255,39 @@ KERNEL __launch_bounds__(THREADS, ROWS > 32 ? 1 : 2) delta_rule(Delta d, const f
     load_state(d, seq, s);
     bring_kept(d, seq, kept);
     const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS];
-    // The next rows are on their way while the block is at AT_ONCE of them.
-    constexpr int each = (AT_ONCE * ITEMS + THREADS - 1) / THREADS, items = AT_ONCE * ITEMS;
-    float ahead[each], gate = 0.0f;
-    auto ask = [&](u32 from) {
+    // The next rows, a warp's each, are on their way while the block is at AT_ONCE of them.
+    constexpr int warps = THREADS / 32, turns = (AT_ONCE + warps - 1) / warps, each = (ITEMS + 31) / 32;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const Channels channels(d);
+    float ahead[turns][each], gate[turns];
+    auto staged = [&](u32 from, auto f) {
 #pragma unroll
-        for (int j = 0; j < each; j++) {
-            const int at = threadIdx.x + j * THREADS, r = at / ITEMS;
-            if (at < items && from + r < rows) ahead[j] = mixed[(u64) (start + from + r) * d.channels + item_channel(d, at % ITEMS)];
-        }
-        const u32 r = from + threadIdx.x / 2;
-        if (threadIdx.x < 2 * AT_ONCE && r < rows) gate = gates[2 * ((u64) (start + r) * d.nv + blockIdx.x / SHARES) + threadIdx.x % 2];
+        for (int t = 0; t < turns; t++)
+            if (t * warps + warp < AT_ONCE && from + t * warps + warp < rows) f(t, t * warps + warp);
+    };
+    auto ask = [&](u32 from) {
+        staged(from, [&](int t, int r) {
+            const u64 row = start + from + r;
+            const float *x = mixed + row * d.channels;
+#pragma unroll
+            for (int j = 0; j < each; j++)
+                if (lane + 32 * j < ITEMS) ahead[t][j] = x[channels.of(lane + 32 * j)];
+            if (lane < 2) gate[t] = gates[2 * (row * d.nv + blockIdx.x / SHARES) + lane];
+        });
     };
     ask(0);
     __syncthreads(); // what is kept is there
     recur(d, seq, y, s, kept, [&](u32 r) {
         if (r % AT_ONCE == 0) {
             __syncthreads(); // the rows before are used
+            staged(r, [&](int t, int i) {
+                float *row = made + i * OF_ROW;
 #pragma unroll
-            for (int j = 0; j < each; j++) {
-                const int at = threadIdx.x + j * THREADS;
-                if (at < items) made[at / ITEMS * OF_ROW + item_place(at % ITEMS)] = ahead[j];
-            }
-            if (threadIdx.x < 2 * AT_ONCE) made[(threadIdx.x / 2 + 1) * OF_ROW - 2 + threadIdx.x % 2] = gate;
-            if (threadIdx.x < AT_ONCE) clear_rest(made + threadIdx.x * OF_ROW);
+                for (int j = 0; j < each; j++)
+                    if (lane + 32 * j < ITEMS) row[item_place(lane + 32 * j)] = ahead[t][j];
+                if (lane < 2) row[OF_ROW - 2 + lane] = gate[t];
+                if (lane == 0) clear_rest(row);
+            });
             ask(r + AT_ONCE);
             __syncthreads();
         }
@@ -294,6 +307,7 @@ struct Heads {
     float eps;
     int f;
 };
+__device__ __forceinline__ void copy4(float *to, const float *from) { asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"((u32) __cvta_generic_to_shared(to)), "l"(from) : "memory"); }
 KERNEL __launch_bounds__(THREADS, 1) delta_few(Delta d, const float *qkv, const float *conv, const float *b, const float *a, const float *decay, const float *bias, float *y, u32 *arrived, Heads end) {
     extern __shared__ __align__(16) float made[]; // [rows, OF_ROW]
     __shared__ __align__(16) float kept[TENTATIVE * OF_UPDATE];
@@ -301,16 +315,37 @@ KERNEL __launch_bounds__(THREADS, 1) delta_few(Delta d, const float *qkv, const 
     start_next();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.x / SHARES, heads = d.nv / d.nk, key_head = head / heads;
     const u32 *seq = d.batch.seq(blockIdx.y);
-    const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS];
+    const u32 start = seq[SEQ_START], rows = seq[SEQ_ROWS], certain = seq[SEQ_CERTAIN];
     ask_state(d, seq);
     arrived += blockIdx.y * (d.nk + d.nv);
-    wait_for_previous();
+    float *raw = made + rows * OF_ROW; // [PAST + rows, ITEMS], before the convolution
+    float *history = d.history + (u64) seq[SEQ_SLOT] * (PAST + TENTATIVE) * d.channels;
+    // A thread has the same items all along.
     constexpr int each = (ITEMS + THREADS - 1) / THREADS;
-    Convolution channel[each];
+    auto items = [&](auto f) {
 #pragma unroll
-    for (int j = 0; j < each; j++) {
-        const int i = threadIdx.x + j * THREADS;
-        if (i < ITEMS) channel[j] = Convolution(d, qkv, conv, seq, item_channel(d, i), 0, rows);
+        for (int j = 0; j < each; j++)
+            if (threadIdx.x + j * THREADS < ITEMS) f(j, threadIdx.x + j * THREADS);
+    };
+    const Channels channels(d);
+    int channel[each];
+    float taps[each][TAPS];
+    items([&](int j, int i) {
+        channel[j] = channels.of(i);
+#pragma unroll
+        for (int t = 0; t < TAPS; t++) taps[j][t] = conv[channel[j] * TAPS + t];
+    });
+    auto move = [&](int j, int i) {
+        for (u32 r = 0; r < PAST + rows - certain; r++) history[(u64) r * d.channels + channel[j]] = raw[(certain + r) * ITEMS + i];
+    };
+    wait_for_previous();
+#pragma unroll 1
+    for (u32 r = 0; r < PAST + rows; r++) {
+        const float *from = r < PAST ? history + (u64) (seq[SEQ_KEPT] + r) * d.channels : qkv + (u64) (start + r - PAST) * d.channels;
+        items([&](int j, int i) {
+            if (r < PAST && seq[SEQ_NEW]) raw[r * ITEMS + i] = 0.0f;
+            else copy4(raw + r * ITEMS + i, from + channel[j]);
+        });
     }
     float s[ROWS];
     load_state(d, seq, s);
@@ -322,34 +357,42 @@ KERNEL __launch_bounds__(THREADS, 1) delta_few(Delta d, const float *qkv, const 
         row[OF_ROW - 1] = sigmoid_(b[at]);
         clear_rest(row);
     }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#pragma unroll 1
+    for (u32 r = 0; r < rows; r++)
+        items([&](int j, int i) {
+            float sum = 0.0f;
 #pragma unroll
-    for (int j = 0; j < each; j++) {
-        const int i = threadIdx.x + j * THREADS;
-        if (i < ITEMS) channel[j].run(0, rows, [&](u32 r, float v) { made[r * OF_ROW + item_place(i)] = v; });
-    }
+            for (int t = 0; t < TAPS; t++) sum = fmaf(taps[j][t], raw[(r + t) * ITEMS + i], sum);
+            made[r * OF_ROW + item_place(i)] = silu_(sum);
+        });
     __syncthreads();
-    // The block has read the history and what it keeps of the last step.
-    if (threadIdx.x == 0) {
-        __threadfence();
-        u32 *count = arrived + d.nv + key_head;
-        moves = atomicAdd(count, 1) + 1 == heads * SHARES;
-        if (moves) *count = 0;
-        __threadfence();
-    }
+    // The block has read the history. Nobody waits for the answer now.
+    u32 *count = arrived + d.nv + key_head, before = 0;
+    if (threadIdx.x == 0) before = atomicAdd(count, 1);
     for (u32 i = warp; i < 2 * rows; i += THREADS / 32) {
         float *x = made + i / 2 * OF_ROW + i % 2 * KEY;
         normalise_key([&](int j) -> float & { return x[PLACE(j)]; }, i % 2 == 0);
     }
-    for (int i = THREADS - 1 - threadIdx.x; i < WIDTH; i += THREADS) move_history(d, qkv, seq, item_channel(d, 2 * DK + i));
+    items([&](int j, int i) {
+        if (i >= 2 * DK) move(j, i);
+    });
     __syncthreads();
     recur(d, seq, y, s, kept, [&](u32 r) { return made + r * OF_ROW; });
+    if (threadIdx.x == 0) {
+        moves = before + 1 == heads * SHARES;
+        if (moves) *count = 0;
+    }
     const bool last = comes_last(arrived + head, SHARES);
     if (moves)
-        for (int i = threadIdx.x; i < 2 * DK; i += THREADS) move_history(d, qkv, seq, item_channel(d, i));
+        items([&](int j, int i) {
+            if (i < 2 * DK) move(j, i);
+        });
 #if DV % 64 == 0
     if (!last || !end.gate) return;
     // A warp a row, by tiles of 64 columns, with the sums of `norm_glu`.
     constexpr int tiles = DV / 64;
+#pragma unroll 1
     for (u32 r = warp; r < rows; r += THREADS / 32) {
         const u64 at = ((u64) (start + r) * d.nv + head) * DV + 2 * lane;
         float2 v[tiles], w[tiles], g[tiles];

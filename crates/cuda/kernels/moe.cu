@@ -78,51 +78,6 @@ __device__ __forceinline__ void choose_row(const float *scores, const float *sca
     if (experts <= 32 * MINE) choose<true>(scores, scale, chosen, weights, powers, experts, top_k);
     else choose<false>(scores, scale, chosen, weights, powers, experts, top_k);
 }
-// Pairs (row, rank) by expert, in order within one, by a block. `lists`: experts in
-// use, then for each its number, first pair and end. `counts` and `starts` hold a
-// number for each expert.
-__device__ __forceinline__ void group_pairs(const u32 *chosen, u32 *lists, u32 *pairs, u32 *counts, u32 *starts, int experts, int n) {
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
-        u32 count = 0;
-#pragma unroll 8
-        for (int i = 0; i < n; i++) count += chosen[i] == (u32) e;
-        counts[e] = count;
-    }
-    __syncthreads();
-    // A warp walks the experts, 32 at a time: sums of those before.
-    if (threadIdx.x < 32) {
-        const u32 lane = threadIdx.x;
-        u32 used = 0, at = 0;
-        for (u32 first = 0; first < (u32) experts; first += 32) {
-            const u32 e = first + lane, count = e < (u32) experts ? counts[e] : 0;
-            const u32 some = __ballot_sync(~0u, count > 0);
-            u32 sum = count;
-#pragma unroll
-            for (int o = 1; o < 32; o *= 2) {
-                const u32 below = __shfl_up_sync(~0u, sum, o);
-                if ((int) lane >= o) sum += below;
-            }
-            const u32 start = at + sum - count;
-            if (count > 0) {
-                u32 *list = lists + 1 + 3 * (used + __popc(some & ((1u << lane) - 1)));
-                list[0] = e;
-                list[1] = start;
-                list[2] = start + count;
-            }
-            if (e < (u32) experts) starts[e] = start;
-            used += __popc(some);
-            at += __shfl_sync(~0u, sum, 31);
-        }
-        if (lane == 0) lists[0] = used;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
-        if (counts[e] == 0) continue;
-        u32 at = starts[e];
-        for (int i = 0; i < n; i++)
-            if (chosen[i] == (u32) e) pairs[at++] = i;
-    }
-}
 // Many rows: a warp a row, and then one block for the lists.
 KERNEL __launch_bounds__(128) route(const float *scores, const float *scale, u32 *chosen, float *weights, int experts, int top_k, int rows) {
     extern __shared__ float powers[];
@@ -131,10 +86,68 @@ KERNEL __launch_bounds__(128) route(const float *scores, const float *scale, u32
     const u64 row = blockIdx.x * 4 + warp;
     if (row < (u64) rows) choose_row(scores + row * experts, scale, chosen + row * top_k, weights + row * top_k, powers + warp * experts, experts, top_k);
 }
+// Pairs (row, rank) by expert, in order within one, by a block, whose warps have a run of
+// them each. `lists`: experts in use, then for each its number, first pair and end.
 KERNEL __launch_bounds__(1024) group(const u32 *chosen, u32 *lists, u32 *pairs, int experts, int n) {
-    extern __shared__ u32 counts[];
+    extern __shared__ u32 counts[]; // [warps, experts]: pairs of a warp's, then where they go
     in_order();
-    group_pairs(chosen, lists, pairs, counts, counts + experts, experts, n);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    const int run = (n + blockDim.x - 1) / blockDim.x * 32, from = warp * run, to = min(from + run, n);
+    u32 *own = counts + warp * experts, *all = counts + warps * experts; // of all warps
+    for (int e = lane; e < experts; e += 32) own[e] = 0;
+    // Calls f(pair, expert, the lanes of it) for all lanes that have a pair, then counts them.
+    auto each = [&](auto f) {
+        __syncwarp();
+#pragma unroll 4
+        for (int i = from; i < to; i += 32) {
+            const bool there = i + lane < to;
+            const u32 e = there ? chosen[i + lane] : ~0u, same = __match_any_sync(~0u, e), before = same & ((1u << lane) - 1);
+            if (there) f(i + lane, e, before);
+            __syncwarp();
+            if (there && before == 0) own[e] += __popc(same);
+            __syncwarp();
+        }
+    };
+    each([](int, u32, u32) {});
+    __syncthreads();
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+        u32 sum = 0;
+#pragma unroll 8
+        for (int w = 0; w < warps; w++) {
+            const u32 count = counts[w * experts + e];
+            counts[w * experts + e] = sum;
+            sum += count;
+        }
+        all[e] = sum;
+    }
+    __syncthreads();
+    // A warp walks the experts, 32 at a time: sums of those before.
+    if (warp == 0) {
+        u32 used = 0, at = 0;
+        for (u32 first = 0; first < (u32) experts; first += 32) {
+            const u32 e = first + lane, count = e < (u32) experts ? all[e] : 0;
+            const u32 some = __ballot_sync(~0u, count > 0);
+            u32 sum = count;
+#pragma unroll
+            for (int o = 1; o < 32; o *= 2) {
+                const u32 below = __shfl_up_sync(~0u, sum, o);
+                if (lane >= o) sum += below;
+            }
+            const u32 start = at + sum - count;
+            if (count > 0) {
+                u32 *list = lists + 1 + 3 * (used + __popc(some & ((1u << lane) - 1)));
+                list[0] = e;
+                list[1] = start;
+                list[2] = start + count;
+            }
+            if (e < (u32) experts) all[e] = start;
+            used += __popc(some);
+            at += __shfl_sync(~0u, sum, 31);
+        }
+        if (lane == 0) lists[0] = used;
+    }
+    __syncthreads();
+    each([&](int pair, u32 e, u32 before) { pairs[all[e] + own[e] + __popc(before)] = pair; });
 }
 // The same of few pairs, that `chosen` holds in shared memory, with room for as many flags:
 // a thread a pair looks at all of them.

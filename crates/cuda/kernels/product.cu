@@ -539,10 +539,10 @@ KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, const float *
 // follow in `pairs`, each row * top_k + rank. A pair reads activation row
 // `by_pair ? pair : pair / top_k` and writes row `pair`.
 #define ASIDE (FORMAT == 16 ? 1 : CODE_WORDS <= 4 && GROUPS == 1 ? 4 : 2) // pairs of tiles on their way
-KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts(const u64 *table, const u64 *factors, float *y, Half x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per) {
-    __shared__ float shared[SLICES * 2 * 128];
-    wait_for_previous();
-    start_next(); // not before: product_gated looks at the lists at once
+// N * 8 pairs at a time, for as many of which weights are read once.
+template <int N>
+__device__ __forceinline__ void experts(const u64 *table, const u64 *factors, float *y, const Half &x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per, float *shared) {
+    constexpr int aside = N == 1 ? ASIDE : 1;
     const u32 *list = lists + 1 + 3 * blockIdx.y, used = lists[0], expert = list[0], first = list[1], stop = list[2];
     if (blockIdx.y >= used) return;
     const u8 *w = (const u8 *) table[expert];
@@ -551,10 +551,10 @@ KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts(const 
     const int tile = blockIdx.x * 2, begin = warp * per, end = min(begin + per, tiles);
     const u8 *run = w + row_of_tiles(tile, tiles);
     const u64 beside = tile + 1 < (rows + 15) / 16 ? BESIDE : 0;
-    Tile ahead[ASIDE][2];
+    Tile ahead[aside][2];
     auto load = [&](int k) {
 #pragma unroll
-        for (int i = 0; i < ASIDE; i++)
+        for (int i = 0; i < aside; i++)
             if (k + i < end)
 #pragma unroll
                 for (int r = 0; r < 2; r++) ahead[i][r] = fetch(run + r * beside + (u64) (k + i) * ALONG, lane);
@@ -562,28 +562,50 @@ KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts(const 
     load(begin);
     const u32 magic = offset();
 #pragma unroll 1
-    for (u32 base = first; base < stop; base += 8) {
-        auto row = [&](int i) { return base + i < stop ? (int) (by_pair ? pairs[base + i] : pairs[base + i] / top_k) : -1; };
-        const int own = row(g), r0 = row(2 * t), r1 = row(2 * t + 1);
-        float o[2][1][4] = {{{0, 0, 0, 0}}, {{0, 0, 0, 0}}};
+    for (u32 base = first; base < stop; base += N * 8) {
+        auto row = [&](u32 i) { return base + i < stop ? (int) (by_pair ? pairs[base + i] : pairs[base + i] / top_k) : -1; };
+        int own[N], r0[N], r1[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            own[n] = row(n * 8 + g);
+            r0[n] = row(n * 8 + 2 * t);
+            r1[n] = row(n * 8 + 2 * t + 1);
+        }
+        float o[2][N][4] = {};
 #pragma unroll 1
-        for (int k = begin; k < end; k += ASIDE) {
+        for (int k = begin; k < end; k += aside) {
             if (k > begin || base > first) load(k);
 #pragma unroll
-            for (int i = 0; i < ASIDE; i++) {
+            for (int i = 0; i < aside; i++) {
                 if (k + i >= end) break;
-                const Inputs in = inputs(x, k + i, lane, own, r0, r1);
 #pragma unroll
-                for (int r = 0; r < 2; r++) multiply(ahead[i][r], in, o[r][0], magic);
+                for (int n = 0; n < N; n++) {
+                    const Inputs in = inputs(x, k + i, lane, own[n], r0[n], r1[n]);
+#pragma unroll
+                    for (int r = 0; r < 2; r++) multiply(ahead[i][r], in, o[r][n], magic);
+                }
             }
         }
-        write<2, 1>(o, shared, blockDim.x >> 5, factor, y, rows, tile, [&](int i, int &to) {
+        write<2, N>(o, shared, blockDim.x >> 5, factor, y, rows, tile, [&](int i, int &to) {
             if (base + i >= stop) return false;
             to = (int) pairs[base + i];
             return true;
         });
         __syncthreads();
     }
+}
+KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts(const u64 *table, const u64 *factors, float *y, Half x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per) {
+    __shared__ float shared[SLICES * 2 * 128];
+    wait_for_previous();
+    start_next(); // not before: product_gated looks at the lists at once
+    experts<1>(table, factors, y, x, lists, pairs, top_k, by_pair, rows, tiles, per, shared);
+}
+// Many pairs.
+#define MANY 2
+KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts_many(const u64 *table, const u64 *factors, float *y, Half x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per) {
+    __shared__ float shared[SLICES * 2 * MANY * 128];
+    in_order();
+    experts<MANY>(table, factors, y, x, lists, pairs, top_k, by_pair, rows, tiles, per, shared);
 }
 
 // The second product of experts, of few pairs: what it multiplies is activation(gate) up of

@@ -18,10 +18,16 @@ const FEW_ROWS: usize = 16;
 /// Rows whose convolution is a block's, where they are more.
 const RUN: usize = 32;
 
-/// Floats that `delta_few` has of a row in shared memory.
-fn floats_of_row(key_dim: usize, parts: usize, width: usize) -> usize {
-    let side = key_dim.div_ceil(parts).next_multiple_of(4) + 4;
-    2 * side * parts + (width + 2).next_multiple_of(4)
+/// Bytes of shared memory that `delta_few` asks for, and those that it declares.
+fn shared_of_few(spec: &DeltaSpec, parts: usize, width: usize, rows: usize) -> (usize, usize) {
+    let side = spec.key_dim.div_ceil(parts).next_multiple_of(4) + 4;
+    let row = 2 * side * parts + (width + 2).next_multiple_of(4);
+    let raw = 2 * spec.key_dim + width;
+    let update = side * parts + (width + 1).next_multiple_of(4);
+    (
+        4 * (rows * row + (spec.conv_taps - 1 + rows) * raw),
+        4 * MAX_TENTATIVE * update,
+    )
 }
 
 /// A step of the recurrence, of few rows, that waits for what is made of it.
@@ -195,10 +201,13 @@ pub(crate) fn gated_delta(
     let args = Args::default().words(&words).ptr(address(qkv));
     let args = args.ptr(address(&weights.conv));
     let projections = [b, a, &weights.decay, &weights.dt_bias].map(address);
-    if n <= FEW_ROWS && 4 * seqs * (key_heads + value_heads) <= ARRIVALS_BYTES {
+    let (shared, declared) = shared_of_few(&spec, parts, value_dim / shares, n);
+    let fits = 4 * seqs * (key_heads + value_heads) <= ARRIVALS_BYTES
+        && shared + declared + 1024 <= cuda.driver.shared;
+    if n <= FEW_ROWS && fits {
         let args = projections.into_iter().fold(args, Args::ptr);
         let grid = Grid {
-            shared: 4 * n * floats_of_row(key_dim, parts, value_dim / shares),
+            shared,
             ..Grid::rect(value_heads * shares, seqs, threads)
         };
         // A norm of heads and a gate may follow.

@@ -17,6 +17,9 @@ const MAX_RANKS: usize = 32;
 /// Rows that one block chooses for, a warp each.
 const FEW_ROWS: usize = 16;
 
+/// Warps of the block of `group`.
+const GROUP_WARPS: usize = 32;
+
 /// Warps of a block of `product_gated`, a row of tiles each.
 const GATED_WARPS: usize = 8;
 
@@ -68,6 +71,8 @@ struct Lists {
     /// Experts that can be in use.
     most: usize,
     top_k: usize,
+    /// Whether an expert has few pairs.
+    few: bool,
 }
 
 /// `y[pair] = w[expert of pair] x`; `x` has a row for each pair, or one for each row.
@@ -109,7 +114,11 @@ fn product(
                 .int(tiles.tiles)
                 .int(tiles.per);
             let grid = Grid::rect(rows.div_ceil(2 * TILE_ROWS), lists.most, 32 * tiles.slices);
-            cuda.launch(&tiles.kernel("product_experts"), grid, args);
+            let name = match lists.few {
+                true => "product_experts",
+                false => "product_experts_many",
+            };
+            cuda.launch(&tiles.kernel(name), grid, args);
         }
     }
 }
@@ -175,6 +184,7 @@ fn route(
         pairs: cuda.arena.buffer(4 * pairs),
         most,
         top_k,
+        few: n <= FEW_ROWS,
     };
     let written = [&weights, &lists.lists, &lists.pairs].map(|b| b.address);
     let reads = |glu: &Glu| [glu.gate.0, glu.x.0].iter().any(|at| written.contains(at));
@@ -218,8 +228,8 @@ fn route(
         .int(count)
         .int(pairs);
     let grid = Grid {
-        shared: 2 * 4 * count,
-        ..Grid::new(1, 1024)
+        shared: 4 * count * (1 + GROUP_WARPS),
+        ..Grid::new(1, 32 * GROUP_WARPS)
     };
     cuda.launch(&kernel("group"), grid, args);
     (weights, lists)

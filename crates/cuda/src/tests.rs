@@ -999,8 +999,8 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("attend_pages", 168, 2900),
     ("attend_long", 240, 7400),
     ("attend", 152, 4400),
-    ("delta_rule", 128, 2900),
-    ("delta_few", 128, 4800),
+    ("delta_rule", 112, 2400),
+    ("delta_few", 128, 4000),
     ("delta_conv", 40, 1500),
     ("add_norm", 64, 2600),
     ("norm_glu", 64, 2750),
@@ -1008,6 +1008,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("mixture_norm", 64, 3400),
     ("rms_norm", 40, 1400),
     ("glu", 40, 2600),
+    ("group", 40, 1400),
     ("route", 40, 4200),
 ];
 
