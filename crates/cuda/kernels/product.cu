@@ -105,7 +105,7 @@ PRODUCT(1, 2)
 #define DEEPEST 5
 #endif
 #define SUMS 4     // results of 16 rows by 8 that wait for slices, at most
-#define ROWS(N) (N == 1 ? BAND : TILE_BYTES <= 1088 ? 2 : 1)
+#define ROWS(N) (N == 2 ? TILE_BYTES <= 1088 ? 2 : 1 : TILE_BYTES <= 640 ? 4 : TILE_BYTES <= 1152 ? 2 : 1)
 // Row tiles of one matrix, `most` at most, from number `at` of all matrices on.
 struct Group {
     const u8 *w;
@@ -140,11 +140,13 @@ struct Cursor {
         }
         return true;
     }
-    __device__ __forceinline__ void step() {
+    // Whether the group of rows ends.
+    __device__ __forceinline__ bool step() {
         from += ALONG;
-        if (++k < length) return;
+        if (++k < length) return false;
         k = 0;
         at += count;
+        return true;
     }
     // Bytes more from a band's last row of tiles to the next.
     __device__ __forceinline__ int beyond() const { return (tiles - 1) * ALONG; }
@@ -163,131 +165,147 @@ __device__ __forceinline__ void await(u32 barrier, u32 round) {
 __device__ __forceinline__ void copy16(u32 to, const u8 *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
 }
-// Waits for the oldest of depth - 1 stages.
-__device__ __forceinline__ void wait_stage(int depth) {
-#define WAIT(n) case n + 2: asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory"); break;
-    switch (depth) { WAIT(1) WAIT(2) WAIT(3) WAIT(4) default: asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-#undef WAIT
-}
-// How a warp brings 8 rows of activations to shared memory, a tile at a time. Values:
-// 16 bytes a lane, four rows at once; the halves of odd rows change places, or lanes
-// would meet in a bank. Up to three rows leave lanes for what is known of the tile.
-template <bool FEW> // whether there may be so few
-struct Way {
-    const u8 *first;  // what the lane copies of tile 0
-    u32 step, to;     // bytes to the next tile, place of the copy
-    int rows, lane, last; // `last`: the lane's row, for rows' tiles beyond three
+// How a warp brings MOST rows of activations, at most, to shared memory, a tile at a time.
+// Values: 16 bytes a lane, four rows at once; the halves of odd rows change places, or lanes
+// would meet in a bank; then what is known of the tile, which up to three rows leave lanes for.
+template <int MOST> struct Way {
+    static constexpr int BYTES = MOST * 144, KNOWN = MOST * 128;
+    const u8 *mine, *known; // what the lane copies of the next tile
+    u64 four_rows;
+    u32 to, read[4];
+    int rows, lane, step;
     bool copies;
-    __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows) : lane(lane) {
-        rows = max(1, min(8, n_rows - base));
-        const u64 row_bytes = 2 * (u64) x.kp, tile_bytes = (u64) x.kp / 4;
+    __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows, int begin) : lane(lane) {
+        rows = max(1, min(MOST, n_rows - base));
+        four_rows = 8 * (u64) x.kp;
         auto row = [&](int i) { return (u64) min(base + i, n_rows - 1); };
-        const bool values = !FEW || lane < 24 || rows > 3;
-        const int i = values ? lane >> 3 : lane - 24;
-        first = values ? (const u8 *) x.values + row(i) * row_bytes + (lane & 7) * 16 : (const u8 *) x.tiles + row(i) * tile_bytes;
+        const bool values = MOST > 3 || lane < 24;
+        const int i = values ? lane >> 3 : lane - 24, tiles = x.kp / 64;
+        mine = values ? (const u8 *) (x.values + row(i) * x.kp + begin * 64) + (lane & 7) * 16 : (const u8 *) (x.tiles + row(i) * tiles + begin);
+        known = (const u8 *) (x.tiles + row(lane) * tiles + begin);
         step = values ? 128 : 16;
-        to = values ? i * 128 + ((lane & 7) * 16 ^ (i & 1) * 64) : rows * 128 + i * 16;
+        to = values ? i * 128 + ((lane & 7) * 16 ^ (i & 1) * 64) : KNOWN + i * 16;
         copies = i < rows;
-        last = (int) row(lane);
-    }
-    // Calls f(i, to, from) for the i-th that the lane copies of tile k.
-    template <class F> __device__ __forceinline__ void each(const Half &x, int k, F f) const {
-        const u8 *from = first + (u64) (u32) k * step;
-        if (copies) f(0, to, from);
-        if (FEW && rows <= 3) return;
-        const u64 four_rows = 8 * (u64) x.kp;
-        if ((lane >> 3) + 4 < rows) f(1, to + 512, from + four_rows);
-        if (lane < rows) f(2, rows * 128 + lane * 16, (const u8 *) (x.tiles + (u64) last * (x.kp / 64) + k));
-    }
-    __device__ __forceinline__ int bytes() const { return rows * 144; }
-    // Copies at once what is needed of the stages that were asked for before it was there.
-    template <class K, class At> __device__ __forceinline__ void fill(const Half &x, int stages, K k, At at) const {
-        uint4 v[DEEPEST - 1][3];
-#pragma unroll
-        for (int i = 0; i < DEEPEST - 1; i++)
-            if (i < stages) each(x, k(i), [&](int j, u32, const u8 *from) { v[i][j] = *(const uint4 *) from; });
-#pragma unroll
-        for (int i = 0; i < DEEPEST - 1; i++)
-            if (i < stages) each(x, k(i), [&](int j, u32 to, const u8 *) { *(uint4 *) (at(i) + to) = v[i][j]; });
-    }
-    __device__ __forceinline__ Inputs read(const u8 *at) const {
         const int g = min(lane >> 2, rows - 1), t = lane & 3;
-        const u32 low = g * 128 + (t * 16 ^ (g & 1) * 64);
-        const uint4 a = *(const uint4 *) (at + low), b = *(const uint4 *) (at + (low ^ 64));
+        read[0] = g * 128 + (t * 16 ^ (g & 1) * 64);
+        read[1] = read[0] ^ 64;
+        for (int i = 0; i < 2; i++) read[2 + i] = KNOWN + min(2 * t + i, rows - 1) * 16;
+        // Or they would be worked out again for every tile.
+        asm volatile("" : "+r"(to), "+r"(read[0]), "+r"(read[1]), "+r"(read[2]), "+r"(read[3]));
+    }
+    // Calls f(i, to, from) for the i-th that the lane copies of the next tile.
+    template <class F> __device__ __forceinline__ void each(F f) const {
+        if (copies) f(0, to, mine);
+        if (MOST <= 3) return;
+        if ((lane >> 3) + 4 < rows) f(1, to + 512, mine + four_rows);
+        if (lane < rows) f(2, KNOWN + lane * 16, known);
+    }
+    // Goes on by so many tiles.
+    __device__ __forceinline__ void go(int tiles) {
+        mine += tiles * step;
+        known += tiles * 16;
+    }
+    __device__ __forceinline__ Inputs inputs(const u8 *at) const {
+        const uint4 a = *(const uint4 *) (at + read[0]), b = *(const uint4 *) (at + read[1]);
         Inputs v;
         v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
         v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
-#pragma unroll
-        for (int i = 0; i < 2; i++) v.tiles[i] = *(const float4 *) (at + rows * 128 + min(2 * t + i, rows - 1) * 16);
+        v.tiles[0] = *(const float4 *) (at + read[2]);
+        v.tiles[1] = *(const float4 *) (at + read[3]);
         return v;
     }
 };
 // Lanes copy codes, and beside them what their stage needs of the activations, or every
-// tile would wait for a round trip.
-template <int N> struct Ring {
-    static constexpr int R = ROWS(N);
+// tile would wait for a round trip. All that a stage needs of addresses is known before it.
+template <int N, int MOST> struct Ring {
+    static constexpr int R = ROWS(N), WEIGHTS = R * TILE_BYTES;
+    static constexpr int STAGE = (WEIGHTS + N * Way<MOST>::BYTES + 31) & ~31; // or copies would straddle
+    static constexpr int DEPTH = RING / STAGE < DEEPEST ? RING / STAGE : DEEPEST, END = DEPTH * STAGE;
+    static_assert(DEPTH > 1, "a stage ahead");
     // A row of a stage is copied by whole warps, and then its rest by some lanes: by
     // each of another row, if there are enough of them.
-    static constexpr int rest = TILE_BYTES % 512 / 16, whole = TILE_BYTES / 512 * 512;
-    static constexpr bool together = rest > 0 && rest * R <= 32;
-    const Half &x;
+    static constexpr int REST = TILE_BYTES % 512 / 16, WHOLE = TILE_BYTES / 512 * 512;
+    static constexpr bool TOGETHER = REST > 0 && REST * R <= 32;
     Cursor next;
-    const Way<N == 1> way[2];
+    Way<MOST> way[2];
     u8 *ring;
-    u32 to;
-    int lane, weights, stage_bytes, depth, end, rest_row, aside, slot = 0;
+    u32 to, beside, rest_to;
+    int lane, rest_row, slot = 0;
+    u64 rest_from;
     const u8 *stage;
     __device__ __forceinline__ Ring(const Half &x, const Cursor &cursor, u8 *ring, int lane, int base, int n_rows)
-        : x(x), next(cursor), way{{x, lane, base, n_rows}, {x, lane, base + 8 * (N - 1), n_rows}}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
-        // The more stages the smaller they are: all that the ring holds is asked for ahead.
-        weights = min(R, next.stop - next.at) * TILE_BYTES;
-        stage_bytes = (weights + way[0].bytes() + (N > 1 ? way[1].bytes() : 0) + 31) & ~31; // or copies would straddle
-        depth = min(RING / stage_bytes, DEEPEST);
-        end = depth * stage_bytes;
-        rest_row = together ? lane / max(rest, 1) : 0;
+        : next(cursor), way{{x, lane, base, n_rows, cursor.begin}, {x, lane, base + 8 * (N - 1), n_rows, cursor.begin}}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
+        beside = next.tiles * TILE_BYTES;
+        rest_row = TOGETHER ? lane / max(REST, 1) : 0;
         // From the lane's 16 bytes of the first row to those of its rest.
-        aside = rest_row * TILE_BYTES + whole + (together ? lane % max(rest, 1) : lane) * 16 - lane * 16;
+        const int in = WHOLE + (TOGETHER ? lane % max(REST, 1) : lane) * 16 - lane * 16;
+        rest_to = rest_row * TILE_BYTES + in;
+        rest_from = (u64) rest_row * beside + in;
+        // As above.
+        asm volatile("" : "+r"(to), "+r"(beside), "+r"(rest_to), "+r"(rest_row), "+l"(rest_from));
     }
     __device__ __forceinline__ void ask(int place, bool with_inputs) {
         if (next.look(lane * 16)) {
-            const u32 at = to + place, mine = at + lane * 16;
+            const u32 inputs = to + place + WEIGHTS, at = to + place + lane * 16;
+            auto copy = [&](int rows) {
+                const u8 *p = next.from;
 #pragma unroll
-            for (int r = 0; r < R; r++)
-                if (r < next.count) {
-                    const u8 *p = next.from + (r >= next.before ? next.beyond() : 0) + r * TILE_BYTES;
+                for (int r = 0; r < R; r++, p += beside)
+                    if (r < rows) {
 #pragma unroll
-                    for (int i = 0; i < whole; i += 512) copy16(mine + r * TILE_BYTES + i, p + i);
-                    if (rest && !together && lane < rest) copy16(mine + r * TILE_BYTES + aside, p + aside);
-                }
-            if (together && rest_row < next.count) copy16(mine + aside, next.from + aside + (rest_row >= next.before ? next.beyond() : 0));
-            if (with_inputs)
+                        for (int i = 0; i < WHOLE; i += 512) copy16(at + r * TILE_BYTES + i, p + i);
+                        if (REST && !TOGETHER && lane < REST) copy16(at + r * TILE_BYTES + rest_to, p + rest_to);
+                    }
+                if (TOGETHER && rest_row < rows) copy16(at + rest_to, next.from + rest_from);
+            };
+            if (next.count == R) copy(R);
+            else copy(next.count);
 #pragma unroll
-                for (int n = 0; n < N; n++) way[n].each(x, next.begin + next.k, [&](int, u32 to, const u8 *from) { copy16(at + weights + n * way[0].bytes() + to, from); });
-            next.step();
+            for (int n = 0; n < N; n++) {
+                if (with_inputs) way[n].each([&](int, u32 to, const u8 *from) { copy16(inputs + n * Way<MOST>::BYTES + to, from); });
+                way[n].go(1);
+            }
+            if (next.step())
+#pragma unroll
+                for (int n = 0; n < N; n++) way[n].go(-next.length);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     // Asks for the first stages' weights.
     __device__ __forceinline__ void start() {
 #pragma unroll 1
-        for (int i = 0; i < depth - 1; i++) ask(i * stage_bytes, false);
+        for (int i = 0; i < DEPTH - 1; i++) ask(i * STAGE, false);
     }
-    // Brings their activations.
+    // Brings their activations, which were not there.
     __device__ __forceinline__ void fill() {
+        uint4 v[DEPTH - 1][3];
 #pragma unroll
-        for (int n = 0; n < N; n++)
-            way[n].fill(x, depth - 1, [&](int i) { return next.begin + i % next.length; }, [&](int i) { return ring + i * stage_bytes + weights + n * way[0].bytes(); });
+        for (int n = 0; n < N; n++) {
+            Way<MOST> way = this->way[n];
+            way.go(-next.k);
+#pragma unroll
+            for (int i = 0, k = 0; i < DEPTH - 1; i++) {
+                way.each([&](int j, u32, const u8 *from) { v[i][j] = *(const uint4 *) from; });
+                way.go(1);
+                if (++k == next.length) {
+                    k = 0;
+                    way.go(-next.length);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < DEPTH - 1; i++)
+                way.each([&](int j, u32 to, const u8 *) { *(uint4 *) (ring + i * STAGE + WEIGHTS + n * Way<MOST>::BYTES + to) = v[i][j]; });
+        }
     }
     // Waits for the next stage.
     __device__ __forceinline__ void take(int) {
-        wait_stage(depth);
+        asm volatile("cp.async.wait_group %0;" :: "n"(DEPTH - 2) : "memory");
         __syncwarp(); // all lanes' copies are there, and the stage before is used
-        ask((slot == 0 ? end : slot) - stage_bytes, true);
+        ask((slot == 0 ? END : slot) - STAGE, true);
         stage = ring + slot;
-        slot += stage_bytes;
-        if (slot == end) slot = 0;
+        slot = slot + STAGE == END ? 0 : slot + STAGE;
     }
-    __device__ __forceinline__ Inputs inputs(int n) const { return way[n].read(stage + weights + n * way[0].bytes()); }
+    __device__ __forceinline__ Inputs inputs(int n) const { return way[n].inputs(stage + WEIGHTS + n * Way<MOST>::BYTES); }
     __device__ __forceinline__ void used() {}
 };
 #else
@@ -321,7 +339,7 @@ struct Way {
 };
 // The copy engine brings weights, and a barrier a stage says when. Lanes read
 // activations from L2, a stage ahead.
-template <int N> struct Ring {
+template <int N, int> struct Ring {
     Cursor next;
     const Way way[2];
     u8 *ring;
@@ -339,10 +357,10 @@ template <int N> struct Ring {
     __device__ __forceinline__ void ask(int slot) { // by one lane
         if (!next.look(0)) return;
         const u32 at = to + slot * stage_bytes, barrier = there + 8 * slot;
-        const int near = min(next.count, next.before);
         expect(barrier, next.count * TILE_BYTES);
-        bring(at, next.from, near * TILE_BYTES, barrier);
-        if (near < next.count) bring(at + near * TILE_BYTES, next.from + near * TILE_BYTES + next.beyond(), (next.count - near) * TILE_BYTES, barrier);
+#pragma unroll 1
+        for (int r = 0, rows = min(next.count, next.before); r < next.count; r += rows, rows = min(BAND, next.count - r))
+            bring(at + r * TILE_BYTES, next.from + r * TILE_BYTES + (r + BAND - next.before) / BAND * next.beyond(), rows * TILE_BYTES, barrier);
         next.step();
     }
     // Asks for the first stages.
@@ -373,7 +391,7 @@ template <int N> struct Ring {
     }
 };
 #endif
-template <int N>
+template <int N, int MOST>
 __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_rows, int tiles, int per, int total) {
     extern __shared__ __align__(128) u8 staged[];
     constexpr int R = ROWS(N);
@@ -389,7 +407,7 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
     int at = (int) ((u64) total * blockIdx.x / gridDim.x);
     const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
     float *meet = (float *) (staged + SLICES * RING); // [SUMS, SLICES, 128]
-    Ring<N> ring(x, {m, R, at, stop, tiles, begin, length}, staged + warp * RING, lane, base, n_rows);
+    Ring<N, MOST> ring(x, {m, R, at, stop, tiles, begin, length}, staged + warp * RING, lane, base, n_rows);
     start_next();
     ring.start();
     __syncthreads(); // the barriers are there
@@ -416,11 +434,15 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 const Inputs in = ring.inputs(n);
+                auto some = [&](int count) {
 #pragma unroll
-                for (int count = R; count > 0; count--)
-                    if (now.count == count)
-#pragma unroll
-                        for (int r = 0; r < count; r++) multiply(fetch<true>(ring.stage + r * TILE_BYTES, lane), in, o[r][n], magic);
+                    for (int r = 0; r < R; r++)
+                        if (r < count) multiply(fetch<true>(ring.stage + r * TILE_BYTES, lane), in, o[r][n], magic);
+                };
+                if (now.count == R) some(R);
+                else if (now.count == 3) some(3);
+                else if (now.count == 2) some(2);
+                else some(1);
             }
             ring.used();
         }
@@ -463,9 +485,11 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
         }
     }
 }
-#define FEED_KERNEL(N) KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) feed_##N(Matrices m, Half x, int n_rows, int tiles, int per, int total) { feed<N>(m, x, n_rows, tiles, per, total); }
-FEED_KERNEL(1)
-FEED_KERNEL(2)
+// By the rows that there are, at most.
+#define FEED_KERNEL(N, MOST, ROWS) KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) feed_##ROWS(Matrices m, Half x, int n_rows, int tiles, int per, int total) { feed<N, MOST>(m, x, n_rows, tiles, per, total); }
+FEED_KERNEL(1, 3, 3)
+FEED_KERNEL(1, 8, 8)
+FEED_KERNEL(2, 8, 16)
 #endif
 
 // Chosen rows of one matrix: block (i, r) takes ids 16 i .. of activation row r.
@@ -710,7 +734,9 @@ __device__ __forceinline__ float value(const u8 *w, const float *factor, u32 row
     return factor ? v * factor[row] : v;
 #elif FORMAT == 9
     u32 b = tile[(half * 32 + lane) * 16 + h * 8 + at];
-    return scales(tile, c / GROUP, row & 15).scale * f16_to_f32((u16) ((b & 0x80) << 8 | (b & 0x7f) << 7));
+    Scales both[2];
+    scales(tile, c / GROUP, row & 7, both);
+    return both[half].scale * f16_to_f32((u16) ((b & 0x80) << 8 | (b & 0x7f) << 7));
 #else
     u32 code;
 #if FORMAT == 8
@@ -731,8 +757,9 @@ __device__ __forceinline__ float value(const u8 *w, const float *factor, u32 row
 #endif
 #endif
 #endif
-    Scales s = scales(tile, c / GROUP, row & 15);
-    return fmaf(s.scale, (float) code, s.bias);
+    Scales both[2];
+    scales(tile, c / GROUP, row & 7, both);
+    return fmaf(both[half].scale, (float) code, both[half].bias);
 #endif
 }
 KERNEL embed(const u8 *w, const float *factor, const u32 *tokens, Batch batch, float *y, int cols, int tiles, float scale, u64 n) {

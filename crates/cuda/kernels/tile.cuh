@@ -36,7 +36,7 @@
 
 // Rows of tiles that lie beside each other, as in src/pack.rs; bytes from a tile to the one
 // of its rows' next columns; where a row of tiles starts, and from an even one the next.
-#define BAND (TILE_BYTES <= 576 ? 4 : TILE_BYTES <= 1152 ? 2 : 1)
+#define BAND (FORMAT == 9 ? 2 : 1)
 #define ALONG (BAND * TILE_BYTES)
 #define BESIDE (BAND > 1 ? (u64) TILE_BYTES : (u64) tiles * TILE_BYTES)
 __device__ __forceinline__ u64 row_of_tiles(int tile, int tiles) { return ((u64) (tile / BAND) * tiles * BAND + tile % BAND) * TILE_BYTES; }
@@ -152,27 +152,31 @@ __device__ __forceinline__ void expand(const Codes &c, int half, int j, u32 magi
 struct Scales {
     float scale, bias; // the bias takes back what codes are too large
 };
-template <bool SHARED = false>
-__device__ __forceinline__ Scales scales(const u8 *tile, int group, int row) {
-    Scales s;
-#if FORMAT == 9
-    s.scale = *(const float *) (tile + CODE_WORDS * 128 + (group * 16 + row) * 4);
-    s.bias = 0.0f;
-#elif SCALE == 32
-    float2 v = *(const float2 *) (tile + CODE_WORDS * 128 + (group * 16 + row) * 8);
-    s.scale = v.x;
-    s.bias = v.y;
-#else
-    u32 v = read4<SHARED>(tile + CODE_WORDS * 128 + (group * 16 + row) * 4);
+// Of 16 bits each, in a word.
+__device__ __forceinline__ Scales scales_of(u32 v) {
 #if SCALE_BF16
-    s.scale = __uint_as_float(v << 16);
-    s.bias = __uint_as_float(v & 0xffff0000u);
+    return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
 #else
-    s.scale = f16_to_f32((u16) v);
-    s.bias = f16_to_f32((u16) (v >> 16));
+    return {f16_to_f32((u16) v), f16_to_f32((u16) (v >> 16))};
 #endif
+}
+// Of a group of the rows g and g + 8, which lie beside each other.
+template <bool SHARED = false>
+__device__ __forceinline__ void scales(const u8 *tile, int group, int g, Scales (&s)[2]) {
+    const u8 *at = tile + CODE_WORDS * 128 + (group * 16 + 2 * g) * (SCALE_BYTES / (16 * GROUPS));
+#if FORMAT == 9
+    const float2 v = *(const float2 *) at;
+    s[0] = {v.x, 0.0f};
+    s[1] = {v.y, 0.0f};
+#elif SCALE == 32
+    const float4 v = *(const float4 *) at;
+    s[0] = {v.x, v.y};
+    s[1] = {v.z, v.w};
+#else
+    const uint2 v = read8<SHARED>(at);
+    s[0] = scales_of(v.x);
+    s[1] = scales_of(v.y);
 #endif
-    return s;
 }
 #endif
 
@@ -234,8 +238,7 @@ __device__ __forceinline__ Tile fetch(const u8 *tile, int lane) {
     const int g = lane >> 2;
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        v.s[group][0] = scales<SHARED>(tile, group, g);
-        v.s[group][1] = scales<SHARED>(tile, group, g + 8);
+        scales<SHARED>(tile, group, g, v.s[group]);
         if (TWO_OFFSETS || FORMAT == 9) continue;
         v.s[group][0].bias = fmaf(-1024.0f, v.s[group][0].scale, v.s[group][0].bias);
         v.s[group][1].bias = fmaf(-1024.0f, v.s[group][1].scale, v.s[group][1].bias);

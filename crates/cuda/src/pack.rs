@@ -92,12 +92,11 @@ impl Packing {
         }
     }
 
-    /// Rows of tiles that lie beside each other: as many as `feed` takes at a time.
+    /// Rows of tiles that lie beside each other: as many as the copy engine brings at a time.
     pub(crate) fn band(self) -> usize {
-        match self.tile_bytes() {
-            ..=576 => 4,
-            577..=1152 => 2,
-            _ => 1,
+        match self {
+            Packing::E4m3 { .. } => 2,
+            Packing::Plain | Packing::Codes { .. } => 1,
         }
     }
 
@@ -256,7 +255,7 @@ fn pack_code_row(
         for i in 0..TILE / group {
             let column = k * TILE + i * group;
             if column < part.cols {
-                let (g, at) = (column / view.group, 2 * (i * TILE_ROWS + r));
+                let (g, at) = (column / view.group, 2 * scale_at(i, r));
                 scale.put(factors, at, scales[g]);
                 scale.put(factors, at + 1, biases[g]);
             }
@@ -285,9 +284,15 @@ fn pack_e4m3_row(part: &Stored<'_>, row: usize, r: usize, band: &mut [u8], group
                 .format
                 .tile_scale(&stored, (k * TILE + i * group) / stored.width);
             let scale = if numbers { 256.0 * scale } else { f32::NAN };
-            Scalar::F32.put(scales, i * TILE_ROWS + r, scale);
+            Scalar::F32.put(scales, scale_at(i, r), scale);
         }
     }
+}
+
+/// Where the scale of a group and of row `r` lies in a tile: the rows that a lane has, `g`
+/// and `g + 8`, beside each other.
+fn scale_at(group: usize, r: usize) -> usize {
+    group * TILE_ROWS + r % 8 * 2 + r / 8
 }
 
 /// Writes the code of row `r`, column `c` of a tile.
@@ -349,7 +354,7 @@ mod tests {
             }
             Packing::E4m3 { group } => {
                 let code = word((lane + 32 * half) * 4 + j) >> (16 * pair + 8 * end) & 255;
-                let scale = Scalar::F32.get(&tile[1024..], c / group * 16 + row % 16);
+                let scale = Scalar::F32.get(&tile[1024..], scale_at(c / group, row % 16));
                 let bits = (code & 0x80) << 8 | (code & 0x7f) << 7;
                 scale * half::f16::from_bits(bits as u16).to_f32()
             }
@@ -377,7 +382,7 @@ mod tests {
                         low | high << 2
                     }
                 };
-                let at = 2 * (c / group * 16 + row % 16);
+                let at = 2 * scale_at(c / group, row % 16);
                 let scales = &tile[128 * bits..];
                 let (s, b) = (scale.get(scales, at), scale.get(scales, at + 1));
                 s.mul_add(code as f32, b)

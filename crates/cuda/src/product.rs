@@ -336,10 +336,10 @@ fn few(
     // Blocks of two rows of tiles read activations half as often, if that leaves
     // enough of them.
     let (name, r, tokens) = if feeds {
-        if n > TOKENS {
-            ("feed_2", 1, 2 * TOKENS)
-        } else {
-            ("feed_1", 1, TOKENS)
+        match n {
+            ..=3 => ("feed_3", 1, TOKENS),
+            4..=TOKENS => ("feed_8", 1, TOKENS),
+            _ => ("feed_16", 1, 2 * TOKENS),
         }
     } else if n > TOKENS {
         ("product_1_2", 1, 2 * TOKENS)

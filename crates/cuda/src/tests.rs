@@ -991,7 +991,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("product_experts", 128, 1450),
     ("product_gated", 176, 4600),
     ("product", 112, 2200),
-    ("feed", 128, 4200),
+    ("feed", 128, 4600),
     ("choose_cut", 64, 3800),
     ("choose_noise", 40, 2700),
     ("choose_best", 40, 1300),
