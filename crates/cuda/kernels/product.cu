@@ -94,9 +94,8 @@ PRODUCT(1, 2)
 // Nor does a warp wait for the others: their slices meet in shared memory, and whoever
 // comes last adds them.
 #if __CUDA_ARCH__ >= 900
-// Whether the copy engine brings weights: as measured on sm_90, and where lanes that do it
-// run out of registers.
-#define ENGINE (FORMAT == 16 || FORMAT == 9 || __CUDA_ARCH__ >= 1000)
+// Whether the copy engine brings weights, and not lanes: as measured on sm_90.
+#define ENGINE (FORMAT == 16 || FORMAT == 9)
 #if ENGINE
 #define RING 12288 // bytes of a warp's weights on their way, and of its barriers
 #define DEEPEST 16 // stages at once, at most
@@ -148,8 +147,6 @@ struct Cursor {
         at += count;
         return true;
     }
-    // Bytes more from a band's last row of tiles to the next.
-    __device__ __forceinline__ int beyond() const { return (tiles - 1) * ALONG; }
 };
 // Barriers in shared memory; `round` counts how often one is used.
 __device__ __forceinline__ void arrivals(u32 barrier, u32 threads) {
@@ -164,6 +161,10 @@ __device__ __forceinline__ void await(u32 barrier, u32 round) {
 #if !ENGINE
 __device__ __forceinline__ void copy16(u32 to, const u8 *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+}
+// Without a branch.
+__device__ __forceinline__ void copy16_if(bool yes, u32 to, const u8 *from) {
+    asm volatile("{.reg .pred yes; setp.ne.u32 yes, %2, 0; @yes cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}" :: "r"(to), "l"(from), "r"((u32) yes) : "memory");
 }
 // How a warp brings MOST rows of activations, at most, to shared memory, a tile at a time.
 // Values: 16 bytes a lane, four rows at once; the halves of odd rows change places, or lanes
@@ -193,12 +194,12 @@ template <int MOST> struct Way {
         // Or they would be worked out again for every tile.
         asm volatile("" : "+r"(to), "+r"(read[0]), "+r"(read[1]), "+r"(read[2]), "+r"(read[3]));
     }
-    // Calls f(i, to, from) for the i-th that the lane copies of the next tile.
+    // Calls f(i, whether the lane copies it, to, from) for the i-th of the next tile.
     template <class F> __device__ __forceinline__ void each(F f) const {
-        if (copies) f(0, to, mine);
+        f(0, copies, to, mine);
         if (MOST <= 3) return;
-        if ((lane >> 3) + 4 < rows) f(1, to + 512, mine + four_rows);
-        if (lane < rows) f(2, KNOWN + lane * 16, known);
+        f(1, (lane >> 3) + 4 < rows, to + 512, mine + four_rows);
+        f(2, lane < rows, KNOWN + lane * 16, known);
     }
     // Goes on by so many tiles.
     __device__ __forceinline__ void go(int tiles) {
@@ -254,15 +255,15 @@ template <int N, int MOST> struct Ring {
                     if (r < rows) {
 #pragma unroll
                         for (int i = 0; i < WHOLE; i += 512) copy16(at + r * TILE_BYTES + i, p + i);
-                        if (REST && !TOGETHER && lane < REST) copy16(at + r * TILE_BYTES + rest_to, p + rest_to);
+                        if (REST && !TOGETHER) copy16_if(lane < REST, at + r * TILE_BYTES + rest_to, p + rest_to);
                     }
-                if (TOGETHER && rest_row < rows) copy16(at + rest_to, next.from + rest_from);
+                if (TOGETHER) copy16_if(rest_row < rows, at + rest_to, next.from + rest_from);
             };
             if (next.count == R) copy(R);
             else copy(next.count);
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                if (with_inputs) way[n].each([&](int, u32 to, const u8 *from) { copy16(inputs + n * Way<MOST>::BYTES + to, from); });
+                if (with_inputs) way[n].each([&](int, bool yes, u32 to, const u8 *from) { copy16_if(yes, inputs + n * Way<MOST>::BYTES + to, from); });
                 way[n].go(1);
             }
             if (next.step())
@@ -285,7 +286,9 @@ template <int N, int MOST> struct Ring {
             way.go(-next.k);
 #pragma unroll
             for (int i = 0, k = 0; i < DEPTH - 1; i++) {
-                way.each([&](int j, u32, const u8 *from) { v[i][j] = *(const uint4 *) from; });
+                way.each([&](int j, bool yes, u32, const u8 *from) {
+                    if (yes) v[i][j] = *(const uint4 *) from;
+                });
                 way.go(1);
                 if (++k == next.length) {
                     k = 0;
@@ -294,7 +297,9 @@ template <int N, int MOST> struct Ring {
             }
 #pragma unroll
             for (int i = 0; i < DEPTH - 1; i++)
-                way.each([&](int j, u32 to, const u8 *) { *(uint4 *) (ring + i * STAGE + WEIGHTS + n * Way<MOST>::BYTES + to) = v[i][j]; });
+                way.each([&](int j, bool yes, u32 to, const u8 *) {
+                    if (yes) *(uint4 *) (ring + i * STAGE + WEIGHTS + n * Way<MOST>::BYTES + to) = v[i][j];
+                });
         }
     }
     // Waits for the next stage.
@@ -358,9 +363,9 @@ template <int N, int> struct Ring {
         if (!next.look(0)) return;
         const u32 at = to + slot * stage_bytes, barrier = there + 8 * slot;
         expect(barrier, next.count * TILE_BYTES);
-#pragma unroll 1
-        for (int r = 0, rows = min(next.count, next.before); r < next.count; r += rows, rows = min(BAND, next.count - r))
-            bring(at + r * TILE_BYTES, next.from + r * TILE_BYTES + (r + BAND - next.before) / BAND * next.beyond(), rows * TILE_BYTES, barrier);
+        const int near = min(next.count, next.before);
+        bring(at, next.from, near * TILE_BYTES, barrier);
+        if (near < next.count) bring(at + near * TILE_BYTES, next.from + near * TILE_BYTES + (next.tiles - 1) * ALONG, (next.count - near) * TILE_BYTES, barrier);
         next.step();
     }
     // Asks for the first stages.
