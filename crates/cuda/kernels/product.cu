@@ -91,8 +91,8 @@ PRODUCT(1, 2)
 // slice of each. Weights come through a ring in shared memory, a stage a tile of each
 // row, that is filled before the kernel waits for its input and never drains (`Ring`).
 // Rows that are not there are read as the last one, for nobody looks at their results.
-// Nor does a warp wait for the others: their slices meet in shared memory, and whoever
-// comes last adds them.
+// Nor does a warp wait for the others at every tile: their slices meet in shared memory,
+// where warps take turns to add them.
 #if __CUDA_ARCH__ >= 900
 // Whether the copy engine brings weights, and not lanes: as measured on sm_90.
 #define ENGINE (FORMAT == 16 || FORMAT == 9)
@@ -403,11 +403,9 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int base = blockIdx.y * N * 8, begin = warp * per, length = min(per, tiles - begin);
     __shared__ u64 full[SUMS], empty[SUMS];
-    __shared__ u32 arrived[SUMS];
     if (threadIdx.x < SUMS) {
         arrivals((u32) __cvta_generic_to_shared(full + threadIdx.x), SLICES * 32);
         arrivals((u32) __cvta_generic_to_shared(empty + threadIdx.x), 32);
-        arrived[threadIdx.x] = 0;
     }
     int at = (int) ((u64) total * blockIdx.x / gridDim.x);
     const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
@@ -459,34 +457,40 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
             if (now.which == i) { factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; }
         // Results of `side` tiles at a time: [tile, i, g, t] of each warp.
         const int t = lane & 3, quads = width / 2;
+        const u32 before = turn;
 #pragma unroll
         for (int c = 0; c < R * N; c++) {
             if (c / N >= now.count) break;
             const int beside = c & (side - 1), place = turn % SUMS;
-            float *sums = meet + place * SLICES * 128;
-            const u32 round = turn / SUMS, is_full = (u32) __cvta_generic_to_shared(full + place), is_empty = (u32) __cvta_generic_to_shared(empty + place);
-            if (beside == 0) await(is_empty, round + 1);
+            if (beside == 0) await((u32) __cvta_generic_to_shared(empty + place), turn / SUMS + 1);
             if (t < quads)
 #pragma unroll
-                for (int i = 0; i < 4; i++) sums[warp * 128 + (beside * 4 + i) * 8 * quads + (lane >> 2) * quads + t] = o[c / N][c % N][i];
+                for (int i = 0; i < 4; i++) meet[(place * SLICES + warp) * 128 + (beside * 4 + i) * 8 * quads + (lane >> 2) * quads + t] = o[c / N][c % N][i];
             if (beside != side - 1 && c + 1 != now.count * N) continue;
             turn++;
-            arrive(is_full);
-            const u32 before = lane == 0 ? atomicAdd(arrived + place, 1) : 0;
-            if (__shfl_sync(~0u, before, 0) != SLICES * (round + 1) - 1) continue;
-            await(is_full, round);
-            for (int at = lane; at < (beside + 1) * 32 * quads; at += 32) {
-                const int column = at & (quads - 1), g = at / quads & 7, i = at / quads >> 3 & 3, r = c / N - beside + at / quads / 32;
-                const int row = (now.tile + r) * 16 + g + (i >> 1) * 8, to = base + c % N * 8 + column * 2 + (i & 1);
-                if (row < rows && to < n_rows) {
-                    float v = sums[at];
+            arrive((u32) __cvta_generic_to_shared(full + place));
+        }
+        // Warps take turns to add slices: whoever came last would come later still.
+#pragma unroll 1
+        for (u32 of = before; of < turn; of++) {
+            if (of % SLICES != (u32) warp) continue;
+            const int place = of % SUMS, first = (of - before) * side, here = min(side, now.count * N - first) * 32 * quads;
+            const float *sums = meet + place * SLICES * 128;
+            await((u32) __cvta_generic_to_shared(full + place), of / SUMS);
+            float v[4];
 #pragma unroll
-                    for (int s = 1; s < SLICES; s++) v += sums[s * 128 + at];
-                    if (factor) v *= factor[row];
-                    y[(u64) to * rows + row] = v;
-                }
+            for (int j = 0; j < 4; j++) v[j] = sums[j * 32 + lane];
+#pragma unroll
+            for (int s = 1; s < SLICES; s++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) v[j] += sums[s * 128 + j * 32 + lane];
+            arrive((u32) __cvta_generic_to_shared(empty + place));
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int at = j * 32 + lane, column = at & (quads - 1), g = at / quads & 7, i = at / quads >> 3 & 3;
+                const int row = (now.tile + first / N + at / quads / 32) * 16 + g + (i >> 1) * 8, to = base + first % N * 8 + column * 2 + (i & 1);
+                if (at < here && row < rows && to < n_rows) y[(u64) to * rows + row] = factor ? v[j] * factor[row] : v[j];
             }
-            arrive(is_empty);
         }
     }
 }
