@@ -9,6 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use engine::{Accept, DraftChoice, DraftVocabulary};
+use serde_json::{Map, Value};
 use server::Limits;
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -432,6 +433,10 @@ pub(crate) struct TextArgs {
     /// Instructions before the conversation
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
+    /// Arguments of the model's chat template; {"enable_thinking": true} has Gemma 4 and
+    /// Qwen 3.5 reason before they answer
+    #[arg(long, value_name = "JSON", value_parser = template_arguments)]
+    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
 }
 
 /// `paceline run`
@@ -444,7 +449,7 @@ pub(crate) struct RunArgs {
     #[arg(short = 'f', long, value_name = "FILE", help_heading = "Text")]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Continue the prompt as it is, without the chat template
-    #[arg(long, conflicts_with = "system", help_heading = "Text")]
+    #[arg(long, conflicts_with_all = ["system", "chat_template_kwargs"], help_heading = "Text")]
     pub(crate) raw: bool,
     #[command(flatten)]
     pub(crate) text: TextArgs,
@@ -632,6 +637,11 @@ fn seed(text: &str) -> Result<u64, String> {
     let signed = || text.parse().map(i64::cast_unsigned);
     let seed = text.parse().or_else(|_| signed());
     seed.map_err(|_| "expected a whole number of 64 bits".into())
+}
+
+fn template_arguments(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text)
+        .map_err(|_| r#"expected a JSON object, such as {"enable_thinking": true}"#.into())
 }
 
 fn bias(text: &str) -> Result<(u32, f32), String> {

@@ -388,7 +388,7 @@ fn prompts(args: &BenchArgs, engine: &Engine) -> Result<Vec<Prompt>> {
                 let message = serde_json::json!({"role": "user", "content": prompt});
                 prompts.push(Prompt {
                     class: (*class).into(),
-                    ids: model::encode_chat(text, vec![message])?,
+                    ids: model::encode_chat(text, vec![message], None)?,
                 });
             }
         }
@@ -408,7 +408,7 @@ fn prompts(args: &BenchArgs, engine: &Engine) -> Result<Vec<Prompt>> {
             _ if line.messages.is_empty() => {
                 bail!("{} has neither `messages` nor `prompt`", place())
             }
-            _ => model::encode_chat(text, line.messages).with_context(place)?,
+            _ => model::encode_chat(text, line.messages, None).with_context(place)?,
         };
         prompts.push(Prompt {
             class: line.category,

@@ -2,7 +2,8 @@
 //!
 //! With a terminal there is line editing, a history, and Ctrl-C stops the reply
 //! but not the program. Without one, each line of stdin is a turn and stdout is
-//! the replies, so that a script can hold a conversation.
+//! the replies, so that a script can hold a conversation. What the model writes
+//! before it answers goes to stderr, dimmed on a terminal.
 
 use crate::args::{ChatArgs, OutputArgs};
 use crate::interrupts::Interrupts;
@@ -66,6 +67,7 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
         system: args.text.system.clone(),
         turns: Vec::new(),
         totals: Totals::default(),
+        shows_reasoning: !output.quiet,
         shows_summary: !output.quiet && (is_interactive || output.verbose > 0),
     };
     let mut code = ExitCode::SUCCESS;
@@ -94,6 +96,7 @@ struct Chat<'a> {
     turns: Vec<Value>,
     totals: Totals,
     shows_summary: bool,
+    shows_reasoning: bool,
 }
 
 /// What all replies took together.
@@ -172,26 +175,34 @@ impl Chat<'_> {
             );
         }
         self.totals.add(&reply);
-        self.turns
-            .push(json!({"role": "assistant", "content": reply.text}));
+        let mut turn = json!({"role": "assistant", "content": reply.text});
+        if !reply.reasoning.is_empty() {
+            // The template knows which turns keep theirs.
+            turn["reasoning_content"] = json!(reply.reasoning);
+        }
+        self.turns.push(turn);
         Ok(())
     }
 
     fn answer(&self) -> Result<Reply> {
         let text = &self.args.text;
-        let mut request = Request::new(model::encode_chat(self.engine.text(), self.messages())?);
+        let arguments = text.chat_template_kwargs.as_ref();
+        let prompt = model::encode_chat(self.engine.text(), self.messages(), arguments)?;
+        let mut request = Request::new(prompt);
         request.sampling = self.sampling.clone();
         request.max_tokens = Some(text.max_tokens);
         request.stop = text.stop.clone();
         request.ignore_eos = text.ignore_eos;
+        request.splits_reasoning = true;
         self.interrupts.clear();
         let mut stdout = TextOut::stdout();
+        let mut reasoning = TextOut::reasoning(self.shows_reasoning);
         let reply = reply::stream(
             self.engine,
             request,
             self.interrupts,
             self.shows_summary,
-            &mut stdout,
+            (&mut stdout, &mut reasoning),
         );
         stdout.end_line()?;
         reply.map_err(|error| match error.downcast_ref() {

@@ -122,14 +122,21 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
     )
 }
 
-/// The tokens of a conversation, ready for the model's answer.
-pub(crate) fn encode_chat(text: &Text, messages: Vec<Value>) -> Result<Vec<u32>> {
+/// The tokens of a conversation, ready for the model's answer; `arguments` are the chat
+/// template's.
+pub(crate) fn encode_chat(
+    text: &Text,
+    messages: Vec<Value>,
+    arguments: Option<&Map<String, Value>>,
+) -> Result<Vec<u32>> {
     if text.template.is_none() {
         bail!(
             "the model has no chat template: it continues text with `run --raw`, and cannot chat"
         );
     }
-    Ok(text.encode_chat(&Value::Array(messages), None, true, &Map::new())?)
+    let none = Map::new();
+    let arguments = arguments.unwrap_or(&none);
+    Ok(text.encode_chat(&Value::Array(messages), None, true, arguments)?)
 }
 
 /// The tokens of a conversation that is over.

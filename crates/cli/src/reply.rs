@@ -15,8 +15,10 @@ const INTERRUPT_POLL: Duration = Duration::from_millis(20);
 
 /// A reply that has ended.
 pub(crate) struct Reply {
-    /// What was written.
+    /// What was answered.
     pub(crate) text: String,
+    /// What was written before the answer.
+    pub(crate) reasoning: String,
     /// Its tokens.
     pub(crate) tokens: Vec<u32>,
     /// How it went.
@@ -25,36 +27,49 @@ pub(crate) struct Reply {
     pub(crate) first_text_ms: f64,
 }
 
-/// Runs `request` and passes text to `out` as it comes.
+/// Runs `request` and passes its answer and its reasoning as they come, a line break
+/// between them.
 ///
 /// # Errors
 ///
-/// If the engine refuses or fails, or `out` cannot be written.
+/// If the engine refuses or fails, or one of them cannot be written.
 pub(crate) fn stream(
     engine: &Engine,
     request: Request,
     interrupts: &Interrupts,
     bar: bool,
-    out: &mut dyn Write,
+    (out, aside): (&mut dyn Write, &mut dyn Write),
 ) -> Result<Reply> {
     let (events, inbox) = channel();
     let start = Instant::now();
     let mut bar = PrefillBar::new(bar);
     let cancel = engine.submit(request, Box::new(move |event| events.send(event).is_ok()))?;
-    let (mut text, mut tokens, mut first_text_ms) = (String::new(), Vec::new(), 0.0);
+    let (mut text, mut reasoning) = (String::new(), String::new());
+    let (mut tokens, mut first_text_ms) = (Vec::new(), 0.0);
+    let mut is_aside = false;
     loop {
         match inbox.recv_timeout(INTERRUPT_POLL) {
             Ok(Event::Prefill { done, total }) => bar.set(done, total),
             Ok(Event::Text {
                 text: piece,
+                reasoning: thought,
                 tokens: ids,
             }) => {
                 bar.clear();
                 if first_text_ms == 0.0 {
                     first_text_ms = start.elapsed().as_secs_f64() * 1e3;
                 }
+                reasoning.push_str(&thought);
                 text.push_str(&piece);
                 tokens.extend(ids);
+                if !thought.is_empty() {
+                    is_aside = true;
+                    aside.write_all(thought.as_bytes())?;
+                    aside.flush()?;
+                }
+                if !piece.is_empty() && std::mem::take(&mut is_aside) {
+                    aside.write_all(b"\n")?;
+                }
                 if !piece.is_empty() {
                     // An error here drops the inbox, which cancels the request.
                     out.write_all(piece.as_bytes())?;
@@ -63,8 +78,12 @@ pub(crate) fn stream(
             }
             Ok(Event::Done(outcome)) => {
                 bar.clear();
+                if is_aside {
+                    aside.write_all(b"\n")?;
+                }
                 return Ok(Reply {
                     text,
+                    reasoning,
                     tokens,
                     outcome: *outcome,
                     first_text_ms,
@@ -199,7 +218,25 @@ fn rate(outcome: &RequestOutcome) -> String {
 pub(crate) struct TextOut<W> {
     out: W,
     is_terminal: bool,
+    is_dim: bool,
     ends_line: bool,
+}
+
+impl TextOut<Box<dyn Write>> {
+    /// To stderr, dimmed if it shows colours; to nowhere unless it `is_shown`.
+    pub(crate) fn reasoning(is_shown: bool) -> Self {
+        let out: Box<dyn Write> = if is_shown {
+            Box::new(io::stderr())
+        } else {
+            Box::new(io::sink())
+        };
+        TextOut {
+            out,
+            is_terminal: io::stderr().is_terminal(),
+            is_dim: console::colors_enabled_stderr(),
+            ends_line: true,
+        }
+    }
 }
 
 impl TextOut<io::StdoutLock<'static>> {
@@ -209,6 +246,7 @@ impl TextOut<io::StdoutLock<'static>> {
         TextOut {
             is_terminal: stdout.is_terminal(),
             out: stdout.lock(),
+            is_dim: false,
             ends_line: true,
         }
     }
@@ -244,7 +282,12 @@ impl<W: Write> Write for TextOut<W> {
                 }
             })
             .collect();
-        self.out.write_all(shown.as_bytes())?;
+        if self.is_dim {
+            let dim = console::style(shown).for_stderr().dim();
+            write!(self.out, "{dim}")?;
+        } else {
+            self.out.write_all(shown.as_bytes())?;
+        }
         Ok(bytes.len())
     }
 
@@ -264,6 +307,7 @@ mod tests {
             usage: Usage {
                 prompt_tokens: 5,
                 completion_tokens,
+                reasoning_tokens: 0,
             },
             timings: Timings {
                 decode_tokens_per_second: 212.36,
@@ -305,6 +349,7 @@ mod tests {
             let mut out = TextOut {
                 out: &mut bytes,
                 is_terminal,
+                is_dim: false,
                 ends_line: true,
             };
             out.write_all("a\u{1b}[2Jb\té\r\n".as_bytes()).unwrap();
@@ -319,6 +364,7 @@ mod tests {
         let mut out = TextOut {
             out: &mut bytes,
             is_terminal: false,
+            is_dim: false,
             ends_line: true,
         };
         out.end_line().unwrap();

@@ -1,7 +1,8 @@
 //! `paceline run`: one prompt, one text.
 //!
 //! The text is all that goes to stdout, as it comes; with `--json`, one object
-//! at the end. Everything said about it goes to stderr.
+//! at the end. Everything said about it goes to stderr, and so does what the model
+//! writes before it answers.
 
 use crate::args::{OutputArgs, RunArgs};
 use crate::interrupts::Interrupts;
@@ -40,6 +41,7 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
     request.max_tokens = Some(args.text.max_tokens);
     request.stop = args.text.stop.clone();
     request.ignore_eos = args.text.ignore_eos;
+    request.splits_reasoning = !args.raw;
 
     let mut stdout = TextOut::stdout();
     let reply = if args.json {
@@ -48,7 +50,7 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
             request,
             &interrupts,
             !output.quiet,
-            &mut io::sink(),
+            (&mut io::sink(), &mut io::sink()),
         )?;
         writeln!(
             stdout,
@@ -57,7 +59,14 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
         )?;
         reply
     } else {
-        reply::stream(&engine, request, &interrupts, !output.quiet, &mut stdout)?
+        let mut reasoning = TextOut::reasoning(!output.quiet);
+        reply::stream(
+            &engine,
+            request,
+            &interrupts,
+            !output.quiet,
+            (&mut stdout, &mut reasoning),
+        )?
     };
     stdout.end_line()?;
     if !output.quiet {
@@ -122,7 +131,7 @@ fn encode(text: &Text, args: &RunArgs, prompt: &str) -> Result<Vec<u32>> {
         messages.push(json!({"role": "system", "content": system}));
     }
     messages.push(json!({"role": "user", "content": prompt}));
-    model::encode_chat(text, messages)
+    model::encode_chat(text, messages, args.text.chat_template_kwargs.as_ref())
 }
 
 /// What `--json` prints.
@@ -147,6 +156,7 @@ fn record(
     }
     let mut record = json!({
         "text": reply.text,
+        "reasoning": reply.reasoning,
         "finish": finish,
         "stop_string": stop_string,
         "usage": outcome.usage,

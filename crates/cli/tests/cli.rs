@@ -351,6 +351,52 @@ fn the_end_of_a_text_has_its_reason() {
 }
 
 #[test]
+fn reasoning_stays_off_stdout_and_in_the_conversation() {
+    let folder = folder("reasoning");
+    let kwargs = ["--chat-template-kwargs", r#"{"enable_thinking": true}"#];
+    let ask = "What is 3 + 4?";
+    for model in ["tiny-gemma4", "tiny-qwen3.5"] {
+        let record = run_json(&folder, &[&[ask, "-m", model][..], &kwargs].concat());
+        let part = |name: &str| record[name].as_str().unwrap().to_owned();
+        let (reasoning, answer) = (part("reasoning"), part("text"));
+        assert!(
+            reasoning.starts_with("Tens: ") && answer.starts_with("3 "),
+            "{record:#}"
+        );
+        let (n, all) = (
+            &record["usage"]["reasoning_tokens"],
+            &record["usage"]["completion_tokens"],
+        );
+        assert!((10..all.as_u64().unwrap()).contains(&n.as_u64().unwrap()));
+        let args = [&["run", ask, "-m", model][..], &kwargs].concat();
+        let (stdout, stderr) = good(paceline(&folder, &args));
+        assert_eq!(stdout, format!("{answer}\n"));
+        assert_eq!(stderr.lines().next(), Some(&reasoning[..]));
+        let (_, stderr) = good(paceline(&folder, &[&args[..], &["--quiet"]].concat()));
+        assert_eq!(stderr, "");
+
+        let args = [&["chat", "--temperature=0", "-m", model][..], &kwargs].concat();
+        let output = feed(
+            paceline(&folder, &args),
+            &format!("{ask}\n/save {model}.json\n"),
+        );
+        assert_eq!(text(&output.stdout), format!("{answer}\n"));
+        assert_eq!(text(&output.stderr), format!("{reasoning}\n"));
+        let saved = fs::read(folder.join(format!("{model}.json"))).unwrap();
+        let saved: Value = serde_json::from_slice(&saved).unwrap();
+        assert_eq!(
+            saved[1],
+            json!({"role": "assistant", "content": answer, "reasoning_content": reasoning})
+        );
+    }
+    let plain = run_json(&folder, &[ask]);
+    assert_eq!(
+        (&plain["reasoning"], &plain["usage"]["reasoning_tokens"]),
+        (&json!(""), &json!(0))
+    );
+}
+
+#[test]
 fn raw_prompts_pass_no_template() {
     let folder = folder("raw");
     let raw = run_json(&folder, &["Once upon a time", "--raw", "-n", "4"]);

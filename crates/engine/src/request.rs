@@ -20,6 +20,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Whether stop tokens and other special tokens show up in the text.
     pub show_specials: bool,
+    /// Whether what the model writes before its answer comes apart from it.
+    pub splits_reasoning: bool,
     /// How long drafts are; as long as pays, up to the engine's own limit, if
     /// absent. At most 0 turns speculation off.
     pub draft: Option<DraftLength>,
@@ -35,6 +37,7 @@ impl Request {
             stop: Vec::new(),
             ignore_eos: false,
             show_specials: false,
+            splits_reasoning: false,
             draft: None,
         }
     }
@@ -121,6 +124,8 @@ pub enum Event {
     Text {
         /// Whole characters.
         text: String,
+        /// The same of what comes before the answer, if it is asked for apart.
+        reasoning: String,
         /// Token ids, without the stop token.
         tokens: Vec<u32>,
     },
@@ -151,6 +156,8 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Tokens written, without the stop token.
     pub completion_tokens: usize,
+    /// Those of them that are reasoning or mark it, if it was asked for apart.
+    pub reasoning_tokens: usize,
 }
 
 /// Milliseconds of a request.

@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
-use text::{Detokenizer, Specials, StopStrings, Text};
+use text::{Detokenizer, Reasoning, Said, Specials, StopOutcome, StopStrings, Text};
 
 /// How the engine runs.
 #[derive(Clone, Copy, Debug)]
@@ -184,7 +184,7 @@ impl Engine {
         for event in inbox {
             match event {
                 Event::Prefill { .. } => {}
-                Event::Text { text, tokens } => {
+                Event::Text { text, tokens, .. } => {
                     whole.push_str(&text);
                     ids.extend(tokens);
                 }
@@ -248,6 +248,9 @@ struct Running {
     sink: Sink,
     cancel: CancelToken,
     detokenizer: Detokenizer,
+    /// Tells reasoning apart, if that is asked for and the model may reason.
+    reasoning: Option<Reasoning>,
+    reasoning_tokens: usize,
     stops: StopStrings,
     stop_strings: Vec<String>,
     /// Tokens of the stream's output that have been delivered.
@@ -343,6 +346,8 @@ impl Scheduler {
                 Specials::Skip
             };
             let stops = StopStrings::new(&request.stop);
+            let marks = self.text.reasoning.filter(|_| request.splits_reasoning);
+            let reasoning = marks.map(|m| Reasoning::new(m, &self.text.tokenizer, &request.prompt));
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
             match (self.speculator.open(request.prompt, options), stops) {
@@ -353,6 +358,8 @@ impl Scheduler {
                         sink: job.sink,
                         cancel: job.cancel,
                         detokenizer: Detokenizer::new(specials),
+                        reasoning,
+                        reasoning_tokens: 0,
                         stops,
                         stop_strings: request.stop,
                         delivered: 0,
@@ -475,16 +482,13 @@ impl Running {
         self.first_token.get_or_insert_with(Instant::now);
         let finish = self.stream.finish();
         let end = self.n_written(finish);
-        let mut piece = String::new();
+        let mut said = Said::default();
         let mut tokens = Vec::new();
         let mut reason = None;
-        for &token in &self.stream.output()[self.delivered..end] {
+        for i in self.delivered..end {
+            let token = self.stream.output()[i];
             tokens.push(token);
-            let outcome = self
-                .stops
-                .push(&self.detokenizer.push(&text.tokenizer, token));
-            piece.push_str(&outcome.emit);
-            if let Some(stop) = outcome.hit {
+            if let Some(stop) = self.take(text, token, &mut said) {
                 reason = Some(FinishReason::StopString(self.stop_strings[stop].clone()));
                 break;
             }
@@ -496,7 +500,7 @@ impl Running {
             let detokenizer =
                 std::mem::replace(&mut self.detokenizer, Detokenizer::new(Specials::Skip));
             let outcome = self.stops.push(detokenizer.finish());
-            piece.push_str(&outcome.emit);
+            self.say(&outcome.emit, &mut said);
             reason = Some(match (outcome.hit, finish) {
                 (Some(stop), _) => FinishReason::StopString(self.stop_strings[stop].clone()),
                 (None, Finish::Stop) => FinishReason::Stop,
@@ -507,17 +511,50 @@ impl Running {
                     &mut self.stops,
                     StopStrings::new(&[]).expect("no stops are allowed"),
                 );
-                piece.push_str(&stops.finish());
+                self.say(&stops.finish(), &mut said);
             }
         }
         let listening = (self.sink)(Event::Text {
-            text: piece,
+            text: said.answer,
+            reasoning: said.reasoning,
             tokens,
         });
         if listening {
             reason
         } else {
             reason.or(Some(FinishReason::Cancelled))
+        }
+    }
+
+    /// Takes one token's text; the stop string that it completes, if it does.
+    fn take(&mut self, text: &Text, token: u32, said: &mut Said) -> Option<usize> {
+        let mark = self.reasoning.as_ref().and_then(|r| r.mark(token));
+        let was_open = self.reasoning.as_ref().is_some_and(Reasoning::is_open);
+        self.reasoning_tokens += usize::from(was_open || mark.is_some());
+        let StopOutcome { emit, hit } = match mark {
+            None => {
+                let piece = self.detokenizer.push(&text.tokenizer, token);
+                self.stops.push(&piece)
+            }
+            Some(mark) => {
+                let mut emit = self.stops.push(self.detokenizer.part()).emit;
+                let passed = self.stops.pass(mark);
+                emit += &passed.emit;
+                StopOutcome { emit, ..passed }
+            }
+        };
+        self.say(&emit, said);
+        if let Some(reasoning) = self.reasoning.as_mut().filter(|_| mark.is_some()) {
+            reasoning.turn(token);
+        }
+        hit
+    }
+
+    /// Sorts text into what it is.
+    fn say(&mut self, text: &str, said: &mut Said) {
+        match &mut self.reasoning {
+            Some(reasoning) => reasoning.push(text, said),
+            None => said.answer.push_str(text),
         }
     }
 
@@ -552,6 +589,7 @@ impl Running {
         let usage = Usage {
             prompt_tokens: self.stream.n_prompt(),
             completion_tokens: self.delivered,
+            reasoning_tokens: self.reasoning_tokens,
         };
         let decode_ms = self
             .first_token

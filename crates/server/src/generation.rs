@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use engine::{CancelToken, Event, FinishReason, Request, RequestOutcome};
+use text::Said;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
 
@@ -30,7 +31,7 @@ use crate::metrics::Metrics;
 #[derive(Debug)]
 pub(crate) enum Step {
     /// Text, not empty.
-    Text(String),
+    Text(Said),
     /// Nothing for a while: it is time for a sign of life.
     Quiet(Progress),
     /// The text has ended.
@@ -124,11 +125,11 @@ impl Generation {
     }
 
     /// Waits for the end and gives the whole text.
-    pub(crate) async fn collect(mut self) -> Result<(String, Box<RequestOutcome>), ApiError> {
-        let mut whole = String::new();
+    pub(crate) async fn collect(mut self) -> Result<(Said, Box<RequestOutcome>), ApiError> {
+        let mut whole = Said::default();
         loop {
             match self.next().await {
-                Step::Text(text) => whole.push_str(&text),
+                Step::Text(said) => whole.push(&said),
                 Step::Quiet(_) => {}
                 Step::End(outcome) => return Ok((whole, outcome)),
                 Step::Failed(error) => return Err(error),
@@ -178,7 +179,7 @@ struct Mailbox {
 }
 
 struct State {
-    text: String,
+    said: Said,
     end: Option<End>,
     progress: Progress,
     /// When the reader left, if it has.
@@ -193,7 +194,7 @@ enum End {
 impl Mailbox {
     fn new(limit: usize) -> Self {
         let state = State {
-            text: String::new(),
+            said: Said::default(),
             end: None,
             progress: Progress::Queued,
             left: None,
@@ -211,8 +212,8 @@ impl Mailbox {
 
     fn take(&self) -> Option<Step> {
         let mut state = self.state();
-        if !state.text.is_empty() {
-            return Some(Step::Text(std::mem::take(&mut state.text)));
+        if !state.said.is_empty() {
+            return Some(Step::Text(std::mem::take(&mut state.said)));
         }
         state.end.take().map(|end| match end {
             End::Done(outcome) => Step::End(outcome),
@@ -229,23 +230,23 @@ impl Mailbox {
     }
 
     /// Takes a piece of text; false if it is one too many, or nobody reads.
-    fn push(&self, text: &str) -> bool {
+    fn push(&self, said: &Said) -> bool {
         let mut state = self.state();
         if state.left.is_some() || matches!(state.end, Some(End::Failed(_))) {
             return false;
         }
         state.progress = Progress::Decode;
-        if state.text.len() + text.len() > self.limit {
-            state.text.clear();
+        if state.said.len() + said.len() > self.limit {
+            state.said = Said::default();
             state.end = Some(End::Failed(ApiError::slow_reader(self.limit)));
             drop(state);
             self.ready.notify_one();
             return false;
         }
-        if text.is_empty() {
+        if said.is_empty() {
             return true;
         }
-        state.text.push_str(text);
+        state.said.push(said);
         drop(state);
         self.ready.notify_one();
         true
@@ -279,13 +280,18 @@ impl Inlet {
                 state.progress = Progress::Prefill(done, total);
                 state.left.is_none()
             }
-            Event::Text { text, .. } => {
+            Event::Text {
+                text, reasoning, ..
+            } => {
                 if !std::mem::replace(&mut self.has_text, true) {
                     self.metrics
                         .time_to_first_token
                         .observe(self.started.elapsed());
                 }
-                self.mailbox.push(&text)
+                self.mailbox.push(&Said {
+                    reasoning,
+                    answer: text,
+                })
             }
             Event::Done(outcome) => {
                 self.metrics.count_outcome(&outcome);
@@ -328,14 +334,22 @@ impl Drop for Inlet {
 mod tests {
     use super::*;
 
+    fn said(reasoning: &str, answer: &str) -> Said {
+        Said {
+            reasoning: reasoning.to_owned(),
+            answer: answer.to_owned(),
+        }
+    }
+
     #[test]
     fn text_grows_into_one_piece_and_the_end_comes_after_it() {
         let mailbox = Mailbox::new(100);
         assert!(mailbox.take().is_none());
-        assert!(mailbox.push("a") && mailbox.push("") && mailbox.push("b"));
+        assert!(mailbox.push(&said("", "a")));
+        assert!(mailbox.push(&said("", "")) && mailbox.push(&said("c", "b")));
         mailbox.end(End::Failed(ApiError::internal()));
         mailbox.end(End::Failed(ApiError::busy()));
-        assert!(matches!(mailbox.take(), Some(Step::Text(text)) if text == "ab"));
+        assert!(matches!(mailbox.take(), Some(Step::Text(whole)) if whole == said("c", "ab")));
         assert!(
             matches!(mailbox.take(), Some(Step::Failed(error)) if error == ApiError::internal())
         );
@@ -345,9 +359,9 @@ mod tests {
     #[test]
     fn a_reader_too_far_behind_is_cut_off() {
         let mailbox = Mailbox::new(4);
-        assert!(mailbox.push("abcd"));
-        assert!(!mailbox.push("e"));
-        assert!(!mailbox.push(""));
+        assert!(mailbox.push(&said("ab", "cd")));
+        assert!(!mailbox.push(&said("", "e")));
+        assert!(!mailbox.push(&said("", "")));
         assert!(
             matches!(mailbox.take(), Some(Step::Failed(error)) if error == ApiError::slow_reader(4))
         );
@@ -357,7 +371,7 @@ mod tests {
     fn nothing_is_kept_for_a_reader_that_left() {
         let mailbox = Mailbox::new(4);
         mailbox.leave();
-        assert!(!mailbox.push("a"));
+        assert!(!mailbox.push(&said("", "a")));
         assert!(mailbox.take().is_none());
     }
 

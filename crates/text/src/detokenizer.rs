@@ -90,6 +90,13 @@ impl Detokenizer {
         if self.n_held > 0 { "\u{fffd}" } else { "" }
     }
 
+    /// Ends the text, and starts another that follows it.
+    pub fn part(&mut self) -> &'static str {
+        let end = self.finish();
+        *self = Self::after_text(self.specials);
+        end
+    }
+
     fn bytes_onto(&mut self, bytes: &[u8], text: &mut String) {
         let joined;
         let mut rest = bytes;

@@ -14,6 +14,7 @@
 //! | [`template`] | messages → prompt, with the checkpoint's Jinja program on a budget |
 //! | [`messages`] | clients' spellings → the one that templates read |
 //! | [`stop`] | stop strings and stop tokens |
+//! | [`reasoning`] | what a model writes before its answer, told apart from it |
 //! | [`gguf`] | a vocabulary as GGUF files carry it |
 //! | [`sampling`] | the sampler settings that a checkpoint recommends |
 //!
@@ -31,6 +32,7 @@ pub mod gguf;
 pub mod messages;
 pub mod pieces;
 mod python_json;
+pub mod reasoning;
 pub mod sampling;
 pub mod stop;
 mod strftime;
@@ -49,6 +51,7 @@ use serde_json::{Map, Value};
 pub use detokenizer::{Detokenizer, Specials};
 pub use error::TextError;
 pub use messages::ContentForm;
+pub use reasoning::{Reasoning, ReasoningMarks, Said};
 pub use sampling::SamplingDefaults;
 pub use stop::{StopOutcome, StopStrings, StopTokens};
 pub use strftime::strftime;
@@ -145,6 +148,7 @@ impl TextFiles<'_> {
             sampling: SamplingDefaults::from_json(&generation_config)?,
             bos: bos.and_then(|bos| tokenizer.id_of(bos)),
             add_bos: tokenizer_config["add_bos_token"].as_bool(),
+            reasoning: ReasoningMarks::new(&tokenizer),
             tokenizer,
             template,
         })
@@ -162,6 +166,8 @@ pub struct Text {
     pub stop_tokens: StopTokens,
     /// The authors' sampler settings.
     pub sampling: SamplingDefaults,
+    /// The tokens that mark reasoning, if the model may reason.
+    pub reasoning: Option<ReasoningMarks>,
     bos: Option<u32>,
     add_bos: Option<bool>,
 }

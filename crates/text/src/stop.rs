@@ -160,6 +160,19 @@ impl StopStrings {
         StopOutcome { emit, hit: None }
     }
 
+    /// Ends a part of the text with `mark`, which is looked at and not emitted. What
+    /// was held back is text after all, and no stop string spans this part and the next.
+    pub fn pass(&mut self, mark: &str) -> StopOutcome {
+        let n_held = self.held.len();
+        let mut outcome = self.push(mark);
+        if outcome.hit.is_none() {
+            outcome.emit += &std::mem::take(&mut self.held);
+            self.matchers.iter_mut().for_each(|m| m.n_matched = 0);
+        }
+        outcome.emit.truncate(n_held);
+        outcome
+    }
+
     /// Ends the text: what was held back is text after all.
     pub fn finish(self) -> String {
         self.held
@@ -326,6 +339,30 @@ mod tests {
                     "{stop} in {text}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn a_mark_may_be_a_stop_string_and_none_spans_it() {
+        let of = |stop: &str| StopStrings::new(&[stop.to_owned()]).unwrap();
+        for (stop, before, at, emit, hit) in [
+            ("ab", "xa", "</m>", "a", None),
+            ("</m>", "xa", "</m>", "", Some(0)),
+            ("/m", "x<", "</m>", "", Some(0)),
+            ("\n</m>", "x\n", "</m>", "", Some(0)),
+            ("\n</m>\n", "x\n", "</m>", "\n", None),
+        ] {
+            let mut stops = of(stop);
+            stops.push(before);
+            let outcome = stops.pass(at);
+            assert_eq!((outcome.emit.as_str(), outcome.hit), (emit, hit), "{stop}");
+            let begun = if hit.is_none() {
+                stop.chars().next_back()
+            } else {
+                None
+            };
+            let next = begun.map_or_else(|| "b".to_owned(), String::from);
+            assert_eq!(stops.push(&next).hit, hit, "{stop}");
         }
     }
 

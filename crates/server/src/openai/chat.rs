@@ -8,6 +8,7 @@ use axum::http::Response;
 use engine::RequestOutcome;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use text::Said;
 use text::messages::MESSAGES_MAX;
 
 use super::options::Options;
@@ -97,6 +98,7 @@ pub(crate) async fn create(
         None,
     )?;
     let arguments = template_arguments(&fields)?;
+    let splits_reasoning = splits_reasoning(&fields)?;
     check_messages(&messages, &app)?;
     let ignored = ignored_header(&fields);
     let bytes = text_bytes(&messages) + arguments.values().map(text_bytes).sum::<usize>();
@@ -106,7 +108,11 @@ pub(crate) async fn create(
             text.encode_chat_within(&messages, None, true, &arguments, context)
         })
         .await?;
-    let generation = Generation::start(&app, options.request(prompt))?;
+    let request = engine::Request {
+        splits_reasoning,
+        ..options.request(prompt)
+    };
+    let generation = Generation::start(&app, request)?;
     let meta = Meta::new(&app, model, "chatcmpl", options.sampling.seed);
     let response = if options.stream {
         sse::respond(
@@ -117,12 +123,13 @@ pub(crate) async fn create(
             },
         )
     } else {
-        let (content, outcome) = generation.collect().await?;
+        let (said, outcome) = generation.collect().await?;
         let choice = Choice {
             index: 0,
             message: Message {
                 role: "assistant",
-                content: &content,
+                content: &said.answer,
+                reasoning_content: some(&said.reasoning),
                 refusal: None,
             },
             logprobs: None,
@@ -163,6 +170,21 @@ fn template_arguments(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiErro
         return refused("chat_template_kwargs.chat_template");
     }
     Ok(arguments.cloned().unwrap_or_default())
+}
+
+/// Whether reasoning comes apart from the answer, under llama-server's name for it.
+fn splits_reasoning(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    const NAME: &str = "reasoning_format";
+    match fields.string(NAME)? {
+        None | Some("auto" | "deepseek") => Ok(true),
+        Some("none") => Ok(false),
+        Some(_) => Err(fields.error(NAME, "must be one of auto, deepseek, none")),
+    }
+}
+
+/// Nothing, rather than nothing written.
+fn some(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
 }
 
 /// Checks the shape of a conversation, so that an error names the place, and
@@ -281,6 +303,8 @@ struct Choice<'a> {
 struct Message<'a> {
     role: &'static str,
     content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
     refusal: Option<()>,
 }
 
@@ -298,6 +322,8 @@ struct Delta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
 }
 
 /// A streamed answer.
@@ -337,20 +363,27 @@ impl Dialect for Stream {
         let delta = Delta {
             role: Some("assistant"),
             content: Some(""),
+            reasoning_content: None,
         };
         self.chunk(delta, Some(self.meta.seed), None, frames);
     }
 
-    fn text(&mut self, text: &str, frames: &mut Frames) {
-        self.chunk(
-            Delta {
-                role: None,
-                content: Some(text),
-            },
-            None,
-            None,
-            frames,
-        );
+    fn text(&mut self, said: &Said, frames: &mut Frames) {
+        // Clients show one of the two at a time, so they come in chunks of their own.
+        let reasoning = Delta {
+            reasoning_content: some(&said.reasoning),
+            ..Delta::default()
+        };
+        let answer = Delta {
+            content: some(&said.answer),
+            ..Delta::default()
+        };
+        if reasoning.reasoning_content.is_some() {
+            self.chunk(reasoning, None, None, frames);
+        }
+        if answer.content.is_some() {
+            self.chunk(answer, None, None, frames);
+        }
     }
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {

@@ -8,6 +8,7 @@ use axum::http::Response;
 use engine::RequestOutcome;
 use serde::Serialize;
 use serde_json::Value;
+use text::Said;
 
 use super::options::Options;
 use super::{Meta, finish_reason, ignored_header, json, name_ignored};
@@ -75,10 +76,10 @@ pub(crate) async fn create(
             },
         )
     } else {
-        let (text, outcome) = generation.collect().await?;
+        let (said, outcome) = generation.collect().await?;
         let choice = Choice {
             index: 0,
-            text: &text,
+            text: &said.answer,
             logprobs: None,
             finish_reason: Some(finish_reason(&outcome.finish)),
         };
@@ -157,8 +158,8 @@ impl Dialect for Stream {
     /// The format has no chunk without text; the headers are the sign of life.
     fn open(&mut self, _frames: &mut Frames) {}
 
-    fn text(&mut self, text: &str, frames: &mut Frames) {
-        self.chunk(text, None, frames);
+    fn text(&mut self, said: &Said, frames: &mut Frames) {
+        self.chunk(&said.answer, None, frames);
     }
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {

@@ -104,6 +104,15 @@ struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    /// Absent where no token was told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<TokenDetails>,
+}
+
+/// Which of the tokens written are not the answer's.
+#[derive(Clone, Copy, Serialize)]
+struct TokenDetails {
+    reasoning_tokens: usize,
 }
 
 impl Usage {
@@ -111,11 +120,14 @@ impl Usage {
         let engine::Usage {
             prompt_tokens,
             completion_tokens,
+            reasoning_tokens,
         } = outcome.usage;
         Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
+            completion_tokens_details: (reasoning_tokens > 0)
+                .then_some(TokenDetails { reasoning_tokens }),
         }
     }
 }

@@ -398,6 +398,86 @@ async fn harmless_variants_of_a_request_are_the_same_request() {
 }
 
 #[tokio::test]
+async fn reasoning_comes_apart_from_the_answer_and_goes_back_into_the_prompt() {
+    for (model, mark) in [("tiny-qwen3.5", "</think>"), ("tiny-gemma4", "<channel|>")] {
+        let setup = Setup {
+            model,
+            ..Setup::default()
+        };
+        let server = &Server::start(setup).await;
+        let body = json!({"messages": [{"role": "user", "content": "What is 3 + 4?"}], "temperature": 0,
+            "chat_template_kwargs": {"enable_thinking": true}, "max_tokens": 100});
+        // Reasoning, answer and their tokens.
+        let ask = |more: Value| {
+            let body = with(&body, more);
+            async move {
+                let reply = server.chat(&body).await.json();
+                let (message, usage) = (&reply["choices"][0]["message"], &reply["usage"]);
+                let part = |name: &str| message[name].as_str().map(str::to_owned);
+                let n = usage["completion_tokens_details"]["reasoning_tokens"].as_u64();
+                let of = |name: &str| usage[name].as_u64().unwrap();
+                let reasoning = part("reasoning_content");
+                let n = (n, of("completion_tokens"), of("prompt_tokens"));
+                (reasoning, part("content").unwrap(), n)
+            }
+        };
+        let (reasoning, answer, (n, all, _)) = ask(json!({})).await;
+        let reasoning = reasoning.unwrap();
+        assert!(reasoning.starts_with("Tens: 3") && reasoning.ends_with('.'));
+        assert!(answer.starts_with('3') && answer.len() < 20, "{answer}");
+        assert!((10..all).contains(&n.unwrap()));
+
+        let events = server.chat(&with(&body, json!({"stream": true}))).await;
+        let events = events.events();
+        let pieces = |name: &str| -> Vec<(usize, String)> {
+            let piece = |event: &Value| {
+                event["choices"][0]["delta"][name]
+                    .as_str()
+                    .map(str::to_owned)
+            };
+            let all = events.iter().map(piece).enumerate();
+            all.filter_map(|(i, p)| p.filter(|p| !p.is_empty()).map(|p| (i, p)))
+                .collect()
+        };
+        let joined = |name: &str| -> String { pieces(name).into_iter().map(|p| p.1).collect() };
+        assert_eq!(joined("reasoning_content"), reasoning);
+        assert_eq!(joined("content"), answer);
+        assert!(pieces("reasoning_content").last().unwrap().0 < pieces("content")[0].0);
+
+        // A stop string ends either part and is in neither.
+        let (cut, rest, _) = ask(json!({"stop": "ens"})).await;
+        assert_eq!((cut.as_deref(), rest.as_str()), (Some("T"), ""));
+        let (cut, rest, _) = ask(json!({"stop": mark})).await;
+        assert_eq!((cut.as_ref(), rest.as_str()), (Some(&reasoning), ""));
+        let begun = format!("{}?", &answer[answer.len() - 1..]);
+        assert_eq!(ask(json!({"stop": begun})).await.1, answer);
+
+        // Cut off early, all of it is reasoning.
+        let (_, rest, (n, ..)) = ask(json!({"max_tokens": 9})).await;
+        assert_eq!((rest.as_str(), n), ("", Some(9)));
+
+        let raw = json!({"reasoning_format": "none", "skip_special_tokens": false});
+        let (none, text, (n, ..)) = ask(raw).await;
+        assert_eq!((none, n), (None, None));
+        assert!(text.contains(&reasoning) && text.contains(mark) && text.ends_with(&answer));
+        assert_eq!(ask(json!({"chat_template_kwargs": {}})).await.0, None);
+        let wrong = with(&body, json!({"reasoning_format": "loud"}));
+        assert_eq!(
+            server.chat(&wrong).await.error()["param"],
+            "reasoning_format"
+        );
+
+        // What came apart goes together again.
+        let user = &body["messages"][0];
+        let turn = json!({"role": "assistant", "content": answer});
+        let thoughtful = with(&turn, json!({"reasoning_content": reasoning}));
+        let again = |turn| ask(json!({"messages": [user, turn], "max_tokens": 1}));
+        let (short, long) = (again(turn).await.2.2, again(thoughtful).await.2.2);
+        assert!(long >= short + 10, "{long} {short}");
+    }
+}
+
+#[tokio::test]
 async fn a_waiting_stream_shows_signs_of_life() {
     let mut setup = Setup {
         sequences: 1,

@@ -1,0 +1,307 @@
+//! Reasoning: what a model writes before its answer, told apart from it.
+//!
+//! ```text
+//! Qwen 3.5   <think>\n REASONING \n</think>\n\n ANSWER
+//! Gemma 4    <|channel>thought\n REASONING \n<channel|> ANSWER
+//! ```
+//!
+//! The marks are tokens of the vocabulary, so ids decide and not characters: a
+//! model that spells `</think>` letter by letter writes about it. A template may
+//! have written the first mark already. The white space around a mark belongs to
+//! neither part: templates write it themselves when a turn comes back in a
+//! conversation, and a turn that is taken apart and put together again is the
+//! same prompt.
+
+use crate::detokenizer::Specials;
+use crate::tokenizer::Tokenizer;
+
+/// How a family marks reasoning.
+#[derive(Debug)]
+struct Spelling {
+    open: &'static str,
+    close: &'static str,
+    /// The line that reasoning begins with, if it has to have one.
+    name: Option<&'static str>,
+}
+
+const SPELLINGS: &[Spelling] = &[
+    // Qwen 3.5 and 3.6
+    Spelling {
+        open: "<think>",
+        close: "</think>",
+        name: None,
+    },
+    // Gemma 4
+    Spelling {
+        open: "<|channel>",
+        close: "<channel|>",
+        name: Some("thought\n"),
+    },
+];
+
+/// Tokens at a prompt's end among which a mark would stand that opens the reply:
+/// the mark, a name and line breaks.
+const PROMPT_TAIL: usize = 16;
+
+/// The tokens that mark a model's reasoning.
+#[derive(Clone, Copy, Debug)]
+pub struct ReasoningMarks {
+    spelling: &'static Spelling,
+    open: u32,
+    close: u32,
+}
+
+impl ReasoningMarks {
+    /// Those of `tokenizer`, if it has any.
+    pub fn new(tokenizer: &Tokenizer) -> Option<Self> {
+        SPELLINGS.iter().find_map(|spelling| {
+            Some(ReasoningMarks {
+                spelling,
+                open: tokenizer.id_of(spelling.open)?,
+                close: tokenizer.id_of(spelling.close)?,
+            })
+        })
+    }
+
+    /// What of the reasoning's name follows the mark at the end of `prompt`; none if
+    /// the reply does not begin with reasoning.
+    fn opened(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Option<String> {
+        let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
+        let is_mark = |id: &u32| [self.open, self.close].contains(id);
+        let at = tail.iter().rposition(is_mark)?;
+        let after = tokenizer.detokenize(&tail[at + 1..], Specials::Show);
+        let name = self.spelling.name.unwrap_or_default();
+        // Anything else is what a message says about marks.
+        let is_start = after.trim().is_empty() || name.starts_with(&after);
+        (tail[at] == self.open && is_start).then_some(after)
+    }
+}
+
+/// Text by what it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// What the model wrote to itself.
+    pub reasoning: String,
+    /// What it wrote to the reader.
+    pub answer: String,
+}
+
+impl Said {
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.reasoning.is_empty() && self.answer.is_empty()
+    }
+
+    /// Bytes of both.
+    pub fn len(&self) -> usize {
+        self.reasoning.len() + self.answer.len()
+    }
+
+    /// Adds what was said next.
+    pub fn push(&mut self, next: &Said) {
+        self.reasoning.push_str(&next.reasoning);
+        self.answer.push_str(&next.answer);
+    }
+}
+
+/// Tells the reasoning of one reply from its answer.
+///
+/// Each part is whole and in order; where a reply reasons several times, the
+/// reasoning is joined by line breaks.
+#[derive(Clone, Debug)]
+pub struct Reasoning {
+    marks: ReasoningMarks,
+    is_open: bool,
+    /// What the reasoning begins with, while it may be its name.
+    head: Option<String>,
+    /// White space that follows what was written; it is dropped at a mark.
+    blank: String,
+    /// Nothing of the part was written: white space before it is dropped.
+    is_start: bool,
+    /// There was reasoning before.
+    has_reasoned: bool,
+}
+
+impl Reasoning {
+    /// That of a reply to `prompt`.
+    pub fn new(marks: ReasoningMarks, tokenizer: &Tokenizer, prompt: &[u32]) -> Self {
+        let opened = marks.opened(tokenizer, prompt);
+        Reasoning {
+            marks,
+            is_open: opened.is_some(),
+            is_start: opened.is_some(),
+            head: opened.filter(|_| marks.spelling.name.is_some()),
+            blank: String::new(),
+            has_reasoned: false,
+        }
+    }
+
+    /// Whether what comes next is reasoning.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Whether `token` is a mark, as it is spelled: then it is no text, and
+    /// [`turn`](Self::turn) takes it.
+    pub fn mark(&self, token: u32) -> Option<&'static str> {
+        let ReasoningMarks {
+            spelling,
+            open,
+            close,
+        } = self.marks;
+        if token == open {
+            Some(spelling.open)
+        } else {
+            (token == close && self.is_open).then_some(spelling.close)
+        }
+    }
+
+    /// Takes a mark.
+    pub fn turn(&mut self, token: u32) {
+        let opens = token == self.marks.open;
+        if opens == self.is_open {
+            return;
+        }
+        self.is_open = opens;
+        self.is_start = true;
+        let has_name = self.marks.spelling.name.is_some();
+        self.head = (opens && has_name).then(String::new);
+        self.blank.clear();
+        if opens && self.has_reasoned {
+            self.blank.push('\n');
+        }
+    }
+
+    /// Takes text that no mark interrupts, and adds to `said` what is clear by now.
+    pub fn push(&mut self, text: &str, said: &mut Said) {
+        if self.is_open {
+            self.reason(text, &mut said.reasoning);
+        } else if self.is_start {
+            // Spaces may be the indentation of code.
+            let text = text.trim_start_matches('\n');
+            self.is_start = text.is_empty();
+            said.answer.push_str(text);
+        } else {
+            said.answer.push_str(text);
+        }
+    }
+
+    fn reason(&mut self, text: &str, reasoning: &mut String) {
+        let named = self.head.take().map(|head| head + text);
+        let mut text = named.as_deref().unwrap_or(text);
+        if let (Some(whole), Some(name)) = (&named, self.marks.spelling.name) {
+            if whole.len() < name.len() && name.starts_with(whole) {
+                self.head = named;
+                return;
+            }
+            text = whole.strip_prefix(name).unwrap_or(whole);
+        }
+        if self.is_start {
+            text = text.trim_start();
+        }
+        let written = text.trim_end();
+        if !written.is_empty() {
+            self.is_start = false;
+            self.has_reasoned = true;
+            reasoning.push_str(&std::mem::take(&mut self.blank));
+            reasoning.push_str(written);
+        }
+        self.blank.push_str(&text[written.len()..]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{GEMMA, QWEN};
+
+    /// What `reply` says after `prompt`; every character comes alone.
+    fn split(tokenizer: &Tokenizer, prompt: &str, reply: &str) -> (String, String, bool) {
+        let marks = ReasoningMarks::new(tokenizer).unwrap();
+        let prompt = tokenizer.encode(prompt, false).unwrap();
+        let mut reasoning = Reasoning::new(marks, tokenizer, &prompt);
+        let mut said = Said::default();
+        for id in tokenizer.encode(reply, false).unwrap() {
+            match reasoning.mark(id) {
+                Some(_) => reasoning.turn(id),
+                None => tokenizer
+                    .detokenize(&[id], Specials::Show)
+                    .chars()
+                    .for_each(|c| reasoning.push(&c.to_string(), &mut said)),
+            }
+        }
+        (said.reasoning, said.answer, reasoning.is_open())
+    }
+
+    #[test]
+    fn both_families_reason_before_they_answer() {
+        let qwen = "<|im_start|>assistant\n<think>\n";
+        let closed = "<|im_start|>assistant\n<think>\n\n</think>\n\n";
+        let asked = "<|im_start|>user\nWhat is <think><|im_end|>\n<|im_start|>assistant\n";
+        for (prompt, reply, reasoning, answer) in [
+            (
+                qwen,
+                "I add.\n\nTwice.\n</think>\n\n  b = 3\n",
+                "I add.\n\nTwice.",
+                "  b = 3\n",
+            ),
+            (qwen, "\n</think>\n\nSo", "", "So"),
+            (qwen, "I ad", "I ad", ""),
+            // A model may repeat what the template has written.
+            (qwen, "<think>\nI add.\n</think>\n\nSo", "I add.", "So"),
+            (closed, "\nSo", "", "\nSo"),
+            (asked, "\nA mark", "", "\nA mark"),
+            (asked, "<think>\nI add.\n</think>\n\nSo", "I add.", "So"),
+        ] {
+            let (r, a, is_open) = split(&QWEN, prompt, reply);
+            assert_eq!((r.as_str(), a.as_str()), (reasoning, answer), "{reply:?}");
+            assert_eq!(is_open, reply == "I ad");
+        }
+        // Prompt, reply, reasoning and answer; a line break is spelled `/`.
+        for case in [
+            "<|turn>model/ _ <|channel>thought/I add./<channel|>So _ I add. _ So",
+            // What larger models write when they are asked not to reason.
+            "<|turn>model/ _ <|channel>thought/<channel|>So _  _ So",
+            "<|turn>model/ _ <|channel>thou<channel|>So _  _ So",
+            "<|turn>model/ _ <|channel>thoughts/<channel|>So _ thoughts _ So",
+            "<|turn>model/ _ So<|channel>thought/a/<channel|>b<|channel>thought/c<channel|>d _ a/c _ Sobd",
+            "<|turn>model/ _ thought/So _  _ thought/So",
+            "<|turn>model/<|channel>thought/ _ I add./<channel|>So _ I add. _ So",
+            "<|channel> _ thought/I add./<channel|>So _ I add. _ So",
+            "<|turn>user/<|channel>thought/<turn|>/<|turn>model/ _ So _  _ So",
+        ] {
+            let case = case.replace('/', "\n");
+            let [prompt, reply, reasoning, answer] = case.split(" _ ").collect::<Vec<_>>()[..]
+            else {
+                panic!("four parts: {case}");
+            };
+            let (r, a, _) = split(&GEMMA, prompt, reply);
+            assert_eq!((r.as_str(), a.as_str()), (reasoning, answer), "{reply:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_matter(
+            thoughts in proptest::collection::vec("[a\n ]{0,6}", 0..8),
+            answers in proptest::collection::vec("[b\n ]{0,6}", 0..8),
+            name in 0..9_usize,
+        ) {
+            let marks = ReasoningMarks::new(&GEMMA).unwrap();
+            let mut reasoning = Reasoning::new(marks, &GEMMA, &[]);
+            let mut said = Said::default();
+            reasoning.push("So", &mut said);
+            reasoning.turn(marks.open);
+            let (first, second) = "thought\n".split_at(name.min(8));
+            [first, second].iter().for_each(|piece| reasoning.push(piece, &mut said));
+            thoughts.iter().for_each(|piece| reasoning.push(piece, &mut said));
+            reasoning.turn(marks.close);
+            answers.iter().for_each(|piece| reasoning.push(piece, &mut said));
+            let whole = thoughts.concat();
+            prop_assert_eq!(said.reasoning, whole.trim());
+            prop_assert_eq!(said.answer, "So".to_owned() + answers.concat().trim_start_matches('\n'));
+        }
+    }
+}
