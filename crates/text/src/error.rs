@@ -18,7 +18,7 @@ pub enum TextError {
         source: std::io::Error,
     },
     /// Something is larger than its named limit.
-    #[error("{what}: {found} is over the limit of {limit}")]
+    #[error("{found} {what} are too many: at most {limit} are allowed")]
     TooLarge {
         /// What was measured, with its unit.
         what: &'static str,

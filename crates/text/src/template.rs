@@ -49,6 +49,9 @@ pub const OPERATORS_MAX: usize = 8192;
 pub const TEMPLATES_MAX: usize = 16;
 /// Longest rendered prompt.
 pub const RENDERED_BYTES_MAX: usize = 8 << 20;
+/// How far a prompt that is too long is rendered on, to say how long it is: twice the
+/// longest conversation that the server reads.
+const COUNTED_BYTES_MAX: usize = 64 << 20;
 /// Instructions of one rendering: a tool schema of 512 KB or a conversation of
 /// several thousand messages stays below a tenth of it.
 pub const FUEL: u64 = 5_000_000;
@@ -218,14 +221,11 @@ impl ChatTemplate {
 
         on_a_deep_stack("the chat template", || {
             let template = self.env.get_template(name).map_err(|err| explain(&err))?;
-            let mut out = Capped::new(RENDERED_BYTES_MAX);
+            let mut out = Capped::new(RENDERED_BYTES_MAX, COUNTED_BYTES_MAX);
             let result = template
                 .render_captured_to(Jinja::from(Serde(&context)), &mut out)
                 .map(drop);
-            if out.is_over {
-                let found = RENDERED_BYTES_MAX + 1;
-                within("rendered prompt bytes", found, RENDERED_BYTES_MAX)?;
-            }
+            within("rendered prompt bytes", out.found, RENDERED_BYTES_MAX)?;
             result.map_err(|err| explain(&err))?;
             String::from_utf8(out.bytes).map_err(|err| TextError::Template {
                 line: 0,
@@ -394,7 +394,7 @@ fn tojson(value: &Jinja, args: Rest<Jinja>, kwargs: Kwargs) -> Result<Jinja, min
     let sort_keys = option(3)?.is_some_and(|value| value.is_true());
     kwargs.assert_all_used()?;
 
-    let mut out = Capped::new(RENDERED_BYTES_MAX);
+    let mut out = Capped::new(RENDERED_BYTES_MAX, RENDERED_BYTES_MAX);
     let mut serializer =
         serde_json::Serializer::with_formatter(&mut out, PythonFormatter::new(&style));
     let result = if sort_keys {
@@ -418,30 +418,33 @@ fn cannot_serialize(err: serde_json::Error) -> minijinja::Error {
     .with_source(err)
 }
 
-/// Bytes up to a limit; writing more fails.
+/// Bytes up to a limit. More are counted up to another limit; beyond it, writing fails.
 struct Capped {
     bytes: Vec<u8>,
     limit: usize,
-    is_over: bool,
+    found: usize,
+    found_max: usize,
 }
 
 impl Capped {
-    fn new(limit: usize) -> Self {
+    fn new(limit: usize, found_max: usize) -> Self {
         Self {
             bytes: Vec::new(),
             limit,
-            is_over: false,
+            found: 0,
+            found_max,
         }
     }
 }
 
 impl io::Write for Capped {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() > self.limit - self.bytes.len() {
-            self.is_over = true;
+        self.found = self.found.saturating_add(bytes.len());
+        if self.found <= self.limit {
+            self.bytes.extend_from_slice(bytes);
+        } else if self.found > self.found_max {
             return Err(io::Error::other("output is over its limit"));
         }
-        self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -600,6 +603,24 @@ mod tests {
                 ..
             })
         ));
+    }
+
+    #[test]
+    fn a_prompt_that_is_too_long_says_how_long() {
+        let template = ChatTemplate::new(Some("<{{ messages[0].content }}>"), &Value::Null);
+        let template = template.unwrap();
+        let render = |n: usize| {
+            let messages = json!([{"role": "user", "content": "a".repeat(n)}]);
+            template.render(&messages, None, true, &Map::new())
+        };
+        assert_eq!(
+            render(RENDERED_BYTES_MAX - 2).unwrap().len(),
+            RENDERED_BYTES_MAX
+        );
+        assert_eq!(
+            render(RENDERED_BYTES_MAX + 90).unwrap_err().to_string(),
+            "8388700 rendered prompt bytes are too many: at most 8388608 are allowed"
+        );
     }
 
     #[test]
