@@ -61,11 +61,9 @@ pub(crate) fn source(name: &str) -> Result<Source> {
         return Ok(Source::Folder(path.into()));
     }
     if path.is_file() {
-        if is_gguf_name(path) {
+        // A damaged one is told what is wrong with it by the parser.
+        if is_gguf_name(path) || is_gguf(path) {
             return Ok(Source::Folder(path.into()));
-        }
-        if is_gguf(path) {
-            bail!("a GGUF file needs a name that ends in .gguf to be read: rename `{name}`");
         }
         bail!(
             "a model is a folder with config.json and safetensors, or a .gguf file, and this is neither: `{name}`"

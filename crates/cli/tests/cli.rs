@@ -744,12 +744,23 @@ fn variables_that_set_nothing_are_named() {
 }
 
 #[test]
-fn gguf_files_are_known_by_their_names() {
+fn gguf_files_are_known_by_their_names_or_their_first_bytes() {
     let folder = folder("gguf-names");
     let convert = paceline(&folder, &["convert", WITH_MTP, "x", "--format", "gguf"]);
     assert!(bad(convert).contains("let it end in .gguf"));
     fs::write(folder.join("x"), "GGUF and more").unwrap();
-    assert!(bad(paceline(&folder, &["inspect", "x"])).contains("rename `x`"));
+    let damaged = bad(paceline(&folder, &["inspect", "x"]));
+    assert!(!damaged.contains("neither"), "{damaged}");
+    good(paceline(
+        &folder,
+        &["convert", WITH_MTP, "x.gguf", "--format", "gguf"],
+    ));
+    let answer = |model: &str| answer(&folder, model, &[]);
+    let named = answer("x.gguf");
+    fs::rename(folder.join("x.gguf"), folder.join("blob")).unwrap();
+    assert_eq!(answer("blob"), named);
+    fs::write(folder.join("y"), "else").unwrap();
+    assert!(bad(paceline(&folder, &["inspect", "y"])).contains("neither: `y`"));
     let missing = bad(paceline(&folder, &["inspect", "w/nope.gguf"]));
     assert!(
         missing.ends_with("there is no file `w/nope.gguf`"),
