@@ -45,8 +45,7 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     if output.verbose > 0 {
         say!("{}", model::describe(engine.info()));
     }
-    let advised = reply::advised_temperature(&engine.text().sampling);
-    let sampling = reply::sampling(&args.text, advised, &engine.text().sampling);
+    let sampling = reply::sampling(&args.text, &engine.text().sampling);
     let is_interactive = io::stdin().is_terminal();
     let mut input = Input::open()?;
     if is_interactive && !output.quiet {

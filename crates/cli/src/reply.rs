@@ -101,12 +101,9 @@ pub(crate) fn stream(
 
 /// The sampler that `args` ask for. What they leave open is `defaults` where
 /// text is sampled, and nothing where it is greedy.
-pub(crate) fn sampling(
-    args: &TextArgs,
-    temperature: Option<f32>,
-    defaults: &SamplingDefaults,
-) -> Sampling {
-    let temperature = args.temperature.or(temperature).unwrap_or(0.0);
+pub(crate) fn sampling(args: &TextArgs, defaults: &SamplingDefaults) -> Sampling {
+    let temperature = args.temperature.or(defaults.advised_temperature());
+    let temperature = temperature.unwrap_or(0.0);
     let advice = if temperature > 0.0 {
         defaults.clone()
     } else {
@@ -131,15 +128,6 @@ pub(crate) fn sampling(
         // Not advice but part of the model: greedy decoding must not choose these either.
         suppress: defaults.suppress_tokens.clone(),
         seed: args.seed.unwrap_or_else(new_seed),
-    }
-}
-
-/// The temperature of the checkpoint's authors.
-pub(crate) fn advised_temperature(defaults: &SamplingDefaults) -> Option<f32> {
-    if defaults.do_sample == Some(false) {
-        Some(0.0)
-    } else {
-        defaults.temperature
     }
 }
 

@@ -312,6 +312,28 @@ fn json_keeps_its_shape() {
 }
 
 #[test]
+fn a_checkpoint_says_how_its_text_is_sampled() {
+    let folder = folder("sampled");
+    let model = copy(&folder, "tiny-gemma4");
+    let temperature = |config: Value, args: &[&str]| {
+        fs::write(model.join("generation_config.json"), config.to_string()).unwrap();
+        let args = [
+            &["Hello!", "-n", "1", "-m", "tiny-gemma4/", "--no-probe"],
+            args,
+        ]
+        .concat();
+        run_json(&folder, &args)["sampling"]["temperature"].clone()
+    };
+    assert_eq!(temperature(json!({}), &[]), 0.0);
+    assert_eq!(temperature(json!({"temperature": 0.5}), &[]), 0.5);
+    assert_eq!(temperature(json!({"do_sample": true}), &[]), 1.0);
+    assert_eq!(
+        temperature(json!({"temperature": 0.5}), &["--temperature", "0"]),
+        0.0
+    );
+}
+
+#[test]
 fn the_end_of_a_text_has_its_reason() {
     let folder = folder("ends");
     let whole = run_json(&folder, &[PROMPT, "-n", "30"]);

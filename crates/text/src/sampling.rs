@@ -68,6 +68,16 @@ impl SamplingDefaults {
             suppress_tokens: ids(&json["suppress_tokens"])?,
         })
     }
+
+    /// The temperature that the file asks for: 0 where it does not sample, and 1, as in
+    /// transformers, where it samples and names none.
+    pub fn advised_temperature(&self) -> Option<f32> {
+        match self.do_sample {
+            Some(false) => Some(0.0),
+            Some(true) => Some(self.temperature.unwrap_or(1.0)),
+            None => self.temperature,
+        }
+    }
 }
 
 fn bad(field: &'static str, reason: &'static str) -> TextError {
@@ -137,6 +147,20 @@ mod tests {
                 .top_k,
             None
         );
+    }
+
+    #[test]
+    fn a_temperature_counts_where_the_file_samples() {
+        for (json, temperature) in [
+            (json!({}), None),
+            (json!({"temperature": 0.6}), Some(0.6)),
+            (json!({"do_sample": true, "temperature": 0.6}), Some(0.6)),
+            (json!({"do_sample": true, "top_k": 64}), Some(1.0)),
+            (json!({"do_sample": false, "temperature": 0.6}), Some(0.0)),
+        ] {
+            let defaults = SamplingDefaults::from_json(&json).unwrap();
+            assert_eq!(defaults.advised_temperature(), temperature, "{json}");
+        }
     }
 
     #[test]

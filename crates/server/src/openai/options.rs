@@ -133,10 +133,7 @@ fn sampling(fields: &Fields<'_>, engine: &Engine) -> Result<Sampling, ApiError> 
     let number = |name, range, default: f32| -> Result<f32, ApiError> {
         Ok(fields.number(name, range)?.map_or(default, |x| x as f32))
     };
-    let temperature = match model.do_sample {
-        Some(false) => 0.0,
-        _ => model.temperature.unwrap_or(TEMPERATURE),
-    };
+    let temperature = model.advised_temperature().unwrap_or(TEMPERATURE);
     let top_k = match fields.integer("top_k", -1..=TOP_K_MAX)? {
         // Servers differ in which of the two means "all"; neither means none.
         Some(k) => usize::try_from(k).unwrap_or(0),
