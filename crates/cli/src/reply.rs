@@ -4,7 +4,9 @@ use crate::args::TextArgs;
 use crate::interrupts::Interrupts;
 use crate::progress::PrefillBar;
 use anyhow::{Result, anyhow};
-use engine::{Engine, Event, Request, RequestOutcome, Sampling, SamplingDefaults, Speculation};
+use engine::{
+    Engine, Event, PositionCounts, Request, RequestOutcome, Sampling, SamplingDefaults, Speculation,
+};
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -12,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// How often a waiting reply looks whether it was interrupted.
 const INTERRUPT_POLL: Duration = Duration::from_millis(20);
+
+/// Guesses of which a share is printed.
+const TELLING: u64 = 5;
 
 /// A reply that has ended.
 pub(crate) struct Reply {
@@ -148,6 +153,9 @@ pub(crate) fn summary(outcome: &RequestOutcome, draft_max: usize) -> String {
         drafter,
         by_position,
         tokens_per_round,
+        rounds,
+        drafted,
+        accepted,
         ..
     } = &outcome.speculation;
     let mut line = rate(outcome);
@@ -157,11 +165,17 @@ pub(crate) fn summary(outcome: &RequestOutcome, draft_max: usize) -> String {
             line,
             " · {drafter} drafted up to {draft_max}: {tokens_per_round:.2} tokens a round, accepted"
         );
-        for position in by_position.iter().filter(|p| p.drafted > 0) {
+        // Of a few guesses a share says nothing.
+        let is_telling = |p: &&PositionCounts| p.drafted >= TELLING && 100 * p.drafted >= *rounds;
+        for position in by_position.iter().take_while(is_telling) {
             let share = 100.0 * position.accepted as f64 / position.drafted as f64;
             let _ = write!(line, " {share:.0} %");
         }
-        line += " by position";
+        if line.ends_with('%') {
+            line += " by position";
+        } else {
+            let _ = write!(line, " {accepted} of {drafted} guesses");
+        }
     } else {
         let reason = reason.as_deref().unwrap_or("nothing was drafted");
         let _ = write!(line, " · plain decoding: {reason}");
@@ -287,7 +301,7 @@ impl<W: Write> Write for TextOut<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::{FinishReason, PositionCounts, Timings, Usage};
+    use engine::{FinishReason, Timings, Usage};
 
     fn outcome(completion_tokens: usize, speculation: Speculation) -> RequestOutcome {
         RequestOutcome {
@@ -313,8 +327,29 @@ mod tests {
             drafter: Some("assistant".into()),
             by_position: vec![counts(50, 39), counts(50, 30), counts(49, 23), counts(0, 0)],
             tokens_per_round: 2.614,
+            rounds: 50,
+            drafted: 149,
+            accepted: 92,
             ..Speculation::default()
         };
+        let few = |rounds, by_position: Vec<PositionCounts>| {
+            let speculation = Speculation {
+                rounds,
+                drafted: by_position.iter().map(|p| p.drafted).sum(),
+                accepted: by_position.iter().map(|p| p.accepted).sum(),
+                by_position,
+                ..speculation.clone()
+            };
+            let line = summary(&outcome(128, speculation), 3);
+            line.split_once("accepted ").unwrap().1.to_owned()
+        };
+        let rare = vec![counts(900, 450), counts(9, 0), counts(1, 0)];
+        assert_eq!(few(1000, rare), "50 % by position");
+        assert_eq!(
+            few(50, vec![counts(50, 25), counts(4, 0)]),
+            "50 % by position"
+        );
+        assert_eq!(few(3, vec![counts(3, 2), counts(2, 1)]), "3 of 5 guesses");
         assert_eq!(
             summary(&outcome(128, speculation), 3),
             "128 tokens, 212.4 tok/s · assistant drafted up to 3: 2.61 tokens a round, accepted 78 % 60 % 47 % by position"

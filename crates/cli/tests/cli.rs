@@ -205,6 +205,8 @@ fn stdout_is_the_text_and_nothing_else() {
     );
     let (stdout, stderr) = good(paceline(&folder, &["run", PROMPT, "-n", "24", "--quiet"]));
     assert_eq!((stdout, stderr), (expected.clone(), String::new()));
+    let (_, stderr) = good(paceline(&folder, &["run", PROMPT, "-n", "24", "-v"]));
+    assert_eq!(stderr.matches("loaded").count(), 1, "{stderr}");
 
     let output = feed(
         paceline(&folder, &["run", "-n", "24"]),
@@ -362,6 +364,9 @@ fn the_end_of_a_text_has_its_reason() {
             .unwrap()
             .starts_with(stopped["text"].as_str().unwrap())
     );
+    let nothing = run_json(&folder, &["Hello!", "-n", "0"]);
+    assert_eq!(nothing["finish"], "length");
+    assert_eq!(nothing["speculation"]["reason"], "no token was asked for");
     let hello = run_json(&folder, &["Hello!", "-n", "200"]);
     assert_eq!(hello["finish"], "stop");
     let n = hello["usage"]["completion_tokens"].as_u64().unwrap() + 5;

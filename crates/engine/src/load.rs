@@ -384,7 +384,8 @@ pub fn load(
     for warning in &preflight.warnings {
         tracing::warn!("{warning}");
     }
-    tracing::info!(
+    // The program says the same in its own words.
+    tracing::trace!(
         drafter = speculator.drafter().unwrap_or("none"),
         reason = found.reason,
         preflight = preflight.summary(),

@@ -573,7 +573,11 @@ impl Running {
         let reason = if self.speculates {
             no_draft.map_or_else(
                 || {
-                    if stats.rounds == 0 {
+                    if finish == FinishReason::Cancelled && self.delivered == 0 {
+                        "it was cancelled before the first token".to_owned()
+                    } else if self.stream.output().is_empty() {
+                        "no token was asked for".to_owned()
+                    } else if stats.rounds == 0 {
                         "the text ended before the first round".to_owned()
                     } else if stats.held_back == stats.rounds {
                         "drafting would not have paid".to_owned()

@@ -95,8 +95,9 @@ impl Metrics {
         }
     }
 
-    /// The page, for the engine's `counters` and the model's name.
-    pub(crate) fn render(&self, counters: &Counters, model: &str) -> String {
+    /// The page, for the engine's `counters`, the model's name and the positions of the
+    /// longest drafts.
+    pub(crate) fn render(&self, counters: &Counters, model: &str, positions: usize) -> String {
         let mut page = Page {
             text: String::new(),
             model: escape(model),
@@ -170,18 +171,14 @@ impl Metrics {
             "Draft tokens accepted.",
             value(&counters.accepted),
         );
-        page.head(
-            "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-            "counter",
-            "Draft tokens accepted, by draft position.",
-        );
-        for (position, counter) in counters.accepted_by_position.iter().enumerate() {
+        let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+        let accepted = &counters.accepted_by_position;
+        if positions > 0 {
+            page.head(name, "counter", "Draft tokens accepted, by draft position.");
+        }
+        for (position, counter) in accepted.iter().enumerate().take(positions) {
             let label = format!(",position=\"{position}\"");
-            page.sample(
-                "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-                &label,
-                value(counter),
-            );
+            page.sample(name, &label, value(counter));
         }
         page.tally(
             "paceline:spec_disabled_total",
@@ -307,7 +304,7 @@ mod tests {
                 .observe(Duration::from_millis(millis));
         }
         metrics.responses.count("/health 200");
-        let page = metrics.render(&Counters::default(), "a\"b");
+        let page = metrics.render(&Counters::default(), "a\"b", 2);
         let name = "vllm:time_to_first_token_seconds";
         for line in [
             format!("{name}_bucket{{model_name=\"a\\\"b\",le=\"0.005\"}} 1"),
@@ -320,6 +317,10 @@ mod tests {
         ] {
             assert!(page.lines().any(|l| l == line), "{line}\n{page}");
         }
+        let positions = |page: &str| page.matches(",position=").count();
+        assert_eq!(positions(&page), 2);
+        let plain = metrics.render(&Counters::default(), "m", 0);
+        assert!(!plain.contains("per_pos"), "{plain}");
     }
 
     #[test]

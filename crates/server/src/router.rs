@@ -227,7 +227,15 @@ async fn health(State(app): State<Arc<App>>) -> Response<Body> {
 
 /// `GET /metrics`.
 async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
-    let page = app.metrics.render(app.engine.counters(), app.model());
+    let info = app.engine.info();
+    let positions = if info.drafter.is_some() {
+        info.draft_max
+    } else {
+        0
+    };
+    let page = app
+        .metrics
+        .render(app.engine.counters(), app.model(), positions);
     (
         [(
             header::CONTENT_TYPE,
@@ -299,7 +307,7 @@ mod tests {
             let response = tower_service::Service::call(&mut router, request).await;
             assert_eq!(response.unwrap().status(), status, "{path}");
         }
-        let page = app.metrics.render(app.engine.counters(), "m");
+        let page = app.metrics.render(app.engine.counters(), "m", 0);
         assert!(page.contains("request_faults_total{model_name=\"m\",code=\"panic\"} 1"));
     }
 }
