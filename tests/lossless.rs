@@ -9,12 +9,12 @@
 //! knows the text and spoils some of it, and the small trained models of `models/`
 //! draft with their own heads.
 
-use backend::{Backend, KvFormat, TokenList};
-use cache::{Memory, MemorySize};
+use backend::{Backend, KvFormat, Tensor, TokenList};
+use cache::{Memory, MemoryFull, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::DraftLength::{self, Fixed, UpTo};
-use speculate::draft::{Assistant, Chained, Forced, Ngram};
+use speculate::draft::{Assistant, Chained, DraftRequest, Forced, Ngram, TargetView};
 use speculate::sample::{History, Scratch, choose, choose_among};
 use speculate::{Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::collections::HashMap;
@@ -211,6 +211,18 @@ fn write(
     sampling: &Sampling,
     truth: &[Vec<u32>],
 ) -> Written {
+    write_with(setup, prompts, first, sampling, truth, &|drafter| drafter)
+}
+
+/// [`write`], with the drafter that `wrap` makes of the one asked for.
+fn write_with(
+    setup: &Setup<'_>,
+    prompts: &[Vec<u32>],
+    first: usize,
+    sampling: &Sampling,
+    truth: &[Vec<u32>],
+    wrap: &dyn Fn(Box<dyn Drafter>) -> Box<dyn Drafter>,
+) -> Written {
     let b = setup.backend;
     let open = |folder: &str| {
         let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
@@ -265,7 +277,7 @@ fn write(
             Some(Box::new(Chained::new(head, memory)))
         }
     };
-    let mut speculator = Speculator::new(b.clone(), target, memory, drafter);
+    let mut speculator = Speculator::new(b.clone(), target, memory, drafter.map(wrap));
     let mut written = Written {
         texts: vec![Vec::new(); prompts.len()],
         drafted: 0,
@@ -643,6 +655,96 @@ fn assert_same_guesses(single: &Arc<dyn Backend>, chaining: &Arc<dyn Backend>) {
                     subject.target
                 );
             }
+        }
+    }
+}
+
+/// A drafter whose drafts are dropped in some rounds, in one stretch for longer than a
+/// head lets rows wait.
+struct Resting {
+    inner: Box<dyn Drafter>,
+    /// Whether it is not even asked in those rounds.
+    idles: bool,
+    round: usize,
+}
+
+impl Drafter for Resting {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn taps(&self) -> &[usize] {
+        self.inner.taps()
+    }
+
+    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
+        self.inner.open(slot)
+    }
+
+    fn close(&mut self, slot: usize) {
+        self.inner.close(slot);
+    }
+
+    fn draft(
+        &mut self,
+        target: TargetView<'_>,
+        hidden: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>> {
+        self.round += 1;
+        let rests = !self.round.is_multiple_of(3) || (20..60).contains(&(self.round % 80));
+        if rests && self.idles {
+            requests.iter_mut().for_each(|request| request.limit = 0);
+        }
+        let drafts = self.inner.draft(target, hidden, requests);
+        if rests {
+            return vec![Vec::new(); requests.len()];
+        }
+        drafts
+    }
+}
+
+#[test]
+fn a_head_that_rested_guesses_what_one_guesses_that_read_on() {
+    let backend: Arc<dyn Backend> = Arc::new(Cpu::new(CpuOptions::default()).unwrap());
+    let subject = |name: &str| *TRAINED.iter().find(|s| s.target.ends_with(name)).unwrap();
+    for (name, draft) in [
+        ("tiny-qwen3.5", Draft::Head),
+        ("tiny-qwen3.5", Draft::Eagle3),
+        ("tiny-gemma4", Draft::Eagle3),
+        ("tiny-gemma4", Draft::Head),
+    ] {
+        let prompts = greedy_prompts(name)[..4].to_vec();
+        for (chunk, width) in [(1, 1), (7, 3), (64, 2)] {
+            let setup = Setup {
+                subject: subject(name),
+                backend: &backend,
+                draft,
+                length: Fixed(3),
+                chunk,
+                width,
+                kv_format: KvFormat::both(&quant::BF16),
+                shortlist: chunk == 7,
+                mapped: false,
+            };
+            let written = |idles| {
+                let wrap = |inner| -> Box<dyn Drafter> {
+                    Box::new(Resting {
+                        inner,
+                        idles,
+                        round: 0,
+                    })
+                };
+                write_with(&setup, &prompts, 0, &Sampling::default(), &[], &wrap)
+            };
+            let (want, got) = (written(false), written(true));
+            assert_eq!(got.texts, want.texts, "{name} {draft:?}");
+            assert_eq!(
+                (got.drafted, got.accepted),
+                (want.drafted, want.accepted),
+                "{name} {draft:?} in chunks of {chunk}"
+            );
+            assert!(got.accepted > 20, "{name} {draft:?}: {}", got.accepted);
         }
     }
 }

@@ -511,11 +511,17 @@ impl Speculator {
         let held_back: Vec<bool> = inputs.iter().zip(&limits).map(held).collect();
         let mut requests = Vec::with_capacity(asking.len());
         let mut chosen = limits.iter().zip(held_back);
-        for (stream, share) in streams.iter_mut().zip(shares) {
+        let mut shown = Vec::with_capacity(asking.len());
+        for (i, (stream, share)) in streams.iter_mut().zip(shares).enumerate() {
             if stream.finish.is_some() {
                 continue;
             }
             let (&limit, held_back) = chosen.next().expect("a length for each that goes on");
+            // One that never drafts need not be read either.
+            if stream.options.draft.max() == 0 {
+                continue;
+            }
+            shown.push(i);
             let Stream {
                 sequence,
                 tokens,
@@ -548,7 +554,7 @@ impl Speculator {
         };
         let drafts = drafter.draft(target, hidden, &mut requests);
         self.b.finish()?;
-        for (i, draft) in asking.into_iter().zip(drafts) {
+        for (i, draft) in shown.into_iter().zip(drafts) {
             streams[i].draft = draft;
         }
         Ok(limits.into_iter().max().unwrap_or(0))

@@ -4,13 +4,20 @@
 //! built from the target's true rows stay; the chain's rows are forgotten as soon as
 //! the draft is made, and rebuilt from true rows if their tokens are accepted. So
 //! the head's memory never holds a guess.
+//!
+//! Where no stream wants a draft, true rows wait, as features, and are built some at a
+//! time: a step of the head reads all its weights, however few rows it has.
 
 use super::coverage::Coverage;
 use super::{DraftRequest, Drafter, Stretch, TargetView, shortest, wanting};
 use crate::sample::Scratch;
-use backend::{Batch, StepKey, Tensor};
+use backend::{Backend, Batch, MAX_TENTATIVE, StepKey, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
 use models::ChainedHead;
+
+/// Rows of a stream that wait, at most: no more than a draft leaves, so that building
+/// them holds up a draft by little and takes no step of a new size.
+const OWED_MAX: usize = MAX_TENTATIVE;
 
 /// The drafter of a [`ChainedHead`].
 pub struct Chained<H> {
@@ -18,6 +25,8 @@ pub struct Chained<H> {
     memory: Memory,
     /// By the target's slot.
     sequences: Vec<Option<Sequence>>,
+    /// By the target's slot, features of rows that the head has not read: `[owed, F]`.
+    owed: Vec<Vec<f32>>,
     coverage: Coverage,
     scratch: Scratch,
     key: StepKey,
@@ -27,11 +36,12 @@ impl<H: ChainedHead> Chained<H> {
     /// Drafts with `head`, which remembers in `memory`, planned by
     /// [`ChainedHead::plan`].
     pub fn new(head: H, memory: Memory) -> Self {
-        let sequences = (0..memory.size().sequences).map(|_| None).collect();
+        let slots = memory.size().sequences;
         Chained {
             head,
             memory,
-            sequences,
+            sequences: (0..slots).map(|_| None).collect(),
+            owed: vec![Vec::new(); slots],
             coverage: Coverage::default(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
@@ -52,6 +62,48 @@ impl<H: ChainedHead> Chained<H> {
         let pushed = self.memory.push(batch, sequence, tokens, certain);
         pushed.expect("the head's memory is as large as the target's");
     }
+
+    /// Rows of `request` that the head has not read before this round.
+    fn n_owed(&self, request: &DraftRequest<'_>) -> usize {
+        let sequence = self.sequences[request.sequence.slot()].as_ref();
+        request.first_row() - sequence.expect("opened with the stream").len()
+    }
+
+    /// Keeps the features of the round's rows, in the order of `requests`.
+    fn owe(&mut self, b: &dyn Backend, features: &Tensor, requests: &[DraftRequest<'_>]) {
+        let values = b.download(features);
+        let mut rest = &values[..];
+        for request in requests {
+            let (own, others) = rest.split_at(request.kept.len() * features.cols());
+            self.owed[request.sequence.slot()].extend_from_slice(own);
+            rest = others;
+        }
+    }
+
+    /// The features of all rows that the head has not read, in the order of `requests`;
+    /// those of the round's are `features`.
+    fn with_owed(
+        &mut self,
+        b: &dyn Backend,
+        features: Tensor,
+        requests: &[DraftRequest<'_>],
+    ) -> Tensor {
+        let owes = |request: &DraftRequest<'_>| !self.owed[request.sequence.slot()].is_empty();
+        if !requests.iter().any(owes) {
+            return features;
+        }
+        let cols = features.cols();
+        let new = b.download(&features);
+        let mut rest = &new[..];
+        let mut values = Vec::new();
+        for request in requests {
+            values.append(&mut self.owed[request.sequence.slot()]);
+            let (own, others) = rest.split_at(request.kept.len() * cols);
+            values.extend_from_slice(own);
+            rest = others;
+        }
+        b.upload(values.len() / cols, cols, &values)
+    }
 }
 
 impl<H: ChainedHead> Drafter for Chained<H> {
@@ -65,6 +117,7 @@ impl<H: ChainedHead> Drafter for Chained<H> {
 
     fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
         self.sequences[slot] = Some(self.memory.open()?);
+        self.owed[slot].clear();
         self.coverage.open(slot);
         Ok(())
     }
@@ -83,15 +136,25 @@ impl<H: ChainedHead> Drafter for Chained<H> {
     ) -> Vec<Vec<u32>> {
         let b = target.b;
         let mut drafts = vec![Vec::new(); requests.len()];
+        let is_listed = self.coverage.is_enough(self.head.shortlist(), requests);
+        let rows: Vec<usize> = requests.iter().flat_map(|r| r.kept.clone()).collect();
+        let features = self.head.features(b, hidden, target.taps, &rows);
+        let may_wait =
+            |r: &DraftRequest<'_>| r.limit == 0 && self.n_owed(r) + r.kept.len() <= OWED_MAX;
+        if requests.iter().all(may_wait) {
+            self.owe(b, &features, requests);
+            return drafts;
+        }
+        let features = self.with_owed(b, features, requests);
         let mut batch = Batch::default();
-        let mut rows = Vec::new();
         let mut last = Vec::new();
         for request in requests.iter() {
-            self.push(&mut batch, request, request.following(), request.kept.len());
-            rows.extend(request.kept.clone());
-            last.push(rows.len() - 1);
+            let len = request.sequence.len();
+            let n_unread = self.n_owed(request) + request.kept.len();
+            let tokens = &request.tokens[len - n_unread + 1..=len];
+            self.push(&mut batch, request, tokens, n_unread);
+            last.push(batch.n_rows() - 1);
         }
-        let features = self.head.features(b, hidden, target.taps, &rows);
         let mut made = b.step(self.key, &batch, &[&features], &mut |x| {
             vec![
                 self.head
@@ -99,7 +162,6 @@ impl<H: ChainedHead> Drafter for Chained<H> {
             ]
         });
         let mut x = made.pop().expect("the head's rows"); // [n, F]
-        let is_listed = self.coverage.is_enough(self.head.shortlist(), requests);
         let mut active = wanting(requests, 0);
         let mut from: Vec<usize> = active.iter().map(|&r| last[r]).collect();
         let mut n = 0;
