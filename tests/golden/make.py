@@ -29,6 +29,19 @@ DERIVED = ("checkpoints/gemma4-dense-bf16/", "checkpoints/gemma4-dense-f16/", "-
 SHORT = ("embed", "layers.*.out", "hidden", "logits")
 
 
+def telling(trace):
+    """Without what is wide and tells no more than an earlier layer's of its width: convolutions and queries."""
+    seen, kept = set(), {}
+    for name, array in trace.items():
+        kind = name.rsplit(".", 1)[-1]
+        if kind in ("conv", "q"):
+            if (kind, array.shape) in seen:
+                continue
+            seen.add((kind, array.shape))
+        kept[name] = array
+    return kept
+
+
 def fail(message):
     sys.exit(f"make.py: {message}")
 
@@ -146,8 +159,7 @@ class Target:
         agree.report()
         out = {f"checkpoints/{self.name}/{file}": data for file, data in files.items()}
         if self.like is None:
-            # One layer's convolution tells as much as all, and they are wide.
-            kept = {n: a for n, a in trace.items() if not n.endswith(".conv") or n == "layers.0.conv"}
+            kept = telling(trace)
             if self.dtype != "F32":
                 kept = {n: a for n, a in trace.items() if n in SHORT or n.endswith(".out")}
             kept = {"tokens": self.tokens} | kept
