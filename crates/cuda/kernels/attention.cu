@@ -86,7 +86,8 @@ KERNEL __launch_bounds__(256) heads(Heads a) {
         if (all >= a.first[i]) { x = a.x[i]; weight = a.weight[i]; y = a.y[i]; kind = a.kind[i]; first = a.first[i]; heads = a.first[i + 1] - first; }
     const u64 at = ((u64) row * heads + all - first) * e;
     const Kept w = PARAMETER(weight, e);
-    const float position = (float) a.batch.position(row);
+    Angles turn;
+    turn.find((float) a.batch.position(row), a.frequencies, e, a.offset, kind & 2 ? a.pairs : 0);
     const u32 index = a.batch.index(row), page = kind & 12 ? a.batch.table(a.batch.seq_of(row), a.group)[index / PAGE_ROWS] : NO_PAGE;
     wait_for_previous();
     Kept k = keep(x + at, e);
@@ -94,13 +95,12 @@ KERNEL __launch_bounds__(256) heads(Heads a) {
     put(head, e, k);
     __syncthreads();
     const u64 to = (u64) page * heads + all - first;
-    for (int c = threadIdx.x; c < e; c += blockDim.x) {
-        const float v = kind & 2 ? turned(head, c, position, a.frequencies, a.offset, a.pairs) : head[c];
+    turn.each(head, e, a.offset, kind & 2 ? a.pairs : 0, [&](int c, float v) {
         if (y) y[at + c] = v;
-        if (page == NO_PAGE) continue;
+        if (page == NO_PAGE) return;
         if (kind & 4) remember<false>(a.keys, to, index, c, e, v);
         if (kind & 8) remember<true>(a.values, to, index, c, e, v);
-    }
+    });
 }
 
 struct Attend {
@@ -165,8 +165,9 @@ KERNEL __launch_bounds__(128) attend_merge(Attend a, Half h) {
     float2 o = make_float2(0.0f, 0.0f);
     for (int base = -skip; base < count; base += UNITS) {
         __syncthreads(); // what was found before is used
-#pragma unroll
-        for (int i = threadIdx.x >> 5; i < UNITS; i += 4) {
+        // Warps but the first, which finds factors meanwhile, bring whole groups.
+#pragma unroll 4
+        for (int i = (int) (threadIdx.x >> 5) - 1; i >= 0 && i < UNITS && base + i / group * group < count; i += 3) {
             const bool there = base + i >= 0 && base + i < count;
             const float *from = p + (u64) (there ? base + i : 0) * (2 + a.head_dim) + 2 + column;
 #if TILES

@@ -172,25 +172,59 @@ __device__ __forceinline__ float row_scale(float max) {
 }
 // A warp turns a tile, two neighbours a lane.
 __device__ __forceinline__ void put_half(const Half &h, u64 row, int tile, float v0, float v1) {
-    const float scale = row_scale(warp_max(larger(fabsf(v0), fabsf(v1)))), factor = 1.0f / scale;
+    // Floats that are not negative are in the order of their bits.
+    const float most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(larger(fabsf(v0), fabsf(v1)))));
+    const float scale = row_scale(most), factor = __uint_as_float((254u << 23) - __float_as_uint(scale)); // 1 / scale
     const u16 a = f32_to_f16(v0 * scale), b = f32_to_f16(v1 * scale);
     const int lane = threadIdx.x & 31;
     ((u32 *) (h.values + row * h.kp + tile * 64))[lane] = a | (u32) b << 16;
-    float sum = f16_to_f32(a) + f16_to_f32(b), excess = sum * (lane & 1 ? 64.0f : 1024.0f);
+    // Of a run's first two columns of each four, or of the others; then of both.
+    float some = f16_to_f32(a) + f16_to_f32(b);
 #pragma unroll
-    for (int o = 8; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-    excess = warp_sum(excess);
-    const float upper = __shfl_sync(~0u, sum, 16);
+    for (int o = 8; o > 1; o >>= 1) some += __shfl_xor_sync(~0u, some, o);
+    const float sum = some + __shfl_xor_sync(~0u, some, 1), upper = __shfl_down_sync(~0u, sum, 16);
+    some += __shfl_down_sync(~0u, some, 16);
+    const float excess = some * 1024.0f + __shfl_down_sync(~0u, some, 1) * 64.0f;
     if (lane == 0) h.tiles[row * (h.kp / 64) + tile] = make_float4(sum * factor, upper * factor, factor, excess * factor);
 }
-// Sum of a block's values; `shared` holds a float for each warp, and is not written again
-// before the block meets.
-__device__ __forceinline__ float block_sum(float v, float *shared) {
+// The threads that share a row: a block, or the blocks of a cluster.
+__device__ __forceinline__ u32 blocks_of_row() {
+    u32 v = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(v));
+#endif
+    return v;
+}
+__device__ __forceinline__ u32 block_in_row() {
+    u32 v = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(v));
+#endif
+    return v;
+}
+// Blocks of a cluster meet, and see what they have written to each other.
+__device__ __forceinline__ void meet_in_row() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// Sum of a row's values, wherever its threads are; `shared` holds a float for each warp of
+// them in each block, and is not written again before they meet.
+__device__ __forceinline__ float row_sum(float v, float *shared) {
     v = warp_sum(v);
-    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
-    __syncthreads();
-    int warps = blockDim.x >> 5, lane = threadIdx.x & 31;
-    return warp_sum(lane < warps ? shared[lane] : 0.0f);
+    const u32 lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5, blocks = blocks_of_row();
+    if (blocks == 1) {
+        if (lane == 0) shared[warp] = v;
+        __syncthreads();
+    } else {
+#if __CUDA_ARCH__ >= 900
+        u32 to = (u32) __cvta_generic_to_shared(shared + block_in_row() * warps + warp);
+        if (lane < blocks)
+            asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2;}" :: "r"(to), "r"(lane), "f"(v) : "memory");
+#endif
+        meet_in_row();
+    }
+    return warp_sum(lane < warps * blocks ? shared[lane] : 0.0f);
 }
 // Whether the block is the last of `count` to come here: then it may read what they all have
 // written. Blocks have waited for the kernels before. `arrived` is 0 before and afterwards.
@@ -206,9 +240,9 @@ __device__ __forceinline__ bool comes_last(u32 *arrived, u32 count) {
     __syncthreads();
     return last;
 }
-// A row in a block's registers: thread `t` has the pairs of columns t + i *
-// blockDim.x, of which there are at most KEPT; columns after the last are 0. A
-// block has whole warps, so each of them has whole tiles of a product.
+// A row in registers: thread `t` of the `n` that share it has the pairs of columns t + i * n,
+// of which there are at most KEPT; columns after the last are 0. Blocks have whole warps, so
+// each of them has whole tiles of a product.
 #define KEPT 3
 struct Kept {
     float2 v[KEPT];
@@ -216,7 +250,7 @@ struct Kept {
 template <class F>
 __device__ __forceinline__ void each_kept(F f) {
 #pragma unroll
-    for (int i = 0; i < KEPT; i++) f(i, 2 * (int) (threadIdx.x + i * blockDim.x));
+    for (int i = 0; i < KEPT; i++) f(i, 2 * (int) (block_in_row() * blockDim.x + threadIdx.x + i * blocks_of_row() * blockDim.x));
 }
 __device__ __forceinline__ Kept keep(const float *x, int cols) {
     Kept k;
@@ -245,7 +279,7 @@ __device__ __forceinline__ float sum_squares(const Kept &k, float *shared) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < KEPT; i++) sum = fmaf(k.v[i].y, k.v[i].y, fmaf(k.v[i].x, k.v[i].x, sum));
-    return block_sum(sum, shared);
+    return row_sum(sum, shared);
 }
 __device__ __forceinline__ void kept_half(const Half &h, u64 row, const Kept &k) {
     each_kept([&](int i, int c) {
@@ -255,7 +289,7 @@ __device__ __forceinline__ void kept_half(const Half &h, u64 row, const Kept &k)
 // Columns that exist of a parameter that may not.
 #define PARAMETER(weight, cols) keep(weight, weight ? cols : 0)
 // 1 / sqrt(mean(k²) + eps). The sum of squares: a partial sum a thread over its pairs of
-// columns, then trees. `blockDim.x` depends on the width alone.
+// columns, then trees. How many threads there are depends on the width alone.
 __device__ __forceinline__ float inverse_rms(const Kept &k, int width, float eps, float *shared) {
     return 1.0f / sqrtf(sum_squares(k, shared) / (float) width + eps);
 }
@@ -335,20 +369,15 @@ struct Glu {
     int cols, f;
     Half h;
 };
-// Columns that a block takes of a row that many blocks share: two neighbours a thread, so
-// that a warp has a product's tile.
-#define SHARE 1024
-template <int BLOCK, class F>
-__device__ __forceinline__ void each_share(int share, int cols, F f) {
-#pragma unroll
-    for (int i = 0; i < SHARE; i += 2 * BLOCK) {
-        const int c = share * SHARE + i + 2 * threadIdx.x;
-        if (c / 64 * 64 < cols) f(c);
-    }
+// Calls f with what a thread has of a row that many blocks share, each two neighbours a
+// thread, so that a warp has a product's tile.
+template <class F>
+__device__ __forceinline__ void in_share(int share, int cols, F f) {
+    const int c = 2 * (share * blockDim.x + threadIdx.x);
+    if (c / 64 * 64 < cols) f(c);
 }
-template <int BLOCK>
 __device__ __forceinline__ void glu_share(const Glu &a, int share, u64 row) {
-    each_share<BLOCK>(share, a.cols, [&](int c) {
+    in_share(share, a.cols, [&](int c) {
         float v[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int j = 0; j < 2; j++)
@@ -361,13 +390,38 @@ __device__ __forceinline__ void glu_share(const Glu &a, int share, u64 row) {
         put_half(a.h, row, c / 64, v[0], v[1]);
     });
 }
-// Column `c` of a head turned by its position.
-__device__ __forceinline__ float turned(const float *head, int c, float position, const float *frequencies, int offset, int pairs) {
-    const bool second = c >= offset && c < offset + pairs;
-    if (c >= pairs && !second) return head[c];
-    const int j = second ? c - offset : c;
-    float sin, cos;
-    sin_cos(position * frequencies[j], sin, cos);
-    const float a = head[j], b = head[j + offset];
-    return second ? fmaf(a, sin, b * cos) : fmaf(-b, sin, a * cos);
-}
+// A head turned by its position: column `c`, and `offset` from it the other one of a pair.
+// What does not depend on the head, for the columns of a block's thread, c + i blockDim.x.
+#define TURNS 2 // of a thread, at most: a block has one for each two columns
+struct Angles {
+    float sin[TURNS], cos[TURNS];
+    __device__ __forceinline__ static bool second(int c, int offset, int pairs) { return c >= offset && c < offset + pairs; }
+    __device__ __forceinline__ void find(float position, const float *frequencies, int head_dim, int offset, int pairs) {
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            const int c = threadIdx.x + i * blockDim.x;
+            const bool later = second(c, offset, pairs);
+            sin[i] = 0.0f;
+            cos[i] = 1.0f;
+            if (c < head_dim && (c < pairs || later)) sin_cos(position * frequencies[later ? c - offset : c], sin[i], cos[i]);
+        }
+    }
+    // Calls f(c, what becomes of it).
+    template <class F> __device__ __forceinline__ void each(const float *head, int head_dim, int offset, int pairs, F f) const {
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            const int c = threadIdx.x + i * blockDim.x;
+            if (c >= head_dim) return;
+            const float own = head[c];
+            if (second(c, offset, pairs)) f(c, fmaf(head[c - offset], sin[i], own * cos[i]));
+            else f(c, c < pairs ? fmaf(-head[c + offset], sin[i], own * cos[i]) : own);
+        }
+    }
+};
+// An expert that rows chose: its matrix, its first pair and how many. A list of `most`, at
+// most, begins with one whose `count` says how many there are; a second list, of the experts'
+// other matrix, follows it without one.
+struct Chosen {
+    const u8 *w;
+    int first, count;
+};

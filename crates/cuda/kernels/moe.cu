@@ -150,8 +150,14 @@ KERNEL __launch_bounds__(1024) group(const u32 *chosen, u32 *lists, u32 *pairs, 
     each([&](int pair, u32 e, u32 before) { pairs[all[e] + own[e] + __popc(before)] = pair; });
 }
 // The same of few pairs, that `chosen` holds in shared memory, with room for as many flags:
-// a thread a pair looks at all of them.
-__device__ __forceinline__ void group_few(const u32 *chosen, u32 *lists, u32 *pairs, u32 *firsts, int n) {
+// a thread a pair looks at all of them. Lists of both matrices of experts as well, if asked for.
+__device__ __forceinline__ void group_few(const u32 *chosen, u32 *lists, u32 *pairs, u32 *firsts, int n, const u64 *first_table, const u64 *second_table, Chosen *experts) {
+    // On their way before they are wanted, by those who will want them.
+    u64 first_matrix = 0, second_matrix = 0;
+    if (experts && threadIdx.x < n) {
+        first_matrix = first_table[chosen[threadIdx.x]];
+        second_matrix = second_table[chosen[threadIdx.x]];
+    }
     auto each = [&](auto f) {
         for (int i = threadIdx.x; i < n; i += blockDim.x) {
             u32 start = 0, count = 0, at = 0;
@@ -174,8 +180,15 @@ __device__ __forceinline__ void group_few(const u32 *chosen, u32 *lists, u32 *pa
             before += firsts[j] && chosen[j] < chosen[i];
             used += firsts[j];
         }
-        if (i == 0) lists[0] = used;
+        if (i == 0) {
+            lists[0] = used;
+            if (experts) experts->count = used;
+        }
         if (at > 0) return;
+        if (experts) {
+            experts[1 + before] = {(const u8 *) first_matrix, (int) start, (int) count};
+            experts[1 + n + before] = {(const u8 *) second_matrix, (int) start, (int) count};
+        }
         u32 *list = lists + 1 + 3 * before;
         list[0] = chosen[i];
         list[1] = start;
@@ -184,22 +197,22 @@ __device__ __forceinline__ void group_few(const u32 *chosen, u32 *lists, u32 *pa
 }
 // Few rows: the first block does both, a warp a row. Others make a gate that does not wait
 // for it, a share of a row each.
-KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scale, float *weights, u32 *lists, u32 *pairs, int experts, int top_k, int rows, Glu gate, const u64 *first_table, const u64 *second_table) {
+KERNEL __launch_bounds__(512) route_group(const float *scores, const float *scale, float *weights, u32 *lists, u32 *pairs, int experts, int top_k, int rows, Glu gate, const u64 *first_table, const u64 *second_table, Chosen *list) {
     extern __shared__ float powers[];
     start_next();
     // Where experts lie is about to be asked for.
     if (blockIdx.x == 0 && threadIdx.x < experts) asm volatile("prefetch.global.L2 [%0];" :: "l"((threadIdx.x & 1 ? second_table : first_table) + (threadIdx.x & ~1)));
     wait_for_previous();
     if (blockIdx.x > 0) {
-        const int shares = (gate.cols + SHARE - 1) / SHARE, at = blockIdx.x - 1;
-        glu_share<512>(gate, at % shares, at / shares);
+        const int shares = (gate.cols + 2 * blockDim.x - 1) / (2 * blockDim.x), at = blockIdx.x - 1;
+        glu_share(gate, at % shares, at / shares);
         return;
     }
     const int warp = threadIdx.x >> 5;
     u32 *chosen = (u32 *) (powers + rows * experts);
     if (warp < rows) choose_row(scores + warp * experts, scale, chosen + warp * top_k, weights + warp * top_k, powers + warp * experts, experts, top_k);
     __syncthreads();
-    group_few(chosen, lists, pairs, chosen + rows * top_k, rows * top_k);
+    group_few(chosen, lists, pairs, chosen + rows * top_k, rows * top_k, first_table, second_table, list);
 }
 
 // A row's parts of its experts, and what they add up to.
@@ -243,11 +256,12 @@ struct Gated {
     int f;
 };
 // `combine`, `gate_rows`, `add` and `add_norm` in one, with their bits: y = experts +
-// shared, x = (from + y) factor, and what is made of it. A block a row.
+// shared, x = (from + y) factor, and what is made of it. A block a row, or a cluster.
 KERNEL __launch_bounds__(1024, 1) mixed_norm(Parts m, Gated g, const float *from, float *x, int cols, float factor, float eps, Next next) {
     __shared__ float shared[32];
     start_next();
-    const u64 row = blockIdx.x;
+    const u64 row = blockIdx.x / blocks_of_row();
+    if (blocks_of_row() > 1) meet_in_row();
     ask_next(next, 0, cols);
     wait_for_previous();
     Kept y = combined(m, row, cols), k = keep(g.shared + row * cols, cols);
@@ -272,11 +286,12 @@ struct Beside {
     float *sum, *own;
 };
 // `combine`, the norms of the dense block and of the experts, their sum and `add_norm` in
-// one: x = (from + rms(rms(dense) + rms(experts)) post) factor. A block a row.
+// one: x = (from + rms(rms(dense) + rms(experts)) post) factor. A block a row, or a cluster.
 KERNEL __launch_bounds__(1024, 1) mixture_norm(Parts m, Beside b, const float *from, float *x, const float *post, int cols, float factor, float eps, Next next) {
     __shared__ float shared[4][32];
     start_next();
-    const u64 row = blockIdx.x;
+    const u64 row = blockIdx.x / blocks_of_row();
+    if (blocks_of_row() > 1) meet_in_row();
     ask_kept(b.dense_weight, cols);
     ask_kept(b.own_weight, cols);
     ask_kept(post, cols);

@@ -121,9 +121,18 @@ __device__ __forceinline__ Group group_at(const Matrices &m, int most, int at, i
     v.w += row_of_tiles(v.tile, tiles);
     return v;
 }
+// Experts of a step, and row tiles of each.
+struct ChosenExperts {
+    const Chosen *list;
+    int row_tiles;
+};
+__device__ __forceinline__ Group group_at(const ChosenExperts &m, int most, int at, int stop, int tiles) {
+    const int which = at / m.row_tiles, tile = at - which * m.row_tiles;
+    return {m.list[which].w + row_of_tiles(tile, tiles), which, tile, min(most, min(m.row_tiles - tile, stop - at))};
+}
 // What a warp asks for next: tiles `next_k` of a group of rows, from the block's run.
-struct Cursor {
-    const Matrices &m;
+template <class Source> struct Cursor {
+    const Source &m;
     int most, at, stop, tiles, begin, length;
     const u8 *from;
     int count, k = 0;
@@ -216,26 +225,33 @@ template <int MOST> struct Way {
         return v;
     }
 };
+// Activations that are in shared memory before: no stage has any.
+struct NoWay {
+    static constexpr int BYTES = 0;
+    template <class F> __device__ __forceinline__ void each(F) const {}
+    __device__ __forceinline__ void go(int) {}
+};
 // Lanes copy codes, and beside them what their stage needs of the activations, or every
 // tile would wait for a round trip. All that a stage needs of addresses is known before it.
-template <int N, int MOST> struct Ring {
+// `SPACE`: bytes that it may take.
+template <class Source, int N, class Way, int SPACE> struct Ring {
     static constexpr int R = ROWS(N), WEIGHTS = R * TILE_BYTES;
-    static constexpr int STAGE = (WEIGHTS + N * Way<MOST>::BYTES + 31) & ~31; // or copies would straddle
-    static constexpr int DEPTH = RING / STAGE < DEEPEST ? RING / STAGE : DEEPEST, END = DEPTH * STAGE;
+    static constexpr int STAGE = (WEIGHTS + N * Way::BYTES + 31) & ~31; // or copies would straddle
+    static constexpr int DEPTH = SPACE / STAGE < DEEPEST ? SPACE / STAGE : DEEPEST, END = DEPTH * STAGE;
     static_assert(DEPTH > 1, "a stage ahead");
     // A row of a stage is copied by whole warps, and then its rest by some lanes: by
     // each of another row, if there are enough of them.
     static constexpr int REST = TILE_BYTES % 512 / 16, WHOLE = TILE_BYTES / 512 * 512;
     static constexpr bool TOGETHER = REST > 0 && REST * R <= 32;
-    Cursor next;
-    Way<MOST> way[2];
+    Cursor<Source> next;
+    Way way[2];
     u8 *ring;
     u32 to, beside, rest_to;
     int lane, rest_row, slot = 0;
     u64 rest_from;
     const u8 *stage;
-    __device__ __forceinline__ Ring(const Half &x, const Cursor &cursor, u8 *ring, int lane, int base, int n_rows)
-        : next(cursor), way{{x, lane, base, n_rows, cursor.begin}, {x, lane, base + 8 * (N - 1), n_rows, cursor.begin}}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
+    __device__ __forceinline__ Ring(const Cursor<Source> &cursor, const Way &low, const Way &high, u8 *ring, int lane)
+        : next(cursor), way{low, high}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
         beside = next.tiles * TILE_BYTES;
         rest_row = TOGETHER ? lane / max(REST, 1) : 0;
         // From the lane's 16 bytes of the first row to those of its rest.
@@ -263,7 +279,7 @@ template <int N, int MOST> struct Ring {
             else copy(next.count);
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                if (with_inputs) way[n].each([&](int, bool yes, u32 to, const u8 *from) { copy16_if(yes, inputs + n * Way<MOST>::BYTES + to, from); });
+                if (with_inputs) way[n].each([&](int, bool yes, u32 to, const u8 *from) { copy16_if(yes, inputs + n * Way::BYTES + to, from); });
                 way[n].go(1);
             }
             if (next.step())
@@ -282,7 +298,7 @@ template <int N, int MOST> struct Ring {
         uint4 v[DEPTH - 1][3];
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            Way<MOST> way = this->way[n];
+            Way way = this->way[n];
             way.go(-next.k);
 #pragma unroll
             for (int i = 0, k = 0; i < DEPTH - 1; i++) {
@@ -298,7 +314,7 @@ template <int N, int MOST> struct Ring {
 #pragma unroll
             for (int i = 0; i < DEPTH - 1; i++)
                 way.each([&](int j, bool yes, u32 to, const u8 *) {
-                    if (yes) *(uint4 *) (ring + i * STAGE + WEIGHTS + n * Way<MOST>::BYTES + to) = v[i][j];
+                    if (yes) *(uint4 *) (ring + i * STAGE + WEIGHTS + n * Way::BYTES + to) = v[i][j];
                 });
         }
     }
@@ -310,7 +326,7 @@ template <int N, int MOST> struct Ring {
         stage = ring + slot;
         slot = slot + STAGE == END ? 0 : slot + STAGE;
     }
-    __device__ __forceinline__ Inputs inputs(int n) const { return way[n].inputs(stage + WEIGHTS + n * Way<MOST>::BYTES); }
+    __device__ __forceinline__ Inputs inputs(int n) const { return way[n].inputs(stage + WEIGHTS + n * Way::BYTES); }
     __device__ __forceinline__ void used() {}
 };
 #else
@@ -322,7 +338,7 @@ __device__ __forceinline__ void bring(u32 to, const u8 *from, u32 bytes, u32 bar
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 // Where a lane finds 8 rows of activations in a warp's slice.
-struct Way {
+template <int> struct Way {
     const u16 *values;
     const float4 *tiles[2];
     int rows;
@@ -344,8 +360,8 @@ struct Way {
 };
 // The copy engine brings weights, and a barrier a stage says when. Lanes read
 // activations from L2, a stage ahead.
-template <int N, int> struct Ring {
-    Cursor next;
+template <class Source, int N, class Way, int> struct Ring {
+    Cursor<Source> next;
     const Way way[2];
     u8 *ring;
     u32 to, there;
@@ -353,8 +369,8 @@ template <int N, int> struct Ring {
     u32 round = 0;
     const u8 *stage;
     Inputs ahead, in[N];
-    __device__ __forceinline__ Ring(const Half &x, const Cursor &cursor, u8 *ring, int lane, int base, int n_rows)
-        : next(cursor), way{{x, lane, base, n_rows, cursor.begin}, {x, lane, base + 8 * (N - 1), n_rows, cursor.begin}}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
+    __device__ __forceinline__ Ring(const Cursor<Source> &cursor, const Way &low, const Way &high, u8 *ring, int lane)
+        : next(cursor), way{low, high}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
         there = to + RING - 8 * DEEPEST;
         stage_bytes = min(ROWS(N), next.stop - next.at) * TILE_BYTES;
         depth = min((RING - 8 * DEEPEST) / stage_bytes, DEEPEST);
@@ -396,33 +412,31 @@ template <int N, int> struct Ring {
     }
 };
 #endif
-template <int N, int MOST>
-__device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_rows, int tiles, int per, int total) {
-    extern __shared__ __align__(128) u8 staged[];
+// Slices of a block's results on their way to each other.
+struct Meeting {
+    float *sums; // [SUMS, SLICES, 128]
+    u64 *full, *empty;
+};
+__device__ __forceinline__ void open(const Meeting &meet) {
+    if (threadIdx.x < SUMS) {
+        arrivals((u32) __cvta_generic_to_shared(meet.full + threadIdx.x), SLICES * 32);
+        arrivals((u32) __cvta_generic_to_shared(meet.empty + threadIdx.x), 32);
+    }
+}
+// Multiplies the block's run, from number `at` of all row tiles to `stop`, as the ring brings
+// it. `enter` hears of each group of rows and says how many columns its results have;
+// `inputs` gives activations of a tile; `results` gives what takes a result.
+template <int N, class Source, class Ring, class Enter, class In, class Results>
+__device__ __forceinline__ void walk(const Source &source, Ring &ring, const Meeting &meet, int at, int stop, int tiles, int length, Enter enter, In inputs, Results results) {
     constexpr int R = ROWS(N);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int base = blockIdx.y * N * 8, begin = warp * per, length = min(per, tiles - begin);
-    __shared__ u64 full[SUMS], empty[SUMS];
-    if (threadIdx.x < SUMS) {
-        arrivals((u32) __cvta_generic_to_shared(full + threadIdx.x), SLICES * 32);
-        arrivals((u32) __cvta_generic_to_shared(empty + threadIdx.x), 32);
-    }
-    int at = (int) ((u64) total * blockIdx.x / gridDim.x);
-    const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
-    float *meet = (float *) (staged + SLICES * RING); // [SUMS, SLICES, 128]
-    Ring<N, MOST> ring(x, {m, R, at, stop, tiles, begin, length}, staged + warp * RING, lane, base, n_rows);
-    start_next();
-    ring.start();
-    __syncthreads(); // the barriers are there
-    wait_for_previous();
-    ring.fill();
     const u32 magic = offset();
-    // Columns of results that are looked at, and tiles whose results fit side by side.
-    const int present = n_rows - base, width = N > 1 || present > 4 ? 8 : present > 2 ? 4 : 2, side = 8 / width;
     u32 turn = 0;
     while (at < stop) {
-        const Group now = group_at(m, R, at, stop, tiles);
+        const Group now = group_at(source, R, at, stop, tiles);
         at += now.count;
+        // Columns of results that are looked at, and tiles whose results fit side by side.
+        const int present = enter(now), width = N > 1 || present > 4 ? 8 : present > 2 ? 4 : 2, side = 8 / width;
         float o[R][N][4];
 #pragma unroll
         for (int r = 0; r < R; r++)
@@ -436,7 +450,7 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
             // Tiles side by side hide each other's latency.
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                const Inputs in = ring.inputs(n);
+                const Inputs in = inputs(n, k);
                 auto some = [&](int count) {
 #pragma unroll
                     for (int r = 0; r < R; r++)
@@ -449,12 +463,7 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
             }
             ring.used();
         }
-        const float *factor = m.factor[0];
-        float *y = m.y[0];
-        int rows = m.rows[0];
-#pragma unroll
-        for (int i = 1; i < 4; i++)
-            if (now.which == i) { factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; }
+        const auto put = results(now);
         // Results of `side` tiles at a time: [tile, i, g, t] of each warp.
         const int t = lane & 3, quads = width / 2;
         const u32 before = turn;
@@ -462,21 +471,21 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
         for (int c = 0; c < R * N; c++) {
             if (c / N >= now.count) break;
             const int beside = c & (side - 1), place = turn % SUMS;
-            if (beside == 0) await((u32) __cvta_generic_to_shared(empty + place), turn / SUMS + 1);
+            if (beside == 0) await((u32) __cvta_generic_to_shared(meet.empty + place), turn / SUMS + 1);
             if (t < quads)
 #pragma unroll
-                for (int i = 0; i < 4; i++) meet[(place * SLICES + warp) * 128 + (beside * 4 + i) * 8 * quads + (lane >> 2) * quads + t] = o[c / N][c % N][i];
+                for (int i = 0; i < 4; i++) meet.sums[(place * SLICES + warp) * 128 + (beside * 4 + i) * 8 * quads + (lane >> 2) * quads + t] = o[c / N][c % N][i];
             if (beside != side - 1 && c + 1 != now.count * N) continue;
             turn++;
-            arrive((u32) __cvta_generic_to_shared(full + place));
+            arrive((u32) __cvta_generic_to_shared(meet.full + place));
         }
         // Warps take turns to add slices: whoever came last would come later still.
 #pragma unroll 1
         for (u32 of = before; of < turn; of++) {
             if (of % SLICES != (u32) warp) continue;
             const int place = of % SUMS, first = (of - before) * side, here = min(side, now.count * N - first) * 32 * quads;
-            const float *sums = meet + place * SLICES * 128;
-            await((u32) __cvta_generic_to_shared(full + place), of / SUMS);
+            const float *sums = meet.sums + place * SLICES * 128;
+            await((u32) __cvta_generic_to_shared(meet.full + place), of / SUMS);
             float v[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) v[j] = sums[j * 32 + lane];
@@ -484,21 +493,145 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
             for (int s = 1; s < SLICES; s++)
 #pragma unroll
                 for (int j = 0; j < 4; j++) v[j] += sums[s * 128 + j * 32 + lane];
-            arrive((u32) __cvta_generic_to_shared(empty + place));
+            arrive((u32) __cvta_generic_to_shared(meet.empty + place));
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const int at = j * 32 + lane, column = at & (quads - 1), g = at / quads & 7, i = at / quads >> 3 & 3;
-                const int row = (now.tile + first / N + at / quads / 32) * 16 + g + (i >> 1) * 8, to = base + first % N * 8 + column * 2 + (i & 1);
-                if (at < here && row < rows && to < n_rows) y[(u64) to * rows + row] = factor ? v[j] * factor[row] : v[j];
+                if (at < here) put((now.tile + first / N + at / quads / 32) * 16 + g + (i >> 1) * 8, first % N * 8 + column * 2 + (i & 1), v[j]);
             }
         }
     }
+}
+template <int N, int MOST>
+__device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_rows, int tiles, int per, int total) {
+    extern __shared__ __align__(128) u8 staged[];
+    constexpr int R = ROWS(N);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int base = blockIdx.y * N * 8, begin = warp * per, length = min(per, tiles - begin);
+    __shared__ u64 full[SUMS], empty[SUMS];
+    const Meeting meet = {(float *) (staged + SLICES * RING), full, empty};
+    open(meet);
+    const int at = (int) ((u64) total * blockIdx.x / gridDim.x);
+    const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
+    Ring<Matrices, N, Way<MOST>, RING> ring({m, R, at, stop, tiles, begin, length}, {x, lane, base, n_rows, begin}, {x, lane, base + 8 * (N - 1), n_rows, begin}, staged + warp * RING, lane);
+    start_next();
+    ring.start();
+    __syncthreads(); // the barriers are there
+    wait_for_previous();
+    ring.fill();
+    walk<N>(m, ring, meet, at, stop, tiles, length, [&](const Group &) { return n_rows - base; }, [&](int n, int) { return ring.inputs(n); }, [&](const Group &now) {
+        const float *factor = m.factor[0];
+        float *y = m.y[0];
+        int rows = m.rows[0];
+#pragma unroll
+        for (int i = 1; i < 4; i++)
+            if (now.which == i) { factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; }
+        return [=](int row, int column, float v) {
+            const int to = base + column;
+            if (row < rows && to < n_rows) y[(u64) to * rows + row] = factor ? v * factor[row] : v;
+        };
+    });
 }
 // By the rows that there are, at most.
 #define FEED_KERNEL(N, MOST, ROWS) KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) feed_##ROWS(Matrices m, Half x, int n_rows, int tiles, int per, int total) { feed<N, MOST>(m, x, n_rows, tiles, per, total); }
 FEED_KERNEL(1, 3, 3)
 FEED_KERNEL(1, 8, 8)
 FEED_KERNEL(2, 8, 16)
+
+#if !ENGINE
+// Experts of up to 8 rows: at most 8 pairs each, for no row chooses one twice. `pairs` as
+// below. The runs of blocks go through all row tiles of all experts in use.
+#define EXPERTS_SPACE 12160 // bytes of a warp's activations and weights, as in src/moe.rs
+// Copies a step's list of experts and its pairs, of which there are `most`, at most; returns how
+// many experts there are. `f` is called while they are on their way. A warp or two of a block
+// ask for them: all blocks do, and memory answers them one by one.
+template <class F>
+__device__ __forceinline__ int chosen_experts(Chosen *list, int *pair, const Chosen *from, const Chosen *header, const u32 *pairs, int most, F f) {
+    __shared__ int used;
+    const int i = threadIdx.x;
+    uint4 own;
+    int of = 0;
+    if (i < most) {
+        own = __ldcg((const uint4 *) (from + i));
+        of = (int) __ldcg(pairs + i);
+    }
+    if (i == 0) used = __ldcg(&header->count);
+    f();
+    if (i < most) {
+        *(uint4 *) (list + i) = own;
+        pair[i] = of;
+    }
+#pragma unroll 1
+    for (int j = i + blockDim.x; j < most; j += blockDim.x) {
+        *(uint4 *) (list + j) = __ldcg((const uint4 *) (from + j));
+        pair[j] = (int) __ldcg(pairs + j);
+    }
+    __syncthreads();
+    return used;
+}
+// The first product, y[pair] = expert x[pair / top_k], like `feed`. A warp's slice of all
+// rows of x is in shared memory, [tile, row], and DEPTH stages of weights behind it.
+#define RECORD 144 // bytes of a tile of a row, and what is known of it
+template <int DEPTH>
+__device__ __forceinline__ void feed_experts(const Chosen *experts, float *y, const Half &x, const u32 *pairs, int n_rows, int top_k, int rows, int tiles, int per) {
+    extern __shared__ __align__(128) u8 staged[];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const int begin = warp * per, length = min(per, tiles - begin), most = n_rows * top_k;
+    __shared__ u64 full[SUMS], empty[SUMS];
+    const Meeting meet = {(float *) (staged + SLICES * EXPERTS_SPACE), full, empty};
+    Chosen *list = (Chosen *) (meet.sums + SLICES * SUMS * 128);
+    int *pair = (int *) (list + most), *row_of = pair + most;
+    open(meet);
+    wait_for_previous();
+    start_next(); // not before: the second product looks at the lists at once
+    u8 *slice = staged + warp * EXPERTS_SPACE;
+    const ChosenExperts chosen = {list, (rows + 15) / 16};
+    const int used = chosen_experts(list, pair, experts + 1, experts, pairs, most, [&]() {
+        // All rows of what a lane has of each.
+        auto copy = [&](u32 to, const u8 *from, u64 step) {
+#pragma unroll 4
+            for (int r = 0; r < n_rows; r++, to += RECORD, from += step) copy16(to, from);
+        };
+        const u32 to = (u32) __cvta_generic_to_shared(slice);
+        for (int c = lane; c < length * 8; c += 32) copy(to + (c >> 3) * n_rows * RECORD + (c & 7) * 16, (const u8 *) (x.values + begin * 64) + c * 16, 2 * (u64) x.kp);
+        for (int k = lane; k < length; k += 32) copy(to + k * n_rows * RECORD + 128, (const u8 *) (x.tiles + begin + k), (u64) x.kp / 4);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }), total = used * chosen.row_tiles;
+    for (int i = threadIdx.x; i < most; i += blockDim.x) row_of[i] = pair[i] / top_k;
+    __syncthreads();
+    const int at = (int) ((u64) total * blockIdx.x / gridDim.x);
+    const int stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
+    u8 *weights = slice + (n_rows * per * RECORD + 127 & ~127);
+    Ring<ChosenExperts, 1, NoWay, DEPTH * ((ROWS(1) * TILE_BYTES + 31) & ~31)> ring({chosen, ROWS(1), at, stop, tiles, begin, length}, {}, {}, weights, lane);
+    ring.start();
+    u32 read[3];
+    walk<1>(chosen, ring, meet, at, stop, tiles, length, [&](const Group &now) {
+        const Chosen &c = list[now.which];
+        auto record = [&](int i) { return (u32) row_of[c.first + min(i, c.count - 1)] * RECORD; };
+        read[0] = record(g) + t * 16;
+        for (int i = 0; i < 2; i++) read[1 + i] = record(2 * t + i) + 128;
+        return c.count;
+    }, [&](int, int k) {
+        const u8 *at = slice + k * n_rows * RECORD;
+        const uint4 a = *(const uint4 *) (at + read[0]), b = *(const uint4 *) (at + read[0] + 64);
+        Inputs v;
+        v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
+        v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
+        for (int i = 0; i < 2; i++) v.tiles[i] = *(const float4 *) (at + read[1 + i]);
+        return v;
+    }, [&](const Group &now) {
+        const Chosen &c = list[now.which];
+        return [=](int row, int column, float v) {
+            if (row < rows && column < c.count) y[(u64) pair[c.first + column] * rows + row] = v;
+        };
+    });
+}
+#define FEED_EXPERTS(DEPTH) KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) feed_experts_##DEPTH(const Chosen *experts, float *y, Half x, const u32 *pairs, int n_rows, int top_k, int rows, int tiles, int per) { \
+    feed_experts<DEPTH>(experts, y, x, pairs, n_rows, top_k, rows, tiles, per); }
+FEED_EXPERTS(2)
+FEED_EXPERTS(4)
+FEED_EXPERTS(5)
+#endif
 #endif
 
 // Chosen rows of one matrix: block (i, r) takes ids 16 i .. of activation row r.
@@ -732,6 +865,121 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) product_gated(const u64 *table, co
         }
     }
 }
+
+#if __CUDA_ARCH__ >= 900 && !ENGINE
+// The same for up to 8 rows where memory is fast, and an expert that all rows share one more:
+// the runs of blocks go through the row tiles of all. A warp takes every GATED_WARPS-th of its
+// block's, a few tiles of a row at a time, through a ring that runs ahead of the experts.
+#define AT_ONCE (TILE_BYTES <= 640 ? 4 : 2) // tiles of a stage
+#define STAGES 4
+#define MADE_RECORD 192 // of a tile of 8 rows, so that rows lie in other banks; both as in src/moe.rs
+KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, float *y, const float *both, const u32 *pairs, int f, int most, int rows, int cols, int tiles, int per, Everyone all) {
+    extern __shared__ __align__(128) u8 staged[]; // rings, then [tile, row], then the lists
+    constexpr int STAGE = AT_ONCE * TILE_BYTES;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    u8 *made = staged + GATED_WARPS * STAGES * STAGE, *ring = staged + warp * STAGES * STAGE;
+    Chosen *list = (Chosen *) (made + 8 * tiles * MADE_RECORD);
+    int *pair = (int *) (list + most + 1);
+    start_next();
+    const int used = chosen_experts(list, pair, experts + 1 + most, experts, pairs, most, []() {});
+    if (all.w && threadIdx.x == 0) list[used] = {all.w, 0, all.n_rows};
+    __syncthreads();
+    const int row_tiles = (rows + 15) / 16, total = (used + (all.w != nullptr)) * row_tiles;
+    const int start = (int) ((u64) total * blockIdx.x / gridDim.x), stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
+    if (start == stop) return;
+    // What is asked for next: tiles from `ask_k` on of row tile `ask_at`.
+    const u32 to = (u32) __cvta_generic_to_shared(ring);
+    int ask_at = start + warp, ask_k = 0, ask_slot = 0;
+    const u8 *from = nullptr;
+    auto ask = [&]() {
+        if (ask_at < stop) {
+            if (ask_k == 0) {
+                const int e = ask_at / row_tiles;
+                from = list[e].w + row_of_tiles(ask_at - e * row_tiles, tiles) + lane * 16;
+            }
+            const int here = min(AT_ONCE, tiles - ask_k), bytes = here * TILE_BYTES - lane * 16;
+#pragma unroll
+            for (int i = 0; i < STAGE; i += 512) copy16_if(i < bytes, to + ask_slot + lane * 16 + i, from + i);
+            from += STAGE;
+            ask_k += here;
+            if (ask_k == tiles) {
+                ask_k = 0;
+                ask_at += GATED_WARPS;
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        ask_slot = ask_slot + STAGE == STAGES * STAGE ? 0 : ask_slot + STAGE;
+    };
+#pragma unroll 1
+    for (int i = 0; i < STAGES - 1; i++) ask();
+    wait_for_previous();
+    const u32 magic = offset();
+    int at = start + warp, slot = 0;
+#pragma unroll 1
+    for (int e = start / row_tiles; e * row_tiles < stop; e++) {
+        const Chosen now = list[e];
+        const bool everyone = e == used;
+        __syncthreads(); // what was made before is used
+#pragma unroll 1
+        for (int unit = warp; unit < now.count * tiles; unit += GATED_WARPS) {
+            const int i = unit / tiles, k = unit - i * tiles;
+            u8 *record = made + (k * 8 + i) * MADE_RECORD;
+            if (everyone) {
+                if (lane < 8) ((uint4 *) record)[lane] = ((const uint4 *) (all.x.values + (u64) i * all.x.kp + k * 64))[lane];
+                else if (lane == 8) ((float4 *) record)[8] = all.x.tiles[i * (all.x.kp / 64) + k];
+                continue;
+            }
+            const float *gate = both + (u64) pair[now.first + i] * 2 * cols, *up = gate + cols;
+            const int c = k * 64 + 2 * lane;
+            float v[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) v[j] = c + j < cols ? activate(f, gate[c + j]) * up[c + j] : 0.0f;
+            put_half({(u16 *) record, (float4 *) (record + 128), 64}, 0, 0, v[0], v[1]);
+        }
+        __syncthreads();
+        // Columns that nobody looks at are the last one's.
+        const u32 own = min(g, now.count - 1) * MADE_RECORD + t * 16;
+        const u32 known[2] = {min(2 * t, now.count - 1) * MADE_RECORD + 128u, min(2 * t + 1, now.count - 1) * MADE_RECORD + 128u};
+#pragma unroll 1
+        for (const int end = min(stop, (e + 1) * row_tiles); at < end; at += GATED_WARPS) {
+            float o[4] = {0, 0, 0, 0}, total[4] = {0, 0, 0, 0};
+            int left = per;
+#pragma unroll 1
+            for (int k = 0; k < tiles; k += AT_ONCE) {
+                asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
+                __syncwarp(); // all lanes' copies are there, and the stage before is used
+                ask();
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++) {
+                    if (k + i >= tiles) break;
+                    const u8 *of = made + (k + i) * 8 * MADE_RECORD;
+                    const uint4 a = *(const uint4 *) (of + own), b = *(const uint4 *) (of + own + 64);
+                    Inputs in;
+                    in.w[0] = a.x; in.w[1] = a.y; in.w[2] = a.z; in.w[3] = a.w;
+                    in.w[4] = b.x; in.w[5] = b.y; in.w[6] = b.z; in.w[7] = b.w;
+                    for (int j = 0; j < 2; j++) in.tiles[j] = *(const float4 *) (of + known[j]);
+                    multiply(fetch<true>(ring + slot + i * TILE_BYTES, lane), in, o, magic);
+                    if (--left > 0 && k + i + 1 < tiles) continue;
+                    const bool whole = k + i < per; // the first slice
+                    left = per;
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        total[j] = whole ? o[j] : total[j] + o[j];
+                        o[j] = 0.0f;
+                    }
+                }
+                slot = slot + STAGE == STAGES * STAGE ? 0 : slot + STAGE;
+            }
+            float *out = everyone ? all.y : y;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = (at - e * row_tiles) * 16 + g + (i >> 1) * 8, of = 2 * t + (i & 1);
+                if (row < rows && of < now.count) out[(u64) (everyone ? of : pair[now.first + of]) * rows + row] = total[i];
+            }
+        }
+    }
+}
+#endif
 
 // Rows of a table: y = value(token, column) * factor. `tokens` null: the batch's.
 __device__ __forceinline__ float value(const u8 *w, const float *factor, u32 row, int col, int tiles) {

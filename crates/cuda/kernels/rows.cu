@@ -20,7 +20,7 @@ KERNEL softcap(float *x, float cap, u64 n) {
 // A gate: block (share, row).
 KERNEL __launch_bounds__(256) glu(Glu a) {
     in_order();
-    glu_share<256>(a, blockIdx.x, blockIdx.y);
+    glu_share(a, blockIdx.x, blockIdx.y);
 }
 // y = activation(gate[row]) * x
 KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u64 n) {
@@ -32,7 +32,7 @@ KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u
 KERNEL __launch_bounds__(256) to_half(const float *x, int cols, Half h) {
     in_order();
     const u64 row = blockIdx.y;
-    each_share<256>(blockIdx.x, cols, [&](int c) {
+    in_share(blockIdx.x, cols, [&](int c) {
         put_half(h, row, c / 64, c < cols ? x[row * cols + c] : 0.0f, c + 1 < cols ? x[row * cols + c + 1] : 0.0f);
     });
 }
@@ -80,16 +80,17 @@ KERNEL __launch_bounds__(512) rms_norm_wide(const float *x, const float *weight,
     x += run * width;
     float sum = 0.0f;
     for (int c = threadIdx.x; c < width; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
-    const float inverse = 1.0f / sqrtf(block_sum(sum, shared) / (float) width + eps);
+    const float inverse = 1.0f / sqrtf(row_sum(sum, shared) / (float) width + eps);
     for (int c = threadIdx.x; c < width; c += blockDim.x) y[run * width + c] = weight ? x[c] * inverse * weight[c] : x[c] * inverse;
 }
 
-// x = (from + rms(y) post) factor, and what is made of it: a block a row. The bits of the
-// kernels one after the other, whose threads keep the same columns.
+// x = (from + rms(y) post) factor, and what is made of it: a block a row, or a cluster. The
+// bits of the kernels one after the other, whose threads keep the same columns.
 KERNEL __launch_bounds__(1024, 1) add_norm(const float *from, float *x, const float *y, const float *post, int cols, float factor, float eps, Next next) {
     __shared__ float shared[2][32];
     start_next();
-    const u64 row = blockIdx.x;
+    const u64 row = blockIdx.x / blocks_of_row();
+    if (blocks_of_row() > 1) meet_in_row(); // so all have started
     const Kept p = PARAMETER(post, cols), w = PARAMETER(next.weight[0], cols);
     ask_next(next, 1, cols);
     wait_for_previous();
@@ -107,13 +108,14 @@ KERNEL __launch_bounds__(256) norm_rope(const float *x, const float *weight, flo
     start_next();
     const u64 at = (u64) blockIdx.x * head_dim;
     const Kept w = keep(weight, head_dim);
-    const float position = (float) batch.position(blockIdx.x / heads);
+    Angles turn;
+    turn.find((float) batch.position(blockIdx.x / heads), frequencies, head_dim, offset, pairs);
     wait_for_previous();
     Kept k = keep(x + at, head_dim);
     normalise(k, head_dim, eps, w, true, shared);
     put(head, head_dim, k);
     __syncthreads();
-    for (int c = threadIdx.x; c < head_dim; c += blockDim.x) y[at + c] = turned(head, c, position, frequencies, offset, pairs);
+    turn.each(head, head_dim, offset, pairs, [&](int c, float v) { y[at + c] = v; });
 }
 
 // Rows `rows[i]` of x.

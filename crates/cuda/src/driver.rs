@@ -153,6 +153,8 @@ pub(crate) struct Grid {
     pub(crate) threads: usize,
     /// Bytes of shared memory that the kernel does not declare itself.
     pub(crate) shared: usize,
+    /// Blocks that do the work of one together, where a device has clusters.
+    pub(crate) cluster: usize,
 }
 
 impl Grid {
@@ -164,6 +166,20 @@ impl Grid {
             blocks: (x, y),
             threads,
             shared: 0,
+            cluster: 1,
+        }
+    }
+    /// A block of `threads` for each of `rows`; of few rows, one that is cut into a cluster,
+    /// for a single multiprocessor would take long to issue what so many threads do.
+    pub(crate) fn rows(rows: usize, threads: usize) -> Self {
+        let cluster = if rows <= 16 && threads >= 512 && threads.is_multiple_of(128) {
+            4
+        } else {
+            1
+        };
+        Grid {
+            cluster,
+            ..Grid::new(rows * cluster, threads / cluster)
         }
     }
     /// A thread for each of `n` values.
@@ -477,22 +493,35 @@ impl Driver {
             .iter()
             .map(|&i| (&raw const args.words[i]).cast_mut().cast())
             .collect();
+        let has_clusters = self.arch >= 90;
+        let whole = if has_clusters { 1 } else { grid.cluster };
         // SAFETY: plain numbers; all zeros is a value.
-        let mut dependent: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        let [dependent, cluster] = &mut attributes;
         dependent.id =
             sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         dependent.value.programmaticStreamSerializationAllowed = 1;
+        cluster.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+            x: grid.cluster as u32,
+            y: 1,
+            z: 1,
+        };
         let config = sys::CUlaunchConfig {
-            gridDimX: grid.blocks.0 as u32,
+            gridDimX: (grid.blocks.0 / whole) as u32,
             gridDimY: grid.blocks.1 as u32,
             gridDimZ: 1,
-            blockDimX: grid.threads as u32,
+            blockDimX: (grid.threads * whole) as u32,
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: grid.shared as u32,
             hStream: self.stream,
-            attrs: &raw mut dependent,
-            numAttrs: u32::from(self.arch >= 90),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: match (has_clusters, grid.cluster) {
+                (false, _) => 0,
+                (true, 1) => 1,
+                (true, _) => 2,
+            },
         };
         if grid.shared > 48 << 10 {
             // SAFETY: the function is loaded.

@@ -4,8 +4,8 @@
 use crate::driver::{Address, Args, Grid};
 use crate::fuse::{Beside, Deferred, End, Glu, Mixed};
 use crate::memory::{Block, Buffer, Half, address};
-use crate::pack::TILE_ROWS;
-use crate::product::{Single, Tiles, Weights};
+use crate::pack::{Packing, TILE_ROWS};
+use crate::product::{FEED_SUMS, FEED_WARPS, Single, Tiles, Weights, feeds};
 use crate::rows::{glu_alone, half, number, threads};
 use crate::{Cuda, Kernel};
 use backend::{Activation, Experts, Matrix, Tensor};
@@ -16,6 +16,9 @@ const MAX_RANKS: usize = 32;
 
 /// Rows that one block chooses for, a warp each.
 const FEW_ROWS: usize = 16;
+
+/// Threads of a block of `route_group`.
+const ROUTE_THREADS: usize = 32 * FEW_ROWS;
 
 /// Warps of the block of `group`.
 const GROUP_WARPS: usize = 32;
@@ -46,6 +49,64 @@ struct Addresses {
     tiles: Option<Tiles>,
 }
 
+/// Rows whose experts are fed through rings in shared memory, at most: as many as a
+/// tensor-core product takes.
+const FED_ROWS: usize = 8;
+
+/// Bytes of shared memory that a warp of `feed_experts` has for its slice of the rows and for
+/// weights, of a tile of a row there, of one of 8 rows in `feed_gated`, and of an expert and
+/// two numbers of each pair in either.
+const EXPERTS_SPACE: usize = 12_160;
+const RECORD: usize = 64 * 2 + 16;
+const MADE_RECORD: usize = 8 * 192;
+const LISTED: usize = CHOSEN + 2 * 4;
+const CHOSEN: usize = 16;
+
+/// Bytes of shared memory that a block of `feed_gated` takes, at most, so that two fit.
+const GATED_SHARED: usize = 115_000;
+
+/// Whether kernels that feed experts take the format: those whose codes lanes bring.
+fn fed(cuda: &Cuda, tiles: Tiles, n: usize) -> bool {
+    matches!(tiles.packing, Packing::Codes { .. }) && has_list(cuda, n)
+}
+
+/// Whether experts that so many rows choose are listed for them.
+fn has_list(cuda: &Cuda, n: usize) -> bool {
+    n <= FED_ROWS && feeds(&cuda.driver)
+}
+
+/// The kernel of experts' first product that has room for `n` rows, and its blocks' shared memory.
+fn feed_experts(
+    cuda: &Cuda,
+    tiles: Tiles,
+    n: usize,
+    pairs: usize,
+) -> Option<(&'static str, usize)> {
+    let bytes = tiles.packing.tile_bytes();
+    let rows = match bytes {
+        ..=640 => 4,
+        641..=1152 => 2,
+        _ => 1,
+    };
+    let left = EXPERTS_SPACE.checked_sub((n * tiles.per * RECORD).next_multiple_of(128))?;
+    let name = match left / (rows * bytes).next_multiple_of(32) {
+        5.. => "feed_experts_5",
+        4 => "feed_experts_4",
+        2.. => "feed_experts_2",
+        _ => return None,
+    };
+    let shared = tiles.slices * (EXPERTS_SPACE + FEED_SUMS) + pairs * LISTED;
+    (fed(cuda, tiles, n) && shared <= cuda.driver.shared).then_some((name, shared))
+}
+
+/// Shared memory of a block of `feed_gated`, if that is for `n` rows of `pairs` pairs.
+fn feed_gated(cuda: &Cuda, tiles: Tiles, n: usize, pairs: usize) -> Option<usize> {
+    let bytes = tiles.packing.tile_bytes();
+    let stages = 4 * bytes * if bytes <= 640 { 4 } else { 2 };
+    let shared = GATED_WARPS * stages + tiles.tiles * MADE_RECORD + (pairs + 1) * LISTED;
+    (fed(cuda, tiles, n) && shared <= GATED_SHARED).then_some(shared)
+}
+
 fn addresses<'a>(
     cuda: &Cuda,
     matrices: impl Iterator<Item = &'a Matrix> + Clone,
@@ -68,11 +129,13 @@ fn addresses<'a>(
 struct Lists {
     pairs: Buffer,
     lists: Buffer,
+    /// For the kernels that feed experts: [`CHOSEN`] bytes each.
+    chosen: Option<Buffer>,
     /// Experts that can be in use.
     most: usize,
     top_k: usize,
-    /// Whether an expert has few pairs.
-    few: bool,
+    /// Of the step.
+    rows: usize,
 }
 
 /// `y[pair] = w[expert of pair] x`; `x` has a row for each pair, or one for each row.
@@ -101,6 +164,23 @@ fn product(
             cuda.launch(&Kernel::new("plain", "product_experts"), grid, args);
         }
         Some(tiles) => {
+            let pairs = lists.rows * lists.top_k;
+            let feed = feed_experts(cuda, tiles, lists.rows, pairs).filter(|_| !by_pair);
+            if let Some(((name, shared), chosen)) = feed.zip(lists.chosen.as_ref()) {
+                let args = Args::default()
+                    .ptr(chosen.address)
+                    .ptr(y)
+                    .words(&x_half.words())
+                    .ptr(lists.pairs.address)
+                    .int(lists.rows)
+                    .int(lists.top_k)
+                    .int(rows)
+                    .int(tiles.tiles)
+                    .int(tiles.per);
+                let blocks = cuda.driver.sms * (FEED_WARPS / tiles.slices);
+                let grid = Grid::new(blocks, 32 * tiles.slices);
+                return cuda.launch(&tiles.kernel(name), Grid { shared, ..grid }, args);
+            }
             let args = Args::default()
                 .ptr(w.weights.address)
                 .ptr(w.factors.as_ref().map_or(0, |f| f.address))
@@ -114,9 +194,9 @@ fn product(
                 .int(tiles.tiles)
                 .int(tiles.per);
             let grid = Grid::rect(rows.div_ceil(2 * TILE_ROWS), lists.most, 32 * tiles.slices);
-            let name = match lists.few {
-                true => "product_experts",
-                false => "product_experts_many",
+            let name = match lists.rows {
+                ..=FEW_ROWS => "product_experts",
+                _ => "product_experts_many",
             };
             cuda.launch(&tiles.kernel(name), grid, args);
         }
@@ -139,6 +219,24 @@ fn product_gated(
         words[..3].copy_from_slice(&[single.w, single.factors, single.y]);
         words[3..6].copy_from_slice(&half.words());
         words[6] = n as u64;
+    }
+    let pairs = lists.rows * lists.top_k;
+    let feed = feed_gated(cuda, tiles, lists.rows, pairs).zip(lists.chosen.as_ref());
+    if let Some((shared, chosen)) = feed {
+        let args = Args::default()
+            .ptr(chosen.address)
+            .ptr(y)
+            .ptr(both)
+            .ptr(lists.pairs.address)
+            .int(number(activation))
+            .int(pairs)
+            .int(rows)
+            .int(cols)
+            .int(tiles.tiles)
+            .int(tiles.per)
+            .words(&words);
+        let grid = Grid::new(2 * cuda.driver.sms, 32 * GATED_WARPS);
+        return cuda.launch(&tiles.kernel("feed_gated"), Grid { shared, ..grid }, args);
     }
     let args = Args::default()
         .ptr(w.weights.address)
@@ -182,11 +280,15 @@ fn route(
     let lists = Lists {
         lists: cuda.arena.buffer(4 * (1 + 3 * most)),
         pairs: cuda.arena.buffer(4 * pairs),
+        chosen: has_list(cuda, n).then(|| cuda.arena.buffer(CHOSEN * (1 + 2 * pairs))),
         most,
         top_k,
-        few: n <= FEW_ROWS,
+        rows: n,
     };
-    let written = [&weights, &lists.lists, &lists.pairs].map(|b| b.address);
+    let mut written = [&weights, &lists.lists, &lists.pairs]
+        .map(|b| b.address)
+        .to_vec();
+    written.extend(lists.chosen.as_ref().map(|b| b.address));
     let reads = |glu: &Glu| [glu.gate.0, glu.x.0].iter().any(|at| written.contains(at));
     if let Some(alone) = glu.take_if(|glu| n > FEW_ROWS || glu.copy != 0 || reads(glu)) {
         let (kernel, grid, args) = glu_alone(alone);
@@ -205,10 +307,14 @@ fn route(
             .int(n)
             .words(&glu.map_or([0; 10], Glu::words))
             .ptr(table.gate_up.weights.address)
-            .ptr(table.down.weights.address);
+            .ptr(table.down.weights.address)
+            .ptr(lists.chosen.as_ref().map_or(0, |b| b.address));
         let grid = Grid {
             shared: 4 * n * (count + 2 * top_k),
-            ..Grid::new(1 + glu.map_or(0, |g| g.shares() * g.rows), 512)
+            ..Grid::new(
+                1 + glu.map_or(0, |g| g.shares(ROUTE_THREADS) * g.rows),
+                ROUTE_THREADS,
+            )
         };
         cuda.launch(&kernel("route_group"), grid, args);
         return (weights, lists);
@@ -267,7 +373,9 @@ pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -
         }
     };
     let (weights, lists) = route(cuda, scores, table, top_k, beside.as_ref());
-    let fits = |t: &Tiles| n <= FEW_ROWS && n * t.tiles <= MOST_MADE;
+    let fits = |t: &Tiles| {
+        n <= FEW_ROWS && n * t.tiles <= MOST_MADE || feed_gated(cuda, *t, n, pairs).is_some()
+    };
     let gated = table.down.tiles.filter(fits);
     let gated = gated.filter(|_| table.gate_up.tiles.is_some());
     // The product goes with those of experts, if it has their shape.
@@ -376,7 +484,7 @@ pub(crate) fn end(end: &End, m: &Mixed) -> (Kernel, Grid, Args) {
         }
     };
     let args = args.int(end.cols).float(end.factor).float(end.eps);
-    let grid = Grid::new(end.rows, threads(end.cols));
+    let grid = Grid::rows(end.rows, threads(end.cols));
     (
         Kernel::new("moe", name),
         grid,

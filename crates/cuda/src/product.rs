@@ -23,10 +23,11 @@ const TOKENS: usize = 8;
 const FEW: usize = 32;
 
 /// Bytes of shared memory that a warp of `feed` takes: its ring, and its sums.
-const FEED_SHARED: usize = 12_384 + 2_048;
+const FEED_SHARED: usize = 12_384 + FEED_SUMS;
+pub(crate) const FEED_SUMS: usize = 2_048;
 
 /// Warps of `feed` on a multiprocessor.
-const FEED_WARPS: usize = 16;
+pub(crate) const FEED_WARPS: usize = 16;
 
 /// A matrix on the device.
 pub(crate) struct Weights {

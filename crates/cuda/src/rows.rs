@@ -30,8 +30,8 @@ pub(crate) fn number(activation: Activation) -> usize {
     }
 }
 
-/// Columns of a row that a block of 256 threads takes, where many share it.
-const SHARE: usize = 1024;
+/// Threads of a block that takes a share of a row, two columns a thread.
+const SHARE: usize = 256;
 
 /// `x` as products read it; made once a tensor.
 pub(crate) fn half(cuda: &Cuda, x: &Tensor) -> Arc<Half> {
@@ -58,7 +58,7 @@ pub(crate) fn half(cuda: &Cuda, x: &Tensor) -> Arc<Half> {
             .ptr(address(x))
             .int(cols)
             .words(&half.words());
-        let grid = Grid::rect(cols.div_ceil(SHARE), rows, 256);
+        let grid = Grid::rect(cols.div_ceil(2 * SHARE), rows, SHARE);
         cuda.launch(&kernel("to_half"), grid, args);
         Arc::new(half)
     })
@@ -236,7 +236,7 @@ pub(crate) fn end_alone(end: &End, y: Address) -> (Kernel, Grid, Args) {
         .ptr(y)
         .ptr(end.post);
     let args = args.int(end.cols).float(end.factor).float(end.eps);
-    let grid = Grid::new(end.rows, threads(end.cols));
+    let grid = Grid::rows(end.rows, threads(end.cols));
     (kernel("add_norm"), grid, args.words(&end.next_words()))
 }
 
@@ -538,14 +538,14 @@ fn norm_glu(cuda: &Cuda, gate: u64, x: &Tensor, activation: Activation) -> Optio
 
 /// The kernel of a gate.
 pub(crate) fn glu_alone(glu: &Glu) -> (Kernel, Grid, Args) {
-    let grid = Grid::rect(glu.shares(), glu.rows, 256);
+    let grid = Grid::rect(glu.shares(SHARE), glu.rows, SHARE);
     (kernel("glu"), grid, Args::default().words(&glu.words()))
 }
 
 impl Glu {
-    /// Blocks of a row.
-    pub(crate) fn shares(&self) -> usize {
-        self.cols.div_ceil(SHARE)
+    /// Blocks of so many threads that share a row.
+    pub(crate) fn shares(&self, threads: usize) -> usize {
+        self.cols.div_ceil(2 * threads)
     }
 
     /// The kernels' struct.

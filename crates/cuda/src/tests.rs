@@ -676,8 +676,14 @@ fn mixture(b: &dyn Backend, format: &'static quant::Format, n: usize) -> Tensor 
 fn gpu_small_ends_of_layers_have_the_bits_of_their_parts() {
     let Some(cuda) = gpu() else { return };
     let b: &dyn Backend = &cuda;
-    let (hidden, inner, eps) = (128, 320, 1e-6);
-    for name in ["bf16", "affine4-g64", "f32"] {
+    let eps = 1e-6;
+    for (name, hidden, inner) in [
+        ("bf16", 128, 320),
+        ("affine4-g64", 128, 320),
+        ("affine4-g64", 640, 576),
+        ("q8_0", 640, 576),
+        ("f32", 128, 320),
+    ] {
         let format = quant::format(name).unwrap();
         let experts = experts(b, format, hidden, inner);
         let weights = [1, 2, 3, 4, 5, 6].map(|seed| b.upload(1, hidden, &noise(seed, hidden)));
@@ -741,7 +747,7 @@ fn gpu_small_ends_of_layers_have_the_bits_of_their_parts() {
                 .collect::<Vec<_>>()
         };
         let all = run(20, true);
-        for n in [1, 3, 12, 20] {
+        for n in [1, 3, 8, 12, 20] {
             for alone in [false, true] {
                 for (i, (got, want)) in run(n, alone).iter().zip(&all).enumerate() {
                     let same = got[..] == want[..got.len()];
@@ -772,7 +778,7 @@ fn gpu_small_cases_of_every_kernel_are_close_to_the_reference() {
                 PRODUCT,
             );
         }
-        for n in [1, 4, 40] {
+        for n in [1, 4, 8, 40] {
             let (got, want) = (mixture(&cuda, format, n), mixture(&Reference, format, n));
             close(
                 &format!("experts in {name}, {n} rows"),
