@@ -208,23 +208,34 @@ __device__ __forceinline__ void meet_in_row() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-// Sum of a row's values, wherever its threads are; `shared` holds a float for each warp of
+// Sums of a row's values, wherever its threads are; `shared` holds a float for each warp of
 // them in each block, and is not written again before they meet.
-__device__ __forceinline__ float row_sum(float v, float *shared) {
-    v = warp_sum(v);
+template <int N>
+__device__ __forceinline__ void row_sums(float (&v)[N], float (*shared)[32]) {
     const u32 lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5, blocks = blocks_of_row();
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = warp_sum(v[i]);
     if (blocks == 1) {
-        if (lane == 0) shared[warp] = v;
+        if (lane == 0)
+#pragma unroll
+            for (int i = 0; i < N; i++) shared[i][warp] = v[i];
         __syncthreads();
     } else {
 #if __CUDA_ARCH__ >= 900
-        u32 to = (u32) __cvta_generic_to_shared(shared + block_in_row() * warps + warp);
         if (lane < blocks)
-            asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2;}" :: "r"(to), "r"(lane), "f"(v) : "memory");
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2;}" :: "r"((u32) __cvta_generic_to_shared(&shared[i][block_in_row() * warps + warp])), "r"(lane), "f"(v[i]) : "memory");
 #endif
         meet_in_row();
     }
-    return warp_sum(lane < warps * blocks ? shared[lane] : 0.0f);
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = warp_sum(lane < warps * blocks ? shared[i][lane] : 0.0f);
+}
+__device__ __forceinline__ float row_sum(float v, float *shared) {
+    float all[1] = {v};
+    row_sums(all, (float (*)[32]) shared);
+    return all[0];
 }
 // Whether the block is the last of `count` to come here: then it may read what they all have
 // written. Blocks have waited for the kernels before. `arrived` is 0 before and afterwards.
@@ -275,11 +286,11 @@ __device__ __forceinline__ void put(float *y, int cols, const Kept &k) {
         }
     });
 }
-__device__ __forceinline__ float sum_squares(const Kept &k, float *shared) {
+__device__ __forceinline__ float squares(const Kept &k) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < KEPT; i++) sum = fmaf(k.v[i].y, k.v[i].y, fmaf(k.v[i].x, k.v[i].x, sum));
-    return row_sum(sum, shared);
+    return sum;
 }
 __device__ __forceinline__ void kept_half(const Half &h, u64 row, const Kept &k) {
     each_kept([&](int i, int c) {
@@ -290,8 +301,8 @@ __device__ __forceinline__ void kept_half(const Half &h, u64 row, const Kept &k)
 #define PARAMETER(weight, cols) keep(weight, weight ? cols : 0)
 // 1 / sqrt(mean(k²) + eps). The sum of squares: a partial sum a thread over its pairs of
 // columns, then trees. How many threads there are depends on the width alone.
-__device__ __forceinline__ float inverse_rms(const Kept &k, int width, float eps, float *shared) {
-    return 1.0f / sqrtf(sum_squares(k, shared) / (float) width + eps);
+__device__ __forceinline__ float inverse_rms(float sum_of_squares, int width, float eps) {
+    return 1.0f / sqrtf(sum_of_squares / (float) width + eps);
 }
 // k inverse weight
 __device__ __forceinline__ void stretch(Kept &k, float inverse, const Kept &weight, bool weighted) {
@@ -306,7 +317,7 @@ __device__ __forceinline__ void stretch(Kept &k, float inverse, const Kept &weig
     }
 }
 __device__ __forceinline__ void normalise(Kept &k, int width, float eps, const Kept &weight, bool weighted, float *shared) {
-    stretch(k, inverse_rms(k, width, eps, shared), weight, weighted);
+    stretch(k, inverse_rms(row_sum(squares(k), shared), width, eps), weight, weighted);
 }
 // x = (x + k) factor
 __device__ __forceinline__ void add_kept(Kept &x, const Kept &k, float factor) {
@@ -343,7 +354,7 @@ __device__ __forceinline__ void put_next(const Next &next, u64 row, int cols, co
         kept_half(next.h[0], row, x);
         return;
     }
-    const float inverse = inverse_rms(x, cols, eps, shared);
+    const float inverse = inverse_rms(row_sum(squares(x), shared), cols, eps);
     Kept weight = first;
     float *to = next.n[0];
     Half h = next.h[0];

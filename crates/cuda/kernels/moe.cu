@@ -301,8 +301,10 @@ KERNEL __launch_bounds__(1024, 1) mixture_norm(Parts m, Beside b, const float *f
     put(m.y + row * cols, cols, y);
     {
         const Kept of_dense = keep(b.dense_weight, cols), of_own = keep(b.own_weight, cols);
-        normalise(k, cols, eps, of_dense, true, shared[0]);
-        normalise(y, cols, eps, of_own, true, shared[1]);
+        float sums[2] = {squares(k), squares(y)};
+        row_sums(sums, shared);
+        stretch(k, inverse_rms(sums[0], cols, eps), of_dense, true);
+        stretch(y, inverse_rms(sums[1], cols, eps), of_own, true);
     }
     put(b.own + row * cols, cols, y);
     add_kept(k, y, 1.0f);

@@ -80,7 +80,7 @@ KERNEL __launch_bounds__(512) rms_norm_wide(const float *x, const float *weight,
     x += run * width;
     float sum = 0.0f;
     for (int c = threadIdx.x; c < width; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
-    const float inverse = 1.0f / sqrtf(row_sum(sum, shared) / (float) width + eps);
+    const float inverse = inverse_rms(row_sum(sum, shared), width, eps);
     for (int c = threadIdx.x; c < width; c += blockDim.x) y[run * width + c] = weight ? x[c] * inverse * weight[c] : x[c] * inverse;
 }
 

@@ -172,7 +172,7 @@ impl Grid {
     /// A block of `threads` for each of `rows`; of few rows, one that is cut into a cluster,
     /// for a single multiprocessor would take long to issue what so many threads do.
     pub(crate) fn rows(rows: usize, threads: usize) -> Self {
-        let cluster = if rows <= 16 && threads >= 512 && threads.is_multiple_of(128) {
+        let cluster = if rows <= 4 && threads >= 512 && threads.is_multiple_of(128) {
             4
         } else {
             1

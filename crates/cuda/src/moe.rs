@@ -165,7 +165,11 @@ fn product(
         }
         Some(tiles) => {
             let pairs = lists.rows * lists.top_k;
-            let feed = feed_experts(cuda, tiles, lists.rows, pairs).filter(|_| !by_pair);
+            let blocks = cuda.driver.sms * (FEED_WARPS / tiles.slices);
+            // With a row tile or two a block, a ring has nothing to run ahead of.
+            let enough = pairs * rows.div_ceil(TILE_ROWS) > 2 * blocks;
+            let feed = feed_experts(cuda, tiles, lists.rows, pairs);
+            let feed = feed.filter(|_| !by_pair && enough);
             if let Some(((name, shared), chosen)) = feed.zip(lists.chosen.as_ref()) {
                 let args = Args::default()
                     .ptr(chosen.address)
@@ -177,7 +181,6 @@ fn product(
                     .int(rows)
                     .int(tiles.tiles)
                     .int(tiles.per);
-                let blocks = cuda.driver.sms * (FEED_WARPS / tiles.slices);
                 let grid = Grid::new(blocks, 32 * tiles.slices);
                 return cuda.launch(&tiles.kernel(name), Grid { shared, ..grid }, args);
             }
