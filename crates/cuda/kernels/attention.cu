@@ -409,12 +409,14 @@ __device__ __forceinline__ bool find(const Attend &a, u32 queries, u32 &seq, u32
 }
 struct Queries {
     u32 start, first; // row of the step that starts the sequence, and first query
+    u32 inverse;      // of `shared_by`, times 2^32 and a little more; 0 of 1
     int shared_by, kv_head, count;
     // What the lane's two queries see, and what any of the block's does.
     u32 begin[2], end[2], least, most;
     // `most_queries` of them, of which the lane's are in tile `mine`.
     __device__ __forceinline__ Queries(const Attend &a, u32 seq, u32 first, int most_queries = QUERIES, int mine = 0) : first(first) {
         shared_by = a.heads / a.kv_heads;
+        inverse = 0xffffffffu / shared_by + 1;
         kv_head = blockIdx.y % a.kv_heads;
         start = a.batch.seq(seq)[SEQ_START];
         count = min((int) (a.batch.seq(seq)[SEQ_ROWS] * shared_by - first), most_queries);
@@ -428,8 +430,10 @@ struct Queries {
         visible(a, row(0), least, unused);
         visible(a, row(count - 1), unused, most);
     }
-    __device__ __forceinline__ u32 row(int i) const { return start + (first + i) / shared_by; }
-    __device__ __forceinline__ int head(int i) const { return kv_head * shared_by + (int) ((first + i) % shared_by); }
+    // Of query `i` of the sequence, divided by `shared_by`: exact up to 2^32 / shared_by.
+    __device__ __forceinline__ u32 quotient(u32 i) const { return inverse ? __umulhi(i, inverse) : i; }
+    __device__ __forceinline__ u32 row(int i) const { return start + quotient(first + i); }
+    __device__ __forceinline__ int head(int i) const { return kv_head * shared_by + (int) (first + i - quotient(first + i) * shared_by); }
     // Both parts of each tile of queries to shared memory, four loads at once.
     __device__ __forceinline__ void load(const Attend &a, u16 *to, int tiles = 1) const {
         for (int from = threadIdx.x; from < tiles * PART / 4; from += 4 * blockDim.x) {
@@ -541,17 +545,16 @@ __device__ __forceinline__ void ask_page(const Attend &a, u32 page, int kv_head)
 #endif
 }
 
-// Where a context is short: a block of W warps takes page `at` for M tiles of queries, each
-// first some of its keys and then some of the head's columns. The bits are those of
-// `attend_tile`, where a warp has the page. `load` brings the queries while keys and values
-// are on their way; `scores` are [M, 8, QUERIES, 8].
-template <int W, int M, class Load>
-__device__ __forceinline__ void attend_page(const Attend &a, const Queries (&own)[M], u32 page, u32 at, const u16 *queries, float *scores, Load load) {
+// Where a context is short: a block of W warps takes page `at`, each first some of its keys
+// and then some of the head's columns. The bits are those of `attend_tile`, where a warp has
+// the page. `load` brings the queries while keys and values are on their way; `scores` are
+// [8, QUERIES, 8].
+template <int W, class Load>
+__device__ __forceinline__ void attend_page(const Attend &a, const Queries &own, u32 page, u32 at, const u16 *queries, float *scores, Load load) {
     constexpr int COLUMNS = HEAD / W, N = 8 / W, AHEAD = HEAD / 32 < 16 / N ? HEAD / 32 : 16 / N;
     constexpr int WIDE = COLUMNS / 8 % 8 == 0 ? 8 : COLUMNS / 8 % 4 == 0 ? 4 : COLUMNS / 8 % 2 == 0 ? 2 : 1; // 8 columns, of a warp at a time
-    static_assert(M == 1 || COLUMNS == WIDE * 8, "values that stay");
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const u64 base = ((u64) page * a.kv_heads + own[0].kv_head) * PAGE_BYTES;
+    const u64 base = ((u64) page * a.kv_heads + own.kv_head) * PAGE_BYTES;
     uint4 k[AHEAD][N], v[2][WIDE];
     auto load_keys = [&](int b) {
 #pragma unroll
@@ -570,74 +573,70 @@ __device__ __forceinline__ void attend_page(const Attend &a, const Queries (&own
     load_values(0, 0, WIDE / 2);
     load();
     __syncthreads(); // the queries are there, and the scores before are used
-    float mine[M][N][4];
+    float mine[N][4];
 #pragma unroll
-    for (int m = 0; m < M; m++)
+    for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) mine[m][n][i] = 0.0f;
+        for (int i = 0; i < 4; i++) mine[n][i] = 0.0f;
 #pragma unroll 1
     for (int b = 0; b < HEAD / 32; b += AHEAD) {
         if (b > 0) load_keys(b);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-#pragma unroll
-            for (int m = 0; m < M; m++) add_scores(mine[m], queries + m * 2 * PART + (b + i) * QUERIES * 32 + g * 32 + 8 * t, k[i]);
+        for (int i = 0; i < AHEAD; i++) add_scores(mine, queries + (b + i) * QUERIES * 32 + g * 32 + 8 * t, k[i]);
     }
     load_values(0, WIDE / 2, WIDE);
 #pragma unroll
-    for (int m = 0; m < M; m++)
+    for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int number = N * warp + n;
-                const u32 of = at * PAGE_ROWS + (number >> 2) * 32 + 2 * (number & 3) + 8 * t + (i & 1);
-                scores[((m * 8 + number) * QUERIES + g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)] = of >= own[m].begin[i >> 1] && of < own[m].end[i >> 1] ? mine[m][n][i] * a.scale : -INFINITE;
-            }
+        for (int i = 0; i < 4; i++) {
+            const int number = N * warp + n;
+            const u32 of = at * PAGE_ROWS + (number >> 2) * 32 + 2 * (number & 3) + 8 * t + (i & 1);
+            mine[n][i] = of >= own.begin[i >> 1] && of < own.end[i >> 1] ? mine[n][i] * a.scale : -INFINITE;
+            if (i & 1) *(float2 *) (scores + (number * QUERIES + g + 8 * (i >> 1)) * 8 + 2 * t) = make_float2(mine[n][i - 1], mine[n][i]);
+        }
     __syncthreads();
+    float s[8][4];
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        float s[8][4];
+    for (int n = 0; n < 8; n++)
 #pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) s[n][i] = scores[((m * 8 + n) * QUERIES + g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)];
-        const Powers p(s);
-        u32 out[2]; // where the lane's queries' results go: an address would take two registers
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int q = g + 8 * i;
-            const u32 local = at - own[m].begin[i] / PAGE_ROWS;
-            const bool sees = q < own[m].count && local < (own[m].end[i] + PAGE_ROWS - 1) / PAGE_ROWS - own[m].begin[i] / PAGE_ROWS;
-            out[i] = sees ? ((own[m].row(q) * a.heads + own[m].head(q)) * a.splits + local) * (2 + HEAD) : ~0u;
-            if (sees && warp == 0 && t == 0) *(float2 *) (a.partials + out[i]) = make_float2(p.max[i], p.sum[i]);
+        for (int i = 0; i < 4; i += 2) {
+            const float2 v = *(const float2 *) (scores + (n * QUERIES + g + 4 * i) * 8 + 2 * t);
+            s[n][i] = v.x;
+            s[n][i + 1] = v.y;
         }
+    const Powers p(s);
+    u32 out[2]; // where the lane's queries' results go: an address would take two registers
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int q = g + 8 * i;
+        const u32 local = at - own.begin[i] / PAGE_ROWS;
+        const bool sees = q < own.count && local < (own.end[i] + PAGE_ROWS - 1) / PAGE_ROWS - own.begin[i] / PAGE_ROWS;
+        out[i] = sees ? ((own.row(q) * a.heads + own.head(q)) * a.splits + local) * (2 + HEAD) : ~0u;
+        if (sees && warp == 0 && t == 0) *(float2 *) (a.partials + out[i]) = make_float2(p.max[i], p.sum[i]);
+    }
 #pragma unroll 1
-        for (int c = 0; c < COLUMNS; c += WIDE * 8) {
-            if (c > 0) load_values(c, 0, WIDE);
-            float o[WIDE][4];
+    for (int c = 0; c < COLUMNS; c += WIDE * 8) {
+        if (c > 0) load_values(c, 0, WIDE);
+        float o[WIDE][4];
 #pragma unroll
-            for (int n = 0; n < WIDE; n++)
+        for (int n = 0; n < WIDE; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) o[n][i] = 0.0f;
-            p.weigh(o, v[0], 0);
-            p.weigh(o, v[1], 1);
+            for (int i = 0; i < 4; i++) o[n][i] = 0.0f;
+        p.weigh(o, v[0], 0);
+        p.weigh(o, v[1], 1);
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (out[i] != ~0u)
+        for (int i = 0; i < 2; i++)
+            if (out[i] != ~0u)
 #pragma unroll
-                    for (int n = 0; n < WIDE; n++)
-                        *(float2 *) (a.partials + out[i] + 2 + warp * COLUMNS + c + n * 8 + 2 * t) = make_float2(o[n][2 * i], o[n][2 * i + 1]);
-        }
+                for (int n = 0; n < WIDE; n++)
+                    *(float2 *) (a.partials + out[i] + 2 + warp * COLUMNS + c + n * 8 + 2 * t) = make_float2(o[n][2 * i], o[n][2 * i + 1]);
     }
 }
 // Pages of 16 queries, by 4 warps.
 __device__ __forceinline__ void attend_short(const Attend &a, u32 seq, u32 first) {
     extern __shared__ __align__(16) u8 memory[];
     u16 *queries = (u16 *) memory;
-    const Queries all[1] = {{a, seq, first}}, &own = all[0];
+    const Queries own(a, seq, first);
     const u32 *table = a.batch.table(seq, a.group);
     u32 at = own.least / PAGE_ROWS + blockIdx.y / a.kv_heads;
     if (at * PAGE_ROWS >= own.most) return;
@@ -645,7 +644,7 @@ __device__ __forceinline__ void attend_short(const Attend &a, u32 seq, u32 first
     if (threadIdx.x < 32) ask_page(a, page, own.kv_head);
     wait_for_previous();
     for (bool first = true;; first = false) {
-        attend_page<4>(a, all, page, at, queries, (float *) (queries + 2 * PART), [&]() { if (first) own.load(a, queries); });
+        attend_page<4>(a, own, page, at, queries, (float *) (queries + 2 * PART), [&]() { if (first) own.load(a, queries); });
         at += gridDim.y / a.kv_heads;
         if (at * PAGE_ROWS >= own.most) break;
         page = table[at];
@@ -903,22 +902,23 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
     const Queries own(a, seq, first, M * QUERIES, M == 1 ? 0 : warp >> 2);
     const u32 *table = a.batch.table(seq, a.group), step = ALL ? 1 : gridDim.y / a.kv_heads;
     if (!ALL && by_pages(a, seq)) {
-        u32 at = own.least / PAGE_ROWS + blockIdx.y / a.kv_heads;
-        if (at * PAGE_ROWS >= own.most) return;
-        if (warp == 0) ask_page(a, table[at], own.kv_head);
+        const u32 start = own.least / PAGE_ROWS + blockIdx.y / a.kv_heads / M;
+        if (warp == 0 && start * PAGE_ROWS < own.most) ask_page(a, table[start], own.kv_head);
         wait_for_previous();
-        auto pages = [&](const auto &tiles) {
-            for (bool first = true; at * PAGE_ROWS < own.most; at += step, first = false)
-                attend_page<WARPS>(a, tiles, table[at], at, queries, (float *) scores, [&]() { if (first) own.load(a, queries, sizeof(tiles) / sizeof(Queries)); });
-        };
-        if constexpr (M == 1) {
-            const Queries tiles[1] = {{a, seq, first}};
-            pages(tiles);
-        } else {
-            const bool two = own.count > QUERIES;
-            Queries tiles[2] = {{a, seq, first}, {a, seq, first + (two ? QUERIES : 0)}};
-            if (!two) tiles[1].count = 0;
-            pages(tiles);
+        bool loaded = false;
+        for (u32 unit = own.least / PAGE_ROWS * M + blockIdx.y / a.kv_heads; unit / M * PAGE_ROWS < own.most; unit += step) {
+            const u32 at = unit / M, tile = unit % M * QUERIES;
+            auto page = [&](const Queries &part, bool load) { attend_page<WARPS>(a, part, table[at], at, queries, (float *) scores, [&]() { if (load) part.load(a, queries); }); };
+            if constexpr (M == 1) {
+                page(own, !loaded);
+                loaded = true;
+            } else {
+                if (tile >= own.count) continue;
+                const Queries part(a, seq, first + tile);
+                if (at * PAGE_ROWS >= part.most || (at + 1) * PAGE_ROWS <= part.least) continue;
+                __syncthreads(); // the queries before are used
+                page(part, true);
+            }
         }
         return;
     }

@@ -1003,7 +1003,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("choose_best", 40, 1300),
     ("attend_splits", 232, 5500),
     ("attend_pages", 168, 2900),
-    ("attend_long", 240, 8000),
+    ("attend_long", 240, 7400),
     ("attend", 152, 4400),
     ("delta_rule", 112, 2400),
     ("delta_few", 128, 4000),
