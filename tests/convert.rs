@@ -1,6 +1,6 @@
 //! A converted checkpoint is the same model. One that has grown writes what the
 //! small one writes, and its drafter guesses as well: with `==`, as in
-//! `lossless.rs`.
+//! `lossless`.
 
 use backend::{Backend, Batch};
 use cache::{Memory, MemorySize};

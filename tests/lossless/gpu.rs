@@ -1,0 +1,197 @@
+//! The same on a GPU. Each test needs one; it says so and tests nothing where there is none.
+
+use crate::guesses::assert_same_guesses;
+use crate::samplings;
+use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
+use crate::writing::{Setup, assert_same, write};
+use backend::{Backend, KvFormat, TokenList};
+use cpu::{Cpu, CpuOptions};
+use speculate::DraftLength::Fixed;
+use speculate::Sampling;
+use speculate::sample::{History, Scratch, choose, choose_among};
+use std::sync::Arc;
+use suites::{Recorder, Rng};
+
+#[test]
+fn speculation_never_changes_a_token_on_a_gpu() {
+    if let Err(e) = cuda::Cuda::new(gpu_options()) {
+        return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}");
+    }
+    // Each on a stream of its own: a GPU has room for all of them.
+    std::thread::scope(|scope| {
+        for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+            scope.spawn(move || assert_lossless_on_a_gpu(s, subject));
+        }
+    });
+}
+
+fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {
+    let gpu: Arc<dyn Backend> = Arc::new(cuda::Cuda::new(gpu_options()).unwrap());
+    let exact = CpuOptions {
+        activations: cpu::Activations::F32,
+        threads: 1,
+        ..CpuOptions::default()
+    };
+    let cpu: Arc<dyn Backend> = Arc::new(Cpu::new(exact).unwrap());
+    // Leaves the choice of tokens to the host.
+    let host = Box::new(cuda::Cuda::new(gpu_options()).unwrap());
+    let host: Arc<dyn Backend> = Arc::new(Recorder::new(host));
+    let trained = subject.target.strip_prefix("models/");
+    let prompts = match trained {
+        Some(name) => greedy_prompts(name),
+        None => prompts(8, vocab(subject), s as u64),
+    };
+    let setup = |backend, draft, draft_max, chunk, width, kv_format| Setup {
+        subject,
+        backend,
+        draft,
+        length: Fixed(draft_max),
+        chunk,
+        width,
+        kv_format,
+        shortlist: chunk == 33,
+        mapped: false,
+    };
+    for (i, (what, sampling)) in samplings().into_iter().enumerate() {
+        // Codes for every other way of choosing; other models, and EAGLE-3 heads, have
+        // heads smaller than a block of them.
+        let codes = i % 2 == 1 && subject.target.contains("qwen");
+        let other = match codes {
+            true => quant::format("q8_0").unwrap(),
+            false => &quant::F32,
+        };
+        for kv in [&quant::BF16, other]
+            .map(KvFormat::both)
+            .into_iter()
+            .take(if trained.is_some() { 1 } else { 2 })
+        {
+            let plain = setup(&gpu, Draft::None, 0, 512, 1, kv);
+            let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
+            if i == 1 && trained.is_none() {
+                let plain = setup(&host, Draft::None, 0, 512, 1, kv);
+                let texts = write(&plain, &prompts[..1], 0, &sampling, &[]).texts;
+                assert_eq!(texts, want[..1], "{} by the host", subject.target);
+            }
+            for draft in [
+                Draft::None,
+                Draft::Head,
+                Draft::Eagle3,
+                Draft::Ngram,
+                Draft::Oracle,
+            ] {
+                let missing = draft == Draft::Head && !subject.has_head()
+                    || draft == Draft::Eagle3
+                        && (subject.eagle3.is_none() || kv.k == other && codes);
+                if missing {
+                    continue;
+                }
+                let cells = [(3, 64, 1), (8, 512, 3), (1, 7, 8), (2, 33, 2)];
+                let n = if draft == Draft::Head { 2 } else { 1 };
+                for (draft_max, chunk, width) in [cells[i], cells[3]].into_iter().take(n) {
+                    let setup = setup(&gpu, draft, draft_max, chunk, width, kv);
+                    let got = write(&setup, &prompts, 0, &sampling, &want);
+                    assert_same(&setup, what, &got, &want);
+                    println!(
+                        "{} {draft:?} {what}: {} of {} accepted at length {draft_max}",
+                        subject.target, got.accepted, got.drafted
+                    );
+                }
+            }
+            if i == 0 {
+                let plain = setup(&cpu, Draft::None, 0, 512, 8, kv);
+                let cpu = write(&plain, &prompts, 0, &sampling, &[]).texts;
+                let same = want.iter().zip(&cpu).filter(|(a, b)| a == b).count();
+                println!(
+                    "{}: {same} of {} greedy texts are the CPU's",
+                    subject.target,
+                    prompts.len()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn drafts_in_one_go_on_a_gpu_are_those_of_single_steps() {
+    let chaining = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    let host = Box::new(cuda::Cuda::new(gpu_options()).unwrap());
+    let host: Arc<dyn Backend> = Arc::new(Recorder::new(host));
+    assert_same_guesses(&host, &(chaining as _));
+}
+
+#[test]
+fn tokens_chosen_on_a_gpu_are_the_hosts() {
+    let gpu = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => gpu,
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    let mut rng = Rng(7);
+    let mut scratch = Scratch::default();
+    for cols in [1, 5, 300, 4_099, 4_099, 4_099, 262_144] {
+        for spread in [0.001, 1.0, 12.0, 100.0] {
+            // Many equal ones, some that are none; small ones more often than large ones.
+            let logit = |rng: &mut Rng| {
+                let steps = [8.0, 1e6][rng.below(2) as usize];
+                let v = (f64::from(rng.below(1 << 20)) / 524_288.0 - 1.0) * steps;
+                let v = v.round() / steps;
+                match rng.below(1000) {
+                    0 => f32::NEG_INFINITY,
+                    1 => f32::NAN,
+                    2 => -0.0,
+                    // The largest, some of them equal once they are scaled.
+                    3 => f32::from_bits((spread as f32).to_bits() + rng.below(8)),
+                    _ => (v * v * v * spread) as f32,
+                }
+            };
+            let rows = 24;
+            let logits: Vec<f32> = (0..rows * cols).map(|_| logit(&mut rng)).collect();
+            let mut of = |n| rng.below(n) as usize;
+            let samplings: Vec<Sampling> = (0..rows)
+                .map(|_| Sampling {
+                    temperature: [0.0, 0.3, 0.7, 1.0, 2.5, 1.2e-38][of(6)],
+                    top_k: [0, 0, 1, 5, 40, 5_000][of(6)],
+                    top_p: [1.0, 1.0, 0.9, 0.5, 0.999_999_9, 1e-6][of(6)],
+                    min_p: [0.0, 0.0, 0.05, 1.0][of(4)],
+                    seed: of(u32::MAX) as u64,
+                    ..Sampling::default()
+                })
+                .collect();
+            let position = |row: usize| row as u64 + (1 << 33);
+            let choices: Option<Vec<_>> = samplings
+                .iter()
+                .enumerate()
+                .map(|(row, s)| s.on_device(position(row)))
+                .collect();
+            let choices = choices.unwrap();
+            let x = gpu.upload(rows, cols, &logits);
+            let mut ids: Vec<u32> = (0..cols as u32).map(|i| 3 * i + i % 3).collect();
+            ids.rotate_left(cols / 3);
+            for list in [None, Some(TokenList::new(&gpu, ids))] {
+                let got = gpu.choose_tokens(&x, list.as_ref(), &choices).unwrap();
+                for (row, (s, got)) in samplings.iter().zip(got).enumerate() {
+                    let logits = &logits[row * cols..][..cols];
+                    let (history, position) = (History::new(s, &[]), position(row));
+                    let want = match &list {
+                        None => choose(s, &history, position, logits, &mut scratch),
+                        Some(list) => {
+                            choose_among(s, &history, position, list.ids(), logits, &mut scratch)
+                        }
+                    };
+                    assert_eq!(got, want, "row {row} of {cols}, spread {spread}, {s:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Compiled code is named by its content, so that tests can share it.
+fn gpu_options() -> cuda::CudaOptions {
+    cuda::CudaOptions {
+        cache: Some(std::env::temp_dir().join("paceline-cuda-tests")),
+        kernels: std::env::var_os("CUDA_KERNELS").map(Into::into),
+        ..Default::default()
+    }
+}

@@ -1,0 +1,293 @@
+//! Speculation on equals speculation off, with `==`.
+//!
+//! For every family, drafter, way of sampling, draft length, prefill chunk, batch
+//! width, thread count, instruction set, and weights packed or left in their files:
+//! the same tokens as plain decoding with the whole prompt in one step. The axes and
+//! the grids are in this file, the models in `subjects`, a cell in `writing`.
+//!
+//! Tiny random models reach every path in little time, but their heads guess
+//! nothing right; so drafts that are partly right come from [`writing::oracle`], which
+//! knows the text and spoils some of it, and the small trained models of `models/`
+//! draft with their own heads.
+
+mod gpu;
+mod guesses;
+mod mistakes;
+mod subjects;
+mod writing;
+
+use backend::{Backend, KvFormat};
+use cpu::Isa;
+use speculate::DraftLength::{self, Fixed, UpTo};
+use speculate::Sampling;
+use std::collections::HashMap;
+use std::sync::Arc;
+use subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
+use suites::{CODED, repository};
+use weights::Checkpoint;
+use writing::{Setup, assert_same, backend, compressed, write};
+
+const DRAFT_LENGTHS: &[DraftLength] = &[
+    Fixed(0),
+    Fixed(1),
+    Fixed(2),
+    Fixed(3),
+    Fixed(5),
+    Fixed(8),
+    UpTo(8),
+];
+const CHUNKS: &[usize] = &[1, 7, 64, 512];
+const WIDTHS: &[usize] = &[1, 3, 8];
+const CONTEXT: usize = 384;
+const MAX_TOKENS: usize = 128;
+
+fn samplings() -> [(&'static str, Sampling); 3] {
+    [
+        ("greedy", Sampling::default()),
+        (
+            "T=0.7 top-p 0.9",
+            Sampling {
+                temperature: 0.7,
+                top_p: 0.9,
+                seed: 17,
+                ..Sampling::default()
+            },
+        ),
+        (
+            "T=1 with penalties",
+            Sampling {
+                temperature: 1.0,
+                repetition_penalty: 1.2,
+                presence_penalty: 0.3,
+                frequency_penalty: 0.2,
+                logit_bias: vec![(3, 1.5), (5, -2.0)],
+                seed: 99,
+                ..Sampling::default()
+            },
+        ),
+    ]
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_a_tiny_model() {
+    let n_prompts = 208;
+    let mut cells = 0;
+    let mut texts = 0;
+    let mut accepted: HashMap<(&str, Draft), (u64, u64)> = HashMap::new();
+    let backends: Vec<(Isa, Arc<dyn Backend>)> = Isa::available()
+        .into_iter()
+        .flat_map(|isa| [1, 2].map(|threads| (isa, backend(isa, threads))))
+        .collect();
+    for (s, &subject) in TINY.iter().enumerate() {
+        let prompts = prompts(n_prompts, vocab(subject), s as u64);
+        for (what, sampling) in samplings() {
+            let plain = |kv_format| Setup {
+                subject,
+                backend: &backends.last().unwrap().1,
+                draft: Draft::None,
+                length: Fixed(0),
+                chunk: 512,
+                width: 8,
+                kv_format,
+                shortlist: false,
+                mapped: false,
+            };
+            let mut formats = vec![KvFormat::both(&quant::F32), KvFormat::both(&quant::BF16)];
+            // The others, and EAGLE-3 heads, have heads smaller than a block.
+            if subject.target.contains("qwen") {
+                formats.push(compressed());
+            }
+            let truth: Vec<_> = formats
+                .into_iter()
+                .map(|kv| (kv, write(&plain(kv), &prompts, 0, &sampling, &[]).texts))
+                .collect();
+            // The grid's axes vary together: each cell takes the next few prompts.
+            let mut next = 0;
+            for (d, &length) in DRAFT_LENGTHS.iter().enumerate() {
+                for (c, &chunk) in CHUNKS.iter().enumerate() {
+                    for (k, (isa, backend)) in backends.iter().enumerate() {
+                        for draft in [Draft::Head, Draft::Eagle3, Draft::Ngram, Draft::Oracle] {
+                            let every = match (subject.whole_grid, draft) {
+                                (true, Draft::Eagle3) => 3,
+                                (true, _) => 1,
+                                (false, _) => 5,
+                            };
+                            let thinned = !(d + 5 * c + 7 * k).is_multiple_of(every);
+                            let lacks = match draft {
+                                Draft::Head => !subject.has_head(),
+                                Draft::Eagle3 => subject.eagle3.is_none(),
+                                _ => false,
+                            };
+                            if thinned || lacks {
+                                continue;
+                            }
+                            // The scalar path takes twenty times as long.
+                            let n = if *isa == Isa::Scalar { 1 } else { 3 };
+                            let range = next..next + n;
+                            next = (next + n) % (n_prompts - n);
+                            let formats = if draft == Draft::Eagle3 {
+                                2
+                            } else {
+                                truth.len()
+                            };
+                            let (kv_format, truth) = &truth[(d + c + k) % formats];
+                            let width = WIDTHS[(d + k + c) % WIDTHS.len()];
+                            let setup = Setup {
+                                subject,
+                                backend,
+                                draft,
+                                length,
+                                chunk,
+                                width,
+                                kv_format: *kv_format,
+                                shortlist: (d + c) % 2 == 1,
+                                mapped: (d + k) % 3 == 1,
+                            };
+                            let want = &truth[range.clone()];
+                            let got = write(
+                                &setup,
+                                &prompts[range.clone()],
+                                range.start,
+                                &sampling,
+                                want,
+                            );
+                            assert_same(&setup, what, &got, want);
+                            let entry = accepted.entry((subject.target, draft)).or_default();
+                            entry.0 += got.drafted;
+                            entry.1 += got.accepted;
+                            cells += 1;
+                            texts += n;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    println!("{cells} cells, {texts} texts of up to {MAX_TOKENS} tokens");
+    for ((target, draft), (drafted, accepted)) in &accepted {
+        println!("{target} {draft:?}: {accepted} of {drafted} accepted");
+        assert!(*drafted > 1000, "{target} {draft:?} has drafted");
+        if matches!(draft, Draft::Oracle | Draft::Ngram) {
+            assert!(
+                0 < *accepted && accepted < drafted,
+                "{target} {draft:?}: some are accepted, some are not"
+            );
+        }
+    }
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_a_trained_model() {
+    for &subject in TRAINED {
+        let name = subject.target.strip_prefix("models/").unwrap();
+        let prompts = greedy_prompts(name);
+        assert!(prompts.len() >= 15, "{name} has prompts");
+        let best = Isa::available().pop().unwrap();
+        let backends = [backend(best, 2), backend(best, 1)];
+        for (s, (what, sampling)) in samplings().into_iter().enumerate() {
+            let setup = |draft, length, chunk, width, backend| Setup {
+                subject,
+                backend,
+                draft,
+                length,
+                chunk,
+                width,
+                kv_format: [KvFormat::both(&quant::BF16), compressed()][s % 2],
+                shortlist: s == 1,
+                mapped: draft != Draft::None && s != 1,
+            };
+            let plain = setup(Draft::None, Fixed(0), 512, 1, &backends[0]);
+            let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
+            let mut cases = vec![
+                (
+                    Draft::Head,
+                    [Fixed(3), UpTo(8), Fixed(1)][s],
+                    [64, 512, 7][s],
+                    [1, 3, 8][s],
+                ),
+                (Draft::Ngram, Fixed(5), 33, [8, 1, 3][s]),
+            ];
+            if subject.eagle3.is_some() {
+                cases.push((
+                    Draft::Eagle3,
+                    [UpTo(8), Fixed(2), Fixed(3)][s],
+                    64,
+                    [3, 8, 1][s],
+                ));
+            }
+            for (draft, length, chunk, width) in cases {
+                let setup = setup(draft, length, chunk, width, &backends[s % 2]);
+                let got = write(&setup, &prompts, 0, &sampling, &[]);
+                assert_same(&setup, what, &got, &want);
+                println!(
+                    "{name} {draft:?} {what}: {} of {} accepted at length {length:?}",
+                    got.accepted, got.drafted
+                );
+                if draft != Draft::Ngram {
+                    assert!(
+                        got.accepted * 4 > got.drafted,
+                        "{name}: a trained head is right now and then"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn speculation_never_changes_a_token_over_coded_weights() {
+    let isas = Isa::available();
+    let backends: Vec<_> = isas.iter().map(|&isa| backend(isa, 2)).collect();
+    let best = backends.last().unwrap();
+    for (f, &target) in CODED.iter().enumerate() {
+        let subject = Subject {
+            target,
+            assistant: None,
+            eagle3: None,
+            whole_grid: false,
+        };
+        let checkpoint = Checkpoint::open(&repository(target)).unwrap();
+        let has_head = checkpoint.has("mtp.norm.weight");
+        let prompts = prompts(9, 96, f as u64);
+        for (s, (what, sampling)) in samplings().into_iter().enumerate() {
+            let setup = |draft, length, chunk, width, backend| Setup {
+                subject,
+                backend,
+                draft,
+                length,
+                chunk,
+                width,
+                kv_format: KvFormat::both(&quant::BF16),
+                shortlist: s == 2,
+                mapped: draft != Draft::None && (f + s) % 2 == 0,
+            };
+            let plain = setup(Draft::None, Fixed(0), 512, 8, best);
+            let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
+            let mut cells = vec![
+                (
+                    Draft::Oracle,
+                    Fixed([3, 8, 1][s]),
+                    [64, 1, 7][s],
+                    [1, 3, 8][s],
+                ),
+                (Draft::Ngram, Fixed(5), 33, [8, 1, 3][s]),
+            ];
+            if has_head {
+                cells.push((Draft::Head, Fixed(2), [7, 512, 64][s], [3, 8, 1][s]));
+            }
+            for (c, (draft, length, chunk, width)) in cells.into_iter().enumerate() {
+                let k = (f + s + c) % backends.len();
+                // The scalar path takes twenty times as long.
+                let n = if isas[k] == Isa::Scalar {
+                    1
+                } else {
+                    prompts.len()
+                };
+                let setup = setup(draft, length, chunk, width, &backends[k]);
+                let got = write(&setup, &prompts[..n], 0, &sampling, &want);
+                assert_same(&setup, what, &got, &want[..n]);
+                assert!(got.drafted > 0, "{target} {draft:?} has drafted");
+            }
+        }
+    }
+}

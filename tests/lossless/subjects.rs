@@ -1,0 +1,146 @@
+//! The models under test, who drafts for them, and what they are asked.
+
+use crate::{CONTEXT, MAX_TOKENS};
+use suites::{Rng, repository};
+use weights::Checkpoint;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Draft {
+    None,
+    /// The family's own head.
+    Head,
+    Eagle3,
+    Ngram,
+    /// The true text with every so many tokens spoilt.
+    Oracle,
+}
+
+/// A model under test: folders of the target and, for Gemma, its assistant, and of an
+/// EAGLE-3 head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subject {
+    pub(crate) target: &'static str,
+    pub(crate) assistant: Option<&'static str>,
+    pub(crate) eagle3: Option<&'static str>,
+    /// Whether every cell of the grid is run, or every fifth.
+    pub(crate) whole_grid: bool,
+}
+
+impl Subject {
+    pub(crate) fn has_head(&self) -> bool {
+        self.assistant.is_some() || self.target.contains("qwen")
+    }
+}
+
+pub(crate) const TINY: &[Subject] = &[
+    Subject {
+        target: "tests/golden/checkpoints/gemma4-dense",
+        assistant: Some("tests/golden/checkpoints/gemma4-dense-assistant"),
+        eagle3: Some("tests/golden/checkpoints/gemma4-dense-eagle3"),
+        whole_grid: true,
+    },
+    Subject {
+        target: "tests/golden/checkpoints/gemma4-ple",
+        assistant: Some("tests/golden/checkpoints/gemma4-ple-assistant"),
+        eagle3: Some("tests/golden/checkpoints/gemma4-ple-eagle3"),
+        whole_grid: false,
+    },
+    Subject {
+        target: "tests/golden/checkpoints/gemma4-moe",
+        assistant: None,
+        eagle3: Some("tests/golden/checkpoints/gemma4-dense-eagle3"),
+        whole_grid: false,
+    },
+    Subject {
+        target: "tests/golden/checkpoints/qwen3_5-dense",
+        assistant: None,
+        eagle3: Some("tests/golden/checkpoints/qwen3_5-dense-eagle3"),
+        whole_grid: true,
+    },
+    Subject {
+        target: "tests/golden/checkpoints/qwen3_5-moe",
+        assistant: None,
+        eagle3: Some("tests/golden/checkpoints/qwen3_5-moe-eagle3"),
+        whole_grid: false,
+    },
+    Subject {
+        target: "tests/golden/gguf/gemma4-ple.gguf",
+        assistant: Some("tests/golden/gguf/gemma4-ple-assistant.gguf"),
+        eagle3: None,
+        whole_grid: false,
+    },
+    Subject {
+        target: "tests/golden/gguf/qwen3_5-moe.gguf",
+        assistant: None,
+        eagle3: None,
+        whole_grid: false,
+    },
+];
+
+pub(crate) const TRAINED: &[Subject] = &[
+    Subject {
+        target: "models/tiny-gemma4",
+        assistant: Some("models/tiny-gemma4-assistant"),
+        eagle3: Some("models/tiny-gemma4-eagle3"),
+        whole_grid: false,
+    },
+    Subject {
+        target: "models/tiny-gemma4-e",
+        assistant: Some("models/tiny-gemma4-e-assistant"),
+        eagle3: None,
+        whole_grid: false,
+    },
+    Subject {
+        target: "models/tiny-qwen3.5",
+        assistant: None,
+        eagle3: Some("models/tiny-qwen3.5-eagle3"),
+        whole_grid: false,
+    },
+    Subject {
+        target: "models/tiny-qwen3.5-moe",
+        assistant: None,
+        eagle3: None,
+        whole_grid: false,
+    },
+];
+
+pub(crate) fn prompts(n: usize, vocab: u32, seed: u64) -> Vec<Vec<u32>> {
+    let mut rng = Rng(seed);
+    (0..n)
+        .map(|_| {
+            // Prompts repeat themselves, so that n-grams have something to find.
+            let len = 1 + rng.below(150) as usize;
+            let period = 1 + rng.below(20) as usize;
+            let base: Vec<u32> = (0..period).map(|_| 8 + rng.below(vocab - 16)).collect();
+            (0..len)
+                .map(|i| {
+                    if rng.below(6) == 0 {
+                        8 + rng.below(vocab - 16)
+                    } else {
+                        base[i % period]
+                    }
+                })
+                .collect()
+        })
+        .collect()
+}
+
+/// The prompts of a trained model that fit.
+pub(crate) fn greedy_prompts(name: &str) -> Vec<Vec<u32>> {
+    let path = repository("tests/golden/greedy").join(format!("{name}.json"));
+    let file: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let ids = |v: &serde_json::Value| -> Vec<u32> {
+        let ids = v.as_array().unwrap().iter();
+        ids.map(|t| t.as_u64().unwrap() as u32).collect()
+    };
+    let prompts = file["prompts"].as_array().unwrap().iter();
+    let prompts = prompts.map(|p| ids(&p["prompt"]));
+    prompts
+        .filter(|p| p.len() + MAX_TOKENS <= CONTEXT)
+        .collect()
+}
+
+pub(crate) fn vocab(subject: Subject) -> u32 {
+    let checkpoint = Checkpoint::open(&repository(subject.target)).unwrap();
+    checkpoint.text_config()["vocab_size"].as_u64().unwrap() as u32
+}

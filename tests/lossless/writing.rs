@@ -1,0 +1,205 @@
+//! One cell of the grid: what a model writes in it, with every page given back.
+
+use crate::subjects::{Draft, Subject};
+use crate::{CONTEXT, MAX_TOKENS};
+use backend::{Backend, KvFormat};
+use cache::{Memory, MemorySize};
+use cpu::{Cpu, CpuOptions, Isa};
+use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
+use speculate::draft::{Assistant, Chained, Forced, Ngram};
+use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
+use std::sync::Arc;
+use suites::repository;
+use weights::Checkpoint;
+
+pub(crate) struct Setup<'a> {
+    pub(crate) subject: Subject,
+    pub(crate) backend: &'a Arc<dyn Backend>,
+    pub(crate) draft: Draft,
+    pub(crate) length: DraftLength,
+    pub(crate) chunk: usize,
+    pub(crate) width: usize,
+    pub(crate) kv_format: KvFormat,
+    /// Whether its own head scores a part of the vocabulary, as long as that will do.
+    pub(crate) shortlist: bool,
+    /// Whether weights stay in their files.
+    pub(crate) mapped: bool,
+}
+
+/// Writes after each prompt, `setup.width` prompts at a time. The prompts' numbers
+/// count from `first`: seed and length of a text follow its number.
+pub(crate) fn write(
+    setup: &Setup<'_>,
+    prompts: &[Vec<u32>],
+    first: usize,
+    sampling: &Sampling,
+    truth: &[Vec<u32>],
+) -> Written {
+    write_with(setup, prompts, first, sampling, truth, &|drafter| drafter)
+}
+
+/// [`write`], with the drafter that `wrap` makes of the one asked for.
+pub(crate) fn write_with(
+    setup: &Setup<'_>,
+    prompts: &[Vec<u32>],
+    first: usize,
+    sampling: &Sampling,
+    truth: &[Vec<u32>],
+    wrap: &dyn Fn(Box<dyn Drafter>) -> Box<dyn Drafter>,
+) -> Written {
+    let b = setup.backend;
+    let open = |folder: &str| {
+        let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
+        checkpoint.keep_mapped(setup.mapped);
+        checkpoint
+    };
+    let checkpoint = open(setup.subject.target);
+    b.left_in_files();
+    let target = load_target(&**b, &checkpoint).unwrap();
+    let left = b.left_in_files().is_some_and(|bytes| bytes > 0);
+    assert_eq!(left, setup.mapped, "weights stay in their files");
+    let size = MemorySize {
+        sequences: setup.width,
+        context: CONTEXT,
+        step_rows: setup.chunk,
+        kv_format: setup.kv_format,
+    };
+    let memory = Memory::new(&**b, target.plan(), size);
+    // So many that some texts are covered and others are not.
+    let ids: Vec<u32> = (0..target.vocab_size() as u32)
+        .filter(|id| id % 16 != 7)
+        .collect();
+    let drafter: Option<Box<dyn Drafter>> = match setup.draft {
+        Draft::None => None,
+        Draft::Ngram => Some(Box::new(Ngram::new())),
+        Draft::Oracle => Some(oracle(truth.to_vec(), 4)),
+        Draft::Head => Some(match setup.subject.assistant {
+            Some(folder) => {
+                let checkpoint = open(folder);
+                let mut head = Gemma4Assistant::load(&**b, &checkpoint, &*target).unwrap();
+                if setup.shortlist {
+                    head = head.with_shortlist(&**b, &checkpoint, &ids).unwrap();
+                }
+                Box::new(Assistant::new(head))
+            }
+            None => {
+                let mut head = Qwen35Mtp::load(&**b, &checkpoint, &*target).unwrap();
+                if setup.shortlist {
+                    head = head
+                        .with_shortlist(&**b, &checkpoint, &*target, &ids)
+                        .unwrap();
+                }
+                let memory = Memory::new(&**b, head.plan(), size);
+                Box::new(Chained::new(head, memory))
+            }
+        }),
+        Draft::Eagle3 => {
+            let folder = setup.subject.eagle3.expect("the subject has one");
+            let checkpoint = open(folder);
+            let head = Eagle3::load(&**b, &checkpoint, &*target).unwrap();
+            let memory = Memory::new(&**b, head.plan(), size);
+            Some(Box::new(Chained::new(head, memory)))
+        }
+    };
+    let mut speculator = Speculator::new(b.clone(), target, memory, drafter.map(wrap));
+    let mut written = Written {
+        texts: vec![Vec::new(); prompts.len()],
+        drafted: 0,
+        accepted: 0,
+    };
+    let mut waiting = prompts.iter().enumerate();
+    let mut running: Vec<(usize, Stream)> = Vec::new();
+    loop {
+        while running.len() < setup.width
+            && let Some((i, prompt)) = waiting.next()
+        {
+            let options = StreamOptions {
+                sampling: Sampling {
+                    seed: sampling.seed + (first + i) as u64,
+                    ..sampling.clone()
+                },
+                // Lengths differ, so that streams start and end beside running ones.
+                max_tokens: MAX_TOKENS - (first + i) % 5,
+                stop_tokens: Arc::new([]),
+                draft: setup.length,
+            };
+            running.push((i, speculator.open(prompt.clone(), options).unwrap()));
+        }
+        if running.is_empty() {
+            break;
+        }
+        let mut streams: Vec<&mut Stream> = running.iter_mut().map(|(_, s)| s).collect();
+        speculator.round(&mut streams, setup.chunk).unwrap();
+        let (ended, going) = running.into_iter().partition(|(_, s)| s.finish().is_some());
+        running = going;
+        for (i, stream) in ended {
+            written.texts[i] = stream.tokens().to_vec();
+            written.drafted += stream.stats().drafted();
+            written.accepted += stream.stats().accepted();
+            speculator.close(stream);
+        }
+    }
+    assert_eq!(speculator.memory().pages_used().0, 0, "every page is back");
+    written
+}
+
+pub(crate) struct Written {
+    pub(crate) texts: Vec<Vec<u32>>,
+    pub(crate) drafted: u64,
+    pub(crate) accepted: u64,
+}
+
+pub(crate) fn assert_same(setup: &Setup<'_>, what: &str, got: &Written, want: &[Vec<u32>]) {
+    for (i, (got, want)) in got.texts.iter().zip(want).enumerate() {
+        if got != want {
+            let at = got.iter().zip(want).position(|(g, w)| g != w);
+            panic!(
+                "{} {:?} {what} draft {:?} chunk {} width {} kv {} on {}: prompt {i} differs at token {at:?} of {}",
+                setup.subject.target,
+                setup.draft,
+                setup.length,
+                setup.chunk,
+                setup.width,
+                setup.kv_format,
+                setup.backend.name(),
+                want.len()
+            );
+        }
+    }
+}
+
+/// Guesses the true text, wrong in every `spoil`-th position.
+pub(crate) fn oracle(texts: Vec<Vec<u32>>, spoil: usize) -> Box<dyn Drafter> {
+    Box::new(Forced::new(move |tokens: &[u32], limit: usize| {
+        let text = texts.iter().find(|t| t.starts_with(tokens));
+        let rest = text.map_or(&[][..], |t| &t[tokens.len()..]);
+        let guess = |(i, &token): (usize, &u32)| {
+            if (tokens.len() + i).is_multiple_of(spoil) {
+                if token > 0 { token - 1 } else { 1 }
+            } else {
+                token
+            }
+        };
+        rest.iter().take(limit).enumerate().map(guess).collect()
+    }))
+}
+
+/// Keys and values in codes.
+pub(crate) fn compressed() -> KvFormat {
+    let format = |name| quant::format(name).unwrap();
+    KvFormat {
+        k: format("q8_0"),
+        v: format("q4_0"),
+    }
+}
+
+pub(crate) fn backend(isa: Isa, threads: usize) -> Arc<dyn Backend> {
+    Arc::new(
+        Cpu::new(CpuOptions {
+            threads,
+            isa: Some(isa),
+            ..CpuOptions::default()
+        })
+        .unwrap(),
+    )
+}
