@@ -56,6 +56,7 @@ def save_target(out, name, model, state, tokenizer):
     if family == "gemma":
         # A model hands over to a tool by opening the response.
         generation = {
+            "do_sample": False,
             "eos_token_id": [ids["<eos>"], ids["<turn|>"], ids["<|tool_response>"]],
             "bos_token_id": 2,
             "pad_token_id": 0,
@@ -63,6 +64,7 @@ def save_target(out, name, model, state, tokenizer):
         special = {"bos_token": "<bos>", "eos_token": "<turn|>", "pad_token": "<pad>"}
     else:
         generation = {
+            "do_sample": False,
             "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
             "pad_token_id": ids["<|endoftext|>"],
         }

@@ -394,8 +394,8 @@ impl Activations {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Text")]
 pub(crate) struct TextArgs {
-    /// Randomness; 0 takes the likeliest token [default: the checkpoint's generation_config, 0 if
-    /// it names none]
+    /// Randomness; 0 takes the likeliest token [default: the checkpoint's generation_config,
+    /// 1 if it names none]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Keep the likeliest tokens that make up this probability

@@ -104,28 +104,21 @@ pub(crate) fn stream(
     }
 }
 
-/// The sampler that `args` ask for. What they leave open is `defaults` where
-/// text is sampled, and nothing where it is greedy.
+/// The sampler that `args` ask for. What they leave open is the checkpoint's, as in
+/// the API: a penalty counts in greedy text too.
 pub(crate) fn sampling(args: &TextArgs, defaults: &SamplingDefaults) -> Sampling {
-    let temperature = args.temperature.or(defaults.advised_temperature());
-    let temperature = temperature.unwrap_or(0.0);
-    let advice = if temperature > 0.0 {
-        defaults.clone()
-    } else {
-        SamplingDefaults::default()
-    };
     let none = Sampling::default();
     Sampling {
-        temperature,
+        temperature: args.temperature.unwrap_or(defaults.temperature()),
         top_k: args
             .top_k
-            .or(advice.top_k.map(|k| k as usize))
+            .or(defaults.top_k.map(|k| k as usize))
             .unwrap_or(none.top_k),
-        top_p: args.top_p.or(advice.top_p).unwrap_or(none.top_p),
-        min_p: args.min_p.or(advice.min_p).unwrap_or(none.min_p),
+        top_p: args.top_p.or(defaults.top_p).unwrap_or(none.top_p),
+        min_p: args.min_p.or(defaults.min_p).unwrap_or(none.min_p),
         repetition_penalty: args
             .repetition_penalty
-            .or(advice.repetition_penalty)
+            .or(defaults.repetition_penalty)
             .unwrap_or(none.repetition_penalty),
         presence_penalty: args.presence_penalty.unwrap_or(none.presence_penalty),
         frequency_penalty: args.frequency_penalty.unwrap_or(none.frequency_penalty),

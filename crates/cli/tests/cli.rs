@@ -317,22 +317,28 @@ fn json_keeps_its_shape() {
 fn a_checkpoint_says_how_its_text_is_sampled() {
     let folder = folder("sampled");
     let model = copy(&folder, "tiny-gemma4");
-    let temperature = |config: Value, args: &[&str]| {
+    let record = |config: Value, args: &[&str]| {
         fs::write(model.join("generation_config.json"), config.to_string()).unwrap();
-        let args = [
-            &["Hello!", "-n", "1", "-m", "tiny-gemma4/", "--no-probe"],
-            args,
-        ]
-        .concat();
-        run_json(&folder, &args)["sampling"]["temperature"].clone()
+        let args = [&[PROMPT, "-n", "20", "-m", "tiny-gemma4/"], args].concat();
+        run_json(&folder, &[&args[..], &["--no-probe"]].concat())
     };
-    assert_eq!(temperature(json!({}), &[]), 0.0);
+    let temperature =
+        |config, args: &[&str]| record(config, args)["sampling"]["temperature"].clone();
+    assert_eq!(temperature(json!({}), &[]), 1.0);
+    assert_eq!(temperature(json!({"do_sample": false}), &[]), 0.0);
     assert_eq!(temperature(json!({"temperature": 0.5}), &[]), 0.5);
     assert_eq!(temperature(json!({"do_sample": true}), &[]), 1.0);
     assert_eq!(
         temperature(json!({"temperature": 0.5}), &["--temperature", "0"]),
         0.0
     );
+    // Greedy text is not spared a penalty.
+    let text = |config, args: &[&str]| record(config, args)["text"].clone();
+    let greedy = || json!({"do_sample": false});
+    let asked = text(greedy(), &["--repetition-penalty", "2"]);
+    let told = json!({"do_sample": false, "repetition_penalty": 2});
+    assert_eq!(text(told, &[]), asked);
+    assert_ne!(text(greedy(), &[]), asked);
 }
 
 #[test]
@@ -1219,7 +1225,16 @@ fn a_conversion_that_loses_nothing_answers_the_same() {
         ),
         (
             &["tiny-qwen3.5", "x", "--quant", "q4_0"],
-            "safetensors cannot hold",
+            "safetensors cannot hold q4_0, a format of GGUF files: add --format gguf",
+        ),
+        (
+            &[
+                "tiny-qwen3.5",
+                "x",
+                "--quant=q8",
+                "--tensor=embed_tokens.*=q4_0",
+            ],
+            "add --format gguf",
         ),
     ] {
         let error = bad(paceline(&folder, &[&["convert"], args].concat()));

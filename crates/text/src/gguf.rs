@@ -270,7 +270,18 @@ impl Vocabulary<'static> {
         let template = (files.chat_template)
             .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
             .or_else(|| config["chat_template"].as_str().map(str::to_owned));
-        let sampling = ["temperature", "top_k", "top_p", "min_p"].iter();
+        // GGUF files have no key for text that is not sampled.
+        if generation["do_sample"] == false {
+            generation["temperature"] = json!(0.0);
+        }
+        let sampling = [
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+        ]
+        .iter();
         let sampling =
             sampling.filter_map(|key| Some(((*key).to_owned(), generation.get_mut(*key)?.take())));
         Ok(Vocabulary {
@@ -433,6 +444,7 @@ mod tests {
                 );
             }
             assert_eq!(text.stop_tokens.ids(), source.stop_tokens.ids());
+            assert_eq!(text.sampling.temperature(), source.sampling.temperature());
             assert_eq!(text.bos(), source.bos());
             let messages = json!([{"role": "user", "content": "Hi there"}]);
             let chat = |text: &Text| {

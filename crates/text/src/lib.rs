@@ -311,7 +311,11 @@ mod tests {
             qwen.tokenizer.detokenize(&ids, Specials::Show),
             "<|im_start|>user\nHi <|turn><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
         );
-        assert_eq!(qwen.sampling, SamplingDefaults::default());
+        let greedy = SamplingDefaults {
+            do_sample: Some(false),
+            ..SamplingDefaults::default()
+        };
+        assert_eq!(qwen.sampling, greedy);
 
         // Its tokenizer is that of the dense model, by a link.
         let moe = TextFiles::open(&model_dir("tiny-gemma4-moe")).unwrap();

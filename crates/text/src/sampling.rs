@@ -69,13 +69,12 @@ impl SamplingDefaults {
         })
     }
 
-    /// The temperature that the file asks for: 0 where it does not sample, and 1, as in
-    /// transformers, where it samples and names none.
-    pub fn advised_temperature(&self) -> Option<f32> {
+    /// The temperature where nobody asks for one, on the command line and in the API: 0
+    /// if the file does not sample; 1, OpenAI's default, if it names none.
+    pub fn temperature(&self) -> f32 {
         match self.do_sample {
-            Some(false) => Some(0.0),
-            Some(true) => Some(self.temperature.unwrap_or(1.0)),
-            None => self.temperature,
+            Some(false) => 0.0,
+            _ => self.temperature.unwrap_or(1.0),
         }
     }
 }
@@ -150,16 +149,16 @@ mod tests {
     }
 
     #[test]
-    fn a_temperature_counts_where_the_file_samples() {
+    fn a_temperature_counts_unless_the_file_does_not_sample() {
         for (json, temperature) in [
-            (json!({}), None),
-            (json!({"temperature": 0.6}), Some(0.6)),
-            (json!({"do_sample": true, "temperature": 0.6}), Some(0.6)),
-            (json!({"do_sample": true, "top_k": 64}), Some(1.0)),
-            (json!({"do_sample": false, "temperature": 0.6}), Some(0.0)),
+            (json!({}), 1.0),
+            (json!({"temperature": 0.6}), 0.6),
+            (json!({"do_sample": true, "temperature": 0.6}), 0.6),
+            (json!({"do_sample": true, "top_k": 64}), 1.0),
+            (json!({"do_sample": false, "temperature": 0.6}), 0.0),
         ] {
             let defaults = SamplingDefaults::from_json(&json).unwrap();
-            assert_eq!(defaults.advised_temperature(), temperature, "{json}");
+            assert_eq!(defaults.temperature(), temperature, "{json}");
         }
     }
 

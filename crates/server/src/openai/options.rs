@@ -2,7 +2,7 @@
 //! streaming, speculation.
 //!
 //! Where a request is silent, the checkpoint's `generation_config.json` speaks,
-//! then OpenAI's defaults.
+//! then OpenAI's defaults; the command line does the same.
 
 use engine::{DraftLength, Engine, Request, Sampling};
 use serde_json::Value;
@@ -13,8 +13,6 @@ use crate::fields::{Fields, Unsupported, unless, whole};
 use crate::ids;
 use crate::limits::LOGIT_BIAS_MAX;
 
-/// OpenAI's default.
-const TEMPERATURE: f32 = 1.0;
 /// Largest `top_k`; no vocabulary is larger.
 const TOP_K_MAX: i64 = 1 << 24;
 /// Largest `max_tokens`; no context is longer.
@@ -133,7 +131,6 @@ fn sampling(fields: &Fields<'_>, engine: &Engine) -> Result<Sampling, ApiError> 
     let number = |name, range, default: f32| -> Result<f32, ApiError> {
         Ok(fields.number(name, range)?.map_or(default, |x| x as f32))
     };
-    let temperature = model.advised_temperature().unwrap_or(TEMPERATURE);
     let top_k = match fields.integer("top_k", -1..=TOP_K_MAX)? {
         // Servers differ in which of the two means "all"; neither means none.
         Some(k) => usize::try_from(k).unwrap_or(0),
@@ -147,7 +144,7 @@ fn sampling(fields: &Fields<'_>, engine: &Engine) -> Result<Sampling, ApiError> 
     }
     let top_p = number("top_p", 0.0..=1.0, model.top_p.unwrap_or(1.0))?;
     Ok(Sampling {
-        temperature: number("temperature", 0.0..=2.0, temperature)?,
+        temperature: number("temperature", 0.0..=2.0, model.temperature())?,
         top_k,
         // 0 keeps the likeliest token only; the sampler's range excludes it.
         top_p: top_p.max(f32::MIN_POSITIVE),

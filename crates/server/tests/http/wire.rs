@@ -1,5 +1,8 @@
 //! What a client that behaves gets.
 
+use std::fs;
+use std::path::Path;
+
 use serde_json::{Value, json};
 use tokio::time::{Duration, timeout};
 
@@ -282,16 +285,35 @@ async fn a_reported_seed_reproduces_the_text() {
     let other = server.chat(&request).await;
     assert_ne!(other.json()["seed"], seed);
     assert_ne!(other.text(), first.text());
-    // Silence about the temperature is not greedy.
-    let mut silent = request.clone();
-    silent.as_object_mut().unwrap().remove("temperature");
-    assert_eq!(
-        server
-            .chat(&with(&silent, json!({"seed": seed})))
-            .await
-            .text(),
-        first.text()
-    );
+}
+
+#[tokio::test]
+async fn silence_about_the_temperature_is_the_checkpoints_or_1() {
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-qwen3.5");
+    let folder = std::env::temp_dir().join(format!("paceline-silent-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    for file in fs::read_dir(bundled).unwrap() {
+        let file = file.unwrap();
+        if file.file_name() != "generation_config.json" {
+            fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+        }
+    }
+    let silent: &str = folder.to_str().unwrap().to_owned().leak();
+    let mut request = with(&hello(24), json!({"seed": 5}));
+    request.as_object_mut().unwrap().remove("temperature");
+    for (model, temperature) in [("tiny-qwen3.5", 0), (silent, 1)] {
+        let setup = Setup {
+            model,
+            ..Setup::default()
+        };
+        let server = Server::start(setup).await;
+        let told = with(&request, json!({"temperature": temperature}));
+        let told = server.chat(&told).await.text();
+        assert_eq!(server.chat(&request).await.text(), told, "{temperature}");
+        let other = with(&request, json!({"temperature": 1 - temperature}));
+        assert_ne!(server.chat(&other).await.text(), told, "{temperature}");
+    }
+    fs::remove_dir_all(folder).unwrap();
 }
 
 #[tokio::test]
