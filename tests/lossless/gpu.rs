@@ -42,15 +42,13 @@ fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {
         None => prompts(8, vocab(subject), s as u64),
     };
     let setup = |backend, draft, draft_max, chunk, width, kv_format| Setup {
-        subject,
-        backend,
         draft,
         length: Fixed(draft_max),
         chunk,
         width,
         kv_format,
         shortlist: chunk == 33,
-        mapped: false,
+        ..Setup::plain(subject, backend)
     };
     for (i, (what, sampling)) in samplings().into_iter().enumerate() {
         // Codes for every other way of choosing; other models, and EAGLE-3 heads, have

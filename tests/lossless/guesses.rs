@@ -4,7 +4,7 @@
 use crate::samplings;
 use crate::subjects::{Draft, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use crate::writing::{Setup, assert_same, write, write_with};
-use backend::{Backend, KvFormat, Tensor};
+use backend::{Backend, Tensor};
 use cache::MemoryFull;
 use cpu::{Cpu, CpuOptions};
 use speculate::DraftLength::Fixed;
@@ -37,15 +37,12 @@ pub(crate) fn assert_same_guesses(single: &Arc<dyn Backend>, chaining: &Arc<dyn 
         for (d, draft) in heads.into_iter().flatten().enumerate() {
             for (i, (what, sampling)) in samplings().into_iter().take(2).enumerate() {
                 let setup = |backend| Setup {
-                    subject,
-                    backend,
                     draft,
                     length: Fixed([3, 8, 1, 5][(s + d + i) % 4]),
                     chunk: 33,
                     width: [1, 2][(s + i) % 2],
-                    kv_format: KvFormat::both(&quant::BF16),
                     shortlist: (s + d + i).is_multiple_of(2),
-                    mapped: false,
+                    ..Setup::plain(subject, backend)
                 };
                 let want = write(&setup(single), &prompts, 0, &sampling, &[]);
                 let got = write(&setup(chaining), &prompts, 0, &sampling, &[]);
@@ -74,15 +71,12 @@ fn a_head_that_rested_guesses_what_one_guesses_that_read_on() {
         let prompts = greedy_prompts(name)[..4].to_vec();
         for (chunk, width) in [(1, 1), (7, 3), (64, 2)] {
             let setup = Setup {
-                subject: subject(name),
-                backend: &backend,
                 draft,
                 length: Fixed(3),
                 chunk,
                 width,
-                kv_format: KvFormat::both(&quant::BF16),
                 shortlist: chunk == 7,
-                mapped: false,
+                ..Setup::plain(subject(name), &backend)
             };
             let written = |idles| {
                 let wrap = |inner| -> Box<dyn Drafter> {

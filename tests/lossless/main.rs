@@ -22,7 +22,7 @@ use speculate::DraftLength::{self, Fixed, UpTo};
 use speculate::Sampling;
 use std::collections::HashMap;
 use std::sync::Arc;
-use subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
+use subjects::{ALONE, Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use suites::{CODED, repository};
 use weights::Checkpoint;
 use writing::{Setup, assert_same, backend, compressed, write};
@@ -82,15 +82,8 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
         let prompts = prompts(n_prompts, vocab(subject), s as u64);
         for (what, sampling) in samplings() {
             let plain = |kv_format| Setup {
-                subject,
-                backend: &backends.last().unwrap().1,
-                draft: Draft::None,
-                length: Fixed(0),
-                chunk: 512,
-                width: 8,
                 kv_format,
-                shortlist: false,
-                mapped: false,
+                ..Setup::plain(subject, &backends.last().unwrap().1)
             };
             let mut formats = vec![KvFormat::both(&quant::F32), KvFormat::both(&quant::BF16)];
             // The others, and EAGLE-3 heads, have heads smaller than a block.
@@ -240,12 +233,7 @@ fn speculation_never_changes_a_token_over_coded_weights() {
     let backends: Vec<_> = isas.iter().map(|&isa| backend(isa, 2)).collect();
     let best = backends.last().unwrap();
     for (f, &target) in CODED.iter().enumerate() {
-        let subject = Subject {
-            target,
-            assistant: None,
-            eagle3: None,
-            whole_grid: false,
-        };
+        let subject = Subject { target, ..ALONE };
         let checkpoint = Checkpoint::open(&repository(target)).unwrap();
         let has_head = checkpoint.has("mtp.norm.weight");
         let prompts = prompts(9, 96, f as u64);
@@ -259,9 +247,12 @@ fn speculation_never_changes_a_token_over_coded_weights() {
                 width,
                 kv_format: KvFormat::both(&quant::BF16),
                 shortlist: s == 2,
-                mapped: draft != Draft::None && (f + s) % 2 == 0,
+                mapped: (f + s) % 2 == 0,
             };
-            let plain = setup(Draft::None, Fixed(0), 512, 8, best);
+            let plain = Setup {
+                shortlist: s == 2,
+                ..Setup::plain(subject, best)
+            };
             let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
             let mut cells = vec![
                 (

@@ -32,6 +32,14 @@ impl Subject {
     }
 }
 
+/// Nobody's head drafts for it.
+pub(crate) const ALONE: Subject = Subject {
+    target: "",
+    assistant: None,
+    eagle3: None,
+    whole_grid: false,
+};
+
 pub(crate) const TINY: &[Subject] = &[
     Subject {
         target: "tests/golden/checkpoints/gemma4-dense",
@@ -43,37 +51,32 @@ pub(crate) const TINY: &[Subject] = &[
         target: "tests/golden/checkpoints/gemma4-ple",
         assistant: Some("tests/golden/checkpoints/gemma4-ple-assistant"),
         eagle3: Some("tests/golden/checkpoints/gemma4-ple-eagle3"),
-        whole_grid: false,
+        ..ALONE
     },
     Subject {
         target: "tests/golden/checkpoints/gemma4-moe",
-        assistant: None,
         eagle3: Some("tests/golden/checkpoints/gemma4-dense-eagle3"),
-        whole_grid: false,
+        ..ALONE
     },
     Subject {
         target: "tests/golden/checkpoints/qwen3_5-dense",
-        assistant: None,
         eagle3: Some("tests/golden/checkpoints/qwen3_5-dense-eagle3"),
         whole_grid: true,
+        ..ALONE
     },
     Subject {
         target: "tests/golden/checkpoints/qwen3_5-moe",
-        assistant: None,
         eagle3: Some("tests/golden/checkpoints/qwen3_5-moe-eagle3"),
-        whole_grid: false,
+        ..ALONE
     },
     Subject {
         target: "tests/golden/gguf/gemma4-ple.gguf",
         assistant: Some("tests/golden/gguf/gemma4-ple-assistant.gguf"),
-        eagle3: None,
-        whole_grid: false,
+        ..ALONE
     },
     Subject {
         target: "tests/golden/gguf/qwen3_5-moe.gguf",
-        assistant: None,
-        eagle3: None,
-        whole_grid: false,
+        ..ALONE
     },
 ];
 
@@ -82,25 +85,21 @@ pub(crate) const TRAINED: &[Subject] = &[
         target: "models/tiny-gemma4",
         assistant: Some("models/tiny-gemma4-assistant"),
         eagle3: Some("models/tiny-gemma4-eagle3"),
-        whole_grid: false,
+        ..ALONE
     },
     Subject {
         target: "models/tiny-gemma4-e",
         assistant: Some("models/tiny-gemma4-e-assistant"),
-        eagle3: None,
-        whole_grid: false,
+        ..ALONE
     },
     Subject {
         target: "models/tiny-qwen3.5",
-        assistant: None,
         eagle3: Some("models/tiny-qwen3.5-eagle3"),
-        whole_grid: false,
+        ..ALONE
     },
     Subject {
         target: "models/tiny-qwen3.5-moe",
-        assistant: None,
-        eagle3: None,
-        whole_grid: false,
+        ..ALONE
     },
 ];
 

@@ -26,6 +26,23 @@ pub(crate) struct Setup<'a> {
     pub(crate) mapped: bool,
 }
 
+impl<'a> Setup<'a> {
+    /// Plain decoding, eight prompts at a time, each in one step.
+    pub(crate) fn plain(subject: Subject, backend: &'a Arc<dyn Backend>) -> Self {
+        Setup {
+            subject,
+            backend,
+            draft: Draft::None,
+            length: DraftLength::Fixed(0),
+            chunk: 512,
+            width: 8,
+            kv_format: KvFormat::both(&quant::BF16),
+            shortlist: false,
+            mapped: false,
+        }
+    }
+}
+
 /// Writes after each prompt, `setup.width` prompts at a time. The prompts' numbers
 /// count from `first`: seed and length of a text follow its number.
 pub(crate) fn write(
