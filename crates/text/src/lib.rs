@@ -209,6 +209,7 @@ impl Text {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let prompt = template.render(messages, tools, add_generation_prompt, extra)?;
         self.tokenizer.refuse_over(&prompt, limit)?;
+        messages::check_all_said(messages, &prompt)?;
         self.tokenizer.encode(&prompt, false)
     }
 

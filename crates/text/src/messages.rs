@@ -16,6 +16,8 @@ use crate::error::{TextError, within};
 
 /// Messages of one conversation.
 pub const MESSAGES_MAX: usize = 16_384;
+/// Messages out of order that are looked for in the whole prompt.
+const MISSES_MAX: usize = 16;
 
 /// The form of `content` that a template understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +130,37 @@ fn part(part: &Value) -> Result<Value, &'static str> {
     }
 }
 
+/// Refuses a conversation if the template has left words out of `prompt`: some read a
+/// system message at the start only. Answers may lose reasoning, tools' results be spelt anew.
+pub(crate) fn check_all_said(messages: &Value, prompt: &str) -> Result<(), TextError> {
+    // Templates nearly keep the order: the prompt is read once, rarely from its start.
+    let (mut at, mut misses) = (0, 0);
+    let mut is_said = |text: &Value| {
+        let text = text.as_str().unwrap_or_default().trim();
+        if let Some(found) = prompt[at..].find(text) {
+            at += found + text.len();
+            return true;
+        }
+        misses += 1;
+        misses > MISSES_MAX || prompt.contains(text)
+    };
+    for (index, message) in messages.as_array().into_iter().flatten().enumerate() {
+        let role = message["role"].as_str();
+        let is_asked = matches!(role, Some("system" | "developer" | "user"));
+        let content = &message["content"];
+        let mut parts = content.as_array().into_iter().flatten();
+        if is_asked
+            && !(is_said(content) && parts.all(|part| is_said(part) && is_said(&part["text"])))
+        {
+            return Err(TextError::BadMessage {
+                index,
+                reason: "the chat template leaves it out; a system message may have to come first",
+            });
+        }
+    }
+    Ok(())
+}
+
 fn is_text(kind: &str) -> bool {
     matches!(kind, "text" | "input_text" | "output_text" | "refusal")
 }
@@ -232,6 +265,22 @@ mod tests {
         assert_eq!(call(""), json!({}));
         assert_eq!(call("{broken"), json!("{broken"));
         assert_eq!(call("[1]"), json!("[1]"));
+    }
+
+    #[test]
+    fn words_that_a_template_leaves_out_are_an_error() {
+        let messages = json!([
+            {"role": "system", "content": " Be brief. "},
+            {"role": "user", "content": ["Hi", {"type": "text", "text": "there\n"}, {"type": "image"}]},
+            {"role": "assistant", "content": "<think>hm</think> Hello!"}
+        ]);
+        let index = |prompt| match check_all_said(&messages, prompt) {
+            Err(TextError::BadMessage { index, .. }) => Some(index),
+            _ => None,
+        };
+        assert_eq!(index("Be brief.|Hi|there|Hello!"), None);
+        assert_eq!(index("Hi|there|Hello!"), Some(0));
+        assert_eq!(index("Be brief.|Hi|Hello!"), Some(1));
     }
 
     #[test]

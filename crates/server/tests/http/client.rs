@@ -1,5 +1,6 @@
 //! A server in this process and a client that sees bytes.
 
+use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +42,18 @@ impl Default for Setup {
             config: Config::default(),
         }
     }
+}
+
+/// A copy of `tiny-qwen3.5` in which `file` is `text`.
+pub(crate) fn altered(file: &str, text: &str) -> &'static str {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-qwen3.5");
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("other-{file}"));
+    fs::create_dir_all(&to).unwrap();
+    for file in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+    fs::write(to.join(file), text).unwrap();
+    to.to_str().unwrap().to_owned().leak()
 }
 
 /// A running server.

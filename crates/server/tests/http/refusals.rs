@@ -1,6 +1,5 @@
 //! What a client that misbehaves gets: an error in words, before any work.
 
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use server::{Config, Keys, ServeError};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::client::{Reply, Server, Setup, request};
+use crate::client::{Reply, Server, Setup, altered, request};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -108,16 +107,8 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
 
 #[tokio::test]
 async fn tool_calls_need_a_template_that_knows_them() {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-qwen3.5");
-    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plain-template");
-    std::fs::create_dir_all(&to).unwrap();
-    for file in std::fs::read_dir(from).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
-    }
-    std::fs::write(to.join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
     let server = Server::start(Setup {
-        model: to.to_str().unwrap().to_owned().leak(),
+        model: altered("chat_template.jinja", "{{ messages[0].content }}"),
         ..Setup::default()
     })
     .await;
@@ -194,6 +185,11 @@ async fn values_out_of_range_are_named() {
         (
             "messages[0].content[0].text",
             json!([{"role": "user", "content": [{"type": "text"}]}]),
+        ),
+        // This template reads a system message at the start only.
+        (
+            "messages[1]",
+            json!([{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be terse."}]),
         ),
         ("model", json!(1)),
     ] {

@@ -1,12 +1,9 @@
 //! What a client that behaves gets.
 
-use std::fs;
-use std::path::Path;
-
 use serde_json::{Value, json};
 use tokio::time::{Duration, timeout};
 
-use crate::client::{PATIENCE, Server, Setup, request};
+use crate::client::{PATIENCE, Server, Setup, altered, request};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -289,16 +286,7 @@ async fn a_reported_seed_reproduces_the_text() {
 
 #[tokio::test]
 async fn silence_about_the_temperature_is_the_checkpoints_or_1() {
-    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-qwen3.5");
-    let folder = std::env::temp_dir().join(format!("paceline-silent-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    for file in fs::read_dir(bundled).unwrap() {
-        let file = file.unwrap();
-        if file.file_name() != "generation_config.json" {
-            fs::copy(file.path(), folder.join(file.file_name())).unwrap();
-        }
-    }
-    let silent: &str = folder.to_str().unwrap().to_owned().leak();
+    let silent = altered("generation_config.json", "{}");
     let mut request = with(&hello(24), json!({"seed": 5}));
     request.as_object_mut().unwrap().remove("temperature");
     for (model, temperature) in [("tiny-qwen3.5", 0), (silent, 1)] {
@@ -313,7 +301,6 @@ async fn silence_about_the_temperature_is_the_checkpoints_or_1() {
         let other = with(&request, json!({"temperature": 1 - temperature}));
         assert_ne!(server.chat(&other).await.text(), told, "{temperature}");
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[tokio::test]
