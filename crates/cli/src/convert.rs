@@ -2,14 +2,14 @@
 
 use crate::args::{Container, ConvertArgs, OutputArgs};
 use crate::{model, progress, resolve};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use models::{Growth, Quantize};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use text::TextFiles;
 use text::gguf::Vocabulary;
-use weights::{Checkpoint, Recipe, WriteError};
+use weights::{Checkpoint, Recipe};
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
@@ -38,9 +38,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         let mut bar = progress::ByteBar::new(&format!("writing {}", to.display()), !output.quiet);
         let mut progress = |done, total| bar.set(done, total);
         match args.format {
-            Container::Safetensors => recipe
-                .write(to, files, &mut progress)
-                .map_err(with_remedy)?,
+            Container::Safetensors => recipe.write(to, files, &mut progress)?,
             Container::Gguf => {
                 let vocabulary = vocabulary(recipe, files)?;
                 recipe.write_gguf(to, &engine::vocabulary_keys(&vocabulary), &mut progress)?;
@@ -118,20 +116,6 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
     }
     write(&recipe, &args.out, &files)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// `error`, with the flag that would have prevented it.
-fn with_remedy(error: WriteError) -> anyhow::Error {
-    match &error {
-        WriteError::Format { format, .. }
-            if quant::format(format).is_some_and(|f| f.ggml.is_some()) =>
-        {
-            anyhow!(
-                "safetensors cannot hold {format}, a format of GGUF files: add --format gguf, or ask for another, such as q4 or q8"
-            )
-        }
-        _ => error.into(),
-    }
 }
 
 /// Where the assistant of the target `out` is looked for: `OUT-assistant`, with

@@ -214,7 +214,7 @@ impl Vocabulary<'static> {
         };
         let tokenizer = parse("tokenizer.json", Some(files.tokenizer))?;
         let config = parse("tokenizer_config.json", files.tokenizer_config)?;
-        let mut generation = parse("generation_config.json", files.generation_config)?;
+        let generation = parse("generation_config.json", files.generation_config)?;
         let text = files.load()?;
         let (model, pre) = kind_of(&tokenizer).ok_or_else(|| TextError::BadTokenizer {
             reason: "no GGUF file can name its normalizer and splitting rule".into(),
@@ -270,20 +270,11 @@ impl Vocabulary<'static> {
         let template = (files.chat_template)
             .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
             .or_else(|| config["chat_template"].as_str().map(str::to_owned));
+        let mut sampling = generation.as_object().cloned().unwrap_or_default();
         // GGUF files have no key for text that is not sampled.
         if generation["do_sample"] == false {
-            generation["temperature"] = json!(0.0);
+            sampling.insert("temperature".into(), json!(0.0));
         }
-        let sampling = [
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-        ]
-        .iter();
-        let sampling =
-            sampling.filter_map(|key| Some(((*key).to_owned(), generation.get_mut(*key)?.take())));
         Ok(Vocabulary {
             model: model.into(),
             pre: pre.map(Cow::Borrowed),
@@ -294,7 +285,7 @@ impl Vocabulary<'static> {
             ends,
             add_bos: config["add_bos_token"].as_bool(),
             chat_template: template.map(Cow::Owned),
-            sampling: sampling.filter(|(_, value)| !value.is_null()).collect(),
+            sampling,
             tokens,
             kinds,
         })

@@ -37,7 +37,7 @@ pub enum WriteError {
     #[error(transparent)]
     Made(#[from] LoadError),
     /// The container has no name for the format.
-    #[error("{container} cannot hold `{name}` as {format}: choose another format for it")]
+    #[error("{container} cannot hold `{name}` as {format}: choose another format{remedy}")]
     Format {
         /// The tensor.
         name: String,
@@ -45,6 +45,8 @@ pub enum WriteError {
         format: &'static str,
         /// The kind of file.
         container: &'static str,
+        /// What else would help.
+        remedy: &'static str,
     },
     /// GGUF has no place for something.
     #[error("{0}")]
@@ -205,6 +207,7 @@ impl Recipe<'_> {
                             name,
                             format: format.name,
                             container: "safetensors",
+                            remedy: format.ggml.map_or("", |_| ", or add --format gguf"),
                         });
                     }
                 },

@@ -109,6 +109,7 @@ fn store(item: &Item<'_>) -> Result<Store, WriteError> {
         name: item.name.clone(),
         format,
         container: "GGUF",
+        remedy: "",
     };
     Ok(match &item.data {
         Data::Raw {
