@@ -9,6 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use engine::{Accept, DraftChoice, DraftVocabulary};
+use quant::{Format, Layout};
 use serde_json::{Map, Value};
 use server::Limits;
 use std::ffi::OsString;
@@ -131,8 +132,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "FORMAT", default_value = KV_FORMATS[0], value_parser = kv_format)]
     pub(crate) kv: KvFormat,
     /// Quantise weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
-    #[arg(long, value_name = "FORMAT", value_parser = weight_format)]
-    pub(crate) quant: Option<&'static quant::Format>,
+    #[arg(long, value_name = "FORMAT", value_parser = load_format)]
+    pub(crate) quant: Option<&'static Format>,
     /// Where weights are: packed in memory, which is fast, or mapped: left in their files, whose memory
     /// the system can have back. auto packs what fits the free memory, and leaves there what does not
     #[arg(long, value_name = "WHERE", default_value = "auto")]
@@ -248,7 +249,7 @@ pub(crate) struct ConvertArgs {
     /// Store matrices as FORMAT: q4, q5, q6, q8 (MLX's affine groups of 64), or a name such as
     /// affine4-g32, q4_0 or bf16
     #[arg(long, value_name = "FORMAT", value_parser = weight_format, help_heading = "Format")]
-    pub(crate) quant: Option<&'static quant::Format>,
+    pub(crate) quant: Option<&'static Format>,
     /// Store the tensors that PATTERN fits as FORMAT, or `stored` as they are; may be repeated, the
     /// first that fits counts
     #[arg(long, value_name = "PATTERN=FORMAT", value_parser = tensor_format, requires = "quant", help_heading = "Format")]
@@ -295,7 +296,7 @@ pub(crate) enum Container {
 }
 
 /// A pattern over tensor names and a format, none for "as stored".
-pub(crate) type TensorFormat = (String, Option<&'static quant::Format>);
+pub(crate) type TensorFormat = (String, Option<&'static Format>);
 
 /// Short names of formats.
 const SHORT_FORMATS: &[(&str, &str)] = &[
@@ -307,7 +308,7 @@ const SHORT_FORMATS: &[(&str, &str)] = &[
     ("q8", "affine8-g64"),
 ];
 
-fn weight_format(name: &str) -> Result<&'static quant::Format, String> {
+fn weight_format(name: &str) -> Result<&'static Format, String> {
     let long = SHORT_FORMATS.iter().find(|(short, _)| *short == name);
     let known = || quant::FORMATS.iter().copied().flatten().map(|f| f.name);
     quant::format(long.map_or(name, |(_, long)| long)).ok_or_else(|| {
@@ -317,6 +318,16 @@ fn weight_format(name: &str) -> Result<&'static quant::Format, String> {
             short.chain(known()).collect::<Vec<_>>().join(", ")
         )
     })
+}
+
+/// A format that weights are brought to in memory.
+fn load_format(name: &str) -> Result<&'static Format, String> {
+    match weight_format(name)? {
+        Format { layout: Layout::Block { .. } | Layout::Scaled { .. }, .. } => Err(
+            "weights are loaded as q2 to q8, affineN-gM, bf16, f16 or f32; `paceline convert` writes the others".into(),
+        ),
+        format => Ok(format),
+    }
 }
 
 fn tensor_format(text: &str) -> Result<TensorFormat, String> {
@@ -744,6 +755,8 @@ mod tests {
             tensor_format("lm_head.*=stored"),
             Ok(("lm_head.*".into(), None))
         );
+        assert!(load_format("q8").is_ok() && load_format("bf16").is_ok());
+        assert!(load_format("q4_0").unwrap_err().contains("convert"));
         assert!(tensor_format("lm_head").is_err() && tensor_format("x=q7").is_err());
     }
 

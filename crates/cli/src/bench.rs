@@ -11,11 +11,12 @@ use crate::model;
 use anyhow::{Context, Result, bail};
 use backend::{Backend, Batch};
 use cache::{Memory, MemorySize};
-use engine::{Accept, DraftLength, Engine, EngineOptions, Request, RequestOutcome, Sampling};
+use engine::{Accept, DraftLength, Engine, EngineOptions, Request, RequestOutcome, Sampling, Text};
 use quant::{Scalar, Stored};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -174,12 +175,15 @@ pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
     let longest = args.draft_lengths.iter().copied().max().unwrap_or(0);
     let mut load = args.load.clone();
     load.draft_max = longest;
+    // A file that is not there should not cost a minute to find out.
+    let file = args.prompts.as_deref().map(read).transpose()?;
     let start = Instant::now();
     let model = model::load(&args.model.model, &load, 1)?;
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
     if !output.quiet {
         say!("{}", model::describe(&model.info));
     }
+    let prompts = prompts(args, file.as_deref(), &model.text)?;
     let backend = model.speculator.backend().clone();
     let bytes = model.info.step_bytes as usize;
     let (step_ms, prefill_tok_s, read_ms) = if args.no_steps {
@@ -190,7 +194,6 @@ pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
         (steps, prefill, read)
     };
     let engine = Engine::start(model, EngineOptions::default());
-    let prompts = prompts(args, &engine)?;
     let runs = generate(args, &engine, &prompts, output)?;
     let drafting = runs.iter().filter(|r| r.drafted > 0);
     let (ms, n) = drafting.fold((0.0, 0), |(ms, n), r| (ms + r.draft_ms, n + r.drafted));
@@ -378,11 +381,15 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The prompts of `--prompts`, or the built-in ones.
-fn prompts(args: &BenchArgs, engine: &Engine) -> Result<Vec<Prompt>> {
-    let text = engine.text();
+/// The text in a file.
+pub(crate) fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))
+}
+
+/// The prompts of `file`, which is `--prompts`, or the built-in ones.
+fn prompts(args: &BenchArgs, file: Option<&str>, text: &Text) -> Result<Vec<Prompt>> {
     let mut prompts = Vec::new();
-    let Some(path) = &args.prompts else {
+    let (Some(path), Some(file)) = (&args.prompts, file) else {
         for (class, texts) in PROMPTS {
             for prompt in *texts {
                 let message = serde_json::json!({"role": "user", "content": prompt});
@@ -394,8 +401,6 @@ fn prompts(args: &BenchArgs, engine: &Engine) -> Result<Vec<Prompt>> {
         }
         return Ok(prompts);
     };
-    let file = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read `{}`", path.display()))?;
     for (n, line) in file
         .lines()
         .enumerate()

@@ -28,6 +28,9 @@ const LINE_BYTES_MAX: usize = 1 << 20;
 const PROMPT: &str = "> ";
 const MORE_PROMPT: &str = ". ";
 
+/// What leaves.
+const LEAVE: &[&str] = &["/exit", "/quit", "/bye"];
+
 const HELP: &str = "\
 /reset         forget the conversation
 /system TEXT   set the instructions before it, or clear them; forgets the conversation
@@ -35,13 +38,15 @@ const HELP: &str = "\
 /save FILE     write the conversation to a new file, as JSON messages
 /help          this list
 \\ at the end of a line continues it on the next; // at its start is a plain /
-Ctrl-C stops the reply, Ctrl-D leaves";
+Ctrl-C stops the reply, Ctrl-D or /exit leaves";
 
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
+    reply::check(&args.text)?;
     let interrupts = Interrupts::of_ctrl_c()?;
     let engine = interrupts.while_idle(|| model::load(&args.model.model, &args.load, 1))?;
     let engine = Engine::start(engine, EngineOptions::default());
+    model::check_chats(engine.text())?;
     if output.verbose > 0 {
         say!("{}", model::describe(engine.info()));
     }
@@ -71,6 +76,9 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     };
     let mut code = ExitCode::SUCCESS;
     while let Some(line) = interrupts.while_idle(|| input.next())? {
+        if LEAVE.contains(&line.trim()) {
+            break;
+        }
         match chat.take(&line) {
             Ok(()) => {}
             Err(error) if is_broken_pipe(&error) => return Err(error),
@@ -167,7 +175,7 @@ impl Chat<'_> {
             } else {
                 ""
             };
-            let summary = reply::short_summary(&reply.outcome);
+            let summary = reply::short_summary(&reply.outcome, self.args.text.max_tokens);
             say!(
                 "{}",
                 style(format!("{stopped}{summary}")).for_stderr().dim()

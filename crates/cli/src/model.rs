@@ -122,6 +122,16 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
     )
 }
 
+/// Refuses a model that only continues text.
+pub(crate) fn check_chats(text: &Text) -> Result<()> {
+    if text.template.is_none() {
+        bail!(
+            "the model has no chat template: it continues text with `run --raw`, and cannot chat"
+        );
+    }
+    Ok(())
+}
+
 /// The tokens of a conversation, ready for the model's answer; `arguments` are the chat
 /// template's.
 pub(crate) fn encode_chat(
@@ -129,11 +139,7 @@ pub(crate) fn encode_chat(
     messages: Vec<Value>,
     arguments: Option<&Map<String, Value>>,
 ) -> Result<Vec<u32>> {
-    if text.template.is_none() {
-        bail!(
-            "the model has no chat template: it continues text with `run --raw`, and cannot chat"
-        );
-    }
+    check_chats(text)?;
     let none = Map::new();
     let arguments = arguments.unwrap_or(&none);
     Ok(text.encode_chat(&Value::Array(messages), None, true, arguments)?)

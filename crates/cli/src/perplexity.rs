@@ -12,7 +12,7 @@
 //! A window starts with the beginning-of-text token where the text does.
 
 use crate::args::{OutputArgs, PerplexityArgs};
-use crate::model;
+use crate::{bench, model};
 use anyhow::{Context, Result, bail};
 use backend::Batch;
 use cache::{Memory, MemorySize};
@@ -53,8 +53,9 @@ struct Report {
 pub(crate) fn run(args: &PerplexityArgs, output: OutputArgs) -> Result<ExitCode> {
     let mut load = args.load.clone();
     load.draft = engine::DraftChoice::None;
+    let file = bench::read(&args.file)?;
     let model = model::load(&args.model.model, &load, 1)?;
-    let texts = texts(args, &model.text)?;
+    let texts = texts(args, &file, &model.text)?;
     let context = model.info.context;
     let stride = args.stride.unwrap_or(context / 2).max(1);
     if stride > context - args.lead.unwrap_or(1).min(context) && args.lead.is_none()
@@ -139,13 +140,11 @@ fn windows(
 }
 
 /// The texts of the file as tokens.
-fn texts(args: &PerplexityArgs, text: &Text) -> Result<Vec<Vec<u32>>> {
+fn texts(args: &PerplexityArgs, file: &str, text: &Text) -> Result<Vec<Vec<u32>>> {
     let path = args.file.display();
-    let file =
-        std::fs::read_to_string(&args.file).with_context(|| format!("cannot read `{path}`"))?;
     let is_lines = args.file.extension().is_some_and(|e| e == "jsonl");
     if !is_lines {
-        return Ok(vec![text.encode_prompt(&file)?]);
+        return Ok(vec![text.encode_prompt(file)?]);
     }
     let lines = file
         .lines()

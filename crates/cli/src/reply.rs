@@ -5,7 +5,8 @@ use crate::interrupts::Interrupts;
 use crate::progress::PrefillBar;
 use anyhow::{Result, anyhow};
 use engine::{
-    Engine, Event, PositionCounts, Request, RequestOutcome, Sampling, SamplingDefaults, Speculation,
+    Engine, Event, FinishReason, PositionCounts, Request, RequestOutcome, Sampling,
+    SamplingDefaults, Speculation,
 };
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -129,6 +130,11 @@ pub(crate) fn sampling(args: &TextArgs, defaults: &SamplingDefaults) -> Sampling
     }
 }
 
+/// Refuses numbers that no sampler takes, before a model is loaded for them.
+pub(crate) fn check(args: &TextArgs) -> Result<()> {
+    Ok(sampling(args, &SamplingDefaults::default()).validate(usize::MAX)?)
+}
+
 /// A seed that differs from run to run, short enough to be typed again.
 fn new_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
@@ -139,7 +145,7 @@ fn new_seed() -> u64 {
 }
 
 /// What a person wants to know of a reply, in one line.
-pub(crate) fn summary(outcome: &RequestOutcome, draft_max: usize) -> String {
+pub(crate) fn summary(outcome: &RequestOutcome, max_tokens: usize, draft_max: usize) -> String {
     let Speculation {
         engaged,
         reason,
@@ -151,7 +157,7 @@ pub(crate) fn summary(outcome: &RequestOutcome, draft_max: usize) -> String {
         accepted,
         ..
     } = &outcome.speculation;
-    let mut line = rate(outcome);
+    let mut line = rate(outcome, max_tokens);
     if *engaged {
         let drafter = drafter.as_deref().unwrap_or("someone");
         let _ = write!(
@@ -177,8 +183,8 @@ pub(crate) fn summary(outcome: &RequestOutcome, draft_max: usize) -> String {
 }
 
 /// The same, short enough to stand under every reply of a conversation.
-pub(crate) fn short_summary(outcome: &RequestOutcome) -> String {
-    let mut line = rate(outcome);
+pub(crate) fn short_summary(outcome: &RequestOutcome, max_tokens: usize) -> String {
+    let mut line = rate(outcome, max_tokens);
     let speculation = &outcome.speculation;
     if speculation.engaged {
         let drafter = speculation.drafter.as_deref().unwrap_or("drafter");
@@ -191,8 +197,8 @@ pub(crate) fn short_summary(outcome: &RequestOutcome) -> String {
     line
 }
 
-/// How many tokens, how fast.
-fn rate(outcome: &RequestOutcome) -> String {
+/// How many tokens, how fast, and what cut them off.
+fn rate(outcome: &RequestOutcome, max_tokens: usize) -> String {
     let n = outcome.usage.completion_tokens;
     let mut line = format!("{n} token{}", if n == 1 { "" } else { "s" });
     if outcome.timings.decode_tokens_per_second > 0.0 {
@@ -201,6 +207,11 @@ fn rate(outcome: &RequestOutcome) -> String {
             ", {:.1} tok/s",
             outcome.timings.decode_tokens_per_second
         );
+    }
+    if outcome.finish == FinishReason::Length && n > 0 {
+        let by_context = n < max_tokens;
+        let flag = if by_context { "context" } else { "max-tokens" };
+        let _ = write!(line, ", cut off by --{flag}");
     }
     line
 }
@@ -333,7 +344,7 @@ mod tests {
                 by_position,
                 ..speculation.clone()
             };
-            let line = summary(&outcome(128, speculation), 3);
+            let line = summary(&outcome(128, speculation), 512, 3);
             line.split_once("accepted ").unwrap().1.to_owned()
         };
         let rare = vec![counts(900, 450), counts(9, 0), counts(1, 0)];
@@ -344,7 +355,7 @@ mod tests {
         );
         assert_eq!(few(3, vec![counts(3, 2), counts(2, 1)]), "3 of 5 guesses");
         assert_eq!(
-            summary(&outcome(128, speculation), 3),
+            summary(&outcome(128, speculation), 512, 3),
             "128 tokens, 212.4 tok/s · assistant drafted up to 3: 2.61 tokens a round, accepted 78 % 60 % 47 % by position"
         );
         let plain = Speculation {
@@ -352,7 +363,7 @@ mod tests {
             ..Speculation::default()
         };
         assert_eq!(
-            summary(&outcome(1, plain), 3),
+            summary(&outcome(1, plain), 512, 3),
             "1 token, 212.4 tok/s · plain decoding: --draft none"
         );
     }

@@ -103,9 +103,14 @@ pub(crate) fn drafter(path: &Path) -> Result<Source> {
     Ok(Source::Folder(folder))
 }
 
+/// What a name copied from elsewhere begins with.
+const HUB_PREFIXES: &[&str] = &["https://huggingface.co/", "hf.co/"];
+
 /// Repository, GGUF format and revision of `ORG/NAME:FORMAT@REVISION`, of which the last
 /// two may be missing.
 pub(crate) fn parts(name: &str) -> (&str, Option<&str>, &str) {
+    let prefix = HUB_PREFIXES.iter().find_map(|p| name.strip_prefix(p));
+    let name = prefix.unwrap_or(name).trim_end_matches('/');
     let (rest, revision) = name.split_once('@').unwrap_or((name, "main"));
     match rest.split_once(':') {
         Some((id, quant)) => (id, Some(quant), revision),
@@ -258,5 +263,7 @@ mod tests {
         assert!(error.contains("no file"), "{error}");
         let error = source("no-such/model").unwrap_err().to_string();
         assert!(error.contains("paceline pull no-such/model"), "{error}");
+        let copied = "https://huggingface.co/org/model:Q4_0/";
+        assert_eq!(parts(copied), ("org/model", Some("Q4_0"), "main"));
     }
 }

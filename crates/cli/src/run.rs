@@ -22,6 +22,7 @@ const PROMPT_BYTES_MAX: usize = text::tokenizer::TEXT_BYTES_MAX;
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
     let prompt = prompt(args)?;
+    reply::check(&args.text)?;
     let interrupts = Interrupts::of_all()?;
     let start = Instant::now();
     // Nothing is lost if loading is interrupted, and it may take long.
@@ -77,7 +78,11 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
         };
         say!(
             "{}{seed}",
-            reply::summary(&reply.outcome, engine.info().draft_max)
+            reply::summary(
+                &reply.outcome,
+                args.text.max_tokens,
+                engine.info().draft_max
+            )
         );
     }
     Ok(if reply.outcome.finish == FinishReason::Cancelled {

@@ -160,10 +160,13 @@ fn greet(engine: &Engine, address: SocketAddr, needs_key: bool) {
     };
     say!("{}", model::describe(info));
     say!("OpenAI base URL: {base}/v1");
-    say!(
-        "try: curl {base}/v1/chat/completions{key} -H 'Content-Type: application/json' \
-         -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Tell me a story.\"}}]}}'"
-    );
+    let mut path = "chat/completions";
+    let mut body = r#""messages": [{"role": "user", "content": "Tell me a story."}]"#;
+    if let Err(why) = model::check_chats(engine.text()) {
+        say!("{why}");
+        (path, body) = ("completions", r#""prompt": "Once upon a time""#);
+    }
+    say!("try: curl {base}/v1/{path}{key} -H 'Content-Type: application/json' -d '{{{body}}}'");
 }
 
 /// The keys in a file, a line each; `#` begins a comment.
