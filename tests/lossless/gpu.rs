@@ -1,4 +1,4 @@
-//! The same on a GPU. Each test needs one; it says so and tests nothing where there is none.
+//! The same on a GPU. Each test says so and tests nothing where there is none.
 
 use crate::guesses::assert_same_guesses;
 use crate::samplings;

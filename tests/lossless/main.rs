@@ -12,18 +12,17 @@
 
 mod gpu;
 mod guesses;
-mod mistakes;
 mod subjects;
 mod writing;
 
-use backend::{Backend, KvFormat};
+use backend::{Backend, Batch, KvFormat, Reference};
 use cpu::Isa;
 use speculate::DraftLength::{self, Fixed, UpTo};
 use speculate::Sampling;
 use std::collections::HashMap;
 use std::sync::Arc;
 use subjects::{ALONE, Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
-use suites::{CODED, repository};
+use suites::{CODED, Recorder, repository};
 use weights::Checkpoint;
 use writing::{Setup, assert_same, backend, compressed, write};
 
@@ -78,6 +77,15 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
         .into_iter()
         .flat_map(|isa| [1, 2].map(|threads| (isa, backend(isa, threads))))
         .collect();
+    let mut grid = Vec::new();
+    for d in 0..DRAFT_LENGTHS.len() {
+        for c in 0..CHUNKS.len() {
+            for k in 0..backends.len() {
+                let drafts = [Draft::Head, Draft::Eagle3, Draft::Ngram, Draft::Oracle];
+                grid.extend(drafts.map(|draft| (d, c, k, draft)));
+            }
+        }
+    }
     for (s, &subject) in TINY.iter().enumerate() {
         let prompts = prompts(n_prompts, vocab(subject), s as u64);
         for (what, sampling) in samplings() {
@@ -96,63 +104,53 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                 .collect();
             // The grid's axes vary together: each cell takes the next few prompts.
             let mut next = 0;
-            for (d, &length) in DRAFT_LENGTHS.iter().enumerate() {
-                for (c, &chunk) in CHUNKS.iter().enumerate() {
-                    for (k, (isa, backend)) in backends.iter().enumerate() {
-                        for draft in [Draft::Head, Draft::Eagle3, Draft::Ngram, Draft::Oracle] {
-                            let every = match (subject.whole_grid, draft) {
-                                (true, Draft::Eagle3) => 3,
-                                (true, _) => 1,
-                                (false, _) => 5,
-                            };
-                            let thinned = !(d + 5 * c + 7 * k).is_multiple_of(every);
-                            let lacks = match draft {
-                                Draft::Head => !subject.has_head(),
-                                Draft::Eagle3 => subject.eagle3.is_none(),
-                                _ => false,
-                            };
-                            if thinned || lacks {
-                                continue;
-                            }
-                            // The scalar path takes twenty times as long.
-                            let n = if *isa == Isa::Scalar { 1 } else { 3 };
-                            let range = next..next + n;
-                            next = (next + n) % (n_prompts - n);
-                            let formats = if draft == Draft::Eagle3 {
-                                2
-                            } else {
-                                truth.len()
-                            };
-                            let (kv_format, truth) = &truth[(d + c + k) % formats];
-                            let width = WIDTHS[(d + k + c) % WIDTHS.len()];
-                            let setup = Setup {
-                                subject,
-                                backend,
-                                draft,
-                                length,
-                                chunk,
-                                width,
-                                kv_format: *kv_format,
-                                shortlist: (d + c) % 2 == 1,
-                                mapped: (d + k) % 3 == 1,
-                            };
-                            let want = &truth[range.clone()];
-                            let got = write(
-                                &setup,
-                                &prompts[range.clone()],
-                                range.start,
-                                &sampling,
-                                want,
-                            );
-                            assert_same(&setup, what, &got, want);
-                            let entry = accepted.entry((subject.target, draft)).or_default();
-                            entry.0 += got.drafted;
-                            entry.1 += got.accepted;
-                            cells += 1;
-                            texts += n;
-                        }
-                    }
+            for &(d, c, k, draft) in &grid {
+                let (length, chunk) = (DRAFT_LENGTHS[d], CHUNKS[c]);
+                let (isa, backend) = &backends[k];
+                let every = match (subject.whole_grid, draft) {
+                    (true, Draft::Eagle3) => 3,
+                    (true, _) => 1,
+                    (false, _) => 5,
+                };
+                let thinned = !(d + 5 * c + 7 * k).is_multiple_of(every);
+                let lacks = match draft {
+                    Draft::Head => !subject.has_head(),
+                    Draft::Eagle3 => subject.eagle3.is_none(),
+                    _ => false,
+                };
+                if thinned || lacks {
+                    continue;
                 }
+                // The scalar path takes twenty times as long.
+                let n = if *isa == Isa::Scalar { 1 } else { 3 };
+                let range = next..next + n;
+                next = (next + n) % (n_prompts - n);
+                let formats = if draft == Draft::Eagle3 {
+                    2
+                } else {
+                    truth.len()
+                };
+                let (kv_format, truth) = &truth[(d + c + k) % formats];
+                let width = WIDTHS[(d + k + c) % WIDTHS.len()];
+                let setup = Setup {
+                    subject,
+                    backend,
+                    draft,
+                    length,
+                    chunk,
+                    width,
+                    kv_format: *kv_format,
+                    shortlist: (d + c) % 2 == 1,
+                    mapped: (d + k) % 3 == 1,
+                };
+                let (first, want) = (range.start, &truth[range.clone()]);
+                let got = write(&setup, &prompts[range], first, &sampling, want);
+                assert_same(&setup, what, &got, want);
+                let entry = accepted.entry((subject.target, draft)).or_default();
+                entry.0 += got.drafted;
+                entry.1 += got.accepted;
+                cells += 1;
+                texts += n;
             }
         }
     }
@@ -280,5 +278,43 @@ fn speculation_never_changes_a_token_over_coded_weights() {
                 assert!(got.drafted > 0, "{target} {draft:?} has drafted");
             }
         }
+    }
+}
+
+#[test]
+fn a_rollback_that_is_off_by_one_does_not_go_unseen() {
+    let subject = *TINY
+        .iter()
+        .find(|s| s.target.ends_with("qwen3_5-dense"))
+        .unwrap();
+    let prompts = prompts(6, 90, 5);
+    let texts = |backend: Arc<dyn Backend>, draft, length, truth: &[_]| {
+        let setup = Setup {
+            draft,
+            length: Fixed(length),
+            chunk: 64,
+            width: 3,
+            kv_format: KvFormat::both(&quant::F32),
+            ..Setup::plain(subject, &backend)
+        };
+        write(&setup, &prompts, 0, &Sampling::default(), truth).texts
+    };
+    let want = texts(Arc::new(Reference), Draft::None, 0, &[]);
+    let drafted = texts(Arc::new(Reference), Draft::Oracle, 3, &want);
+    assert_eq!(drafted, want);
+    let mistakes: [fn(&mut Batch); 2] = [
+        |batch| {
+            let seqs = batch.seqs.iter_mut();
+            seqs.for_each(|s| s.kept = s.kept.saturating_sub(1));
+        },
+        |batch| {
+            let seqs = batch.seqs.iter_mut();
+            seqs.for_each(|s| s.certain = s.rows.len().min(s.certain + 1));
+        },
+    ];
+    for mistake in mistakes {
+        let wrong = Arc::new(Recorder::with_mistake(Box::new(Reference), mistake));
+        let got = texts(wrong, Draft::Oracle, 3, &want);
+        assert_ne!(got, want, "recurrent state after the wrong row");
     }
 }
