@@ -130,8 +130,8 @@ fn part(part: &Value) -> Result<Value, &'static str> {
     }
 }
 
-/// Refuses a conversation if the template has left words out of `prompt`: some read a
-/// system message at the start only. Answers may lose reasoning, tools' results be spelt anew.
+/// Refuses a conversation if the template has left instructions out of `prompt`: some read a
+/// system message at the start only. What others say a template may spell anew.
 pub(crate) fn check_all_said(messages: &Value, prompt: &str) -> Result<(), TextError> {
     // Templates nearly keep the order: the prompt is read once, rarely from its start.
     let (mut at, mut misses) = (0, 0);
@@ -146,10 +146,10 @@ pub(crate) fn check_all_said(messages: &Value, prompt: &str) -> Result<(), TextE
     };
     for (index, message) in messages.as_array().into_iter().flatten().enumerate() {
         let role = message["role"].as_str();
-        let is_asked = matches!(role, Some("system" | "developer" | "user"));
+        let instructs = matches!(role, Some("system" | "developer"));
         let content = &message["content"];
         let mut parts = content.as_array().into_iter().flatten();
-        if is_asked
+        if instructs
             && !(is_said(content) && parts.all(|part| is_said(part) && is_said(&part["text"])))
         {
             return Err(TextError::BadMessage {
@@ -268,19 +268,20 @@ mod tests {
     }
 
     #[test]
-    fn words_that_a_template_leaves_out_are_an_error() {
+    fn instructions_that_a_template_leaves_out_are_an_error() {
         let messages = json!([
             {"role": "system", "content": " Be brief. "},
-            {"role": "user", "content": ["Hi", {"type": "text", "text": "there\n"}, {"type": "image"}]},
+            {"role": "user", "content": "<b>"},
+            {"role": "developer", "content": ["Be", {"type": "text", "text": "kind\n"}, {"type": "image"}]},
             {"role": "assistant", "content": "<think>hm</think> Hello!"}
         ]);
         let index = |prompt| match check_all_said(&messages, prompt) {
             Err(TextError::BadMessage { index, .. }) => Some(index),
             _ => None,
         };
-        assert_eq!(index("Be brief.|Hi|there|Hello!"), None);
-        assert_eq!(index("Hi|there|Hello!"), Some(0));
-        assert_eq!(index("Be brief.|Hi|Hello!"), Some(1));
+        assert_eq!(index("Be brief.|&lt;b&gt;|Be|kind|Hello!"), None);
+        assert_eq!(index("&lt;b&gt;|Be|kind|Hello!"), Some(0));
+        assert_eq!(index("Be brief.|&lt;b&gt;|Be|Hello!"), Some(2));
     }
 
     #[test]
