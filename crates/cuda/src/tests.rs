@@ -92,7 +92,7 @@ fn gpu_fused_ops_have_the_bits_of_their_parts() {
     let same = |what: &str, a: &Tensor, b: &Tensor| {
         assert_eq!(cuda.download(a), cuda.download(b), "{what}");
     };
-    for (n, cols) in [(1, 64), (3, 640), (5, 5376)] {
+    for (n, cols) in [(1, 64), (3, 640), (3, 5376), (5, 5376)] {
         let up = |seed| cuda.upload(n, cols, &noise(seed, n * cols));
         let weight = |seed| cuda.upload(1, cols, &noise(seed, cols));
         let (post, next) = (weight(3), weight(4));
@@ -681,6 +681,7 @@ fn gpu_small_ends_of_layers_have_the_bits_of_their_parts() {
         ("bf16", 128, 320),
         ("affine4-g64", 128, 320),
         ("affine4-g64", 640, 576),
+        ("affine4-g64", 1024, 64),
         ("q8_0", 640, 576),
         ("f32", 128, 320),
     ] {

@@ -16,6 +16,7 @@
 mod finder;
 mod hashes;
 mod load;
+mod pace;
 mod placement;
 mod preflight;
 mod request;

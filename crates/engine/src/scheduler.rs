@@ -6,10 +6,11 @@
 //! ```
 //!
 //! A request is admitted when a sequence is free, and leaves in the round it
-//! ends in. Prompts run in chunks beside the others' decoding. A cancelled
+//! ends in. Prompts run in chunks beside the others' decoding ([`crate::pace`]). A cancelled
 //! request leaves before the next round; the others do not notice.
 
 use crate::load::{Model, ModelInfo};
+use crate::pace::Pace;
 use crate::request::{
     CancelToken, Event, FinishReason, Rejected, Request, RequestOutcome, Sink, Speculation,
     Timings, Usage,
@@ -98,6 +99,7 @@ impl Engine {
             speculator: model.speculator,
             text: text.clone(),
             chunk: model.chunk,
+            pace: Pace::default(),
             draft_max: info.draft_max,
             no_draft: info.drafter.is_none().then(|| info.drafter_reason.clone()),
             inbox,
@@ -265,6 +267,7 @@ struct Scheduler {
     speculator: Speculator,
     text: Arc<Text>,
     chunk: usize,
+    pace: Pace,
     draft_max: usize,
     no_draft: Option<String>,
     inbox: Receiver<Job>,
@@ -283,7 +286,14 @@ impl Scheduler {
             }
             let mut streams: Vec<&mut Stream> =
                 self.running.iter_mut().map(|r| &mut r.stream).collect();
-            match self.speculator.round(&mut streams, self.chunk) {
+            let due = streams.iter();
+            let due: Vec<usize> = due.map(|s| s.n_prompt() - s.n_prefilled()).collect();
+            let chunk = self.pace.chunk(&due, self.chunk);
+            let start = Instant::now();
+            let round = self.speculator.round(&mut streams, chunk);
+            let rows = due.iter().map(|&rows| rows.min(chunk)).sum();
+            self.pace.note(rows, start.elapsed());
+            match round {
                 Ok(()) => self.deliver(),
                 Err(error) => self.fail(&error.to_string()),
             }
