@@ -1015,6 +1015,7 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("mixture_norm", 64, 3400),
     ("rms_norm", 40, 1400),
     ("glu", 40, 2600),
+    ("heads", 48, 2200),
     ("group", 40, 1400),
     ("route", 40, 4200),
 ];
