@@ -97,8 +97,7 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
             const int row = mine + n * 8 + g;
             Inputs in;
             const uint4 a = *(const uint4 *) (from + row * 128 + (t * 16 ^ (row & 1) * 64)), b = *(const uint4 *) (from + row * 128 + (t * 16 + 64 ^ (row & 1) * 64));
-            in.w[0] = a.x; in.w[1] = a.y; in.w[2] = a.z; in.w[3] = a.w;
-            in.w[4] = b.x; in.w[5] = b.y; in.w[6] = b.z; in.w[7] = b.w;
+            in.set(a, b);
             const float4 *s = (const float4 *) (from + MANY * 128) + mine + n * 8 + 2 * t;
             in.tiles[0] = s[0];
             in.tiles[1] = s[1];

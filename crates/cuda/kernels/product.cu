@@ -218,8 +218,7 @@ template <int MOST> struct Way {
     __device__ __forceinline__ Inputs inputs(const u8 *at) const {
         const uint4 a = *(const uint4 *) (at + read[0]), b = *(const uint4 *) (at + read[1]);
         Inputs v;
-        v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
-        v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
+        v.set(a, b);
         v.tiles[0] = *(const float4 *) (at + read[2]);
         v.tiles[1] = *(const float4 *) (at + read[3]);
         return v;
@@ -351,8 +350,7 @@ template <int> struct Way {
     __device__ __forceinline__ Inputs at(int k) const {
         const uint4 a = *(const uint4 *) (values + k * 64), b = *(const uint4 *) (values + k * 64 + 32);
         Inputs v;
-        v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
-        v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
+        v.set(a, b);
         v.tiles[0] = tiles[0][k];
         v.tiles[1] = tiles[1][k];
         return v;
@@ -615,8 +613,7 @@ __device__ __forceinline__ void feed_experts(const Chosen *experts, float *y, co
         const u8 *at = slice + k * n_rows * RECORD;
         const uint4 a = *(const uint4 *) (at + read[0]), b = *(const uint4 *) (at + read[0] + 64);
         Inputs v;
-        v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
-        v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
+        v.set(a, b);
         for (int i = 0; i < 2; i++) v.tiles[i] = *(const float4 *) (at + read[1 + i]);
         return v;
     }, [&](const Group &now) {
@@ -774,6 +771,23 @@ KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts_many(c
     experts<MANY>(table, factors, y, x, lists, pairs, top_k, by_pair, rows, tiles, per, shared);
 }
 
+// Results of a row of tiles that one warp walks, slice after slice.
+struct Slices {
+    float o[4] = {0, 0, 0, 0}, total[4] = {0, 0, 0, 0}; // of this slice, and of those before
+    int per, left;
+    __device__ __forceinline__ Slices(int per) : per(per), left(per) {}
+    // Tile `k` of `tiles` has been multiplied.
+    __device__ __forceinline__ void step(int k, int tiles) {
+        if (--left > 0 && k + 1 < tiles) return;
+        const bool whole = k < per; // the first slice
+        left = per;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            total[j] = whole ? o[j] : total[j] + o[j];
+            o[j] = 0.0f;
+        }
+    }
+};
 // The second product of experts, of few pairs: what it multiplies is activation(gate) up of
 // the first one's results `both`, [pair, 2 columns], which a block makes for itself, as
 // products read it. Beside them the product of an expert that all rows share, if there is
@@ -836,30 +850,22 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) product_gated(const u64 *table, co
         const int from = everyone ? (int) base : 0;
         auto row = [&](int i) { return i < here ? from + i : -1; };
         const int mine = row(g), r0 = row(2 * t), r1 = row(2 * t + 1);
-        float o[4] = {0, 0, 0, 0}, total[4] = {0, 0, 0, 0};
-        int left = per;
+        Slices sum(per);
 #pragma unroll 1
         for (int k = 0; k < tiles; k += AHEAD) {
             if (k > 0 || base > first) load(k);
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 if (k + i >= tiles) break;
-                multiply(ahead[i], inputs(x, k + i, lane, mine, r0, r1), o, magic);
-                if (--left > 0 && k + i + 1 < tiles) continue;
-                const bool whole = k + i < per; // the first slice
-                left = per;
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    total[j] = whole ? o[j] : total[j] + o[j];
-                    o[j] = 0.0f;
-                }
+                multiply(ahead[i], inputs(x, k + i, lane, mine, r0, r1), sum.o, magic);
+                sum.step(k + i, tiles);
             }
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int at = tile * 16 + g + (i >> 1) * 8, of = 2 * t + (i & 1);
             if (at >= rows || of >= here) continue;
-            const float v = factor ? total[i] * factor[at] : total[i];
+            const float v = factor ? sum.total[i] * factor[at] : sum.total[i];
             if (everyone) all.y[(u64) (base + of) * rows + at] = v;
             else y[(u64) pairs[base + of] * rows + at] = v;
         }
@@ -942,8 +948,7 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, 
         const u32 known[2] = {min(2 * t, now.count - 1) * MADE_RECORD + 128u, min(2 * t + 1, now.count - 1) * MADE_RECORD + 128u};
 #pragma unroll 1
         for (const int end = min(stop, (e + 1) * row_tiles); at < end; at += GATED_WARPS) {
-            float o[4] = {0, 0, 0, 0}, total[4] = {0, 0, 0, 0};
-            int left = per;
+            Slices sum(per);
 #pragma unroll 1
             for (int k = 0; k < tiles; k += AT_ONCE) {
                 asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
@@ -955,18 +960,10 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, 
                     const u8 *of = made + (k + i) * 8 * MADE_RECORD;
                     const uint4 a = *(const uint4 *) (of + own), b = *(const uint4 *) (of + own + 64);
                     Inputs in;
-                    in.w[0] = a.x; in.w[1] = a.y; in.w[2] = a.z; in.w[3] = a.w;
-                    in.w[4] = b.x; in.w[5] = b.y; in.w[6] = b.z; in.w[7] = b.w;
+                    in.set(a, b);
                     for (int j = 0; j < 2; j++) in.tiles[j] = *(const float4 *) (of + known[j]);
-                    multiply(fetch<true>(ring + slot + i * TILE_BYTES, lane), in, o, magic);
-                    if (--left > 0 && k + i + 1 < tiles) continue;
-                    const bool whole = k + i < per; // the first slice
-                    left = per;
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        total[j] = whole ? o[j] : total[j] + o[j];
-                        o[j] = 0.0f;
-                    }
+                    multiply(fetch<true>(ring + slot + i * TILE_BYTES, lane), in, sum.o, magic);
+                    sum.step(k + i, tiles);
                 }
                 slot = slot + STAGE == STAGES * STAGE ? 0 : slot + STAGE;
             }
@@ -974,7 +971,7 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, 
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int row = (at - e * row_tiles) * 16 + g + (i >> 1) * 8, of = 2 * t + (i & 1);
-                if (row < rows && of < now.count) out[(u64) (everyone ? of : pair[now.first + of]) * rows + row] = total[i];
+                if (row < rows && of < now.count) out[(u64) (everyone ? of : pair[now.first + of]) * rows + row] = sum.total[i];
             }
         }
     }

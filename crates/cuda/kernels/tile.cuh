@@ -184,6 +184,11 @@ __device__ __forceinline__ void scales(const u8 *tile, int group, int g, Scales 
 struct Inputs {
     u32 w[8];
     float4 tiles[2]; // of the lane's two results (Half)
+    // The lane's values of either half of the columns.
+    __device__ __forceinline__ void set(const uint4 &a, const uint4 &b) {
+        w[0] = a.x; w[1] = a.y; w[2] = a.z; w[3] = a.w;
+        w[4] = b.x; w[5] = b.y; w[6] = b.z; w[7] = b.w;
+    }
     // Looked at only when used, or whoever loads them ahead waits for them.
     __device__ __forceinline__ float sum(int group, int i) const {
         return GROUPS == 1 ? tiles[i].x + tiles[i].y : group == 0 ? tiles[i].x : tiles[i].y;
@@ -256,8 +261,7 @@ __device__ __forceinline__ Inputs inputs(const Half &x, int k, int lane, int row
         a = *(const uint4 *) p;
         b = *(const uint4 *) (p + 32);
     }
-    v.w[0] = a.x; v.w[1] = a.y; v.w[2] = a.z; v.w[3] = a.w;
-    v.w[4] = b.x; v.w[5] = b.y; v.w[6] = b.z; v.w[7] = b.w;
+    v.set(a, b);
     v.tiles[0] = v.tiles[1] = make_float4(0, 0, 0, 0);
     if (row0 >= 0) v.tiles[0] = x.tiles[(u64) row0 * (x.kp / 64) + k];
     if (row1 >= 0) v.tiles[1] = x.tiles[(u64) row1 * (x.kp / 64) + k];

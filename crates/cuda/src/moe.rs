@@ -83,6 +83,7 @@ fn feed_experts(
     pairs: usize,
 ) -> Option<(&'static str, usize)> {
     let bytes = tiles.packing.tile_bytes();
+    // The kernels' ROWS(1).
     let rows = match bytes {
         ..=640 => 4,
         641..=1152 => 2,
@@ -102,6 +103,7 @@ fn feed_experts(
 /// Shared memory of a block of `feed_gated`, if that is for `n` rows of `pairs` pairs.
 fn feed_gated(cuda: &Cuda, tiles: Tiles, n: usize, pairs: usize) -> Option<usize> {
     let bytes = tiles.packing.tile_bytes();
+    // The kernel's STAGES of AT_ONCE tiles.
     let stages = 4 * bytes * if bytes <= 640 { 4 } else { 2 };
     let shared = GATED_WARPS * stages + tiles.tiles * MADE_RECORD + (pairs + 1) * LISTED;
     (fed(cuda, tiles, n) && shared <= GATED_SHARED).then_some(shared)
