@@ -15,7 +15,7 @@
 //! keys and `d`, and the kept ones are replayed at the start of the next step.
 
 use crate::Cpu;
-use crate::arch::{Kernel, Lanes, load, store};
+use crate::arch::{Kernel, Lanes, load, store, update};
 use crate::memory::{Buffer, Region, values, values_mut};
 use crate::norm::sum_squares;
 use crate::pool::{Split, out_of};
@@ -166,9 +166,7 @@ impl Kernel for Convolve<'_> {
             for (head, x) in self.out.chunks_exact_mut(dim).enumerate() {
                 let inverse = L::splat(1.0 / (sum_squares::<L>(x) + 1e-6).sqrt());
                 let factor = L::splat(factors(self.first / dim + head));
-                for x in x.chunks_mut(16) {
-                    store(load::<L>(x) * inverse * factor, x);
-                }
+                update::<L>(x, |x| x * inverse * factor);
             }
         }
     }
@@ -178,14 +176,29 @@ impl Convolve<'_> {
     /// `n_taps` known where this is inlined makes the inner loop straight.
     #[inline(always)]
     fn convolve<L: Lanes>(&mut self, n_taps: usize) {
-        let n = self.out.len();
-        for at in (0..n).step_by(16) {
-            let range = at..(at + 16).min(n);
-            let mut acc = L::splat(0.0);
-            for (tap, row) in self.taps[..n_taps].iter().zip(&self.rows[..n_taps]) {
-                acc = load::<L>(&tap[range.clone()]).mul_add(load(&row[range.clone()]), acc);
+        let (out, rest) = self.out.as_chunks_mut::<16>();
+        // Vectors of each tap and its row, and what is left of them.
+        let mut vectors: [[&[[f32; 16]]; 2]; MAX_TAPS] = [[&[]; 2]; MAX_TAPS];
+        let mut rests: [[&[f32]; 2]; MAX_TAPS] = [[&[]; 2]; MAX_TAPS];
+        for j in 0..n_taps {
+            for (side, x) in [self.taps[j], self.rows[j]].into_iter().enumerate() {
+                let (whole, rest) = x.as_chunks::<16>();
+                (vectors[j][side], rests[j][side]) = (&whole[..out.len()], rest);
             }
-            store(math::silu(acc), &mut self.out[range]);
+        }
+        for (i, out) in out.iter_mut().enumerate() {
+            let mut acc = L::splat(0.0);
+            for [tap, row] in &vectors[..n_taps] {
+                acc = L::load(&tap[i]).mul_add(L::load(&row[i]), acc);
+            }
+            math::silu(acc).store(out);
+        }
+        if !rest.is_empty() {
+            let mut acc = L::splat(0.0);
+            for [tap, row] in &rests[..n_taps] {
+                acc = L::load_part(tap).mul_add(L::load_part(row), acc);
+            }
+            math::silu(acc).store_part(rest);
         }
     }
 }
@@ -202,14 +215,19 @@ struct Gates<'a> {
 impl Kernel for Gates<'_> {
     type Output = ();
 
-    // Scalar, but with the instruction set's fused multiply-add.
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let (decays, betas) = self.out.split_at_mut(self.a.len());
-        for (head, (decay, beta)) in decays.iter_mut().zip(betas).enumerate() {
+        // Scalar, but with the instruction set's fused multiply-add.
+        for (head, decay) in decays.iter_mut().enumerate() {
             let softplus = math::softplus(self.a[head] + self.dt_bias[head]);
-            *decay = math::exp(self.decays[head] * softplus);
-            *beta = math::sigmoid(self.b[head]);
+            *decay = self.decays[head] * softplus;
+        }
+        for decays in decays.chunks_mut(16) {
+            store(math::exp(load::<L>(decays)), decays);
+        }
+        for (b, betas) in self.b.chunks(16).zip(betas.chunks_mut(16)) {
+            store(math::sigmoid(load::<L>(b)), betas);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Ops that look at one element at a time.
 
 use crate::Cpu;
-use crate::arch::{Kernel, Lanes, load, store};
+use crate::arch::{Kernel, Lanes};
 use crate::memory::{values, values_mut};
 use crate::pool::Split;
 use backend::{Activation, Tensor, math};
@@ -10,8 +10,8 @@ use backend::{Activation, Tensor, math};
 /// such pieces stay on the calling thread.
 pub(crate) const PIECE: usize = 16 << 10;
 
-/// As many of a function that takes some dozens of instructions.
-const LONG: usize = PIECE / 4;
+/// As many of a function that takes some dozens of instructions, or reads what it does twice.
+pub(crate) const LONG: usize = PIECE / 4;
 
 /// A function of two elements.
 pub(crate) trait Op: Copy + Sync {
@@ -93,16 +93,26 @@ impl<O: Op> Kernel for Apply<'_, O> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
+        let (x, rest) = self.x.as_chunks_mut::<16>();
         match self.y {
             Some(y) => {
-                for (x, y) in self.x.chunks_mut(16).zip(y.chunks(16)) {
-                    store(self.op.apply(load::<L>(x), load::<L>(y)), x);
+                let (y, y_rest) = y.as_chunks::<16>();
+                for (x, y) in x.iter_mut().zip(y) {
+                    self.op.apply(L::load(x), L::load(y)).store(x);
+                }
+                if !rest.is_empty() {
+                    let lanes = L::load_part(rest);
+                    self.op.apply(lanes, L::load_part(y_rest)).store_part(rest);
                 }
             }
             None => {
-                for x in self.x.chunks_mut(16) {
-                    let lanes = load::<L>(x);
-                    store(self.op.apply(lanes, lanes), x);
+                for x in x {
+                    let lanes = L::load(x);
+                    self.op.apply(lanes, lanes).store(x);
+                }
+                if !rest.is_empty() {
+                    let lanes = L::load_part(rest);
+                    self.op.apply(lanes, lanes).store_part(rest);
                 }
             }
         }

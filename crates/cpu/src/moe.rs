@@ -5,7 +5,7 @@
 //! are one job, cut at experts and panels. A row adds its experts by rank.
 
 use crate::Cpu;
-use crate::arch::{Kernel, Lanes, load, store};
+use crate::arch::{Kernel, Lanes, load, map, store};
 use crate::elementwise::{self, PIECE};
 use crate::matmul;
 use crate::memory::{values, values_mut};
@@ -250,9 +250,7 @@ impl Kernel for GateRow<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let factor = L::splat(self.activation.apply(self.gate));
-        for (x, y) in self.x.chunks(16).zip(self.y.chunks_mut(16)) {
-            store(load::<L>(x) * factor, y);
-        }
+        map::<L>(self.x, self.y, |x| x * factor);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Root mean square normalisation.
 
 use crate::Cpu;
-use crate::arch::{Kernel, Lanes, load, store};
-use crate::elementwise::PIECE;
+use crate::arch::{Kernel, Lanes, for_each, map, map_two};
+use crate::elementwise::LONG;
 use crate::memory::{values, values_mut};
 use crate::pool::Split;
 use backend::Tensor;
@@ -12,10 +12,7 @@ use backend::Tensor;
 #[inline(always)]
 pub(crate) fn sum_squares<L: Lanes>(x: &[f32]) -> f32 {
     let mut lanes = L::splat(0.0);
-    for x in x.chunks(16) {
-        let x = load::<L>(x);
-        lanes = x.mul_add(x, lanes);
-    }
+    for_each::<L>(x, |x| lanes = x.mul_add(x, lanes));
     lanes.sum()
 }
 
@@ -40,18 +37,9 @@ impl Kernel for Norm<'_> {
         {
             let inverse = 1.0 / (sum_squares::<L>(x) / self.width as f32 + self.eps).sqrt();
             let inverse = L::splat(inverse);
-            let each = x.chunks(16).zip(y.chunks_mut(16));
             match self.weight {
-                Some(weight) => {
-                    for ((x, y), w) in each.zip(weight.chunks(16)) {
-                        store(load::<L>(x) * inverse * load::<L>(w), y);
-                    }
-                }
-                None => {
-                    for (x, y) in each {
-                        store(load::<L>(x) * inverse, y);
-                    }
-                }
+                Some(weight) => map_two::<L>(x, weight, y, |x, w| x * inverse * w),
+                None => map::<L>(x, y, |x| x * inverse),
             }
         }
     }
@@ -76,7 +64,7 @@ pub(crate) fn rms_norm(
     let mut y = cpu.tensor(x.rows(), x.cols());
     let (x, out) = (values(x), Split::new(values_mut(&mut y)));
     cpu.pool
-        .each(x.len() / width, PIECE.div_ceil(width), |_, range| {
+        .each(x.len() / width, LONG.div_ceil(width), |_, range| {
             let range = range.start * width..range.end * width;
             // SAFETY: ranges are disjoint.
             let y = unsafe { out.part(range.clone()) };

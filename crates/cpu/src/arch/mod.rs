@@ -553,6 +553,60 @@ pub(crate) fn store<L: Lanes>(lanes: L, to: &mut [f32]) {
     }
 }
 
+// `f` of the following is a few instructions: a closure with more may not be inlined,
+// and what is not inlined has none of its caller's instruction set.
+
+/// Calls `f` with all of `x`, 16 values at a time, zeros behind the last.
+#[inline(always)]
+pub(crate) fn for_each<L: Lanes>(x: &[f32], mut f: impl FnMut(L)) {
+    let (whole, rest) = x.as_chunks::<16>();
+    for x in whole {
+        f(L::load(x));
+    }
+    if !rest.is_empty() {
+        f(L::load_part(rest));
+    }
+}
+
+/// `to = f(x)`
+#[inline(always)]
+pub(crate) fn map<L: Lanes>(x: &[f32], to: &mut [f32], f: impl Fn(L) -> L) {
+    debug_assert_eq!(x.len(), to.len(), "as many values");
+    let ((x, x_rest), (to, rest)) = (x.as_chunks::<16>(), to.as_chunks_mut::<16>());
+    for (x, to) in x.iter().zip(to) {
+        f(L::load(x)).store(to);
+    }
+    if !rest.is_empty() {
+        f(L::load_part(x_rest)).store_part(rest);
+    }
+}
+
+/// `to = f(x, y)`
+#[inline(always)]
+pub(crate) fn map_two<L: Lanes>(x: &[f32], y: &[f32], to: &mut [f32], f: impl Fn(L, L) -> L) {
+    debug_assert_eq!((x.len(), y.len()), (to.len(), to.len()), "as many values");
+    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<16>(), y.as_chunks::<16>());
+    let (to, rest) = to.as_chunks_mut::<16>();
+    for ((x, y), to) in x.iter().zip(y).zip(to) {
+        f(L::load(x), L::load(y)).store(to);
+    }
+    if !rest.is_empty() {
+        f(L::load_part(x_rest), L::load_part(y_rest)).store_part(rest);
+    }
+}
+
+/// `x = f(x)`
+#[inline(always)]
+pub(crate) fn update<L: Lanes>(x: &mut [f32], f: impl Fn(L) -> L) {
+    let (x, rest) = x.as_chunks_mut::<16>();
+    for x in x {
+        f(L::load(x)).store(x);
+    }
+    if !rest.is_empty() {
+        f(L::load_part(rest)).store_part(rest);
+    }
+}
+
 /// A number that loads as `f32` lanes.
 pub(crate) trait Element: Plain + Default {
     fn load<L: Lanes>(x: &[Self; 16]) -> L;
