@@ -436,3 +436,7 @@ struct Chosen {
     const u8 *w;
     int first, count;
 };
+// Some of an expert's pairs. A list begins with one whose `count` says how many there are.
+struct Some {
+    u32 expert, first, count;
+};

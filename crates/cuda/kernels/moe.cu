@@ -87,8 +87,9 @@ KERNEL __launch_bounds__(128) route(const float *scores, const float *scale, u32
     if (row < (u64) rows) choose_row(scores + row * experts, scale, chosen + row * top_k, weights + row * top_k, powers + warp * experts, experts, top_k);
 }
 // Pairs (row, rank) by expert, in order within one, by a block, whose warps have a run of
-// them each. `lists`: experts in use, then for each its number, first pair and end.
-KERNEL __launch_bounds__(1024) group(const u32 *chosen, u32 *lists, u32 *pairs, int experts, int n) {
+// them each. `lists`: experts in use, then for each its number, first pair and end. `blocks`:
+// the same, `most` pairs of an expert at a time, unless it is null.
+KERNEL __launch_bounds__(1024, 1) group(const u32 *chosen, u32 *lists, u32 *pairs, Some *blocks, int experts, int n, int most) {
     extern __shared__ u32 counts[]; // [warps, experts]: pairs of a warp's, then where they go
     in_order();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
@@ -123,7 +124,7 @@ KERNEL __launch_bounds__(1024) group(const u32 *chosen, u32 *lists, u32 *pairs, 
     __syncthreads();
     // A warp walks the experts, 32 at a time: sums of those before.
     if (warp == 0) {
-        u32 used = 0, at = 0;
+        u32 used = 0, at = 0, cut = 0;
         for (u32 first = 0; first < (u32) experts; first += 32) {
             const u32 e = first + lane, count = e < (u32) experts ? all[e] : 0;
             const u32 some = __ballot_sync(~0u, count > 0);
@@ -140,11 +141,23 @@ KERNEL __launch_bounds__(1024) group(const u32 *chosen, u32 *lists, u32 *pairs, 
                 list[1] = start;
                 list[2] = start + count;
             }
+            if (blocks) {
+                const u32 own = (count + most - 1) / most;
+                u32 upto = own;
+#pragma unroll
+                for (int o = 1; o < 32; o *= 2) {
+                    const u32 below = __shfl_up_sync(~0u, upto, o);
+                    if (lane >= o) upto += below;
+                }
+                for (u32 i = 0; i < own; i++) blocks[1 + cut + upto - own + i] = {e, start + i * most, min((u32) most, count - i * most)};
+                cut += __shfl_sync(~0u, upto, 31);
+            }
             if (e < (u32) experts) all[e] = start;
             used += __popc(some);
             at += __shfl_sync(~0u, sum, 31);
         }
         if (lane == 0) lists[0] = used;
+        if (lane == 0 && blocks) blocks->count = cut;
     }
     __syncthreads();
     each([&](int pair, u32 e, u32 before) { pairs[all[e] + own[e] + __popc(before)] = pair; });

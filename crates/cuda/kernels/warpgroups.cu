@@ -1,7 +1,8 @@
 // Products with many rows by warpgroups (wgmma), for compute capability 9.0 alone. tile.cuh
 // goes before this; sums are those of many.cu.
 //
-// A block takes 8 tiles of 16 weight rows by ROWS activation rows: two warpgroups multiply,
+// A block takes 8 tiles of 16 weight rows by ROWS activation rows, or pairs of row and expert
+// that have the expert in common: two warpgroups multiply,
 // each by half of the activations, and a warp of a third one has the copy engine fill STAGES
 // stages of one tile's columns. A warp's lanes hold two tiles of weights, as the tensor cores
 // take them from registers. Activations they take from shared memory, each instruction 16
@@ -19,12 +20,12 @@
 // Activations as the tensor cores take them: for ROWS rows and a tile, lines of 128 bytes,
 // whose pieces of 16 bytes lie in an order that avoids conflicts (the hardware's own, of 128
 // bytes), then the planes, in the order in which lanes take four columns of results.
-KERNEL __launch_bounds__(2 * ROWS) arrange(Half x, u8 *to, int n_rows) {
-    in_order();
-    const int tiles = gridDim.x, k = blockIdx.x, at = threadIdx.x >> 1, h = threadIdx.x & 1, row = blockIdx.y * ROWS + at;
+// `row` is the thread's, negative for nobody.
+__device__ __forceinline__ void arrange_row(const Half &x, u8 *to, int row) {
+    const int tiles = gridDim.x, k = blockIdx.x, at = threadIdx.x >> 1, h = threadIdx.x & 1;
     to += ((u64) blockIdx.y * tiles + k) * INPUT_BYTES;
     uint4 v[4] = {};
-    if (row < n_rows)
+    if (row >= 0)
 #pragma unroll
         for (int t = 0; t < 4; t++) v[t] = *(const uint4 *) (x.values + (u64) row * x.kp + k * 64 + h * 32 + t * 8);
     uint4 *line = (uint4 *) (to + at * 128);
@@ -34,7 +35,7 @@ KERNEL __launch_bounds__(2 * ROWS) arrange(Half x, u8 *to, int n_rows) {
     line[h * 4 + 2 ^ turn] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
     line[h * 4 + 3 ^ turn] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
     if (h) return;
-    const float4 s = row < n_rows ? x.tiles[(u64) row * (x.kp / 64) + k] : make_float4(0, 0, 0, 0);
+    const float4 s = row >= 0 ? x.tiles[(u64) row * (x.kp / 64) + k] : make_float4(0, 0, 0, 0);
     float *plane = (float *) (to + ROWS * 128) + (at >> 4) * 16 + (at >> 1 & 3) * 4 + (at >> 3 & 1) * 2 + (at & 1);
     plane[0] = s.z;
 #if KNOWN > 1
@@ -43,6 +44,21 @@ KERNEL __launch_bounds__(2 * ROWS) arrange(Half x, u8 *to, int n_rows) {
 #if KNOWN > 2
     plane[2 * ROWS] = GROUPS == 1 ? s.w : s.y;
 #endif
+}
+KERNEL __launch_bounds__(2 * ROWS) arrange(Half x, u8 *to, int n_rows) {
+    in_order();
+    const int row = blockIdx.y * ROWS + (threadIdx.x >> 1);
+    arrange_row(x, to, row < n_rows ? row : -1);
+}
+// Pairs of row and expert: what `group` of moe.cu lists, a block of ROWS of an expert's at a
+// time. A pair reads activation row `by_pair ? pair : pair / top_k`.
+KERNEL __launch_bounds__(2 * ROWS) arrange_pairs(Half x, u8 *to, const Some *blocks, const u32 *pairs, int top_k, int by_pair) {
+    in_order();
+    if (blockIdx.y >= blocks->count) return;
+    const Some own = blocks[1 + blockIdx.y];
+    const u32 at = threadIdx.x >> 1;
+    const u32 pair = at < own.count ? pairs[own.first + at] : 0;
+    arrange_row(x, to, at < own.count ? (int) (by_pair ? pair : pair / top_k) : -1);
 }
 
 __device__ __forceinline__ u32 shared_at(const void *p) { return (u32) __cvta_generic_to_shared(p); }
@@ -86,19 +102,21 @@ struct Turn {
     __device__ __forceinline__ int item(int tiles) const { return (int) (blockIdx.x + (round * STAGES + stage) / tiles * gridDim.x); }
 };
 
-// What a block works on.
+// What a block works on: tiles from `tile` on and block `block` of ROWS activation rows, of
+// which there are `count`.
 struct Work {
     const u8 *w;
     const float *factor;
-    float *y;
-    int rows, tile, base;
+    float *y; // of the block's first row
+    int rows, tile, block, count;
+    const u32 *pairs; // where results go, if not one after the other
 };
-__device__ __forceinline__ Work work(const Matrices &m, int item, int items, int blocks) {
+__device__ __forceinline__ Work work(const Matrices &m, int n_rows, int item, int items, int blocks) {
     Work v;
     const int wide = items / blocks;
     const int part = item / (MANY_GROUP * wide), in = item - part * MANY_GROUP * wide, size = min(MANY_GROUP, blocks - part * MANY_GROUP);
     const int block = part * MANY_GROUP + in % size;
-    v.base = in / size * ROWS;
+    v.block = in / size;
     int which = 0;
 #pragma unroll
     for (int i = 1; i < 4; i++) which += block >= m.first[i];
@@ -108,10 +126,29 @@ __device__ __forceinline__ Work work(const Matrices &m, int item, int items, int
     for (int i = 1; i < 4; i++)
         if (which == i) { v.w = m.w[i]; v.factor = m.factor[i]; v.y = m.y[i]; v.rows = m.rows[i]; first = m.first[i]; }
     v.tile = (block - first) * MANY_TILES;
+    v.y += (u64) v.block * ROWS * v.rows;
+    v.count = n_rows - v.block * ROWS;
+    v.pairs = nullptr;
     return v;
 }
+// Experts' matrices of one shape, and what rows chose of them.
+struct Grouped {
+    const u64 *table, *factors;
+    const Some *blocks;
+    const u32 *pairs;
+    float *y;
+    int rows;
+    __device__ __forceinline__ int wide() const { return (rows + 16 * MANY_TILES - 1) / (16 * MANY_TILES); }
+    __device__ __forceinline__ Work work(int item) const {
+        const int block = item / wide();
+        const Some own = blocks[1 + block];
+        return {(const u8 *) table[own.expert], factors ? (const float *) factors[own.expert] : nullptr, y, rows, (item - block * wide()) * MANY_TILES, block, (int) own.count, pairs + own.first};
+    }
+};
 
-KERNEL __launch_bounds__(384, 1) product_many(Matrices m, const u8 *x, int n_rows, int tiles, int per, int blocks, int items) {
+// `find` gives the work of an item.
+template <bool GROUPED, class Find>
+__device__ __forceinline__ void multiply_many(Find find, const u8 *x, int tiles, int per, int items) {
     constexpr int E = ROWS / 16, STEPS = 4 / GROUPS;
     extern __shared__ u8 memory[];
     __shared__ u64 full[STAGES], empty[STAGES];
@@ -125,16 +162,15 @@ KERNEL __launch_bounds__(384, 1) product_many(Matrices m, const u8 *x, int n_row
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    in_order();
     Turn turn;
     if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         constexpr int BANDS = MANY_TILES / BAND;
         for (int item = warp == 8 ? blockIdx.x : items; item < items; item += gridDim.x) {
-            const Work v = work(m, item, items, blocks);
+            const Work v = find(item);
             const int bands = (v.rows + 16 * BAND - 1) / (16 * BAND);
             const u8 *w = v.w + (u64) min(v.tile / BAND + min(lane, BANDS - 1), bands - 1) * tiles * ALONG;
-            const u8 *from = x + (u64) (v.base / ROWS) * tiles * INPUT_BYTES;
+            const u8 *from = x + (u64) v.block * tiles * INPUT_BYTES;
 #pragma unroll 1
             for (int k = 0; k < tiles; k++, turn.next()) {
                 const u32 to = shared_at(staged) + turn.stage * STAGE_BYTES, ready = shared_at(full + turn.stage);
@@ -247,7 +283,7 @@ KERNEL __launch_bounds__(384, 1) product_many(Matrices m, const u8 *x, int n_row
                     }
                 }
             }
-            const Work v = work(m, turn.item(tiles) - gridDim.x, items, blocks);
+            const Work v = find(turn.item(tiles) - gridDim.x);
             if (tiles > per) // more slices than one
 #pragma unroll
                 for (int n = 0; n < 2 * E; n++) {
@@ -256,17 +292,31 @@ KERNEL __launch_bounds__(384, 1) product_many(Matrices m, const u8 *x, int n_row
 #pragma unroll
                     for (int i = 0; i < 4; i++) o[n / E][n % E][i] = sums[i] + o[n / E][n % E][i];
                 }
-            const int column = v.base + part * (ROWS / 2) + 2 * t, count = n_rows - column;
+            const int column = part * (ROWS / 2) + 2 * t, count = v.count - column;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int h = i >> 1, row = (v.tile + own + 4 * h) * 16 + (lane >> 2) + (i & 1) * 8;
                 if (row >= v.rows) continue;
                 const float factor = v.factor ? v.factor[row] : 1.0f;
-                float *y = v.y + (u64) column * v.rows + row;
+                float *y = v.y + row;
+                if (!GROUPED) y += (u64) column * v.rows;
 #pragma unroll
-                for (int n = 0; n < 2 * E; n++)
-                    if (n / 2 * 8 + n % 2 < count) y[(u64) (n / 2 * 8 + n % 2) * v.rows] = o[h][n / 2][(i & 1) * 2 + n % 2] * factor;
+                for (int n = 0; n < 2 * E; n++) {
+                    const int next = n / 2 * 8 + n % 2;
+                    if (next < count) y[(u64) (GROUPED ? v.pairs[column + next] : next) * v.rows] = o[h][n / 2][(i & 1) * 2 + n % 2] * factor;
+                }
             }
         }
     }
 }
+KERNEL __launch_bounds__(384, 1) product_many(Matrices m, const u8 *x, int n_rows, int tiles, int per, int blocks, int items) {
+    in_order();
+    multiply_many<false>([&](int item) { return work(m, n_rows, item, items, blocks); }, x, tiles, per, items);
+}
+#if ROWS == 64 // PAIRS of src/many.rs
+// Experts of many pairs.
+KERNEL __launch_bounds__(384, 1) product_grouped(Grouped m, const u8 *x, int tiles, int per) {
+    in_order();
+    multiply_many<true>([&](int item) { return m.work(item); }, x, tiles, per, (int) m.blocks->count * m.wide());
+}
+#endif

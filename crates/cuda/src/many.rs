@@ -1,6 +1,7 @@
 //! Products with many rows of activations (kernels/many.cu, kernels/warpgroups.cu).
 
-use crate::driver::{Args, Driver, Grid};
+use crate::driver::{Address, Args, Driver, Grid};
+use crate::memory::Half;
 use crate::pack::{Packing, TILE, TILE_ROWS};
 use crate::product::{Group, Tiles, matrices};
 use crate::rows::half;
@@ -66,6 +67,14 @@ impl Warpgroups {
         Warpgroups { packing, rows }
     }
 
+    fn grid(self, blocks: usize) -> Grid {
+        let (stage, results, stages) = self.memory();
+        Grid {
+            shared: 1024 + stages * stage + results,
+            ..Grid::new(blocks, 384)
+        }
+    }
+
     pub(crate) fn kernel(self, name: &'static str) -> Kernel {
         let mut kernel = Kernel::new(compile::WARPGROUPS, name);
         kernel.defines = self.packing.defines();
@@ -80,7 +89,7 @@ impl Warpgroups {
 }
 
 /// Whether warpgroups multiply, on the one architecture where they do so.
-fn warpgroups(driver: &Driver) -> bool {
+pub(crate) fn warpgroups(driver: &Driver) -> bool {
     driver.arch == 90 && driver.shared >= Warpgroups::SHARED
 }
 
@@ -115,13 +124,51 @@ pub(crate) fn product(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) 
     let args = Args::default().words(&x.words()).ptr(inputs.address).int(n);
     let grid = Grid::rect(tiles.tiles, wide, 2 * rows);
     cuda.launch(&own.kernel("arrange"), grid, args);
-    let (stage, results, stages) = own.memory();
-    let grid = Grid {
-        shared: 1024 + stages * stage + results,
-        ..Grid::new((blocks * wide).min(most), 384)
-    };
     let args = count(matrices.ptr(inputs.address))
         .int(blocks)
         .int(blocks * wide);
+    let grid = own.grid((blocks * wide).min(most));
     cuda.launch(&own.kernel("product_many"), grid, args);
+}
+
+/// Pairs of an expert that a block takes, at most.
+pub(crate) const PAIRS: usize = 64;
+
+/// Blocks of [`PAIRS`] pairs, at most, of one expert each.
+pub(crate) struct Blocks {
+    pub(crate) list: Address,
+    pub(crate) pairs: Address,
+    pub(crate) top_k: usize,
+    /// How many there can be.
+    pub(crate) most: usize,
+}
+
+/// `y[pair] = w[expert of pair] x`, by experts' `rows` and where their weights and factors
+/// lie; `x` has a row for each pair, or one for each row.
+pub(crate) fn grouped(
+    cuda: &Cuda,
+    x: &Half,
+    by_pair: bool,
+    (table, factors, tiles): (Address, Address, Tiles),
+    (y, rows): (Address, usize),
+    blocks: &Blocks,
+) {
+    let own = Warpgroups::new(tiles.packing, PAIRS);
+    let inputs = cuda.arena.buffer(blocks.most * tiles.tiles * own.inputs());
+    let args = Args::default()
+        .words(&x.words())
+        .ptr(inputs.address)
+        .ptr(blocks.list)
+        .ptr(blocks.pairs)
+        .int(blocks.top_k)
+        .int(usize::from(by_pair));
+    let grid = Grid::rect(tiles.tiles, blocks.most, 2 * PAIRS);
+    cuda.launch(&own.kernel("arrange_pairs"), grid, args);
+    let args = Args::default()
+        .words(&[table, factors, blocks.list, blocks.pairs, y, rows as u64])
+        .ptr(inputs.address)
+        .int(tiles.tiles)
+        .int(tiles.per);
+    let grid = own.grid(cuda.driver.sms);
+    cuda.launch(&own.kernel("product_grouped"), grid, args);
 }

@@ -7,7 +7,7 @@ use crate::memory::{Block, Buffer, Half, address};
 use crate::pack::{Packing, TILE_ROWS};
 use crate::product::{FEED_SUMS, FEED_WARPS, Single, Tiles, Weights, feeds};
 use crate::rows::{glu_alone, half, number, threads};
-use crate::{Cuda, Kernel};
+use crate::{Cuda, Kernel, many};
 use backend::{Activation, Experts, Matrix, Tensor};
 use std::sync::Arc;
 
@@ -61,6 +61,12 @@ const RECORD: usize = 64 * 2 + 16;
 const MADE_RECORD: usize = 8 * 192;
 const LISTED: usize = CHOSEN + 2 * 4;
 const CHOSEN: usize = 16;
+
+/// Bytes of an expert and some of its pairs.
+const SOME: usize = 12;
+
+/// Pairs of an expert, on average, from which on they are multiplied as many rows are.
+const MANY_PAIRS: usize = 24;
 
 /// Bytes of shared memory that a block of `feed_gated` takes, at most, so that two fit.
 const GATED_SHARED: usize = 115_000;
@@ -133,6 +139,8 @@ struct Lists {
     lists: Buffer,
     /// For the kernels that feed experts: [`CHOSEN`] bytes each.
     chosen: Option<Buffer>,
+    /// For those of many pairs an expert: [`SOME`] bytes each, and how many there can be.
+    blocks: Option<(Buffer, usize)>,
     /// Experts that can be in use.
     most: usize,
     top_k: usize,
@@ -164,6 +172,17 @@ fn product(
                 .int(cols);
             let grid = Grid::rect(rows.div_ceil(8), lists.most, 256);
             cuda.launch(&Kernel::new("plain", "product_experts"), grid, args);
+        }
+        Some(tiles) if let Some((list, most)) = &lists.blocks => {
+            let factors = w.factors.as_ref().map_or(0, |f| f.address);
+            let blocks = many::Blocks {
+                list: list.address,
+                pairs: lists.pairs.address,
+                top_k: lists.top_k,
+                most: *most,
+            };
+            let w = (w.weights.address, factors, tiles);
+            many::grouped(cuda, x_half, by_pair, w, (y, rows), &blocks);
         }
         Some(tiles) => {
             let pairs = lists.rows * lists.top_k;
@@ -281,11 +300,15 @@ fn route(
     let pairs = n * top_k;
     let most = count.min(pairs);
     let kernel = |name| Kernel::new("moe", name);
+    // An expert's last block may be of a single pair.
+    let blocks = (n > FEW_ROWS && pairs >= MANY_PAIRS * count && many::warpgroups(&cuda.driver))
+        .then(|| pairs / many::PAIRS + most);
     let weights = cuda.arena.buffer(4 * pairs);
     let lists = Lists {
         lists: cuda.arena.buffer(4 * (1 + 3 * most)),
         pairs: cuda.arena.buffer(4 * pairs),
         chosen: has_list(cuda, n).then(|| cuda.arena.buffer(CHOSEN * (1 + 2 * pairs))),
+        blocks: blocks.map(|blocks| (cuda.arena.buffer(SOME * (1 + blocks)), blocks)),
         most,
         top_k,
         rows: n,
@@ -336,8 +359,10 @@ fn route(
         .ptr(chosen.address)
         .ptr(lists.lists.address)
         .ptr(lists.pairs.address)
+        .ptr(lists.blocks.as_ref().map_or(0, |(list, _)| list.address))
         .int(count)
-        .int(pairs);
+        .int(pairs)
+        .int(many::PAIRS);
     let grid = Grid {
         shared: 4 * count * (1 + GROUP_WARPS),
         ..Grid::new(1, 32 * GROUP_WARPS)
