@@ -156,13 +156,11 @@ __device__ __forceinline__ float warp_max(float v) {
 
 // ---- activations as products read them: f16, scaled by a power of two for each
 // row's tile of 64 columns so that the tile's largest lies in 2^14 .. 2^15. `kp`
-// columns, a multiple of 64, zeros after the last. Of a tile: the sums of its two
-// runs of 32 columns, the factor that undoes the scale, and what codes of 4 bits are
-// too large by: 1024 times the sum of each four's first two columns and 64 times that
-// of the others. The factor is in all of them.
+// columns, a multiple of 64, zeros after the last; and of each tile the factor that undoes
+// the scale.
 struct Half {
-    u16 *values;   // [n, kp]
-    float4 *tiles; // [n, kp / 64]
+    u16 *values;    // [n, kp]
+    float *factors; // [n, kp / 64]
     int kp;
 };
 __device__ __forceinline__ float row_scale(float max) {
@@ -170,22 +168,28 @@ __device__ __forceinline__ float row_scale(float max) {
     e = e < 27 ? 27 : e > 240 ? 240 : e;
     return __uint_as_float((127 + 127 + 14 - e) << 23);
 }
-// A warp turns a tile, two neighbours a lane.
-__device__ __forceinline__ void put_half(const Half &h, u64 row, int tile, float v0, float v1) {
+__device__ __forceinline__ u32 mul2(u32 a, u32 b) {
+    u32 v;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+    return v;
+}
+// A power of two, the other way.
+__device__ __forceinline__ float inverse(float v) { return __uint_as_float((254u << 23) - __float_as_uint(v)); }
+// What takes a tile's values to the unit of its slice, twice in f16.
+__device__ __forceinline__ u32 ratio(float factor, float unit_inverse) {
+    u32 v;
+    asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(v) : "f"(factor * unit_inverse));
+    return v;
+}
+// A warp turns a tile, two neighbours a lane; returns the factor.
+__device__ __forceinline__ float put_half(const Half &h, u64 row, int tile, float v0, float v1) {
     // Floats that are not negative are in the order of their bits.
     const float most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(larger(fabsf(v0), fabsf(v1)))));
-    const float scale = row_scale(most), factor = __uint_as_float((254u << 23) - __float_as_uint(scale)); // 1 / scale
-    const u16 a = f32_to_f16(v0 * scale), b = f32_to_f16(v1 * scale);
+    const float scale = row_scale(most), factor = inverse(scale);
     const int lane = threadIdx.x & 31;
-    ((u32 *) (h.values + row * h.kp + tile * 64))[lane] = a | (u32) b << 16;
-    // Of a run's first two columns of each four, or of the others; then of both.
-    float some = f16_to_f32(a) + f16_to_f32(b);
-#pragma unroll
-    for (int o = 8; o > 1; o >>= 1) some += __shfl_xor_sync(~0u, some, o);
-    const float sum = some + __shfl_xor_sync(~0u, some, 1), upper = __shfl_down_sync(~0u, sum, 16);
-    some += __shfl_down_sync(~0u, some, 16);
-    const float excess = some * 1024.0f + __shfl_down_sync(~0u, some, 1) * 64.0f;
-    if (lane == 0) h.tiles[row * (h.kp / 64) + tile] = make_float4(sum * factor, upper * factor, factor, excess * factor);
+    ((u32 *) (h.values + row * h.kp + tile * 64))[lane] = f32_to_f16(v0 * scale) | (u32) f32_to_f16(v1 * scale) << 16;
+    if (lane == 0) h.factors[row * (h.kp / 64) + tile] = factor;
+    return factor;
 }
 // The threads that share a row: a block, or the blocks of a cluster.
 __device__ __forceinline__ u32 blocks_of_row() {

@@ -10,7 +10,21 @@
 #define MANY_TILES 8
 #define STAGES 2
 #define DIRECT (FORMAT == 16) // whether weights go straight to registers
-#define STAGE_BYTES (MANY * 128 + MANY * 16 + (DIRECT ? 0 : MANY_TILES * TILE_BYTES))
+#define STAGE_BYTES (MANY * 128 + (DIRECT ? 0 : MANY_TILES * TILE_BYTES))
+// Activations in units of slices: what `product_many` reads, a warp a tile. Its Half has a
+// factor for each slice, not each tile.
+KERNEL __launch_bounds__(256) to_slices(Half x, Half to, int tiles, int per) {
+    in_order();
+    const u64 at = (u64) blockIdx.x * 8 + (threadIdx.x >> 5), row = blockIdx.y;
+    if (at >= (u64) tiles) return;
+    const int lane = threadIdx.x & 31, k = (int) at, first = k / per * per;
+    const float *factors = x.factors + row * tiles;
+    float unit = 0.0f;
+    for (int i = first; i < min(first + per, tiles); i++) unit = larger(unit, factors[i]);
+    const u64 pair = row * (x.kp / 2) + k * 32 + lane;
+    ((u32 *) to.values)[pair] = mul2(((const u32 *) x.values)[pair], ratio(factors[k], inverse(unit)));
+    if (lane == 0 && k == first) to.factors[row * ((tiles + per - 1) / per) + k / per] = unit;
+}
 __device__ __forceinline__ void copy_async(u32 to, const void *from, bool real) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
@@ -24,12 +38,11 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
 #pragma unroll
     for (int i = 1; i < 4; i++) which += (int) block >= m.first[i];
     const u8 *w = m.w[0];
-    const float *factor = m.factor[0];
     float *y = m.y[0];
     int rows = m.rows[0], first = m.first[0];
 #pragma unroll
     for (int i = 1; i < 4; i++)
-        if (which == i) { w = m.w[i]; factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; first = m.first[i]; }
+        if (which == i) { w = m.w[i]; y = m.y[i]; rows = m.rows[i]; first = m.first[i]; }
     const int tile = ((int) block - first) * MANY_TILES, base = (int) (DIRECT ? blockIdx.y : number % gridDim.y) * MANY, mine = warp % (16 / RN) * 8 * RN, own = warp / (16 / RN) * RW;
     const int last = (rows + 15) / 16;
     // What the thread copies of a stage's weights, 16 bytes of some rows of tiles each, or
@@ -51,13 +64,9 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
                 const bool real = base + row < n_rows;
                 copy_async(at + row * 128 + (c * 16 ^ (row & 1) * 64), x.values + (u64) (real ? base + row : 0) * x.kp + k * 64 + c * 8, real);
             }
-            if (threadIdx.x < MANY) {
-                const bool real = base + threadIdx.x < n_rows;
-                copy_async(at + MANY * 128 + threadIdx.x * 16, x.tiles + (u64) (real ? base + threadIdx.x : 0) * (x.kp / 64) + k, real);
-            }
 #pragma unroll
             for (int i = 0; i < copies; i++)
-                if (!DIRECT && threadIdx.x + i * 256 < MANY_TILES * parts) copy_async(at + MANY * 144 + (threadIdx.x + i * 256) * 16, run[i] + (u64) k * ALONG, true);
+                if (!DIRECT && threadIdx.x + i * 256 < MANY_TILES * parts) copy_async(at + MANY * 128 + (threadIdx.x + i * 256) * 16, run[i] + (u64) k * ALONG, true);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
@@ -69,7 +78,6 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
         for (int n = 0; n < RN; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) o[r][n][i] = 0.0f;
-    const u32 magic = offset();
     in_order();
     for (int k = 0; k < STAGES - 1; k++) stage(k);
     Tile next[RW];
@@ -91,22 +99,25 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
         const u8 *from = staged + k % STAGES * STAGE_BYTES;
         if (!DIRECT)
 #pragma unroll
-            for (int r = 0; r < RW; r++) now[r] = fetch<true>(from + MANY * 144 + (own + r) * TILE_BYTES, lane);
+            for (int r = 0; r < RW; r++) now[r] = fetch<true>(from + MANY * 128 + (own + r) * TILE_BYTES, lane);
 #pragma unroll
         for (int n = 0; n < RN; n++) {
             const int row = mine + n * 8 + g;
             Inputs in;
             const uint4 a = *(const uint4 *) (from + row * 128 + (t * 16 ^ (row & 1) * 64)), b = *(const uint4 *) (from + row * 128 + (t * 16 + 64 ^ (row & 1) * 64));
             in.set(a, b);
-            const float4 *s = (const float4 *) (from + MANY * 128) + mine + n * 8 + 2 * t;
-            in.tiles[0] = s[0];
-            in.tiles[1] = s[1];
 #pragma unroll
-            for (int r = 0; r < RW; r++) multiply(now[r], in, o[r][n], magic);
+            for (int r = 0; r < RW; r++) multiply(now[r], in, o[r][n]);
         }
         if (--left == 0 || k + 1 == tiles) {
             const bool whole = k < per; // the first slice
             left = per;
+            const int slices = (tiles + per - 1) / per;
+            float units[RN][2];
+#pragma unroll
+            for (int n = 0; n < RN; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) units[n][i] = x.factors[(u64) min(base + mine + n * 8 + 2 * t + i, n_rows - 1) * slices + k / per];
 #pragma unroll
             for (int r = 0; r < RW; r++)
 #pragma unroll
@@ -114,7 +125,8 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         float *sum = total + ((r * RN + n) * 4 + i) * 256;
-                        *sum = whole ? o[r][n][i] : *sum + o[r][n][i];
+                        const float v = o[r][n][i] * units[n][i & 1];
+                        *sum = whole ? v : *sum + v;
                         o[r][n][i] = 0.0f;
                     }
         }
@@ -127,8 +139,6 @@ KERNEL __launch_bounds__(256, 1) product_many(Matrices m, Half x, int n_rows, in
             for (int i = 0; i < 4; i++) {
                 const int row = (tile + own + r) * 16 + g + (i >> 1) * 8, from = base + mine + n * 8 + 2 * t + (i & 1);
                 if (row >= rows || from >= n_rows) continue;
-                float v = total[((r * RN + n) * 4 + i) * 256];
-                if (factor) v *= factor[row];
-                y[(u64) from * rows + row] = v;
+                y[(u64) from * rows + row] = total[((r * RN + n) * 4 + i) * 256] * factors_of(w, rows, tiles)[row >> 4];
             }
 }

@@ -3,7 +3,7 @@
 // Adds the slices of R * N accumulators and writes the results. `out` gives the
 // row of y for an activation row, negative for nobody.
 template <int R, int N, class Out>
-__device__ __forceinline__ void write(float (&o)[R][N][4], float *shared, int slices, const float *factor, float *y, int rows, int tile, Out out) {
+__device__ __forceinline__ void write(float (&o)[R][N][4], float *shared, int slices, const float *factors, float *y, int rows, int tile, Out out) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
     for (int r = 0; r < R; r++)
@@ -19,8 +19,7 @@ __device__ __forceinline__ void write(float (&o)[R][N][4], float *shared, int sl
         const int row = (tile + r) * 16 + (l >> 2) + (i >> 1) * 8;
         int to;
         if (row < rows && out(n * 8 + (l & 3) * 2 + (i & 1), to)) {
-            if (factor) v *= factor[row];
-            y[(u64) to * rows + row] = v;
+            y[(u64) to * rows + row] = v * factors[row >> 4];
         }
     }
 }
@@ -34,21 +33,24 @@ __device__ __forceinline__ void ask_run(const u8 *w, int tile, int count, int ti
 #endif
 }
 
+// Has L2 bring the factor of a row tile, or its first use waits for memory.
+__device__ __forceinline__ void ask_factor(const float *factor) { asm volatile("prefetch.global.L2 [%0];" :: "l"(factor)); }
+
 // One block: R tiles of 16 rows by N * 8 activation rows; a warp a slice.
 template <int R, int N>
 __device__ __forceinline__ void product(const Matrices &m, const Half &x, int n_rows, int tiles, int per, float *shared) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2;
     int which = 0;
 #pragma unroll
     for (int i = 1; i < 4; i++) which += (int) blockIdx.x >= m.first[i];
     const u8 *w = m.w[0];
-    const float *factor = m.factor[0];
     float *y = m.y[0];
     int rows = m.rows[0], first = m.first[0];
 #pragma unroll
     for (int i = 1; i < 4; i++)
-        if (which == i) { w = m.w[i]; factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; first = m.first[i]; }
+        if (which == i) { w = m.w[i]; y = m.y[i]; rows = m.rows[i]; first = m.first[i]; }
     const int tile = ((int) blockIdx.x - first) * R, base = blockIdx.y * N * 8;
+    ask_factor(factors_of(w, rows, tiles) + tile);
     const int begin = warp * per, end = min(begin + per, tiles);
     const u8 *run = w + row_of_tiles(tile, tiles) + begin * ALONG;
     const int last = (rows + 15) / 16 - tile; // tiles from here on that exist
@@ -61,8 +63,9 @@ __device__ __forceinline__ void product(const Matrices &m, const Half &x, int n_
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) o[r][n][i] = 0.0f;
-    const u32 magic = offset();
-    auto row = [&](int i) { return base + i < n_rows ? base + i : -1; };
+    Row x_rows[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) x_rows[n] = Row(x, base + n * 8 + g < n_rows ? base + n * 8 + g : -1, begin, end);
 #pragma unroll UNROLL
     for (int k = begin; k < end; k++) {
         Tile tile[R];
@@ -70,12 +73,14 @@ __device__ __forceinline__ void product(const Matrices &m, const Half &x, int n_
         for (int r = 0; r < R; r++) tile[r] = fetch(run + (r < last ? r : 0) * BESIDE + (u64) (k - begin) * ALONG, lane);
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            Inputs in = inputs(x, k, lane, row(n * 8 + g), row(n * 8 + 2 * t), row(n * 8 + 2 * t + 1));
+            const Inputs in = x_rows[n].inputs(k);
 #pragma unroll
-            for (int r = 0; r < R; r++) multiply(tile[r], in, o[r][n], magic);
+            for (int r = 0; r < R; r++) multiply(tile[r], in, o[r][n]);
         }
     }
-    write<R, N>(o, shared, blockDim.x >> 5, factor, y, rows, tile, [&](int i, int &to) {
+#pragma unroll
+    for (int n = 0; n < N; n++) settle(o, n, x_rows[n].unit);
+    write<R, N>(o, shared, blockDim.x >> 5, factors_of(w, rows, tiles), y, rows, tile, [&](int i, int &to) {
         to = base + i;
         return to < n_rows;
     });
@@ -175,52 +180,46 @@ __device__ __forceinline__ void copy16(u32 to, const u8 *from) {
 __device__ __forceinline__ void copy16_if(bool yes, u32 to, const u8 *from) {
     asm volatile("{.reg .pred yes; setp.ne.u32 yes, %2, 0; @yes cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}" :: "r"(to), "l"(from), "r"((u32) yes) : "memory");
 }
-// How a warp brings MOST rows of activations, at most, to shared memory, a tile at a time.
-// Values: 16 bytes a lane, four rows at once; the halves of odd rows change places, or lanes
-// would meet in a bank; then what is known of the tile, which up to three rows leave lanes for.
+// How a warp brings MOST rows of activations, at most, to shared memory, a tile at a time:
+// 16 bytes a lane, four rows at once; the halves of odd rows change places, or lanes would
+// meet in a bank. `ratios`, [SLICE_TILES, MOST], take values to the slices' units.
 template <int MOST> struct Way {
-    static constexpr int BYTES = MOST * 144, KNOWN = MOST * 128;
-    const u8 *mine, *known; // what the lane copies of the next tile
-    u64 four_rows;
-    u32 to, read[4];
-    int rows, lane, step;
-    bool copies;
+    static constexpr int BYTES = MOST * 128, RATIOS = SLICE_TILES * MOST * 4;
+    const u8 *mine; // what the lane copies of the next tile
+    const float *factors; // of the lane's row
+    u32 *ratios;
+    u32 four_rows;
+    u32 to, read;
+    int rows, lane;
+    float unit;
     __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows, int begin) : lane(lane) {
         rows = max(1, min(MOST, n_rows - base));
-        four_rows = 8 * (u64) x.kp;
+        four_rows = 8 * x.kp;
         auto row = [&](int i) { return (u64) min(base + i, n_rows - 1); };
-        const bool values = MOST > 3 || lane < 24;
-        const int i = values ? lane >> 3 : lane - 24, tiles = x.kp / 64;
-        mine = values ? (const u8 *) (x.values + row(i) * x.kp + begin * 64) + (lane & 7) * 16 : (const u8 *) (x.tiles + row(i) * tiles + begin);
-        known = (const u8 *) (x.tiles + row(lane) * tiles + begin);
-        step = values ? 128 : 16;
-        to = values ? i * 128 + ((lane & 7) * 16 ^ (i & 1) * 64) : KNOWN + i * 16;
-        copies = i < rows;
-        const int g = min(lane >> 2, rows - 1), t = lane & 3;
-        read[0] = g * 128 + (t * 16 ^ (g & 1) * 64);
-        read[1] = read[0] ^ 64;
-        for (int i = 0; i < 2; i++) read[2 + i] = KNOWN + min(2 * t + i, rows - 1) * 16;
+        mine = (const u8 *) (x.values + row(lane >> 3) * x.kp + begin * 64) + (lane & 7) * 16;
+        factors = x.factors + row(lane >> 2) * (x.kp / 64) + begin;
+        to = (lane >> 3) * 128 + ((lane & 7) * 16 ^ (lane >> 3 & 1) * 64);
+        const int g = min(lane >> 2, rows - 1);
+        read = g * 128 + ((lane & 3) * 16 ^ (g & 1) * 64);
         // Or they would be worked out again for every tile.
-        asm volatile("" : "+r"(to), "+r"(read[0]), "+r"(read[1]), "+r"(read[2]), "+r"(read[3]));
+        asm volatile("" : "+r"(to), "+r"(read));
     }
     // Calls f(i, whether the lane copies it, to, from) for the i-th of the next tile.
     template <class F> __device__ __forceinline__ void each(F f) const {
-        f(0, copies, to, mine);
-        if (MOST <= 3) return;
-        f(1, (lane >> 3) + 4 < rows, to + 512, mine + four_rows);
-        f(2, lane < rows, KNOWN + lane * 16, known);
+        f(0, lane >> 3 < rows, to, mine);
+        if (MOST > 4) f(1, (lane >> 3) + 4 < rows, to + 512, mine + four_rows);
     }
     // Goes on by so many tiles.
-    __device__ __forceinline__ void go(int tiles) {
-        mine += tiles * step;
-        known += tiles * 16;
+    __device__ __forceinline__ void go(int tiles) { mine += tiles * 128; }
+    // Finds the unit of a slice, and its ratios; `space` is for those.
+    __device__ __forceinline__ void fill(int length, u8 *space) {
+        ratios = (u32 *) space + min(lane >> 2, rows - 1);
+        unit = put_ratios(factors, length, ratios, MOST);
     }
-    __device__ __forceinline__ Inputs inputs(const u8 *at) const {
-        const uint4 a = *(const uint4 *) (at + read[0]), b = *(const uint4 *) (at + read[1]);
+    // Of tile `k`, which lies at `at`.
+    __device__ __forceinline__ Inputs inputs(const u8 *at, int k) const {
         Inputs v;
-        v.set(a, b);
-        v.tiles[0] = *(const float4 *) (at + read[2]);
-        v.tiles[1] = *(const float4 *) (at + read[3]);
+        v.set(*(const uint4 *) (at + read), *(const uint4 *) (at + (read ^ 64)), ratios[k * MOST]);
         return v;
     }
 };
@@ -229,6 +228,8 @@ struct NoWay {
     static constexpr int BYTES = 0;
     template <class F> __device__ __forceinline__ void each(F) const {}
     __device__ __forceinline__ void go(int) {}
+    __device__ __forceinline__ void fill(int, u8 *) {}
+    static constexpr int RATIOS = 0;
 };
 // Lanes copy codes, and beside them what their stage needs of the activations, or every
 // tile would wait for a round trip. All that a stage needs of addresses is known before it.
@@ -236,7 +237,7 @@ struct NoWay {
 template <class Source, int N, class Way, int SPACE> struct Ring {
     static constexpr int R = ROWS(N), WEIGHTS = R * TILE_BYTES;
     static constexpr int STAGE = (WEIGHTS + N * Way::BYTES + 31) & ~31; // or copies would straddle
-    static constexpr int DEPTH = SPACE / STAGE < DEEPEST ? SPACE / STAGE : DEEPEST, END = DEPTH * STAGE;
+    static constexpr int MOST = (SPACE - N * Way::RATIOS) / STAGE, DEPTH = MOST < DEEPEST ? MOST : DEEPEST, END = DEPTH * STAGE;
     static_assert(DEPTH > 1, "a stage ahead");
     // A row of a stage is copied by whole warps, and then its rest by some lanes: by
     // each of another row, if there are enough of them.
@@ -294,7 +295,7 @@ template <class Source, int N, class Way, int SPACE> struct Ring {
     }
     // Brings their activations, which were not there.
     __device__ __forceinline__ void fill() {
-        uint4 v[DEPTH - 1][3];
+        uint4 v[DEPTH - 1][2];
 #pragma unroll
         for (int n = 0; n < N; n++) {
             Way way = this->way[n];
@@ -310,6 +311,7 @@ template <class Source, int N, class Way, int SPACE> struct Ring {
                     way.go(-next.length);
                 }
             }
+            this->way[n].fill(next.length, ring + END + n * Way::RATIOS);
 #pragma unroll
             for (int i = 0; i < DEPTH - 1; i++)
                 way.each([&](int j, bool yes, u32 to, const u8 *) {
@@ -325,7 +327,8 @@ template <class Source, int N, class Way, int SPACE> struct Ring {
         stage = ring + slot;
         slot = slot + STAGE == END ? 0 : slot + STAGE;
     }
-    __device__ __forceinline__ Inputs inputs(int n) const { return way[n].inputs(stage + WEIGHTS + n * Way::BYTES); }
+    __device__ __forceinline__ Inputs inputs(int n, int k) { return way[n].inputs(stage + WEIGHTS + n * Way::BYTES, k); }
+    __device__ __forceinline__ float unit(int n) const { return way[n].unit; }
     __device__ __forceinline__ void used() {}
 };
 #else
@@ -336,23 +339,29 @@ __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
 __device__ __forceinline__ void bring(u32 to, const u8 *from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
-// Where a lane finds 8 rows of activations in a warp's slice.
+// Where a lane finds its row of activations in a warp's slice.
 template <int> struct Way {
     const u16 *values;
-    const float4 *tiles[2];
-    int rows;
-    __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows, int begin) : rows(n_rows - base) {
-        auto row = [&](int i) { return (u64) min(base + i, n_rows - 1); };
-        values = x.values + row(lane >> 2) * x.kp + begin * 64 + (lane & 3) * 8;
-#pragma unroll
-        for (int i = 0; i < 2; i++) tiles[i] = x.tiles + row(2 * (lane & 3) + i) * (x.kp / 64) + begin;
+    const float *factors;
+    float unit, unit_inverse;
+    // What a tile has, as it is.
+    struct Ahead {
+        uint4 a, b;
+        float factor;
+    };
+    __device__ __forceinline__ Way(const Half &x, int lane, int base, int n_rows, int begin) {
+        const u64 row = min(base + (lane >> 2), n_rows - 1);
+        values = x.values + row * x.kp + begin * 64 + (lane & 3) * 8;
+        factors = x.factors + row * (x.kp / 64) + begin;
     }
-    __device__ __forceinline__ Inputs at(int k) const {
-        const uint4 a = *(const uint4 *) (values + k * 64), b = *(const uint4 *) (values + k * 64 + 32);
+    __device__ __forceinline__ void fill(int length) {
+        unit = unit_of(0, length, [&](int k) { return factors[k]; });
+        unit_inverse = inverse(unit);
+    }
+    __device__ __forceinline__ Ahead at(int k) const { return {*(const uint4 *) (values + k * 64), *(const uint4 *) (values + k * 64 + 32), factors[k]}; }
+    __device__ __forceinline__ Inputs inputs(const Ahead &at) const {
         Inputs v;
-        v.set(a, b);
-        v.tiles[0] = tiles[0][k];
-        v.tiles[1] = tiles[1][k];
+        v.set(at.a, at.b, ratio(at.factor, unit_inverse));
         return v;
     }
 };
@@ -360,13 +369,14 @@ template <int> struct Way {
 // activations from L2, a stage ahead.
 template <class Source, int N, class Way, int> struct Ring {
     Cursor<Source> next;
-    const Way way[2];
+    Way way[2];
     u8 *ring;
     u32 to, there;
     int lane, stage_bytes, depth, slot = 0;
     u32 round = 0;
     const u8 *stage;
-    Inputs ahead, in[N];
+    typename Way::Ahead ahead;
+    Inputs in[N];
     __device__ __forceinline__ Ring(const Cursor<Source> &cursor, const Way &low, const Way &high, u8 *ring, int lane)
         : next(cursor), way{low, high}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
         there = to + RING - 8 * DEEPEST;
@@ -390,16 +400,21 @@ template <class Source, int N, class Way, int> struct Ring {
         for (int i = 0; i < depth; i++) ask(i);
     }
     // Reads the first activations.
-    __device__ __forceinline__ void fill() { ahead = way[0].at(0); }
+    __device__ __forceinline__ void fill() {
+        ahead = way[0].at(0);
+#pragma unroll
+        for (int n = 0; n < N; n++) way[n].fill(next.length);
+    }
     // Waits for the next stage, of tile `k` of the slice.
     __device__ __forceinline__ void take(int k) {
-        in[0] = N == 1 ? ahead : way[0].at(k);
+        in[0] = way[0].inputs(N == 1 ? ahead : way[0].at(k));
         if (N == 1) ahead = way[0].at(k + 1 == next.length ? 0 : k + 1);
-        else in[N - 1] = way[1].at(k);
+        else in[N - 1] = way[1].inputs(way[1].at(k));
         await(there + 8 * slot, round);
         stage = ring + slot * stage_bytes;
     }
-    __device__ __forceinline__ const Inputs &inputs(int n) const { return in[n]; }
+    __device__ __forceinline__ const Inputs &inputs(int n, int) const { return in[n]; }
+    __device__ __forceinline__ float unit(int n) const { return way[n].unit; }
     __device__ __forceinline__ void used() {
         __syncwarp(); // all lanes have used the stage
         if (lane == 0) ask(slot);
@@ -422,19 +437,22 @@ __device__ __forceinline__ void open(const Meeting &meet) {
     }
 }
 // Multiplies the block's run, from number `at` of all row tiles to `stop`, as the ring brings
-// it. `enter` hears of each group of rows and says how many columns its results have;
-// `inputs` gives activations of a tile; `results` gives what takes a result.
-template <int N, class Source, class Ring, class Enter, class In, class Results>
-__device__ __forceinline__ void walk(const Source &source, Ring &ring, const Meeting &meet, int at, int stop, int tiles, int length, Enter enter, In inputs, Results results) {
+// it. `enter` hears of each group of rows and says how many columns its results have, and where
+// the factors of its row tiles are;
+// `inputs` gives activations of a tile, `unit` what results of the lane's row are in;
+// `results` gives what takes a result.
+template <int N, class Source, class Ring, class Enter, class In, class Unit, class Results>
+__device__ __forceinline__ void walk(const Source &source, Ring &ring, const Meeting &meet, int at, int stop, int tiles, int length, Enter enter, In inputs, Unit unit, Results results) {
     constexpr int R = ROWS(N);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const u32 magic = offset();
     u32 turn = 0;
     while (at < stop) {
         const Group now = group_at(source, R, at, stop, tiles);
         at += now.count;
         // Columns of results that are looked at, and tiles whose results fit side by side.
-        const int present = enter(now), width = N > 1 || present > 4 ? 8 : present > 2 ? 4 : 2, side = 8 / width;
+        const float *factors;
+        const int present = enter(now, factors), width = N > 1 || present > 4 ? 8 : present > 2 ? 4 : 2, side = 8 / width;
+        const float factor = factors[min(lane, now.count - 1)]; // of a row tile a lane
         float o[R][N][4];
 #pragma unroll
         for (int r = 0; r < R; r++)
@@ -452,7 +470,7 @@ __device__ __forceinline__ void walk(const Source &source, Ring &ring, const Mee
                 auto some = [&](int count) {
 #pragma unroll
                     for (int r = 0; r < R; r++)
-                        if (r < count) multiply(fetch<true>(ring.stage + r * TILE_BYTES, lane), in, o[r][n], magic);
+                        if (r < count) multiply(fetch<true>(ring.stage + r * TILE_BYTES, lane), in, o[r][n]);
                 };
                 if (now.count == R) some(R);
                 else if (now.count == 3) some(3);
@@ -461,6 +479,8 @@ __device__ __forceinline__ void walk(const Source &source, Ring &ring, const Mee
             }
             ring.used();
         }
+#pragma unroll
+        for (int n = 0; n < N; n++) settle(o, n, unit(n));
         const auto put = results(now);
         // Results of `side` tiles at a time: [tile, i, g, t] of each warp.
         const int t = lane & 3, quads = width / 2;
@@ -494,8 +514,9 @@ __device__ __forceinline__ void walk(const Source &source, Ring &ring, const Mee
             arrive((u32) __cvta_generic_to_shared(meet.empty + place));
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const int at = j * 32 + lane, column = at & (quads - 1), g = at / quads & 7, i = at / quads >> 3 & 3;
-                if (at < here) put((now.tile + first / N + at / quads / 32) * 16 + g + (i >> 1) * 8, first % N * 8 + column * 2 + (i & 1), v[j]);
+                const int at = j * 32 + lane, column = at & (quads - 1), g = at / quads & 7, i = at / quads >> 3 & 3, tile = first / N + at / quads / 32;
+                const float sum = v[j] * __shfl_sync(~0u, factor, tile);
+                if (at < here) put((now.tile + tile) * 16 + g + (i >> 1) * 8, first % N * 8 + column * 2 + (i & 1), sum);
             }
         }
     }
@@ -514,19 +535,31 @@ __device__ __forceinline__ void feed(const Matrices &m, const Half &x, int n_row
     Ring<Matrices, N, Way<MOST>, RING> ring({m, R, at, stop, tiles, begin, length}, {x, lane, base, n_rows, begin}, {x, lane, base + 8 * (N - 1), n_rows, begin}, staged + warp * RING, lane);
     start_next();
     ring.start();
+    auto factors_at = [&](const Group &at) {
+        const u8 *w = m.w[0];
+        int rows = m.rows[0];
+#pragma unroll
+        for (int i = 1; i < 4; i++)
+            if (at.which == i) { w = m.w[i]; rows = m.rows[i]; }
+        return factors_of(w, rows, tiles) + at.tile;
+    };
+    // 8 lie in what L2 brings at a time.
+    if (warp == 1 && at + lane * 8 < stop) ask_factor(factors_at(group_at(m, R, at + lane * 8, stop, tiles)));
     __syncthreads(); // the barriers are there
     wait_for_previous();
     ring.fill();
-    walk<N>(m, ring, meet, at, stop, tiles, length, [&](const Group &) { return n_rows - base; }, [&](int n, int) { return ring.inputs(n); }, [&](const Group &now) {
-        const float *factor = m.factor[0];
+    walk<N>(m, ring, meet, at, stop, tiles, length, [&](const Group &now, const float *&factors) {
+        factors = factors_at(now);
+        return n_rows - base;
+    }, [&](int n, int k) { return ring.inputs(n, k); }, [&](int n) { return ring.unit(n); }, [&](const Group &now) {
         float *y = m.y[0];
         int rows = m.rows[0];
 #pragma unroll
         for (int i = 1; i < 4; i++)
-            if (now.which == i) { factor = m.factor[i]; y = m.y[i]; rows = m.rows[i]; }
+            if (now.which == i) { y = m.y[i]; rows = m.rows[i]; }
         return [=](int row, int column, float v) {
             const int to = base + column;
-            if (row < rows && to < n_rows) y[(u64) to * rows + row] = factor ? v * factor[row] : v;
+            if (row < rows && to < n_rows) y[(u64) to * rows + row] = v;
         };
     });
 }
@@ -569,7 +602,7 @@ __device__ __forceinline__ int chosen_experts(Chosen *list, int *pair, const Cho
 }
 // The first product, y[pair] = expert x[pair / top_k], like `feed`. A warp's slice of all
 // rows of x is in shared memory, [tile, row], and DEPTH stages of weights behind it.
-#define RECORD 144 // bytes of a tile of a row, and what is known of it
+#define RECORD 144 // bytes of a tile of a row, its ratio, and in the first tile of a slice the unit
 template <int DEPTH>
 __device__ __forceinline__ void feed_experts(const Chosen *experts, float *y, const Half &x, const u32 *pairs, int n_rows, int top_k, int rows, int tiles, int per) {
     extern __shared__ __align__(128) u8 staged[];
@@ -592,8 +625,14 @@ __device__ __forceinline__ void feed_experts(const Chosen *experts, float *y, co
         };
         const u32 to = (u32) __cvta_generic_to_shared(slice);
         for (int c = lane; c < length * 8; c += 32) copy(to + (c >> 3) * n_rows * RECORD + (c & 7) * 16, (const u8 *) (x.values + begin * 64) + c * 16, 2 * (u64) x.kp);
-        for (int k = lane; k < length; k += 32) copy(to + k * n_rows * RECORD + 128, (const u8 *) (x.tiles + begin + k), (u64) x.kp / 4);
         asm volatile("cp.async.commit_group;" ::: "memory");
+        // A quad a row.
+#pragma unroll 1
+        for (int r = g; r < (n_rows + 7 & ~7); r += 8) {
+            const float *factors = x.factors + (u64) min(r, n_rows - 1) * (x.kp / 64) + begin;
+            u8 *record = slice + min(r, n_rows - 1) * RECORD;
+            *(float *) (record + 132) = put_ratios(factors, length, (u32 *) (record + 128), n_rows * (RECORD / 4));
+        }
     }), total = used * chosen.row_tiles;
     for (int i = threadIdx.x; i < most; i += blockDim.x) row_of[i] = pair[i] / top_k;
     __syncthreads();
@@ -602,21 +641,20 @@ __device__ __forceinline__ void feed_experts(const Chosen *experts, float *y, co
     u8 *weights = slice + (n_rows * per * RECORD + 127 & ~127);
     Ring<ChosenExperts, 1, NoWay, DEPTH * ((ROWS(1) * TILE_BYTES + 31) & ~31)> ring({chosen, ROWS(1), at, stop, tiles, begin, length}, {}, {}, weights, lane);
     ring.start();
-    u32 read[3];
-    walk<1>(chosen, ring, meet, at, stop, tiles, length, [&](const Group &now) {
+    if (warp == 1)
+        for (int i = at + lane * 8; i < stop; i += 256) ask_factor(factors_of(list[i / chosen.row_tiles].w, rows, tiles) + i % chosen.row_tiles);
+    u32 record;
+    walk<1>(chosen, ring, meet, at, stop, tiles, length, [&](const Group &now, const float *&factors) {
         const Chosen &c = list[now.which];
-        auto record = [&](int i) { return (u32) row_of[c.first + min(i, c.count - 1)] * RECORD; };
-        read[0] = record(g) + t * 16;
-        for (int i = 0; i < 2; i++) read[1 + i] = record(2 * t + i) + 128;
+        record = (u32) row_of[c.first + min(g, c.count - 1)] * RECORD;
+        factors = factors_of(c.w, rows, tiles) + now.tile;
         return c.count;
     }, [&](int, int k) {
-        const u8 *at = slice + k * n_rows * RECORD;
-        const uint4 a = *(const uint4 *) (at + read[0]), b = *(const uint4 *) (at + read[0] + 64);
+        const u8 *at = slice + k * n_rows * RECORD + record;
         Inputs v;
-        v.set(a, b);
-        for (int i = 0; i < 2; i++) v.tiles[i] = *(const float4 *) (at + read[1 + i]);
+        v.set(*(const uint4 *) (at + t * 16), *(const uint4 *) (at + t * 16 + 64), *(const u32 *) (at + 128));
         return v;
-    }, [&](const Group &now) {
+    }, [&](int) { return *(const float *) (slice + record + 132); }, [&](const Group &now) {
         const Chosen &c = list[now.which];
         return [=](int row, int column, float v) {
             if (row < rows && column < c.count) y[(u64) pair[c.first + column] * rows + row] = v;
@@ -632,7 +670,7 @@ FEED_EXPERTS(5)
 #endif
 
 // Chosen rows of one matrix: block (i, r) takes ids 16 i .. of activation row r.
-KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, const float *factor, float *y, Half x, const u32 *ids, int n_ids, int tiles, int per) {
+KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, float *y, Half x, const u32 *ids, int n_ids, int rows, int tiles, int per) {
     __shared__ float shared[SLICES * 128];
     in_order();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2;
@@ -640,8 +678,9 @@ KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, const float *
     ids += (u64) row * n_ids;
     const u32 id[2] = {ids[min(first + g, n_ids - 1)], ids[min(first + g + 8, n_ids - 1)]};
     float o[1][1][4] = {{{0, 0, 0, 0}}};
-    const u32 magic = offset();
-    for (int k = warp * per; k < min(warp * per + per, tiles); k++) {
+    const int begin = warp * per, end = min(begin + per, tiles);
+    const Row own(x, g == 0 ? row : -1, begin, end);
+    for (int k = begin; k < end; k++) {
         Tile both;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -673,17 +712,22 @@ KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, const float *
 #endif
                 if (part == half) both.codes.w[j] = upper ? one.codes.w[j + (1 - part) * each] : one.codes.w[j - part * each];
             }
-#ifdef CODES
+#if FORMAT != 16
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) {
-                both.s[group][half].scale = upper ? one.s[group][1].scale : one.s[group][0].scale;
-                both.s[group][half].bias = upper ? one.s[group][1].bias : one.s[group][0].bias;
+#if FORMAT == 9
+                const u32 scale = upper ? one.scales[group][0] >> 16 : one.scales[group][0] & 0xffffu;
+                both.scales[group][0] = half ? both.scales[group][0] | scale << 16 : scale;
+#else
+                both.scales[group][half] = upper ? one.scales[group][1] : one.scales[group][0];
+#endif
             }
 #endif
         }
-        const int self = g == 0 ? row : -1, first_result = (lane & 3) == 0 ? row : -1;
-        multiply(both, inputs(x, k, lane, self, first_result, -1), o[0][0], magic);
+        multiply(both, own.inputs(k), o[0][0]);
     }
+    settle(o, 0, own.unit);
+    const float *factors = factors_of(w, rows, tiles);
     write<1, 1>(o, shared, blockDim.x >> 5, nullptr, y, n_ids, 0, [&](int, int &) { return false; });
     // One column of results, rows by their ids.
     for (int at = threadIdx.x; at < 16; at += blockDim.x) {
@@ -691,8 +735,7 @@ KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, const float *
         float v = shared[i * 32 + l];
         for (int s = 1; s < (int) (blockDim.x >> 5); s++) v += shared[s * 128 + i * 32 + l];
         if (first + at < n_ids) {
-            if (factor) v *= factor[ids[first + at]];
-            y[(u64) row * n_ids + first + at] = v;
+            y[(u64) row * n_ids + first + at] = v * factors[ids[first + at] >> 4];
         }
     }
 }
@@ -704,13 +747,12 @@ KERNEL __launch_bounds__(SLICES * 32, 1) product_rows(const u8 *w, const float *
 #define ASIDE (FORMAT == 16 ? 1 : CODE_WORDS <= 4 && GROUPS == 1 ? 4 : 2) // pairs of tiles on their way
 // N * 8 pairs at a time, for as many of which weights are read once.
 template <int N>
-__device__ __forceinline__ void experts(const u64 *table, const u64 *factors, float *y, const Half &x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per, float *shared) {
+__device__ __forceinline__ void experts(const u64 *table, float *y, const Half &x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per, float *shared) {
     constexpr int aside = N == 1 ? ASIDE : 1;
     const u32 *list = lists + 1 + 3 * blockIdx.y, used = lists[0], expert = list[0], first = list[1], stop = list[2];
     if (blockIdx.y >= used) return;
     const u8 *w = (const u8 *) table[expert];
-    const float *factor = factors ? (const float *) factors[expert] : nullptr;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2;
     const int tile = blockIdx.x * 2, begin = warp * per, end = min(begin + per, tiles);
     const u8 *run = w + row_of_tiles(tile, tiles);
     const u64 beside = tile + 1 < (rows + 15) / 16 ? BESIDE : 0;
@@ -723,17 +765,13 @@ __device__ __forceinline__ void experts(const u64 *table, const u64 *factors, fl
                 for (int r = 0; r < 2; r++) ahead[i][r] = fetch(run + r * beside + (u64) (k + i) * ALONG, lane);
     };
     load(begin);
-    const u32 magic = offset();
+    ask_factor(factors_of(w, rows, tiles) + tile);
 #pragma unroll 1
     for (u32 base = first; base < stop; base += N * 8) {
         auto row = [&](u32 i) { return base + i < stop ? (int) (by_pair ? pairs[base + i] : pairs[base + i] / top_k) : -1; };
-        int own[N], r0[N], r1[N];
+        Row own[N];
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-            own[n] = row(n * 8 + g);
-            r0[n] = row(n * 8 + 2 * t);
-            r1[n] = row(n * 8 + 2 * t + 1);
-        }
+        for (int n = 0; n < N; n++) own[n] = Row(x, row(n * 8 + g), begin, end);
         float o[2][N][4] = {};
 #pragma unroll 1
         for (int k = begin; k < end; k += aside) {
@@ -743,13 +781,15 @@ __device__ __forceinline__ void experts(const u64 *table, const u64 *factors, fl
                 if (k + i >= end) break;
 #pragma unroll
                 for (int n = 0; n < N; n++) {
-                    const Inputs in = inputs(x, k + i, lane, own[n], r0[n], r1[n]);
+                    const Inputs in = own[n].inputs(k + i);
 #pragma unroll
-                    for (int r = 0; r < 2; r++) multiply(ahead[i][r], in, o[r][n], magic);
+                    for (int r = 0; r < 2; r++) multiply(ahead[i][r], in, o[r][n]);
                 }
             }
         }
-        write<2, N>(o, shared, blockDim.x >> 5, factor, y, rows, tile, [&](int i, int &to) {
+#pragma unroll
+        for (int n = 0; n < N; n++) settle(o, n, own[n].unit);
+        write<2, N>(o, shared, blockDim.x >> 5, factors_of(w, rows, tiles), y, rows, tile, [&](int i, int &to) {
             if (base + i >= stop) return false;
             to = (int) pairs[base + i];
             return true;
@@ -757,18 +797,18 @@ __device__ __forceinline__ void experts(const u64 *table, const u64 *factors, fl
         __syncthreads();
     }
 }
-KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts(const u64 *table, const u64 *factors, float *y, Half x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per) {
+KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts(const u64 *table, float *y, Half x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per) {
     __shared__ float shared[SLICES * 2 * 128];
     wait_for_previous();
     start_next(); // not before: product_gated looks at the lists at once
-    experts<1>(table, factors, y, x, lists, pairs, top_k, by_pair, rows, tiles, per, shared);
+    experts<1>(table, y, x, lists, pairs, top_k, by_pair, rows, tiles, per, shared);
 }
 // Many pairs.
 #define MANY 2
-KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts_many(const u64 *table, const u64 *factors, float *y, Half x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per) {
+KERNEL __launch_bounds__(SLICES * 32, SLICES > 8 ? 1 : 2) product_experts_many(const u64 *table, float *y, Half x, const u32 *lists, const u32 *pairs, int top_k, int by_pair, int rows, int tiles, int per) {
     __shared__ float shared[SLICES * 2 * MANY * 128];
     in_order();
-    experts<MANY>(table, factors, y, x, lists, pairs, top_k, by_pair, rows, tiles, per, shared);
+    experts<MANY>(table, y, x, lists, pairs, top_k, by_pair, rows, tiles, per, shared);
 }
 
 // Results of a row of tiles that one warp walks, slice after slice.
@@ -776,18 +816,31 @@ struct Slices {
     float o[4] = {0, 0, 0, 0}, total[4] = {0, 0, 0, 0}; // of this slice, and of those before
     int per, left;
     __device__ __forceinline__ Slices(int per) : per(per), left(per) {}
-    // Tile `k` of `tiles` has been multiplied.
-    __device__ __forceinline__ void step(int k, int tiles) {
+    // Tile `k` of `tiles` has been multiplied; `unit` is that of its slice, for the lane's
+    // results 0 and 1.
+    template <class F> __device__ __forceinline__ void step(int k, int tiles, F unit) {
         if (--left > 0 && k + 1 < tiles) return;
         const bool whole = k < per; // the first slice
         left = per;
+        const float units[2] = {unit(0), unit(1)};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            total[j] = whole ? o[j] : total[j] + o[j];
+            const float v = o[j] * units[j & 1];
+            total[j] = whole ? v : total[j] + v;
             o[j] = 0.0f;
         }
     }
 };
+// Takes tile `k` of a row, which lies at `values`, to the unit of its slice, by a warp.
+template <class F> __device__ __forceinline__ float unify(u32 *values, int k, int per, int tiles, F factor) {
+    const int first = k / per * per, end = min(first + per, tiles);
+    float unit = 0.0f;
+#pragma unroll 4
+    for (int i = first; i < end; i++) unit = larger(unit, factor(i));
+    u32 &own = values[threadIdx.x & 31];
+    own = mul2(own, ratio(factor(k), inverse(unit)));
+    return unit;
+}
 // The second product of experts, of few pairs: what it multiplies is activation(gate) up of
 // the first one's results `both`, [pair, 2 columns], which a block makes for itself, as
 // products read it. Beside them the product of an expert that all rows share, if there is
@@ -796,15 +849,14 @@ struct Slices {
 // so weights are asked for meanwhile.
 struct Everyone {
     const u8 *w; // null: there is none
-    const float *factor;
     float *y;
     Half x;
     int n_rows;
 };
 #define GATED_WARPS 8 // as in src/moe.rs
 #define AHEAD (FORMAT == 16 ? 2 : CODE_WORDS <= 4 && GROUPS == 1 ? 8 : CODE_WORDS <= 8 && GROUPS == 1 ? 4 : 3) // tiles on their way
-KERNEL __launch_bounds__(GATED_WARPS * 32, 2) product_gated(const u64 *table, const u64 *factors, float *y, const float *both, const u32 *lists, const u32 *pairs, int f, int rows, int cols, int tiles, int per, Everyone all) {
-    extern __shared__ __align__(128) u8 staged[]; // 8 rows of tiles
+KERNEL __launch_bounds__(GATED_WARPS * 32, 2) product_gated(const u64 *table, float *y, const float *both, const u32 *lists, const u32 *pairs, int f, int rows, int cols, int tiles, int per, Everyone all) {
+    extern __shared__ __align__(128) u8 staged[]; // 8 rows of tiles, their factors, and units of their slices
     start_next();
     const bool everyone = all.w && blockIdx.y + 1 == gridDim.y;
     u32 expert = 0, first = 0, stop = all.n_rows;
@@ -816,7 +868,6 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) product_gated(const u64 *table, co
         if (blockIdx.y >= used) return;
     }
     const u8 *w = everyone ? all.w : (const u8 *) table[expert];
-    const float *factor = everyone ? all.factor : factors ? (const float *) factors[expert] : nullptr;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int last = (rows + 15) / 16 - 1, tile = blockIdx.x * GATED_WARPS + warp;
     const u8 *run = w + row_of_tiles(min(tile, last), tiles);
@@ -828,28 +879,36 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) product_gated(const u64 *table, co
     };
     load(0);
     wait_for_previous();
-    const Half made = {(u16 *) staged, (float4 *) (staged + 8 * 128 * tiles), tiles * 64};
-    const Half x = everyone ? all.x : made;
-    const u32 magic = offset();
+    const Half made = {(u16 *) staged, (float *) (staged + 8 * 128 * tiles), tiles * 64};
+    float *units = made.factors + 8 * tiles;
+    const float factor = factors_of(w, rows, tiles)[min(tile, last)];
 #pragma unroll 1
     for (u32 base = first; base < stop; base += 8) {
         const int here = min(stop - base, 8);
-        if (!everyone) {
-            if (base > first) __syncthreads(); // what was made before is used
+        if (base > first) __syncthreads(); // what was made before is used
 #pragma unroll 1
-            for (int unit = warp; unit < here * tiles; unit += GATED_WARPS) {
-                const int i = unit / tiles, k = unit % tiles, c = k * 64 + 2 * lane;
-                const float *gate = both + (u64) pairs[base + i] * 2 * cols, *up = gate + cols;
-                float v[2];
-#pragma unroll
-                for (int j = 0; j < 2; j++) v[j] = c + j < cols ? activate(f, gate[c + j]) * up[c + j] : 0.0f;
-                put_half(made, i, k, v[0], v[1]);
+        for (int at = warp; at < here * tiles; at += GATED_WARPS) {
+            const int i = at / tiles, k = at % tiles, c = k * 64 + 2 * lane;
+            if (everyone) {
+                ((u32 *) made.values)[at * 32 + lane] = ((const u32 *) (all.x.values + (u64) (base + i) * all.x.kp + k * 64))[lane];
+                if (lane == 0) made.factors[at] = all.x.factors[(base + i) * (all.x.kp / 64) + k];
+                continue;
             }
-            __syncthreads();
+            const float *gate = both + (u64) pairs[base + i] * 2 * cols, *up = gate + cols;
+            float v[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) v[j] = c + j < cols ? activate(f, gate[c + j]) * up[c + j] : 0.0f;
+            put_half(made, i, k, v[0], v[1]);
         }
-        const int from = everyone ? (int) base : 0;
-        auto row = [&](int i) { return i < here ? from + i : -1; };
-        const int mine = row(g), r0 = row(2 * t), r1 = row(2 * t + 1);
+        __syncthreads();
+#pragma unroll 1
+        for (int at = warp; at < here * tiles; at += GATED_WARPS) {
+            const int i = at / tiles;
+            units[at] = unify((u32 *) made.values + at * 32, at - i * tiles, per, tiles, [&](int k) { return made.factors[i * tiles + k]; });
+        }
+        __syncthreads();
+        // Columns that nobody looks at are the last one's.
+        const u16 *own = made.values + min(g, here - 1) * made.kp + t * 8;
         Slices sum(per);
 #pragma unroll 1
         for (int k = 0; k < tiles; k += AHEAD) {
@@ -857,15 +916,17 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) product_gated(const u64 *table, co
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 if (k + i >= tiles) break;
-                multiply(ahead[i], inputs(x, k + i, lane, mine, r0, r1), sum.o, magic);
-                sum.step(k + i, tiles);
+                Inputs in;
+                in.set(*(const uint4 *) (own + (k + i) * 64), *(const uint4 *) (own + (k + i) * 64 + 32));
+                multiply(ahead[i], in, sum.o);
+                sum.step(k + i, tiles, [&](int j) { return units[min(2 * t + j, here - 1) * tiles + k + i]; });
             }
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int at = tile * 16 + g + (i >> 1) * 8, of = 2 * t + (i & 1);
             if (at >= rows || of >= here) continue;
-            const float v = factor ? sum.total[i] * factor[at] : sum.total[i];
+            const float v = sum.total[i] * factor;
             if (everyone) all.y[(u64) (base + of) * rows + at] = v;
             else y[(u64) pairs[base + of] * rows + at] = v;
         }
@@ -916,10 +977,10 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, 
         asm volatile("cp.async.commit_group;" ::: "memory");
         ask_slot = ask_slot + STAGE == STAGES * STAGE ? 0 : ask_slot + STAGE;
     };
+    if (ask_at < stop && lane == 0) ask_factor(factors_of(list[ask_at / row_tiles].w, rows, tiles) + ask_at % row_tiles);
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) ask();
     wait_for_previous();
-    const u32 magic = offset();
     int at = start + warp, slot = 0;
 #pragma unroll 1
     for (int e = start / row_tiles; e * row_tiles < stop; e++) {
@@ -932,7 +993,7 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, 
             u8 *record = made + (k * 8 + i) * MADE_RECORD;
             if (everyone) {
                 if (lane < 8) ((uint4 *) record)[lane] = ((const uint4 *) (all.x.values + (u64) i * all.x.kp + k * 64))[lane];
-                else if (lane == 8) ((float4 *) record)[8] = all.x.tiles[i * (all.x.kp / 64) + k];
+                else if (lane == 8) ((float *) record)[32] = all.x.factors[i * (all.x.kp / 64) + k];
                 continue;
             }
             const float *gate = both + (u64) pair[now.first + i] * 2 * cols, *up = gate + cols;
@@ -940,15 +1001,23 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, 
             float v[2];
 #pragma unroll
             for (int j = 0; j < 2; j++) v[j] = c + j < cols ? activate(f, gate[c + j]) * up[c + j] : 0.0f;
-            put_half({(u16 *) record, (float4 *) (record + 128), 64}, 0, 0, v[0], v[1]);
+            put_half({(u16 *) record, (float *) (record + 128), 64}, 0, 0, v[0], v[1]);
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int unit = warp; unit < now.count * tiles; unit += GATED_WARPS) {
+            const int i = unit / tiles, k = unit - i * tiles;
+            u8 *record = made + (k * 8 + i) * MADE_RECORD;
+            *(float *) (record + 132) = unify((u32 *) record, k, per, tiles, [&](int k) { return *(const float *) (made + (k * 8 + i) * MADE_RECORD + 128); });
         }
         __syncthreads();
         // Columns that nobody looks at are the last one's.
         const u32 own = min(g, now.count - 1) * MADE_RECORD + t * 16;
-        const u32 known[2] = {min(2 * t, now.count - 1) * MADE_RECORD + 128u, min(2 * t + 1, now.count - 1) * MADE_RECORD + 128u};
+        const u32 units[2] = {min(2 * t, now.count - 1) * MADE_RECORD + 132u, min(2 * t + 1, now.count - 1) * MADE_RECORD + 132u};
 #pragma unroll 1
         for (const int end = min(stop, (e + 1) * row_tiles); at < end; at += GATED_WARPS) {
             Slices sum(per);
+            const float factor = factors_of(now.w, rows, tiles)[at - e * row_tiles];
 #pragma unroll 1
             for (int k = 0; k < tiles; k += AT_ONCE) {
                 asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
@@ -961,9 +1030,8 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, 
                     const uint4 a = *(const uint4 *) (of + own), b = *(const uint4 *) (of + own + 64);
                     Inputs in;
                     in.set(a, b);
-                    for (int j = 0; j < 2; j++) in.tiles[j] = *(const float4 *) (of + known[j]);
-                    multiply(fetch<true>(ring + slot + i * TILE_BYTES, lane), in, sum.o, magic);
-                    sum.step(k + i, tiles);
+                    multiply(fetch<true>(ring + slot + i * TILE_BYTES, lane), in, sum.o);
+                    sum.step(k + i, tiles, [&](int j) { return *(const float *) (of + units[j]); });
                 }
                 slot = slot + STAGE == STAGES * STAGE ? 0 : slot + STAGE;
             }
@@ -971,7 +1039,7 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, 
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int row = (at - e * row_tiles) * 16 + g + (i >> 1) * 8, of = 2 * t + (i & 1);
-                if (row < rows && of < now.count) out[(u64) (everyone ? of : pair[now.first + of]) * rows + row] = sum.total[i];
+                if (row < rows && of < now.count) out[(u64) (everyone ? of : pair[now.first + of]) * rows + row] = sum.total[i] * factor;
             }
         }
     }
@@ -979,18 +1047,16 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, 
 #endif
 
 // Rows of a table: y = value(token, column) * factor. `tokens` null: the batch's.
-__device__ __forceinline__ float value(const u8 *w, const float *factor, u32 row, int col, int tiles) {
+__device__ __forceinline__ float value(const u8 *w, const float *factors, u32 row, int col, int tiles) {
     const u8 *tile = w + row_of_tiles(row >> 4, tiles) + (u64) (col / 64) * ALONG;
     const int half = row >> 3 & 1, c = col & 63, h = c >> 5, t = c >> 3 & 3, lane = (row & 7) * 4 + t, at = c & 7;
     [[maybe_unused]] const int i = at >> 1, odd = at & 1; // pair and its end
 #if FORMAT == 16
-    float v = f16_to_f32(*(const u16 *) (tile + ((half * 2 + h) * 32 + lane) * 16 + at * 2));
-    return factor ? v * factor[row] : v;
+    return f16_to_f32(*(const u16 *) (tile + ((half * 2 + h) * 32 + lane) * 16 + at * 2)) * factors[row >> 4];
 #elif FORMAT == 9
-    u32 b = tile[(half * 32 + lane) * 16 + h * 8 + at];
-    Scales both[2];
-    scales(tile, c / GROUP, row & 7, both);
-    return both[half].scale * f16_to_f32((u16) ((b & 0x80) << 8 | (b & 0x7f) << 7));
+    const u32 b = tile[(half * 32 + lane) * 16 + h * 8 + at];
+    const u16 scale = *(const u16 *) (tile + CODE_WORDS * 128 + ((c / GROUP * 8 + (row & 7)) * 2 + half) * 2);
+    return f16_to_f32(scale) * f16_to_f32((u16) ((b & 0x80) << 8 | (b & 0x7f) << 7)) * factors[row >> 4];
 #else
     u32 code;
 #if FORMAT == 8
@@ -1011,45 +1077,41 @@ __device__ __forceinline__ float value(const u8 *w, const float *factor, u32 row
 #endif
 #endif
 #endif
-    Scales both[2];
-    scales(tile, c / GROUP, row & 7, both);
-    return fmaf(both[half].scale, (float) code, both[half].bias);
+    const u32 both = *(const u32 *) (tile + CODE_WORDS * 128 + ((c / GROUP * 8 + (row & 7)) * 2 + half) * 4);
+    return fmaf(f16_to_f32((u16) both), (float) code * 0x1p-24f, f16_to_f32((u16) (both >> 16))) * factors[row >> 4];
 #endif
 }
-KERNEL embed(const u8 *w, const float *factor, const u32 *tokens, Batch batch, float *y, int cols, int tiles, float scale, u64 n) {
+KERNEL embed(const u8 *w, const u32 *tokens, Batch batch, float *y, int rows, int cols, int tiles, float scale, u64 n) {
     in_order();
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     u32 row = (u32) (i / cols);
-    y[i] = value(w, factor, tokens ? tokens[row] : batch.token(row), (int) (i % cols), tiles) * scale;
+    y[i] = value(w, factors_of(w, rows, tiles), tokens ? tokens[row] : batch.token(row), (int) (i % cols), tiles) * scale;
 }
 
-// Random weights of about `gain` in size, for measurements: a thread a word.
-KERNEL random_tiles(u32 *w, float gain, u64 words) {
+// Random weights of about `gain` in size, for measurements: a thread a word of `words`, and then
+// the factors.
+KERNEL random_tiles(u32 *w, float gain, u64 words, u64 all) {
     in_order();
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= words) return;
+    if (i >= all) return;
     u32 x = (u32) i * 0x9e3779b9u ^ (u32) (i >> 32);
     x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; x ^= x >> 16;
+    float factor = 1.0f;
 #if FORMAT == 16
     // Two f16 of either sign with an exponent like the gain's.
     u32 one = f32_to_f16(gain) & 0x7c00u;
     x = (x & 0x83ff83ffu) | one | one << 16;
 #elif FORMAT == 9
     // Any of less than 2 in size, and scales.
-    x = (int) (i % (TILE_BYTES / 4)) < CODE_WORDS * 32 ? x & 0xbfbfbfbfu : __float_as_uint(512.0f * gain);
-#elif defined(CODES)
-    int at = (int) (i % (TILE_BYTES / 4)) - CODE_WORDS * 32;
-    if (at >= 0) {
-        const float scale = gain / (float) (1 << (FORMAT - 1)), bias = scale * -0.5f * (float) ((1 << FORMAT) - 1);
-#if SCALE == 32
-        x = __float_as_uint(at & 1 ? bias : scale);
-#elif SCALE_BF16
-        x = f32_to_bf16(scale) | (u32) f32_to_bf16(bias) << 16;
+    const u32 scale = f32_to_f16(512.0f * gain);
+    x = (int) (i % (TILE_BYTES / 4)) < CODE_WORDS * 32 ? x & 0xbfbfbfbfu : scale | scale << 16;
 #else
-        x = f32_to_f16(scale) | (u32) f32_to_f16(bias) << 16;
-#endif
+    if ((int) (i % (TILE_BYTES / 4)) >= CODE_WORDS * 32) {
+        const float scale = gain / (float) (1 << (FORMAT - 1)), bias = scale * -0.5f * (float) ((1 << FORMAT) - 1);
+        x = f32_to_f16(scale * 0x1p18f) | (u32) f32_to_f16(bias * 0x1p-6f) << 16;
     }
+    factor = 0x1p6f;
 #endif
-    w[i] = x;
+    w[i] = i < words ? x : __float_as_uint(factor);
 }

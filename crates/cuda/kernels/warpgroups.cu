@@ -2,63 +2,60 @@
 // goes before this; sums are those of many.cu.
 //
 // A block takes 8 tiles of 16 weight rows by ROWS activation rows, or pairs of row and expert
-// that have the expert in common: two warpgroups multiply,
-// each by half of the activations, and a warp of a third one has the copy engine fill STAGES
-// stages of one tile's columns. A warp's lanes hold two tiles of weights, as the tensor cores
-// take them from registers. Activations they take from shared memory, each instruction 16
-// columns in the order in which lanes hold weights, so `arrange` turns columns first.
-//
-// KNOWN: what is known of an activation row and a tile, numbers, a plane for each: the
-// factor; the sum of (the first group of) the columns; that of the second, or for
-// TWO_OFFSETS what codes are too large by.
+// that have the expert in common: two warpgroups multiply, four tiles each, and a warp of a
+// third one has the copy engine fill STAGES stages of one tile's columns. A warp's lanes hold a
+// tile of weights, as the tensor cores take them from registers; while one warpgroup multiplies,
+// the other turns codes into weights. Activations the tensor cores take from shared memory, each
+// instruction 16 columns in the order in which lanes hold weights, so `arrange` turns columns
+// first, and brings them to the unit of their slice.
 
 #define MANY_TILES 8
 #define MANY_GROUP 8 // blocks of weight rows that go through the activations together
-#define INPUT_BYTES (ROWS * (128 + 4 * KNOWN))
+#define INPUT_BYTES (ROWS * 132)
 #define STAGE_BYTES ((INPUT_BYTES + MANY_TILES * TILE_BYTES + 1023) / 1024 * 1024)
 
 // Activations as the tensor cores take them: for ROWS rows and a tile, lines of 128 bytes,
 // whose pieces of 16 bytes lie in an order that avoids conflicts (the hardware's own, of 128
-// bytes), then the planes, in the order in which lanes take four columns of results.
-// `row` is the thread's, negative for nobody.
-__device__ __forceinline__ void arrange_row(const Half &x, u8 *to, int row) {
+// bytes), then the units of the rows' slices, in the order in which lanes take four columns of
+// results. `row` is the thread's, negative for nobody.
+__device__ __forceinline__ void arrange_row(const Half &x, u8 *to, int row, int per) {
     const int tiles = gridDim.x, k = blockIdx.x, at = threadIdx.x >> 1, h = threadIdx.x & 1;
     to += ((u64) blockIdx.y * tiles + k) * INPUT_BYTES;
-    uint4 v[4] = {};
-    if (row >= 0)
+    u32 v[4][4] = {};
+    float unit = 0.0f;
+    if (row >= 0) {
+        const float *factors = x.factors + (u64) row * tiles;
+        const int first = k / per * per;
+        for (int i = first; i < min(first + per, tiles); i++) unit = larger(unit, factors[i]);
+        const u32 by = ratio(factors[k], inverse(unit));
 #pragma unroll
-        for (int t = 0; t < 4; t++) v[t] = *(const uint4 *) (x.values + (u64) row * x.kp + k * 64 + h * 32 + t * 8);
+        for (int t = 0; t < 4; t++) {
+            const uint4 from = *(const uint4 *) (x.values + (u64) row * x.kp + k * 64 + h * 32 + t * 8);
+            v[0][t] = mul2(from.x, by);
+            v[1][t] = mul2(from.y, by);
+            v[2][t] = mul2(from.z, by);
+            v[3][t] = mul2(from.w, by);
+        }
+    }
     uint4 *line = (uint4 *) (to + at * 128);
-    const int turn = at & 7;
-    line[h * 4 + 0 ^ turn] = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
-    line[h * 4 + 1 ^ turn] = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
-    line[h * 4 + 2 ^ turn] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
-    line[h * 4 + 3 ^ turn] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
-    if (h) return;
-    const float4 s = row >= 0 ? x.tiles[(u64) row * (x.kp / 64) + k] : make_float4(0, 0, 0, 0);
-    float *plane = (float *) (to + ROWS * 128) + (at >> 4) * 16 + (at >> 1 & 3) * 4 + (at >> 3 & 1) * 2 + (at & 1);
-    plane[0] = s.z;
-#if KNOWN > 1
-    plane[ROWS] = GROUPS == 1 ? s.x + s.y : s.x;
-#endif
-#if KNOWN > 2
-    plane[2 * ROWS] = GROUPS == 1 ? s.w : s.y;
-#endif
+#pragma unroll
+    for (int i = 0; i < 4; i++) line[h * 4 + i ^ at & 7] = make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]);
+    if (h == 0) ((float *) (to + ROWS * 128))[(at >> 4) * 16 + (at >> 1 & 3) * 4 + (at >> 3 & 1) * 2 + (at & 1)] = unit;
 }
-KERNEL __launch_bounds__(2 * ROWS) arrange(Half x, u8 *to, int n_rows) {
+KERNEL __launch_bounds__(2 * ROWS) arrange(Half x, u8 *to, int n_rows, int per) {
     in_order();
     const int row = blockIdx.y * ROWS + (threadIdx.x >> 1);
-    arrange_row(x, to, row < n_rows ? row : -1);
+    arrange_row(x, to, row < n_rows ? row : -1, per);
 }
 // Pairs of row and expert: what `group` of moe.cu lists, a block of ROWS of an expert's at a
 // time. A pair reads activation row `by_pair ? pair : pair / top_k`.
-KERNEL __launch_bounds__(2 * ROWS) arrange_pairs(Half x, u8 *to, const Some *blocks, const u32 *pairs, int top_k, int by_pair) {
+KERNEL __launch_bounds__(2 * ROWS) arrange_pairs(Half x, u8 *to, const Some *blocks, const u32 *pairs, int top_k, int by_pair, int per) {
     in_order();
     if (blockIdx.y >= blocks->count) return;
     const Some own = blocks[1 + blockIdx.y];
     const u32 at = threadIdx.x >> 1;
     const u32 pair = at < own.count ? pairs[own.first + at] : 0;
-    arrange_row(x, to, at < own.count ? (int) (by_pair ? pair : pair / top_k) : -1);
+    arrange_row(x, to, at < own.count ? (int) (by_pair ? pair : pair / top_k) : -1, per);
 }
 
 __device__ __forceinline__ u32 shared_at(const void *p) { return (u32) __cvta_generic_to_shared(p); }
@@ -69,15 +66,17 @@ __device__ __forceinline__ void copy_bulk(u32 to, const void *from, u32 bytes, u
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 #define C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-template <bool ADD>
-__device__ __forceinline__ void wgmma(float (&c)[8][4], const u32 (&a)[4], u64 b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, %37, 1, 1, 0;"
-        : C4(0), C4(1), C4(2), C4(3), C4(4), C4(5), C4(6), C4(7) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD));
+// Products of 16 columns are added to `c`, or replace it.
+__device__ __forceinline__ void wgmma(float (&c)[16][4], const u32 (&a)[4], u64 b, bool add) {
+    asm volatile("{.reg .pred add; setp.ne.u32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 0;}"
+        : C4(0), C4(1), C4(2), C4(3), C4(4), C4(5), C4(6), C4(7), C4(8), C4(9), C4(10), C4(11), C4(12), C4(13), C4(14), C4(15) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32) add));
 }
-template <bool ADD>
-__device__ __forceinline__ void wgmma(float (&c)[4][4], const u32 (&a)[4], u64 b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, %21, 1, 1, 0;"
-        : C4(0), C4(1), C4(2), C4(3) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD));
+__device__ __forceinline__ void wgmma(float (&c)[8][4], const u32 (&a)[4], u64 b, bool add) {
+    asm volatile("{.reg .pred add; setp.ne.u32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 0;}"
+        : C4(0), C4(1), C4(2), C4(3), C4(4), C4(5), C4(6), C4(7) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32) add));
 }
 template <int E>
 __device__ __forceinline__ void await_products(float (&c)[E][4]) {
@@ -106,7 +105,6 @@ struct Turn {
 // which there are `count`.
 struct Work {
     const u8 *w;
-    const float *factor;
     float *y; // of the block's first row
     int rows, tile, block, count;
     const u32 *pairs; // where results go, if not one after the other
@@ -121,10 +119,10 @@ __device__ __forceinline__ Work work(const Matrices &m, int n_rows, int item, in
 #pragma unroll
     for (int i = 1; i < 4; i++) which += block >= m.first[i];
     int first = m.first[0];
-    v.w = m.w[0]; v.factor = m.factor[0]; v.y = m.y[0]; v.rows = m.rows[0];
+    v.w = m.w[0]; v.y = m.y[0]; v.rows = m.rows[0];
 #pragma unroll
     for (int i = 1; i < 4; i++)
-        if (which == i) { v.w = m.w[i]; v.factor = m.factor[i]; v.y = m.y[i]; v.rows = m.rows[i]; first = m.first[i]; }
+        if (which == i) { v.w = m.w[i]; v.y = m.y[i]; v.rows = m.rows[i]; first = m.first[i]; }
     v.tile = (block - first) * MANY_TILES;
     v.y += (u64) v.block * ROWS * v.rows;
     v.count = n_rows - v.block * ROWS;
@@ -133,7 +131,7 @@ __device__ __forceinline__ Work work(const Matrices &m, int n_rows, int item, in
 }
 // Experts' matrices of one shape, and what rows chose of them.
 struct Grouped {
-    const u64 *table, *factors;
+    const u64 *table;
     const Some *blocks;
     const u32 *pairs;
     float *y;
@@ -142,14 +140,14 @@ struct Grouped {
     __device__ __forceinline__ Work work(int item) const {
         const int block = item / wide();
         const Some own = blocks[1 + block];
-        return {(const u8 *) table[own.expert], factors ? (const float *) factors[own.expert] : nullptr, y, rows, (item - block * wide()) * MANY_TILES, block, (int) own.count, pairs + own.first};
+        return {(const u8 *) table[own.expert], y, rows, (item - block * wide()) * MANY_TILES, block, (int) own.count, pairs + own.first};
     }
 };
 
 // `find` gives the work of an item.
 template <bool GROUPED, class Find>
 __device__ __forceinline__ void multiply_many(Find find, const u8 *x, int tiles, int per, int items) {
-    constexpr int E = ROWS / 16, STEPS = 4 / GROUPS;
+    constexpr int E = ROWS / 8;
     extern __shared__ u8 memory[];
     __shared__ u64 full[STAGES], empty[STAGES];
     u8 *staged = memory + (1024 - (shared_at(memory) & 1023) & 1023);
@@ -183,127 +181,53 @@ __device__ __forceinline__ void multiply_many(Find find, const u8 *x, int tiles,
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        float4 *total = (float4 *) (staged + STAGES * STAGE_BYTES) + threadIdx.x;
-        const u32 magic = offset();
-        const int part = warp >> 2, own = warp & 3; // of the activations; of the tiles
-        float o[2][E][4], c[2][E][4];
-        u32 a[2][4][4];
-        Tile now[2];
+        float c[E][4], total[E][4];
         while (turn.item(tiles) < items) {
-#pragma unroll
-            for (int n = 0; n < 2 * E; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) o[n / E][n % E][i] = 0.0f;
             int left = per;
 #pragma unroll 1
             for (int k = 0; k < tiles; k++, turn.next()) {
                 const u8 *stage = staged + turn.stage * STAGE_BYTES;
                 await(shared_at(full + turn.stage), turn.round);
+                const Tile tile = fetch<true>(stage + INPUT_BYTES + warp * TILE_BYTES, lane);
+                u32 a[4][4];
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    now[h] = fetch<true>(stage + INPUT_BYTES + (own + 4 * h) * TILE_BYTES, lane);
+                for (int j = 0; j < 4; j++) weights(tile, j, a[j]);
+                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        expand(now[h].codes, 0, j, magic, a[h][j][0], a[h][j][2]);
-                        expand(now[h].codes, 1, j, magic, a[h][j][1], a[h][j][3]);
-                    }
-                }
-                const u32 at = shared_at(stage) + part * (ROWS * 64);
-                const float4 *known = (const float4 *) (stage + ROWS * 128) + part * (ROWS / 8) + t;
-#pragma unroll
-                for (int group = 0; group < GROUPS; group++) {
-                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-#pragma unroll
-                        for (int i = 0; i < STEPS; i++) {
-                            const int j = group * STEPS + i;
-                            const u64 b = (u64) ((at + j * 32 & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-                            if (i == 0) wgmma<false>(c[h], a[h][j], b);
-                            else wgmma<true>(c[h], a[h][j], b);
-                        }
-                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                    float4 factors[E / 2];
-                    constexpr bool early = FORMAT != 3 && FORMAT != 5 && FORMAT != 6; // if registers last
-#pragma unroll
-                    for (int q = 0; early && q < E / 2; q++) factors[q] = known[q * 4];
-                    await_products(c[0]);
-                    await_products(c[1]);
+                for (int j = 0; j < 4; j++) wgmma(c, a[j], (u64) ((shared_at(stage) + j * 32 & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62, j > 0 || left < per);
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                await_products(c);
+                if (--left == 0 || k + 1 == tiles) {
+                    left = per;
+                    const float4 *units = (const float4 *) (stage + ROWS * 128) + t;
 #pragma unroll
                     for (int q = 0; q < E / 2; q++) {
-                        if (!early) factors[q] = known[q * 4];
-                        const float z[4] = {factors[q].x, factors[q].y, factors[q].z, factors[q].w};
-#if KNOWN > 1
-                        const float4 s4 = known[q * 4 + (GROUPS == 2 ? 1 + group : 1) * (ROWS / 4)];
-                        const float sum[4] = {s4.x, s4.y, s4.z, s4.w};
-#endif
-#if TWO_OFFSETS
-                        const float4 w4 = known[q * 4 + 2 * (ROWS / 4)];
-                        const float excess[4] = {w4.x, w4.y, w4.z, w4.w};
-#endif
+                        const float4 u = units[q * 4];
+                        const float unit[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
-                        for (int b = 0; b < 16; b++) {
-                            const int h = b >> 3, n = 2 * q + (b >> 2 & 1), i = b & 3, e = (b >> 2 & 1) * 2 + (i & 1);
-                            const float from = c[h][n][i];
-                            float &to = o[h][n][i];
-#ifdef CODES
-                            const Scales &g = now[h].s[group][i >> 1];
-#if TWO_OFFSETS
-                            const float v = fmaf(from, z[e], -excess[e]);
-#else
-                            const float v = from * z[e];
-#endif
-#if FORMAT == 9
-                            to = fmaf(g.scale, v, to);
-#else
-                            to = fmaf(g.scale, v, fmaf(g.bias, sum[e], to));
-#endif
-#else
-                            to = fmaf(from, z[e], to);
-#endif
+                        for (int i = 0; i < 8; i++) {
+                            const int n = 2 * q + (i >> 2);
+                            const float v = c[n][i & 3] * unit[(i >> 2) * 2 + (i & 1)];
+                            total[n][i & 3] = k < per ? v : total[n][i & 3] + v;
                         }
                     }
                 }
                 __syncwarp();
                 if (lane == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_at(empty + turn.stage)) : "memory");
-                if (--left == 0 && k + 1 < tiles) {
-                    left = per;
-                    const bool first = k < per;
-#pragma unroll
-                    for (int n = 0; n < 2 * E; n++) {
-                        float(&from)[4] = o[n / E][n % E];
-                        float4 v = make_float4(from[0], from[1], from[2], from[3]);
-                        if (!first) {
-                            const float4 old = total[n * 256];
-                            v = make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w);
-                        }
-                        total[n * 256] = v;
-#pragma unroll
-                        for (int i = 0; i < 4; i++) from[i] = 0.0f;
-                    }
-                }
             }
             const Work v = find(turn.item(tiles) - gridDim.x);
-            if (tiles > per) // more slices than one
+            const int column = 2 * t, count = v.count - column, tile = v.tile + warp;
+            const float factor = tile * 16 < v.rows ? factors_of(v.w, v.rows, tiles)[tile] : 0.0f;
 #pragma unroll
-                for (int n = 0; n < 2 * E; n++) {
-                    const float4 old = total[n * 256];
-                    const float sums[4] = {old.x, old.y, old.z, old.w};
-#pragma unroll
-                    for (int i = 0; i < 4; i++) o[n / E][n % E][i] = sums[i] + o[n / E][n % E][i];
-                }
-            const int column = part * (ROWS / 2) + 2 * t, count = v.count - column;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int h = i >> 1, row = (v.tile + own + 4 * h) * 16 + (lane >> 2) + (i & 1) * 8;
+            for (int i = 0; i < 2; i++) {
+                const int row = tile * 16 + (lane >> 2) + i * 8;
                 if (row >= v.rows) continue;
-                const float factor = v.factor ? v.factor[row] : 1.0f;
                 float *y = v.y + row;
                 if (!GROUPED) y += (u64) column * v.rows;
 #pragma unroll
                 for (int n = 0; n < 2 * E; n++) {
                     const int next = n / 2 * 8 + n % 2;
-                    if (next < count) y[(u64) (GROUPED ? v.pairs[column + next] : next) * v.rows] = o[h][n / 2][(i & 1) * 2 + n % 2] * factor;
+                    if (next < count) y[(u64) (GROUPED ? v.pairs[column + next] : next) * v.rows] = total[n / 2][i * 2 + n % 2] * factor;
                 }
             }
         }

@@ -225,8 +225,9 @@ fn compile(source: &str, options: &[String]) -> Result<(Vec<u8>, String), String
 pub(crate) struct Usage {
     /// Registers of a thread.
     pub(crate) registers: usize,
-    /// Bytes a thread keeps in memory for want of registers.
-    pub(crate) spilled: usize,
+    /// Bytes a thread keeps in memory, for want of registers or to index what has none: a
+    /// kernel's arguments, if so, are copied by each thread before all else.
+    pub(crate) stack: usize,
     /// Instructions of its code.
     pub(crate) instructions: usize,
 }
@@ -270,8 +271,8 @@ pub(crate) fn report(arch: u32, kernel: &Kernel) -> Result<Vec<(String, Usage)>,
         let Some((_, usage)) = all.last_mut() else {
             continue;
         };
-        if let Some((bytes, _)) = line.split_once(" bytes spill stores") {
-            usage.spilled += number(bytes).unwrap_or(0);
+        if let Some((bytes, _)) = line.split_once(" bytes stack frame") {
+            usage.stack += number(bytes).unwrap_or(0);
         }
         if let Some((registers, _)) = line.split_once(" registers") {
             usage.registers = number(registers).unwrap_or(0);

@@ -8,9 +8,9 @@
 //! A row has the same bits whatever is computed with it, as everywhere. Unlike the
 //! CPU's, the sums of products, norms, attention and the delta rule have orders of
 //! their own, stated at their kernels, so they differ from [`backend::Reference`]
-//! by rounding; all else has its bits. Products see activations in f16, scaled by
-//! a power of two for each 64 columns of a row, and sum in f32; that moves a product
-//! by about 3e-4 of its size.
+//! by rounding; all else has its bits. Products see activations and weights in f16, scaled by
+//! powers of two, and sum in f32; that moves a product by about 3e-4 of its size. Scales and
+//! biases of codes are in f16 also where rows are looked up.
 //!
 //! No files but the cache of compiled code, no models, no law of a token's choice: that of
 //! `speculate::sample` is carried out here with its bits.

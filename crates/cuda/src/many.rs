@@ -14,14 +14,14 @@ const TILES: usize = 8;
 /// Rows of activations of a block.
 const ROWS: usize = 128;
 
-/// Bytes of shared memory of a block: two stages of activations, of what is known of
-/// them and of codes, and its results so far.
+/// Bytes of shared memory of a block: two stages of activations and of codes, and its results
+/// so far.
 fn shared(packing: Packing) -> usize {
     let codes = match packing {
         Packing::Plain => 0,
         _ => TILES * packing.tile_bytes(),
     };
-    2 * (ROWS * (2 * TILE + 16) + codes) + 4 * ROWS * TILES * TILE_ROWS
+    2 * (ROWS * 2 * TILE + codes) + 4 * ROWS * TILES * TILE_ROWS
 }
 
 /// How blocks of warpgroups use shared memory.
@@ -37,30 +37,17 @@ impl Warpgroups {
     const SHARED: usize = 227 << 10;
     const MOST: usize = 8;
 
-    /// Numbers that the kernel reads of a row of activations and a tile.
-    fn known(self) -> usize {
-        match self.packing {
-            Packing::Plain | Packing::E4m3 { .. } => 1,
-            Packing::Codes { bits: 4, .. } | Packing::Codes { group: 32, .. } => 3,
-            Packing::Codes { .. } => 2,
-        }
-    }
-
-    /// Bytes of a tile's columns of the activations.
+    /// Bytes of a tile's columns of the activations: values, and the units of their slices.
     fn inputs(self) -> usize {
-        self.rows * (2 * TILE + 4 * self.known())
+        self.rows * (2 * TILE + 4)
     }
 
-    /// Bytes of a stage, of a block's results so far, and stages.
-    fn memory(self) -> (usize, usize, usize) {
+    /// Bytes of a stage, and stages.
+    fn memory(self) -> (usize, usize) {
         let stage = self.inputs() + TILES * self.packing.tile_bytes();
-        let (stage, results) = (
-            stage.next_multiple_of(1024),
-            4 * self.rows * TILES * TILE_ROWS,
-        );
+        let stage = stage.next_multiple_of(1024);
         // Stages start at multiples of 1024; their barriers are in another such piece.
-        let stages = (Self::SHARED - 2048 - results) / stage;
-        (stage, results, stages.min(Self::MOST))
+        (stage, ((Self::SHARED - 2048) / stage).min(Self::MOST))
     }
 
     pub(crate) fn new(packing: Packing, rows: usize) -> Self {
@@ -68,9 +55,9 @@ impl Warpgroups {
     }
 
     fn grid(self, blocks: usize) -> Grid {
-        let (stage, results, stages) = self.memory();
+        let (stage, stages) = self.memory();
         Grid {
-            shared: 1024 + stages * stage + results,
+            shared: 1024 + stages * stage,
             ..Grid::new(blocks, 384)
         }
     }
@@ -78,11 +65,7 @@ impl Warpgroups {
     pub(crate) fn kernel(self, name: &'static str) -> Kernel {
         let mut kernel = Kernel::new(compile::WARPGROUPS, name);
         kernel.defines = self.packing.defines();
-        let own = [
-            ("ROWS", self.rows),
-            ("KNOWN", self.known()),
-            ("STAGES", self.memory().2),
-        ];
+        let own = [("ROWS", self.rows), ("STAGES", self.memory().1)];
         kernel.defines.extend(own);
         kernel
     }
@@ -93,9 +76,9 @@ pub(crate) fn warpgroups(driver: &Driver) -> bool {
     driver.arch == 90 && driver.shared >= Warpgroups::SHARED
 }
 
-/// The kernel without warpgroups.
-pub(crate) fn simple(packing: Packing) -> Kernel {
-    let mut kernel = Kernel::new("many", "product_many");
+/// A kernel without warpgroups.
+pub(crate) fn simple(packing: Packing, name: &'static str) -> Kernel {
+    let mut kernel = Kernel::new("many", name);
     kernel.defines = packing.defines();
     kernel
 }
@@ -112,8 +95,20 @@ pub(crate) fn product(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) 
             shared: shared(packing),
             ..Grid::rect(blocks, n.div_ceil(ROWS), 256)
         };
-        let args = count(matrices.words(&x.words()));
-        return cuda.launch(&simple(packing), grid, args);
+        let (padded, slices) = (tiles.tiles * TILE, tiles.slices);
+        let units = 2 * n * padded;
+        let buffer = cuda.arena.buffer(units + 4 * n * slices);
+        let own = [
+            buffer.address,
+            buffer.address + units as Address,
+            padded as u64,
+        ];
+        let args = Args::default().words(&x.words()).words(&own);
+        let args = args.int(tiles.tiles).int(tiles.per);
+        let pieces = Grid::rect(tiles.tiles.div_ceil(8), n, 256);
+        cuda.launch(&simple(packing, "to_slices"), pieces, args);
+        let args = count(matrices.words(&own));
+        return cuda.launch(&simple(packing, "product_many"), grid, args);
     }
     // How long blocks of so many rows take: one after the other, and fewer rows more for each.
     let most = cuda.driver.sms;
@@ -121,7 +116,8 @@ pub(crate) fn product(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) 
     let rows = if time(64) < time(128) { 64 } else { 128 };
     let (own, wide) = (Warpgroups::new(packing, rows), n.div_ceil(rows));
     let inputs = cuda.arena.buffer(wide * tiles.tiles * own.inputs());
-    let args = Args::default().words(&x.words()).ptr(inputs.address).int(n);
+    let args = Args::default().words(&x.words()).ptr(inputs.address);
+    let args = args.int(n).int(tiles.per);
     let grid = Grid::rect(tiles.tiles, wide, 2 * rows);
     cuda.launch(&own.kernel("arrange"), grid, args);
     let args = count(matrices.ptr(inputs.address))
@@ -143,13 +139,12 @@ pub(crate) struct Blocks {
     pub(crate) most: usize,
 }
 
-/// `y[pair] = w[expert of pair] x`, by experts' `rows` and where their weights and factors
-/// lie; `x` has a row for each pair, or one for each row.
+/// `y[pair] = w[expert of pair] x`, by experts' `rows` and where their weights lie; `x` has a row for each pair, or one for each row.
 pub(crate) fn grouped(
     cuda: &Cuda,
     x: &Half,
     by_pair: bool,
-    (table, factors, tiles): (Address, Address, Tiles),
+    (table, tiles): (Address, Tiles),
     (y, rows): (Address, usize),
     blocks: &Blocks,
 ) {
@@ -161,11 +156,12 @@ pub(crate) fn grouped(
         .ptr(blocks.list)
         .ptr(blocks.pairs)
         .int(blocks.top_k)
-        .int(usize::from(by_pair));
+        .int(usize::from(by_pair))
+        .int(tiles.per);
     let grid = Grid::rect(tiles.tiles, blocks.most, 2 * PAIRS);
     cuda.launch(&own.kernel("arrange_pairs"), grid, args);
     let args = Args::default()
-        .words(&[table, factors, blocks.list, blocks.pairs, y, rows as u64])
+        .words(&[table, blocks.list, blocks.pairs, y, rows as u64])
         .ptr(inputs.address)
         .int(tiles.tiles)
         .int(tiles.per);

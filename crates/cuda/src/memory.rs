@@ -150,7 +150,7 @@ impl Half {
     pub(crate) fn new(arena: &Arc<Arena>, rows: usize, cols: usize) -> Self {
         let padded = cols.next_multiple_of(crate::pack::TILE);
         Half {
-            buffer: arena.buffer(rows * (2 * padded + padded / 4)),
+            buffer: arena.buffer(rows * (2 * padded + padded / 16)),
             rows,
             padded,
         }
@@ -159,8 +159,8 @@ impl Half {
     /// The kernels' struct.
     pub(crate) fn words(&self) -> [u64; 3] {
         let values = self.buffer.address;
-        let tiles = values + (2 * self.rows * self.padded) as u64;
-        [values, tiles, self.padded as u64]
+        let factors = values + (2 * self.rows * self.padded) as u64;
+        [values, factors, self.padded as u64]
     }
 }
 

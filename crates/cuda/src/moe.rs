@@ -5,7 +5,7 @@ use crate::driver::{Address, Args, Grid};
 use crate::fuse::{Beside, Deferred, End, Glu, Mixed};
 use crate::memory::{Block, Buffer, Half, address};
 use crate::pack::{Packing, TILE_ROWS};
-use crate::product::{FEED_SUMS, FEED_WARPS, Single, Tiles, Weights, feeds};
+use crate::product::{FEED_SUMS, FEED_TILES, FEED_WARPS, Single, Tiles, Weights, feeds};
 use crate::rows::{glu_alone, half, number, threads};
 use crate::{Cuda, Kernel, many};
 use backend::{Activation, Experts, Matrix, Tensor};
@@ -27,7 +27,7 @@ const GROUP_WARPS: usize = 32;
 const GATED_WARPS: usize = 8;
 
 /// Bytes of a tile of 8 rows that `product_gated` makes for itself.
-const MADE: usize = 8 * (64 * 2 + 16);
+const MADE: usize = 8 * (64 * 2 + 2 * 4);
 
 /// Tiles that such a block makes, at most: every other block of its expert makes them again.
 const MOST_MADE: usize = 64;
@@ -45,7 +45,6 @@ pub(crate) struct Table {
 /// The matrices of one kind, by expert.
 struct Addresses {
     weights: Block,
-    factors: Option<Block>,
     tiles: Option<Tiles>,
 }
 
@@ -103,7 +102,8 @@ fn feed_experts(
         _ => return None,
     };
     let shared = tiles.slices * (EXPERTS_SPACE + FEED_SUMS) + pairs * LISTED;
-    (fed(cuda, tiles, n) && shared <= cuda.driver.shared).then_some((name, shared))
+    let fits = tiles.per <= FEED_TILES && shared <= cuda.driver.shared;
+    (fed(cuda, tiles, n) && fits).then_some((name, shared))
 }
 
 /// Shared memory of a block of `feed_gated`, if that is for `n` rows of `pairs` pairs.
@@ -125,10 +125,8 @@ fn addresses<'a>(
         return None;
     }
     let table = |list: Vec<u64>| Block::of(&cuda.driver, &list, "a table of experts");
-    let factors: Vec<u64> = all.clone().map(|w| w.factors()).collect();
     Some(Addresses {
         weights: table(all.map(|w| w.address()).collect()),
-        factors: factors.iter().any(|&f| f != 0).then(|| table(factors)),
         tiles,
     })
 }
@@ -174,14 +172,13 @@ fn product(
             cuda.launch(&Kernel::new("plain", "product_experts"), grid, args);
         }
         Some(tiles) if let Some((list, most)) = &lists.blocks => {
-            let factors = w.factors.as_ref().map_or(0, |f| f.address);
             let blocks = many::Blocks {
                 list: list.address,
                 pairs: lists.pairs.address,
                 top_k: lists.top_k,
                 most: *most,
             };
-            let w = (w.weights.address, factors, tiles);
+            let w = (w.weights.address, tiles);
             many::grouped(cuda, x_half, by_pair, w, (y, rows), &blocks);
         }
         Some(tiles) => {
@@ -207,7 +204,6 @@ fn product(
             }
             let args = Args::default()
                 .ptr(w.weights.address)
-                .ptr(w.factors.as_ref().map_or(0, |f| f.address))
                 .ptr(y)
                 .words(&x_half.words())
                 .ptr(lists.lists.address)
@@ -238,11 +234,11 @@ fn product_gated(
     activation: Activation,
     everyone: Option<(&Single, &Half, usize)>,
 ) {
-    let mut words = [0; 7];
+    let mut words = [0; 6];
     if let Some((single, half, n)) = everyone {
-        words[..3].copy_from_slice(&[single.w, single.factors, single.y]);
-        words[3..6].copy_from_slice(&half.words());
-        words[6] = n as u64;
+        words[..2].copy_from_slice(&[single.w, single.y]);
+        words[2..5].copy_from_slice(&half.words());
+        words[5] = n as u64;
     }
     let pairs = lists.rows * lists.top_k;
     let feed = feed_gated(cuda, tiles, lists.rows, pairs).zip(lists.chosen.as_ref());
@@ -264,7 +260,6 @@ fn product_gated(
     }
     let args = Args::default()
         .ptr(w.weights.address)
-        .ptr(w.factors.as_ref().map_or(0, |f| f.address))
         .ptr(y)
         .ptr(both)
         .ptr(lists.lists.address)

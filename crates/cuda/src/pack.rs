@@ -7,17 +7,17 @@
 //! `g + 8` ("halves"), and of each the columns `32 h + 8 (l % 4) + 0..8` for `h`
 //! in 0, 1. Codes of 4 bits and more start with a plane of nibbles: word
 //! `(lane, half, h)`, the codes `2 i` and `2 i + 1` in bits `4 i` and `16 + 4 i`;
-//! so one mask leaves a pair of f16. What codes have above 4 bits (or above 2, for
+//! so one mask leaves a pair. What codes have above 4 bits (or above 2, for
 //! 3 bits) follows in planes of 2 bits or 1, laid out likewise. Codes of 8 bits
 //! and floats lie in parts of 16 bytes: `(half, lane)` or `(half, h, lane)`.
-//! Scales and biases end the tile, by group and row.
+//! Scales and biases end the tile, by group and row, as f16.
 //!
-//! Floats of 8 bits (E4M3) lie as codes of 8 bits do, with scales in `f32`. Shifted to
-//! the place of an f16 they are 256 times too small, which their scales make up for.
-//!
-//! bf16 becomes f16 with a power of two for each row, which loses nothing down to
-//! 2^-32 of the row's largest value; so do formats whose codes tensor cores cannot
-//! take, which are rounded to f16.
+//! After all tiles a float for each row of tiles, a power of two: what their sums are to be
+//! multiplied by. It brings their values near one another's range in f16: so bf16 loses nothing
+//! down to 2^-32 of the largest of 16 rows; codes, which the kernels read as f16 of 2^-24 and up,
+//! have scales of up to 2^15. Floats of 8 bits (E4M3) lie as codes of 8 bits do; shifted to
+//! the place of an f16 they are 256 times too small, which their scales make up for. Formats
+//! whose codes tensor cores cannot take are rounded to f16.
 
 use quant::{Codes, Layout, Scalar, Stored, Zero};
 
@@ -33,11 +33,7 @@ pub(crate) enum Packing {
     /// f16, 2 KiB a tile.
     Plain,
     /// Codes of `bits` with a scale and a bias every `group` columns, 32 or 64.
-    Codes {
-        bits: usize,
-        group: usize,
-        scale: Scalar,
-    },
+    Codes { bits: usize, group: usize },
     /// E4M3 with a scale every `group` columns, 32 or 64.
     E4m3 { group: usize },
 }
@@ -46,13 +42,6 @@ pub(crate) enum Packing {
 fn is_linear(codes: &Codes) -> bool {
     let linear = codes.zero == Zero::Bias || codes.zero.offset().is_some();
     linear && [32, 64, 128].contains(&codes.group) && [2, 3, 4, 5, 6, 8].contains(&codes.bits)
-}
-
-/// A packed matrix.
-pub(crate) struct Packed {
-    pub(crate) bytes: Vec<u8>,
-    /// By row, for bf16.
-    pub(crate) factors: Option<Vec<f32>>,
 }
 
 impl Packing {
@@ -72,12 +61,9 @@ impl Packing {
             let fits = group.filter(|_| is_e4m3(first));
             return Some(fits.map_or(Packing::Plain, |group| Packing::E4m3 { group }));
         };
-        let one = parts.iter().all(|p| p.scale == first.scale);
-        let own = if one { first.scale } else { Scalar::F32 };
         Some(Packing::Codes {
             bits: codes.bits.into(),
             group: codes.group.min(TILE),
-            scale: codes.scale.unwrap_or(own),
         })
     }
 
@@ -85,10 +71,8 @@ impl Packing {
     pub(crate) fn tile_bytes(self) -> usize {
         match self {
             Packing::Plain => 2 * TILE * TILE_ROWS,
-            Packing::Codes { bits, group, scale } => {
-                TILE * TILE_ROWS * bits / 8 + TILE / group * TILE_ROWS * 2 * scale.bytes()
-            }
-            Packing::E4m3 { group } => TILE_ROWS * (TILE + TILE / group * 4),
+            Packing::Codes { bits, group } => TILE_ROWS * (TILE * bits / 8 + TILE / group * 4),
+            Packing::E4m3 { group } => TILE_ROWS * (TILE + TILE / group * 2),
         }
     }
 
@@ -100,36 +84,37 @@ impl Packing {
         }
     }
 
+    /// Bytes from a tile to that of its rows' next columns.
+    fn along(self) -> usize {
+        self.band() * self.tile_bytes()
+    }
+
     /// What the kernels are compiled with.
     pub(crate) fn defines(self) -> Vec<(&'static str, usize)> {
         match self {
             Packing::Plain => vec![("FORMAT", 16)],
-            Packing::Codes { bits, group, scale } => vec![
-                ("FORMAT", bits),
-                ("GROUP", group),
-                ("SCALE", 8 * scale.bytes()),
-                ("SCALE_BF16", usize::from(scale == Scalar::Bf16)),
-            ],
-            Packing::E4m3 { group } => vec![("FORMAT", 9), ("GROUP", group), ("SCALE", 32)],
+            Packing::Codes { bits, group } => vec![("FORMAT", bits), ("GROUP", group)],
+            Packing::E4m3 { group } => vec![("FORMAT", 9), ("GROUP", group)],
         }
     }
 }
 
-/// Bytes of a packed matrix.
-pub(crate) fn bytes(packing: Packing, rows: usize, cols: usize) -> usize {
-    let band = packing.band();
-    rows.div_ceil(band * TILE_ROWS) * band * cols.div_ceil(TILE) * packing.tile_bytes()
+/// Bytes of a matrix' tiles, and of its factors, which follow.
+pub(crate) fn bytes(packing: Packing, rows: usize, cols: usize) -> (usize, usize) {
+    let row_tiles = rows.div_ceil(packing.band() * TILE_ROWS) * packing.band();
+    let tiles = row_tiles * cols.div_ceil(TILE);
+    (tiles * packing.tile_bytes(), 4 * row_tiles)
 }
 
 /// Packs the parts of one matrix, rows in order. Missing rows and columns of the
 /// last tiles are zeros.
-pub(crate) fn pack(packing: Packing, parts: &[Stored<'_>]) -> Packed {
+pub(crate) fn pack(packing: Packing, parts: &[Stored<'_>]) -> Vec<u8> {
     let cols = parts[0].cols;
     let rows: usize = parts.iter().map(|p| p.rows).sum();
-    let (tiles, tile_bytes) = (cols.div_ceil(TILE), packing.tile_bytes());
-    let mut bytes = vec![0u8; bytes(packing, rows, cols)];
-    let scaled = packing == Packing::Plain && parts.iter().any(is_scaled);
-    let mut factors = vec![1.0f32; if scaled { rows } else { 0 }];
+    let (tiles, band) = (cols.div_ceil(TILE), packing.band());
+    let (of_tiles, of_factors) = bytes(packing, rows, cols);
+    let mut all = vec![0u8; of_tiles + of_factors];
+    let (bytes, factors) = all.split_at_mut(of_tiles);
     let find = |mut row: usize| {
         for part in parts {
             if row < part.rows {
@@ -139,38 +124,39 @@ pub(crate) fn pack(packing: Packing, parts: &[Stored<'_>]) -> Packed {
         }
         unreachable!("a row of some part")
     };
-    let band_rows = packing.band() * TILE_ROWS;
-    let bands = bytes
-        .chunks_mut(packing.band() * tiles * tile_bytes)
+    let jobs = bytes
+        .chunks_mut(tiles * packing.along())
+        .zip(factors.chunks_mut(4 * band))
         .enumerate();
-    let mut factor_bands = factors.chunks_mut(band_rows);
-    let jobs: Vec<_> = bands
-        .map(|(band, bytes)| (band, bytes, factor_bands.next().unwrap_or_default()))
-        .collect();
-    in_parallel(jobs, rows * cols, |(band, bytes, factors)| {
-        for i in 0..band_rows.min(rows - band * band_rows) {
-            let (part, row) = find(band * band_rows + i);
-            // The row of tiles, from its first one on, and the row in it.
-            let (bytes, r) = (&mut bytes[i / TILE_ROWS * tile_bytes..], i % TILE_ROWS);
-            match packing {
-                Packing::Plain => {
-                    let factor = pack_plain_row(part, row, r, bytes);
-                    if let Some(f) = factors.get_mut(i) {
-                        *f = factor;
-                    }
-                }
-                Packing::Codes { bits, group, scale } => {
-                    let numbers = [bits, group, tile_bytes, packing.band() * tile_bytes];
-                    pack_code_row(part, row, r, bytes, numbers, scale);
-                }
-                Packing::E4m3 { group } => pack_e4m3_row(part, row, r, bytes, group),
-            }
+    in_parallel(jobs.collect(), rows * cols, |(at, (bytes, factors))| {
+        for i in 0..band {
+            let first = (at * band + i) * TILE_ROWS;
+            let own = (first..rows.min(first + TILE_ROWS)).map(find).collect();
+            let bytes = &mut bytes[i * packing.tile_bytes()..];
+            let factor: f32 = match packing {
+                Packing::Plain => pack_plain(own, bytes),
+                Packing::Codes { bits, group } => pack_codes(own, bytes, packing, bits, group),
+                Packing::E4m3 { group } => pack_e4m3(own, bytes, packing, group),
+            };
+            factors[4 * i..4 * i + 4].copy_from_slice(&factor.to_le_bytes());
         }
     });
-    Packed {
-        bytes,
-        factors: scaled.then_some(factors),
-    }
+    all
+}
+
+/// Up to [`TILE_ROWS`] rows of parts.
+type Rows<'a> = Vec<(&'a Stored<'a>, usize)>;
+
+/// The largest of the finite, without their signs.
+fn largest(values: impl Iterator<Item = f32>) -> f32 {
+    let finite = values.map(f32::abs).filter(|v| v.is_finite());
+    finite.fold(0.0, f32::max)
+}
+
+/// The power of two that takes `max` to `2^to .. 2^(to + 1)`, or as near as it is safe.
+fn up_to(max: f32, to: i32) -> f32 {
+    let exponent = (max.to_bits() >> 23) as i32 - 127;
+    f32::from_bits(((127 + (to - exponent).clamp(-100, 100)) as u32) << 23)
 }
 
 /// Runs `f` over `jobs`, on all cores if there are many `values`.
@@ -190,11 +176,6 @@ fn in_parallel<T: Send>(jobs: Vec<T>, values: usize, f: impl Fn(T) + Sync) {
     });
 }
 
-/// Whether f16 needs a factor a row to hold the values.
-fn is_scaled(part: &Stored<'_>) -> bool {
-    part.format.layout != Layout::Plain(Scalar::F16)
-}
-
 /// Whether its codes are E4M3.
 fn is_e4m3(part: &Stored<'_>) -> bool {
     matches!(part.format.layout, Layout::Scaled { code, .. } if code == quant::Code::E4m3)
@@ -205,88 +186,119 @@ fn column(c: usize) -> (usize, usize, usize) {
     (c % 32 / 8, c / 32, c % 8)
 }
 
-/// Writes one row of f16 into its band; returns what the values are to be
-/// multiplied by.
-fn pack_plain_row(part: &Stored<'_>, row: usize, r: usize, band: &mut [u8]) -> f32 {
-    let mut values = vec![0.0f32; part.cols];
-    part.decode_row(row, &mut values);
-    let mut factor = 1.0;
-    if is_scaled(part) {
-        let max = values.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-        let exponent = ((max.to_bits() >> 23) as i32).clamp(27, 240) - 127 - 14;
-        factor = f32::from_bits(((127 + exponent) as u32) << 23);
-        values.iter_mut().for_each(|v| *v /= factor);
+/// Writes rows of f16 into their tiles; returns what the values are to be multiplied by.
+fn pack_plain(rows: Rows<'_>, tiles: &mut [u8]) -> f32 {
+    let decode = |(part, row): (&Stored<'_>, usize)| {
+        let mut values = vec![0.0f32; part.cols];
+        part.decode_row(row, &mut values);
+        values
+    };
+    let is_f16 =
+        |(part, _): &(&Stored<'_>, usize)| part.format.layout == Layout::Plain(Scalar::F16);
+    let as_they_are = rows.iter().all(is_f16);
+    let rows: Vec<_> = rows.into_iter().map(decode).collect();
+    let most = largest(rows.iter().flatten().copied());
+    let by = if as_they_are { 1.0 } else { up_to(most, 14) };
+    for (r, values) in rows.iter().enumerate() {
+        for (c, &value) in values.iter().enumerate() {
+            let tile = &mut tiles[c / TILE * Packing::Plain.along()..];
+            let (t, h, at) = column(c % TILE);
+            let part = (r / 8 * 2 + h) * 32 + r % 8 * 4 + t;
+            Scalar::F16.put(&mut tile[16 * part..], at, by * value);
+        }
     }
-    for (c, &value) in values.iter().enumerate() {
-        let tile = &mut band[c / TILE * Packing::Plain.band() * Packing::Plain.tile_bytes()..];
-        let (t, h, at) = column(c % TILE);
-        let part = (r / 8 * 2 + h) * 32 + r % 8 * 4 + t;
-        Scalar::F16.put(&mut tile[16 * part..], at, value);
-    }
-    factor
+    by.recip()
 }
 
-/// Writes one row of codes and scales into its band.
-fn pack_code_row(
-    part: &Stored<'_>,
-    row: usize,
-    r: usize,
-    band: &mut [u8],
-    [bits, group, tile_bytes, along]: [usize; 4],
-    scale: Scalar,
-) {
+/// A row's codes, and a scale and a bias for each of its groups.
+struct Unpacked {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    biases: Vec<f32>,
+    group: usize,
+}
+
+fn unpack_row((part, row): (&Stored<'_>, usize)) -> Unpacked {
     let view = part.format.codes().expect("only codes are packed here");
     let groups = part.cols / view.group;
-    let mut codes = vec![0u8; part.cols];
-    let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
+    let mut v = Unpacked {
+        codes: vec![0; part.cols],
+        scales: vec![0.0; groups],
+        biases: vec![0.0; groups],
+        group: view.group,
+    };
     part.format
-        .unpack(part.row(row), &mut codes, &mut scales, &mut biases);
+        .unpack(part.row(row), &mut v.codes, &mut v.scales, &mut v.biases);
     if let Some(offset) = view.zero.offset() {
-        biases
-            .iter_mut()
-            .zip(&scales)
-            .for_each(|(b, s)| *b = -(offset as f32) * s);
+        let both = v.biases.iter_mut().zip(&v.scales);
+        both.for_each(|(b, s)| *b = -(offset as f32) * s);
     }
-    for (k, tile) in band.chunks_mut(along).enumerate() {
-        let (words, factors) = tile[..tile_bytes].split_at_mut(TILE * TILE_ROWS * bits / 8);
-        for (c, &code) in codes[k * TILE..].iter().take(TILE).enumerate() {
-            put(words, bits, r, c, code.into());
-        }
-        for i in 0..TILE / group {
-            let column = k * TILE + i * group;
-            if column < part.cols {
-                let (g, at) = (column / view.group, 2 * scale_at(i, r));
-                scale.put(factors, at, scales[g]);
-                scale.put(factors, at + 1, biases[g]);
-            }
-        }
-    }
+    v
 }
 
-/// Writes one row of E4M3 and its scales into its band. A group with a code that is no
-/// number gets a scale that is none.
-fn pack_e4m3_row(part: &Stored<'_>, row: usize, r: usize, band: &mut [u8], group: usize) {
-    let stored = part.row(row);
-    let packing = Packing::E4m3 { group };
-    let tile_bytes = packing.tile_bytes();
-    for (k, tile) in band.chunks_mut(packing.band() * tile_bytes).enumerate() {
-        let (words, scales) = tile[..tile_bytes].split_at_mut(TILE * TILE_ROWS);
-        for (i, codes) in stored.codes[k * TILE..]
-            .chunks(group)
-            .take(TILE / group)
-            .enumerate()
-        {
-            for (c, &code) in codes.iter().enumerate() {
-                put(words, 8, r, i * group + c, code.into());
+/// Writes rows of codes and scales into their tiles; returns what their values are to be
+/// multiplied by.
+fn pack_codes(
+    rows: Rows<'_>,
+    tiles: &mut [u8],
+    packing: Packing,
+    bits: usize,
+    group: usize,
+) -> f32 {
+    let rows: Vec<_> = rows.into_iter().map(unpack_row).collect();
+    let most = |of: fn(&Unpacked) -> &Vec<f32>| largest(rows.iter().flat_map(of).copied());
+    // A code is worth 2^-24: scales of 2^15 at most, and values below 2^15 with any bias.
+    let by = up_to(most(|r| &r.scales), -10).min(up_to(most(|r| &r.biases), 13));
+    for (r, row) in rows.iter().enumerate() {
+        let cols = row.codes.len();
+        for (k, tile) in tiles.chunks_mut(packing.along()).enumerate() {
+            let (words, scales) = tile.split_at_mut(TILE * TILE_ROWS * bits / 8);
+            for (c, &code) in row.codes.iter().skip(k * TILE).take(TILE).enumerate() {
+                put(words, bits, r, c, code.into());
             }
-            let numbers = codes.iter().all(|code| code & 0x7f != 0x7f);
-            let scale = part
-                .format
-                .tile_scale(&stored, (k * TILE + i * group) / stored.width);
-            let scale = if numbers { 256.0 * scale } else { f32::NAN };
-            Scalar::F32.put(scales, scale_at(i, r), scale);
+            for i in (0..TILE / group).filter(|i| k * TILE + i * group < cols) {
+                let (g, at) = ((k * TILE + i * group) / row.group, 2 * scale_at(i, r));
+                Scalar::F16.put(scales, at, row.scales[g] * by * 2f32.powi(24));
+                Scalar::F16.put(scales, at + 1, row.biases[g] * by);
+            }
         }
     }
+    by.recip()
+}
+
+/// Writes rows of E4M3 and their scales into their tiles; returns what their values are to be
+/// multiplied by. A group with a code that is no number gets a scale that is none.
+fn pack_e4m3(rows: Rows<'_>, tiles: &mut [u8], packing: Packing, group: usize) -> f32 {
+    let scale_of = |part: &Stored<'_>, row: &quant::Row<'_>, column: usize| {
+        let codes = &row.codes[column..column + group.min(part.cols - column)];
+        let numbers = codes.iter().all(|code| code & 0x7f != 0x7f);
+        let scale = part.format.tile_scale(row, column / row.width);
+        if numbers { scale } else { f32::NAN }
+    };
+    let all = rows.iter().flat_map(|&(part, row)| {
+        let row = part.row(row);
+        (0..part.cols)
+            .step_by(group)
+            .map(move |c| scale_of(part, &row, c))
+    });
+    // Values of 448 at most, codes 256 times too small.
+    let by = up_to(largest(all), 5);
+    for (r, &(part, row)) in rows.iter().enumerate() {
+        let stored = part.row(row);
+        for (k, tile) in tiles.chunks_mut(packing.along()).enumerate() {
+            let (words, scales) = tile.split_at_mut(TILE * TILE_ROWS);
+            let (from, until) = (k * TILE, part.cols.min((k + 1) * TILE));
+            for (c, &code) in stored.codes[from.min(until)..until].iter().enumerate() {
+                put(words, 8, r, c, code.into());
+            }
+            for column in (from..until).step_by(group) {
+                let scale = scale_of(part, &stored, column);
+                let at = scale_at((column - from) / group, r);
+                Scalar::F16.put(scales, at, scale * by * 256.0);
+            }
+        }
+    }
+    by.recip()
 }
 
 /// Where the scale of a group and of row `r` lies in a tile: the rows that a lane has, `g`
@@ -335,11 +347,14 @@ mod tests {
 
     /// Reads a packed value back, the way the kernels find it: from the fragment of
     /// a lane to the value.
-    fn unpack(packing: Packing, packed: &Packed, tiles: usize, row: usize, col: usize) -> f32 {
+    fn unpack(packing: Packing, packed: &[u8], tiles: usize, row: usize, col: usize) -> f32 {
         let size = packing.tile_bytes();
         let band = packing.band();
         let at = (row / 16 / band * tiles + col / 64) * band + row / 16 % band;
-        let tile = &packed.bytes[at * size..][..size];
+        let tile = &packed[at * size..][..size];
+        let row_tiles = packed.len() / (band * (tiles * size + 4)) * band;
+        let factor = &packed[row_tiles * tiles * size + row / 16 * 4..][..4];
+        let factor = f32::from_le_bytes(factor.try_into().unwrap());
         let word = |i: usize| u32::from_le_bytes(tile[4 * i..4 * i + 4].try_into().unwrap());
         // Of 16 products of columns, j takes four columns of every lane's 16.
         let c = col % 64;
@@ -349,16 +364,15 @@ mod tests {
         match packing {
             Packing::Plain => {
                 let w = word((lane + 32 * (half * 2 + j / 2)) * 4 + 2 * (j % 2) + pair);
-                let v = half::f16::from_bits((w >> (16 * end)) as u16).to_f32();
-                packed.factors.as_ref().map_or(v, |f| v * f[row])
+                half::f16::from_bits((w >> (16 * end)) as u16).to_f32() * factor
             }
             Packing::E4m3 { group } => {
                 let code = word((lane + 32 * half) * 4 + j) >> (16 * pair + 8 * end) & 255;
-                let scale = Scalar::F32.get(&tile[1024..], scale_at(c / group, row % 16));
+                let scale = Scalar::F16.get(&tile[1024..], scale_at(c / group, row % 16));
                 let bits = (code & 0x80) << 8 | (code & 0x7f) << 7;
-                scale * half::f16::from_bits(bits as u16).to_f32()
+                scale * half::f16::from_bits(bits as u16).to_f32() * factor
             }
-            Packing::Codes { bits, group, scale } => {
+            Packing::Codes { bits, group } => {
                 let q = j / 2 * 4 + 2 * (j % 2) + pair;
                 let code = match bits {
                     8 => word((lane + 32 * half) * 4 + j) >> (16 * pair + 8 * end) & 255,
@@ -384,8 +398,8 @@ mod tests {
                 };
                 let at = 2 * scale_at(c / group, row % 16);
                 let scales = &tile[128 * bits..];
-                let (s, b) = (scale.get(scales, at), scale.get(scales, at + 1));
-                s.mul_add(code as f32, b)
+                let get = |at| Scalar::F16.get(scales, at);
+                get(at).mul_add(code as f32 / 2f32.powi(24), get(at + 1)) * factor
             }
         }
     }
@@ -404,9 +418,11 @@ mod tests {
             let packing = Packing::of(&[stored]).unwrap();
             prop_assert_eq!(packing, if group > 0 { Packing::E4m3 { group } } else { Packing::Plain });
             let packed = pack(packing, &[stored]);
+            let most = largest(stored.to_f32().into_iter());
             for (i, want) in stored.to_f32().into_iter().enumerate() {
                 let got = unpack(packing, &packed, cols.div_ceil(TILE), i / cols, i % cols);
-                let off = if group > 0 { 0.0 } else { want.abs() / 2048.0 };
+                // f16 has 11 bits, and 2^-25 is half of its least value.
+                let off = want.abs() / 2048.0 + most / 2f32.powi(39);
                 prop_assert!((got - want).abs() <= off, "row {} column {}: {got} not {want}", i / cols, i % cols);
             }
         }
@@ -427,8 +443,13 @@ mod tests {
                     let want = stored.view().to_f32();
                     for (i, want) in want.into_iter().enumerate() {
                         let got = unpack(packing, &packed, cols.div_ceil(TILE), i / cols, i % cols);
-                        let exact = packing != Packing::Plain || matches!(format.layout, Layout::Plain(_));
-                        let off = if exact { 0.0 } else { want.abs() / 2048.0 };
+                        let off = match (packing, format.layout) {
+                            (_, Layout::Plain(_)) => 0.0,
+                            (Packing::Plain, _) => want.abs() / 2048.0,
+                            _ if scale != Scalar::F32 && format.codes().is_some_and(|c| c.scale.is_none()) => 0.0,
+                            // Scales and biases are rounded; values are up to 1.2, and a step of 8 bits 1 / 128.
+                            _ => 1.0 / 512.0,
+                        };
                         prop_assert!((got - want).abs() <= off, "{} row {} column {}: {got} not {want}", format.name, i / cols, i % cols);
                     }
                 }

@@ -26,13 +26,15 @@ const FEW: usize = 32;
 const FEED_SHARED: usize = 12_384 + FEED_SUMS;
 pub(crate) const FEED_SUMS: usize = 2_048;
 
+/// Tiles of a slice that `feed` has room for (SLICE_TILES).
+pub(crate) const FEED_TILES: usize = 32;
+
 /// Warps of `feed` on a multiprocessor.
 pub(crate) const FEED_WARPS: usize = 16;
 
 /// A matrix on the device.
 pub(crate) struct Weights {
     block: Block,
-    factors: Option<Block>,
     /// Absent for f32.
     packed: Option<Tiles>,
     /// Where a layer's experts lie, kept with the first of them.
@@ -70,7 +72,7 @@ impl Tiles {
         // One compilation serves every shape of the same number of warps.
         kernel.defines.push(("SLICES", self.slices));
         let unroll = match self.packing {
-            Packing::Plain => 2,
+            Packing::Plain | Packing::Codes { bits: 5.., .. } => 2,
             Packing::Codes { .. } | Packing::E4m3 { .. } => 4,
         };
         kernel.defines.push(("UNROLL", unroll));
@@ -81,10 +83,6 @@ impl Tiles {
 impl Weights {
     pub(crate) fn address(&self) -> Address {
         self.block.address
-    }
-
-    pub(crate) fn factors(&self) -> Address {
-        self.factors.as_ref().map_or(0, |f| f.address)
     }
 
     pub(crate) fn tiles(&self) -> Option<Tiles> {
@@ -103,24 +101,17 @@ pub(crate) fn matrix(cuda: &Cuda, parts: &[Stored<'_>]) -> Matrix {
             let values: Vec<f32> = parts.iter().flat_map(Stored::to_f32).collect();
             Weights {
                 block: Block::of(&cuda.driver, &values, &what),
-                factors: None,
                 packed: None,
                 experts: OnceLock::new(),
             }
         }
-        Some(packing) => {
-            let packed = pack::pack(packing, parts);
-            let factors = packed.factors.as_ref();
-            Weights {
-                block: Block::of(&cuda.driver, &packed.bytes, &what),
-                factors: factors.map(|f| Block::of(&cuda.driver, f, &what)),
-                packed: Some(Tiles::new(packing, cols)),
-                experts: OnceLock::new(),
-            }
-        }
+        Some(packing) => Weights {
+            block: Block::of(&cuda.driver, &pack::pack(packing, parts), &what),
+            packed: Some(Tiles::new(packing, cols)),
+            experts: OnceLock::new(),
+        },
     };
-    let bytes = weights.block.bytes + weights.factors.as_ref().map_or(0, |f| f.bytes);
-    Matrix::new(rows, cols, format, bytes, Box::new(weights))
+    Matrix::new(rows, cols, format, weights.block.bytes, Box::new(weights))
 }
 
 /// Random weights, made on the device.
@@ -150,18 +141,19 @@ pub(crate) fn random_matrix(
     };
     let packing = packing.expect("a format that is packed");
     let tiles = Tiles::new(packing, cols);
-    let bytes = pack::bytes(packing, rows, cols);
+    let (of_tiles, of_factors) = pack::bytes(packing, rows, cols);
+    let bytes = of_tiles + of_factors;
     let block = Block::new(&cuda.driver, bytes, "random weights");
     let args = Args::default()
         .ptr(block.address)
         .float((cols as f32).sqrt().recip())
+        .long(of_tiles / 4)
         .long(bytes / 4);
     cuda.launch(&tiles.kernel("random_tiles"), Grid::each(bytes / 4), args);
     // Products ask for weights before they wait for other kernels.
     cuda.driver.wait();
     let weights = Weights {
         block,
-        factors: None,
         packed: Some(tiles),
         experts: OnceLock::new(),
     };
@@ -185,14 +177,13 @@ pub(crate) fn embed(cuda: &Cuda, table: &Matrix, tokens: &[u32], scale: f32) -> 
         None => [uploaded.as_ref().map_or(0, |ids| ids.address), 0],
     };
     let args = Args::default().ptr(w.address());
+    let args = args.ptr(ids).ptr(batch).ptr(address(&y));
     let (kernel, args) = match w.packed {
-        None => (Kernel::new("plain", "embed"), args),
-        Some(t) => (t.kernel("embed"), args.ptr(w.factors())),
-    };
-    let args = args.ptr(ids).ptr(batch).ptr(address(&y)).int(table.cols);
-    let args = match w.packed {
-        None => args,
-        Some(t) => args.int(t.tiles),
+        None => (Kernel::new("plain", "embed"), args.int(table.cols)),
+        Some(t) => (
+            t.kernel("embed"),
+            args.int(table.rows).int(table.cols).int(t.tiles),
+        ),
     };
     cuda.launch(&kernel, Grid::each(n), args.float(scale).long(n));
     y
@@ -202,7 +193,6 @@ pub(crate) fn embed(cuda: &Cuda, table: &Matrix, tokens: &[u32], scale: f32) -> 
 pub(crate) struct Single {
     pub(crate) tiles: Tiles,
     pub(crate) w: Address,
-    pub(crate) factors: Address,
     pub(crate) y: Address,
     /// Rows of the matrix, and of its input.
     pub(crate) rows: usize,
@@ -221,7 +211,6 @@ fn defer_product(cuda: &Cuda, x: &Tensor, w: &Matrix, y: &mut Tensor) -> bool {
             glu.product = Some(Single {
                 tiles,
                 w: weights.address(),
-                factors: weights.factors(),
                 y,
                 rows: w.rows,
                 n: x.rows(),
@@ -301,11 +290,11 @@ fn row_tiles(group: &Group<'_>) -> usize {
 }
 
 /// The kernels' struct of a group, and blocks of `r` rows of tiles that it takes.
-pub(crate) fn matrices(group: &Group<'_>, r: usize) -> ([u64; 16], usize) {
-    let mut words = [0u64; 16];
+pub(crate) fn matrices(group: &Group<'_>, r: usize) -> ([u64; 12], usize) {
+    let mut words = [0u64; 12];
     let mut blocks = 0;
     let mut put = |at: usize, value: usize| {
-        words[12 + at / 2] |= (value as u64) << (32 * (at % 2));
+        words[8 + at / 2] |= (value as u64) << (32 * (at % 2));
     };
     for i in 0..4 {
         match group.get(i) {
@@ -320,8 +309,7 @@ pub(crate) fn matrices(group: &Group<'_>, r: usize) -> ([u64; 16], usize) {
     for (i, (w, y)) in group.iter().enumerate() {
         let w = w.storage::<Weights>();
         words[i] = w.address();
-        words[4 + i] = w.factors();
-        words[8 + i] = *y;
+        words[4 + i] = *y;
     }
     (words, blocks)
 }
@@ -333,7 +321,7 @@ fn few(
     tiles: Tiles,
     group: &Group<'_>,
 ) -> (Kernel, Grid, Args) {
-    let feeds = feeds(&cuda.driver);
+    let feeds = feeds(&cuda.driver) && tiles.per <= FEED_TILES;
     // Blocks of two rows of tiles read activations half as often, if that leaves
     // enough of them.
     let (name, r, tokens) = if feeds {
@@ -431,11 +419,11 @@ fn rows_of(cuda: &Cuda, x: &Tensor, w: &Matrix, ids: Address, n_ids: usize) -> T
         Some(tiles) => {
             let args = Args::default()
                 .ptr(weights.address())
-                .ptr(weights.factors())
                 .ptr(address(&y))
                 .words(&half(cuda, x).words())
                 .ptr(ids)
                 .int(n_ids)
+                .int(w.rows)
                 .int(tiles.tiles)
                 .int(tiles.per);
             let grid = Grid::rect(n_ids.div_ceil(TILE_ROWS), x.rows(), 32 * tiles.slices);
