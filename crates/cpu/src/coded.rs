@@ -239,7 +239,7 @@ impl Rounded {
             };
             match runs {
                 [only] => {
-                    let part = (ROUNDED / (block * group)).max(1);
+                    let part = cpu.pool.even(groups, ROUNDED / (block * group));
                     let parts = groups.div_ceil(part);
                     let n = only.len().div_ceil(block);
                     cpu.pool.each(n * parts, 1, |_, range| {

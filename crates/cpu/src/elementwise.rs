@@ -10,13 +10,12 @@ use backend::{Activation, Tensor, math};
 /// such pieces stay on the calling thread.
 pub(crate) const PIECE: usize = 16 << 10;
 
-/// As many of a function that takes some dozens of instructions, or reads what it does twice.
+/// As many where that takes some dozens of instructions, reads are two, or a worker writes
+/// what it reads next: the rows of a sum and of its norm.
 pub(crate) const LONG: usize = PIECE / 4;
 
 /// A function of two elements.
 pub(crate) trait Op: Copy + Sync {
-    /// Elements that one worker takes at a time.
-    const PIECE: usize = PIECE;
     fn apply<L: Lanes>(self, x: L, y: L) -> L;
 }
 
@@ -43,7 +42,6 @@ impl Op for Scale {
 #[derive(Clone, Copy)]
 pub(crate) struct Softcap(pub(crate) f32);
 impl Op for Softcap {
-    const PIECE: usize = LONG;
     #[inline(always)]
     fn apply<L: Lanes>(self, x: L, _: L) -> L {
         let cap = L::splat(self.0);
@@ -54,7 +52,6 @@ impl Op for Softcap {
 #[derive(Clone, Copy)]
 struct Silu;
 impl Op for Silu {
-    const PIECE: usize = LONG;
     #[inline(always)]
     fn apply<L: Lanes>(self, x: L, y: L) -> L {
         math::silu(x) * y
@@ -64,7 +61,6 @@ impl Op for Silu {
 #[derive(Clone, Copy)]
 struct GeluTanh;
 impl Op for GeluTanh {
-    const PIECE: usize = LONG;
     #[inline(always)]
     fn apply<L: Lanes>(self, x: L, y: L) -> L {
         math::gelu_tanh(x) * y
@@ -74,7 +70,6 @@ impl Op for GeluTanh {
 #[derive(Clone, Copy)]
 struct Sigmoid;
 impl Op for Sigmoid {
-    const PIECE: usize = LONG;
     #[inline(always)]
     fn apply<L: Lanes>(self, x: L, y: L) -> L {
         math::sigmoid(x) * y
@@ -128,7 +123,10 @@ pub(crate) fn apply<O: Op>(cpu: &Cpu, op: O, mut x: Tensor, y: Option<&Tensor>) 
     let out = values_mut(&mut x);
     let n = out.len();
     let out = Split::new(out);
-    cpu.pool.each(n, O::PIECE, |_, range| {
+    let lines = n.div_ceil(16);
+    let chunk = cpu.pool.even(lines, LONG / 16);
+    cpu.pool.each(lines, chunk, |_, range| {
+        let range = 16 * range.start..n.min(16 * range.end);
         // SAFETY: ranges are disjoint.
         let x = unsafe { out.part(range.clone()) };
         cpu.isa.run(Apply {

@@ -63,8 +63,9 @@ pub(crate) fn rms_norm(
     });
     let mut y = cpu.tensor(x.rows(), x.cols());
     let (x, out) = (values(x), Split::new(values_mut(&mut y)));
+    let n = x.len() / width;
     cpu.pool
-        .each(x.len() / width, LONG.div_ceil(width), |_, range| {
+        .each(n, cpu.pool.even(n, LONG.div_ceil(width)), |_, range| {
             let range = range.start * width..range.end * width;
             // SAFETY: ranges are disjoint.
             let y = unsafe { out.part(range.clone()) };
