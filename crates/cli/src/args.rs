@@ -145,7 +145,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
     pub(crate) device: Device,
     /// Threads to compute with [default: one a core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<NonZeroUsize>,
     /// Bind each thread but the first to a core of its own
     #[arg(long)]
@@ -672,6 +672,15 @@ fn device(text: &str) -> Result<Device, String> {
         _ => text.strip_prefix("cuda:").and_then(ordinal),
     };
     device.ok_or_else(|| "devices are auto, cpu, cuda and cuda:N, such as cuda:1".into())
+}
+
+/// Threads wait for each other all the time: one that has no core stalls them all.
+fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    let most = std::thread::available_parallelism().map_or(usize::MAX, NonZeroUsize::get);
+    match text.parse::<NonZeroUsize>() {
+        Ok(n) if n.get() > most => Err(format!("this machine runs {most} at once")),
+        parsed => parsed.map_err(|_| "expected a number from 1 on".into()),
+    }
 }
 
 fn isa(text: &str) -> Result<cpu::Isa, String> {

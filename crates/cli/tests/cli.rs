@@ -488,7 +488,8 @@ fn wrong_command_lines_end_with_code_2() {
             &["run", PROMPT, "--context", "many"],
             "expected a number such as 4096 or 4k",
         ),
-        (&["run", PROMPT, "--threads", "0"], "--threads"),
+        (&["run", PROMPT, "--threads", "0"], "a number from 1 on"),
+        (&["run", PROMPT, "--threads", "9999"], "this machine runs"),
         (
             &["run", PROMPT, "--raw", "--system", "x"],
             "cannot be used with",
