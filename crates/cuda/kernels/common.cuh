@@ -181,15 +181,14 @@ __device__ __forceinline__ u32 ratio(float factor, float unit_inverse) {
     asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(v) : "f"(factor * unit_inverse));
     return v;
 }
-// A warp turns a tile, two neighbours a lane; returns the factor.
-__device__ __forceinline__ float put_half(const Half &h, u64 row, int tile, float v0, float v1) {
+// A warp turns a tile, two neighbours a lane.
+__device__ __forceinline__ void put_half(const Half &h, u64 row, int tile, float v0, float v1) {
     // Floats that are not negative are in the order of their bits.
     const float most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(larger(fabsf(v0), fabsf(v1)))));
     const float scale = row_scale(most), factor = inverse(scale);
     const int lane = threadIdx.x & 31;
     ((u32 *) (h.values + row * h.kp + tile * 64))[lane] = f32_to_f16(v0 * scale) | (u32) f32_to_f16(v1 * scale) << 16;
     if (lane == 0) h.factors[row * (h.kp / 64) + tile] = factor;
-    return factor;
 }
 // The threads that share a row: a block, or the blocks of a cluster.
 __device__ __forceinline__ u32 blocks_of_row() {

@@ -17,13 +17,12 @@ KERNEL __launch_bounds__(256) to_slices(Half x, Half to, int tiles, int per) {
     in_order();
     const u64 at = (u64) blockIdx.x * 8 + (threadIdx.x >> 5), row = blockIdx.y;
     if (at >= (u64) tiles) return;
-    const int lane = threadIdx.x & 31, k = (int) at, first = k / per * per;
+    const int lane = threadIdx.x & 31, k = (int) at;
     const float *factors = x.factors + row * tiles;
-    float unit = 0.0f;
-    for (int i = first; i < min(first + per, tiles); i++) unit = larger(unit, factors[i]);
+    const float unit = unit_around(k, per, tiles, [&](int i) { return factors[i]; });
     const u64 pair = row * (x.kp / 2) + k * 32 + lane;
     ((u32 *) to.values)[pair] = mul2(((const u32 *) x.values)[pair], ratio(factors[k], inverse(unit)));
-    if (lane == 0 && k == first) to.factors[row * ((tiles + per - 1) / per) + k / per] = unit;
+    if (lane == 0 && k % per == 0) to.factors[row * ((tiles + per - 1) / per) + k / per] = unit;
 }
 __device__ __forceinline__ void copy_async(u32 to, const void *from, bool real) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");

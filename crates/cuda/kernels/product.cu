@@ -105,7 +105,7 @@ PRODUCT(1, 2)
 #define RING 12288 // bytes of a warp's weights on their way, and of its barriers
 #define DEEPEST 16 // stages at once, at most
 #else
-#define RING 12384 // bytes of a warp's weights and activations on their way
+#define RING 12384 // bytes of a warp's weights and activations on their way, and of ratios
 #define DEEPEST 5
 #endif
 #define SUMS 4     // results of 16 rows by 8 that wait for slices, at most
@@ -833,10 +833,7 @@ struct Slices {
 };
 // Takes tile `k` of a row, which lies at `values`, to the unit of its slice, by a warp.
 template <class F> __device__ __forceinline__ float unify(u32 *values, int k, int per, int tiles, F factor) {
-    const int first = k / per * per, end = min(first + per, tiles);
-    float unit = 0.0f;
-#pragma unroll 4
-    for (int i = first; i < end; i++) unit = larger(unit, factor(i));
+    const float unit = unit_around(k, per, tiles, factor);
     u32 &own = values[threadIdx.x & 31];
     own = mul2(own, ratio(factor(k), inverse(unit)));
     return unit;

@@ -222,7 +222,15 @@ template <class F> __device__ __forceinline__ float unit_of(int begin, int end, 
     for (int k = begin + (threadIdx.x & 3); k < end; k += 4) most = larger(most, factor(k));
     return of_quad(most);
 }
-// The same of a slice of SLICE_TILES, at most, whose ratios it writes: `to` for the first tile,
+// The same by one thread, or by lanes that all do it: of the slice that tile `k` is in.
+template <class F> __device__ __forceinline__ float unit_around(int k, int per, int tiles, F factor) {
+    const int first = k / per * per, end = min(first + per, tiles);
+    float unit = 0.0f;
+#pragma unroll 4
+    for (int i = first; i < end; i++) unit = larger(unit, factor(i));
+    return unit;
+}
+// And of a slice of SLICE_TILES, at most, whose ratios it writes: `to` for the first tile,
 // `step` words from one to the next.
 #define SLICE_TILES 32
 __device__ __forceinline__ float put_ratios(const float *factors, int length, u32 *to, int step) {

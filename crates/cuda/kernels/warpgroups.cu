@@ -25,8 +25,7 @@ __device__ __forceinline__ void arrange_row(const Half &x, u8 *to, int row, int 
     float unit = 0.0f;
     if (row >= 0) {
         const float *factors = x.factors + (u64) row * tiles;
-        const int first = k / per * per;
-        for (int i = first; i < min(first + per, tiles); i++) unit = larger(unit, factors[i]);
+        unit = unit_around(k, per, tiles, [&](int i) { return factors[i]; });
         const u32 by = ratio(factors[k], inverse(unit));
 #pragma unroll
         for (int t = 0; t < 4; t++) {

@@ -22,7 +22,7 @@ const TOKENS: usize = 8;
 /// Rows of activations that are too few for [`many`].
 const FEW: usize = 32;
 
-/// Bytes of shared memory that a warp of `feed` takes: its ring, and its sums.
+/// Bytes of shared memory that a warp of `feed` takes: its ring and ratios, and its sums.
 const FEED_SHARED: usize = 12_384 + FEED_SUMS;
 pub(crate) const FEED_SUMS: usize = 2_048;
 
