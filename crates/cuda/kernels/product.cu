@@ -162,16 +162,6 @@ template <class Source> struct Cursor {
         return true;
     }
 };
-// Barriers in shared memory; `round` counts how often one is used.
-__device__ __forceinline__ void arrivals(u32 barrier, u32 threads) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
-}
-__device__ __forceinline__ void await(u32 barrier, u32 round) {
-    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}" :: "r"(barrier), "r"(round & 1) : "memory");
-}
 #if !ENGINE
 __device__ __forceinline__ void copy16(u32 to, const u8 *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
@@ -251,7 +241,7 @@ template <class Source, int N, class Way, int SPACE> struct Ring {
     u64 rest_from;
     const u8 *stage;
     __device__ __forceinline__ Ring(const Cursor<Source> &cursor, const Way &low, const Way &high, u8 *ring, int lane)
-        : next(cursor), way{low, high}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
+        : next(cursor), way{low, high}, ring(ring), to(shared_at(ring)), lane(lane) {
         beside = next.tiles * TILE_BYTES;
         rest_row = TOGETHER ? lane / max(REST, 1) : 0;
         // From the lane's 16 bytes of the first row to those of its rest.
@@ -332,13 +322,6 @@ template <class Source, int N, class Way, int SPACE> struct Ring {
     __device__ __forceinline__ void used() {}
 };
 #else
-// Tells a barrier of bytes to come, and has them come.
-__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void bring(u32 to, const u8 *from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
 // Where a lane finds its row of activations in a warp's slice.
 template <int> struct Way {
     const u16 *values;
@@ -378,7 +361,7 @@ template <class Source, int N, class Way, int> struct Ring {
     typename Way::Ahead ahead;
     Inputs in[N];
     __device__ __forceinline__ Ring(const Cursor<Source> &cursor, const Way &low, const Way &high, u8 *ring, int lane)
-        : next(cursor), way{low, high}, ring(ring), to((u32) __cvta_generic_to_shared(ring)), lane(lane) {
+        : next(cursor), way{low, high}, ring(ring), to(shared_at(ring)), lane(lane) {
         there = to + RING - 8 * DEEPEST;
         stage_bytes = min(ROWS(N), next.stop - next.at) * TILE_BYTES;
         depth = min((RING - 8 * DEEPEST) / stage_bytes, DEEPEST);
@@ -432,8 +415,8 @@ struct Meeting {
 };
 __device__ __forceinline__ void open(const Meeting &meet) {
     if (threadIdx.x < SUMS) {
-        arrivals((u32) __cvta_generic_to_shared(meet.full + threadIdx.x), SLICES * 32);
-        arrivals((u32) __cvta_generic_to_shared(meet.empty + threadIdx.x), 32);
+        arrivals(shared_at(meet.full + threadIdx.x), SLICES * 32);
+        arrivals(shared_at(meet.empty + threadIdx.x), 32);
     }
 }
 // Multiplies the block's run, from number `at` of all row tiles to `stop`, as the ring brings
@@ -489,13 +472,13 @@ __device__ __forceinline__ void walk(const Source &source, Ring &ring, const Mee
         for (int c = 0; c < R * N; c++) {
             if (c / N >= now.count) break;
             const int beside = c & (side - 1), place = turn % SUMS;
-            if (beside == 0) await((u32) __cvta_generic_to_shared(meet.empty + place), turn / SUMS + 1);
+            if (beside == 0) await(shared_at(meet.empty + place), turn / SUMS + 1);
             if (t < quads)
 #pragma unroll
                 for (int i = 0; i < 4; i++) meet.sums[(place * SLICES + warp) * 128 + (beside * 4 + i) * 8 * quads + (lane >> 2) * quads + t] = o[c / N][c % N][i];
             if (beside != side - 1 && c + 1 != now.count * N) continue;
             turn++;
-            arrive((u32) __cvta_generic_to_shared(meet.full + place));
+            arrive(shared_at(meet.full + place));
         }
         // Warps take turns to add slices: whoever came last would come later still.
 #pragma unroll 1
@@ -503,7 +486,7 @@ __device__ __forceinline__ void walk(const Source &source, Ring &ring, const Mee
             if (of % SLICES != (u32) warp) continue;
             const int place = of % SUMS, first = (of - before) * side, here = min(side, now.count * N - first) * 32 * quads;
             const float *sums = meet.sums + place * SLICES * 128;
-            await((u32) __cvta_generic_to_shared(meet.full + place), of / SUMS);
+            await(shared_at(meet.full + place), of / SUMS);
             float v[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) v[j] = sums[j * 32 + lane];
@@ -511,7 +494,7 @@ __device__ __forceinline__ void walk(const Source &source, Ring &ring, const Mee
             for (int s = 1; s < SLICES; s++)
 #pragma unroll
                 for (int j = 0; j < 4; j++) v[j] += sums[s * 128 + j * 32 + lane];
-            arrive((u32) __cvta_generic_to_shared(meet.empty + place));
+            arrive(shared_at(meet.empty + place));
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const int at = j * 32 + lane, column = at & (quads - 1), g = at / quads & 7, i = at / quads >> 3 & 3, tile = first / N + at / quads / 32;
@@ -623,7 +606,7 @@ __device__ __forceinline__ void feed_experts(const Chosen *experts, float *y, co
 #pragma unroll 4
             for (int r = 0; r < n_rows; r++, to += RECORD, from += step) copy16(to, from);
         };
-        const u32 to = (u32) __cvta_generic_to_shared(slice);
+        const u32 to = shared_at(slice);
         for (int c = lane; c < length * 8; c += 32) copy(to + (c >> 3) * n_rows * RECORD + (c & 7) * 16, (const u8 *) (x.values + begin * 64) + c * 16, 2 * (u64) x.kp);
         asm volatile("cp.async.commit_group;" ::: "memory");
         // A quad a row.
@@ -952,7 +935,7 @@ KERNEL __launch_bounds__(GATED_WARPS * 32, 2) feed_gated(const Chosen *experts, 
     const int start = (int) ((u64) total * blockIdx.x / gridDim.x), stop = (int) ((u64) total * (blockIdx.x + 1) / gridDim.x);
     if (start == stop) return;
     // What is asked for next: tiles from `ask_k` on of row tile `ask_at`.
-    const u32 to = (u32) __cvta_generic_to_shared(ring);
+    const u32 to = shared_at(ring);
     int ask_at = start + warp, ask_k = 0, ask_slot = 0;
     const u8 *from = nullptr;
     auto ask = [&]() {

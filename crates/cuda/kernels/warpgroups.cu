@@ -57,35 +57,6 @@ KERNEL __launch_bounds__(2 * ROWS) arrange_pairs(Half x, u8 *to, const Some *blo
     arrange_row(x, to, at < own.count ? (int) (by_pair ? pair : pair / top_k) : -1, per);
 }
 
-__device__ __forceinline__ u32 shared_at(const void *p) { return (u32) __cvta_generic_to_shared(p); }
-__device__ __forceinline__ void await(u32 barrier, u32 phase) {
-    asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra AGAIN;\n}" :: "r"(barrier), "r"(phase & 1) : "memory");
-}
-__device__ __forceinline__ void copy_bulk(u32 to, const void *from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-#define C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-// Products of 16 columns are added to `c`, or replace it.
-__device__ __forceinline__ void wgmma(float (&c)[16][4], const u32 (&a)[4], u64 b, bool add) {
-    asm volatile("{.reg .pred add; setp.ne.u32 add, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 0;}"
-        : C4(0), C4(1), C4(2), C4(3), C4(4), C4(5), C4(6), C4(7), C4(8), C4(9), C4(10), C4(11), C4(12), C4(13), C4(14), C4(15) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32) add));
-}
-__device__ __forceinline__ void wgmma(float (&c)[8][4], const u32 (&a)[4], u64 b, bool add) {
-    asm volatile("{.reg .pred add; setp.ne.u32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 0;}"
-        : C4(0), C4(1), C4(2), C4(3), C4(4), C4(5), C4(6), C4(7) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32) add));
-}
-template <int E>
-__device__ __forceinline__ void await_products(float (&c)[E][4]) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int n = 0; n < E; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i]) :: "memory");
-}
-
 // The stage whose turn it is.
 struct Turn {
     int stage = 0;
@@ -153,17 +124,17 @@ __device__ __forceinline__ void multiply_many(Find find, const u8 *x, int tiles,
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, t = lane & 3;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_at(full + s)) : "memory");
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 8;" :: "r"(shared_at(empty + s)) : "memory");
+            arrivals(shared_at(full + s), 1);
+            arrivals(shared_at(empty + s), MANY_TILES);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     Turn turn;
-    if (warp >= 8) {
+    if (warp >= MANY_TILES) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         constexpr int BANDS = MANY_TILES / BAND;
-        for (int item = warp == 8 ? blockIdx.x : items; item < items; item += gridDim.x) {
+        for (int item = warp == MANY_TILES ? blockIdx.x : items; item < items; item += gridDim.x) {
             const Work v = find(item);
             const int bands = (v.rows + 16 * BAND - 1) / (16 * BAND);
             const u8 *w = v.w + (u64) min(v.tile / BAND + min(lane, BANDS - 1), bands - 1) * tiles * ALONG;
@@ -172,10 +143,10 @@ __device__ __forceinline__ void multiply_many(Find find, const u8 *x, int tiles,
             for (int k = 0; k < tiles; k++, turn.next()) {
                 const u32 to = shared_at(staged) + turn.stage * STAGE_BYTES, ready = shared_at(full + turn.stage);
                 await(shared_at(empty + turn.stage), turn.round + 1);
-                if (lane == 0) asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(ready), "r"(INPUT_BYTES + MANY_TILES * TILE_BYTES) : "memory");
+                if (lane == 0) expect(ready, INPUT_BYTES + MANY_TILES * TILE_BYTES);
                 __syncwarp();
-                if (lane < BANDS) copy_bulk(to + INPUT_BYTES + lane * ALONG, w + (u64) k * ALONG, ALONG, ready);
-                if (lane == BANDS) copy_bulk(to, from + (u64) k * INPUT_BYTES, INPUT_BYTES, ready);
+                if (lane < BANDS) bring(to + INPUT_BYTES + lane * ALONG, w + (u64) k * ALONG, ALONG, ready);
+                if (lane == BANDS) bring(to, from + (u64) k * INPUT_BYTES, INPUT_BYTES, ready);
             }
         }
     } else {
@@ -191,10 +162,9 @@ __device__ __forceinline__ void multiply_many(Find find, const u8 *x, int tiles,
                 u32 a[4][4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) weights(tile, j, a[j]);
-                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                before_products();
 #pragma unroll
                 for (int j = 0; j < 4; j++) wgmma(c, a[j], (u64) ((shared_at(stage) + j * 32 & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62, j > 0 || left < per);
-                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 await_products(c);
                 if (--left == 0 || k + 1 == tiles) {
                     left = per;
@@ -212,7 +182,7 @@ __device__ __forceinline__ void multiply_many(Find find, const u8 *x, int tiles,
                     }
                 }
                 __syncwarp();
-                if (lane == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_at(empty + turn.stage)) : "memory");
+                if (lane == 0) arrive(shared_at(empty + turn.stage));
             }
             const Work v = find(turn.item(tiles) - gridDim.x);
             const int column = 2 * t, count = v.count - column, tile = v.tile + warp;

@@ -5,7 +5,7 @@ use crate::fuse::{Deferred, MAX_JOBS, Norm};
 use crate::memory::{Block, Half, Values, address};
 use crate::pack::TILE;
 use crate::rows::threads;
-use crate::{Cuda, Kernel};
+use crate::{Cuda, Kernel, compile};
 use backend::{Attention, Batch, Kv, KvFormat, KvSpec, PAGE_ROWS, Tensor};
 use quant::{Layout, Scalar};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Keys of a split, as in the kernels.
 const SPLIT: usize = 256;
 
-/// Keys that a row sees at most, for whose sake work is spread by pages, as in the kernels.
+/// Keys before which units are pages, and not splits, as in the kernels.
 const FINE: usize = 2048;
 
 /// Rows that share a step's keys well enough for one block each split.
@@ -37,6 +37,7 @@ pub(crate) struct Pages {
     /// Head size, where tensor cores take the pages as they lie.
     tiles: Option<usize>,
     ring: Option<Ring>,
+    prompts: Option<Prompts>,
 }
 
 /// Queries of a tile of tensor cores.
@@ -87,7 +88,7 @@ impl Ring {
     /// Bytes that a block of so many tiles of queries takes, as its kernel cuts them: queries,
     /// scores of a split, each page's maximum and sum, stages and their barriers.
     fn shared(&self, head_dim: usize, tiles: usize) -> usize {
-        tiles * QUERIES * (4 * head_dim + 4 * SPLIT + 8 * SPLIT / PAGE_ROWS)
+        tiles * QUERIES * (2 * head_dim + 4 * SPLIT + 8 * SPLIT / PAGE_ROWS)
             + Self::WARPS * self.depth * self.stage_bytes
     }
 
@@ -100,6 +101,41 @@ impl Ring {
         };
         let bytes = half.shared(head_dim, 2) + 2 * QUERIES * 4 * head_dim;
         (bytes <= most).then_some(bytes)
+    }
+}
+
+/// How a block of warpgroups takes prompts, as its kernel cuts its memory.
+#[derive(Clone, Copy)]
+struct Prompts {
+    /// Queries of a block.
+    queries: usize,
+    stages: usize,
+    /// Bytes.
+    shared: usize,
+}
+
+impl Prompts {
+    const STAGE: usize = 16384;
+
+    /// For heads of `head_dim` columns where a block has `most` bytes, if it can.
+    fn new(head_dim: usize, most: usize) -> Option<Self> {
+        let queries = match head_dim {
+            256 => 128,
+            512 => 64,
+            _ => return None,
+        };
+        // Queries, probabilities of a split, each page's maximum and sum; of a query the sum so
+        // far, and the maximum for each warpgroup.
+        let fixed = queries * (2 * head_dim + 2 * SPLIT + 8 * SPLIT / PAGE_ROWS + 4) + 4 * 128;
+        // Beside them two barriers a stage, 16 bytes, and 112 to align what comes after.
+        let left = most.checked_sub(fixed + 128)?;
+        // As many of each of the rings.
+        let stages = left / (Self::STAGE + 16) / (head_dim / 256) * (head_dim / 256);
+        (stages > 3).then_some(Prompts {
+            queries,
+            stages,
+            shared: fixed + stages * Self::STAGE,
+        })
     }
 }
 
@@ -117,6 +153,15 @@ fn kernel(name: &'static str, pages: &Pages) -> Kernel {
         ("HEAD", pages.tiles.unwrap_or(0)),
         ("DEPTH", pages.ring.map_or(0, |ring| ring.depth)),
     ]);
+    kernel
+}
+
+/// The same of warpgroups.
+fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
+    let mut kernel = kernel("attend_prompt", pages);
+    kernel.file = compile::ATTENTION_WARPGROUPS;
+    kernel.defines.pop();
+    kernel.defines.push(("STAGES", prompts.stages));
     kernel
 }
 
@@ -149,6 +194,9 @@ pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
             kept,
             tiles,
             ring: tiles.and_then(|e| Ring::new(e, tile_bytes(kept), cuda.driver.shared)),
+            prompts: tiles
+                .filter(|_| cuda.driver.arch == 90 && kept != Kept::Q8)
+                .and_then(|e| Prompts::new(e, cuda.driver.shared)),
         }),
     }
 }
@@ -300,16 +348,18 @@ pub(crate) fn attend(
     let p = pages(kv);
     // As many as any row of this memory sees, so that a longer context changes no launch.
     let fine = |keys: usize| p.tiles.is_some() && keys <= FINE;
-    let splits = match attention.window {
-        Some(window) if fine(window) => window.div_ceil(PAGE_ROWS) + 1,
-        Some(window) => window.div_ceil(SPLIT) + 1,
-        None if p.tiles.is_some() => {
-            let keys = kv.spec.pages * PAGE_ROWS;
-            keys.div_ceil(SPLIT).max(keys.min(FINE) / PAGE_ROWS)
-        }
-        None => (kv.spec.pages * PAGE_ROWS).div_ceil(SPLIT),
+    let keys = kv.spec.pages * PAGE_ROWS;
+    // A window may begin and end within units, however few pages there are.
+    let all_fine = fine(attention.window.unwrap_or(keys));
+    let unit = if all_fine { PAGE_ROWS } else { SPLIT };
+    let seen = attention.window.map_or(keys, |w| w + unit);
+    let before = if p.tiles.is_none() || all_fine {
+        0
+    } else {
+        FINE / PAGE_ROWS
     };
-    let bytes = 4 * n * heads * splits * (2 + head_dim);
+    let units = before + seen.div_ceil(unit);
+    let bytes = 4 * n * heads * units * (2 + head_dim);
     let few = n <= FEW_ROWS && bytes <= PARTIAL_BYTES;
     let partials = cuda.arena.buffer(if few { bytes } else { 0 });
     let words = [
@@ -321,7 +371,7 @@ pub(crate) fn attend(
         partials.address,
         two(attention.scale.to_bits() as usize, attention.group),
         two(heads, kv_heads),
-        two(head_dim, splits),
+        two(head_dim, units),
         attention.window.unwrap_or(0) as u64,
     ];
     let launch = |name, grid| {
@@ -337,7 +387,7 @@ pub(crate) fn attend(
             }
             None => (n * heads, 1),
         };
-        let spread = (busy * cuda.driver.sms / (blocks * columns).max(1)).clamp(1, splits);
+        let spread = (busy * cuda.driver.sms / (blocks * columns).max(1)).clamp(1, units);
         Grid {
             shared,
             ..Grid::rect(blocks, columns * spread, threads)
@@ -367,23 +417,27 @@ pub(crate) fn attend(
         cuda.launch(&kernel("attend_merge", p), Grid::new(blocks, 128), args);
         y.storage_mut::<Values>().set_half(half);
     } else {
-        let ring = p
-            .ring
-            .and_then(|r| r.shared_all(head_dim, cuda.driver.shared));
-        match ring {
-            Some(shared) => launch(
-                "attend_long_all",
-                grid(2 * QUERIES, 0, 32 * Ring::WARPS, shared),
-            ),
-            None => launch("attend_all", tile(0)),
+        let most = cuda.driver.shared;
+        let ring = p.ring.and_then(|r| r.shared_all(head_dim, most));
+        if let Some(prompts) = p.prompts {
+            let grid = grid(prompts.queries, 0, 384, prompts.shared);
+            cuda.launch(
+                &prompts_kernel(prompts, p),
+                grid,
+                Args::default().words(&words),
+            );
+        } else if let Some(shared) = ring {
+            let grid = grid(2 * QUERIES, 0, 32 * Ring::WARPS, shared);
+            launch("attend_long_all", grid);
+        } else {
+            launch("attend_all", tile(0));
         }
     }
     y
 }
 
-/// Bytes of shared memory that a block of tensor cores takes, as its kernel cuts it.
+/// Bytes of shared memory that a block of tensor cores takes, as its kernel cuts it: queries,
+/// scores of a split, and the results so far.
 fn shared(head_dim: usize, all: bool) -> usize {
-    let chunk = if head_dim.is_multiple_of(64) { 64 } else { 32 };
-    let floats = 4 * chunk + 8 + 6 + 4 + if all { head_dim } else { 0 };
-    QUERIES * (4 * head_dim + 4 * floats)
+    QUERIES * (2 * head_dim + 4 * SPLIT + if all { 4 * head_dim } else { 0 })
 }

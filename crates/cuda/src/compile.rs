@@ -12,17 +12,29 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// What files start with.
+/// What files share.
 const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("barriers.cuh", include_str!("../kernels/barriers.cuh")),
     ("tile.cuh", include_str!("../kernels/tile.cuh")),
+    ("attend.cuh", include_str!("../kernels/attend.cuh")),
+    ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
 ];
 
-/// Files that start with all of [`HEADERS`]; others need the first.
-const PRODUCTS: &[&str] = &["product", "many", WARPGROUPS];
+/// What a file starts with, in the order of [`HEADERS`].
+fn headers(file: &str) -> &'static [&'static str] {
+    match file {
+        "product" | "many" => &["common.cuh", "barriers.cuh", "tile.cuh"],
+        "attention" => &["common.cuh", "barriers.cuh", "attend.cuh"],
+        WARPGROUPS => &["common.cuh", "barriers.cuh", "tile.cuh", "wgmma.cuh"],
+        ATTENTION_WARPGROUPS => &["common.cuh", "barriers.cuh", "attend.cuh", "wgmma.cuh"],
+        _ => &["common.cuh"],
+    }
+}
 
-/// The file of kernels that need a target of their own, which only one architecture has.
+/// The files of kernels that need a target of their own, which only one architecture has.
 pub(crate) const WARPGROUPS: &str = "warpgroups";
+pub(crate) const ATTENTION_WARPGROUPS: &str = "attention_warpgroups";
 
 /// Every file of kernels.
 const SOURCES: &[(&str, &str)] = &[
@@ -32,6 +44,10 @@ const SOURCES: &[(&str, &str)] = &[
     (WARPGROUPS, include_str!("../kernels/warpgroups.cu")),
     ("plain", include_str!("../kernels/plain.cu")),
     ("attention", include_str!("../kernels/attention.cu")),
+    (
+        ATTENTION_WARPGROUPS,
+        include_str!("../kernels/attention_warpgroups.cu"),
+    ),
     ("delta", include_str!("../kernels/delta.cu")),
     ("moe", include_str!("../kernels/moe.cu")),
     ("choose", include_str!("../kernels/choose.cu")),
@@ -155,9 +171,9 @@ fn source(file: &str, sources: Option<&Path>) -> String {
         let text = other.unwrap_or_else(|| text.to_owned());
         format!("#line 1 \"{name}\"\n{text}\n")
     };
-    let headers = if PRODUCTS.contains(&file) { 2 } else { 1 };
-    let mut all: String = HEADERS[..headers]
+    let mut all: String = HEADERS
         .iter()
+        .filter(|(name, _)| headers(file).contains(name))
         .map(|(name, text)| read(name, text))
         .collect();
     all += &read(&format!("{file}.cu"), text);
@@ -165,7 +181,10 @@ fn source(file: &str, sources: Option<&Path>) -> String {
 }
 
 fn options(arch: u32, kernel: &Kernel) -> Vec<String> {
-    let own = if kernel.file == WARPGROUPS { "a" } else { "" };
+    let own = match kernel.file {
+        WARPGROUPS | ATTENTION_WARPGROUPS => "a",
+        _ => "",
+    };
     let mut options = vec![
         format!("--gpu-architecture=sm_{arch}{own}"),
         "--std=c++17".into(),

@@ -460,12 +460,11 @@ impl AttentionCase {
             "{new} rows after {old}, {} heads on {} of {}, window {:?}, {}",
             self.heads, self.kv_heads, self.head_dim, self.window, format.name
         );
-        // Queries and probabilities in 16 bits have 16 bits of fraction in two parts; what
-        // codes stand for is rounded to f16.
+        // Queries and probabilities are rounded to f16, and so is what codes stand for.
         let tolerance = match format.name {
             "f32" => SUM,
             "q8_0" => 2.0 * PRODUCT,
-            _ => 2e-5,
+            _ => PRODUCT,
         };
         let (got, want) = (
             self.run(cuda, old, new, format),
@@ -510,6 +509,8 @@ fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
     let Some(cuda) = gpu() else { return };
     let q8_0 = quant::format("q8_0").unwrap();
     for (heads, kv_heads, head_dim, format) in [
+        (2, 1, 32, &quant::BF16),
+        (4, 2, 16, &quant::BF16),
         (4, 2, 64, &quant::BF16),
         (8, 1, 256, &quant::BF16),
         (2, 1, 512, &quant::F16),
@@ -517,7 +518,7 @@ fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
         (4, 1, 256, q8_0),
         (2, 2, 64, q8_0),
     ] {
-        for window in [None, Some(700), Some(3000)] {
+        for window in [None, Some(8), Some(700), Some(3000)] {
             let case = AttentionCase {
                 heads,
                 kv_heads,
@@ -531,8 +532,18 @@ fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
             let cols = heads * head_dim;
             let far = [(9001, 2), (9000, 4), (9000, 40)];
             let near = [(2038, 1), (2038, 20), (2047, 1), (2048, 1), (2040, 8)];
-            for (start, parts) in [(2038, &near[..]), (9000, &far[..])] {
-                let all = run(start, 70);
+            let first = [
+                (0, 1),
+                (3, 1),
+                (60, 7),
+                (70, 33),
+                (250, 16),
+                (255, 1),
+                (256, 1),
+                (299, 1),
+            ];
+            for (start, n, parts) in [(0, 300, &first[..]), (2038, 70, &near), (9000, 70, &far)] {
+                let all = run(start, n);
                 for &(old, new) in parts {
                     let from = (old - start) * cols;
                     assert!(
@@ -985,6 +996,10 @@ fn variants(first: bool) -> Vec<Kernel> {
             ],
         )
     };
+    let prompts = |kv, head, stages| {
+        let defines = [("KV", kv), ("TILES", 1), ("HEAD", head), ("STAGES", stages)];
+        with(compile::ATTENTION_WARPGROUPS, &defines)
+    };
     let delta = |dk, dv, parts| {
         let threads = parts * dv / 4;
         let defines = [
@@ -1009,6 +1024,8 @@ fn variants(first: bool) -> Vec<Kernel> {
             attention(2, 512),
             attention(3, 64),
             attention(3, 256),
+            prompts(2, 256, 5),
+            prompts(1, 512, 8),
             delta(64, 256, 4),
         ]);
         packings.push(Packing::E4m3 { group: 64 });
@@ -1041,8 +1058,9 @@ const BUDGETS: &[(&str, usize, usize)] = &[
     ("choose_best", 40, 1300),
     ("attend_splits", 232, 5500),
     ("attend_pages", 168, 2900),
-    ("attend_long", 240, 7400),
-    ("attend", 152, 4400),
+    ("attend_long", 200, 7400),
+    ("attend_prompt", 168, 6000),
+    ("attend", 204, 5500),
     ("delta_rule", 112, 2400),
     ("delta_few", 128, 4000),
     ("delta_conv", 40, 1500),
@@ -1073,7 +1091,9 @@ fn every_kernel_compiles_within_its_budget() {
                 let budget = BUDGETS.iter().find(|(start, ..)| name.starts_with(start));
                 let (registers, instructions) = budget.map_or((40, 1000), |b| (b.1, b.2));
                 let fits = usage.registers <= registers && usage.instructions <= instructions;
-                if !fits || usage.stack > 0 {
+                // Of heads of 512 columns, four results wait there while a split is read.
+                let stack = if name == "attend_prompt" { 16 } else { 0 };
+                if !fits || usage.stack > stack {
                     over.push(format!("{kernel}{name} for sm_{arch}: {usage:?}"));
                 }
             }
