@@ -5,8 +5,9 @@
 // columns a head, a multiple of 32), tiles of 32 keys by 32 columns, so that tensor cores can
 // take them as they lie. Keys: [page, K, e / 32, 2] tiles whose rows are keys. Values: [page, K,
 // 2, e / 32] tiles whose rows are columns. In 16 bits a tile is [4, 4, 8, 8]: 8 rows by 8 numbers
-// of each lie side by side; what bf16 would round is rounded, and kept in f16. In q8_0 a tile's
-// rows are codes in `lane_order`, then come the scales of its 32 keys.
+// of each lie side by side; what bf16 would round is rounded, and kept in f16 as far as that
+// goes (65504). In q8_0 a tile's rows are codes in `lane_order`, then come the scales of its 32
+// keys.
 //
 // A row's sums walk units of keys aligned to cache row 0: pages up to key FINE and where a
 // window is no longer than that, then splits. Each unit is one accumulator; units are added

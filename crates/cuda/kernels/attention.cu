@@ -371,8 +371,8 @@ struct Partials {
             if (threadIdx.x % 4 == 0 && threadIdx.x < 32) *(float2 *) (a.partials + at[i]) = make_float2(max[i], sum[i]);
         }
     }
-    // 8 N columns from number `first` on; `number` counts eights of columns of the warp.
-    template <int N> __device__ __forceinline__ void columns(int first, int number, const float (&o)[N][4]) const {
+    // 8 N columns from number `first` on; the second argument counts eights of columns of the warp.
+    template <int N> __device__ __forceinline__ void columns(int first, int, const float (&o)[N][4]) const {
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (at[i] != ~0u)
