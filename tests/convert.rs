@@ -117,6 +117,7 @@ fn write(b: &Arc<dyn Backend>, pair: &Pair, temperature: f32) -> (Vec<u32>, u64,
         max_tokens: 40,
         stop_tokens: Arc::new([]),
         draft: DraftLength::Fixed(3),
+        logprobs: None,
     };
     let mut stream: Stream = speculator.open(prompt(), options).unwrap();
     while stream.finish().is_none() {

@@ -477,6 +477,7 @@ fn a_heads_memory_never_holds_a_guess() {
         max_tokens: 120,
         stop_tokens: Arc::new([]),
         draft: DraftLength::Fixed(4),
+        logprobs: None,
     };
     let text = |name: &str, drafter: Option<Box<dyn Drafter>>| {
         let target = load_target(&*b, &checkpoint(name)).unwrap();

@@ -386,6 +386,7 @@ fn write(
         max_tokens: family.tokens("hf").len(),
         stop_tokens: Arc::new([]),
         draft: DraftLength::Fixed(length),
+        logprobs: None,
     };
     let mut stream = speculator.open(prompt, options).unwrap();
     while stream.finish().is_none() {

@@ -121,6 +121,7 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
                 max_tokens: TOKENS,
                 stop_tokens: Arc::new([]),
                 draft: DraftLength::Fixed(2),
+                logprobs: None,
             };
             let mut stream = speculator.open(PROMPT.to_vec(), options).unwrap();
             while stream.finish().is_none() {

@@ -2,8 +2,9 @@
 //!
 //! For every family, drafter, way of sampling, draft length, prefill chunk, batch
 //! width, thread count, instruction set, and weights packed or left in their files:
-//! the same tokens as plain decoding with the whole prompt in one step. The axes and
-//! the grids are in this file, the models in `subjects`, a cell in `writing`.
+//! the same tokens, and log-probabilities of them, as plain decoding with the whole
+//! prompt in one step. The axes and the grids are in this file, the models in
+//! `subjects`, a cell in `writing`.
 //!
 //! Tiny random models reach every path in little time, but their heads guess
 //! nothing right; so drafts that are partly right come from [`writing::oracle`], which

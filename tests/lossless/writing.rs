@@ -7,7 +7,7 @@ use cache::{Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::draft::{Assistant, Chained, Forced, Ngram};
-use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
+use speculate::{DraftLength, Drafter, Logprobs, Sampling, Speculator, Stream, StreamOptions};
 use std::sync::Arc;
 use suites::repository;
 use weights::Checkpoint;
@@ -50,7 +50,7 @@ pub(crate) fn write(
     prompts: &[Vec<u32>],
     first: usize,
     sampling: &Sampling,
-    truth: &[Vec<u32>],
+    truth: &[Text],
 ) -> Written {
     write_with(setup, prompts, first, sampling, truth, &|drafter| drafter)
 }
@@ -61,7 +61,7 @@ pub(crate) fn write_with(
     prompts: &[Vec<u32>],
     first: usize,
     sampling: &Sampling,
-    truth: &[Vec<u32>],
+    truth: &[Text],
     wrap: &dyn Fn(Box<dyn Drafter>) -> Box<dyn Drafter>,
 ) -> Written {
     let b = setup.backend;
@@ -89,7 +89,7 @@ pub(crate) fn write_with(
     let drafter: Option<Box<dyn Drafter>> = match setup.draft {
         Draft::None => None,
         Draft::Ngram => Some(Box::new(Ngram::new())),
-        Draft::Oracle => Some(oracle(truth.to_vec(), 4)),
+        Draft::Oracle => Some(oracle(truth, 4)),
         Draft::Head => Some(match setup.subject.assistant {
             Some(folder) => {
                 let checkpoint = open(folder);
@@ -120,7 +120,7 @@ pub(crate) fn write_with(
     };
     let mut speculator = Speculator::new(b.clone(), target, memory, drafter.map(wrap));
     let mut written = Written {
-        texts: vec![Vec::new(); prompts.len()],
+        texts: vec![Text::default(); prompts.len()],
         drafted: 0,
         accepted: 0,
     };
@@ -139,6 +139,7 @@ pub(crate) fn write_with(
                 max_tokens: MAX_TOKENS - (first + i) % 5,
                 stop_tokens: Arc::new([]),
                 draft: setup.length,
+                logprobs: Some((first + i) % 4),
             };
             running.push((i, speculator.open(prompt.clone(), options).unwrap()));
         }
@@ -149,8 +150,13 @@ pub(crate) fn write_with(
         speculator.round(&mut streams, setup.chunk).unwrap();
         let (ended, going) = running.into_iter().partition(|(_, s)| s.finish().is_some());
         running = going;
-        for (i, stream) in ended {
-            written.texts[i] = stream.tokens().to_vec();
+        for (i, mut stream) in ended {
+            let logprobs = stream.take_logprobs();
+            assert_eq!(logprobs.len(), stream.output().len(), "one for each token");
+            written.texts[i] = Text {
+                tokens: stream.tokens().to_vec(),
+                logprobs,
+            };
             written.drafted += stream.stats().drafted();
             written.accepted += stream.stats().accepted();
             speculator.close(stream);
@@ -160,18 +166,34 @@ pub(crate) fn write_with(
     written
 }
 
+/// What a stream has written, and how likely the target held it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Text {
+    pub(crate) tokens: Vec<u32>,
+    logprobs: Vec<Logprobs>,
+}
+
 pub(crate) struct Written {
-    pub(crate) texts: Vec<Vec<u32>>,
+    pub(crate) texts: Vec<Text>,
     pub(crate) drafted: u64,
     pub(crate) accepted: u64,
 }
 
-pub(crate) fn assert_same(setup: &Setup<'_>, what: &str, got: &Written, want: &[Vec<u32>]) {
+pub(crate) fn assert_same(setup: &Setup<'_>, what: &str, got: &Written, want: &[Text]) {
     for (i, (got, want)) in got.texts.iter().zip(want).enumerate() {
         if got != want {
-            let at = got.iter().zip(want).position(|(g, w)| g != w);
+            let at = got
+                .tokens
+                .iter()
+                .zip(&want.tokens)
+                .position(|(g, w)| g != w);
+            let likely = got
+                .logprobs
+                .iter()
+                .zip(&want.logprobs)
+                .position(|(g, w)| g != w);
             panic!(
-                "{} {:?} {what} draft {:?} chunk {} width {} kv {} on {}: prompt {i} differs at token {at:?} of {}",
+                "{} {:?} {what} draft {:?} chunk {} width {} kv {} on {}: prompt {i} differs at token {at:?} of {}, in log-probabilities at {likely:?}",
                 setup.subject.target,
                 setup.draft,
                 setup.length,
@@ -179,14 +201,15 @@ pub(crate) fn assert_same(setup: &Setup<'_>, what: &str, got: &Written, want: &[
                 setup.width,
                 setup.kv_format,
                 setup.backend.name(),
-                want.len()
+                want.tokens.len()
             );
         }
     }
 }
 
 /// Guesses the true text, wrong in every `spoil`-th position.
-pub(crate) fn oracle(texts: Vec<Vec<u32>>, spoil: usize) -> Box<dyn Drafter> {
+pub(crate) fn oracle(truth: &[Text], spoil: usize) -> Box<dyn Drafter> {
+    let texts: Vec<Vec<u32>> = truth.iter().map(|text| text.tokens.clone()).collect();
     Box::new(Forced::new(move |tokens: &[u32], limit: usize| {
         let text = texts.iter().find(|t| t.starts_with(tokens));
         let rest = text.map_or(&[][..], |t| &t[tokens.len()..]);

@@ -1,5 +1,6 @@
 //! How tokens are chosen, as a device needs to know it.
 
+use crate::math::{MASS_ONE, ln, mass};
 use crate::{Backend, Batch, StepKey, Tensor};
 
 /// The choice of one token, all logits as they are. `speculate::sample` defines it, and
@@ -19,6 +20,63 @@ pub struct TokenChoice {
     pub ln_min_p: f32,
     /// Most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
+}
+
+/// What a row of logits, as they are, says of its tokens. What is not a number counts as
+/// -inf.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Likeliest {
+    /// The tokens of the largest logits, and these: the largest first, of equal ones the
+    /// lower token. None has -inf.
+    pub top: Vec<(u32, f32)>,
+    /// The largest logit.
+    pub largest: f32,
+    /// The logit of the token that was asked about.
+    pub logit: f32,
+    /// The [`mass`] of all, in whole numbers and so the same in any order.
+    pub mass: u64,
+}
+
+impl Likeliest {
+    /// That of `row` about `token`, with the `n` largest.
+    pub fn of(row: &[f32], token: u32, n: usize) -> Self {
+        let mut top: Vec<(u32, f32)> = Vec::with_capacity(n);
+        let mut largest = f32::NEG_INFINITY;
+        let mut least = if n == 0 { f32::INFINITY } else { largest };
+        for (id, &logit) in (0..).zip(row) {
+            if logit > largest {
+                largest = logit;
+            }
+            if logit > least {
+                top.truncate(n - 1);
+                let at = top.partition_point(|&(_, better)| better >= logit);
+                top.insert(at, (id, logit));
+                if let Some(&(_, last)) = top.get(n - 1) {
+                    least = last;
+                }
+            }
+        }
+        let logit = row[token as usize];
+        Likeliest {
+            top,
+            largest,
+            logit: if logit.is_nan() {
+                f32::NEG_INFINITY
+            } else {
+                logit
+            },
+            mass: row.iter().map(|&logit| mass(logit - largest)).sum(),
+        }
+    }
+
+    /// The logarithm of the probability of a token with this logit, `logit - largest - ln
+    /// Σ exp(l - largest)`: at most 0, and -inf for all if the largest is not finite.
+    pub fn logprob(&self, logit: f32) -> f32 {
+        if !self.largest.is_finite() {
+            return f32::NEG_INFINITY;
+        }
+        logit - self.largest - ln((self.mass as f64 / MASS_ONE) as f32)
+    }
 }
 
 /// The tokens that the columns of some logits stand for.
@@ -138,4 +196,47 @@ pub struct Chained {
     pub tokens: Vec<Vec<u32>>,
     /// The last of [`Link::next`]; lasts until the next step or chain of the same key.
     pub next: Option<Tensor>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_probabilities_are_those_of_a_softmax() {
+        let row: Vec<f32> = (0..5000u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e6 - 9.0)
+            .collect();
+        let of = |l: f32| f64::from(l);
+        let largest = row.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f64 = row.iter().map(|&l| of(l - largest).exp()).sum();
+        let mut order: Vec<u32> = (0..5000).collect();
+        order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]).then(a.cmp(&b)));
+        for n in [0, 1, 5, 20, 5000, 6000] {
+            let found = Likeliest::of(&row, 17, n);
+            let ids: Vec<u32> = found.top.iter().map(|&(id, _)| id).collect();
+            assert_eq!(ids, order[..n.min(5000)]);
+            for (id, logit) in found.top.iter().copied().chain([(17, found.logit)]) {
+                assert_eq!(logit, row[id as usize]);
+                let exact = of(logit - largest) - sum.ln();
+                assert!((of(found.logprob(logit)) - exact).abs() < 2e-6, "{id}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_number_has_no_probability() {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        let row = [nan, 1.0, -inf, 1.0, nan];
+        let found = Likeliest::of(&row, 0, 3);
+        assert_eq!(found.top, [(1, 1.0), (3, 1.0)]);
+        assert_eq!((found.logit, found.mass), (-inf, 2 << 40));
+        assert_eq!(found.logprob(found.logit), -inf);
+        assert!((found.logprob(1.0) + 2.0f32.ln()).abs() < 1e-6);
+        for row in [[nan, -inf], [inf, 1.0]] {
+            let found = Likeliest::of(&row, 1, 2);
+            assert_eq!(found.logprob(found.logit), -inf, "{row:?}");
+        }
+        assert_eq!(Likeliest::of(&[7.0], 0, 1).logprob(7.0), 0.0);
+    }
 }

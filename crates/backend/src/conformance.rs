@@ -35,6 +35,7 @@ pub const EQUAL_CASES: &[(&str, EqualCase)] = &[
     ("gated_delta", gated_delta_equals),
     ("moe", moe_equals),
     ("argmax", argmax_equals),
+    ("likeliest", likeliest_equals),
 ];
 
 /// Every op that could mix rows, compared with itself.
@@ -1043,8 +1044,8 @@ fn moe_equals(got: &dyn Backend, want: &dyn Backend) {
     }
 }
 
-fn argmax_equals(got: &dyn Backend, want: &dyn Backend) {
-    let mut noise = Noise(10);
+/// Rows of logits, some of them with equal values and such that are not numbers.
+fn odd_logits(noise: &mut Noise) -> Vec<Vec<f32>> {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
     let mut rows: Vec<Vec<f32>> = vec![
         vec![1.0],
@@ -1065,7 +1066,11 @@ fn argmax_equals(got: &dyn Backend, want: &dyn Backend) {
         }
         rows.push(row);
     }
-    for row in rows {
+    rows
+}
+
+fn argmax_equals(got: &dyn Backend, want: &dyn Backend) {
+    for row in odd_logits(&mut Noise(10)) {
         let values = [row.clone(), row.iter().rev().copied().collect()].concat();
         let run = |b: &dyn Backend| b.argmax(&b.upload(2, row.len(), &values));
         assert_eq!(
@@ -1075,6 +1080,27 @@ fn argmax_equals(got: &dyn Backend, want: &dyn Backend) {
             row.len(),
             &row[..row.len().min(5)]
         );
+    }
+}
+
+fn likeliest_equals(got: &dyn Backend, want: &dyn Backend) {
+    let mut noise = Noise(19);
+    for row in odd_logits(&mut noise) {
+        let m = row.len();
+        // Far apart, so that many of them weigh nothing.
+        let apart = row.iter().rev().map(|x| x * 30.0);
+        let values: Vec<f32> = row.iter().copied().chain(apart).collect();
+        let mut any = || noise.below(m) as u32;
+        let asked = [(1, 0), (0, m as u32 - 1), (1, any()), (0, any())];
+        for n in [0, 1, 3, 20] {
+            let run = |b: &dyn Backend| b.likeliest(&b.upload(2, m, &values), &asked, n);
+            assert_eq!(
+                run(got),
+                run(want),
+                "likeliest {n} of {m} values from {:?} on",
+                &row[..m.min(5)]
+            );
+        }
     }
 }
 
@@ -1389,6 +1415,7 @@ mod tests {
         Moe,
         GateRows,
         Argmax,
+        Likeliest,
     }
 
     /// The reference with one wrong op: a value moves by one bit, in one row of
@@ -1527,6 +1554,13 @@ mod tests {
             }
             best
         }
+        fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<crate::Likeliest> {
+            let mut all = Reference.likeliest(x, asked, n);
+            if self.0 == Fault::Likeliest {
+                all[0].mass += 1;
+            }
+            all
+        }
     }
 
     fn failure(f: impl FnOnce()) -> Option<String> {
@@ -1562,6 +1596,7 @@ mod tests {
             (Moe, "moe", "moe ("),
             (GateRows, "moe", "gate_rows ("),
             (Argmax, "argmax", "argmax"),
+            (Likeliest, "likeliest", "likeliest"),
         ];
         for (fault, case, op) in faults {
             let cases = EQUAL_CASES.iter().filter(|(name, _)| *name == case);

@@ -28,7 +28,7 @@ mod reference;
 mod tensor;
 
 pub use batch::{Batch, BatchSeq, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row, StepKey};
-pub use choice::{Chain, Chained, Link, TokenChoice, TokenGroups, TokenList};
+pub use choice::{Chain, Chained, Likeliest, Link, TokenChoice, TokenGroups, TokenList};
 pub use moe::{Choice, Expert, Experts};
 pub use reference::Reference;
 pub use tensor::{Delta, DeltaSpec, Kv, KvFormat, KvSpec, Matrix, Recycle, Storage, Tensor};
@@ -310,6 +310,16 @@ pub trait Backend: Send + Sync {
     ) -> Option<Vec<u32>> {
         let _ = (x, list, choices);
         None
+    }
+
+    /// What the rows of logits that `asked` names say of the token beside each, and their
+    /// `n` likeliest, as [`Likeliest::of`] has it. Waits for the device.
+    fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<Likeliest> {
+        let (values, cols) = (self.download(x), x.cols());
+        let of = |&(row, token): &(usize, u32)| {
+            Likeliest::of(&values[row * cols..(row + 1) * cols], token, n)
+        };
+        asked.iter().map(of).collect()
     }
 
     /// Runs the steps of `chain` in one go, tokens staying on the device in between: step

@@ -213,6 +213,46 @@ pub fn softplus(x: f32) -> f32 {
     positive + ln_1p(exp(-x.abs()))
 }
 
+/// The mass of `exp(0)`.
+pub const MASS_ONE: f64 = (1u64 << 40) as f64;
+
+/// This far below the maximum a mass is 0: `e^-29 < 2^-41`.
+pub const NO_MASS: f32 = 29.0;
+
+/// `e^d` in units of 2^-40, for `d <= 0`; 0 below [`NO_MASS`] and for what is not
+/// a number.
+///
+/// `d = n ln 2 + r`, `|r| <= ln 2 / 2`, Taylor to `r^7`. Not [`exp`]: fused
+/// multiply-add is a call on a plain x86-64 build, and this runs over vocabularies.
+#[inline(always)]
+pub fn mass(d: f32) -> u64 {
+    // Adding it rounds to an integer, which is then in the low bits.
+    const ROUND: f32 = 12_582_912.0; // 1.5 · 2^23
+    const ROUND_MASS: f64 = 4096.0; // units of 2^-40
+    // Cody–Waite split of ln 2: the high part has 9 bits, so `n * HI` is exact.
+    const LN2_HI: f32 = 0.693_359_4;
+    const LN2_LO: f32 = -2.121_944_4e-4;
+    let d = if d > -NO_MASS - 1.0 {
+        d
+    } else {
+        -NO_MASS - 1.0
+    };
+    let shifted = d * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = d - n * LN2_HI - n * LN2_LO;
+    let p = 1.0 / 5040.0;
+    let p = p * r + 1.0 / 720.0;
+    let p = p * r + 1.0 / 120.0;
+    let p = p * r + 1.0 / 24.0;
+    let p = p * r + 1.0 / 6.0;
+    let p = p * r + 0.5;
+    let p = p * r + 1.0;
+    let p = p * r + 1.0;
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits());
+    let e = f32::from_bits(p.to_bits().wrapping_add(n << 23));
+    (f64::from(e) + ROUND_MASS).to_bits() - ROUND_MASS.to_bits()
+}
+
 /// Adds 16 lanes as a balanced tree: `i` and `i+8`, then `i+4`, `i+2`, `i+1`.
 ///
 /// Every sum over a row keeps 16 partial sums, lane `l` adding elements `l`,
@@ -273,5 +313,18 @@ mod tests {
         assert_eq!(exp(-87.1f32), 0.0);
         assert_eq!(exp(0.0f32), 1.0);
         assert!(exp(f32::INFINITY).is_finite());
+    }
+
+    #[test]
+    fn masses_are_exponentials_in_units_of_2_to_the_minus_40() {
+        assert_eq!(mass(0.0), 1 << 40);
+        for d in [f32::NAN, f32::NEG_INFINITY, -NO_MASS, -NO_MASS - 1.0, -1e30] {
+            assert_eq!(mass(d), 0);
+        }
+        for i in 0..29_000 {
+            let d = i as f32 * -1e-3;
+            let exact = f64::from(d).exp() * MASS_ONE;
+            assert!((mass(d) as f64 - exact).abs() <= 0.5 + 2e-7 * exact, "{d}");
+        }
     }
 }

@@ -349,6 +349,93 @@ KERNEL __launch_bounds__(THREADS) choose_best(const float *x, const u32 *ids, in
     if (threadIdx.x == 0) chosen[blockIdx.x] = best.id;
 }
 
+// What a row says of its tokens, `Likeliest` in backend/src/choice.rs. Three kernels: the
+// best of each part, what each part weighs, and both of the row.
+
+// As src/choose.rs lays it out: a row of logits and a token.
+struct Asked {
+    u32 row, token;
+};
+// The same, followed by the `n` best.
+struct Likeliest {
+    u64 mass;
+    float logit;
+    u32 unused;
+};
+
+// The `n` best of what `each` hands out, the best first; of no token where there are fewer.
+template <class Each>
+__device__ __forceinline__ void best_first(Best *bests, int n, Each each) {
+    Best last = {INFINITE, ~0u};
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+        Best best = {-INFINITE, ~0u};
+        each([&](float x, u32 id) {
+            const bool follows = i == 0 || x < last.score || (x == last.score && id > last.id);
+            if (x > -INFINITE && follows) best.meet(x, id);
+        });
+        last = block_best(best);
+        if (threadIdx.x == 0) bests[i] = last;
+    }
+}
+
+// Block (part, asked). `bests`: [asked, parts, n].
+KERNEL __launch_bounds__(THREADS) likely_parts(const float *x, const Asked *asked, Best *bests, int cols, int n) {
+    in_order();
+    const float *row = x + (u64) asked[blockIdx.y].row * cols;
+    const u32 first = blockIdx.x * PART + threadIdx.x;
+    float own[PART / THREADS];
+#pragma unroll
+    for (int i = 0; i < PART / THREADS; i++) {
+        const u32 id = first + i * THREADS;
+        own[i] = id < (u32) cols ? row[id] : -INFINITE;
+    }
+    auto each = [&](auto meet) {
+#pragma unroll
+        for (int i = 0; i < PART / THREADS; i++) meet(own[i], first + i * THREADS);
+    };
+    best_first(bests + ((u64) blockIdx.y * gridDim.x + blockIdx.x) * n, n, each);
+}
+
+// Block (part, asked). `masses`: [asked, parts].
+KERNEL __launch_bounds__(THREADS) likely_masses(const float *x, const Asked *asked, const Best *bests, u64 *masses, int cols, int n) {
+    __shared__ u64 sums[THREADS / 32];
+    in_order();
+    const float *row = x + (u64) asked[blockIdx.y].row * cols;
+    bests += (u64) blockIdx.y * gridDim.x * n;
+    Best best = {-INFINITE, ~0u};
+    for (u32 i = threadIdx.x; i < gridDim.x; i += THREADS) best.meet(bests[i * n].score, bests[i * n].id);
+    best = block_best(best);
+    u64 sum = 0;
+    each_of_part(cols, [&](u32 i) { sum += mass(row[i] - best.score); });
+#pragma unroll
+    for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+    if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < THREADS / 32; i++) sum += sums[i];
+    masses[(u64) blockIdx.y * gridDim.x + blockIdx.x] = sum;
+}
+
+// A block an asked. `out`: a `Likeliest` and `n` bests for each.
+KERNEL __launch_bounds__(THREADS) likely_rows(const float *x, const Asked *asked, const Best *bests, const u64 *masses, Likeliest *out, int cols, int n, int parts) {
+    in_order();
+    const Asked a = asked[blockIdx.x];
+    bests += (u64) blockIdx.x * parts * n;
+    masses += (u64) blockIdx.x * parts;
+    out = (Likeliest *) ((char *) out + (u64) blockIdx.x * (sizeof(Likeliest) + n * sizeof(Best)));
+    auto each = [&](auto meet) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < parts * n; i += THREADS) meet(bests[i].score, bests[i].id);
+    };
+    best_first((Best *) (out + 1), n, each);
+    if (threadIdx.x > 0) return;
+    u64 mass = 0;
+    for (int i = 0; i < parts; i++) mass += masses[i];
+    const float logit = x[(u64) a.row * cols + a.token];
+    *out = {mass, logit > -INFINITE ? logit : -INFINITE, 0};
+}
+
 // Which groups of tokens are the best `top` of a row's: a thread a group, block (some
 // groups, row). A better group comes earlier in `ids: [rows, top, size]`.
 KERNEL __launch_bounds__(128) best_groups(const float *scores, const u32 *tokens, u32 *ids, int groups, int size, int top) {

@@ -3,7 +3,7 @@
 use crate::driver::{Address, Args, Grid};
 use crate::memory::address;
 use crate::{Cuda, Kernel, rows};
-use backend::{Tensor, TokenChoice, TokenList};
+use backend::{Likeliest, Tensor, TokenChoice, TokenList};
 
 /// Columns of a block that has a part of a row, and its threads, as in the kernels.
 const PART: usize = 2048;
@@ -124,4 +124,56 @@ pub(crate) fn choose_tokens(
     let mut found = vec![0u32; x.rows()];
     cuda.driver.read(&mut found, chosen.address);
     Some(found)
+}
+
+pub(crate) fn likeliest(
+    cuda: &Cuda,
+    x: &Tensor,
+    asked: &[(usize, u32)],
+    n: usize,
+) -> Vec<Likeliest> {
+    if asked.is_empty() {
+        return Vec::new();
+    }
+    let pairs = asked.iter().map(|&(row, token)| {
+        assert!(row < x.rows() && (token as usize) < x.cols());
+        [row as u32, token]
+    });
+    let pairs: Vec<u32> = pairs.flatten().collect();
+    let pairs = cuda.arena.of(&pairs);
+    let (rows, parts) = (asked.len(), x.cols().div_ceil(PART));
+    // The largest is one of them.
+    let m = n.max(1);
+    // A mass, a logit, and a token with its score for each of the best.
+    let words = 4 + 2 * m;
+    let buffer = |bytes| cuda.arena.buffer(bytes);
+    let (bests, masses) = (buffer(8 * rows * parts * m), buffer(8 * rows * parts));
+    let out = buffer(4 * rows * words);
+    let launch = |name, grid, args: Args| cuda.launch(&Kernel::new("choose", name), grid, args);
+    let args = Args::default().ptr(address(x)).ptr(pairs.address);
+    let args = args.ptr(bests.address);
+    let each_part = Grid::rect(parts, rows, THREADS);
+    let of_parts = args.clone().int(x.cols()).int(m);
+    launch("likely_parts", each_part, of_parts);
+    let args = args.ptr(masses.address);
+    let of_masses = args.clone().int(x.cols()).int(m);
+    launch("likely_masses", each_part, of_masses);
+    let args = args.ptr(out.address).int(x.cols()).int(m).int(parts);
+    launch("likely_rows", Grid::new(rows, THREADS), args);
+    let mut found = vec![0u32; rows * words];
+    cuda.driver.read(&mut found, out.address);
+    let of = |words: &[u32]| {
+        let (head, top) = words.split_at(4);
+        let top = top.chunks_exact(2).map(|b| (b[1], f32::from_bits(b[0])));
+        let mut top: Vec<(u32, f32)> = top.take_while(|&(id, _)| id != u32::MAX).collect();
+        let largest = top.first().map_or(f32::NEG_INFINITY, |&(_, logit)| logit);
+        top.truncate(n);
+        Likeliest {
+            top,
+            largest,
+            logit: f32::from_bits(head[2]),
+            mass: u64::from(head[1]) << 32 | u64::from(head[0]),
+        }
+    };
+    found.chunks_exact(words).map(of).collect()
 }

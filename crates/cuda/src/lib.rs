@@ -36,8 +36,8 @@ pub use driver::{CudaError, device_count};
 
 use backend::{
     Activation, Attention, Backend, Batch, Chain, Chained, Delta, DeltaSpec, DeltaWeights,
-    DeviceError, Experts, Kv, KvFormat, KvSpec, Link, Matrix, Rope, StepKey, Tensor, TokenChoice,
-    TokenGroups, TokenList,
+    DeviceError, Experts, Kv, KvFormat, KvSpec, Likeliest, Link, Matrix, Rope, StepKey, Tensor,
+    TokenChoice, TokenGroups, TokenList,
 };
 use compile::Kernel;
 use driver::{Address, Args, Driver, Grid, lock};
@@ -62,7 +62,7 @@ pub struct CudaOptions {
 }
 
 /// Ops of [`backend::conformance`] whose results have the reference's bits on a GPU.
-pub const EQUAL_OPS: &[&str] = &["elementwise", "moves", "rope", "argmax"];
+pub const EQUAL_OPS: &[&str] = &["elementwise", "moves", "rope", "argmax", "likeliest"];
 
 /// What a GPU is, and which kernels it gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -412,6 +412,10 @@ impl Backend for Cuda {
         choices: &[TokenChoice],
     ) -> Option<Vec<u32>> {
         choose::choose_tokens(self, x, list, choices)
+    }
+
+    fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<Likeliest> {
+        choose::likeliest(self, x, asked, n)
     }
 
     fn chain(

@@ -34,12 +34,12 @@ pub use preflight::{
     Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
 };
 pub use request::{
-    CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Sink,
-    Speculation, Timings, Usage,
+    CancelToken, Event, FinishReason, JudgedToken, PositionCounts, Rejected, Request,
+    RequestOutcome, Sink, Speculation, Timings, Usage,
 };
 pub use scheduler::{Counters, Engine, EngineOptions};
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
-pub use speculate::{Accept, DraftLength, Sampling};
+pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, Sampling};
 pub use text::{SamplingDefaults, Text};
 pub use vocabulary::{vocabulary, vocabulary_keys};

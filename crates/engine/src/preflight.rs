@@ -506,6 +506,7 @@ fn write(
         max_tokens: TOKENS,
         stop_tokens: Arc::from(text.stop_tokens.ids()),
         draft: DraftLength::Fixed(draft_max),
+        logprobs: None,
     };
     let mut stream = speculator.open(prompt.to_vec(), options)?;
     let mut outcome = Ok(());

@@ -1,7 +1,7 @@
 //! What goes into the engine and what comes out.
 
 use serde::Serialize;
-use speculate::{Accept, DraftLength, Sampling, Stats};
+use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,6 +25,9 @@ pub struct Request {
     /// How long drafts are; as long as pays, up to the engine's own limit, if
     /// absent. At most 0 turns speculation off.
     pub draft: Option<DraftLength>,
+    /// Whether tokens come with their log-probabilities, and beside each with those of how
+    /// many of the likeliest; [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS) at most.
+    pub logprobs: Option<usize>,
 }
 
 impl Request {
@@ -39,6 +42,7 @@ impl Request {
             show_specials: false,
             splits_reasoning: false,
             draft: None,
+            logprobs: None,
         }
     }
 }
@@ -128,11 +132,28 @@ pub enum Event {
         reasoning: String,
         /// Token ids, without the stop token.
         tokens: Vec<u32>,
+        /// The same with what the target thought of them; empty unless asked for.
+        judged: Vec<JudgedToken>,
     },
     /// The text has ended.
     Done(Box<RequestOutcome>),
     /// The engine could not go on.
     Failed(String),
+}
+
+/// A token of a text, and how likely the target held it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JudgedToken {
+    /// Its id.
+    pub token: u32,
+    /// The characters that it completes, or how a mark of reasoning is spelled. All of a
+    /// text's make up the text, but for a stop string, for a character that stays
+    /// unfinished, and for white space around reasoning.
+    pub text: String,
+    /// Whether it is reasoning or marks it, if that is told apart.
+    pub is_reasoning: bool,
+    /// How likely it was.
+    pub logprobs: Logprobs,
 }
 
 /// Why a text has ended.

@@ -12,10 +12,10 @@
 use crate::load::{Model, ModelInfo};
 use crate::pace::Pace;
 use crate::request::{
-    CancelToken, Event, FinishReason, Rejected, Request, RequestOutcome, Sink, Speculation,
-    Timings, Usage,
+    CancelToken, Event, FinishReason, JudgedToken, Rejected, Request, RequestOutcome, Sink,
+    Speculation, Timings, Usage,
 };
-use speculate::{Accept, DraftLength, Finish, Speculator, Stream, StreamOptions};
+use speculate::{Accept, DraftLength, Finish, MAX_TOP_LOGPROBS, Speculator, Stream, StreamOptions};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -227,6 +227,11 @@ impl Engine {
                 "drafts of this engine have at most {limit} tokens"
             )));
         }
+        if request.logprobs.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
+            return Err(Rejected::BadParameter(format!(
+                "log-probabilities come with at most {MAX_TOP_LOGPROBS} of the likeliest tokens"
+            )));
+        }
         Ok(())
     }
 }
@@ -261,6 +266,15 @@ struct Running {
     speculates: bool,
     accept: Accept,
     first_token: Option<Instant>,
+}
+
+/// What became of a token.
+struct Taken {
+    /// The characters that it completes.
+    text: String,
+    is_reasoning: bool,
+    /// The stop string that they complete.
+    hit: Option<usize>,
 }
 
 struct Scheduler {
@@ -349,6 +363,7 @@ impl Scheduler {
                 max_tokens: request.max_tokens.unwrap_or(usize::MAX),
                 stop_tokens,
                 draft: request.draft.unwrap_or(DraftLength::UpTo(self.draft_max)),
+                logprobs: request.logprobs,
             };
             let specials = if request.show_specials {
                 Specials::Show
@@ -493,12 +508,20 @@ impl Running {
         let finish = self.stream.finish();
         let end = self.n_written(finish);
         let mut said = Said::default();
-        let mut tokens = Vec::new();
+        let (mut tokens, mut judged) = (Vec::new(), Vec::new());
+        let mut logprobs = self.stream.take_logprobs().into_iter();
         let mut reason = None;
         for i in self.delivered..end {
             let token = self.stream.output()[i];
             tokens.push(token);
-            if let Some(stop) = self.take(text, token, &mut said) {
+            let taken = self.take(text, token, &mut said);
+            judged.extend(logprobs.next().map(|logprobs| JudgedToken {
+                token,
+                text: taken.text,
+                is_reasoning: taken.is_reasoning,
+                logprobs,
+            }));
+            if let Some(stop) = taken.hit {
                 reason = Some(FinishReason::StopString(self.stop_strings[stop].clone()));
                 break;
             }
@@ -528,6 +551,7 @@ impl Running {
             text: said.answer,
             reasoning: said.reasoning,
             tokens,
+            judged,
         });
         if listening {
             reason
@@ -536,28 +560,35 @@ impl Running {
         }
     }
 
-    /// Takes one token's text; the stop string that it completes, if it does.
-    fn take(&mut self, text: &Text, token: u32, said: &mut Said) -> Option<usize> {
+    /// Takes one token's text.
+    fn take(&mut self, text: &Text, token: u32, said: &mut Said) -> Taken {
         let mark = self.reasoning.as_ref().and_then(|r| r.mark(token));
         let was_open = self.reasoning.as_ref().is_some_and(Reasoning::is_open);
-        self.reasoning_tokens += usize::from(was_open || mark.is_some());
-        let StopOutcome { emit, hit } = match mark {
+        let mut is_reasoning = was_open || mark.is_some();
+        self.reasoning_tokens += usize::from(is_reasoning);
+        let (piece, StopOutcome { emit, hit }) = match mark {
             None => {
                 let piece = self.detokenizer.push(&text.tokenizer, token);
-                self.stops.push(&piece)
+                is_reasoning |= self.reasoning.as_ref().is_some_and(|r| r.skips(&piece));
+                let outcome = self.stops.push(&piece);
+                (piece, outcome)
             }
             Some(mark) => {
                 let mut emit = self.stops.push(self.detokenizer.part()).emit;
                 let passed = self.stops.pass(mark);
                 emit += &passed.emit;
-                StopOutcome { emit, ..passed }
+                (mark.to_owned(), StopOutcome { emit, ..passed })
             }
         };
         self.say(&emit, said);
         if let Some(reasoning) = self.reasoning.as_mut().filter(|_| mark.is_some()) {
             reasoning.turn(token);
         }
-        hit
+        Taken {
+            text: piece,
+            is_reasoning,
+            hit,
+        }
     }
 
     /// Sorts text into what it is.

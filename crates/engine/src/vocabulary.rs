@@ -284,6 +284,7 @@ mod tests {
             max_tokens: 24,
             stop_tokens: model.text.stop_tokens.ids().into(),
             draft: DraftLength::Fixed(3),
+            logprobs: None,
         };
         let mut stream = model.speculator.open(prompt, options).unwrap();
         while stream.finish().is_none() {

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use engine::{CancelToken, Event, FinishReason, Request, RequestOutcome};
+use engine::{CancelToken, Event, FinishReason, JudgedToken, Request, RequestOutcome};
 use text::Said;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
@@ -30,14 +30,41 @@ use crate::metrics::Metrics;
 /// What happens next in a generation.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Text, not empty.
-    Text(Said),
+    /// Text, or tokens that left none; not empty.
+    Text(Piece),
     /// Nothing for a while: it is time for a sign of life.
     Quiet(Progress),
     /// The text has ended.
     End(Box<RequestOutcome>),
     /// There will be no more.
     Failed(ApiError),
+}
+
+/// Text, and its tokens where log-probabilities are asked for. While no text comes the
+/// tokens wait for it, as a character or a possible stop string is held back.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Piece {
+    pub(crate) said: Said,
+    pub(crate) judged: Vec<JudgedToken>,
+}
+
+impl Piece {
+    fn is_empty(&self) -> bool {
+        self.said.is_empty() && self.judged.is_empty()
+    }
+
+    /// Bytes of both.
+    fn len(&self) -> usize {
+        let judged = self.judged.iter();
+        let likely = |t: &JudgedToken| size_of_val(t.logprobs.top.as_slice());
+        let bytes = judged.map(|t| size_of::<JudgedToken>() + t.text.len() + likely(t));
+        self.said.len() + bytes.sum::<usize>()
+    }
+
+    fn push(&mut self, next: Piece) {
+        self.said.push(&next.said);
+        self.judged.extend(next.judged);
+    }
 }
 
 /// How far a generation is that has no new text.
@@ -125,11 +152,11 @@ impl Generation {
     }
 
     /// Waits for the end and gives the whole text.
-    pub(crate) async fn collect(mut self) -> Result<(Said, Box<RequestOutcome>), ApiError> {
-        let mut whole = Said::default();
+    pub(crate) async fn collect(mut self) -> Result<(Piece, Box<RequestOutcome>), ApiError> {
+        let mut whole = Piece::default();
         loop {
             match self.next().await {
-                Step::Text(said) => whole.push(&said),
+                Step::Text(piece) => whole.push(piece),
                 Step::Quiet(_) => {}
                 Step::End(outcome) => return Ok((whole, outcome)),
                 Step::Failed(error) => return Err(error),
@@ -179,7 +206,7 @@ struct Mailbox {
 }
 
 struct State {
-    said: Said,
+    piece: Piece,
     end: Option<End>,
     progress: Progress,
     /// When the reader left, if it has.
@@ -194,7 +221,7 @@ enum End {
 impl Mailbox {
     fn new(limit: usize) -> Self {
         let state = State {
-            said: Said::default(),
+            piece: Piece::default(),
             end: None,
             progress: Progress::Queued,
             left: None,
@@ -212,8 +239,9 @@ impl Mailbox {
 
     fn take(&self) -> Option<Step> {
         let mut state = self.state();
-        if !state.said.is_empty() {
-            return Some(Step::Text(std::mem::take(&mut state.said)));
+        let is_last = state.end.is_some() && !state.piece.is_empty();
+        if is_last || !state.piece.said.is_empty() {
+            return Some(Step::Text(std::mem::take(&mut state.piece)));
         }
         state.end.take().map(|end| match end {
             End::Done(outcome) => Step::End(outcome),
@@ -230,23 +258,23 @@ impl Mailbox {
     }
 
     /// Takes a piece of text; false if it is one too many, or nobody reads.
-    fn push(&self, said: &Said) -> bool {
+    fn push(&self, piece: Piece) -> bool {
         let mut state = self.state();
         if state.left.is_some() || matches!(state.end, Some(End::Failed(_))) {
             return false;
         }
         state.progress = Progress::Decode;
-        if state.said.len() + said.len() > self.limit {
-            state.said = Said::default();
+        if state.piece.len() + piece.len() > self.limit {
+            state.piece = Piece::default();
             state.end = Some(End::Failed(ApiError::slow_reader(self.limit)));
             drop(state);
             self.ready.notify_one();
             return false;
         }
-        if said.is_empty() {
+        if piece.is_empty() {
             return true;
         }
-        state.said.push(said);
+        state.piece.push(piece);
         drop(state);
         self.ready.notify_one();
         true
@@ -281,17 +309,21 @@ impl Inlet {
                 state.left.is_none()
             }
             Event::Text {
-                text, reasoning, ..
+                text,
+                reasoning,
+                judged,
+                ..
             } => {
                 if !std::mem::replace(&mut self.has_text, true) {
                     self.metrics
                         .time_to_first_token
                         .observe(self.started.elapsed());
                 }
-                self.mailbox.push(&Said {
+                let said = Said {
                     reasoning,
                     answer: text,
-                })
+                };
+                self.mailbox.push(Piece { said, judged })
             }
             Event::Done(outcome) => {
                 self.metrics.count_outcome(&outcome);
@@ -334,10 +366,14 @@ impl Drop for Inlet {
 mod tests {
     use super::*;
 
-    fn said(reasoning: &str, answer: &str) -> Said {
-        Said {
+    fn said(reasoning: &str, answer: &str) -> Piece {
+        let said = Said {
             reasoning: reasoning.to_owned(),
             answer: answer.to_owned(),
+        };
+        Piece {
+            said,
+            ..Piece::default()
         }
     }
 
@@ -345,8 +381,8 @@ mod tests {
     fn text_grows_into_one_piece_and_the_end_comes_after_it() {
         let mailbox = Mailbox::new(100);
         assert!(mailbox.take().is_none());
-        assert!(mailbox.push(&said("", "a")));
-        assert!(mailbox.push(&said("", "")) && mailbox.push(&said("c", "b")));
+        assert!(mailbox.push(said("", "a")));
+        assert!(mailbox.push(said("", "")) && mailbox.push(said("c", "b")));
         mailbox.end(End::Failed(ApiError::internal()));
         mailbox.end(End::Failed(ApiError::busy()));
         assert!(matches!(mailbox.take(), Some(Step::Text(whole)) if whole == said("c", "ab")));
@@ -359,9 +395,9 @@ mod tests {
     #[test]
     fn a_reader_too_far_behind_is_cut_off() {
         let mailbox = Mailbox::new(4);
-        assert!(mailbox.push(&said("ab", "cd")));
-        assert!(!mailbox.push(&said("", "e")));
-        assert!(!mailbox.push(&said("", "")));
+        assert!(mailbox.push(said("ab", "cd")));
+        assert!(!mailbox.push(said("", "e")));
+        assert!(!mailbox.push(said("", "")));
         assert!(
             matches!(mailbox.take(), Some(Step::Failed(error)) if error == ApiError::slow_reader(4))
         );
@@ -371,8 +407,42 @@ mod tests {
     fn nothing_is_kept_for_a_reader_that_left() {
         let mailbox = Mailbox::new(4);
         mailbox.leave();
-        assert!(!mailbox.push(&said("", "a")));
+        assert!(!mailbox.push(said("", "a")));
         assert!(mailbox.take().is_none());
+    }
+
+    #[test]
+    fn tokens_wait_for_text_but_not_beyond_the_end() {
+        let token = |token| {
+            let judged = JudgedToken {
+                token,
+                text: String::new(),
+                is_reasoning: false,
+                logprobs: engine::Logprobs::default(),
+            };
+            Piece {
+                judged: vec![judged],
+                ..Piece::default()
+            }
+        };
+        let mailbox = Mailbox::new(1000);
+        assert!(mailbox.push(token(1)));
+        assert!(mailbox.take().is_none());
+        assert!(mailbox.push(said("", "a")));
+        let whole = |piece: &Piece| (piece.judged.len(), piece.said.answer.clone());
+        assert!(
+            matches!(mailbox.take(), Some(Step::Text(piece)) if whole(&piece) == (1, "a".into()))
+        );
+        assert!(mailbox.push(token(2)));
+        mailbox.end(End::Failed(ApiError::internal()));
+        assert!(
+            matches!(mailbox.take(), Some(Step::Text(piece)) if whole(&piece) == (1, "".into()))
+        );
+        assert!(matches!(mailbox.take(), Some(Step::Failed(_))));
+        assert!(mailbox.take().is_none());
+        // They count as what is kept for a slow reader.
+        let small = Mailbox::new(20);
+        assert!(!small.push(token(1)));
     }
 
     #[test]

@@ -18,17 +18,16 @@ use axum::http::{HeaderValue, Response, header};
 use engine::RequestOutcome;
 use futures_util::stream;
 use serde::Serialize;
-use text::Said;
 
 use crate::errors::ApiError;
-use crate::generation::{Generation, Progress, Step};
+use crate::generation::{Generation, Piece, Progress, Step};
 
 /// How an API spells a stream.
 pub(crate) trait Dialect: Send + 'static {
     /// What comes before the text; may be nothing.
     fn open(&mut self, frames: &mut Frames);
     /// A piece of text, not empty.
-    fn text(&mut self, said: &Said, frames: &mut Frames);
+    fn text(&mut self, piece: &Piece, frames: &mut Frames);
     /// What comes after the text.
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames);
     /// What comes instead of the rest.
@@ -100,8 +99,8 @@ async fn advance<D: Dialect>(at: At<D>) -> Option<(Frames, At<D>)> {
         At::Running(generation, dialect) => (generation, dialect),
     };
     let is_over = match generation.next().await {
-        Step::Text(said) => {
-            dialect.text(&said, &mut frames);
+        Step::Text(piece) => {
+            dialect.text(&piece, &mut frames);
             false
         }
         Step::Quiet(progress) => {

@@ -17,6 +17,7 @@
 pub mod accept;
 pub mod draft;
 pub mod length;
+mod logprobs;
 pub mod noise;
 mod probe;
 mod round;
@@ -26,6 +27,7 @@ mod stats;
 pub use accept::Accept;
 pub use draft::Drafter;
 pub use length::DraftLength;
+pub use logprobs::{Logprobs, MAX_TOP_LOGPROBS};
 pub use probe::Difference;
 pub use round::{Finish, RoundError, Speculator, Stream, StreamOptions};
 pub use sample::Sampling;

@@ -16,6 +16,7 @@
 use crate::accept::{Accept, accept_with, residual};
 use crate::draft::{DraftRequest, Drafter, TargetView};
 use crate::length::{DraftLength, Ledger, LengthInput, Lengths, RoundCost};
+use crate::logprobs::Logprobs;
 use crate::sample::{self, History, Law, Sampling, Scratch};
 use crate::stats::Stats;
 use backend::{Backend, Batch, DeviceError, MAX_TENTATIVE, StepKey, Tensor, TokenChoice};
@@ -44,6 +45,9 @@ pub struct StreamOptions {
     pub stop_tokens: Arc<[u32]>,
     /// How long its drafts are; at most 0 turns speculation off for this stream.
     pub draft: DraftLength,
+    /// Whether its tokens come with their log-probabilities, and beside each with those of
+    /// how many of the likeliest; [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS) at most.
+    pub logprobs: Option<usize>,
 }
 
 /// One text being written.
@@ -54,6 +58,8 @@ pub struct Stream {
     draft: Vec<u32>,
     /// What its tokens were drawn from, where acceptance asks for it.
     laws: Vec<Law>,
+    /// Of the newest tokens, if asked for.
+    logprobs: Vec<Logprobs>,
     options: StreamOptions,
     history: History,
     finish: Option<Finish>,
@@ -70,6 +76,11 @@ impl Stream {
     /// The text so far.
     pub fn output(&self) -> &[u32] {
         &self.tokens[self.n_prompt..]
+    }
+
+    /// Those of the tokens written since the last call, one for each if they are asked for.
+    pub fn take_logprobs(&mut self) -> Vec<Logprobs> {
+        std::mem::take(&mut self.logprobs)
     }
 
     /// Tokens of the prompt.
@@ -231,6 +242,7 @@ impl Speculator {
             n_prompt: prompt.len(),
             draft: Vec::new(),
             laws: Vec::new(),
+            logprobs: Vec::new(),
             history: History::new(&options.sampling, &prompt),
             finish: if options.max_tokens == 0 {
                 Some(Finish::Length)
@@ -295,6 +307,7 @@ impl Speculator {
         self.b.finish()?;
         if let Some(logits) = &logits {
             self.choose(streams, &shares, logits, chosen.as_deref());
+            self.judge(streams, &shares, logits)?;
         }
         for (stream, share) in streams.iter_mut().zip(&shares) {
             // A chosen token is pending: known, not remembered.
@@ -456,6 +469,48 @@ impl Speculator {
                     .verified(ledger, share.drafted, verdict.n_accepted);
             }
         }
+    }
+
+    /// Adds what the rows of `logits` say of the tokens that were just chosen after them,
+    /// where a stream wants to know.
+    fn judge(
+        &self,
+        streams: &mut [&mut Stream],
+        shares: &[Share],
+        logits: &Tensor,
+    ) -> Result<(), DeviceError> {
+        let mut asked = Vec::new();
+        let mut most = 0;
+        let mut row = 0;
+        for (stream, share) in streams.iter().zip(shares).filter(|(_, share)| share.ends) {
+            if let Some(top) = stream.options.logprobs {
+                most = most.max(top);
+                let new = &stream.tokens[share.first + share.known..];
+                asked.extend((row..).zip(new.iter().copied()));
+            }
+            row += share.drafted + 1;
+        }
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let mut said = self.b.likeliest(logits, &asked, most).into_iter();
+        self.b.finish()?;
+        for (stream, share) in streams
+            .iter_mut()
+            .zip(shares)
+            .filter(|(_, share)| share.ends)
+        {
+            if let Some(top) = stream.options.logprobs {
+                let n_new = stream.tokens.len() - share.first - share.known;
+                stream
+                    .logprobs
+                    .extend(said.by_ref().take(n_new).map(|mut row| {
+                        row.top.truncate(top);
+                        Logprobs::of(&row)
+                    }));
+            }
+        }
+        Ok(())
     }
 
     /// The choices of all rows of `logits`, if the device can make them.

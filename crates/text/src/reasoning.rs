@@ -141,6 +141,13 @@ impl Reasoning {
         self.is_open
     }
 
+    /// Whether `text`, which comes next, is white space of the mark before it and so no
+    /// part of the answer.
+    pub fn skips(&self, text: &str) -> bool {
+        let is_blank = !text.is_empty() && text.trim_start_matches('\n').is_empty();
+        !self.is_open && self.is_start && is_blank
+    }
+
     /// Whether `token` is a mark, as it is spelled: then it is no text, and
     /// [`turn`](Self::turn) takes it.
     pub fn mark(&self, token: u32) -> Option<&'static str> {

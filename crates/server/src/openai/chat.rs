@@ -8,14 +8,14 @@ use axum::http::Response;
 use engine::RequestOutcome;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use text::Said;
 use text::messages::MESSAGES_MAX;
 
+use super::logprobs::{self, ChatLogprobs};
 use super::options::Options;
 use super::{Meta, finish_reason, ignored_header, json, name_ignored};
 use crate::errors::{ApiError, excerpt};
 use crate::fields::{Fields, Unsupported, unless};
-use crate::generation::Generation;
+use crate::generation::{Generation, Piece};
 use crate::sse::{self, Dialect, Frames};
 use crate::{App, body};
 
@@ -24,8 +24,6 @@ const CHUNK: &str = "chat.completion.chunk";
 
 /// Fields that change the answer and are not implemented, beside the shared ones.
 const UNSUPPORTED: &[Unsupported] = &[
-    unless("logprobs", "[false]"),
-    unless("top_logprobs", "[0]"),
     unless("modalities", r#"[["text"]]"#),
     unless("audio", "[]"),
     unless("web_search_options", "[]"),
@@ -99,6 +97,7 @@ pub(crate) async fn create(
     )?;
     let arguments = template_arguments(&fields)?;
     let splits_reasoning = splits_reasoning(&fields)?;
+    let logprobs = logprobs::read_chat(&fields)?;
     check_messages(&messages, &app)?;
     let ignored = ignored_header(&fields);
     let bytes = text_bytes(&messages) + arguments.values().map(text_bytes).sum::<usize>();
@@ -110,6 +109,7 @@ pub(crate) async fn create(
         .await?;
     let request = engine::Request {
         splits_reasoning,
+        logprobs,
         ..options.request(prompt)
     };
     let generation = Generation::start(&app, request)?;
@@ -120,10 +120,11 @@ pub(crate) async fn create(
             Stream {
                 meta,
                 include_usage: options.include_usage,
+                has_logprobs: logprobs.is_some(),
             },
         )
     } else {
-        let (said, outcome) = generation.collect().await?;
+        let (Piece { said, judged }, outcome) = generation.collect().await?;
         let choice = Choice {
             index: 0,
             message: Message {
@@ -132,7 +133,7 @@ pub(crate) async fn create(
                 reasoning_content: some(&said.reasoning),
                 refusal: None,
             },
-            logprobs: None,
+            logprobs: logprobs.map(|_| ChatLogprobs::new(&judged, meta.tokenizer())),
             finish_reason: finish_reason(&outcome.finish),
         };
         json(
@@ -295,7 +296,7 @@ fn check_part(i: usize, j: usize, part: &Value) -> Result<(), ApiError> {
 struct Choice<'a> {
     index: u32,
     message: Message<'a>,
-    logprobs: Option<()>,
+    logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: &'static str,
 }
 
@@ -312,7 +313,7 @@ struct Message<'a> {
 struct ChunkChoice<'a> {
     index: u32,
     delta: Delta<'a>,
-    logprobs: Option<()>,
+    logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: Option<&'static str>,
 }
 
@@ -330,12 +331,14 @@ struct Delta<'a> {
 struct Stream {
     meta: Meta,
     include_usage: bool,
+    has_logprobs: bool,
 }
 
 impl Stream {
     fn chunk(
         &self,
         delta: Delta<'_>,
+        logprobs: Option<ChatLogprobs<'_>>,
         seed: Option<u64>,
         finish: Option<&RequestOutcome>,
         frames: &mut Frames,
@@ -344,7 +347,7 @@ impl Stream {
         let choices = [ChunkChoice {
             index: 0,
             delta,
-            logprobs: None,
+            logprobs,
             finish_reason,
         }];
         let mut chunk = self.meta.envelope(CHUNK, &choices);
@@ -365,29 +368,33 @@ impl Dialect for Stream {
             content: Some(""),
             reasoning_content: None,
         };
-        self.chunk(delta, Some(self.meta.seed), None, frames);
+        self.chunk(delta, None, Some(self.meta.seed), None, frames);
     }
 
-    fn text(&mut self, said: &Said, frames: &mut Frames) {
+    fn text(&mut self, piece: &Piece, frames: &mut Frames) {
+        let Piece { said, judged } = piece;
+        let (reasoning, answer) = ChatLogprobs::new(judged, self.meta.tokenizer()).apart();
         // Clients show one of the two at a time, so they come in chunks of their own.
-        let reasoning = Delta {
-            reasoning_content: some(&said.reasoning),
-            ..Delta::default()
-        };
-        let answer = Delta {
-            content: some(&said.answer),
-            ..Delta::default()
-        };
-        if reasoning.reasoning_content.is_some() {
-            self.chunk(reasoning, None, None, frames);
+        if !said.reasoning.is_empty() || !reasoning.is_empty() {
+            let delta = Delta {
+                reasoning_content: some(&said.reasoning),
+                ..Delta::default()
+            };
+            let logprobs = self.has_logprobs.then_some(reasoning);
+            self.chunk(delta, logprobs, None, None, frames);
         }
-        if answer.content.is_some() {
-            self.chunk(answer, None, None, frames);
+        if !said.answer.is_empty() || !answer.is_empty() {
+            let delta = Delta {
+                content: some(&said.answer),
+                ..Delta::default()
+            };
+            let logprobs = self.has_logprobs.then_some(answer);
+            self.chunk(delta, logprobs, None, None, frames);
         }
     }
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
-        self.chunk(Delta::default(), None, Some(outcome), frames);
+        self.chunk(Delta::default(), None, None, Some(outcome), frames);
         if self.include_usage {
             let nothing: [ChunkChoice<'_>; 0] = [];
             let last = self.meta.envelope(CHUNK, &nothing);

@@ -8,13 +8,13 @@ use axum::http::Response;
 use engine::RequestOutcome;
 use serde::Serialize;
 use serde_json::Value;
-use text::Said;
 
+use super::logprobs::{self, CompletionLogprobs};
 use super::options::Options;
 use super::{Meta, finish_reason, ignored_header, json, name_ignored};
 use crate::errors::ApiError;
 use crate::fields::{Fields, Unsupported, unless};
-use crate::generation::Generation;
+use crate::generation::{Generation, Piece};
 use crate::sse::{self, Dialect, Frames};
 use crate::{App, body};
 
@@ -25,8 +25,6 @@ const MAX_TOKENS: usize = 16;
 
 /// Fields that change the text and are not implemented, beside the shared ones.
 const UNSUPPORTED: &[Unsupported] = &[
-    // 0 asks for the chosen tokens' own.
-    unless("logprobs", "[false]"),
     unless("echo", "[false]"),
     unless("suffix", r#"[""]"#),
     unless("prompt_embeds", "[]"),
@@ -54,6 +52,7 @@ pub(crate) async fn create(
     let model = app.check_model(&fields)?;
     fields.refuse(UNSUPPORTED)?;
     let options = Options::read(&fields, &app.engine, &["max_tokens"], Some(MAX_TOKENS))?;
+    let logprobs = logprobs::read_completion(&fields)?;
     let ignored = ignored_header(&fields);
     let prompt = match prompt_of(prompt)? {
         Prompt::Text(prompt) => {
@@ -65,7 +64,11 @@ pub(crate) async fn create(
         }
         Prompt::Tokens(prompt) => prompt,
     };
-    let generation = Generation::start(&app, options.request(prompt))?;
+    let request = engine::Request {
+        logprobs,
+        ..options.request(prompt)
+    };
+    let generation = Generation::start(&app, request)?;
     let meta = Meta::new(&app, model, "cmpl", options.sampling.seed);
     let response = if options.stream {
         sse::respond(
@@ -73,14 +76,17 @@ pub(crate) async fn create(
             Stream {
                 meta,
                 include_usage: options.include_usage,
+                has_logprobs: logprobs.is_some(),
+                offset: 0,
             },
         )
     } else {
-        let (said, outcome) = generation.collect().await?;
+        let (Piece { said, judged }, outcome) = generation.collect().await?;
+        let whole = || CompletionLogprobs::new(&judged, meta.tokenizer(), &mut 0);
         let choice = Choice {
             index: 0,
             text: &said.answer,
-            logprobs: None,
+            logprobs: logprobs.map(|_| whole()),
             finish_reason: Some(finish_reason(&outcome.finish)),
         };
         json(
@@ -125,7 +131,7 @@ fn tokens(list: &[Value]) -> Option<Prompt> {
 struct Choice<'a> {
     index: u32,
     text: &'a str,
-    logprobs: Option<()>,
+    logprobs: Option<CompletionLogprobs<'a>>,
     finish_reason: Option<&'static str>,
 }
 
@@ -133,15 +139,24 @@ struct Choice<'a> {
 struct Stream {
     meta: Meta,
     include_usage: bool,
+    has_logprobs: bool,
+    /// Characters sent, as far as tokens tell.
+    offset: usize,
 }
 
 impl Stream {
-    fn chunk(&self, text: &str, finish: Option<&RequestOutcome>, frames: &mut Frames) {
+    fn chunk(
+        &self,
+        text: &str,
+        logprobs: Option<CompletionLogprobs<'_>>,
+        finish: Option<&RequestOutcome>,
+        frames: &mut Frames,
+    ) {
         let finish_reason = finish.map(|outcome| finish_reason(&outcome.finish));
         let choices = [Choice {
             index: 0,
             text,
-            logprobs: None,
+            logprobs,
             finish_reason,
         }];
         let mut chunk = self.meta.envelope(OBJECT, &choices);
@@ -158,12 +173,16 @@ impl Dialect for Stream {
     /// The format has no chunk without text; the headers are the sign of life.
     fn open(&mut self, _frames: &mut Frames) {}
 
-    fn text(&mut self, said: &Said, frames: &mut Frames) {
-        self.chunk(&said.answer, None, frames);
+    fn text(&mut self, piece: &Piece, frames: &mut Frames) {
+        let mut offset = self.offset;
+        let whole = || CompletionLogprobs::new(&piece.judged, self.meta.tokenizer(), &mut offset);
+        let logprobs = self.has_logprobs.then(whole);
+        self.chunk(&piece.said.answer, logprobs, None, frames);
+        self.offset = offset;
     }
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
-        self.chunk("", Some(outcome), frames);
+        self.chunk("", None, Some(outcome), frames);
         if self.include_usage {
             let nothing: [Choice<'_>; 0] = [];
             let last = self.meta.envelope(OBJECT, &nothing);

@@ -8,6 +8,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+mod logprobs;
 pub(crate) mod models;
 mod options;
 
@@ -17,6 +18,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 use engine::{FinishReason, RequestOutcome, Speculation};
 use serde::Serialize;
+use text::Tokenizer;
 
 use crate::fields::Fields;
 use crate::{App, ids};
@@ -43,6 +45,10 @@ impl Meta {
             model,
             seed,
         }
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        &self.app.engine.text().tokenizer
     }
 
     /// A document without anything but its choices.

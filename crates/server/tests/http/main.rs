@@ -5,5 +5,6 @@
 
 mod client;
 mod lifecycle;
+mod logprobs;
 mod refusals;
 mod wire;

@@ -29,8 +29,6 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
     for (field, value) in [
         ("n", json!(2)),
-        ("logprobs", json!(true)),
-        ("top_logprobs", json!(3)),
         ("response_format", json!({"type": "json_object"})),
         (
             "response_format",
@@ -79,7 +77,6 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
         ("best_of", json!(2)),
         ("echo", json!(true)),
         ("suffix", json!("b")),
-        ("logprobs", json!(0)),
         ("prompt", json!(["a", "b"])),
     ] {
         let reply = server
@@ -555,9 +552,10 @@ async fn malformed_requests_get_an_answer_below_500() {
         "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1, "logit_bias": {"5": 1},
         "stream": false, "stream_options": null, "ignore_eos": false, "speculation": "auto", "n": 1, "tools": [],
         "chat_template_kwargs": {"enable_thinking": false}, "response_format": {"type": "text"}, "user": "u",
+        "logprobs": true, "top_logprobs": 2,
     });
     let prompt =
-        json!({"prompt": "Hi", "max_tokens": 1, "logprobs": null, "echo": false, "suffix": ""});
+        json!({"prompt": "Hi", "max_tokens": 1, "logprobs": 1, "echo": false, "suffix": ""});
     let mut n_mutants = 0;
     for (path, base) in [(CHAT, &chat), (COMPLETIONS, &prompt)] {
         assert_eq!(server.post(path, base).await.status, 200);
