@@ -109,9 +109,14 @@ fn cases() -> Vec<serde_json::Value> {
     serde_json::from_slice::<Vec<serde_json::Value>>(&cases).unwrap()
 }
 
-fn checkpoint(name: &str) -> Checkpoint {
-    suites::golden(name)
-}
+/// Opens a golden checkpoint.
+type Open = fn(&str) -> Checkpoint;
+
+/// As they are stored, and from f32 the same.
+const FORMS: &[(&str, Open)] = &[
+    ("as stored", suites::golden),
+    ("in f32", suites::golden_in_f32),
+];
 
 /// The backends under test.
 const BACKENDS: &[fn() -> Box<dyn Backend>] = &[
@@ -122,30 +127,39 @@ const BACKENDS: &[fn() -> Box<dyn Backend>] = &[
 #[test]
 fn every_named_intermediate_agrees_with_the_public_implementations() {
     for new in BACKENDS {
-        for case in cases() {
-            let text = |key: &str| case[key].as_str().unwrap().to_owned();
-            let name = text("name");
-            let golden = Golden::open(&repository("tests/golden").join(text("outputs")));
-            let seen = match &*text("kind") {
-                "target" => check_target(new(), &name, &text("checkpoint"), &golden),
-                "assistant" => {
-                    check_assistant(new(), &name, &text("checkpoint"), &text("target"), &golden)
-                }
-                "mtp" => check_mtp(new(), &name, &text("checkpoint"), &golden),
-                "eagle3" => {
-                    check_eagle3(new(), &name, &text("checkpoint"), &text("target"), &golden)
-                }
-                other => panic!("{name} is of kind {other}"),
-            };
-            println!("{name} on {}: {seen} intermediates agree", new().name());
+        for (form, open) in FORMS {
+            for case in cases() {
+                let text = |key: &str| case[key].as_str().unwrap().to_owned();
+                let name = text("name");
+                let golden = Golden::open(&repository("tests/golden").join(text("outputs")));
+                let b = new();
+                let on = format!("{form} on {}", b.name());
+                let checkpoint = open(&text("checkpoint"));
+                let seen = match &*text("kind") {
+                    "target" => check_target(b, &name, &checkpoint, &golden),
+                    "assistant" => {
+                        check_assistant(b, &name, &checkpoint, &open(&text("target")), &golden)
+                    }
+                    "mtp" => check_mtp(b, &name, &checkpoint, &golden),
+                    "eagle3" => {
+                        check_eagle3(b, &name, &checkpoint, &open(&text("target")), &golden)
+                    }
+                    other => panic!("{name} is of kind {other}"),
+                };
+                println!("{name} {on}: {seen} intermediates agree");
+            }
         }
     }
 }
 
-fn check_target(b: Box<dyn Backend>, case: &str, folder: &str, golden: &Golden) -> usize {
+fn check_target(
+    b: Box<dyn Backend>,
+    case: &str,
+    checkpoint: &Checkpoint,
+    golden: &Golden,
+) -> usize {
     let b = Recorder::new(b);
-    let checkpoint = checkpoint(folder);
-    let target = load_target(&b, &checkpoint).unwrap();
+    let target = load_target(&b, checkpoint).unwrap();
     let mut memory = Memory::new(&b, target.plan(), size());
     let layers: Vec<usize> = (0..=target.n_layers()).rev().collect();
     let mut taps = Taps::new(&layers);
@@ -194,13 +208,13 @@ fn check_target(b: Box<dyn Backend>, case: &str, folder: &str, golden: &Golden) 
 fn check_assistant(
     b: Box<dyn Backend>,
     case: &str,
-    folder: &str,
-    target: &str,
+    drafter: &Checkpoint,
+    target: &Checkpoint,
     golden: &Golden,
 ) -> usize {
     let b = Recorder::new(b);
-    let target = load_target(&b, &checkpoint(target)).unwrap();
-    let head = Gemma4Assistant::load(&b, &checkpoint(folder), &*target).unwrap();
+    let target = load_target(&b, target).unwrap();
+    let head = Gemma4Assistant::load(&b, drafter, &*target).unwrap();
     let mut memory = Memory::new(&b, target.plan(), size());
     let tokens = &golden.integers["tokens"];
     let (sequence, hidden) = prefill(&b, &*target, &mut memory, tokens);
@@ -251,12 +265,11 @@ fn check_assistant(
     steps
 }
 
-fn check_mtp(b: Box<dyn Backend>, case: &str, folder: &str, golden: &Golden) -> usize {
+fn check_mtp(b: Box<dyn Backend>, case: &str, checkpoint: &Checkpoint, golden: &Golden) -> usize {
     let b = Recorder::new(b);
-    let checkpoint = checkpoint(folder);
-    let target = load_target(&b, &checkpoint).unwrap();
-    assert!(Qwen35Mtp::is_in(&checkpoint).unwrap());
-    let head = Qwen35Mtp::load(&b, &checkpoint, &*target).unwrap();
+    let target = load_target(&b, checkpoint).unwrap();
+    assert!(Qwen35Mtp::is_in(checkpoint).unwrap());
+    let head = Qwen35Mtp::load(&b, checkpoint, &*target).unwrap();
     assert_eq!(checkpoint.unused(), [""; 0], "{case}: every tensor is read");
     let mut memory = Memory::new(&b, target.plan(), size());
     let tokens = &golden.integers["tokens"];
@@ -305,14 +318,13 @@ fn check_mtp(b: Box<dyn Backend>, case: &str, folder: &str, golden: &Golden) -> 
 fn check_eagle3(
     b: Box<dyn Backend>,
     case: &str,
-    folder: &str,
-    target: &str,
+    drafter: &Checkpoint,
+    target: &Checkpoint,
     golden: &Golden,
 ) -> usize {
     let b = Recorder::new(b);
-    let target = load_target(&b, &checkpoint(target)).unwrap();
-    let drafter = checkpoint(folder);
-    let head = Eagle3::load(&b, &drafter, &*target).unwrap();
+    let target = load_target(&b, target).unwrap();
+    let head = Eagle3::load(&b, drafter, &*target).unwrap();
     assert_eq!(drafter.unused(), [""; 0], "{case}: every tensor is read");
     let mut memory = Memory::new(&b, target.plan(), size());
     let tokens = &golden.integers["tokens"];

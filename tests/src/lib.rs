@@ -272,6 +272,40 @@ pub fn golden(name: &str) -> Checkpoint {
     Checkpoint::from_bytes(&config.expect("a file"), files).expect("a golden checkpoint")
 }
 
+/// The golden checkpoint called `name`, with its `BF16` tensors widened to `F32`; as it
+/// is, if it has the weights of another one.
+///
+/// # Panics
+///
+/// If it cannot be opened.
+pub fn golden_in_f32(name: &str) -> Checkpoint {
+    let folder = repository("tests/golden/checkpoints").join(name);
+    let Ok(bytes) = std::fs::read(folder.join("model.safetensors")) else {
+        return golden(name);
+    };
+    let n = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    let mut header: Map<String, Value> =
+        serde_json::from_slice(&bytes[8..8 + n]).expect("a header");
+    header.remove("__metadata__");
+    let mut area = Vec::new();
+    for entry in header.values_mut() {
+        let at = |i: usize| 8 + n + entry["data_offsets"][i].as_u64().expect("a number") as usize;
+        let (stored, begin) = (&bytes[at(0)..at(1)], area.len());
+        if entry["dtype"] == "BF16" {
+            entry["dtype"] = "F32".into();
+            area.extend(stored.chunks_exact(2).flat_map(|c| [0, 0, c[0], c[1]]));
+        } else {
+            area.extend_from_slice(stored);
+        }
+        entry["data_offsets"] = [begin, area.len()].as_slice().into();
+    }
+    let header = serde_json::to_vec(&header).expect("a header");
+    let file = [&(header.len() as u64).to_le_bytes(), &*header, &area].concat();
+    let config = std::fs::read_to_string(folder.join("config.json")).expect("a file");
+    let files = vec![("model.safetensors".to_owned(), file.into())];
+    Checkpoint::from_bytes(&config, files).expect("a golden checkpoint")
+}
+
 /// Checkpoints whose weights are codes under scales, in the layouts of several
 /// tools (`tests/golden/coded.py`).
 pub const CODED: &[&str] = &[
