@@ -221,11 +221,11 @@ fn quantised_weights_are_those_values() {
         let mut n = 0;
         for (name, (dtype, shape, bytes)) in &Files::open("gemma4-dense-eagle3").tensors {
             let &[rows, cols] = &shape[..] else { continue };
-            if dtype != "F32" || !cols.is_multiple_of(32) {
+            if dtype != "BF16" || !cols.is_multiple_of(32) {
                 continue;
             }
             let values: Vec<f32> = (0..rows * cols)
-                .map(|i| Scalar::F32.get(bytes, i))
+                .map(|i| Scalar::Bf16.get(bytes, i))
                 .collect();
             let format = quant::affine(4, 32).unwrap();
             let stored = quant::encode(format, &values, cols, Scalar::F32);

@@ -1,7 +1,8 @@
 """The tiny checkpoints: configurations, seeded weights, file layouts.
 
 Every parameter is random, norms and scalars included, so that no term of an equation can hide behind a one or a zero.
-A tensor's values depend on the checkpoint's seed and the tensor's name only: adding a tensor changes no other.
+A tensor's values depend on the checkpoint's seed and the tensor's name only, and are rounded to the type it is stored in:
+adding a tensor changes no other, and whoever computes does so from exactly what the file holds.
 """
 
 import json
@@ -14,6 +15,11 @@ import store
 
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
+# `dtype` of a configuration -> what its floats are stored as.
+STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# Beside bf16, the published files of Qwen 3.5 hold these in f32; those of Qwen 3.6 do not.
+ALWAYS_WIDE = ("linear_attn.A_log", "linear_attn.norm.weight")
+
 GEMMA_ROPE = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
     SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
@@ -24,7 +30,7 @@ def gemma4_config(**changes):
     return {
         "architectures": ["Gemma4ForCausalLM"],
         "model_type": "gemma4_text",
-        "dtype": "float32",
+        "dtype": "bfloat16",
         "vocab_size": 101,
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -68,13 +74,14 @@ def assistant_config(target, **changes):
     return {
         "architectures": ["Gemma4AssistantForCausalLM"],
         "model_type": "gemma4_assistant",
-        "dtype": "float32",
+        "dtype": "bfloat16",
         "backbone_hidden_size": target["hidden_size"],
         "use_ordered_embeddings": False,
         "tie_word_embeddings": True,
         "text_config": target
         | {
             "architectures": None,
+            "dtype": "bfloat16",
             "hidden_size": 16,
             "intermediate_size": 32,
             "num_hidden_layers": 4,
@@ -92,7 +99,7 @@ def qwen3_5_config(**changes):
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
-        "dtype": "float32",
+        "dtype": "bfloat16",
         "vocab_size": 97,
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -140,7 +147,7 @@ def eagle3_config(target, taps, n_draft, model_type="llama", layers=None, **chan
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
-        "dtype": "float32",
+        "dtype": "bfloat16",
         "draft_vocab_size": n_draft,
         "eagle_aux_hidden_state_layer_ids": taps,
         "norm_before_residual": False,
@@ -180,7 +187,7 @@ def eagle3_config(target, taps, n_draft, model_type="llama", layers=None, **chan
     } | changes
 
 
-GEMMA_DENSE = gemma4_config()
+GEMMA_DENSE = gemma4_config(dtype="float32")
 GEMMA_PLE = gemma4_config(
     vocab_size=96,
     intermediate_size=32,
@@ -398,8 +405,15 @@ def draw(family, name, shape, seed):
     return value.astype(np.float32)
 
 
-def weights(family, shapes, seed):
-    return {name: draw(family, name, shape, seed) for name, shape in shapes.items()}
+def stored(dtype, name):
+    """What a checkpoint of this `dtype` stores the floats of `name` as."""
+    return "F32" if name.endswith(ALWAYS_WIDE) else STORED[dtype]
+
+
+def weights(family, shapes, seed, dtype="float32"):
+    """name -> float32 values, each as a checkpoint of this `dtype` stores it."""
+    values = {name: draw(family, name, shape, seed) for name, shape in shapes.items()}
+    return {n: a if a.dtype.kind == "i" else store.rounded(a, stored(dtype, n)) for n, a in values.items()}
 
 
 # ---- layouts ----
@@ -413,18 +427,18 @@ def generation_config(config):
     return {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(k) is not None}
 
 
-def single_file(config, tensors, dtype="F32", generation=None):
-    """file name -> bytes of an unsharded folder."""
+def single_file(config, tensors, generation=None):
+    """file name -> bytes of an unsharded folder, floats in the `dtype` of the configuration."""
     generation = generation_config(config) if generation is None else generation
     return {
         "config.json": text_bytes(config),
         "generation_config.json": text_bytes(generation),
-        "model.safetensors": store.encode(tensors, {"format": "pt"}, dtype),
+        "model.safetensors": store.encode(tensors, {"format": "pt"}, lambda name: stored(config["dtype"], name)),
     }
 
 
 def sharded(config, tensors, n_shards, generation):
-    """The same with `n_shards` files and an index, split by bytes as the library does: in order, when one is full."""
+    """In f32: `n_shards` files and an index, split by bytes as the library does: in order, when one is full."""
     files = {"config.json": text_bytes(config), "generation_config.json": text_bytes(generation)}
     total = sum(4 * array.size for array in tensors.values())
     shards, seen = [{} for _ in range(n_shards)], 0
@@ -498,7 +512,9 @@ def gemma4_multimodal(config, tensors, seed):
 
 
 def qwen3_5_multimodal(config, tensors, seed):
-    """`Qwen3_5ForConditionalGeneration` in one file; `layer_types` left to `full_attention_interval`."""
+    """`Qwen3_5ForConditionalGeneration` in one file of f32; `layer_types` left to `full_attention_interval`."""
+    dropped = ("architectures", "layer_types")
+    text = {k: v for k, v in config.items() if k not in dropped} | {"dtype": "float32"}
     vision = {
         "model_type": "qwen3_5_vision",
         "depth": 1,
@@ -517,7 +533,7 @@ def qwen3_5_multimodal(config, tensors, seed):
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "model_type": "qwen3_5",
         "dtype": "float32",
-        "text_config": {k: v for k, v in config.items() if k not in ("architectures", "layer_types")},
+        "text_config": text,
         "vision_config": vision,
         "image_token_id": 93,
         "video_token_id": 94,

@@ -42,12 +42,17 @@ DECODE = {
 }
 
 
-def encode(tensors, metadata, dtype="F32"):
-    """The bytes of a file. Integer arrays become I64, booleans BOOL, all others `dtype`."""
+def rounded(values, dtype):
+    """The float32 values that a reader finds where `values` were stored as `dtype`."""
+    return DECODE[dtype](ENCODE[dtype](values).tobytes()).reshape(values.shape)
+
+
+def encode(tensors, metadata, dtype_of=lambda name: "F32"):
+    """The bytes of a file. Integer arrays become I64, booleans BOOL, all others what `dtype_of` says of their name."""
     header, blobs, begin = {"__metadata__": dict(sorted(metadata.items()))}, [], 0
     for name, array in tensors.items():
         array = np.asarray(array)
-        kind = {"i": "I64", "u": "I64", "b": "BOOL"}.get(array.dtype.kind, dtype)
+        kind = {"i": "I64", "u": "I64", "b": "BOOL"}.get(array.dtype.kind) or dtype_of(name)
         blob = np.ascontiguousarray(ENCODE[kind](array)).tobytes()
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, begin + len(blob)]}
         blobs.append(blob)

@@ -43,7 +43,8 @@ fn is_qwen(checkpoint: &Checkpoint) -> bool {
     checkpoint.architecture().unwrap().starts_with("Qwen")
 }
 
-/// `checkpoint` as a GGUF file of `f32`.
+/// `checkpoint` as a GGUF file of `f32`, but for the table of tokens: its type is the
+/// model's, and says what that is.
 fn exported(checkpoint: &Checkpoint) -> Vec<u8> {
     let export = Export::of(checkpoint).unwrap();
     let mut tensors: Vec<TensorInfo> = Vec::new();
@@ -86,6 +87,12 @@ fn exported(checkpoint: &Checkpoint) -> Vec<u8> {
             Some(expert) => {
                 let stack = stacks.entry(stored).or_default();
                 stack.insert(expert, (shape, bytes(&values)));
+            }
+            None if stored == "token_embd.weight"
+                && checkpoint.text_config()["dtype"] == "bfloat16" =>
+            {
+                let table = quant::encode(&quant::BF16, &values, cols, quant::Scalar::F32);
+                add(stored, shape, Store::Numbers(&quant::BF16), table.codes);
             }
             None => add(stored, shape, Store::Numbers(&quant::F32), bytes(&values)),
         }
