@@ -60,6 +60,7 @@ pub(crate) fn stream(
                 text: piece,
                 reasoning: thought,
                 tokens: ids,
+                ..
             }) => {
                 bar.clear();
                 if first_text_ms == 0.0 {

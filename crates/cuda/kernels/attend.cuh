@@ -6,15 +6,16 @@
 // take them as they lie. Keys: [page, K, e / 32, 2] tiles whose rows are keys. Values: [page, K,
 // 2, e / 32] tiles whose rows are columns. In 16 bits a tile is [4, 4, 8, 8]: 8 rows by 8 numbers
 // of each lie side by side; what bf16 would round is rounded, and kept in f16 as far as that
-// goes (65504). In q8_0 a tile's rows are codes in `lane_order`, then come the scales of its 32
-// keys.
+// goes (65504, and multiples of 2^-24). In q8_0 a tile's rows are codes in `lane_order`, then
+// come the scales of its 32 keys. No value becomes infinite or stays no number: keys that a
+// row does not see have probability 0, and tensor cores multiply by that too.
 //
 // A row's sums walk units of keys aligned to cache row 0: pages up to key FINE and where a
 // window is no longer than that, then splits. Each unit is one accumulator; units are added
 // from the left. So the row's own context decides the order, and neither the batch nor how the
 // work is spread does. Scores are logarithms to base 2, and a page's and a unit's maximum is
 // rounded up to a whole number: whatever is scaled to another maximum is scaled exactly, when
-// it is done does not matter. Only the probabilities of a split's pages round once more, in
+// it is done does not matter, down to 2^-126 of the largest. Only the probabilities of a split's pages round once more, in
 // f16, where their page's maximum is far below the split's.
 
 #define SPLIT 256
@@ -33,7 +34,7 @@ __device__ __forceinline__ Stored stored(float v) { return f32_to_bf16(v); }
 typedef u16 Stored;
 __device__ __forceinline__ float read(Stored v) { return f16_to_f32(v); }
 __device__ __forceinline__ float within_f16(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
-__device__ __forceinline__ Stored stored(float v) { return f32_to_f16(KV == 2 ? within_f16(bf16_to_f32(f32_to_bf16(v))) : v); }
+__device__ __forceinline__ Stored stored(float v) { return f32_to_f16(within_f16(KV == 2 ? bf16_to_f32(f32_to_bf16(v)) : v)); }
 #endif
 
 struct Attend {

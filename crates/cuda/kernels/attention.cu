@@ -8,10 +8,11 @@ __device__ __forceinline__ void remember(u8 *pages, u64 page_of_head, u32 index,
     const int key = index % 32, column = c % 32, half = index % PAGE_ROWS / 32, row = VALUE ? column : key, i = VALUE ? key : column;
     u8 *tile = pages + page_of_head * PAGE_BYTES + (VALUE ? half * (HEAD / 32) + c / 32 : c / 32 * 2 + half) * TILE_BYTES;
 #if KV == 3
-    // As quant::gguf writes a block.
+    // As quant::gguf writes a block; the largest scale whose codes all stay finite is 515.5.
+    v = fminf(fmaxf(v, -127.0f * 515.5f), 127.0f * 515.5f);
     const float d = warp_max(fabsf(v)) / 127.0f, inverse = d == 0.0f ? 0.0f : 1.0f / d;
     tile[row * 32 + lane_order(i)] = (u8) (int) roundf(v * inverse);
-    if (column == 0) ((u16 *) (tile + 1024))[VALUE ? lane_order(key) : key] = f32_to_f16(smaller(d, 65504.0f));
+    if (column == 0) ((u16 *) (tile + 1024))[VALUE ? lane_order(key) : key] = f32_to_f16(d);
 #else
     ((Stored *) tile)[row / 8 * 256 + i / 8 * 64 + row % 8 * 8 + i % 8] = stored(v);
 #endif
@@ -434,11 +435,13 @@ template <int W> struct Shares {
         return Powers(s);
     }
 };
+// The largest of 1 to `most` that divides `n`.
+constexpr int divisor(int n, int most) { return n % most ? divisor(n, most - 1) : most; }
 // Page `at`, which lies at `page`. `load` brings the queries while keys and values are on their way.
 template <int W, class Load, class Out>
 __device__ __forceinline__ void attend_page(const Attend &a, const Queries &own, u32 page, u32 at, const u16 *queries, float *scores, Load load, Out &out) {
     typedef Shares<W> Of;
-    constexpr int N = Of::N, WIDE = Of::WIDE, AHEAD = HEAD / 32 < 16 / N ? HEAD / 32 : 16 / N;
+    constexpr int N = Of::N, WIDE = Of::WIDE, AHEAD = divisor(HEAD / 32, 16 / N);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const u64 base = ((u64) page * a.kv_heads + own.kv_head) * PAGE_BYTES;
     uint4 k[AHEAD][N], v[2][WIDE];

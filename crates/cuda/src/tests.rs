@@ -398,6 +398,18 @@ impl AttentionCase {
         new: usize,
         format: &'static quant::Format,
     ) -> Tensor {
+        self.run_with(b, old, new, format, |_, v| v)
+    }
+
+    /// [`run`](Self::run) on values that `edit` makes of a cache row's.
+    fn run_with(
+        &self,
+        b: &dyn Backend,
+        old: usize,
+        new: usize,
+        format: &'static quant::Format,
+        edit: impl Fn(usize, f32) -> f32,
+    ) -> Tensor {
         let n = old + new;
         let pages = n.div_ceil(64);
         let table = 0..pages;
@@ -435,7 +447,11 @@ impl AttentionCase {
                 )
             };
             let cols = self.kv_heads * self.head_dim;
-            b.kv_append(&mut kv, &part(5, cols), &part(6, cols), 0, &batch);
+            let values = noise(6, n * cols);
+            let values = values.iter().enumerate().map(|(i, &v)| edit(i / cols, v));
+            let values: Vec<f32> = values.collect();
+            let values = b.upload(len, cols, &values[rows.start * cols..rows.end * cols]);
+            b.kv_append(&mut kv, &part(5, cols), &values, 0, &batch);
             if rows.end < n {
                 continue; // nobody looks at what the old rows see
             }
@@ -482,6 +498,7 @@ fn gpu_attention_is_close_to_the_reference() {
         (8, 2, 128, Some(300)),
         (6, 1, 256, None),
         (4, 1, 512, Some(64)),
+        (2, 1, 320, None),
         (2, 2, 20, None),
     ] {
         let case = AttentionCase {
@@ -496,6 +513,46 @@ fn gpu_attention_is_close_to_the_reference() {
                 if head_dim % format.block == 0 {
                     case.check(&cuda, old, new, format);
                 }
+            }
+        }
+    }
+    cuda.finish().unwrap();
+}
+
+/// Tensor cores multiply what a row does not see by 0.
+#[test]
+fn gpu_attention_takes_nothing_of_values_that_a_row_does_not_see() {
+    let Some(cuda) = gpu() else { return };
+    for (head_dim, format) in [
+        (64, "bf16"),
+        (64, "q8_0"),
+        (256, "bf16"),
+        (256, "f16"),
+        (256, "q8_0"),
+        (512, "f16"),
+        (20, "f16"),
+    ] {
+        let format = quant::format(format).unwrap();
+        let case = AttentionCase {
+            heads: 4,
+            kv_heads: 1,
+            head_dim,
+            window: None,
+        };
+        for later in [6e4, -7e4, 9e9, f32::INFINITY, f32::NAN] {
+            for size in [1.0, 2.0f32.powi(-17)] {
+                let edit = |row: usize, v: f32| if row == 90 { later } else { v * size };
+                let run = |old, new| {
+                    cuda.download(&case.run_with(&cuda, old, new, format, edit))
+                        .into_owned()
+                };
+                let cols = 4 * head_dim;
+                let (alone, among) = (run(80, 1), run(0, 100));
+                assert!(
+                    alone == among[80 * cols..81 * cols] && alone.iter().all(|v| v.is_finite()),
+                    "head of {head_dim} in {}, {later} later, values of {size}",
+                    format.name
+                );
             }
         }
     }
@@ -1090,7 +1147,10 @@ fn every_kernel_compiles_within_its_budget() {
             for (name, usage) in report {
                 let budget = BUDGETS.iter().find(|(start, ..)| name.starts_with(start));
                 let (registers, instructions) = budget.map_or((40, 1000), |b| (b.1, b.2));
-                let fits = usage.registers <= registers && usage.instructions <= instructions;
+                // What its warps give up and take (setmaxnreg) adds up to its budget and no less.
+                let takes_all = name != "attend_prompt" || usage.registers == registers;
+                let few = usage.registers <= registers && usage.instructions <= instructions;
+                let fits = few && takes_all;
                 // Of heads of 512 columns, four results wait there while a split is read.
                 let stack = if name == "attend_prompt" { 16 } else { 0 };
                 if !fits || usage.stack > stack {
