@@ -25,7 +25,7 @@ use std::sync::Arc;
 use subjects::{ALONE, Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use suites::{CODED, Recorder, repository};
 use weights::Checkpoint;
-use writing::{Setup, assert_same, backend, compressed, write};
+use writing::{Setup, assert_same, backend, compressed, rotated, write};
 
 const DRAFT_LENGTHS: &[DraftLength] = &[
     Fixed(0),
@@ -184,7 +184,11 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
                 length,
                 chunk,
                 width,
-                kv_format: [KvFormat::both(&quant::BF16), compressed()][s % 2],
+                kv_format: [
+                    rotated("turbo4"),
+                    compressed(),
+                    KvFormat::both(&quant::BF16),
+                ][s],
                 shortlist: s == 1,
                 mapped: draft != Draft::None && s != 1,
             };

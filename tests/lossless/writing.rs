@@ -224,6 +224,14 @@ pub(crate) fn oracle(truth: &[Text], spoil: usize) -> Box<dyn Drafter> {
     }))
 }
 
+/// Values in `format`, a rotated one, and keys in codes.
+pub(crate) fn rotated(format: &str) -> KvFormat {
+    KvFormat {
+        k: quant::format("q8_0").unwrap(),
+        v: quant::cache_format(format).unwrap(),
+    }
+}
+
 /// Keys and values in codes.
 pub(crate) fn compressed() -> KvFormat {
     let format = |name| quant::format(name).unwrap();

@@ -546,7 +546,7 @@ const SHORT: &[&[usize]] = &[
 ];
 
 fn attend_cases() -> Vec<AttendCase> {
-    let named = |name| quant::format(name).expect("a format that exists");
+    let named = |name| quant::cache_format(name).expect("a format that exists");
     vec![
         AttendCase {
             heads: 1,
@@ -656,6 +656,34 @@ fn attend_cases() -> Vec<AttendCase> {
             k: named("q5_1"),
             v: named("affine8-g64"),
             steps: SHORT,
+        },
+        // Values that are rotated, in groups of 64, 128 and both.
+        AttendCase {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            window: Some(100),
+            k: named("q8_0"),
+            v: named("turbo3"),
+            steps: SHORT,
+        },
+        AttendCase {
+            heads: 9,
+            kv_heads: 1,
+            head_dim: 192,
+            window: None,
+            k: &BF16,
+            v: named("turbo4"),
+            steps: SHORT,
+        },
+        AttendCase {
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 256,
+            window: None,
+            k: &F32,
+            v: named("turbo3"),
+            steps: LONG,
         },
     ]
 }

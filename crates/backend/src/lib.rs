@@ -143,9 +143,10 @@ pub trait Backend: Send + Sync {
     /// The values of `x`, row-major. Waits for the device.
     fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]>;
 
-    /// Whether it can keep keys and values in `format`.
-    fn keeps(&self, _format: KvFormat) -> bool {
-        true
+    /// Whether it can keep keys and values in `format`. No device keeps keys that are
+    /// rotated.
+    fn keeps(&self, format: KvFormat) -> bool {
+        !format.k.is_rotated()
     }
 
     /// Memory for one attention layer, in a format that the device
@@ -257,7 +258,8 @@ pub trait Backend: Send + Sync {
     /// scores)`, `c = exp(m - m')`, `p = exp(s - m')`, `l = l c + tree(p)` with
     /// the tile's keys in 16 lanes, `o = o c` and then `o = fma(p, v, o)` over
     /// ascending keys. Splits merge from the left: `m' = max(m1, m2)`, both sides
-    /// scaled by `exp(m - m')` and added, left first. At the end `o / l`.
+    /// scaled by `exp(m - m')` and added, left first. At the end `o / l`, turned back
+    /// by [`quant::turbo::unrotate`] where the cache's values are rotated.
     fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor;
 
     /// One gated-delta layer between its projections: causal convolution with

@@ -411,7 +411,11 @@ impl Backend for Reference {
                     }
                 }
                 let total = total.expect("a row sees at least one key");
+                let at = out.len();
                 out.extend(total.out.iter().map(|o| o / total.sum));
+                if kv.spec.format.v.is_rotated() {
+                    quant::turbo::unrotate(&mut out[at..]);
+                }
             }
         }
         tensor(q.rows(), q.cols(), out)

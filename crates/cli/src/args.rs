@@ -22,6 +22,9 @@ const DEFAULT_MAX_TOKENS: usize = 512;
 /// Formats in which keys and values can be kept, the default first.
 const KV_FORMATS: &[&str] = &["bf16", "f16", "f32", "q8_0", "q4_0"];
 
+/// Formats in which only values can be kept.
+const V_FORMATS: &[&str] = &["turbo4", "turbo3"];
+
 const AFTER_HELP: &str = "\
 An option may also come from the environment (PACELINE_DRAFT_MAX for --draft-max) or from \
 paceline.toml, in this folder or in ~/.config/paceline. The command line counts most, then the \
@@ -128,7 +131,8 @@ pub(crate) struct LoadArgs {
     /// most 8k]
     #[arg(long, value_name = "TOKENS", value_parser = count)]
     pub(crate) context: Option<usize>,
-    /// Format of keys and values, or of each as K,V: bf16, f16, f32, q8_0 or q4_0
+    /// Format of keys and values, or of each as K,V: bf16, f16, f32, q8_0 or q4_0; of values also
+    /// turbo4 or turbo3 (TurboQuant), such as q8_0,turbo4
     #[arg(long, value_name = "FORMAT", default_value = KV_FORMATS[0], value_parser = kv_format)]
     pub(crate) kv: KvFormat,
     /// Quantise weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
@@ -707,17 +711,22 @@ fn accept_rule() -> impl TypedValueParser<Value = Accept> {
 }
 
 fn kv_format(text: &str) -> Result<KvFormat, String> {
-    let format = |name: &str| {
-        KV_FORMATS
-            .contains(&name)
-            .then(|| quant::format(name))
+    let format = |name: &str, of: &[&[&str]]| {
+        of.iter()
+            .any(|names| names.contains(&name))
+            .then(|| quant::cache_format(name))
             .flatten()
-            .ok_or_else(|| format!("`{name}` is none of {}", KV_FORMATS.join(", ")))
+            .ok_or_else(|| format!("`{name}` is none of {}", of.concat().join(", ")))
     };
     let (k, v) = text.split_once(',').unwrap_or((text, text));
+    if V_FORMATS.contains(&k) {
+        return Err(format!(
+            "`{k}` keeps values only, for keys bear less: q8_0,{k} for one"
+        ));
+    }
     Ok(KvFormat {
-        k: format(k)?,
-        v: format(v)?,
+        k: format(k, &[KV_FORMATS])?,
+        v: format(v, &[KV_FORMATS, V_FORMATS])?,
     })
 }
 
@@ -778,6 +787,11 @@ mod tests {
         }
         for name in KV_FORMATS {
             assert_eq!(kv_format(name).unwrap().to_string(), *name);
+        }
+        for name in V_FORMATS {
+            let both = format!("q8_0,{name}");
+            assert_eq!(kv_format(&both).unwrap().to_string(), both);
+            assert!(kv_format(name).unwrap_err().contains(&both));
         }
     }
 

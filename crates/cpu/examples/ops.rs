@@ -37,7 +37,13 @@ const HEADS: [(&str, usize, usize, usize); 4] = [
     ("Gemma 4 E2B", 8, 1, 512),
 ];
 
-const KV_FORMATS: [&str; 3] = ["bf16", "q8_0", "q4_0"];
+const KV_FORMATS: [[&str; 2]; 5] = [
+    ["bf16"; 2],
+    ["q8_0"; 2],
+    ["q4_0"; 2],
+    ["q8_0", "turbo4"],
+    ["q8_0", "turbo3"],
+];
 
 const CONTEXTS: [usize; 4] = [1 << 10, 4 << 10, 16 << 10, 32 << 10];
 
@@ -122,8 +128,9 @@ fn spec(context: usize, heads: usize, head_dim: usize, format: KvFormat) -> KvSp
     }
 }
 
-fn kv_format(name: &str) -> KvFormat {
-    KvFormat::both(quant::format(name).expect("a format"))
+fn kv_format(names: [&str; 2]) -> KvFormat {
+    let [k, v] = names.map(|name| quant::cache_format(name).expect("a format"));
+    KvFormat { k, v }
 }
 
 fn attending(heads: usize, head_dim: usize) -> Attention {
@@ -142,7 +149,7 @@ fn attention(cpu: &Cpu) {
     for (name, heads, kv_heads, head_dim) in HEADS {
         for (context, format) in CONTEXTS
             .into_iter()
-            .flat_map(|c| KV_FORMATS.map(|name| (c, kv_format(name))))
+            .flat_map(|c| KV_FORMATS.map(|names| (c, kv_format(names))))
         {
             let bytes = context * kv_heads * format.row_bytes(head_dim);
             let count = (ROTATED / bytes).clamp(1, 64);
@@ -187,7 +194,7 @@ fn prefill(cpu: &Cpu) {
     println!("|---|---|---|---|---|");
     for (name, heads, kv_heads, head_dim) in HEADS {
         for before in [0, 1 << 10, 4 << 10] {
-            let spec = spec(before + CHUNK, kv_heads, head_dim, kv_format("bf16"));
+            let spec = spec(before + CHUNK, kv_heads, head_dim, kv_format(["bf16"; 2]));
             let kv = filled(b, spec, before + CHUNK);
             let cols = heads * head_dim;
             let q = b.upload(CHUNK, cols, &noise(CHUNK * cols, 3, 4.0));

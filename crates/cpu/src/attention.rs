@@ -21,8 +21,9 @@ use crate::memory::{values, values_mut};
 use crate::pool::{Split, out_of};
 use crate::tile::{Fetch, Operands, STEPS, accumulate};
 use backend::math;
-use backend::{Attention, Batch, Kv, KvSpec, PAGE_ROWS, SPLIT_ROWS, Tensor};
+use backend::{Attention, Batch, Kv, KvFormat, KvSpec, PAGE_ROWS, SPLIT_ROWS, Tensor};
 use half::bf16;
+use quant::turbo;
 use std::ops::Range;
 use std::sync::PoisonError;
 
@@ -263,6 +264,7 @@ impl Kernel for Attend<'_> {
                 finish::<L>(
                     &self.room.total[i * width..][..width],
                     self.room.stats[i].total_sum,
+                    context.spec.format,
                     out,
                 );
             }
@@ -690,12 +692,15 @@ fn join<L: Lanes>(
     (new, sum * c + sum2 * c2)
 }
 
-/// `out = total / sum`
+/// `out = total / sum`, turned back where values are rotated.
 #[inline(always)]
-fn finish<L: Lanes>(total: &[f32], sum: f32, out: &mut [f32]) {
+fn finish<L: Lanes>(total: &[f32], sum: f32, format: KvFormat, out: &mut [f32]) {
     let sum = L::splat(sum);
     for (total, out) in total.chunks(16).zip(out.chunks_mut(16)) {
         store(load::<L>(total) / sum, out);
+    }
+    if format.v.is_rotated() {
+        turbo::unrotate(out);
     }
 }
 
@@ -708,6 +713,7 @@ struct Join<'a> {
     /// Where query `i`'s output starts.
     place: &'a dyn Fn(usize) -> usize,
     head_dim: usize,
+    format: KvFormat,
     out: &'a Split<'a, f32>,
 }
 
@@ -731,9 +737,8 @@ impl Kernel for Join<'_> {
             }
             let at = (self.place)(i);
             // SAFETY: these queries are this block's.
-            finish::<L>(total, stats.1, unsafe {
-                self.out.part(at..at + self.head_dim)
-            });
+            let out = unsafe { self.out.part(at..at + self.head_dim) };
+            finish::<L>(total, stats.1, self.format, out);
         }
     }
 }
@@ -890,6 +895,7 @@ pub(crate) fn attend(
                         partials,
                         place: &place,
                         head_dim,
+                        format: kv.spec.format,
                         out: &out,
                     });
                 }

@@ -15,7 +15,7 @@ use crate::memory::{Region, elements, values};
 use crate::pool::Split;
 use backend::{Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
 use half::{bf16, f16};
-use quant::{Format, Layout, Owned, Scalar};
+use quant::{Format, Layout, Owned, Scalar, turbo};
 use std::ops::Range;
 use std::sync::PoisonError;
 
@@ -65,12 +65,22 @@ enum Lay {
         group: usize,
         offset: f32,
     },
+    /// Values that were rotated: indices of levels, and behind all of them the scales in
+    /// `f16`, `[groups][64]`. Of four bits, columns `c` and `c + 16` of 32 share a byte; of
+    /// three, the low two of 32 columns take eight bytes ([`put_triples`]), and those of
+    /// the row are followed by its third bits.
+    Rotated {
+        /// Bits of an index.
+        bits: u8,
+    },
 }
 
 impl Lay {
     fn of(format: &Format) -> Option<Self> {
-        if let Layout::Plain(scalar) = format.layout {
-            return Some(Lay::Plain(scalar));
+        match format.layout {
+            Layout::Plain(scalar) => return Some(Lay::Plain(scalar)),
+            Layout::Rotated { bits } => return Some(Lay::Rotated { bits }),
+            _ => {}
         }
         let codes = format.codes()?;
         (codes.scale == Some(Scalar::F16) && codes.group.is_multiple_of(32)).then_some(())?;
@@ -91,6 +101,11 @@ impl Lay {
             Lay::Coded { pairs, group, .. } => {
                 let codes = PAGE_ROWS * cols / if pairs { 2 } else { 1 };
                 (codes, codes + cols / group * PAGE_ROWS * size_of::<f16>())
+            }
+            Lay::Rotated { bits } => {
+                let codes = PAGE_ROWS * cols * usize::from(bits) / 8;
+                let groups = cols.div_ceil(turbo::GROUP);
+                (codes, codes + groups * PAGE_ROWS * size_of::<f16>())
             }
         }
     }
@@ -151,6 +166,8 @@ pub(crate) struct Room {
     codes: Vec<u8>,
     scales: Vec<f32>,
     biases: Vec<f32>,
+    /// Codes as they lie in memory.
+    packed: Vec<u8>,
 }
 
 impl Room {
@@ -183,6 +200,108 @@ impl Room {
             &mut self.biases,
         );
     }
+
+    /// The codes as they lie in memory, in `pairs` or each in a byte.
+    fn pack(&mut self, pairs: bool, kind: Kind) {
+        let Room { codes, packed, .. } = self;
+        packed.clear();
+        let pair = |(low, high): (&u8, &u8)| low | high << 4;
+        match (pairs, kind) {
+            (false, _) => packed.extend_from_slice(codes),
+            (true, Kind::Keys) => {
+                packed.extend(codes.as_chunks().0.iter().map(|[a, b]| pair((a, b))))
+            }
+            (true, Kind::Values) => {
+                for strip in codes.chunks_exact(STRIP) {
+                    let (low, high) = strip.split_at(STRIP / 2);
+                    packed.extend(low.iter().zip(high).map(pair));
+                }
+            }
+        }
+    }
+}
+
+/// Rotates and rounds one head of one row.
+struct Rotate<'a> {
+    bits: u8,
+    room: &'a mut Room,
+    from: &'a [f32],
+}
+
+impl Kernel for Rotate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Room {
+            rounded,
+            codes,
+            scales,
+            packed,
+            ..
+        } = self.room;
+        let cols = self.from.len();
+        rounded.clear();
+        rounded.extend_from_slice(self.from);
+        codes.resize(cols, 0);
+        scales.resize(cols.div_ceil(turbo::GROUP), 0.0);
+        turbo::round(self.bits, rounded, codes, scales);
+        if self.bits == 4 {
+            return self.room.pack(true, Kind::Values);
+        }
+        packed.clear();
+        packed.resize(cols / 8 * 3, 0);
+        for (strip, codes) in codes.as_chunks::<STRIP>().0.iter().enumerate() {
+            put_triples(packed, strip, codes);
+        }
+    }
+}
+
+/// Bytes of the low two bits, and of the third ones, of a strip's indices of three.
+const LOW: usize = STRIP / 4;
+const THIRD: usize = STRIP / 8;
+
+/// Packs indices of three bits as strip `strip` of `row`.
+#[inline(always)]
+fn put_triples(row: &mut [u8], strip: usize, codes: &[u8; STRIP]) {
+    // Byte `i` has columns `i`, `i + 8`, `i + 16` and `i + 24`.
+    for (i, to) in row[strip * LOW..][..LOW].iter_mut().enumerate() {
+        let low = |part: usize| (codes[i + 8 * part] & 3) << (2 * part);
+        *to = low(0) | low(1) | low(2) | low(3);
+    }
+    // Byte `i` has columns `i`, `i + 8`, …, and in its upper half `i + 4`, `i + 12`, ….
+    let thirds = row.len() / 3 * 2 + strip * THIRD;
+    for (i, to) in row[thirds..][..THIRD].iter_mut().enumerate() {
+        let third = |part: usize| {
+            let at = |c: usize| codes[c + 8 * part] >> 2;
+            at(i) << part | at(i + 4) << (part + 4)
+        };
+        *to = third(0) | third(1) | third(2) | third(3);
+    }
+}
+
+/// The indices of strip `strip`, 16 columns each.
+#[inline(always)]
+fn indices(bits: u8, row: &[u8], strip: usize) -> [[u8; 16]; 2] {
+    if bits == 4 {
+        return nibbles(
+            row[strip * 16..]
+                .first_chunk()
+                .expect("16 bytes of a strip"),
+        );
+    }
+    let low = row[strip * LOW..].first_chunk();
+    let low = u64::from_le_bytes(*low.expect("8 bytes of a strip"));
+    let thirds = row[row.len() / 3 * 2 + strip * THIRD..].first_chunk();
+    let thirds = u64::from(u32::from_le_bytes(*thirds.expect("4 bytes of a strip")));
+    // A byte for each of eight columns, a bit for each eight.
+    let thirds = thirds & 0x0f0f_0f0f | (thirds & 0xf0f0_f0f0) << 28;
+    let eight = |part: usize| {
+        let third = (thirds >> part & 0x0101_0101_0101_0101) << 2;
+        u128::from(low >> (2 * part) & 0x0303_0303_0303_0303 | third)
+    };
+    // Put together in a register: what was stored by halves is slow to load.
+    [0, 2].map(|part| (eight(part) | eight(part + 1) << 64).to_le_bytes())
 }
 
 /// Writes one head of one row as elements.
@@ -254,27 +373,23 @@ impl Store {
                     }
                 });
             }),
-            Lay::Coded {
-                pairs, group: size, ..
-            } => {
+            Lay::Coded { .. } | Lay::Rotated { .. } => {
                 let to = Split::new(self.region.of_mut::<u8>());
+                let bytes = codes_len / PAGE_ROWS;
                 cpu.pool.each(n, chunk, |worker, rows| {
                     let room = &mut *room(worker);
                     for r in rows {
                         each(r, &mut |unit, row, from| {
-                            room.unpack(format, from, size);
-                            let codes = &room.codes;
+                            match lay {
+                                Lay::Coded { pairs, group, .. } => {
+                                    room.unpack(format, from, group);
+                                    room.pack(pairs, kind);
+                                }
+                                Lay::Rotated { bits } => cpu.isa.run(Rotate { bits, room, from }),
+                                Lay::Plain(_) => unreachable!("matched above"),
+                            }
                             let start = unit * unit_len;
-                            let bytes = codes_len / PAGE_ROWS;
-                            for i in 0..bytes {
-                                let code = match (pairs, kind) {
-                                    (false, _) => codes[i],
-                                    (true, Kind::Keys) => codes[2 * i] | codes[2 * i + 1] << 4,
-                                    (true, Kind::Values) => {
-                                        let c = i / 16 * 32 + i % 16;
-                                        codes[c] | codes[c + 16] << 4
-                                    }
-                                };
+                            for (i, &code) in room.packed[..bytes].iter().enumerate() {
                                 // SAFETY: a byte is one row's, which is written once.
                                 unsafe { to.write(start + place(kind, row, bytes, i), code) };
                             }
@@ -350,12 +465,23 @@ impl<'a> Side<'a> {
         (self.lay == Lay::Plain(Scalar::Bf16)).then(|| elements(self.bytes))
     }
 
-    /// A unit's scales of group `g`.
+    /// A unit's scales of group `g`, where it has codes.
     #[inline(always)]
     fn scales(self, g: usize) -> &'a [f16; PAGE_ROWS] {
         let (codes, _) = self.lay.bytes(self.cols);
         let scales = elements::<f16>(&self.bytes[codes..]);
         &scales.as_chunks().0[g]
+    }
+
+    /// The same as `f32`.
+    #[inline(always)]
+    fn wide_scales<L: Lanes>(self, g: usize) -> [f32; PAGE_ROWS] {
+        let mut scales = [0.0; PAGE_ROWS];
+        let halves = self.scales(g).as_chunks().0;
+        for (to, from) in scales.as_chunks_mut().0.iter_mut().zip(halves) {
+            L::load_f16(from).store(to);
+        }
+        scales
     }
 
     /// Blocks `blocks` of a unit of keys as `f32`, `[blocks, cols, 16]`.
@@ -399,6 +525,7 @@ impl<'a> Side<'a> {
                     }
                 }
             }
+            Lay::Rotated { .. } => unreachable!("keys are not rotated"),
         }
     }
 
@@ -426,11 +553,7 @@ impl<'a> Side<'a> {
                 offset,
             } => {
                 let offset = L::splat(offset);
-                let mut scales = [0.0; PAGE_ROWS];
-                let halves = self.scales(first / group).as_chunks().0;
-                for (to, from) in scales.as_chunks_mut().0.iter_mut().zip(halves) {
-                    L::load_f16(from).store(to);
-                }
+                let scales = self.wide_scales::<L>(first / group);
                 let codes = self.bytes.as_chunks::<16>().0;
                 for (key, to) in rows {
                     let scale = L::splat(scales[key]);
@@ -443,6 +566,18 @@ impl<'a> Side<'a> {
                         for (to, codes) in to.iter_mut().zip(&codes[at..at + vectors]) {
                             ((L::load_u8(codes) - offset) * scale).store(to);
                         }
+                    }
+                }
+            }
+            Lay::Rotated { bits } => {
+                let levels = L::table(&turbo::levels(bits));
+                let scales = self.wide_scales::<L>(first / turbo::GROUP);
+                let bytes = cols * usize::from(bits) / 8;
+                for (key, to) in rows {
+                    let scale = L::splat(scales[key]);
+                    let row = &self.bytes[key * bytes..][..bytes];
+                    for (to, codes) in to.iter_mut().zip(indices(bits, row, first / STRIP)) {
+                        (L::lookup(&levels, &codes) * scale).store(to);
                     }
                 }
             }

@@ -232,7 +232,11 @@ impl Finder<'_> {
     ) -> Found {
         let plan = head.plan();
         let shortlist = head.shortlist().map(|list| list.ids().len());
-        let memory = Memory::new(self.b, plan.clone(), self.size);
+        let size = MemorySize {
+            kv_format: self.size.kv_format.of_draft_head(),
+            ..self.size
+        };
+        let memory = Memory::new(self.b, plan.clone(), size);
         Found {
             drafter: Some(Box::new(Chained::new(head, memory))),
             reason,
@@ -269,7 +273,7 @@ impl Finder<'_> {
         let checkpoint = self.open(source)?;
         let head = Eagle3::load(self.b, &checkpoint, self.target)?;
         let reason = format!("the EAGLE-3 head `{}`", source.name());
-        fits(&head.plan(), self.size.kv_format)?;
+        fits(&head.plan(), self.size.kv_format.of_draft_head())?;
         let found = self.chained(head, None, reason);
         self.apart(source, &checkpoint, found)
     }

@@ -295,6 +295,12 @@ pub fn load(
         ));
     }
     let size = size(&*target);
+    if size.kv_format.k.is_rotated() {
+        return bad(format!(
+            "--kv {}: {} keeps values only",
+            size.kv_format, size.kv_format.k.name
+        ));
+    }
     if !b.keeps(size.kv_format) {
         return bad(format!(
             "--kv {}: {} keeps keys and values in bf16, f16, f32 or q8_0, both alike",

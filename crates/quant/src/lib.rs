@@ -17,6 +17,7 @@ mod kept;
 mod plain;
 mod scaled;
 mod small;
+pub mod turbo;
 
 pub use affine::{AFFINE, affine, widen};
 pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format, nvfp4_times};
@@ -24,6 +25,7 @@ pub use kept::{Kept, Mapping};
 pub use plain::{BF16, F16, F32};
 pub use scaled::{Code, SCALED, ScaleType, Tiles, scaled};
 pub use small::{e4m3, e8m0};
+pub use turbo::TURBO_VALUES;
 
 use std::sync::Arc;
 
@@ -113,6 +115,12 @@ pub enum Layout {
         /// How scales are stored.
         scale: ScaleType,
     },
+    /// Rows of a cache that were rotated before their columns were rounded to levels of
+    /// `bits` ([`turbo`]). They are read as they were rotated.
+    Rotated {
+        /// Bits of an index.
+        bits: u8,
+    },
 }
 
 /// A format seen as codes of `bits` with a scale, and a bias or none, for each
@@ -194,7 +202,7 @@ impl PartialEq for Format {
     }
 }
 
-/// Every format, in the order users see them.
+/// Every format that weights may have, in the order users see them.
 pub const FORMATS: &[&[Format]] = &[
     &[F32, F16, BF16],
     AFFINE,
@@ -205,12 +213,24 @@ pub const FORMATS: &[&[Format]] = &[
     SCALED,
 ];
 
-/// The format called `name`.
+/// The format of weights called `name`.
 pub fn format(name: &str) -> Option<&'static Format> {
     FORMATS.iter().copied().flatten().find(|f| f.name == name)
 }
 
+/// The format of keys or values called `name`, of those that a cache might have.
+pub fn cache_format(name: &str) -> Option<&'static Format> {
+    let own = TURBO_VALUES.iter().find(|f| f.name == name);
+    own.or_else(|| format(name))
+}
+
 impl Format {
+    /// Whether rows are read as they were rotated: what is summed up of them has to be
+    /// turned back, with [`turbo::unrotate`].
+    pub const fn is_rotated(&self) -> bool {
+        matches!(self.layout, Layout::Rotated { .. })
+    }
+
     /// Bytes of one row's codes.
     pub const fn code_bytes(&self, cols: usize) -> usize {
         match self.layout {
@@ -219,6 +239,7 @@ impl Format {
             Layout::Block {
                 cols: block, bytes, ..
             } => cols / block as usize * bytes as usize,
+            Layout::Rotated { bits } => turbo::row_bytes(bits, cols),
         }
     }
 
@@ -226,7 +247,10 @@ impl Format {
     /// biases. 0 where each matrix has its own tiles ([`Stored::tiles`]).
     pub const fn scales(&self, cols: usize) -> usize {
         match self.layout {
-            Layout::Plain(_) | Layout::Block { .. } | Layout::Scaled { .. } => 0,
+            Layout::Plain(_)
+            | Layout::Block { .. }
+            | Layout::Scaled { .. }
+            | Layout::Rotated { .. } => 0,
             Layout::Affine { group, .. } => cols / group as usize,
         }
     }
@@ -279,7 +303,7 @@ impl Format {
             Layout::Scaled { .. } => {
                 return scaled::unpack(self, view.group, row, codes, scales, biases);
             }
-            Layout::Plain(_) | Layout::Block { .. } => {}
+            Layout::Plain(_) | Layout::Block { .. } | Layout::Rotated { .. } => {}
         }
         let n = self.block / view.group;
         let mut factors = scales.iter_mut().zip(biases);

@@ -202,7 +202,7 @@ impl Recipe<'_> {
                             );
                         }
                     }
-                    Layout::Block { .. } | Layout::Scaled { .. } => {
+                    Layout::Block { .. } | Layout::Scaled { .. } | Layout::Rotated { .. } => {
                         return Err(WriteError::Format {
                             name,
                             format: format.name,

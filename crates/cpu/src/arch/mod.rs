@@ -485,6 +485,11 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
         }
         Self::load(&wide)
     }
+    /// Numbers to look up.
+    type Table: Copy;
+    fn table(numbers: &[f32; 16]) -> Self::Table;
+    /// The table's numbers at codes below 16.
+    fn lookup(table: &Self::Table, codes: &[u8; 16]) -> Self;
     /// Flips the sign, of zeros too.
     fn negate(self) -> Self;
     /// Asks for the cache line at `p`.

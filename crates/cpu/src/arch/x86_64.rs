@@ -193,6 +193,18 @@ impl Lanes for Avx512 {
             )
         };
     }
+    type Table = __m512;
+    #[inline(always)]
+    fn table(numbers: &[f32; 16]) -> __m512 {
+        Self::load(numbers).0
+    }
+    #[inline(always)]
+    fn lookup(&table: &__m512, codes: &[u8; 16]) -> Self {
+        Avx512(unsafe {
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().cast()));
+            _mm512_permutexvar_ps(codes, table)
+        })
+    }
     #[inline(always)]
     fn negate(self) -> Self {
         Avx512(unsafe { _mm512_xor_ps(self.0, _mm512_set1_ps(-0.0)) })
@@ -420,6 +432,26 @@ impl Lanes for Avx2 {
                 _mm256_extracti128_si256::<1>(words),
             );
             _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+        }
+    }
+    type Table = (__m256, __m256);
+    #[inline(always)]
+    fn table(numbers: &[f32; 16]) -> Self::Table {
+        let Avx2(low, high) = Self::load(numbers);
+        (low, high)
+    }
+    #[inline(always)]
+    fn lookup(&(low, high): &Self::Table, codes: &[u8; 16]) -> Self {
+        unsafe {
+            let codes = _mm_loadu_si128(codes.as_ptr().cast());
+            let wide = [codes, _mm_srli_si128::<8>(codes)].map(|c| _mm256_cvtepu8_epi32(c));
+            let [a, b] = wide.map(|c| {
+                let of = |table| _mm256_permutevar8x32_ps(table, c);
+                // The fourth bit says which half.
+                let is_high = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(c));
+                _mm256_blendv_ps(of(low), of(high), is_high)
+            });
+            Avx2(a, b)
         }
     }
     #[inline(always)]
