@@ -570,7 +570,7 @@ impl<'a> Side<'a> {
                 }
             }
             Lay::Rotated { bits } => {
-                let levels = L::table(&turbo::levels(bits));
+                let levels = turbo::levels(bits);
                 let scales = self.wide_scales::<L>(first / turbo::GROUP);
                 let bytes = cols * usize::from(bits) / 8;
                 for (key, to) in rows {

@@ -177,15 +177,6 @@ impl Lanes for Neon {
     fn store_i8(self, to: &mut [i8; 16]) {
         *to = self.to_array().map(|x| x as i8);
     }
-    type Table = [f32; 16];
-    #[inline(always)]
-    fn table(numbers: &[f32; 16]) -> [f32; 16] {
-        *numbers
-    }
-    #[inline(always)]
-    fn lookup(table: &[f32; 16], codes: &[u8; 16]) -> Self {
-        Self::load(&codes.map(|code| table[usize::from(code & 15)]))
-    }
     #[inline(always)]
     fn negate(self) -> Self {
         quarters!(i => vnegq_f32(self.0[i]))

@@ -485,11 +485,15 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
         }
         Self::load(&wide)
     }
-    /// Numbers to look up.
-    type Table: Copy;
-    fn table(numbers: &[f32; 16]) -> Self::Table;
     /// The table's numbers at codes below 16.
-    fn lookup(table: &Self::Table, codes: &[u8; 16]) -> Self;
+    #[inline(always)]
+    fn lookup(table: &[f32; 16], codes: &[u8; 16]) -> Self {
+        let mut found = [0.0; 16];
+        for (to, &code) in found.iter_mut().zip(codes) {
+            *to = table[usize::from(code & 15)];
+        }
+        Self::load(&found)
+    }
     /// Flips the sign, of zeros too.
     fn negate(self) -> Self;
     /// Asks for the cache line at `p`.

@@ -193,16 +193,11 @@ impl Lanes for Avx512 {
             )
         };
     }
-    type Table = __m512;
     #[inline(always)]
-    fn table(numbers: &[f32; 16]) -> __m512 {
-        Self::load(numbers).0
-    }
-    #[inline(always)]
-    fn lookup(&table: &__m512, codes: &[u8; 16]) -> Self {
+    fn lookup(table: &[f32; 16], codes: &[u8; 16]) -> Self {
         Avx512(unsafe {
             let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().cast()));
-            _mm512_permutexvar_ps(codes, table)
+            _mm512_permutexvar_ps(codes, Self::load(table).0)
         })
     }
     #[inline(always)]
@@ -434,14 +429,9 @@ impl Lanes for Avx2 {
             _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
         }
     }
-    type Table = (__m256, __m256);
     #[inline(always)]
-    fn table(numbers: &[f32; 16]) -> Self::Table {
-        let Avx2(low, high) = Self::load(numbers);
-        (low, high)
-    }
-    #[inline(always)]
-    fn lookup(&(low, high): &Self::Table, codes: &[u8; 16]) -> Self {
+    fn lookup(table: &[f32; 16], codes: &[u8; 16]) -> Self {
+        let Avx2(low, high) = Self::load(table);
         unsafe {
             let codes = _mm_loadu_si128(codes.as_ptr().cast());
             let wide = [codes, _mm_srli_si128::<8>(codes)].map(|c| _mm256_cvtepu8_epi32(c));
