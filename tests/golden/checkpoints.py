@@ -201,6 +201,7 @@ GEMMA_PLE = gemma4_config(
     final_logit_softcapping=5.0,
 )
 GEMMA_MOE = gemma4_config(
+    dtype="float32",
     num_hidden_layers=3,
     layer_types=[SLIDING, SLIDING, FULL],
     intermediate_size=32,
