@@ -19,6 +19,8 @@
 //! the place of an f16 they are 256 times too small, which their scales make up for. Formats
 //! whose codes tensor cores cannot take are rounded to f16.
 
+use half::f16;
+use half::slice::HalfFloatSliceExt;
 use quant::{Codes, Layout, Scalar, Stored, Zero};
 
 /// Columns of a tile.
@@ -149,8 +151,16 @@ type Rows<'a> = Vec<(&'a Stored<'a>, usize)>;
 
 /// The largest of the finite, without their signs.
 fn largest(values: impl Iterator<Item = f32>) -> f32 {
-    let finite = values.map(f32::abs).filter(|v| v.is_finite());
-    finite.fold(0.0, f32::max)
+    // Floats that are not negative are in the order of their bits.
+    let finite = |bits: u32| {
+        if bits < f32::INFINITY.to_bits() {
+            bits
+        } else {
+            0
+        }
+    };
+    let all = values.map(|v| finite(v.abs().to_bits()));
+    f32::from_bits(all.fold(0, u32::max))
 }
 
 /// The power of two that takes `max` to `2^to .. 2^(to + 1)`, or as near as it is safe.
@@ -181,9 +191,9 @@ fn is_e4m3(part: &Stored<'_>) -> bool {
     matches!(part.format.layout, Layout::Scaled { code, .. } if code == quant::Code::E4m3)
 }
 
-/// Where column `c` of a tile lies: lane within its row's four, `h`, and place.
-fn column(c: usize) -> (usize, usize, usize) {
-    (c % 32 / 8, c / 32, c % 8)
+/// Whose the eight columns of a row from `8 e` on are: a lane within the row's four, and `h`.
+fn eight(e: usize) -> (usize, usize) {
+    (e % 4, e / 4 % 2)
 }
 
 /// Writes rows of f16 into their tiles; returns what the values are to be multiplied by.
@@ -200,11 +210,17 @@ fn pack_plain(rows: Rows<'_>, tiles: &mut [u8]) -> f32 {
     let most = largest(rows.iter().flatten().copied());
     let by = if as_they_are { 1.0 } else { up_to(most, 14) };
     for (r, values) in rows.iter().enumerate() {
-        for (c, &value) in values.iter().enumerate() {
-            let tile = &mut tiles[c / TILE * Packing::Plain.along()..];
-            let (t, h, at) = column(c % TILE);
-            let part = (r / 8 * 2 + h) * 32 + r % 8 * 4 + t;
-            Scalar::F16.put(&mut tile[16 * part..], at, by * value);
+        for (e, values) in values.chunks(8).enumerate() {
+            let tile = &mut tiles[e / 8 * Packing::Plain.along()..];
+            let (t, h) = eight(e);
+            let to = &mut tile[16 * ((r / 8 * 2 + h) * 32 + r % 8 * 4 + t)..][..16];
+            let mut scaled = [0.0; 8];
+            scaled.iter_mut().zip(values).for_each(|(s, v)| *s = by * v);
+            let mut rounded = [f16::ZERO; 8];
+            rounded.convert_from_f32_slice(&scaled);
+            for (to, value) in to.as_chunks_mut().0.iter_mut().zip(rounded) {
+                *to = value.to_le_bytes();
+            }
         }
     }
     by.recip()
@@ -253,9 +269,12 @@ fn pack_codes(
         let cols = row.codes.len();
         for (k, tile) in tiles.chunks_mut(packing.along()).enumerate() {
             let (words, scales) = tile.split_at_mut(TILE * TILE_ROWS * bits / 8);
-            for (c, &code) in row.codes.iter().skip(k * TILE).take(TILE).enumerate() {
-                put(words, bits, r, c, code.into());
-            }
+            put_codes(
+                words,
+                bits,
+                r,
+                &row.codes[k * TILE..cols.min((k + 1) * TILE)],
+            );
             for i in (0..TILE / group).filter(|i| k * TILE + i * group < cols) {
                 let (g, at) = ((k * TILE + i * group) / row.group, 2 * scale_at(i, r));
                 Scalar::F16.put(scales, at, row.scales[g] * by * 2f32.powi(24));
@@ -288,9 +307,7 @@ fn pack_e4m3(rows: Rows<'_>, tiles: &mut [u8], packing: Packing, group: usize) -
         for (k, tile) in tiles.chunks_mut(packing.along()).enumerate() {
             let (words, scales) = tile.split_at_mut(TILE * TILE_ROWS);
             let (from, until) = (k * TILE, part.cols.min((k + 1) * TILE));
-            for (c, &code) in stored.codes[from.min(until)..until].iter().enumerate() {
-                put(words, 8, r, c, code.into());
-            }
+            put_codes(words, 8, r, &stored.codes[from.min(until)..until]);
             for column in (from..until).step_by(group) {
                 let scale = scale_of(part, &stored, column);
                 let at = scale_at((column - from) / group, r);
@@ -307,36 +324,50 @@ fn scale_at(group: usize, r: usize) -> usize {
     group * TILE_ROWS + r % 8 * 2 + r / 8
 }
 
-/// Writes the code of row `r`, column `c` of a tile.
-fn put(codes: &mut [u8], bits: usize, r: usize, c: usize, code: u32) {
-    let (t, h, at) = column(c);
-    let (half, lane) = (r / 8, r % 8 * 4 + t);
-    let (pair, high) = (at / 2, 16 * (at % 2));
-    let mut or = |word: usize, bits: u32| {
-        let bytes = &mut codes[4 * word..4 * word + 4];
-        let old = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
-        bytes.copy_from_slice(&(old | bits).to_le_bytes());
-    };
-    match bits {
-        8 => codes[(half * 32 + lane) * 16 + h * 8 + at] = code as u8,
-        4..=6 => {
-            or(lane * 4 + half * 2 + h, (code & 15) << (4 * pair + high));
+/// Writes the codes of row `r` of a tile, which are zeros as yet.
+fn put_codes(words: &mut [u8], bits: usize, r: usize, codes: &[u8]) {
+    let half = r / 8;
+    for (e, codes) in codes.chunks(8).enumerate() {
+        let mut bytes = [0; 8];
+        bytes[..codes.len()].copy_from_slice(codes);
+        let (t, h) = eight(e);
+        let lane = r % 8 * 4 + t;
+        if bits == 8 {
+            let at = (half * 32 + lane) * 16 + h * 8;
+            words[at..at + 8].copy_from_slice(&bytes);
+            continue;
+        }
+        let all = u64::from_le_bytes(bytes);
+        let mut or = |word: usize, bits: u32| {
+            let bytes = &mut words[4 * word..4 * word + 4];
+            let old = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+            bytes.copy_from_slice(&(old | bits).to_le_bytes());
+        };
+        if bits >= 4 {
+            or(lane * 4 + half * 2 + h, spread::<4>(all));
             match bits {
-                5 => or(128 + lane, (code >> 4) << (half * 8 + h * 4 + pair + high)),
-                6 => or(
-                    128 + lane * 2 + half,
-                    (code >> 4) << (2 * (h * 4 + pair) + high),
-                ),
+                5 => or(128 + lane, spread::<1>(all >> 4) << (half * 8 + h * 4)),
+                6 => or(128 + lane * 2 + half, spread::<2>(all >> 4) << (8 * h)),
                 _ => {}
             }
-        }
-        _ => {
-            or(lane * 2 + half, (code & 3) << (2 * (h * 4 + pair) + high));
+        } else {
+            or(lane * 2 + half, spread::<2>(all) << (8 * h));
             if bits == 3 {
-                or(64 + lane, (code >> 2) << (half * 8 + h * 4 + pair + high));
+                or(64 + lane, spread::<1>(all >> 2) << (half * 8 + h * 4));
             }
         }
     }
+}
+
+/// The `BITS` lowest bits of eight bytes: of those with even numbers one after the other,
+/// and from the 16th bit on those of the others.
+fn spread<const BITS: u32>(bytes: u64) -> u32 {
+    let every_second = 0x0001_0001_0001_0001 * ((1u64 << BITS) - 1);
+    let close = |of: u64| {
+        let all = of | of >> (16 - BITS) | of >> (32 - 2 * BITS) | of >> (48 - 3 * BITS);
+        all as u32 & ((1 << (4 * BITS)) - 1)
+    };
+    close(bytes & every_second) | close(bytes >> 8 & every_second) << 16
 }
 
 #[cfg(test)]

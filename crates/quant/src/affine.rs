@@ -66,6 +66,35 @@ pub(crate) fn code(codes: &[u8], bits: usize, c: usize) -> u32 {
     (u32::from(u16::from_le_bytes([codes[byte], high])) >> shift) & ((1 << bits) - 1)
 }
 
+/// The first codes of a bit stream, as many as there is room for.
+pub(crate) fn codes(stream: &[u8], bits: usize, out: &mut [u8]) {
+    let (eights, rest) = out.as_chunks_mut::<8>();
+    match bits {
+        2 => codes_by_eights::<2>(stream, eights),
+        3 => codes_by_eights::<3>(stream, eights),
+        4 => codes_by_eights::<4>(stream, eights),
+        5 => codes_by_eights::<5>(stream, eights),
+        6 => codes_by_eights::<6>(stream, eights),
+        8 => codes_by_eights::<8>(stream, eights),
+        _ => unreachable!("codes have 2 to 6 bits, or 8"),
+    }
+    for (c, out) in (8 * eights.len()..).zip(rest) {
+        *out = code(stream, bits, c) as u8;
+    }
+}
+
+/// Eight codes have as many bytes as one has bits.
+fn codes_by_eights<const BITS: usize>(stream: &[u8], out: &mut [[u8; 8]]) {
+    for (out, bytes) in out.iter_mut().zip(stream.as_chunks::<BITS>().0) {
+        let mut word = [0; 8];
+        word[..BITS].copy_from_slice(bytes);
+        let word = u64::from_le_bytes(word);
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = (word >> (BITS * i)) as u8 & (u8::MAX >> (8 - BITS));
+        }
+    }
+}
+
 fn decode(format: &Format, row: Row<'_>, out: &mut [f32]) {
     let (bits, group) = shape(format);
     for (g, out) in out.chunks_exact_mut(group).enumerate() {
@@ -84,10 +113,7 @@ pub(crate) fn unpack(
     scales: &mut [f32],
     biases: &mut [f32],
 ) {
-    let (bits, _) = shape(format);
-    for (c, out) in codes.iter_mut().enumerate() {
-        *out = code(row.codes, bits, c) as u8;
-    }
+    self::codes(row.codes, shape(format).0, codes);
     for (g, (scale, bias)) in scales.iter_mut().zip(biases).enumerate() {
         (*scale, *bias) = (row.scale.get(row.scales, g), row.scale.get(row.biases, g));
     }
@@ -208,10 +234,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn codes_are_read_from_any_bit_offset(codes in proptest::collection::vec(any::<u8>(), 96)) {
+        fn codes_are_read_from_any_bit_offset(stream in proptest::collection::vec(any::<u8>(), 96), less in 0usize..9) {
             for bits in [2, 3, 4, 5, 6, 8] {
-                for c in 0..96 * 8 / bits {
-                    prop_assert_eq!(code(&codes, bits, c), code_by_bits(&codes, bits, c));
+                let n = 96 * 8 / bits;
+                for c in 0..n {
+                    prop_assert_eq!(code(&stream, bits, c), code_by_bits(&stream, bits, c));
+                }
+                let mut all = vec![0; n - less];
+                codes(&stream, bits, &mut all);
+                for (c, got) in all.into_iter().enumerate() {
+                    prop_assert_eq!(u32::from(got), code_by_bits(&stream, bits, c), "code {} of {} bits", c, bits);
                 }
             }
         }

@@ -24,7 +24,7 @@
 //!
 //! Deliberately absent: encoding. Others write these formats.
 
-use crate::affine::code;
+use crate::affine;
 use crate::small::{E2M1_DOUBLED, E4M3, e4m3, e8m0};
 use crate::{Codes, Format, Layout, Row, Scalar, Zero, block};
 
@@ -240,7 +240,7 @@ fn decode(format: &Format, row: Row<'_>, out: &mut [f32]) {
     let (bits, kind, scale_type) = parts(format);
     for (t, out) in out.chunks_mut(row.width).enumerate() {
         let (scale, bias) = factors(&row, kind, scale_type, t);
-        let codes = (t * row.width..).map(|c| code(row.codes, bits, c) as u8);
+        let codes = (t * row.width..).map(|c| affine::code(row.codes, bits, c) as u8);
         let values = out.iter_mut().zip(codes);
         match kind {
             Code::E4m3 => values.for_each(|(v, c)| *v = scale * E4M3[usize::from(c)]),
@@ -269,9 +269,8 @@ pub(crate) fn unpack(
 ) {
     let (bits, kind, scale_type) = parts(format);
     let flip = if kind == Code::Signed { 0x80 } else { 0 };
-    for (c, out) in codes.iter_mut().enumerate() {
-        *out = code(row.codes, bits, c) as u8 ^ flip;
-    }
+    affine::codes(row.codes, bits, codes);
+    codes.iter_mut().for_each(|code| *code ^= flip);
     for (g, (scale, bias)) in scales.iter_mut().zip(biases).enumerate() {
         (*scale, *bias) = factors(&row, kind, scale_type, g * group / row.width);
     }
