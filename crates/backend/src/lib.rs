@@ -143,6 +143,12 @@ pub trait Backend: Send + Sync {
     /// The values of `x`, row-major. Waits for the device.
     fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]>;
 
+    /// Rows of a prompt that a step has where nobody says otherwise: enough to keep the
+    /// device busy, for they take memory and others wait meanwhile.
+    fn prompt_rows(&self) -> usize {
+        256
+    }
+
     /// Whether it can keep keys and values in `format`. No device keeps keys that are
     /// rotated.
     fn keeps(&self, format: KvFormat) -> bool {

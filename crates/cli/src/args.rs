@@ -142,9 +142,9 @@ pub(crate) struct LoadArgs {
     /// the system can have back. auto packs what fits the free memory, and leaves there what does not
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub(crate) weights: Weights,
-    /// Prompt tokens run in one step, at most
-    #[arg(long, value_name = "TOKENS", default_value_t = engine::LoadOptions::default().chunk, value_parser = count)]
-    pub(crate) chunk: usize,
+    /// Prompt tokens run in one step, at most [default: 256, on a GPU 1024]
+    #[arg(long, value_name = "TOKENS", value_parser = count)]
+    pub(crate) chunk: Option<usize>,
     /// Where to run: auto takes a GPU if there is one; cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
     pub(crate) device: Device,

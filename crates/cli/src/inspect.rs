@@ -192,7 +192,7 @@ pub(crate) fn memory(model: &Model, load: &LoadArgs) -> Value {
         let size = MemorySize {
             sequences: 1,
             context,
-            step_rows: load.chunk,
+            step_rows: model.chunk,
             kv_format: load.kv,
         };
         let mut of = model

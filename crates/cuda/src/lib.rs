@@ -255,6 +255,10 @@ impl Backend for Cuda {
         values.into()
     }
 
+    fn prompt_rows(&self) -> usize {
+        1024
+    }
+
     fn keeps(&self, format: KvFormat) -> bool {
         attention::kept(format).is_some()
     }

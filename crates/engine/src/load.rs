@@ -89,8 +89,8 @@ pub struct LoadOptions {
     pub context: Option<usize>,
     /// Requests at once.
     pub sequences: usize,
-    /// Prompt rows a request may run in one step.
-    pub chunk: usize,
+    /// Prompt rows a request may run in one step; [`Backend::prompt_rows`] if absent.
+    pub chunk: Option<usize>,
     /// How keys and values are stored.
     pub kv_format: KvFormat,
     /// Quantises the weights while they are loaded.
@@ -118,7 +118,7 @@ impl Default for LoadOptions {
             accept: Accept::default(),
             context: None,
             sequences: 1,
-            chunk: 256,
+            chunk: None,
             kv_format: KvFormat::both(&quant::BF16),
             quantize: None,
             weights: Placement::default(),
@@ -250,7 +250,7 @@ pub fn load(
             options.draft_max
         ));
     }
-    if options.sequences == 0 || options.chunk == 0 || options.context == Some(0) {
+    if options.sequences == 0 || options.chunk == Some(0) || options.context == Some(0) {
         return bad("--parallel, --chunk and --context must be at least 1".into());
     }
     let checkpoint = source.checkpoint()?;
@@ -271,13 +271,14 @@ pub fn load(
     let mut hashes = Hashes::open(options.probing.cache());
     let hashed = matches!(options.probing, Probing::Run { .. });
     let target_sha256 = hashed.then(|| source.hash(&checkpoint, &mut hashes));
+    let chunk = options.chunk.unwrap_or_else(|| b.prompt_rows());
     let size = |target: &dyn Target| MemorySize {
         sequences: options.sequences,
         context: options
             .context
             .unwrap_or(DEFAULT_CONTEXT)
             .min(target.max_context()),
-        step_rows: options.chunk,
+        step_rows: chunk,
         kv_format: options.kv_format,
     };
     let (target, placed) = placement::load_target(&*b, &checkpoint, options, size)?;
@@ -364,7 +365,7 @@ pub fn load(
         text: &text_hash,
         backend: &backend,
         kv_format: &kv_format,
-        chunk: options.chunk,
+        chunk,
         draft_max: options.draft_max,
         draft_vocab: found.shortlist,
     };
@@ -423,7 +424,7 @@ pub fn load(
         speculator,
         text: Arc::new(text),
         info,
-        chunk: options.chunk,
+        chunk,
         plans,
     })
 }

@@ -73,7 +73,7 @@ impl Server {
             draft: setup.draft,
             sequences: setup.sequences,
             context: Some(setup.context),
-            chunk: setup.chunk,
+            chunk: Some(setup.chunk),
             ..LoadOptions::default()
         };
         let backend = cpu::Cpu::new(cpu::CpuOptions {
