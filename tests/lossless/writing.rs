@@ -173,6 +173,23 @@ pub(crate) struct Text {
     logprobs: Vec<Logprobs>,
 }
 
+impl Text {
+    /// Where the first token lies that is not `other`'s.
+    pub(crate) fn parting(&self, other: &Text) -> Option<usize> {
+        let alike = self.tokens.iter().zip(&other.tokens);
+        let at = alike.take_while(|(a, b)| a == b).count();
+        (at < self.tokens.len().max(other.tokens.len())).then_some(at)
+    }
+
+    /// Token `at` and how likely it was. Where texts part at a near-tie, theirs are as likely.
+    pub(crate) fn said(&self, at: usize) -> String {
+        match (self.tokens.get(at), self.logprobs.get(at)) {
+            (Some(token), Some(l)) => format!("{token} (log-probability {:.4})", l.logprob),
+            _ => "the end".into(),
+        }
+    }
+}
+
 pub(crate) struct Written {
     pub(crate) texts: Vec<Text>,
     pub(crate) drafted: u64,
