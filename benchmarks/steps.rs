@@ -94,6 +94,7 @@ impl Backend for Random {
         name() -> String;
         kv(spec: KvSpec) -> Kv;
         delta(spec: DeltaSpec) -> Delta;
+        delta_copy(delta: &mut Delta, from: usize, to: usize);
         finish() -> Result<(), DeviceError>;
         step(key: StepKey, batch: &Batch, inputs: &[&Tensor], work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>) -> Vec<Tensor>;
         scratch(rows: usize, cols: usize) -> Tensor;

@@ -437,6 +437,11 @@ impl Drafter for Twins {
         self.often.close(slot);
     }
 
+    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
+        self.seldom.rewind(b, slot, from, to);
+        self.often.rewind(b, slot, from, to);
+    }
+
     fn draft(
         &mut self,
         target: TargetView<'_>,

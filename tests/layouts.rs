@@ -333,6 +333,10 @@ impl Drafter for Noting {
         self.inner.close(slot);
     }
 
+    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
+        self.inner.rewind(b, slot, from, to);
+    }
+
     fn draft(
         &mut self,
         target: TargetView<'_>,

@@ -126,6 +126,10 @@ impl Drafter for Resting {
         self.inner.close(slot);
     }
 
+    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
+        self.inner.rewind(b, slot, from, to);
+    }
+
     fn draft(
         &mut self,
         target: TargetView<'_>,

@@ -13,6 +13,7 @@
 
 mod gpu;
 mod guesses;
+mod reuse;
 mod subjects;
 mod writing;
 

@@ -64,6 +64,55 @@ pub(crate) fn write_with(
     truth: &[Text],
     wrap: &dyn Fn(Box<dyn Drafter>) -> Box<dyn Drafter>,
 ) -> Written {
+    let mut speculator = speculator(setup, truth, wrap);
+    let mut written = Written {
+        texts: vec![Text::default(); prompts.len()],
+        drafted: 0,
+        accepted: 0,
+    };
+    let mut waiting = prompts.iter().enumerate();
+    let mut running: Vec<(usize, Stream)> = Vec::new();
+    loop {
+        while running.len() < setup.width
+            && let Some((i, prompt)) = waiting.next()
+        {
+            let options = StreamOptions {
+                sampling: Sampling {
+                    seed: sampling.seed + (first + i) as u64,
+                    ..sampling.clone()
+                },
+                // Lengths differ, so that streams start and end beside running ones.
+                max_tokens: MAX_TOKENS - (first + i) % 5,
+                stop_tokens: Arc::new([]),
+                draft: setup.length,
+                logprobs: Some((first + i) % 4),
+            };
+            running.push((i, speculator.open(prompt.clone(), options).unwrap()));
+        }
+        if running.is_empty() {
+            break;
+        }
+        let mut streams: Vec<&mut Stream> = running.iter_mut().map(|(_, s)| s).collect();
+        speculator.round(&mut streams, setup.chunk).unwrap();
+        let (ended, going) = running.into_iter().partition(|(_, s)| s.finish().is_some());
+        running = going;
+        for (i, mut stream) in ended {
+            written.texts[i] = Text::of(&mut stream);
+            written.drafted += stream.stats().drafted();
+            written.accepted += stream.stats().accepted();
+            speculator.close(stream);
+        }
+    }
+    assert_eq!(speculator.memory().pages_used().0, 0, "every page is back");
+    written
+}
+
+/// What writes in a cell.
+pub(crate) fn speculator(
+    setup: &Setup<'_>,
+    truth: &[Text],
+    wrap: &dyn Fn(Box<dyn Drafter>) -> Box<dyn Drafter>,
+) -> Speculator {
     let b = setup.backend;
     let open = |folder: &str| {
         let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
@@ -118,52 +167,7 @@ pub(crate) fn write_with(
             Some(Box::new(Chained::new(head, memory)))
         }
     };
-    let mut speculator = Speculator::new(b.clone(), target, memory, drafter.map(wrap));
-    let mut written = Written {
-        texts: vec![Text::default(); prompts.len()],
-        drafted: 0,
-        accepted: 0,
-    };
-    let mut waiting = prompts.iter().enumerate();
-    let mut running: Vec<(usize, Stream)> = Vec::new();
-    loop {
-        while running.len() < setup.width
-            && let Some((i, prompt)) = waiting.next()
-        {
-            let options = StreamOptions {
-                sampling: Sampling {
-                    seed: sampling.seed + (first + i) as u64,
-                    ..sampling.clone()
-                },
-                // Lengths differ, so that streams start and end beside running ones.
-                max_tokens: MAX_TOKENS - (first + i) % 5,
-                stop_tokens: Arc::new([]),
-                draft: setup.length,
-                logprobs: Some((first + i) % 4),
-            };
-            running.push((i, speculator.open(prompt.clone(), options).unwrap()));
-        }
-        if running.is_empty() {
-            break;
-        }
-        let mut streams: Vec<&mut Stream> = running.iter_mut().map(|(_, s)| s).collect();
-        speculator.round(&mut streams, setup.chunk).unwrap();
-        let (ended, going) = running.into_iter().partition(|(_, s)| s.finish().is_some());
-        running = going;
-        for (i, mut stream) in ended {
-            let logprobs = stream.take_logprobs();
-            assert_eq!(logprobs.len(), stream.output().len(), "one for each token");
-            written.texts[i] = Text {
-                tokens: stream.tokens().to_vec(),
-                logprobs,
-            };
-            written.drafted += stream.stats().drafted();
-            written.accepted += stream.stats().accepted();
-            speculator.close(stream);
-        }
-    }
-    assert_eq!(speculator.memory().pages_used().0, 0, "every page is back");
-    written
+    Speculator::new(b.clone(), target, memory, drafter.map(wrap))
 }
 
 /// What a stream has written, and how likely the target held it.
@@ -174,6 +178,16 @@ pub(crate) struct Text {
 }
 
 impl Text {
+    /// What `stream` has written.
+    pub(crate) fn of(stream: &mut Stream) -> Self {
+        let logprobs = stream.take_logprobs();
+        assert_eq!(logprobs.len(), stream.output().len(), "one for each token");
+        Text {
+            tokens: stream.tokens().to_vec(),
+            logprobs,
+        }
+    }
+
     /// Where the first token lies that is not `other`'s.
     pub(crate) fn parting(&self, other: &Text) -> Option<usize> {
         let alike = self.tokens.iter().zip(&other.tokens);

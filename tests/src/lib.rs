@@ -100,6 +100,7 @@ impl Backend for Recorder {
         upload(rows: usize, cols: usize, values: &[f32]) -> Tensor;
         kv(spec: KvSpec) -> Kv;
         delta(spec: DeltaSpec) -> Delta;
+        delta_copy(delta: &mut Delta, from: usize, to: usize);
         finish() -> Result<(), DeviceError>;
         scratch(rows: usize, cols: usize) -> Tensor;
         embed(table: &Matrix, tokens: &[u32], scale: f32) -> Tensor;

@@ -929,7 +929,15 @@ fn gated_delta_equals(got: &dyn Backend, want: &dyn Backend) {
             vec![(1, 3, 0, None), (0, 2, 2, Some(0)), (2, 1, 1, Some(16))],
             vec![(1, 1, 1, Some(2))],
         ]);
-        for shares in &steps {
+        let n_steps = steps.len();
+        // Slot 1 as it is then goes on in slot 0, and in itself.
+        steps.push(vec![(0, 3, 1, Some(0)), (1, 2, 2, Some(0))]);
+        steps.push(vec![(1, 1, 1, Some(0)), (0, 1, 0, Some(1))]);
+        for (i, shares) in steps.iter().enumerate() {
+            if i == n_steps {
+                pair.got.delta_copy(&mut state, 1, 0);
+                pair.want.delta_copy(&mut state_want, 1, 0);
+            }
             let batch = delta_batch(shares);
             let rows = DeltaRows::new(&mut noise, spec, batch.n_rows());
             let all = 0..batch.n_rows();
@@ -1440,6 +1448,7 @@ mod tests {
         GatedDelta,
         /// Forgets that rows were taken back.
         Kept,
+        DeltaCopy,
         Moe,
         GateRows,
         Argmax,
@@ -1480,6 +1489,11 @@ mod tests {
         }
         fn delta(&self, spec: DeltaSpec) -> Delta {
             Reference.delta(spec)
+        }
+        fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
+            if self.0 != Fault::DeltaCopy {
+                Reference.delta_copy(delta, from, to);
+            }
         }
         fn finish(&self) -> Result<(), DeviceError> {
             Ok(())
@@ -1621,6 +1635,7 @@ mod tests {
             (Attend, "attend", "attend ("),
             (GatedDelta, "gated_delta", "gated_delta ("),
             (Kept, "gated_delta", "gated_delta ("),
+            (DeltaCopy, "gated_delta", "gated_delta ("),
             (Moe, "moe", "moe ("),
             (GateRows, "moe", "gate_rows ("),
             (Argmax, "argmax", "argmax"),

@@ -162,6 +162,10 @@ pub trait Backend: Send + Sync {
     /// Memory for one gated-delta layer.
     fn delta(&self, spec: DeltaSpec) -> Delta;
 
+    /// Makes slot `to` of a gated-delta layer what slot `from` is, whose newest rows are
+    /// all certain.
+    fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize);
+
     /// Ends a step: waits, and returns the first error since the last call.
     fn finish(&self) -> Result<(), DeviceError>;
 

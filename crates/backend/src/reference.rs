@@ -170,6 +170,12 @@ impl Backend for Reference {
         }
     }
 
+    fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
+        let slots = delta.storage.downcast_mut::<Vec<DeltaSlot>>();
+        let slots = slots.expect("memory of this backend");
+        slots[to] = slots[from].clone();
+    }
+
     fn finish(&self) -> Result<(), DeviceError> {
         Ok(())
     }

@@ -51,6 +51,8 @@ pub struct Memory {
 pub struct Sequence {
     len: usize,
     base: usize,
+    /// Rows after which recurrent state is kept aside; 0 if none is.
+    checkpoint: usize,
     slot: u32,
     /// By group: page of rows `i * PAGE_ROWS ..`.
     tables: Vec<Vec<u32>>,
@@ -105,7 +107,7 @@ impl Memory {
             .iter()
             .map(|&spec| {
                 backend.delta(DeltaSpec {
-                    slots: size.sequences,
+                    slots: 2 * size.sequences,
                     ..spec
                 })
             })
@@ -132,7 +134,7 @@ impl Memory {
             let state = d.value_heads * d.key_dim * d.value_dim;
             let updates = MAX_TENTATIVE * d.value_heads * (d.key_dim + d.value_dim + 1);
             let history = (d.conv_taps - 1 + MAX_TENTATIVE) * d.channels();
-            4 * size.sequences * (state + updates + history)
+            4 * 2 * size.sequences * (state + updates + history)
         });
         kv.chain(delta).sum()
     }
@@ -169,6 +171,7 @@ impl Memory {
         Ok(Sequence {
             len: 0,
             base: 0,
+            checkpoint: 0,
             slot,
             tables: vec![Vec::new(); self.plan.groups.len()],
         })
@@ -217,6 +220,7 @@ impl Memory {
             return Err(MemoryFull::Context(self.size.context));
         }
         let wanted = len.div_ceil(PAGE_ROWS);
+        self.release(sequence, wanted);
         for (pool, table) in self.pools.iter().zip(&sequence.tables) {
             if wanted.saturating_sub(table.len()) > pool.n_free() {
                 return Err(MemoryFull::Pages(pool.n_pages()));
@@ -275,8 +279,30 @@ impl Memory {
         });
     }
 
-    /// Forgets all rows of `sequence` from row `len` on, and whatever no later
-    /// row can see.
+    /// Gives back the oldest pages of `sequence` that no later row can see, as many as it
+    /// would have above its share with `wanted` pages in all. The others stay for
+    /// [`Memory::rewind`].
+    fn release(&mut self, sequence: &mut Sequence, wanted: usize) {
+        for ((pool, table), group) in self
+            .pools
+            .iter_mut()
+            .zip(&mut sequence.tables)
+            .zip(&self.plan.groups)
+        {
+            let Some(window) = group.window else { continue };
+            // The next row stands at `len` and sees rows above `len - window`.
+            let gone = (sequence.len + 1).saturating_sub(window) / PAGE_ROWS;
+            let first = table.iter().take_while(|&&page| page == NO_PAGE).count();
+            let held = table.len() - first;
+            let more = wanted.saturating_sub(table.len());
+            let over = (held + more).saturating_sub(self.size.pages(Some(window)));
+            for page in table.iter_mut().take(gone).skip(first).take(over) {
+                pool.give(std::mem::replace(page, NO_PAGE));
+            }
+        }
+    }
+
+    /// Forgets all rows of `sequence` from row `len` on.
     ///
     /// # Panics
     ///
@@ -288,30 +314,85 @@ impl Memory {
             sequence.base,
             sequence.len
         );
+        self.cut(sequence, len);
+    }
+
+    /// Forgets rows and the pages that have none left.
+    fn cut(&mut self, sequence: &mut Sequence, len: usize) {
         sequence.len = len;
-        for ((pool, table), group) in self
-            .pools
-            .iter_mut()
-            .zip(&mut sequence.tables)
-            .zip(&self.plan.groups)
-        {
+        for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
             for page in table.drain(len.div_ceil(PAGE_ROWS)..) {
                 if page != NO_PAGE {
                     pool.give(page);
                 }
             }
-            let Some(window) = group.window else { continue };
-            // The next row stands at `len` or later and sees rows above `len - window`.
-            let gone = (len + 1).saturating_sub(window) / PAGE_ROWS;
-            for page in table
-                .iter_mut()
-                .take(gone)
-                .rev()
-                .take_while(|page| **page != NO_PAGE)
-            {
-                pool.give(std::mem::replace(page, NO_PAGE));
-            }
         }
+    }
+
+    /// Keeps aside the recurrent state after all rows of `sequence`, in place of the one
+    /// kept before, so that [`Memory::rewind`] can go back to it.
+    ///
+    /// # Panics
+    ///
+    /// If some rows are tentative.
+    pub fn checkpoint(&mut self, backend: &dyn Backend, sequence: &mut Sequence) {
+        assert_eq!(sequence.base, sequence.len, "all rows are certain");
+        let slot = sequence.slot();
+        for delta in &mut self.delta {
+            backend.delta_copy(delta, slot, self.size.sequences + slot);
+        }
+        sequence.checkpoint = sequence.len;
+    }
+
+    /// The most rows, `len` at most, that `sequence` can go back to: all that a row after
+    /// them would see is still there.
+    pub fn rewindable(&self, sequence: &Sequence, len: usize) -> usize {
+        let len = len.min(sequence.len);
+        let len = match self.delta.is_empty() || len >= sequence.base {
+            true => len,
+            false if sequence.checkpoint <= len => sequence.checkpoint,
+            false => 0,
+        };
+        let is_there = |(table, group): (&Vec<u32>, &crate::GroupPlan)| {
+            let window = group.window.unwrap_or(usize::MAX);
+            let first = (len + 1).saturating_sub(window) / PAGE_ROWS;
+            table.get(first).is_none_or(|&page| page != NO_PAGE)
+        };
+        let all = sequence.tables.iter().zip(&self.plan.groups).all(is_there);
+        if all { len } else { 0 }
+    }
+
+    /// Forgets all rows of `sequence` from row `len` on, certain or not.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot go back there ([`Memory::rewindable`]).
+    pub fn rewind(&mut self, backend: &dyn Backend, sequence: &mut Sequence, len: usize) {
+        assert_eq!(
+            self.rewindable(sequence, len),
+            len,
+            "a sequence of {} rows can go back there",
+            sequence.len
+        );
+        if len < sequence.base {
+            let slot = sequence.slot();
+            if len > 0 {
+                for delta in &mut self.delta {
+                    backend.delta_copy(delta, self.size.sequences + slot, slot);
+                }
+            }
+            sequence.base = len;
+        }
+        if sequence.checkpoint > len {
+            sequence.checkpoint = 0;
+        }
+        self.cut(sequence, len);
+    }
+
+    /// Pages that `sequence` holds, over all groups.
+    pub fn pages_of(&self, sequence: &Sequence) -> usize {
+        let pages = sequence.tables.iter().flatten();
+        pages.filter(|&&page| page != NO_PAGE).count()
     }
 }
 
@@ -385,10 +466,11 @@ mod tests {
                         let first = window.map_or(0, |w| (sequence.len() + 1).saturating_sub(w));
                         let table = &sequence.tables[g];
                         prop_assert_eq!(table.len(), sequence.len().div_ceil(PAGE_ROWS));
-                        for (i, &page) in table.iter().enumerate() {
-                            let needed = (i + 1) * PAGE_ROWS > first;
-                            prop_assert_eq!(page != NO_PAGE, needed, "page {} of {:?}", i, table);
-                            prop_assert!(page == NO_PAGE || taken.insert(page));
+                        let gone = table.iter().take_while(|&&page| page == NO_PAGE).count();
+                        prop_assert!(gone * PAGE_ROWS <= first, "{} pages of {:?}", gone, table);
+                        prop_assert!(table.len() - gone <= memory.size.pages(window), "{:?}", table);
+                        for &page in &table[gone..] {
+                            prop_assert!(page != NO_PAGE && taken.insert(page), "{:?}", table);
                         }
                     }
                     prop_assert_eq!(taken.len() + memory.pools[g].n_free(), memory.pools[g].n_pages());

@@ -504,6 +504,10 @@ pub(crate) struct ServeArgs {
     /// Requests that may wait for their turn; more are refused
     #[arg(long, value_name = "N", default_value_t = engine::EngineOptions::default().queue, help_heading = "Server")]
     pub(crate) queue: usize,
+    /// Run every prompt from its start, also where an earlier request's text begins like it. Texts
+    /// are the same; a client cannot tell from the time it takes what others have asked
+    #[arg(long, help_heading = "Server")]
+    pub(crate) no_prefix_cache: bool,
     /// Ask for this API key; may be repeated
     #[arg(long, value_name = "KEY", value_parser = api_key, help_heading = "Server")]
     pub(crate) api_key: Vec<String>,

@@ -193,7 +193,11 @@ pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
         let prefill = prefill(&model, &*backend, args.reps.div_ceil(4))?;
         (steps, prefill, read)
     };
-    let engine = Engine::start(model, EngineOptions::default());
+    let options = EngineOptions {
+        reuse: false, // the same prompts come again
+        ..EngineOptions::default()
+    };
+    let engine = Engine::start(model, options);
     let runs = generate(args, &engine, &prompts, output)?;
     let drafting = runs.iter().filter(|r| r.drafted > 0);
     let (ms, n) = drafting.fold((0.0, 0), |(ms, n), r| (ms + r.draft_ms, n + r.drafted));

@@ -313,6 +313,7 @@ mod tests {
             finish: FinishReason::Stop,
             usage: Usage {
                 prompt_tokens: 5,
+                cached_tokens: 0,
                 completion_tokens,
                 reasoning_tokens: 0,
             },

@@ -48,7 +48,11 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     let listener = runtime.block_on(listen(&args.host, args.port, &config))?;
     let address = listener.local_addr().context("the port has no address")?;
     let model = model::load(&args.model.model, &args.load, args.parallel)?;
-    let engine = Arc::new(Engine::start(model, EngineOptions { queue: args.queue }));
+    let options = EngineOptions {
+        queue: args.queue,
+        reuse: !args.no_prefix_cache,
+    };
+    let engine = Arc::new(Engine::start(model, options));
     if !output.quiet {
         greet(&engine, address, needs_key);
     }

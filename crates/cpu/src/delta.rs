@@ -132,6 +132,20 @@ pub(crate) fn delta(spec: DeltaSpec) -> Delta {
     }
 }
 
+/// Copies a slot whose newest rows are all certain: there is nothing to replay.
+pub(crate) fn copy(delta: &mut Delta, from: usize, to: usize) {
+    let shape = Shape::new(delta.spec);
+    let slots = delta.storage.downcast_mut::<Slots>();
+    let slots = slots.expect("memory of this backend");
+    debug_assert_eq!(slots.slots[from].n_updates, 0, "all rows are certain");
+    slots.slots[to] = slots.slots[from];
+    let part = |n: usize| (from * n..(from + 1) * n, to * n);
+    let (state, at) = part(shape.spec.value_heads * shape.state());
+    slots.states.of_mut::<f32>().copy_within(state, at);
+    let (history, at) = part(shape.ring * shape.channels);
+    slots.history.copy_within(history, at);
+}
+
 /// `[C, taps] → [taps, C]`
 fn by_tap(taps: &[f32], n_taps: usize) -> Vec<f32> {
     let channels = taps.len() / n_taps;

@@ -245,6 +245,10 @@ impl Backend for Cpu {
         delta::delta(spec)
     }
 
+    fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
+        delta::copy(delta, from, to);
+    }
+
     fn finish(&self) -> Result<(), DeviceError> {
         Ok(())
     }

@@ -276,6 +276,9 @@ impl Backend for Int8Reference {
     fn delta(&self, spec: DeltaSpec) -> Delta {
         Reference.delta(spec)
     }
+    fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
+        Reference.delta_copy(delta, from, to);
+    }
     fn finish(&self) -> Result<(), DeviceError> {
         Reference.finish()
     }

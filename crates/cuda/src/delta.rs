@@ -136,6 +136,17 @@ pub(crate) fn delta(cuda: &Cuda, spec: DeltaSpec) -> Delta {
     }
 }
 
+/// Copies a slot.
+pub(crate) fn copy(cuda: &Cuda, delta: &Delta, from: usize, to: usize) {
+    let states = delta.storage.downcast_ref::<States>();
+    let states = states.expect("memory of this backend");
+    for block in [&states.state, &states.history, &states.updates] {
+        let bytes = block.bytes / delta.spec.slots;
+        let at = |slot: usize| block.address + (slot * bytes) as Address;
+        cuda.driver.copy(at(to), at(from), bytes);
+    }
+}
+
 /// `of` are the projections `qkv`, `b` and `a`.
 pub(crate) fn gated_delta(
     cuda: &Cuda,

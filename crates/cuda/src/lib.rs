@@ -271,6 +271,10 @@ impl Backend for Cuda {
         delta::delta(self, spec)
     }
 
+    fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
+        delta::copy(self, delta, from, to);
+    }
+
     fn finish(&self) -> Result<(), DeviceError> {
         self.driver.wait();
         match self.driver.take_error() {

@@ -175,6 +175,8 @@ pub enum FinishReason {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Those of them that need not run, since an ended request's text began like it.
+    pub cached_tokens: usize,
     /// Tokens written, without the stop token.
     pub completion_tokens: usize,
     /// Those of them that are reasoning or mark it, if it was asked for apart.
@@ -192,7 +194,7 @@ pub struct Timings {
     pub decode_ms: f64,
     /// Tokens a second from the first token to the last; 0 for fewer than two.
     pub decode_tokens_per_second: f64,
-    /// Prompt tokens a second.
+    /// Prompt tokens that did run a second.
     pub prefill_tokens_per_second: f64,
 }
 

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A request is admitted when a sequence is free, and leaves in the round it
-//! ends in. Prompts run in chunks beside the others' decoding ([`crate::pace`]). A cancelled
+//! ends in. What it remembers stays, until a request whose prompt begins like its text
+//! goes on from there, or another one needs the room. Prompts run in chunks beside the others' decoding ([`crate::pace`]). A cancelled
 //! request leaves before the next round; the others do not notice.
 
 use crate::load::{Model, ModelInfo};
@@ -15,7 +16,10 @@ use crate::request::{
     CancelToken, Event, FinishReason, JudgedToken, Rejected, Request, RequestOutcome, Sink,
     Speculation, Timings, Usage,
 };
-use speculate::{Accept, DraftLength, Finish, MAX_TOP_LOGPROBS, Speculator, Stream, StreamOptions};
+use cache::MemoryFull;
+use speculate::{
+    Accept, DraftLength, Finish, MAX_TOP_LOGPROBS, Parked, Speculator, Stream, StreamOptions,
+};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -29,11 +33,17 @@ use text::{Detokenizer, Reasoning, Said, Specials, StopOutcome, StopStrings, Tex
 pub struct EngineOptions {
     /// Requests that may wait for a free sequence.
     pub queue: usize,
+    /// Whether a request goes on from what an ended one has left, if its prompt begins like
+    /// that one's text. Its own text is the same.
+    pub reuse: bool,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { queue: 64 }
+        EngineOptions {
+            queue: 64,
+            reuse: true,
+        }
     }
 }
 
@@ -52,6 +62,8 @@ pub struct Counters {
     pub failed: AtomicU64,
     /// Prompt tokens.
     pub prompt_tokens: AtomicU64,
+    /// Those of them that an ended request had left.
+    pub cached_tokens: AtomicU64,
     /// Tokens written.
     pub completion_tokens: AtomicU64,
     /// Drafts verified.
@@ -62,7 +74,7 @@ pub struct Counters {
     pub accepted: AtomicU64,
     /// Draft tokens accepted, by position.
     pub accepted_by_position: [AtomicU64; backend::MAX_TENTATIVE],
-    /// Pages of keys and values in use.
+    /// Pages of keys and values in use by requests that run.
     pub pages_used: AtomicUsize,
     /// Pages of keys and values.
     pub pages: AtomicUsize,
@@ -105,6 +117,8 @@ impl Engine {
             inbox,
             waiting: VecDeque::new(),
             running: Vec::new(),
+            reuse: options.reuse,
+            parked: Vec::new(),
             counters: counters.clone(),
         };
         let thread = std::thread::Builder::new()
@@ -287,8 +301,14 @@ struct Scheduler {
     inbox: Receiver<Job>,
     waiting: VecDeque<Job>,
     running: Vec<Running>,
+    reuse: bool,
+    /// What ended requests have left, the newest last. Each has a sequence.
+    parked: Vec<Parked>,
     counters: Arc<Counters>,
 }
+
+/// Rows that are worth more than what else a sequence remembers.
+const WORTH_KEEPING: usize = 64;
 
 impl Scheduler {
     fn run(mut self) {
@@ -375,7 +395,7 @@ impl Scheduler {
             let reasoning = marks.map(|m| Reasoning::new(m, &self.text.tokenizer, &request.prompt));
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
-            match (self.speculator.open(request.prompt, options), stops) {
+            match (self.start(request.prompt, options), stops) {
                 (Ok(stream), Ok(stops)) => {
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
                     self.running.push(Running {
@@ -409,6 +429,32 @@ impl Scheduler {
         }
         // A request for no tokens at all has ended before its first round.
         self.leave(|running| running.stream.finish().map(|_| FinishReason::Length));
+    }
+
+    /// Starts a stream: from what an ended request has left, if its text begins like the
+    /// prompt by half of that, or by enough where a sequence has to be cleared anyway.
+    fn start(&mut self, prompt: Vec<u32>, options: StreamOptions) -> Result<Stream, MemoryFull> {
+        let taken = self.running.len() + self.parked.len();
+        let is_full = taken >= self.speculator.memory().size().sequences;
+        let drafts = options.draft.max() > 0;
+        let left = self.parked.iter().enumerate();
+        let rows = left.map(|(i, p)| (self.speculator.reusable(p, &prompt, drafts), i));
+        let enough = match is_full {
+            true => WORTH_KEEPING.min(prompt.len() / 2),
+            false => prompt.len() / 2,
+        };
+        // The newest of those with most.
+        if let Some((rows, i)) = rows.max()
+            && rows >= enough.max(1)
+        {
+            let parked = self.parked.remove(i);
+            return self.speculator.resume(parked, prompt, options);
+        }
+        if is_full {
+            let oldest = self.parked.remove(0);
+            self.speculator.discard(oldest);
+        }
+        self.speculator.open(prompt, options)
     }
 
     fn drop_cancelled(&mut self) {
@@ -453,6 +499,9 @@ impl Scheduler {
             .prompt_tokens
             .fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);
         self.counters
+            .cached_tokens
+            .fetch_add(outcome.usage.cached_tokens as u64, Ordering::Relaxed);
+        self.counters
             .completion_tokens
             .fetch_add(outcome.usage.completion_tokens as u64, Ordering::Relaxed);
         let speculation = &outcome.speculation;
@@ -474,7 +523,11 @@ impl Scheduler {
         {
             counter.fetch_add(position.accepted, Ordering::Relaxed);
         }
-        self.speculator.close(running.stream);
+        if self.reuse {
+            self.parked.push(self.speculator.park(running.stream));
+        } else {
+            self.speculator.close(running.stream);
+        }
         (running.sink)(Event::Done(Box::new(outcome)));
     }
 
@@ -487,11 +540,18 @@ impl Scheduler {
             self.speculator.close(running.stream);
             (running.sink)(Event::Failed(error.to_owned()));
         }
+        for parked in std::mem::take(&mut self.parked) {
+            self.speculator.discard(parked);
+        }
     }
 
     fn count(&self) {
         let (used, all) = self.speculator.memory().pages_used();
-        self.counters.pages_used.store(used, Ordering::Relaxed);
+        let parked = self.parked.iter();
+        let parked: usize = parked.map(|p| self.speculator.pages_of(p)).sum();
+        self.counters
+            .pages_used
+            .store(used - parked, Ordering::Relaxed);
         self.counters.pages.store(all, Ordering::Relaxed);
     }
 }
@@ -633,6 +693,7 @@ impl Running {
         };
         let usage = Usage {
             prompt_tokens: self.stream.n_prompt(),
+            cached_tokens: self.stream.n_reused(),
             completion_tokens: self.delivered,
             reasoning_tokens: self.reasoning_tokens,
         };
@@ -655,7 +716,10 @@ impl Running {
                 prefill_ms,
                 decode_ms,
                 decode_tokens_per_second: rate(self.delivered.saturating_sub(1), decode_ms),
-                prefill_tokens_per_second: rate(usage.prompt_tokens, prefill_ms),
+                prefill_tokens_per_second: rate(
+                    usage.prompt_tokens - usage.cached_tokens,
+                    prefill_ms,
+                ),
             },
             speculation: Speculation::new(
                 stats,

@@ -132,6 +132,18 @@ impl Metrics {
             value(&counters.prompt_tokens),
         );
         page.one(
+            "vllm:prefix_cache_queries_total",
+            "counter",
+            "Prompt tokens that were looked for in what ended requests left.",
+            value(&counters.prompt_tokens),
+        );
+        page.one(
+            "vllm:prefix_cache_hits_total",
+            "counter",
+            "Prompt tokens that were found there.",
+            value(&counters.cached_tokens),
+        );
+        page.one(
             "vllm:generation_tokens_total",
             "counter",
             "Tokens written.",

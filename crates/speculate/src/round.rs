@@ -19,7 +19,9 @@ use crate::length::{DraftLength, Ledger, LengthInput, Lengths, RoundCost};
 use crate::logprobs::Logprobs;
 use crate::sample::{self, History, Law, Sampling, Scratch};
 use crate::stats::Stats;
-use backend::{Backend, Batch, DeviceError, MAX_TENTATIVE, StepKey, Tensor, TokenChoice};
+use backend::{
+    Backend, Batch, DeviceError, MAX_TENTATIVE, PAGE_ROWS, StepKey, Tensor, TokenChoice,
+};
 use cache::{Memory, MemoryFull, Sequence};
 use models::{Taps, Target};
 use std::sync::Arc;
@@ -65,6 +67,21 @@ pub struct Stream {
     finish: Option<Finish>,
     stats: Stats,
     ledger: Ledger,
+    /// Rows of the prompt that another text had left.
+    reused: usize,
+    /// Rows that the drafter has learned, if they are all up to there.
+    shown: usize,
+    /// Rows after which recurrent state is to be kept aside, if any is.
+    checkpoint: Option<usize>,
+}
+
+/// What is left of a stream: its text, and all that is remembered of it. A stream after a
+/// prompt that begins like it can go on from there.
+#[derive(Debug)]
+pub struct Parked {
+    sequence: Sequence,
+    tokens: Vec<u32>,
+    shown: usize,
 }
 
 impl Stream {
@@ -91,6 +108,11 @@ impl Stream {
     /// Prompt rows that have run.
     pub fn n_prefilled(&self) -> usize {
         self.sequence.len().min(self.n_prompt)
+    }
+
+    /// Those of them that ran for another text before ([`Speculator::resume`]).
+    pub fn n_reused(&self) -> usize {
+        self.reused
     }
 
     /// Why the stream has ended, if it has.
@@ -220,6 +242,18 @@ impl Speculator {
     ///
     /// If the prompt is empty or names a token outside the vocabulary.
     pub fn open(&mut self, prompt: Vec<u32>, options: StreamOptions) -> Result<Stream, MemoryFull> {
+        self.check(&prompt)?;
+        let sequence = self.memory.open()?;
+        if let Some(drafter) = &mut self.drafter
+            && let Err(full) = drafter.open(sequence.slot())
+        {
+            self.memory.close(sequence);
+            return Err(full);
+        }
+        Ok(self.start(sequence, 0, prompt, options))
+    }
+
+    fn check(&self, prompt: &[u32]) -> Result<(), MemoryFull> {
         assert!(!prompt.is_empty(), "a prompt has at least one token");
         let vocab = self.target.vocab_size();
         assert!(
@@ -230,15 +264,26 @@ impl Speculator {
         if prompt.len() > context {
             return Err(MemoryFull::Context(context));
         }
-        let sequence = self.memory.open()?;
-        if let Some(drafter) = &mut self.drafter
-            && let Err(full) = drafter.open(sequence.slot())
-        {
-            self.memory.close(sequence);
-            return Err(full);
-        }
-        Ok(Stream {
+        Ok(())
+    }
+
+    /// A stream after `prompt`, whose first rows `sequence` remembers, and of whose rows
+    /// the drafter has learned `shown`.
+    fn start(
+        &self,
+        sequence: Sequence,
+        shown: usize,
+        prompt: Vec<u32>,
+        options: StreamOptions,
+    ) -> Stream {
+        let reused = sequence.len();
+        let checkpoint = checkpoint(prompt.len());
+        let keeps_states = !self.memory.delta.is_empty() && checkpoint > reused;
+        Stream {
             sequence,
+            reused,
+            shown,
+            checkpoint: keeps_states.then_some(checkpoint),
             n_prompt: prompt.len(),
             draft: Vec::new(),
             laws: Vec::new(),
@@ -253,15 +298,89 @@ impl Speculator {
             ledger: Ledger::default(),
             tokens: prompt,
             options,
-        })
+        }
     }
 
     /// Ends a stream and frees what it remembers.
     pub fn close(&mut self, stream: Stream) {
-        if let Some(drafter) = &mut self.drafter {
-            drafter.close(stream.sequence.slot());
+        self.discard(self.park(stream));
+    }
+
+    /// Ends a stream and keeps what it remembers, which no failed round may have touched.
+    pub fn park(&self, stream: Stream) -> Parked {
+        Parked {
+            sequence: stream.sequence,
+            tokens: stream.tokens,
+            shown: stream.shown,
         }
-        self.memory.close(stream.sequence);
+    }
+
+    /// Frees what is left of a stream.
+    pub fn discard(&mut self, parked: Parked) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.close(parked.sequence.slot());
+        }
+        self.memory.close(parked.sequence);
+    }
+
+    /// Rows that a stream after `prompt` would find in `parked`; `drafts` as
+    /// [`StreamOptions::draft`] says whether it will.
+    pub fn reusable(&self, parked: &Parked, prompt: &[u32], drafts: bool) -> usize {
+        let pairs = parked.tokens.iter().zip(prompt);
+        let alike = pairs.take_while(|(a, b)| a == b).count();
+        // The drafter's rows are of the token after them as well.
+        let most = alike.saturating_sub(1);
+        let drafter = self.drafter.as_ref().filter(|_| drafts);
+        let most = drafter.map_or(most, |_| most.min(parked.shown));
+        let rows = self.memory.rewindable(&parked.sequence, most);
+        let slot = parked.sequence.slot();
+        let can = |d: &Box<dyn Drafter>| d.can_rewind(slot, rows.min(parked.shown));
+        if self.drafter.as_ref().is_none_or(can) {
+            rows
+        } else {
+            0
+        }
+    }
+
+    /// Starts a stream after `prompt` with as many rows as are
+    /// [reusable](Speculator::reusable) of `parked`, whose text is forgotten otherwise. It writes
+    /// what one from [`Speculator::open`] would.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryFull::Context`] if the prompt does not fit; nothing is left then.
+    ///
+    /// # Panics
+    ///
+    /// As [`Speculator::open`].
+    pub fn resume(
+        &mut self,
+        parked: Parked,
+        prompt: Vec<u32>,
+        options: StreamOptions,
+    ) -> Result<Stream, MemoryFull> {
+        if let Err(full) = self.check(&prompt) {
+            self.discard(parked);
+            return Err(full);
+        }
+        let drafts = options.draft.max() > 0;
+        let rows = self.reusable(&parked, &prompt, drafts);
+        let Parked {
+            mut sequence,
+            shown,
+            ..
+        } = parked;
+        self.memory.rewind(&*self.b, &mut sequence, rows);
+        let learned = shown.min(rows);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.rewind(&*self.b, sequence.slot(), shown, learned);
+        }
+        Ok(self.start(sequence, learned, prompt, options))
+    }
+
+    /// Pages of keys and values that `parked` holds.
+    pub fn pages_of(&self, parked: &Parked) -> usize {
+        self.memory.pages_of(&parked.sequence)
     }
 
     /// One round for all of `streams`; none of them may have ended. Each runs at
@@ -317,6 +436,9 @@ impl Speculator {
                 share.first + share.known
             };
             self.memory.truncate(&mut stream.sequence, len);
+            if stream.checkpoint == Some(len) {
+                self.memory.checkpoint(&*self.b, &mut stream.sequence);
+            }
         }
         let verify = start.elapsed();
         let asked = self.draft(streams, &shares, &hidden, &taps)?;
@@ -362,7 +484,9 @@ impl Speculator {
         let mut shares = Vec::with_capacity(streams.len());
         for stream in streams {
             let first = stream.sequence.len();
-            let known = (stream.tokens.len() - first).min(chunk);
+            let due = stream.checkpoint.map_or(0, |at| at.saturating_sub(first));
+            let due = if due > 0 { due } else { usize::MAX };
+            let known = (stream.tokens.len() - first).min(chunk).min(due);
             let ends = first + known == stream.tokens.len();
             if !ends {
                 stream.draft.clear();
@@ -554,6 +678,7 @@ impl Speculator {
             return Ok(0);
         };
         let context = self.memory.size().context;
+        // Those that have ended show their rows too: another text may go on from them.
         let asking: Vec<usize> = (0..streams.len())
             .filter(|&i| streams[i].finish.is_none())
             .collect();
@@ -568,10 +693,10 @@ impl Speculator {
         let mut chosen = limits.iter().zip(held_back);
         let mut shown = Vec::with_capacity(asking.len());
         for (i, (stream, share)) in streams.iter_mut().zip(shares).enumerate() {
-            if stream.finish.is_some() {
-                continue;
-            }
-            let (&limit, held_back) = chosen.next().expect("a length for each that goes on");
+            let (limit, held_back) = match stream.finish {
+                None => chosen.next().expect("a length for each that goes on"),
+                Some(_) => (&0, false),
+            };
             // One that never drafts need not be read either.
             if stream.options.draft.max() == 0 {
                 continue;
@@ -584,15 +709,17 @@ impl Speculator {
                 history,
                 stats,
                 laws,
+                shown: learned,
                 ..
             } = &mut **stream;
+            *learned = sequence.len();
             stats.held_back += u64::from(held_back);
             let rejects = self.accept.with(&options.sampling) == Accept::Residual;
             requests.push(DraftRequest {
                 kept: share.row..share.row + sequence.len() - share.first,
                 sequence,
                 tokens,
-                limit,
+                limit: *limit,
                 sampling: &options.sampling,
                 history,
                 laws: rejects.then_some(laws),
@@ -614,6 +741,17 @@ impl Speculator {
         }
         Ok(limits.into_iter().max().unwrap_or(0))
     }
+}
+
+/// Fewest rows of a prompt that are worth a step of their own.
+const LEAST_CHECKPOINT: usize = 128;
+
+/// After how many rows of a prompt of `n` recurrent state is kept aside, for prompts that
+/// begin like it: a little before its end, since its last tokens often are a template's way
+/// to begin the reply, which a later turn writes in another way.
+fn checkpoint(n: usize) -> usize {
+    let rows = n.saturating_sub(16) / PAGE_ROWS * PAGE_ROWS;
+    if rows < LEAST_CHECKPOINT { 0 } else { rows }
 }
 
 /// One stream's rows in a round.

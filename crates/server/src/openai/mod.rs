@@ -110,9 +110,16 @@ struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    prompt_tokens_details: PromptDetails,
     /// Absent where no token was told apart.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_tokens_details: Option<TokenDetails>,
+}
+
+/// Which of the prompt's tokens did not have to run.
+#[derive(Clone, Copy, Serialize)]
+struct PromptDetails {
+    cached_tokens: usize,
 }
 
 /// Which of the tokens written are not the answer's.
@@ -125,6 +132,7 @@ impl Usage {
     fn new(outcome: &RequestOutcome) -> Self {
         let engine::Usage {
             prompt_tokens,
+            cached_tokens,
             completion_tokens,
             reasoning_tokens,
         } = outcome.usage;
@@ -132,6 +140,7 @@ impl Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptDetails { cached_tokens },
             completion_tokens_details: (reasoning_tokens > 0)
                 .then_some(TokenDetails { reasoning_tokens }),
         }
@@ -142,6 +151,8 @@ impl Usage {
 #[derive(Serialize)]
 struct Timings {
     queued_ms: f64,
+    /// Tokens of the prompt that another request had left, and those that ran.
+    cache_n: usize,
     prompt_n: usize,
     prompt_ms: f64,
     prompt_per_second: f64,
@@ -157,7 +168,8 @@ impl Timings {
         let times = outcome.timings;
         Timings {
             queued_ms: times.queued_ms,
-            prompt_n: outcome.usage.prompt_tokens,
+            cache_n: outcome.usage.cached_tokens,
+            prompt_n: outcome.usage.prompt_tokens - outcome.usage.cached_tokens,
             prompt_ms: times.prefill_ms,
             prompt_per_second: times.prefill_tokens_per_second,
             predicted_n: outcome.usage.completion_tokens,

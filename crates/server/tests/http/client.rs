@@ -82,7 +82,13 @@ impl Server {
         })
         .unwrap();
         let model = engine::load(Arc::new(backend), &Source::Folder(folder), &options).unwrap();
-        let engine = Arc::new(Engine::start(model, EngineOptions { queue: setup.queue }));
+        let engine = Arc::new(Engine::start(
+            model,
+            EngineOptions {
+                queue: setup.queue,
+                ..EngineOptions::default()
+            },
+        ));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();

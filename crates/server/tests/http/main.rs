@@ -7,4 +7,5 @@ mod client;
 mod lifecycle;
 mod logprobs;
 mod refusals;
+mod reuse;
 mod wire;

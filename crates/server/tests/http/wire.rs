@@ -96,7 +96,12 @@ async fn an_answer_has_text_usage_and_the_decision_record() {
     assert_eq!(timings["draft_n"], speculation["drafted"]);
     assert_eq!(timings["draft_n_accepted"], speculation["accepted"]);
     assert_eq!(timings["predicted_n"], 12);
-    assert_eq!(timings["prompt_n"], usage["prompt_tokens"]);
+    let cached = usage["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap();
+    assert_eq!(timings["cache_n"], cached);
+    let ran = usage["prompt_tokens"].as_u64().unwrap() - cached;
+    assert_eq!(timings["prompt_n"], ran);
     for name in [
         "prompt_ms",
         "prompt_per_second",

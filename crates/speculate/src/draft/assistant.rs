@@ -7,7 +7,7 @@
 use super::coverage::Coverage;
 use super::{DraftRequest, Drafter, Stretch, TargetView, shortest, wanting};
 use crate::sample::Scratch;
-use backend::{Batch, StepKey, Tensor};
+use backend::{Backend, Batch, StepKey, Tensor};
 use cache::MemoryFull;
 use models::{Gemma4Assistant, Shortlist};
 
@@ -42,6 +42,10 @@ impl Drafter for Assistant {
     }
 
     fn close(&mut self, _slot: usize) {}
+
+    fn rewind(&mut self, _b: &dyn Backend, slot: usize, _from: usize, _to: usize) {
+        self.coverage.open(slot);
+    }
 
     fn draft(
         &mut self,

@@ -128,6 +128,26 @@ impl<H: ChainedHead> Drafter for Chained<H> {
         }
     }
 
+    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
+        let sequence = self.sequences[slot].as_mut();
+        let sequence = sequence.expect("opened with the stream");
+        // Its row after target row i is of token i + 1 too, which is the same.
+        let (owed, read) = (&mut self.owed[slot], sequence.len());
+        if read < to {
+            owed.truncate(owed.len() / (from - read) * (to - read));
+        } else {
+            owed.clear();
+            self.memory.rewind(b, sequence, to);
+        }
+        self.coverage.open(slot);
+    }
+
+    fn can_rewind(&self, slot: usize, to: usize) -> bool {
+        let sequence = self.sequences[slot].as_ref();
+        let sequence = sequence.expect("opened with the stream");
+        sequence.len() < to || self.memory.rewindable(sequence, to) == to
+    }
+
     fn draft(
         &mut self,
         target: TargetView<'_>,

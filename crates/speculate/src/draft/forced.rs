@@ -2,7 +2,7 @@
 //! wrong, or both.
 
 use super::{DraftRequest, Drafter, TargetView};
-use backend::Tensor;
+use backend::{Backend, Tensor};
 use cache::MemoryFull;
 
 /// A drafter that asks `guess(tokens, limit)`.
@@ -27,6 +27,8 @@ impl<F: FnMut(&[u32], usize) -> Vec<u32> + Send> Drafter for Forced<F> {
     }
 
     fn close(&mut self, _slot: usize) {}
+
+    fn rewind(&mut self, _b: &dyn Backend, _slot: usize, _from: usize, _to: usize) {}
 
     fn draft(
         &mut self,

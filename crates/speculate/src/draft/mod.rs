@@ -87,6 +87,17 @@ pub trait Drafter: Send {
     /// Forgets the sequence in `slot`.
     fn close(&mut self, slot: usize);
 
+    /// Goes back from the first `from` rows of the sequence in `slot`, all of which it has
+    /// learned, to the first `to`: another text goes on from there. The token after
+    /// them is the same.
+    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize);
+
+    /// Whether it can.
+    fn can_rewind(&self, slot: usize, to: usize) -> bool {
+        let _ = (slot, to);
+        true
+    }
+
     /// Learns the rows that stay of a round, then drafts up to `limit` tokens for
     /// each request, in order. `hidden: [n, H]` are all of the round's rows.
     fn draft(

@@ -2,7 +2,7 @@
 
 use super::ngram_index::NgramIndex;
 use super::{DraftRequest, Drafter, TargetView};
-use backend::Tensor;
+use backend::{Backend, Tensor};
 use cache::MemoryFull;
 
 /// The drafter without a model.
@@ -34,6 +34,10 @@ impl Drafter for Ngram {
 
     fn close(&mut self, slot: usize) {
         self.indexes[slot] = None;
+    }
+
+    fn rewind(&mut self, _b: &dyn Backend, slot: usize, _from: usize, _to: usize) {
+        self.indexes[slot] = Some(NgramIndex::default());
     }
 
     fn draft(

@@ -1,0 +1,169 @@
+//! A stream that goes on from what another one has left writes what a fresh one would.
+
+use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
+use crate::writing::{Setup, Text, backend, speculator};
+use crate::{CONTEXT, samplings};
+use backend::{Backend, KvFormat};
+use cpu::Isa;
+use speculate::DraftLength::Fixed;
+use speculate::{Parked, Sampling, Speculator, Stream, StreamOptions};
+use std::sync::Arc;
+use suites::Rng;
+
+#[test]
+fn a_beginning_that_is_remembered_changes_nothing() {
+    let b = backend(*Isa::available().last().unwrap(), 2);
+    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+        assert_reuse_changes_nothing(s, subject, &b);
+    }
+}
+
+/// Turns of two conversations beside each other, each of which goes on from what its last
+/// one has left, against the same ones from the start: as many guesses stay of as many.
+pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<dyn Backend>) {
+    let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
+    for (d, draft) in drafts.into_iter().enumerate() {
+        let missing = draft == Draft::Head && !subject.has_head()
+            || draft == Draft::Eagle3 && subject.eagle3.is_none();
+        if missing {
+            continue;
+        }
+        let (_, sampling) = &samplings()[(s + d) % 3];
+        let setup = Setup {
+            draft,
+            chunk: [512, 33, 7][(s + d) % 3],
+            width: 2,
+            kv_format: KvFormat::both([&quant::BF16, &quant::F32][d % 2]),
+            ..Setup::plain(subject, b)
+        };
+        let whole = Setup {
+            chunk: 512,
+            ..setup
+        };
+        let mut fresh = speculator(&whole, &[], &|drafter| drafter);
+        let mut going = speculator(&setup, &[], &|drafter| drafter);
+        let mut rng = Rng((100 * s + d) as u64);
+        let mut left: Vec<(Parked, Text, usize)> = Vec::new();
+        let mut reused = [0; WAYS];
+        for turn in 0..3 * WAYS {
+            let options = |of: usize| StreamOptions {
+                sampling: Sampling {
+                    seed: sampling.seed + (2 * turn + of) as u64,
+                    ..sampling.clone()
+                },
+                max_tokens: 20 + (turn + 3 * of) % 7,
+                stop_tokens: Arc::new([]),
+                draft: Fixed(if turn % 4 == 3 { 0 } else { 3 }),
+                logprobs: Some(of),
+            };
+            let way = |of: usize| (turn + of * (turn / WAYS + 1)) % WAYS;
+            let mut streams = Vec::new();
+            for of in 0..2 {
+                let tokens = |n: usize, rng: &mut Rng| -> Vec<u32> {
+                    (0..n).map(|_| 8 + rng.below(vocab(subject) - 16)).collect()
+                };
+                if turn == 0 {
+                    let prompt = tokens(170 + 9 * of, &mut rng);
+                    streams.push(going.open(prompt, options(of)).unwrap());
+                    continue;
+                }
+                let (parked, text, n_prompt) = left.remove(0);
+                let more = tokens(170, &mut rng);
+                let prompt = next(way(of), &text.tokens, n_prompt, &more);
+                let goes_on = prompt.starts_with(&text.tokens);
+                let stream = going.resume(parked, prompt, options(of)).unwrap();
+                // After a turn without drafts, the drafter has to learn its rows.
+                if goes_on && turn % 4 != 0 {
+                    assert_eq!(stream.n_reused(), text.tokens.len() - 1, "all of it");
+                }
+                reused[way(of)] += stream.n_reused();
+                streams.push(stream);
+            }
+            let prompts: Vec<usize> = streams.iter().map(Stream::n_prompt).collect();
+            let starts: Vec<usize> = streams.iter().map(Stream::n_reused).collect();
+            for (of, (parked, got, guesses)) in run(&mut going, streams, setup.chunk)
+                .into_iter()
+                .enumerate()
+            {
+                let prompt = got.tokens[..prompts[of]].to_vec();
+                let stream = fresh.open(prompt, options(of)).unwrap();
+                let mut want = run(&mut fresh, vec![stream], 512);
+                let (spent, want, expected) = want.pop().unwrap();
+                fresh.discard(spent);
+                assert!(
+                    got == want,
+                    "{} {draft:?} chunk {} turn {turn} of {of}, {} of {} rows reused: parts at {:?}",
+                    subject.target,
+                    setup.chunk,
+                    starts[of],
+                    prompts[of],
+                    got.parting(&want)
+                );
+                assert_eq!(
+                    guesses, expected,
+                    "{} {draft:?} turn {turn} of {of}, {} rows reused: drafted and accepted",
+                    subject.target, starts[of]
+                );
+                left.push((parked, got, prompts[of]));
+            }
+        }
+        for (parked, ..) in left {
+            going.discard(parked);
+        }
+        assert_eq!(going.memory().pages_used().0, 0, "every page is back");
+        assert!(reused[..3].iter().all(|&n| n > 0), "{reused:?} rows reused");
+    }
+}
+
+/// Ways in which a prompt may begin like a text.
+const WAYS: usize = 6;
+
+/// A prompt that begins like `text`, whose first `n_prompt` tokens were its prompt, and then
+/// has some of `more`.
+fn next(way: usize, text: &[u32], n_prompt: usize, more: &[u32]) -> Vec<u32> {
+    let with = |text: &[u32], n: usize| {
+        let room = CONTEXT - 40 - text.len().min(CONTEXT - 40);
+        [text, &more[..n.min(room)]].concat()
+    };
+    // Too long to go on like this.
+    if text.len() > CONTEXT - 90 {
+        return with(&text[..150], 20);
+    }
+    match way {
+        // Another turn.
+        0 => with(text, 25),
+        // One before which the reply is written in another way.
+        1 => with(&text[..n_prompt - 5], 60),
+        // The same prompt again.
+        2 => text[..n_prompt].to_vec(),
+        // One like its first half.
+        3 => with(&text[..n_prompt / 2], 120),
+        // A part of it.
+        4 => text[..n_prompt - 20].to_vec(),
+        // Something else.
+        _ => with(&text[..1], 160),
+    }
+}
+
+/// Takes `streams` to their ends, and returns what is left of them, in order, with their texts
+/// and how many tokens were drafted and accepted.
+fn run(
+    speculator: &mut Speculator,
+    mut streams: Vec<Stream>,
+    chunk: usize,
+) -> Vec<(Parked, Text, [u64; 2])> {
+    loop {
+        let going = streams.iter_mut().filter(|s| s.finish().is_none());
+        let mut going: Vec<&mut Stream> = going.collect();
+        if going.is_empty() {
+            break;
+        }
+        speculator.round(&mut going, chunk).unwrap();
+    }
+    let park = |mut stream: Stream| {
+        let text = Text::of(&mut stream);
+        let guesses = [stream.stats().drafted(), stream.stats().accepted()];
+        (speculator.park(stream), text, guesses)
+    };
+    streams.into_iter().map(park).collect()
+}
