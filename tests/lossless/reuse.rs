@@ -3,11 +3,13 @@
 use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
 use crate::writing::{Setup, Text, backend, speculator};
 use crate::{CONTEXT, samplings};
-use backend::{Backend, KvFormat};
+use backend::{Backend, KvFormat, Tensor};
+use cache::MemoryFull;
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
-use speculate::{Parked, Sampling, Speculator, Stream, StreamOptions};
-use std::sync::Arc;
+use speculate::draft::{DraftRequest, TargetView};
+use speculate::{Drafter, Parked, Sampling, Speculator, Stream, StreamOptions};
+use std::sync::{Arc, Mutex};
 use suites::Rng;
 
 #[test]
@@ -19,8 +21,7 @@ fn a_beginning_that_is_remembered_changes_nothing() {
 }
 
 /// Turns of two conversations beside each other, each of which goes on from what its last
-/// one has left, against the same ones from the start. Alone, they also draft as much, and as
-/// much of it stays.
+/// one has left, against the same ones from the start. Alone, they also draft the same.
 pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<dyn Backend>) {
     let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
     for (d, draft) in drafts.into_iter().enumerate() {
@@ -41,8 +42,13 @@ pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<d
             chunk: 512,
             ..setup
         };
-        let mut fresh = speculator(&whole, &[], &|drafter| drafter);
-        let mut going = speculator(&setup, &[], &|drafter| drafter);
+        let drafts = Drafts::default();
+        let noting = |inner| -> Box<dyn Drafter> {
+            let drafts = drafts.clone();
+            Box::new(Noting { inner, drafts })
+        };
+        let mut fresh = speculator(&whole, &[], &noting);
+        let mut going = speculator(&setup, &[], &noting);
         let mut rng = Rng((100 * s + d) as u64);
         let mut left: Vec<(Parked, Text, usize)> = Vec::new();
         let mut reused = [0; WAYS];
@@ -84,15 +90,15 @@ pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<d
             let starts: Vec<usize> = streams.iter().map(Stream::n_reused).collect();
             let alone = turn % 2 == 0;
             let ended = if alone {
-                let one = |stream| run(&mut going, vec![stream], setup.chunk);
+                let one = |stream| run(&mut going, vec![stream], setup.chunk, &drafts);
                 streams.into_iter().flat_map(one).collect()
             } else {
-                run(&mut going, streams, setup.chunk)
+                run(&mut going, streams, setup.chunk, &drafts)
             };
             for (of, (parked, got, guesses)) in ended.into_iter().enumerate() {
                 let prompt = got.tokens[..prompts[of]].to_vec();
                 let stream = fresh.open(prompt, options(of)).unwrap();
-                let mut want = run(&mut fresh, vec![stream], 512);
+                let mut want = run(&mut fresh, vec![stream], 512, &drafts);
                 let (spent, want, expected) = want.pop().unwrap();
                 fresh.discard(spent);
                 assert!(
@@ -106,7 +112,7 @@ pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<d
                 );
                 assert!(
                     !alone || guesses == expected,
-                    "{} {draft:?} turn {turn} of {of}, {} rows reused: {guesses:?} drafted and accepted, not {expected:?}",
+                    "{} {draft:?} turn {turn} of {of}, {} rows reused: drafts {guesses:?}, not {expected:?}",
                     subject.target,
                     starts[of]
                 );
@@ -152,12 +158,14 @@ fn next(way: usize, text: &[u32], n_prompt: usize, more: &[u32]) -> Vec<u32> {
 }
 
 /// Takes `streams` to their ends, and returns what is left of them, in order, with their texts
-/// and how many tokens were drafted and accepted.
+/// and all that was drafted.
 fn run(
     speculator: &mut Speculator,
     mut streams: Vec<Stream>,
     chunk: usize,
-) -> Vec<(Parked, Text, [u64; 2])> {
+    drafts: &Drafts,
+) -> Vec<(Parked, Text, Vec<Vec<u32>>)> {
+    drafts.lock().unwrap().clear();
     loop {
         let going = streams.iter_mut().filter(|s| s.finish().is_none());
         let mut going: Vec<&mut Stream> = going.collect();
@@ -168,8 +176,54 @@ fn run(
     }
     let park = |mut stream: Stream| {
         let text = Text::of(&mut stream);
-        let guesses = [stream.stats().drafted(), stream.stats().accepted()];
-        (speculator.park(stream), text, guesses)
+        let drafts = drafts.lock().unwrap().clone();
+        (speculator.park(stream), text, drafts)
     };
     streams.into_iter().map(park).collect()
+}
+
+type Drafts = Arc<Mutex<Vec<Vec<u32>>>>;
+
+/// A drafter whose drafts are noted.
+struct Noting {
+    inner: Box<dyn Drafter>,
+    drafts: Drafts,
+}
+
+impl Drafter for Noting {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn taps(&self) -> &[usize] {
+        self.inner.taps()
+    }
+
+    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
+        self.inner.open(slot)
+    }
+
+    fn close(&mut self, slot: usize) {
+        self.inner.close(slot);
+    }
+
+    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
+        self.inner.rewind(b, slot, from, to);
+    }
+
+    fn can_rewind(&self, slot: usize, to: usize) -> bool {
+        self.inner.can_rewind(slot, to)
+    }
+
+    fn draft(
+        &mut self,
+        target: TargetView<'_>,
+        hidden: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>> {
+        let drafts = self.inner.draft(target, hidden, requests);
+        let some = drafts.iter().filter(|draft| !draft.is_empty());
+        self.drafts.lock().unwrap().extend(some.cloned());
+        drafts
+    }
 }

@@ -8,8 +8,12 @@
 //! rollback: keys and values are cut by length, recurrent state by the number of
 //! tentative rows that stay. Nothing is computed again.
 //!
+//! [`Memory::rewind`] goes further back, so that another text can go on from there: as far
+//! as windows still have their pages, and with recurrent state to where
+//! [`Memory::checkpoint`] kept it aside.
+//!
 //! Layers that share a window share page tables: they are a *group*. Pages that
-//! have left every window go back to their pool.
+//! have left every window go back to their pool when the sequence needs others.
 //!
 //! No tokens beyond those of the step, no model, no policy.
 
