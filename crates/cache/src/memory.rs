@@ -495,6 +495,32 @@ mod tests {
             memory.close(sequence);
             prop_assert_eq!(memory.pages_used().0, 0);
         }
+
+        #[test]
+        fn a_sequence_goes_back_to_where_all_is_seen(steps in proptest::collection::vec((1usize..70, 0usize..400), 1..40)) {
+            let mut memory = memory(1);
+            let mut sequence = memory.open().unwrap();
+            for (n, back) in steps {
+                if memory.push(&mut Batch::default(), &mut sequence, &vec![0; n], n).is_err() {
+                    memory.rewind(&backend::Reference, &mut sequence, 0);
+                    prop_assert_eq!(memory.pages_of(&sequence), 0);
+                    continue;
+                }
+                let len = sequence.len().saturating_sub(back);
+                let rows = memory.rewindable(&sequence, len);
+                // Nothing is gone before a window and more than a step have passed.
+                prop_assert!(rows == len || rows == 0 && sequence.len() > WINDOW + 70);
+                memory.rewind(&backend::Reference, &mut sequence, rows);
+                prop_assert_eq!(sequence.len(), rows);
+                for (table, window) in sequence.tables.iter().zip([Some(WINDOW), None]) {
+                    prop_assert_eq!(table.len(), rows.div_ceil(PAGE_ROWS));
+                    let first = window.map_or(0, |w| (rows + 1).saturating_sub(w) / PAGE_ROWS);
+                    let seen = table.iter().skip(first);
+                    prop_assert!(seen.clone().all(|&page| page != NO_PAGE), "{:?}", table);
+                }
+                prop_assert_eq!(memory.pages_of(&sequence), memory.pages_used().0);
+            }
+        }
     }
 
     #[test]
