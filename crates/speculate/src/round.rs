@@ -330,15 +330,16 @@ impl Speculator {
         let alike = pairs.take_while(|(a, b)| a == b).count();
         // The drafter's rows are of the token after them as well.
         let most = alike.saturating_sub(1);
-        let drafter = self.drafter.as_ref().filter(|_| drafts);
-        let most = drafter.map_or(most, |_| most.min(parked.shown));
+        let most = match &self.drafter {
+            Some(_) if drafts => most.min(parked.shown),
+            _ => most,
+        };
         let rows = self.memory.rewindable(&parked.sequence, most);
         let slot = parked.sequence.slot();
-        let can = |d: &Box<dyn Drafter>| d.can_rewind(slot, rows.min(parked.shown));
-        if self.drafter.as_ref().is_none_or(can) {
-            rows
-        } else {
-            0
+        let learned = rows.min(parked.shown);
+        match &self.drafter {
+            Some(drafter) if !drafter.can_rewind(slot, learned) => 0,
+            _ => rows,
         }
     }
 
