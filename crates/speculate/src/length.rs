@@ -188,7 +188,7 @@ impl Lengths {
         let context = streams.iter().map(|s| s.context).max().unwrap_or(0);
         let Some(plain) = self.plain_step(context, streams.len()) else {
             for (length, stream) in lengths.iter_mut().zip(streams) {
-                if !stream.ledger.tried {
+                if matches!(stream.wish, DraftLength::UpTo(_)) && !stream.ledger.tried {
                     *length = self.likely(stream);
                 }
             }
@@ -579,6 +579,16 @@ mod tests {
             input(&good, DraftLength::UpTo(0)),
         ]);
         assert_eq!(chosen, [4, 0]);
+        // From the first round on, when no cost is known and guesses of others were wrong.
+        let mut unlucky = Lengths::default();
+        for _ in 0..50 {
+            unlucky.verified(&mut Ledger::default(), 4, 0);
+        }
+        let chosen = unlucky.choose(&[
+            input(&Ledger::default(), DraftLength::Fixed(3)),
+            input(&Ledger::default(), up_to),
+        ]);
+        assert_eq!(chosen, [3, 1]);
     }
 
     #[test]
