@@ -5,20 +5,20 @@
 //! Of `hf` files only headers are kept; weights are seeded, here as there, and the
 //! file's hash says that it is the one the tools read.
 
-use backend::{Backend, Tensor};
-use cache::{Memory, MemoryFull, MemorySize};
+use backend::Backend;
+use cache::{Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target};
 use quant::Stored;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
-use speculate::draft::{Assistant, Chained, DraftRequest, TargetView};
+use speculate::draft::{Assistant, Chained};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, StreamOptions};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use suites::{repository, with_header};
+use suites::{Noting, repository, with_header};
 use weights::Checkpoint;
 
 /// Families, the layouts of each beside `hf` and `gguf.gguf`, and heads of their own.
@@ -307,45 +307,6 @@ fn size() -> MemorySize {
         context: 64,
         step_rows: 64,
         kv_format: backend::KvFormat::both(&quant::F32),
-    }
-}
-
-/// A drafter that notes what it guesses.
-struct Noting {
-    inner: Box<dyn Drafter>,
-    drafts: Arc<Mutex<Vec<Vec<u32>>>>,
-}
-
-impl Drafter for Noting {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn taps(&self) -> &[usize] {
-        self.inner.taps()
-    }
-
-    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
-        self.inner.open(slot)
-    }
-
-    fn close(&mut self, slot: usize) {
-        self.inner.close(slot);
-    }
-
-    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
-        self.inner.rewind(b, slot, from, to);
-    }
-
-    fn draft(
-        &mut self,
-        target: TargetView<'_>,
-        hidden: &Tensor,
-        requests: &mut [DraftRequest<'_>],
-    ) -> Vec<Vec<u32>> {
-        let drafts = self.inner.draft(target, hidden, requests);
-        self.drafts.lock().unwrap().extend(drafts.clone());
-        drafts
     }
 }
 

@@ -3,14 +3,12 @@
 use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
 use crate::writing::{Setup, Text, backend, speculator};
 use crate::{CONTEXT, samplings};
-use backend::{Backend, KvFormat, Tensor};
-use cache::MemoryFull;
+use backend::{Backend, KvFormat};
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
-use speculate::draft::{DraftRequest, TargetView};
 use speculate::{Drafter, Parked, Sampling, Speculator, Stream, StreamOptions};
 use std::sync::{Arc, Mutex};
-use suites::Rng;
+use suites::{Noting, Rng};
 
 #[test]
 fn a_beginning_that_is_remembered_changes_nothing() {
@@ -176,54 +174,12 @@ fn run(
     }
     let park = |mut stream: Stream| {
         let text = Text::of(&mut stream);
-        let drafts = drafts.lock().unwrap().clone();
+        let drafts = drafts.lock().unwrap();
+        let drafts = drafts.iter().filter(|draft| !draft.is_empty());
+        let drafts = drafts.cloned().collect();
         (speculator.park(stream), text, drafts)
     };
     streams.into_iter().map(park).collect()
 }
 
 type Drafts = Arc<Mutex<Vec<Vec<u32>>>>;
-
-/// A drafter whose drafts are noted.
-struct Noting {
-    inner: Box<dyn Drafter>,
-    drafts: Drafts,
-}
-
-impl Drafter for Noting {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn taps(&self) -> &[usize] {
-        self.inner.taps()
-    }
-
-    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
-        self.inner.open(slot)
-    }
-
-    fn close(&mut self, slot: usize) {
-        self.inner.close(slot);
-    }
-
-    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
-        self.inner.rewind(b, slot, from, to);
-    }
-
-    fn can_rewind(&self, slot: usize, to: usize) -> bool {
-        self.inner.can_rewind(slot, to)
-    }
-
-    fn draft(
-        &mut self,
-        target: TargetView<'_>,
-        hidden: &Tensor,
-        requests: &mut [DraftRequest<'_>],
-    ) -> Vec<Vec<u32>> {
-        let drafts = self.inner.draft(target, hidden, requests);
-        let some = drafts.iter().filter(|draft| !draft.is_empty());
-        self.drafts.lock().unwrap().extend(some.cloned());
-        drafts
-    }
-}

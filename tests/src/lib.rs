@@ -6,14 +6,16 @@ use backend::{
     Activation, Attention, Backend, Batch, Chain, Chained, Delta, DeltaSpec, DeltaWeights,
     DeviceError, Kv, KvSpec, Link, Matrix, Rope, Tensor, TokenChoice, TokenGroups, TokenList,
 };
+use cache::MemoryFull;
 use serde_json::{Map, Value};
-use speculate::Sampling;
+use speculate::draft::{DraftRequest, TargetView};
 use speculate::sample::{History, Scratch, choose, choose_among};
+use speculate::{Drafter, Sampling};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Arguments;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use weights::Checkpoint;
 
 /// A file of the repository.
@@ -336,5 +338,50 @@ impl Rng {
     /// A number below `n`.
     pub fn below(&mut self, n: u32) -> u32 {
         (((self.number() >> 32) * u64::from(n)) >> 32) as u32
+    }
+}
+
+/// A drafter that notes what it guesses.
+pub struct Noting {
+    /// Who guesses.
+    pub inner: Box<dyn Drafter>,
+    /// What it guessed, a draft a request and round.
+    pub drafts: Arc<Mutex<Vec<Vec<u32>>>>,
+}
+
+impl Drafter for Noting {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn taps(&self) -> &[usize] {
+        self.inner.taps()
+    }
+
+    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
+        self.inner.open(slot)
+    }
+
+    fn close(&mut self, slot: usize) {
+        self.inner.close(slot);
+    }
+
+    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
+        self.inner.rewind(b, slot, from, to);
+    }
+
+    fn can_rewind(&self, slot: usize, to: usize) -> bool {
+        self.inner.can_rewind(slot, to)
+    }
+
+    fn draft(
+        &mut self,
+        target: TargetView<'_>,
+        hidden: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>> {
+        let drafts = self.inner.draft(target, hidden, requests);
+        self.drafts.lock().unwrap().extend(drafts.clone());
+        drafts
     }
 }
