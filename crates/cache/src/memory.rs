@@ -353,13 +353,13 @@ impl Memory {
             false if sequence.checkpoint <= len => sequence.checkpoint,
             false => 0,
         };
-        let is_there = |(table, group): (&Vec<u32>, &crate::GroupPlan)| {
+        let mut tables = sequence.tables.iter().zip(&self.plan.groups);
+        let is_there = tables.all(|(table, group)| {
             let window = group.window.unwrap_or(usize::MAX);
             let first = (len + 1).saturating_sub(window) / PAGE_ROWS;
             table.get(first).is_none_or(|&page| page != NO_PAGE)
-        };
-        let all = sequence.tables.iter().zip(&self.plan.groups).all(is_there);
-        if all { len } else { 0 }
+        });
+        if is_there { len } else { 0 }
     }
 
     /// Forgets all rows of `sequence` from row `len` on, certain or not.
@@ -447,6 +447,9 @@ mod tests {
         ) {
             let mut memory = memory(3);
             let mut open: Vec<Sequence> = (0..3).map(|_| memory.open().unwrap()).collect();
+            // Pages that each had to give back, as no more than its share is its own.
+            let share = memory.size.pages(Some(WINDOW));
+            let mut given = vec![0; 3];
             for (s, certain, tentative, forget) in steps {
                 let mut batch = Batch::default();
                 let tokens = vec![0; certain + tentative];
@@ -454,21 +457,25 @@ mod tests {
                     let mut fresh = memory.open();
                     prop_assert!(fresh.is_err());
                     memory.close(open.swap_remove(s));
+                    given.swap_remove(s);
                     fresh = memory.open();
                     open.push(fresh.unwrap());
+                    given.push(0);
                     continue;
                 }
+                let pages = open[s].len().div_ceil(PAGE_ROWS);
+                given[s] = given[s].max(pages.saturating_sub(share));
                 let len = open[s].len() - forget.min(tentative);
                 memory.truncate(&mut open[s], len);
                 for (g, window) in [Some(WINDOW), None].into_iter().enumerate() {
                     let mut taken = std::collections::HashSet::new();
-                    for sequence in &open {
+                    for (sequence, &given) in open.iter().zip(&given) {
                         let first = window.map_or(0, |w| (sequence.len() + 1).saturating_sub(w));
                         let table = &sequence.tables[g];
                         prop_assert_eq!(table.len(), sequence.len().div_ceil(PAGE_ROWS));
                         let gone = table.iter().take_while(|&&page| page == NO_PAGE).count();
                         prop_assert!(gone * PAGE_ROWS <= first, "{} pages of {:?}", gone, table);
-                        prop_assert!(table.len() - gone <= memory.size.pages(window), "{:?}", table);
+                        prop_assert_eq!(gone, window.map_or(0, |_| given), "{:?}", table);
                         for &page in &table[gone..] {
                             prop_assert!(page != NO_PAGE && taken.insert(page), "{:?}", table);
                         }

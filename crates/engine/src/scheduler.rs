@@ -7,8 +7,9 @@
 //!
 //! A request is admitted when a sequence is free, and leaves in the round it
 //! ends in. What it remembers stays, until a request whose prompt begins like its text
-//! goes on from there, or another one needs the room. Prompts run in chunks beside the others' decoding ([`crate::pace`]). A cancelled
-//! request leaves before the next round; the others do not notice.
+//! goes on from there, or another one needs the room. Prompts run in chunks beside the
+//! others' decoding ([`crate::pace`]). A cancelled request leaves before the next round; the
+//! others do not notice.
 
 use crate::load::{Model, ModelInfo};
 use crate::pace::Pace;
@@ -62,7 +63,9 @@ pub struct Counters {
     pub failed: AtomicU64,
     /// Prompt tokens.
     pub prompt_tokens: AtomicU64,
-    /// Those of them that an ended request had left.
+    /// Those of them that were looked for in what ended requests had left.
+    pub cache_queries: AtomicU64,
+    /// Those of them that were found there.
     pub cached_tokens: AtomicU64,
     /// Tokens written.
     pub completion_tokens: AtomicU64,
@@ -524,6 +527,9 @@ impl Scheduler {
             counter.fetch_add(position.accepted, Ordering::Relaxed);
         }
         if self.reuse {
+            self.counters
+                .cache_queries
+                .fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);
             self.parked.push(self.speculator.park(running.stream));
         } else {
             self.speculator.close(running.stream);
@@ -547,8 +553,7 @@ impl Scheduler {
 
     fn count(&self) {
         let (used, all) = self.speculator.memory().pages_used();
-        let parked = self.parked.iter();
-        let parked: usize = parked.map(|p| self.speculator.pages_of(p)).sum();
+        let parked: usize = self.parked.iter().map(Parked::n_pages).sum();
         self.counters
             .pages_used
             .store(used - parked, Ordering::Relaxed);

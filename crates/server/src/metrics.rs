@@ -135,7 +135,7 @@ impl Metrics {
             "vllm:prefix_cache_queries_total",
             "counter",
             "Prompt tokens that were looked for in what ended requests left.",
-            value(&counters.prompt_tokens),
+            value(&counters.cache_queries),
         );
         page.one(
             "vllm:prefix_cache_hits_total",

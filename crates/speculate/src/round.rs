@@ -82,6 +82,14 @@ pub struct Parked {
     sequence: Sequence,
     tokens: Vec<u32>,
     shown: usize,
+    pages: usize,
+}
+
+impl Parked {
+    /// Pages of keys and values of the target that it holds.
+    pub fn n_pages(&self) -> usize {
+        self.pages
+    }
 }
 
 impl Stream {
@@ -309,6 +317,7 @@ impl Speculator {
     /// Ends a stream and keeps what it remembers, which no failed round may have touched.
     pub fn park(&self, stream: Stream) -> Parked {
         Parked {
+            pages: self.memory.pages_of(&stream.sequence),
             sequence: stream.sequence,
             tokens: stream.tokens,
             shown: stream.shown,
@@ -377,11 +386,6 @@ impl Speculator {
             drafter.rewind(&*self.b, sequence.slot(), shown, learned);
         }
         Ok(self.start(sequence, learned, prompt, options))
-    }
-
-    /// Pages of keys and values that `parked` holds.
-    pub fn pages_of(&self, parked: &Parked) -> usize {
-        self.memory.pages_of(&parked.sequence)
     }
 
     /// One round for all of `streams`; none of them may have ended. Each runs at
@@ -679,7 +683,6 @@ impl Speculator {
             return Ok(0);
         };
         let context = self.memory.size().context;
-        // Those that have ended show their rows too: another text may go on from them.
         let asking: Vec<usize> = (0..streams.len())
             .filter(|&i| streams[i].finish.is_none())
             .collect();
@@ -694,6 +697,7 @@ impl Speculator {
         let mut chosen = limits.iter().zip(held_back);
         let mut shown = Vec::with_capacity(asking.len());
         for (i, (stream, share)) in streams.iter_mut().zip(shares).enumerate() {
+            // One that has ended shows its rows too: another text may go on from them.
             let (limit, held_back) = match stream.finish {
                 None => chosen.next().expect("a length for each that goes on"),
                 Some(_) => (&0, false),

@@ -43,12 +43,13 @@ async fn a_second_turn_runs_what_is_new_and_says_the_same() {
     let prompt = second["usage"]["prompt_tokens"].as_u64().unwrap();
     assert!(cached(&second) > prompt / 2, "{}", second["usage"]);
     assert_eq!(second["timings"]["cache_n"], cached(&second));
-    let hits = format!(
-        "vllm:prefix_cache_hits_total{{model_name=\"tiny-qwen3.5\"}} {}",
-        cached(&second)
-    );
     let metrics = server.get("/metrics").await.body;
-    assert!(metrics.contains(&hits), "{metrics}");
+    let asked = prompt + first["usage"]["prompt_tokens"].as_u64().unwrap();
+    for (name, count) in [("queries", asked), ("hits", cached(&second))] {
+        let line =
+            format!("vllm:prefix_cache_{name}_total{{model_name=\"tiny-qwen3.5\"}} {count}\n");
+        assert!(metrics.contains(&line), "{line}{metrics}");
+    }
 
     // Another conversation finds a sequence, whatever is left in the others.
     for other in ["One", "Two", "Three"] {
