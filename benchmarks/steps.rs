@@ -7,11 +7,14 @@
 //! ceiling, and what it takes to choose tokens on the device and on the host; a draft is
 //! timed as a step of its own, and as chains of one and of four tokens.
 //!
-//! `steps FOLDER [--formats FORMAT,…] [--quick] [--ops ROWS] [MODEL …]`: FOLDER is where the
+//! `steps FOLDER [--formats FORMAT,…] [--quick] [--ops ROWS] [--trace ROWS] [MODEL …]`: FOLDER is where the
 //! files with holes go, formats are `affine4-g64,bf16` unless named. With `--quick`, there is
 //! one short context and no prefill. With `--ops`, a step of that many rows is run once, as it
 //! comes and not recorded, for a profiler that shows what each kernel takes:
 //! `ncu --profile-from-start off --metrics gpu__time_duration.sum steps FOLDER --ops 1 MODEL`.
+//! With `--trace ROWS`, recorded steps of that many rows run with the kernels that
+//! `trace.py instrument` made, and what their blocks wrote down is left in
+//! `FOLDER/MODEL-FORMAT.trace` for `trace.py draw`.
 
 use backend::{
     Activation, Attention, Backend, Batch, Chain, Chained, Delta, DeltaSpec, DeltaWeights,
@@ -454,14 +457,21 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-/// `quick`: one context and no prefill; `ops`: rows of a step that is only shown to a profiler.
-fn run(
-    folder: &Path,
-    name: &str,
-    format: &'static quant::Format,
-    ceiling: f64,
-    (quick, ops): (bool, Option<usize>),
-) {
+/// What is left of a kernel's blocks in `benchmarks/trace.py`.
+const TRACE: &str = "trace_records";
+
+/// What is measured of a model.
+#[derive(Clone, Copy)]
+enum Measure {
+    /// Prefill and steps; one short context and no prefill, if `quick`.
+    Times { quick: bool },
+    /// A step of so many rows that is only shown to a profiler.
+    Ops(usize),
+    /// Recorded steps of so many rows, traced by their kernels.
+    Trace(usize),
+}
+
+fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, measure: Measure) {
     let shape = shape(name);
     let folder = folder.join(name);
     write(&folder, &shape);
@@ -526,7 +536,7 @@ fn run(
             memory.truncate(sequence, len);
         }
     };
-    if let Some(rows) = ops {
+    if let Measure::Ops(rows) = measure {
         extend(&mut memory, &mut sequence, 1024);
         let tokens: Vec<u32> = (0..rows).map(token).collect();
         // More rows than a verification has are a prompt's.
@@ -545,6 +555,31 @@ fn run(
         b.inner.profiled(|| step(&mut memory));
         return b.finish().unwrap();
     }
+    if let Measure::Trace(rows) = measure {
+        extend(&mut memory, &mut sequence, 1024);
+        for turn in 0..24 {
+            let tokens: Vec<u32> = (0..rows).map(|i| token(turn * 8 + i)).collect();
+            batch.clear();
+            memory.push(&mut batch, &mut sequence, &tokens, 0).unwrap();
+            let (target, memory, batch) = (&*target, &mut memory, &batch);
+            let made = b.step(key, batch, &[], &mut |_| {
+                let hidden = target.forward(&b, batch, memory);
+                let logits = target.logits(&b, &hidden);
+                vec![hidden, logits]
+            });
+            b.argmax(&made[1]);
+            b.finish().unwrap();
+            memory.truncate(&mut sequence, 1024);
+        }
+        let path = folder.with_file_name(format!("{name}-{}.trace", format.name));
+        let mut file = std::fs::File::create(path).unwrap();
+        for (kernel, bytes) in b.inner.kernel_globals(TRACE) {
+            writeln!(file, "{}\t{kernel}", bytes.len()).unwrap();
+            file.write_all(&bytes).unwrap();
+        }
+        return;
+    }
+    let quick = matches!(measure, Measure::Times { quick: true });
     for turn in 0..if quick { 0 } else { 2 } {
         if turn == 1 {
             memory.close(sequence);
@@ -754,10 +789,17 @@ fn main() {
         f.expect("names of formats after --formats")
     });
     let quick = args.next_if(|a| a == "--quick").is_some();
-    let ops = args.next_if(|a| a == "--ops").map(|_| {
-        let rows = args.next().and_then(|rows| rows.parse().ok());
-        rows.expect("a number of rows after --ops")
-    });
+    let mut rows_after = |name: &str| {
+        args.next_if(|a| a == name).map(|_| {
+            let rows = args.next().and_then(|rows| rows.parse().ok());
+            rows.unwrap_or_else(|| panic!("a number of rows after {name}"))
+        })
+    };
+    let measure = match (rows_after("--ops"), rows_after("--trace")) {
+        (Some(rows), _) => Measure::Ops(rows),
+        (None, Some(rows)) => Measure::Trace(rows),
+        (None, None) => Measure::Times { quick },
+    };
     let mut wanted: Vec<String> = args.collect();
     if wanted.is_empty() {
         wanted = [
@@ -773,14 +815,14 @@ fn main() {
     let b = Cuda::new(gpu_options()).unwrap();
     let ceiling = b.read_ceiling();
     println!("{}", json!({"what": "ceiling", "gb_per_s": ceiling / 1e9}));
-    if ops.is_none() {
+    if let Measure::Times { .. } = measure {
         choices(&b);
     }
     drop(b);
     for name in &wanted {
         for format in formats.split(',') {
             let format = quant::format(format).expect("a format");
-            run(&folder, name, format, ceiling, (quick, ops));
+            run(&folder, name, format, ceiling, measure);
         }
     }
 }

@@ -91,11 +91,14 @@ pub fn device_count() -> usize {
     result::device::get_count().map_or(0, |n| n.max(0) as usize)
 }
 
-/// A kernel ready to launch.
+/// A kernel ready to launch, and the module that holds its code.
 #[derive(Clone, Copy)]
-struct Function(sys::CUfunction);
+struct Function {
+    entry: sys::CUfunction,
+    module: sys::CUmodule,
+}
 
-// SAFETY: a handle that the driver lets any thread use.
+// SAFETY: handles that the driver lets any thread use.
 unsafe impl Send for Function {}
 
 /// A recorded step.
@@ -461,18 +464,44 @@ impl Driver {
         let loaded = loaded.and_then(|module| {
             let name = CString::new(kernel.name).expect("names of kernels have no zeros");
             // SAFETY: the module was just loaded; it stays for good.
-            unsafe { result::module::get_function(module, name) }
+            let entry = unsafe { result::module::get_function(module, name) }?;
+            Ok(Function { entry, module })
         });
         match loaded {
-            Ok(f) => {
-                functions.insert(kernel.clone(), Function(f));
-                Some(Function(f))
+            Ok(function) => {
+                functions.insert(kernel.clone(), function);
+                Some(function)
             }
             Err(e) => {
                 self.fail(format!("loading kernel {}: {}", kernel, describe(e.0)));
                 None
             }
         }
+    }
+
+    /// Bytes of the global variable `name` in the module of every kernel that was used and
+    /// declares one, with the kernel's name. Waits for the device.
+    pub(crate) fn globals(&self, name: &str) -> Vec<(String, Vec<u8>)> {
+        self.wait();
+        let name = CString::new(name).expect("a name without zeros");
+        let functions = lock(&self.functions);
+        let read = |(kernel, function): (&Kernel, &Function)| {
+            let (mut address, mut size) = (0, 0);
+            // SAFETY: the module is loaded, and the driver writes an address and a size.
+            let found = unsafe {
+                sys::cuModuleGetGlobal_v2(
+                    &raw mut address,
+                    &raw mut size,
+                    function.module,
+                    name.as_ptr(),
+                )
+            };
+            found.result().ok()?;
+            let mut bytes = vec![0u8; size];
+            self.read(&mut bytes, address);
+            Some((kernel.to_string(), bytes))
+        };
+        functions.iter().filter_map(read).collect()
     }
 
     /// Starts a kernel after everything before it.
@@ -527,7 +556,7 @@ impl Driver {
             // SAFETY: the function is loaded.
             let done = unsafe {
                 result::function::set_function_attribute(
-                    function.0,
+                    function.entry,
                     sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                     grid.shared as i32,
                 )
@@ -540,7 +569,7 @@ impl Driver {
         let done = unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
-                function.0,
+                function.entry,
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),
             )

@@ -182,6 +182,13 @@ impl Cuda {
         self.driver.profiled(work)
     }
 
+    /// Bytes of the global variable `name` of every kernel in use that declares one, with
+    /// the kernel's name: what kernels of [`CudaOptions::kernels`] that were instrumented
+    /// for a measurement have written there.
+    pub fn kernel_globals(&self, name: &str) -> Vec<(String, Vec<u8>)> {
+        self.driver.globals(name)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
