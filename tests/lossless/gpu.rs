@@ -1,6 +1,7 @@
 //! The same on a GPU. Each test says so and tests nothing where there is none.
 
 use crate::guesses::assert_same_guesses;
+use crate::long::assert_lossless_over_splits;
 use crate::reuse::assert_reuse_changes_nothing;
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
@@ -34,6 +35,17 @@ fn a_beginning_that_is_remembered_changes_nothing_on_a_gpu() {
     };
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_reuse_changes_nothing(s, subject, &gpu);
+    }
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_a_long_context_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    for (s, &subject) in TINY.iter().enumerate() {
+        assert_lossless_over_splits(s, subject, &gpu);
     }
 }
 

@@ -13,6 +13,7 @@
 
 mod gpu;
 mod guesses;
+mod long;
 mod reuse;
 mod subjects;
 mod writing;
@@ -142,6 +143,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                     chunk,
                     width,
                     kv_format: *kv_format,
+                    context: CONTEXT,
                     shortlist: (d + c) % 2 == 1,
                     mapped: (d + k) % 3 == 1,
                 };
@@ -190,6 +192,7 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
                     compressed(),
                     KvFormat::both(&quant::BF16),
                 ][s],
+                context: CONTEXT,
                 shortlist: s == 1,
                 mapped: draft != Draft::None && s != 1,
             };
@@ -250,6 +253,7 @@ fn speculation_never_changes_a_token_over_coded_weights() {
                 chunk,
                 width,
                 kv_format: KvFormat::both(&quant::BF16),
+                context: CONTEXT,
                 shortlist: s == 2,
                 mapped: (f + s) % 2 == 0,
             };
@@ -284,6 +288,14 @@ fn speculation_never_changes_a_token_over_coded_weights() {
                 assert!(got.drafted > 0, "{target} {draft:?} has drafted");
             }
         }
+    }
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_a_long_context() {
+    let best = backend(Isa::available().pop().unwrap(), 2);
+    for (s, &subject) in TINY.iter().enumerate() {
+        long::assert_lossless_over_splits(s, subject, &best);
     }
 }
 

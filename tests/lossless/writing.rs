@@ -20,6 +20,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) chunk: usize,
     pub(crate) width: usize,
     pub(crate) kv_format: KvFormat,
+    /// Rows that a sequence has room for.
+    pub(crate) context: usize,
     /// Whether its own head scores a part of the vocabulary, as long as that will do.
     pub(crate) shortlist: bool,
     /// Whether weights stay in their files.
@@ -37,6 +39,7 @@ impl<'a> Setup<'a> {
             chunk: 512,
             width: 8,
             kv_format: KvFormat::both(&quant::BF16),
+            context: CONTEXT,
             shortlist: false,
             mapped: false,
         }
@@ -126,7 +129,7 @@ pub(crate) fn speculator(
     assert_eq!(left, setup.mapped, "weights stay in their files");
     let size = MemorySize {
         sequences: setup.width,
-        context: CONTEXT,
+        context: setup.context,
         step_rows: setup.chunk,
         kv_format: setup.kv_format,
     };
