@@ -10,7 +10,8 @@
 //! | `connection` | accepts, watches deadlines, shuts down |
 //! | `router` | the table of routes and what every request passes |
 //! | [`auth`] | keys, Host names, origins |
-//! | `body`, `fields` | bytes → JSON → values, within limits |
+//! | `body`, `strict`, `fields` | bytes → JSON → values, within limits |
+//! | `lanes` | where requests wait for that |
 //! | `generation` | a request on its way through the engine |
 //! | `sse` | a generation as a stream |
 //! | `openai/*` | one file an endpoint |
@@ -28,22 +29,27 @@ mod errors;
 mod fields;
 mod generation;
 mod ids;
+mod lanes;
 pub mod limits;
 mod metrics;
 mod openai;
 mod router;
 mod sse;
+mod strict;
 
 use std::fmt::Write;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use axum::body::Body;
+use axum::http::HeaderMap;
 use engine::{Engine, ModelInfo};
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use text::{Text, TextError};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 pub use auth::{Keys, check_bind};
 pub use limits::Limits;
@@ -52,7 +58,7 @@ use body::Budget;
 use connection::Stage;
 use errors::ApiError;
 use fields::Fields;
-use limits::LONG_TEXT_BYTES;
+use lanes::{Lanes, Worker};
 use metrics::Metrics;
 
 /// Names that every server takes for its model.
@@ -131,8 +137,7 @@ pub(crate) struct App {
     started: u64,
     stage: watch::Receiver<Stage>,
     bodies: Budget,
-    text_workers: Arc<Semaphore>,
-    long_text_worker: Arc<Semaphore>,
+    lanes: Lanes,
     metrics: Arc<Metrics>,
 }
 
@@ -150,8 +155,7 @@ impl App {
         App {
             fingerprint: fingerprint(engine.info()),
             bodies: Budget::new(config.limits.bodies_bytes),
-            text_workers: Arc::new(Semaphore::new(config.limits.text_workers.max(1))),
-            long_text_worker: Arc::new(Semaphore::new(1)),
+            lanes: Lanes::new(&config.limits),
             names,
             engine,
             config,
@@ -187,21 +191,27 @@ impl App {
         }
     }
 
-    /// Renders or tokenizes `bytes` of text away from the threads that serve
-    /// connections. Long texts wait for each other, so that short ones never wait
-    /// for them; who leaves while waiting is not worked for. The worker counts
-    /// until it ends, also when its client is gone.
+    /// Receives the JSON object of a request, of at most `limit` bytes, and reads it once it
+    /// is its turn; what is read may be held only as long as the worker.
+    async fn read_object(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        limit: usize,
+    ) -> Result<(Map<String, Value>, Worker), ApiError> {
+        let limits = &self.config.limits;
+        let received = body::receive(headers, body, limit, &self.bodies, limits).await?;
+        let worker = self.lanes.enter(received.bytes.len()).await;
+        Ok((strict::parse_object(&received.bytes)?, worker))
+    }
+
+    /// Renders or tokenizes text away from the threads that serve connections. The worker
+    /// counts until it ends, also when its client is gone.
     async fn text_work<T: Send + 'static>(
         &self,
-        bytes: usize,
+        worker: Worker,
         work: impl FnOnce(&Text) -> Result<T, TextError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let lane = if bytes > LONG_TEXT_BYTES {
-            &self.long_text_worker
-        } else {
-            &self.text_workers
-        };
-        let worker = lane.clone().acquire_owned().await.expect("never closed");
         let text = self.engine.text().clone();
         let done = tokio::task::spawn_blocking(move || {
             let _worker = worker;

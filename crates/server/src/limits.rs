@@ -9,26 +9,35 @@ use std::time::Duration;
 pub const HEADER_BYTES_MAX: usize = 16 << 10;
 /// Bytes of the body of a chat request, which may carry images.
 pub const CHAT_BODY_BYTES_MAX: usize = 32 << 20;
-/// Bytes of the body of any other request: [`JSON_VALUES_MAX`] token ids and their commas,
+/// Bytes of the body of any other request: [`JSON_WEIGHT_MAX`] token ids and their commas,
 /// or a text of as many bytes.
 pub const BODY_BYTES_MAX: usize = 16 << 20;
-/// Bytes of all bodies that are being read at one time.
+/// Bytes of all bodies that are being received or wait to be read at one time.
 pub const BODIES_BYTES_MAX: usize = 512 << 20;
 /// Connections at one time; more wait in the system's queue.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Text of a stream that its client has not read yet.
 pub const STREAM_BUFFER_BYTES_MAX: usize = 256 << 10;
-/// Text of a request above which it is rendered and tokenized in a lane of its own, one at a
-/// time: tokenizing takes about half a second a megabyte.
-pub const LONG_TEXT_BYTES: usize = 256 << 10;
-/// Shorter prompts that are rendered and tokenized at one time.
+/// Bytes of a request that is read, rendered and tokenized beside other small ones: some
+/// milliseconds of a core.
+pub const SHORT_BODY_BYTES: usize = 8 << 10;
+/// Bytes of a request above which such work waits in a lane of its own: tokenizing takes about
+/// half a second a megabyte.
+pub const LONG_BODY_BYTES: usize = 256 << 10;
+/// Requests up to [`SHORT_BODY_BYTES`] that are worked on at one time.
 pub const TEXT_WORKERS_MAX: usize = 4;
+/// Requests between [`SHORT_BODY_BYTES`] and [`LONG_BODY_BYTES`] that are worked on at one time.
+pub const MIDDLE_WORKERS: usize = 2;
+/// Requests above [`LONG_BODY_BYTES`] that are worked on at one time.
+pub const LONG_WORKERS: usize = 1;
 
 /// Nesting of a request's JSON.
 pub const JSON_DEPTH_MAX: usize = 64;
-/// Values in a request's JSON. A value takes up to 72 bytes of memory for as
-/// little as 2 bytes of text, so the body's size alone does not bound it.
-pub const JSON_VALUES_MAX: usize = 1 << 20;
+/// Weight of a request's JSON, in values of 72 bytes. A value takes that for as little as 2 bytes
+/// of text and an object seven times as much, so the body's size alone does not bound it.
+pub const JSON_WEIGHT_MAX: usize = 1 << 20;
+/// Weight of what is not a prompt or a list of tools.
+pub const OTHER_WEIGHT_MAX: usize = 10_000;
 /// Entries of `logit_bias`.
 pub const LOGIT_BIAS_MAX: usize = 1024;
 /// Characters of an echoed `X-Request-Id`.
@@ -62,13 +71,13 @@ pub struct Limits {
     pub chat_body_bytes: usize,
     /// Bytes of the body of any other request.
     pub body_bytes: usize,
-    /// Bytes of all bodies that are being read at one time.
+    /// Bytes of all bodies that are being received or wait to be read at one time.
     pub bodies_bytes: usize,
     /// Connections at one time.
     pub connections: usize,
     /// Text of a stream that its client has not read yet.
     pub stream_buffer_bytes: usize,
-    /// Prompts up to [`LONG_TEXT_BYTES`] that are rendered and tokenized at one time.
+    /// Requests up to [`SHORT_BODY_BYTES`] that are rendered and tokenized at one time.
     pub text_workers: usize,
 }
 

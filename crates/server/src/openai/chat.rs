@@ -13,11 +13,11 @@ use text::messages::MESSAGES_MAX;
 use super::logprobs::{self, ChatLogprobs};
 use super::options::Options;
 use super::{Meta, finish_reason, ignored_header, json, name_ignored};
+use crate::App;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::{Fields, Unsupported, unless};
 use crate::generation::{Generation, Piece};
 use crate::sse::{self, Dialect, Frames};
-use crate::{App, body};
 
 const OBJECT: &str = "chat.completion";
 const CHUNK: &str = "chat.completion.chunk";
@@ -70,14 +70,9 @@ pub(crate) async fn create(
     app.refuse_late()?;
     let (head, body) = request.into_parts();
     let limits = &app.config.limits;
-    let mut object = body::read_object(
-        &head.headers,
-        body,
-        limits.chat_body_bytes,
-        &app.bodies,
-        limits,
-    )
-    .await?;
+    let (mut object, worker) = app
+        .read_object(&head.headers, body, limits.chat_body_bytes)
+        .await?;
     let messages = object.remove("messages").unwrap_or_default();
     let fields = Fields::new(&object);
     let model = app.check_model(&fields)?;
@@ -100,10 +95,10 @@ pub(crate) async fn create(
     let logprobs = logprobs::read_chat(&fields)?;
     check_messages(&messages, &app)?;
     let ignored = ignored_header(&fields);
-    let bytes = text_bytes(&messages) + arguments.values().map(text_bytes).sum::<usize>();
+    drop(object);
     let context = app.engine.info().context;
     let prompt = app
-        .text_work(bytes, move |text| {
+        .text_work(worker, move |text| {
             text.encode_chat_within(&messages, None, true, &arguments, context)
         })
         .await?;
@@ -144,16 +139,6 @@ pub(crate) async fn create(
         )
     };
     Ok(name_ignored(response, ignored))
-}
-
-/// Bytes of all strings in `value`.
-fn text_bytes(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(list) => list.iter().map(text_bytes).sum(),
-        Value::Object(map) => map.values().map(text_bytes).sum(),
-        _ => 0,
-    }
 }
 
 /// Arguments for the chat template. A template itself is a program and is

@@ -12,11 +12,11 @@ use serde_json::Value;
 use super::logprobs::{self, CompletionLogprobs};
 use super::options::Options;
 use super::{Meta, finish_reason, ignored_header, json, name_ignored};
+use crate::App;
 use crate::errors::ApiError;
 use crate::fields::{Fields, Unsupported, unless};
 use crate::generation::{Generation, Piece};
 use crate::sse::{self, Dialect, Frames};
-use crate::{App, body};
 
 const OBJECT: &str = "text_completion";
 
@@ -45,8 +45,9 @@ pub(crate) async fn create(
     app.refuse_late()?;
     let (head, body) = request.into_parts();
     let limits = &app.config.limits;
-    let mut object =
-        body::read_object(&head.headers, body, limits.body_bytes, &app.bodies, limits).await?;
+    let (mut object, worker) = app
+        .read_object(&head.headers, body, limits.body_bytes)
+        .await?;
     let prompt = object.remove("prompt").unwrap_or_default();
     let fields = Fields::new(&object);
     let model = app.check_model(&fields)?;
@@ -54,15 +55,19 @@ pub(crate) async fn create(
     let options = Options::read(&fields, &app.engine, &["max_tokens"], Some(MAX_TOKENS))?;
     let logprobs = logprobs::read_completion(&fields)?;
     let ignored = ignored_header(&fields);
+    drop(object);
     let prompt = match prompt_of(prompt)? {
         Prompt::Text(prompt) => {
             let context = app.engine.info().context;
-            app.text_work(prompt.len(), move |text| {
+            app.text_work(worker, move |text| {
                 text.encode_prompt_within(&prompt, context)
             })
             .await?
         }
-        Prompt::Tokens(prompt) => prompt,
+        Prompt::Tokens(prompt) => {
+            drop(worker);
+            prompt
+        }
     };
     let request = engine::Request {
         logprobs,

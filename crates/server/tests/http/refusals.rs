@@ -293,6 +293,47 @@ async fn a_full_context_of_token_ids_is_read() {
 }
 
 #[tokio::test]
+async fn many_values_that_nobody_reads_are_refused() {
+    let server = Server::start(Setup::default()).await;
+    let nested = format!("{}0{}", r#"{"":"#.repeat(61), "}".repeat(61));
+    let zz = vec![nested; 16_700].join(",");
+    let body = format!(r#"{{"prompt":"hi","max_tokens":6000,"ignore_eos":true,"zz":[{zz}]}}"#);
+    let reply = server
+        .send(&request(COMPLETIONS, "", body.as_bytes()))
+        .await;
+    assert_eq!(reply.status, 400);
+    let fewer = vec!["0"; 20_000].join(",");
+    let body = format!(r#"{{"prompt":"hi","max_tokens":1,"zz":[{fewer}]}}"#);
+    let reply = server
+        .send(&request(COMPLETIONS, "", body.as_bytes()))
+        .await;
+    assert_eq!((reply.status, &reply.error()["param"]), (400, &json!("zz")));
+}
+
+#[tokio::test]
+async fn a_name_that_comes_twice_is_refused() {
+    let server = Server::start(Setup::default()).await;
+    for (body, param) in [
+        (
+            r#"{"prompt":"hi","max_tokens":1,"max_tokens":2}"#,
+            "max_tokens",
+        ),
+        (
+            r#"{"prompt":"hi","stream_options":{"a":1,"a":1}}"#,
+            "stream_options.a",
+        ),
+    ] {
+        let reply = server
+            .send(&request(COMPLETIONS, "", body.as_bytes()))
+            .await;
+        assert_eq!(
+            (reply.status, &reply.error()["param"]),
+            (400, &json!(param))
+        );
+    }
+}
+
+#[tokio::test]
 async fn paths_methods_and_types_are_checked() {
     let server = Server::start(Setup::default()).await;
     let reply = server.get("/").await;
