@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::Response;
 use serde_json::{Value, json};
@@ -26,8 +27,9 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Response<Body> {
 /// Describes one model.
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Response<Body>, ApiError> {
+    let Path(id) = id.map_err(|_| ApiError::request("the path is not UTF-8"))?;
     match app.names.iter().find(|name| **name == id) {
         Some(name) => Ok(json(&model(&app, name))),
         None => Err(ApiError::no_model(&id, app.model())),
