@@ -514,15 +514,17 @@ pub(crate) struct ServeArgs {
     /// Ask for one of the API keys in this file, a line each
     #[arg(long, value_name = "FILE", help_heading = "Server")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Let web pages from this origin in, such as http://localhost:3000; may be repeated
+    /// Let web pages from this origin in, such as http://localhost:3000, or with localhost every page
+    /// of this machine; may be repeated
     #[arg(
         long,
         value_name = "ORIGIN",
+        value_parser = server::parse_origin,
         value_delimiter = ',',
         help_heading = "Server"
     )]
     pub(crate) allow_origin: Vec<String>,
-    /// Answer to this host name too; may be repeated
+    /// Answer to this host name too, also without a key; may be repeated
     #[arg(
         long,
         value_name = "NAME",

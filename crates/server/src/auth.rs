@@ -6,9 +6,9 @@
 //! machine under its right name.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use axum::http::{HeaderMap, Request, Version, header};
+use axum::http::{HeaderMap, HeaderName, Request, Version, header};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
@@ -16,7 +16,16 @@ use crate::errors::ApiError;
 use crate::{Config, ServeError};
 
 /// Name of the header that Anthropic's clients send a key in.
-const X_API_KEY: &str = "x-api-key";
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// Headers that decide who may ask: a second one could say something else than the first.
+const SINGLE_HEADERS: [HeaderName; 4] = [
+    header::HOST,
+    header::ORIGIN,
+    header::AUTHORIZATION,
+    X_API_KEY,
+];
+/// The allowed origin that stands for every page of this machine.
+const LOOPBACK_ORIGINS: &str = "localhost";
 
 /// The API keys of a server, as hashes. None means that everyone may ask.
 #[derive(Clone, Default)]
@@ -70,24 +79,36 @@ pub fn check_bind(config: &Config, address: SocketAddr) -> Result<(), ServeError
     Err(ServeError::OpenToTheNetwork { address })
 }
 
+/// Refuses a request with two of a header that decides who may ask.
+pub(crate) fn check_single(headers: &HeaderMap) -> Result<(), ApiError> {
+    let is_doubled = |name: &&HeaderName| headers.get_all(*name).iter().nth(1).is_some();
+    match SINGLE_HEADERS.iter().find(is_doubled) {
+        None => Ok(()),
+        Some(name) => Err(ApiError::request(format!(
+            "the header `{name}` is there more than once; send it once"
+        ))),
+    }
+}
+
 /// Checks the key of a request, in either of the two headers.
 pub(crate) fn check_key(keys: &Keys, headers: &HeaderMap) -> Result<(), ApiError> {
-    if keys.is_empty() {
-        return Ok(());
-    }
-    let bearer = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| bearer(value.as_bytes()));
-    let plain = headers.get(X_API_KEY).map(|value| value.as_bytes());
-    let is_known = [bearer, plain]
-        .into_iter()
-        .flatten()
-        .any(|key| keys.contains(key));
-    if is_known {
+    if keys.is_empty() || has_key(keys, headers) {
         Ok(())
     } else {
         Err(ApiError::unauthorized())
     }
+}
+
+/// Whether a request carries one of `keys`.
+fn has_key(keys: &Keys, headers: &HeaderMap) -> bool {
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| bearer(value.as_bytes()));
+    let plain = headers.get(X_API_KEY).map(|value| value.as_bytes());
+    [bearer, plain]
+        .into_iter()
+        .flatten()
+        .any(|key| keys.contains(key))
 }
 
 /// The credentials of `Bearer KEY`; the scheme's case does not matter.
@@ -101,51 +122,53 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 /// Checks that a request was meant for this server.
 ///
 /// Names of the loopback interface and configured names pass; addresses pass on
-/// a server that listens on the network, since only a name can be rebound.
+/// a server that listens on the network, since only a name can be rebound. Any name
+/// passes with a valid key, which a page that has its name rebound cannot know.
 pub(crate) fn check_host<B>(
     config: &Config,
     local: SocketAddr,
     request: &Request<B>,
 ) -> Result<(), ApiError> {
     let (uri, headers) = (request.uri(), request.headers());
-    let mut hosts = headers.get_all(header::HOST).iter();
-    let (host, more) = (hosts.next(), hosts.next());
-    let host = match (host.map(|value| value.to_str()), more) {
-        (Some(Ok(host)), None) => host,
+    let host = match headers.get(header::HOST) {
+        Some(host) => host.to_str().ok(),
         // HTTP/1.0 knows no Host header, and no browser speaks it.
-        (None, None) if uri.authority().is_none() && request.version() < Version::HTTP_11 => {
-            return Ok(());
-        }
-        _ => return Err(ApiError::host()),
+        None if uri.authority().is_none() && request.version() < Version::HTTP_11 => return Ok(()),
+        None => None,
     };
-    let is_known = |authority: &str| {
-        let name = host_of(authority);
-        is_loopback_name(name)
+    // An absolute request target names a host of its own.
+    let target = uri.authority().map(|authority| authority.as_str());
+    for authority in [target, Some(host.unwrap_or_default())]
+        .into_iter()
+        .flatten()
+    {
+        let Some(name) = host_of(authority) else {
+            return Err(ApiError::malformed_host());
+        };
+        let is_known = is_loopback_name(name)
             || config
                 .allowed_hosts
                 .iter()
                 .any(|allowed| allowed == "*" || allowed.eq_ignore_ascii_case(name))
-            || !local.ip().is_loopback() && address_of(name).is_some()
-    };
-    // An absolute request target names a host of its own.
-    let target = uri.authority().is_none_or(|a| is_known(a.as_str()));
-    if target && is_known(host) {
-        Ok(())
-    } else {
-        Err(ApiError::host())
+            || !local.ip().is_loopback() && address_of(name).is_some();
+        if !is_known && !has_key(&config.keys, headers) {
+            return Err(ApiError::host(name, !config.keys.is_empty()));
+        }
     }
+    Ok(())
 }
 
-/// The host of `host[:port]`.
-fn host_of(authority: &str) -> &str {
-    if authority.starts_with('[') {
-        return authority
-            .find(']')
-            .map_or(authority, |end| &authority[..=end]);
-    }
-    authority
-        .split_once(':')
-        .map_or(authority, |(host, _)| host)
+/// The host of `host[:port]`, if `authority` is that and nothing more.
+fn host_of(authority: &str) -> Option<&str> {
+    let end = match authority.strip_prefix('[') {
+        Some(address) => address.find(']')? + 2,
+        None => authority.find(':').unwrap_or(authority.len()),
+    };
+    let (host, port) = authority.split_at(end);
+    let is_port =
+        |port: &str| port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok();
+    let is_whole = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
+    (!host.is_empty() && is_whole).then_some(host)
 }
 
 fn is_loopback_name(name: &str) -> bool {
@@ -155,8 +178,43 @@ fn is_loopback_name(name: &str) -> bool {
 }
 
 fn address_of(name: &str) -> Option<IpAddr> {
-    let bare = name.strip_prefix('[').and_then(|n| n.strip_suffix(']'));
-    bare.unwrap_or(name).parse().ok()
+    match name.strip_prefix('[').and_then(|n| n.strip_suffix(']')) {
+        Some(bare) => bare.parse::<Ipv6Addr>().ok().map(IpAddr::V6),
+        None => name.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
+    }
+}
+
+/// Reads an entry of [`Config::allowed_origins`] as an operator writes it.
+///
+/// # Errors
+///
+/// What is wrong with it and the form that it should have, if no page could have this
+/// origin.
+pub fn parse_origin(text: &str) -> Result<String, String> {
+    let text = text.trim();
+    if ["*", "null", LOOPBACK_ORIGINS].contains(&text) {
+        return Ok(text.to_owned());
+    }
+    let Some((scheme, rest)) = text.split_once("://") else {
+        let host = text.split('/').next().unwrap_or_default();
+        return Err(match host_of(host) {
+            Some(host) if is_loopback_name(host) => format!(
+                "an origin begins with http:// or https://, such as http://{text}; \
+                 localhost alone allows any port of this machine"
+            ),
+            _ => format!("an origin begins with http:// or https://, such as https://{text}"),
+        });
+    };
+    let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    if host_of(host).is_none() || host.contains('*') {
+        return Err(format!(
+            "expected {scheme}://HOST or {scheme}://HOST:PORT; localhost alone allows any port of this machine"
+        ));
+    }
+    if host != rest {
+        return Err(format!("an origin has no path: {scheme}://{host}"));
+    }
+    Ok(text.to_owned())
 }
 
 /// What the Origin header of a request means.
@@ -173,21 +231,36 @@ pub(crate) fn check_origin(config: &Config, headers: &HeaderMap) -> Result<Origi
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(Origin::Same);
     };
-    let origin = origin.to_str().map_err(|_| ApiError::origin())?;
-    let is_allowed = |allowed: &String| allowed == "*" || allowed.eq_ignore_ascii_case(origin);
+    let origin = origin.to_str().map_err(|_| ApiError::origin(""))?;
+    let is_allowed = |allowed: &String| match allowed.as_str() {
+        "*" => true,
+        LOOPBACK_ORIGINS => is_loopback_origin(origin),
+        allowed => allowed.eq_ignore_ascii_case(origin),
+    };
     if config.allowed_origins.iter().any(is_allowed) {
         return Ok(Origin::Allowed);
     }
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok());
-    let own = origin
-        .strip_prefix("http://")
-        .or_else(|| origin.strip_prefix("https://"));
-    match (own, host) {
+    match (web_host(origin), host) {
         (Some(own), Some(host)) if own.eq_ignore_ascii_case(host) => Ok(Origin::Same),
-        _ => Err(ApiError::origin()),
+        _ => Err(ApiError::origin(origin)),
     }
+}
+
+/// Whether `origin` is a page of this machine, at any port.
+fn is_loopback_origin(origin: &str) -> bool {
+    web_host(origin)
+        .and_then(host_of)
+        .is_some_and(is_loopback_name)
+}
+
+/// Host and port of a page that came over HTTP.
+fn web_host(origin: &str) -> Option<&str> {
+    origin
+        .strip_prefix("http://")
+        .or_else(|| origin.strip_prefix("https://"))
 }
 
 #[cfg(test)]
@@ -283,16 +356,119 @@ mod tests {
             "evil.example:127.0.0.1",
             "[::1",
             "box.lan.evil.example",
+            "[::1]evil.example",
+            "[::1]:80:80",
+            "[127.0.0.1]",
+            "::1",
+            "localhost:evil",
+            "localhost:",
+            "localhost:+80",
+            "localhost:99999",
+            "user@localhost",
+            "127.0.0.1:80:80",
+            ":80",
         ] {
             assert!(!check(local, "/", host), "{host}");
         }
         assert!(check("0.0.0.0:80", "/", "10.0.0.1"));
         assert!(!check("0.0.0.0:80", "/", "evil.example"));
         assert!(!check(local, "http://evil.example/", "localhost"));
-        let two = ["localhost", "evil.example"];
-        assert!(!passes(local, "/", Version::HTTP_11, &two));
         assert!(!passes(local, "/", Version::HTTP_11, &[]));
         assert!(passes(local, "/", Version::HTTP_10, &[]));
+    }
+
+    #[test]
+    fn a_valid_key_is_enough_under_any_name_and_a_missing_one_never_is() {
+        let passes = |config: &Config, host: &str, key: &str| {
+            let request = Request::get("/").header(header::HOST, host);
+            let request = request.header(X_API_KEY, key).body(()).unwrap();
+            check_host(config, "127.0.0.1:80".parse().unwrap(), &request).is_ok()
+        };
+        let keyed = Config {
+            keys: Keys::new(["right"]),
+            ..Config::default()
+        };
+        assert!(passes(&keyed, "mybox:8080", "right"));
+        for (config, host, key) in [
+            (&keyed, "mybox:8080", "wrong"),
+            (&keyed, "mybox:8080", ""),
+            (&keyed, "mybox:evil", "right"),
+            (&keyed, "", "right"),
+            (&Config::default(), "mybox:8080", "right"),
+            (&Config::default(), "mybox:8080", ""),
+        ] {
+            assert!(!passes(config, host, key), "{host} {key}");
+        }
+    }
+
+    #[test]
+    fn headers_that_decide_who_may_ask_are_sent_once() {
+        for name in ["host", "origin", "authorization", "x-api-key"] {
+            let one = [(name, "a"), ("accept", "a"), ("accept", "b")];
+            assert!(check_single(&headers(&one)).is_ok());
+            let error = check_single(&headers(&[(name, "a"), (name, "a")])).unwrap_err();
+            assert_eq!(error.status(), 400);
+            assert!(error.to_json().contains(name));
+        }
+    }
+
+    #[test]
+    fn origins_that_no_page_has_are_errors_that_show_the_form() {
+        for good in [
+            "*",
+            "null",
+            "localhost",
+            "http://localhost:3000",
+            "https://a.example",
+            "http://[::1]:80",
+            "tauri://localhost",
+        ] {
+            assert_eq!(parse_origin(good).as_deref(), Ok(good));
+        }
+        for (bad, form) in [
+            ("localhost:3000", "http://localhost:3000"),
+            ("a.example", "https://a.example"),
+            ("http://localhost:3000/", "http://localhost:3000"),
+            ("http://localhost:*", "http://HOST:PORT"),
+            ("http://", "http://HOST"),
+            ("", "http://"),
+        ] {
+            let error = parse_origin(bad).unwrap_err();
+            assert!(error.contains(form), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn localhost_allows_every_page_of_this_machine_and_no_other() {
+        let config = Config {
+            allowed_origins: vec!["localhost".into()],
+            ..Config::default()
+        };
+        let allows = |origin: &str| {
+            let headers = headers(&[("host", "127.0.0.1:8080"), ("origin", origin)]);
+            check_origin(&config, &headers).is_ok_and(|from| from == Origin::Allowed)
+        };
+        for page in [
+            "http://localhost",
+            "http://localhost:3000",
+            "https://localhost:3000",
+            "http://127.0.0.1:5173",
+            "http://[::1]:5173",
+        ] {
+            assert!(allows(page), "{page}");
+        }
+        for page in [
+            "http://localhost.evil.example",
+            "http://localhost:3000.evil.example",
+            "http://127.0.0.1.evil.example",
+            "http://evil.example",
+            "http://localhost@evil.example",
+            "file://localhost",
+            "null",
+            "localhost",
+        ] {
+            assert!(!allows(page), "{page}");
+        }
     }
 
     #[test]

@@ -169,6 +169,8 @@ async fn serve(
         .keep_alive(!is_late)
         // `Timed` is stricter before a request and the same after one.
         .header_read_timeout(limits.idle_timeout.max(limits.header_timeout))
+        // Names are the same in any case; some clients and proxies look for this one.
+        .title_case_headers(true)
         .max_headers(HEADERS_MAX)
         .max_header_size(HEADER_BYTES_MAX)
         .serve_connection(TokioIo::new(Timed::new(stream, activity, &limits)), service);

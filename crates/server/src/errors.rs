@@ -97,27 +97,45 @@ impl ApiError {
         }
     }
 
-    /// 403: the Host header names somebody else.
-    pub(crate) fn host() -> Self {
-        Self {
-            code: Some("host_not_allowed"),
-            ..Self::new(
-                StatusCode::FORBIDDEN,
-                "permission_error",
-                "the Host header names no host of this server (allow it with --allow-host)",
-            )
-        }
+    /// 403: the Host header names somebody else. With a key any name will do.
+    pub(crate) fn host(name: &str, has_keys: bool) -> Self {
+        let name = quotable(name);
+        let key = if has_keys {
+            ", or send a valid API key"
+        } else {
+            ""
+        };
+        Self::forbidden(
+            "host_not_allowed",
+            format!(
+                "this server does not answer to the host name `{name}`; start it with `--allow-host {name}`{key}"
+            ),
+        )
+    }
+
+    /// 403: the Host header is missing or names no host.
+    pub(crate) fn malformed_host() -> Self {
+        Self::forbidden(
+            "host_not_allowed",
+            "the Host header must be a host name or an address, with or without a port",
+        )
     }
 
     /// 403: a page of another origin asks.
-    pub(crate) fn origin() -> Self {
+    pub(crate) fn origin(origin: &str) -> Self {
+        let origin = quotable(origin);
+        Self::forbidden(
+            "origin_not_allowed",
+            format!(
+                "web pages of `{origin}` may not use this server; start it with `--allow-origin {origin}`"
+            ),
+        )
+    }
+
+    fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
         Self {
-            code: Some("origin_not_allowed"),
-            ..Self::new(
-                StatusCode::FORBIDDEN,
-                "permission_error",
-                "pages of this origin may not use the server (allow it with --allow-origin)",
-            )
+            code: Some(code),
+            ..Self::new(StatusCode::FORBIDDEN, "permission_error", message)
         }
     }
 
@@ -387,6 +405,16 @@ pub(crate) fn excerpt(text: &str) -> String {
         .take(ECHO_CHARS_MAX)
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect()
+}
+
+/// The name of a host or an origin, if it can stand in a command line as it is.
+fn quotable(name: &str) -> &str {
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"-._:/[]".contains(&b);
+    if (1..=ECHO_CHARS_MAX).contains(&name.len()) && name.bytes().all(is_plain) {
+        name
+    } else {
+        "NAME"
+    }
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ use text::{Text, TextError};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-pub use auth::{Keys, check_bind};
+pub use auth::{Keys, check_bind, parse_origin};
 pub use limits::Limits;
 
 use body::Budget;
@@ -75,10 +75,10 @@ pub struct Config {
     /// Whether the network may ask without a key.
     pub insecure: bool,
     /// Names of this machine that a Host header may carry, beside those of the
-    /// loopback interface; `*` is any.
+    /// loopback interface; `*` is any, and so is every name in a request with a valid key.
     pub allowed_hosts: Vec<String>,
     /// Origins of web pages that may ask, such as `http://localhost:3000`,
-    /// beside this server's own; `*` is any.
+    /// beside this server's own; `localhost` is any page of this machine, `*` is any.
     pub allowed_origins: Vec<String>,
     /// Times, sizes and counts.
     pub limits: Limits,

@@ -152,16 +152,19 @@ async fn pass(
     next: Next,
 ) -> (Response<Body>, Origin) {
     let headers = request.headers();
-    let from = auth::check_host(&app.config, app.local, &request)
-        .and_then(|()| auth::check_origin(&app.config, headers));
-    let from = match from {
+    if let Err(error) = auth::check_single(headers) {
+        return (error.into_response(), Origin::Same);
+    }
+    let from = auth::check_origin(&app.config, headers);
+    // A preflight asks before it shows a key, and the key may make up for the Host.
+    if from == Ok(Origin::Allowed) && request.method() == Method::OPTIONS {
+        return (preflight(headers), Origin::Allowed);
+    }
+    let host = auth::check_host(&app.config, app.local, &request);
+    let from = match host.and(from) {
         Ok(from) => from,
         Err(error) => return (error.into_response(), Origin::Same),
     };
-    // A preflight asks before it shows a key.
-    if from == Origin::Allowed && request.method() == Method::OPTIONS {
-        return (preflight(headers), from);
-    }
     let is_public = route.is_some_and(|route| route.is_public);
     if !is_public && let Err(error) = auth::check_key(&app.config.keys, headers) {
         return (error.into_response(), from);
@@ -172,7 +175,8 @@ async fn pass(
 /// Tells a browser what a page of an allowed origin may send: whatever it asks
 /// for, since the origin is trusted as a whole.
 fn preflight(headers: &HeaderMap) -> Response<Body> {
-    let mut response = StatusCode::NO_CONTENT.into_response();
+    // Not 204: some clients look for 200.
+    let mut response = StatusCode::OK.into_response();
     let answer = response.headers_mut();
     if let Some(asked) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
         answer.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.clone());

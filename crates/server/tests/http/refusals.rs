@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use server::{Config, Keys, ServeError};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
@@ -353,6 +354,9 @@ async fn paths_methods_and_types_are_checked() {
         assert_eq!(error["code"], "not_found");
         assert!(error["message"].as_str().unwrap().contains("/v1/models"));
     }
+    let reply = server.get("/v1/models/%ff%fe").await;
+    assert_eq!(reply.status, 400);
+    reply.error();
     let reply = server.get(CHAT).await;
     assert_eq!((reply.status, reply.header("allow")), (405, Some("POST")));
     assert_eq!(reply.error()["code"], "method_not_allowed");
@@ -515,12 +519,77 @@ async fn web_pages_of_others_are_kept_out() {
     let friend = ask(&preflight("http://friend.example")).await;
     assert_eq!(
         (friend.status, friend.header("access-control-allow-headers")),
-        (204, Some("authorization,content-type"))
+        (200, Some("authorization,content-type"))
     );
     let evil = ask(&preflight("http://evil.example")).await;
     assert_eq!(
         (evil.status, evil.header("access-control-allow-origin")),
         (403, None)
+    );
+}
+
+#[tokio::test]
+async fn a_preflight_answers_with_200_and_title_case_and_the_connection_lives_on() {
+    let mut setup = Setup::default();
+    setup.config.allowed_origins = vec!["localhost".into()];
+    let server = Server::start(setup).await;
+    let preflight = format!(
+        "OPTIONS {CHAT} HTTP/1.1\r\nhost: mybox\r\norigin: http://localhost:3000\r\naccess-control-request-method: POST\r\n\r\n"
+    );
+    let mut exchange = server.open(preflight.as_bytes()).await;
+    exchange.until("\r\n\r\n").await;
+    let head = String::from_utf8_lossy(&exchange.buffer).into_owned();
+    for line in [
+        "HTTP/1.1 200 OK",
+        "Access-Control-Allow-Origin: http://localhost:3000",
+        "Access-Control-Allow-Methods: GET, POST, OPTIONS",
+        "Content-Length: 0",
+    ] {
+        assert!(head.lines().any(|l| l == line), "{line} in {head}");
+    }
+    assert_eq!(exchange.reply().await.status, 200);
+    let next = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    exchange.stream.write_all(next).await.unwrap();
+    assert_eq!(exchange.reply().await.body, r#"{"status":"ok"}"#);
+}
+
+#[tokio::test]
+async fn an_unknown_host_is_named_with_the_flag_that_allows_it_and_a_key_is_enough() {
+    let mut setup = Setup::default();
+    setup.config.keys = Keys::new(["right"]);
+    let server = Server::start(setup).await;
+    let ask = async |path: &str, headers: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: mybox:8080\r\n{headers}\r\n");
+        server.send(request.as_bytes()).await
+    };
+    let reply = ask("/v1/models", "x-api-key: right\r\n").await;
+    assert_eq!(reply.status, 200);
+    for (path, headers) in [
+        ("/v1/models", "x-api-key: wrong\r\n"),
+        ("/v1/models", ""),
+        ("/health", ""),
+    ] {
+        let reply = ask(path, headers).await;
+        let error = reply.error();
+        assert_eq!(
+            (reply.status, &error["code"]),
+            (403, &json!("host_not_allowed"))
+        );
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("`--allow-host mybox`"), "{message}");
+        assert!(message.contains("valid API key"), "{message}");
+    }
+    // A page that had its own name resolved to this machine knows no key.
+    let page = "origin: http://mybox:8080\r\n";
+    assert_eq!(ask("/v1/models", page).await.status, 403);
+    let doubled = "x-api-key: wrong\r\nx-api-key: right\r\n";
+    let reply = ask("/v1/models", doubled).await;
+    assert_eq!(reply.status, 400);
+    assert!(
+        reply.error()["message"]
+            .as_str()
+            .unwrap()
+            .contains("x-api-key")
     );
 }
 
