@@ -149,9 +149,26 @@ fn log(output: OutputArgs, level: LevelFilter) {
     };
     tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_writer(io::stderr)
+        .with_writer(|| Log)
+        // It would report what it cannot write there with `eprintln!`, which panics.
+        .log_internal_errors(false)
         .with_target(false)
         .init();
+}
+
+/// Stderr for a log. A line that cannot be written, on a full disk or for a reader that has
+/// left, is lost; what it was about goes on.
+struct Log;
+
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let _ = io::stderr().write_all(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Ends the program because of its command line.

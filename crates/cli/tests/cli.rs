@@ -477,6 +477,10 @@ fn wrong_command_lines_end_with_code_2() {
         ),
         (&["serve", "--api-key", ""], "an API key may not be empty"),
         (
+            &["serve", "--allow-origin", "localhost:3000"],
+            "such as http://localhost:3000",
+        ),
+        (
             &["run", PROMPT, "--seed", "1.5"],
             "a whole number of 64 bits",
         ),
@@ -1097,12 +1101,18 @@ fn an_interrupt_ends_the_text_and_keeps_it() {
 struct Server {
     child: Child,
     address: String,
-    stderr: BufReader<std::process::ChildStderr>,
+    stderr: Box<dyn BufRead>,
 }
 
 impl Server {
     fn start(folder: &Path, args: &[&str]) -> Server {
-        let mut command = paceline(folder, &[&["serve", "--port", "0"], args].concat());
+        Server::spawn(paceline(
+            folder,
+            &[&["serve", "--port", "0"], args].concat(),
+        ))
+    }
+
+    fn spawn(mut command: Command) -> Server {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let address = loop {
@@ -1118,7 +1128,7 @@ impl Server {
         Server {
             child,
             address,
-            stderr,
+            stderr: Box::new(stderr),
         }
     }
 
@@ -1160,6 +1170,63 @@ fn a_server_answers_like_run_and_ends_when_told() {
     let mut rest = String::new();
     server.stderr.read_to_string(&mut rest).unwrap();
     assert!(server.child.wait().unwrap().success(), "{rest}");
+}
+
+/// Asks a server whether it is well, once it listens, and leaves the connection open.
+#[cfg(target_os = "linux")]
+fn health(address: &str) -> TcpStream {
+    let start = std::time::Instant::now();
+    let mut stream = loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(start.elapsed().as_secs() < 120, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let patience = Some(Duration::from_secs(60));
+    stream.set_read_timeout(patience).unwrap();
+    write!(stream, "GET /health HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    let (mut answer, mut piece) = (String::new(), [0; 1024]);
+    while !answer.ends_with(r#"{"status":"ok"}"#) {
+        let n = stream.read(&mut piece).unwrap();
+        assert!(n > 0, "{answer}");
+        answer += std::str::from_utf8(&piece[..n]).unwrap();
+    }
+    stream
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_log_that_cannot_be_written_stops_nothing() {
+    let folder = folder("serve-mute");
+    // A full disk.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap();
+    drop(port);
+    let mut full = paceline(
+        &folder,
+        &["serve", "-vv", "--port", &address.port().to_string()],
+    );
+    let full = full.stderr(fs::File::create("/dev/full").unwrap());
+    let full = Server {
+        child: full.spawn().unwrap(),
+        address: address.to_string(),
+        stderr: Box::new(std::io::empty()),
+    };
+    // A pipe whose reader has left.
+    let mut left = Server::start(&folder, &["-vv"]);
+    left.stderr = Box::new(std::io::empty());
+    let body = json!({"prompt": "Hi", "max_tokens": 2}).to_string();
+    for mut server in [full, left] {
+        let (mut stream, address) = (health(&server.address), &server.address);
+        let n = body.len();
+        write!(stream, "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n\r\n{body}").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        signal(&server.child, "TERM");
+        assert!(server.child.wait().unwrap().success());
+    }
 }
 
 #[test]
