@@ -498,10 +498,11 @@ pub(crate) struct ServeArgs {
     /// Port to listen on; 0 takes any that is free
     #[arg(long, default_value_t = 8080, help_heading = "Server")]
     pub(crate) port: u16,
-    /// Requests that run at the same time
+    /// Requests that run at the same time; up to --queue more wait for their turn
     #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Server")]
     pub(crate) parallel: usize,
-    /// Requests that may wait for their turn; more are refused
+    /// Requests that may wait for their turn; more are refused with 429 and a time to come back. For a
+    /// benchmark, at least as many as it sends at once
     #[arg(long, value_name = "N", default_value_t = engine::EngineOptions::default().queue, help_heading = "Server")]
     pub(crate) queue: usize,
     /// Run every prompt from its start, also where an earlier request's text begins like it. Texts

@@ -165,7 +165,7 @@ impl Engine {
             .info
             .sequences
             .saturating_sub(self.counters.running.load(Ordering::Acquire));
-        if waiting >= self.queue + free {
+        if waiting >= self.queue.saturating_add(free) {
             self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
             return Err(Rejected::QueueFull { waiting });
         }
