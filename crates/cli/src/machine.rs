@@ -1,4 +1,4 @@
-//! What this machine has: memory, as far as the system says.
+//! What this machine has: memory and open files, as far as the system says.
 
 /// Bytes of memory: in all, and free for a new program. `None` where the system does
 /// not say.
@@ -40,6 +40,27 @@ fn parse(info: &str) -> Option<Ram> {
         total: field("MemTotal")?,
         available: field("MemAvailable")?,
     })
+}
+
+/// Allows this program as many open files as the system lets it have, and says how many
+/// those are; `None` where there is no such limit.
+#[cfg(unix)]
+pub(crate) fn open_files() -> Option<usize> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // Where the system refuses, what there was is what there is.
+    let _ = setrlimit(Resource::Nofile, most);
+    let files = getrlimit(Resource::Nofile).current?;
+    usize::try_from(files).ok()
+}
+
+#[cfg(not(unix))]
+pub(crate) fn open_files() -> Option<usize> {
+    None
 }
 
 #[cfg(test)]

@@ -19,6 +19,9 @@ use tokio::net::TcpListener;
 /// Largest file of API keys.
 const KEY_FILE_BYTES_MAX: u64 = 1 << 20;
 
+/// Open files that are no connection: the model's, the runtime's, a GPU's.
+const OTHER_FILES: usize = 64;
+
 /// Runs the command.
 pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     let mut keys = args.api_key.clone();
@@ -33,6 +36,7 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         model_names: args.alias.clone(),
         limits: Limits {
             drain_timeout: Duration::from_secs(args.drain_timeout),
+            connections: connections(machine::open_files()),
             ..Limits::default()
         },
     };
@@ -63,6 +67,13 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
             .context("the server has stopped")
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Connections where a program may have so many open files; a connection takes one.
+fn connections(files: Option<usize>) -> usize {
+    let most = Limits::default().connections;
+    let room = |files: usize| files.saturating_sub(OTHER_FILES).max(files / 2).max(1);
+    files.map_or(most, |files| most.min(room(files)))
 }
 
 /// Says what would be served and what it would take; the port is not touched.
@@ -198,4 +209,19 @@ fn read_keys(path: &Path) -> Result<Vec<String>> {
         bail!("there is no API key in `{}`", path.display());
     }
     Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_room_for_other_files() {
+        let most = Limits::default().connections;
+        assert_eq!(connections(None), most);
+        assert_eq!(connections(Some(1 << 20)), most);
+        assert_eq!(connections(Some(1024)), 960);
+        assert_eq!(connections(Some(64)), 32);
+        assert_eq!(connections(Some(0)), 1);
+    }
 }

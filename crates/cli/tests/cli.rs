@@ -1230,6 +1230,33 @@ fn a_log_that_cannot_be_written_stops_nothing() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_server_has_all_files_that_it_may_and_serves_when_idle_clients_take_them() {
+    let folder = folder("serve-files");
+    let limited = |ulimit: &str| {
+        let mut shell = Command::new("sh");
+        let script = format!("ulimit {ulimit} && exec \"$0\" serve --port 0");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_paceline")]);
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache");
+        shell
+            .current_dir(&folder)
+            .env("HOME", &folder)
+            .env("XDG_CACHE_HOME", cache)
+            .stdin(Stdio::null());
+        Server::spawn(shell)
+    };
+    let server = limited("-Sn 100");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", server.child.id())).unwrap();
+    let files = limits.lines().find(|l| l.starts_with("Max open files"));
+    let files: Vec<&str> = files.unwrap().split_whitespace().collect();
+    assert_eq!(files[3], files[4], "{limits}");
+    // 100 files, and 200 clients that have asked and stay.
+    let server = limited("-n 100");
+    let idle: Vec<TcpStream> = (0..200).map(|_| health(&server.address)).collect();
+    drop(idle);
+}
+
+#[test]
 fn a_model_that_cannot_chat_says_so_at_once() {
     let folder = folder("no-template");
     let model = copy(&folder, "tiny-gemma4");

@@ -10,12 +10,14 @@
 //!             timeout            timeout      and write_timeout whenever bytes wait
 //! ```
 //!
+//! A connection that rests may be closed for a new one ([`crate::resting`]).
+//!
 //! HTTP/1.1 only: a proxy that speaks more talks to us in it anyway.
 
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -28,18 +30,16 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tower_service::Service;
 
 use crate::limits::{HEADER_BYTES_MAX, Limits};
+use crate::resting::{Door, Resting};
 
 /// Headers of a request.
 const HEADERS_MAX: usize = 100;
-/// Pause after the system refused to accept, for instance for want of file
-/// descriptors; asking again at once would only burn a core.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// How far the server is with its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,7 +65,8 @@ pub(crate) async fn run(
     shutdown: impl Future<Output = ()>,
 ) {
     let mut shutdown = pin!(shutdown);
-    let slots = Arc::new(Semaphore::new(limits.connections));
+    let mut door = Door::new(listener, limits.connections);
+    let resting = door.resting().clone();
     let spawn = |tasks: &mut JoinSet<()>, is_late, accepted| {
         let (stream, slot): (TcpStream, OwnedSemaphorePermit) = accepted;
         let serve = serve(
@@ -73,6 +74,7 @@ pub(crate) async fn run(
             router.clone(),
             limits.clone(),
             stage.subscribe(),
+            Activity::new(resting.clone()),
             is_late,
         );
         tasks.spawn(async move {
@@ -86,7 +88,7 @@ pub(crate) async fn run(
             biased;
             () = &mut shutdown => break,
             Some(_) = tasks.join_next() => {}
-            accepted = accept(&listener, &slots) => spawn(&mut tasks, false, accepted),
+            accepted = door.accept() => spawn(&mut tasks, false, accepted),
         }
     }
     tracing::info!(connections = tasks.len(), "draining");
@@ -105,38 +107,12 @@ pub(crate) async fn run(
                 ended = tasks.join_next() => if ended.is_none() { return },
                 Some(_) = late.join_next() => {}
                 () = &mut deadline => break,
-                accepted = accept(&listener, &slots) => spawn(&mut late, true, accepted),
+                accepted = door.accept() => spawn(&mut late, true, accepted),
             }
         }
         tracing::warn!(connections = tasks.len(), "{act}");
         stage.send_replace(Stage::Stopping);
     }
-}
-
-/// The next connection, once there is room for one.
-async fn accept(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-) -> (TcpStream, OwnedSemaphorePermit) {
-    loop {
-        let slot = slots.clone().acquire_owned().await.expect("never closed");
-        match listener.accept().await {
-            Ok((stream, _)) => return (stream, slot),
-            Err(error) if is_of_one_connection(&error) => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
-fn is_of_one_connection(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(
-        error.kind(),
-        ConnectionAborted | ConnectionRefused | ConnectionReset
-    )
 }
 
 /// Serves one connection to its end.
@@ -145,11 +121,13 @@ async fn serve(
     router: Router,
     limits: Limits,
     mut stage: watch::Receiver<Stage>,
+    activity: Activity,
     is_late: bool,
 ) {
     // Tokens are small and must not wait for one another.
     let _ = stream.set_nodelay(true);
-    let activity = Activity::new();
+    let close = activity.close.clone();
+    let _leave = Leave(activity.clone());
     let service = service_fn({
         let activity = activity.clone();
         move |request: hyper::Request<Incoming>| {
@@ -188,6 +166,10 @@ async fn serve(
                 is_draining = true;
                 connection.as_mut().graceful_shutdown();
             }
+            () = close.notified() => {
+                tracing::debug!("an idle connection is closed for a new one");
+                return;
+            }
         }
     }
 }
@@ -195,7 +177,7 @@ async fn serve(
 /// What a connection is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
-    /// Receiving a request's headers, or about to.
+    /// Receiving a request's headers, or about to receive its first.
     Reading,
     /// Answering.
     Busy,
@@ -205,19 +187,74 @@ enum Doing {
 
 /// What a connection is doing, and since when.
 #[derive(Clone, Debug)]
-struct Activity(Arc<Mutex<(Doing, Instant)>>);
+struct Activity {
+    state: Arc<Mutex<State>>,
+    resting: Arc<Resting>,
+    /// Told when the connection is to end for another one.
+    close: Arc<Notify>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    doing: Doing,
+    since: Instant,
+    /// Place among those that rest: no byte of a request is there, and all of the last
+    /// answer is with the system.
+    place: Option<u64>,
+}
 
 impl Activity {
-    fn new() -> Self {
-        Activity(Arc::new(Mutex::new((Doing::Reading, Instant::now()))))
+    /// The activity of a connection that has just come, and rests.
+    fn new(resting: Arc<Resting>) -> Self {
+        let close = Arc::<Notify>::default();
+        let state = State {
+            doing: Doing::Reading,
+            since: Instant::now(),
+            place: Some(resting.join(close.clone())),
+        };
+        Activity {
+            state: Arc::new(Mutex::new(state)),
+            resting,
+            close,
+        }
     }
 
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> State {
+        *self.state()
+    }
+
+    /// Notes what the connection does now.
     fn enter(&self, doing: Doing) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (doing, Instant::now());
+        self.wake();
+        let mut state = self.state();
+        (state.doing, state.since) = (doing, Instant::now());
     }
 
-    fn now(&self) -> (Doing, Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Notes that an answer has been sent as far as the system: the connection may rest.
+    fn rest(&self) {
+        let mut state = self.state();
+        if state.doing == Doing::Waiting && state.place.is_none() {
+            state.place = Some(self.resting.join(self.close.clone()));
+        }
+    }
+
+    /// Ends the rest, if there is one; false if the connection has been told to end.
+    fn wake(&self) -> bool {
+        let place = self.state().place.take();
+        place.is_none_or(|place| self.resting.leave(place))
+    }
+}
+
+/// Ends the rest of a connection that ends.
+struct Leave(Activity);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        self.0.wake();
     }
 }
 
@@ -306,10 +343,17 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let (doing, since) = this.activity.now();
+        let State {
+            doing,
+            since,
+            place,
+        } = this.activity.now();
         let read = Pin::new(&mut this.socket).poll_read(cx, buf);
         let deadline = match doing {
             _ if read.is_ready() => {
+                if place.is_some() && !this.activity.wake() {
+                    return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+                }
                 if doing == Doing::Waiting {
                     this.activity.enter(Doing::Reading);
                 }
@@ -354,7 +398,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+        let flushed = Pin::new(&mut self.socket).poll_flush(cx);
+        if flushed.is_ready() {
+            self.activity.rest();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -375,7 +423,10 @@ mod tests {
             write_timeout: Duration::from_millis(50),
             ..Limits::default()
         };
-        (client, Timed::new(server, Activity::new(), &limits))
+        (
+            client,
+            Timed::new(server, Activity::new(Arc::default()), &limits),
+        )
     }
 
     #[tokio::test]

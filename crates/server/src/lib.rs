@@ -8,6 +8,7 @@
 //! | room | what it does |
 //! | --- | --- |
 //! | `connection` | accepts, watches deadlines, shuts down |
+//! | `resting` | lets clients in, and closes idle connections where there is no room |
 //! | `router` | the table of routes and what every request passes |
 //! | [`auth`] | keys, Host names, origins |
 //! | `body`, `strict`, `fields` | bytes → JSON → values, within limits |
@@ -33,6 +34,7 @@ mod lanes;
 pub mod limits;
 mod metrics;
 mod openai;
+mod resting;
 mod router;
 mod sse;
 mod strict;

@@ -14,7 +14,8 @@ pub const CHAT_BODY_BYTES_MAX: usize = 32 << 20;
 pub const BODY_BYTES_MAX: usize = 16 << 20;
 /// Bytes of all bodies that are being received or wait to be read at one time.
 pub const BODIES_BYTES_MAX: usize = 512 << 20;
-/// Connections at one time; more wait in the system's queue.
+/// Connections at one time; for one more, the one is closed that has waited longest for a
+/// request.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Text of a stream that its client has not read yet.
 pub const STREAM_BUFFER_BYTES_MAX: usize = 256 << 10;

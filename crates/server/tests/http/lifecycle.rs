@@ -215,6 +215,70 @@ async fn dribbling_clients_are_dropped_and_do_not_hold_up_others() {
 }
 
 #[tokio::test]
+async fn idle_connections_make_room_and_busy_ones_stay() {
+    const CONNECTIONS: usize = 8;
+    let mut setup = long();
+    // Nothing here may end by itself.
+    setup.config.limits.connections = CONNECTIONS;
+    setup.config.limits.idle_timeout = PATIENCE * 10;
+    setup.config.limits.header_timeout = PATIENCE * 10;
+    let server = Server::start(setup).await;
+    let health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut busy = server.open(&endless(true)).await;
+    busy.until("\"content\":\"").await;
+    // Three that have asked, four that have not.
+    let mut asked = Vec::new();
+    for _ in 0..3 {
+        let mut exchange = server.open(health).await;
+        assert_eq!(exchange.reply().await.status, 200);
+        asked.push(exchange);
+    }
+    let mut silent = Vec::new();
+    for _ in 3..CONNECTIONS - 1 {
+        silent.push(TcpStream::connect(server.address).await.unwrap());
+    }
+    // The oldest but for the busy one asks again: it is the newest now.
+    asked[0].stream.write_all(health).await.unwrap();
+    assert_eq!(asked[0].reply().await.status, 200);
+    let is_closed = async |stream: &mut TcpStream| {
+        let end = timeout(PATIENCE, stream.read(&mut [0; 1])).await.unwrap();
+        assert_eq!(end.unwrap_or(0), 0);
+    };
+    let mut new = Vec::new();
+    for oldest in asked.iter_mut().skip(1) {
+        new.push(server.open(health).await);
+        let reply = timeout(PATIENCE, new.last_mut().unwrap().reply()).await;
+        assert_eq!(reply.unwrap().status, 200);
+        is_closed(&mut oldest.stream).await;
+    }
+    // As many as there were, and more: each is answered, and none takes the busy one's place.
+    for _ in 0..3 * CONNECTIONS {
+        new.push(server.open(health).await);
+        let reply = timeout(PATIENCE, new.last_mut().unwrap().reply()).await;
+        assert_eq!(reply.unwrap().status, 200);
+    }
+    for stream in &mut silent {
+        is_closed(stream).await;
+    }
+    busy.buffer.clear();
+    busy.until("\"content\":\"").await;
+    // Where all are busy a new one waits for its turn, and gets it.
+    drop((asked, new));
+    let mut all = vec![busy];
+    for _ in 1..CONNECTIONS {
+        let mut exchange = server.open(&endless(true)).await;
+        exchange.until("\"role\"").await;
+        all.push(exchange);
+    }
+    let mut waits = server.open(health).await;
+    let waited = timeout(Duration::from_millis(50), waits.reply()).await;
+    assert!(waited.is_err(), "there is no room");
+    drop(all.pop());
+    let reply = timeout(PATIENCE, waits.reply()).await.unwrap();
+    assert_eq!(reply.status, 200);
+}
+
+#[tokio::test]
 async fn a_body_that_dribbles_is_cut_off() {
     let mut setup = Setup::default();
     setup.config.limits.body_timeout = Duration::from_millis(200);
