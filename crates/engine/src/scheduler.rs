@@ -161,11 +161,7 @@ impl Engine {
     pub fn submit(&self, request: Request, sink: Sink) -> Result<CancelToken, Rejected> {
         self.check(&request)?;
         let waiting = self.counters.waiting.fetch_add(1, Ordering::AcqRel);
-        let free = self
-            .info
-            .sequences
-            .saturating_sub(self.counters.running.load(Ordering::Acquire));
-        if waiting >= self.queue.saturating_add(free) {
+        if waiting >= self.most_waiting() {
             self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
             return Err(Rejected::QueueFull { waiting });
         }
@@ -186,6 +182,19 @@ impl Engine {
             return Err(Rejected::Stopped);
         }
         Ok(cancel)
+    }
+
+    /// Requests that would be taken now: those that may run and wait beside those that do.
+    pub fn places(&self) -> usize {
+        let waiting = self.counters.waiting.load(Ordering::Acquire);
+        self.most_waiting().saturating_sub(waiting)
+    }
+
+    /// Requests that may wait: for their turn, or for the thread to start them.
+    fn most_waiting(&self) -> usize {
+        let running = self.counters.running.load(Ordering::Acquire);
+        let free = self.info.sequences.saturating_sub(running);
+        self.queue.saturating_add(free)
     }
 
     /// Submits `request` and waits for its end: text, tokens and outcome.

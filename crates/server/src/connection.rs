@@ -37,6 +37,7 @@ use tower_service::Service;
 
 use crate::limits::{HEADER_BYTES_MAX, Limits};
 use crate::resting::{Door, Resting};
+use crate::turns::Client;
 
 /// Headers of a request.
 const HEADERS_MAX: usize = 100;
@@ -128,10 +129,12 @@ async fn serve(
     let _ = stream.set_nodelay(true);
     let close = activity.close.clone();
     let _leave = Leave(activity.clone());
+    let client = Arc::<Client>::default();
     let service = service_fn({
         let activity = activity.clone();
-        move |request: hyper::Request<Incoming>| {
+        move |mut request: hyper::Request<Incoming>| {
             activity.enter(Doing::Busy);
+            request.extensions_mut().insert(client.clone());
             let activity = activity.clone();
             let answer = router.clone().call(request);
             async move {

@@ -3,6 +3,8 @@
 //! Every message is written here or next to the check that fails: it names the
 //! cause, the limit and the field, and never shows the inside of a library.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
@@ -12,8 +14,8 @@ use text::TextError;
 
 use crate::limits::ECHO_CHARS_MAX;
 
-/// Seconds after which a refused client is told to come back.
-const RETRY_AFTER_SECONDS: &str = "1";
+/// When a refused client is told to come back, where nothing better is known.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// An error in OpenAI's shape: `{"error": {message, type, param, code}}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +28,8 @@ pub(crate) struct ApiError {
     /// Whether the same request may succeed later; unset where clients decide
     /// rightly by the status alone.
     should_retry: Option<bool>,
+    /// When to come back.
+    retry_after: Option<Duration>,
 }
 
 impl ApiError {
@@ -37,6 +41,15 @@ impl ApiError {
             param: None,
             message: message.into(),
             should_retry: None,
+            retry_after: None,
+        }
+    }
+
+    /// The same error, with the time after which to come back.
+    pub(crate) fn retry_after(self, wait: Duration) -> Self {
+        Self {
+            retry_after: Some(wait),
+            ..self
         }
     }
 
@@ -323,8 +336,13 @@ impl IntoResponse for ApiError {
         let retry = header::HeaderName::from_static("x-should-retry");
         match self.should_retry {
             Some(true) => {
-                set(header::RETRY_AFTER, RETRY_AFTER_SECONDS);
                 set(retry, "true");
+                let wait = self.retry_after.unwrap_or(RETRY_AFTER);
+                // SDKs know both; whole seconds alone would bring all back together.
+                let millis = header::HeaderName::from_static("retry-after-ms");
+                let seconds = wait.as_secs_f64().ceil() as u64;
+                headers.insert(header::RETRY_AFTER, seconds.into());
+                headers.insert(millis, (wait.as_millis() as u64).into());
             }
             Some(false) => {
                 set(retry, "false");
@@ -437,6 +455,11 @@ mod tests {
         let full = ApiError::from(Rejected::QueueFull { waiting: 64 }).into_response();
         assert_eq!(full.status(), 429);
         assert_eq!(full.headers()["retry-after"], "1");
+        assert_eq!(full.headers()["retry-after-ms"], "1000");
+        let later = ApiError::busy().retry_after(Duration::from_millis(2250));
+        let later = later.into_response();
+        assert_eq!(later.headers()["retry-after"], "3");
+        assert_eq!(later.headers()["retry-after-ms"], "2250");
         assert_eq!(full.headers()["x-should-retry"], "true");
         let late = ApiError::timed_out(1).into_response();
         assert_eq!(late.headers()["x-should-retry"], "false");

@@ -17,15 +17,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use engine::{CancelToken, Event, FinishReason, JudgedToken, Request, RequestOutcome};
+use axum::http::Extensions;
+use engine::{CancelToken, Event, FinishReason, JudgedToken, Rejected, Request, RequestOutcome};
 use text::Said;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
 
-use crate::App;
 use crate::connection::Stage;
 use crate::errors::ApiError;
 use crate::metrics::Metrics;
+use crate::turns::Client;
+use crate::{App, ids};
 
 /// What happens next in a generation.
 #[derive(Debug)]
@@ -85,12 +87,18 @@ pub(crate) struct Generation {
     has_ended: bool,
     stage: watch::Receiver<Stage>,
     started: Instant,
+    client: Option<Arc<Client>>,
     app: Arc<App>,
 }
 
 impl Generation {
-    /// Submits `request`.
-    pub(crate) fn start(app: &Arc<App>, request: Request) -> Result<Self, ApiError> {
+    /// Submits `request`, of the client that `from` names.
+    pub(crate) fn start(
+        app: &Arc<App>,
+        from: &Extensions,
+        request: Request,
+    ) -> Result<Self, ApiError> {
+        let client = from.get::<Arc<Client>>().cloned();
         let mailbox = Arc::new(Mailbox::new(app.config.limits.stream_buffer_bytes));
         let inlet = Inlet {
             mailbox: mailbox.clone(),
@@ -98,20 +106,16 @@ impl Generation {
             started: Instant::now(),
             has_text: false,
         };
-        let cancel = app
-            .engine
-            .submit(request, inlet.into_sink())
-            .map_err(|rejected| {
-                let error = ApiError::from(rejected);
-                app.metrics.faults.count(error.label());
-                error
-            })?;
+        let cancel = enter(app, client.as_ref(), request, inlet).inspect_err(|error| {
+            app.metrics.faults.count(error.label());
+        })?;
         Ok(Generation {
             mailbox,
             cancel,
             has_ended: false,
             stage: app.stage.clone(),
             started: Instant::now(),
+            client,
             app: app.clone(),
         })
     }
@@ -166,6 +170,9 @@ impl Generation {
 
     fn log_end(&mut self, outcome: &RequestOutcome) {
         self.has_ended = true;
+        if let Some(client) = &self.client {
+            self.app.turns.served(client, Instant::now());
+        }
         self.app
             .metrics
             .request_latency
@@ -195,6 +202,39 @@ impl Drop for Generation {
             tracing::info!(ms = self.started.elapsed().as_millis(), "client went away");
         }
         self.cancel_now();
+    }
+}
+
+/// Submits `request` if it is its client's turn; who is refused is told when to come back.
+fn enter(
+    app: &App,
+    client: Option<&Arc<Client>>,
+    request: Request,
+    inlet: Inlet,
+) -> Result<CancelToken, ApiError> {
+    let now = Instant::now();
+    let counters = app.engine.counters();
+    let waiting = counters.waiting.load(Ordering::Acquire);
+    // While less waits than runs the next free sequence could find nobody.
+    let is_busy = waiting >= app.engine.info().sequences;
+    let may_enter = |client| !is_busy || app.turns.may_enter(client, app.engine.places(), now);
+    let submitted = if client.is_none_or(may_enter) {
+        app.engine.submit(request, inlet.into_sink())
+    } else {
+        Err(Rejected::QueueFull { waiting })
+    };
+    match (submitted, client) {
+        (Ok(cancel), client) => {
+            if let Some(client) = client {
+                app.turns.entered(client, now);
+            }
+            Ok(cancel)
+        }
+        (Err(rejected @ Rejected::QueueFull { .. }), Some(client)) => {
+            let wait = app.turns.refused(client, ids::fraction(), now);
+            Err(ApiError::from(rejected).retry_after(wait))
+        }
+        (Err(rejected), _) => Err(rejected.into()),
     }
 }
 

@@ -26,6 +26,11 @@ pub(crate) fn random_seed() -> u64 {
     random() >> (u64::BITS - SEED_BITS)
 }
 
+/// A random number from 0 to 1.
+pub(crate) fn fraction() -> f64 {
+    random() as f64 / u64::MAX as f64
+}
+
 /// Seconds since 1970.
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now()

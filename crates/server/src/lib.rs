@@ -13,6 +13,7 @@
 //! | [`auth`] | keys, Host names, origins |
 //! | `body`, `strict`, `fields` | bytes → JSON → values, within limits |
 //! | `lanes` | where requests wait for that |
+//! | `turns` | who is let into the queue, and when the others come back |
 //! | `generation` | a request on its way through the engine |
 //! | `sse` | a generation as a stream |
 //! | `openai/*` | one file an endpoint |
@@ -38,6 +39,7 @@ mod resting;
 mod router;
 mod sse;
 mod strict;
+mod turns;
 
 use std::fmt::Write;
 use std::future::Future;
@@ -62,6 +64,7 @@ use errors::ApiError;
 use fields::Fields;
 use lanes::{Lanes, Worker};
 use metrics::Metrics;
+use turns::Turns;
 
 /// Names that every server takes for its model.
 const ANY_MODEL: &[&str] = &["", "default"];
@@ -140,6 +143,7 @@ pub(crate) struct App {
     stage: watch::Receiver<Stage>,
     bodies: Budget,
     lanes: Lanes,
+    turns: Turns,
     metrics: Arc<Metrics>,
 }
 
@@ -158,6 +162,7 @@ impl App {
             fingerprint: fingerprint(engine.info()),
             bodies: Budget::new(config.limits.bodies_bytes),
             lanes: Lanes::new(&config.limits),
+            turns: Turns::new(config.limits.turn_grace),
             names,
             engine,
             config,

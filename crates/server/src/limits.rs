@@ -62,6 +62,8 @@ pub struct Limits {
     pub write_timeout: Duration,
     /// From submission to the last token.
     pub request_timeout: Duration,
+    /// How long a refused client is owed a place after it was to come back.
+    pub turn_grace: Duration,
     /// Between two signs of life in a stream.
     pub keep_alive: Duration,
     /// What running requests get to finish after a shutdown has begun.
@@ -90,6 +92,7 @@ impl Default for Limits {
             body_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(60),
             request_timeout: Duration::from_secs(60 * 60),
+            turn_grace: Duration::from_secs(2),
             keep_alive: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),
             cancel_grace: Duration::from_secs(1),

@@ -34,7 +34,8 @@ const METHODS: &str = "GET, POST, OPTIONS";
 /// Seconds a browser may remember a preflight.
 const PREFLIGHT_SECONDS: &str = "600";
 /// Response headers that pages of other origins may read.
-const EXPOSED_HEADERS: &str = "x-request-id, x-ignored-fields, x-should-retry, retry-after";
+const EXPOSED_HEADERS: &str =
+    "x-request-id, x-ignored-fields, x-should-retry, retry-after, retry-after-ms";
 
 /// One path.
 struct Route {

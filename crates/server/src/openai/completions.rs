@@ -73,7 +73,7 @@ pub(crate) async fn create(
         logprobs,
         ..options.request(prompt)
     };
-    let generation = Generation::start(&app, request)?;
+    let generation = Generation::start(&app, &head.extensions, request)?;
     let meta = Meta::new(&app, model, "cmpl", options.sampling.seed);
     let response = if options.stream {
         sse::respond(

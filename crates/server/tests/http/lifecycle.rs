@@ -148,8 +148,57 @@ async fn a_full_queue_refuses_at_once_and_says_when_to_come_back() {
             (429, &json!("queue_full"))
         );
         assert_eq!(reply.header("retry-after"), Some("1"));
+        let wait: u64 = reply.header("retry-after-ms").unwrap().parse().unwrap();
+        assert!((500..=1000).contains(&wait), "{wait}");
         assert_eq!(reply.header("x-should-retry"), Some("true"));
     }
+}
+
+#[tokio::test]
+async fn who_was_refused_comes_before_who_was_just_served() {
+    let mut setup = Setup {
+        sequences: 1,
+        queue: 3,
+        ..long()
+    };
+    setup.config.limits.turn_grace = PATIENCE * 10;
+    let server = Server::start(setup).await;
+    let wait = |n: usize| {
+        server.until("so many wait", move |c| {
+            c.waiting.load(Ordering::Acquire) == n
+        })
+    };
+    let quick = request(CHAT, "", short().to_string().as_bytes());
+    let mut running = server.open(&endless(true)).await;
+    running.until("\"content\":\" ").await;
+    let mut served = server.open(&quick).await;
+    wait(1).await;
+    let _others = [
+        server.open(&endless(true)).await,
+        server.open(&endless(true)).await,
+    ];
+    wait(3).await;
+    let mut refused = Vec::new();
+    for _ in 0..2 {
+        let mut client = server.open(&endless(true)).await;
+        assert_eq!(client.reply().await.status, 429);
+        refused.push(client);
+    }
+    // One is served; one waits still, so two places are free.
+    drop(running);
+    assert_eq!(served.reply().await.status, 200);
+    wait(1).await;
+    served.stream.write_all(&quick).await.unwrap();
+    let reply = served.reply().await;
+    assert_eq!(
+        (reply.status, &reply.error()["code"]),
+        (429, &json!("queue_full"))
+    );
+    for client in &mut refused {
+        client.stream.write_all(&endless(true)).await.unwrap();
+        client.until("\"role\"").await;
+    }
+    wait(3).await;
 }
 
 #[tokio::test]
