@@ -7,11 +7,13 @@
 //! .locks/models--ORG--NAME/ETAG.lock      held while a blob comes
 //! ```
 
+use crate::error::line;
 use crate::{HubError, RepoId, parts};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Depth of folders inside a snapshot; the hub allows more, models have one or two.
 const MAX_DEPTH: usize = 8;
@@ -54,9 +56,10 @@ pub enum Incomplete {
 impl std::fmt::Display for Incomplete {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Incomplete::Nothing => f.write_str("no file has arrived"),
-            Incomplete::Begun(n) => write!(f, "{n} of its files have not arrived whole"),
-            Incomplete::Missing(file) => write!(f, "`{file}` is not there"),
+            Incomplete::Nothing => f.write_str("no file was downloaded completely"),
+            Incomplete::Begun(1) => f.write_str("1 file was only partly downloaded"),
+            Incomplete::Begun(n) => write!(f, "{n} files were only partly downloaded"),
+            Incomplete::Missing(file) => write!(f, "`{}` is missing", line(file)),
         }
     }
 }
@@ -181,15 +184,25 @@ impl Cache {
         let path = self.folder(repo).join("snapshots").join(commit).join(file);
         let up = "../".repeat(2 + Path::new(file).components().count() - 1);
         let target = format!("{up}blobs/{etag}");
-        if fs::read_link(&path).is_ok_and(|found| found == Path::new(&target)) {
+        let is_there = || fs::read_link(&path).is_ok_and(|found| found == Path::new(&target));
+        if is_there() {
             return Ok(path);
         }
         make_parent(&path)?;
-        // An old link, or a file of a tool that does not link.
-        let _ = fs::remove_file(&path);
-        symlink(&target, &self.folder(repo).join("blobs").join(etag), &path)
-            .map_err(|source| io(&path, source))?;
-        Ok(path)
+        let blob = self.folder(repo).join("blobs").join(etag);
+        let made = symlink(&target, &blob, &path).or_else(|e| {
+            if e.kind() != std::io::ErrorKind::AlreadyExists || is_there() {
+                return Err(e);
+            }
+            // An old link, or a file of a tool that does not link.
+            fs::remove_file(&path)?;
+            symlink(&target, &blob, &path)
+        });
+        match made {
+            // Another pull was faster.
+            Err(_) if is_there() => Ok(path),
+            made => made.map(|()| path.clone()).map_err(|e| io(&path, e)),
+        }
     }
 
     /// Remembers that `revision` stands for `commit`.
@@ -198,8 +211,20 @@ impl Cache {
             return Ok(());
         }
         let path = self.folder(repo).join("refs").join(revision);
+        if fs::read_to_string(&path).is_ok_and(|found| found.trim() == commit) {
+            return Ok(());
+        }
         make_parent(&path)?;
-        fs::write(&path, commit).map_err(|source| io(&path, source))
+        // Whoever reads it meanwhile finds the old commit or the new one.
+        static CALLS: AtomicU64 = AtomicU64::new(0);
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        let new = path.with_file_name(format!(".new-{}-{call}", std::process::id()));
+        fs::write(&new, commit)
+            .and_then(|()| fs::rename(&new, &path))
+            .map_err(|source| {
+                let _ = fs::remove_file(&new);
+                io(&path, source)
+            })
     }
 }
 

@@ -11,11 +11,13 @@
 //! next. The token goes to the endpoint alone, never where a redirect leads.
 
 use crate::cache::{Cache, io, is_commit, is_inside, make_parent};
+use crate::error::line;
 use crate::lookup::Lookup;
+use crate::transfer::Tries;
 use crate::{HubError, RepoId, Settings};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ureq::http::{Response, StatusCode, header};
@@ -24,10 +26,6 @@ use ureq::{Agent, Body};
 
 /// Redirects that are followed; the hub uses one.
 const MAX_REDIRECTS: u32 = 5;
-/// Tries without a byte of progress before giving up.
-const MAX_TRIES: u32 = 5;
-/// Longest pause that a server can ask for.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Bytes of an answer in JSON: 0.2 KB a file.
 const MAX_JSON: u64 = 32 << 20;
 /// Files of a repository.
@@ -35,7 +33,7 @@ const MAX_FILES: usize = 100_000;
 /// Bytes of a file that are believed; the largest shards have 50 GB.
 pub(crate) const MAX_FILE: u64 = 1 << 44;
 /// Bytes copied at once.
-const COPY: usize = 1 << 20;
+pub(crate) const COPY: usize = 1 << 20;
 /// Ends of the names of files that a model is made of.
 const MODEL_FILES: &[&str] = &[".safetensors", ".json", ".jinja"];
 /// Folders that hold the same weights for other programs.
@@ -82,23 +80,24 @@ pub struct Client {
     agent: Agent,
     settings: Settings,
     cache: Cache,
-    pause: Duration,
+    pub(crate) sleep: Sleep,
+    notice: Notice,
 }
 
+/// Waits for a while.
+pub(crate) type Sleep = Box<dyn Fn(Duration) + Send + Sync>;
+/// Tells a person something.
+type Notice = Box<dyn Fn(&str) + Send + Sync>;
+
 /// What the hub says of a file before it is fetched.
-struct Meta {
-    etag: String,
-    size: u64,
+pub(crate) struct Meta {
+    pub(crate) etag: String,
+    pub(crate) size: u64,
 }
 
 impl Client {
     /// A client for `settings`.
     pub fn new(settings: Settings) -> Client {
-        Client::with_pause(settings, Duration::from_secs(1))
-    }
-
-    /// The same, with another pause before the second try; it doubles with each.
-    pub fn with_pause(settings: Settings, pause: Duration) -> Client {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -113,8 +112,24 @@ impl Client {
             agent: Agent::with_parts(config, DefaultConnector::default(), lookup),
             cache: Cache::new(&settings.cache),
             settings,
-            pause,
+            sleep: Box::new(std::thread::sleep),
+            notice: Box::new(|_| {}),
         }
+    }
+
+    /// Pauses between tries by calling `sleep`, so that tests need not wait.
+    #[must_use]
+    pub fn with_sleep(self, sleep: impl Fn(Duration) + Send + Sync + 'static) -> Client {
+        let sleep = Box::new(sleep);
+        Client { sleep, ..self }
+    }
+
+    /// Calls `notice` with a line for the user when the client has to wait for another
+    /// program.
+    #[must_use]
+    pub fn with_notice(self, notice: impl Fn(&str) + Send + Sync + 'static) -> Client {
+        let notice = Box::new(notice);
+        Client { notice, ..self }
     }
 
     /// The cache it fetches into.
@@ -145,7 +160,7 @@ impl Client {
         };
         if !is_inside(revision) {
             return Err(HubError::NotFound {
-                what: format!("revision `{}`", revision.escape_debug()),
+                what: format!("revision `{}` of `{repo}`", line(revision)),
             });
         }
         let escaped: String = revision.bytes().map(escape).collect();
@@ -162,7 +177,7 @@ impl Client {
             .map_err(|e| network(&what, &e))?;
         let answer: Answer = serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))?;
         if !is_commit(&answer.sha) || answer.siblings.len() > MAX_FILES {
-            return Err(bad("no commit, or too many files".into()));
+            return Err(bad("it names no commit, or too many files".into()));
         }
         let files = answer.siblings.into_iter().map(|s| {
             if is_inside(&s.rfilename) {
@@ -171,10 +186,7 @@ impl Client {
                     size: s.size,
                 })
             } else {
-                Err(bad(format!(
-                    "a file called `{}`",
-                    s.rfilename.escape_debug()
-                )))
+                Err(bad(format!("a file called `{}`", line(&s.rfilename))))
             }
         });
         Ok(RepoInfo {
@@ -243,20 +255,25 @@ impl Client {
         )
     }
 
-    /// Keeps other programs from fetching the same blob.
+    /// Keeps other programs from fetching the same blob; waits for one that does.
     fn lock(&self, repo: &RepoId, etag: &str, what: &str) -> Result<File, HubError> {
         let path = self.cache.root().join(".locks").join(repo.folder());
-        let path = path.join(format!("{etag}.lock"));
-        make_parent(&path)?;
-        let file = File::create(&path).map_err(|source| io(&path, source))?;
-        match file.try_lock() {
-            Ok(()) => Ok(file),
-            Err(fs::TryLockError::WouldBlock) => Err(HubError::Busy {
-                what: what.to_owned(),
-            }),
-            // A file system without locks: there, each fetches for itself.
-            Err(fs::TryLockError::Error(_)) => Ok(file),
+        self.lock_at(&path.join(format!("{etag}.lock")), what)
+    }
+
+    /// Locks the file at `path` until the result is dropped. Says `what` it waits for
+    /// where another program holds the lock.
+    pub(crate) fn lock_at(&self, path: &Path, what: &str) -> Result<File, HubError> {
+        make_parent(path)?;
+        // Opened as by `huggingface_hub`, which locks the same files.
+        let options = File::options().create(true).append(true).open(path);
+        let file = options.map_err(|source| io(path, source))?;
+        if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
+            (self.notice)(&format!("waiting for another paceline pull of {what}"));
+            file.lock().map_err(|source| io(path, source))?;
         }
+        // A file system without locks: there, each fetches for itself.
+        Ok(file)
     }
 
     fn meta(&self, url: &str, what: &str) -> Result<Meta, HubError> {
@@ -267,156 +284,24 @@ impl Client {
             reason: reason.to_owned(),
         };
         let etag = header("x-linked-etag").or_else(|| header("etag"));
-        let etag = etag.ok_or_else(|| bad("no ETag"))?;
+        let etag = etag.ok_or_else(|| bad("it has no ETag"))?;
         let etag = etag.trim_start_matches("W/").trim_matches('"');
         let is_name = |b: u8| b.is_ascii_alphanumeric() || b"-_".contains(&b);
         if etag.is_empty() || etag.len() > 128 || !etag.bytes().all(is_name) {
-            return Err(bad("an ETag that is no name"));
+            return Err(bad("its ETag is not a valid file name"));
         }
         let size = header("x-linked-size").or_else(|| header("content-length"));
         let size = size.and_then(|s| s.parse().ok());
         let size = size.filter(|size| *size <= MAX_FILE);
         Ok(Meta {
             etag: etag.to_owned(),
-            size: size.ok_or_else(|| bad("no size, or none that a file has"))?,
+            size: size.ok_or_else(|| bad("it has no size, or an impossible one"))?,
         })
-    }
-
-    /// Fetches what `part` lacks of its `meta.size` bytes.
-    fn resume(
-        &self,
-        url: &str,
-        part: &Path,
-        meta: &Meta,
-        file: &str,
-        what: &str,
-        progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<(), HubError> {
-        let failed = |source| io(part, source);
-        let mut out = File::options()
-            .create(true)
-            .append(true)
-            .open(part)
-            .map_err(failed)?;
-        let mut have = out.seek(SeekFrom::End(0)).map_err(failed)?;
-        let mut tries = 0;
-        loop {
-            if have > meta.size {
-                // Of another file, or cut wrongly: no use.
-                out.set_len(0).map_err(failed)?;
-                have = 0;
-            }
-            progress(Progress {
-                file,
-                done: have,
-                total: meta.size,
-            });
-            if have == meta.size {
-                return Ok(());
-            }
-            let range = (have > 0).then_some((have, meta.size));
-            let answer = self.request(url, range, what)?;
-            if have > 0 && answer.status() != StatusCode::PARTIAL_CONTENT {
-                // The server knows no ranges: from the start.
-                out.set_len(0).map_err(failed)?;
-                have = 0;
-            }
-            let before = have;
-            // One byte more than wanted shows that there are more.
-            let mut body = answer.into_body().into_reader().take(meta.size - have + 1);
-            let mut buffer = vec![0; COPY];
-            let broken = loop {
-                match body.read(&mut buffer) {
-                    Ok(0) => break None,
-                    Err(e) => break Some(e.to_string()),
-                    Ok(n) => {
-                        out.write_all(&buffer[..n]).map_err(failed)?;
-                        have += n as u64;
-                        progress(Progress {
-                            file,
-                            done: have,
-                            total: meta.size,
-                        });
-                    }
-                }
-            };
-            if have > meta.size {
-                out.set_len(0).map_err(failed)?;
-                return Err(HubError::Checksum {
-                    what: what.to_owned(),
-                    expected: format!("{} bytes", meta.size),
-                    found: "more".into(),
-                });
-            }
-            tries = if have > before { 0 } else { tries + 1 };
-            if have < meta.size && tries >= MAX_TRIES {
-                return Err(HubError::Network {
-                    what: what.to_owned(),
-                    reason: broken.unwrap_or_else(|| "the answer is empty".into()),
-                });
-            }
-        }
-    }
-
-    /// The bytes `range` of a file, all of them and no others.
-    pub(crate) fn bytes(
-        &self,
-        url: &str,
-        (begin, end): (u64, u64),
-        what: &str,
-    ) -> Result<Vec<u8>, HubError> {
-        let mut bytes = Vec::new();
-        self.stream(url, (begin, end), what, &mut |piece| {
-            bytes.extend_from_slice(piece);
-            Ok(())
-        })?;
-        Ok(bytes)
-    }
-
-    /// The same, piece by piece; an answer that breaks off is taken up again.
-    pub(crate) fn stream(
-        &self,
-        url: &str,
-        (begin, end): (u64, u64),
-        what: &str,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), HubError>,
-    ) -> Result<(), HubError> {
-        let (mut at, mut tries) = (begin, 0);
-        let mut buffer = vec![0; COPY];
-        while at < end {
-            let answer = self.request(url, Some((at, end)), what)?;
-            if answer.status() != StatusCode::PARTIAL_CONTENT {
-                return Err(HubError::BadAnswer {
-                    what: what.to_owned(),
-                    reason: "the server sends whole files where a range is asked for".into(),
-                });
-            }
-            let before = at;
-            let mut body = answer.into_body().into_reader().take(end - at);
-            let broken = loop {
-                match body.read(&mut buffer) {
-                    Ok(0) => break None,
-                    Err(e) => break Some(e.to_string()),
-                    Ok(n) => {
-                        take(&buffer[..n])?;
-                        at += n as u64;
-                    }
-                }
-            };
-            tries = if at > before { 0 } else { tries + 1 };
-            if at < end && tries >= MAX_TRIES {
-                return Err(HubError::Network {
-                    what: what.to_owned(),
-                    reason: broken.unwrap_or_else(|| "the answer is empty".into()),
-                });
-            }
-        }
-        Ok(())
     }
 
     /// A good answer to GET, wherever redirects lead; with a range, one that begins
     /// where it should.
-    fn request(
+    pub(crate) fn request(
         &self,
         url: &str,
         range: Option<(u64, u64)>,
@@ -443,7 +328,7 @@ impl Client {
         if answer.status() == StatusCode::PARTIAL_CONTENT && begins() != range.map(|r| r.0) {
             return Err(HubError::BadAnswer {
                 what: what.to_owned(),
-                reason: "another range than asked for".into(),
+                reason: "it holds another range than asked for".into(),
             });
         }
         Ok(answer)
@@ -460,7 +345,7 @@ impl Client {
         if is_safe {
             Ok(location.to_owned())
         } else {
-            let to = location.escape_debug();
+            let to = line(location);
             Err(ureq::Error::BadUri(format!("a redirect leads to `{to}`")))
         }
     }
@@ -499,30 +384,30 @@ impl Client {
                 what: what.to_owned(),
             });
         }
-        let mut pause = self.pause;
-        for tries in 1.. {
-            let is_last = tries == MAX_TRIES;
-            let wait = match attempt(tries) {
-                Err(error) if is_last => return Err(network(what, &error)),
+        let mut tries = Tries::new(&self.sleep, 0);
+        loop {
+            let asked = tries.count() + 1;
+            let failed = match attempt(asked) {
                 Err(ureq::Error::BadUri(why)) => return Err(network(what, &why)),
-                Err(_) => pause,
+                Err(error) => Err(error),
                 Ok(answer) => match answer.status().as_u16() {
                     200 | 206 | 301..=308 => return Ok(answer),
-                    status @ (429 | 500..=599) if is_last => {
-                        return Err(HubError::Unavailable {
-                            status,
-                            what: what.to_owned(),
-                            tries,
-                        });
-                    }
-                    429 | 500..=599 => retry_after(&answer).unwrap_or(pause),
+                    429 | 500..=599 => Ok(answer),
                     status => return Err(self.refusal(status, what)),
                 },
             };
-            std::thread::sleep(wait.min(MAX_PAUSE));
-            pause *= 2;
+            if tries.again(0, failed.as_ref().ok().and_then(retry_after)) {
+                continue;
+            }
+            return Err(match failed {
+                Err(error) => network(what, &error),
+                Ok(answer) => HubError::Unavailable {
+                    status: answer.status().as_u16(),
+                    what: what.to_owned(),
+                    tries: asked,
+                },
+            });
         }
-        unreachable!("the last try returns")
     }
 
     fn refusal(&self, status: u16, what: &str) -> HubError {
@@ -531,23 +416,23 @@ impl Client {
             401 => HubError::Unauthorized {
                 what,
                 advice: if self.settings.token.is_some() {
-                    "the token in HF_TOKEN is not enough"
+                    "the token in HF_TOKEN does not give access"
                 } else {
-                    "if you have access, set HF_TOKEN"
+                    "set HF_TOKEN if you have access"
                 },
             },
             403 => HubError::Forbidden { what },
             404 => HubError::NotFound { what },
             416 => HubError::BadAnswer {
                 what,
-                reason: "the file ends before the bytes that were announced".into(),
+                reason: "the file is shorter than announced".into(),
             },
             _ => HubError::Status { status, what },
         }
     }
 }
 
-fn network(what: &str, error: &dyn std::fmt::Display) -> HubError {
+pub(crate) fn network(what: &str, error: &dyn std::fmt::Display) -> HubError {
     HubError::Network {
         what: what.to_owned(),
         reason: error.to_string(),

@@ -6,6 +6,7 @@
 //! `Q4_K_M/model.gguf`, in either case.
 
 use crate::HubError;
+use crate::error::line;
 use std::collections::BTreeSet;
 
 const SUFFIX: &str = ".gguf";
@@ -51,13 +52,14 @@ pub fn files<'n>(
         let listed: Vec<String> = models
             .iter()
             .take(LISTED)
-            .map(|m| format!("`{m}`"))
+            .map(|m| format!("`{}`", line(m)))
             .collect();
         return Err(HubError::NoQuant {
             what: what.to_owned(),
-            wanted: quant.map_or("format that is usual".into(), |q| {
-                format!("format `{}`", q.escape_debug().take(64).collect::<String>())
-            }),
+            wanted: match quant {
+                Some(quant) => format!("the format `{}`", line(quant)),
+                None => format!("the usual formats {}", DEFAULTS.join(" and ")),
+            },
             found: found.len(),
             known: listed.join(", "),
         });
@@ -147,7 +149,9 @@ mod tests {
     fn what_names_no_model_says_what_there_is() {
         let error = chosen(NAMES, Some("Q4_K")).unwrap_err();
         assert!(
-            error.contains("`org/model` has no one GGUF model in the format `Q4_K` but 0"),
+            error.contains(
+                "`org/model` has no GGUF model in the format `Q4_K`: add one format to the name"
+            ),
             "{error}"
         );
         assert!(
@@ -155,7 +159,14 @@ mod tests {
             "{error}"
         );
         let twice = ["a-Q6_K.gguf", "b-Q6_K.gguf"];
-        assert!(chosen(&twice, Some("Q6_K")).unwrap_err().contains("but 2"));
-        assert!(chosen(&twice, None).is_err() && chosen(&[], None).is_err());
+        let error = chosen(&twice, Some("Q6_K")).unwrap_err();
+        assert!(error.contains("has 2 GGUF models in the format"), "{error}");
+        let error = chosen(&twice, None).unwrap_err();
+        assert!(
+            error.contains("in the usual formats Q4_K_M and Q8_0"),
+            "{error}"
+        );
+        let error = chosen(&[], None).unwrap_err();
+        assert_eq!(error, "`org/model` has no GGUF model");
     }
 }

@@ -14,7 +14,7 @@
 //! hub has hashes of whole files only, so the bytes are held against the header
 //! alone; that the head works is for the trial at load to say.
 
-use crate::cache::{io, make_parent};
+use crate::cache::io;
 use crate::client::{Client, FileInfo, MAX_FILE, Progress, RepoInfo};
 use crate::{HubError, RepoId, parts};
 use serde_json::{Map, Value, json};
@@ -33,6 +33,8 @@ const PREFIXES: &[&str] = &[
 const MAX_HEADER: u64 = 16 << 20;
 /// Bytes of an index.
 const MAX_INDEX: u64 = 64 << 20;
+/// Bytes of the configuration that a head is kept with.
+const MAX_CONFIG: u64 = 1 << 16;
 /// Tensors of a head; one with its experts one by one has some 800.
 const MAX_TENSORS: usize = 1 << 14;
 /// Bytes between two tensors that are fetched with them rather than asked around.
@@ -65,6 +67,13 @@ pub fn fetch(
     root: &Path,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<PathBuf, HubError> {
+    let folder = folder(root, repo);
+    let path = folder.join("model.safetensors");
+    let lock = folder.join(".lock");
+    let _lock = client.lock_at(&lock, &format!("the MTP head of `{repo}`"))?;
+    if path.is_file() && commit_of(&folder).is_some_and(|commit| commit == info.commit) {
+        return Ok(folder);
+    }
     let mut files = Vec::new();
     let mut is_mlx = false;
     for file in holders(client, repo, info)? {
@@ -79,19 +88,28 @@ pub fn fetch(
             what: format!("`{repo}`"),
         });
     }
-    let folder = folder(root, repo);
     let config = json!({
         "model_type": "qwen3_5_mtp",
         "source": {"repository": repo.as_str(), "commit": info.commit},
     });
-    let path = folder.join("model.safetensors");
     let part = folder.join("model.safetensors.incomplete");
-    make_parent(&part)?;
     write(client, repo, info, &files, is_mlx, &part, progress)?;
+    if path.exists() {
+        // Weights of an older commit never lie beside the configuration of this one.
+        std::fs::remove_file(&path).map_err(|source| io(&path, source))?;
+    }
     let target = folder.join("config.json");
     std::fs::write(&target, config.to_string()).map_err(|source| io(&target, source))?;
     std::fs::rename(&part, &path).map_err(|source| io(&path, source))?;
     Ok(folder)
+}
+
+/// The commit that the head in `folder` was fetched from.
+fn commit_of(folder: &Path) -> Option<String> {
+    let file = folder.join("config.json");
+    file.metadata().ok().filter(|m| m.len() <= MAX_CONFIG)?;
+    let config: Value = serde_json::from_slice(&std::fs::read(file).ok()?).ok()?;
+    config["source"]["commit"].as_str().map(str::to_owned)
 }
 
 /// The files of weights that may hold a head.

@@ -24,6 +24,7 @@ pub mod known;
 mod lookup;
 mod parts;
 mod settings;
+mod transfer;
 
 pub use cache::{Cache, Cached, Incomplete, files_of};
 pub use client::{Client, FileInfo, Progress, RepoInfo, is_model_file};

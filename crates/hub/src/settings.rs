@@ -82,7 +82,7 @@ impl RepoId {
         match name.split_once('/') {
             Some((org, model)) if is_part(org) && is_part(model) => Ok(RepoId(name.to_owned())),
             _ => Err(HubError::BadId {
-                name: name.escape_debug().take(200).collect(),
+                name: name.to_owned(),
             }),
         }
     }

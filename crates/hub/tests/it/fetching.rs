@@ -1,9 +1,11 @@
 //! Files into the cache.
 
-use crate::server::{COMMIT, Fault, Hub, REPO, etag, folder, repo};
+use crate::server::{COMMIT, Fault, Hub, REPO, Seen, etag, folder, repo};
 use hub::{Cache, Client, HubError, Incomplete, is_model_file};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::{Duration, SystemTime};
 
 const WEIGHTS: &str = "model.safetensors";
 
@@ -145,6 +147,91 @@ fn a_server_without_ranges_sends_from_the_start() {
 }
 
 #[test]
+fn a_server_without_ranges_that_ends_files_early_is_not_asked_forever() {
+    let (hub, cache) = (Hub::start(&files()), folder("no-ranges-early-end"));
+    hub.set(Fault::NoRangesAndBreaksOff(500_000));
+    let pauses = Arc::new(Mutex::new(Vec::new()));
+    let noted = pauses.clone();
+    let client = Client::new(hub.settings(&cache))
+        .with_sleep(move |pause| noted.lock().unwrap().push(pause.as_secs()));
+    let error = pull(&client).unwrap_err();
+    let HubError::Stalled { reached, total, .. } = error else {
+        panic!("{error}");
+    };
+    assert_eq!((reached, total), (500_000, 1_200_000));
+    let error = error.to_string();
+    assert!(error.contains("no further than byte 500000"), "{error}");
+    assert!(error.contains("ignores range requests"), "{error}");
+    // The first try makes progress, five more make none.
+    let is_asked = |s: &&Seen| s.method == "GET" && s.path.ends_with(WEIGHTS);
+    assert_eq!(hub.seen().iter().filter(is_asked).count(), 6);
+    assert_eq!(*pauses.lock().unwrap(), [1, 2, 4, 8, 16]);
+}
+
+#[test]
+fn pulls_at_the_same_time_wait_for_each_other() {
+    let (hub, cache) = (Hub::start(&files()), folder("at-once"));
+    let lock = cache.join(".locks/models--org--model");
+    fs::create_dir_all(&lock).unwrap();
+    let lock = lock.join(format!("{}.lock", etag(WEIGHTS, &weights())));
+    let other = fs::File::create(lock).unwrap();
+    other.lock().unwrap();
+    let (say, said) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let pulls: Vec<_> = (0..4)
+            .map(|_| {
+                let say = say.clone();
+                let client = hub.client(&cache);
+                let client = client.with_notice(move |line| say.send(line.to_owned()).unwrap());
+                scope.spawn(move || pull(&client).map_err(|e| e.to_string()))
+            })
+            .collect();
+        // Small files may make one wait for another too.
+        let mut waiting = 0;
+        while waiting < 4 {
+            let line = said.recv_timeout(Duration::from_secs(60)).unwrap();
+            let (begin, what) = line.split_once(" of ").unwrap();
+            assert_eq!(begin, "waiting for another paceline pull");
+            waiting += usize::from(what == "`model.safetensors` of `org/model`");
+        }
+        drop(other);
+        for pull in pulls {
+            let snapshot = pull.join().unwrap().unwrap();
+            assert_eq!(fs::read(snapshot.join(WEIGHTS)).unwrap(), weights());
+        }
+    });
+    let is_asked = |s: &&Seen| s.method == "GET" && s.path.ends_with(WEIGHTS);
+    assert_eq!(hub.seen().iter().filter(is_asked).count(), 1);
+}
+
+#[test]
+fn a_pull_of_what_is_there_writes_nothing() {
+    let (hub, cache) = (Hub::start(&files()), folder("read-only"));
+    let snapshot = pull(&hub.client(&cache)).unwrap();
+    let name = cache.join("models--org--model/refs/main");
+    // Root may write anywhere, so the time of the file shows it.
+    let file = fs::File::options().write(true).open(&name).unwrap();
+    file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    fs::remove_dir_all(cache.join(".locks")).unwrap();
+    assert_eq!(pull(&hub.client(&cache)).unwrap(), snapshot);
+    let time = name.metadata().unwrap().modified().unwrap();
+    assert_eq!(time, SystemTime::UNIX_EPOCH);
+    assert!(!cache.join(".locks").exists());
+}
+
+#[test]
+fn a_long_redirect_is_not_printed_whole() {
+    static PLACE: LazyLock<String> = LazyLock::new(|| format!("gopher://{}", "a".repeat(60_000)));
+    let (hub, cache) = (Hub::start(&files()), folder("long-redirect"));
+    for place in [&*PLACE, "http://a\u{202e}b\u{1b}[2J/"] {
+        hub.set(Fault::RedirectsTo(place));
+        let error = pull(&hub.client(&cache)).unwrap_err().to_string();
+        assert!(error.chars().count() < 600, "{error}");
+        assert!(!error.contains(['\u{1b}', '\u{202e}']), "{error:?}");
+    }
+}
+
+#[test]
 fn lies_are_found_and_nothing_wrong_stays() {
     let hub = Hub::start(&files());
     for (name, fault, words) in [
@@ -161,13 +248,13 @@ fn lies_are_found_and_nothing_wrong_stays() {
         (
             "too-long",
             Fault::TooLong,
-            "the file ends before the bytes that were announced",
+            "the file is shorter than announced",
         ),
-        ("no-such-size", Fault::NoSuchSize, "none that a file has"),
+        ("no-such-size", Fault::NoSuchSize, "an impossible one"),
         (
             "named-outside",
             Fault::NamedSo("../../../refs/main"),
-            "an ETag that is no name",
+            "its ETag is not a valid file name",
         ),
         (
             "long-name",
@@ -175,9 +262,13 @@ fn lies_are_found_and_nothing_wrong_stays() {
                 "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
                 "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdefX",
             )),
-            "an ETag that is no name",
+            "its ETag is not a valid file name",
         ),
-        ("no-name", Fault::NamedSo(""), "an ETag that is no name"),
+        (
+            "no-name",
+            Fault::NamedSo(""),
+            "its ETag is not a valid file name",
+        ),
         (
             "to-a-file",
             Fault::RedirectsTo("file:///etc/passwd"),
@@ -209,10 +300,10 @@ fn lies_are_found_and_nothing_wrong_stays() {
 fn refusals_say_what_to_do() {
     let (hub, cache) = (Hub::start(&files()), folder("refusals"));
     for (status, words) in [
-        (401, "the token in HF_TOKEN is not enough"),
+        (401, "the token in HF_TOKEN does not give access"),
         (403, "accept its terms"),
         (404, "the hub has no `config.json` of `org/model`"),
-        (410, "answers 410"),
+        (410, "answered 410"),
     ] {
         hub.set(Fault::Status(status, usize::MAX));
         let error = pull(&hub.client(&cache)).unwrap_err().to_string();
@@ -223,7 +314,7 @@ fn refusals_say_what_to_do() {
         hub.set(Fault::Status(status, usize::MAX));
         let error = pull(&hub.client(&cache)).unwrap_err().to_string();
         assert!(
-            error.contains(&format!("answers {status}")) && error.contains("5 times"),
+            error.contains(&format!("answered {status}")) && error.contains("5 requests"),
             "{error}"
         );
         hub.set(Fault::Status(status, 3));

@@ -1,6 +1,6 @@
 //! Only the draft head of a checkpoint.
 
-use crate::server::{Fault, Hub, folder, repo};
+use crate::server::{COMMIT, Fault, Hub, folder, repo};
 use hub::HubError;
 use std::fs;
 use std::path::PathBuf;
@@ -99,6 +99,28 @@ fn only_the_heads_bytes_are_fetched() {
 }
 
 #[test]
+fn a_head_that_is_there_is_not_fetched_again() {
+    let (hub, root) = (Hub::start(&original()), folder("head-twice"));
+    let client = hub.client(&root.join("cache"));
+    let info = client.info(&repo(), "main").unwrap();
+    let fetch = || hub::head::fetch(&client, &repo(), &info, &root, &mut |_| {}).unwrap();
+    let found = fetch();
+    let weights = found.join("model.safetensors");
+    let before = fs::read(&weights).unwrap();
+    hub.set(Fault::None);
+    assert_eq!(fetch(), found);
+    assert!(hub.seen().is_empty(), "{:?}", hub.seen());
+    // One of another commit is replaced.
+    let config = found.join("config.json");
+    let old = fs::read_to_string(&config).unwrap().replace(COMMIT, "old");
+    fs::write(&config, old).unwrap();
+    fs::write(&weights, "old").unwrap();
+    fetch();
+    assert_eq!(fs::read(&weights).unwrap(), before);
+    assert!(fs::read_to_string(&config).unwrap().contains(COMMIT));
+}
+
+#[test]
 fn a_head_that_breaks_off_arrives_whole() {
     let hub = Hub::start(&original());
     hub.set(Fault::BreaksOff(1000));
@@ -111,11 +133,14 @@ fn a_head_that_breaks_off_arrives_whole() {
 fn a_head_that_cannot_be_had_leaves_nothing_that_loads() {
     let hub = Hub::start(&original());
     for (fault, words) in [
-        (Fault::NoRanges, "whole files where a range is asked for"),
+        (
+            Fault::NoRanges,
+            "sent the whole file although a range was asked for",
+        ),
         (Fault::WrongRange, "another range"),
         (Fault::Status(404, usize::MAX), "the hub has no"),
-        (Fault::Status(401, usize::MAX), "who asks"),
-        (Fault::Status(503, usize::MAX), "answers 503"),
+        (Fault::Status(401, usize::MAX), "was denied (401)"),
+        (Fault::Status(503, usize::MAX), "answered 503"),
     ] {
         hub.set(fault);
         let error = fetch(&hub, "head-refused").unwrap_err().to_string();
@@ -128,7 +153,7 @@ fn a_head_that_cannot_be_had_leaves_nothing_that_loads() {
     }
     let stripped = Hub::start(&[("model.safetensors", safetensors(&[("model.x", &[1, 2])]))]);
     let error = fetch(&stripped, "head-none").unwrap_err().to_string();
-    assert_eq!(error, "`org/model` has no `mtp.*` tensors");
+    assert_eq!(error, "`org/model` has no MTP head (`mtp.*` tensors)");
 }
 
 #[test]
@@ -147,11 +172,11 @@ fn headers_of_strangers_are_errors() {
             u64::MAX.to_le_bytes().to_vec(),
             "a header of 18446744073709551615 bytes",
         ),
-        (with_header("{"), "makes no sense"),
+        (with_header("{"), "is invalid"),
         (with_header(&entry(5, 1)), "lies nowhere"),
         (with_header(&entry(1, u64::MAX)), "lies nowhere"),
         (with_header(&entry(1, 1 << 50)), "lies nowhere"),
-        (with_header(r#"{"mtp.x": 3}"#), "makes no sense"),
+        (with_header(r#"{"mtp.x": 3}"#), "is invalid"),
         (vec![1, 2, 3], ""),
     ] {
         let hub = Hub::start(&[("model.safetensors", file)]);

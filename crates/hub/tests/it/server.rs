@@ -7,7 +7,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 pub(crate) const REPO: &str = "org/model";
@@ -23,6 +22,8 @@ pub(crate) enum Fault {
     TooLong,
     /// Sends the whole file where a range is asked for.
     NoRanges,
+    /// Sends the whole file where a range is asked for, and ends after so many bytes.
+    NoRangesAndBreaksOff(usize),
     /// Sends a range, another one.
     WrongRange,
     /// Sends other contents than it announces.
@@ -109,7 +110,7 @@ impl Hub {
     }
 
     pub(crate) fn client(&self, cache: &Path) -> Client {
-        Client::with_pause(self.settings(cache), Duration::from_millis(1))
+        Client::new(self.settings(cache)).with_sleep(|_| {})
     }
 }
 
@@ -237,7 +238,7 @@ fn answer(mut stream: &TcpStream, state: &State, base: &str, seen: &Seen) -> boo
     let range = seen
         .headers
         .get("range")
-        .filter(|_| fault != Fault::NoRanges);
+        .filter(|_| !matches!(fault, Fault::NoRanges | Fault::NoRangesAndBreaksOff(_)));
     let (status, begin, end) = match range.and_then(|r| r.strip_prefix("bytes=")?.split_once('-')) {
         None => ("200 OK", 0, bytes.len()),
         Some((begin, end)) => {
@@ -259,7 +260,7 @@ fn answer(mut stream: &TcpStream, state: &State, base: &str, seen: &Seen) -> boo
     );
     let body = &bytes[begin..end];
     match fault {
-        Fault::BreaksOff(n) => send(
+        Fault::BreaksOff(n) | Fault::NoRangesAndBreaksOff(n) => send(
             status,
             &(tag + &place),
             &body[..n.min(body.len())],

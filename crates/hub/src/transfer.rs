@@ -1,0 +1,212 @@
+//! Contents of files over connections that break off.
+//!
+//! A try that got further than every try before it counts as progress; after
+//! [`MAX_TRIES`] tries in a row without progress the transfer fails. Before each new try
+//! there is a pause, which doubles until the next progress.
+
+use crate::HubError;
+use crate::cache::io;
+use crate::client::{COPY, Client, Meta, Progress, Sleep};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::time::Duration;
+use ureq::http::StatusCode;
+
+/// Tries in a row without progress before giving up.
+pub(crate) const MAX_TRIES: u32 = 5;
+/// Pause before the second try.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause, also where a server asks for a longer one.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+/// Counts tries without progress, and pauses between them.
+pub(crate) struct Tries<'s> {
+    sleep: &'s Sleep,
+    /// The furthest byte that any try has reached.
+    furthest: u64,
+    count: u32,
+    pause: Duration,
+}
+
+impl<'s> Tries<'s> {
+    /// No tries so far, at byte `have`.
+    pub(crate) fn new(sleep: &'s Sleep, have: u64) -> Self {
+        Tries {
+            sleep,
+            furthest: have,
+            count: 0,
+            pause: FIRST_PAUSE,
+        }
+    }
+
+    /// Tries in a row without progress.
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Counts a try that ended at byte `have`, and whether another one makes sense: if
+    /// so, pauses first, for as long as the server has `asked` or longer with each try.
+    pub(crate) fn again(&mut self, have: u64, asked: Option<Duration>) -> bool {
+        if have > self.furthest {
+            self.furthest = have;
+            self.count = 0;
+            self.pause = FIRST_PAUSE;
+        } else {
+            self.count += 1;
+        }
+        if self.count >= MAX_TRIES {
+            return false;
+        }
+        (self.sleep)(asked.unwrap_or(self.pause).min(MAX_PAUSE));
+        self.pause *= 2;
+        true
+    }
+}
+
+impl Client {
+    /// Fetches what `part` lacks of its `meta.size` bytes.
+    pub(crate) fn resume(
+        &self,
+        url: &str,
+        part: &Path,
+        meta: &Meta,
+        file: &str,
+        what: &str,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<(), HubError> {
+        let failed = |source| io(part, source);
+        let mut out = File::options()
+            .create(true)
+            .append(true)
+            .open(part)
+            .map_err(failed)?;
+        let mut have = out.seek(SeekFrom::End(0)).map_err(failed)?;
+        if have > meta.size {
+            // Left by another file, or damaged: of no use.
+            out.set_len(0).map_err(failed)?;
+            have = 0;
+        }
+        let total = meta.size;
+        let mut tries = Tries::new(&self.sleep, have);
+        let mut knows_ranges = true;
+        loop {
+            let done = have;
+            progress(Progress { file, done, total });
+            if have == total {
+                return Ok(());
+            }
+            let range = (have > 0).then_some((have, total));
+            let answer = self.request(url, range, what)?;
+            if have > 0 && answer.status() != StatusCode::PARTIAL_CONTENT {
+                // The server ignores ranges: from the start.
+                out.set_len(0).map_err(failed)?;
+                have = 0;
+                knows_ranges = false;
+            }
+            // One byte more than wanted shows that there are more.
+            let body = answer.into_body().into_reader().take(total - have + 1);
+            let broken = copy(body, &mut |piece| {
+                out.write_all(piece).map_err(failed)?;
+                have += piece.len() as u64;
+                let done = have.min(total);
+                progress(Progress { file, done, total });
+                Ok(())
+            })?;
+            if have > total {
+                out.set_len(0).map_err(failed)?;
+                return Err(HubError::Checksum {
+                    what: what.to_owned(),
+                    expected: format!("{total} bytes"),
+                    found: "more".into(),
+                });
+            }
+            if have < total && !tries.again(have, None) {
+                return Err(stalled(what, tries.furthest, total, knows_ranges, broken));
+            }
+        }
+    }
+
+    /// The bytes `range` of a file, all of them and no others.
+    pub(crate) fn bytes(
+        &self,
+        url: &str,
+        (begin, end): (u64, u64),
+        what: &str,
+    ) -> Result<Vec<u8>, HubError> {
+        let mut bytes = Vec::new();
+        self.stream(url, (begin, end), what, &mut |piece| {
+            bytes.extend_from_slice(piece);
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
+    /// Hands the bytes `range` of a file to `take`, piece by piece; an answer that
+    /// breaks off is resumed where it stopped.
+    pub(crate) fn stream(
+        &self,
+        url: &str,
+        (begin, end): (u64, u64),
+        what: &str,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), HubError>,
+    ) -> Result<(), HubError> {
+        let mut at = begin;
+        let mut tries = Tries::new(&self.sleep, at);
+        while at < end {
+            let answer = self.request(url, Some((at, end)), what)?;
+            if answer.status() != StatusCode::PARTIAL_CONTENT {
+                return Err(HubError::BadAnswer {
+                    what: what.to_owned(),
+                    reason: "the server sent the whole file although a range was asked for".into(),
+                });
+            }
+            let body = answer.into_body().into_reader().take(end - at);
+            let broken = copy(body, &mut |piece| {
+                at += piece.len() as u64;
+                take(piece)
+            })?;
+            if at < end && !tries.again(at, None) {
+                return Err(stalled(what, at - begin, end - begin, true, broken));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Hands `body` to `take` piece by piece; why it broke off, if it did.
+fn copy(
+    mut body: impl Read,
+    take: &mut dyn FnMut(&[u8]) -> Result<(), HubError>,
+) -> Result<Option<String>, HubError> {
+    let mut buffer = vec![0; COPY];
+    loop {
+        match body.read(&mut buffer) {
+            Ok(0) => return Ok(None),
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Ok(Some(e.to_string())),
+            Ok(n) => take(&buffer[..n])?,
+        }
+    }
+}
+
+/// A transfer that got to byte `reached` of `total`, and no further.
+fn stalled(
+    what: &str,
+    reached: u64,
+    total: u64,
+    knows_ranges: bool,
+    broken: Option<String>,
+) -> HubError {
+    let mut reason = broken.unwrap_or_else(|| "the answer ends early".into());
+    if !knows_ranges {
+        reason += "; the server ignores range requests, so each try starts from the beginning";
+    }
+    HubError::Stalled {
+        what: what.to_owned(),
+        reached,
+        total,
+        tries: MAX_TRIES,
+        reason,
+    }
+}
