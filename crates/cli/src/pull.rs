@@ -16,7 +16,8 @@ use std::process::ExitCode;
 pub(crate) fn run(args: &PullArgs, output: OutputArgs) -> Result<ExitCode> {
     let (id, quant, revision) = resolve::parts(&args.model);
     let repo = RepoId::parse(id)?;
-    let client = Client::new(places::hub());
+    // Said even with --quiet: nothing else shows why nothing happens.
+    let client = Client::new(places::hub()).with_notice(|line| say!("{line}"));
     if args.head_only {
         head(&client, &repo, revision, output)?;
         return Ok(ExitCode::SUCCESS);
@@ -47,7 +48,7 @@ fn whole(
     } else {
         files.retain(|file| is_model_file(&file.name));
         if !has(".safetensors") {
-            bail!("`{repo}` has neither safetensors nor GGUF files");
+            bail!("`{repo}` has neither safetensors nor GGUF files: paceline cannot run it");
         }
     }
     let total: u64 = files.iter().filter_map(|f| f.size).sum();
@@ -84,7 +85,9 @@ fn drafter(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -
         if snapshot.is_some_and(|s| resolve::has_head(&s)) {
             return Ok(());
         }
-        bail!("no drafter is known for `{repo}`: name one with `paceline pull` and --draft");
+        bail!(
+            "no drafter is known for `{repo}`: fetch one with `paceline pull ORG/NAME`, and name it with --draft"
+        );
     };
     let source = RepoId::parse(known.repository)?;
     match known.kind {
@@ -117,9 +120,12 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
         writeln!(stdout, "{:>9}  {}", "bundled", bundled.name)?;
     }
     for model in models {
-        let state = model
-            .incomplete
-            .map(|why| format!("  (not complete: {why})"));
+        let state = model.incomplete.map(|why| {
+            format!(
+                "  (incomplete: {why}; `paceline pull {}` resumes it)",
+                model.id
+            )
+        });
         writeln!(
             stdout,
             "{:>9}  {}{}",

@@ -131,7 +131,7 @@ fn in_snapshot(snapshot: PathBuf, quant: Option<&str>, name: &str) -> Result<Pat
 }
 
 /// The snapshot of `ORG/NAME` or `ORG/NAME@REVISION`, or a GGUF file of it; `None` if
-/// `name` is no such thing.
+/// `name` is neither.
 fn in_cache(name: &str) -> Option<Result<PathBuf>> {
     let (id, quant, revision) = parts(name);
     let repo = RepoId::parse(id).ok()?;
@@ -142,7 +142,7 @@ fn in_cache(name: &str) -> Option<Result<PathBuf>> {
         match (cache.incomplete(&repo, snapshot.as_deref()), snapshot) {
             (None, Some(snapshot)) => in_snapshot(snapshot, quant, name),
             (Some(why), Some(_)) => Err(anyhow!(
-                "the download of `{repo}` is not complete: {why} (`paceline pull {name}` goes on with it)"
+                "the download of `{repo}` is incomplete: {why} (`paceline pull {name}` resumes it)"
             )),
             (_, None) => Err(anyhow!(
                 "`{name}` is neither a folder nor in the hub cache `{}` (`paceline pull {name}` fetches it)",

@@ -1456,7 +1456,7 @@ fn the_hub_cache_is_searched_for_models_and_drafters() {
 
     good(paceline(&folder, &["rm", "other/its-drafter"]));
     assert!(bad(paceline(&folder, &["rm", "other/its-drafter"])).contains("is not in the cache"));
-    assert!(bad(paceline(&folder, &["rm", "../x"])).contains("is no repository"));
+    assert!(bad(paceline(&folder, &["rm", "../x"])).contains("is not a repository name"));
     assert_eq!(
         run(&["-m", "org/some-model"])["speculation"]["drafter"],
         "ngram"
@@ -1476,12 +1476,12 @@ fn what_is_not_whole_in_the_hub_cache_is_named() {
     fs::remove_file(fs::canonicalize(snapshot.join("model.safetensors")).unwrap()).unwrap();
     let error = run("org/model");
     assert!(
-        error.contains("not complete: `model.safetensors` is not there"),
+        error.contains("incomplete: `model.safetensors` is missing"),
         "{error}"
     );
     let (stdout, _) = good(paceline(&folder, &["list"]));
     assert!(
-        stdout.contains("org/model  (not complete: `model.safetensors` is not there)"),
+        stdout.contains("org/model  (incomplete: `model.safetensors` is missing; `paceline pull org/model` resumes it)"),
         "{stdout}"
     );
     let mut offline = paceline(&folder, &["pull", "org/model"]);
@@ -1489,7 +1489,7 @@ fn what_is_not_whole_in_the_hub_cache_is_named() {
     assert!(bad(offline).contains("HF_HUB_OFFLINE is set"));
     let error = bad(paceline(&folder, &["pull", "no-name"]));
     assert!(
-        error.contains("`no-name` is no repository: expected ORG/NAME"),
+        error.contains("`no-name` is not a repository name: expected ORG/NAME"),
         "{error}"
     );
 }
