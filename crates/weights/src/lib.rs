@@ -25,6 +25,7 @@ mod index;
 mod mapped;
 mod names;
 mod norms;
+mod partial;
 mod recipe;
 mod safetensors;
 mod write;

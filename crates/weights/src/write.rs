@@ -5,6 +5,7 @@
 //! stored. The folder appears whole or not at all: it is written under another
 //! name and renamed.
 
+use crate::partial::whole_or_nothing;
 use crate::recipe::{Data, Item, Recipe};
 use crate::{Checkpoint, LoadError};
 use quant::{Format, Layout, Owned, Scalar};
@@ -23,7 +24,7 @@ const PIECE: usize = 1 << 20;
 #[non_exhaustive]
 pub enum WriteError {
     /// There is something already.
-    #[error("`{0}` exists already: name another place, or remove it")]
+    #[error("`{0}` exists already: choose another name, or remove it")]
     Exists(PathBuf),
     /// The system refused.
     #[error("cannot write `{path}`: {source}")]
@@ -37,7 +38,7 @@ pub enum WriteError {
     #[error(transparent)]
     Made(#[from] LoadError),
     /// The container has no name for the format.
-    #[error("{container} cannot hold `{name}` as {format}: choose another format{remedy}")]
+    #[error("{container} cannot hold `{name}` as {format}: {remedy}")]
     Format {
         /// The tensor.
         name: String,
@@ -45,7 +46,7 @@ pub enum WriteError {
         format: &'static str,
         /// The kind of file.
         container: &'static str,
-        /// What else would help.
+        /// What to do about it.
         remedy: &'static str,
     },
     /// GGUF has no place for something.
@@ -207,7 +208,12 @@ impl Recipe<'_> {
                             name,
                             format: format.name,
                             container: "safetensors",
-                            remedy: format.ggml.map_or("", |_| ", or add --format gguf"),
+                            remedy: match format.ggml {
+                                Some(_) => {
+                                    "add --format gguf, or choose a format such as --quant q8"
+                                }
+                                None => "choose a format such as --quant q8",
+                            },
                         });
                     }
                 },
@@ -247,31 +253,11 @@ fn dtype(scalar: Scalar) -> &'static str {
     }
 }
 
-fn io_error(path: &Path, source: io::Error) -> WriteError {
+pub(crate) fn io_error(path: &Path, source: io::Error) -> WriteError {
     WriteError::Io {
         path: path.into(),
         source,
     }
-}
-
-/// Makes `to` by `make` under another name, and renames it if that went well.
-pub(crate) fn whole_or_nothing(
-    to: &Path,
-    make: impl FnOnce(&Path) -> Result<(), WriteError>,
-) -> Result<(), WriteError> {
-    if to.exists() {
-        return Err(WriteError::Exists(to.into()));
-    }
-    let mut name = to.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".partial-{}", std::process::id()));
-    let partial = to.with_file_name(name);
-    let done = make(&partial)
-        .and_then(|()| fs::rename(&partial, to).map_err(|source| io_error(to, source)));
-    if done.is_err() {
-        // Whatever is left is ours, and the error above is what counts.
-        let _ = fs::remove_dir_all(&partial).or_else(|_| fs::remove_file(&partial));
-    }
-    done
 }
 
 fn write_tensors(

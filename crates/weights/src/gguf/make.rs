@@ -4,8 +4,9 @@
 //! that is near: affine groups of up to 4 bits `q4_1`, the others `q8_0`.
 
 use super::{Export, Rewrite, Store, TensorInfo, Value, Writer};
+use crate::partial::whole_or_nothing;
 use crate::recipe::{Data, Item, Recipe};
-use crate::write::{WriteError, in_pieces, whole_or_nothing};
+use crate::write::{WriteError, in_pieces};
 use quant::{Format, Layout, Owned, Scalar};
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -56,10 +57,19 @@ impl Recipe<'_> {
                     export.architecture()
                 ))
             })?;
+            let store = store(item)?;
+            let is_moved = !rewrite.is_nothing() && !rewrite.is_norm();
+            match store {
+                // Rows or columns that change places are encoded anew.
+                Store::Numbers(format) if is_moved && !format.can_encode() => {
+                    return Err(refused(item, format.name));
+                }
+                _ => {}
+            }
             infos.push(TensorInfo {
                 name,
                 shape: shape(item),
-                store: store(item)?,
+                store,
             });
             parts.push((item, rewrite));
         }
@@ -104,13 +114,17 @@ fn shape(item: &Item<'_>) -> Vec<usize> {
     }
 }
 
-fn store(item: &Item<'_>) -> Result<Store, WriteError> {
-    let refused = |format| WriteError::Format {
+fn refused(item: &Item<'_>, format: &'static str) -> WriteError {
+    WriteError::Format {
         name: item.name.clone(),
         format,
         container: "GGUF",
-        remedy: "",
-    };
+        remedy: "choose a format such as --quant q8_0",
+    }
+}
+
+fn store(item: &Item<'_>) -> Result<Store, WriteError> {
+    let refused = |format| refused(item, format);
     Ok(match &item.data {
         Data::Raw {
             dtype: "I32" | "U32",
@@ -121,16 +135,25 @@ fn store(item: &Item<'_>) -> Result<Store, WriteError> {
         Data::Matrix { .. } if item.shape.len() == 1 || item.shape.ends_with(&[1]) => {
             Store::Numbers(&quant::F32)
         }
-        Data::Matrix { format, .. } if format.ggml.is_some() => Store::Numbers(format),
         Data::Matrix { format, .. } => {
-            Store::Numbers(near(format).ok_or_else(|| refused(format.name))?)
+            Store::Numbers(stored_as(format).ok_or_else(|| refused(format.name))?)
         }
     })
 }
 
-/// A format of GGUF that comes close to `format`.
-fn near(format: &Format) -> Option<&'static Format> {
+/// The format in which a GGUF file holds matrices of `format`: the same one where GGUF
+/// has it, else one that comes close; `None` where there is none.
+///
+/// ```
+/// use weights::gguf::stored_as;
+/// let name = |format| stored_as(quant::format(format)?).map(|f| f.name);
+/// assert_eq!(name("q6_k"), Some("q6_k"));
+/// assert_eq!(name("affine4-g64"), Some("q4_1"));
+/// assert_eq!(name("fp8"), None);
+/// ```
+pub fn stored_as(format: &'static Format) -> Option<&'static Format> {
     match format.layout {
+        _ if format.ggml.is_some() => Some(format),
         Layout::Affine { bits, .. } => quant::format(if bits <= 4 { "q4_1" } else { "q8_0" }),
         _ => None,
     }

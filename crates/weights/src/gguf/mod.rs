@@ -17,6 +17,7 @@ mod write;
 pub(crate) use config::Source;
 pub(crate) use edit::{Edit, Sizes};
 pub use export::{Export, Rewrite};
+pub use make::stored_as;
 pub(crate) use names::Family;
 pub(crate) use read::parse;
 pub(crate) use split::{SUFFIX, check_parts, parts};
