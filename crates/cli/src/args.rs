@@ -290,6 +290,9 @@ pub(crate) struct ConvertArgs {
         help_heading = "Head"
     )]
     pub(crate) attach_head: Option<String>,
+    /// Write the model without its assistant, which otherwise goes to OUT-assistant
+    #[arg(long, help_heading = "Head")]
+    pub(crate) no_drafter: bool,
 }
 
 /// Kinds of files.

@@ -78,6 +78,15 @@ pub(crate) fn find(name: &str) -> Option<&'static Bundled> {
     BUNDLED.iter().find(|b| b.name == name)
 }
 
+/// The bundled drafter called `name`: an assistant, or a model whose MTP head drafts.
+pub(crate) fn find_drafter(name: &str) -> Option<ModelFiles> {
+    let assistants = BUNDLED.iter().filter_map(|b| b.files().assistant);
+    let mut assistants = assistants.map(|assistant| *assistant);
+    assistants
+        .find(|assistant| assistant.name == name)
+        .or_else(|| find(name).map(Bundled::files))
+}
+
 /// The names, for a message.
 pub(crate) fn names() -> String {
     BUNDLED

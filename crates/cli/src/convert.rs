@@ -3,21 +3,30 @@
 use crate::args::{Container, ConvertArgs, OutputArgs};
 use crate::{model, progress, resolve};
 use anyhow::{Context, Result, bail};
+use engine::Source;
 use models::{Growth, Quantize};
+use quant::{Format, Layout};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use text::TextFiles;
 use text::gguf::Vocabulary;
-use weights::{Checkpoint, Recipe};
+use weights::gguf::stored_as;
+use weights::{Checkpoint, Data, Recipe};
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
     if args.format == Container::Gguf && !resolve::is_gguf_name(&args.out) {
         bail!(
-            "a GGUF file is known by its name: let it end in .gguf, unlike `{}`",
+            "the name of a GGUF file must end in .gguf, unlike `{}`",
             args.out.display()
         );
+    }
+    for (option, format) in formats(args) {
+        if let Some(why) = refusal(format, args.format) {
+            bail!("{option}: {why}");
+        }
     }
     let source = resolve::source(&args.source)?;
     let checkpoint = source.checkpoint()?;
@@ -26,12 +35,10 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         None => source.side_files()?,
     };
     let architecture = checkpoint.architecture()?;
-    let is_drafter = models::DRAFT_HEADS
-        .iter()
-        .any(|head| head.architectures.contains(&architecture));
+    let is_drafter = draft_kind(architecture).is_some();
     if files.is_empty() && checkpoint.metadata().is_some() && !is_drafter {
         bail!(
-            "the tokenizer of a GGUF file cannot be taken out of it: name the model that it belongs to with --tokenizer MODEL"
+            "the tokenizer cannot be taken out of a GGUF file: name a model with the same tokenizer with --tokenizer MODEL"
         );
     }
     let write = |recipe: &Recipe<'_>, to: &Path, files: &[(String, Vec<u8>)]| -> Result<()> {
@@ -46,6 +53,11 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         }
         bar.clear();
         if !output.quiet {
+            if args.format == Container::Gguf {
+                for (from, to) in replaced(recipe) {
+                    say!("GGUF has no {from}: these matrices are stored as {to}");
+                }
+            }
             let weights: usize = recipe.items.iter().map(|i| i.rows() * i.cols()).sum();
             say!(
                 "{}: {} weights in {} tensors",
@@ -55,6 +67,24 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
             );
         }
         Ok(())
+    };
+    // A drafter fits only the target that it was made for, so the two stay together.
+    let assistant = match args.extract_head || args.no_drafter || is_drafter {
+        true => None,
+        false => source.assistant_beside(),
+    };
+    let assistant_out = beside(&args.out);
+    if assistant.is_some() && assistant_out.symlink_metadata().is_ok() {
+        bail!(
+            "the assistant of `{}` goes to `{}`, which exists already: remove it, choose another OUT, or add --no-drafter",
+            args.source,
+            assistant_out.display()
+        );
+    }
+    let assistant_files = |assistant: &Source| match args.format {
+        Container::Safetensors => assistant.side_files(),
+        // A GGUF file has a vocabulary, and a drafter's is its target's.
+        Container::Gguf => Ok(files.clone()),
     };
     if let Some(parameters) = args.inflate {
         let mut growth = Growth::to(&checkpoint, parameters)?;
@@ -69,13 +99,9 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
                 )
             };
         grown(&checkpoint, &args.out, &files)?;
-        // A drafter fits only a target that was grown with it, and has its tokenizer.
-        if let Some(assistant) = source.assistant_beside() {
-            let files = match args.format {
-                Container::Safetensors => assistant.side_files()?,
-                Container::Gguf => files,
-            };
-            grown(&assistant.checkpoint()?, &beside(&args.out), &files)?;
+        if let Some(assistant) = &assistant {
+            let files = assistant_files(assistant)?;
+            grown(&assistant.checkpoint()?, &assistant_out, &files)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -90,7 +116,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
     if args.extract_head {
         recipe.items.retain(|item| is_head(&item.name));
         if recipe.items.is_empty() {
-            bail!("`{}` has no MTP head to take out", args.source);
+            bail!("`{}` has no MTP head to extract", args.source);
         }
         write(&recipe, &args.out, &[])?;
         return Ok(ExitCode::SUCCESS);
@@ -99,7 +125,10 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         let mut items = quantized(models::convert(head)?, args).items;
         items.retain(|item| is_head(&item.name));
         if items.is_empty() {
-            bail!("there is no MTP head to put in");
+            bail!(
+                "`{}` has no MTP head to attach",
+                args.attach_head.as_deref().unwrap_or_default()
+            );
         }
         recipe.items.retain(|item| !is_head(&item.name));
         recipe.items.extend(items);
@@ -115,7 +144,97 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         config["mtp_num_hidden_layers"] = json!(1);
     }
     write(&recipe, &args.out, &files)?;
+    if let Some(assistant) = &assistant {
+        let checkpoint = assistant.checkpoint()?;
+        let recipe = quantized(models::convert(&checkpoint)?, args);
+        write(&recipe, &assistant_out, &assistant_files(assistant)?)?;
+    }
+    if !output.quiet && !is_drafter {
+        let has_head = recipe.items.iter().any(|item| is_head(&item.name));
+        say!("{}", drafting(args, &source, has_head, assistant.is_some()));
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Who drafts for the model that was written, in one line.
+fn drafting(args: &ConvertArgs, source: &Source, has_head: bool, has_assistant: bool) -> String {
+    if has_head {
+        return "drafter: the MTP head, written with the model".into();
+    }
+    if has_assistant {
+        let place = beside(&args.out);
+        return format!(
+            "drafter: the assistant in {}, found as long as it lies beside the model",
+            place.display()
+        );
+    }
+    let elsewhere = resolve::drafters_of(source)
+        .into_iter()
+        .find_map(|drafter| {
+            let checkpoint = drafter.checkpoint().ok()?;
+            let kind = draft_kind(checkpoint.architecture().ok()?)?;
+            Some(format!("{kind}:{}", drafter.name()))
+        });
+    let beside = source.assistant_beside();
+    let left_behind = beside.map(|assistant| format!("assistant:{}", assistant.name()));
+    match left_behind.or(elsewhere) {
+        Some(drafter) => format!("drafter: none is written; use --draft {drafter}"),
+        None => "drafter: none is written, and none is known for this model; only repetition in the text will be drafted".into(),
+    }
+}
+
+/// The kind of draft head that `architecture` is, as `--draft` names it.
+fn draft_kind(architecture: &str) -> Option<&'static str> {
+    let mut kinds = models::DRAFT_HEADS.iter();
+    let kind = kinds.find(|head| head.architectures.contains(&architecture))?;
+    Some(kind.name)
+}
+
+/// The formats that `args` asks for, each with its option.
+fn formats(args: &ConvertArgs) -> impl Iterator<Item = (String, &'static Format)> {
+    let quant = args.quant.map(|f| (format!("--quant {}", f.name), f));
+    let own = args.tensor.iter().filter_map(|(pattern, format)| {
+        let format = (*format)?;
+        Some((format!("--tensor {pattern}={}", format.name), format))
+    });
+    quant.into_iter().chain(own)
+}
+
+/// Why matrices cannot be stored as `format` in `container`, and what to use instead.
+fn refusal(format: &'static Format, container: Container) -> Option<String> {
+    let instead = match container {
+        Container::Safetensors => "q8, q6, q4 or bf16",
+        Container::Gguf => "q8_0, q6_k, q4_k or bf16",
+    };
+    if !format.can_encode() {
+        return Some(format!(
+            "paceline reads this format but does not write it; use {instead}"
+        ));
+    }
+    let holds = match container {
+        Container::Safetensors => {
+            matches!(format.layout, Layout::Plain(_) | Layout::Affine { .. })
+        }
+        Container::Gguf => stored_as(format).is_some(),
+    };
+    match container {
+        _ if holds => None,
+        Container::Safetensors => Some(format!(
+            "only GGUF files hold this format; use {instead}, or add --format gguf and let OUT end in .gguf"
+        )),
+        Container::Gguf => Some(format!("GGUF files do not hold this format; use {instead}")),
+    }
+}
+
+/// Formats of `recipe` that GGUF does not have, each with the one that takes its place.
+fn replaced(recipe: &Recipe<'_>) -> BTreeMap<&'static str, &'static str> {
+    let matrices = recipe.items.iter().filter(|item| item.shape.len() > 1);
+    let formats = matrices.filter_map(|item| match &item.data {
+        Data::Matrix { format, .. } => Some(*format),
+        Data::Raw { .. } => None,
+    });
+    let pairs = formats.filter_map(|from| Some((from.name, stored_as(from)?.name)));
+    pairs.filter(|(from, to)| from != to).collect()
 }
 
 /// Where the assistant of the target `out` is looked for: `OUT-assistant`, with
@@ -151,7 +270,7 @@ fn vocabulary(recipe: &Recipe<'_>, files: &[(String, Vec<u8>)]) -> Result<Vocabu
         .as_u64()
         .unwrap_or(0);
     let tokenizer = file("tokenizer.json")
-        .context("a GGUF file holds its tokenizer, and the source has none: name the model that it belongs to with --tokenizer MODEL")?;
+        .context("a GGUF file needs a tokenizer, and the source has none: name a model with the same tokenizer with --tokenizer MODEL")?;
     let files = TextFiles {
         tokenizer,
         tokenizer_config: file("tokenizer_config.json"),

@@ -94,13 +94,30 @@ fn is_gguf(path: &Path) -> bool {
     read.is_ok() && &magic == b"GGUF"
 }
 
-/// The drafter that a user names: a folder, or ORG/NAME in the hub cache.
+/// The drafter that a user names: one that is bundled, a folder or GGUF file, or ORG/NAME
+/// in the hub cache. Bundled names come first, as for models.
 pub(crate) fn drafter(path: &Path) -> Result<Source> {
-    let folder = match in_cache(&path.to_string_lossy()) {
-        Some(found) if !path.exists() => found?,
-        _ => path.to_owned(),
-    };
-    Ok(Source::Folder(folder))
+    let name = path.to_string_lossy();
+    if let Some(files) = bundled::find_drafter(&name) {
+        return Ok(Source::Files(Box::new(files)));
+    }
+    if path.exists() {
+        return Ok(Source::Folder(path.to_owned()));
+    }
+    match in_cache(&name) {
+        Some(found) => Ok(Source::Folder(found?)),
+        None => bail!(
+            "no such drafter: `{name}` is not a folder, a GGUF file, a bundled drafter or ORG/NAME"
+        ),
+    }
+}
+
+/// Where drafters of `source` may lie, apart from its own files.
+pub(crate) fn drafters_of(source: &Source) -> Vec<Source> {
+    match source {
+        Source::Folder(folder) => drafters(&source.name(), folder).0,
+        Source::Files(_) => Vec::new(),
+    }
 }
 
 /// What a name copied from elsewhere begins with.

@@ -806,7 +806,7 @@ fn variables_that_set_nothing_are_named() {
 fn gguf_files_are_known_by_their_names_or_their_first_bytes() {
     let folder = folder("gguf-names");
     let convert = paceline(&folder, &["convert", WITH_MTP, "x", "--format", "gguf"]);
-    assert!(bad(convert).contains("let it end in .gguf"));
+    assert!(bad(convert).contains("must end in .gguf"));
     fs::write(folder.join("x"), "GGUF and more").unwrap();
     let damaged = bad(paceline(&folder, &["inspect", "x"]));
     assert!(!damaged.contains("neither"), "{damaged}");
@@ -1348,7 +1348,7 @@ fn a_conversion_that_loses_nothing_answers_the_same() {
         ),
         (
             &["tiny-qwen3.5", "x", "--quant", "q4_0"],
-            "as q4_0: choose another format, or add --format gguf",
+            "--quant q4_0: only GGUF files hold this format; use q8, q6, q4 or bf16, or add --format gguf",
         ),
     ] {
         let error = bad(paceline(&folder, &[&["convert"], args].concat()));
@@ -1359,6 +1359,140 @@ fn a_conversion_that_loses_nothing_answers_the_same() {
         .map(|e| e.unwrap().file_name())
         .collect();
     assert_eq!(left.len(), 4, "nothing half written: {left:?}");
+}
+
+#[test]
+fn every_format_is_written_to_every_container_or_refused_in_one_line() {
+    let folder = folder("convert-formats");
+    let source = models().join("tiny-qwen3.5-moe");
+    let source = source.to_str().unwrap();
+    // The command itself says which names it knows.
+    let output = paceline(&folder, &["convert", source, "x", "--quant", "?"]);
+    let known = text(&{ output }.output().unwrap().stderr);
+    let (_, known) = known.split_once("known are ").unwrap();
+    let known: Vec<&str> = known.lines().next().unwrap().split(", ").collect();
+    assert!(known.len() > 40 && known.contains(&"tq3_1s"), "{known:?}");
+    let mut refused = Vec::new();
+    for name in known {
+        for (container, out) in [("safetensors", "out"), ("gguf", "out.gguf")] {
+            let args = ["convert", "-q", source, out, "--quant", name];
+            let args = [&args[..], &["--format", container]].concat();
+            let output = paceline(&folder, &args).output().unwrap();
+            let stderr = text(&output.stderr);
+            let path = folder.join(out);
+            if output.status.success() {
+                assert_eq!(stderr, "", "{args:?}");
+                let weights = match container {
+                    "gguf" => path.clone(),
+                    _ => path.join("model.safetensors"),
+                };
+                assert!(weights.metadata().unwrap().len() > 100_000, "{args:?}");
+                good(paceline(
+                    &folder,
+                    &["inspect", "-q", "--no-probe", &format!("./{out}")],
+                ));
+                let removed = if path.is_dir() {
+                    fs::remove_dir_all(&path)
+                } else {
+                    fs::remove_file(&path)
+                };
+                removed.unwrap();
+            } else {
+                assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+                assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
+                assert!(
+                    stderr.contains(&format!("--quant {name}: ")) && stderr.contains("; use q8"),
+                    "{args:?}: {stderr}"
+                );
+                refused.push((name.to_owned(), container));
+            }
+            assert!(!path.exists());
+        }
+    }
+    let is_refused = |name: &str, container| refused.contains(&(name.to_owned(), container));
+    for name in ["tq3_1s", "tq4_1s", "nvfp4", "fp8", "int4-g64"] {
+        for container in ["safetensors", "gguf"] {
+            assert!(is_refused(name, container), "{name} {container}");
+        }
+    }
+    for name in ["q4", "affine6-g32", "bf16", "f32"] {
+        for container in ["safetensors", "gguf"] {
+            assert!(!is_refused(name, container), "{name} {container}");
+        }
+    }
+    for name in ["q4_0", "q4_k", "iq4_xs"] {
+        assert!(
+            is_refused(name, "safetensors") && !is_refused(name, "gguf"),
+            "{name}"
+        );
+    }
+    // Formats of single tensors are looked at in the same way.
+    let one = [
+        "convert",
+        source,
+        "out",
+        "--quant",
+        "q4",
+        "--tensor",
+        "*mlp*=fp8",
+    ];
+    let error = bad(paceline(&folder, &one));
+    assert!(error.contains("--tensor *mlp*=fp8: "), "{error}");
+}
+
+#[test]
+fn a_converted_model_keeps_its_assistant() {
+    let folder = folder("convert-assistant");
+    let convert = |args: &str| {
+        let args = words(args);
+        good(paceline(&folder, &args)).1
+    };
+    let drafts = |model: &str, more: &[&str]| {
+        let mut args = words("run --temperature 0 -n 24 --json -m");
+        args.extend([model, PROMPT]);
+        args.extend(more);
+        let report: Value = serde_json::from_str(&good(paceline(&folder, &args)).0).unwrap();
+        report
+    };
+    let said = convert("convert tiny-gemma4 out");
+    assert!(
+        said.contains("drafter: the assistant in out-assistant"),
+        "{said}"
+    );
+    let (before, after) = (drafts("tiny-gemma4", &[]), drafts("./out", &[]));
+    assert_eq!(after["text"], before["text"]);
+    // How much is drafted depends on the time that rounds take: only who drafts is compared.
+    for report in [&before, &after] {
+        assert_eq!(report["model"]["drafter"], "assistant", "{report}");
+    }
+
+    let said = convert("convert tiny-gemma4 alone --no-drafter");
+    let advice = "drafter: none is written; use --draft assistant:tiny-gemma4-assistant";
+    assert!(said.contains(advice), "{said}");
+    assert!(!folder.join("alone-assistant").exists());
+    // The advice works: bundled drafters have names.
+    let named = drafts("./alone", &["--draft", "assistant:tiny-gemma4-assistant"]);
+    let reason = "the assistant `tiny-gemma4-assistant`";
+    assert_eq!(named["model"]["drafter_reason"], reason);
+
+    let said = convert("convert tiny-gemma4 file.gguf --format gguf --quant q8");
+    assert!(
+        said.contains("GGUF has no affine8-g64: these matrices are stored as q8_0"),
+        "{said}"
+    );
+    assert!(folder.join("file-assistant.gguf").is_file());
+    let said = convert("convert tiny-qwen3.5 qwen");
+    assert!(
+        said.contains("drafter: the MTP head, written with the model"),
+        "{said}"
+    );
+
+    fs::create_dir(folder.join("taken-assistant")).unwrap();
+    let error = bad(paceline(&folder, &["convert", "tiny-gemma4", "taken"]));
+    assert!(error.contains("add --no-drafter"), "{error}");
+    assert!(!folder.join("taken").exists());
+    let error = bad(paceline(&folder, &["run", "--draft", "mtp:nobody", "hi"]));
+    assert!(error.contains("no such drafter: `nobody`"), "{error}");
 }
 
 #[test]
@@ -1486,7 +1620,7 @@ fn what_is_not_whole_in_the_hub_cache_is_named() {
     );
     let mut offline = paceline(&folder, &["pull", "org/model"]);
     offline.env("HF_HUB_OFFLINE", "1");
-    assert!(bad(offline).contains("HF_HUB_OFFLINE is set"));
+    assert!(bad(offline).contains("HF_HUB_OFFLINE forbids"));
     let error = bad(paceline(&folder, &["pull", "no-name"]));
     assert!(
         error.contains("`no-name` is not a repository name: expected ORG/NAME"),
