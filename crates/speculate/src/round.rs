@@ -32,7 +32,7 @@ use std::time::Instant;
 pub enum Finish {
     /// The target chose a stop token. It is the last of the stream's tokens.
     Stop,
-    /// As many tokens as asked for, or as fit the context.
+    /// As many tokens as asked for, or prompt and output fill the context.
     Length,
 }
 
@@ -133,13 +133,19 @@ impl Stream {
         &self.stats
     }
 
+    /// Tokens that the stream may still write: its `max_tokens` in all, and of prompt and
+    /// output together as many as `context`.
+    fn left(&self, context: usize) -> usize {
+        let of_output = self.options.max_tokens.saturating_sub(self.output().len());
+        of_output.min(context.saturating_sub(self.tokens.len()))
+    }
+
     /// What its next draft's length depends on; there is room for none while its
     /// prompt has not ended.
     fn length_input(&self, prompt_ended: bool, context: usize) -> LengthInput<'_> {
-        let left = self.options.max_tokens - self.output().len();
-        // The pending token takes a row, and the last token chosen needs none.
-        let rows = context.saturating_sub(self.tokens.len());
-        let room = rows.min(left.saturating_sub(1)).min(MAX_TENTATIVE);
+        let left = self.left(context);
+        // A round writes one token more than stay of the draft.
+        let room = left.saturating_sub(1).min(MAX_TENTATIVE);
         LengthInput {
             ledger: &self.ledger,
             wish: self.options.draft,
@@ -297,7 +303,7 @@ impl Speculator {
             laws: Vec::new(),
             logprobs: Vec::new(),
             history: History::new(&options.sampling, &prompt),
-            finish: if options.max_tokens == 0 {
+            finish: if options.max_tokens == 0 || prompt.len() >= self.memory.size().context {
                 Some(Finish::Length)
             } else {
                 None
@@ -526,12 +532,14 @@ impl Speculator {
             None => self.b.download(logits),
         };
         let cols = logits.cols();
+        let context = self.memory.size().context;
         let mut row = 0;
         for (stream, share) in streams
             .iter_mut()
             .zip(shares)
             .filter(|(_, share)| share.ends)
         {
+            let left = stream.left(context);
             let Stream {
                 tokens,
                 draft,
@@ -573,7 +581,6 @@ impl Speculator {
             history.push(verdict.pending);
             row += share.drafted + 1;
 
-            let left = options.max_tokens - (known - *n_prompt);
             for &token in draft[..verdict.n_accepted]
                 .iter()
                 .chain([&verdict.pending])
@@ -585,9 +592,7 @@ impl Speculator {
                     break;
                 }
             }
-            let full = tokens.len() > self.memory.size().context
-                || tokens.len() - *n_prompt >= options.max_tokens;
-            if finish.is_none() && full {
+            if finish.is_none() && tokens.len() == known + left {
                 *finish = Some(Finish::Length);
             }
             stats.emitted += (tokens.len() - known) as u64;
