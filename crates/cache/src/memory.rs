@@ -26,7 +26,10 @@ impl MemorySize {
         match window {
             None => whole,
             // A step's rows look back one window, and either end may cut a page.
-            Some(w) => whole.min((w + self.step_rows + MAX_TENTATIVE).div_ceil(PAGE_ROWS) + 1),
+            Some(w) => {
+                let rows = w.saturating_add(self.step_rows);
+                whole.min(rows.saturating_add(MAX_TENTATIVE).div_ceil(PAGE_ROWS) + 1)
+            }
         }
     }
 }
@@ -77,6 +80,10 @@ impl Sequence {
 
 impl Memory {
     /// Takes device memory for `plan`.
+    ///
+    /// # Panics
+    ///
+    /// If pages or slots do not [have numbers](Memory::has_numbers).
     pub fn new(backend: &dyn Backend, plan: MemoryPlan, size: MemorySize) -> Self {
         let pools: Vec<PagePool> = plan
             .groups
@@ -122,21 +129,36 @@ impl Memory {
         }
     }
 
-    /// Bytes that `plan` takes at `size`, for a plan made before loading.
+    /// Bytes that `plan` takes at `size`, for a plan made before loading. More than there can
+    /// be count as `usize::MAX`.
     pub fn bytes(plan: &MemoryPlan, size: &MemorySize) -> usize {
+        let product = |factors: &[usize]| factors.iter().fold(1usize, |n, &f| n.saturating_mul(f));
         let kv = plan.groups.iter().flat_map(|g| {
-            let rows = size.sequences * size.pages(g.window) * PAGE_ROWS;
-            g.layers
-                .iter()
-                .map(move |&(heads, head_dim)| rows * heads * size.kv_format.row_bytes(head_dim))
+            let rows = product(&[size.sequences, size.pages(g.window), PAGE_ROWS]);
+            g.layers.iter().map(move |&(heads, head_dim)| {
+                product(&[rows, heads, size.kv_format.row_bytes(head_dim)])
+            })
         });
         let delta = plan.delta.iter().map(|d| {
             let state = d.value_heads * d.key_dim * d.value_dim;
             let updates = MAX_TENTATIVE * d.value_heads * (d.key_dim + d.value_dim + 1);
             let history = (d.conv_taps - 1 + MAX_TENTATIVE) * d.channels();
-            4 * 2 * size.sequences * (state + updates + history)
+            product(&[4 * 2, size.sequences, state + updates + history])
         });
-        kv.chain(delta).sum()
+        kv.chain(delta).fold(0, usize::saturating_add)
+    }
+
+    /// Bytes of several `plans` at `size`, as of [`Memory::bytes`].
+    pub fn all_bytes(plans: &[MemoryPlan], size: &MemorySize) -> usize {
+        let bytes = plans.iter().map(|plan| Memory::bytes(plan, size));
+        bytes.fold(0, usize::saturating_add)
+    }
+
+    /// Whether pages and slots of `plan` at `size` have numbers: fewer than 2³² − 1 of a kind.
+    pub fn has_numbers(plan: &MemoryPlan, size: &MemorySize) -> bool {
+        let pages = plan.groups.iter().map(|g| size.pages(g.window)).max();
+        let most = pages.unwrap_or(0).max(2).checked_mul(size.sequences);
+        most.is_some_and(|n| n < NO_PAGE as usize)
     }
 
     /// What is remembered of each row.

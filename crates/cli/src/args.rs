@@ -142,6 +142,10 @@ pub(crate) struct LoadArgs {
     /// the system can have back. auto packs what fits the free memory, and leaves there what does not
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub(crate) weights: Weights,
+    /// Memory that weights and KV cache may take together on a CPU, such as 12GB; a model that needs
+    /// more is not started [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<u64>,
     /// Prompt tokens run in one step, at most [default: 256, on a GPU 1024]
     #[arg(long, value_name = "TOKENS", value_parser = count)]
     pub(crate) chunk: Option<usize>,
@@ -649,6 +653,26 @@ fn count(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| "expected a number such as 4096 or 4k".into())
 }
 
+/// Bytes, such as `12GB`, `800MB` or `1.5T`.
+fn size(text: &str) -> Result<u64, String> {
+    let upper = text.trim().to_ascii_uppercase();
+    let digits = upper.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match upper[digits.len()..].trim_end_matches('B') {
+        "" => 1.0,
+        "K" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        _ => f64::NAN,
+    };
+    let bytes = digits.trim().parse::<f64>().unwrap_or(f64::NAN) * unit;
+    if (1.0..1e18).contains(&bytes) {
+        Ok(bytes as u64)
+    } else {
+        Err("expected a size such as 12GB or 800MB".into())
+    }
+}
+
 /// A key that keeps somebody out: an empty one, of a variable that is not set, would
 /// let everyone in.
 fn api_key(text: &str) -> Result<String, String> {
@@ -764,6 +788,27 @@ mod tests {
             "9999999999999999m",
         ] {
             assert!(count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_of_memory_have_units() {
+        assert_eq!(size("12GB"), Ok(12_000_000_000));
+        assert_eq!(size("1.5 g"), Ok(1_500_000_000));
+        assert_eq!(size("800m"), Ok(800_000_000));
+        assert_eq!(size("1000"), Ok(1000));
+        for bad in [
+            "",
+            "GB",
+            "-1GB",
+            "0",
+            "nan",
+            "inf",
+            "12XB",
+            "1e30",
+            "12 gigabytes",
+        ] {
+            assert!(size(bad).is_err(), "{bad}");
         }
     }
 

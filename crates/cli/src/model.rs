@@ -6,7 +6,10 @@ use crate::{gpu, machine, places, progress};
 use anyhow::{Result, anyhow, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
-use engine::{DraftChoice, LoadOptions, Model, ModelInfo, Placement, Probing, Source, Text};
+use engine::{
+    DraftChoice, EngineError, LoadOptions, Model, ModelInfo, Placement, Probing, Source, Text,
+    TooLarge,
+};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -49,7 +52,28 @@ pub(crate) fn load(name: &str, args: &LoadArgs, sequences: usize) -> Result<Mode
     progress::patiently(&format!("loading {name}"), || {
         engine::load(backend, &resolved.source, &options)
     })
-    .map_err(|e| anyhow!(e).context(format!("cannot load `{name}`")))
+    .map_err(|e| explained(e).context(format!("cannot load `{name}`")))
+}
+
+/// `error`, with the options that help where memory is too small.
+fn explained(error: EngineError) -> anyhow::Error {
+    let EngineError::TooLarge(TooLarge {
+        weights, sequences, ..
+    }) = error
+    else {
+        return anyhow!(error);
+    };
+    let mut less = vec!["a smaller --context", "--kv q8_0"];
+    if sequences > 1 {
+        less.insert(0, "a smaller --parallel");
+    }
+    if weights > 0 {
+        less.push("--weights mapped");
+    }
+    anyhow!(
+        "{error}; {} needs less, and --memory SIZE allows more",
+        less.join(" or ")
+    )
 }
 
 /// The engine's options for `args`.
@@ -64,6 +88,7 @@ pub(crate) fn options(
             other => Ok(other.clone()),
         }
     };
+    let memory = args.memory.or(machine::ram().map(|ram| ram.available));
     Ok(LoadOptions {
         draft: match &args.draft {
             DraftChoice::Eagle3(Source::Folder(path)) => {
@@ -92,11 +117,12 @@ pub(crate) fn options(
         chunk: args.chunk,
         kv_format: args.kv,
         quantize: args.quant.map(models::Quantize::new),
-        weights: match (args.weights, machine::ram()) {
+        weights: match (args.weights, memory) {
             (Weights::Mapped, _) => Placement::Mapped,
-            (Weights::Auto, Some(ram)) => Placement::Auto(ram.available),
+            (Weights::Auto, Some(bytes)) => Placement::Auto(bytes),
             (Weights::Packed, _) | (Weights::Auto, None) => Placement::Packed,
         },
+        memory_limit: memory,
     })
 }
 

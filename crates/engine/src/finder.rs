@@ -3,6 +3,7 @@
 
 use crate::hashes::Hashes;
 use crate::load::{DraftChoice, EngineError, LoadOptions, quantized};
+use crate::placement::{Budget, TooLarge};
 use crate::preflight::{Preflight, Probing};
 use crate::source::Source;
 use backend::{Backend, KvFormat};
@@ -57,6 +58,14 @@ impl Found {
     }
 }
 
+/// `error`, unless memory is too small: then another drafter is no answer.
+fn unless_too_large(error: EngineError) -> Result<EngineError, EngineError> {
+    match error {
+        EngineError::TooLarge(_) => Err(error),
+        other => Ok(other),
+    }
+}
+
 /// What choosing a drafter needs.
 pub(crate) struct Finder<'a> {
     pub(crate) b: &'a dyn Backend,
@@ -69,6 +78,7 @@ pub(crate) struct Finder<'a> {
     /// The tokens that a head scores, unless all.
     pub(crate) shortlist: Option<Vec<u32>>,
     pub(crate) size: MemorySize,
+    pub(crate) budget: Budget,
     pub(crate) hashes: Hashes,
     /// Why heads that are there are not used.
     pub(crate) refused: Vec<String>,
@@ -90,7 +100,7 @@ impl Finder<'_> {
                 match self.own_mtp() {
                     Ok(Some(found)) => return Ok(found),
                     Ok(None) => {}
-                    Err(error) => self.refuse(error.to_string(), OWN_REMEDY),
+                    Err(error) => self.refuse(unless_too_large(error)?.to_string(), OWN_REMEDY),
                 }
                 let what = match self.target.family() {
                     "qwen3_5" => "this qwen3_5 checkpoint has no MTP head and promises none; \
@@ -98,42 +108,43 @@ impl Finder<'_> {
                         .to_owned(),
                     other => format!("targets of the family {other} have no MTP heads"),
                 };
-                self.elsewhere().ok_or_else(|| missing("mtp", &what, self))
+                let found = self.elsewhere()?;
+                found.ok_or_else(|| missing("mtp", &what, self))
             }
             DraftChoice::Assistant(Some(source)) => {
                 self.asked_for("assistant", source, Self::assistant)
             }
             DraftChoice::Assistant(None) => match self.source.assistant_beside() {
                 Some(source) => self.asked_for("assistant", &source, Self::assistant),
-                None => self.elsewhere().ok_or_else(|| {
+                None => self.elsewhere()?.ok_or_else(|| {
                     let what = "none lies beside the model; name one with --draft assistant:PATH";
                     missing("assistant", what, self)
                 }),
             },
             DraftChoice::Eagle3(source) => self.asked_for("eagle3", source, Self::eagle3),
-            DraftChoice::Auto => Ok(self.best()),
+            DraftChoice::Auto => self.best(),
         }
     }
 
     /// The best that there is; heads that cannot be used are part of the reason.
-    fn best(&mut self) -> Found {
+    fn best(&mut self) -> Result<Found, EngineError> {
         match self.own_mtp() {
-            Ok(Some(found)) => return found,
+            Ok(Some(found)) => return Ok(found),
             Ok(None) => {}
-            Err(error) => self.refuse(error.to_string(), OWN_REMEDY),
+            Err(error) => self.refuse(unless_too_large(error)?.to_string(), OWN_REMEDY),
         }
         if self.target.family() == "gemma4"
             && let Some(source) = self.source.assistant_beside()
         {
             match self.assistant(&source) {
-                Ok(found) => return found,
-                Err(error) => self.refuse_apart(&source, &error),
+                Ok(found) => return Ok(found),
+                Err(error) => self.refuse_apart(&source, &unless_too_large(error)?),
             }
         }
-        match self.elsewhere() {
+        Ok(match self.elsewhere()? {
             Some(found) => found,
             None => Found::ngram(self.explain("no draft head in or beside the checkpoint")),
-        }
+        })
     }
 
     /// `what`, or why the heads that are there are not used, and what to do.
@@ -165,21 +176,25 @@ impl Finder<'_> {
         source: &Source,
         load: fn(&mut Self, &Source) -> Result<Found, EngineError>,
     ) -> Result<Found, EngineError> {
-        load(self, source).map_err(|error| EngineError::NoDrafter {
+        let error = match load(self, source) {
+            Ok(found) => return Ok(found),
+            Err(error) => unless_too_large(error)?,
+        };
+        Err(EngineError::NoDrafter {
             asked,
             reason: format!("`{}`: {error}; {APART_REMEDY}", source.place()),
         })
     }
 
     /// The first of the other places that has a drafter for this target.
-    fn elsewhere(&mut self) -> Option<Found> {
+    fn elsewhere(&mut self) -> Result<Option<Found>, EngineError> {
         for source in &self.options.drafters {
             match self.by_kind(source) {
-                Ok(found) => return Some(found),
-                Err(error) => self.refuse_apart(source, &error),
+                Ok(found) => return Ok(Some(found)),
+                Err(error) => self.refuse_apart(source, &unless_too_large(error)?),
             }
         }
-        None
+        Ok(None)
     }
 
     /// A drafter of the kind that its configuration names.
@@ -197,7 +212,7 @@ impl Finder<'_> {
     }
 
     /// The checkpoint's MTP head, if its family has such heads and it has one.
-    fn own_mtp(&mut self) -> Result<Option<Found>, ModelError> {
+    fn own_mtp(&mut self) -> Result<Option<Found>, EngineError> {
         if self.target.family() != "qwen3_5" || !Qwen35Mtp::is_in(self.checkpoint)? {
             return Ok(None);
         }
@@ -214,30 +229,32 @@ impl Finder<'_> {
     }
 
     /// The MTP head in `checkpoint`.
-    fn mtp(&self, checkpoint: &Checkpoint, reason: String) -> Result<Found, ModelError> {
+    fn mtp(&self, checkpoint: &Checkpoint, reason: String) -> Result<Found, EngineError> {
         let mut head = Qwen35Mtp::load(self.b, checkpoint, self.target)?;
         if let Some(ids) = &self.shortlist {
             head = head.with_shortlist(self.b, self.checkpoint, self.target, ids)?;
         }
         let census = Qwen35Mtp::census(checkpoint, self.target)?;
-        Ok(self.chained(head, Some(census), reason))
+        Ok(self.chained(head, Some(census), reason)?)
     }
 
-    /// A drafter that chains `head` on itself.
+    /// A drafter that chains `head` on itself, if its KV cache fits beside the target's.
     fn chained(
         &self,
         head: impl ChainedHead + 'static,
         census: Option<Census>,
         reason: String,
-    ) -> Found {
+    ) -> Result<Found, TooLarge> {
         let plan = head.plan();
+        self.budget
+            .check(&[self.target.plan(), plan.clone()], &self.size)?;
         let shortlist = head.shortlist().map(|list| list.ids().len());
         let size = MemorySize {
             kv_format: self.size.kv_format.of_draft_head(),
             ..self.size
         };
         let memory = Memory::new(self.b, plan.clone(), size);
-        Found {
+        Ok(Found {
             drafter: Some(Box::new(Chained::new(head, memory))),
             reason,
             plan: Some(plan),
@@ -247,7 +264,7 @@ impl Finder<'_> {
                 ..Preflight::default()
             },
             ..Found::default()
-        }
+        })
     }
 
     fn assistant(&mut self, source: &Source) -> Result<Found, EngineError> {
@@ -274,7 +291,7 @@ impl Finder<'_> {
         let head = Eagle3::load(self.b, &checkpoint, self.target)?;
         let reason = format!("the EAGLE-3 head `{}`", source.name());
         fits(&head.plan(), self.size.kv_format.of_draft_head())?;
-        let found = self.chained(head, None, reason);
+        let found = self.chained(head, None, reason)?;
         self.apart(source, &checkpoint, found)
     }
 

@@ -29,7 +29,7 @@ pub use load::{
     DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, EngineError, LoadOptions, Model,
     ModelInfo, load,
 };
-pub use placement::Placement;
+pub use placement::{Placement, TooLarge};
 pub use preflight::{
     Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
 };

@@ -2,7 +2,7 @@
 
 use crate::finder::{Finder, Found, fits, ngram};
 use crate::hashes::Hashes;
-use crate::placement::{self, Placement};
+use crate::placement::{self, Budget, Placement, TooLarge};
 use crate::preflight::{self, Key, Preflight, Probing, TrialResult};
 use crate::request::Rejected;
 use crate::shortlist::DraftVocabulary;
@@ -97,6 +97,9 @@ pub struct LoadOptions {
     pub quantize: Option<Quantize>,
     /// Where weights are while the model runs.
     pub weights: Placement,
+    /// Bytes of the host's memory that packed weights and the KV cache may take together;
+    /// no limit if absent, as on a device with memory of its own, which has limits of its own.
+    pub memory_limit: Option<u64>,
 }
 
 /// Tokens of a sequence where nobody says otherwise.
@@ -122,6 +125,7 @@ impl Default for LoadOptions {
             kv_format: KvFormat::both(&quant::BF16),
             quantize: None,
             weights: Placement::default(),
+            memory_limit: None,
         }
     }
 }
@@ -153,6 +157,9 @@ pub enum EngineError {
     /// An option is out of range.
     #[error("{0}")]
     BadOption(String),
+    /// Weights and KV cache take more memory than they may.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
     /// The request cannot be taken.
     #[error(transparent)]
     Rejected(#[from] Rejected),
@@ -310,6 +317,12 @@ pub fn load(
         ));
     }
     fits(&target.plan(), size.kv_format)?;
+    let budget = Budget {
+        // A device with memory of its own says by itself when it is full.
+        limit: options.memory_limit.filter(|_| b.left_in_files().is_some()),
+        weights: if placed.mapped { 0 } else { checkpoint.bytes() },
+    };
+    budget.check(&[target.plan()], &size)?;
     let mut finder = Finder {
         b: &*b,
         source,
@@ -319,6 +332,7 @@ pub fn load(
         mapped: placed.mapped,
         shortlist: options.draft_vocab.ids(target.vocab_size(), &text),
         size,
+        budget,
         hashes,
         refused: Vec::new(),
         remedy: None,
@@ -410,7 +424,7 @@ pub fn load(
         weights: if placed.mapped { "mapped" } else { "packed" },
         weights_reason: placed.reason,
         step_bytes: step_bytes(&checkpoint),
-        memory_bytes: plans.iter().map(|plan| Memory::bytes(plan, &size)).sum(),
+        memory_bytes: Memory::all_bytes(&plans, &size),
         kv_format: size.kv_format.to_string(),
         drafter: speculator.drafter(),
         drafter_reason: found.reason,

@@ -7,8 +7,9 @@
 
 use crate::load::{EngineError, LoadOptions};
 use backend::Backend;
-use cache::{Memory, MemorySize};
+use cache::{Memory, MemoryPlan, MemorySize};
 use models::Target;
+use std::fmt;
 use weights::Checkpoint;
 
 /// Where weights are to be.
@@ -21,6 +22,68 @@ pub enum Placement {
     Packed,
     /// In their files.
     Mapped,
+}
+
+/// Weights and KV cache take more memory than they may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge {
+    /// Bytes of packed weights; 0 where they stay in their files.
+    pub weights: u64,
+    /// Bytes of keys, values and recurrent states of all requests.
+    pub remembered: u64,
+    /// Bytes that both may take together.
+    pub limit: u64,
+    /// Requests at once.
+    pub sequences: usize,
+    /// Tokens of each, prompt and output together.
+    pub context: usize,
+}
+
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gb = |bytes: u64| bytes as f64 / 1e9;
+        write!(
+            f,
+            "the KV cache of {} requests of {} tokens needs {:.1} GB",
+            self.sequences,
+            self.context,
+            gb(self.remembered)
+        )?;
+        if self.weights > 0 {
+            write!(f, ", the weights {:.1} GB", gb(self.weights))?;
+        }
+        write!(f, "; {:.1} GB are free", gb(self.limit))
+    }
+}
+
+impl std::error::Error for TooLarge {}
+
+/// The memory that a model may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    /// Bytes in all; no limit if absent.
+    pub(crate) limit: Option<u64>,
+    /// Bytes of packed weights.
+    pub(crate) weights: u64,
+}
+
+impl Budget {
+    /// Checks what all of `plans` take at `size`, before any of it is allocated.
+    pub(crate) fn check(&self, plans: &[MemoryPlan], size: &MemorySize) -> Result<(), TooLarge> {
+        let remembered = Memory::all_bytes(plans, size) as u64;
+        let limit = self.limit.unwrap_or(isize::MAX as u64);
+        let fits = self.weights.saturating_add(remembered) <= limit;
+        if fits && plans.iter().all(|plan| Memory::has_numbers(plan, size)) {
+            return Ok(());
+        }
+        Err(TooLarge {
+            weights: self.weights,
+            remembered,
+            limit,
+            sequences: size.sequences,
+            context: size.context,
+        })
+    }
 }
 
 /// Where they are, and why.
@@ -113,6 +176,43 @@ mod tests {
         let (weights, reason) = place(Placement::Auto(1 << 20));
         assert_eq!(weights, "mapped");
         assert!(reason.ends_with("of the 0.0 GB that are free"), "{reason}");
+    }
+
+    #[test]
+    fn a_kv_cache_that_does_not_fit_is_an_error_before_it_is_allocated() {
+        let load = |sequences, context, memory_limit| {
+            let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+            let options = LoadOptions {
+                probing: Probing::Skip {
+                    reason: "a test".into(),
+                },
+                sequences,
+                context,
+                memory_limit,
+                ..LoadOptions::default()
+            };
+            let cpu = Arc::new(cpu::Cpu::new(cpu::CpuOptions::default()).unwrap());
+            match load(cpu, &Source::Folder(models.join("tiny-qwen3.5")), &options) {
+                Ok(model) => Ok(model.info.memory_bytes),
+                Err(crate::EngineError::TooLarge(too_large)) => Err(too_large),
+                Err(other) => panic!("{other}"),
+            }
+        };
+        let one = load(1, Some(512), None).unwrap() as u64;
+        let weights = load(1, Some(512), Some(one)).unwrap_err().weights;
+        assert!(load(1, Some(512), Some(one + weights)).is_ok());
+        // The head's part counts as well.
+        let short = load(1, Some(512), Some(one + weights - 1)).unwrap_err();
+        assert_eq!(
+            (short.remembered, short.sequences, short.context),
+            (one, 1, 512)
+        );
+        for sequences in [1 << 20, 1 << 40, usize::MAX] {
+            let error = load(sequences, None, Some(1 << 40)).unwrap_err();
+            assert_eq!(error.sequences, sequences);
+        }
+        // Too many pages for their numbers, whatever memory there is.
+        assert!(load(usize::MAX, None, None).is_err());
     }
 
     #[test]
