@@ -37,6 +37,11 @@ pub const JSON_DEPTH_MAX: usize = 64;
 /// Weight of a request's JSON, in values of 72 bytes. A value takes that for as little as 2 bytes
 /// of text and an object seven times as much, so the body's size alone does not bound it.
 pub const JSON_WEIGHT_MAX: usize = 1 << 20;
+/// Weight of a conversation: some 20,000 messages, or half as many made of parts. A chat template
+/// takes three times as much of memory as its messages.
+pub const MESSAGES_WEIGHT_MAX: usize = 1 << 18;
+/// Weight of a list of tools.
+pub const TOOLS_WEIGHT_MAX: usize = 1 << 17;
 /// Weight of what is not a prompt or a list of tools.
 pub const OTHER_WEIGHT_MAX: usize = 10_000;
 /// Entries of `logit_bias`.

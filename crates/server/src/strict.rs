@@ -12,10 +12,17 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 
 use crate::errors::{ApiError, excerpt};
-use crate::limits::{JSON_DEPTH_MAX, JSON_WEIGHT_MAX, OTHER_WEIGHT_MAX};
+use crate::limits::{
+    JSON_DEPTH_MAX, JSON_WEIGHT_MAX, MESSAGES_WEIGHT_MAX, OTHER_WEIGHT_MAX, TOOLS_WEIGHT_MAX,
+};
 
-/// Fields that carry what a model is to read, and may be large.
-const LARGE_FIELDS: &[&str] = &["messages", "prompt", "tools", "functions"];
+/// Fields that carry what a model is to read, with the weight that each may have.
+const LARGE_FIELDS: &[(&str, usize)] = &[
+    ("messages", MESSAGES_WEIGHT_MAX),
+    ("prompt", JSON_WEIGHT_MAX),
+    ("tools", TOOLS_WEIGHT_MAX),
+    ("functions", TOOLS_WEIGHT_MAX),
+];
 
 /// Weight of a value, 72 bytes: [`Value`] itself.
 const VALUE: usize = 1;
@@ -27,18 +34,20 @@ const NAME: usize = 2;
 /// Reads `bytes` as one JSON object.
 pub(crate) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
     check_shape(bytes)?;
-    let top = Top {
-        other: Cell::new(0),
-        refusal: RefCell::default(),
-    };
+    let refusal = RefCell::default();
     let mut text = serde_json::Deserializer::from_slice(bytes);
-    let parsed = (&top)
+    let reader = Reader {
+        refusal: &refusal,
+        at: &At::Top,
+        weight: &Weight::up_to(OTHER_WEIGHT_MAX),
+    };
+    let parsed = reader
         .deserialize(&mut text)
         .and_then(|value| text.end().map(|()| value));
     match parsed {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(ApiError::request("the body must be a JSON object")),
-        Err(error) => Err(top.refusal.take().unwrap_or_else(|| {
+        Err(error) => Err(refusal.take().unwrap_or_else(|| {
             ApiError::request(format!(
                 "the body is not valid JSON (line {}, column {})",
                 error.line(),
@@ -92,32 +101,18 @@ fn check_shape(bytes: &[u8]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What is known while a request is read.
-struct Top {
-    /// Weight of the values outside [`LARGE_FIELDS`] so far.
-    other: Cell<usize>,
-    /// Why the request is refused, if it is JSON.
-    refusal: RefCell<Option<ApiError>>,
+/// Weight of the values of one large field, or of all others, so far and at most.
+struct Weight {
+    spent: Cell<usize>,
+    most: usize,
 }
 
-impl Top {
-    /// Ends the reading.
-    fn refuse<E: Error>(&self, refusal: ApiError) -> E {
-        self.refusal.replace(Some(refusal));
-        E::custom("refused")
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for &Top {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Value, D::Error> {
-        let at = At::Top;
-        json.deserialize_any(Reader {
-            top: self,
-            at: &at,
-            is_large: false,
-        })
+impl Weight {
+    fn up_to(most: usize) -> Self {
+        Weight {
+            spent: Cell::new(0),
+            most,
+        }
     }
 }
 
@@ -141,34 +136,41 @@ impl fmt::Display for At<'_> {
 
 /// Reads one value.
 struct Reader<'a> {
-    top: &'a Top,
+    /// Why the request is refused, if it is JSON.
+    refusal: &'a RefCell<Option<ApiError>>,
     at: &'a At<'a>,
-    is_large: bool,
+    weight: &'a Weight,
 }
 
 impl Reader<'_> {
+    /// Ends the reading.
+    fn refuse<E: Error>(&self, refusal: ApiError) -> E {
+        self.refusal.replace(Some(refusal));
+        E::custom("refused")
+    }
+
     fn weigh<E: Error>(&self, weight: usize) -> Result<(), E> {
-        if self.is_large {
+        let Weight { spent, most } = self.weight;
+        spent.set(spent.get() + weight);
+        if spent.get() <= *most {
             return Ok(());
         }
-        let all = self.top.other.get() + weight;
-        self.top.other.set(all);
-        if all > OTHER_WEIGHT_MAX {
-            let mut field = self.at;
-            while let At::Field(outer, _) | At::Item(outer, _) = field
-                && !matches!(outer, At::Top)
-            {
-                field = outer;
-            }
-            return Err(self.top.refuse(ApiError::field(
-                field.to_string(),
-                format!(
-                    "is too large: {OTHER_WEIGHT_MAX} values at most outside of {}",
-                    LARGE_FIELDS.join(", ")
-                ),
-            )));
+        let mut field = self.at;
+        while let At::Field(outer, _) | At::Item(outer, _) = field
+            && !matches!(outer, At::Top)
+        {
+            field = outer;
         }
-        Ok(())
+        let field = field.to_string();
+        let objects = most / (VALUE + OBJECT + NAME);
+        let beside = match LARGE_FIELDS.iter().any(|(name, _)| *name == field) {
+            true => "",
+            false => ", with all other fields but messages, prompt and tools",
+        };
+        Err(self.refuse(ApiError::field(
+            field,
+            format!("has too many values: {most} numbers or {objects} objects at most{beside}"),
+        )))
     }
 }
 
@@ -241,13 +243,15 @@ impl<'de> Visitor<'de> for Reader<'_> {
             let at = At::Field(self.at, &name);
             if map.contains_key(&name) {
                 let twice = ApiError::field(at.to_string(), "is there twice; send it once");
-                return Err(self.top.refuse(twice));
+                return Err(self.refuse(twice));
             }
-            let is_top = matches!(self.at, At::Top);
+            let large = LARGE_FIELDS.iter().find(|(large, _)| *large == name);
+            let large = large.filter(|_| matches!(self.at, At::Top));
+            let large = large.map(|&(_, most)| Weight::up_to(most));
             let field = Reader {
-                top: self.top,
+                refusal: self.refusal,
                 at: &at,
-                is_large: self.is_large || is_top && LARGE_FIELDS.contains(&name.as_str()),
+                weight: large.as_ref().unwrap_or(self.weight),
             };
             field.weigh(NAME)?;
             let value = json.next_value_seed(field)?;
@@ -336,9 +340,9 @@ mod tests {
                 serde_json::from_str(&objects(field, most + 4).unwrap_err()).unwrap();
             assert_eq!(error["error"]["param"], field);
         }
-        for field in LARGE_FIELDS {
-            assert!(objects(field, most + 4).is_ok());
-            assert!(objects(field, JSON_WEIGHT_MAX / each).is_err());
+        for (field, weight) in LARGE_FIELDS {
+            assert!(objects(field, weight / each - 2).is_ok());
+            assert!(objects(field, weight / each + 4).is_err());
         }
         // It is what all of them take together that counts.
         let half = vec!["0"; OTHER_WEIGHT_MAX / 2].join(",");

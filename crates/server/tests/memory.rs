@@ -46,7 +46,7 @@ async fn busy() -> (Server, Exchange) {
 async fn a_request_that_waits_holds_at_most_three_times_its_body() {
     let (server, _running) = busy().await;
     let long = "x".repeat(4 << 20);
-    let zz = objects(100_000);
+    let zz = objects(15_000);
     let ids = vec!["1"; 8000].join(",");
     let options = r#""max_tokens":5,"temperature":0"#;
     for (what, path, body) in [
