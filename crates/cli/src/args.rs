@@ -262,14 +262,10 @@ pub(crate) struct ConvertArgs {
     /// first that fits counts
     #[arg(long, value_name = "PATTERN=FORMAT", value_parser = tensor_format, requires = "quant", help_heading = "Format")]
     pub(crate) tensor: Vec<TensorFormat>,
-    /// Kind of file: a folder of safetensors as MLX has it, or one GGUF file
-    #[arg(
-        long,
-        value_name = "KIND",
-        default_value = "safetensors",
-        help_heading = "Format"
-    )]
-    pub(crate) format: Container,
+    /// Kind of file: a folder of safetensors as MLX has it, or one GGUF file; gguf where OUT ends in
+    /// .gguf, else safetensors
+    #[arg(long, value_name = "KIND", help_heading = "Format")]
+    pub(crate) format: Option<Container>,
     /// Take the tokenizer of a GGUF file from this model: a drafter has none of its own
     #[arg(long, value_name = "MODEL", help_heading = "Format")]
     pub(crate) tokenizer: Option<String>,

@@ -17,14 +17,21 @@ use weights::{Checkpoint, Data, Recipe};
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
-    if args.format == Container::Gguf && !resolve::is_gguf_name(&args.out) {
-        bail!(
+    let is_gguf_name = resolve::is_gguf_name(&args.out);
+    let container = match (args.format, is_gguf_name) {
+        (Some(Container::Gguf), false) => bail!(
             "the name of a GGUF file must end in .gguf, unlike `{}`",
             args.out.display()
-        );
-    }
+        ),
+        (Some(Container::Safetensors), true) => bail!(
+            "--format safetensors writes a folder, whose name must not end in .gguf, unlike `{}`",
+            args.out.display()
+        ),
+        (_, true) => Container::Gguf,
+        (_, false) => Container::Safetensors,
+    };
     for (option, format) in formats(args) {
-        if let Some(why) = refusal(format, args.format) {
+        if let Some(why) = refusal(format, container) {
             bail!("{option}: {why}");
         }
     }
@@ -44,7 +51,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
     let write = |recipe: &Recipe<'_>, to: &Path, files: &[(String, Vec<u8>)]| -> Result<()> {
         let mut bar = progress::ByteBar::new(&format!("writing {}", to.display()), !output.quiet);
         let mut progress = |done, total| bar.set(done, total);
-        match args.format {
+        match container {
             Container::Safetensors => recipe.write(to, files, &mut progress)?,
             Container::Gguf => {
                 let vocabulary = vocabulary(recipe, files)?;
@@ -53,7 +60,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         }
         bar.clear();
         if !output.quiet {
-            if args.format == Container::Gguf {
+            if container == Container::Gguf {
                 for (from, to) in replaced(recipe) {
                     say!("GGUF has no {from}: these matrices are stored as {to}");
                 }
@@ -81,7 +88,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
             assistant_out.display()
         );
     }
-    let assistant_files = |assistant: &Source| match args.format {
+    let assistant_files = |assistant: &Source| match container {
         Container::Safetensors => assistant.side_files(),
         // A GGUF file has a vocabulary, and a drafter's is its target's.
         Container::Gguf => Ok(files.clone()),
@@ -220,7 +227,7 @@ fn refusal(format: &'static Format, container: Container) -> Option<String> {
     match container {
         _ if holds => None,
         Container::Safetensors => Some(format!(
-            "only GGUF files hold this format; use {instead}, or add --format gguf and let OUT end in .gguf"
+            "only GGUF files hold this format; use {instead}, or let OUT end in .gguf"
         )),
         Container::Gguf => Some(format!("GGUF files do not hold this format; use {instead}")),
     }

@@ -14,6 +14,13 @@ use std::process::ExitCode;
 
 /// Runs `pull`: what has been fetched is printed, one path a line.
 pub(crate) fn run(args: &PullArgs, output: OutputArgs) -> Result<ExitCode> {
+    if bundled::find(&args.model).is_some() {
+        bail!(
+            "`{}` is part of paceline and needs no download: use it with -m {}",
+            args.model,
+            args.model
+        );
+    }
     let (id, quant, revision) = resolve::parts(&args.model);
     let repo = RepoId::parse(id)?;
     // Said even with --quiet: nothing else shows why nothing happens.
@@ -143,7 +150,10 @@ pub(crate) fn remove(args: &RmArgs, output: OutputArgs) -> Result<ExitCode> {
     let repos: Vec<RepoId> = args
         .models
         .iter()
-        .map(|name| Ok(RepoId::parse(name)?))
+        .map(|name| match bundled::find(name) {
+            Some(_) => bail!("`{name}` is part of paceline and cannot be removed"),
+            None => Ok(RepoId::parse(name)?),
+        })
         .collect::<Result<_>>()?;
     for repo in repos {
         let head = places::heads().map(|root| hub::head::folder(&root, &repo));

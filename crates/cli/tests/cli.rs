@@ -1348,7 +1348,7 @@ fn a_conversion_that_loses_nothing_answers_the_same() {
         ),
         (
             &["tiny-qwen3.5", "x", "--quant", "q4_0"],
-            "--quant q4_0: only GGUF files hold this format; use q8, q6, q4 or bf16, or add --format gguf",
+            "--quant q4_0: only GGUF files hold this format; use q8, q6, q4 or bf16, or let OUT end in .gguf",
         ),
     ] {
         let error = bad(paceline(&folder, &[&["convert"], args].concat()));
@@ -1475,7 +1475,7 @@ fn a_converted_model_keeps_its_assistant() {
     let reason = "the assistant `tiny-gemma4-assistant`";
     assert_eq!(named["model"]["drafter_reason"], reason);
 
-    let said = convert("convert tiny-gemma4 file.gguf --format gguf --quant q8");
+    let said = convert("convert tiny-gemma4 file.gguf --quant q8");
     assert!(
         said.contains("GGUF has no affine8-g64: these matrices are stored as q8_0"),
         "{said}"
@@ -1486,6 +1486,15 @@ fn a_converted_model_keeps_its_assistant() {
         said.contains("drafter: the MTP head, written with the model"),
         "{said}"
     );
+
+    // A folder called like a file would not be found again.
+    let args = words("convert tiny-qwen3.5 folder.gguf --format safetensors");
+    let error = bad(paceline(&folder, &args));
+    assert!(error.contains("must not end in .gguf"), "{error}");
+    for (command, words) in [("pull", "needs no download"), ("rm", "cannot be removed")] {
+        let error = bad(paceline(&folder, &[command, "tiny-gemma4"]));
+        assert!(error.contains(words), "{error}");
+    }
 
     fs::create_dir(folder.join("taken-assistant")).unwrap();
     let error = bad(paceline(&folder, &["convert", "tiny-gemma4", "taken"]));
