@@ -277,6 +277,50 @@ PIECES = {
     "do_nothing_branches": "{% if messages %}{% elif 1 %}{% else %}{% endif %}x{% if false %}y{% endif %}",
 }
 
+# Templates of this repository, by folder; the test takes them from there.
+MODELS = pathlib.Path(__file__).parents[3] / "models"
+NESTED = [
+    {
+        "type": "function",
+        "function": {
+            "name": "plan",
+            "parameters": {
+                "type": "object",
+                "properties": {"b": {"type": "array", "items": {"type": "string"}}, "a": {"description": "an \"a\""}},
+                "required": ["b", "a"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {"type": "object"}}},
+    {"name": "bare", "description": "No wrapper."},
+]
+THOUGHTS = [
+    {"role": "user", "content": "2 + 2?"},
+    {"role": "assistant", "content": "4", "reasoning_content": "Two and two."},
+    {"role": "user", "content": "And 3 + 3?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Ask.",
+        "tool_calls": [{"type": "function", "function": {"name": "plan", "arguments": {"b": ["x", "y"], "a": 1.5, "n": None, "t": True, "o": {"k": "v", "e": {}}}}}],
+    },
+    {"role": "tool", "name": "plan", "content": "6"},
+]
+BUNDLED = [
+    (model, name, messages, tools, extra, prompt)
+    for model in ["tiny-gemma4", "tiny-qwen3.5"]
+    for name, messages, tools in [
+        ("a chat", CHAT, None),
+        ("parts", PARTS[:1], None),
+        ("no messages", [], None),
+        ("calls", CALLS, TOOLS),
+        ("calls without a question after", CALLS[:4], TOOLS),
+        ("nested tools", THOUGHTS, NESTED),
+        ("system and tools", CHAT, NESTED),
+    ]
+    for extra, prompt in [({}, True), ({"enable_thinking": True}, True), ({"enable_thinking": False}, False)]
+]
+
 CASES = [
     ("plain", PLAIN, CHAT, None, {}, True),
     ("plain, no prompt", PLAIN, CHAT[:2], None, {}, False),
@@ -295,8 +339,13 @@ CASES = [
 def main():
     env = environment()
     cases = []
-    for name, source, messages, tools, extra, prompt in CASES:
-        case = {"name": name, "template": source, "messages": messages, "tools": tools, "extra": extra, "add_generation_prompt": prompt}
+    bundled = [
+        ({"name": f"{model}: {name}", "model": model}, (MODELS / model / "chat_template.jinja").read_text(), *rest)
+        for model, name, *rest in BUNDLED
+    ]
+    own = [({"name": name, "template": source}, source, *rest) for name, source, *rest in CASES]
+    for case, source, messages, tools, extra, prompt in own + bundled:
+        case = case | {"messages": messages, "tools": tools, "extra": extra, "add_generation_prompt": prompt}
         try:
             case["expected"] = env.from_string(source).render(
                 messages=messages, tools=tools, documents=None, add_generation_prompt=prompt, bos_token="<bos>", eos_token="<eos>", **extra
