@@ -11,11 +11,15 @@
 //! `{% generation %}` block, which marks training targets, is an empty scope
 //! here.
 //!
-//! Not metered: what one instruction costs. A template that doubles a string
-//! forty times asks for a terabyte in forty instructions, and one that appends
-//! to a long list copies it each time; only repetition with `*` and `range`
-//! have limits of their own. So a template must come with the checkpoint that
-//! the operator chose, and never from a request.
+//! What one instruction costs is metered too (`cage`): a template that doubles
+//! a string forty times ends with an error when its values have 8 MiB and
+//! sixteen times the bytes of its input. The budgets are counts, never times, so that a slow machine
+//! renders what a fast one renders.
+
+mod cage;
+mod cost;
+mod meter;
+mod nesting;
 
 use std::borrow::Cow;
 use std::io;
@@ -23,7 +27,7 @@ use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
-use minijinja::value::{Kwargs, Rest, Serde};
+use minijinja::value::{Kwargs, Rest};
 use minijinja::{Environment, ErrorKind, Output, State, Value as Jinja};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -35,9 +39,6 @@ use crate::stop::token_content;
 use crate::strftime;
 
 /// Longest template; the largest in use have 40 KB.
-///
-/// The compiler recurses along a chain such as `a.b.b.b`, so this also bounds
-/// its stack: 64 thousand levels of at most 4 KB, see [`STACK_BYTES`].
 pub const TEMPLATE_BYTES_MAX: usize = 128 << 10;
 /// Arithmetic characters (`+ - * / % ~`) of one template, in text or code.
 ///
@@ -58,13 +59,12 @@ pub const FUEL: u64 = 5_000_000;
 /// Nested macro calls and blocks. Each takes native stack.
 pub const RECURSION_MAX: usize = 64;
 
-/// Stack of the thread that compiles or renders; only what is used is backed
-/// by memory.
+/// Stack of the thread that compiles or renders.
 ///
-/// A template can nest a value once in every few instructions, and printing or
-/// dropping it recurses. A stack overflow cannot be caught, so the stack has
-/// room for as many levels as [`FUEL`] and [`TEMPLATE_BYTES_MAX`] allow.
-pub const STACK_BYTES: usize = 512 << 20;
+/// A stack overflow cannot be caught, so whatever recurses has a limit: chains of the
+/// source (`nesting`), blocks and brackets (the compiler), macros ([`RECURSION_MAX`]) and
+/// nested values (`meter`).
+pub const STACK_BYTES: usize = 16 << 20;
 
 /// Names that a request may not pass: what the server passes itself, and
 /// `chat_template`, which would be a program.
@@ -135,6 +135,10 @@ impl ChatTemplate {
                 .count();
             within("chat template operators", n_operators, OPERATORS_MAX)?;
             let source = without_generation(source).into_owned();
+            let (chain, n_elifs) = nesting::measure(&env, &source);
+            within("chat template words in a chain", chain, nesting::CHAIN_MAX)?;
+            within("chat template `elif` tags", n_elifs, nesting::ELIFS_MAX)?;
+            let source = nesting::without_repeated_constants(&env, source);
             on_a_deep_stack("the template compiler", || {
                 env.add_template_owned(name.clone(), source)
                     .map_err(|err| explain(&err))
@@ -220,17 +224,10 @@ impl ChatTemplate {
         );
 
         on_a_deep_stack("the chat template", || {
-            let template = self.env.get_template(name).map_err(|err| explain(&err))?;
-            let mut out = Capped::new(RENDERED_BYTES_MAX, COUNTED_BYTES_MAX);
-            let result = template
-                .render_captured_to(Jinja::from(Serde(&context)), &mut out)
-                .map(drop);
-            within("rendered prompt bytes", out.found, RENDERED_BYTES_MAX)?;
+            let (text, result) = cage::render(&self.env, name, &context);
+            within("rendered prompt bytes", text.len(), RENDERED_BYTES_MAX)?;
             result.map_err(|err| explain(&err))?;
-            String::from_utf8(out.bytes).map_err(|err| TextError::Template {
-                line: 0,
-                reason: err.to_string(),
-            })
+            Ok(text)
         })
     }
 
@@ -269,6 +266,7 @@ fn environment() -> Environment<'static> {
     env.set_recursion_limit(RECURSION_MAX);
     env.set_unknown_method_callback(method);
     env.set_formatter(print);
+    cage::add_hooks(&mut env);
     env.add_filter("tojson", tojson);
     env.add_test("sequence", is_sequence);
     env.add_function(
@@ -325,7 +323,7 @@ fn print(out: &mut Output, state: &mut State, value: &Jinja) -> Result<(), minij
             .write_str(&python_float(x))
             .map_err(|_| ErrorKind::WriteFailure.into());
     }
-    minijinja::escape_formatter(out, state, value)
+    cage::write(out, state, value)
 }
 
 /// Jinja's `sequence` is whatever has a length and an index: strings and
@@ -344,6 +342,7 @@ fn method(
     name: &str,
     args: &[Jinja],
 ) -> Result<Jinja, minijinja::Error> {
+    cage::method(state, value, name, args)?;
     if let (Some(text), [arg]) = (value.as_str(), args)
         && let Some(affix) = arg.as_str()
     {
@@ -357,7 +356,12 @@ fn method(
 }
 
 /// `tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`
-fn tojson(value: &Jinja, args: Rest<Jinja>, kwargs: Kwargs) -> Result<Jinja, minijinja::Error> {
+fn tojson(
+    state: &mut State,
+    value: &Jinja,
+    args: Rest<Jinja>,
+    kwargs: Kwargs,
+) -> Result<Jinja, minijinja::Error> {
     const NAMES: [&str; 4] = ["ensure_ascii", "indent", "separators", "sort_keys"];
     if value.is_undefined() {
         return Err(invalid("tojson: the value is undefined"));
@@ -394,6 +398,7 @@ fn tojson(value: &Jinja, args: Rest<Jinja>, kwargs: Kwargs) -> Result<Jinja, min
     let sort_keys = option(3)?.is_some_and(|value| value.is_true());
     kwargs.assert_all_used()?;
 
+    cage::look(state, value)?;
     let mut out = Capped::new(RENDERED_BYTES_MAX, RENDERED_BYTES_MAX);
     let mut serializer =
         serde_json::Serializer::with_formatter(&mut out, PythonFormatter::new(&style));
@@ -689,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn values_nested_until_the_fuel_ends_are_survived() {
+    fn values_nested_without_end_are_refused() {
         for nest in ["[ns.x]", "{'a': ns.x}", "(ns.x,)", "namespace(x=ns.x)"] {
             for after in [
                 "",
@@ -710,7 +715,10 @@ mod tests {
                 "{{% set ns = namespace(x=[]) %}}{{% for i in range(99999) %}}{{% for j in range(99999) %}}\
                  {{% set ns.x = {nest} %}}{{% endfor %}}{{% endfor %}}"
             );
-            assert!(matches!(render(&bomb), Err(TextError::OutOfFuel { .. })));
+            assert!(matches!(
+                render(&bomb),
+                Err(TextError::Template { reason, .. }) if reason.contains("too deeply")
+            ));
         }
     }
 

@@ -1,0 +1,78 @@
+//! What of a template's source must be seen to before it is compiled: how deeply it is
+//! nested, and what the compiler would compute.
+//!
+//! The compiler recurses along a chain such as `a.b.b.b` or `a + a + a`, and along
+//! `elif`, but checks only brackets and blocks.
+
+use minijinja::Environment;
+use minijinja::machinery::{Token, tokenize};
+
+/// Words and signs of one chain. Items of lists and arguments of calls count one by one,
+/// so a long table of constants is no chain.
+pub(super) const CHAIN_MAX: usize = 1500;
+/// Tags with `elif` of one template.
+pub(super) const ELIFS_MAX: usize = 1000;
+
+/// The longest chain of `source`, and its number of `elif`. What is no token ends the
+/// count: the compiler finds it too, and says where it is.
+pub(super) fn measure(env: &Environment<'_>, source: &str) -> (usize, usize) {
+    let (mut longest, mut n_elifs) = (0, 0);
+    let mut length = 0;
+    // The length of the chain where each open bracket is.
+    let mut open: Vec<usize> = Vec::new();
+    for token in tokenize(source, false, env.syntax().clone()).map_while(Result::ok) {
+        length += 1;
+        match token.0 {
+            Token::TemplateData(_) | Token::BlockStart | Token::VariableStart => {
+                length = 0;
+                open.clear();
+            }
+            Token::BracketOpen | Token::ParenOpen | Token::BraceOpen => open.push(length),
+            Token::BracketClose | Token::ParenClose | Token::BraceClose => {
+                open.pop();
+            }
+            Token::Comma => length = open.last().copied().unwrap_or(length),
+            Token::Ident("elif") => n_elifs += 1,
+            _ => {}
+        }
+        longest = longest.max(length);
+    }
+    (longest, n_elifs)
+}
+
+/// A filter that gives back its value.
+pub(super) const SAME: &str = "same_value";
+
+/// `source` with [`SAME`] before each `*`.
+///
+/// The compiler computes what is constant, before any budget: `'x' * 99999999` would be
+/// 100 MB in the compiled program, and such texts joined are terabytes. The result of a
+/// filter is no constant, and a filter binds more tightly than any operator.
+pub(super) fn without_repeated_constants(env: &Environment<'_>, source: String) -> String {
+    let mut places = Vec::new();
+    let mut is_operand = false;
+    for token in tokenize(&source, false, env.syntax().clone()).map_while(Result::ok) {
+        if matches!(token.0, Token::Mul) && is_operand {
+            places.push(token.1.start_offset as usize);
+        }
+        // Elsewhere it unpacks arguments.
+        is_operand = !matches!(
+            token.0,
+            Token::ParenOpen | Token::BracketOpen | Token::Comma
+        );
+    }
+    if places.is_empty() {
+        return source;
+    }
+    let mut out = String::with_capacity(source.len() + places.len() * (SAME.len() + 2));
+    let mut done = 0;
+    for place in places {
+        out.push_str(&source[done..place]);
+        out.push('|');
+        out.push_str(SAME);
+        out.push(' ');
+        done = place;
+    }
+    out.push_str(&source[done..]);
+    out
+}
