@@ -11,7 +11,7 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 /// What a template may take: its values, the prompt so far, and copies of either while
 /// they grow.
-const BYTES_MAX: usize = 48 << 20;
+const BYTES_MAX: usize = 32 << 20;
 
 /// Templates of one expression or program each, none of which can end well.
 const ATTACKS: &[&str] = &[

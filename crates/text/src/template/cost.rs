@@ -234,7 +234,7 @@ pub(super) fn method(meter: &mut Meter, name: &str, args: &[Value]) -> Checked {
             let n = meter.items(value)?;
             meter.room(n.saturating_mul(4 * ITEM_BYTES))
         }
-        ([value], "split" | "splitlines") => called(meter, name, &[value.clone()]),
+        ([value], "split" | "splitlines") => called(meter, name, std::slice::from_ref(value)),
         // `separator.join(list)` and `list|join(separator)`.
         ([separator, list], "join") => called(meter, name, &[list.clone(), separator.clone()]),
         _ => called(meter, name, args),
