@@ -6,6 +6,7 @@
 
 use engine::{DraftLength, Engine, Request, Sampling};
 use serde_json::Value;
+use text::sampling::{LOGIT_BIAS, MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_P};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
 use crate::errors::ApiError;
@@ -140,15 +141,25 @@ fn sampling(fields: &Fields<'_>, engine: &Engine) -> Result<Sampling, ApiError> 
     let repetition = ["repetition_penalty", "repeat_penalty"];
     let mut repetition_penalty = model.repetition_penalty.unwrap_or(1.0);
     for name in repetition {
-        repetition_penalty = number(name, 0.01..=100.0, repetition_penalty)?;
+        repetition_penalty = number(name, REPETITION_PENALTY, repetition_penalty)?;
     }
-    let top_p = number("top_p", 0.0..=1.0, model.top_p.unwrap_or(1.0))?;
+    let presence_penalty = number("presence_penalty", PENALTY, 0.0)?;
+    let frequency_penalty = number("frequency_penalty", PENALTY, 0.0)?;
+    let penalties = [
+        repetition_penalty - 1.0,
+        presence_penalty,
+        frequency_penalty,
+    ];
+    if penalties.iter().any(|&p| p != 0.0) {
+        fields.refuse(LAST_TOKENS)?;
+    } else {
+        fields.integer(LAST_TOKENS[0].field, -1..=MAX_TOKENS_MAX)?;
+    }
     Ok(Sampling {
-        temperature: number("temperature", 0.0..=2.0, model.temperature())?,
+        temperature: number("temperature", TEMPERATURE, model.temperature())?,
         top_k,
-        // 0 keeps the likeliest token only; the sampler's range excludes it.
-        top_p: top_p.max(f32::MIN_POSITIVE),
-        min_p: number("min_p", 0.0..=1.0, model.min_p.unwrap_or(0.0))?,
+        top_p: number("top_p", TOP_P, model.top_p.unwrap_or(1.0))?,
+        min_p: number("min_p", MIN_P, model.min_p.unwrap_or(0.0))?,
         repetition_penalty,
         presence_penalty: number("presence_penalty", -2.0..=2.0, 0.0)?,
         frequency_penalty: number("frequency_penalty", -2.0..=2.0, 0.0)?,
@@ -185,7 +196,7 @@ fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>,
             .parse::<u32>()
             .ok()
             .filter(|&id| (id as usize) < vocab_size);
-        let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+        let bias = bias.as_f64().filter(|bias| LOGIT_BIAS.contains(bias));
         Some((id?, bias? as f32))
     };
     let wrong = || {
