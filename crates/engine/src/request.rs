@@ -85,13 +85,16 @@ pub enum Rejected {
     EmptyPrompt,
     /// The prompt does not fit.
     #[error(
-        "the prompt has {tokens} tokens, the context holds {context} (set --context to change it)"
+        "this model's maximum context length is {context} tokens; the prompt has {tokens} tokens{}",
+        longer_context(*tokens, *context, *context_max)
     )]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
         /// Rows of a sequence.
         context: usize,
+        /// Rows of a sequence that the model knows.
+        context_max: usize,
     },
     /// The prompt names a token that does not exist.
     #[error("token {token} is outside the vocabulary of {vocab}")]

@@ -159,7 +159,7 @@ impl Engine {
     /// # Errors
     ///
     /// [`Rejected`], before any work; `sink` is not called then.
-    pub fn submit(&self, request: Request, sink: Sink) -> Result<CancelToken, Rejected> {
+    pub fn submit(&self, mut request: Request, sink: Sink) -> Result<CancelToken, Rejected> {
         self.check(&request)?;
         // 0 keeps the likeliest token only; the sampler's own range excludes it.
         request.sampling.top_p = request.sampling.top_p.max(f32::MIN_POSITIVE);
@@ -220,6 +220,7 @@ impl Engine {
     fn check(&self, request: &Request) -> Result<(), Rejected> {
         let ModelInfo {
             context,
+            context_max,
             vocab_size,
             ..
         } = self.info;
@@ -230,6 +231,7 @@ impl Engine {
             return Err(Rejected::PromptTooLong {
                 tokens: request.prompt.len(),
                 context,
+                context_max,
             });
         }
         if let Some(&token) = request.prompt.iter().find(|&&t| t as usize >= vocab_size) {

@@ -67,7 +67,7 @@ impl ApiError {
     }
 
     /// 400: the prompt does not fit the context.
-    fn too_long(message: String) -> Self {
+    pub(crate) fn too_long(message: String) -> Self {
         Self {
             code: Some("context_length_exceeded"),
             ..Self::request(message)
@@ -419,6 +419,7 @@ mod tests {
         let long = ApiError::from(Rejected::PromptTooLong {
             tokens: 9,
             context: 8,
+            context_max: 8,
         });
         assert_eq!(long.code, Some("context_length_exceeded"));
         assert!(long.message.contains('9') && long.message.contains('8'));

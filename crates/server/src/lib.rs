@@ -210,7 +210,13 @@ impl App {
         // A panic in there is that request's end, and only its.
         done.await
             .map_err(|_| ApiError::internal())?
-            .map_err(ApiError::from)
+            .map_err(|error| match error {
+                TextError::TooManyTokens { at_least, limit } => ApiError::too_long(format!(
+                    "{error}{}",
+                    engine::longer_context(at_least, limit, self.engine.info().context_max)
+                )),
+                error => error.into(),
+            })
     }
 }
 

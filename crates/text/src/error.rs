@@ -58,7 +58,9 @@ pub enum TextError {
         reason: String,
     },
     /// The text has more tokens than were asked for.
-    #[error("the prompt has at least {at_least} tokens, the context holds {limit}")]
+    #[error(
+        "this model's maximum context length is {limit} tokens; the prompt has at least {at_least} tokens"
+    )]
     TooManyTokens {
         /// No encoding of the text has fewer.
         at_least: usize,
