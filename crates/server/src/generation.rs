@@ -96,7 +96,8 @@ impl Generation {
             mailbox: mailbox.clone(),
             metrics: app.metrics.clone(),
             started: Instant::now(),
-            has_text: false,
+            span: tracing::Span::current(),
+            last: None,
         };
         let cancel = app
             .engine
@@ -293,7 +294,9 @@ struct Inlet {
     mailbox: Arc<Mailbox>,
     metrics: Arc<Metrics>,
     started: Instant,
-    has_text: bool,
+    span: tracing::Span,
+    /// When the newest text came.
+    last: Option<Instant>,
 }
 
 impl Inlet {
@@ -314,10 +317,10 @@ impl Inlet {
                 judged,
                 ..
             } => {
-                if !std::mem::replace(&mut self.has_text, true) {
-                    self.metrics
-                        .time_to_first_token
-                        .observe(self.started.elapsed());
+                let now = Instant::now();
+                match self.last.replace(now) {
+                    None => self.metrics.time_to_first_token.observe(now - self.started),
+                    Some(last) => self.metrics.count_tokens(tokens.len(), now - last),
                 }
                 let said = Said {
                     reasoning,
@@ -447,13 +450,14 @@ mod tests {
 
     #[test]
     fn an_engine_that_lets_go_without_a_word_is_an_error_and_not_a_hang() {
-        let metrics = Arc::<Metrics>::default();
+        let metrics = Arc::new(Metrics::new(8));
         let mailbox = Arc::new(Mailbox::new(4));
         let inlet = || Inlet {
             mailbox: mailbox.clone(),
             metrics: metrics.clone(),
             started: Instant::now(),
-            has_text: false,
+            span: tracing::Span::none(),
+            last: None,
         };
         let is_failed = |step| matches!(step, Some(Step::Failed(e)) if e == ApiError::internal());
         drop(inlet());

@@ -147,6 +147,7 @@ impl App {
             [] => vec![engine.info().name.clone()],
             names => names.to_vec(),
         };
+        let metrics = Arc::new(Metrics::new(engine.info().context));
         App {
             fingerprint: fingerprint(engine.info()),
             bodies: Budget::new(config.limits.bodies_bytes),
@@ -158,7 +159,7 @@ impl App {
             local,
             started: ids::unix_seconds(),
             stage,
-            metrics: Arc::default(),
+            metrics,
         }
     }
 
