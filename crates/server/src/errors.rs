@@ -26,6 +26,17 @@ pub(crate) struct ApiError {
     /// Whether the same request may succeed later; unset where clients decide
     /// rightly by the status alone.
     should_retry: Option<bool>,
+    /// What the log says instead of `message`, where that may repeat a prompt.
+    logged: Option<&'static str>,
+}
+
+/// Why a request was refused, as an extension of the response, for the log.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    /// The error's code, or its kind where it has none.
+    pub(crate) code: &'static str,
+    /// The error's message, without anything of a prompt.
+    pub(crate) message: String,
 }
 
 impl ApiError {
@@ -37,6 +48,7 @@ impl ApiError {
             param: None,
             message: message.into(),
             should_retry: None,
+            logged: None,
         }
     }
 
@@ -296,6 +308,13 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.to_json()));
         *response.status_mut() = self.status;
+        response.extensions_mut().insert(Refusal {
+            code: self.label(),
+            message: match self.logged {
+                Some(logged) => logged.to_owned(),
+                None => self.message,
+            },
+        });
         let headers = response.headers_mut();
         let mut set = |name, value| headers.insert(name, HeaderValue::from_static(value));
         set(header::CONTENT_TYPE, "application/json");
@@ -360,10 +379,14 @@ impl From<TextError> for ApiError {
                 tracing::warn!(reason, "tokenizer failed");
                 Self::request("the tokenizer failed on this text")
             }
-            TextError::Refused { message } => Self::request(format!(
-                "the chat template refused the messages: {}",
-                excerpt(message)
-            )),
+            // The template's words may repeat the conversation's.
+            TextError::Refused { message } => Self {
+                logged: Some("the chat template refused the messages"),
+                ..Self::request(format!(
+                    "the chat template refused the messages: {}",
+                    excerpt(message)
+                ))
+            },
             TextError::BadMessage { index, reason } => Self::field(
                 format!("messages[{index}]"),
                 format!("is unusable: {reason}"),

@@ -85,6 +85,9 @@ pub(crate) struct Generation {
     has_ended: bool,
     stage: watch::Receiver<Stage>,
     started: Instant,
+    /// The span of the request, whose id every line in the log carries: a stream is sent
+    /// after its handler has ended.
+    span: tracing::Span,
     app: Arc<App>,
 }
 
@@ -113,6 +116,7 @@ impl Generation {
             has_ended: false,
             stage: app.stage.clone(),
             started: Instant::now(),
+            span: tracing::Span::current(),
             app: app.clone(),
         })
     }
@@ -145,7 +149,8 @@ impl Generation {
             Step::End(outcome) => self.log_end(outcome),
             Step::Failed(error) => {
                 self.app.metrics.faults.count(error.label());
-                tracing::warn!(error = error.label(), "generation failed");
+                self.span
+                    .in_scope(|| tracing::warn!(error = error.label(), "generation failed"));
                 self.cancel_now();
             }
         }
@@ -171,6 +176,7 @@ impl Generation {
             .metrics
             .request_latency
             .observe(self.started.elapsed());
+        let _span = self.span.enter();
         tracing::info!(
             prompt_tokens = outcome.usage.prompt_tokens,
             completion_tokens = outcome.usage.completion_tokens,
@@ -193,6 +199,7 @@ impl Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.has_ended {
+            let _span = self.span.enter();
             tracing::info!(ms = self.started.elapsed().as_millis(), "client went away");
         }
         self.cancel_now();
@@ -340,7 +347,8 @@ impl Inlet {
                 true
             }
             Event::Failed(error) => {
-                tracing::error!(error, "the engine failed on a request");
+                self.span
+                    .in_scope(|| tracing::error!(error, "the engine failed on a request"));
                 self.mailbox.end(End::Failed(ApiError::internal()));
                 true
             }

@@ -23,8 +23,8 @@ use tracing::Instrument;
 
 use crate::auth::{self, Origin};
 use crate::connection::Stage;
-use crate::errors::ApiError;
-use crate::limits::REQUEST_ID_CHARS_MAX;
+use crate::errors::{ApiError, Refusal};
+use crate::limits::{ECHO_CHARS_MAX, REQUEST_ID_CHARS_MAX};
 use crate::openai::{chat, completions, models};
 use crate::{App, ids};
 
@@ -113,7 +113,8 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
         .find(|r| path.as_ref().is_some_and(|p| p.as_str() == r.path));
     let label = route.map_or("unmatched", |r| r.path);
     let method = request.method().clone();
-    let span = tracing::info_span!("request", id, %method, route = label);
+    // At the level of errors, so that no line of a request is ever without its id.
+    let span = tracing::error_span!("request", id, %method, route = label);
     let origin = request.headers().get(header::ORIGIN).cloned();
     let answer = AssertUnwindSafe(pass(&app, route, request, next)).catch_unwind();
     let (mut response, from) = answer.instrument(span.clone()).await.unwrap_or_else(|_| {
@@ -140,7 +141,16 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
     }
     let status = response.status().as_u16();
     app.metrics.responses.count(&format!("{label} {status}"));
-    span.in_scope(|| tracing::info!(status, ms = started.elapsed().as_millis(), "response"));
+    let ms = started.elapsed().as_millis();
+    span.in_scope(|| match response.extensions().get::<Refusal>() {
+        None => tracing::info!(status, ms, "response"),
+        Some(Refusal {
+            code,
+            message: reason,
+        }) => {
+            tracing::info!(status, ms, code, reason, "response");
+        }
+    });
     response
 }
 

@@ -5,6 +5,7 @@
 
 mod client;
 mod lifecycle;
+mod log;
 mod logprobs;
 mod refusals;
 mod reuse;
