@@ -133,8 +133,23 @@ impl ApiError {
         }
     }
 
-    /// 404: no such path; `routes` are those there are.
-    pub(crate) fn no_route(routes: &str) -> Self {
+    /// 404: no such path; `routes` are those there are, and `meant` the nearest.
+    pub(crate) fn no_route(meant: Option<&str>, routes: &str) -> Self {
+        let hint = match meant {
+            Some(meant) => format!("did you mean {meant}? All paths: {routes}"),
+            None => format!("all paths: {routes}"),
+        };
+        Self::not_found(format!("there is nothing at this path; {hint}"))
+    }
+
+    /// 404: a path of another API, `name`; the one that is served is at `base`.
+    pub(crate) fn foreign_route(name: &str, base: &str) -> Self {
+        Self::not_found(format!(
+            "{name} is not supported yet; use OpenAI's chat completions, with the base URL {base}"
+        ))
+    }
+
+    fn not_found(message: String) -> Self {
         Self {
             code: Some("not_found"),
             ..Self::new(
@@ -161,14 +176,14 @@ impl ApiError {
         }
     }
 
-    /// 405.
-    pub(crate) fn method() -> Self {
+    /// 405: the path is served, but not with the method `used`.
+    pub(crate) fn method(allowed: &str, used: &str) -> Self {
         Self {
             code: Some("method_not_allowed"),
             ..Self::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "invalid_request_error",
-                "this path does not know the request's method",
+                format!("use {allowed} here, not {}", excerpt(used)),
             )
         }
     }

@@ -8,7 +8,7 @@
 //! | room | what it does |
 //! | --- | --- |
 //! | `connection` | accepts, watches deadlines, shuts down |
-//! | `router` | the table of routes and what every request passes |
+//! | `router`, `paths` | the table of routes, how they are spelled, and what every request passes |
 //! | [`auth`] | keys, Host names, origins |
 //! | `body`, `fields` | bytes → JSON → values, within limits |
 //! | `generation` | a request on its way through the engine |
@@ -31,6 +31,7 @@ mod ids;
 pub mod limits;
 mod metrics;
 mod openai;
+mod paths;
 mod router;
 mod sse;
 

@@ -7,6 +7,7 @@ mod client;
 mod lifecycle;
 mod log;
 mod logprobs;
+mod paths;
 mod refusals;
 mod reuse;
 mod wire;
