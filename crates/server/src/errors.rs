@@ -169,7 +169,7 @@ impl ApiError {
                 StatusCode::NOT_FOUND,
                 "invalid_request_error",
                 format!(
-                    "the model `{}` is not served here; `{served}` is",
+                    "the model `{}` is not served here; use `{served}`",
                     excerpt(asked)
                 ),
             )

@@ -56,7 +56,7 @@ use fields::Fields;
 use limits::LONG_TEXT_BYTES;
 use metrics::Metrics;
 
-/// Names that every server takes for its model.
+/// Names that a server takes for its model even where it is strict about names.
 const ANY_MODEL: &[&str] = &["", "default"];
 
 /// How a server behaves.
@@ -65,6 +65,9 @@ pub struct Config {
     /// Names of the model, the one that responses carry first; the engine's name
     /// for it if there is none.
     pub model_names: Vec<String>,
+    /// Whether a request for a model of another name is refused. Otherwise the model that
+    /// is served answers it, and the response names that one.
+    pub strict_model_names: bool,
     /// Who may ask; anyone, if there is no key.
     pub keys: Keys,
     /// Whether the network may ask without a key.
@@ -178,13 +181,15 @@ impl App {
         }
     }
 
-    /// The model's name in the response to a request. The `model` field may be
-    /// absent: there is only one.
+    /// The model's name in the response to a request: the one it was asked for under, if
+    /// that is one of its names, else the first of them.
     fn check_model(&self, fields: &Fields<'_>) -> Result<String, ApiError> {
         match fields.string("model")? {
             None => Ok(self.model().to_owned()),
             Some(name) if self.names.iter().any(|own| own == name) => Ok(name.to_owned()),
-            Some(name) if ANY_MODEL.contains(&name) => Ok(self.model().to_owned()),
+            Some(name) if !self.config.strict_model_names || ANY_MODEL.contains(&name) => {
+                Ok(self.model().to_owned())
+            }
             Some(name) => Err(ApiError::no_model(name, self.model())),
         }
     }

@@ -358,12 +358,53 @@ async fn an_answer_carries_the_name_that_was_asked_for() {
         ("first", "first"),
         ("second", "second"),
         ("default", "first"),
+        ("gpt-4o", "first"),
     ] {
         let reply = server.chat(&with(&hello(1), json!({"model": asked}))).await;
         assert_eq!(reply.json()["model"], named, "{asked}");
     }
+    // One model is listed, found under each of its names and under no other.
+    let models = server.get("/v1/models").await.json();
+    assert_eq!(models["data"].as_array().unwrap().len(), 1);
+    assert_eq!(models["models"].as_array().unwrap().len(), 1);
+    assert_eq!(models["data"][0]["id"], "first");
+    assert_eq!(models["data"][0]["aliases"], json!(["second"]));
+    for name in ["first", "second", "second/"] {
+        let reply = server.get(&format!("/v1/models/{name}")).await.json();
+        assert_eq!(reply["id"], "first", "{name}");
+    }
+    for name in ["gpt-4o", "default", "%ff%fe"] {
+        let reply = server.get(&format!("/v1/models/{name}")).await;
+        assert_eq!(
+            (reply.status, &reply.error()["code"]),
+            (404, &json!("model_not_found"))
+        );
+    }
     let padded = json!({"stream": true, "stream_options": {"include_obfuscation": true}});
     assert_eq!(server.chat(&with(&hello(1), padded)).await.status, 200);
+}
+
+#[tokio::test]
+async fn other_model_names_are_refused_where_names_are_strict() {
+    let mut setup = Setup::default();
+    setup.config.strict_model_names = true;
+    let server = Server::start(setup).await;
+    let ask = async |model: Value| server.chat(&with(&hello(1), json!({"model": model}))).await;
+    for name in [json!("gpt-9"), json!("tiny-gemma4")] {
+        let reply = ask(name).await;
+        assert_eq!(
+            (reply.status, &reply.error()["code"]),
+            (404, &json!("model_not_found"))
+        );
+    }
+    for name in [
+        json!("tiny-qwen3.5"),
+        json!("default"),
+        json!(""),
+        json!(null),
+    ] {
+        assert_eq!(ask(name).await.status, 200);
+    }
 }
 
 #[tokio::test]
@@ -380,6 +421,8 @@ async fn harmless_variants_of_a_request_are_the_same_request() {
         json!({"stop": null, "seed": null, "stream": null, "stream_options": null, "logit_bias": {}, "top_k": 0}),
         json!({"model": "default", "top_k": -1, "chat_template_kwargs": {"enable_thinking": false}}),
         json!({"model": "tiny-qwen3.5", "presence_penalty": 0, "repeat_penalty": 1}),
+        json!({"model": "gpt-4o", "repeat_penalty": 1, "repeat_last_n": 64, "top_p": 0}),
+        json!({"typ_p": 1, "tfs_z": 1.0, "top_n_sigma": -1, "dry_multiplier": 0, "dry_base": 1.75, "mirostat_tau": 5}),
     ] {
         let reply = server.chat(&with(&hello(8), more.clone())).await;
         assert_eq!(reply.text(), plain, "{more}");
