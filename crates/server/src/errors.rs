@@ -354,7 +354,7 @@ impl IntoResponse for ApiError {
 impl From<Rejected> for ApiError {
     fn from(rejected: Rejected) -> Self {
         match rejected {
-            Rejected::EmptyPrompt => Self::request("the prompt has no token"),
+            Rejected::EmptyPrompt => Self::request("the prompt is empty"),
             Rejected::PromptTooLong { .. } => Self::too_long(rejected.to_string()),
             Rejected::BadToken { .. } => Self::request(rejected.to_string()),
             Rejected::BadParameter(message) => Self::request(message),

@@ -46,11 +46,13 @@ pub(crate) enum Step {
 pub(crate) struct Piece {
     pub(crate) said: Said,
     pub(crate) judged: Vec<JudgedToken>,
+    /// Tokens written since the last piece.
+    pub(crate) n_tokens: usize,
 }
 
 impl Piece {
     fn is_empty(&self) -> bool {
-        self.said.is_empty() && self.judged.is_empty()
+        self.said.is_empty() && self.judged.is_empty() && self.n_tokens == 0
     }
 
     /// Bytes of both.
@@ -64,6 +66,7 @@ impl Piece {
     fn push(&mut self, next: Piece) {
         self.said.push(&next.said);
         self.judged.extend(next.judged);
+        self.n_tokens += next.n_tokens;
     }
 }
 
@@ -247,7 +250,7 @@ impl Mailbox {
 
     fn take(&self) -> Option<Step> {
         let mut state = self.state();
-        let is_last = state.end.is_some() && !state.piece.is_empty();
+        let is_last = state.end.is_some() && !state.piece.judged.is_empty();
         if is_last || !state.piece.said.is_empty() {
             return Some(Step::Text(std::mem::take(&mut state.piece)));
         }
@@ -322,7 +325,7 @@ impl Inlet {
                 text,
                 reasoning,
                 judged,
-                ..
+                tokens,
             } => {
                 let now = Instant::now();
                 match self.last.replace(now) {
@@ -333,7 +336,12 @@ impl Inlet {
                     reasoning,
                     answer: text,
                 };
-                self.mailbox.push(Piece { said, judged })
+                let n_tokens = tokens.len();
+                self.mailbox.push(Piece {
+                    said,
+                    judged,
+                    n_tokens,
+                })
             }
             Event::Done(outcome) => {
                 self.metrics.count_outcome(&outcome);

@@ -59,6 +59,12 @@ use metrics::Metrics;
 /// Names that a server takes for its model even where it is strict about names.
 const ANY_MODEL: &[&str] = &["", "default"];
 
+/// The tables of request fields as Markdown, as they stand in `docs/server.md`: what is
+/// honoured, refused and ignored.
+pub fn fields_as_markdown() -> String {
+    openai::tables::markdown()
+}
+
 /// How a server behaves.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
@@ -94,8 +100,8 @@ pub enum ServeError {
         /// Where it was to listen.
         address: SocketAddr,
     },
-    /// The listener is unusable.
-    #[error("the listener is unusable")]
+    /// The listener does not work.
+    #[error("cannot accept connections on this address")]
     Listener(#[from] std::io::Error),
 }
 

@@ -9,6 +9,7 @@ use serde_json::Value;
 use text::sampling::{LOGIT_BIAS, MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_P};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
+use super::tables;
 use crate::errors::ApiError;
 use crate::fields::{Fields, Unsupported, unless, whole};
 use crate::ids;
@@ -19,58 +20,9 @@ const TOP_K_MAX: i64 = 1 << 24;
 /// Largest `max_tokens`; no context is longer.
 const MAX_TOKENS_MAX: i64 = u32::MAX as i64;
 
-/// Fields that change the text and are not implemented, in either endpoint.
-pub(super) const UNSUPPORTED: &[Unsupported] = &[
-    unless("n", "[1]"),
-    unless("best_of", "[1]"),
-    unless("use_beam_search", "[false]"),
-    unless("length_penalty", "[1]"),
-    unless("prompt_logprobs", "[false]"),
-    unless("response_format", r#"[{"type": "text"}]"#),
-    unless("structured_outputs", "[]"),
-    unless("guided_json", "[]"),
-    unless("guided_regex", "[]"),
-    unless("guided_choice", "[]"),
-    unless("guided_grammar", "[]"),
-    unless("grammar", r#"[""]"#),
-    unless("json_schema", "[]"),
-    unless("min_tokens", "[0]"),
-    unless("stop_token_ids", "[[]]"),
-    unless("include_stop_str_in_output", "[false]"),
-    unless("bad_words", "[[]]"),
-    unless("allowed_token_ids", "[]"),
-    unless("logits_processors", "[[]]"),
-    unless("truncate_prompt_tokens", "[]"),
-    unless("typical_p", "[1]"),
-    unless("mirostat", "[0]"),
-    unless("dynatemp_range", "[0]"),
-    unless("dry_multiplier", "[0]"),
-    unless("xtc_probability", "[0]"),
-    unless("lora", "[[]]"),
-    // Other servers' names for lengths, stops, samplers, formats and thinking.
-    unless("n_predict", "[-1]"),
-    unless("num_predict", "[-1]"),
-    unless("max_new_tokens", "[]"),
-    unless("max_output_tokens", "[]"),
-    unless("min_new_tokens", "[0]"),
-    unless("stop_sequences", "[[]]"),
-    unless("banned_tokens", "[[]]"),
-    unless("samplers", "[]"),
-    unless("repeat_last_n", "[-1]"),
-    unless("no_repeat_ngram_size", "[0]"),
-    unless("regex", "[]"),
-    unless("ebnf", "[]"),
-    unless("json", "[]"),
-    unless("format", r#"[""]"#),
-    unless("options", "[{}]"),
-    unless("enable_thinking", "[]"),
-    unless("think", "[]"),
-    unless("thinking", "[]"),
-    unless("reasoning", "[]"),
-];
-
-/// Fields of `stream_options` that are not implemented.
-const UNSUPPORTED_IN_STREAM: &[Unsupported] = &[unless("continuous_usage_stats", "[false]")];
+/// How much of the text penalties look at: all of it here, so any other number changes
+/// the text where one is set.
+const LAST_TOKENS: &[Unsupported] = &[unless("repeat_last_n", "[-1]")];
 
 /// The options of one request.
 #[derive(Debug)]
@@ -82,7 +34,16 @@ pub(super) struct Options {
     pub(super) show_specials: bool,
     pub(super) draft: Option<DraftLength>,
     pub(super) stream: bool,
-    pub(super) include_usage: bool,
+    pub(super) usage: StreamUsage,
+}
+
+/// Where a stream says how many tokens it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StreamUsage {
+    /// In one more chunk at the end, without choices.
+    pub(super) at_end: bool,
+    /// In every chunk, so far.
+    pub(super) in_chunks: bool,
 }
 
 impl Options {
@@ -94,7 +55,7 @@ impl Options {
         max_tokens: &[&'static str],
         max_tokens_default: Option<usize>,
     ) -> Result<Self, ApiError> {
-        fields.refuse(UNSUPPORTED)?;
+        fields.refuse(tables::REFUSED)?;
         let stream = fields.bool("stream")?.unwrap_or(false);
         let mut limit = None;
         for &name in max_tokens {
@@ -109,7 +70,7 @@ impl Options {
             show_specials: !fields.bool("skip_special_tokens")?.unwrap_or(true),
             draft: speculation(fields, engine.info().draft_max)?,
             stream,
-            include_usage: include_usage(fields, stream)?,
+            usage: stream_usage(fields, stream)?,
         })
     }
 
@@ -161,8 +122,8 @@ fn sampling(fields: &Fields<'_>, engine: &Engine) -> Result<Sampling, ApiError> 
         top_p: number("top_p", TOP_P, model.top_p.unwrap_or(1.0))?,
         min_p: number("min_p", MIN_P, model.min_p.unwrap_or(0.0))?,
         repetition_penalty,
-        presence_penalty: number("presence_penalty", -2.0..=2.0, 0.0)?,
-        frequency_penalty: number("frequency_penalty", -2.0..=2.0, 0.0)?,
+        presence_penalty,
+        frequency_penalty,
         logit_bias: logit_bias(fields, engine.info().vocab_size)?,
         suppress: model.suppress_tokens.clone(),
         seed: seed(fields)?,
@@ -228,9 +189,11 @@ fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     };
     for stop in &stops {
         let n_chars = stop.chars().count();
-        if n_chars == 0 || n_chars > STOP_CHARS_MAX {
-            let message =
-                format!("has a string of {n_chars} characters; 1 to {STOP_CHARS_MAX} are allowed");
+        if n_chars == 0 {
+            return Err(fields.error(NAME, "has an empty string; leave that out"));
+        }
+        if n_chars > STOP_CHARS_MAX {
+            let message = format!("has a string of {n_chars} characters, {STOP_CHARS_MAX} at most");
             return Err(fields.error(NAME, message));
         }
     }
@@ -256,14 +219,18 @@ fn speculation(fields: &Fields<'_>, limit: usize) -> Result<Option<DraftLength>,
     }
 }
 
-fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
+fn stream_usage(fields: &Fields<'_>, stream: bool) -> Result<StreamUsage, ApiError> {
     let Some(map) = fields.object("stream_options")? else {
-        return Ok(false);
+        return Ok(StreamUsage::default());
     };
     if !stream {
         return Err(fields.error("stream_options", "needs `stream: true`"));
     }
     let inner = Fields::inside(map, "stream_options.");
-    inner.refuse(UNSUPPORTED_IN_STREAM)?;
-    Ok(inner.bool("include_usage")?.unwrap_or(false))
+    let usage = StreamUsage {
+        at_end: inner.bool("include_usage")?.unwrap_or(false),
+        in_chunks: inner.bool("continuous_usage_stats")?.unwrap_or(false),
+    };
+    fields.note_ignored(inner.ignored());
+    Ok(usage)
 }

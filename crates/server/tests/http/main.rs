@@ -4,6 +4,7 @@
 //! would and see every byte that comes back.
 
 mod client;
+mod fields;
 mod lifecycle;
 mod log;
 mod logprobs;

@@ -194,6 +194,63 @@ async fn a_stream_with_usage_has_one_more_chunk_without_choices() {
 }
 
 #[tokio::test]
+async fn chunks_say_the_usage_so_far_if_asked() {
+    let server = Server::start(Setup::default()).await;
+    let prompt = json!({"prompt": "Once upon", "max_tokens": 12, "temperature": 0});
+    for (path, body) in [(CHAT, &hello(12)), (COMPLETIONS, &prompt)] {
+        let whole = server.post(path, body).await.json()["usage"].clone();
+        for at_end in [true, false] {
+            let options = json!({"include_usage": at_end, "continuous_usage_stats": true});
+            let more = json!({"stream": true, "stream_options": options, "seed": 1});
+            let events = server.post(path, &with(body, more)).await.events();
+            let mut n = 0;
+            for event in &events {
+                let usage = &event["usage"];
+                let of = |name: &str| usage[name].as_u64().unwrap();
+                assert_eq!(usage["prompt_tokens"], whole["prompt_tokens"]);
+                assert!((n..=12).contains(&of("completion_tokens")), "{event}");
+                n = of("completion_tokens");
+                assert_eq!(of("total_tokens"), of("prompt_tokens") + n);
+            }
+            let texts = events.len() - usize::from(at_end) - 1;
+            let first = &events[usize::from(path == CHAT)]["usage"]["completion_tokens"];
+            assert!((1..12).contains(&first.as_u64().unwrap()), "{events:?}");
+            assert_eq!(events[texts]["choices"][0]["finish_reason"], "length");
+            assert_eq!(events[texts]["usage"]["completion_tokens"], 12);
+            let last = events.last().unwrap();
+            assert_eq!(last["choices"] == json!([]), at_end);
+            assert_eq!(last["timings"]["predicted_n"], 12);
+        }
+    }
+}
+
+#[tokio::test]
+async fn chunks_repeat_what_identifies_the_answer_and_have_every_field() {
+    let server = Server::start(Setup::default()).await;
+    let more = json!({"stream": true});
+    let fingerprint = server.chat(&hello(1)).await.json()["system_fingerprint"].clone();
+    let prompt = json!({"prompt": "Once upon", "max_tokens": 4, "temperature": 0});
+    for (path, body, text) in [(CHAT, hello(4), "delta"), (COMPLETIONS, prompt, "text")] {
+        let events = server.post(path, &with(&body, more.clone())).await.events();
+        for event in &events {
+            for name in ["id", "object", "created", "model"] {
+                assert_eq!(event[name], events[0][name], "{name}");
+            }
+            assert_eq!(event["system_fingerprint"], fingerprint);
+            let choice = event["choices"][0].as_object().unwrap();
+            let names: Vec<&str> = choice.keys().map(String::as_str).collect();
+            assert_eq!(names, ["index", text, "logprobs", "finish_reason"]);
+            assert_eq!(choice["logprobs"], Value::Null);
+        }
+    }
+    let again = Server::start(Setup::default()).await;
+    assert_eq!(
+        again.chat(&hello(1)).await.json()["system_fingerprint"],
+        fingerprint
+    );
+}
+
+#[tokio::test]
 async fn the_body_ends_with_the_last_frame_and_the_connection_lives_on() {
     let server = Server::start(Setup::default()).await;
     let body = with(&hello(4), json!({"stream": true})).to_string();
