@@ -152,11 +152,7 @@ impl ApiError {
     fn not_found(message: String) -> Self {
         Self {
             code: Some("not_found"),
-            ..Self::new(
-                StatusCode::NOT_FOUND,
-                "invalid_request_error",
-                format!("there is nothing at this path; served are {routes}"),
-            )
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
         }
     }
 
@@ -229,7 +225,7 @@ impl ApiError {
             ..Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "server_error",
-                "the server is reading too many large requests",
+                "the server is busy reading other large requests; try again",
             )
         }
     }
@@ -268,7 +264,9 @@ impl ApiError {
             ..Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "server_error",
-                format!("more than {limit} bytes of text were waiting to be read"),
+                format!(
+                    "the client reads too slowly: more than {limit} bytes of text were waiting to be read"
+                ),
             )
         }
     }
@@ -280,7 +278,7 @@ impl ApiError {
             ..Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "server_error",
-                "the server failed on this request; its log says why",
+                "the server failed on this request; see its log for the reason",
             )
         }
     }
@@ -364,7 +362,9 @@ impl From<Rejected> for ApiError {
                 ..Self::new(
                     StatusCode::TOO_MANY_REQUESTS,
                     "rate_limit_error",
-                    format!("{waiting} requests are waiting already (set --queue to change it)"),
+                    format!(
+                        "the queue is full: {waiting} requests are waiting; try again (the server's --queue sets its length)"
+                    ),
                 )
             },
             _ => {
@@ -408,7 +408,10 @@ impl From<TextError> for ApiError {
             ),
             TextError::ReservedArgument { name } => Self::field(
                 "chat_template_kwargs",
-                format!("may not set `{}`", excerpt(name)),
+                format!(
+                    "has `{}`, which the server sets itself; leave that out",
+                    excerpt(name)
+                ),
             ),
             _ if error.is_callers_fault() => Self::request(error.to_string()),
             _ => {
