@@ -92,7 +92,7 @@ impl ApiError {
             code: Some("unsupported_parameter"),
             ..Self::field(
                 "prompt",
-                format!("is a list of {n} prompts; send one a request"),
+                format!("has {n} prompts; send one prompt in each request"),
             )
         }
     }
@@ -203,7 +203,7 @@ impl ApiError {
             ..Self::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "invalid_request_error",
-                format!("the request body is over the limit of {limit} bytes"),
+                format!("the request body is larger than the limit of {limit} bytes"),
             )
         }
     }
@@ -252,7 +252,7 @@ impl ApiError {
             ..Self::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 "server_error",
-                format!("the request ran longer than {seconds} seconds"),
+                format!("the request ran longer than {seconds} seconds and was stopped"),
             )
         }
     }
@@ -388,7 +388,9 @@ impl From<TextError> for ApiError {
             TextError::OutOfFuel { .. } => Self::request(error.to_string()),
             TextError::Template { line, reason } => {
                 tracing::warn!(line, reason, "chat template failed");
-                Self::request(format!("the chat template failed at line {line}"))
+                Self::request(format!(
+                    "the chat template failed at line {line}; the server's log has the reason"
+                ))
             }
             TextError::Encode { reason } => {
                 tracing::warn!(reason, "tokenizer failed");

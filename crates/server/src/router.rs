@@ -40,7 +40,7 @@ const EXPOSED_HEADERS: &str = "x-request-id, x-ignored-fields, x-should-retry, r
 struct Route {
     /// The path as it is documented; [`paths::spellings`] has all that are served.
     path: &'static str,
-    /// The method that it takes, as a list of one for the Allow header.
+    /// The method that it takes, for the message to a request with another one.
     method: &'static str,
     /// Whether it is open without a key.
     is_public: bool,
@@ -260,11 +260,12 @@ fn request_id(headers: &HeaderMap) -> String {
 }
 
 /// `GET /`: a line for whoever opens the address in a browser.
-async fn greeting(State(app): State<Arc<App>>) -> String {
+async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> String {
     format!(
-        "paceline {} serves {}: the OpenAI base URL is this address and /v1, which has {}\n",
+        "paceline {} serves {}\nOpenAI base URL: {}\npaths: {}\n",
         env!("CARGO_PKG_VERSION"),
         app.model(),
+        base_url(&app, &headers),
         served().join(", ")
     )
 }

@@ -138,7 +138,7 @@ fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
     let seed = value
         .as_u64()
         .or_else(|| whole(value).map(i64::cast_unsigned));
-    seed.ok_or_else(|| fields.error("seed", "must be a whole number of 64 bits"))
+    seed.ok_or_else(|| fields.error("seed", "must be a whole number that fits 64 bits"))
 }
 
 fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>, ApiError> {
@@ -161,7 +161,9 @@ fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>,
         Some((id?, bias? as f32))
     };
     let wrong = || {
-        let message = format!("must map token ids below {vocab_size} to numbers from -100 to 100");
+        let message = format!(
+            "must be an object from token ids below {vocab_size} to numbers from -100 to 100"
+        );
         fields.error(NAME, message)
     };
     map.iter()

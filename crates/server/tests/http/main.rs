@@ -11,4 +11,5 @@ mod logprobs;
 mod paths;
 mod refusals;
 mod reuse;
+mod stream;
 mod wire;

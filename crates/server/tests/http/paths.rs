@@ -31,6 +31,11 @@ async fn every_path_is_served_with_and_without_v1_and_a_slash() {
             assert_eq!(server.post(&spelled, &body).await.status, 200, "{spelled}");
         }
     }
+    let greeting = server.get("/").await.body;
+    assert!(
+        greeting.contains("OpenAI base URL: http://localhost/v1\n"),
+        "{greeting}"
+    );
     let metrics = server.get("/metrics").await.body;
     let line = "paceline:http_responses_total{model_name=\"tiny-qwen3.5\",route=\"/v1/completions\",status=\"200\"} 4";
     assert!(metrics.lines().any(|l| l == line), "{metrics}");
