@@ -547,6 +547,9 @@ pub(crate) struct ServeArgs {
         help_heading = "Server"
     )]
     pub(crate) alias: Vec<String>,
+    /// Refuse requests for a model of another name; otherwise this model answers them
+    #[arg(long, help_heading = "Server")]
+    pub(crate) strict_model_names: bool,
     /// Seconds that running requests get to finish after Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().drain_timeout.as_secs(), help_heading = "Server")]
     pub(crate) drain_timeout: u64,

@@ -213,10 +213,21 @@ impl Chat<'_> {
         );
         stdout.end_line()?;
         reply.map_err(|error| match error.downcast_ref() {
-            Some(Rejected::PromptTooLong { tokens, context }) => anyhow!(
-                "the conversation has grown to {tokens} tokens, the context holds {context}: \
-                 /reset starts a new one, --context makes room"
-            ),
+            Some(Rejected::PromptTooLong {
+                tokens,
+                context,
+                context_max,
+            }) => {
+                let room = if context < context_max {
+                    ", --context makes room"
+                } else {
+                    ""
+                };
+                anyhow!(
+                    "the conversation has grown to {tokens} tokens, the context holds {context}: \
+                     /reset starts a new one{room}"
+                )
+            }
             _ => error,
         })
     }

@@ -34,6 +34,7 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         allowed_hosts: args.allow_host.clone(),
         insecure: args.insecure,
         model_names: args.alias.clone(),
+        strict_model_names: args.strict_model_names,
         limits: Limits {
             drain_timeout: Duration::from_secs(args.drain_timeout),
             connections: connections(machine::open_files()),

@@ -469,7 +469,7 @@ fn wrong_command_lines_end_with_code_2() {
     for (args, message) in [
         (
             &["run", PROMPT, "--draft", "oracle"][..],
-            "`oracle` is no drafter; known are auto, none, mtp",
+            "`oracle` is not a drafter; known are auto, none, mtp",
         ),
         (
             &["run", PROMPT, "--kv", "f8"],
@@ -545,7 +545,10 @@ fn errors_are_one_line_with_the_cause_and_the_flag() {
         run(&["--context", "1m"])
             .ends_with("--context 1048576 is more than the 8192 tokens that this model knows")
     );
-    assert!(run(&["--context", "4"]).ends_with("the context holds 4 (set --context to change it)"));
+    assert!(
+        run(&["--context", "4"])
+            .ends_with("(--context sets the length, up to 8192 for this model)")
+    );
     assert!(run(&["--temperature=-1"]).contains("temperature"));
     assert!(run(&["--logit-bias", "99999=1"]).contains("99999"));
     assert!(bad(paceline(&folder, &["run"])).ends_with("the prompt is empty"));

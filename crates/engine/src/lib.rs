@@ -35,7 +35,7 @@ pub use preflight::{
 };
 pub use request::{
     CancelToken, Event, FinishReason, JudgedToken, PositionCounts, Rejected, Request,
-    RequestOutcome, Sink, Speculation, Timings, Usage,
+    RequestOutcome, Sink, Speculation, Timings, Usage, longer_context,
 };
 pub use scheduler::{Counters, Engine, EngineOptions};
 pub use shortlist::DraftVocabulary;

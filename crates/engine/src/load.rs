@@ -60,7 +60,7 @@ impl FromStr for DraftChoice {
                 Some(("eagle3", path)) if !path.is_empty() => {
                     DraftChoice::Eagle3(Source::Folder(path.into()))
                 }
-                _ => return Err(format!("`{s}` is no drafter; known are {DRAFT_CHOICES}")),
+                _ => return Err(format!("`{s}` is not a drafter; known are {DRAFT_CHOICES}")),
             },
         })
     }
@@ -179,6 +179,8 @@ pub struct ModelInfo {
     pub backend: String,
     /// Tokens of a sequence.
     pub context: usize,
+    /// Tokens of the longest sequence that the model knows.
+    pub context_max: usize,
     /// Tokens in the vocabulary.
     pub vocab_size: usize,
     /// Requests at once.
@@ -417,6 +419,7 @@ pub fn load(
         family,
         backend,
         context: size.context,
+        context_max: most,
         vocab_size,
         sequences: size.sequences,
         weight_bytes: checkpoint.bytes(),

@@ -4,6 +4,9 @@ use serde::Serialize;
 use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use text::sampling::{
+    LOGIT_BIAS, MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_P, check_range,
+};
 
 /// One text to write.
 #[derive(Clone, Debug)]
@@ -82,13 +85,16 @@ pub enum Rejected {
     EmptyPrompt,
     /// The prompt does not fit.
     #[error(
-        "the prompt has {tokens} tokens, the context holds {context} (set --context to change it)"
+        "this model's maximum context length is {context} tokens; the prompt has {tokens} tokens{}",
+        longer_context(*tokens, *context, *context_max)
     )]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
         /// Rows of a sequence.
         context: usize,
+        /// Rows of a sequence that the model knows.
+        context_max: usize,
     },
     /// The prompt names a token that does not exist.
     #[error("token {token} is outside the vocabulary of {vocab}")]
@@ -110,6 +116,45 @@ pub enum Rejected {
     /// The engine has stopped.
     #[error("the engine has stopped")]
     Stopped,
+}
+
+/// The end of a message about a prompt of `tokens` in a context of `context`: why one that
+/// just fills it is refused, and how to make room where the model knows more, `context_max`.
+pub fn longer_context(tokens: usize, context: usize, context_max: usize) -> String {
+    let mut end = String::new();
+    if tokens == context {
+        end.push_str(", and the answer needs at least one");
+    }
+    if context < context_max {
+        end.push_str(&format!(
+            " (--context sets the length, up to {context_max} for this model)"
+        ));
+    }
+    end
+}
+
+/// Checks the sampling options of a request against the ranges that hold for the command
+/// line and the API alike.
+pub(crate) fn check_ranges(sampling: &Sampling) -> Result<(), Rejected> {
+    let numbers = [
+        ("temperature", sampling.temperature, TEMPERATURE),
+        ("top_p", sampling.top_p, TOP_P),
+        ("min_p", sampling.min_p, MIN_P),
+        (
+            "repetition_penalty",
+            sampling.repetition_penalty,
+            REPETITION_PENALTY,
+        ),
+        ("presence_penalty", sampling.presence_penalty, PENALTY),
+        ("frequency_penalty", sampling.frequency_penalty, PENALTY),
+    ];
+    let biases = sampling.logit_bias.iter();
+    let biases = biases.map(|&(_, bias)| ("logit_bias", bias, LOGIT_BIAS));
+    numbers
+        .into_iter()
+        .chain(biases)
+        .try_for_each(|(name, value, range)| check_range(name, value, range))
+        .map_err(Rejected::BadParameter)
 }
 
 /// What happens to a request, in order: `Prefill`*, `Text`*, then one of `Done`
@@ -285,5 +330,84 @@ impl Speculation {
             ms_draft: ms(stats.draft),
             ms_verify: ms(stats.verify),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sampling_options_outside_their_range_are_named() {
+        let bad = |change: fn(&mut Sampling)| {
+            let mut sampling = Sampling::default();
+            change(&mut sampling);
+            check_ranges(&sampling).unwrap_err().to_string()
+        };
+        for (message, range) in [
+            (
+                bad(|s| s.temperature = 5.0),
+                "temperature must be a number from 0 to 2, got 5",
+            ),
+            (bad(|s| s.temperature = f32::NAN), "temperature must be"),
+            (
+                bad(|s| s.top_p = -0.1),
+                "top_p must be a number from 0 to 1",
+            ),
+            (bad(|s| s.min_p = 1.5), "min_p must be"),
+            (
+                bad(|s| s.repetition_penalty = 0.0),
+                "repetition_penalty must be",
+            ),
+            (
+                bad(|s| s.presence_penalty = 3.0),
+                "presence_penalty must be",
+            ),
+            (
+                bad(|s| s.frequency_penalty = -3.0),
+                "frequency_penalty must be",
+            ),
+            (
+                bad(|s| s.logit_bias = vec![(1, 101.0)]),
+                "logit_bias must be",
+            ),
+        ] {
+            assert!(message.starts_with(range), "{message}");
+        }
+        let edges = Sampling {
+            temperature: 2.0,
+            top_p: 0.0,
+            min_p: 1.0,
+            repetition_penalty: 0.01,
+            presence_penalty: -2.0,
+            frequency_penalty: 2.0,
+            logit_bias: vec![(1, -100.0)],
+            ..Sampling::default()
+        };
+        assert_eq!(check_ranges(&edges), Ok(()));
+    }
+
+    #[test]
+    fn a_prompt_over_the_context_names_the_option_only_where_it_helps() {
+        let message = |tokens, context_max| {
+            Rejected::PromptTooLong {
+                tokens,
+                context: 8,
+                context_max,
+            }
+            .to_string()
+        };
+        assert_eq!(
+            message(9, 8),
+            "this model's maximum context length is 8 tokens; the prompt has 9 tokens"
+        );
+        assert_eq!(
+            message(8, 8),
+            "this model's maximum context length is 8 tokens; the prompt has 8 tokens, and the answer needs at least one"
+        );
+        assert_eq!(
+            message(9, 32),
+            "this model's maximum context length is 8 tokens; the prompt has 9 tokens (--context sets the length, up to 32 for this model)"
+        );
     }
 }

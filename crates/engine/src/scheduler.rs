@@ -15,11 +15,12 @@ use crate::load::{Model, ModelInfo};
 use crate::pace::Pace;
 use crate::request::{
     CancelToken, Event, FinishReason, JudgedToken, Rejected, Request, RequestOutcome, Sink,
-    Speculation, Timings, Usage,
+    Speculation, Timings, Usage, check_ranges,
 };
 use cache::MemoryFull;
 use speculate::{
-    Accept, DraftLength, Finish, MAX_TOP_LOGPROBS, Parked, Speculator, Stream, StreamOptions,
+    Accept, DraftLength, Finish, MAX_TOP_LOGPROBS, Parked, Sampling, Speculator, Stream,
+    StreamOptions,
 };
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -158,8 +159,10 @@ impl Engine {
     /// # Errors
     ///
     /// [`Rejected`], before any work; `sink` is not called then.
-    pub fn submit(&self, request: Request, sink: Sink) -> Result<CancelToken, Rejected> {
+    pub fn submit(&self, mut request: Request, sink: Sink) -> Result<CancelToken, Rejected> {
         self.check(&request)?;
+        // 0 keeps the likeliest token only; the sampler's own range excludes it.
+        request.sampling.top_p = request.sampling.top_p.max(f32::MIN_POSITIVE);
         let waiting = self.counters.waiting.fetch_add(1, Ordering::AcqRel);
         if waiting >= self.most_waiting() {
             self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
@@ -226,6 +229,7 @@ impl Engine {
     fn check(&self, request: &Request) -> Result<(), Rejected> {
         let ModelInfo {
             context,
+            context_max,
             vocab_size,
             ..
         } = self.info;
@@ -236,6 +240,7 @@ impl Engine {
             return Err(Rejected::PromptTooLong {
                 tokens: request.prompt.len(),
                 context,
+                context_max,
             });
         }
         if let Some(&token) = request.prompt.iter().find(|&&t| t as usize >= vocab_size) {
@@ -245,7 +250,12 @@ impl Engine {
             });
         }
         let bad = |e: &dyn std::fmt::Display| Rejected::BadParameter(e.to_string());
-        request.sampling.validate(vocab_size).map_err(|e| bad(&e))?;
+        check_ranges(&request.sampling)?;
+        let sampling = Sampling {
+            top_p: request.sampling.top_p.max(f32::MIN_POSITIVE),
+            ..request.sampling.clone()
+        };
+        sampling.validate(vocab_size).map_err(|e| bad(&e))?;
         StopStrings::new(&request.stop).map_err(|e| bad(&e))?;
         if request.draft.is_some_and(|n| n.max() > self.info.draft_max) {
             let limit = self.info.draft_max;

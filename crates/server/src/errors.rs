@@ -30,6 +30,17 @@ pub(crate) struct ApiError {
     should_retry: Option<bool>,
     /// When to come back.
     retry_after: Option<Duration>,
+    /// What the log says instead of `message`, where that may repeat a prompt.
+    logged: Option<&'static str>,
+}
+
+/// Why a request was refused, as an extension of the response, for the log.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    /// The error's code, or its kind where it has none.
+    pub(crate) code: &'static str,
+    /// The error's message, without anything of a prompt.
+    pub(crate) message: String,
 }
 
 impl ApiError {
@@ -42,6 +53,7 @@ impl ApiError {
             message: message.into(),
             should_retry: None,
             retry_after: None,
+            logged: None,
         }
     }
 
@@ -80,7 +92,7 @@ impl ApiError {
     }
 
     /// 400: the prompt does not fit the context.
-    fn too_long(message: String) -> Self {
+    pub(crate) fn too_long(message: String) -> Self {
         Self {
             code: Some("context_length_exceeded"),
             ..Self::request(message)
@@ -93,7 +105,7 @@ impl ApiError {
             code: Some("unsupported_parameter"),
             ..Self::field(
                 "prompt",
-                format!("is a list of {n} prompts; send one a request"),
+                format!("has {n} prompts; send one prompt in each request"),
             )
         }
     }
@@ -152,15 +164,26 @@ impl ApiError {
         }
     }
 
-    /// 404: no such path; `routes` are those there are.
-    pub(crate) fn no_route(routes: &str) -> Self {
+    /// 404: no such path; `routes` are those there are, and `meant` the nearest.
+    pub(crate) fn no_route(meant: Option<&str>, routes: &str) -> Self {
+        let hint = match meant {
+            Some(meant) => format!("did you mean {meant}? All paths: {routes}"),
+            None => format!("all paths: {routes}"),
+        };
+        Self::not_found(format!("there is nothing at this path; {hint}"))
+    }
+
+    /// 404: a path of another API, `name`; the one that is served is at `base`.
+    pub(crate) fn foreign_route(name: &str, base: &str) -> Self {
+        Self::not_found(format!(
+            "{name} is not supported yet; use OpenAI's chat completions, with the base URL {base}"
+        ))
+    }
+
+    fn not_found(message: String) -> Self {
         Self {
             code: Some("not_found"),
-            ..Self::new(
-                StatusCode::NOT_FOUND,
-                "invalid_request_error",
-                format!("there is nothing at this path; served are {routes}"),
-            )
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
         }
     }
 
@@ -173,21 +196,21 @@ impl ApiError {
                 StatusCode::NOT_FOUND,
                 "invalid_request_error",
                 format!(
-                    "the model `{}` is not served here; `{served}` is",
+                    "the model `{}` is not served here; use `{served}`",
                     excerpt(asked)
                 ),
             )
         }
     }
 
-    /// 405.
-    pub(crate) fn method() -> Self {
+    /// 405: the path is served, but not with the method `used`.
+    pub(crate) fn method(allowed: &str, used: &str) -> Self {
         Self {
             code: Some("method_not_allowed"),
             ..Self::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "invalid_request_error",
-                "this path does not know the request's method",
+                format!("use {allowed} here, not {}", excerpt(used)),
             )
         }
     }
@@ -211,7 +234,7 @@ impl ApiError {
             ..Self::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "invalid_request_error",
-                format!("the request body is over the limit of {limit} bytes"),
+                format!("the request body is larger than the limit of {limit} bytes"),
             )
         }
     }
@@ -233,7 +256,7 @@ impl ApiError {
             ..Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "server_error",
-                "the server is reading too many large requests",
+                "the server is busy reading other large requests; try again",
             )
         }
     }
@@ -260,7 +283,7 @@ impl ApiError {
             ..Self::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 "server_error",
-                format!("the request ran longer than {seconds} seconds"),
+                format!("the request ran longer than {seconds} seconds and was stopped"),
             )
         }
     }
@@ -272,7 +295,9 @@ impl ApiError {
             ..Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "server_error",
-                format!("more than {limit} bytes of text were waiting to be read"),
+                format!(
+                    "the client reads too slowly: more than {limit} bytes of text were waiting to be read"
+                ),
             )
         }
     }
@@ -284,7 +309,7 @@ impl ApiError {
             ..Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "server_error",
-                "the server failed on this request; its log says why",
+                "the server failed on this request; see its log for the reason",
             )
         }
     }
@@ -327,6 +352,13 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.to_json()));
         *response.status_mut() = self.status;
+        response.extensions_mut().insert(Refusal {
+            code: self.label(),
+            message: match self.logged {
+                Some(logged) => logged.to_owned(),
+                None => self.message,
+            },
+        });
         let headers = response.headers_mut();
         let mut set = |name, value| headers.insert(name, HeaderValue::from_static(value));
         set(header::CONTENT_TYPE, "application/json");
@@ -356,7 +388,7 @@ impl IntoResponse for ApiError {
 impl From<Rejected> for ApiError {
     fn from(rejected: Rejected) -> Self {
         match rejected {
-            Rejected::EmptyPrompt => Self::request("the prompt has no token"),
+            Rejected::EmptyPrompt => Self::request("the prompt is empty"),
             Rejected::PromptTooLong { .. } => Self::too_long(rejected.to_string()),
             Rejected::BadToken { .. } => Self::request(rejected.to_string()),
             Rejected::BadParameter(message) => Self::request(message),
@@ -366,7 +398,9 @@ impl From<Rejected> for ApiError {
                 ..Self::new(
                     StatusCode::TOO_MANY_REQUESTS,
                     "rate_limit_error",
-                    format!("{waiting} requests are waiting already (set --queue to change it)"),
+                    format!(
+                        "the queue is full: {waiting} requests are waiting; try again (the server's --queue sets its length)"
+                    ),
                 )
             },
             _ => {
@@ -390,23 +424,32 @@ impl From<TextError> for ApiError {
             TextError::OutOfFuel { .. } => Self::request(error.to_string()),
             TextError::Template { line, reason } => {
                 tracing::warn!(line, reason, "chat template failed");
-                Self::request(format!("the chat template failed at line {line}"))
+                Self::request(format!(
+                    "the chat template failed at line {line}; the server's log has the reason"
+                ))
             }
             TextError::Encode { reason } => {
                 tracing::warn!(reason, "tokenizer failed");
                 Self::request("the tokenizer failed on this text")
             }
-            TextError::Refused { message } => Self::request(format!(
-                "the chat template refused the messages: {}",
-                excerpt(message)
-            )),
+            // The template's words may repeat the conversation's.
+            TextError::Refused { message } => Self {
+                logged: Some("the chat template refused the messages"),
+                ..Self::request(format!(
+                    "the chat template refused the messages: {}",
+                    excerpt(message)
+                ))
+            },
             TextError::BadMessage { index, reason } => Self::field(
                 format!("messages[{index}]"),
                 format!("is unusable: {reason}"),
             ),
             TextError::ReservedArgument { name } => Self::field(
                 "chat_template_kwargs",
-                format!("may not set `{}`", excerpt(name)),
+                format!(
+                    "has `{}`, which the server sets itself; leave that out",
+                    excerpt(name)
+                ),
             ),
             _ if error.is_callers_fault() => Self::request(error.to_string()),
             _ => {
@@ -470,6 +513,7 @@ mod tests {
         let long = ApiError::from(Rejected::PromptTooLong {
             tokens: 9,
             context: 8,
+            context_max: 8,
         });
         assert_eq!(long.code, Some("context_length_exceeded"));
         assert!(long.message.contains('9') && long.message.contains('8'));

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::errors::ApiError;
 use crate::limits::{ECHO_CHARS_MAX, IGNORED_FIELDS_MAX};
+use crate::openai::tables;
 
 /// A field that changes what is written and is not implemented.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub(crate) struct Fields<'a> {
     /// Where the map is in the request, with a trailing dot; empty at its top.
     prefix: &'static str,
     read: RefCell<Vec<&'static str>>,
+    /// Paths of ignored fields of the objects inside.
+    inner: RefCell<Vec<String>>,
 }
 
 impl<'a> Fields<'a> {
@@ -40,6 +43,7 @@ impl<'a> Fields<'a> {
             map,
             prefix: "",
             read: RefCell::default(),
+            inner: RefCell::default(),
         }
     }
 
@@ -53,6 +57,11 @@ impl<'a> Fields<'a> {
 
     /// A field's value, unless it is absent or null.
     pub(crate) fn get(&self, name: &'static str) -> Option<&'a Value> {
+        debug_assert!(
+            cfg!(test) || tables::is_listed(&format!("{}{name}", self.prefix)),
+            "`{}{name}` is in no table of fields",
+            self.prefix
+        );
         self.read.borrow_mut().push(name);
         self.map.get(name).filter(|value| !value.is_null())
     }
@@ -128,12 +137,10 @@ impl<'a> Fields<'a> {
             let Some(value) = self.get(entry.field) else {
                 continue;
             };
-            let neutral: Vec<Value> =
-                serde_json::from_str(entry.neutral).expect("the tables are JSON");
-            if neutral.iter().any(|n| is_same(n, value)) {
+            if is_neutral(entry, value) {
                 continue;
             }
-            let hint = match neutral.first() {
+            let hint = match neutral(entry).first() {
                 Some(value) => format!(", or send {value}"),
                 None => String::new(),
             };
@@ -145,29 +152,42 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Names of fields that nobody has asked for: the request's, but not ours.
-    /// Only plain names, so that they can stand in a header.
-    pub(crate) fn ignored(&self) -> Vec<&'a str> {
-        let read = self.read.borrow();
-        let is_plain = |name: &str| {
-            !name.is_empty()
-                && name.len() <= ECHO_CHARS_MAX
-                && name
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
-        };
-        let names = self
-            .map
-            .iter()
-            .filter(|(_, value)| !value.is_null())
-            .map(|(name, _)| name.as_str());
-        let mut names: Vec<&str> = names
-            .filter(|name| !read.contains(name) && is_plain(name))
-            .take(IGNORED_FIELDS_MAX)
-            .collect();
-        names.sort_unstable();
-        names
+    /// Adds `paths` of fields inside objects to what the request has and nobody reads.
+    pub(crate) fn note_ignored(&self, paths: impl IntoIterator<Item = String>) {
+        self.inner.borrow_mut().extend(paths);
     }
+
+    /// Paths of fields that the request has and that nobody has asked for, in order.
+    /// Only plain ones, so that they can stand in a header and in a log.
+    pub(crate) fn ignored(&self) -> Vec<String> {
+        let read = self.read.borrow();
+        let own = self.map.iter().filter(|(_, value)| !value.is_null());
+        let own = own.filter(|(name, _)| !name.is_empty() && !read.contains(&name.as_str()));
+        let own = own.map(|(name, _)| format!("{}{name}", self.prefix));
+        let mut paths: Vec<String> = own.chain(self.inner.borrow().iter().cloned()).collect();
+        paths.retain(|path| is_plain(path));
+        paths.truncate(IGNORED_FIELDS_MAX);
+        paths.sort_unstable();
+        paths
+    }
+}
+
+/// Whether a path can stand in a header and in a log as it is.
+fn is_plain(path: &str) -> bool {
+    (1..=ECHO_CHARS_MAX).contains(&path.len())
+        && path
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"_-.[]".contains(&b))
+}
+
+/// Whether `value` asks for nothing of what `entry` does not have.
+pub(crate) fn is_neutral(entry: &Unsupported, value: &Value) -> bool {
+    value.is_null() || neutral(entry).iter().any(|n| is_same(n, value))
+}
+
+/// The values that ask for nothing.
+pub(crate) fn neutral(entry: &Unsupported) -> Vec<Value> {
+    serde_json::from_str(entry.neutral).expect("the tables are JSON")
 }
 
 /// A whole number, however it is spelt.
@@ -244,5 +264,10 @@ mod tests {
         let fields = Fields::new(value.as_object().unwrap());
         let _ = fields.get("a");
         assert_eq!(fields.ignored(), ["temprature", "user"]);
+        fields.note_ignored(["messages[0].b".to_owned(), "messages[0].\n".to_owned()]);
+        assert_eq!(fields.ignored(), ["messages[0].b", "temprature", "user"]);
+        let inner = Fields::inside(value.as_object().unwrap(), "o.");
+        let _ = inner.get("user");
+        assert_eq!(inner.ignored(), ["o.a", "o.temprature"]);
     }
 }

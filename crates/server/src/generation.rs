@@ -48,11 +48,13 @@ pub(crate) enum Step {
 pub(crate) struct Piece {
     pub(crate) said: Said,
     pub(crate) judged: Vec<JudgedToken>,
+    /// Tokens written since the last piece.
+    pub(crate) n_tokens: usize,
 }
 
 impl Piece {
     fn is_empty(&self) -> bool {
-        self.said.is_empty() && self.judged.is_empty()
+        self.said.is_empty() && self.judged.is_empty() && self.n_tokens == 0
     }
 
     /// Bytes of both.
@@ -66,6 +68,7 @@ impl Piece {
     fn push(&mut self, next: Piece) {
         self.said.push(&next.said);
         self.judged.extend(next.judged);
+        self.n_tokens += next.n_tokens;
     }
 }
 
@@ -88,6 +91,9 @@ pub(crate) struct Generation {
     stage: watch::Receiver<Stage>,
     started: Instant,
     client: Option<Arc<Client>>,
+    /// The span of the request, whose id every line in the log carries: a stream is sent
+    /// after its handler has ended.
+    span: tracing::Span,
     app: Arc<App>,
 }
 
@@ -104,7 +110,8 @@ impl Generation {
             mailbox: mailbox.clone(),
             metrics: app.metrics.clone(),
             started: Instant::now(),
-            has_text: false,
+            span: tracing::Span::current(),
+            last: None,
         };
         let cancel = enter(app, client.as_ref(), request, inlet).inspect_err(|error| {
             app.metrics.faults.count(error.label());
@@ -116,6 +123,7 @@ impl Generation {
             stage: app.stage.clone(),
             started: Instant::now(),
             client,
+            span: tracing::Span::current(),
             app: app.clone(),
         })
     }
@@ -148,7 +156,8 @@ impl Generation {
             Step::End(outcome) => self.log_end(outcome),
             Step::Failed(error) => {
                 self.app.metrics.faults.count(error.label());
-                tracing::warn!(error = error.label(), "generation failed");
+                self.span
+                    .in_scope(|| tracing::warn!(error = error.label(), "generation failed"));
                 self.cancel_now();
             }
         }
@@ -177,6 +186,7 @@ impl Generation {
             .metrics
             .request_latency
             .observe(self.started.elapsed());
+        let _span = self.span.enter();
         tracing::info!(
             prompt_tokens = outcome.usage.prompt_tokens,
             completion_tokens = outcome.usage.completion_tokens,
@@ -199,6 +209,7 @@ impl Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.has_ended {
+            let _span = self.span.enter();
             tracing::info!(ms = self.started.elapsed().as_millis(), "client went away");
         }
         self.cancel_now();
@@ -279,7 +290,7 @@ impl Mailbox {
 
     fn take(&self) -> Option<Step> {
         let mut state = self.state();
-        let is_last = state.end.is_some() && !state.piece.is_empty();
+        let is_last = state.end.is_some() && !state.piece.judged.is_empty();
         if is_last || !state.piece.said.is_empty() {
             return Some(Step::Text(std::mem::take(&mut state.piece)));
         }
@@ -333,7 +344,9 @@ struct Inlet {
     mailbox: Arc<Mailbox>,
     metrics: Arc<Metrics>,
     started: Instant,
-    has_text: bool,
+    span: tracing::Span,
+    /// When the newest text came.
+    last: Option<Instant>,
 }
 
 impl Inlet {
@@ -352,18 +365,23 @@ impl Inlet {
                 text,
                 reasoning,
                 judged,
-                ..
+                tokens,
             } => {
-                if !std::mem::replace(&mut self.has_text, true) {
-                    self.metrics
-                        .time_to_first_token
-                        .observe(self.started.elapsed());
+                let now = Instant::now();
+                match self.last.replace(now) {
+                    None => self.metrics.time_to_first_token.observe(now - self.started),
+                    Some(last) => self.metrics.count_tokens(tokens.len(), now - last),
                 }
                 let said = Said {
                     reasoning,
                     answer: text,
                 };
-                self.mailbox.push(Piece { said, judged })
+                let n_tokens = tokens.len();
+                self.mailbox.push(Piece {
+                    said,
+                    judged,
+                    n_tokens,
+                })
             }
             Event::Done(outcome) => {
                 self.metrics.count_outcome(&outcome);
@@ -377,7 +395,8 @@ impl Inlet {
                 true
             }
             Event::Failed(error) => {
-                tracing::error!(error, "the engine failed on a request");
+                self.span
+                    .in_scope(|| tracing::error!(error, "the engine failed on a request"));
                 self.mailbox.end(End::Failed(ApiError::internal()));
                 true
             }
@@ -487,13 +506,14 @@ mod tests {
 
     #[test]
     fn an_engine_that_lets_go_without_a_word_is_an_error_and_not_a_hang() {
-        let metrics = Arc::<Metrics>::default();
+        let metrics = Arc::new(Metrics::new(8));
         let mailbox = Arc::new(Mailbox::new(4));
         let inlet = || Inlet {
             mailbox: mailbox.clone(),
             metrics: metrics.clone(),
             started: Instant::now(),
-            has_text: false,
+            span: tracing::Span::none(),
+            last: None,
         };
         let is_failed = |step| matches!(step, Some(Step::Failed(e)) if e == ApiError::internal());
         drop(inlet());

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `connection` | accepts, watches deadlines, shuts down |
 //! | `resting` | lets clients in, and closes idle connections where there is no room |
-//! | `router` | the table of routes and what every request passes |
+//! | `router`, `paths` | the table of routes, how they are spelled, and what every request passes |
 //! | [`auth`] | keys, Host names, origins |
 //! | `body`, `strict`, `fields` | bytes → JSON → values, within limits |
 //! | `lanes` | where requests wait for that |
@@ -35,6 +35,7 @@ mod lanes;
 pub mod limits;
 mod metrics;
 mod openai;
+mod paths;
 mod resting;
 mod router;
 mod sse;
@@ -66,8 +67,14 @@ use lanes::{Lanes, Worker};
 use metrics::Metrics;
 use turns::Turns;
 
-/// Names that every server takes for its model.
+/// Names that a server takes for its model even where it is strict about names.
 const ANY_MODEL: &[&str] = &["", "default"];
+
+/// The tables of request fields as Markdown, as they stand in `docs/server.md`: what is
+/// honoured, refused and ignored.
+pub fn fields_as_markdown() -> String {
+    openai::tables::markdown()
+}
 
 /// How a server behaves.
 #[derive(Clone, Debug, Default)]
@@ -75,6 +82,9 @@ pub struct Config {
     /// Names of the model, the one that responses carry first; the engine's name
     /// for it if there is none.
     pub model_names: Vec<String>,
+    /// Whether a request for a model of another name is refused. Otherwise the model that
+    /// is served answers it, and the response names that one.
+    pub strict_model_names: bool,
     /// Who may ask; anyone, if there is no key.
     pub keys: Keys,
     /// Whether the network may ask without a key.
@@ -101,8 +111,8 @@ pub enum ServeError {
         /// Where it was to listen.
         address: SocketAddr,
     },
-    /// The listener is unusable.
-    #[error("the listener is unusable")]
+    /// The listener does not work.
+    #[error("cannot accept connections on this address")]
     Listener(#[from] std::io::Error),
 }
 
@@ -158,6 +168,7 @@ impl App {
             [] => vec![engine.info().name.clone()],
             names => names.to_vec(),
         };
+        let metrics = Arc::new(Metrics::new(engine.info().context));
         App {
             fingerprint: fingerprint(engine.info()),
             bodies: Budget::new(config.limits.bodies_bytes),
@@ -169,7 +180,7 @@ impl App {
             local,
             started: ids::unix_seconds(),
             stage,
-            metrics: Arc::default(),
+            metrics,
         }
     }
 
@@ -187,13 +198,15 @@ impl App {
         }
     }
 
-    /// The model's name in the response to a request. The `model` field may be
-    /// absent: there is only one.
+    /// The model's name in the response to a request: the one it was asked for under, if
+    /// that is one of its names, else the first of them.
     fn check_model(&self, fields: &Fields<'_>) -> Result<String, ApiError> {
         match fields.string("model")? {
             None => Ok(self.model().to_owned()),
             Some(name) if self.names.iter().any(|own| own == name) => Ok(name.to_owned()),
-            Some(name) if ANY_MODEL.contains(&name) => Ok(self.model().to_owned()),
+            Some(name) if !self.config.strict_model_names || ANY_MODEL.contains(&name) => {
+                Ok(self.model().to_owned())
+            }
             Some(name) => Err(ApiError::no_model(name, self.model())),
         }
     }
@@ -227,7 +240,13 @@ impl App {
         // A panic in there is that request's end, and only its.
         done.await
             .map_err(|_| ApiError::internal())?
-            .map_err(ApiError::from)
+            .map_err(|error| match error {
+                TextError::TooManyTokens { at_least, limit } => ApiError::too_long(format!(
+                    "{error}{}",
+                    engine::longer_context(at_least, limit, self.engine.info().context_max)
+                )),
+                error => error.into(),
+            })
     }
 }
 

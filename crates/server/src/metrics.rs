@@ -20,23 +20,58 @@ const SECONDS: [f64; 14] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0,
 ];
 
-/// Durations, counted by upper bound.
-#[derive(Debug, Default)]
+/// Upper bounds in seconds of the time for one token: vLLM's, and finer ones for small models.
+const TOKEN_SECONDS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+    5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+/// Upper bounds in seconds of the time in the queue, as vLLM has them.
+const QUEUE_SECONDS: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+];
+
+/// Upper bounds of counts of tokens, as vLLM has them: 1, 2, 5, 10, … up to `context`.
+fn token_counts(context: usize) -> Vec<f64> {
+    let powers = (0..u64::BITS).map_while(|n| 10_u64.checked_pow(n));
+    let bounds = powers.flat_map(|power| [1, 2, 5].map(|m| m as f64 * power as f64));
+    bounds
+        .take_while(|&bound| bound <= context as f64)
+        .collect()
+}
+
+/// Values, counted by upper bound.
+#[derive(Debug)]
 pub(crate) struct Histogram {
-    buckets: [AtomicU64; SECONDS.len()],
+    bounds: Vec<f64>,
+    buckets: Vec<AtomicU64>,
     count: AtomicU64,
-    micros: AtomicU64,
+    /// Sum of the values in millionths.
+    millionths: AtomicU64,
 }
 
 impl Histogram {
-    pub(crate) fn observe(&self, duration: Duration) {
-        let seconds = duration.as_secs_f64();
-        if let Some(bucket) = SECONDS.iter().position(|&bound| seconds <= bound) {
-            self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+    fn new(bounds: &[f64]) -> Self {
+        Histogram {
+            bounds: bounds.to_vec(),
+            buckets: bounds.iter().map(|_| AtomicU64::new(0)).collect(),
+            count: AtomicU64::new(0),
+            millionths: AtomicU64::new(0),
         }
-        self.count.fetch_add(1, Ordering::Relaxed);
-        let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
-        self.micros.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    pub(crate) fn observe(&self, duration: Duration) {
+        self.add(duration.as_secs_f64(), 1);
+    }
+
+    /// Counts `value` as often as `times`.
+    fn add(&self, value: f64, times: u64) {
+        if let Some(bucket) = self.bounds.iter().position(|&bound| value <= bound) {
+            self.buckets[bucket].fetch_add(times, Ordering::Relaxed);
+        }
+        self.count.fetch_add(times, Ordering::Relaxed);
+        let sum = (value * 1e6 * times as f64) as u64;
+        self.millionths.fetch_add(sum, Ordering::Relaxed);
     }
 }
 
@@ -62,12 +97,20 @@ impl Tally {
 }
 
 /// What the server itself counts; the engine's counters come beside it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Metrics {
     /// From submission to the first text.
     pub(crate) time_to_first_token: Histogram,
     /// From submission to the end.
     pub(crate) request_latency: Histogram,
+    /// From one text to the next, for each of its tokens.
+    token_latency: Histogram,
+    /// From submission to the first round.
+    queue_time: Histogram,
+    /// Tokens of each prompt.
+    prompt_tokens: Histogram,
+    /// Tokens written for each request.
+    generation_tokens: Histogram,
     /// From the wish to cancel to the engine letting go.
     pub(crate) cancel_latency: Histogram,
     /// Ended requests, by finish reason.
@@ -83,8 +126,41 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
+    /// Nothing counted yet; sequences have at most `context` tokens.
+    pub(crate) fn new(context: usize) -> Self {
+        let tokens = token_counts(context);
+        Metrics {
+            time_to_first_token: Histogram::new(&SECONDS),
+            request_latency: Histogram::new(&SECONDS),
+            token_latency: Histogram::new(TOKEN_SECONDS),
+            queue_time: Histogram::new(QUEUE_SECONDS),
+            prompt_tokens: Histogram::new(&tokens),
+            generation_tokens: Histogram::new(&tokens),
+            cancel_latency: Histogram::new(&SECONDS),
+            finished: Tally::default(),
+            spec_disabled: Tally::default(),
+            responses: Tally::default(),
+            faults: Tally::default(),
+            engine_lost: AtomicBool::new(false),
+        }
+    }
+
+    /// Notes that `n` tokens took `duration` together. A round of speculation writes
+    /// several at once; each counts with its share.
+    pub(crate) fn count_tokens(&self, n: usize, duration: Duration) {
+        if n > 0 {
+            let share = duration.as_secs_f64() / n as f64;
+            self.token_latency.add(share, n as u64);
+        }
+    }
+
     /// Notes how a request ended.
     pub(crate) fn count_outcome(&self, outcome: &RequestOutcome) {
+        let usage = &outcome.usage;
+        self.queue_time.add(outcome.timings.queued_ms / 1e3, 1);
+        self.prompt_tokens.add(usage.prompt_tokens as f64, 1);
+        self.generation_tokens
+            .add(usage.completion_tokens as f64, 1);
         self.finished.count(match outcome.finish {
             FinishReason::Stop | FinishReason::StopString(_) => "stop",
             FinishReason::Length => "length",
@@ -159,6 +235,32 @@ impl Metrics {
             "vllm:time_to_first_token_seconds",
             "Time to the first text.",
             &self.time_to_first_token,
+        );
+        // vLLM has renamed the first to the second; dashboards ask for either.
+        for name in [
+            "vllm:time_per_output_token_seconds",
+            "vllm:inter_token_latency_seconds",
+        ] {
+            page.histogram(
+                name,
+                "Time for a token after the first.",
+                &self.token_latency,
+            );
+        }
+        page.histogram(
+            "vllm:request_queue_time_seconds",
+            "Time in the queue.",
+            &self.queue_time,
+        );
+        page.histogram(
+            "vllm:request_prompt_tokens",
+            "Prompt tokens of a request.",
+            &self.prompt_tokens,
+        );
+        page.histogram(
+            "vllm:request_generation_tokens",
+            "Tokens written for a request.",
+            &self.generation_tokens,
         );
         page.histogram(
             "vllm:e2e_request_latency_seconds",
@@ -276,7 +378,7 @@ impl Page {
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.head(name, "histogram", help);
         let mut below = 0;
-        for (bound, bucket) in SECONDS.iter().zip(&histogram.buckets) {
+        for (bound, bucket) in histogram.bounds.iter().zip(&histogram.buckets) {
             below += bucket.load(Ordering::Relaxed);
             self.sample(
                 &format!("{name}_bucket"),
@@ -290,7 +392,7 @@ impl Page {
         self.sample(
             &format!("{name}_sum"),
             "",
-            histogram.micros.load(Ordering::Relaxed) as f64 / 1e6,
+            histogram.millionths.load(Ordering::Relaxed) as f64 / 1e6,
         );
         self.sample(&format!("{name}_count"), "", count);
     }
@@ -309,7 +411,7 @@ mod tests {
 
     #[test]
     fn buckets_are_cumulative_and_labels_are_escaped() {
-        let metrics = Metrics::default();
+        let metrics = Metrics::new(100);
         for millis in [4, 20, 700_000] {
             metrics
                 .time_to_first_token
@@ -333,6 +435,49 @@ mod tests {
         assert_eq!(positions(&page), 2);
         let plain = metrics.render(&Counters::default(), "m", 0);
         assert!(!plain.contains("per_pos"), "{plain}");
+    }
+
+    #[test]
+    fn tokens_count_with_their_share_and_requests_by_their_tokens() {
+        let metrics = Metrics::new(100);
+        metrics.count_tokens(4, Duration::from_millis(80));
+        metrics.count_tokens(0, Duration::from_secs(9));
+        metrics.count_tokens(1, Duration::from_millis(1));
+        let outcome = RequestOutcome {
+            finish: FinishReason::Stop,
+            usage: engine::Usage {
+                prompt_tokens: 60,
+                completion_tokens: 5,
+                ..engine::Usage::default()
+            },
+            timings: engine::Timings {
+                queued_ms: 400.0,
+                ..engine::Timings::default()
+            },
+            speculation: engine::Speculation::default(),
+        };
+        metrics.count_outcome(&outcome);
+        let page = metrics.render(&Counters::default(), "m", 0);
+        for line in [
+            "vllm:inter_token_latency_seconds_bucket{model_name=\"m\",le=\"0.001\"} 1",
+            "vllm:inter_token_latency_seconds_bucket{model_name=\"m\",le=\"0.01\"} 1",
+            "vllm:inter_token_latency_seconds_bucket{model_name=\"m\",le=\"0.025\"} 5",
+            "vllm:inter_token_latency_seconds_sum{model_name=\"m\"} 0.081",
+            "vllm:time_per_output_token_seconds_count{model_name=\"m\"} 5",
+            "vllm:request_queue_time_seconds_bucket{model_name=\"m\",le=\"0.3\"} 0",
+            "vllm:request_queue_time_seconds_bucket{model_name=\"m\",le=\"0.5\"} 1",
+            "vllm:request_prompt_tokens_bucket{model_name=\"m\",le=\"50\"} 0",
+            "vllm:request_prompt_tokens_bucket{model_name=\"m\",le=\"100\"} 1",
+            "vllm:request_prompt_tokens_sum{model_name=\"m\"} 60",
+            "vllm:request_generation_tokens_bucket{model_name=\"m\",le=\"5\"} 1",
+            "vllm:request_generation_tokens_count{model_name=\"m\"} 1",
+        ] {
+            assert!(page.lines().any(|l| l == line), "{line}\n{page}");
+        }
+        assert!(!page.contains("le=\"200\""), "the context has 100 tokens");
+        let bounds = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
+        assert_eq!(token_counts(100), bounds);
+        assert_eq!(token_counts(199), bounds);
     }
 
     #[test]

@@ -23,10 +23,10 @@ use tracing::Instrument;
 
 use crate::auth::{self, Origin};
 use crate::connection::Stage;
-use crate::errors::ApiError;
-use crate::limits::REQUEST_ID_CHARS_MAX;
+use crate::errors::{ApiError, Refusal};
+use crate::limits::{ECHO_CHARS_MAX, REQUEST_ID_CHARS_MAX};
 use crate::openai::{chat, completions, models};
-use crate::{App, ids};
+use crate::{App, ids, paths};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Methods that some route knows.
@@ -39,7 +39,10 @@ const EXPOSED_HEADERS: &str =
 
 /// One path.
 struct Route {
+    /// The path as it is documented; [`paths::spellings`] has all that are served.
     path: &'static str,
+    /// The method that it takes, for the message to a request with another one.
+    method: &'static str,
     /// Whether it is open without a key.
     is_public: bool,
     methods: fn() -> MethodRouter<Arc<App>>,
@@ -49,36 +52,43 @@ struct Route {
 const ROUTES: &[Route] = &[
     Route {
         path: "/",
+        method: "GET",
         is_public: false,
         methods: || get(greeting),
     },
     Route {
         path: "/health",
+        method: "GET",
         is_public: true,
         methods: || get(health),
     },
     Route {
         path: "/metrics",
+        method: "GET",
         is_public: false,
         methods: || get(metrics),
     },
     Route {
         path: "/v1/models",
+        method: "GET",
         is_public: false,
         methods: || get(models::list),
     },
     Route {
         path: "/v1/models/{*id}",
+        method: "GET",
         is_public: false,
         methods: || get(models::get),
     },
     Route {
         path: "/v1/chat/completions",
+        method: "POST",
         is_public: false,
         methods: || post(chat::create),
     },
     Route {
         path: "/v1/completions",
+        method: "POST",
         is_public: false,
         methods: || post(completions::create),
     },
@@ -88,33 +98,70 @@ const ROUTES: &[Route] = &[
 pub(crate) fn router(app: Arc<App>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
-        router = router.route(route.path, (route.methods)());
+        for path in paths::spellings(route.path) {
+            router = router.route(&path, (route.methods)());
+        }
     }
     router
-        .fallback(async || ApiError::no_route(&paths()))
-        .method_not_allowed_fallback(async || ApiError::method())
+        .fallback(no_route)
+        .method_not_allowed_fallback(other_method)
         .layer(middleware::from_fn_with_state(app.clone(), gate))
         .with_state(app)
 }
 
-/// The paths that a client can use, as a list.
-fn paths() -> String {
+/// The route that axum has matched, under any of its spellings.
+fn matched(path: Option<&MatchedPath>) -> Option<&'static Route> {
+    let path = path?.as_str();
+    let is_spelled = |route: &&Route| paths::spellings(route.path).iter().any(|p| p == path);
+    ROUTES.iter().find(is_spelled)
+}
+
+/// The paths that a client can use.
+fn served() -> Vec<&'static str> {
     let paths = ROUTES.iter().map(|route| route.path);
-    let plain: Vec<&str> = paths.filter(|path| !path.contains('*')).collect();
-    plain.join(", ")
+    paths.filter(|path| !path.contains('*')).collect()
+}
+
+/// 404, with the path that was probably meant, or what API is not served.
+async fn no_route(State(app): State<Arc<App>>, request: Request) -> ApiError {
+    let path = request.uri().path();
+    match paths::foreign(path) {
+        Some(name) => ApiError::foreign_route(name, &base_url(&app, request.headers())),
+        None => ApiError::no_route(paths::nearest(path, &served()), &served().join(", ")),
+    }
+}
+
+/// The base URL of this server for OpenAI's clients, under the name that the client has
+/// for it.
+fn base_url(app: &App, headers: &HeaderMap) -> String {
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    let is_plain = |host: &&str| {
+        host.len() <= ECHO_CHARS_MAX
+            && host
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-.:[]".contains(&b))
+    };
+    let own = app.local.to_string();
+    format!("http://{}/v1", host.filter(is_plain).unwrap_or(&own))
+}
+
+/// 405, with the method that the path takes.
+async fn other_method(path: MatchedPath, method: Method) -> ApiError {
+    let allowed = matched(Some(&path)).map_or("another method", |route| route.method);
+    ApiError::method(allowed, method.as_str())
 }
 
 /// What every request passes.
 async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
     let started = Instant::now();
     let id = request_id(request.headers());
-    let path = request.extensions().get::<MatchedPath>().cloned();
-    let route = ROUTES
-        .iter()
-        .find(|r| path.as_ref().is_some_and(|p| p.as_str() == r.path));
+    let route = matched(request.extensions().get::<MatchedPath>());
     let label = route.map_or("unmatched", |r| r.path);
     let method = request.method().clone();
-    let span = tracing::info_span!("request", id, %method, route = label);
+    // At the level of errors, so that no line of a request is ever without its id.
+    let span = tracing::error_span!("request", id, %method, route = label);
     let origin = request.headers().get(header::ORIGIN).cloned();
     let answer = AssertUnwindSafe(pass(&app, route, request, next)).catch_unwind();
     let (mut response, from) = answer.instrument(span.clone()).await.unwrap_or_else(|_| {
@@ -141,7 +188,16 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
     }
     let status = response.status().as_u16();
     app.metrics.responses.count(&format!("{label} {status}"));
-    span.in_scope(|| tracing::info!(status, ms = started.elapsed().as_millis(), "response"));
+    let ms = started.elapsed().as_millis();
+    span.in_scope(|| match response.extensions().get::<Refusal>() {
+        None => tracing::info!(status, ms, "response"),
+        Some(Refusal {
+            code,
+            message: reason,
+        }) => {
+            tracing::info!(status, ms, code, reason, "response");
+        }
+    });
     response
 }
 
@@ -209,12 +265,13 @@ fn request_id(headers: &HeaderMap) -> String {
 }
 
 /// `GET /`: a line for whoever opens the address in a browser.
-async fn greeting(State(app): State<Arc<App>>) -> String {
+async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> String {
     format!(
-        "paceline {} serves {}: the OpenAI base URL is this address and /v1, which has {}\n",
+        "paceline {} serves {}\nOpenAI base URL: {}\npaths: {}\n",
         env!("CARGO_PKG_VERSION"),
         app.model(),
-        paths()
+        base_url(&app, &headers),
+        served().join(", ")
     )
 }
 
@@ -263,6 +320,14 @@ mod tests {
             .map(|r| r.path)
             .collect();
         assert_eq!(public, ["/health"]);
+    }
+
+    #[test]
+    fn a_route_says_which_method_it_takes() {
+        for route in ROUTES {
+            let taken = format!("{:?}", (route.methods)());
+            assert!(taken.contains(route.method), "{}: {taken}", route.path);
+        }
     }
 
     #[test]

@@ -58,7 +58,9 @@ pub enum TextError {
         reason: String,
     },
     /// The text has more tokens than were asked for.
-    #[error("the prompt has at least {at_least} tokens, the context holds {limit}")]
+    #[error(
+        "this model's maximum context length is {limit} tokens; the prompt has at least {at_least} tokens"
+    )]
     TooManyTokens {
         /// No encoding of the text has fewer.
         at_least: usize,
@@ -95,7 +97,7 @@ pub enum TextError {
         message: String,
     },
     /// The template ran out of its instruction budget.
-    #[error("the chat template did not end within {fuel} instructions")]
+    #[error("the chat template ran for more than {fuel} instructions and was stopped")]
     OutOfFuel {
         /// The budget.
         fuel: u64,
@@ -109,13 +111,13 @@ pub enum TextError {
         reason: &'static str,
     },
     /// Template arguments may not replace what the server itself passes.
-    #[error("template argument may not be set by a request: `{name}`")]
+    #[error("the server sets this chat template argument itself; leave it out: `{name}`")]
     ReservedArgument {
         /// The argument.
         name: String,
     },
     /// A stop string is unusable.
-    #[error("stop string {index} is empty")]
+    #[error("stop string {} is empty; leave it out", index + 1)]
     EmptyStop {
         /// Which one, from 0.
         index: usize,

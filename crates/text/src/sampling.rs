@@ -3,10 +3,45 @@
 //! `generation_config.json` as a plain struct. Absent and `null` mean "no
 //! opinion"; a value that no sampler can use is an error, so that a damaged
 //! file does not quietly change how a model writes.
+//!
+//! Also the ranges of what a request may ask for, the same on the command line and in
+//! the API.
+
+use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
 use crate::error::{TextError, within};
+
+/// The temperature of a request; 0 is greedy.
+pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
+/// Probability mass that a request keeps; 0 keeps the likeliest token only.
+pub const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
+/// Least probability that a request keeps, relative to the likeliest token's.
+pub const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
+/// The repetition penalty of a request; 1 changes nothing.
+pub const REPETITION_PENALTY: RangeInclusive<f64> = 0.01..=100.0;
+/// The presence penalty and the frequency penalty of a request.
+pub const PENALTY: RangeInclusive<f64> = -2.0..=2.0;
+/// What a request may add to the score of one token.
+pub const LOGIT_BIAS: RangeInclusive<f64> = -100.0..=100.0;
+
+/// Checks that the sampling option `name` is in its `range`, one of this module's.
+///
+/// # Errors
+///
+/// A message that names the option and the range.
+pub fn check_range(name: &str, value: f32, range: RangeInclusive<f64>) -> Result<(), String> {
+    // Compared as the sampler's numbers: 0.01 is a little less in 32 bits.
+    let (low, high) = (*range.start(), *range.end());
+    if (low as f32..=high as f32).contains(&value) {
+        Ok(())
+    } else {
+        Err(format!(
+            "{name} must be a number from {low} to {high}, got {value}"
+        ))
+    }
+}
 
 /// Tokens that a checkpoint may forbid.
 pub const SUPPRESSED_MAX: usize = 4096;
@@ -18,7 +53,7 @@ const FILE: &str = "generation_config.json";
 pub struct SamplingDefaults {
     /// `false` asks for greedy decoding, whatever the temperature.
     pub do_sample: Option<bool>,
-    /// At least 0; 0 is greedy.
+    /// In [`TEMPERATURE`]; 0 is greedy.
     pub temperature: Option<f32>,
     /// How many of the likeliest tokens stay; 0 and −1 in the file mean all.
     pub top_k: Option<u32>,
@@ -45,7 +80,9 @@ impl SamplingDefaults {
                 Value::Bool(flag) => Some(*flag),
                 _ => return Err(bad("do_sample", "expected true or false")),
             },
-            temperature: number(json, "temperature", "expected at least 0", |x| x >= 0.0)?,
+            temperature: number(json, "temperature", "expected a number in [0, 2]", |x| {
+                TEMPERATURE.contains(&f64::from(x))
+            })?,
             top_k: match &json["top_k"] {
                 Value::Null => None,
                 value => match value.as_i64() {
@@ -149,6 +186,26 @@ mod tests {
     }
 
     #[test]
+    fn a_range_includes_its_ends_and_names_what_is_outside() {
+        for value in [0.01, 1.0, 100.0] {
+            assert_eq!(check_range("x", value, REPETITION_PENALTY), Ok(()));
+        }
+        for (value, range) in [
+            (0.0, REPETITION_PENALTY),
+            (2.001, TEMPERATURE),
+            (f32::NAN, TOP_P),
+            (f32::INFINITY, MIN_P),
+            (-2.001, PENALTY),
+        ] {
+            assert!(check_range("x", value, range).is_err(), "{value}");
+        }
+        assert_eq!(
+            check_range("temperature", 5.0, TEMPERATURE).unwrap_err(),
+            "temperature must be a number from 0 to 2, got 5"
+        );
+    }
+
+    #[test]
     fn a_temperature_counts_unless_the_file_does_not_sample() {
         for (json, temperature) in [
             (json!({}), 1.0),
@@ -166,6 +223,7 @@ mod tests {
     fn unusable_values_are_errors() {
         for json in [
             json!({"temperature": -1}),
+            json!({"temperature": 2.5}),
             json!({"temperature": "hot"}),
             json!({"temperature": 1e300}),
             json!({"top_p": 0}),

@@ -8,59 +8,20 @@ use axum::http::Response;
 use engine::RequestOutcome;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use text::messages::MESSAGES_MAX;
 
 use super::logprobs::{self, ChatLogprobs};
 use super::options::Options;
-use super::{Meta, finish_reason, ignored_header, json, name_ignored};
+use super::tables::{self, Offer};
+use super::{Meta, Tally, finish_reason, ignored_header, json, messages, name_ignored};
 use crate::App;
-use crate::errors::{ApiError, excerpt};
-use crate::fields::{Fields, Unsupported, unless};
+use crate::errors::ApiError;
+use crate::fields::Fields;
 use crate::generation::{Generation, Piece};
+use crate::limits::IGNORED_FIELDS_MAX;
 use crate::sse::{self, Dialect, Frames};
 
 const OBJECT: &str = "chat.completion";
 const CHUNK: &str = "chat.completion.chunk";
-
-/// Fields that change the answer and are not implemented, beside the shared ones.
-const UNSUPPORTED: &[Unsupported] = &[
-    unless("modalities", r#"[["text"]]"#),
-    unless("audio", "[]"),
-    unless("web_search_options", "[]"),
-    unless("reasoning_effort", r#"["medium"]"#),
-    unless("verbosity", r#"["medium"]"#),
-    unless("documents", "[[]]"),
-    unless("mm_processor_kwargs", "[{}]"),
-    unless("echo", "[false]"),
-    unless("add_generation_prompt", "[true]"),
-    unless("continue_final_message", "[false]"),
-];
-
-/// Offers of calls, each with the field that may decline it.
-const OFFERS: &[([Unsupported; 1], &str, [Unsupported; 1])] = &[
-    (
-        [unless("tools", "[[]]")],
-        "tool_choice",
-        [unless("tool_choice", r#"["none", "auto"]"#)],
-    ),
-    (
-        [unless("functions", "[[]]")],
-        "function_call",
-        [unless("function_call", r#"["none", "auto"]"#)],
-    ),
-];
-
-/// Roles of a message.
-const ROLES: &[&str] = &[
-    "system",
-    "developer",
-    "user",
-    "assistant",
-    "tool",
-    "function",
-];
-/// Types of a content part that is text.
-const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text", "refusal"];
 
 /// Answers a conversation.
 pub(crate) async fn create(
@@ -76,13 +37,13 @@ pub(crate) async fn create(
     let messages = object.remove("messages").unwrap_or_default();
     let fields = Fields::new(&object);
     let model = app.check_model(&fields)?;
-    fields.refuse(UNSUPPORTED)?;
-    for (offer, choice, choices) in OFFERS {
+    fields.refuse(tables::REFUSED_BY_CHAT)?;
+    for Offer { offer, choice } in tables::OFFERS {
         // What is offered and declined changes nothing; it is named as ignored.
-        if fields.string(choice).ok().flatten() != Some("none") {
+        if fields.string(choice[0].field).ok().flatten() != Some("none") {
             fields.refuse(offer)?;
         }
-        fields.refuse(choices)?;
+        fields.refuse(choice)?;
     }
     let options = Options::read(
         &fields,
@@ -90,10 +51,10 @@ pub(crate) async fn create(
         &["max_completion_tokens", "max_tokens"],
         None,
     )?;
-    let arguments = template_arguments(&fields)?;
+    let arguments = template_arguments(&fields, &app)?;
     let splits_reasoning = splits_reasoning(&fields)?;
     let logprobs = logprobs::read_chat(&fields)?;
-    check_messages(&messages, &app)?;
+    fields.note_ignored(messages::check(&messages, app.engine.text())?);
     let ignored = ignored_header(&fields);
     drop(object);
     let context = app.engine.info().context;
@@ -102,6 +63,7 @@ pub(crate) async fn create(
             text.encode_chat_within(&messages, None, true, &arguments, context)
         })
         .await?;
+    let n_prompt = prompt.len();
     let request = engine::Request {
         splits_reasoning,
         logprobs,
@@ -114,12 +76,12 @@ pub(crate) async fn create(
             generation,
             Stream {
                 meta,
-                include_usage: options.include_usage,
+                tally: Tally::new(options.usage, n_prompt),
                 has_logprobs: logprobs.is_some(),
             },
         )
     } else {
-        let (Piece { said, judged }, outcome) = generation.collect().await?;
+        let (Piece { said, judged, .. }, outcome) = generation.collect().await?;
         let choice = Choice {
             index: 0,
             message: Message {
@@ -141,21 +103,27 @@ pub(crate) async fn create(
     Ok(name_ignored(response, ignored))
 }
 
-/// Arguments for the chat template. A template itself is a program and is
-/// refused, wherever it stands.
-fn template_arguments(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+/// Arguments for the chat template; those that it does not use are noted as ignored. A
+/// template itself is a program and is refused, wherever it stands.
+fn template_arguments(fields: &Fields<'_>, app: &App) -> Result<Map<String, Value>, ApiError> {
+    const NAME: &str = "chat_template_kwargs";
     let refused = |at: &str| {
         let message = "is refused: a chat template is a program, and only the model's own runs";
         Err(fields.error(at, message))
     };
-    if fields.get("chat_template").is_some() {
-        return refused("chat_template");
+    if fields.get(tables::CHAT_TEMPLATE).is_some() {
+        return refused(tables::CHAT_TEMPLATE);
     }
-    let arguments = fields.object("chat_template_kwargs")?;
-    if arguments.is_some_and(|map| map.contains_key("chat_template")) {
+    let Some(arguments) = fields.object(NAME)? else {
+        return Ok(Map::new());
+    };
+    if arguments.contains_key(tables::CHAT_TEMPLATE) {
         return refused("chat_template_kwargs.chat_template");
     }
-    Ok(arguments.cloned().unwrap_or_default())
+    let unused = |name: &&String| !messages::template_uses(app.engine.text(), name);
+    let unused = arguments.keys().filter(unused).take(IGNORED_FIELDS_MAX);
+    fields.note_ignored(unused.map(|name| format!("{NAME}.{name}")));
+    Ok(arguments.clone())
 }
 
 /// Whether reasoning comes apart from the answer, under llama-server's name for it.
@@ -171,110 +139,6 @@ fn splits_reasoning(fields: &Fields<'_>) -> Result<bool, ApiError> {
 /// Nothing, rather than nothing written.
 fn some(text: &str) -> Option<&str> {
     Some(text).filter(|text| !text.is_empty())
-}
-
-/// Checks the shape of a conversation, so that an error names the place, and
-/// that nothing in it would be dropped on the way to the model.
-fn check_messages(messages: &Value, app: &App) -> Result<(), ApiError> {
-    let list = match messages {
-        Value::Null => return Err(ApiError::field("messages", "is missing")),
-        Value::Array(list) => list,
-        _ => return Err(ApiError::field("messages", "must be a list")),
-    };
-    if list.is_empty() {
-        return Err(ApiError::field("messages", "is empty"));
-    }
-    if list.len() > MESSAGES_MAX {
-        let message = format!("has {} messages, {MESSAGES_MAX} at most", list.len());
-        return Err(ApiError::field("messages", message));
-    }
-    list.iter()
-        .enumerate()
-        .try_for_each(|(i, message)| check_message(i, message, app))
-}
-
-fn check_message(i: usize, message: &Value, app: &App) -> Result<(), ApiError> {
-    let at = |rest: &str| format!("messages[{i}]{rest}");
-    let Some(message) = message.as_object() else {
-        return Err(ApiError::field(at(""), "must be an object"));
-    };
-    let role = match message.get("role") {
-        None => return Err(ApiError::field(at(".role"), "is missing")),
-        Some(role) => role.as_str().filter(|role| ROLES.contains(role)),
-    };
-    let Some(role) = role else {
-        return Err(ApiError::field(
-            at(".role"),
-            format!("must be one of {}", ROLES.join(", ")),
-        ));
-    };
-    let asks = |name: &str| {
-        message
-            .get(name)
-            .is_some_and(|value| !value.is_null() && value != &Value::Array(vec![]))
-    };
-    let knows_tool_calls = || {
-        app.engine
-            .text()
-            .template
-            .as_ref()
-            .is_none_or(|t| t.source().contains("tool_calls"))
-    };
-    for name in ["tool_calls", "function_call"] {
-        if asks(name) && !knows_tool_calls() {
-            return Err(ApiError::field(
-                at(&format!(".{name}")),
-                "is unknown to this model's chat template",
-            ));
-        }
-    }
-    if asks("audio") {
-        return Err(ApiError::unsupported(at(".audio"), ""));
-    }
-    match message.get("content") {
-        Some(Value::String(_)) => Ok(()),
-        Some(Value::Array(parts)) => parts
-            .iter()
-            .enumerate()
-            .try_for_each(|(j, part)| check_part(i, j, part)),
-        // Clients send these back after a turn of tool calls or an aborted one.
-        None | Some(Value::Null) if role == "assistant" => Ok(()),
-        None | Some(Value::Null) => Err(ApiError::field(at(".content"), "is missing")),
-        Some(_) => Err(ApiError::field(
-            at(".content"),
-            "must be a string or a list of parts",
-        )),
-    }
-}
-
-fn check_part(i: usize, j: usize, part: &Value) -> Result<(), ApiError> {
-    let at = |rest: &str| format!("messages[{i}].content[{j}]{rest}");
-    if part.is_string() {
-        return Ok(());
-    }
-    let Some(part) = part.as_object() else {
-        return Err(ApiError::field(at(""), "must be an object"));
-    };
-    let kind = match part.get("type") {
-        Some(Value::String(kind)) => kind.as_str(),
-        None => "text",
-        Some(_) => return Err(ApiError::field(at(".type"), "must be a string")),
-    };
-    if !TEXT_PARTS.contains(&kind) {
-        return Err(ApiError::unsupported(
-            at(""),
-            &format!(
-                " (it is of type `{}`, and only text is read)",
-                excerpt(kind)
-            ),
-        ));
-    }
-    // A refusal carries its words under its own name.
-    let text = part.get("text").or_else(|| part.get(kind));
-    match text {
-        Some(Value::String(_)) => Ok(()),
-        _ => Err(ApiError::field(at(".text"), "must be a string")),
-    }
 }
 
 #[derive(Serialize)]
@@ -315,7 +179,7 @@ struct Delta<'a> {
 /// A streamed answer.
 struct Stream {
     meta: Meta,
-    include_usage: bool,
+    tally: Tally,
     has_logprobs: bool,
 }
 
@@ -337,9 +201,8 @@ impl Stream {
         }];
         let mut chunk = self.meta.envelope(CHUNK, &choices);
         chunk.seed = seed;
-        if self.include_usage {
-            chunk.usage = Some(None);
-        } else if let Some(outcome) = finish {
+        chunk.usage = self.tally.of_chunk(finish);
+        if let Some(outcome) = finish.filter(|_| !self.tally.asked.at_end) {
             chunk = chunk.with_record(self.meta.seed, outcome);
         }
         frames.data(&chunk);
@@ -357,7 +220,12 @@ impl Dialect for Stream {
     }
 
     fn text(&mut self, piece: &Piece, frames: &mut Frames) {
-        let Piece { said, judged } = piece;
+        let Piece {
+            said,
+            judged,
+            n_tokens,
+        } = piece;
+        self.tally.completion_tokens += n_tokens;
         let (reasoning, answer) = ChatLogprobs::new(judged, self.meta.tokenizer()).apart();
         // Clients show one of the two at a time, so they come in chunks of their own.
         if !said.reasoning.is_empty() || !reasoning.is_empty() {
@@ -380,7 +248,7 @@ impl Dialect for Stream {
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
         self.chunk(Delta::default(), None, None, Some(outcome), frames);
-        if self.include_usage {
+        if self.tally.asked.at_end {
             let nothing: [ChunkChoice<'_>; 0] = [];
             let last = self.meta.envelope(CHUNK, &nothing);
             frames.data(

@@ -11,10 +11,11 @@ use serde_json::Value;
 
 use super::logprobs::{self, CompletionLogprobs};
 use super::options::Options;
-use super::{Meta, finish_reason, ignored_header, json, name_ignored};
+use super::tables;
+use super::{Meta, Tally, finish_reason, ignored_header, json, name_ignored};
 use crate::App;
 use crate::errors::ApiError;
-use crate::fields::{Fields, Unsupported, unless};
+use crate::fields::Fields;
 use crate::generation::{Generation, Piece};
 use crate::sse::{self, Dialect, Frames};
 
@@ -22,13 +23,6 @@ const OBJECT: &str = "text_completion";
 
 /// OpenAI's default for `max_tokens` of this endpoint.
 const MAX_TOKENS: usize = 16;
-
-/// Fields that change the text and are not implemented, beside the shared ones.
-const UNSUPPORTED: &[Unsupported] = &[
-    unless("echo", "[false]"),
-    unless("suffix", r#"[""]"#),
-    unless("prompt_embeds", "[]"),
-];
 
 /// A prompt as it was sent.
 #[derive(Debug, PartialEq, Eq)]
@@ -51,7 +45,7 @@ pub(crate) async fn create(
     let prompt = object.remove("prompt").unwrap_or_default();
     let fields = Fields::new(&object);
     let model = app.check_model(&fields)?;
-    fields.refuse(UNSUPPORTED)?;
+    fields.refuse(tables::REFUSED_BY_COMPLETIONS)?;
     let options = Options::read(&fields, &app.engine, &["max_tokens"], Some(MAX_TOKENS))?;
     let logprobs = logprobs::read_completion(&fields)?;
     let ignored = ignored_header(&fields);
@@ -69,6 +63,7 @@ pub(crate) async fn create(
             prompt
         }
     };
+    let n_prompt = prompt.len();
     let request = engine::Request {
         logprobs,
         ..options.request(prompt)
@@ -80,13 +75,13 @@ pub(crate) async fn create(
             generation,
             Stream {
                 meta,
-                include_usage: options.include_usage,
+                tally: Tally::new(options.usage, n_prompt),
                 has_logprobs: logprobs.is_some(),
                 offset: 0,
             },
         )
     } else {
-        let (Piece { said, judged }, outcome) = generation.collect().await?;
+        let (Piece { said, judged, .. }, outcome) = generation.collect().await?;
         let whole = || CompletionLogprobs::new(&judged, meta.tokenizer(), &mut 0);
         let choice = Choice {
             index: 0,
@@ -110,12 +105,13 @@ fn prompt_of(prompt: Value) -> Result<Prompt, ApiError> {
     let wrong = || ApiError::field(NAME, "must be a string or a list of token ids");
     let list = match prompt {
         Value::Null => return Err(ApiError::field(NAME, "is missing")),
+        Value::String(text) if text.is_empty() => return Err(ApiError::field(NAME, "is empty")),
         Value::String(text) => return Ok(Prompt::Text(text)),
         Value::Array(list) => list,
         _ => return Err(wrong()),
     };
     match <[Value; 1]>::try_from(list) {
-        Ok([Value::String(text)]) => Ok(Prompt::Text(text)),
+        Ok([Value::String(text)]) => prompt_of(Value::String(text)),
         Ok([Value::Array(inner)]) if inner.iter().all(Value::is_number) => {
             prompt_of(Value::Array(inner))
         }
@@ -143,7 +139,7 @@ struct Choice<'a> {
 /// A streamed continuation.
 struct Stream {
     meta: Meta,
-    include_usage: bool,
+    tally: Tally,
     has_logprobs: bool,
     /// Characters sent, as far as tokens tell.
     offset: usize,
@@ -165,9 +161,8 @@ impl Stream {
             finish_reason,
         }];
         let mut chunk = self.meta.envelope(OBJECT, &choices);
-        if self.include_usage {
-            chunk.usage = Some(None);
-        } else if let Some(outcome) = finish {
+        chunk.usage = self.tally.of_chunk(finish);
+        if let Some(outcome) = finish.filter(|_| !self.tally.asked.at_end) {
             chunk = chunk.with_record(self.meta.seed, outcome);
         }
         frames.data(&chunk);
@@ -179,6 +174,7 @@ impl Dialect for Stream {
     fn open(&mut self, _frames: &mut Frames) {}
 
     fn text(&mut self, piece: &Piece, frames: &mut Frames) {
+        self.tally.completion_tokens += piece.n_tokens;
         let mut offset = self.offset;
         let whole = || CompletionLogprobs::new(&piece.judged, self.meta.tokenizer(), &mut offset);
         let logprobs = self.has_logprobs.then(whole);
@@ -188,7 +184,7 @@ impl Dialect for Stream {
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
         self.chunk("", None, Some(outcome), frames);
-        if self.include_usage {
+        if self.tally.asked.at_end {
             let nothing: [Choice<'_>; 0] = [];
             let last = self.meta.envelope(OBJECT, &nothing);
             frames.data(
@@ -218,6 +214,8 @@ mod tests {
             (json!([7]), Some(Prompt::Tokens(vec![7]))),
             (json!([]), Some(Prompt::Tokens(vec![]))),
             (json!(null), None),
+            (json!(""), None),
+            (json!([""]), None),
             (json!(1), None),
             (json!({}), None),
             (json!(["a", "b"]), None),

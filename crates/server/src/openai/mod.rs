@@ -5,12 +5,16 @@
 //! | [`chat`] | `POST /v1/chat/completions` |
 //! | [`completions`] | `POST /v1/completions` |
 //! | [`models`] | `GET /v1/models`, `GET /v1/models/{id}` |
+//!
+//! [`tables`] says of every known field how it is treated.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
 mod logprobs;
+mod messages;
 pub(crate) mod models;
 mod options;
+pub(crate) mod tables;
 
 use std::sync::Arc;
 
@@ -20,6 +24,7 @@ use engine::{FinishReason, RequestOutcome, Speculation};
 use serde::Serialize;
 use text::Tokenizer;
 
+use self::options::StreamUsage;
 use crate::fields::Fields;
 use crate::{App, ids};
 
@@ -104,13 +109,45 @@ impl<'a, C> Envelope<'a, C> {
     }
 }
 
+/// The tokens of a stream so far, and where it says them.
+struct Tally {
+    asked: StreamUsage,
+    prompt_tokens: usize,
+    completion_tokens: usize,
+}
+
+impl Tally {
+    fn new(asked: StreamUsage, prompt_tokens: usize) -> Self {
+        Tally {
+            asked,
+            prompt_tokens,
+            completion_tokens: 0,
+        }
+    }
+
+    /// The `usage` of a chunk: absent, or null where it comes at the end, unless every
+    /// chunk is to say it. `outcome` is there in the last chunk with choices.
+    fn of_chunk(&self, outcome: Option<&RequestOutcome>) -> Option<Option<Usage>> {
+        let so_far = || Usage::so_far(self.prompt_tokens, self.completion_tokens);
+        match self.asked {
+            StreamUsage {
+                in_chunks: true, ..
+            } => Some(Some(outcome.map_or_else(so_far, Usage::new))),
+            StreamUsage { at_end: true, .. } => Some(None),
+            StreamUsage { .. } => None,
+        }
+    }
+}
+
 /// Tokens of a request.
 #[derive(Clone, Copy, Serialize)]
 struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
-    prompt_tokens_details: PromptDetails,
+    /// Absent as long as it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens_details: Option<PromptDetails>,
     /// Absent where no token was told apart.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_tokens_details: Option<TokenDetails>,
@@ -129,6 +166,17 @@ struct TokenDetails {
 }
 
 impl Usage {
+    /// The usage of a request that still runs.
+    fn so_far(prompt_tokens: usize, completion_tokens: usize) -> Self {
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: None,
+            completion_tokens_details: None,
+        }
+    }
+
     fn new(outcome: &RequestOutcome) -> Self {
         let engine::Usage {
             prompt_tokens,
@@ -140,7 +188,7 @@ impl Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: PromptDetails { cached_tokens },
+            prompt_tokens_details: Some(PromptDetails { cached_tokens }),
             completion_tokens_details: (reasoning_tokens > 0)
                 .then_some(TokenDetails { reasoning_tokens }),
         }
@@ -208,8 +256,15 @@ fn name_ignored(mut response: Response<Body>, ignored: Option<HeaderValue>) -> R
     response
 }
 
+/// The header for what of a request changes nothing. The log names it too, but for what
+/// is known to be harmless.
 fn ignored_header(fields: &Fields<'_>) -> Option<HeaderValue> {
-    let names = fields.ignored();
-    let header = (!names.is_empty()).then(|| HeaderValue::from_str(&names.join(", ")));
+    let paths = fields.ignored();
+    let odd = paths.iter().filter(|path| !tables::is_harmless(path));
+    let odd: Vec<&str> = odd.map(String::as_str).collect();
+    if !odd.is_empty() {
+        tracing::warn!(fields = odd.join(", "), "unknown request fields ignored");
+    }
+    let header = (!paths.is_empty()).then(|| HeaderValue::from_str(&paths.join(", ")));
     header?.ok()
 }

@@ -12,34 +12,34 @@ use super::json;
 use crate::App;
 use crate::errors::ApiError;
 
-/// Lists the one model, under each of its names.
+/// Lists the one model.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Response<Body> {
-    let data: Vec<Value> = app.names.iter().map(|name| model(&app, name)).collect();
+    let name = app.model();
     // llama-server's clients look for capabilities in a list of its own.
-    let models: Vec<Value> = app
-        .names
-        .iter()
-        .map(|name| json!({"name": name, "model": name, "capabilities": ["completion"]}))
-        .collect();
-    json(&json!({"object": "list", "data": data, "models": models}))
+    let models = [json!({"name": name, "model": name, "capabilities": ["completion"]})];
+    json(&json!({"object": "list", "data": [model(&app)], "models": models}))
 }
 
-/// Describes one model.
+/// Describes the model, for any of its names.
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response<Body>, ApiError> {
-    let Path(id) = id.map_err(|_| ApiError::request("the path is not UTF-8"))?;
-    match app.names.iter().find(|name| **name == id) {
-        Some(name) => Ok(json(&model(&app, name))),
-        None => Err(ApiError::no_model(&id, app.model())),
+    // A name that is not UTF-8 is not the model's.
+    let id = id.map_or_else(|_| String::new(), |Path(id)| id);
+    let id = id.strip_suffix('/').unwrap_or(&id);
+    if app.names.iter().any(|name| name == id) {
+        Ok(json(&model(&app)))
+    } else {
+        Err(ApiError::no_model(id, app.model()))
     }
 }
 
-fn model(app: &App, name: &str) -> Value {
+fn model(app: &App) -> Value {
     let info = app.engine.info();
     json!({
-        "id": name,
+        "id": app.model(),
+        "aliases": app.names[1..],
         "object": "model",
         "created": app.started,
         "owned_by": "paceline",

@@ -6,8 +6,10 @@
 
 use engine::{DraftLength, Engine, Request, Sampling};
 use serde_json::Value;
+use text::sampling::{LOGIT_BIAS, MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_P};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
+use super::tables;
 use crate::errors::ApiError;
 use crate::fields::{Fields, Unsupported, unless, whole};
 use crate::ids;
@@ -18,58 +20,9 @@ const TOP_K_MAX: i64 = 1 << 24;
 /// Largest `max_tokens`; no context is longer.
 const MAX_TOKENS_MAX: i64 = u32::MAX as i64;
 
-/// Fields that change the text and are not implemented, in either endpoint.
-pub(super) const UNSUPPORTED: &[Unsupported] = &[
-    unless("n", "[1]"),
-    unless("best_of", "[1]"),
-    unless("use_beam_search", "[false]"),
-    unless("length_penalty", "[1]"),
-    unless("prompt_logprobs", "[false]"),
-    unless("response_format", r#"[{"type": "text"}]"#),
-    unless("structured_outputs", "[]"),
-    unless("guided_json", "[]"),
-    unless("guided_regex", "[]"),
-    unless("guided_choice", "[]"),
-    unless("guided_grammar", "[]"),
-    unless("grammar", r#"[""]"#),
-    unless("json_schema", "[]"),
-    unless("min_tokens", "[0]"),
-    unless("stop_token_ids", "[[]]"),
-    unless("include_stop_str_in_output", "[false]"),
-    unless("bad_words", "[[]]"),
-    unless("allowed_token_ids", "[]"),
-    unless("logits_processors", "[[]]"),
-    unless("truncate_prompt_tokens", "[]"),
-    unless("typical_p", "[1]"),
-    unless("mirostat", "[0]"),
-    unless("dynatemp_range", "[0]"),
-    unless("dry_multiplier", "[0]"),
-    unless("xtc_probability", "[0]"),
-    unless("lora", "[[]]"),
-    // Other servers' names for lengths, stops, samplers, formats and thinking.
-    unless("n_predict", "[-1]"),
-    unless("num_predict", "[-1]"),
-    unless("max_new_tokens", "[]"),
-    unless("max_output_tokens", "[]"),
-    unless("min_new_tokens", "[0]"),
-    unless("stop_sequences", "[[]]"),
-    unless("banned_tokens", "[[]]"),
-    unless("samplers", "[]"),
-    unless("repeat_last_n", "[-1]"),
-    unless("no_repeat_ngram_size", "[0]"),
-    unless("regex", "[]"),
-    unless("ebnf", "[]"),
-    unless("json", "[]"),
-    unless("format", r#"[""]"#),
-    unless("options", "[{}]"),
-    unless("enable_thinking", "[]"),
-    unless("think", "[]"),
-    unless("thinking", "[]"),
-    unless("reasoning", "[]"),
-];
-
-/// Fields of `stream_options` that are not implemented.
-const UNSUPPORTED_IN_STREAM: &[Unsupported] = &[unless("continuous_usage_stats", "[false]")];
+/// How much of the text penalties look at: all of it here, so any other number changes
+/// the text where one is set.
+const LAST_TOKENS: &[Unsupported] = &[unless("repeat_last_n", "[-1]")];
 
 /// The options of one request.
 #[derive(Debug)]
@@ -81,7 +34,16 @@ pub(super) struct Options {
     pub(super) show_specials: bool,
     pub(super) draft: Option<DraftLength>,
     pub(super) stream: bool,
-    pub(super) include_usage: bool,
+    pub(super) usage: StreamUsage,
+}
+
+/// Where a stream says how many tokens it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StreamUsage {
+    /// In one more chunk at the end, without choices.
+    pub(super) at_end: bool,
+    /// In every chunk, so far.
+    pub(super) in_chunks: bool,
 }
 
 impl Options {
@@ -93,7 +55,7 @@ impl Options {
         max_tokens: &[&'static str],
         max_tokens_default: Option<usize>,
     ) -> Result<Self, ApiError> {
-        fields.refuse(UNSUPPORTED)?;
+        fields.refuse(tables::REFUSED)?;
         let stream = fields.bool("stream")?.unwrap_or(false);
         let mut limit = None;
         for &name in max_tokens {
@@ -108,7 +70,7 @@ impl Options {
             show_specials: !fields.bool("skip_special_tokens")?.unwrap_or(true),
             draft: speculation(fields, engine.info().draft_max)?,
             stream,
-            include_usage: include_usage(fields, stream)?,
+            usage: stream_usage(fields, stream)?,
         })
     }
 
@@ -140,18 +102,28 @@ fn sampling(fields: &Fields<'_>, engine: &Engine) -> Result<Sampling, ApiError> 
     let repetition = ["repetition_penalty", "repeat_penalty"];
     let mut repetition_penalty = model.repetition_penalty.unwrap_or(1.0);
     for name in repetition {
-        repetition_penalty = number(name, 0.01..=100.0, repetition_penalty)?;
+        repetition_penalty = number(name, REPETITION_PENALTY, repetition_penalty)?;
     }
-    let top_p = number("top_p", 0.0..=1.0, model.top_p.unwrap_or(1.0))?;
+    let presence_penalty = number("presence_penalty", PENALTY, 0.0)?;
+    let frequency_penalty = number("frequency_penalty", PENALTY, 0.0)?;
+    let penalties = [
+        repetition_penalty - 1.0,
+        presence_penalty,
+        frequency_penalty,
+    ];
+    if penalties.iter().any(|&p| p != 0.0) {
+        fields.refuse(LAST_TOKENS)?;
+    } else {
+        fields.integer(LAST_TOKENS[0].field, -1..=MAX_TOKENS_MAX)?;
+    }
     Ok(Sampling {
-        temperature: number("temperature", 0.0..=2.0, model.temperature())?,
+        temperature: number("temperature", TEMPERATURE, model.temperature())?,
         top_k,
-        // 0 keeps the likeliest token only; the sampler's range excludes it.
-        top_p: top_p.max(f32::MIN_POSITIVE),
-        min_p: number("min_p", 0.0..=1.0, model.min_p.unwrap_or(0.0))?,
+        top_p: number("top_p", TOP_P, model.top_p.unwrap_or(1.0))?,
+        min_p: number("min_p", MIN_P, model.min_p.unwrap_or(0.0))?,
         repetition_penalty,
-        presence_penalty: number("presence_penalty", -2.0..=2.0, 0.0)?,
-        frequency_penalty: number("frequency_penalty", -2.0..=2.0, 0.0)?,
+        presence_penalty,
+        frequency_penalty,
         logit_bias: logit_bias(fields, engine.info().vocab_size)?,
         suppress: model.suppress_tokens.clone(),
         seed: seed(fields)?,
@@ -166,7 +138,7 @@ fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
     let seed = value
         .as_u64()
         .or_else(|| whole(value).map(i64::cast_unsigned));
-    seed.ok_or_else(|| fields.error("seed", "must be a whole number of 64 bits"))
+    seed.ok_or_else(|| fields.error("seed", "must be a whole number that fits 64 bits"))
 }
 
 fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>, ApiError> {
@@ -185,11 +157,13 @@ fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>,
             .parse::<u32>()
             .ok()
             .filter(|&id| (id as usize) < vocab_size);
-        let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+        let bias = bias.as_f64().filter(|bias| LOGIT_BIAS.contains(bias));
         Some((id?, bias? as f32))
     };
     let wrong = || {
-        let message = format!("must map token ids below {vocab_size} to numbers from -100 to 100");
+        let message = format!(
+            "must be an object from token ids below {vocab_size} to numbers from -100 to 100"
+        );
         fields.error(NAME, message)
     };
     map.iter()
@@ -217,9 +191,11 @@ fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     };
     for stop in &stops {
         let n_chars = stop.chars().count();
-        if n_chars == 0 || n_chars > STOP_CHARS_MAX {
-            let message =
-                format!("has a string of {n_chars} characters; 1 to {STOP_CHARS_MAX} are allowed");
+        if n_chars == 0 {
+            return Err(fields.error(NAME, "has an empty string; leave that out"));
+        }
+        if n_chars > STOP_CHARS_MAX {
+            let message = format!("has a string of {n_chars} characters, {STOP_CHARS_MAX} at most");
             return Err(fields.error(NAME, message));
         }
     }
@@ -245,14 +221,18 @@ fn speculation(fields: &Fields<'_>, limit: usize) -> Result<Option<DraftLength>,
     }
 }
 
-fn include_usage(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
+fn stream_usage(fields: &Fields<'_>, stream: bool) -> Result<StreamUsage, ApiError> {
     let Some(map) = fields.object("stream_options")? else {
-        return Ok(false);
+        return Ok(StreamUsage::default());
     };
     if !stream {
         return Err(fields.error("stream_options", "needs `stream: true`"));
     }
     let inner = Fields::inside(map, "stream_options.");
-    inner.refuse(UNSUPPORTED_IN_STREAM)?;
-    Ok(inner.bool("include_usage")?.unwrap_or(false))
+    let usage = StreamUsage {
+        at_end: inner.bool("include_usage")?.unwrap_or(false),
+        in_chunks: inner.bool("continuous_usage_stats")?.unwrap_or(false),
+    };
+    fields.note_ignored(inner.ignored());
+    Ok(usage)
 }

@@ -46,8 +46,13 @@ impl Default for Setup {
 
 /// A copy of `tiny-qwen3.5` in which `file` is `text`.
 pub(crate) fn altered(file: &str, text: &str) -> &'static str {
+    altered_in(&format!("other-{file}"), file, text)
+}
+
+/// The same in a folder called `name`, for a second variant of one file.
+pub(crate) fn altered_in(name: &str, file: &str, text: &str) -> &'static str {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-qwen3.5");
-    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("other-{file}"));
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&to).unwrap();
     for file in fs::read_dir(from).unwrap().map(Result::unwrap) {
         fs::copy(file.path(), to.join(file.file_name())).unwrap();

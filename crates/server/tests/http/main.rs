@@ -4,8 +4,12 @@
 //! would and see every byte that comes back.
 
 mod client;
+mod fields;
 mod lifecycle;
+mod log;
 mod logprobs;
+mod paths;
 mod refusals;
 mod reuse;
+mod stream;
 mod wire;

@@ -5,17 +5,17 @@ use tokio::time::{Duration, timeout};
 
 use crate::client::{PATIENCE, Server, Setup, altered, request};
 
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
 /// Its answer is longer than what any test here lets it write.
 const STORY: &str = "Tell me a story about a rabbit and a kite.";
 
-fn hello(max_tokens: usize) -> Value {
+pub(crate) fn hello(max_tokens: usize) -> Value {
     json!({"messages": [{"role": "user", "content": STORY}], "max_tokens": max_tokens, "temperature": 0})
 }
 
-fn with(base: &Value, more: Value) -> Value {
+pub(crate) fn with(base: &Value, more: Value) -> Value {
     let mut body = base.clone();
     body.as_object_mut()
         .unwrap()
@@ -122,98 +122,6 @@ async fn an_answer_has_text_usage_and_the_decision_record() {
     assert_eq!(body["usage"]["completion_tokens"], 16);
     assert!(!body["choices"][0]["text"].as_str().unwrap().is_empty());
     assert!(body["seed"].is_u64());
-}
-
-#[tokio::test]
-async fn a_stream_opens_with_the_role_and_ends_with_done() {
-    let server = Server::start(Setup::default()).await;
-    let reply = server
-        .chat(&with(&hello(12), json!({"stream": true})))
-        .await;
-    assert!(
-        reply
-            .header("content-type")
-            .unwrap()
-            .starts_with("text/event-stream")
-    );
-    assert_eq!(reply.header("cache-control"), Some("no-cache"));
-    let events = reply.events();
-    let (first, last) = (&events[0], events.last().unwrap());
-    assert_eq!(
-        first["choices"][0]["delta"],
-        json!({"role": "assistant", "content": ""})
-    );
-    assert!(first["seed"].is_u64());
-    for event in &events {
-        assert_eq!(event["object"], "chat.completion.chunk");
-        assert_eq!(event["id"], first["id"]);
-        assert!(event.get("usage").is_none());
-    }
-    for event in &events[1..events.len() - 1] {
-        assert!(
-            !event["choices"][0]["delta"]["content"]
-                .as_str()
-                .unwrap()
-                .is_empty()
-        );
-        assert_eq!(event["choices"][0]["finish_reason"], Value::Null);
-        assert!(event["choices"][0]["delta"].get("role").is_none());
-    }
-    assert_eq!(last["choices"][0]["finish_reason"], "length");
-    assert_eq!(last["choices"][0]["delta"], json!({}));
-    assert_eq!(last["speculation"]["engaged"], true);
-    assert_eq!(last["timings"]["predicted_n"], 12);
-    assert_eq!(last["seed"], first["seed"]);
-}
-
-#[tokio::test]
-async fn a_stream_with_usage_has_one_more_chunk_without_choices() {
-    let server = Server::start(Setup::default()).await;
-    let more = json!({"stream": true, "stream_options": {"include_usage": true}});
-    let chat = server.chat(&with(&hello(6), more.clone())).await.events();
-    let prompt = json!({"prompt": "Once upon", "max_tokens": 6, "temperature": 0});
-    let plain = server
-        .post(COMPLETIONS, &with(&prompt, more))
-        .await
-        .events();
-    for events in [chat, plain] {
-        let (last, before) = events.split_last().unwrap();
-        assert_eq!(last["choices"], json!([]));
-        assert_eq!(last["usage"]["completion_tokens"], 6);
-        assert_eq!(last["speculation"]["engaged"], true);
-        assert_eq!(last["timings"]["predicted_n"], 6);
-        assert_eq!(
-            before.last().unwrap()["choices"][0]["finish_reason"],
-            "length"
-        );
-        for event in before {
-            assert_eq!(event["usage"], Value::Null);
-            assert!(event.get("usage").is_some() && event.get("speculation").is_none());
-        }
-    }
-}
-
-#[tokio::test]
-async fn the_body_ends_with_the_last_frame_and_the_connection_lives_on() {
-    let server = Server::start(Setup::default()).await;
-    let body = with(&hello(4), json!({"stream": true})).to_string();
-    let mut exchange = server.open(&request(CHAT, "", body.as_bytes())).await;
-    exchange.until("[DONE]\n\n").await;
-    let reply = timeout(Duration::from_secs(1), exchange.reply())
-        .await
-        .expect("the body ends");
-    reply.events();
-    // The same connection again.
-    use tokio::io::AsyncWriteExt;
-    exchange
-        .stream
-        .write_all(&request(CHAT, "", body.as_bytes()))
-        .await
-        .unwrap();
-    assert_eq!(
-        timeout(PATIENCE, exchange.reply()).await.unwrap().text(),
-        reply.text()
-    );
 }
 
 #[tokio::test]
@@ -358,12 +266,53 @@ async fn an_answer_carries_the_name_that_was_asked_for() {
         ("first", "first"),
         ("second", "second"),
         ("default", "first"),
+        ("gpt-4o", "first"),
     ] {
         let reply = server.chat(&with(&hello(1), json!({"model": asked}))).await;
         assert_eq!(reply.json()["model"], named, "{asked}");
     }
+    // One model is listed, found under each of its names and under no other.
+    let models = server.get("/v1/models").await.json();
+    assert_eq!(models["data"].as_array().unwrap().len(), 1);
+    assert_eq!(models["models"].as_array().unwrap().len(), 1);
+    assert_eq!(models["data"][0]["id"], "first");
+    assert_eq!(models["data"][0]["aliases"], json!(["second"]));
+    for name in ["first", "second", "second/"] {
+        let reply = server.get(&format!("/v1/models/{name}")).await.json();
+        assert_eq!(reply["id"], "first", "{name}");
+    }
+    for name in ["gpt-4o", "default", "%ff%fe"] {
+        let reply = server.get(&format!("/v1/models/{name}")).await;
+        assert_eq!(
+            (reply.status, &reply.error()["code"]),
+            (404, &json!("model_not_found"))
+        );
+    }
     let padded = json!({"stream": true, "stream_options": {"include_obfuscation": true}});
     assert_eq!(server.chat(&with(&hello(1), padded)).await.status, 200);
+}
+
+#[tokio::test]
+async fn other_model_names_are_refused_where_names_are_strict() {
+    let mut setup = Setup::default();
+    setup.config.strict_model_names = true;
+    let server = Server::start(setup).await;
+    let ask = async |model: Value| server.chat(&with(&hello(1), json!({"model": model}))).await;
+    for name in [json!("gpt-9"), json!("tiny-gemma4")] {
+        let reply = ask(name).await;
+        assert_eq!(
+            (reply.status, &reply.error()["code"]),
+            (404, &json!("model_not_found"))
+        );
+    }
+    for name in [
+        json!("tiny-qwen3.5"),
+        json!("default"),
+        json!(""),
+        json!(null),
+    ] {
+        assert_eq!(ask(name).await.status, 200);
+    }
 }
 
 #[tokio::test]
@@ -380,6 +329,8 @@ async fn harmless_variants_of_a_request_are_the_same_request() {
         json!({"stop": null, "seed": null, "stream": null, "stream_options": null, "logit_bias": {}, "top_k": 0}),
         json!({"model": "default", "top_k": -1, "chat_template_kwargs": {"enable_thinking": false}}),
         json!({"model": "tiny-qwen3.5", "presence_penalty": 0, "repeat_penalty": 1}),
+        json!({"model": "gpt-4o", "repeat_penalty": 1, "repeat_last_n": 64, "top_p": 0}),
+        json!({"typ_p": 1, "tfs_z": 1.0, "top_n_sigma": -1, "dry_multiplier": 0, "dry_base": 1.75, "mirostat_tau": 5}),
     ] {
         let reply = server.chat(&with(&hello(8), more.clone())).await;
         assert_eq!(reply.text(), plain, "{more}");

@@ -1,0 +1,213 @@
+//! The messages of a chat request: their shape is checked, so that an error names the
+//! place, and nothing that changes the answer is dropped on the way to the model.
+//!
+//! How messages become a prompt is the text crate's part.
+
+use serde_json::{Map, Value};
+use text::Text;
+use text::messages::MESSAGES_MAX;
+
+use super::tables;
+use crate::errors::{ApiError, excerpt};
+use crate::fields::is_neutral;
+use crate::limits::IGNORED_FIELDS_MAX;
+
+/// Roles of a message.
+const ROLES: &[&str] = &[
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+];
+/// Types of a content part that is text.
+const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text", "refusal"];
+/// Fields of a call in a message that templates are given in one form.
+const CALL_FIELDS: &[&str] = &["id", "index", "type", "function"];
+/// Fields of the function of a call.
+const FUNCTION_FIELDS: &[&str] = &["name", "arguments"];
+
+/// Checks a conversation; returns the paths of the fields in it that change nothing, once
+/// for each name.
+///
+/// # Errors
+///
+/// 400 for the first message that is not one, or that asks for what is not implemented.
+pub(super) fn check(messages: &Value, text: &Text) -> Result<Vec<String>, ApiError> {
+    let list = match messages {
+        Value::Null => return Err(ApiError::field("messages", "is missing")),
+        Value::Array(list) => list,
+        _ => return Err(ApiError::field("messages", "must be a list")),
+    };
+    if list.is_empty() {
+        return Err(ApiError::field("messages", "is empty"));
+    }
+    if list.len() > MESSAGES_MAX {
+        let message = format!("has {} messages, {MESSAGES_MAX} at most", list.len());
+        return Err(ApiError::field("messages", message));
+    }
+    let mut check = Check {
+        text,
+        names: Vec::new(),
+        ignored: Vec::new(),
+    };
+    for (i, message) in list.iter().enumerate() {
+        check.message(&format!("messages[{i}]"), message)?;
+    }
+    Ok(check.ignored)
+}
+
+/// Whether the model's chat template has the word `name`, so that a field or an argument
+/// of that name may change the prompt.
+pub(super) fn template_uses(text: &Text, name: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    text.template.as_ref().is_some_and(|template| {
+        let source = template.source();
+        let mut found = source.match_indices(name);
+        found.any(|(at, _)| {
+            !name.is_empty()
+                && !source[..at].ends_with(is_part)
+                && !source[at + name.len()..].starts_with(is_part)
+        })
+    })
+}
+
+/// A conversation on its way through the checks.
+struct Check<'a> {
+    text: &'a Text,
+    /// Names that have been looked at; a conversation repeats them.
+    names: Vec<&'a str>,
+    ignored: Vec<String>,
+}
+
+impl<'a> Check<'a> {
+    /// Notes the fields of `map`, at `path`, that are neither in `known` nor used by the
+    /// template. What is null or empty says nothing.
+    fn note(&mut self, path: &str, map: &'a Map<String, Value>, known: &[&str]) {
+        for (name, value) in map {
+            // More are not listed; so a conversation of nothing but names costs little.
+            if self.ignored.len() >= IGNORED_FIELDS_MAX {
+                return;
+            }
+            let is_empty = match value {
+                Value::Null => true,
+                Value::Array(list) => list.is_empty(),
+                _ => false,
+            };
+            let name = name.as_str();
+            if is_empty || known.contains(&name) || self.names.contains(&name) {
+                continue;
+            }
+            self.names.push(name);
+            // The text crate hands `reasoning` to templates under the longer name.
+            let word = match name {
+                "reasoning" => "reasoning_content",
+                name => name,
+            };
+            if !template_uses(self.text, word) {
+                self.ignored.push(format!("{path}.{name}"));
+            }
+        }
+    }
+
+    fn message(&mut self, path: &str, message: &'a Value) -> Result<(), ApiError> {
+        let at = |rest: &str| format!("{path}{rest}");
+        let Some(message) = message.as_object() else {
+            return Err(ApiError::field(at(""), "must be an object"));
+        };
+        let role = match message.get("role") {
+            None => return Err(ApiError::field(at(".role"), "is missing")),
+            Some(role) => role.as_str().filter(|role| ROLES.contains(role)),
+        };
+        let Some(role) = role else {
+            return Err(ApiError::field(
+                at(".role"),
+                format!("must be one of {}", ROLES.join(", ")),
+            ));
+        };
+        let asks = |name: &str| {
+            message
+                .get(name)
+                .is_some_and(|value| !value.is_null() && value != &Value::Array(vec![]))
+        };
+        for name in ["tool_calls", "function_call"] {
+            if asks(name) && self.text.template.is_some() && !template_uses(self.text, name) {
+                return Err(ApiError::field(
+                    at(&format!(".{name}")),
+                    "cannot be read by this model: its chat template knows no such field",
+                ));
+            }
+        }
+        for entry in tables::REFUSED_IN_MESSAGES {
+            let value = message.get(entry.field).unwrap_or(&Value::Null);
+            if !is_neutral(entry, value) {
+                return Err(ApiError::unsupported(at(&format!(".{}", entry.field)), ""));
+            }
+        }
+        match message.get("content") {
+            Some(Value::String(_)) => {}
+            Some(Value::Array(parts)) => {
+                for (j, part) in parts.iter().enumerate() {
+                    self.part(&at(&format!(".content[{j}]")), part)?;
+                }
+            }
+            // Clients send these back after a turn of tool calls or an aborted one.
+            None | Some(Value::Null) if role == "assistant" => {}
+            None | Some(Value::Null) => return Err(ApiError::field(at(".content"), "is missing")),
+            Some(_) => {
+                return Err(ApiError::field(
+                    at(".content"),
+                    "must be a string or a list of parts",
+                ));
+            }
+        }
+        let calls = message.get("tool_calls").and_then(Value::as_array);
+        for (j, call) in calls.into_iter().flatten().enumerate() {
+            let path = at(&format!(".tool_calls[{j}]"));
+            if let Some(call) = call.as_object() {
+                self.note(&path, call, CALL_FIELDS);
+                if let Some(function) = call.get("function").and_then(Value::as_object) {
+                    self.note(&format!("{path}.function"), function, FUNCTION_FIELDS);
+                }
+            }
+        }
+        let honoured = tables::HONOURED_IN_MESSAGES.iter().map(|k| k.field);
+        let refused = tables::REFUSED_IN_MESSAGES.iter().map(|u| u.field);
+        let quiet = tables::QUIET_IN_MESSAGES.iter().copied();
+        let known: Vec<&str> = honoured.chain(refused).chain(quiet).collect();
+        self.note(path, message, &known);
+        Ok(())
+    }
+
+    fn part(&mut self, path: &str, part: &'a Value) -> Result<(), ApiError> {
+        let at = |rest: &str| format!("{path}{rest}");
+        if part.is_string() {
+            return Ok(());
+        }
+        let Some(part) = part.as_object() else {
+            return Err(ApiError::field(at(""), "must be an object"));
+        };
+        let kind = match part.get("type") {
+            Some(Value::String(kind)) => kind.as_str(),
+            None => "text",
+            Some(_) => return Err(ApiError::field(at(".type"), "must be a string")),
+        };
+        if !TEXT_PARTS.contains(&kind) {
+            return Err(ApiError::unsupported(
+                at(""),
+                &format!(
+                    " (it is of type `{}`, and only text is read)",
+                    excerpt(kind)
+                ),
+            ));
+        }
+        // A refusal carries its words under its own name.
+        match part.get("text").or_else(|| part.get(kind)) {
+            Some(Value::String(_)) => {}
+            _ => return Err(ApiError::field(at(".text"), "must be a string")),
+        }
+        self.note(path, part, &["type", "text", kind]);
+        Ok(())
+    }
+}

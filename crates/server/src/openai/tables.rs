@@ -1,0 +1,499 @@
+//! How every known field of a request is treated: honoured, refused or ignored.
+//!
+//! The tables are the only lists of field names. Handlers may read only fields that are
+//! listed here (a debug build asserts it), and `docs/server.md` shows the same tables (a
+//! test compares them). A name in no table is ignored, and the response header
+//! `x-ignored-fields` and the log name it.
+//!
+//! The refused names are those of OpenAI's, vLLM's, llama-server's, SGLang's, Ollama's,
+//! Anthropic's and text-generation-webui's request schemas that would change the answer.
+
+use std::fmt::Write;
+
+use crate::fields::{Unsupported, neutral, unless};
+
+/// A field that is read, or one that is known to change nothing.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// The field's name; inside an object, after the object's path.
+    pub(crate) field: &'static str,
+    /// What it does, or why it does nothing; one line of Markdown.
+    pub(crate) about: &'static str,
+}
+
+const fn known(field: &'static str, about: &'static str) -> Known {
+    Known { field, about }
+}
+
+/// Honoured by chat and by plain completions.
+pub(crate) const HONOURED: &[Known] = &[
+    known(
+        "model",
+        "any name is answered by the model that is served; the response names the true one",
+    ),
+    known("max_tokens", "-1 is no limit"),
+    known("temperature", "0 to 2; 0 takes the likeliest token"),
+    known("top_p", "0 to 1; 0 keeps the likeliest token only"),
+    known("top_k", "0 and -1 keep all tokens"),
+    known("min_p", "0 to 1"),
+    known("repetition_penalty", "0.01 to 100; 1 is none"),
+    known("repeat_penalty", "another name of `repetition_penalty`"),
+    known("presence_penalty", "-2 to 2"),
+    known("frequency_penalty", "-2 to 2"),
+    known(
+        "logit_bias",
+        "token ids and numbers from -100 to 100; 1,024 at most",
+    ),
+    known(
+        "seed",
+        "64 bits; same seed, same text. Responses carry the seed that was used",
+    ),
+    known(
+        "stop",
+        "a string or up to 16, each of 256 characters at most",
+    ),
+    known("ignore_eos", "writes on after the model's own end of text"),
+    known("skip_special_tokens", "`false` shows special tokens"),
+    known("stream", "server-sent events"),
+    known("stream_options", "see its fields; needs `stream: true`"),
+    known(
+        "stream_options.include_usage",
+        "one more chunk before `[DONE]`, with `usage` and without choices",
+    ),
+    known(
+        "stream_options.continuous_usage_stats",
+        "every chunk carries the usage so far",
+    ),
+    known("logprobs", "chat: `true`; completions: a number up to 20"),
+    known(
+        "speculation",
+        "`\"auto\"`, `\"off\"` or `{\"draft_max\": N}`; the text is the same",
+    ),
+    known("speculation.draft_max", "tokens of a draft, at most"),
+    known(
+        "repeat_last_n",
+        "-1 (the whole text), or any number where no penalty is set",
+    ),
+];
+
+/// Honoured by chat alone.
+pub(crate) const HONOURED_BY_CHAT: &[Known] = &[
+    known("messages", "see its fields"),
+    known(
+        "max_completion_tokens",
+        "the newer name of `max_tokens`; comes first",
+    ),
+    known("top_logprobs", "0 to 20; needs `logprobs: true`"),
+    known(
+        "chat_template_kwargs",
+        "arguments of the model's chat template, such as `{\"enable_thinking\": true}`; names that the template does not use are ignored",
+    ),
+    known(
+        "reasoning_format",
+        "`auto` and `deepseek` put reasoning into `reasoning_content`, `none` leaves it in `content`",
+    ),
+];
+
+/// Honoured by plain completions alone.
+pub(crate) const HONOURED_BY_COMPLETIONS: &[Known] = &[known(
+    "prompt",
+    "a text or a list of token ids, not empty; a list of one of these",
+)];
+
+/// Honoured in a message.
+pub(crate) const HONOURED_IN_MESSAGES: &[Known] = &[
+    known(
+        "role",
+        "`system`, `developer`, `user`, `assistant`, `tool` or `function`",
+    ),
+    known("content", "a string or a list of text parts"),
+    known(
+        "tool_calls",
+        "of an earlier turn, where the template knows them",
+    ),
+    known(
+        "function_call",
+        "of an earlier turn, where the template knows them",
+    ),
+];
+
+/// Refused by chat and by plain completions: they change the answer and are not implemented.
+pub(crate) const REFUSED: &[Unsupported] = &[
+    // Several answers, and other searches than sampling.
+    unless("n", "[1]"),
+    unless("n_cmpl", "[1]"),
+    unless("best_of", "[1]"),
+    unless("use_beam_search", "[false]"),
+    unless("num_beams", "[1]"),
+    unless("length_penalty", "[1]"),
+    unless("penalty_alpha", "[0]"),
+    unless("do_sample", "[true]"),
+    // Formats.
+    unless("response_format", r#"[{"type": "text"}]"#),
+    unless("structured_outputs", "[]"),
+    unless("structural_tag", "[]"),
+    unless("guided_json", "[]"),
+    unless("guided_regex", "[]"),
+    unless("guided_choice", "[]"),
+    unless("guided_grammar", "[]"),
+    unless("guided_whitespace_pattern", "[]"),
+    unless("grammar", r#"[""]"#),
+    unless("grammar_lazy", "[false]"),
+    unless("grammar_triggers", "[[]]"),
+    unless("preserved_tokens", "[[]]"),
+    unless("json_schema", "[]"),
+    unless("regex", "[]"),
+    unless("ebnf", "[]"),
+    unless("json", "[]"),
+    unless("format", r#"[""]"#),
+    // Lengths and ends.
+    unless("n_predict", "[-1]"),
+    unless("num_predict", "[-1]"),
+    unless("max_new_tokens", "[]"),
+    unless("max_output_tokens", "[]"),
+    unless("max_length", "[]"),
+    unless("min_tokens", "[0]"),
+    unless("min_new_tokens", "[0]"),
+    unless("min_length", "[0]"),
+    unless("stop_token_ids", "[[]]"),
+    unless("stop_sequences", "[[]]"),
+    unless("stop_sequence", "[[]]"),
+    unless("stopping_strings", "[[]]"),
+    unless("custom_stopping_strings", r#"["", []]"#),
+    unless("stop_regex", "[[]]"),
+    unless("no_stop_trim", "[false]"),
+    unless("include_stop_str_in_output", "[false]"),
+    unless("eos_token_id", "[]"),
+    unless("n_indent", "[0]"),
+    unless("max_time", "[0]"),
+    unless("t_max_predict_ms", "[-1, 0]"),
+    unless("t_max_prompt_ms", "[-1, 0]"),
+    unless("repetition_detection", "[]"),
+    // Prompts.
+    unless("truncate_prompt_tokens", "[]"),
+    unless("truncate_sequence", "[false]"),
+    unless("truncate", "[]"),
+    unless("prompt_embeds", "[]"),
+    unless("input_embeds", "[]"),
+    unless("input_ids", "[]"),
+    unless("input", r#"[""]"#),
+    unless("system", r#"[""]"#),
+    unless("instructions", r#"[""]"#),
+    unless("template", r#"[""]"#),
+    unless("images", "[[]]"),
+    unless("raw", "[false]"),
+    unless("options", "[{}]"),
+    unless("parameters", "[{}]"),
+    unless("add_bos_token", "[true]"),
+    unless("negative_prompt", r#"[""]"#),
+    unless("guidance_scale", "[1]"),
+    unless("transforms", "[[]]"),
+    // Tokens that are forced or forbidden.
+    unless("bad_words", "[[]]"),
+    unless("bad_words_ids", "[[]]"),
+    unless("banned_tokens", "[[]]"),
+    unless("custom_token_bans", r#"[""]"#),
+    unless("ban_eos_token", "[false]"),
+    unless("suppress_tokens", "[[]]"),
+    unless("allowed_token_ids", "[]"),
+    unless("logits_processors", "[[]]"),
+    unless("custom_logit_processor", "[]"),
+    unless("watermark", "[false]"),
+    unless("watermarking", "[false]"),
+    // Samplers.
+    unless("samplers", "[]"),
+    unless("sampler_order", "[[]]"),
+    unless("sampler_priority", "[[]]"),
+    unless("temp", "[]"),
+    unless("temperature_last", "[false]"),
+    unless("dynamic_temperature", "[false]"),
+    unless("dynatemp_range", "[0]"),
+    unless("typical_p", "[1]"),
+    unless("typ_p", "[1]"),
+    unless("typical", "[1]"),
+    unless("tfs", "[1]"),
+    unless("tfs_z", "[1]"),
+    unless("top_a", "[0]"),
+    unless("top_n_sigma", "[-1, 0]"),
+    unless("nsigma", "[-1, 0]"),
+    unless("epsilon_cutoff", "[0]"),
+    unless("eta_cutoff", "[0]"),
+    unless("smoothing_factor", "[0]"),
+    unless("adaptive_target", "[-1]"),
+    unless("xtc_probability", "[0]"),
+    unless("mirostat", "[0]"),
+    unless("mirostat_mode", "[0]"),
+    unless("min_keep", "[0]"),
+    unless("dry_multiplier", "[0]"),
+    unless("rep_pen", "[1]"),
+    unless("encoder_repetition_penalty", "[1]"),
+    unless("repetition_penalty_range", "[0]"),
+    unless("no_repeat_ngram_size", "[0]"),
+    // Adapters and extensions.
+    unless("lora", "[[]]"),
+    unless("lora_path", "[]"),
+    unless("adapters", "[]"),
+    unless("vllm_xargs", "[{}]"),
+    unless("custom_params", "[]"),
+    // Thinking.
+    unless("enable_thinking", "[]"),
+    unless("think", "[]"),
+    unless("thinking", "[]"),
+    unless("reasoning", "[]"),
+    unless("thinking_budget", "[-1]"),
+    unless("thinking_token_budget", "[-1]"),
+    unless("reasoning_budget", "[-1]"),
+    unless("reasoning_budget_tokens", "[-1]"),
+    unless("reasoning_control", "[false]"),
+    unless("include_reasoning", "[true]"),
+    unless("separate_reasoning", "[true]"),
+    // What the response would hold besides.
+    unless("prompt_logprobs", "[false]"),
+    unless("n_probs", "[0]"),
+    unless("post_sampling_probs", "[false]"),
+    unless("logprob_token_ids", "[]"),
+    unless("return_tokens_as_token_ids", "[false]"),
+    unless("return_token_ids", "[false]"),
+    unless("return_tokens", "[false]"),
+    unless("return_prompt_text", "[false]"),
+    unless("return_logprob", "[false]"),
+    unless("return_full_text", "[false]"),
+    unless("return_hidden_states", "[false]"),
+    unless("response_fields", "[[]]"),
+    unless("spaces_between_special_tokens", "[true]"),
+    // Caches that are kept apart or elsewhere.
+    unless("cache_salt", "[]"),
+    unless("kv_transfer_params", "[{}]"),
+    unless("ec_transfer_params", "[{}]"),
+];
+
+/// Refused by chat alone.
+pub(crate) const REFUSED_BY_CHAT: &[Unsupported] = &[
+    unless("modalities", r#"[["text"]]"#),
+    unless("audio", "[]"),
+    unless("web_search_options", "[]"),
+    unless("enable_search", "[false]"),
+    unless("reasoning_effort", r#"["medium"]"#),
+    unless("verbosity", r#"["medium"]"#),
+    unless("documents", "[[]]"),
+    unless("mm_processor_kwargs", "[{}]"),
+    unless("media_io_kwargs", "[{}]"),
+    unless("echo", "[false]"),
+    unless("add_special_tokens", "[false]"),
+    unless("add_generation_prompt", "[true]"),
+    unless("continue_final_message", "[false]"),
+    unless("generation_prompt", r#"[""]"#),
+    unless("parse_tool_calls", "[true]"),
+];
+
+/// An offer of calls in a chat, and the field that may decline it with `"none"`.
+pub(crate) struct Offer {
+    /// The calls that are offered.
+    pub(crate) offer: [Unsupported; 1],
+    /// Which of them must be made.
+    pub(crate) choice: [Unsupported; 1],
+}
+
+/// Refused by chat unless the offer is declined: then it changes nothing.
+pub(crate) const OFFERS: &[Offer] = &[
+    Offer {
+        offer: [unless("tools", "[[]]")],
+        choice: [unless("tool_choice", r#"["none", "auto"]"#)],
+    },
+    Offer {
+        offer: [unless("functions", "[[]]")],
+        choice: [unless("function_call", r#"["none", "auto"]"#)],
+    },
+];
+
+/// Refused by chat whatever it holds: a chat template is a program.
+pub(crate) const CHAT_TEMPLATE: &str = "chat_template";
+
+/// Refused by plain completions alone.
+pub(crate) const REFUSED_BY_COMPLETIONS: &[Unsupported] = &[
+    unless("echo", "[false]"),
+    unless("suffix", r#"[""]"#),
+    unless("add_special_tokens", "[true]"),
+];
+
+/// Refused in a message.
+pub(crate) const REFUSED_IN_MESSAGES: &[Unsupported] = &[
+    unless("audio", "[]"),
+    unless("images", "[[]]"),
+    unless("prefix", "[false]"),
+    unless("partial", "[false]"),
+];
+
+/// Ignored, and known to change nothing: named in the header, not in the log.
+pub(crate) const HARMLESS: &[Known] = &[
+    known("user", "names the caller"),
+    known("safety_identifier", "names the caller"),
+    known("metadata", "for the caller's own records"),
+    known("store", "nothing is stored"),
+    known("service_tier", "there is one"),
+    known("request_id", "send the header `x-request-id` instead"),
+    known("session_id", "names a conversation"),
+    known("priority", "requests run in the order they come"),
+    known(
+        "prompt_cache_key",
+        "every prompt is looked for in the cache",
+    ),
+    known("prompt_cache_retention", "the cache keeps what fits"),
+    known("cache_prompt", "changes speed only"),
+    known("n_cache_reuse", "changes speed only"),
+    known("id_slot", "changes speed only"),
+    known("keep_alive", "the model stays loaded"),
+    known("prediction", "changes speed only"),
+    known("draft_model", "changes speed only"),
+    known("num_draft_tokens", "changes speed only"),
+    known("backend_sampling", "changes speed only"),
+    known("stream_interval", "changes the size of chunks only"),
+    known("sse_ping_interval", "a comment comes every 10 seconds"),
+    known(
+        "stream_options.include_obfuscation",
+        "chunks are not padded",
+    ),
+    known("verbose", "debugging output of llama-server"),
+    known("timings_per_token", "`timings` come at the end"),
+    known("return_progress", "comments in the stream say the progress"),
+    known("parallel_tool_calls", "there are no tools yet"),
+    known("n_keep", "a context is never shifted"),
+    known("n_discard", "a context is never shifted"),
+    known("num_ctx", "`--context` sets it"),
+    known("truncation_side", "nothing is truncated"),
+    known("truncation_length", "nothing is truncated"),
+    known("xtc_threshold", "matters with `xtc_probability` only"),
+    known("mirostat_tau", "matters with `mirostat` only"),
+    known("mirostat_eta", "matters with `mirostat` only"),
+    known("dynatemp_exponent", "matters with `dynatemp_range` only"),
+    known("dynatemp_low", "matters with `dynamic_temperature` only"),
+    known("dynatemp_high", "matters with `dynamic_temperature` only"),
+    known("smoothing_curve", "matters with `smoothing_factor` only"),
+    known("adaptive_decay", "matters with `adaptive_target` only"),
+    known("dry_base", "matters with `dry_multiplier` only"),
+    known("dry_allowed_length", "matters with `dry_multiplier` only"),
+    known("dry_penalty_last_n", "matters with `dry_multiplier` only"),
+    known(
+        "dry_sequence_breakers",
+        "matters with `dry_multiplier` only",
+    ),
+    known("rep_pen_range", "matters with `rep_pen` only"),
+    known("reasoning_budget_message", "matters with a budget only"),
+    known("reasoning_budget_start_tag", "matters with a budget only"),
+    known("reasoning_budget_end_tag", "matters with a budget only"),
+    known("reasoning_budget_end_tags", "matters with a budget only"),
+];
+
+/// Fields of a message that pass without a word: they name things, or the client's
+/// library adds them to what it sends back.
+pub(crate) const QUIET_IN_MESSAGES: &[&str] = &["id", "tool_call_id", "refusal", "annotations"];
+
+/// The tables of this module as Markdown, as they stand in `docs/server.md`.
+pub(crate) fn markdown() -> String {
+    let (chat, plain, both) = ("chat", "completions", "both");
+    let mut page = String::from("### Honoured\n\n| field | of | what |\n| --- | --- | --- |\n");
+    let honoured = [
+        (HONOURED, both, ""),
+        (HONOURED_BY_CHAT, chat, ""),
+        (HONOURED_IN_MESSAGES, chat, "messages[]."),
+        (HONOURED_BY_COMPLETIONS, plain, ""),
+    ];
+    for (table, of, path) in honoured {
+        for Known { field, about } in table {
+            let _ = writeln!(page, "| `{path}{field}` | {of} | {about} |");
+        }
+    }
+    page.push_str("\n### Refused\n\n| field | of | accepted with |\n| --- | --- | --- |\n");
+    let mut refused = |entry: &Unsupported, of: &str, path: &str| {
+        let values = neutral(entry).into_iter().map(|v| format!("`{v}`"));
+        let values: Vec<String> = values.chain(["`null`".to_owned()]).collect();
+        let field = entry.field;
+        let _ = writeln!(page, "| `{path}{field}` | {of} | {} |", values.join(", "));
+    };
+    for (table, of, path) in [
+        (REFUSED, both, ""),
+        (REFUSED_BY_CHAT, chat, ""),
+        (REFUSED_IN_MESSAGES, chat, "messages[]."),
+        (REFUSED_BY_COMPLETIONS, plain, ""),
+    ] {
+        table.iter().for_each(|entry| refused(entry, of, path));
+    }
+    for Offer { offer, choice } in OFFERS {
+        refused(&offer[0], chat, "");
+        refused(&choice[0], chat, "");
+    }
+    let _ = writeln!(page, "| `{CHAT_TEMPLATE}` | {chat} | `null` |");
+    page.push_str("\n### Ignored\n\n| field | why |\n| --- | --- |\n");
+    for Known { field, about } in HARMLESS {
+        let _ = writeln!(page, "| `{field}` | {about} |");
+    }
+    page
+}
+
+/// Whether a handler may read the field `path`.
+pub(crate) fn is_listed(path: &str) -> bool {
+    let honoured = [HONOURED, HONOURED_BY_CHAT, HONOURED_BY_COMPLETIONS];
+    let refused = [REFUSED, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS];
+    let offers = OFFERS.iter().flat_map(|o| o.offer.iter().chain(&o.choice));
+    path == CHAT_TEMPLATE
+        || honoured.into_iter().flatten().any(|k| k.field == path)
+        || refused
+            .into_iter()
+            .flatten()
+            .chain(offers)
+            .any(|u| u.field == path)
+}
+
+/// Whether ignoring the field `path` needs no warning.
+pub(crate) fn is_harmless(path: &str) -> bool {
+    HARMLESS.iter().any(|k| k.field == path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fields::Fields;
+    use serde_json::{Map, Value, json};
+
+    #[test]
+    fn every_refused_field_passes_with_what_changes_nothing_and_only_then() {
+        let tables = [REFUSED, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS];
+        let mut n = 0;
+        for entry in tables.into_iter().flatten() {
+            let check = |value: Value| {
+                let map = Map::from_iter([(entry.field.to_owned(), value)]);
+                Fields::new(&map).refuse(std::slice::from_ref(entry))
+            };
+            for value in neutral(entry).into_iter().chain([Value::Null]) {
+                assert!(check(value.clone()).is_ok(), "{} = {value}", entry.field);
+            }
+            for value in [json!({"a": 1}), json!(0.37), json!("odd")] {
+                let error = check(value.clone()).unwrap_err().to_json();
+                assert!(error.contains("unsupported_parameter"), "{error}");
+                assert!(error.contains(&format!("`{}`", entry.field)), "{error}");
+            }
+            n += 1;
+        }
+        assert!(n > 100, "{n}");
+    }
+
+    #[test]
+    fn no_field_is_treated_in_two_ways() {
+        let mut all: Vec<&str> = Vec::new();
+        for table in [HONOURED, HARMLESS] {
+            all.extend(table.iter().map(|k| k.field));
+        }
+        all.extend(REFUSED.iter().map(|u| u.field));
+        for (honoured, refused) in [
+            (HONOURED_BY_CHAT, REFUSED_BY_CHAT),
+            (HONOURED_BY_COMPLETIONS, REFUSED_BY_COMPLETIONS),
+        ] {
+            let mut own: Vec<&str> = honoured.iter().map(|k| k.field).collect();
+            own.extend(refused.iter().map(|u| u.field).chain(all.iter().copied()));
+            own.sort_unstable();
+            let twice = own.windows(2).find(|pair| pair[0] == pair[1]);
+            assert_eq!(twice, None);
+        }
+        assert!(HARMLESS.iter().all(|k| !is_listed(k.field)));
+    }
+}

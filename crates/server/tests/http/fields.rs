@@ -1,0 +1,160 @@
+//! Every known field of a request is treated as the tables say, and the page says the same.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::client::{Server, Setup};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Begin and end of the tables in `docs/server.md`.
+const MARKS: [&str; 2] = [
+    "<!-- fields: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
+    "<!-- end of fields -->\n",
+];
+
+fn chat() -> Value {
+    json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
+}
+
+/// Sets the field at `path`.
+fn with(mut body: Value, path: &str, value: Value) -> Value {
+    match path.split_once('.') {
+        None => body[path] = value,
+        Some(("messages[]", name)) => body["messages"][0][name] = value,
+        Some((object, name)) => {
+            body["stream"] = json!(true);
+            body[object] = json!({ name: value });
+        }
+    }
+    body
+}
+
+#[test]
+fn the_page_about_the_server_has_the_tables_of_the_code() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/server.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let [begin, end] = MARKS.map(|mark| page.find(mark).unwrap());
+    let begin = begin + MARKS[0].len();
+    let tables = format!("\n{}\n", server::fields_as_markdown());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        let page = format!("{}{tables}{}", &page[..begin], &page[end..]);
+        std::fs::write(&path, page).unwrap();
+    } else {
+        assert!(page[begin..end] == tables, "UPDATE_DOCS=1 writes them anew");
+    }
+}
+
+#[tokio::test]
+async fn honoured_fields_are_read() {
+    let server = Server::start(Setup::default()).await;
+    let tables = server::fields_as_markdown();
+    let honoured = tables.split("### Refused").next().unwrap();
+    let mut n = 0;
+    for line in honoured.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let (field, of) = (cells[1].trim_matches('`'), cells[2]);
+        let prompt = json!({"prompt": "Hi", "max_tokens": 1});
+        for (path, base) in [(CHAT, chat()), (COMPLETIONS, prompt)] {
+            if of != "both" && (of == "chat") != (path == CHAT) {
+                continue;
+            }
+            // No field takes this.
+            let reply = server.post(path, &with(base, field, json!(1e300))).await;
+            assert_eq!(reply.status, 400, "{field}: {reply:?}");
+            if !field.starts_with("messages[]") {
+                assert_eq!(reply.error()["param"], field);
+            }
+            n += 1;
+        }
+    }
+    assert!(n > 40, "{n}");
+}
+
+#[tokio::test]
+async fn ignored_fields_are_named_with_their_paths() {
+    let server = Server::start(Setup::default()).await;
+    let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}", "oddly": 1}, "tomorrow": 1});
+    let messages = json!([
+        {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}], "zz": 1},
+        {"role": "assistant", "tool_calls": [call], "refusal": null, "annotations": [], "id": "m"},
+        {"role": "tool", "tool_call_id": "c", "content": "1", "zz": 2},
+    ]);
+    let more = [
+        ("messages", messages),
+        ("stream", json!(true)),
+        (
+            "stream_options",
+            json!({"include_usage": true, "include_everything": 1, "include_obfuscation": false}),
+        ),
+        (
+            "chat_template_kwargs",
+            json!({"enable_thinking": false, "unheard_of": 1}),
+        ),
+        ("temprature", json!(1)),
+    ];
+    let body = more
+        .into_iter()
+        .fold(chat(), |body, (name, value)| with(body, name, value));
+    let reply = server.chat(&body).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let ignored = [
+        "chat_template_kwargs.unheard_of",
+        "messages[0].content[0].cache_control",
+        "messages[0].zz",
+        "messages[1].tool_calls[0].function.oddly",
+        "messages[1].tool_calls[0].tomorrow",
+        "stream_options.include_everything",
+        "stream_options.include_obfuscation",
+        "temprature",
+    ];
+    assert_eq!(
+        reply.header("x-ignored-fields"),
+        Some(ignored.join(", ").as_str())
+    );
+}
+
+#[tokio::test]
+async fn pictures_and_beginnings_in_a_message_are_refused() {
+    let server = Server::start(Setup::default()).await;
+    for (field, value, neutral) in [
+        ("images", json!(["AAAA"]), json!([])),
+        ("audio", json!({"id": "x"}), json!(null)),
+        ("prefix", json!(true), json!(false)),
+        ("partial", json!(true), json!(false)),
+    ] {
+        let path = format!("messages[].{field}");
+        let reply = server.chat(&with(chat(), &path, value)).await;
+        assert_eq!(reply.status, 400, "{field}");
+        assert_eq!(reply.error()["param"], format!("messages[0].{field}"));
+        assert_eq!(reply.error()["code"], "unsupported_parameter");
+        let reply = server.chat(&with(chat(), &path, neutral)).await;
+        assert_eq!(reply.status, 200, "{field}");
+        assert_eq!(reply.header("x-ignored-fields"), None);
+    }
+}
+
+#[tokio::test]
+async fn how_far_penalties_look_matters_only_with_a_penalty() {
+    let server = Server::start(Setup::default()).await;
+    let ask = async |more: &[(&str, f64)]| {
+        let body = more
+            .iter()
+            .fold(chat(), |body, (name, value)| with(body, name, json!(value)));
+        server.chat(&body).await
+    };
+    assert_eq!(ask(&[("repeat_last_n", 64.0)]).await.status, 200);
+    for penalty in [
+        ("repeat_penalty", 1.1),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", 0.5),
+    ] {
+        assert_eq!(ask(&[("repeat_last_n", -1.0), penalty]).await.status, 200);
+        let reply = ask(&[("repeat_last_n", 64.0), penalty]).await;
+        assert_eq!(reply.status, 400);
+        assert_eq!(reply.error()["param"], "repeat_last_n");
+        assert_eq!(reply.error()["code"], "unsupported_parameter");
+    }
+}
