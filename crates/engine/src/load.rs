@@ -60,7 +60,7 @@ impl FromStr for DraftChoice {
                 Some(("eagle3", path)) if !path.is_empty() => {
                     DraftChoice::Eagle3(Source::Folder(path.into()))
                 }
-                _ => return Err(format!("`{s}` is no drafter; known are {DRAFT_CHOICES}")),
+                _ => return Err(format!("`{s}` is not a drafter; known are {DRAFT_CHOICES}")),
             },
         })
     }

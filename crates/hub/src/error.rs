@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum HubError {
     /// Not the name of a repository.
-    #[error("`{name}` is no repository: expected ORG/NAME, as on the hub")]
+    #[error("`{name}` is not a repository name: expected ORG/NAME, as on the hub")]
     BadId {
         /// What was given.
         name: String,
