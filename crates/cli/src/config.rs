@@ -496,7 +496,7 @@ mod tests {
         let shown = layered
             .show(&["run".into(), "--kv=f16".into()], true)
             .unwrap();
-        assert_eq!(shown, "paceline run --draft-max=5 --kv=f16\n");
+        assert_eq!(shown, "paceline run --kv=f16 --draft-max=5\n");
         let shown = layered.show(&["chat".into()], true).unwrap();
         assert_eq!(
             shown,
