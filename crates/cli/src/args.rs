@@ -30,6 +30,14 @@ An option may also come from the environment (PACELINE_DRAFT_MAX for --draft-max
 paceline.toml, in this folder or in ~/.config/paceline. The command line counts most, then the \
 environment, then the files. `paceline config show` prints the result.";
 
+/// Below the help of `run`.
+const RUN_EXAMPLES: &str = "\
+Examples:
+  paceline run \"Tell me a story about a kite.\"
+  cat letter.txt | paceline run \"Summarise this letter:\"
+  paceline run -m ORG/NAME --temperature 0.7 --seed 1 -n 200 \"Write a poem.\"
+  paceline run --raw --json \"Once upon a time\" > record.json";
+
 /// Runs language models with speculative decoding: same text, sooner
 #[derive(Debug, Parser)]
 #[command(
@@ -52,6 +60,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Write one text and exit
+    #[command(after_help = RUN_EXAMPLES)]
     Run(Box<RunArgs>),
     /// Talk with a model
     Chat(Box<ChatArgs>),
@@ -73,7 +82,7 @@ pub(crate) enum Command {
     Rm(RmArgs),
     /// Check this machine: processor, memory, kernels, caches
     Doctor(DoctorArgs),
-    /// Show or check the configuration
+    /// Show the configuration, and which file or variable each value is from
     Config(ConfigArgs),
     /// Print a completion script for a shell
     Completions {
@@ -85,10 +94,10 @@ pub(crate) enum Command {
 /// Verbosity.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct OutputArgs {
-    /// Say more on stderr; twice for internals
+    /// More messages on stderr; twice for internals
     #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Output")]
     pub(crate) verbose: u8,
-    /// Say nothing on stderr but errors
+    /// Only errors on stderr
     #[arg(
         short,
         long,
@@ -102,68 +111,98 @@ pub(crate) struct OutputArgs {
 /// Which model.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArg {
-    /// Folder of config.json and safetensors, or GGUF file, or ORG/NAME of a model in the hub cache
-    /// (`paceline pull` fetches it), or name of a bundled model
+    /// A folder with config.json and safetensors, a GGUF file, ORG/NAME of a model in the hub cache
+    /// (`paceline pull` fetches it), or the name of a bundled model
     #[arg(short, long, value_name = "MODEL", default_value = crate::bundled::DEFAULT, help_heading = "Model")]
     pub(crate) model: String,
+}
+
+/// Who drafts, and how drafts are judged.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Speculative decoding")]
+pub(crate) struct DrafterArgs {
+    /// Drafter that guesses tokens ahead: auto, none, mtp (the model's own MTP head), assistant,
+    /// ngram (repetitions of the text), or mtp:PATH, assistant:PATH or eagle3:PATH, where PATH may
+    /// also be ORG/NAME
+    #[arg(long, value_name = "DRAFTER", default_value = "auto")]
+    pub(crate) draft: DraftChoice,
+    /// Vocabulary entries that the draft head scores: the first N, or all; auto takes 32768 of a
+    /// large vocabulary. Texts that need other tokens fall back to all
+    #[arg(long, value_name = "N", default_value = "auto")]
+    pub(crate) draft_vocab: DraftVocabulary,
+    /// How drafted tokens are accepted: exact gives the text of plain decoding, token for token;
+    /// residual (rejection sampling) keeps only the output distribution, and accepts more tokens
+    #[arg(long, value_name = "RULE", default_value = "exact", value_parser = accept_rule())]
+    pub(crate) accept: Accept,
+}
+
+/// Who drafts, and how far.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Speculative decoding")]
+pub(crate) struct DraftArgs {
+    #[command(flatten)]
+    pub(crate) drafter: DrafterArgs,
+    /// Longest draft, in tokens; drafts are shorter where that is faster, 0 turns speculation off
+    #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_DRAFT_MAX)]
+    pub(crate) draft_max: usize,
+}
+
+impl DraftArgs {
+    /// Plain decoding, for commands that draft nothing.
+    pub(crate) fn none() -> Self {
+        DraftArgs {
+            drafter: DrafterArgs {
+                draft: DraftChoice::None,
+                draft_vocab: DraftVocabulary::default(),
+                accept: Accept::default(),
+            },
+            draft_max: 0,
+        }
+    }
 }
 
 /// How the model is loaded.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct LoadArgs {
-    /// Who drafts: auto, none, mtp, assistant, ngram, or mtp:PATH, assistant:PATH or eagle3:PATH, where
-    /// PATH may also be ORG/NAME
-    #[arg(long, value_name = "WHO", default_value = "auto")]
-    pub(crate) draft: DraftChoice,
-    /// Tokens drafted a round, at most; 0 turns speculation off
-    #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_DRAFT_MAX)]
-    pub(crate) draft_max: usize,
-    /// Tokens that a draft head scores: so many first ones of the vocabulary, or all; auto takes
-    /// 32768 of a large one. A text that needs others is drafted for from all
-    #[arg(long, value_name = "N", default_value = "auto")]
-    pub(crate) draft_vocab: DraftVocabulary,
-    /// Which drafted tokens stay: exact keeps the text of plain decoding, residual only its law,
-    /// and more of them
-    #[arg(long, value_name = "RULE", default_value = "exact", value_parser = accept_rule())]
-    pub(crate) accept: Accept,
-    /// Tokens of prompt and reply together, such as 4096 or 32k [default: the model's limit, at
-    /// most 8k]
-    #[arg(long, value_name = "TOKENS", value_parser = count)]
+    /// Context length: tokens of prompt and reply together, such as 4096 or 32k [default: the
+    /// model's limit, at most 8k]
+    #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = count)]
     pub(crate) context: Option<usize>,
-    /// Format of keys and values, or of each as K,V: bf16, f16, f32, q8_0 or q4_0; of values also
-    /// turbo4 or turbo3 (TurboQuant), such as q8_0,turbo4
+    /// Format of the KV cache, or of keys and values apart as K,V: bf16, f16, f32, q8_0 or q4_0;
+    /// values also turbo4 or turbo3 (TurboQuant), as in q8_0,turbo4
     #[arg(long, value_name = "FORMAT", default_value = KV_FORMATS[0], value_parser = kv_format)]
     pub(crate) kv: KvFormat,
     /// Quantise weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
     #[arg(long, value_name = "FORMAT", value_parser = load_format)]
     pub(crate) quant: Option<&'static Format>,
-    /// Where weights are: packed in memory, which is fast, or mapped: left in their files, whose memory
-    /// the system can have back. auto packs what fits the free memory, and leaves there what does not
+    /// Where weights are kept: packed copies them to memory, which is fast; mapped leaves them in
+    /// memory-mapped files (mmap), which is slower and takes less memory; auto packs them if they fit
+    /// the free memory
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub(crate) weights: Weights,
     /// Memory that weights and KV cache may take together on a CPU, such as 12GB; a model that needs
     /// more is not started [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<u64>,
-    /// Prompt tokens run in one step, at most [default: 256, on a GPU 1024]
+    /// Prompt tokens of one prefill step, at most [default: 256, on a GPU 1024]
     #[arg(long, value_name = "TOKENS", value_parser = count)]
     pub(crate) chunk: Option<usize>,
-    /// Where to run: auto takes a GPU if there is one; cpu, cuda or cuda:N
+    /// Device to run on: cpu, cuda, cuda:N, or auto, which takes a GPU if there is one
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
     pub(crate) device: Device,
-    /// Threads to compute with [default: one a core]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    /// CPU threads to compute with [default: one per core]
+    #[arg(short = 't', long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<NonZeroUsize>,
     /// Bind each thread but the first to a core of its own
     #[arg(long)]
     pub(crate) pin_threads: bool,
-    /// How quantised weights see what they are multiplied with: rounded to 8 bits, or as it is,
-    /// which takes four bytes a weight
+    /// Format of the activations that quantised weights are multiplied with: rounded to 8 bits, or
+    /// kept in f32, which takes four bytes per weight
     #[arg(long, value_name = "FORMAT", default_value = "int8")]
     pub(crate) activations: Activations,
-    /// Do not try the model before it is ready: whether rows are exact and guesses accepted. The
-    /// result is remembered, so only the first start takes longer
+    /// Skip the self-test after loading, which checks that batched and single steps agree bit for
+    /// bit and that drafts are accepted. Its result is remembered, so only the first start takes longer
     #[arg(long)]
     pub(crate) no_probe: bool,
     /// Instruction set to compute with, to measure or to find a fault
@@ -177,9 +216,11 @@ pub(crate) struct BenchArgs {
     /// Which model.
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// How it is loaded; `--draft-lengths` says how long drafts are.
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+    /// Who drafts; `--draft-lengths` says how long drafts are.
+    #[command(flatten)]
+    pub(crate) drafter: DrafterArgs,
     /// Prompts to run: JSON lines with `category` and `messages` or `prompt` [default: nine short
     /// ones]
     #[arg(long, value_name = "FILE", help_heading = "Bench")]
@@ -208,8 +249,14 @@ pub(crate) struct BenchArgs {
     /// Tokens a text may have
     #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Bench")]
     pub(crate) max_tokens: usize,
-    /// Rounds of step timing
-    #[arg(long, value_name = "N", default_value_t = 21, help_heading = "Bench")]
+    /// Times that each step is timed; the median counts
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 21,
+        conflicts_with = "no_steps",
+        help_heading = "Bench"
+    )]
     pub(crate) reps: usize,
     /// Leave out the timing of steps and prefill
     #[arg(long, help_heading = "Bench")]
@@ -414,7 +461,12 @@ impl Activations {
 pub(crate) struct TextArgs {
     /// Randomness; 0 takes the likeliest token [default: the checkpoint's generation_config,
     /// 1 if it names none]
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        visible_alias = "temp",
+        value_name = "T",
+        allow_negative_numbers = true
+    )]
     pub(crate) temperature: Option<f32>,
     /// Keep the likeliest tokens that make up this probability
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -425,31 +477,36 @@ pub(crate) struct TextArgs {
     /// Keep tokens with at least this share of the likeliest one's probability
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
-    /// Divide the scores of tokens that have occurred; 1 changes nothing
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    /// Divide the logits of tokens that occur in prompt or reply; 1 changes nothing
+    #[arg(
+        long,
+        visible_alias = "repeat-penalty",
+        value_name = "X",
+        allow_negative_numbers = true
+    )]
     pub(crate) repetition_penalty: Option<f32>,
-    /// Subtract this from the scores of tokens that have been written
+    /// Subtract this from the logits of tokens that the reply contains
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) presence_penalty: Option<f32>,
-    /// Subtract this for each time that a token has been written
+    /// Subtract this from a token's logit for each time that the reply contains it
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
-    /// Add VALUE to the score of token ID; may be repeated
+    /// Add VALUE to the logit of token ID; may be repeated
     #[arg(long, value_name = "ID=VALUE", value_parser = bias, value_delimiter = ',')]
     pub(crate) logit_bias: Vec<(u32, f32)>,
-    /// Same seed, same text [default: a new one each time]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = seed)]
+    /// Random seed: the same seed gives the same text [default: a new one each time]
+    #[arg(short = 's', long, value_name = "N", allow_negative_numbers = true, value_parser = seed)]
     pub(crate) seed: Option<u64>,
     /// Tokens to write, at most
-    #[arg(short = 'n', long, value_name = "N", default_value_t = DEFAULT_MAX_TOKENS, allow_negative_numbers = true, value_parser = count)]
+    #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", default_value_t = DEFAULT_MAX_TOKENS, allow_negative_numbers = true, value_parser = count)]
     pub(crate) max_tokens: usize,
     /// End before this string; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
-    /// Write on after the model's own end of text
+    /// Do not stop at the model's end-of-text token
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Instructions before the conversation
+    /// System prompt: instructions before the conversation
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
     /// Arguments of the model's chat template; {"enable_thinking": true} has Gemma 4 and
@@ -461,11 +518,27 @@ pub(crate) struct TextArgs {
 /// `paceline run`
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// What to answer; `-` or nothing reads it from stdin
-    #[arg(conflicts_with = "prompt_file")]
+    /// What to answer. Text piped to stdin goes before it, with a blank line between; with `-`, or
+    /// without a prompt, stdin is the prompt
+    #[arg(conflicts_with_all = ["prompt_file", "prompt_option"])]
     pub(crate) prompt: Option<String>,
+    /// The prompt, as an option
+    #[arg(
+        short = 'p',
+        long = "prompt",
+        value_name = "PROMPT",
+        conflicts_with = "prompt_file",
+        help_heading = "Text"
+    )]
+    pub(crate) prompt_option: Option<String>,
     /// Read the prompt from a file
-    #[arg(short = 'f', long, value_name = "FILE", help_heading = "Text")]
+    #[arg(
+        short = 'f',
+        long,
+        visible_alias = "file",
+        value_name = "FILE",
+        help_heading = "Text"
+    )]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Continue the prompt as it is, without the chat template
     #[arg(long, conflicts_with_all = ["system", "chat_template_kwargs"], help_heading = "Text")]
@@ -476,6 +549,8 @@ pub(crate) struct RunArgs {
     pub(crate) model: ModelArg,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
     /// Print one JSON object: text, tokens, times and what speculation did
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
@@ -490,6 +565,8 @@ pub(crate) struct ChatArgs {
     pub(crate) model: ModelArg,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
 }
 
 /// `paceline serve`
@@ -501,15 +578,15 @@ pub(crate) struct ServeArgs {
     /// Port to listen on; 0 takes any that is free
     #[arg(long, default_value_t = 8080, help_heading = "Server")]
     pub(crate) port: u16,
-    /// Requests that run at the same time; up to --queue more wait for their turn
+    /// Requests that run at the same time, in one batch; up to --queue more wait for their turn
     #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Server")]
     pub(crate) parallel: usize,
     /// Requests that may wait for their turn; more are refused with 429 and a time to come back. For a
     /// benchmark, at least as many as it sends at once
     #[arg(long, value_name = "N", default_value_t = engine::EngineOptions::default().queue, help_heading = "Server")]
     pub(crate) queue: usize,
-    /// Run every prompt from its start, also where an earlier request's text begins like it. Texts
-    /// are the same; a client cannot tell from the time it takes what others have asked
+    /// Turn the prefix cache off: every prompt is computed from its start, even if an earlier request
+    /// began the same way. Texts are the same, and response times tell nothing of others' prompts
     #[arg(long, help_heading = "Server")]
     pub(crate) no_prefix_cache: bool,
     /// Ask for this API key; may be repeated
@@ -560,6 +637,8 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelArg,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
 }
 
 /// `paceline inspect`
@@ -572,6 +651,8 @@ pub(crate) struct InspectArgs {
     pub(crate) model: ModelArg,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
@@ -749,13 +830,17 @@ fn kv_format(text: &str) -> Result<KvFormat, String> {
             .any(|names| names.contains(&name))
             .then(|| quant::cache_format(name))
             .flatten()
-            .ok_or_else(|| format!("`{name}` is none of {}", of.concat().join(", ")))
+            .ok_or_else(|| {
+                let (all, values) = (KV_FORMATS.join(", "), V_FORMATS.join(" and "));
+                format!(
+                    "`{name}` is none of {all}; values also take {values}, as in q8_0,{}",
+                    V_FORMATS[0]
+                )
+            })
     };
     let (k, v) = text.split_once(',').unwrap_or((text, text));
     if V_FORMATS.contains(&k) {
-        return Err(format!(
-            "`{k}` keeps values only, for keys bear less: q8_0,{k} for one"
-        ));
+        return Err(format!("`{k}` is supported for values only; try q8_0,{k}"));
     }
     Ok(KvFormat {
         k: format(k, &[KV_FORMATS])?,

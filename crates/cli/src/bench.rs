@@ -6,7 +6,7 @@
 //! after the other, and step times are medians of rounds that visit every row
 //! count in turn.
 
-use crate::args::{BenchArgs, OutputArgs};
+use crate::args::{BenchArgs, DraftArgs, OutputArgs};
 use crate::model;
 use anyhow::{Context, Result, bail};
 use backend::{Backend, Batch};
@@ -15,7 +15,7 @@ use engine::{Accept, DraftLength, Engine, EngineOptions, Request, RequestOutcome
 use quant::{Scalar, Stored};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -173,12 +173,14 @@ impl Run {
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
     let longest = args.draft_lengths.iter().copied().max().unwrap_or(0);
-    let mut load = args.load.clone();
-    load.draft_max = longest;
+    let draft = DraftArgs {
+        drafter: args.drafter.clone(),
+        draft_max: longest,
+    };
     // A file that is not there should not cost a minute to find out.
     let file = args.prompts.as_deref().map(read).transpose()?;
     let start = Instant::now();
-    let model = model::load(&args.model.model, &load, 1)?;
+    let model = model::load(&args.model.model, &args.load, &draft, 1)?;
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
     if !output.quiet {
         say!("{}", model::describe(&model.info));
@@ -223,7 +225,8 @@ pub(crate) fn run(args: &BenchArgs, output: OutputArgs) -> Result<ExitCode> {
     if args.json {
         writeln!(stdout, "{}", serde_json::to_string(&report)?)?;
     } else {
-        print(&report, &mut stdout)?;
+        let aligned = stdout.is_terminal();
+        print(&report, aligned, &mut stdout)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -530,7 +533,7 @@ fn plain_read(report: &Report) -> String {
     }
 }
 
-fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
+fn print(report: &Report, aligned: bool, out: &mut impl Write) -> io::Result<()> {
     if let Some(&one) = report.step_ms.get(&1) {
         writeln!(
             out,
@@ -539,46 +542,122 @@ fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
             plain_read(report),
             report.load_ms
         )?;
-        writeln!(
-            out,
-            "| rows | ms a step | against one row | share of the plain read |\n|---:|---:|---:|---:|"
-        )?;
-        for (rows, ms) in &report.step_ms {
+        let steps = report.step_ms.iter().map(|(rows, ms)| {
             let share = report
                 .read_ms
                 .map_or(String::new(), |read| format!("{:.0} %", 100.0 * read / ms));
-            writeln!(out, "| {rows} | {ms:.2} | {:.2} | {share} |", ms / one)?;
-        }
+            vec![
+                rows.to_string(),
+                format!("{ms:.2}"),
+                format!("{:.2}", ms / one),
+                share,
+            ]
+        });
+        let head = [
+            "rows",
+            "ms a step",
+            "against one row",
+            "share of the plain read",
+        ];
+        table(&head, &[], &steps.collect::<Vec<_>>(), aligned, out)?;
         writeln!(out)?;
         for (n, rate) in &report.prefill_tok_s {
             writeln!(out, "prefill of {n} tokens: {rate:.0} tok/s")?;
         }
         writeln!(out)?;
     }
-    writeln!(
-        out,
-        "| class | T | drafter | draft | tokens | tok/s | speedup | tokens a round | accepted by position |"
-    )?;
-    writeln!(out, "|---|---:|---|---:|---:|---:|---:|---:|---|")?;
-    for run in &report.runs {
+    let runs = report.runs.iter().map(|run| {
         let accepted: Vec<String> = run
             .accepted_by_position
             .iter()
             .map(|a| format!("{a:.2}"))
             .collect();
-        writeln!(
-            out,
-            "| {} | {} | {} | {} | {} | {:.1} | {:.2} | {:.2} | {} |",
-            run.class,
-            run.temperature,
-            run.drafter.unwrap_or("none"),
-            run.draft_max,
-            run.tokens,
-            run.tok_s,
-            run.speedup,
-            run.tokens_per_round,
-            accepted.join(" ")
-        )?;
+        vec![
+            run.class.clone(),
+            run.temperature.to_string(),
+            run.drafter.unwrap_or("none").to_owned(),
+            run.draft_max.to_string(),
+            run.tokens.to_string(),
+            format!("{:.1}", run.tok_s),
+            format!("{:.2}", run.speedup),
+            format!("{:.2}", run.tokens_per_round),
+            accepted.join(" "),
+        ]
+    });
+    let head = [
+        "class",
+        "T",
+        "drafter",
+        "draft",
+        "tokens",
+        "tok/s",
+        "speedup",
+        "tokens a round",
+        "accepted by position",
+    ];
+    table(&head, &[0, 2, 8], &runs.collect::<Vec<_>>(), aligned, out)
+}
+
+/// Writes a table: aligned for people, or as Markdown for files. Columns are right-aligned
+/// except those of `left`.
+fn table(
+    head: &[&str],
+    left: &[usize],
+    rows: &[Vec<String>],
+    aligned: bool,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    if !aligned {
+        let rule = |i| if left.contains(&i) { "---" } else { "---:" };
+        let rules: Vec<&str> = (0..head.len()).map(rule).collect();
+        writeln!(out, "| {} |\n|{}|", head.join(" | "), rules.join("|"))?;
+        for row in rows {
+            writeln!(out, "| {} |", row.join(" | "))?;
+        }
+        return Ok(());
+    }
+    let head: Vec<String> = head.iter().map(|&cell| cell.to_owned()).collect();
+    let widths: Vec<usize> = (0..head.len())
+        .map(|i| {
+            let cells = std::iter::once(&head).chain(rows).map(|row| &row[i]);
+            let widths = cells.map(|cell| console::measure_text_width(cell));
+            widths.max().unwrap_or(0)
+        })
+        .collect();
+    for row in std::iter::once(&head).chain(rows) {
+        let cell = |(i, cell): (usize, &String)| {
+            let side = if left.contains(&i) {
+                console::Alignment::Left
+            } else {
+                console::Alignment::Right
+            };
+            console::pad_str(cell, widths[i], side, None).into_owned()
+        };
+        let line: Vec<String> = row.iter().enumerate().map(cell).collect();
+        writeln!(out, "{}", line.join("  ").trim_end())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_aligned_for_people_and_markdown_for_files() {
+        let rows = [
+            vec!["story".to_owned(), "9.5".to_owned()],
+            vec!["é".to_owned(), "10".to_owned()],
+        ];
+        let written = |aligned| {
+            let mut out = Vec::new();
+            table(&["class", "tok/s"], &[0], &rows, aligned, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(written(true), "class  tok/s\nstory    9.5\né         10\n");
+        assert_eq!(
+            written(false),
+            "| class | tok/s |\n|---|---:|\n| story | 9.5 |\n| é | 10 |\n"
+        );
+    }
 }

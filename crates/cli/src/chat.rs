@@ -31,20 +31,27 @@ const MORE_PROMPT: &str = ". ";
 /// What leaves.
 const LEAVE: &[&str] = &["/exit", "/quit", "/bye"];
 
+/// Begins and ends a text of several lines.
+const FENCE: &str = "\"\"\"";
+
 const HELP: &str = "\
-/reset         forget the conversation
-/system TEXT   set the instructions before it, or clear them; forgets the conversation
-/stats         what the conversation has taken so far
-/save FILE     write the conversation to a new file, as JSON messages
-/help          this list
-\\ at the end of a line continues it on the next; // at its start is a plain /
-Ctrl-C stops the reply, Ctrl-D or /exit leaves";
+/clear, /reset   forget the conversation
+/system TEXT     set the system prompt, or clear it; forgets the conversation
+/drop N          forget the N oldest questions and their answers
+/stats           tokens, speed and context used so far
+/save FILE       write the conversation to a new file, as JSON messages
+/help            this list
+/exit, /quit     leave, as does Ctrl-D
+\\ at the end of a line continues it on the next; so does \"\"\" until the next \"\"\"
+// at the start of a line is a plain /
+Ctrl-C stops the reply";
 
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     reply::check(&args.text)?;
     let interrupts = Interrupts::of_ctrl_c()?;
-    let engine = interrupts.while_idle(|| model::load(&args.model.model, &args.load, 1))?;
+    let engine =
+        interrupts.while_idle(|| model::load(&args.model.model, &args.load, &args.draft, 1))?;
     let engine = Engine::start(engine, EngineOptions::default());
     model::check_chats(engine.text())?;
     if output.verbose > 0 {
@@ -137,7 +144,8 @@ impl Chat<'_> {
             .unwrap_or((command, ""));
         let rest = rest.trim();
         match name {
-            "reset" => self.reset(),
+            "reset" | "clear" => self.reset(),
+            "drop" => self.drop_oldest(rest)?,
             "system" => {
                 self.system = Some(rest.to_owned()).filter(|text| !text.is_empty());
                 self.reset();
@@ -153,6 +161,27 @@ impl Chat<'_> {
     fn reset(&mut self) {
         self.turns.clear();
         self.totals.context = 0;
+    }
+
+    /// Forgets the oldest questions and their answers.
+    fn drop_oldest(&mut self, count: &str) -> Result<()> {
+        let held = self.turns.len() / 2;
+        let count = if count.is_empty() { "1" } else { count };
+        match count.parse::<usize>() {
+            Ok(n) if n >= 1 && n <= held => {
+                self.turns.drain(..2 * n);
+                self.note(&format!("{n} of {held} questions and answers forgotten"));
+                Ok(())
+            }
+            _ => bail!("/drop needs a number from 1 to {held}, the questions so far"),
+        }
+    }
+
+    /// Says what a command has done, where somebody watches.
+    fn note(&self, line: &str) {
+        if self.shows_summary {
+            say!("{line}");
+        }
     }
 
     fn messages(&self) -> Vec<Value> {
@@ -219,13 +248,13 @@ impl Chat<'_> {
                 context_max,
             }) => {
                 let room = if context < context_max {
-                    ", --context makes room"
+                    ", a larger --context may hold more"
                 } else {
                     ""
                 };
                 anyhow!(
                     "the conversation has grown to {tokens} tokens, the context holds {context}: \
-                     /reset starts a new one{room}"
+                     /drop N forgets the N oldest questions and answers, /clear starts anew{room}"
                 )
             }
             _ => error,
@@ -269,7 +298,12 @@ impl Chat<'_> {
         let mut out =
             std::fs::File::create_new(file).with_context(|| format!("cannot create `{file}`"))?;
         let text = serde_json::to_string_pretty(&self.messages()).expect("messages are JSON");
-        writeln!(out, "{text}").with_context(|| format!("cannot write `{file}`"))
+        writeln!(out, "{text}").with_context(|| format!("cannot write `{file}`"))?;
+        self.note(&format!(
+            "{} messages written to `{file}`",
+            self.messages().len()
+        ));
+        Ok(())
     }
 }
 
@@ -320,8 +354,9 @@ impl Input {
     /// The next line, with those that continue it; none at the end of input.
     fn next(&mut self) -> Result<Option<String>> {
         let mut whole = String::new();
+        let mut fenced = false;
         loop {
-            let Some(line) = self.line(if whole.is_empty() {
+            let Some(line) = self.line(if whole.is_empty() && !fenced {
                 PROMPT
             } else {
                 MORE_PROMPT
@@ -330,7 +365,33 @@ impl Input {
                 return Ok(Some(whole).filter(|w| !w.is_empty()));
             };
             match line {
-                Line::Abandoned => whole.clear(),
+                Line::Abandoned => {
+                    if whole.is_empty() {
+                        say!("press Ctrl-D or type /exit to leave");
+                    }
+                    whole.clear();
+                    fenced = false;
+                }
+                Line::Text(text) if fenced => match text.trim_end().strip_suffix(FENCE) {
+                    Some(end) => {
+                        whole += end;
+                        let whole = whole.trim_matches('\n').to_owned();
+                        self.remember(&format!("{FENCE}{whole}{FENCE}"));
+                        return Ok(Some(whole));
+                    }
+                    None => {
+                        whole += &text;
+                        whole.push('\n');
+                    }
+                },
+                Line::Text(text) if whole.is_empty() && text.trim_start().starts_with(FENCE) => {
+                    let begun = &text.trim_start()[FENCE.len()..];
+                    if let Some(one_line) = begun.trim_end().strip_suffix(FENCE) {
+                        return Ok(Some(one_line.to_owned()));
+                    }
+                    fenced = true;
+                    whole = format!("{begun}\n");
+                }
                 Line::Text(text) => match text.strip_suffix('\\') {
                     Some(begun) => {
                         whole += begun;
@@ -338,7 +399,9 @@ impl Input {
                     }
                     None => {
                         whole += &text;
-                        self.remember(&whole);
+                        if !is_command(&whole) {
+                            self.remember(&whole);
+                        }
                         return Ok(Some(whole));
                     }
                 },
@@ -368,6 +431,12 @@ impl Input {
             }
         }
     }
+}
+
+/// Whether a line is for this program, and not for the model.
+fn is_command(line: &str) -> bool {
+    let line = line.trim();
+    line.starts_with('/') && !line.starts_with("//")
 }
 
 enum Line {

@@ -223,7 +223,7 @@ fn layer(files: Vec<PathBuf>, settings: Vec<Setting>) -> Result<Layered> {
         }
         if !is_known {
             let place = of.map_or_else(|| "any command".to_owned(), |of| format!("`{of}`"));
-            bail!("{}: `{key}` is no option of {place}", file.display());
+            bail!("{}: `{key}` is not an option of {place}", file.display());
         }
     }
     Ok(Layered {
@@ -300,6 +300,13 @@ impl Layered {
             .collect()
     }
 
+    /// The environment variable of the option `--long`, if it has one.
+    pub(crate) fn variable(&self, long: &str) -> Option<String> {
+        let mut commands = self.command.get_subcommands();
+        let arg = commands.find_map(|c| c.get_arguments().find(|a| named(a, long)))?;
+        Some(arg.get_env()?.to_str()?.to_owned())
+    }
+
     /// Prints what the command of `line` would run with, or every command.
     pub(crate) fn show(&self, line: &[OsString], as_command: bool) -> Result<String> {
         let known = |name: &OsStr| COMMANDS.iter().find(|c| name == **c);
@@ -307,7 +314,7 @@ impl Layered {
             None => COMMANDS.iter().map(|c| vec![OsString::from(c)]).collect(),
             Some(name) if known(name).is_some() => vec![line.to_vec()],
             Some(name) => bail!(
-                "`{}` has no options; known are {}",
+                "`{}` is not a command with options; known are {}",
                 name.display(),
                 COMMANDS.join(", ")
             ),
@@ -489,7 +496,7 @@ mod tests {
         let shown = layered
             .show(&["run".into(), "--kv=f16".into()], true)
             .unwrap();
-        assert_eq!(shown, "paceline run --draft-max=5 --kv=f16\n");
+        assert_eq!(shown, "paceline run --kv=f16 --draft-max=5\n");
         let shown = layered.show(&["chat".into()], true).unwrap();
         assert_eq!(
             shown,
@@ -534,11 +541,11 @@ mod tests {
     fn mistakes_name_the_file_and_the_key() {
         assert_eq!(
             message("drift = 1"),
-            "test.toml: `drift` is no option of any command"
+            "test.toml: `drift` is not an option of any command"
         );
         assert_eq!(
             message("[serve]\nraw = true"),
-            "test.toml: `raw` is no option of `serve`"
+            "test.toml: `raw` is not an option of `serve`"
         );
         assert_eq!(
             message("[walk]\nraw = true"),

@@ -221,7 +221,7 @@ fn report(record: &Value) -> String {
         (
             "processor",
             format!(
-                "{}, {} of {}, {} threads, {}",
+                "{}, uses {} (available: {}), {} threads, {}",
                 text(&cpu["architecture"]),
                 text(&cpu["used"]),
                 list(&cpu["instruction_sets"]).join(", "),

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
     let head = models::DRAFT_HEADS
         .iter()
         .find(|head| architecture.is_some_and(|a| head.architectures.contains(&a)));
-    let loaded = model::load(name, &args.load, 1);
+    let loaded = model::load(name, &args.load, &args.draft, 1);
     // The load has hashed the files, or knows their hashes from an earlier one.
     let known = loaded
         .as_ref()

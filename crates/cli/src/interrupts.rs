@@ -1,6 +1,6 @@
 //! Ctrl-C and its kin.
 
-use crate::INTERRUPTED;
+use crate::{INTERRUPTED, TERMINATED};
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -16,6 +16,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Interrupts {
     interrupted: Arc<AtomicBool>,
     idle: Arc<AtomicBool>,
+    terminated: Arc<AtomicBool>,
+}
+
+/// The exit code of a program that `signal` has ended, as shells have it.
+fn exit_code(signal: i32) -> u8 {
+    if signal == SIGTERM {
+        TERMINATED
+    } else {
+        INTERRUPTED
+    }
 }
 
 impl Interrupts {
@@ -37,11 +47,16 @@ impl Interrupts {
                 .and_then(|_| {
                     flag::register_conditional_shutdown(
                         signal,
-                        INTERRUPTED.into(),
+                        exit_code(signal).into(),
                         all.interrupted.clone(),
                     )
                 })
-                .and_then(|_| flag::register(signal, all.interrupted.clone()))
+                .and_then(|_| {
+                    if signal == SIGTERM {
+                        flag::register(signal, all.terminated.clone())?;
+                    }
+                    flag::register(signal, all.interrupted.clone())
+                })
                 .context("cannot handle signals")?;
         }
         Ok(all)
@@ -50,6 +65,15 @@ impl Interrupts {
     /// Whether a signal has come since the last [`Interrupts::clear`].
     pub(crate) fn is_set(&self) -> bool {
         self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// The exit code that tells which signal has come.
+    pub(crate) fn exit_code(&self) -> u8 {
+        exit_code(if self.terminated.load(Ordering::Relaxed) {
+            SIGTERM
+        } else {
+            SIGINT
+        })
     }
 
     /// Forgets it.

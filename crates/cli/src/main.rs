@@ -7,6 +7,7 @@
 //! | `config` | command line over environment over files over defaults |
 //! | `bundled` | the models inside the binary |
 //! | `places` | the folders that a user's programs share: hub cache, heads, results |
+//! | `usage`, `prompt` | options that cancel each other, hints; the prompt of `run` |
 //! | `resolve` | what `-m` names, and where its drafter may lie |
 //! | `model` | `-m` and its companions → a loaded model |
 //! | `reply` | one request → text on a stream, and a line about it |
@@ -43,11 +44,13 @@ mod model;
 mod perplexity;
 mod places;
 mod progress;
+mod prompt;
 mod pull;
 mod reply;
 mod resolve;
 mod run;
 mod serve;
+mod usage;
 
 use anyhow::Result;
 use args::{Cli, Command, ConfigCommand, OutputArgs};
@@ -58,6 +61,8 @@ use tracing_subscriber::filter::LevelFilter;
 
 /// Exit code after Ctrl-C, as shells have it.
 const INTERRUPTED: u8 = 130;
+/// Exit code after SIGTERM, as shells have it.
+const TERMINATED: u8 = 143;
 /// Exit code after a wrong command line, as `clap` has it.
 const USAGE: i32 = 2;
 
@@ -84,14 +89,24 @@ fn start() -> Result<ExitCode> {
             };
         }
     };
-    let matches = layered.command.clone().get_matches();
+    let matches = layered.command.clone().try_get_matches();
+    let matches = matches.unwrap_or_else(|error| {
+        let _ = error.print();
+        if let Some(hint) = usage::hint(&error, &layered) {
+            say!("\n  tip: {hint}");
+        }
+        std::process::exit(error.exit_code())
+    });
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    if let Err(message) = usage::check(&matches) {
+        usage_error(&message);
+    }
     let output = cli.output;
     if !output.quiet {
         let names = std::env::vars_os().map(|(name, _)| name);
         for name in layered.unknown_variables(names) {
             say!(
-                "paceline: no option has the variable `{}`: it is ignored",
+                "paceline: unknown variable `{}` is ignored: no option has this name",
                 name.display()
             );
         }
@@ -134,9 +149,33 @@ fn start() -> Result<ExitCode> {
 
 fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "paceline", &mut script);
+    clap_complete::generate(shell, &mut with_model_names(), "paceline", &mut script);
     io::stdout().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The command line, with the models that are here as the values of `-m`.
+fn with_model_names() -> clap::Command {
+    let names = resolve::known_names();
+    let command = Cli::command();
+    let with_model = |c: &clap::Command| c.get_arguments().any(|a| a.get_id() == "model");
+    let of: Vec<String> = command
+        .get_subcommands()
+        .filter(|c| with_model(c) && c.get_name() != "pull")
+        .map(|c| c.get_name().to_owned())
+        .collect();
+    of.into_iter().fold(command, |command, name| {
+        let values = clap::builder::PossibleValuesParser::new(&names);
+        command.mut_subcommand(name, |c| {
+            c.mut_arg("model", |arg| {
+                if arg.get_long().is_some() {
+                    arg.value_parser(values)
+                } else {
+                    arg
+                }
+            })
+        })
+    })
 }
 
 /// Sends what libraries log to stderr, from `level` up.

@@ -1,6 +1,6 @@
 //! From `-m` and its companions to a model.
 
-use crate::args::{Activations, Device, LoadArgs, Weights};
+use crate::args::{Activations, Device, DraftArgs, LoadArgs, Weights};
 use crate::resolve::{self, Resolved};
 use crate::{gpu, machine, places, progress};
 use anyhow::{Result, anyhow, bail};
@@ -45,10 +45,15 @@ fn cpu(args: &LoadArgs) -> Result<Arc<dyn Backend>> {
 }
 
 /// Loads a model for `sequences` requests at once.
-pub(crate) fn load(name: &str, args: &LoadArgs, sequences: usize) -> Result<Model> {
+pub(crate) fn load(
+    name: &str,
+    args: &LoadArgs,
+    draft: &DraftArgs,
+    sequences: usize,
+) -> Result<Model> {
     let resolved = resolve::model(name)?;
     let backend = backend(args)?;
-    let options = options(args, sequences, &resolved)?;
+    let options = options(args, draft, sequences, &resolved)?;
     progress::patiently(&format!("loading {name}"), || {
         engine::load(backend, &resolved.source, &options)
     })
@@ -79,6 +84,7 @@ fn explained(error: EngineError) -> anyhow::Error {
 /// The engine's options for `args`.
 pub(crate) fn options(
     args: &LoadArgs,
+    draft: &DraftArgs,
     sequences: usize,
     resolved: &Resolved,
 ) -> Result<LoadOptions> {
@@ -90,7 +96,7 @@ pub(crate) fn options(
     };
     let memory = args.memory.or(machine::ram().map(|ram| ram.available));
     Ok(LoadOptions {
-        draft: match &args.draft {
+        draft: match &draft.drafter.draft {
             DraftChoice::Eagle3(Source::Folder(path)) => {
                 DraftChoice::Eagle3(resolve::drafter(path)?)
             }
@@ -109,9 +115,9 @@ pub(crate) fn options(
                 cache: places::cache(),
             }
         },
-        draft_max: args.draft_max,
-        draft_vocab: args.draft_vocab,
-        accept: args.accept,
+        draft_max: draft.draft_max,
+        draft_vocab: draft.drafter.draft_vocab,
+        accept: draft.drafter.accept,
         context: args.context,
         sequences,
         chunk: args.chunk,
@@ -133,7 +139,7 @@ pub(crate) fn describe(info: &ModelInfo) -> String {
         _ => String::new(),
     };
     format!(
-        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context in {} as {}\n{}: {}\nchecked: {}",
+        "{}: {} on {}, {} of weights{mapped}\n{} tokens of context, KV cache of {} as {}\n{}: {}\nself-test: {}",
         info.name,
         info.family,
         info.backend,

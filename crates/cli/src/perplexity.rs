@@ -11,7 +11,7 @@
 //! 512 with stride 512 and lead 256 is what llama.cpp's perplexity tool computes.
 //! A window starts with the beginning-of-text token where the text does.
 
-use crate::args::{OutputArgs, PerplexityArgs};
+use crate::args::{DraftArgs, OutputArgs, PerplexityArgs};
 use crate::{bench, model};
 use anyhow::{Context, Result, bail};
 use backend::Batch;
@@ -51,10 +51,8 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &PerplexityArgs, output: OutputArgs) -> Result<ExitCode> {
-    let mut load = args.load.clone();
-    load.draft = engine::DraftChoice::None;
     let file = bench::read(&args.file)?;
-    let model = model::load(&args.model.model, &load, 1)?;
+    let model = model::load(&args.model.model, &args.load, &DraftArgs::none(), 1)?;
     let texts = texts(args, &file, &model.text)?;
     let context = model.info.context;
     let stride = args.stride.unwrap_or(context / 2).max(1);

@@ -3,7 +3,7 @@
 use crate::args::TextArgs;
 use crate::interrupts::Interrupts;
 use crate::progress::PrefillBar;
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use engine::{
     Engine, Event, FinishReason, PositionCounts, Request, RequestOutcome, Sampling,
     SamplingDefaults, Speculation,
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 
 /// How often a waiting reply looks whether it was interrupted.
 const INTERRUPT_POLL: Duration = Duration::from_millis(20);
+
+/// The highest temperature, as in the API.
+const TEMPERATURE_MAX: f32 = 2.0;
 
 /// Guesses of which a share is printed.
 const TELLING: u64 = 5;
@@ -116,7 +119,11 @@ pub(crate) fn sampling(args: &TextArgs, defaults: &SamplingDefaults) -> Sampling
             .top_k
             .or(defaults.top_k.map(|k| k as usize))
             .unwrap_or(none.top_k),
-        top_p: args.top_p.or(defaults.top_p).unwrap_or(none.top_p),
+        // As in the API: 0 keeps the likeliest token alone, which the sampler calls the least positive.
+        top_p: match args.top_p.or(defaults.top_p) {
+            Some(0.0) => f32::MIN_POSITIVE,
+            top_p => top_p.unwrap_or(none.top_p),
+        },
         min_p: args.min_p.or(defaults.min_p).unwrap_or(none.min_p),
         repetition_penalty: args
             .repetition_penalty
@@ -133,7 +140,14 @@ pub(crate) fn sampling(args: &TextArgs, defaults: &SamplingDefaults) -> Sampling
 
 /// Refuses numbers that no sampler takes, before a model is loaded for them.
 pub(crate) fn check(args: &TextArgs) -> Result<()> {
-    Ok(sampling(args, &SamplingDefaults::default()).validate(usize::MAX)?)
+    let sampling = sampling(args, &SamplingDefaults::default());
+    if sampling.temperature > TEMPERATURE_MAX {
+        bail!(
+            "temperature must be between 0 and {TEMPERATURE_MAX}, not {}",
+            sampling.temperature
+        );
+    }
+    Ok(sampling.validate(usize::MAX)?)
 }
 
 /// A seed that differs from run to run, short enough to be typed again.
@@ -163,7 +177,7 @@ pub(crate) fn summary(outcome: &RequestOutcome, max_tokens: usize, draft_max: us
         let drafter = drafter.as_deref().unwrap_or("someone");
         let _ = write!(
             line,
-            " · {drafter} drafted up to {draft_max}: {tokens_per_round:.2} tokens a round, accepted"
+            " · {drafter} drafted up to {draft_max}: {tokens_per_round:.2} tokens a round, accepted draft tokens:"
         );
         // Of a few guesses a share says nothing.
         let is_telling = |p: &&PositionCounts| p.drafted >= TELLING && 100 * p.drafted >= *rounds;
@@ -172,13 +186,13 @@ pub(crate) fn summary(outcome: &RequestOutcome, max_tokens: usize, draft_max: us
             let _ = write!(line, " {share:.0} %");
         }
         if line.ends_with('%') {
-            line += " by position";
+            line += " (1st, 2nd, …)";
         } else {
-            let _ = write!(line, " {accepted} of {drafted} guesses");
+            let _ = write!(line, " {accepted} of {drafted}");
         }
     } else {
         let reason = reason.as_deref().unwrap_or("nothing was drafted");
-        let _ = write!(line, " · plain decoding: {reason}");
+        let _ = write!(line, " · no speculation: {reason}");
     }
     line
 }
@@ -347,18 +361,18 @@ mod tests {
                 ..speculation.clone()
             };
             let line = summary(&outcome(128, speculation), 512, 3);
-            line.split_once("accepted ").unwrap().1.to_owned()
+            line.split_once("draft tokens: ").unwrap().1.to_owned()
         };
         let rare = vec![counts(900, 450), counts(9, 0), counts(1, 0)];
-        assert_eq!(few(1000, rare), "50 % by position");
+        assert_eq!(few(1000, rare), "50 % (1st, 2nd, …)");
         assert_eq!(
             few(50, vec![counts(50, 25), counts(4, 0)]),
-            "50 % by position"
+            "50 % (1st, 2nd, …)"
         );
-        assert_eq!(few(3, vec![counts(3, 2), counts(2, 1)]), "3 of 5 guesses");
+        assert_eq!(few(3, vec![counts(3, 2), counts(2, 1)]), "3 of 5");
         assert_eq!(
             summary(&outcome(128, speculation), 512, 3),
-            "128 tokens, 212.4 tok/s · assistant drafted up to 3: 2.61 tokens a round, accepted 78 % 60 % 47 % by position"
+            "128 tokens, 212.4 tok/s · assistant drafted up to 3: 2.61 tokens a round, accepted draft tokens: 78 % 60 % 47 % (1st, 2nd, …)"
         );
         let plain = Speculation {
             reason: Some("--draft none".into()),
@@ -366,7 +380,7 @@ mod tests {
         };
         assert_eq!(
             summary(&outcome(1, plain), 512, 3),
-            "1 token, 212.4 tok/s · plain decoding: --draft none"
+            "1 token, 212.4 tok/s · no speculation: --draft none"
         );
     }
 

@@ -9,7 +9,7 @@
 //! Names and configurations only suggest; whether a drafter fits is proven when it
 //! is loaded. Nothing is fetched here: what is missing becomes advice.
 
-use crate::{bundled, places};
+use crate::{bundled, places, usage};
 use anyhow::{Result, anyhow, bail};
 use engine::Source;
 use hub::known::{self, Kind};
@@ -75,10 +75,25 @@ pub(crate) fn source(name: &str) -> Result<Source> {
     match in_cache(name) {
         Some(found) => Ok(Source::Folder(found?)),
         None => bail!(
-            "no such model: `{name}` is neither a folder, nor a .gguf file, nor bundled (bundled are {})",
+            "no such model: `{name}` is neither a folder, nor a .gguf file, nor bundled{} (bundled are {}; \
+             `paceline pull ORG/NAME` fetches others)",
+            usage::nearest(name).map_or_else(String::new, |near| format!("; did you mean {near}?")),
             bundled::names()
         ),
     }
+}
+
+/// Whether `name` is a model's: bundled, or in the hub cache.
+pub(crate) fn is_known(name: &str) -> bool {
+    bundled::find(name).is_some() || matches!(in_cache(name), Some(Ok(_)))
+}
+
+/// The names of the models that are here: bundled, and complete in the hub cache.
+pub(crate) fn known_names() -> Vec<String> {
+    let cached = Cache::new(places::hub().cache).list().unwrap_or_default();
+    let cached = cached.into_iter().filter(|m| m.incomplete.is_none());
+    let bundled = bundled::BUNDLED.iter().map(|b| b.name.to_owned());
+    bundled.chain(cached.map(|m| m.id)).collect()
 }
 
 /// Whether a file of this name is taken for GGUF.

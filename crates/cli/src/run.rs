@@ -7,26 +7,23 @@
 use crate::args::{OutputArgs, RunArgs};
 use crate::interrupts::Interrupts;
 use crate::reply::{Reply, TextOut};
-use crate::{INTERRUPTED, model, reply, usage_error};
-use anyhow::{Context, Result, bail};
+use crate::{model, prompt, reply};
+use anyhow::Result;
 use engine::{Engine, EngineOptions, FinishReason, ModelInfo, Request, Sampling, Text};
 use serde_json::{Map, Value, json};
-use std::io::{self, IsTerminal, Read, Write};
-use std::path::Path;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Longest prompt; a tokenizer takes no more.
-const PROMPT_BYTES_MAX: usize = text::tokenizer::TEXT_BYTES_MAX;
-
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
-    let prompt = prompt(args)?;
+    let prompt = prompt::read(args, output)?;
     reply::check(&args.text)?;
     let interrupts = Interrupts::of_all()?;
     let start = Instant::now();
     // Nothing is lost if loading is interrupted, and it may take long.
-    let model = interrupts.while_idle(|| model::load(&args.model.model, &args.load, 1))?;
+    let model =
+        interrupts.while_idle(|| model::load(&args.model.model, &args.load, &args.draft, 1))?;
     let engine = Engine::start(model, EngineOptions::default());
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
     if output.verbose > 0 {
@@ -86,44 +83,10 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
         );
     }
     Ok(if reply.outcome.finish == FinishReason::Cancelled {
-        INTERRUPTED.into()
+        interrupts.exit_code().into()
     } else {
         ExitCode::SUCCESS
     })
-}
-
-/// The prompt from wherever it is. One line break at its end is the file's, not
-/// the prompt's.
-fn prompt(args: &RunArgs) -> Result<String> {
-    let whole = match (&args.prompt, &args.prompt_file) {
-        (None, Some(path)) if path != Path::new("-") => {
-            let file = std::fs::File::open(path)
-                .with_context(|| format!("cannot read `{}`", path.display()))?;
-            read(file, &path.display().to_string())?
-        }
-        (Some(prompt), _) if prompt != "-" => return Ok(prompt.clone()),
-        (None, None) if io::stdin().is_terminal() => {
-            usage_error("no prompt: give it as an argument, with --prompt-file, or on stdin")
-        }
-        _ => read(io::stdin(), "stdin")?,
-    };
-    let text = whole.strip_suffix('\n').unwrap_or(&whole);
-    let text = text.strip_suffix('\r').unwrap_or(text);
-    if text.is_empty() && !args.raw {
-        bail!("the prompt is empty");
-    }
-    Ok(text.to_owned())
-}
-
-fn read(from: impl Read, name: &str) -> Result<String> {
-    let mut bytes = Vec::new();
-    from.take(PROMPT_BYTES_MAX as u64 + 1)
-        .read_to_end(&mut bytes)
-        .with_context(|| format!("cannot read `{name}`"))?;
-    if bytes.len() > PROMPT_BYTES_MAX {
-        bail!("a prompt has at most {PROMPT_BYTES_MAX} bytes, there are more in `{name}`");
-    }
-    String::from_utf8(bytes).with_context(|| format!("a prompt is UTF-8 text, not so `{name}`"))
 }
 
 /// The prompt's tokens.

@@ -4,7 +4,7 @@
 //! taking requests and lets the running ones finish; a second ends the program.
 
 use crate::args::{OutputArgs, ServeArgs};
-use crate::{INTERRUPTED, machine, model};
+use crate::{INTERRUPTED, TERMINATED, machine, model};
 use anyhow::{Context, Result, bail};
 use engine::{Engine, EngineOptions};
 use server::{Config, Keys, Limits};
@@ -52,7 +52,7 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     // Bound before the model is loaded: a port that is taken should not cost a minute to find out.
     let listener = runtime.block_on(listen(&args.host, args.port, &config))?;
     let address = listener.local_addr().context("the port has no address")?;
-    let model = model::load(&args.model.model, &args.load, args.parallel)?;
+    let model = model::load(&args.model.model, &args.load, &args.draft, args.parallel)?;
     let options = EngineOptions {
         queue: args.queue,
         reuse: !args.no_prefix_cache,
@@ -79,7 +79,7 @@ fn connections(files: Option<usize>) -> usize {
 
 /// Says what would be served and what it would take; the port is not touched.
 fn dry_run(args: &ServeArgs) -> Result<ExitCode> {
-    let model = model::load(&args.model.model, &args.load, args.parallel)?;
+    let model = model::load(&args.model.model, &args.load, &args.draft, args.parallel)?;
     let info = &model.info;
     let all = info.weight_bytes + info.drafter_weight_bytes + info.memory_bytes as u64;
     let machine = match machine::ram() {
@@ -124,10 +124,10 @@ fn stop() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
     let mut signals = Signals::new()?;
     Ok(async move {
         signals.recv().await;
-        say!("paceline: finishing what runs; once more to stop at once");
+        say!("paceline: finishing running requests; press Ctrl-C again to stop now");
         tokio::spawn(async move {
-            signals.recv().await;
-            std::process::exit(INTERRUPTED.into());
+            let code = signals.recv().await;
+            std::process::exit(code.into());
         });
     })
 }
@@ -146,14 +146,15 @@ impl Signals {
         })
     }
 
-    async fn recv(&mut self) {
+    /// The exit code of the next signal.
+    async fn recv(&mut self) -> u8 {
         #[cfg(unix)]
         let terminate = self.terminate.recv();
         #[cfg(not(unix))]
         let terminate = std::future::pending::<()>();
         tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate => {}
+            _ = tokio::signal::ctrl_c() => INTERRUPTED,
+            _ = terminate => TERMINATED,
         }
     }
 }

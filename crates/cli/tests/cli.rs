@@ -198,7 +198,7 @@ fn version_says_what_is_inside() {
 fn completions_know_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
         let (stdout, _) = good(paceline(&folder("completions"), &["completions", shell]));
-        for word in ["inspect", "draft-max"] {
+        for word in ["inspect", "draft-max", WITH_MTP] {
             assert!(stdout.contains(word), "{shell} {word}");
         }
     }
@@ -213,7 +213,7 @@ fn stdout_is_the_text_and_nothing_else() {
     assert_eq!(stdout, expected);
     let last = stderr.lines().last().unwrap();
     assert!(
-        last.starts_with("24 tokens, ") && last.ends_with(" by position"),
+        last.starts_with("24 tokens, ") && last.ends_with(" (1st, 2nd, …)"),
         "{stderr}"
     );
     assert!(
@@ -771,7 +771,7 @@ fn damaged_checkpoints_are_named_and_explained() {
     ];
     let (_, stderr) = good(paceline(&folder, &args));
     assert!(
-        stderr.ends_with("plain decoding: --draft none\n"),
+        stderr.ends_with("no speculation: --draft none\n"),
         "{stderr}"
     );
 }
@@ -783,6 +783,119 @@ fn a_drafter_is_inspected_as_one() {
     let (stdout, stderr) = good(paceline(&folder("inspect-drafter"), &args));
     assert!(stdout.contains("--draft assistant:PATH"), "{stdout}");
     assert!(!stderr.contains("cannot load"), "{stderr}");
+}
+
+#[test]
+fn text_piped_to_stdin_goes_before_the_prompt() {
+    let folder = folder("piped");
+    let args = ["run", "--json", "-n", "1"];
+    let ids = |command: Command, input: &str| -> Value {
+        let output = feed(command, input);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let record: Value = serde_json::from_slice(&output.stdout).unwrap();
+        record["prompt_token_ids"].clone()
+    };
+    let run = |more: &[&str]| paceline(&folder, &[&args[..], more].concat());
+    let joined = "Dear Ann,\nall is well.\n\nSummarise:";
+    let expected = run_json(&folder, &[joined, "-n", "1"])["prompt_token_ids"].clone();
+    let letter = "Dear Ann,\nall is well.\n";
+    assert_eq!(ids(run(&["Summarise:"]), letter), expected);
+    assert_eq!(ids(run(&["-p", "Summarise:"]), letter), expected);
+    fs::write(folder.join("prompt"), "Summarise:\n").unwrap();
+    assert_eq!(ids(run(&["-f", "prompt"]), letter), expected);
+    assert_eq!(ids(run(&["-"]), joined), expected);
+    // An empty pipe is no text, and neither is /dev/null.
+    let alone = run_json(&folder, &["Summarise:", "-n", "1"])["prompt_token_ids"].clone();
+    assert_eq!(ids(run(&["Summarise:"]), ""), alone);
+    // A file is read, too.
+    fs::write(folder.join("letter"), letter).unwrap();
+    let mut command = run(&["Summarise:"]);
+    command.stdin(fs::File::open(folder.join("letter")).unwrap());
+    let (stdout, _) = good(command);
+    let record: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(record["prompt_token_ids"], expected);
+}
+
+#[test]
+fn a_pipe_that_stays_open_is_said_to_be_waited_for() {
+    let folder = folder("open-pipe");
+    let mut command = paceline(&folder, &["run", "Hi", "-n", "1"]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("waiting for the end of stdin"), "{line}");
+    drop(child.stdin.take());
+    stderr.read_to_string(&mut line).unwrap();
+    assert!(child.wait().unwrap().success(), "{line}");
+}
+
+#[test]
+fn a_model_named_without_m_brings_a_hint() {
+    let folder = folder("hints");
+    let (_, stderr) = good(paceline(&folder, &["run", WITH_MTP, "-n", "1"]));
+    assert!(
+        stderr.contains(&format!("did you mean -m {WITH_MTP}?")),
+        "{stderr}"
+    );
+    for line in [
+        format!("run {WITH_MTP} hi"),
+        format!("chat {WITH_MTP}"),
+        format!("serve {WITH_MTP}"),
+    ] {
+        let output = paceline(&folder, &words(&line)).output().unwrap();
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(
+            stderr.contains(&format!("did you mean -m {WITH_MTP}?")),
+            "{line}: {stderr}"
+        );
+    }
+    let unknown = |name: &str| bad(paceline(&folder, &["run", "hi", "-m", name]));
+    assert!(unknown("tiny-qwen").contains("did you mean tiny-qwen3.5?"));
+    let far = unknown("llama3");
+    assert!(
+        far.contains("`paceline pull ORG/NAME`") && !far.contains("did you mean"),
+        "{far}"
+    );
+}
+
+#[test]
+fn sampling_has_the_ranges_of_the_api_and_an_empty_prompt_is_refused() {
+    let folder = folder("ranges");
+    let run = |args: &[&str]| bad(paceline(&folder, &[&["run"], args].concat()));
+    assert!(run(&[""]).ends_with("the prompt is empty"));
+    assert!(run(&["hi", "--temperature", "5"]).contains("between 0 and 2"));
+    let record = run_json(&folder, &["hi", "--temp", "1", "--top-p", "0", "-n", "4"]);
+    let greedy = run_json(&folder, &["hi", "--temp", "0", "-n", "4"]);
+    assert_eq!(record["token_ids"], greedy["token_ids"]);
+}
+
+#[test]
+fn the_names_of_llama_cli_are_known() {
+    let folder = folder("aliases");
+    let ours = ["--context", "256", "--seed", "3", "--temperature", "1"];
+    let theirs = ["-c", "256", "-s", "3", "--temp", "1"];
+    let [ours, theirs] = [ours, theirs].map(|names| {
+        let line = [&["Hello", "-n", "6"], &names[..]].concat();
+        run_json(&folder, &line)["token_ids"].clone()
+    });
+    assert_eq!(ours, theirs);
+    let sized = run_json(&folder, &["-p", "Hello", "--ctx-size", "256", "-n", "1"]);
+    assert_eq!(sized["model"]["context"], 256);
+    let mut command = paceline(&folder, &["run", "hi"]);
+    command.env("PACELINE_DRAFT_MAX", "x");
+    let output = command.output().unwrap();
+    assert!(text(&output.stderr).contains("the environment variable PACELINE_DRAFT_MAX"));
+    let output = paceline(&folder, &["run", "hi", "--kv", "q3"])
+        .output()
+        .unwrap();
+    assert!(text(&output.stderr).contains("turbo4 and turbo3"));
 }
 
 #[test]
@@ -944,6 +1057,24 @@ fn chat_without_a_terminal_takes_a_line_a_turn() {
     );
     assert_eq!(saved("b.json")[3]["content"], "/not a command \nmore");
 
+    // Several lines between triple quotes are one turn; the oldest turn can be dropped.
+    say("one\n\"\"\"two\nthree\n\"\"\"\n/drop\n/save c.json\n", &[]);
+    assert_eq!(roles(&saved("c.json")), ["user", "assistant"]);
+    assert_eq!(saved("c.json")[0]["content"], "two\nthree");
+    assert_eq!(
+        text(&say("Hello!\n/clear\nHello!\n", &[]).stdout),
+        [one.clone(), one.clone()].concat()
+    );
+    let dropped = say("/drop 1\n", &[]);
+    assert!(text(&dropped.stderr).contains("/drop needs a number"));
+    let help = text(&say("/help\n", &[]).stderr);
+    assert!(
+        help.lines().all(|line| line.chars().count() <= 80),
+        "{help}"
+    );
+    let output = say("Hello!\n/save d.json\n", &["-v"]);
+    assert!(text(&output.stderr).contains("2 messages written to `d.json`"));
+
     // A turn that fails is said, counted and forgotten.
     let output = say("/nope\nHello!\n", &[]);
     assert_eq!(output.status.code(), Some(1));
@@ -954,7 +1085,10 @@ fn chat_without_a_terminal_takes_a_line_a_turn() {
     assert_eq!(text(&output.stdout), one);
     assert_eq!(text(&say("Hello!\n/exit\nHello!", &[]).stdout), one);
     let output = say("Hello!\n", &["--context", "8"]);
-    assert!(text(&output.stderr).contains("/reset starts a new one, --context makes room"));
+    assert!(
+        text(&output.stderr)
+            .contains("/drop N forgets the N oldest questions and answers, /clear starts anew")
+    );
 }
 
 #[test]
@@ -1028,7 +1162,7 @@ fn a_broken_configuration_names_file_and_key_but_leaves_the_help() {
     fs::write(folder.join("paceline.toml"), "drift = 1\n").unwrap();
     assert_eq!(
         bad(paceline(&folder, &["run", PROMPT])),
-        "paceline: paceline.toml: `drift` is no option of any command"
+        "paceline: paceline.toml: `drift` is not an option of any command"
     );
     assert!(
         good(paceline(&folder, &["run", "--help"]))
@@ -1082,22 +1216,24 @@ fn signal(child: &Child, name: &str) {
 fn an_interrupt_ends_the_text_and_keeps_it() {
     let folder = folder("interrupt");
     let mut command = paceline(&folder, &["run", PROMPT, "--ignore-eos", "-n", "6000"]);
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdout = child.stdout.take().unwrap();
-    stdout.read_exact(&mut [0; 4]).unwrap();
-    signal(&child, "INT");
-    stdout.read_to_end(&mut Vec::new()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130));
-    assert!(
-        text(&output.stderr).contains(" tok/s"),
-        "{}",
-        text(&output.stderr)
-    );
+    for (name, code) in [("INT", 130), ("TERM", 143)] {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = child.stdout.take().unwrap();
+        stdout.read_exact(&mut [0; 4]).unwrap();
+        signal(&child, name);
+        stdout.read_to_end(&mut Vec::new()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(code));
+        assert!(
+            text(&output.stderr).contains(" tok/s"),
+            "{}",
+            text(&output.stderr)
+        );
+    }
 }
 
 /// A running server, ended with the test.

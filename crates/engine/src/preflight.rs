@@ -308,7 +308,11 @@ impl Preflight {
         match &self.trial {
             Trial::Skipped { skipped } => format!("not tried: {skipped}"),
             Trial::Run { result, cached } => {
-                let when = if *cached { " (tried before)" } else { "" };
+                let when = if *cached {
+                    " (remembered from an earlier start)"
+                } else {
+                    ""
+                };
                 format!("{result}{when}")
             }
         }

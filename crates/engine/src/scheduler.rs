@@ -707,7 +707,7 @@ impl Running {
                     } else if stats.held_back == stats.rounds {
                         "drafting would not have paid".to_owned()
                     } else {
-                        "the drafter had no guess".to_owned()
+                        "the drafter found nothing to guess".to_owned()
                     }
                 },
                 str::to_owned,

@@ -1,0 +1,328 @@
+//! Wrong command lines: options without effect, and hints beside the parser's errors.
+//!
+//! The parser knows which options a command has, and which pairs never go together. Here
+//! are the pairs of which one has no effect because of the *value* of the other.
+
+use crate::config::Layered;
+use crate::{bundled, resolve};
+use clap::ArgMatches;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use std::ffi::OsString;
+
+/// An option that takes all effect from others.
+struct Silencer {
+    /// The option.
+    option: &'static str,
+    /// Whether this value of it does so.
+    silences: fn(&str) -> bool,
+    /// The options that then do nothing.
+    silenced: &'static [&'static str],
+}
+
+/// Values after which other options of the same command line have no effect.
+const SILENCERS: &[Silencer] = &[
+    Silencer {
+        option: "draft",
+        silences: |value| value == "none",
+        silenced: &["draft_max", "draft_vocab", "accept"],
+    },
+    Silencer {
+        option: "draft",
+        silences: |value| value == "ngram",
+        silenced: &["draft_vocab"],
+    },
+    Silencer {
+        option: "draft_max",
+        silences: |value| value == "0",
+        silenced: &["draft_vocab", "accept"],
+    },
+    Silencer {
+        option: "device",
+        silences: |value| value.starts_with("cuda"),
+        silenced: &["pin_threads", "activations", "isa"],
+    },
+    Silencer {
+        option: "temperatures",
+        silences: |values| values.split(',').all(|t| t.parse() == Ok(0.0)),
+        silenced: &["top_p"],
+    },
+];
+
+/// Refuses a command line whose options cancel each other. What comes from files and the
+/// environment is meant for many command lines, and is left alone.
+///
+/// # Errors
+///
+/// The message, which names both options.
+pub(crate) fn check(matches: &ArgMatches) -> Result<(), String> {
+    let Some((_, command)) = matches.subcommand() else {
+        return Ok(());
+    };
+    let is_typed = |id: &str| {
+        let is_known = command.try_contains_id(id).unwrap_or(false);
+        is_known && command.value_source(id) == Some(ValueSource::CommandLine)
+    };
+    for Silencer {
+        option,
+        silences,
+        silenced,
+    } in SILENCERS
+    {
+        // A default silences as well, but `--draft none` by default would be odd to hear of.
+        if !is_typed(option) && *option != "temperatures" {
+            continue;
+        }
+        let Ok(Some(values)) = command.try_get_raw(option) else {
+            continue;
+        };
+        let values: Vec<_> = values.map(|v| v.to_string_lossy()).collect();
+        let value = values.join(",");
+        if !silences(&value) {
+            continue;
+        }
+        if let Some(idle) = silenced.iter().find(|id| is_typed(id)) {
+            return Err(format!(
+                "--{} has no effect with --{} {value}: leave one of them out",
+                idle.replace('_', "-"),
+                option.replace('_', "-"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What a user may have meant by the words that the parser refused.
+pub(crate) fn hint(error: &clap::Error, layered: &Layered) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let invalid = text(ContextKind::InvalidArg)?;
+    match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let named = words.windows(2).find_map(|pair| {
+                let (before, word) = (pair[0].to_str()?, pair[1].to_str()?);
+                let is_value = before.starts_with('-');
+                (!is_value && resolve::is_known(word)).then_some(word)
+            });
+            named.map(|name| format!("did you mean -m {name}?"))
+        }
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
+            // `--draft-max <N>`
+            let long = invalid.split_whitespace().next()?.strip_prefix("--")?;
+            let value = text(ContextKind::InvalidValue)?;
+            let variable = layered.variable(long)?;
+            let is_typed = words.iter().any(|word| {
+                let word = word.to_string_lossy();
+                word == format!("--{long}") || word.starts_with(&format!("--{long}="))
+            });
+            let is_set = std::env::var(&variable).is_ok_and(|set| set.contains(value));
+            (!is_typed && is_set)
+                .then(|| format!("the value comes from the environment variable {variable}"))
+        }
+        _ => None,
+    }
+}
+
+/// The bundled model whose name is the most like `name`, if one is like it at all.
+pub(crate) fn nearest(name: &str) -> Option<&'static str> {
+    /// Below this, names share hardly more than a few letters.
+    const ALIKE: f64 = 0.8;
+    let names = bundled::BUNDLED.iter().map(|b| b.name);
+    let scored = names.map(|n| (strsim::jaro_winkler(n, name), n));
+    let best = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (best.0 >= ALIKE).then_some(best.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Cli;
+    use clap::CommandFactory;
+
+    #[test]
+    fn names_are_near_or_not() {
+        assert_eq!(nearest("tiny-qwen"), Some("tiny-qwen3.5"));
+        assert_eq!(nearest("tiny-gema4"), Some("tiny-gemma4"));
+        assert_eq!(nearest("llama3"), None);
+    }
+
+    /// Commands that load a model.
+    const LOADING: &str = "run chat serve inspect bench perplexity";
+    /// Commands that choose tokens for a user.
+    const WRITING: &str = "run chat";
+
+    /// Every option, the commands that have it, and what it does there that can be seen.
+    const EFFECTS: &[(&str, &str, &str)] = &[
+        ("model", LOADING, "the model that is loaded"),
+        (
+            "context",
+            LOADING,
+            "size of the KV cache, and of a window of perplexity",
+        ),
+        ("kv", LOADING, "format of the KV cache"),
+        (
+            "quant",
+            LOADING,
+            "format of the weights; inspect refuses it",
+        ),
+        ("weights", LOADING, "where weights are"),
+        ("chunk", LOADING, "rows of a prefill step"),
+        ("device", LOADING, "the backend"),
+        ("threads", LOADING, "threads of the backend"),
+        ("pin-threads", LOADING, "their cores"),
+        ("activations", LOADING, "the backend's rounding"),
+        ("isa", LOADING, "the backend's kernels"),
+        ("no-probe", LOADING, "the self-test line"),
+        ("draft", "run chat serve inspect bench", "the drafter"),
+        (
+            "draft-vocab",
+            "run chat serve inspect bench",
+            "the draft head's vocabulary",
+        ),
+        (
+            "accept",
+            "run chat serve inspect bench",
+            "the acceptance rule",
+        ),
+        ("draft-max", "run chat serve inspect", "the longest draft"),
+        ("draft-lengths", "bench", "rows of the table"),
+        ("temperatures", "bench", "rows of the table"),
+        ("prompts", "bench", "the classes of the table"),
+        ("reps", "bench", "how often steps are timed"),
+        ("no-steps", "bench", "no table of steps"),
+        ("top-p", "run chat bench", "the tokens sampled from"),
+        ("max-tokens", "run chat bench", "length of the text"),
+        ("temperature", WRITING, "the sampler"),
+        ("top-k", WRITING, "the sampler"),
+        ("min-p", WRITING, "the sampler"),
+        ("repetition-penalty", WRITING, "the sampler"),
+        ("presence-penalty", WRITING, "the sampler"),
+        ("frequency-penalty", WRITING, "the sampler"),
+        ("logit-bias", WRITING, "the sampler"),
+        ("seed", WRITING, "the sampler"),
+        ("stop", WRITING, "the end of the text"),
+        ("ignore-eos", WRITING, "the end of the text"),
+        ("system", WRITING, "the first message"),
+        ("chat-template-kwargs", WRITING, "the rendered template"),
+        ("prompt", "run", "the prompt"),
+        ("prompt-file", "run", "the prompt"),
+        ("raw", "run", "no chat template"),
+        ("stride", "perplexity", "windows"),
+        ("lead", "perplexity", "windows"),
+        ("texts", "perplexity", "texts scored"),
+        (
+            "json",
+            "run inspect bench perplexity list doctor",
+            "the form of stdout",
+        ),
+        ("host", "serve", "the address"),
+        ("port", "serve", "the address"),
+        ("parallel", "serve", "requests in one batch"),
+        ("queue", "serve", "requests that wait"),
+        ("no-prefix-cache", "serve", "cached tokens"),
+        ("api-key", "serve", "401"),
+        ("api-key-file", "serve", "401"),
+        ("allow-origin", "serve", "CORS headers"),
+        ("allow-host", "serve", "403"),
+        ("insecure", "serve", "listening without a key"),
+        ("alias", "serve", "the model list"),
+        ("drain-timeout", "serve", "the end"),
+        ("dry-run", "serve", "a plan instead of a server"),
+        ("quant", "convert", "the format written"),
+        ("tensor", "convert", "the format of single tensors"),
+        ("format", "convert", "the container written"),
+        ("tokenizer", "convert", "the GGUF file's vocabulary"),
+        ("inflate", "convert", "shapes"),
+        ("layers", "convert", "shapes"),
+        ("vocab", "convert", "shapes"),
+        ("extract-head", "convert", "tensors"),
+        ("attach-head", "convert", "tensors"),
+        ("draft", "pull", "files fetched"),
+        ("head-only", "pull", "files fetched"),
+    ];
+
+    #[test]
+    fn every_option_has_an_effect_on_every_command_that_has_it() {
+        let mut placed: Vec<String> = Vec::new();
+        for (option, commands, effect) in EFFECTS {
+            assert!(!effect.is_empty());
+            placed.extend(commands.split(' ').map(|c| format!("{c} --{option}")));
+        }
+        let mut found = Vec::new();
+        for command in Cli::command().get_subcommands() {
+            for long in command.get_arguments().filter_map(clap::Arg::get_long) {
+                found.push(format!("{} --{long}", command.get_name()));
+            }
+        }
+        placed.sort();
+        found.sort();
+        assert_eq!(found, placed, "a new option needs a line in `EFFECTS`");
+    }
+
+    #[test]
+    fn options_without_effect_are_refused() {
+        let refusal = |line: &str| -> Option<String> {
+            let words = format!("paceline {line}");
+            match Cli::command().try_get_matches_from(words.split(' ')) {
+                Err(error) => Some(error.to_string()),
+                Ok(matches) => check(&matches).err(),
+            }
+        };
+        for (line, first, second) in [
+            (
+                "run x --draft none --draft-max 7",
+                "--draft-max",
+                "--draft none",
+            ),
+            (
+                "serve --draft none --accept residual",
+                "--accept",
+                "--draft none",
+            ),
+            (
+                "chat --draft ngram --draft-vocab 9",
+                "--draft-vocab",
+                "--draft ngram",
+            ),
+            (
+                "run x --draft-max 0 --accept residual",
+                "--accept",
+                "--draft-max 0",
+            ),
+            (
+                "inspect --device cuda --pin-threads",
+                "--pin-threads",
+                "--device cuda",
+            ),
+            (
+                "run x --activations f32 --device cuda:0",
+                "--activations",
+                "--device cuda:0",
+            ),
+            ("bench --top-p 0.5", "--top-p", "--temperatures 0"),
+            ("bench --no-steps --reps 3", "--reps", "--no-steps"),
+            (
+                "bench --draft-max 1 --draft-lengths 0,2",
+                "--draft-max",
+                "unexpected",
+            ),
+            ("perplexity x --draft mtp", "--draft", "unexpected"),
+            ("perplexity x --draft-max 9", "--draft-max", "unexpected"),
+            ("perplexity x --accept residual", "--accept", "unexpected"),
+        ] {
+            let said = refusal(line).unwrap_or_else(|| panic!("{line} is taken"));
+            assert!(said.contains(first) && said.contains(second), "{said}");
+        }
+        for line in [
+            "run x --draft mtp --draft-max 7 --accept residual",
+            "bench --temperatures 0,1 --top-p 0.5",
+            "run x --draft none",
+            "run x --device cpu --threads 1",
+        ] {
+            assert_eq!(refusal(line), None, "{line}");
+        }
+    }
+}
