@@ -13,6 +13,7 @@
 //! | [`detokenizer`] | ids → text one token at a time, never splitting a character |
 //! | [`template`] | messages → prompt, with the checkpoint's Jinja program on a budget |
 //! | [`messages`] | clients' spellings → the one that templates read |
+//! | `probe` | which one that is |
 //! | [`stop`] | stop strings and stop tokens |
 //! | [`reasoning`] | what a model writes before its answer, told apart from it |
 //! | [`gguf`] | a vocabulary as GGUF files carry it |
@@ -31,6 +32,7 @@ mod error;
 pub mod gguf;
 pub mod messages;
 pub mod pieces;
+mod probe;
 mod python_json;
 pub mod reasoning;
 pub mod sampling;
@@ -50,7 +52,7 @@ use serde_json::{Map, Value};
 
 pub use detokenizer::{Detokenizer, Specials};
 pub use error::TextError;
-pub use messages::ContentForm;
+pub use messages::{ContentForm, Reads, SystemPlace};
 pub use reasoning::{Reasoning, ReasoningMarks, Said};
 pub use sampling::SamplingDefaults;
 pub use stop::{StopOutcome, StopStrings, StopTokens};
