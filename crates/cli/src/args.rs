@@ -158,6 +158,10 @@ pub(crate) struct LoadArgs {
     /// which takes four bytes a weight
     #[arg(long, value_name = "FORMAT", default_value = "int8")]
     pub(crate) activations: Activations,
+    /// Read control tokens that a message, a tool or a template argument spells, such as
+    /// `<|im_end|>`, as control tokens: whoever writes them can end a turn and begin another
+    #[arg(long)]
+    pub(crate) allow_special_tokens: bool,
     /// Do not try the model before it is ready: whether rows are exact and guesses accepted. The
     /// result is remembered, so only the first start takes longer
     #[arg(long)]

@@ -238,6 +238,7 @@ fn text_facts(text: &Text) -> Value {
                 "tool": form(reads.tool),
             },
             "system_messages": place,
+            "special_tokens_in_messages": if text.allow_special_tokens { "control" } else { "text" },
         })
     });
     let advice = &text.sampling;
@@ -428,10 +429,11 @@ fn report(record: &Value, is_verbose: bool) -> String {
             "none: continues text with `run --raw`, cannot chat".into()
         } else {
             format!(
-                "{}, takes {}; system messages {}",
+                "{}, takes {}; system messages {}; special tokens in messages are {}",
                 bytes(number(&template["bytes"])),
                 forms(&template["content"]),
                 text(&template["system_messages"]),
+                text(&template["special_tokens_in_messages"]),
             )
         },
     );

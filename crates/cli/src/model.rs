@@ -97,6 +97,7 @@ pub(crate) fn options(
             (Weights::Auto, Some(ram)) => Placement::Auto(ram.available),
             (Weights::Packed, _) | (Weights::Auto, None) => Placement::Packed,
         },
+        allow_special_tokens: args.allow_special_tokens,
     })
 }
 

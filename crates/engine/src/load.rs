@@ -97,6 +97,9 @@ pub struct LoadOptions {
     pub quantize: Option<Quantize>,
     /// Where weights are while the model runs.
     pub weights: Placement,
+    /// Whether control tokens that messages, tools and template arguments spell are control
+    /// tokens ([`Text::allow_special_tokens`]); else they are text.
+    pub allow_special_tokens: bool,
 }
 
 /// Tokens of a sequence where nobody says otherwise.
@@ -122,6 +125,7 @@ impl Default for LoadOptions {
             kv_format: KvFormat::both(&quant::BF16),
             quantize: None,
             weights: Placement::default(),
+            allow_special_tokens: false,
         }
     }
 }
@@ -266,7 +270,8 @@ pub fn load(
     }
     let checkpoint = quantized(checkpoint, options)?;
     // After the check above: a drafter has no tokenizer to complain about.
-    let text = source.text(&checkpoint)?;
+    let mut text = source.text(&checkpoint)?;
+    text.allow_special_tokens = options.allow_special_tokens;
     // Before the weights are there a second time.
     let mut hashes = Hashes::open(options.probing.cache());
     let hashed = matches!(options.probing, Probing::Run { .. });

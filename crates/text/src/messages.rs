@@ -22,6 +22,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::{TextError, within};
+use crate::reasoning::ReasoningMarks;
 
 /// Messages of one conversation.
 pub const MESSAGES_MAX: usize = 16_384;
@@ -154,6 +155,24 @@ fn one(message: &Value, reads: &Reads) -> Result<Map<String, Value>, &'static st
         out.insert("reasoning_content".to_owned(), reasoning);
     }
     Ok(out)
+}
+
+/// Moves reasoning that stands inside the content of the model's own messages to where
+/// templates look for it.
+pub(crate) fn take_reasoning_out(messages: &mut Value, marks: &ReasoningMarks) {
+    for message in messages.as_array_mut().into_iter().flatten() {
+        if message["role"] != "assistant" || message.get("reasoning_content").is_some() {
+            continue;
+        }
+        let content = match &mut message["content"] {
+            Value::Array(parts) if parts.len() == 1 => &mut parts[0]["text"],
+            content => content,
+        };
+        if let Some((reasoning, answer)) = content.as_str().and_then(|text| marks.split(text)) {
+            *content = json!(answer);
+            message["reasoning_content"] = json!(reasoning);
+        }
+    }
 }
 
 /// Text as a string, other parts as a list.

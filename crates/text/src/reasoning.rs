@@ -63,6 +63,23 @@ impl ReasoningMarks {
         })
     }
 
+    /// The ids of both marks.
+    pub(crate) fn ids(&self) -> [u32; 2] {
+        [self.open, self.close]
+    }
+
+    /// Takes a reply that begins with reasoning apart, as a client sends it back that
+    /// got both in one text.
+    pub(crate) fn split(&self, reply: &str) -> Option<(String, String)> {
+        let Spelling { open, close, name } = *self.spelling;
+        let (reasoning, answer) = reply.trim_start().strip_prefix(open)?.split_once(close)?;
+        let reasoning = name.map_or(reasoning, |name| {
+            reasoning.strip_prefix(name).unwrap_or(reasoning)
+        });
+        let answer = answer.trim_start_matches('\n');
+        Some((reasoning.trim().to_owned(), answer.to_owned()))
+    }
+
     /// What of the reasoning's name follows the mark at the end of `prompt`; none if
     /// the reply does not begin with reasoning.
     fn opened(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Option<String> {

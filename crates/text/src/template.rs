@@ -197,6 +197,11 @@ impl ChatTemplate {
         &source.unwrap_or(&self.sources[0]).1
     }
 
+    /// The sources of all templates of the checkpoint.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = &str> {
+        self.sources.iter().map(|(_, source)| source.as_str())
+    }
+
     /// What the template was found to read.
     pub fn reads(&self) -> &Reads {
         &self.reads

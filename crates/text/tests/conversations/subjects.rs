@@ -89,6 +89,14 @@ fn tokenizer(marks: &str, strips: bool) -> Vec<u8> {
     json.to_string().into_bytes()
 }
 
+/// The tokenizer of a bundled model, which cuts a text nowhere.
+pub(crate) fn without_added_tokens(model: &str) -> text::Tokenizer {
+    let json = bytes(format!("models/{model}/tokenizer.json"));
+    let mut json: Value = serde_json::from_slice(&json).unwrap();
+    json["added_tokens"] = json!([]);
+    text::Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap()
+}
+
 fn load(name: &str, tokenizer: &[u8], config: &Value, template: &[u8]) -> Subject {
     let config = config.to_string();
     let files = TextFiles {
