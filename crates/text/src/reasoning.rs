@@ -68,6 +68,22 @@ impl ReasoningMarks {
         [self.open, self.close]
     }
 
+    /// How `token` is spelled, if it is a mark.
+    pub fn spelling(&self, token: u32) -> Option<&'static str> {
+        match token {
+            _ if token == self.open => Some(self.spelling.open),
+            _ if token == self.close => Some(self.spelling.close),
+            _ => None,
+        }
+    }
+
+    /// What of the reply stands in `prompt` already: a mark that begins reasoning, and
+    /// what follows it.
+    pub fn begun(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Option<String> {
+        let after = self.opened(tokenizer, prompt)?;
+        Some(self.spelling.open.to_owned() + &after)
+    }
+
     /// Takes a reply that begins with reasoning apart, as a client sends it back that
     /// got both in one text.
     pub(crate) fn split(&self, reply: &str) -> Option<(String, String)> {

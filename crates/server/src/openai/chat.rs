@@ -109,6 +109,7 @@ pub(crate) async fn create(
         .await?;
     let request = engine::Request {
         splits_reasoning,
+        shows_reasoning_marks: !splits_reasoning,
         logprobs,
         ..options.request(prompt)
     };

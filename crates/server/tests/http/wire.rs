@@ -473,6 +473,38 @@ async fn reasoning_comes_apart_from_the_answer_and_goes_back_into_the_prompt() {
         let (none, text, (n, ..)) = ask(raw).await;
         assert_eq!((none, n), (None, None));
         assert!(text.contains(&reasoning) && text.contains(mark) && text.ends_with(&answer));
+        // Both marks are there, also the one that the template writes, streamed or not.
+        let raw = json!({"reasoning_format": "none"});
+        let (none, shown, (n, ..)) = ask(raw.clone()).await;
+        assert_eq!((none, n), (None, None));
+        let open = match model {
+            "tiny-qwen3.5" => "<think>\n",
+            _ => "<|channel>thought\n",
+        };
+        assert!(
+            shown.starts_with(&format!("{open}{reasoning}\n{mark}")),
+            "{shown}"
+        );
+        assert!(shown.ends_with(&answer) && shown.matches(open).count() == 1);
+        assert_eq!(shown, text);
+        let streamed = with(&with(&body, raw), json!({"stream": true}));
+        let events = server.chat(&streamed).await;
+        let events = events.events();
+        let said = |name: &'static str| -> String {
+            let deltas = events
+                .iter()
+                .map(|event| &event["choices"][0]["delta"][name]);
+            deltas.filter_map(Value::as_str).collect()
+        };
+        assert_eq!(
+            (said("content"), said("reasoning_content")),
+            (shown.clone(), String::new())
+        );
+        // Sent back as it came, it is the turn that it was.
+        let turn = json!({"role": "assistant", "content": shown});
+        let apart = json!({"role": "assistant", "content": answer, "reasoning_content": reasoning});
+        let count = |turn| ask(json!({"messages": [&body["messages"][0], turn], "max_tokens": 1}));
+        assert_eq!(count(turn).await.2.2, count(apart).await.2.2);
         assert_eq!(ask(json!({"chat_template_kwargs": {}})).await.0, None);
         let wrong = with(&body, json!({"reasoning_format": "loud"}));
         assert_eq!(
