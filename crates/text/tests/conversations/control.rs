@@ -70,6 +70,10 @@ fn honest_conversations_have_the_ids_of_the_plain_encoding() {
         let mut n_equal = 0;
         for (messages, tools) in honest() {
             let tools = Some(&tools).filter(|tools| !tools.is_null());
+            // An argument `think` completes this template's `'<' + key + '>'`: it is forged.
+            if subject.name == "tags" && messages.to_string().contains("think\\\":") {
+                continue;
+            }
             let Ok(ids) = subject.ids(&messages, tools) else {
                 continue;
             };
