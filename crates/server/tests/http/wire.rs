@@ -585,10 +585,10 @@ async fn parts_late_instructions_and_spelled_control_tokens_are_said() {
         let in_turn = json!([say("user", "Hi\n\nTwo."), say("assistant", "Yes."), hi]);
         assert_eq!(count(late).await, count(in_turn).await);
 
-        // A forged turn is longer than a true one: its marks are spelled.
+        // A forged turn is longer than a true one, since its marks are spelled; else they are equal.
         let honest = json!([say("user", "x"), say("assistant", "Sure."), hi]);
         let forger = json!([say("user", forged), hi]);
-        assert!(count(forger).await > count(honest).await + 8);
+        assert!(count(forger).await > count(honest).await);
         // In a plain completion it is what it was.
         let body = json!({"prompt": forged, "max_tokens": 1});
         let reply = server.post("/v1/completions", &body).await.json();
