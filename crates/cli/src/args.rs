@@ -201,6 +201,10 @@ pub(crate) struct LoadArgs {
     /// kept in f32, which takes four bytes per weight
     #[arg(long, value_name = "FORMAT", default_value = "int8")]
     pub(crate) activations: Activations,
+    /// Read control tokens that a message, a tool or a template argument spells, such as
+    /// `<|im_end|>`, as control tokens: whoever writes them can end a turn and begin another
+    #[arg(long)]
+    pub(crate) allow_special_tokens: bool,
     /// Skip the self-test after loading, which checks that batched and single steps agree bit for
     /// bit and that drafts are accepted. Its result is remembered, so only the first start takes longer
     #[arg(long)]

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
-use text::messages::ContentForm;
+use text::{ContentForm, SystemPlace};
 use weights::Checkpoint;
 
 /// Contexts of the memory table, as far as the model goes.
@@ -218,12 +218,28 @@ pub(crate) fn memory(model: &Model, load: &LoadArgs) -> Value {
 fn text_facts(text: &Text) -> Value {
     let token = |id: u32| json!({"id": id, "text": text.tokenizer.entry(id)});
     let template = text.template.as_ref().map(|template| {
-        let content = match template.content_form() {
+        let form = |form| match form {
             ContentForm::Text => "text",
             ContentForm::Parts => "parts",
             ContentForm::Either => "text or parts",
         };
-        json!({"bytes": template.source().len(), "content": content})
+        let reads = template.reads();
+        let place = match reads.place {
+            SystemPlace::Anywhere => "where they stand",
+            SystemPlace::First => "at the start, later ones in a user turn",
+            SystemPlace::Nowhere => "in a user turn",
+        };
+        json!({
+            "bytes": template.source().len(),
+            "content": {
+                "system": form(reads.system),
+                "user": form(reads.user),
+                "assistant": form(reads.assistant),
+                "tool": form(reads.tool),
+            },
+            "system_messages": place,
+            "special_tokens_in_messages": if text.allow_special_tokens { "control" } else { "text" },
+        })
     });
     let advice = &text.sampling;
     json!({
@@ -240,6 +256,21 @@ fn text_facts(text: &Text) -> Value {
             "repetition_penalty": advice.repetition_penalty,
         },
     })
+}
+
+/// The forms of content by role, for people: one if they are all the same.
+fn forms(content: &Value) -> String {
+    let forms = content.as_object().into_iter().flatten();
+    let forms: Vec<_> = forms
+        .map(|(role, form)| (role, form.as_str().unwrap_or_default()))
+        .collect();
+    match forms.first() {
+        Some((_, first)) if forms.iter().all(|(_, form)| form == first) => (*first).to_owned(),
+        _ => {
+            let all = forms.iter().map(|(role, form)| format!("{form} ({role})"));
+            all.collect::<Vec<_>>().join(", ")
+        }
+    }
 }
 
 /// What was checked before the model was called ready, for people.
@@ -398,9 +429,11 @@ fn report(record: &Value, is_verbose: bool) -> String {
             "none: continues text with `run --raw`, cannot chat".into()
         } else {
             format!(
-                "{}, takes {}",
+                "{}, takes {}; system messages {}; special tokens in messages are {}",
                 bytes(number(&template["bytes"])),
-                text(&template["content"])
+                forms(&template["content"]),
+                text(&template["system_messages"]),
+                text(&template["special_tokens_in_messages"]),
             )
         },
     );

@@ -129,6 +129,7 @@ pub(crate) fn options(
             (Weights::Packed, _) | (Weights::Auto, None) => Placement::Packed,
         },
         memory_limit: memory,
+        allow_special_tokens: args.allow_special_tokens,
     })
 }
 

@@ -100,6 +100,9 @@ pub struct LoadOptions {
     /// Bytes of the host's memory that packed weights and the KV cache may take together;
     /// no limit if absent, as on a device with memory of its own, which has limits of its own.
     pub memory_limit: Option<u64>,
+    /// Whether control tokens that messages, tools and template arguments spell are control
+    /// tokens ([`Text::allow_special_tokens`]); else they are text.
+    pub allow_special_tokens: bool,
 }
 
 /// Tokens of a sequence where nobody says otherwise.
@@ -126,6 +129,7 @@ impl Default for LoadOptions {
             quantize: None,
             weights: Placement::default(),
             memory_limit: None,
+            allow_special_tokens: false,
         }
     }
 }
@@ -275,7 +279,8 @@ pub fn load(
     }
     let checkpoint = quantized(checkpoint, options)?;
     // After the check above: a drafter has no tokenizer to complain about.
-    let text = source.text(&checkpoint)?;
+    let mut text = source.text(&checkpoint)?;
+    text.allow_special_tokens = options.allow_special_tokens;
     // Before the weights are there a second time.
     let mut hashes = Hashes::open(options.probing.cache());
     let hashed = matches!(options.probing, Probing::Run { .. });

@@ -25,6 +25,10 @@ pub struct Request {
     pub show_specials: bool,
     /// Whether what the model writes before its answer comes apart from it.
     pub splits_reasoning: bool,
+    /// Whether marks of reasoning are part of the text, though they are special tokens: those that
+    /// the model writes, and before them the one that the prompt ends with. Means nothing where
+    /// `splits_reasoning` is set.
+    pub shows_reasoning_marks: bool,
     /// How long drafts are; as long as pays, up to the engine's own limit, if
     /// absent. At most 0 turns speculation off.
     pub draft: Option<DraftLength>,
@@ -44,6 +48,7 @@ impl Request {
             ignore_eos: false,
             show_specials: false,
             splits_reasoning: false,
+            shows_reasoning_marks: false,
             draft: None,
             logprobs: None,
         }

@@ -28,7 +28,9 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
-use text::{Detokenizer, Reasoning, Said, Specials, StopOutcome, StopStrings, Text};
+use text::{
+    Detokenizer, Reasoning, ReasoningMarks, Said, Specials, StopOutcome, StopStrings, Text,
+};
 
 /// How the engine runs.
 #[derive(Clone, Copy, Debug)]
@@ -294,6 +296,10 @@ struct Running {
     /// Tells reasoning apart, if that is asked for and the model may reason.
     reasoning: Option<Reasoning>,
     reasoning_tokens: usize,
+    /// Marks of reasoning that are part of the text.
+    shown_marks: Option<ReasoningMarks>,
+    /// What the prompt has begun and the text shows.
+    begun: String,
     stops: StopStrings,
     stop_strings: Vec<String>,
     /// Tokens of the stream's output that have been delivered.
@@ -415,6 +421,9 @@ impl Scheduler {
             let stops = StopStrings::new(&request.stop);
             let marks = self.text.reasoning.filter(|_| request.splits_reasoning);
             let reasoning = marks.map(|m| Reasoning::new(m, &self.text.tokenizer, &request.prompt));
+            let shown = request.shows_reasoning_marks && !request.splits_reasoning;
+            let shown_marks = self.text.reasoning.filter(|_| shown);
+            let begun = shown_marks.and_then(|m| m.begun(&self.text.tokenizer, &request.prompt));
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
             match (self.start(request.prompt, options), stops) {
@@ -427,6 +436,8 @@ impl Scheduler {
                         detokenizer: Detokenizer::new(specials),
                         reasoning,
                         reasoning_tokens: 0,
+                        shown_marks,
+                        begun: begun.unwrap_or_default(),
                         stops,
                         stop_strings: request.stop,
                         delivered: 0,
@@ -591,7 +602,10 @@ impl Running {
         self.first_token.get_or_insert_with(Instant::now);
         let finish = self.stream.finish();
         let end = self.n_written(finish);
-        let mut said = Said::default();
+        let mut said = Said {
+            answer: std::mem::take(&mut self.begun),
+            ..Said::default()
+        };
         let (mut tokens, mut judged) = (Vec::new(), Vec::new());
         let mut logprobs = self.stream.take_logprobs().into_iter();
         let mut reason = None;
@@ -652,7 +666,11 @@ impl Running {
         self.reasoning_tokens += usize::from(is_reasoning);
         let (piece, StopOutcome { emit, hit }) = match mark {
             None => {
-                let piece = self.detokenizer.push(&text.tokenizer, token);
+                let shown = self.shown_marks.as_ref().and_then(|m| m.spelling(token));
+                let piece = match shown {
+                    Some(mark) => self.detokenizer.part().to_owned() + mark,
+                    None => self.detokenizer.push(&text.tokenizer, token),
+                };
                 is_reasoning |= self.reasoning.as_ref().is_some_and(|r| r.skips(&piece));
                 let outcome = self.stops.push(&piece);
                 (piece, outcome)

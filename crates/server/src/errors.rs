@@ -442,7 +442,7 @@ impl From<TextError> for ApiError {
             },
             TextError::BadMessage { index, reason } => Self::field(
                 format!("messages[{index}]"),
-                format!("is unusable: {reason}"),
+                format!("cannot be used: {reason}"),
             ),
             TextError::ReservedArgument { name } => Self::field(
                 "chat_template_kwargs",

@@ -8,11 +8,14 @@
 //! | room | what it does |
 //! | --- | --- |
 //! | [`tokenizer`] | text → ids, ids → bytes, with the checkpoint's `tokenizer.json` |
+//! | `control` | keeps control tokens out of what clients write |
+//! | `cut` | text → ids, where some spellings of control tokens are text |
 //! | `cover` | how many tokens a text has at least, without encoding it |
 //! | [`pieces`] | what bytes a token stands for |
 //! | [`detokenizer`] | ids → text one token at a time, never splitting a character |
 //! | [`template`] | messages → prompt, with the checkpoint's Jinja program on a budget |
 //! | [`messages`] | clients' spellings → the one that templates read |
+//! | `probe` | which one that is |
 //! | [`stop`] | stop strings and stop tokens |
 //! | [`reasoning`] | what a model writes before its answer, told apart from it |
 //! | [`gguf`] | a vocabulary as GGUF files carry it |
@@ -25,12 +28,15 @@
 
 #![forbid(unsafe_code)]
 
+mod control;
 mod cover;
+mod cut;
 pub mod detokenizer;
 mod error;
 pub mod gguf;
 pub mod messages;
 pub mod pieces;
+mod probe;
 mod python_json;
 pub mod reasoning;
 pub mod sampling;
@@ -48,9 +54,11 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use crate::control::Control;
+
 pub use detokenizer::{Detokenizer, Specials};
 pub use error::TextError;
-pub use messages::ContentForm;
+pub use messages::{ContentForm, Reads, SystemPlace};
 pub use reasoning::{Reasoning, ReasoningMarks, Said};
 pub use sampling::SamplingDefaults;
 pub use stop::{StopOutcome, StopStrings, StopTokens};
@@ -138,6 +146,14 @@ impl TextFiles<'_> {
         };
         let tokenizer = Arc::new(Tokenizer::from_bytes(self.tokenizer)?);
         let bos = stop::token_content(&tokenizer_config["bos_token"]);
+        let reasoning = ReasoningMarks::new(&tokenizer);
+        let control = match &template {
+            Some(template) => {
+                let marks = reasoning.iter().flat_map(ReasoningMarks::ids);
+                Some(Control::new(&tokenizer, marks, template.sources())?)
+            }
+            None => None,
+        };
         Ok(Text {
             stop_tokens: StopTokens::new(
                 &config,
@@ -148,7 +164,9 @@ impl TextFiles<'_> {
             sampling: SamplingDefaults::from_json(&generation_config)?,
             bos: bos.and_then(|bos| tokenizer.id_of(bos)),
             add_bos: tokenizer_config["add_bos_token"].as_bool(),
-            reasoning: ReasoningMarks::new(&tokenizer),
+            reasoning,
+            allow_special_tokens: false,
+            control,
             tokenizer,
             template,
         })
@@ -168,6 +186,10 @@ pub struct Text {
     pub sampling: SamplingDefaults,
     /// The tokens that mark reasoning, if the model may reason.
     pub reasoning: Option<ReasoningMarks>,
+    /// Whether spellings of control tokens inside messages, tools and template arguments
+    /// become control tokens. Unless set, they are text.
+    pub allow_special_tokens: bool,
+    control: Option<Control>,
     bos: Option<u32>,
     add_bos: Option<bool>,
 }
@@ -192,7 +214,8 @@ impl Text {
     /// more than `limit` tokens; what is returned may have more.
     ///
     /// The template writes every special token, the beginning-of-sequence
-    /// token included, so the tokenizer adds none.
+    /// token included, so the tokenizer adds none. What messages, tools and template
+    /// arguments spell is text, unless [`Text::allow_special_tokens`] is set.
     ///
     /// # Errors
     ///
@@ -207,10 +230,29 @@ impl Text {
         limit: usize,
     ) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let prompt = template.render(messages, tools, add_generation_prompt, extra)?;
-        self.tokenizer.refuse_over(&prompt, limit)?;
-        messages::check_all_said(messages, &prompt)?;
-        self.tokenizer.encode(&prompt, false)
+        let mut prepared = template.prepare(messages, extra)?;
+        let control = self.control.as_ref().filter(|_| !self.allow_special_tokens);
+        if let (Some(_), Some(marks)) = (control, &self.reasoning) {
+            messages::take_reasoning_out(&mut prepared, marks);
+        }
+        let broken = match control {
+            Some(control) => control
+                .broken(&prepared, tools, extra)?
+                .map(|b| (control, b)),
+            None => None,
+        };
+        let Some((control, broken)) = broken else {
+            let prompt = template.run(&prepared, tools, add_generation_prompt, extra)?;
+            self.tokenizer.refuse_over(&prompt, limit)?;
+            messages::check_all_said(messages, &prompt)?;
+            return self.tokenizer.encode(&prompt, false);
+        };
+        let (tools, extra) = (broken.tools.as_ref(), &broken.extra);
+        let rendered = template.run(&broken.messages, tools, add_generation_prompt, extra)?;
+        let prompt = self.tokenizer.mend(&rendered, &broken.stand_ins);
+        self.tokenizer.refuse_over(&prompt.text, limit)?;
+        messages::check_all_said(messages, &prompt.text)?;
+        self.tokenizer.encode_mended(prompt, control)
     }
 
     /// Encodes a prompt without a template, however long it is.

@@ -3,9 +3,18 @@
 //! Clients differ in ways that mean nothing: text as a string or as a list of
 //! parts, `content: null`, `developer` for `system`, tool arguments as a
 //! string of JSON. Templates were written against one of the forms, so all are
-//! brought to the form that the template at hand understands. What the
-//! template cannot show (an image, for a template of text only) is an error,
-//! never dropped.
+//! brought to the form that the template at hand understands.
+//!
+//! **Text is a string.** Where every part of a list is text, in a message of any
+//! role, the parts are joined with nothing between them: what templates that walk
+//! through a list write themselves. A string, one part and several parts so make
+//! the same prompt. A list reaches a template only where a part is no text, or as
+//! one text part where the template takes nothing but lists. What the template
+//! cannot show (an image, for a template of text only) is an error, never dropped.
+//!
+//! **Instructions are said.** Leading system messages become one, with a blank line
+//! between them. Others are written where they stand if the template does that, and
+//! else become part of a user turn ([`SystemPlace`]).
 //!
 //! Fields not named here, such as `reasoning_content`, `name` or
 //! `tool_call_id`, pass through.
@@ -13,49 +22,116 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::{TextError, within};
+use crate::reasoning::ReasoningMarks;
 
 /// Messages of one conversation.
 pub const MESSAGES_MAX: usize = 16_384;
 /// Messages out of order that are looked for in the whole prompt.
 const MISSES_MAX: usize = 16;
+/// What stands between instructions that become one message.
+const BLANK_LINE: &str = "\n\n";
 
 /// The form of `content` that a template understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentForm {
-    /// A string only; parts are joined by line breaks.
+    /// A string only.
     Text,
     /// A list of parts only; strings become one part.
     Parts,
-    /// Either; passed as it came.
+    /// Either, with the same prompt; text is passed as a string.
     Either,
 }
 
-/// Brings `messages` to the form that a template with `form` reads.
-pub(crate) fn normalize(messages: &Value, form: ContentForm) -> Result<Value, TextError> {
+/// Where a template writes system messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SystemPlace {
+    /// Wherever they stand in the conversation.
+    Anywhere,
+    /// At the start only. A later one becomes the end of the user message before it,
+    /// else the start of the user message after it, else a user message of its own.
+    First,
+    /// Nowhere: the first one, too, becomes part of a user message.
+    Nowhere,
+}
+
+/// What a template reads, found out by rendering conversations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reads {
+    /// Content of system and developer messages.
+    pub system: ContentForm,
+    /// Content of user messages.
+    pub user: ContentForm,
+    /// Content of the model's own messages.
+    pub assistant: ContentForm,
+    /// Content of tool results.
+    pub tool: ContentForm,
+    /// Where system messages can stand.
+    pub place: SystemPlace,
+}
+
+impl Reads {
+    /// One form for all roles.
+    pub(crate) fn all(form: ContentForm, place: SystemPlace) -> Self {
+        Reads {
+            system: form,
+            user: form,
+            assistant: form,
+            tool: form,
+            place,
+        }
+    }
+
+    /// The form for messages of `role`.
+    pub(crate) fn form(&self, role: &str) -> ContentForm {
+        match role {
+            "system" | "developer" => self.system,
+            "assistant" => self.assistant,
+            "tool" | "function" => self.tool,
+            _ => self.user,
+        }
+    }
+}
+
+/// Brings `messages` to what a template with `reads` reads.
+pub(crate) fn normalize(messages: &Value, reads: &Reads) -> Result<Value, TextError> {
     let list = messages.as_array().ok_or(TextError::BadMessage {
         index: 0,
         reason: "messages must be a list",
     })?;
     within("messages", list.len(), MESSAGES_MAX)?;
-    list.iter()
+    let normal: Result<Vec<_>, _> = list
+        .iter()
         .enumerate()
         .map(|(index, message)| {
-            one(message, form).map_err(|reason| TextError::BadMessage { index, reason })
+            one(message, reads).map_err(|reason| TextError::BadMessage { index, reason })
         })
-        .collect()
+        .collect();
+    let mut placed = place_instructions(normal?, reads.place);
+    for message in &mut placed {
+        if reads.form(role(message)) == ContentForm::Parts {
+            let content = &mut message["content"];
+            match content.take() {
+                Value::Null => *content = json!([]),
+                Value::String(text) => *content = json!([{"type": "text", "text": text}]),
+                list => *content = list,
+            }
+        } else if message["content"].is_null() {
+            message["content"] = json!("");
+        }
+    }
+    Ok(placed.into_iter().map(Value::Object).collect())
 }
 
-fn one(message: &Value, form: ContentForm) -> Result<Value, &'static str> {
+/// A message whose content is null, a string, or a list with a part that is no text.
+fn one(message: &Value, reads: &Reads) -> Result<Map<String, Value>, &'static str> {
     let message = message.as_object().ok_or("must be an object")?;
+    let role = message.get("role").ok_or("role is missing")?;
+    let role = role.as_str().ok_or("role must be a string")?;
     let mut out = Map::new();
     for (key, value) in message {
         let value = match key.as_str() {
-            "role" => match value.as_str() {
-                Some("developer") => json!("system"),
-                Some(_) => value.clone(),
-                None => return Err("role must be a string"),
-            },
-            "content" => content(value, form)?,
+            "role" if role == "developer" => json!("system"),
+            "content" => content(value, reads.form(role))?,
             "tool_calls" if value.is_null() => continue,
             "tool_calls" => tool_calls(value)?,
             // Clients send these as null where they mean "absent"; templates
@@ -69,11 +145,8 @@ fn one(message: &Value, form: ContentForm) -> Result<Value, &'static str> {
         };
         out.insert(key.clone(), value);
     }
-    if !out.contains_key("role") {
-        return Err("role is missing");
-    }
     if !out.contains_key("content") {
-        out.insert("content".to_owned(), content(&Value::Null, form)?);
+        out.insert("content".to_owned(), Value::Null);
     }
     // Two names are in use for the same field; templates know the longer one.
     if !out.contains_key("reasoning_content")
@@ -81,33 +154,41 @@ fn one(message: &Value, form: ContentForm) -> Result<Value, &'static str> {
     {
         out.insert("reasoning_content".to_owned(), reasoning);
     }
-    Ok(Value::Object(out))
+    Ok(out)
 }
 
-fn content(content: &Value, form: ContentForm) -> Result<Value, &'static str> {
-    match (content, form) {
-        (Value::Null, ContentForm::Parts) => Ok(json!([])),
-        (Value::Null, _) => Ok(json!("")),
-        (Value::String(text), ContentForm::Parts) => Ok(json!([{"type": "text", "text": text}])),
-        (Value::String(_), _) => Ok(content.clone()),
-        (Value::Array(parts), ContentForm::Text) => {
-            let texts: Result<Vec<&str>, _> = parts.iter().map(text_of).collect();
-            Ok(Value::String(texts?.join("\n")))
+/// Moves reasoning that stands inside the content of the model's own messages to where
+/// templates look for it.
+pub(crate) fn take_reasoning_out(messages: &mut Value, marks: &ReasoningMarks) {
+    for message in messages.as_array_mut().into_iter().flatten() {
+        if message["role"] != "assistant" || message.get("reasoning_content").is_some() {
+            continue;
         }
-        (Value::Array(parts), _) => parts.iter().map(part).collect(),
-        _ => Err("content must be a string, a list of parts or null"),
+        let content = match &mut message["content"] {
+            Value::Array(parts) if parts.len() == 1 => &mut parts[0]["text"],
+            content => content,
+        };
+        if let Some((reasoning, answer)) = content.as_str().and_then(|text| marks.split(text)) {
+            *content = json!(answer);
+            message["reasoning_content"] = json!(reasoning);
+        }
     }
 }
 
-/// The text of a part for a template that knows text only.
-fn text_of(part: &Value) -> Result<&str, &'static str> {
-    if let Some(text) = part.as_str() {
-        return Ok(text);
+/// Text as a string, other parts as a list.
+fn content(content: &Value, form: ContentForm) -> Result<Value, &'static str> {
+    let parts = match content {
+        Value::Null | Value::String(_) => return Ok(content.clone()),
+        Value::Array(parts) => parts,
+        _ => return Err("content must be a string, a list of parts or null"),
+    };
+    let parts: Vec<Value> = parts.iter().map(part).collect::<Result<_, _>>()?;
+    let texts: Option<Vec<&str>> = parts.iter().map(|part| part["text"].as_str()).collect();
+    match texts {
+        Some(texts) => Ok(Value::String(texts.concat())),
+        None if form == ContentForm::Text => Err("this model's chat template takes text only"),
+        None => Ok(Value::Array(parts)),
     }
-    if part["type"].as_str().is_some_and(|kind| !is_text(kind)) {
-        return Err("this model's chat template takes text only");
-    }
-    part["text"].as_str().ok_or("a text part has no text")
 }
 
 /// A part in the spelling of templates. Pixels and samples stay outside: a
@@ -117,7 +198,8 @@ fn part(part: &Value) -> Result<Value, &'static str> {
         return Ok(json!({"type": "text", "text": text}));
     }
     match part["type"].as_str() {
-        Some(kind) if is_text(kind) => match part["text"].as_str() {
+        // A refusal carries its words under its own name.
+        Some(kind) if is_text(kind) => match part["text"].as_str().or(part[kind].as_str()) {
             Some(text) => Ok(json!({"type": "text", "text": text})),
             None => Err("a text part has no text"),
         },
@@ -128,6 +210,92 @@ fn part(part: &Value) -> Result<Value, &'static str> {
         None if part["text"].is_string() => Ok(json!({"type": "text", "text": part["text"]})),
         None => Err("a part has no type"),
     }
+}
+
+fn role(message: &Map<String, Value>) -> &str {
+    message["role"].as_str().unwrap_or_default()
+}
+
+/// Moves system messages to where a template writes them.
+fn place_instructions(
+    messages: Vec<Map<String, Value>>,
+    place: SystemPlace,
+) -> Vec<Map<String, Value>> {
+    let mut rest = messages.into_iter().peekable();
+    let mut first: Option<Map<String, Value>> = None;
+    while let Some(mut next) = rest.next_if(|message| role(message) == "system") {
+        match &mut first {
+            Some(first) => join(&mut first["content"], next["content"].take()),
+            None => first = Some(next),
+        }
+    }
+    let mut out: Vec<Map<String, Value>> = Vec::new();
+    // Instructions on their way to the next user message.
+    let mut waiting = Value::Null;
+    let user =
+        |content| Map::from_iter([("role".into(), json!("user")), ("content".into(), content)]);
+    match (first, place) {
+        (Some(mut first), SystemPlace::Nowhere) => waiting = first["content"].take(),
+        (first, _) => out.extend(first),
+    }
+    for mut message in rest {
+        let is_system = role(&message) == "system" && place != SystemPlace::Anywhere;
+        match out.last_mut() {
+            Some(last) if is_system && role(last) == "user" => {
+                join(&mut last["content"], message["content"].take());
+                continue;
+            }
+            _ if is_system => {
+                join(&mut waiting, message["content"].take());
+                continue;
+            }
+            _ => {}
+        }
+        let mut instructions = waiting.take();
+        if role(&message) == "user" {
+            if !is_blank(&instructions) {
+                join(&mut instructions, message["content"].take());
+                message["content"] = instructions;
+            }
+        } else if !is_blank(&instructions) {
+            out.push(user(instructions));
+        }
+        out.push(message);
+    }
+    if !is_blank(&waiting) {
+        out.push(user(waiting));
+    }
+    out
+}
+
+/// Whether content has nothing to say.
+fn is_blank(content: &Value) -> bool {
+    match content {
+        Value::String(text) => text.trim().is_empty(),
+        Value::Array(parts) => parts.is_empty(),
+        _ => true,
+    }
+}
+
+/// Puts `next` after `content`, with a blank line between them.
+fn join(content: &mut Value, next: Value) {
+    if is_blank(&next) {
+        return;
+    }
+    *content = match (content.take(), next) {
+        (first, next) if is_blank(&first) => next,
+        (Value::String(first), Value::String(next)) => json!(first + BLANK_LINE + &next),
+        (first, next) => {
+            let parts = |content| match content {
+                Value::Array(parts) => parts,
+                text => vec![json!({"type": "text", "text": text})],
+            };
+            let mut all = parts(first);
+            all.push(json!({"type": "text", "text": BLANK_LINE}));
+            all.extend(parts(next));
+            Value::Array(all)
+        }
+    };
 }
 
 /// Refuses a conversation if the template has left instructions out of `prompt`: some read a
@@ -154,7 +322,7 @@ pub(crate) fn check_all_said(messages: &Value, prompt: &str) -> Result<(), TextE
         {
             return Err(TextError::BadMessage {
                 index,
-                reason: "the chat template leaves it out; a system message may have to come first",
+                reason: "the model's chat template leaves out what this message says; put it into the first system message, or send it as a user message",
             });
         }
     }
@@ -201,26 +369,85 @@ mod tests {
     use super::*;
 
     fn text(messages: Value) -> Value {
-        normalize(&messages, ContentForm::Text).unwrap()
+        normalize(&messages, &reads(ContentForm::Text)).unwrap()
+    }
+
+    fn reads(form: ContentForm) -> Reads {
+        Reads::all(form, SystemPlace::First)
     }
 
     #[test]
-    fn content_takes_the_form_of_the_template() {
-        let parts = json!([{"role": "user", "content": [
-            {"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]}]);
+    fn text_of_every_form_becomes_one_string() {
+        let forms = [
+            json!("a\nb c"),
+            json!([{"type": "text", "text": "a\nb c"}]),
+            json!([{"type": "text", "text": "a\n"}, {"type": "input_text", "text": "b"}, {"text": " c"}]),
+            json!(["a\nb", " ", "c"]),
+            json!([{"type": "output_text", "text": "a\nb"}, {"type": "refusal", "refusal": " c"}]),
+        ];
+        for role in ["system", "user", "assistant", "tool", "function"] {
+            for content in &forms {
+                let messages = json!([{"role": role, "content": content}]);
+                for form in [ContentForm::Text, ContentForm::Either] {
+                    assert_eq!(
+                        normalize(&messages, &reads(form)).unwrap(),
+                        json!([{"role": role, "content": "a\nb c"}])
+                    );
+                }
+                assert_eq!(
+                    normalize(&messages, &reads(ContentForm::Parts)).unwrap(),
+                    json!([{"role": role, "content": [{"type": "text", "text": "a\nb c"}]}])
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn instructions_go_where_the_template_writes_them() {
+        // A letter and a text a message: system, user, assistant, tool.
+        let messages = |text: &str| -> Value {
+            let message = |m: &str| {
+                let role = match &m[..1] {
+                    "s" => "system",
+                    "d" => "developer",
+                    "u" => "user",
+                    "a" => "assistant",
+                    _ => "tool",
+                };
+                json!({"role": role, "content": m[1..].replace('_', "\n\n")})
+            };
+            text.split(' ').map(message).collect()
+        };
+        let place = |text: &str, place| {
+            normalize(&messages(text), &Reads::all(ContentForm::Text, place)).unwrap()
+        };
+        for (sent, first, nowhere) in [
+            ("s1 u2", "s1 u2", "u1_2"),
+            ("s1 d2 s3 u4", "s1_2_3 u4", "u1_2_3_4"),
+            ("d1 d2 u3 u4", "s1_2 u3 u4", "u1_2_3 u4"),
+            ("u1 s2", "u1_2", "u1_2"),
+            ("u1 s2 s3 a4 u5", "u1_2_3 a4 u5", "u1_2_3 a4 u5"),
+            ("s1 u2 a3 s4 d5 u6", "s1 u2 a3 u4_5_6", "u1_2 a3 u4_5_6"),
+            ("u1 a2 t3 s4 a5", "u1 a2 t3 u4 a5", "u1 a2 t3 u4 a5"),
+            ("u1 a2 s3", "u1 a2 u3", "u1 a2 u3"),
+            ("s1 s s2 u3 s", "s1_2 u3", "u1_2_3"),
+            ("s1", "s1", "u1"),
+        ] {
+            assert_eq!(place(sent, SystemPlace::First), messages(first), "{sent}");
+            assert_eq!(
+                place(sent, SystemPlace::Nowhere),
+                messages(nowhere),
+                "{sent}"
+            );
+        }
         assert_eq!(
-            text(parts.clone()),
-            json!([{"role": "user", "content": "a\nb"}])
+            place("s1 d2 u3 d4 s5 a6", SystemPlace::Anywhere),
+            messages("s1_2 u3 s4 s5 a6")
         );
+        let image = json!([{"role": "system", "content": "a"}, {"role": "system", "content": ["b", {"type": "image"}]}]);
         assert_eq!(
-            normalize(&parts, ContentForm::Either).unwrap()[0]["content"][1],
-            json!({"type": "text", "text": "b"})
-        );
-        let string = json!([{"role": "user", "content": "a"}]);
-        assert_eq!(normalize(&string, ContentForm::Either).unwrap(), string);
-        assert_eq!(
-            normalize(&string, ContentForm::Parts).unwrap()[0]["content"],
-            json!([{"type": "text", "text": "a"}])
+            normalize(&image, &Reads::all(ContentForm::Either, SystemPlace::First)).unwrap()[0]["content"],
+            json!([{"type": "text", "text": "a"}, {"type": "text", "text": "\n\n"}, {"type": "text", "text": "b"}, {"type": "image"}])
         );
     }
 
@@ -229,11 +456,11 @@ mod tests {
         let image = json!([{"role": "user", "content": [
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]);
         assert_eq!(
-            normalize(&image, ContentForm::Parts).unwrap()[0]["content"],
+            normalize(&image, &reads(ContentForm::Parts)).unwrap()[0]["content"],
             json!([{"type": "image"}])
         );
         assert!(matches!(
-            normalize(&image, ContentForm::Text),
+            normalize(&image, &reads(ContentForm::Text)),
             Err(TextError::BadMessage { index: 0, .. })
         ));
     }
@@ -298,8 +525,8 @@ mod tests {
             json!([{"role": "user", "tool_calls": ["x"]}]),
             Value::Array(vec![json!({"role": "user"}); MESSAGES_MAX + 1]),
         ] {
-            assert!(normalize(&messages, ContentForm::Text).is_err());
-            assert!(normalize(&messages, ContentForm::Parts).is_err());
+            assert!(normalize(&messages, &reads(ContentForm::Text)).is_err());
+            assert!(normalize(&messages, &reads(ContentForm::Parts)).is_err());
         }
     }
 }

@@ -63,6 +63,39 @@ impl ReasoningMarks {
         })
     }
 
+    /// The ids of both marks.
+    pub(crate) fn ids(&self) -> [u32; 2] {
+        [self.open, self.close]
+    }
+
+    /// How `token` is spelled, if it is a mark.
+    pub fn spelling(&self, token: u32) -> Option<&'static str> {
+        match token {
+            _ if token == self.open => Some(self.spelling.open),
+            _ if token == self.close => Some(self.spelling.close),
+            _ => None,
+        }
+    }
+
+    /// What of the reply stands in `prompt` already: a mark that begins reasoning, and
+    /// what follows it.
+    pub fn begun(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Option<String> {
+        let after = self.opened(tokenizer, prompt)?;
+        Some(self.spelling.open.to_owned() + &after)
+    }
+
+    /// Takes a reply that begins with reasoning apart, as a client sends it back that
+    /// got both in one text.
+    pub(crate) fn split(&self, reply: &str) -> Option<(String, String)> {
+        let Spelling { open, close, name } = *self.spelling;
+        let (reasoning, answer) = reply.trim_start().strip_prefix(open)?.split_once(close)?;
+        let reasoning = name.map_or(reasoning, |name| {
+            reasoning.strip_prefix(name).unwrap_or(reasoning)
+        });
+        let answer = answer.trim_start_matches('\n');
+        Some((reasoning.trim().to_owned(), answer.to_owned()))
+    }
+
     /// What of the reasoning's name follows the mark at the end of `prompt`; none if
     /// the reply does not begin with reasoning.
     fn opened(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Option<String> {

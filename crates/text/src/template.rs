@@ -33,7 +33,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::error::{TextError, contain, within};
-use crate::messages::{ContentForm, normalize};
+use crate::messages::{ContentForm, Reads, SystemPlace, normalize};
+use crate::probe::probe;
 use crate::python_json::{INDENT_MAX, PythonFormatter, Style, python_float};
 use crate::stop::token_content;
 use crate::strftime;
@@ -89,7 +90,7 @@ pub struct ChatTemplate {
     sources: Vec<(String, String)>,
     /// `bos_token` and its kind.
     tokens: Map<String, Value>,
-    form: ContentForm,
+    reads: Reads,
 }
 
 impl ChatTemplate {
@@ -149,9 +150,9 @@ impl ChatTemplate {
             env,
             sources,
             tokens,
-            form: ContentForm::Either,
+            reads: Reads::all(ContentForm::Either, SystemPlace::First),
         };
-        template.form = template.probe();
+        template.reads = probe(&template);
         Ok(template)
     }
 
@@ -171,13 +172,27 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         extra: &Map<String, Value>,
     ) -> Result<String, TextError> {
+        let messages = self.prepare(messages, extra)?;
+        self.run(&messages, tools, add_generation_prompt, extra)
+    }
+
+    /// Brings `messages` to the form that the template reads, and checks the names of
+    /// template arguments.
+    ///
+    /// # Errors
+    ///
+    /// If the messages have no shape that the template reads, or a name is reserved.
+    pub(crate) fn prepare(
+        &self,
+        messages: &Value,
+        extra: &Map<String, Value>,
+    ) -> Result<Value, TextError> {
         if let Some(name) = extra.keys().find(|key| self.is_reserved(key)) {
             return Err(TextError::ReservedArgument {
                 name: name.chars().take(64).collect(),
             });
         }
-        let messages = normalize(messages, self.form)?;
-        self.run(&messages, tools, add_generation_prompt, extra)
+        normalize(messages, &self.reads)
     }
 
     /// The source of the template that is used without tools.
@@ -186,16 +201,22 @@ impl ChatTemplate {
         &source.unwrap_or(&self.sources[0]).1
     }
 
-    /// The form of `content` that the template was found to understand.
-    pub fn content_form(&self) -> ContentForm {
-        self.form
+    /// The sources of all templates of the checkpoint.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = &str> {
+        self.sources.iter().map(|(_, source)| source.as_str())
+    }
+
+    /// What the template was found to read.
+    pub fn reads(&self) -> &Reads {
+        &self.reads
     }
 
     fn is_reserved(&self, name: &str) -> bool {
         RESERVED_ARGUMENTS.contains(&name) || self.tokens.contains_key(name)
     }
 
-    fn run(
+    /// Renders messages that are in the template's form already.
+    pub(crate) fn run(
         &self,
         messages: &Value,
         tools: Option<&Value>,
@@ -229,27 +250,6 @@ impl ChatTemplate {
             result.map_err(|err| explain(&err))?;
             Ok(text)
         })
-    }
-
-    /// Finds out what form of content the template reads, by rendering one
-    /// message in both forms and looking for its words.
-    fn probe(&self) -> ContentForm {
-        const WORDS: &str = "paceline-probe";
-        let render = |content: Value| {
-            let messages = json!([{"role": "user", "content": content}]);
-            self.run(&messages, None, false, &Map::new()).ok()
-        };
-        let text = render(json!(WORDS)).filter(|text| text.contains(WORDS));
-        let parts = render(json!([{"type": "text", "text": WORDS}]))
-            // A list that was printed as a list was not understood.
-            .filter(|text| {
-                text.contains(WORDS) && !text.contains("'type'") && !text.contains("\"type\"")
-            });
-        match (text, parts) {
-            (Some(_), Some(_)) => ContentForm::Either,
-            (None, Some(_)) => ContentForm::Parts,
-            (_, None) => ContentForm::Text,
-        }
     }
 }
 
@@ -814,7 +814,7 @@ mod tests {
 
     #[test]
     fn the_form_of_content_is_found_out() {
-        let form = |source: &str| template(source).content_form();
+        let form = |source: &str| template(source).reads().user;
         assert_eq!(
             form("{% for m in messages %}{{ m.content }}{% endfor %}"),
             ContentForm::Text

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cover::{Cover, is_kept};
+use crate::cut::Cutter;
 use crate::detokenizer::{Detokenizer, Specials};
 use crate::error::{TextError, contain, within};
 use crate::pieces::{Lead, PieceRule, Pieces};
@@ -47,6 +48,7 @@ pub struct Tokenizer {
     is_kept: bool,
     /// Made when the first long text comes.
     cover: OnceLock<Cover>,
+    cutter: Cutter,
 }
 
 /// What we read from a tokenizer file ourselves; the vocabulary is skipped.
@@ -148,6 +150,7 @@ impl Tokenizer {
                 .collect();
             let is_kept = outline.keeps_ascii(&rule, lead)
                 && (0..128_u8).all(|byte| singles.contains(&[byte][..]));
+            let cutter = Cutter::new(&inner)?;
             let decoder = inner.get_added_tokens_decoder();
             let mut added: Vec<u32> = decoder.keys().copied().collect();
             added.sort_unstable();
@@ -165,6 +168,7 @@ impl Tokenizer {
                 added,
                 is_kept,
                 cover: OnceLock::new(),
+                cutter,
             })
         })
     }
@@ -254,6 +258,20 @@ impl Tokenizer {
     /// tokens, and marks of thoughts or tools.
     pub fn added(&self) -> &[u32] {
         &self.added
+    }
+
+    /// The added tokens and how each is spelled.
+    pub(crate) fn added_spellings(&self) -> Vec<(u32, String)> {
+        let all = self.inner.get_added_tokens_decoder().into_iter();
+        all.map(|(id, token)| (id, token.content)).collect()
+    }
+
+    pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
+        &self.inner
+    }
+
+    pub(crate) fn cutter(&self) -> &Cutter {
+        &self.cutter
     }
 
     pub(crate) fn lead(&self) -> Lead {

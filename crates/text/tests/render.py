@@ -326,11 +326,11 @@ CASES = [
     ("plain, no prompt", PLAIN, CHAT[:2], None, {}, False),
     ("turns", TURNS, CHAT, None, {}, True),
     ("turns with parts", TURNS, PARTS, None, {}, True),
-    ("turns that do not alternate", TURNS, CHAT[:1] * 3, None, {}, True),
+    ("turns that do not alternate", TURNS, CHAT[1:2] * 3, None, {}, True),
     ("agent", AGENT, CHAT, None, {}, True),
     ("agent with tools", AGENT, CALLS, TOOLS, {}, True),
     ("agent with parts", AGENT, PARTS, TOOLS, {"enable_thinking": False}, True),
-    ("agent, late system", AGENT, CHAT[::-1], None, {}, True),
+    ("turns that begin with a reply", TURNS, CHAT[2:], None, {}, True),
     ("agent in a tool turn", AGENT, CALLS[:3], TOOLS, {"enable_thinking": True}, False),
     ("declare", DECLARE, CALLS, TOOLS, {}, True),
 ] + [(f"piece {name}", source, CHAT, None, {}, True) for name, source in PIECES.items()]

@@ -66,6 +66,7 @@ pub(crate) async fn create(
     let n_prompt = prompt.len();
     let request = engine::Request {
         splits_reasoning,
+        shows_reasoning_marks: !splits_reasoning,
         logprobs,
         ..options.request(prompt)
     };

@@ -1,0 +1,130 @@
+//! What a chat template reads, found out by rendering small conversations.
+//!
+//! A template does not say whether it takes strings or lists of parts, nor whether
+//! it writes a system message that stands in the middle. Both are seen from what it
+//! makes of messages with known words. Each role is tried: many templates walk
+//! through the parts of a user message and print a system message as it is.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::TextError;
+use crate::messages::{ContentForm, Reads, SystemPlace};
+use crate::template::ChatTemplate;
+
+/// Stands in messages; no template writes it.
+const WORD: &str = "paceline-probe";
+/// Stands in a part beside its text: a template that prints it prints lists.
+const BESIDE: &str = "paceline-beside";
+
+/// Renders conversations until one exhausts the template's budget.
+struct Probe<'a> {
+    template: &'a ChatTemplate,
+    is_exhausted: bool,
+}
+
+impl Probe<'_> {
+    fn render(&mut self, messages: &Value) -> Option<String> {
+        if self.is_exhausted {
+            return None;
+        }
+        match self.template.run(messages, None, false, &Map::new()) {
+            Ok(text) => Some(text),
+            Err(err) => {
+                self.is_exhausted =
+                    !matches!(err, TextError::Template { .. } | TextError::Refused { .. });
+                None
+            }
+        }
+    }
+
+    /// The form of content that the template reads in the message that `messages` ends
+    /// with; none if it shows neither.
+    fn form(&mut self, messages: impl Fn(Value) -> Value) -> Option<ContentForm> {
+        let part = json!([{"type": "text", "text": WORD, "beside": BESIDE}]);
+        let mut show = |content: Value| {
+            let text = self.render(&messages(content))?;
+            (text.contains(WORD) && !text.contains(BESIDE)).then_some(text)
+        };
+        match (show(json!(WORD)), show(part)) {
+            (Some(text), Some(parts)) if text == parts => Some(ContentForm::Either),
+            (Some(_), _) => Some(ContentForm::Text),
+            (None, Some(_)) => Some(ContentForm::Parts),
+            (None, None) => None,
+        }
+    }
+
+    /// Whether each message of these roles is written where it stands.
+    fn says_in_order(&mut self, reads: &Reads, roles: &[&str]) -> bool {
+        let word = |i: usize| format!("{WORD}-{i}-");
+        let messages: Value = roles
+            .iter()
+            .enumerate()
+            .map(|(i, role)| json!({"role": role, "content": spelled(word(i), reads.form(role))}))
+            .collect();
+        let Some(text) = self.render(&messages) else {
+            return false;
+        };
+        let places: Option<Vec<usize>> = (0..roles.len())
+            .map(|i| {
+                text.find(&word(i))
+                    .filter(|_| text.matches(&word(i)).count() == 1)
+            })
+            .collect();
+        places.is_some_and(|places| places.is_sorted())
+    }
+}
+
+/// `text` in the form that a template reads.
+fn spelled(text: String, form: ContentForm) -> Value {
+    match form {
+        ContentForm::Parts => json!([{"type": "text", "text": text}]),
+        ContentForm::Text | ContentForm::Either => json!(text),
+    }
+}
+
+/// Finds out what `template` reads.
+pub(crate) fn probe(template: &ChatTemplate) -> Reads {
+    let mut probe = Probe {
+        template,
+        is_exhausted: false,
+    };
+    let user = probe.form(|content| json!([{"role": "user", "content": content}]));
+    let user = user.unwrap_or(ContentForm::Text);
+    let said = || spelled("Hi".to_owned(), user);
+    let system = probe.form(
+        |content| json!([{"role": "system", "content": content}, {"role": "user", "content": said()}]),
+    );
+    let assistant = probe.form(
+        |content| json!([{"role": "user", "content": said()}, {"role": "assistant", "content": content}]),
+    );
+    let assistant = assistant.unwrap_or(user);
+    let call = json!([{"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {}}}]);
+    let tool = probe.form(|content| {
+        json!([
+            {"role": "user", "content": said()},
+            {"role": "assistant", "content": spelled(String::new(), assistant), "tool_calls": call},
+            {"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": content},
+        ])
+    });
+    let mut reads = Reads {
+        system: system.unwrap_or(user),
+        user,
+        assistant,
+        tool: tool.unwrap_or(user),
+        place: SystemPlace::First,
+    };
+    let middles: [&[&str]; 3] = [
+        &["user", "system"],
+        &["system", "user", "system", "assistant", "user"],
+        &["user", "assistant", "system", "user"],
+    ];
+    if middles
+        .iter()
+        .all(|roles| probe.says_in_order(&reads, roles))
+    {
+        reads.place = SystemPlace::Anywhere;
+    } else if system.is_none() && !probe.is_exhausted && probe.says_in_order(&reads, &["user"]) {
+        reads.place = SystemPlace::Nowhere;
+    }
+    reads
+}
