@@ -545,7 +545,7 @@ pub(crate) struct RunArgs {
     )]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Continue the prompt as it is, without the chat template
-    #[arg(long, conflicts_with_all = ["system", "chat_template_kwargs"], help_heading = "Text")]
+    #[arg(long, conflicts_with_all = ["system", "chat_template_kwargs", "allow_special_tokens"], help_heading = "Text")]
     pub(crate) raw: bool,
     #[command(flatten)]
     pub(crate) text: TextArgs,

@@ -56,13 +56,19 @@ const SILENCERS: &[Silencer] = &[
 ///
 /// The message, which names both options.
 pub(crate) fn check(matches: &ArgMatches) -> Result<(), String> {
-    let Some((_, command)) = matches.subcommand() else {
+    let Some((name, command)) = matches.subcommand() else {
         return Ok(());
     };
     let is_typed = |id: &str| {
         let is_known = command.try_contains_id(id).unwrap_or(false);
         is_known && command.value_source(id) == Some(ValueSource::CommandLine)
     };
+    if name == "perplexity" && is_typed("allow_special_tokens") {
+        return Err(
+            "--allow-special-tokens has no effect on perplexity, which scores plain text: leave it out"
+                .into(),
+        );
+    }
     for Silencer {
         option,
         silences,
@@ -169,6 +175,7 @@ mod tests {
             "format of the weights; inspect refuses it",
         ),
         ("weights", LOADING, "where weights are"),
+        ("memory", LOADING, "the models that are loaded"),
         ("chunk", LOADING, "rows of a prefill step"),
         ("device", LOADING, "the backend"),
         ("threads", LOADING, "threads of the backend"),
@@ -176,6 +183,11 @@ mod tests {
         ("activations", LOADING, "the backend's rounding"),
         ("isa", LOADING, "the backend's kernels"),
         ("no-probe", LOADING, "the self-test line"),
+        (
+            "allow-special-tokens",
+            LOADING,
+            "control tokens in messages; perplexity refuses it",
+        ),
         ("draft", "run chat serve inspect bench", "the drafter"),
         (
             "draft-vocab",
@@ -229,6 +241,7 @@ mod tests {
         ("allow-host", "serve", "403"),
         ("insecure", "serve", "listening without a key"),
         ("alias", "serve", "the model list"),
+        ("strict-model-names", "serve", "404"),
         ("drain-timeout", "serve", "the end"),
         ("dry-run", "serve", "a plan instead of a server"),
         ("quant", "convert", "the format written"),
@@ -240,6 +253,7 @@ mod tests {
         ("vocab", "convert", "shapes"),
         ("extract-head", "convert", "tensors"),
         ("attach-head", "convert", "tensors"),
+        ("no-drafter", "convert", "no second output"),
         ("draft", "pull", "files fetched"),
         ("head-only", "pull", "files fetched"),
     ];
@@ -304,6 +318,16 @@ mod tests {
             ),
             ("bench --top-p 0.5", "--top-p", "--temperatures 0"),
             ("bench --no-steps --reps 3", "--reps", "--no-steps"),
+            (
+                "run x --raw --allow-special-tokens",
+                "--allow-special-tokens",
+                "--raw",
+            ),
+            (
+                "perplexity x --allow-special-tokens",
+                "--allow-special-tokens",
+                "perplexity",
+            ),
             (
                 "bench --draft-max 1 --draft-lengths 0,2",
                 "--draft-max",
