@@ -6,7 +6,7 @@
 // take them as they lie. Keys: [page, K, e / 32, 2] tiles whose rows are keys. Values: [page, K,
 // 2, e / 32] tiles whose rows are columns. In 16 bits a tile is [4, 4, 8, 8]: 8 rows by 8 numbers
 // of each lie side by side; what bf16 would round is rounded, and kept in f16 as far as that
-// goes (65504, and multiples of 2^-24). In q8_0 a tile's rows are codes in `lane_order`, then
+// goes (65504, and multiples of 2^-24). In q8_0 a tile's rows are codes in `interleave_index`, then
 // come the scales of its 32 keys. No value becomes infinite or stays no number: keys that a
 // row does not see have probability 0, and tensor cores multiply by that too.
 //
@@ -18,26 +18,24 @@
 // it is done does not matter, down to 2^-126 of the largest. Only the probabilities of a split's pages round once more, in
 // f16, where their page's maximum is far below the split's.
 
-#define SPLIT 256
-#define FINE 2048 // keys, as in src/attention.rs
-#define TILE_BYTES (KV == 3 ? 1088 : 2048)
-#define PAGE_BYTES (HEAD / 16 * TILE_BYTES) // of a head
-#if KV == 0
-typedef float Stored;
-__device__ __forceinline__ float read(Stored v) { return v; }
-__device__ __forceinline__ Stored stored(float v) { return v; }
-#elif KV == 2 && !TILES
-typedef u16 Stored;
-__device__ __forceinline__ float read(Stored v) { return bf16_to_f32(v); }
-__device__ __forceinline__ Stored stored(float v) { return f32_to_bf16(v); }
+#define KV_TILE_BYTES (KV_FORMAT == 3 ? 1088 : 2048)
+#define KV_PAGE_BYTES (HEAD_DIM / 16 * KV_TILE_BYTES) // of a head
+#if KV_FORMAT == 0
+typedef float KvElement;
+DEVICE float from_kv(KvElement v) { return v; }
+DEVICE KvElement to_kv(float v) { return v; }
+#elif KV_FORMAT == 2 && !TENSOR_CORES
+typedef u16 KvElement;
+DEVICE float from_kv(KvElement v) { return bf16_to_f32(v); }
+DEVICE KvElement to_kv(float v) { return f32_to_bf16(v); }
 #else
-typedef u16 Stored;
-__device__ __forceinline__ float read(Stored v) { return f16_to_f32(v); }
-__device__ __forceinline__ float within_f16(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
-__device__ __forceinline__ Stored stored(float v) { return f32_to_f16(within_f16(KV == 2 ? bf16_to_f32(f32_to_bf16(v)) : v)); }
+typedef u16 KvElement;
+DEVICE float from_kv(KvElement v) { return f16_to_f32(v); }
+DEVICE float clamp_f16(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
+DEVICE KvElement to_kv(float v) { return f32_to_f16(clamp_f16(KV_FORMAT == 2 ? bf16_to_f32(f32_to_bf16(v)) : v)); }
 #endif
 
-struct Attend {
+struct AttentionArgs {
     const float *q;
     const u8 *keys, *values;
     Batch batch;
@@ -49,48 +47,54 @@ struct Attend {
 };
 
 // The visible keys of a row.
-__device__ __forceinline__ void visible(const Attend &a, u32 row, u32 &begin, u32 &end) {
+DEVICE void visible_keys(const AttentionArgs &a, u32 row, u32 &begin, u32 &end) {
     u32 seen = a.batch.position(row) + 1;
     begin = a.window && seen > a.window ? seen - a.window : 0;
     end = a.batch.index(row) + 1;
 }
 // Whether units are pages where `key` is.
-__device__ __forceinline__ bool fine(const Attend &a, u32 key) {
-#if TILES
-    return key < FINE || (a.window && a.window <= FINE);
+DEVICE bool units_are_pages(const AttentionArgs &a, u32 key) {
+#if TENSOR_CORES
+    return key < PAGE_UNIT_KEYS || (a.window && a.window <= PAGE_UNIT_KEYS);
 #else
     return false;
 #endif
 }
 // The unit that has `key`.
-__device__ __forceinline__ u32 unit_of(const Attend &a, u32 key) {
-    return fine(a, key) ? key / PAGE_ROWS : key / SPLIT + (TILES ? FINE / PAGE_ROWS - FINE / SPLIT : 0);
+DEVICE u32 unit_index(const AttentionArgs &a, u32 key) {
+    return units_are_pages(a, key)
+               ? key / PAGE_ROWS
+               : key / SPLIT_KEYS + (TENSOR_CORES ? PAGE_UNIT_KEYS / PAGE_ROWS - PAGE_UNIT_KEYS / SPLIT_KEYS : 0);
 }
 // How many units a row sees.
-__device__ __forceinline__ u32 units_of(const Attend &a, u32 begin, u32 end) { return unit_of(a, end - 1) + 1 - unit_of(a, begin); }
+DEVICE u32 unit_count(const AttentionArgs &a, u32 begin, u32 end) {
+    return unit_index(a, end - 1) + 1 - unit_index(a, begin);
+}
 
 #define LOG2E 1.44269504088896340736f
 // What scales from a maximum to one not smaller, 2^(from - to); 0 if nothing has been seen.
-__device__ __forceinline__ float rescale(float from, float to) { return __uint_as_float((u32) ((int) fmaxf(from - to, -127.0f) + 127) << 23); }
+DEVICE float softmax_rescale(float from, float to) {
+    return __uint_as_float((u32) ((int) fmaxf(from - to, -127.0f) + 127) << 23);
+}
 
-#if TILES
-#define QUERIES 16 // of a tile
+#if TENSOR_CORES
+#define TILE_QUERIES 16 // of a tile
 // Where number `i` of 32 lies, so that lane t of four finds those side by side that it
 // multiplies: 2 t and 2 t + 1 of each 8.
-__device__ __forceinline__ int lane_order(int i) { return i % 8 / 2 * 8 + i / 8 * 2 + i % 2; }
-__device__ __forceinline__ u32 pair(float low, float high) {
+DEVICE int interleave_index(int i) { return i % 8 / 2 * 8 + i / 8 * 2 + i % 2; }
+DEVICE u32 pack_f16x2(float low, float high) {
     u32 v;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
     return v;
 }
-__device__ __forceinline__ float power(float x) { // 2^x, as the hardware has it
+DEVICE float exp2_approx(float x) { // 2^x, as the hardware has it
     float v;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
     return v;
 }
 
 // Block `block`'s sequence, and its first query there, for `queries` a block; false if there is none.
-__device__ __forceinline__ bool find(const Attend &a, u32 block, u32 queries, u32 &seq, u32 &first) {
+DEVICE bool find_queries(const AttentionArgs &a, u32 block, u32 queries, u32 &seq, u32 &first) {
     const int shared_by = a.heads / a.kv_heads;
     first = block;
     for (seq = 0; seq < a.batch.seqs(); seq++) {
@@ -104,92 +108,96 @@ __device__ __forceinline__ bool find(const Attend &a, u32 block, u32 queries, u3
     return false;
 }
 // Queries of one sequence and key head: its rows, and the query heads that share the head.
-struct Queries {
+struct QueryTile {
     u32 start, first; // row of the step that starts the sequence, and first query
     u32 inverse;      // of `shared_by`, times 2^32 and a little more; 0 of 1
     int shared_by, kv_head, count;
     // What the lane's two queries see, and what any of the block's does.
     u32 begin[2], end[2], least, most;
     // `most_queries` of them, of which the lane's are in tile `mine`.
-    __device__ __forceinline__ Queries(const Attend &a, u32 seq, u32 first, int most_queries = QUERIES, int mine = 0) : first(first) {
+    DEVICE QueryTile(const AttentionArgs &a, u32 seq, u32 first, int most_queries = TILE_QUERIES, int mine = 0)
+        : first(first) {
         shared_by = a.heads / a.kv_heads;
         inverse = 0xffffffffu / shared_by + 1;
         kv_head = blockIdx.y % a.kv_heads;
         start = a.batch.seq(seq)[SEQ_START];
         count = min((int) (a.batch.seq(seq)[SEQ_ROWS] * shared_by - first), most_queries);
-        const int g = ((threadIdx.x & 31) >> 2) + mine * QUERIES;
+        const int g = ((threadIdx.x & 31) >> 2) + mine * TILE_QUERIES;
         u32 unused;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             begin[i] = end[i] = 0;
-            if (g + 8 * i < count) visible(a, row(g + 8 * i), begin[i], end[i]);
+            if (g + 8 * i < count) visible_keys(a, row(g + 8 * i), begin[i], end[i]);
         }
-        visible(a, row(0), least, unused);
-        visible(a, row(count - 1), unused, most);
+        visible_keys(a, row(0), least, unused);
+        visible_keys(a, row(count - 1), unused, most);
     }
     // Of query `i` of the sequence, divided by `shared_by`: exact up to 2^32 / shared_by.
-    __device__ __forceinline__ u32 quotient(u32 i) const { return inverse ? __umulhi(i, inverse) : i; }
-    __device__ __forceinline__ u32 row(int i) const { return start + quotient(first + i); }
-    __device__ __forceinline__ int head(int i) const { return kv_head * shared_by + (int) (first + i - quotient(first + i) * shared_by); }
+    DEVICE u32 quotient(u32 i) const { return inverse ? __umulhi(i, inverse) : i; }
+    DEVICE u32 row(int i) const { return start + quotient(first + i); }
+    DEVICE int head(int i) const { return kv_head * shared_by + (int) (first + i - quotient(first + i) * shared_by); }
     // Four columns of query `q`, from number `c` on, or zeros; and what tensor cores take of them.
-    __device__ __forceinline__ float4 load(const Attend &a, int q, int c) const {
-        return q < count ? *(const float4 *) (a.q + ((u64) row(q) * a.heads + head(q)) * HEAD + c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    DEVICE float4 load(const AttentionArgs &a, int q, int c) const {
+        return q < count ? *(const float4 *) (a.q + ((u64) row(q) * a.heads + head(q)) * HEAD_DIM + c)
+                         : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    __device__ __forceinline__ static uint2 rounded(const float4 &v) {
-        return make_uint2(pair(within_f16(v.x), within_f16(v.y)), pair(within_f16(v.z), within_f16(v.w)));
+    DEVICE static uint2 to_f16(const float4 &v) {
+        return make_uint2(pack_f16x2(clamp_f16(v.x), clamp_f16(v.y)), pack_f16x2(clamp_f16(v.z), clamp_f16(v.w)));
     }
     // Page `lane` of a split, if any of the block's queries sees it.
-    __device__ __forceinline__ u32 page_of(const u32 *table, u32 split) const {
-        const u32 lane = threadIdx.x & 31, key = split * SPLIT + lane * PAGE_ROWS;
-        return lane < SPLIT / PAGE_ROWS && key < most && key + PAGE_ROWS > least ? table[key / PAGE_ROWS] : NO_PAGE;
+    DEVICE u32 load_page_of_split(const u32 *table, u32 split) const {
+        const u32 lane = threadIdx.x & 31, key = split * SPLIT_KEYS + lane * PAGE_ROWS;
+        return lane < SPLIT_KEYS / PAGE_ROWS && key < most && key + PAGE_ROWS > least ? table[key / PAGE_ROWS]
+                                                                                      : NO_PAGE;
     }
     // Scores of a page's 8 keys of number `n`, as the lane has them of its queries: scaled, and
     // -infinity where they are not seen.
-    __device__ __forceinline__ void mask(float (&s)[4], u32 page, int n, float scale) const {
+    DEVICE void mask(float (&s)[4], u32 page, int n, float scale) const {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const u32 key = page * PAGE_ROWS + n * 8 + 2 * (threadIdx.x & 3) + (i & 1);
-            s[i] = key >= begin[i >> 1] && key < end[i >> 1] ? s[i] * scale : -INFINITE;
+            s[i] = key >= begin[i >> 1] && key < end[i >> 1] ? s[i] * scale : -INF;
         }
     }
 };
 // Probabilities of a page's keys, relative to the lane's two queries' maximum.
-struct Powers {
+struct PageSoftmax {
     float max[2], sum[2];
     u32 p[8][2];
-    __device__ __forceinline__ Powers(const float (&s)[8][4]) {
+    DEVICE PageSoftmax(const float (&s)[8][4]) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            float most = -INFINITE;
+            float most = -INF;
             sum[i] = 0.0f;
 #pragma unroll
             for (int n = 0; n < 8; n++) most = larger(s[n][2 * i + 1], larger(s[n][2 * i], most));
             most = larger(most, __shfl_xor_sync(~0u, most, 1));
             most = larger(most, __shfl_xor_sync(~0u, most, 2));
             max[i] = ceilf(most);
-            const float from = most == -INFINITE ? 0.0f : max[i];
+            const float from = most == -INF ? 0.0f : max[i];
 #pragma unroll
             for (int n = 0; n < 8; n++) {
-                const float p0 = power(s[n][2 * i] - from), p1 = power(s[n][2 * i + 1] - from);
+                const float p0 = exp2_approx(s[n][2 * i] - from), p1 = exp2_approx(s[n][2 * i + 1] - from);
                 sum[i] += p0;
                 sum[i] += p1;
-                p[n][i] = pair(p0, p1);
+                p[n][i] = pack_f16x2(p0, p1);
             }
             sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
             sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
         }
     }
     // What tensor cores take for 16 keys of number `j`.
-    __device__ __forceinline__ uint4 keys(int j) const { return make_uint4(p[2 * j][0], p[2 * j][1], p[2 * j + 1][0], p[2 * j + 1][1]); }
+    DEVICE uint4 keys(int j) const { return make_uint4(p[2 * j][0], p[2 * j][1], p[2 * j + 1][0], p[2 * j + 1][1]); }
 };
 // Of a unit that is a split: its maximum, and what its pages' probabilities are multiplied by.
-struct Together {
+struct SplitSoftmax {
     float max, sum;
-    u32 by[4]; // twice in f16
+    u32 rescales[4]; // twice in f16
     // `of(i)`: maximum and sum of page `i`.
-    template <class Of> __device__ __forceinline__ Together(Of of) {
+    template <class Of>
+    DEVICE SplitSoftmax(Of of) {
         float2 v[4];
-        max = -INFINITE;
+        max = -INF;
         sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -198,12 +206,14 @@ struct Together {
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float f = rescale(v[i].x, max);
+            const float f = softmax_rescale(v[i].x, max);
             sum = fmaf(v[i].y, f, sum);
-            by[i] = pair(f, f);
+            rescales[i] = pack_f16x2(f, f);
         }
     }
 };
 // A page's probabilities relative to their split's maximum.
-__device__ __forceinline__ uint4 scaled(const uint4 &p, u32 by0, u32 by1) { return make_uint4(mul2(p.x, by0), mul2(p.y, by1), mul2(p.z, by0), mul2(p.w, by1)); }
+DEVICE uint4 rescale_fragment(const uint4 &p, u32 by0, u32 by1) {
+    return make_uint4(hmul2(p.x, by0), hmul2(p.y, by1), hmul2(p.z, by0), hmul2(p.w, by1));
+}
 #endif
