@@ -1,13 +1,28 @@
-// Whether the blocks of a sequence take units that are pages one by one: where there are too
-// few splits for all multiprocessors.
+// Attention over the paged KV cache, for every architecture: decoding and prompts, in f32 and on tensor cores
+// (mma.sync), and the merge of split-KV partial results. attention.cuh says how sums go, and goes before this.
+//
+//   global               shared                          registers
+//   q ── f16 ──────────> [query tiles] ────────────────> A ┐
+//   keys, page by page ─> (pipelined: stages of tiles) ─> B ┴ mma ─> scores ─ mask ─ softmax of a page ─┐ shared
+//   values ────────────> (pipelined: stages of tiles) ─> B ┐                       probabilities, f16 <─┘
+//                                     probabilities ───> A ┴ mma ─> unit's output ─> PartialOutput: global, then
+//                                                                                    attention_merge (split-KV)
+//                                                                                  └> RunningOutput: shared, then y
+//
+//   f32, or odd head sizes          attention_decode, attention_all            a block a row and head
+//   tensor cores, short windows     attention_decode_pages                     4 warps, 16 queries, a page at a time
+//   tensor cores                    attention_decode, attention_all            4 warps, 16 queries, a split at a time
+//   tensor cores, heads of 256 k    attention_pipelined_1, _2, _all            8 warps, 16 or 32 queries, multistage
+
+// Whether the blocks of a sequence take units that are pages one by one: where there are too few splits for all SMs.
 DEVICE bool blocks_take_pages(const AttentionArgs &a, u32 seq) {
     const u32 *of = a.batch.seq(seq);
     return units_are_pages(a, a.batch.index(of[SEQ_START] + of[SEQ_ROWS] - 1));
 }
 
-// Adds what blocks have found of a row's units, `MERGE_UNITS` of them at a time and 64 columns,
-// scaled to the largest maximum so far. Block (row, head, 64 columns); it also writes the
-// columns as products read them, where there are whole tiles.
+// Merges the partial results of a row's units, MERGE_UNITS of them at a time and 64 columns, rescaled to the largest
+// maximum so far. Block (row, head, 64 columns); it also stores the columns as Activations, where there are whole
+// tiles.
 #define MERGE_UNITS 64
 KERNEL __launch_bounds__(128) attention_merge(AttentionArgs a, Activations h) {
     __shared__ float2 found[MERGE_UNITS][32]; // pairs of columns
@@ -24,8 +39,9 @@ KERNEL __launch_bounds__(128) attention_merge(AttentionArgs a, Activations h) {
     float most = -INF, sum = 0.0f;
     float2 o = make_float2(0.0f, 0.0f);
     for (int base = 0; base < count; base += MERGE_UNITS) {
-        __syncthreads(); // what was found before is used
-                         // Warps but the first, which finds factors meanwhile, bring units.
+        __syncthreads(); // nobody reads the units before
+
+        // All warps but the first load units; it finds their factors meanwhile.
 #pragma unroll 4
         for (int i = (int) (threadIdx.x >> 5) - 1; i >= 0 && i < MERGE_UNITS && base + i < count; i += 3) {
             const float *from = p + (u64) (base + i) * (2 + a.head_dim) + 2 + column;
@@ -82,8 +98,8 @@ KERNEL __launch_bounds__(128) attention_merge(AttentionArgs a, Activations h) {
 }
 #if !TENSOR_CORES
 #define LN2 0.69314718055994530942f
-// One split of one row and head by a block of 128 threads. Scores: a warp a key,
-// 32 partial sums and a tree. Then a thread a column, keys ascending.
+// One split of one row and head by 128 threads. Scores: a warp a key, 32 partial sums and a tree. Then a thread a
+// column, keys ascending.
 DEVICE void split_attention(const AttentionArgs &a, u32 row, int head, u32 split, u32 begin, u32 end, const float *q,
                             float *scores, float *shared, float &max, float &sum, float (&o)[4]) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, e = a.head_dim;
@@ -155,7 +171,7 @@ KERNEL __launch_bounds__(128, 2) attention_decode(AttentionArgs a) {
             if ((int) threadIdx.x + i * 128 < a.head_dim) out[2 + threadIdx.x + i * 128] = o[i];
     }
 }
-// Many rows: a block walks all splits of one row and head.
+// Many rows: a block takes all splits of one row and head, one after the other.
 KERNEL __launch_bounds__(128) attention_all(AttentionArgs a) {
     __shared__ float q[512], scores[SPLIT_KEYS], shared[8];
     pdl_sync();
@@ -184,8 +200,8 @@ KERNEL __launch_bounds__(128) attention_all(AttentionArgs a) {
 // probabilities are rounded to f16. Products take 16 head columns, or keys, at a time.
 
 extern __shared__ __align__(16) u8 smem[];
-#define QUERY_TILE_ELEMENTS                                                                                            \
-    (TILE_QUERIES * HEAD_DIM) // of the queries in shared memory: [HEAD / 32, QUERIES, 32], no two lanes in a bank
+// A tile of queries in shared memory: [HEAD_DIM / 32, TILE_QUERIES, 32], no two lanes in a bank.
+#define QUERY_TILE_ELEMENTS (TILE_QUERIES * HEAD_DIM)
 
 DEVICE void mma_m16n8k16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -193,7 +209,7 @@ DEVICE void mma_m16n8k16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, 
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 DEVICE u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-// What the lane multiplies of a tile's rows 8 n to 8 n + 7, in memory or SHARED.
+// The lane's B fragments of rows 8 n to 8 n + 7 of a tile, in global memory or SHARED: 32 columns as f16 pairs.
 template <bool VALUES, bool SHARED>
 DEVICE uint4 load_fragment(const u8 *tile, int n) {
     const int lane = threadIdx.x & 31;
@@ -236,7 +252,7 @@ DEVICE uint4 load_fragment(const u8 *tile, int n) {
 #endif
 }
 
-// Each tile of queries to shared memory, four loads at once.
+// Loads tiles of queries to shared memory, four loads at once.
 DEVICE void load_queries(const AttentionArgs &a, const QueryTile &own, u16 *to, int tiles = 1) {
     for (int from = threadIdx.x; from < tiles * QUERY_TILE_ELEMENTS / 4; from += 4 * blockDim.x) {
         float4 v[4];
@@ -257,7 +273,7 @@ DEVICE void load_queries(const AttentionArgs &a, const QueryTile &own, u16 *to, 
         }
     }
 }
-// Scores of 32 columns more of a tile of queries and 8 N keys, as the lane finds its own.
+// Adds the products of 32 columns more to the scores of a tile of queries and 8 N keys.
 template <int N>
 DEVICE void mma_scores(float (&s)[N][4], const u16 *queries, const uint4 (&k)[N]) {
     const uint4 q0 = *(const uint4 *) queries, q1 = *(const uint4 *) (queries + 8 * 32);
@@ -268,7 +284,7 @@ DEVICE void mma_scores(float (&s)[N][4], const u16 *queries, const uint4 (&k)[N]
             mma_m16n8k16(s[n], word(q0, 2 * j), word(q1, 2 * j), word(q0, 2 * j + 1), word(q1, 2 * j + 1),
                          word(k[n], 2 * j), word(k[n], 2 * j + 1));
 }
-// o += probabilities of 16 keys times values; `v` are those of number `j` of 2 by 8 columns each.
+// o += probabilities of 16 keys times values; `v` are the fragments of 32 keys, of which these are half `j`.
 template <int N>
 DEVICE void mma_values(float (&o)[N][4], const uint4 &p, const uint4 (&v)[N], int j) {
 #pragma unroll
@@ -281,16 +297,15 @@ DEVICE void clear(float (&v)[N][4]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) v[n][i] = 0.0f;
 }
-// What the lane has of a page's 8 keys of number `n` and 32 columns of number `b`, and of 8
-// columns' values of half the keys.
+// Fragments of a page in global memory: keys 8 n to 8 n + 7 by columns 32 b to 32 b + 31, and 8 columns of half the
+// values.
 DEVICE uint4 load_key(const u8 *page, int b, int n) {
     return load_fragment<false, false>(page + (b * 2 + n / 4) * KV_TILE_BYTES, n % 4);
 }
 DEVICE uint4 load_value(const u8 *page, int column, int half) {
     return load_fragment<true, false>(page + (half * (HEAD_DIM / 32) + column / 32) * KV_TILE_BYTES, column % 32 / 8);
 }
-// Asks for a page's keys and values: what another kernel writes of them meanwhile is
-// read from the same cache.
+// Prefetches a page's keys and values into L2; what another kernel appends meanwhile is read from the same cache.
 DEVICE void prefetch_page(const AttentionArgs &a, u32 page, int kv_head) {
 #if __CUDA_ARCH__ >= 900
     const int lane = threadIdx.x & 31;
@@ -303,8 +318,7 @@ DEVICE void prefetch_page(const AttentionArgs &a, u32 page, int kv_head) {
 #endif
 }
 
-// Where the results of the lane's two queries of a unit go: to memory, for attend_merge, if
-// they see any of it.
+// Stores the results of the lane's two queries of a unit for attention_merge (split-KV), if they see any of it.
 struct PartialOutput {
     const AttentionArgs &a;
     const QueryTile &own;
@@ -322,7 +336,7 @@ struct PartialOutput {
                 *(float2 *) (a.partials + at[i]) = make_float2(max[i], sum[i]);
         }
     }
-    // 8 N columns from number `first` on; the second argument counts eights of columns of the warp.
+    // Output of 8 N columns from number `first` on; the second argument counts groups of 8 columns of the warp.
     template <int N>
     DEVICE void columns(int first, int, const float (&o)[N][4]) const {
 #pragma unroll
@@ -334,7 +348,7 @@ struct PartialOutput {
                         make_float2(o[n][2 * i], o[n][2 * i + 1]);
     }
 };
-// Or to shared memory, where they are added.
+// Adds the results of units in shared memory (online softmax).
 struct RunningOutput {
     float4 *of; // of the thread, every 128th
     float max[2], sum[2], before[2], factor[2];
@@ -359,8 +373,8 @@ struct RunningOutput {
     }
 };
 
-// A block of W warps takes a unit: each warp first some of its keys and then some of the head's
-// columns, WIDE eights of them at a time. SCORES floats are [8, QUERIES, 8] of a page.
+// How W warps split a unit: each first has some of its keys, then some of the head's columns, GROUP times 8 at a time.
+// PAGE_SCORES floats are [8, TILE_QUERIES, 8] of a page.
 #define PAGE_SCORES 1024
 template <int W>
 struct WarpSplit {
@@ -369,7 +383,7 @@ struct WarpSplit {
                                  : COLUMN_GROUPS % 4 == 0 ? 4
                                  : COLUMN_GROUPS % 2 == 0 ? 2
                                                           : 1;
-    // The warp's scores of page `at`, to where all warps find them, and those of all.
+    // Masks and stores the warp's scores of page `at` for all warps; `get` has the softmax of all of them.
     DEVICE static void put(const AttentionArgs &a, const QueryTile &own, float (&mine)[N][4], u32 at, float *scores) {
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
@@ -396,12 +410,12 @@ struct WarpSplit {
         return PageSoftmax(s);
     }
 };
-// The largest of 1 to `most` that divides `n`.
+// The largest divisor of `n` that is at most `most`.
 constexpr int divisor(int n, int most) { return n % most ? divisor(n, most - 1) : most; }
-// Page `at`, which lies at `page`. `load` brings the queries while keys and values are on their way.
+// A unit that is page `at`, which lies at `page`. `load` loads the queries while keys and values are on their way.
 template <int W, class Load, class Out>
-DEVICE void attention_page(const AttentionArgs &a, const QueryTile &own, u32 page, u32 at, const u16 *queries,
-                           float *scores, Load load, Out &out) {
+DEVICE void attend_page(const AttentionArgs &a, const QueryTile &own, u32 page, u32 at, const u16 *queries,
+                        float *scores, Load load, Out &out) {
     typedef WarpSplit<W> Of;
     constexpr int N = Of::N, GROUP = Of::GROUP, AHEAD = divisor(HEAD_DIM / 32, 16 / N);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
@@ -413,7 +427,7 @@ DEVICE void attention_page(const AttentionArgs &a, const QueryTile &own, u32 pag
 #pragma unroll
             for (int n = 0; n < N; n++) k[i][n] = load_key(a.keys + base, b + i, N * warp + n);
     };
-    // The first or the second half of the columns that a warp takes at a time.
+    // Columns `from` to `to` of the groups that a warp takes at a time.
     auto load_values = [&](int c, int from, int to) {
 #pragma unroll
         for (int b = 0; b < 2; b++)
@@ -423,7 +437,7 @@ DEVICE void attention_page(const AttentionArgs &a, const QueryTile &own, u32 pag
     load_keys(0);
     load_values(0, 0, GROUP / 2);
     load();
-    __syncthreads(); // the queries are there, and the scores before are used
+    __syncthreads(); // the queries are there, and nobody reads the scores before
     float mine[N][4];
     clear(mine);
 #pragma unroll 1
@@ -447,14 +461,14 @@ DEVICE void attention_page(const AttentionArgs &a, const QueryTile &own, u32 pag
         out.columns(warp * Of::COLUMNS + c * 8, c, o);
     }
 }
-// A split, whose page `lane` lies at the lane's `pages`.
+// A unit that is a split, or its pages as units; the lane's `pages` is page number `lane`.
 template <int W, class Out>
-DEVICE void attention_split(const AttentionArgs &a, const QueryTile &own, u32 pages, u32 split, const u16 *queries,
-                            float *scores, Out &out) {
+DEVICE void attend_split(const AttentionArgs &a, const QueryTile &own, u32 pages, u32 split, const u16 *queries,
+                         float *scores, Out &out) {
     typedef WarpSplit<W> Of;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const u8 *keys = a.keys + (u64) own.kv_head * KV_PAGE_BYTES, *values = a.values + (u64) own.kv_head * KV_PAGE_BYTES;
-    __syncthreads(); // the scores before are used
+    __syncthreads(); // nobody reads the scores before
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
         const u32 page = __shfl_sync(~0u, pages, i);
@@ -507,7 +521,7 @@ DEVICE void attention_split(const AttentionArgs &a, const QueryTile &own, u32 pa
     }
 }
 // A block of 4 warps and 16 queries takes every gridDim.y / K-th page.
-DEVICE void attention_short(const AttentionArgs &a, u32 seq, u32 first) {
+DEVICE void attend_pages_of_block(const AttentionArgs &a, u32 seq, u32 first) {
     u16 *queries = (u16 *) smem;
     const QueryTile own(a, seq, first);
     const u32 *table = a.batch.table(seq, a.group);
@@ -518,7 +532,7 @@ DEVICE void attention_short(const AttentionArgs &a, u32 seq, u32 first) {
     pdl_wait();
     PartialOutput out{a, own, {}};
     for (bool first = true;; first = false) {
-        attention_page<4>(
+        attend_page<4>(
             a, own, page, at, queries, (float *) (queries + QUERY_TILE_ELEMENTS),
             [&]() {
                 if (first) load_queries(a, own, queries);
@@ -531,8 +545,8 @@ DEVICE void attention_short(const AttentionArgs &a, u32 seq, u32 first) {
 }
 // Every `step`-th split from number `split` on.
 template <class Out>
-DEVICE void attention_splits_loop(const AttentionArgs &a, u32 seq, const QueryTile &own, u32 split, u32 step,
-                                  u16 *queries, Out &out) {
+DEVICE void attend_splits_of_block(const AttentionArgs &a, u32 seq, const QueryTile &own, u32 split, u32 step,
+                                   u16 *queries, Out &out) {
     float *scores = (float *) (queries + QUERY_TILE_ELEMENTS);
     const u32 *table = a.batch.table(seq, a.group);
     u32 pages = own.load_page_of_split(table, split);
@@ -546,21 +560,21 @@ DEVICE void attention_splits_loop(const AttentionArgs &a, u32 seq, const QueryTi
 #pragma unroll 1
             for (int i = 0; i < 4; i++) {
                 const u32 page = __shfl_sync(~0u, pages, i);
-                if (page != NO_PAGE) attention_page<4>(a, own, page, split * 4 + i, queries, scores, []() {}, out);
+                if (page != NO_PAGE) attend_page<4>(a, own, page, split * 4 + i, queries, scores, []() {}, out);
             }
         } else {
-            attention_split<4>(a, own, pages, split, queries, scores, out);
+            attend_split<4>(a, own, pages, split, queries, scores, out);
         }
         pages = after;
     }
 }
-// Where all contexts are short.
+// Windows that are no longer than PAGE_UNIT_KEYS: units are pages.
 KERNEL __launch_bounds__(128, 3) attention_decode_pages(AttentionArgs a) {
     pdl_launch();
     u32 seq, first;
-    if (find_queries(a, blockIdx.x, TILE_QUERIES, seq, first)) attention_short(a, seq, first);
+    if (find_queries(a, blockIdx.x, TILE_QUERIES, seq, first)) attend_pages_of_block(a, seq, first);
 }
-// Many rows: a block walks all splits.
+// Many rows: a block takes all splits, one after the other.
 KERNEL __launch_bounds__(128) attention_all(AttentionArgs a) {
     u16 *queries = (u16 *) smem;
     pdl_launch();
@@ -571,7 +585,7 @@ KERNEL __launch_bounds__(128) attention_all(AttentionArgs a) {
     RunningOutput total{
         (float4 *) (queries + QUERY_TILE_ELEMENTS) + PAGE_SCORES + threadIdx.x, {-INF, -INF}, {}, {}, {}};
     for (int n = 0; n < Of::COLUMN_GROUPS; n++) total.of[n * 128] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    attention_splits_loop(a, seq, own, own.least / SPLIT_KEYS, 1, queries, total);
+    attend_splits_of_block(a, seq, own, own.least / SPLIT_KEYS, 1, queries, total);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     for (int n = 0; n < Of::COLUMN_GROUPS; n++) {
         const float4 v = total.of[n * 128];
@@ -590,22 +604,22 @@ KERNEL __launch_bounds__(128, 2) attention_decode(AttentionArgs a) {
     pdl_launch();
     u32 seq, first;
     if (!find_queries(a, blockIdx.x, TILE_QUERIES, seq, first)) return;
-    if (blocks_take_pages(a, seq)) return attention_short(a, seq, first);
+    if (blocks_take_pages(a, seq)) return attend_pages_of_block(a, seq, first);
     const QueryTile own(a, seq, first);
     PartialOutput out{a, own, {}};
-    attention_splits_loop(a, seq, own, own.least / SPLIT_KEYS + blockIdx.y / a.kv_heads, gridDim.y / a.kv_heads,
-                          (u16 *) smem, out);
+    attend_splits_of_block(a, seq, own, own.least / SPLIT_KEYS + blockIdx.y / a.kv_heads, gridDim.y / a.kv_heads,
+                           (u16 *) smem, out);
 }
 #else
-// ---- long contexts: a block of 8 warps takes splits of M tiles of queries. Keys
-// and values are brought to shared memory once for all of them, in a ring of DEPTH stages
-// for each warp, which runs ahead of what a block does together. First a warp multiplies 32
-// keys of the split, 64 columns a stage; then a warp has a page's probabilities of a tile;
-// then a warp multiplies its eighth of the columns, a page of 32 columns a stage. The bits
-// are those of `attention_page` and `attention_split`.
+// ---- long contexts, multistage: a block of 8 warps takes splits of M tiles of queries. Keys and values are copied to
+// shared memory once for all of them, through a pipeline of STAGES stages for each warp, which runs ahead of what the
+// block does together: a warp multiplies 32 keys of the split, 64 columns a stage; then it has the softmax of a page of
+// one tile; then it multiplies its eighth of the columns, a page of 32 columns a stage. The bits are those of
+// `attend_page` and `attend_split`.
 
 #define WARPS 8
-// A warp's D stages. All of its lanes call everything.
+// A warp's pipeline of D stages: bulk copies from compute capability 9.0 on, cp.async before. All lanes call
+// everything.
 template <int D>
 struct WarpPipeline {
     const u8 *stages_smem;
@@ -621,8 +635,8 @@ struct WarpPipeline {
         __syncwarp();
 #endif
     }
-    // Asks for the two tiles of a stage, or none where the page is not there.
-    DEVICE void ask(u32 slot, bool there, const u8 *first, const u8 *second) const {
+    // Copies the two tiles of a stage, or none where the page does not exist.
+    DEVICE void produce(u32 slot, bool there, const u8 *first, const u8 *second) const {
         const int lane = threadIdx.x & 31;
         const u32 at = to + slot * 2 * KV_TILE_BYTES;
 #if __CUDA_ARCH__ >= 900
@@ -642,8 +656,8 @@ struct WarpPipeline {
         asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
     }
-    // The oldest stage, once it is there.
-    DEVICE const u8 *take() const {
+    // Waits for the oldest stage.
+    DEVICE const u8 *acquire() const {
 #if __CUDA_ARCH__ >= 900
         mbarrier_wait(barriers + 8 * slot, round);
 #else
@@ -659,13 +673,13 @@ struct WarpPipeline {
 template <int M, bool WHOLE_CONTEXT>
 DEVICE void attention_pipelined(const AttentionArgs &a) {
     constexpr int D = WHOLE_CONTEXT ? STAGES / 2 : STAGES;
-    u16 *queries = (u16 *) smem; // [M, PART]
+    u16 *queries = (u16 *) smem; // [M, QUERY_TILE_ELEMENTS]
     float4 *scores =
         (float4 *) (queries + M * QUERY_TILE_ELEMENTS);     // [M, 4, 8, 32] a lane's scores; then its probabilities
-    float2 *sums = (float2 *) (scores + M * 4 * 8 * 32);    // [M, 4, QUERIES] maximum and sum of a page
+    float2 *sums = (float2 *) (scores + M * 4 * 8 * 32);    // [M, 4, TILE_QUERIES] maximum and sum of a page
     u8 *stages_smem = (u8 *) (sums + M * 4 * TILE_QUERIES); // [WARPS, D, 2] tiles
     u64 *barriers = (u64 *) (stages_smem + WARPS * D * 2 * KV_TILE_BYTES);
-    float4 *total = (float4 *) (barriers + WARPS * D) + threadIdx.x; // [M, BLOCKS, 4, 256], if ALL
+    float4 *total = (float4 *) (barriers + WARPS * D) + threadIdx.x; // [M, COLUMN_BLOCKS, 4, 256], if WHOLE_CONTEXT
     constexpr int KEY_STAGES = HEAD_DIM / 64, COLUMN_BLOCKS = HEAD_DIM / 256,
                   SPLIT_STAGES = KEY_STAGES + 4 * COLUMN_BLOCKS;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
@@ -684,7 +698,7 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
             const u32 at = unit / M, tile = unit % M * TILE_QUERIES;
             auto page = [&](const QueryTile &part, bool load) {
                 PartialOutput out{a, part, {}};
-                attention_page<WARPS>(
+                attend_page<WARPS>(
                     a, part, table[at], at, queries, (float *) scores,
                     [&]() {
                         if (load) load_queries(a, part, queries);
@@ -698,7 +712,7 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                 if (tile >= own.count) continue;
                 const QueryTile part(a, seq, first + tile);
                 if (at * PAGE_ROWS >= part.most || (at + 1) * PAGE_ROWS <= part.least) continue;
-                __syncthreads(); // the queries before are used
+                __syncthreads(); // nobody reads the queries before
                 page(part, true);
             }
         }
@@ -708,8 +722,8 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
     if (split * SPLIT_KEYS >= own.most) return;
     u32 pages = own.load_page_of_split(table, split), after = own.load_page_of_split(table, split + step);
     WarpPipeline<D> stages(stages_smem + warp * D * 2 * KV_TILE_BYTES, barriers + warp * D);
-    // Asks for stage `i` of the split, or of the next one.
-    auto ask = [&](u32 slot, int i) {
+    // Copies stage `i` of the split, or of the next one.
+    auto produce = [&](u32 slot, int i) {
         const bool next = i >= SPLIT_STAGES;
         if (next) i -= SPLIT_STAGES;
         const bool keys = i < KEY_STAGES;
@@ -717,21 +731,21 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
         const u32 page = __shfl_sync(~0u, next ? after : pages, keys ? warp >> 1 : value / COLUMN_BLOCKS);
         const u8 *from = (keys ? a.keys : a.values) + ((u64) page * a.kv_heads + own.kv_head) * KV_PAGE_BYTES;
         from += (keys ? 4 * i + (warp & 1) : warp * COLUMN_BLOCKS + value % COLUMN_BLOCKS) * KV_TILE_BYTES;
-        stages.ask(slot, page != NO_PAGE, from, from + (keys ? 2 : HEAD_DIM / 32) * KV_TILE_BYTES);
+        stages.produce(slot, page != NO_PAGE, from, from + (keys ? 2 : HEAD_DIM / 32) * KV_TILE_BYTES);
     };
-    // Stage `i` is read by all lanes: its place is free.
-    auto used = [&](int i) {
+    // All lanes have read stage `i`: its place is free.
+    auto release = [&](int i) {
         __syncwarp();
-        ask(stages.slot, i + D);
+        produce(stages.slot, i + D);
         stages.next();
     };
     if (warp < 4) prefetch_page(a, __shfl_sync(~0u, pages, warp), own.kv_head);
     pdl_wait();
-    for (int i = 0; i < D; i++) ask(i, i);
+    for (int i = 0; i < D; i++) produce(i, i);
     load_queries(a, own, queries, M);
     // Where the results of the lane's queries of each tile go, unit after unit.
     u32 out[M][2], first_unit[M][2], units[M][2];
-    float running[M][2], sum[M][2]; // maximum and sum, if ALL
+    float running[M][2], sum[M][2]; // maximum and sum, if WHOLE_CONTEXT
     if (WHOLE_CONTEXT)
 #pragma unroll
         for (int i = 0; i < M * COLUMN_BLOCKS * 4; i++) total[i * 256] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -756,7 +770,7 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
         const bool there = __shfl_sync(~0u, pages, warp >> 1) != NO_PAGE;
 #pragma unroll 1
         for (int b = 0; b < KEY_STAGES; b++) {
-            const u8 *keys = stages.take(); // two tiles of columns
+            const u8 *keys = stages.acquire(); // two tiles of columns
             if (there)
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
@@ -769,9 +783,9 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                                    queries + m * QUERY_TILE_ELEMENTS + (2 * b + c) * TILE_QUERIES * 32 + g * 32 + 8 * t,
                                    k);
                 }
-            used(b);
+            release(b);
         }
-        __syncthreads(); // the probabilities before are used
+        __syncthreads(); // nobody reads the probabilities before
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -840,7 +854,7 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                 }
 #pragma unroll
             for (int c = 0; c < COLUMN_BLOCKS; c++) {
-                const u8 *values = stages.take(); // two tiles of keys
+                const u8 *values = stages.acquire(); // two tiles of keys
                 if (units_are_pages_here || page == 0)
 #pragma unroll
                     for (int m = 0; m < M; m++) clear(o[m][c]);
@@ -859,7 +873,7 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
                                                         rescales[m][0], rescales[m][1]),
                                        v[j / 2], j % 2);
                 }
-                used(KEY_STAGES + page * COLUMN_BLOCKS + c);
+                release(KEY_STAGES + page * COLUMN_BLOCKS + c);
             }
             if (!ends) continue;
 #pragma unroll
@@ -922,7 +936,7 @@ DEVICE void attention_pipelined(const AttentionArgs &a) {
 }
 KERNEL __launch_bounds__(256, 1) attention_pipelined_1(AttentionArgs a) { attention_pipelined<1, false>(a); }
 KERNEL __launch_bounds__(256, 1) attention_pipelined_2(AttentionArgs a) { attention_pipelined<2, false>(a); }
-// Many rows: a block walks all splits.
+// Many rows: a block takes all splits, one after the other.
 KERNEL __launch_bounds__(256, 1) attention_pipelined_all(AttentionArgs a) { attention_pipelined<2, true>(a); }
 #endif
 #endif

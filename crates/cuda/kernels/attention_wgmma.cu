@@ -1,14 +1,19 @@
-// Attention of prompts by warpgroups, for compute capability 9.0 alone, keys and values of 16
-// bits, heads of 256 or 512 columns. Bits are those of attention.cu: tensor cores sum 16
-// columns, or keys, at a time there and here.
+// Attention of prompts by warpgroups (wgmma), for compute capability 9.0 alone: keys and values of 16 bits, heads of
+// 256 or 512 columns. The bits are those of attention.cu: tensor cores sum 16 columns, or keys, at a time there and
+// here.
 //
-// Two warpgroups multiply, and a warp of a third one for each of their rings has the copy
-// engine fill STAGES stages of a page's keys or values of 128 columns. Where heads have 256
-// columns, a warpgroup has 64 queries of its own, and both read one ring. Where they have 512,
-// the two share 64 queries: each finds the scores of every other page and weighs half of the
-// columns, with half of the stages. A split is taken at a time: the scores of its pages, which
-// become probabilities in shared memory, where a lane finds its own again; then its values, 128
-// columns after the other.
+//                 global             shared                               registers
+//                 q ── f16 ───────>  queries ──────────────────────> A ┐
+//   producer warp keys,   ── TMA ──> [stages] of 128 columns ──────> B ┴ wgmma ─> scores ─ softmax of a page ┐
+//   producer warp values, ── TMA ──> [stages] of 128 columns ──────> B ┐                                     │
+//                                    probabilities <─────────────────────────────────────────────────────────┘
+//                                                  └─────────────────> A ┴ wgmma ─> x ─ rescale ─> totals ─> y
+//
+// Two consumer warpgroups multiply, and a producer warp for each of their pipelines has the copy engine fill STAGES
+// stages of 128 columns of a page's keys or values. With heads of 256 columns a warpgroup has 64 queries of its own,
+// and both read one pipeline. With 512 the two share 64 queries: each has the scores of every other page and half of
+// the output's columns, with half of the stages. A split is taken at a time: the scores of its pages, which become
+// probabilities in shared memory, where a lane finds its own again; then its values, 128 columns after the other.
 
 #define SHARED_BY (HEAD_DIM / 256)      // warpgroups that share queries
 #define BLOCK_QUERIES (128 / SHARED_BY) // queries
@@ -18,8 +23,7 @@
     (BLOCK_QUERIES * SPLIT_KEYS * 2)      // [BLOCK / 16, 4, 4, 32, 8] of tiles, pages, 16 keys and lanes
 #define SUM_BYTES (BLOCK_QUERIES * 4 * 8) // [BLOCK / 16, 4, 16, 2] each page's maximum and sum
 
-// Rows of 8 numbers lie side by side, 8 rows together; `along` bytes are between those of the
-// 8 rows that come next, and 128 to the next 8 numbers.
+// Shared memory descriptor of 8 x 8 matrices: `stride` bytes to the next 8 rows, 128 to the next 8 columns.
 DEVICE u64 descriptor(u32 at, u32 along) {
     return (at & 0x3ffff) >> 4 | (u64) (128 >> 4) << 16 | (u64) (along >> 4) << 32;
 }
@@ -29,7 +33,7 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a) {
     constexpr int RING_STAGES = STAGES / SHARED_BY, COLUMN_CHUNKS = HEAD_DIM / 128;
     __shared__ u64 full[2 * STAGES];
     u64 *const empty = full + STAGES;
-    // Of the queries, and what all of them see: registers are scarce.
+    // In shared memory, for registers are scarce: which queries, and the keys that all of them see.
     __shared__ u32 place[2], whole[2];
     u8 *queries = smem;
     uint4 *probabilities = (uint4 *) (queries + QUERY_BYTES);
@@ -40,7 +44,7 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     pdl_launch();
     u32 seq, first;
-    // Whose context is longest go first.
+    // Blocks with the longest context go first.
     if (!find_queries(a, gridDim.x - 1 - blockIdx.x, BLOCK_QUERIES, seq, first)) return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -51,7 +55,7 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a) {
         place[0] = seq, place[1] = first;
     }
     __syncthreads();
-    const int half = SHARED_BY == 1 ? 0 : warp < 8 ? warp >> 2 : warp - 8; // of columns, of pages and of stages
+    const int half = SHARED_BY == 1 ? 0 : warp < 8 ? warp >> 2 : warp - 8; // of the columns, pages and stages
     const int tile = SHARED_BY == 1 ? warp : warp & 3;
     const QueryTile own(a, seq, first, BLOCK_QUERIES, tile);
     const u32 *table = a.batch.table(seq, a.group);
@@ -66,7 +70,7 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a) {
     if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (warp >= 8 + SHARED_BY) return;
-        // Two pieces of a stage.
+        // Copies the two halves of a stage.
         auto produce = [&](const u8 *from, u32 second) {
             const int at = half * RING_STAGES + turn % RING_STAGES;
             mbarrier_wait(smem_address(empty + at), turn / RING_STAGES + 1);
@@ -239,7 +243,7 @@ KERNEL __launch_bounds__(384, 1) attention_wgmma(AttentionArgs a) {
             }
             if (!units_are_pages_here) add(softmax_rescale(max[0], most[0]), softmax_rescale(max[1], most[8]));
         }
-        if (SHARED_BY > 1) consumers_sync(); // the probabilities are used
+        if (SHARED_BY > 1) consumers_sync(); // nobody reads the probabilities
         else __syncwarp();
     }
     __syncwarp();

@@ -1,5 +1,6 @@
-// GEMM by warpgroups (wgmma), for compute capability 9.0 alone: the pipeline and the mainloop, which products of prompts
-// and of experts share (gemm_wgmma.cu). Sums are those of gemm.cu. weight_tile.cuh and wgmma.cuh go before this.
+// GEMM by warpgroups (wgmma), for compute capability 9.0 alone: the pipeline and the mainloop, which products of
+// prompts and of experts share (gemm_wgmma.cu). Sums are those of gemm.cu. weight_tile.cuh and wgmma.cuh go before
+// this.
 //
 //                 global                    shared: STAGES stages               registers
 //   producer warp  packed weights x8  ─TMA─> [8 packed tiles]           ─load──> Tile ─dequantize─> A ┐
@@ -8,10 +9,10 @@
 //                                     full/empty mbarriers a stage               end of a slice: totals ┴─> y
 //
 // A persistent block takes BLOCK_TILES row tiles by ROWS activation rows at a time. Two consumer warpgroups multiply,
-// four row tiles each: a warp dequantises one tile into the A fragments that the tensor cores take from registers; while
-// one warpgroup multiplies, the other dequantises. A producer warp of a third warpgroup keeps the stages full. B comes
-// from shared memory, 16 columns an instruction in the order in which lanes hold weights, so `swizzle_row` permutes
-// columns beforehand, and brings them to their slice's scale.
+// four row tiles each: a warp dequantises one tile into the A fragments that the tensor cores take from registers;
+// while one warpgroup multiplies, the other dequantises. A producer warp of a third warpgroup keeps the stages full. B
+// comes from shared memory, 16 columns an instruction in the order in which lanes hold weights, so `swizzle_row`
+// permutes columns beforehand, and brings them to their slice's scale.
 
 #define BLOCK_TILES GEMM_TILES
 #define GROUP_BLOCKS 8                       // blocks of weight rows that go through the activations together

@@ -1,6 +1,6 @@
 // GEMV: products with few activation rows (decoding), straight from global memory to registers, for every
-// architecture. gemv_pipelined.cu does the same faster where there is room in shared memory. weight_tile.cuh goes before
-// this, gemv_epilogue.cuh too.
+// architecture. gemv_pipelined.cu does the same faster where there is room in shared memory. weight_tile.cuh goes
+// before this, gemv_epilogue.cuh too.
 //
 //   global                     registers                                                       shared       global
 //   packed weights ─load──> Tile ─dequantize─> A ┐

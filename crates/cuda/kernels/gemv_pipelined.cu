@@ -1,4 +1,5 @@
-// GEMV: products of up to four matrices with few activation rows (decoding), through the pipeline of gemv_pipelined.cuh.
+// GEMV: products of up to four matrices with few activation rows (decoding), through the pipeline of
+// gemv_pipelined.cuh.
 #if __CUDA_ARCH__ >= 900
 
 template <bool CONDITION, class A, class B>

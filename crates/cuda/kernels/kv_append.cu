@@ -1,5 +1,10 @@
-// Column `c` of key `index`, or its value, goes to its page of a head. Where tiles lie, a warp
-// has 32 columns that are a tile's.
+// Writes keys and values to the paged KV cache, alone or fused with the norms and the rotary embedding of heads.
+// rows.cuh and attention.cuh, which says how pages lie, go before this.
+//
+//   q, k, v of a row and head ──> RowFragment: RMS norm ──> shared: head ──> RoPE ──> y, or a row of a page
+
+// Stores column `c` of the key or value of cache row `index` in its page of a head. With tiles, a warp has the 32
+// columns of one.
 template <bool VALUE>
 DEVICE void store_kv(u8 *pages, u64 page_of_head, u32 index, int c, int head_dim, float v) {
 #if TENSOR_CORES
@@ -35,14 +40,13 @@ KERNEL kv_append(u8 *keys, u8 *values, const float *k, const float *v, Batch bat
     store_kv<true>(values, (u64) page * heads + head, index, c, head_dim, v[i]);
 }
 
-// Norms of heads that take no notice of each other, and what is remembered of them:
-// norm_rope and rms_norm of rows.cu and `kv_append` in one. Block (row, head), jobs one
-// after the other.
+// `norm_rope` and `rms_norm` of elementwise.cu and `kv_append` fused, for heads that do not depend on each other. Block
+// (row, head), jobs one after the other.
 struct HeadJobs {
     const float *x[3], *weight[3];
-    float *y[3];  // null: nobody asks
+    float *y[3];  // null: not stored
     int first[4]; // head that starts a job; the last one ends them
-    int kind[3];  // 1: norm, 2: turn as well, 4: becomes keys, 8: becomes values
+    int kind[3];  // bits: 1 norm, 2 RoPE, 4 becomes keys, 8 becomes values
     const float *frequencies;
     Batch batch;
     u8 *keys, *values;

@@ -45,8 +45,8 @@ struct GatedSharedExpert {
     float *gated;
     int activation;
 };
-// `combine`, `gate_rows`, `add` and `add_norm` fused, with their bits: y = experts + gate shared, x = (from + y) factor,
-// and the norm epilogue of x. A block a row, or a cluster.
+// `combine`, `gate_rows`, `add` and `add_norm` fused, with their bits: y = experts + gate shared, x = (from + y)
+// factor, and the norm epilogue of x. A block a row, or a cluster.
 KERNEL __launch_bounds__(1024, 1) moe_shared_norm(ExpertOutputs m, GatedSharedExpert g, const float *from, float *x,
                                                   int cols, float factor, float eps, NormEpilogue norms) {
     __shared__ float partials[32];

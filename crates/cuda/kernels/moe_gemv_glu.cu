@@ -46,8 +46,8 @@ DEVICE float rescale_tile(u32 *values, int k, int tiles_per_slice, int k_tiles, 
     return common;
 }
 
-// Every architecture: block (WARPS row tiles, expert in use), the shared one last; 8 pairs at a time, whose tiles are in
-// shared memory, with their scales and the scales of their slices.
+// Every architecture: block (WARPS row tiles, expert in use), the shared one last; 8 pairs at a time, whose tiles are
+// in shared memory, with their scales and the scales of their slices.
 constexpr int TILES_AHEAD = Tile::IS_PLAIN                               ? 2
                             : Tile::CODE_WORDS <= 4 && Tile::GROUPS == 1 ? 8
                             : Tile::CODE_WORDS <= 8 && Tile::GROUPS == 1 ? 4
@@ -84,8 +84,9 @@ KERNEL __launch_bounds__(WARPS * 32, 2)
 #pragma unroll 1
     for (u32 base = first; base < stop; base += 8) {
         const int here = min(stop - base, 8);
-        if (base > first) __syncthreads(); // nobody reads the pairs before
-                                           // The gate: a warp a tile.
+        if (base > first)
+            __syncthreads(); // nobody reads the pairs before
+                             // The gate: a warp a tile.
 #pragma unroll 1
         for (int at = warp; at < here * k_tiles; at += WARPS) {
             const int i = at / k_tiles, k = at % k_tiles, c = k * 64 + 2 * lane;
@@ -137,9 +138,9 @@ KERNEL __launch_bounds__(WARPS * 32, 2)
 }
 
 #if __CUDA_ARCH__ >= 900 && !BULK_COPY
-// The same for up to 8 rows, pipelined; a shared expert is one more of the list. A persistent block has a run of the row
-// tiles of all experts; a warp takes every WARPS-th of them, STAGE_TILES tiles a stage, through a pipeline that runs
-// ahead of the experts.
+// The same for up to 8 rows, pipelined; a shared expert is one more of the list. A persistent block has a run of the
+// row tiles of all experts; a warp takes every WARPS-th of them, STAGE_TILES tiles a stage, through a pipeline that
+// runs ahead of the experts.
 constexpr int STAGE_TILES = TILE_BYTES <= 640 ? 4 : 2;
 #define STAGES MOE_GLU_STAGES
 #define RECORD_BYTES MOE_GLU_RECORD_BYTES // of a pair's tile: values, its scale at 128, its slice's at 132

@@ -99,8 +99,9 @@ KERNEL __launch_bounds__(128)
         choose_row(scores + row * experts, scale, chosen + row * top_k, weights + row * top_k, powers + warp * experts,
                    experts, top_k);
 }
-// Sorts pairs (row, rank) by expert, stably, by one block, whose warps have a run of them each. `lists`: experts in use,
-// then for each its number, first pair and end. `blocks`: the same, `most` pairs of an expert at a time, unless null.
+// Sorts pairs (row, rank) by expert, stably, by one block, whose warps have a run of them each. `lists`: experts in
+// use, then for each its number, first pair and end. `blocks`: the same, `most` pairs of an expert at a time, unless
+// null.
 KERNEL __launch_bounds__(1024, 1)
     group_pairs(const u32 *chosen, u32 *lists, u32 *pairs, ExpertBlock *blocks, int experts, int n, int most) {
     extern __shared__ u32 counts[]; // [warps, experts]: pairs of a warp's, then where they go
@@ -177,8 +178,8 @@ KERNEL __launch_bounds__(1024, 1)
     __syncthreads();
     each([&](int pair, u32 e, u32 before) { pairs[all[e] + own[e] + __popc(before)] = pair; });
 }
-// The same of few pairs, which `chosen` holds in shared memory, with room for as many flags: a thread a pair compares it
-// with all others. Also makes the lists of ActiveExperts of both matrices, if `experts` is not null.
+// The same of few pairs, which `chosen` holds in shared memory, with room for as many flags: a thread a pair compares
+// it with all others. Also makes the lists of ActiveExperts of both matrices, if `experts` is not null.
 DEVICE void group_pairs_small(const u32 *chosen, u32 *lists, u32 *pairs, u32 *firsts, int n, const u64 *first_table,
                               const u64 *second_table, ActiveExpert *experts) {
     // Loaded early, by the threads that will store them.
@@ -224,8 +225,8 @@ DEVICE void group_pairs_small(const u32 *chosen, u32 *lists, u32 *pairs, u32 *fi
         list[2] = start + count;
     });
 }
-// Few rows: the first block routes, a warp a row, and sorts. The others compute a GLU that does not depend on it, a chunk
-// of a row each.
+// Few rows: the first block routes, a warp a row, and sorts. The others compute a GLU that does not depend on it, a
+// chunk of a row each.
 KERNEL __launch_bounds__(512) route_and_group(const float *scores, const float *scale, float *weights, u32 *lists,
                                               u32 *pairs, int experts, int top_k, int rows, GluArgs gate,
                                               const u64 *first_table, const u64 *second_table, ActiveExpert *list) {

@@ -224,7 +224,8 @@ struct PackedTile : L, CodeRegisters<L::CODE_WORDS>, ScaleRegisters<L::GROUPS, L
         }
     }
 
-    // One weight of a tile in memory, of row `row` & 15 and column `column` & 63, in f32 but for the scale of its row tile.
+    // One weight of a tile in memory, of row `row` & 15 and column `column` & 63, in f32 but for the scale of its row
+    // tile.
     DEVICE static float value(const u8 *tile, u32 row, int column) {
         const int half = row >> 3 & 1, c = column & 63, h = c >> 5, t = c >> 3 & 3, lane = (row & 7) * 4 + t,
                   at = c & 7;
