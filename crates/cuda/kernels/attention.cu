@@ -1,148 +1,87 @@
-// Keys and values, and attention over them, as attend.cuh says.
+// Attention over the paged KV cache, for every architecture: decoding and prompts, in f32 and on tensor cores
+// (mma.sync), and the merge of split-KV partial results. attention.cuh says how sums go, and goes before this.
+//
+//   global               shared                          registers
+//   q ── f16 ──────────> [query tiles] ────────────────> A ┐
+//   keys, page by page ─> (pipelined: stages of tiles) ─> B ┴ mma ─> scores ─ mask ─ softmax of a page ─┐ shared
+//   values ────────────> (pipelined: stages of tiles) ─> B ┐                       probabilities, f16 <─┘
+//                                     probabilities ───> A ┴ mma ─> unit's output ─> PartialOutput: global, then
+//                                                                                    attention_merge (split-KV)
+//                                                                                  └> RunningOutput: shared, then y
+//
+//   f32, or odd head sizes          attention_decode, attention_all            a block a row and head
+//   tensor cores, short windows     attention_decode_pages                     4 warps, 16 queries, a page at a time
+//   tensor cores                    attention_decode, attention_all            4 warps, 16 queries, a split at a time
+//   tensor cores, heads of 256 k    attention_pipelined_1, _2, _all            8 warps, 16 or 32 queries, multistage
 
-// Column `c` of key `index`, or its value, goes to its page of a head. Where tiles lie, a warp
-// has 32 columns that are a tile's.
-template <bool VALUE>
-__device__ __forceinline__ void remember(u8 *pages, u64 page_of_head, u32 index, int c, int head_dim, float v) {
-#if TILES
-    const int key = index % 32, column = c % 32, half = index % PAGE_ROWS / 32, row = VALUE ? column : key, i = VALUE ? key : column;
-    u8 *tile = pages + page_of_head * PAGE_BYTES + (VALUE ? half * (HEAD / 32) + c / 32 : c / 32 * 2 + half) * TILE_BYTES;
-#if KV == 3
-    // As quant::gguf writes a block; the largest scale whose codes all stay finite is 515.5.
-    v = fminf(fmaxf(v, -127.0f * 515.5f), 127.0f * 515.5f);
-    const float d = warp_max(fabsf(v)) / 127.0f, inverse = d == 0.0f ? 0.0f : 1.0f / d;
-    tile[row * 32 + lane_order(i)] = (u8) (int) roundf(v * inverse);
-    if (column == 0) ((u16 *) (tile + 1024))[VALUE ? lane_order(key) : key] = f32_to_f16(d);
-#else
-    ((Stored *) tile)[row / 8 * 256 + i / 8 * 64 + row % 8 * 8 + i % 8] = stored(v);
-#endif
-#else
-    ((Stored *) pages)[(page_of_head * PAGE_ROWS + index % PAGE_ROWS) * head_dim + c] = stored(v);
-#endif
-}
-
-// k, v: [n, K e] become the cache rows of the batch; a thread a value.
-KERNEL append(u8 *keys, u8 *values, const float *k, const float *v, Batch batch, int group, int heads, int head_dim, u64 n) {
-    in_order();
-    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    u32 row = (u32) (i / (heads * head_dim)), index = batch.index(row);
-    int head = (int) (i / head_dim % heads), c = (int) (i % head_dim);
-    u32 page = batch.table(batch.seq_of(row), group)[index / PAGE_ROWS];
-    if (page == NO_PAGE) return;
-    remember<false>(keys, (u64) page * heads + head, index, c, head_dim, k[i]);
-    remember<true>(values, (u64) page * heads + head, index, c, head_dim, v[i]);
-}
-
-// Norms of heads that take no notice of each other, and what is remembered of them:
-// norm_rope and rms_norm of rows.cu and `append` in one. Block (row, head), jobs one
-// after the other.
-struct Heads {
-    const float *x[3], *weight[3];
-    float *y[3]; // null: nobody asks
-    int first[4]; // head that starts a job; the last one ends them
-    int kind[3];  // 1: norm, 2: turn as well, 4: becomes keys, 8: becomes values
-    const float *frequencies;
-    Batch batch;
-    u8 *keys, *values;
-    int head_dim, offset, pairs, group;
-    float eps;
-};
-KERNEL __launch_bounds__(256) heads(Heads a) {
-    extern __shared__ float head[];
-    __shared__ float shared[32];
-    start_next();
-    const int row = blockIdx.x / a.first[3], all = blockIdx.x % a.first[3], e = a.head_dim;
-    const float *x = a.x[0], *weight = a.weight[0];
-    float *y = a.y[0];
-    int kind = a.kind[0], first = 0, heads = a.first[1];
-#pragma unroll
-    for (int i = 1; i < 3; i++)
-        if (all >= a.first[i]) { x = a.x[i]; weight = a.weight[i]; y = a.y[i]; kind = a.kind[i]; first = a.first[i]; heads = a.first[i + 1] - first; }
-    const u64 at = ((u64) row * heads + all - first) * e;
-    const Kept w = PARAMETER(weight, e);
-    Angles turn;
-    turn.find((float) a.batch.position(row), a.frequencies, e, a.offset, kind & 2 ? a.pairs : 0);
-    const u32 index = a.batch.index(row), page = kind & 12 ? a.batch.table(a.batch.seq_of(row), a.group)[index / PAGE_ROWS] : NO_PAGE;
-    wait_for_previous();
-    Kept k = keep(x + at, e);
-    if (kind & 1) normalise(k, e, a.eps, w, weight, shared);
-    put(head, e, k);
-    __syncthreads();
-    const u64 to = (u64) page * heads + all - first;
-    turn.each(head, e, a.offset, kind & 2 ? a.pairs : 0, [&](int c, float v) {
-        if (y) y[at + c] = v;
-        if (page == NO_PAGE) return;
-        if (kind & 4) remember<false>(a.keys, to, index, c, e, v);
-        if (kind & 8) remember<true>(a.values, to, index, c, e, v);
-    });
-}
-
-// Whether the blocks of a sequence take units that are pages one by one: where there are too
-// few splits for all multiprocessors.
-__device__ __forceinline__ bool by_pages(const Attend &a, u32 seq) {
+// Whether the blocks of a sequence take units that are pages one by one: where there are too few splits for all SMs.
+DEVICE bool blocks_take_pages(const AttentionArgs &a, u32 seq) {
     const u32 *of = a.batch.seq(seq);
-    return fine(a, a.batch.index(of[SEQ_START] + of[SEQ_ROWS] - 1));
+    return units_are_pages(a, a.batch.index(of[SEQ_START] + of[SEQ_ROWS] - 1));
 }
 
-// Adds what blocks have found of a row's units, `UNITS` of them at a time and 64 columns,
-// scaled to the largest maximum so far. Block (row, head, 64 columns); it also writes the
-// columns as products read them, where there are whole tiles.
-#define UNITS 64
-KERNEL __launch_bounds__(128) attend_merge(Attend a, Half h) {
-    __shared__ float2 found[UNITS][32]; // pairs of columns
-    __shared__ float2 of_unit[UNITS];   // factor and sum
-    start_next();
+// Merges the partial results of a row's units, MERGE_UNITS of them at a time and 64 columns, rescaled to the largest
+// maximum so far. Block (row, head, 64 columns); it also stores the columns as Activations, where there are whole
+// tiles.
+#define MERGE_UNITS 64
+KERNEL __launch_bounds__(128) attention_merge(AttentionArgs a, Activations h) {
+    __shared__ float2 found[MERGE_UNITS][32]; // pairs of columns
+    __shared__ float2 of_unit[MERGE_UNITS];   // factor and sum
+    pdl_launch();
     const int lane = threadIdx.x & 31, tiles = (a.head_dim + 63) / 64;
     const u32 head = blockIdx.x / tiles, row = head / a.heads;
     const int column = blockIdx.x % tiles * 64 + 2 * lane;
     u32 begin, end;
-    visible(a, row, begin, end);
-    const int count = (int) units_of(a, begin, end);
+    visible_keys(a, row, begin, end);
+    const int count = (int) unit_count(a, begin, end);
     const float *p = a.partials + (u64) head * a.units * (2 + a.head_dim);
-    wait_for_previous();
-    float most = -INFINITE, sum = 0.0f;
+    pdl_wait();
+    float most = -INF, sum = 0.0f;
     float2 o = make_float2(0.0f, 0.0f);
-    for (int base = 0; base < count; base += UNITS) {
-        __syncthreads(); // what was found before is used
-        // Warps but the first, which finds factors meanwhile, bring units.
+    for (int base = 0; base < count; base += MERGE_UNITS) {
+        __syncthreads(); // nobody reads the units before
+
+        // All warps but the first load units; it finds their factors meanwhile.
 #pragma unroll 4
-        for (int i = (int) (threadIdx.x >> 5) - 1; i >= 0 && i < UNITS && base + i < count; i += 3) {
+        for (int i = (int) (threadIdx.x >> 5) - 1; i >= 0 && i < MERGE_UNITS && base + i < count; i += 3) {
             const float *from = p + (u64) (base + i) * (2 + a.head_dim) + 2 + column;
-#if TILES
+#if TENSOR_CORES
             const bool real = column < a.head_dim;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" :: "r"(shared_at(&found[i][lane])), "l"(real ? from : p), "r"(real ? 8 : 0) : "memory");
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(smem_address(&found[i][lane])),
+                         "l"(real ? from : p), "r"(real ? 8 : 0)
+                         : "memory");
 #else
             found[i][lane].x = column < a.head_dim ? from[0] : 0.0f;
             found[i][lane].y = column + 1 < a.head_dim ? from[1] : 0.0f;
 #endif
         }
         if (threadIdx.x < 32) {
-            float max[UNITS / 32], part[UNITS / 32], now = most;
+            float max[MERGE_UNITS / 32], part[MERGE_UNITS / 32], now = most;
 #pragma unroll
-            for (int j = 0; j < UNITS / 32; j++) {
+            for (int j = 0; j < MERGE_UNITS / 32; j++) {
                 const int i = base + j * 32 + lane;
                 const float *from = p + (u64) i * (2 + a.head_dim);
-                max[j] = i < count ? from[0] : -INFINITE;
+                max[j] = i < count ? from[0] : -INF;
                 part[j] = i < count ? from[1] : 0.0f;
                 now = larger(max[j], now);
             }
             now = warp_max(now);
 #pragma unroll
-            for (int j = 0; j < UNITS / 32; j++) of_unit[j * 32 + lane] = make_float2(rescale(max[j], now), part[j]);
-            const float before = rescale(most, now);
+            for (int j = 0; j < MERGE_UNITS / 32; j++)
+                of_unit[j * 32 + lane] = make_float2(softmax_rescale(max[j], now), part[j]);
+            const float before = softmax_rescale(most, now);
             o.x *= before;
             o.y *= before;
             sum *= before;
             most = now;
         }
-#if TILES
+#if TENSOR_CORES
         asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
         __syncthreads();
         if (threadIdx.x < 32)
 #pragma unroll 8
-            for (int i = 0; i < UNITS && base + i < count; i++) {
+            for (int i = 0; i < MERGE_UNITS && base + i < count; i++) {
                 const float2 f = of_unit[i], v = found[i][lane];
                 o.x = fmaf(v.x, f.x, o.x);
                 o.y = fmaf(v.y, f.x, o.y);
@@ -155,26 +94,30 @@ KERNEL __launch_bounds__(128) attend_merge(Attend a, Half h) {
     float *y = a.y + (u64) head * a.head_dim + column;
     if (column < a.head_dim) y[0] = o.x;
     if (column + 1 < a.head_dim) y[1] = o.y;
-    if (h.kp) put_half(h, row, (head % a.heads * a.head_dim + column) / 64, o.x, o.y);
+    if (h.stride) store_activation_tile(h, row, (head % a.heads * a.head_dim + column) / 64, o.x, o.y);
 }
-#if !TILES
+#if !TENSOR_CORES
 #define LN2 0.69314718055994530942f
-// One split of one row and head by a block of 128 threads. Scores: a warp a key,
-// 32 partial sums and a tree. Then a thread a column, keys ascending.
-__device__ __forceinline__ void partial(const Attend &a, u32 row, int head, u32 split, u32 begin, u32 end, const float *q, float *scores, float *shared, float &max, float &sum, float (&o)[4]) {
+// One split of one row and head by 128 threads. Scores: a warp a key, 32 partial sums and a tree. Then a thread a
+// column, keys ascending.
+DEVICE void split_attention(const AttentionArgs &a, u32 row, int head, u32 split, u32 begin, u32 end, const float *q,
+                            float *scores, float *shared, float &max, float &sum, float (&o)[4]) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, e = a.head_dim;
-    const u32 first = split * SPLIT > begin ? split * SPLIT : begin, last = (split + 1) * SPLIT < end ? (split + 1) * SPLIT : end;
+    const u32 first = split * SPLIT_KEYS > begin ? split * SPLIT_KEYS : begin,
+              last = (split + 1) * SPLIT_KEYS < end ? (split + 1) * SPLIT_KEYS : end;
     const u32 *table = a.batch.table(a.batch.seq_of(row), a.group);
     const int kv_head = head / (a.heads / a.kv_heads);
-    auto at = [&](u32 key) { return (((u64) table[key / PAGE_ROWS] * a.kv_heads + kv_head) * PAGE_ROWS + key % PAGE_ROWS) * e; };
-    for (int i = threadIdx.x; i < SPLIT; i += 128) scores[i] = -INFINITE;
+    auto at = [&](u32 key) {
+        return (((u64) table[key / PAGE_ROWS] * a.kv_heads + kv_head) * PAGE_ROWS + key % PAGE_ROWS) * e;
+    };
+    for (int i = threadIdx.x; i < SPLIT_KEYS; i += 128) scores[i] = -INF;
     __syncthreads();
     for (u32 key = first + warp; key < last; key += 4) {
-        const Stored *k = (const Stored *) a.keys + at(key);
+        const KvElement *k = (const KvElement *) a.keys + at(key);
         float s = 0.0f;
-        for (int c = lane; c < e; c += 32) s = fmaf(q[c], read(k[c]), s);
+        for (int c = lane; c < e; c += 32) s = fmaf(q[c], from_kv(k[c]), s);
         s = warp_sum(s) * (a.scale * LOG2E);
-        if (lane == 0) scores[key % SPLIT] = s;
+        if (lane == 0) scores[key % SPLIT_KEYS] = s;
     }
     __syncthreads();
     float s0 = scores[threadIdx.x], s1 = scores[threadIdx.x + 128];
@@ -194,51 +137,54 @@ __device__ __forceinline__ void partial(const Attend &a, u32 row, int head, u32 
 #pragma unroll
     for (int i = 0; i < 4; i++) o[i] = 0.0f;
     for (u32 key = first; key < last; key++) {
-        const Stored *v = (const Stored *) a.values + at(key);
-        const float p = scores[key % SPLIT];
+        const KvElement *v = (const KvElement *) a.values + at(key);
+        const float p = scores[key % SPLIT_KEYS];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if ((int) threadIdx.x + i * 128 < e) o[i] = fmaf(p, read(v[threadIdx.x + i * 128]), o[i]);
+            if ((int) threadIdx.x + i * 128 < e) o[i] = fmaf(p, from_kv(v[threadIdx.x + i * 128]), o[i]);
     }
     __syncthreads();
 }
-__device__ __forceinline__ void load_query(const Attend &a, u32 row, int head, float *q) {
+DEVICE void load_query(const AttentionArgs &a, u32 row, int head, float *q) {
     for (int c = threadIdx.x; c < a.head_dim; c += 128) q[c] = a.q[((u64) row * a.heads + head) * a.head_dim + c];
     __syncthreads();
 }
 // Few rows: block (row head, i) takes the splits i, i + gridDim.y, ….
-KERNEL __launch_bounds__(128, 2) attend_splits(Attend a) {
-    __shared__ float q[512], scores[SPLIT], shared[8];
-    in_order();
+KERNEL __launch_bounds__(128, 2) attention_decode(AttentionArgs a) {
+    __shared__ float q[512], scores[SPLIT_KEYS], shared[8];
+    pdl_sync();
     const u32 row = blockIdx.x / a.heads;
     const int head = blockIdx.x % a.heads;
     u32 begin, end;
-    visible(a, row, begin, end);
+    visible_keys(a, row, begin, end);
     load_query(a, row, head, q);
-    for (u32 split = begin / SPLIT + blockIdx.y; split < (end + SPLIT - 1) / SPLIT; split += gridDim.y) {
+    for (u32 split = begin / SPLIT_KEYS + blockIdx.y; split < (end + SPLIT_KEYS - 1) / SPLIT_KEYS; split += gridDim.y) {
         float max, sum, o[4];
-        partial(a, row, head, split, begin, end, q, scores, shared, max, sum, o);
-        float *out = a.partials + ((u64) blockIdx.x * a.units + split - begin / SPLIT) * (2 + a.head_dim);
-        if (threadIdx.x == 0) { out[0] = max; out[1] = sum; }
+        split_attention(a, row, head, split, begin, end, q, scores, shared, max, sum, o);
+        float *out = a.partials + ((u64) blockIdx.x * a.units + split - begin / SPLIT_KEYS) * (2 + a.head_dim);
+        if (threadIdx.x == 0) {
+            out[0] = max;
+            out[1] = sum;
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if ((int) threadIdx.x + i * 128 < a.head_dim) out[2 + threadIdx.x + i * 128] = o[i];
     }
 }
-// Many rows: a block walks all splits of one row and head.
-KERNEL __launch_bounds__(128) attend_all(Attend a) {
-    __shared__ float q[512], scores[SPLIT], shared[8];
-    in_order();
+// Many rows: a block takes all splits of one row and head, one after the other.
+KERNEL __launch_bounds__(128) attention_all(AttentionArgs a) {
+    __shared__ float q[512], scores[SPLIT_KEYS], shared[8];
+    pdl_sync();
     const u32 row = blockIdx.x / a.heads;
     const int head = blockIdx.x % a.heads;
     u32 begin, end;
-    visible(a, row, begin, end);
+    visible_keys(a, row, begin, end);
     load_query(a, row, head, q);
-    float max = -INFINITE, sum = 0.0f, o[4] = {0, 0, 0, 0};
-    for (u32 split = begin / SPLIT; split < (end + SPLIT - 1) / SPLIT; split++) {
+    float max = -INF, sum = 0.0f, o[4] = {0, 0, 0, 0};
+    for (u32 split = begin / SPLIT_KEYS; split < (end + SPLIT_KEYS - 1) / SPLIT_KEYS; split++) {
         float max2, sum2, o2[4];
-        partial(a, row, head, split, begin, end, q, scores, shared, max2, sum2, o2);
-        const float now = larger(max, max2), before = rescale(max, now), f = rescale(max2, now);
+        split_attention(a, row, head, split, begin, end, q, scores, shared, max2, sum2, o2);
+        const float now = larger(max, max2), before = softmax_rescale(max, now), f = softmax_rescale(max2, now);
         max = now;
         sum = fmaf(sum2, f, sum * before);
 #pragma unroll
@@ -246,28 +192,33 @@ KERNEL __launch_bounds__(128) attend_all(Attend a) {
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if ((int) threadIdx.x + i * 128 < a.head_dim) a.y[(u64) blockIdx.x * a.head_dim + threadIdx.x + i * 128] = o[i] / sum;
+        if ((int) threadIdx.x + i * 128 < a.head_dim)
+            a.y[(u64) blockIdx.x * a.head_dim + threadIdx.x + i * 128] = o[i] / sum;
 }
 #else
 // ---- tensor cores: a block takes tiles of 16 queries of one sequence and key head. Queries and
 // probabilities are rounded to f16. Products take 16 head columns, or keys, at a time.
 
-extern __shared__ __align__(16) u8 memory[];
-#define PART (QUERIES * HEAD) // of the queries in shared memory: [HEAD / 32, QUERIES, 32], no two lanes in a bank
+extern __shared__ __align__(16) u8 smem[];
+// A tile of queries in shared memory: [HEAD_DIM / 32, TILE_QUERIES, 32], no two lanes in a bank.
+#define QUERY_TILE_ELEMENTS (TILE_QUERIES * HEAD_DIM)
 
-__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+DEVICE void mma_m16n8k16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-// What the lane multiplies of a tile's rows 8 n to 8 n + 7, in memory or SHARED.
+DEVICE u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+// The lane's B fragments of rows 8 n to 8 n + 7 of a tile, in global memory or SHARED: 32 columns as f16 pairs.
 template <bool VALUES, bool SHARED>
-__device__ __forceinline__ uint4 neighbours(const u8 *tile, int n) {
+DEVICE uint4 load_fragment(const u8 *tile, int n) {
     const int lane = threadIdx.x & 31;
-#if KV == 3
+#if KV_FORMAT == 3
     auto two = [](u32 codes, u32 scales) { // codes are 1152 less than the number that 0x64 makes of their bytes
         u32 v;
-        asm("{.reg .b32 v; sub.f16x2 v, %1, %2; mul.f16x2 %0, v, %3;}" : "=r"(v) : "r"(codes), "r"(0x64806480), "r"(scales));
+        asm("{.reg .b32 v; sub.f16x2 v, %1, %2; mul.f16x2 %0, v, %3;}"
+            : "=r"(v)
+            : "r"(codes), "r"(0x64806480), "r"(scales));
         return v;
     };
     const int row = 8 * n + (lane >> 2), t = lane & 3;
@@ -283,11 +234,16 @@ __device__ __forceinline__ uint4 neighbours(const u8 *tile, int n) {
         scales.x = scales.y = scales.z = scales.w = scale | scale << 16;
     }
     const u32 low = codes.x ^ 0x80808080, high = codes.y ^ 0x80808080;
-    return make_uint4(two(__byte_perm(low, 0x64646464, 0x4140), scales.x), two(__byte_perm(low, 0x64646464, 0x4342), scales.y), two(__byte_perm(high, 0x64646464, 0x4140), scales.z), two(__byte_perm(high, 0x64646464, 0x4342), scales.w));
+    return make_uint4(
+        two(__byte_perm(low, 0x64646464, 0x4140), scales.x), two(__byte_perm(low, 0x64646464, 0x4342), scales.y),
+        two(__byte_perm(high, 0x64646464, 0x4140), scales.z), two(__byte_perm(high, 0x64646464, 0x4342), scales.w));
 #else
     uint4 v;
     if (SHARED) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(shared_at(tile + n * 512 + lane * 16)) : "memory");
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(smem_address(tile + n * 512 + lane * 16))
+                     : "memory");
     } else {
         const u32 *from = (const u32 *) (tile + n * 512) + lane;
         v = make_uint4(__ldg(from), __ldg(from + 32), __ldg(from + 64), __ldg(from + 96));
@@ -296,162 +252,182 @@ __device__ __forceinline__ uint4 neighbours(const u8 *tile, int n) {
 #endif
 }
 
-// Each tile of queries to shared memory, four loads at once.
-__device__ __forceinline__ void load_queries(const Attend &a, const Queries &own, u16 *to, int tiles = 1) {
-    for (int from = threadIdx.x; from < tiles * PART / 4; from += 4 * blockDim.x) {
+// Loads tiles of queries to shared memory, four loads at once.
+DEVICE void load_queries(const AttentionArgs &a, const QueryTile &own, u16 *to, int tiles = 1) {
+    for (int from = threadIdx.x; from < tiles * QUERY_TILE_ELEMENTS / 4; from += 4 * blockDim.x) {
         float4 v[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const int i = from + j * blockDim.x;
-            v[j] = own.load(a, i / (HEAD / 4), i % (HEAD / 4) * 4);
+            v[j] = own.load(a, i / (HEAD_DIM / 4), i % (HEAD_DIM / 4) * 4);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const int i = from + j * blockDim.x, q = i / (HEAD / 4), c = i % (HEAD / 4) * 4;
-            if (q >= tiles * QUERIES) break;
-            u16 *part = to + q / QUERIES * PART + c / 32 * QUERIES * 32 + q % QUERIES * 32 + lane_order(c % 32);
-            const uint2 two = Queries::rounded(v[j]);
+            const int i = from + j * blockDim.x, q = i / (HEAD_DIM / 4), c = i % (HEAD_DIM / 4) * 4;
+            if (q >= tiles * TILE_QUERIES) break;
+            u16 *part = to + q / TILE_QUERIES * QUERY_TILE_ELEMENTS + c / 32 * TILE_QUERIES * 32 +
+                        q % TILE_QUERIES * 32 + interleave_index(c % 32);
+            const uint2 two = QueryTile::to_f16(v[j]);
             *(u32 *) part = two.x;
             *(u32 *) (part + 8) = two.y;
         }
     }
 }
-// Scores of 32 columns more of a tile of queries and 8 N keys, as the lane finds its own.
+// Adds the products of 32 columns more to the scores of a tile of queries and 8 N keys.
 template <int N>
-__device__ __forceinline__ void add_scores(float (&s)[N][4], const u16 *queries, const uint4 (&k)[N]) {
+DEVICE void mma_scores(float (&s)[N][4], const u16 *queries, const uint4 (&k)[N]) {
     const uint4 q0 = *(const uint4 *) queries, q1 = *(const uint4 *) (queries + 8 * 32);
 #pragma unroll
     for (int j = 0; j < 2; j++)
 #pragma unroll
         for (int n = 0; n < N; n++)
-            mma(s[n], word(q0, 2 * j), word(q1, 2 * j), word(q0, 2 * j + 1), word(q1, 2 * j + 1), word(k[n], 2 * j), word(k[n], 2 * j + 1));
+            mma_m16n8k16(s[n], word(q0, 2 * j), word(q1, 2 * j), word(q0, 2 * j + 1), word(q1, 2 * j + 1),
+                         word(k[n], 2 * j), word(k[n], 2 * j + 1));
 }
-// o += probabilities of 16 keys times values; `v` are those of number `j` of 2 by 8 columns each.
+// o += probabilities of 16 keys times values; `v` are the fragments of 32 keys, of which these are half `j`.
 template <int N>
-__device__ __forceinline__ void weigh(float (&o)[N][4], const uint4 &p, const uint4 (&v)[N], int j) {
+DEVICE void mma_values(float (&o)[N][4], const uint4 &p, const uint4 (&v)[N], int j) {
 #pragma unroll
-    for (int n = 0; n < N; n++) mma(o[n], p.x, p.y, p.z, p.w, word(v[n], 2 * j), word(v[n], 2 * j + 1));
+    for (int n = 0; n < N; n++) mma_m16n8k16(o[n], p.x, p.y, p.z, p.w, word(v[n], 2 * j), word(v[n], 2 * j + 1));
 }
 template <int N>
-__device__ __forceinline__ void clear(float (&v)[N][4]) {
+DEVICE void clear(float (&v)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) v[n][i] = 0.0f;
 }
-// What the lane has of a page's 8 keys of number `n` and 32 columns of number `b`, and of 8
-// columns' values of half the keys.
-__device__ __forceinline__ uint4 load_key(const u8 *page, int b, int n) { return neighbours<false, false>(page + (b * 2 + n / 4) * TILE_BYTES, n % 4); }
-__device__ __forceinline__ uint4 load_value(const u8 *page, int column, int half) { return neighbours<true, false>(page + (half * (HEAD / 32) + column / 32) * TILE_BYTES, column % 32 / 8); }
-// Asks for a page's keys and values: what another kernel writes of them meanwhile is
-// read from the same cache.
-__device__ __forceinline__ void ask_page(const Attend &a, u32 page, int kv_head) {
+// Fragments of a page in global memory: keys 8 n to 8 n + 7 by columns 32 b to 32 b + 31, and 8 columns of half the
+// values.
+DEVICE uint4 load_key(const u8 *page, int b, int n) {
+    return load_fragment<false, false>(page + (b * 2 + n / 4) * KV_TILE_BYTES, n % 4);
+}
+DEVICE uint4 load_value(const u8 *page, int column, int half) {
+    return load_fragment<true, false>(page + (half * (HEAD_DIM / 32) + column / 32) * KV_TILE_BYTES, column % 32 / 8);
+}
+// Prefetches a page's keys and values into L2; what another kernel appends meanwhile is read from the same cache.
+DEVICE void prefetch_page(const AttentionArgs &a, u32 page, int kv_head) {
 #if __CUDA_ARCH__ >= 900
     const int lane = threadIdx.x & 31;
     const u8 *from = lane == 0 ? a.keys : a.values;
     if (lane < 2 && page != NO_PAGE)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from + ((u64) page * a.kv_heads + kv_head) * PAGE_BYTES), "n"(PAGE_BYTES) : "memory");
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + ((u64) page * a.kv_heads + kv_head) *
+                                                                                   KV_PAGE_BYTES),
+                     "n"(KV_PAGE_BYTES)
+                     : "memory");
 #endif
 }
 
-// Where the results of the lane's two queries of a unit go: to memory, for attend_merge, if
-// they see any of it.
-struct Partials {
-    const Attend &a;
-    const Queries &own;
+// Stores the results of the lane's two queries of a unit for attention_merge (split-KV), if they see any of it.
+struct PartialOutput {
+    const AttentionArgs &a;
+    const QueryTile &own;
     u32 at[2]; // an address would take two registers
-    __device__ __forceinline__ void unit(u32 key, const float (&max)[2], const float (&sum)[2]) {
+    DEVICE void unit(u32 key, const float (&max)[2], const float (&sum)[2]) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int q = (threadIdx.x & 31) / 4 + 8 * i;
             at[i] = ~0u;
             if (q >= own.count) continue;
-            const u32 local = unit_of(a, key) - unit_of(a, own.begin[i]);
-            if (local >= units_of(a, own.begin[i], own.end[i])) continue;
-            at[i] = ((own.row(q) * a.heads + own.head(q)) * a.units + local) * (2 + HEAD);
-            if (threadIdx.x % 4 == 0 && threadIdx.x < 32) *(float2 *) (a.partials + at[i]) = make_float2(max[i], sum[i]);
+            const u32 local = unit_index(a, key) - unit_index(a, own.begin[i]);
+            if (local >= unit_count(a, own.begin[i], own.end[i])) continue;
+            at[i] = ((own.row(q) * a.heads + own.head(q)) * a.units + local) * (2 + HEAD_DIM);
+            if (threadIdx.x % 4 == 0 && threadIdx.x < 32)
+                *(float2 *) (a.partials + at[i]) = make_float2(max[i], sum[i]);
         }
     }
-    // 8 N columns from number `first` on; the second argument counts eights of columns of the warp.
-    template <int N> __device__ __forceinline__ void columns(int first, int, const float (&o)[N][4]) const {
+    // Output of 8 N columns from number `first` on; the second argument counts groups of 8 columns of the warp.
+    template <int N>
+    DEVICE void columns(int first, int, const float (&o)[N][4]) const {
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (at[i] != ~0u)
 #pragma unroll
                 for (int n = 0; n < N; n++)
-                    *(float2 *) (a.partials + at[i] + 2 + first + n * 8 + 2 * (threadIdx.x & 3)) = make_float2(o[n][2 * i], o[n][2 * i + 1]);
+                    *(float2 *) (a.partials + at[i] + 2 + first + n * 8 + 2 * (threadIdx.x & 3)) =
+                        make_float2(o[n][2 * i], o[n][2 * i + 1]);
     }
 };
-// Or to shared memory, where they are added.
-struct Total {
+// Adds the results of units in shared memory (online softmax).
+struct RunningOutput {
     float4 *of; // of the thread, every 128th
     float max[2], sum[2], before[2], factor[2];
-    __device__ __forceinline__ void unit(u32, const float (&of_max)[2], const float (&of_sum)[2]) {
+    DEVICE void unit(u32, const float (&of_max)[2], const float (&of_sum)[2]) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float now = larger(of_max[i], max[i]);
-            before[i] = rescale(max[i], now);
-            factor[i] = rescale(of_max[i], now);
+            before[i] = softmax_rescale(max[i], now);
+            factor[i] = softmax_rescale(of_max[i], now);
             max[i] = now;
             sum[i] = fmaf(of_sum[i], factor[i], sum[i] * before[i]);
         }
     }
-    template <int N> __device__ __forceinline__ void columns(int, int number, const float (&o)[N][4]) const {
+    template <int N>
+    DEVICE void columns(int, int number, const float (&o)[N][4]) const {
 #pragma unroll
         for (int n = 0; n < N; n++) {
             float4 &v = of[(number + n) * 128];
-            v = make_float4(fmaf(o[n][0], factor[0], v.x * before[0]), fmaf(o[n][1], factor[0], v.y * before[0]), fmaf(o[n][2], factor[1], v.z * before[1]), fmaf(o[n][3], factor[1], v.w * before[1]));
+            v = make_float4(fmaf(o[n][0], factor[0], v.x * before[0]), fmaf(o[n][1], factor[0], v.y * before[0]),
+                            fmaf(o[n][2], factor[1], v.z * before[1]), fmaf(o[n][3], factor[1], v.w * before[1]));
         }
     }
 };
 
-// A block of W warps takes a unit: each warp first some of its keys and then some of the head's
-// columns, WIDE eights of them at a time. SCORES floats are [8, QUERIES, 8] of a page.
-#define SCORES 1024
-template <int W> struct Shares {
-    static constexpr int COLUMNS = HEAD / W, N = 8 / W, EIGHTS = COLUMNS / 8;
-    static constexpr int WIDE = EIGHTS % 8 == 0 ? 8 : EIGHTS % 4 == 0 ? 4 : EIGHTS % 2 == 0 ? 2 : 1;
-    // The warp's scores of page `at`, to where all warps find them, and those of all.
-    __device__ __forceinline__ static void put(const Attend &a, const Queries &own, float (&mine)[N][4], u32 at, float *scores) {
+// How W warps split a unit: each first has some of its keys, then some of the head's columns, GROUP times 8 at a time.
+// PAGE_SCORES floats are [8, TILE_QUERIES, 8] of a page.
+#define PAGE_SCORES 1024
+template <int W>
+struct WarpSplit {
+    static constexpr int COLUMNS = HEAD_DIM / W, N = 8 / W, COLUMN_GROUPS = COLUMNS / 8;
+    static constexpr int GROUP = COLUMN_GROUPS % 8 == 0   ? 8
+                                 : COLUMN_GROUPS % 4 == 0 ? 4
+                                 : COLUMN_GROUPS % 2 == 0 ? 2
+                                                          : 1;
+    // Masks and stores the warp's scores of page `at` for all warps; `get` has the softmax of all of them.
+    DEVICE static void put(const AttentionArgs &a, const QueryTile &own, float (&mine)[N][4], u32 at, float *scores) {
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
         for (int n = 0; n < N; n++) {
             own.mask(mine[n], at, N * warp + n, a.scale * LOG2E);
 #pragma unroll
-            for (int i = 0; i < 4; i += 2) *(float2 *) (scores + ((N * warp + n) * QUERIES + lane / 4 + 4 * i) * 8 + 2 * (lane & 3)) = make_float2(mine[n][i], mine[n][i + 1]);
+            for (int i = 0; i < 4; i += 2)
+                *(float2 *) (scores + ((N * warp + n) * TILE_QUERIES + lane / 4 + 4 * i) * 8 + 2 * (lane & 3)) =
+                    make_float2(mine[n][i], mine[n][i + 1]);
         }
     }
-    __device__ __forceinline__ static Powers get(const float *scores) {
+    DEVICE static PageSoftmax get(const float *scores) {
         const int lane = threadIdx.x & 31;
         float s[8][4];
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
-                const float2 v = *(const float2 *) (scores + (n * QUERIES + lane / 4 + 4 * i) * 8 + 2 * (lane & 3));
+                const float2 v =
+                    *(const float2 *) (scores + (n * TILE_QUERIES + lane / 4 + 4 * i) * 8 + 2 * (lane & 3));
                 s[n][i] = v.x;
                 s[n][i + 1] = v.y;
             }
-        return Powers(s);
+        return PageSoftmax(s);
     }
 };
-// The largest of 1 to `most` that divides `n`.
+// The largest divisor of `n` that is at most `most`.
 constexpr int divisor(int n, int most) { return n % most ? divisor(n, most - 1) : most; }
-// Page `at`, which lies at `page`. `load` brings the queries while keys and values are on their way.
+// A unit that is page `at`, which lies at `page`. `load` loads the queries while keys and values are on their way.
 template <int W, class Load, class Out>
-__device__ __forceinline__ void attend_page(const Attend &a, const Queries &own, u32 page, u32 at, const u16 *queries, float *scores, Load load, Out &out) {
-    typedef Shares<W> Of;
-    constexpr int N = Of::N, WIDE = Of::WIDE, AHEAD = divisor(HEAD / 32, 16 / N);
+DEVICE void attend_page(const AttentionArgs &a, const QueryTile &own, u32 page, u32 at, const u16 *queries,
+                        float *scores, Load load, Out &out) {
+    typedef WarpSplit<W> Of;
+    constexpr int N = Of::N, GROUP = Of::GROUP, AHEAD = divisor(HEAD_DIM / 32, 16 / N);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const u64 base = ((u64) page * a.kv_heads + own.kv_head) * PAGE_BYTES;
-    uint4 k[AHEAD][N], v[2][WIDE];
+    const u64 base = ((u64) page * a.kv_heads + own.kv_head) * KV_PAGE_BYTES;
+    uint4 k[AHEAD][N], v[2][GROUP];
     auto load_keys = [&](int b) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
 #pragma unroll
             for (int n = 0; n < N; n++) k[i][n] = load_key(a.keys + base, b + i, N * warp + n);
     };
-    // The first or the second half of the columns that a warp takes at a time.
+    // Columns `from` to `to` of the groups that a warp takes at a time.
     auto load_values = [&](int c, int from, int to) {
 #pragma unroll
         for (int b = 0; b < 2; b++)
@@ -459,69 +435,71 @@ __device__ __forceinline__ void attend_page(const Attend &a, const Queries &own,
             for (int n = from; n < to; n++) v[b][n] = load_value(a.values + base, warp * Of::COLUMNS + (c + n) * 8, b);
     };
     load_keys(0);
-    load_values(0, 0, WIDE / 2);
+    load_values(0, 0, GROUP / 2);
     load();
-    __syncthreads(); // the queries are there, and the scores before are used
+    __syncthreads(); // the queries are there, and nobody reads the scores before
     float mine[N][4];
     clear(mine);
 #pragma unroll 1
-    for (int b = 0; b < HEAD / 32; b += AHEAD) {
+    for (int b = 0; b < HEAD_DIM / 32; b += AHEAD) {
         if (b > 0) load_keys(b);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) add_scores(mine, queries + (b + i) * QUERIES * 32 + g * 32 + 8 * t, k[i]);
+        for (int i = 0; i < AHEAD; i++) mma_scores(mine, queries + (b + i) * TILE_QUERIES * 32 + g * 32 + 8 * t, k[i]);
     }
-    load_values(0, WIDE / 2, WIDE);
+    load_values(0, GROUP / 2, GROUP);
     Of::put(a, own, mine, at, scores);
     __syncthreads();
-    const Powers p = Of::get(scores);
+    const PageSoftmax p = Of::get(scores);
     out.unit(at * PAGE_ROWS, p.max, p.sum);
 #pragma unroll 1
-    for (int c = 0; c < Of::EIGHTS; c += WIDE) {
-        if (c > 0) load_values(c, 0, WIDE);
-        float o[WIDE][4];
+    for (int c = 0; c < Of::COLUMN_GROUPS; c += GROUP) {
+        if (c > 0) load_values(c, 0, GROUP);
+        float o[GROUP][4];
         clear(o);
 #pragma unroll
-        for (int j = 0; j < 4; j++) weigh(o, p.keys(j), v[j / 2], j % 2);
+        for (int j = 0; j < 4; j++) mma_values(o, p.keys(j), v[j / 2], j % 2);
         out.columns(warp * Of::COLUMNS + c * 8, c, o);
     }
 }
-// A split, whose page `lane` lies at the lane's `pages`.
+// A unit that is a split, or its pages as units; the lane's `pages` is page number `lane`.
 template <int W, class Out>
-__device__ __forceinline__ void attend_split(const Attend &a, const Queries &own, u32 pages, u32 split, const u16 *queries, float *scores, Out &out) {
-    typedef Shares<W> Of;
+DEVICE void attend_split(const AttentionArgs &a, const QueryTile &own, u32 pages, u32 split, const u16 *queries,
+                         float *scores, Out &out) {
+    typedef WarpSplit<W> Of;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const u8 *keys = a.keys + (u64) own.kv_head * PAGE_BYTES, *values = a.values + (u64) own.kv_head * PAGE_BYTES;
-    __syncthreads(); // the scores before are used
+    const u8 *keys = a.keys + (u64) own.kv_head * KV_PAGE_BYTES, *values = a.values + (u64) own.kv_head * KV_PAGE_BYTES;
+    __syncthreads(); // nobody reads the scores before
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
         const u32 page = __shfl_sync(~0u, pages, i);
         float mine[Of::N][4];
         clear(mine);
 #pragma unroll 2
-        for (int b = 0; page != NO_PAGE && b < HEAD / 32; b++) {
+        for (int b = 0; page != NO_PAGE && b < HEAD_DIM / 32; b++) {
             uint4 k[Of::N];
 #pragma unroll
-            for (int n = 0; n < Of::N; n++) k[n] = load_key(keys + (u64) page * a.kv_heads * PAGE_BYTES, b, Of::N * warp + n);
-            add_scores(mine, queries + b * QUERIES * 32 + g * 32 + 8 * t, k);
+            for (int n = 0; n < Of::N; n++)
+                k[n] = load_key(keys + (u64) page * a.kv_heads * KV_PAGE_BYTES, b, Of::N * warp + n);
+            mma_scores(mine, queries + b * TILE_QUERIES * 32 + g * 32 + 8 * t, k);
         }
-        Of::put(a, own, mine, split * 4 + i, scores + i * SCORES);
+        Of::put(a, own, mine, split * 4 + i, scores + i * PAGE_SCORES);
     }
     __syncthreads();
     uint4 p[4][4];
     float2 found[2][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const Powers of = Of::get(scores + i * SCORES);
+        const PageSoftmax of = Of::get(scores + i * PAGE_SCORES);
 #pragma unroll
         for (int j = 0; j < 4; j++) p[i][j] = of.keys(j);
         found[0][i] = make_float2(of.max[0], of.sum[0]);
         found[1][i] = make_float2(of.max[1], of.sum[1]);
     }
-    const Together first([&](int i) { return found[0][i]; }), second([&](int i) { return found[1][i]; });
-    out.unit(split * SPLIT, {first.max, second.max}, {first.sum, second.sum});
+    const SplitSoftmax first([&](int i) { return found[0][i]; }), second([&](int i) { return found[1][i]; });
+    out.unit(split * SPLIT_KEYS, {first.max, second.max}, {first.sum, second.sum});
 #pragma unroll 1
-    for (int c = 0; c < Of::EIGHTS; c += Of::WIDE) {
-        float o[Of::WIDE][4];
+    for (int c = 0; c < Of::COLUMN_GROUPS; c += Of::GROUP) {
+        float o[Of::GROUP][4];
         clear(o);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -529,29 +507,37 @@ __device__ __forceinline__ void attend_split(const Attend &a, const Queries &own
             if (page == NO_PAGE) continue;
 #pragma unroll
             for (int b = 0; b < 2; b++) {
-                uint4 v[Of::WIDE];
+                uint4 v[Of::GROUP];
 #pragma unroll
-                for (int n = 0; n < Of::WIDE; n++) v[n] = load_value(values + (u64) page * a.kv_heads * PAGE_BYTES, warp * Of::COLUMNS + (c + n) * 8, b);
+                for (int n = 0; n < Of::GROUP; n++)
+                    v[n] = load_value(values + (u64) page * a.kv_heads * KV_PAGE_BYTES,
+                                      warp * Of::COLUMNS + (c + n) * 8, b);
 #pragma unroll
-                for (int j = 0; j < 2; j++) weigh(o, scaled(p[i][2 * b + j], first.by[i], second.by[i]), v, j);
+                for (int j = 0; j < 2; j++)
+                    mma_values(o, rescale_fragment(p[i][2 * b + j], first.rescales[i], second.rescales[i]), v, j);
             }
         }
         out.columns(warp * Of::COLUMNS + c * 8, c, o);
     }
 }
 // A block of 4 warps and 16 queries takes every gridDim.y / K-th page.
-__device__ __forceinline__ void attend_short(const Attend &a, u32 seq, u32 first) {
-    u16 *queries = (u16 *) memory;
-    const Queries own(a, seq, first);
+DEVICE void attend_pages_of_block(const AttentionArgs &a, u32 seq, u32 first) {
+    u16 *queries = (u16 *) smem;
+    const QueryTile own(a, seq, first);
     const u32 *table = a.batch.table(seq, a.group);
     u32 at = own.least / PAGE_ROWS + blockIdx.y / a.kv_heads;
     if (at * PAGE_ROWS >= own.most) return;
     u32 page = table[at];
-    if (threadIdx.x < 32) ask_page(a, page, own.kv_head);
-    wait_for_previous();
-    Partials out{a, own, {}};
+    if (threadIdx.x < 32) prefetch_page(a, page, own.kv_head);
+    pdl_wait();
+    PartialOutput out{a, own, {}};
     for (bool first = true;; first = false) {
-        attend_page<4>(a, own, page, at, queries, (float *) (queries + PART), [&]() { if (first) load_queries(a, own, queries); }, out);
+        attend_page<4>(
+            a, own, page, at, queries, (float *) (queries + QUERY_TILE_ELEMENTS),
+            [&]() {
+                if (first) load_queries(a, own, queries);
+            },
+            out);
         at += gridDim.y / a.kv_heads;
         if (at * PAGE_ROWS >= own.most) break;
         page = table[at];
@@ -559,17 +545,18 @@ __device__ __forceinline__ void attend_short(const Attend &a, u32 seq, u32 first
 }
 // Every `step`-th split from number `split` on.
 template <class Out>
-__device__ __forceinline__ void walk(const Attend &a, u32 seq, const Queries &own, u32 split, u32 step, u16 *queries, Out &out) {
-    float *scores = (float *) (queries + PART);
+DEVICE void attend_splits_of_block(const AttentionArgs &a, u32 seq, const QueryTile &own, u32 split, u32 step,
+                                   u16 *queries, Out &out) {
+    float *scores = (float *) (queries + QUERY_TILE_ELEMENTS);
     const u32 *table = a.batch.table(seq, a.group);
-    u32 pages = own.page_of(table, split);
-    if (threadIdx.x < 128) ask_page(a, __shfl_sync(~0u, pages, threadIdx.x >> 5), own.kv_head);
-    wait_for_previous();
+    u32 pages = own.load_page_of_split(table, split);
+    if (threadIdx.x < 128) prefetch_page(a, __shfl_sync(~0u, pages, threadIdx.x >> 5), own.kv_head);
+    pdl_wait();
     load_queries(a, own, queries);
-    for (; split * SPLIT < own.most; split += step) {
-        const u32 after = own.page_of(table, split + step);
-        ask_page(a, __shfl_sync(~0u, after, threadIdx.x >> 5), own.kv_head);
-        if (fine(a, split * SPLIT)) {
+    for (; split * SPLIT_KEYS < own.most; split += step) {
+        const u32 after = own.load_page_of_split(table, split + step);
+        prefetch_page(a, __shfl_sync(~0u, after, threadIdx.x >> 5), own.kv_head);
+        if (units_are_pages(a, split * SPLIT_KEYS)) {
 #pragma unroll 1
             for (int i = 0; i < 4; i++) {
                 const u32 page = __shfl_sync(~0u, pages, i);
@@ -581,209 +568,230 @@ __device__ __forceinline__ void walk(const Attend &a, u32 seq, const Queries &ow
         pages = after;
     }
 }
-// Where all contexts are short.
-KERNEL __launch_bounds__(128, 3) attend_pages(Attend a) {
-    start_next();
+// Windows that are no longer than PAGE_UNIT_KEYS: units are pages.
+KERNEL __launch_bounds__(128, 3) attention_decode_pages(AttentionArgs a) {
+    pdl_launch();
     u32 seq, first;
-    if (find(a, blockIdx.x, QUERIES, seq, first)) attend_short(a, seq, first);
+    if (find_queries(a, blockIdx.x, TILE_QUERIES, seq, first)) attend_pages_of_block(a, seq, first);
 }
-// Many rows: a block walks all splits.
-KERNEL __launch_bounds__(128) attend_all(Attend a) {
-    u16 *queries = (u16 *) memory;
-    start_next();
+// Many rows: a block takes all splits, one after the other.
+KERNEL __launch_bounds__(128) attention_all(AttentionArgs a) {
+    u16 *queries = (u16 *) smem;
+    pdl_launch();
     u32 seq, first;
-    if (!find(a, blockIdx.x, QUERIES, seq, first)) return;
-    typedef Shares<4> Of;
-    const Queries own(a, seq, first);
-    Total total{(float4 *) (queries + PART) + SCORES + threadIdx.x, {-INFINITE, -INFINITE}, {}, {}, {}};
-    for (int n = 0; n < Of::EIGHTS; n++) total.of[n * 128] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    walk(a, seq, own, own.least / SPLIT, 1, queries, total);
+    if (!find_queries(a, blockIdx.x, TILE_QUERIES, seq, first)) return;
+    typedef WarpSplit<4> Of;
+    const QueryTile own(a, seq, first);
+    RunningOutput total{
+        (float4 *) (queries + QUERY_TILE_ELEMENTS) + PAGE_SCORES + threadIdx.x, {-INF, -INF}, {}, {}, {}};
+    for (int n = 0; n < Of::COLUMN_GROUPS; n++) total.of[n * 128] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    attend_splits_of_block(a, seq, own, own.least / SPLIT_KEYS, 1, queries, total);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    for (int n = 0; n < Of::EIGHTS; n++) {
+    for (int n = 0; n < Of::COLUMN_GROUPS; n++) {
         const float4 v = total.of[n * 128];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int q = lane / 4 + 8 * i;
-            float *y = a.y + ((u64) own.row(q) * a.heads + own.head(q)) * HEAD + warp * Of::COLUMNS + n * 8 + 2 * (lane & 3);
-            if (q < own.count) *(float2 *) y = make_float2((i == 0 ? v.x : v.z) / total.sum[i], (i == 0 ? v.y : v.w) / total.sum[i]);
+            float *y = a.y + ((u64) own.row(q) * a.heads + own.head(q)) * HEAD_DIM + warp * Of::COLUMNS + n * 8 +
+                       2 * (lane & 3);
+            if (q < own.count)
+                *(float2 *) y = make_float2((i == 0 ? v.x : v.z) / total.sum[i], (i == 0 ? v.y : v.w) / total.sum[i]);
         }
     }
 }
-#if !DEPTH
-KERNEL __launch_bounds__(128, 2) attend_splits(Attend a) {
-    start_next();
+#if !STAGES
+KERNEL __launch_bounds__(128, 2) attention_decode(AttentionArgs a) {
+    pdl_launch();
     u32 seq, first;
-    if (!find(a, blockIdx.x, QUERIES, seq, first)) return;
-    if (by_pages(a, seq)) return attend_short(a, seq, first);
-    const Queries own(a, seq, first);
-    Partials out{a, own, {}};
-    walk(a, seq, own, own.least / SPLIT + blockIdx.y / a.kv_heads, gridDim.y / a.kv_heads, (u16 *) memory, out);
+    if (!find_queries(a, blockIdx.x, TILE_QUERIES, seq, first)) return;
+    if (blocks_take_pages(a, seq)) return attend_pages_of_block(a, seq, first);
+    const QueryTile own(a, seq, first);
+    PartialOutput out{a, own, {}};
+    attend_splits_of_block(a, seq, own, own.least / SPLIT_KEYS + blockIdx.y / a.kv_heads, gridDim.y / a.kv_heads,
+                           (u16 *) smem, out);
 }
 #else
-// ---- long contexts: a block of 8 warps takes splits of M tiles of queries. Keys
-// and values are brought to shared memory once for all of them, in a ring of DEPTH stages
-// for each warp, which runs ahead of what a block does together. First a warp multiplies 32
-// keys of the split, 64 columns a stage; then a warp has a page's probabilities of a tile;
-// then a warp multiplies its eighth of the columns, a page of 32 columns a stage. The bits
-// are those of `attend_page` and `attend_split`.
+// ---- long contexts, multistage: a block of 8 warps takes splits of M tiles of queries. Keys and values are copied to
+// shared memory once for all of them, through a pipeline of STAGES stages for each warp, which runs ahead of what the
+// block does together: a warp multiplies 32 keys of the split, 64 columns a stage; then it has the softmax of a page of
+// one tile; then it multiplies its eighth of the columns, a page of 32 columns a stage. The bits are those of
+// `attend_page` and `attend_split`.
 
 #define WARPS 8
-// A warp's D stages. All of its lanes call everything.
-template <int D> struct Stages {
-    const u8 *ring;
+// A warp's pipeline of D stages: bulk copies from compute capability 9.0 on, cp.async before. All lanes call
+// everything.
+template <int D>
+struct WarpPipeline {
+    const u8 *stages_smem;
     u32 to, barriers, slot, round;
-    __device__ __forceinline__ Stages(const u8 *ring, u64 *barriers_of_warp) : ring(ring), to(shared_at(ring)), barriers(shared_at(barriers_of_warp)), slot(0), round(0) {
+    DEVICE WarpPipeline(const u8 *stages_smem, u64 *barriers_of_warp)
+        : stages_smem(stages_smem), to(smem_address(stages_smem)), barriers(smem_address(barriers_of_warp)), slot(0),
+          round(0) {
 #if __CUDA_ARCH__ >= 900
         if ((threadIdx.x & 31) == 0) {
-            for (int i = 0; i < D; i++) arrivals(barriers + 8 * i, 1);
+            for (int i = 0; i < D; i++) mbarrier_init(barriers + 8 * i, 1);
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         }
         __syncwarp();
 #endif
     }
-    // Asks for the two tiles of a stage, or none where the page is not there.
-    __device__ __forceinline__ void ask(u32 slot, bool there, const u8 *first, const u8 *second) const {
+    // Copies the two tiles of a stage, or none where the page does not exist.
+    DEVICE void produce(u32 slot, bool there, const u8 *first, const u8 *second) const {
         const int lane = threadIdx.x & 31;
-        const u32 at = to + slot * 2 * TILE_BYTES;
+        const u32 at = to + slot * 2 * KV_TILE_BYTES;
 #if __CUDA_ARCH__ >= 900
         if (lane == 0) {
-            expect(barriers + 8 * slot, there ? 2 * TILE_BYTES : 0);
+            mbarrier_expect_tx(barriers + 8 * slot, there ? 2 * KV_TILE_BYTES : 0);
             if (there) {
-                bring(at, first, TILE_BYTES, barriers + 8 * slot);
-                bring(at + TILE_BYTES, second, TILE_BYTES, barriers + 8 * slot);
+                bulk_copy(at, first, KV_TILE_BYTES, barriers + 8 * slot);
+                bulk_copy(at + KV_TILE_BYTES, second, KV_TILE_BYTES, barriers + 8 * slot);
             }
         }
 #else
-        for (int i = 16 * lane; there && i < TILE_BYTES; i += 512) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at + i), "l"(first + i) : "memory");
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at + TILE_BYTES + i), "l"(second + i) : "memory");
+        for (int i = 16 * lane; there && i < KV_TILE_BYTES; i += 512) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + i), "l"(first + i) : "memory");
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + KV_TILE_BYTES + i), "l"(second + i)
+                         : "memory");
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
     }
-    // The oldest stage, once it is there.
-    __device__ __forceinline__ const u8 *take() const {
+    // Waits for the oldest stage.
+    DEVICE const u8 *acquire() const {
 #if __CUDA_ARCH__ >= 900
-        await(barriers + 8 * slot, round);
+        mbarrier_wait(barriers + 8 * slot, round);
 #else
-        asm volatile("cp.async.wait_group %0;" :: "n"(D - 1) : "memory");
+        asm volatile("cp.async.wait_group %0;" ::"n"(D - 1) : "memory");
         __syncwarp();
 #endif
-        return ring + slot * 2 * TILE_BYTES;
+        return stages_smem + slot * 2 * KV_TILE_BYTES;
     }
-    __device__ __forceinline__ void next() {
+    DEVICE void next() {
         if (++slot == D) slot = 0, round++;
     }
 };
-template <int M, bool ALL>
-__device__ __forceinline__ void attend_long(const Attend &a) {
-    constexpr int D = ALL ? DEPTH / 2 : DEPTH;
-    u16 *queries = (u16 *) memory;                        // [M, PART]
-    float4 *scores = (float4 *) (queries + M * PART);     // [M, 4, 8, 32] a lane's scores; then its probabilities
-    float2 *sums = (float2 *) (scores + M * 4 * 8 * 32);  // [M, 4, QUERIES] maximum and sum of a page
-    u8 *ring = (u8 *) (sums + M * 4 * QUERIES);           // [WARPS, D, 2] tiles
-    u64 *barriers = (u64 *) (ring + WARPS * D * 2 * TILE_BYTES);
-    float4 *total = (float4 *) (barriers + WARPS * D) + threadIdx.x; // [M, BLOCKS, 4, 256], if ALL
-    constexpr int KEY_STAGES = HEAD / 64, BLOCKS = HEAD / 256, ALL_STAGES = KEY_STAGES + 4 * BLOCKS;
+template <int M, bool WHOLE_CONTEXT>
+DEVICE void attention_pipelined(const AttentionArgs &a) {
+    constexpr int D = WHOLE_CONTEXT ? STAGES / 2 : STAGES;
+    u16 *queries = (u16 *) smem; // [M, QUERY_TILE_ELEMENTS]
+    float4 *scores =
+        (float4 *) (queries + M * QUERY_TILE_ELEMENTS);     // [M, 4, 8, 32] a lane's scores; then its probabilities
+    float2 *sums = (float2 *) (scores + M * 4 * 8 * 32);    // [M, 4, TILE_QUERIES] maximum and sum of a page
+    u8 *stages_smem = (u8 *) (sums + M * 4 * TILE_QUERIES); // [WARPS, D, 2] tiles
+    u64 *barriers = (u64 *) (stages_smem + WARPS * D * 2 * KV_TILE_BYTES);
+    float4 *total = (float4 *) (barriers + WARPS * D) + threadIdx.x; // [M, COLUMN_BLOCKS, 4, 256], if WHOLE_CONTEXT
+    constexpr int KEY_STAGES = HEAD_DIM / 64, COLUMN_BLOCKS = HEAD_DIM / 256,
+                  SPLIT_STAGES = KEY_STAGES + 4 * COLUMN_BLOCKS;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    start_next();
+    pdl_launch();
     u32 seq, first;
-    if (!find(a, blockIdx.x, M * QUERIES, seq, first)) return;
-    const Queries own(a, seq, first, M * QUERIES, M == 1 ? 0 : warp >> 2);
-    const u32 *table = a.batch.table(seq, a.group), step = ALL ? 1 : gridDim.y / a.kv_heads;
-    if (!ALL && by_pages(a, seq)) {
+    if (!find_queries(a, blockIdx.x, M * TILE_QUERIES, seq, first)) return;
+    const QueryTile own(a, seq, first, M * TILE_QUERIES, M == 1 ? 0 : warp >> 2);
+    const u32 *table = a.batch.table(seq, a.group), step = WHOLE_CONTEXT ? 1 : gridDim.y / a.kv_heads;
+    if (!WHOLE_CONTEXT && blocks_take_pages(a, seq)) {
         const u32 start = own.least / PAGE_ROWS + blockIdx.y / a.kv_heads / M;
-        if (warp == 0 && start * PAGE_ROWS < own.most) ask_page(a, table[start], own.kv_head);
-        wait_for_previous();
+        if (warp == 0 && start * PAGE_ROWS < own.most) prefetch_page(a, table[start], own.kv_head);
+        pdl_wait();
         bool loaded = false;
-        for (u32 unit = own.least / PAGE_ROWS * M + blockIdx.y / a.kv_heads; unit / M * PAGE_ROWS < own.most; unit += step) {
-            const u32 at = unit / M, tile = unit % M * QUERIES;
-            auto page = [&](const Queries &part, bool load) {
-                Partials out{a, part, {}};
-                attend_page<WARPS>(a, part, table[at], at, queries, (float *) scores, [&]() { if (load) load_queries(a, part, queries); }, out);
+        for (u32 unit = own.least / PAGE_ROWS * M + blockIdx.y / a.kv_heads; unit / M * PAGE_ROWS < own.most;
+             unit += step) {
+            const u32 at = unit / M, tile = unit % M * TILE_QUERIES;
+            auto page = [&](const QueryTile &part, bool load) {
+                PartialOutput out{a, part, {}};
+                attend_page<WARPS>(
+                    a, part, table[at], at, queries, (float *) scores,
+                    [&]() {
+                        if (load) load_queries(a, part, queries);
+                    },
+                    out);
             };
             if constexpr (M == 1) {
                 page(own, !loaded);
                 loaded = true;
             } else {
                 if (tile >= own.count) continue;
-                const Queries part(a, seq, first + tile);
+                const QueryTile part(a, seq, first + tile);
                 if (at * PAGE_ROWS >= part.most || (at + 1) * PAGE_ROWS <= part.least) continue;
-                __syncthreads(); // the queries before are used
+                __syncthreads(); // nobody reads the queries before
                 page(part, true);
             }
         }
         return;
     }
-    u32 split = own.least / SPLIT + (ALL ? 0 : blockIdx.y / a.kv_heads);
-    if (split * SPLIT >= own.most) return;
-    u32 pages = own.page_of(table, split), after = own.page_of(table, split + step);
-    Stages<D> stages(ring + warp * D * 2 * TILE_BYTES, barriers + warp * D);
-    // Asks for stage `i` of the split, or of the next one.
-    auto ask = [&](u32 slot, int i) {
-        const bool next = i >= ALL_STAGES;
-        if (next) i -= ALL_STAGES;
+    u32 split = own.least / SPLIT_KEYS + (WHOLE_CONTEXT ? 0 : blockIdx.y / a.kv_heads);
+    if (split * SPLIT_KEYS >= own.most) return;
+    u32 pages = own.load_page_of_split(table, split), after = own.load_page_of_split(table, split + step);
+    WarpPipeline<D> stages(stages_smem + warp * D * 2 * KV_TILE_BYTES, barriers + warp * D);
+    // Copies stage `i` of the split, or of the next one.
+    auto produce = [&](u32 slot, int i) {
+        const bool next = i >= SPLIT_STAGES;
+        if (next) i -= SPLIT_STAGES;
         const bool keys = i < KEY_STAGES;
         const int value = i - KEY_STAGES;
-        const u32 page = __shfl_sync(~0u, next ? after : pages, keys ? warp >> 1 : value / BLOCKS);
-        const u8 *from = (keys ? a.keys : a.values) + ((u64) page * a.kv_heads + own.kv_head) * PAGE_BYTES;
-        from += (keys ? 4 * i + (warp & 1) : warp * BLOCKS + value % BLOCKS) * TILE_BYTES;
-        stages.ask(slot, page != NO_PAGE, from, from + (keys ? 2 : HEAD / 32) * TILE_BYTES);
+        const u32 page = __shfl_sync(~0u, next ? after : pages, keys ? warp >> 1 : value / COLUMN_BLOCKS);
+        const u8 *from = (keys ? a.keys : a.values) + ((u64) page * a.kv_heads + own.kv_head) * KV_PAGE_BYTES;
+        from += (keys ? 4 * i + (warp & 1) : warp * COLUMN_BLOCKS + value % COLUMN_BLOCKS) * KV_TILE_BYTES;
+        stages.produce(slot, page != NO_PAGE, from, from + (keys ? 2 : HEAD_DIM / 32) * KV_TILE_BYTES);
     };
-    // Stage `i` is read by all lanes: its place is free.
-    auto used = [&](int i) {
+    // All lanes have read stage `i`: its place is free.
+    auto release = [&](int i) {
         __syncwarp();
-        ask(stages.slot, i + D);
+        produce(stages.slot, i + D);
         stages.next();
     };
-    if (warp < 4) ask_page(a, __shfl_sync(~0u, pages, warp), own.kv_head);
-    wait_for_previous();
-    for (int i = 0; i < D; i++) ask(i, i);
+    if (warp < 4) prefetch_page(a, __shfl_sync(~0u, pages, warp), own.kv_head);
+    pdl_wait();
+    for (int i = 0; i < D; i++) produce(i, i);
     load_queries(a, own, queries, M);
     // Where the results of the lane's queries of each tile go, unit after unit.
     u32 out[M][2], first_unit[M][2], units[M][2];
-    float running[M][2], sum[M][2]; // maximum and sum, if ALL
-    if (ALL)
+    float running[M][2], sum[M][2]; // maximum and sum, if WHOLE_CONTEXT
+    if (WHOLE_CONTEXT)
 #pragma unroll
-        for (int i = 0; i < M * BLOCKS * 4; i++) total[i * 256] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int i = 0; i < M * COLUMN_BLOCKS * 4; i++) total[i * 256] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            running[m][i] = -INFINITE;
+            running[m][i] = -INF;
             sum[m][i] = 0.0f;
-            const int q = m * QUERIES + g + 8 * i;
+            const int q = m * TILE_QUERIES + g + 8 * i;
             u32 begin = 0, end = 1;
-            if (q < own.count) visible(a, own.row(q), begin, end);
-            first_unit[m][i] = unit_of(a, begin);
-            units[m][i] = q < own.count ? units_of(a, begin, end) : 0;
+            if (q < own.count) visible_keys(a, own.row(q), begin, end);
+            first_unit[m][i] = unit_index(a, begin);
+            units[m][i] = q < own.count ? unit_count(a, begin, end) : 0;
             out[m][i] = (own.row(q) * a.heads + own.head(q)) * a.units;
         }
     __syncthreads();
-    for (; split * SPLIT < own.most; split += step) {
+    for (; split * SPLIT_KEYS < own.most; split += step) {
         float s[M][4][4];
 #pragma unroll
         for (int m = 0; m < M; m++) clear(s[m]);
         const bool there = __shfl_sync(~0u, pages, warp >> 1) != NO_PAGE;
 #pragma unroll 1
         for (int b = 0; b < KEY_STAGES; b++) {
-            const u8 *keys = stages.take(); // two tiles of columns
+            const u8 *keys = stages.acquire(); // two tiles of columns
             if (there)
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     uint4 k[4];
 #pragma unroll
-                    for (int n = 0; n < 4; n++) k[n] = neighbours<false, true>(keys + c * TILE_BYTES, n);
+                    for (int n = 0; n < 4; n++) k[n] = load_fragment<false, true>(keys + c * KV_TILE_BYTES, n);
 #pragma unroll
-                    for (int m = 0; m < M; m++) add_scores(s[m], queries + m * PART + (2 * b + c) * QUERIES * 32 + g * 32 + 8 * t, k);
+                    for (int m = 0; m < M; m++)
+                        mma_scores(s[m],
+                                   queries + m * QUERY_TILE_ELEMENTS + (2 * b + c) * TILE_QUERIES * 32 + g * 32 + 8 * t,
+                                   k);
                 }
-            used(b);
+            release(b);
         }
-        __syncthreads(); // the probabilities before are used
+        __syncthreads(); // nobody reads the probabilities before
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
-            for (int n = 0; n < 4; n++) scores[((m * WARPS + warp) * 4 + n) * 32 + lane] = make_float4(s[m][n][0], s[m][n][1], s[m][n][2], s[m][n][3]);
+            for (int n = 0; n < 4; n++)
+                scores[((m * WARPS + warp) * 4 + n) * 32 + lane] =
+                    make_float4(s[m][n][0], s[m][n][1], s[m][n][2], s[m][n][3]);
         __syncthreads();
         if (warp < 4 * M) {
             // The warp's page of its tile: numbers 0 to 3 are those of one warp, 4 to 7 of the next.
@@ -794,57 +802,60 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
                 of[n][0] = v.x, of[n][1] = v.y, of[n][2] = v.z, of[n][3] = v.w;
                 own.mask(of[n], split * 4 + (warp & 3), n, a.scale * LOG2E);
             }
-            const Powers p(of);
+            const PageSoftmax p(of);
             __syncwarp(); // all lanes have their scores
             uint4 *to = (uint4 *) scores + warp * 8 * 32 + lane;
 #pragma unroll
             for (int j = 0; j < 4; j++) to[j * 32] = p.keys(j);
             if (t == 0)
 #pragma unroll
-                for (int i = 0; i < 2; i++) sums[warp * QUERIES + g + 8 * i] = make_float2(p.max[i], p.sum[i]);
+                for (int i = 0; i < 2; i++) sums[warp * TILE_QUERIES + g + 8 * i] = make_float2(p.max[i], p.sum[i]);
         }
         __syncthreads();
         // Units are the split's pages, or the split.
-        const bool apart = fine(a, split * SPLIT);
-        auto of_page = [&](int m, int i, int page) { return sums[(m * 4 + page) * QUERIES + g + 8 * i]; };
-        float max[M][2], before[M][2], o[M][BLOCKS][4][4];
+        const bool units_are_pages_here = units_are_pages(a, split * SPLIT_KEYS);
+        auto page_softmax = [&](int m, int i, int page) { return sums[(m * 4 + page) * TILE_QUERIES + g + 8 * i]; };
+        float max[M][2], before[M][2], o[M][COLUMN_BLOCKS][4][4];
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const Together unit([&](int page) { return of_page(m, i, page); });
+                const SplitSoftmax unit([&](int page) { return page_softmax(m, i, page); });
                 max[m][i] = unit.max;
-                if (ALL) {
+                if (WHOLE_CONTEXT) {
                     const float now = larger(running[m][i], unit.max);
-                    before[m][i] = rescale(running[m][i], now);
+                    before[m][i] = softmax_rescale(running[m][i], now);
                     running[m][i] = now;
                     sum[m][i] *= before[m][i];
-                    for (int page = 0; page < 4 && apart; page++) {
-                        const float2 v = of_page(m, i, page);
-                        sum[m][i] = fmaf(v.y, rescale(v.x, now), sum[m][i]);
+                    for (int page = 0; page < 4 && units_are_pages_here; page++) {
+                        const float2 v = page_softmax(m, i, page);
+                        sum[m][i] = fmaf(v.y, softmax_rescale(v.x, now), sum[m][i]);
                     }
-                    if (!apart) sum[m][i] = fmaf(unit.sum, rescale(unit.max, now), sum[m][i]);
-                } else if (!apart && warp == 0 && t == 0) {
-                    const u32 local = unit_of(a, split * SPLIT) - first_unit[m][i];
-                    if (local < units[m][i]) *(float2 *) (a.partials + (u64) (out[m][i] + local) * (2 + HEAD)) = make_float2(unit.max, unit.sum);
+                    if (!units_are_pages_here) sum[m][i] = fmaf(unit.sum, softmax_rescale(unit.max, now), sum[m][i]);
+                } else if (!units_are_pages_here && warp == 0 && t == 0) {
+                    const u32 local = unit_index(a, split * SPLIT_KEYS) - first_unit[m][i];
+                    if (local < units[m][i])
+                        *(float2 *) (a.partials + (u64) (out[m][i] + local) * (2 + HEAD_DIM)) =
+                            make_float2(unit.max, unit.sum);
                 }
             }
 #pragma unroll 1
         for (int page = 0; page < 4; page++) {
             const bool there = __shfl_sync(~0u, pages, page) != NO_PAGE;
-            const int ends = apart ? there : page == 3; // a unit
-            u32 by[M][2];
+            const int ends = units_are_pages_here ? there : page == 3; // a unit
+            u32 rescales[M][2];
 #pragma unroll
             for (int m = 0; m < M; m++)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const float f = apart ? 1.0f : rescale(of_page(m, i, page).x, max[m][i]);
-                    by[m][i] = pair(f, f);
+                    const float f =
+                        units_are_pages_here ? 1.0f : softmax_rescale(page_softmax(m, i, page).x, max[m][i]);
+                    rescales[m][i] = pack_f16x2(f, f);
                 }
 #pragma unroll
-            for (int c = 0; c < BLOCKS; c++) {
-                const u8 *values = stages.take(); // two tiles of keys
-                if (apart || page == 0)
+            for (int c = 0; c < COLUMN_BLOCKS; c++) {
+                const u8 *values = stages.acquire(); // two tiles of keys
+                if (units_are_pages_here || page == 0)
 #pragma unroll
                     for (int m = 0; m < M; m++) clear(o[m][c]);
                 if (there) {
@@ -852,69 +863,80 @@ __device__ __forceinline__ void attend_long(const Attend &a) {
 #pragma unroll
                     for (int b = 0; b < 2; b++)
 #pragma unroll
-                        for (int n = 0; n < 4; n++) v[b][n] = neighbours<true, true>(values + b * TILE_BYTES, n);
+                        for (int n = 0; n < 4; n++) v[b][n] = load_fragment<true, true>(values + b * KV_TILE_BYTES, n);
 #pragma unroll
                     for (int m = 0; m < M; m++)
 #pragma unroll
-                        for (int j = 0; j < 4; j++) weigh(o[m][c], scaled(((const uint4 *) scores)[((m * 4 + page) * 8 + j) * 32 + lane], by[m][0], by[m][1]), v[j / 2], j % 2);
+                        for (int j = 0; j < 4; j++)
+                            mma_values(o[m][c],
+                                       rescale_fragment(((const uint4 *) scores)[((m * 4 + page) * 8 + j) * 32 + lane],
+                                                        rescales[m][0], rescales[m][1]),
+                                       v[j / 2], j % 2);
                 }
-                used(KEY_STAGES + page * BLOCKS + c);
+                release(KEY_STAGES + page * COLUMN_BLOCKS + c);
             }
             if (!ends) continue;
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                if (ALL) {
+                if (WHOLE_CONTEXT) {
                     float f[2];
 #pragma unroll
-                    for (int i = 0; i < 2; i++) f[i] = rescale(apart ? of_page(m, i, page).x : max[m][i], running[m][i]);
+                    for (int i = 0; i < 2; i++)
+                        f[i] = softmax_rescale(units_are_pages_here ? page_softmax(m, i, page).x : max[m][i],
+                                               running[m][i]);
 #pragma unroll
-                    for (int c = 0; c < BLOCKS; c++)
+                    for (int c = 0; c < COLUMN_BLOCKS; c++)
 #pragma unroll
                         for (int n = 0; n < 4; n++) {
-                            float4 &v = total[((m * BLOCKS + c) * 4 + n) * 256];
+                            float4 &v = total[((m * COLUMN_BLOCKS + c) * 4 + n) * 256];
                             const float (&x)[4] = o[m][c][n];
-                            v = make_float4(fmaf(x[0], f[0], v.x * before[m][0]), fmaf(x[1], f[0], v.y * before[m][0]), fmaf(x[2], f[1], v.z * before[m][1]), fmaf(x[3], f[1], v.w * before[m][1]));
+                            v = make_float4(fmaf(x[0], f[0], v.x * before[m][0]), fmaf(x[1], f[0], v.y * before[m][0]),
+                                            fmaf(x[2], f[1], v.z * before[m][1]), fmaf(x[3], f[1], v.w * before[m][1]));
                         }
                     before[m][0] = before[m][1] = 1.0f;
                 } else {
-                    const u32 unit = unit_of(a, split * SPLIT + page * PAGE_ROWS);
+                    const u32 unit = unit_index(a, split * SPLIT_KEYS + page * PAGE_ROWS);
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
                         const u32 local = unit - first_unit[m][i];
                         if (local >= units[m][i]) continue;
-                        float *to = a.partials + (u64) (out[m][i] + local) * (2 + HEAD);
-                        if (apart && warp == 0 && t == 0) *(float2 *) to = of_page(m, i, page);
+                        float *to = a.partials + (u64) (out[m][i] + local) * (2 + HEAD_DIM);
+                        if (units_are_pages_here && warp == 0 && t == 0) *(float2 *) to = page_softmax(m, i, page);
 #pragma unroll
-                        for (int c = 0; c < BLOCKS; c++)
+                        for (int c = 0; c < COLUMN_BLOCKS; c++)
 #pragma unroll
                             for (int n = 0; n < 4; n++)
-                                *(float2 *) (to + 2 + (warp * BLOCKS + c) * 32 + n * 8 + 2 * t) = make_float2(o[m][c][n][2 * i], o[m][c][n][2 * i + 1]);
+                                *(float2 *) (to + 2 + (warp * COLUMN_BLOCKS + c) * 32 + n * 8 + 2 * t) =
+                                    make_float2(o[m][c][n][2 * i], o[m][c][n][2 * i + 1]);
                     }
                 }
             }
         }
         pages = after;
-        after = own.page_of(table, split + 2 * step);
+        after = own.load_page_of_split(table, split + 2 * step);
     }
-    if (ALL)
+    if (WHOLE_CONTEXT)
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
-            for (int c = 0; c < BLOCKS; c++)
+            for (int c = 0; c < COLUMN_BLOCKS; c++)
 #pragma unroll
                 for (int n = 0; n < 4; n++) {
-                    const float4 v = total[((m * BLOCKS + c) * 4 + n) * 256];
+                    const float4 v = total[((m * COLUMN_BLOCKS + c) * 4 + n) * 256];
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
-                        const int q = m * QUERIES + g + 8 * i;
-                        float *y = a.y + ((u64) own.row(q) * a.heads + own.head(q)) * HEAD + (warp * BLOCKS + c) * 32 + n * 8 + 2 * t;
-                        if (q < own.count) *(float2 *) y = make_float2((i == 0 ? v.x : v.z) / sum[m][i], (i == 0 ? v.y : v.w) / sum[m][i]);
+                        const int q = m * TILE_QUERIES + g + 8 * i;
+                        float *y = a.y + ((u64) own.row(q) * a.heads + own.head(q)) * HEAD_DIM +
+                                   (warp * COLUMN_BLOCKS + c) * 32 + n * 8 + 2 * t;
+                        if (q < own.count)
+                            *(float2 *) y =
+                                make_float2((i == 0 ? v.x : v.z) / sum[m][i], (i == 0 ? v.y : v.w) / sum[m][i]);
                     }
                 }
 }
-KERNEL __launch_bounds__(256, 1) attend_long_1(Attend a) { attend_long<1, false>(a); }
-KERNEL __launch_bounds__(256, 1) attend_long_2(Attend a) { attend_long<2, false>(a); }
-// Many rows: a block walks all splits.
-KERNEL __launch_bounds__(256, 1) attend_long_all(Attend a) { attend_long<2, true>(a); }
+KERNEL __launch_bounds__(256, 1) attention_pipelined_1(AttentionArgs a) { attention_pipelined<1, false>(a); }
+KERNEL __launch_bounds__(256, 1) attention_pipelined_2(AttentionArgs a) { attention_pipelined<2, false>(a); }
+// Many rows: a block takes all splits, one after the other.
+KERNEL __launch_bounds__(256, 1) attention_pipelined_all(AttentionArgs a) { attention_pipelined<2, true>(a); }
 #endif
 #endif

@@ -89,7 +89,7 @@ __device__ __forceinline__ Best block_best(Best best) {
     return best;
 }
 __device__ __forceinline__ Best best_part(const Best *parts, u32 n) {
-    Best best = {-INFINITE, ~0u};
+    Best best = {-INF, ~0u};
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < n; i += blockDim.x) best.meet(parts[i].score, parts[i].id);
     return block_best(best);
@@ -111,7 +111,7 @@ struct Row {
     }
     __device__ __forceinline__ u32 id(u32 i) const { return ids ? ids[i] : i; }
     // The largest alone decides.
-    __device__ __forceinline__ bool alone() const { return first == ~0u || c.scale == 0.0f || !(fabsf(top) < INFINITE); }
+    __device__ __forceinline__ bool alone() const { return first == ~0u || c.scale == 0.0f || !(fabsf(top) < INF); }
     __device__ __forceinline__ bool counts() const { return c.top_k > 0 && c.top_k < cols; }
     __device__ __forceinline__ bool cuts() const { return !alone() && (counts() || c.top_p < 1.0f); }
     __device__ __forceinline__ float z(u32 i) const { return x[i] * c.scale; }
@@ -129,12 +129,12 @@ __device__ __forceinline__ void each_of_part(int cols, F f) {
 // Of all kernels here: `ids`, the tokens of the columns, if not all, each row's so far apart.
 // Block (part, row); also clears what `choose_weigh` adds to, if there is any.
 KERNEL __launch_bounds__(THREADS) choose_tops(const float *x, const u32 *ids, int apart, Best *tops, u64 *weights, int cols) {
-    in_order();
+    pdl_sync();
     const float *row = x + (u64) blockIdx.y * cols;
     if (ids) ids += (u64) blockIdx.y * apart;
-    Best best = {-INFINITE, ~0u};
+    Best best = {-INF, ~0u};
     each_of_part(cols, [&](u32 i) {
-        if (row[i] > -INFINITE) best.meet(row[i], ids ? ids[i] : i);
+        if (row[i] > -INF) best.meet(row[i], ids ? ids[i] : i);
     });
     best = block_best(best);
     if (threadIdx.x == 0) tops[blockIdx.y * gridDim.x + blockIdx.x] = best;
@@ -145,7 +145,7 @@ KERNEL __launch_bounds__(THREADS) choose_tops(const float *x, const u32 *ids, in
 // Block (part, row). `weights`: [rows, 2, BUCKETS], tokens and their mass.
 KERNEL __launch_bounds__(THREADS) choose_weigh(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, u64 *weights, int cols) {
     __shared__ u32 tokens[BUCKETS], low[BUCKETS], high[BUCKETS]; // a mass is high 2^20 + low: 2^32 is not reached in a part
-    in_order();
+    pdl_sync();
     const Row row(x, ids, apart, choices, tops, blockIdx.y, cols);
     if (!row.cuts()) return;
     for (int i = threadIdx.x; i < BUCKETS; i += THREADS) tokens[i] = low[i] = high[i] = 0;
@@ -270,7 +270,7 @@ __device__ __forceinline__ u32 collect(const Row &row, int bucket, u64 *keys, Sh
 // A block a row: the last key that is kept. `keys`: room for `cols` of each row.
 KERNEL __launch_bounds__(CUT_THREADS, 1) choose_cut(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, const u64 *weights, u64 *keys, u64 *limits, int cols) {
     __shared__ Shared s;
-    in_order();
+    pdl_sync();
     const Row row(x, ids, apart, choices, tops, blockIdx.x, cols);
     if (!row.cuts()) {
         if (threadIdx.x == 0) limits[blockIdx.x] = ~0ull;
@@ -315,7 +315,7 @@ KERNEL __launch_bounds__(CUT_THREADS, 1) choose_cut(const float *x, const u32 *i
 
 // Block (part, row). `limits` null: all are kept.
 KERNEL __launch_bounds__(THREADS) choose_noise(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, const u64 *limits, Best *bests, int cols) {
-    in_order();
+    pdl_sync();
     const Row row(x, ids, apart, choices, tops, blockIdx.y, cols);
     if (row.alone()) return;
     const u64 limit = limits ? limits[blockIdx.y] : ~0ull;
@@ -323,7 +323,7 @@ KERNEL __launch_bounds__(THREADS) choose_noise(const float *x, const u32 *ids, i
     auto noise = [&](u32 id) { return gumbel(draw(row.c, id)); };
     // The largest has some noise; who could not beat it has none drawn. Of those that are
     // equal once scaled, another may be all that is left.
-    Best best = {-INFINITE, ~0u};
+    Best best = {-INF, ~0u};
     if (key(row.top, row.first) <= limit) best = {row.top + noise(row.first), row.first};
     each_of_part(cols, [&](u32 i) {
         const float z = row.z(i);
@@ -336,7 +336,7 @@ KERNEL __launch_bounds__(THREADS) choose_noise(const float *x, const u32 *ids, i
 }
 // A block a row.
 KERNEL __launch_bounds__(THREADS) choose_best(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, const Best *bests, u32 *chosen, int cols) {
-    in_order();
+    pdl_sync();
     const Row row(x, ids, apart, choices, tops, blockIdx.x, cols);
     Best best = {0.0f, row.first};
     if (!row.alone()) best = best_part(bests + blockIdx.x * row.parts, row.parts);
@@ -366,13 +366,13 @@ struct Likeliest {
 // The `n` best of what `each` hands out, the best first; of no token where there are fewer.
 template <class Each>
 __device__ __forceinline__ void best_first(Best *bests, int n, Each each) {
-    Best last = {INFINITE, ~0u};
+    Best last = {INF, ~0u};
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
-        Best best = {-INFINITE, ~0u};
+        Best best = {-INF, ~0u};
         each([&](float x, u32 id) {
             const bool follows = i == 0 || x < last.score || (x == last.score && id > last.id);
-            if (x > -INFINITE && follows) best.meet(x, id);
+            if (x > -INF && follows) best.meet(x, id);
         });
         last = block_best(best);
         if (threadIdx.x == 0) bests[i] = last;
@@ -381,14 +381,14 @@ __device__ __forceinline__ void best_first(Best *bests, int n, Each each) {
 
 // Block (part, asked). `bests`: [asked, parts, n].
 KERNEL __launch_bounds__(THREADS) likely_parts(const float *x, const Asked *asked, Best *bests, int cols, int n) {
-    in_order();
+    pdl_sync();
     const float *row = x + (u64) asked[blockIdx.y].row * cols;
     const u32 first = blockIdx.x * PART + threadIdx.x;
     float own[PART / THREADS];
 #pragma unroll
     for (int i = 0; i < PART / THREADS; i++) {
         const u32 id = first + i * THREADS;
-        own[i] = id < (u32) cols ? row[id] : -INFINITE;
+        own[i] = id < (u32) cols ? row[id] : -INF;
     }
     auto each = [&](auto meet) {
 #pragma unroll
@@ -400,10 +400,10 @@ KERNEL __launch_bounds__(THREADS) likely_parts(const float *x, const Asked *aske
 // Block (part, asked). `masses`: [asked, parts].
 KERNEL __launch_bounds__(THREADS) likely_masses(const float *x, const Asked *asked, const Best *bests, u64 *masses, int cols, int n) {
     __shared__ u64 sums[THREADS / 32];
-    in_order();
+    pdl_sync();
     const float *row = x + (u64) asked[blockIdx.y].row * cols;
     bests += (u64) blockIdx.y * gridDim.x * n;
-    Best best = {-INFINITE, ~0u};
+    Best best = {-INF, ~0u};
     for (u32 i = threadIdx.x; i < gridDim.x; i += THREADS) best.meet(bests[i * n].score, bests[i * n].id);
     best = block_best(best);
     u64 sum = 0;
@@ -419,7 +419,7 @@ KERNEL __launch_bounds__(THREADS) likely_masses(const float *x, const Asked *ask
 
 // A block an asked. `out`: a `Likeliest` and `n` bests for each.
 KERNEL __launch_bounds__(THREADS) likely_rows(const float *x, const Asked *asked, const Best *bests, const u64 *masses, Likeliest *out, int cols, int n, int parts) {
-    in_order();
+    pdl_sync();
     const Asked a = asked[blockIdx.x];
     bests += (u64) blockIdx.x * parts * n;
     masses += (u64) blockIdx.x * parts;
@@ -433,13 +433,13 @@ KERNEL __launch_bounds__(THREADS) likely_rows(const float *x, const Asked *asked
     u64 mass = 0;
     for (int i = 0; i < parts; i++) mass += masses[i];
     const float logit = x[(u64) a.row * cols + a.token];
-    *out = {mass, logit > -INFINITE ? logit : -INFINITE, 0};
+    *out = {mass, logit > -INF ? logit : -INF, 0};
 }
 
 // Which groups of tokens are the best `top` of a row's: a thread a group, block (some
 // groups, row). A better group comes earlier in `ids: [rows, top, size]`.
 KERNEL __launch_bounds__(128) best_groups(const float *scores, const u32 *tokens, u32 *ids, int groups, int size, int top) {
-    in_order();
+    pdl_sync();
     const float *row = scores + (u64) blockIdx.y * groups;
     const int own = blockIdx.x * 128 + threadIdx.x;
     if (own >= groups) return;

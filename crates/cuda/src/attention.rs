@@ -1,20 +1,21 @@
-//! Keys, values and attention (kernels/attention.cu).
+//! Keys, values and attention (kernels/attention*.cu, kernels/kv_append.cu).
 
-use crate::driver::{Args, Grid, two};
+use crate::args::{Activations, AttentionArgs, HeadJobs};
+use crate::driver::{Args, Grid};
+use crate::elementwise::threads;
 use crate::fuse::{Deferred, MAX_JOBS, Norm};
 use crate::memory::{Block, Half, Values, address};
 use crate::pack::TILE;
-use crate::rows::threads;
 use crate::{Cuda, Kernel, compile};
 use backend::{Attention, Batch, Kv, KvFormat, KvSpec, PAGE_ROWS, Tensor};
 use quant::{Layout, Scalar};
 use std::sync::Arc;
 
-/// Keys of a split, as in the kernels.
-const SPLIT: usize = 256;
+/// Keys of a split.
+pub(crate) const SPLIT: usize = 256;
 
-/// Keys before which units are pages, and not splits, as in the kernels.
-const FINE: usize = 2048;
+/// Keys before which units are pages, and not splits.
+pub(crate) const FINE: usize = 2048;
 
 /// Rows that share a step's keys well enough for one block each split.
 const FEW_ROWS: usize = 64;
@@ -54,7 +55,7 @@ fn tile_bytes(kept: Kept) -> usize {
     }
 }
 
-/// How blocks of `attend_long_1` and `attend_long_2` bring keys and values to shared memory.
+/// How blocks of `attention_pipelined_1` and `attention_pipelined_2` bring keys and values to shared memory.
 #[derive(Clone, Copy)]
 struct Ring {
     /// Stages of each of a block's warps.
@@ -92,7 +93,7 @@ impl Ring {
             + Self::WARPS * self.depth * self.stage_bytes
     }
 
-    /// The same for `attend_long_all`, which has two tiles of queries, half of the stages and
+    /// The same for `attention_pipelined_all`, which has two tiles of queries, half of the stages and
     /// the results so far; nothing, if a block has not so many.
     fn shared_all(self, head_dim: usize, most: usize) -> Option<usize> {
         let half = Ring {
@@ -146,20 +147,24 @@ fn kernel(name: &'static str, pages: &Pages) -> Kernel {
         Kept::Plain(Scalar::Bf16) => 2,
         Kept::Q8 => 3,
     };
-    let mut kernel = Kernel::new("attention", name);
+    let file = match name {
+        "kv_append" | "norm_rope_append" => "kv_append",
+        _ => "attention",
+    };
+    let mut kernel = Kernel::new(file, name);
     kernel.defines.extend([
-        ("KV", number),
-        ("TILES", usize::from(pages.tiles.is_some())),
-        ("HEAD", pages.tiles.unwrap_or(0)),
-        ("DEPTH", pages.ring.map_or(0, |ring| ring.depth)),
+        ("KV_FORMAT", number),
+        ("TENSOR_CORES", usize::from(pages.tiles.is_some())),
+        ("HEAD_DIM", pages.tiles.unwrap_or(0)),
+        ("STAGES", pages.ring.map_or(0, |ring| ring.depth)),
     ]);
     kernel
 }
 
 /// The same of warpgroups.
 fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
-    let mut kernel = kernel("attend_prompt", pages);
-    kernel.file = compile::ATTENTION_WARPGROUPS;
+    let mut kernel = kernel("attention_wgmma", pages);
+    kernel.file = compile::ATTENTION_WGMMA;
     kernel.defines.pop();
     kernel.defines.push(("STAGES", prompts.stages));
     kernel
@@ -241,7 +246,7 @@ pub(crate) fn append(
         .int(heads)
         .int(head_dim)
         .long(n);
-    cuda.launch(&kernel("append", p), Grid::each(n), args);
+    cuda.launch(&kernel("kv_append", p), Grid::each(n), args);
 }
 
 /// Does what is deferred, the norms of `k` and perhaps `v` among it, together with
@@ -286,42 +291,41 @@ fn append_heads(
             ..norms[0]
         });
     }
-    let mut words = [0u64; 22];
-    let mut put = |at: usize, value: usize| words[at / 2] |= (value as u64) << (32 * (at % 2));
+    let mut jobs = HeadJobs {
+        frequencies: turn.map_or(0, |t| t.frequencies),
+        batch,
+        keys: p.keys.address,
+        values: p.values.address,
+        head_dim: spec.head_dim as i32,
+        offset: turn.map_or(0, |t| t.pair_offset) as i32,
+        pairs: turn.map_or(0, |t| t.pairs) as i32,
+        group: group as i32,
+        eps: norms[0].eps,
+        ..HeadJobs::default()
+    };
     let mut heads = 0;
     for i in 0..=MAX_JOBS {
-        put(18 + i, heads);
+        jobs.first[i] = heads as i32;
         if let Some(n) = norms.get(i) {
             heads += n.heads;
             let normed = usize::from(n.y != 0);
             let turned = usize::from(n.turn.is_some());
             let key = usize::from(n.y == k);
             let value = usize::from(n.y == v || n.x == v && n.y == 0);
-            put(22 + i, normed | turned << 1 | key << 2 | value << 3);
+            jobs.kind[i] = (normed | turned << 1 | key << 2 | value << 3) as i32;
+            jobs.x[i] = n.x;
+            jobs.weight[i] = n.weight;
+            jobs.y[i] = n.y;
         }
     }
-    put(34, spec.head_dim);
-    put(35, turn.map_or(0, |t| t.pair_offset));
-    put(36, turn.map_or(0, |t| t.pairs));
-    put(37, group);
-    put(38, norms[0].eps.to_bits() as usize);
-    for (i, n) in norms.iter().enumerate() {
-        words[i] = n.x;
-        words[3 + i] = n.weight;
-        words[6 + i] = n.y;
-    }
-    words[13] = turn.map_or(0, |t| t.frequencies);
-    words[14] = batch;
-    words[15] = p.keys.address;
-    words[16] = p.values.address;
     let grid = Grid {
         shared: 4 * spec.head_dim,
         ..Grid::new(norms[0].rows * heads, threads(spec.head_dim))
     };
     cuda.launch(
-        &kernel("heads", p),
+        &kernel("norm_rope_append", p),
         grid,
-        Args::default().words(&words[..20]),
+        Args::default().of(&jobs),
     );
     true
 }
@@ -362,20 +366,23 @@ pub(crate) fn attend(
     let bytes = 4 * n * heads * units * (2 + head_dim);
     let few = n <= FEW_ROWS && bytes <= PARTIAL_BYTES;
     let partials = cuda.arena.buffer(if few { bytes } else { 0 });
-    let words = [
-        address(q),
-        p.keys.address,
-        p.values.address,
-        cuda.batch(batch),
-        address(&y),
-        partials.address,
-        two(attention.scale.to_bits() as usize, attention.group),
-        two(heads, kv_heads),
-        two(head_dim, units),
-        attention.window.unwrap_or(0) as u64,
-    ];
+    let own = AttentionArgs {
+        q: address(q),
+        keys: p.keys.address,
+        values: p.values.address,
+        batch: cuda.batch(batch),
+        y: address(&y),
+        partials: partials.address,
+        scale: attention.scale,
+        group: attention.group as i32,
+        heads: heads as i32,
+        kv_heads: kv_heads as i32,
+        head_dim: head_dim as i32,
+        units: units as i32,
+        window: attention.window.unwrap_or(0) as u32,
+    };
     let launch = |name, grid| {
-        cuda.launch(&kernel(name, p), grid, Args::default().words(&words));
+        cuda.launch(&kernel(name, p), grid, Args::default().of(&own));
     };
     // Blocks of so many queries for each key head, the last of a sequence perhaps partly
     // empty; a few for each multiprocessor, for one split each if there are enough.
@@ -396,41 +403,37 @@ pub(crate) fn attend(
     let tile = |busy| grid(QUERIES, busy, 128, p.tiles.map_or(0, |e| shared(e, !few)));
     if few {
         match p.ring {
-            _ if attention.window.is_some_and(fine) => launch("attend_pages", tile(4)),
+            _ if attention.window.is_some_and(fine) => launch("attention_decode_pages", tile(4)),
             Some(ring) => {
                 let tiles = ring
                     .most_queries
                     .min((n * (heads / kv_heads)).div_ceil(QUERIES));
-                let name = ["attend_long_1", "attend_long_2"][tiles - 1];
+                let name = ["attention_pipelined_1", "attention_pipelined_2"][tiles - 1];
                 let shared = ring.shared(head_dim, tiles);
                 launch(name, grid(tiles * QUERIES, 1, 32 * Ring::WARPS, shared));
             }
-            None => launch("attend_splits", tile(4)),
+            None => launch("attention_decode", tile(4)),
         }
         let half = head_dim
             .is_multiple_of(TILE)
             .then(|| Arc::new(Half::new(&cuda.arena, n, heads * head_dim)));
         let args = Args::default()
-            .words(&words)
-            .words(&half.as_ref().map_or([0; 3], |h| h.words()));
+            .of(&own)
+            .of(&half.as_ref().map_or(Activations::default(), |h| h.args()));
         let blocks = n * heads * head_dim.div_ceil(TILE);
-        cuda.launch(&kernel("attend_merge", p), Grid::new(blocks, 128), args);
+        cuda.launch(&kernel("attention_merge", p), Grid::new(blocks, 128), args);
         y.storage_mut::<Values>().set_half(half);
     } else {
         let most = cuda.driver.shared;
         let ring = p.ring.and_then(|r| r.shared_all(head_dim, most));
         if let Some(prompts) = p.prompts {
             let grid = grid(prompts.queries, 0, 384, prompts.shared);
-            cuda.launch(
-                &prompts_kernel(prompts, p),
-                grid,
-                Args::default().words(&words),
-            );
+            cuda.launch(&prompts_kernel(prompts, p), grid, Args::default().of(&own));
         } else if let Some(shared) = ring {
             let grid = grid(2 * QUERIES, 0, 32 * Ring::WARPS, shared);
-            launch("attend_long_all", grid);
+            launch("attention_pipelined_all", grid);
         } else {
-            launch("attend_all", tile(0));
+            launch("attention_all", tile(0));
         }
     }
     y

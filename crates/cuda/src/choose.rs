@@ -1,8 +1,8 @@
-//! Tokens chosen where their logits are (kernels/choose.cu, kernels/rows.cu).
+//! Tokens chosen where their logits are (kernels/choose.cu, kernels/elementwise.cu).
 
 use crate::driver::{Address, Args, Grid};
 use crate::memory::address;
-use crate::{Cuda, Kernel, rows};
+use crate::{Cuda, Kernel, elementwise};
 use backend::{Likeliest, Tensor, TokenChoice, TokenList};
 
 /// Columns of a block that has a part of a row, and its threads, as in the kernels.
@@ -77,7 +77,7 @@ pub(crate) fn choose(
 ) {
     let (rows, cols) = (x.rows(), x.cols());
     if by == By::Largest && apart == 0 {
-        return rows::largest(cuda, x, ids, chosen);
+        return elementwise::largest(cuda, x, ids, chosen);
     }
     let parts = cols.div_ceil(PART);
     let cuts = usize::from(by == By::Cut);

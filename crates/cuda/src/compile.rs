@@ -4,6 +4,7 @@
 //! into it.
 
 use crate::driver::lock;
+use crate::{attention, delta, gemm, matmul, moe};
 use cudarc::nvrtc::{result as rtc, sys};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -12,44 +13,117 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// What files share.
+/// Text with which files of kernels start, in the order in which they need it.
 const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../kernels/common.cuh")),
-    ("barriers.cuh", include_str!("../kernels/barriers.cuh")),
-    ("tile.cuh", include_str!("../kernels/tile.cuh")),
-    ("attend.cuh", include_str!("../kernels/attend.cuh")),
+    ("math.cuh", include_str!("../kernels/math.cuh")),
+    ("rows.cuh", include_str!("../kernels/rows.cuh")),
+    ("moe.cuh", include_str!("../kernels/moe.cuh")),
+    ("mbarrier.cuh", include_str!("../kernels/mbarrier.cuh")),
+    ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    (
+        "weight_tile.cuh",
+        include_str!("../kernels/weight_tile.cuh"),
+    ),
     ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
+    ("gemm_wgmma.cuh", include_str!("../kernels/gemm_wgmma.cuh")),
+    (
+        "gemv_epilogue.cuh",
+        include_str!("../kernels/gemv_epilogue.cuh"),
+    ),
+    (
+        "gemv_pipelined.cuh",
+        include_str!("../kernels/gemv_pipelined.cuh"),
+    ),
 ];
 
-/// What a file starts with, in the order of [`HEADERS`].
+/// The [`HEADERS`] of a file, beside `common.cuh`, which all have.
 fn headers(file: &str) -> &'static [&'static str] {
     match file {
-        "product" | "many" => &["common.cuh", "barriers.cuh", "tile.cuh"],
-        "attention" => &["common.cuh", "barriers.cuh", "attend.cuh"],
-        WARPGROUPS => &["common.cuh", "barriers.cuh", "tile.cuh", "wgmma.cuh"],
-        ATTENTION_WARPGROUPS => &["common.cuh", "barriers.cuh", "attend.cuh", "wgmma.cuh"],
-        _ => &["common.cuh"],
+        "elementwise" | "moe_combine" | "delta" => &["math", "rows"],
+        "moe_route" => &["math", "rows", "moe"],
+        "choose" => &["math"],
+        "embed" => &["mbarrier", "weight_tile"],
+        "gemv" => &["mbarrier", "weight_tile", "gemv_epilogue"],
+        "gemv_pipelined" => &["mbarrier", "weight_tile", "gemv_pipelined"],
+        "moe_gemv" => &[
+            "moe",
+            "mbarrier",
+            "weight_tile",
+            "gemv_epilogue",
+            "gemv_pipelined",
+        ],
+        "moe_gemv_glu" => &["math", "moe", "mbarrier", "weight_tile", "gemv_pipelined"],
+        "gemm" => &["mbarrier", "weight_tile"],
+        GEMM_WGMMA => &["moe", "mbarrier", "weight_tile", "wgmma", "gemm_wgmma"],
+        "kv_append" => &["math", "rows", "mbarrier", "attention"],
+        "attention" => &["math", "mbarrier", "attention"],
+        ATTENTION_WGMMA => &["mbarrier", "attention", "wgmma"],
+        _ => &[],
+    }
+}
+
+/// Numbers that a file shares with the modules that launch its kernels, handed over as
+/// definitions.
+fn constants(file: &str) -> Vec<(&'static str, usize)> {
+    let gemv = [
+        ("GEMV_PIPELINE_BYTES", matmul::FEED_PIPELINE),
+        ("GEMV_REDUCTION_BYTES", matmul::FEED_SUMS),
+    ];
+    let moe_gemv = [
+        ("MOE_PIPELINE_BYTES", moe::EXPERTS_SPACE),
+        ("MOE_RECORD_BYTES", moe::RECORD),
+    ];
+    let moe_glu = [
+        ("MOE_GLU_WARPS", moe::GATED_WARPS),
+        ("MOE_GLU_STAGES", moe::GATED_STAGES),
+        ("MOE_GLU_RECORD_BYTES", moe::GATED_RECORD),
+    ];
+    match file {
+        "gemv_pipelined" => gemv.into(),
+        "moe_gemv" => [gemv, moe_gemv].concat(),
+        "moe_gemv_glu" => gemv.into_iter().chain(moe_glu).collect(),
+        "gemm" => vec![("GEMM_ROWS", gemm::ROWS), ("GEMM_TILES", gemm::TILES)],
+        GEMM_WGMMA => vec![("GEMM_TILES", gemm::TILES)],
+        "attention" | "kv_append" | ATTENTION_WGMMA => vec![
+            ("SPLIT_KEYS", attention::SPLIT),
+            ("PAGE_UNIT_KEYS", attention::FINE),
+        ],
+        "delta" => vec![
+            ("CHUNK_ROWS", delta::RUN),
+            ("TENTATIVE", backend::MAX_TENTATIVE),
+        ],
+        _ => Vec::new(),
     }
 }
 
 /// The files of kernels that need a target of their own, which only one architecture has.
-pub(crate) const WARPGROUPS: &str = "warpgroups";
-pub(crate) const ATTENTION_WARPGROUPS: &str = "attention_warpgroups";
+pub(crate) const GEMM_WGMMA: &str = "gemm_wgmma";
+pub(crate) const ATTENTION_WGMMA: &str = "attention_wgmma";
 
 /// Every file of kernels.
 const SOURCES: &[(&str, &str)] = &[
-    ("rows", include_str!("../kernels/rows.cu")),
-    ("product", include_str!("../kernels/product.cu")),
-    ("many", include_str!("../kernels/many.cu")),
-    (WARPGROUPS, include_str!("../kernels/warpgroups.cu")),
-    ("plain", include_str!("../kernels/plain.cu")),
+    ("elementwise", include_str!("../kernels/elementwise.cu")),
+    ("embed", include_str!("../kernels/embed.cu")),
+    ("gemv", include_str!("../kernels/gemv.cu")),
+    (
+        "gemv_pipelined",
+        include_str!("../kernels/gemv_pipelined.cu"),
+    ),
+    ("gemv_f32", include_str!("../kernels/gemv_f32.cu")),
+    ("gemm", include_str!("../kernels/gemm.cu")),
+    (GEMM_WGMMA, include_str!("../kernels/gemm_wgmma.cu")),
+    ("kv_append", include_str!("../kernels/kv_append.cu")),
     ("attention", include_str!("../kernels/attention.cu")),
     (
-        ATTENTION_WARPGROUPS,
-        include_str!("../kernels/attention_warpgroups.cu"),
+        ATTENTION_WGMMA,
+        include_str!("../kernels/attention_wgmma.cu"),
     ),
     ("delta", include_str!("../kernels/delta.cu")),
-    ("moe", include_str!("../kernels/moe.cu")),
+    ("moe_route", include_str!("../kernels/moe_route.cu")),
+    ("moe_gemv", include_str!("../kernels/moe_gemv.cu")),
+    ("moe_gemv_glu", include_str!("../kernels/moe_gemv_glu.cu")),
+    ("moe_combine", include_str!("../kernels/moe_combine.cu")),
     ("choose", include_str!("../kernels/choose.cu")),
 ];
 
@@ -173,7 +247,10 @@ fn source(file: &str, sources: Option<&Path>) -> String {
     };
     let mut all: String = HEADERS
         .iter()
-        .filter(|(name, _)| headers(file).contains(name))
+        .filter(|(name, _)| {
+            let stem = name.trim_end_matches(".cuh");
+            stem == "common" || headers(file).contains(&stem)
+        })
         .map(|(name, text)| read(name, text))
         .collect();
     all += &read(&format!("{file}.cu"), text);
@@ -182,7 +259,7 @@ fn source(file: &str, sources: Option<&Path>) -> String {
 
 fn options(arch: u32, kernel: &Kernel) -> Vec<String> {
     let own = match kernel.file {
-        WARPGROUPS | ATTENTION_WARPGROUPS => "a",
+        GEMM_WGMMA | ATTENTION_WGMMA => "a",
         _ => "",
     };
     let mut options = vec![
@@ -192,12 +269,9 @@ fn options(arch: u32, kernel: &Kernel) -> Vec<String> {
         "-default-device".into(),
         "--ptxas-options=-v".into(),
     ];
-    options.extend(
-        kernel
-            .defines
-            .iter()
-            .map(|(name, value)| format!("-D{name}={value}")),
-    );
+    let defines = kernel.defines.iter().copied();
+    let defines = defines.chain(constants(kernel.file));
+    options.extend(defines.map(|(name, value)| format!("-D{name}={value}")));
     options
 }
 
@@ -302,4 +376,29 @@ pub(crate) fn report(arch: u32, kernel: &Kernel) -> Result<Vec<(String, Usage)>,
         usage.instructions = instructions[name];
     }
     Ok(all)
+}
+
+/// Compiles a kernel's file with assertions that the structs of [`args`](crate::args) which it
+/// has lie as there, and returns their names.
+#[cfg(test)]
+pub(crate) fn check_layouts(arch: u32, kernel: &Kernel) -> Result<Vec<&'static str>, String> {
+    let mut source = source(kernel.file, None);
+    let mut found = Vec::new();
+    for (name, size, fields) in crate::args::layouts() {
+        if !source.contains(&format!("struct {name} {{")) {
+            continue;
+        }
+        source += &format!("static_assert(sizeof({name}) == {size}, \"size of {name}\");\n");
+        for (field, offset) in fields {
+            // What the compiler's `offsetof` is made of, for there are no headers.
+            source += &format!(
+                "static_assert(__INTADDR__(&(({name} *) 0)->{field}) == {offset}, \"{name}.{field}\");\n"
+            );
+        }
+        found.push(name);
+    }
+    if !found.is_empty() {
+        compile(&source, &options(arch, kernel)).map_err(|log| format!("{kernel}: {log}"))?;
+    }
+    Ok(found)
 }

@@ -1,10 +1,11 @@
 //! The gated delta rule (kernels/delta.cu).
 
-use crate::driver::{Address, Args, Grid, two};
+use crate::args;
+use crate::driver::{Address, Args, Grid};
+use crate::elementwise::{norm_alone, number};
 use crate::fuse::{Deferred, Norm};
 use crate::memory::{Block, Half, address};
 use crate::pack::TILE;
-use crate::rows::{norm_alone, number};
 use crate::{Cuda, Kernel};
 use backend::{Activation, Batch, Delta, DeltaSpec, DeltaWeights, MAX_TENTATIVE, Tensor};
 use std::sync::Arc;
@@ -16,9 +17,9 @@ pub(crate) const ARRIVALS_BYTES: usize = 64 << 10;
 const FEW_ROWS: usize = 16;
 
 /// Rows whose convolution is a block's, where they are more.
-const RUN: usize = 32;
+pub(crate) const RUN: usize = 32;
 
-/// Bytes of shared memory that `delta_few` asks for, and those that it declares.
+/// Bytes of shared memory that `delta_fused` asks for, and those that it declares.
 fn shared_of_few(spec: &DeltaSpec, parts: usize, width: usize, rows: usize) -> (usize, usize) {
     let side = spec.key_dim.div_ceil(parts).next_multiple_of(4) + 4;
     let row = 2 * side * parts + (width + 2).next_multiple_of(4);
@@ -64,7 +65,7 @@ impl Rule {
         half: &Arc<Half>,
         activation: Activation,
     ) -> bool {
-        let at = half.words()[0];
+        let at = half.address();
         let fits = self.norm.is_some_and(|norm| norm.y == x)
             && self.gate.is_none()
             && !self.reads.contains(&at)
@@ -77,18 +78,23 @@ impl Rule {
 
     /// Its kernels.
     pub(crate) fn launches(self) -> Vec<(Kernel, Grid, Args)> {
-        let mut words = [0; 7];
+        let mut epilogue = args::GatedNormEpilogue::default();
         let mut alone = None;
         match (self.norm, &self.gate) {
             (Some(norm), Some((gate, half, activation))) => {
-                words[..3].copy_from_slice(&[norm.weight, norm.y, *gate]);
-                words[3..6].copy_from_slice(&half.words());
-                words[6] = two(norm.eps.to_bits() as usize, number(*activation));
+                epilogue = args::GatedNormEpilogue {
+                    weight: norm.weight,
+                    n: norm.y,
+                    gate: *gate,
+                    f16: half.args(),
+                    eps: norm.eps,
+                    activation: number(*activation) as i32,
+                };
             }
             (norm, _) => alone = norm.as_ref().map(norm_alone),
         }
         let (kernel, grid) = self.launch;
-        let rule = (kernel, grid, self.args.words(&words));
+        let rule = (kernel, grid, self.args.of(&epilogue));
         [Some(rule), alone].into_iter().flatten().collect()
     }
 }
@@ -182,15 +188,17 @@ pub(crate) fn gated_delta(
         .storage
         .downcast_ref::<States>()
         .expect("memory of this backend");
-    let words = [
-        states.state.address,
-        states.history.address,
-        states.updates.address,
-        cuda.batch(batch),
-        two(key_heads, value_heads),
-        two(key_dim, value_dim),
-        channels as u64,
-    ];
+    let memory = args::Delta {
+        state: states.state.address,
+        history: states.history.address,
+        updates: states.updates.address,
+        batch: cuda.batch(batch),
+        nk: key_heads as i32,
+        nv: value_heads as i32,
+        dk: key_dim as i32,
+        dv: value_dim as i32,
+        channels: channels as i32,
+    };
     // As many as keep a column's part in registers, and a block in 1024 threads.
     let parts = if value_dim <= 128 { 8 } else { 4 };
     let shares = shares(value_dim);
@@ -201,7 +209,7 @@ pub(crate) fn gated_delta(
             ("DK", key_dim),
             ("DV", value_dim),
             ("PARTS", parts),
-            ("SHARES", shares),
+            ("COLUMN_SPLITS", shares),
             ("TAPS", conv_taps),
             ("THREADS", threads),
         ]);
@@ -209,7 +217,7 @@ pub(crate) fn gated_delta(
     };
     let y = cuda.tensor(n, value_heads * value_dim);
     let seqs = batch.seqs.len();
-    let args = Args::default().words(&words).ptr(address(qkv));
+    let args = Args::default().of(&memory).ptr(address(qkv));
     let args = args.ptr(address(&weights.conv));
     let projections = [b, a, &weights.decay, &weights.dt_bias].map(address);
     let (shared, declared) = shared_of_few(&spec, parts, value_dim / shares, n);
@@ -223,7 +231,7 @@ pub(crate) fn gated_delta(
         };
         // A norm of heads and a gate may follow.
         cuda.driver.defer(Deferred::Rule(Rule {
-            launch: (kernel("delta_few"), grid),
+            launch: (kernel("delta_fused"), grid),
             args: args.ptr(address(&y)).ptr(cuda.arrivals.address),
             reads: [qkv, b, a].map(address),
             y: address(&y),
@@ -251,7 +259,7 @@ pub(crate) fn gated_delta(
         args,
     );
     let args = Args::default()
-        .words(&words)
+        .of(&memory)
         .ptr(address(&mixed))
         .ptr(gates.address)
         .ptr(address(&y))

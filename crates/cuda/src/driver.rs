@@ -5,6 +5,7 @@
 //! every call does nothing until [`Driver::take_error`].
 
 use crate::CudaOptions;
+use crate::args::KernelStruct;
 use crate::compile::{self, Kernel};
 use crate::fuse::Deferred;
 use cudarc::driver::{result, sys};
@@ -19,11 +20,6 @@ pub(crate) type Address = u64;
 /// What a lock guards, after a panic too: nothing stays half done under one.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Two of a kernel's words as one of ours.
-pub(crate) fn two(low: usize, high: usize) -> u64 {
-    low as u64 | (high as u64) << 32
 }
 
 /// Why there is no GPU to use.
@@ -141,10 +137,9 @@ impl Args {
     pub(crate) fn float(self, x: f32) -> Self {
         self.ptr(u64::from(x.to_bits()))
     }
-    /// A struct, as its bytes in whole words.
-    pub(crate) fn words(mut self, words: &[u64]) -> Self {
+    pub(crate) fn of(mut self, x: &impl KernelStruct) -> Self {
         self.starts.push(self.words.len());
-        self.words.extend_from_slice(words);
+        self.words.extend(x.words());
         self
     }
 }

@@ -10,16 +10,17 @@
 //!
 //! [`Driver::defer`]: crate::driver::Driver::defer
 
+use crate::args::NormEpilogue;
 use crate::compile::Kernel;
 use crate::delta::Rule;
 use crate::driver::{Address, Args, Grid};
+use crate::matmul::Single;
 use crate::memory::{Buffer, Half};
-use crate::product::Single;
-use crate::{moe, rows};
+use crate::{elementwise, moe};
 use backend::Activation;
 use std::sync::Arc;
 
-/// Jobs of the kernel `heads`.
+/// Jobs of the kernel `norm_rope_append`.
 pub(crate) const MAX_JOBS: usize = 3;
 
 /// Norms that a kernel makes of one row.
@@ -159,7 +160,7 @@ impl End {
     /// Whether its kernel may write another norm to `n`, and that as products read it to
     /// `half`: neither is memory that another row's block, or thread, still uses.
     pub(crate) fn may_write(&self, n: Address, half: &Half) -> bool {
-        let half = half.words()[0];
+        let half = half.address();
         let mut tensors = vec![self.from, self.x];
         let mut gate = None;
         match &self.y {
@@ -172,7 +173,7 @@ impl End {
             }
         }
         tensors.extend(self.next.iter().map(|next| next.n));
-        let mut halves = self.next.iter().map(|next| next.half.words()[0]);
+        let mut halves = self.next.iter().map(|next| next.half.address());
         Some(n) != gate && !tensors.contains(&half) && halves.all(|h| h != n && h != half)
     }
 
@@ -199,16 +200,18 @@ impl End {
         });
     }
 
-    /// The kernels' `Next`.
-    pub(crate) fn next_words(&self) -> [u64; 16] {
-        let mut words = [0; 16];
+    /// The kernels' struct.
+    pub(crate) fn epilogue(&self) -> NormEpilogue {
+        let mut norms = NormEpilogue {
+            count: self.next.len() as i32,
+            ..NormEpilogue::default()
+        };
         for (i, next) in self.next.iter().enumerate() {
-            words[i] = next.weight;
-            words[3 + i] = next.n;
-            words[6 + 3 * i..][..3].copy_from_slice(&next.half.words());
+            norms.weight[i] = next.weight;
+            norms.y[i] = next.n;
+            norms.f16[i] = next.half.args();
         }
-        words[15] = self.next.len() as u64;
-        words
+        norms
     }
 }
 
@@ -283,37 +286,37 @@ impl Deferred {
     /// The kernels of the ops, one by one where none does them together.
     pub(crate) fn launches(self) -> Vec<(Kernel, Grid, Args)> {
         match self {
-            Deferred::Add { x, y, n } => vec![rows::add_alone(x, y, n)],
-            Deferred::Norm(norm) => vec![rows::row_norm_alone(&norm)],
+            Deferred::Add { x, y, n } => vec![elementwise::add_alone(x, y, n)],
+            Deferred::Norm(norm) => vec![elementwise::row_norm_alone(&norm)],
             Deferred::End(end) => vec![match &end.y {
-                Term::Plain(y) => rows::end_alone(&end, *y),
+                Term::Plain(y) => elementwise::end_alone(&end, *y),
                 Term::Mixed(m) => moe::end(&end, m),
             }],
-            Deferred::Heads(norms) => norms.iter().map(rows::norm_alone).collect(),
+            Deferred::Heads(norms) => norms.iter().map(elementwise::norm_alone).collect(),
             Deferred::Mixed(m) => {
                 let (n, shape) = (m.rows * m.cols, [m.rows, m.cols]);
                 let mut all = vec![moe::combine_alone(&m)];
                 match &m.beside {
                     Beside::Nothing => {}
                     Beside::Gated { by, added, onto } => {
-                        all.push(rows::gate_alone(*by, shape));
-                        all.extend(added.then(|| rows::add_alone(m.y, by.y, n)));
-                        all.extend(onto.map(|x| rows::add_alone(x, m.y, n)));
+                        all.push(elementwise::gate_alone(*by, shape));
+                        all.extend(added.then(|| elementwise::add_alone(m.y, by.y, n)));
+                        all.extend(onto.map(|x| elementwise::add_alone(x, m.y, n)));
                     }
                     Beside::Norms { dense, own, added } => {
-                        all.push(rows::row_norm_alone(dense));
+                        all.push(elementwise::row_norm_alone(dense));
                         let own = own.as_ref();
-                        all.extend(own.map(rows::row_norm_alone));
+                        all.extend(own.map(elementwise::row_norm_alone));
                         let own = own.filter(|_| *added);
-                        all.extend(own.map(|own| rows::add_alone(dense.y, own.y, n)));
+                        all.extend(own.map(|own| elementwise::add_alone(dense.y, own.y, n)));
                     }
                 }
                 all
             }
             Deferred::Rule(rule) => rule.launches(),
-            Deferred::Columns(columns) => vec![rows::columns_alone(columns)],
+            Deferred::Columns(columns) => vec![elementwise::columns_alone(columns)],
             Deferred::Glu(glu) => {
-                let gate = rows::glu_alone(&glu);
+                let gate = elementwise::glu_alone(&glu);
                 let product = glu.product.map(|p| p.launch);
                 [Some(gate), product].into_iter().flatten().collect()
             }

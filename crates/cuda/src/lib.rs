@@ -15,19 +15,20 @@
 //! No files but the cache of compiled code, no models, no law of a token's choice: that of
 //! `speculate::sample` is carried out here with its bits.
 
+mod args;
 mod attention;
 mod batch;
 mod choose;
 mod compile;
 mod delta;
 mod driver;
+mod elementwise;
 mod fuse;
-mod many;
+mod gemm;
+mod matmul;
 mod memory;
 mod moe;
 mod pack;
-mod product;
-mod rows;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -134,7 +135,7 @@ impl Cuda {
             capability: (self.driver.arch / 10, self.driver.arch % 10),
             multiprocessors: self.driver.sms,
             memory: (total as u64, free as u64),
-            products: match product::feeds(&self.driver) {
+            products: match matmul::feeds(&self.driver) {
                 true => "fed through shared memory",
                 false => "portable",
             },
@@ -150,7 +151,7 @@ impl Cuda {
         cols: usize,
         format: &'static quant::Format,
     ) -> Matrix {
-        product::random_matrix(self, rows, cols, format)
+        matmul::random_matrix(self, rows, cols, format)
     }
 
     /// Bytes a second that this device's memory can be read at: what a step whose
@@ -167,7 +168,7 @@ impl Cuda {
                     .long(BYTES / 16)
                     .ptr(block.address + BYTES as u64);
                 let grid = Grid::new(4 * self.driver.sms, 512);
-                self.launch(&Kernel::new("rows", "read_all"), grid, args);
+                self.launch(&Kernel::new("elementwise", "read_all"), grid, args);
             }
             self.driver.wait();
             start.elapsed().as_secs_f64()
@@ -246,7 +247,7 @@ impl Backend for Cuda {
     }
 
     fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
-        product::matrix(self, parts)
+        matmul::matrix(self, parts)
     }
 
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor {
@@ -308,15 +309,15 @@ impl Backend for Cuda {
     }
 
     fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
-        product::embed(self, table, tokens, scale)
+        matmul::embed(self, table, tokens, scale)
     }
 
     fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
-        product::matmul_into(self, x, w, y);
+        matmul::matmul_into(self, x, w, y);
     }
 
     fn matmul_rows(&self, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
-        product::matmul_rows(self, x, w, ids)
+        matmul::matmul_rows(self, x, w, ids)
     }
 
     fn matmul_groups(
@@ -326,43 +327,43 @@ impl Backend for Cuda {
         scores: &Tensor,
         groups: &TokenGroups,
     ) -> Option<[Tensor; 2]> {
-        Some(product::matmul_groups(self, x, w, scores, groups))
+        Some(matmul::matmul_groups(self, x, w, scores, groups))
     }
 
     fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
-        rows::rms_norm(self, x, weight, width, eps)
+        elementwise::rms_norm(self, x, weight, width, eps)
     }
 
     fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
-        rows::add(self, x, y)
+        elementwise::add(self, x, y)
     }
 
     fn scale(&self, x: Tensor, factor: f32) -> Tensor {
-        rows::scale(self, "scale", x, factor)
+        elementwise::scale(self, "scale", x, factor)
     }
 
     fn glu(&self, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
-        rows::glu(self, gate, x, activation)
+        elementwise::glu(self, gate, x, activation)
     }
 
     fn softcap(&self, x: Tensor, cap: f32) -> Tensor {
-        rows::scale(self, "softcap", x, cap)
+        elementwise::scale(self, "softcap", x, cap)
     }
 
     fn gather(&self, x: &Tensor, rows: &[usize]) -> Tensor {
-        rows::gather(self, x, rows)
+        elementwise::gather(self, x, rows)
     }
 
     fn columns(&self, x: &Tensor, first: usize, cols: usize) -> Tensor {
-        rows::columns(self, x, first, cols)
+        elementwise::columns(self, x, first, cols)
     }
 
     fn concat(&self, a: &Tensor, b: &Tensor) -> Tensor {
-        rows::concat(self, a, b)
+        elementwise::concat(self, a, b)
     }
 
     fn rope(&self, x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
-        rows::rope(self, x, rope, batch)
+        elementwise::rope(self, x, rope, batch)
     }
 
     fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
@@ -390,7 +391,7 @@ impl Backend for Cuda {
     }
 
     fn gate_rows(&self, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
-        rows::gate_rows(self, x, gate, activation)
+        elementwise::gate_rows(self, x, gate, activation)
     }
 
     fn add_norm(
@@ -402,7 +403,7 @@ impl Backend for Cuda {
         next: &Tensor,
         eps: f32,
     ) -> (Tensor, Tensor) {
-        rows::add_norm(self, x, y, (post, factor), next, eps)
+        elementwise::add_norm(self, x, y, (post, factor), next, eps)
     }
 
     fn norm_rope(
@@ -413,11 +414,11 @@ impl Backend for Cuda {
         eps: f32,
         batch: &Batch,
     ) -> Tensor {
-        rows::norm_rope(self, x, weight, rope, eps, batch)
+        elementwise::norm_rope(self, x, weight, rope, eps, batch)
     }
 
     fn argmax(&self, x: &Tensor) -> Vec<u32> {
-        rows::argmax(self, x)
+        elementwise::argmax(self, x)
     }
 
     fn choose_tokens(

@@ -5,6 +5,7 @@
 //! steps are the exception, for they run again later. Their buffers come from a
 //! pool of their own; between two steps nothing lives there but their results.
 
+use crate::args::Activations;
 use crate::driver::{Address, Driver, lock};
 use backend::Tensor;
 use std::collections::HashMap;
@@ -138,7 +139,7 @@ pub(crate) struct Values {
     half: Mutex<Option<Arc<Half>>>,
 }
 
-/// Activations for tensor cores (`Half` in kernels/common.cuh).
+/// Activations for tensor cores (`Activations` in kernels/common.cuh).
 pub(crate) struct Half {
     buffer: Buffer,
     rows: usize,
@@ -156,11 +157,17 @@ impl Half {
         }
     }
 
+    pub(crate) fn address(&self) -> Address {
+        self.buffer.address
+    }
+
     /// The kernels' struct.
-    pub(crate) fn words(&self) -> [u64; 3] {
-        let values = self.buffer.address;
-        let factors = values + (2 * self.rows * self.padded) as u64;
-        [values, factors, self.padded as u64]
+    pub(crate) fn args(&self) -> Activations {
+        Activations {
+            values: self.address(),
+            scales: self.address() + (2 * self.rows * self.padded) as Address,
+            stride: self.padded as i32,
+        }
     }
 }
 

@@ -1,13 +1,13 @@
-//! Mixtures of experts (kernels/moe.cu): rows choose on the device, and an expert's
+//! Mixtures of experts (kernels/moe_*.cu): rows choose on the device, and an expert's
 //! weights are read once for all rows that chose it.
 
 use crate::driver::{Address, Args, Grid};
+use crate::elementwise::{glu_alone, half, number, threads};
 use crate::fuse::{Beside, Deferred, End, Glu, Mixed};
+use crate::matmul::{FEED_SUMS, FEED_TILES, FEED_WARPS, Single, Tiles, Weights, feeds};
 use crate::memory::{Block, Buffer, Half, address};
 use crate::pack::{Packing, TILE_ROWS};
-use crate::product::{FEED_SUMS, FEED_TILES, FEED_WARPS, Single, Tiles, Weights, feeds};
-use crate::rows::{glu_alone, half, number, threads};
-use crate::{Cuda, Kernel, many};
+use crate::{Cuda, Kernel, args, gemm};
 use backend::{Activation, Experts, Matrix, Tensor};
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ const MAX_RANKS: usize = 32;
 /// Rows that one block chooses for, a warp each.
 const FEW_ROWS: usize = 16;
 
-/// Threads of a block of `route_group`.
+/// Threads of a block of `route_and_group`.
 const ROUTE_THREADS: usize = 32 * FEW_ROWS;
 
-/// Warps of the block of `group`.
+/// Warps of the block of `group_pairs`.
 const GROUP_WARPS: usize = 32;
 
-/// Warps of a block of `product_gated`, a row of tiles each.
-const GATED_WARPS: usize = 8;
+/// Warps of a block of `moe_gemv_glu`, a row tile each.
+pub(crate) const GATED_WARPS: usize = 8;
 
-/// Bytes of a tile of 8 rows that `product_gated` makes for itself.
+/// Bytes of a tile of 8 rows that `moe_gemv_glu` computes for itself.
 const MADE: usize = 8 * (64 * 2 + 2 * 4);
 
 /// Tiles that such a block makes, at most: every other block of its expert makes them again.
@@ -52,22 +52,29 @@ struct Addresses {
 /// tensor-core product takes.
 const FED_ROWS: usize = 8;
 
-/// Bytes of shared memory that a warp of `feed_experts` has for its slice of the rows and for
-/// weights, of a tile of a row there, of one of 8 rows in `feed_gated`, and of an expert and
-/// two numbers of each pair in either.
-const EXPERTS_SPACE: usize = 12_160;
-const RECORD: usize = 64 * 2 + 16;
-const MADE_RECORD: usize = 8 * 192;
-const LISTED: usize = CHOSEN + 2 * 4;
-const CHOSEN: usize = 16;
+/// Bytes of shared memory that a warp of `moe_gemv_pipelined` has for its slice of the rows
+/// and for stages of weights.
+pub(crate) const EXPERTS_SPACE: usize = 12_160;
 
-/// Bytes of an expert and some of its pairs.
-const SOME: usize = 12;
+/// Bytes of a tile of a row there: values, their rescale and the scale of the slice.
+pub(crate) const RECORD: usize = 64 * 2 + 16;
+
+/// Bytes of a tile of a row in `moe_gemv_glu_pipelined`, and stages of a warp there.
+pub(crate) const GATED_RECORD: usize = 192;
+pub(crate) const GATED_STAGES: usize = 4;
+
+/// Bytes of an expert in shared memory, with two numbers of each of its pairs.
+const LISTED: usize = CHOSEN + 2 * 4;
+/// Bytes of the kernels' `ActiveExpert`.
+const CHOSEN: usize = size_of::<args::ActiveExpert>();
+
+/// Bytes of the kernels' `ExpertBlock`.
+const SOME: usize = size_of::<args::ExpertBlock>();
 
 /// Pairs of an expert, on average, from which on they are multiplied as many rows are.
 const MANY_PAIRS: usize = 24;
 
-/// Bytes of shared memory that a block of `feed_gated` takes, at most, so that two fit.
+/// Bytes of shared memory that a block of `moe_gemv_glu_pipelined` takes, at most, so that two fit.
 const GATED_SHARED: usize = 115_000;
 
 /// Whether kernels that feed experts take the format: those whose codes lanes bring.
@@ -88,7 +95,7 @@ fn feed_experts(
     pairs: usize,
 ) -> Option<(&'static str, usize)> {
     let bytes = tiles.packing.tile_bytes();
-    // The kernels' ROWS(1).
+    // The kernels' row_tiles_per_stage(1).
     let rows = match bytes {
         ..=640 => 4,
         641..=1152 => 2,
@@ -96,9 +103,9 @@ fn feed_experts(
     };
     let left = EXPERTS_SPACE.checked_sub((n * tiles.per * RECORD).next_multiple_of(128))?;
     let name = match left / (rows * bytes).next_multiple_of(32) {
-        5.. => "feed_experts_5",
-        4 => "feed_experts_4",
-        2.. => "feed_experts_2",
+        5.. => "moe_gemv_pipelined_5",
+        4 => "moe_gemv_pipelined_4",
+        2.. => "moe_gemv_pipelined_2",
         _ => return None,
     };
     let shared = tiles.slices * (EXPERTS_SPACE + FEED_SUMS) + pairs * LISTED;
@@ -109,9 +116,9 @@ fn feed_experts(
 /// Shared memory of a block of `feed_gated`, if that is for `n` rows of `pairs` pairs.
 fn feed_gated(cuda: &Cuda, tiles: Tiles, n: usize, pairs: usize) -> Option<usize> {
     let bytes = tiles.packing.tile_bytes();
-    // The kernel's STAGES of AT_ONCE tiles.
-    let stages = 4 * bytes * if bytes <= 640 { 4 } else { 2 };
-    let shared = GATED_WARPS * stages + tiles.tiles * MADE_RECORD + (pairs + 1) * LISTED;
+    // The kernel's stages of STAGE_TILES tiles.
+    let stages = GATED_STAGES * bytes * if bytes <= 640 { 4 } else { 2 };
+    let shared = GATED_WARPS * stages + tiles.tiles * 8 * GATED_RECORD + (pairs + 1) * LISTED;
     (fed(cuda, tiles, n) && shared <= GATED_SHARED).then_some(shared)
 }
 
@@ -169,17 +176,17 @@ fn product(
                 .int(rows)
                 .int(cols);
             let grid = Grid::rect(rows.div_ceil(8), lists.most, 256);
-            cuda.launch(&Kernel::new("plain", "product_experts"), grid, args);
+            cuda.launch(&Kernel::new("gemv_f32", "moe_gemv_f32"), grid, args);
         }
         Some(tiles) if let Some((list, most)) = &lists.blocks => {
-            let blocks = many::Blocks {
+            let blocks = gemm::Blocks {
                 list: list.address,
                 pairs: lists.pairs.address,
                 top_k: lists.top_k,
                 most: *most,
             };
             let w = (w.weights.address, tiles);
-            many::grouped(cuda, x_half, by_pair, w, (y, rows), &blocks);
+            gemm::grouped(cuda, x_half, by_pair, w, (y, rows), &blocks);
         }
         Some(tiles) => {
             let pairs = lists.rows * lists.top_k;
@@ -192,7 +199,7 @@ fn product(
                 let args = Args::default()
                     .ptr(chosen.address)
                     .ptr(y)
-                    .words(&x_half.words())
+                    .of(&x_half.args())
                     .ptr(lists.pairs.address)
                     .int(lists.rows)
                     .int(lists.top_k)
@@ -200,12 +207,16 @@ fn product(
                     .int(tiles.tiles)
                     .int(tiles.per);
                 let grid = Grid::new(blocks, 32 * tiles.slices);
-                return cuda.launch(&tiles.kernel(name), Grid { shared, ..grid }, args);
+                return cuda.launch(
+                    &tiles.kernel("moe_gemv", name),
+                    Grid { shared, ..grid },
+                    args,
+                );
             }
             let args = Args::default()
                 .ptr(w.weights.address)
                 .ptr(y)
-                .words(&x_half.words())
+                .of(&x_half.args())
                 .ptr(lists.lists.address)
                 .ptr(lists.pairs.address)
                 .int(lists.top_k)
@@ -215,10 +226,10 @@ fn product(
                 .int(tiles.per);
             let grid = Grid::rect(rows.div_ceil(2 * TILE_ROWS), lists.most, 32 * tiles.slices);
             let name = match lists.rows {
-                ..=FEW_ROWS => "product_experts",
-                _ => "product_experts_many",
+                ..=FEW_ROWS => "moe_gemv_8",
+                _ => "moe_gemv_16",
             };
-            cuda.launch(&tiles.kernel(name), grid, args);
+            cuda.launch(&tiles.kernel("moe_gemv", name), grid, args);
         }
     }
 }
@@ -234,12 +245,13 @@ fn product_gated(
     activation: Activation,
     everyone: Option<(&Single, &Half, usize)>,
 ) {
-    let mut words = [0; 6];
-    if let Some((single, half, n)) = everyone {
-        words[..2].copy_from_slice(&[single.w, single.y]);
-        words[2..5].copy_from_slice(&half.words());
-        words[5] = n as u64;
-    }
+    let shared_expert = everyone.map(|(single, half, n)| args::SharedExpert {
+        w: single.w,
+        y: single.y,
+        x: half.args(),
+        n_rows: n as i32,
+    });
+    let shared_expert = shared_expert.unwrap_or_default();
     let pairs = lists.rows * lists.top_k;
     let feed = feed_gated(cuda, tiles, lists.rows, pairs).zip(lists.chosen.as_ref());
     if let Some((shared, chosen)) = feed {
@@ -254,9 +266,13 @@ fn product_gated(
             .int(cols)
             .int(tiles.tiles)
             .int(tiles.per)
-            .words(&words);
+            .of(&shared_expert);
         let grid = Grid::new(2 * cuda.driver.sms, 32 * GATED_WARPS);
-        return cuda.launch(&tiles.kernel("feed_gated"), Grid { shared, ..grid }, args);
+        return cuda.launch(
+            &tiles.kernel("moe_gemv_glu", "moe_gemv_glu_pipelined"),
+            Grid { shared, ..grid },
+            args,
+        );
     }
     let args = Args::default()
         .ptr(w.weights.address)
@@ -269,7 +285,7 @@ fn product_gated(
         .int(cols)
         .int(tiles.tiles)
         .int(tiles.per)
-        .words(&words);
+        .of(&shared_expert);
     let columns = lists.most + usize::from(everyone.is_some());
     let grid = Grid {
         shared: tiles.tiles * MADE,
@@ -279,7 +295,7 @@ fn product_gated(
             32 * GATED_WARPS,
         )
     };
-    cuda.launch(&tiles.kernel("product_gated"), grid, args);
+    cuda.launch(&tiles.kernel("moe_gemv_glu", "moe_gemv_glu"), grid, args);
 }
 
 /// The weight of each pair of row and rank, and the pairs by expert. A gate is made beside
@@ -294,10 +310,10 @@ fn route(
     let (n, count) = (scores.rows(), scores.cols());
     let pairs = n * top_k;
     let most = count.min(pairs);
-    let kernel = |name| Kernel::new("moe", name);
+    let kernel = |name| Kernel::new("moe_route", name);
     // An expert's last block may be of a single pair.
-    let blocks = (n > FEW_ROWS && pairs >= MANY_PAIRS * count && many::warpgroups(&cuda.driver))
-        .then(|| pairs / many::PAIRS + most);
+    let blocks = (n > FEW_ROWS && pairs >= MANY_PAIRS * count && gemm::warpgroups(&cuda.driver))
+        .then(|| pairs / gemm::PAIRS + most);
     let weights = cuda.arena.buffer(4 * pairs);
     let lists = Lists {
         lists: cuda.arena.buffer(4 * (1 + 3 * most)),
@@ -328,7 +344,7 @@ fn route(
             .int(count)
             .int(top_k)
             .int(n)
-            .words(&glu.map_or([0; 10], Glu::words))
+            .of(&glu.map_or(args::GluArgs::default(), Glu::args))
             .ptr(table.gate_up.weights.address)
             .ptr(table.down.weights.address)
             .ptr(lists.chosen.as_ref().map_or(0, |b| b.address));
@@ -339,7 +355,7 @@ fn route(
                 ROUTE_THREADS,
             )
         };
-        cuda.launch(&kernel("route_group"), grid, args);
+        cuda.launch(&kernel("route_and_group"), grid, args);
         return (weights, lists);
     }
     let chosen = cuda.arena.buffer(4 * pairs);
@@ -357,12 +373,12 @@ fn route(
         .ptr(lists.blocks.as_ref().map_or(0, |(list, _)| list.address))
         .int(count)
         .int(pairs)
-        .int(many::PAIRS);
+        .int(gemm::PAIRS);
     let grid = Grid {
         shared: 4 * count * (1 + GROUP_WARPS),
         ..Grid::new(1, 32 * GROUP_WARPS)
     };
-    cuda.launch(&kernel("group"), grid, args);
+    cuda.launch(&kernel("group_pairs"), grid, args);
     (weights, lists)
 }
 
@@ -487,32 +503,47 @@ pub(crate) fn combine_alone(m: &Mixed) -> (Kernel, Grid, Args) {
         .int(m.cols)
         .int(m.top_k)
         .long(n);
-    (Kernel::new("moe", "combine"), Grid::each(n), args)
+    (Kernel::new("moe_combine", "combine"), Grid::each(n), args)
 }
 
 /// The kernel of a sum of rows, a mixture among them, and of what is made of it.
 pub(crate) fn end(end: &End, m: &Mixed) -> (Kernel, Grid, Args) {
-    let parts = [m.parts.address, m.weights.address, m.y, m.top_k as u64];
-    let args = Args::default().words(&parts);
+    let args = Args::default().of(&args::ExpertOutputs {
+        parts: m.parts.address,
+        weights: m.weights.address,
+        y: m.y,
+        top_k: m.top_k as i32,
+    });
     let (name, args) = match &m.beside {
         Beside::Nothing => unreachable!("a mixture that nothing is beside"),
         Beside::Gated { by, .. } => {
-            let by = [by.x, by.gate, by.y, number(by.activation) as u64];
-            let args = args.words(&by).ptr(end.from).ptr(end.x);
-            ("mixed_norm", args)
+            let args = args.of(&args::GatedSharedExpert {
+                x: by.x,
+                gate: by.gate,
+                gated: by.y,
+                activation: number(by.activation) as i32,
+            });
+            let args = args.ptr(end.from).ptr(end.x);
+            ("moe_shared_norm", args)
         }
         Beside::Norms { dense, own, .. } => {
             let own = own.as_ref().expect("the norm of what was added");
-            let by = [dense.x, dense.weight, own.weight, dense.y, own.y];
-            let args = args.words(&by).ptr(end.from).ptr(end.x).ptr(end.post);
-            ("mixture_norm", args)
+            let args = args.of(&args::DenseBranch {
+                dense: dense.x,
+                dense_weight: dense.weight,
+                own_weight: own.weight,
+                sum: dense.y,
+                own: own.y,
+            });
+            let args = args.ptr(end.from).ptr(end.x).ptr(end.post);
+            ("moe_dense_norm", args)
         }
     };
     let args = args.int(end.cols).float(end.factor).float(end.eps);
     let grid = Grid::rows(end.rows, threads(end.cols));
     (
-        Kernel::new("moe", name),
+        Kernel::new("moe_combine", name),
         grid,
-        args.words(&end.next_words()),
+        args.of(&end.epilogue()),
     )
 }

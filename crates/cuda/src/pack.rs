@@ -94,7 +94,8 @@ impl Packing {
     /// What the kernels are compiled with.
     pub(crate) fn defines(self) -> Vec<(&'static str, usize)> {
         match self {
-            Packing::Plain => vec![("FORMAT", 16)],
+            // Plain weights have no groups of columns with a scale each.
+            Packing::Plain => vec![("FORMAT", 16), ("GROUP", 64)],
             Packing::Codes { bits, group } => vec![("FORMAT", bits), ("GROUP", group)],
             Packing::E4m3 { group } => vec![("FORMAT", 9), ("GROUP", group)],
         }

@@ -1,12 +1,13 @@
-//! Weights and their products (kernels/product.cu, kernels/plain.cu).
+//! Weights and their products (kernels/gemv*.cu, kernels/embed.cu).
 
+use crate::args::MatrixGroup;
 use crate::driver::{Address, Args, Driver, Grid};
+use crate::elementwise::half;
 use crate::fuse::Deferred;
-use crate::many;
+use crate::gemm;
 use crate::memory::{Block, Half, address, address_mut};
 use crate::moe::ExpertTable;
 use crate::pack::{self, Packing, TILE, TILE_ROWS};
-use crate::rows::half;
 use crate::step::Tokens;
 use crate::{Cuda, Kernel};
 use backend::{Matrix, Tensor, TokenGroups};
@@ -19,17 +20,19 @@ const GROUPS: usize = 128;
 /// Rows of activations that one tensor-core product takes.
 const TOKENS: usize = 8;
 
-/// Rows of activations that are too few for [`many`].
+/// Rows of activations that are too few for [`gemm`].
 const FEW: usize = 32;
 
-/// Bytes of shared memory that a warp of `feed` takes: its ring and ratios, and its sums.
-const FEED_SHARED: usize = 12_384 + FEED_SUMS;
+/// Bytes of shared memory that a warp of `gemv_pipelined` takes: its pipeline, and its partial
+/// results on their way to the other slices.
+const FEED_SHARED: usize = FEED_PIPELINE + FEED_SUMS;
+pub(crate) const FEED_PIPELINE: usize = 12_384;
 pub(crate) const FEED_SUMS: usize = 2_048;
 
-/// Tiles of a slice that `feed` has room for (SLICE_TILES).
+/// Tiles of a slice that `gemv_pipelined` has room for.
 pub(crate) const FEED_TILES: usize = 32;
 
-/// Warps of `feed` on a multiprocessor.
+/// Warps of `gemv_pipelined` on a multiprocessor.
 pub(crate) const FEED_WARPS: usize = 16;
 
 /// A matrix on the device.
@@ -66,8 +69,8 @@ impl Tiles {
         }
     }
 
-    pub(crate) fn kernel(&self, name: &'static str) -> Kernel {
-        let mut kernel = Kernel::new("product", name);
+    pub(crate) fn kernel(&self, file: &'static str, name: &'static str) -> Kernel {
+        let mut kernel = Kernel::new(file, name);
         kernel.defines = self.packing.defines();
         // One compilation serves every shape of the same number of warps.
         kernel.defines.push(("SLICES", self.slices));
@@ -149,7 +152,11 @@ pub(crate) fn random_matrix(
         .float((cols as f32).sqrt().recip())
         .long(of_tiles / 4)
         .long(bytes / 4);
-    cuda.launch(&tiles.kernel("random_tiles"), Grid::each(bytes / 4), args);
+    cuda.launch(
+        &tiles.kernel("embed", "random_tiles"),
+        Grid::each(bytes / 4),
+        args,
+    );
     // Products ask for weights before they wait for other kernels.
     cuda.driver.wait();
     let weights = Weights {
@@ -179,9 +186,9 @@ pub(crate) fn embed(cuda: &Cuda, table: &Matrix, tokens: &[u32], scale: f32) -> 
     let args = Args::default().ptr(w.address());
     let args = args.ptr(ids).ptr(batch).ptr(address(&y));
     let (kernel, args) = match w.packed {
-        None => (Kernel::new("plain", "embed"), args.int(table.cols)),
+        None => (Kernel::new("gemv_f32", "embed_f32"), args.int(table.cols)),
         Some(t) => (
-            t.kernel("embed"),
+            t.kernel("embed", "embed"),
             args.int(table.rows).int(table.cols).int(t.tiles),
         ),
     };
@@ -254,7 +261,7 @@ pub(crate) fn matmul_into(cuda: &Cuda, x: &Tensor, w: &[&Matrix], y: &mut [Tenso
         let group: Vec<_> = rest.drain(..same.min(4)).collect();
         match tiles {
             None => group.iter().for_each(|&(w, y)| plain(cuda, x, w, y)),
-            Some(tiles) if n > FEW => many::product(cuda, x, tiles, &group),
+            Some(tiles) if n > FEW => gemm::product(cuda, x, tiles, &group),
             Some(tiles) => {
                 let half = half(cuda, x);
                 let (kernel, grid, args) = few(cuda, (n, &half), tiles, &group);
@@ -273,10 +280,10 @@ fn plain(cuda: &Cuda, x: &Tensor, w: &Matrix, y: Address) {
         .int(w.rows)
         .int(w.cols);
     let grid = Grid::rect(w.rows.div_ceil(8), x.rows(), 256);
-    cuda.launch(&Kernel::new("plain", "product"), grid, args);
+    cuda.launch(&Kernel::new("gemv_f32", "gemv_f32"), grid, args);
 }
 
-/// Whether products of a few rows are fed through rings in shared memory.
+/// Whether products of a few rows go through pipelines in shared memory.
 pub(crate) fn feeds(driver: &Driver) -> bool {
     driver.arch >= 90 && driver.shared >= FEED_WARPS * FEED_SHARED
 }
@@ -290,28 +297,20 @@ fn row_tiles(group: &Group<'_>) -> usize {
 }
 
 /// The kernels' struct of a group, and blocks of `r` rows of tiles that it takes.
-pub(crate) fn matrices(group: &Group<'_>, r: usize) -> ([u64; 12], usize) {
-    let mut words = [0u64; 12];
-    let mut blocks = 0;
-    let mut put = |at: usize, value: usize| {
-        words[8 + at / 2] |= (value as u64) << (32 * (at % 2));
+pub(crate) fn matrices(group: &Group<'_>, r: usize) -> (MatrixGroup, usize) {
+    let mut matrices = MatrixGroup {
+        first_block: [i32::MAX; 4],
+        ..MatrixGroup::default()
     };
-    for i in 0..4 {
-        match group.get(i) {
-            Some((w, _)) => {
-                put(i, w.rows);
-                put(4 + i, blocks);
-                blocks += w.rows.div_ceil(TILE_ROWS * r);
-            }
-            None => put(4 + i, i32::MAX as usize),
-        }
-    }
+    let mut blocks = 0;
     for (i, (w, y)) in group.iter().enumerate() {
-        let w = w.storage::<Weights>();
-        words[i] = w.address();
-        words[4 + i] = *y;
+        matrices.w[i] = w.storage::<Weights>().address();
+        matrices.y[i] = *y;
+        matrices.rows[i] = w.rows as i32;
+        matrices.first_block[i] = blocks as i32;
+        blocks += w.rows.div_ceil(TILE_ROWS * r);
     }
-    (words, blocks)
+    (matrices, blocks)
 }
 
 /// The kernel of a group and `n` rows, few of them.
@@ -326,21 +325,21 @@ fn few(
     // enough of them.
     let (name, r, tokens) = if feeds {
         match n {
-            ..=3 => ("feed_3", 1, TOKENS),
-            4..=TOKENS => ("feed_8", 1, TOKENS),
-            _ => ("feed_16", 1, 2 * TOKENS),
+            ..=3 => ("gemv_pipelined_3", 1, TOKENS),
+            4..=TOKENS => ("gemv_pipelined_8", 1, TOKENS),
+            _ => ("gemv_pipelined_16", 1, 2 * TOKENS),
         }
     } else if n > TOKENS {
-        ("product_1_2", 1, 2 * TOKENS)
+        ("gemv_1x16", 1, 2 * TOKENS)
     } else if row_tiles(group) >= 4 * cuda.driver.sms {
-        ("product_2_1", 2, TOKENS)
+        ("gemv_2x8", 2, TOKENS)
     } else {
-        ("product_1_1", 1, TOKENS)
+        ("gemv_1x8", 1, TOKENS)
     };
-    let (words, blocks) = matrices(group, r);
+    let (matrices, blocks) = matrices(group, r);
     let args = Args::default()
-        .words(&words)
-        .words(&half.words())
+        .of(&matrices)
+        .of(&half.args())
         .int(n)
         .int(tiles.tiles)
         .int(tiles.per);
@@ -356,7 +355,11 @@ fn few(
     } else {
         (grid, args)
     };
-    (tiles.kernel(name), grid, args)
+    (
+        tiles.kernel(if feeds { "gemv_pipelined" } else { "gemv" }, name),
+        grid,
+        args,
+    )
 }
 
 pub(crate) fn matmul_rows(cuda: &Cuda, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
@@ -414,20 +417,20 @@ fn rows_of(cuda: &Cuda, x: &Tensor, w: &Matrix, ids: Address, n_ids: usize) -> T
                 .int(n_ids)
                 .int(w.cols);
             let grid = Grid::rect(n_ids.div_ceil(8), x.rows(), 256);
-            cuda.launch(&Kernel::new("plain", "product"), grid, args);
+            cuda.launch(&Kernel::new("gemv_f32", "gemv_f32"), grid, args);
         }
         Some(tiles) => {
             let args = Args::default()
                 .ptr(weights.address())
                 .ptr(address(&y))
-                .words(&half(cuda, x).words())
+                .of(&half(cuda, x).args())
                 .ptr(ids)
                 .int(n_ids)
                 .int(w.rows)
                 .int(tiles.tiles)
                 .int(tiles.per);
             let grid = Grid::rect(n_ids.div_ceil(TILE_ROWS), x.rows(), 32 * tiles.slices);
-            cuda.launch(&tiles.kernel("product_rows"), grid, args);
+            cuda.launch(&tiles.kernel("gemv", "gemv_gather"), grid, args);
         }
     }
     y

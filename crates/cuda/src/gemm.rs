@@ -1,18 +1,19 @@
-//! Products with many rows of activations (kernels/many.cu, kernels/warpgroups.cu).
+//! Products with many rows of activations (kernels/gemm.cu, kernels/gemm_wgmma.cu).
 
+use crate::args::{Activations, ExpertGroup};
 use crate::driver::{Address, Args, Driver, Grid};
+use crate::elementwise::half;
+use crate::matmul::{Group, Tiles, matrices};
 use crate::memory::Half;
 use crate::pack::{Packing, TILE, TILE_ROWS};
-use crate::product::{Group, Tiles, matrices};
-use crate::rows::half;
 use crate::{Cuda, Kernel, compile};
 use backend::Tensor;
 
-/// Rows of tiles of a block.
-const TILES: usize = 8;
+/// Row tiles of a block.
+pub(crate) const TILES: usize = 8;
 
 /// Rows of activations of a block.
-const ROWS: usize = 128;
+pub(crate) const ROWS: usize = 128;
 
 /// Bytes of shared memory of a block: two stages of activations and of codes, and its results
 /// so far.
@@ -63,7 +64,7 @@ impl Warpgroups {
     }
 
     pub(crate) fn kernel(self, name: &'static str) -> Kernel {
-        let mut kernel = Kernel::new(compile::WARPGROUPS, name);
+        let mut kernel = Kernel::new(compile::GEMM_WGMMA, name);
         kernel.defines = self.packing.defines();
         let own = [("ROWS", self.rows), ("STAGES", self.memory().1)];
         kernel.defines.extend(own);
@@ -78,7 +79,7 @@ pub(crate) fn warpgroups(driver: &Driver) -> bool {
 
 /// A kernel without warpgroups.
 pub(crate) fn simple(packing: Packing, name: &'static str) -> Kernel {
-    let mut kernel = Kernel::new("many", name);
+    let mut kernel = Kernel::new("gemm", name);
     kernel.defines = packing.defines();
     kernel
 }
@@ -86,9 +87,9 @@ pub(crate) fn simple(packing: Packing, name: &'static str) -> Kernel {
 /// Products of up to four matrices of one packing and width.
 pub(crate) fn product(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) {
     let (n, packing) = (x.rows(), tiles.packing);
-    let (words, blocks) = matrices(group, TILES);
+    let (matrices, blocks) = matrices(group, TILES);
     let x = half(cuda, x);
-    let matrices = Args::default().words(&words);
+    let matrices = Args::default().of(&matrices);
     let count = |args: Args| args.int(n).int(tiles.tiles).int(tiles.per);
     if !warpgroups(&cuda.driver) {
         let grid = Grid {
@@ -98,17 +99,17 @@ pub(crate) fn product(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) 
         let (padded, slices) = (tiles.tiles * TILE, tiles.slices);
         let units = 2 * n * padded;
         let buffer = cuda.arena.buffer(units + 4 * n * slices);
-        let own = [
-            buffer.address,
-            buffer.address + units as Address,
-            padded as u64,
-        ];
-        let args = Args::default().words(&x.words()).words(&own);
+        let own = Activations {
+            values: buffer.address,
+            scales: buffer.address + units as Address,
+            stride: padded as i32,
+        };
+        let args = Args::default().of(&x.args()).of(&own);
         let args = args.int(tiles.tiles).int(tiles.per);
         let pieces = Grid::rect(tiles.tiles.div_ceil(8), n, 256);
-        cuda.launch(&simple(packing, "to_slices"), pieces, args);
-        let args = count(matrices.words(&own));
-        return cuda.launch(&simple(packing, "product_many"), grid, args);
+        cuda.launch(&simple(packing, "rescale_to_slices"), pieces, args);
+        let args = count(matrices.of(&own));
+        return cuda.launch(&simple(packing, "gemm"), grid, args);
     }
     // How long blocks of so many rows take: one after the other, and fewer rows more for each.
     let most = cuda.driver.sms;
@@ -116,15 +117,15 @@ pub(crate) fn product(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) 
     let rows = if time(64) < time(128) { 64 } else { 128 };
     let (own, wide) = (Warpgroups::new(packing, rows), n.div_ceil(rows));
     let inputs = cuda.arena.buffer(wide * tiles.tiles * own.inputs());
-    let args = Args::default().words(&x.words()).ptr(inputs.address);
+    let args = Args::default().of(&x.args()).ptr(inputs.address);
     let args = args.int(n).int(tiles.per);
     let grid = Grid::rect(tiles.tiles, wide, 2 * rows);
-    cuda.launch(&own.kernel("arrange"), grid, args);
+    cuda.launch(&own.kernel("swizzle_activations"), grid, args);
     let args = count(matrices.ptr(inputs.address))
         .int(blocks)
         .int(blocks * wide);
     let grid = own.grid((blocks * wide).min(most));
-    cuda.launch(&own.kernel("product_many"), grid, args);
+    cuda.launch(&own.kernel("gemm_wgmma"), grid, args);
 }
 
 /// Pairs of an expert that a block takes, at most.
@@ -151,7 +152,7 @@ pub(crate) fn grouped(
     let own = Warpgroups::new(tiles.packing, PAIRS);
     let inputs = cuda.arena.buffer(blocks.most * tiles.tiles * own.inputs());
     let args = Args::default()
-        .words(&x.words())
+        .of(&x.args())
         .ptr(inputs.address)
         .ptr(blocks.list)
         .ptr(blocks.pairs)
@@ -159,12 +160,18 @@ pub(crate) fn grouped(
         .int(usize::from(by_pair))
         .int(tiles.per);
     let grid = Grid::rect(tiles.tiles, blocks.most, 2 * PAIRS);
-    cuda.launch(&own.kernel("arrange_pairs"), grid, args);
+    cuda.launch(&own.kernel("swizzle_expert_activations"), grid, args);
     let args = Args::default()
-        .words(&[table, blocks.list, blocks.pairs, y, rows as u64])
+        .of(&ExpertGroup {
+            table,
+            blocks: blocks.list,
+            pairs: blocks.pairs,
+            y,
+            rows: rows as i32,
+        })
         .ptr(inputs.address)
         .int(tiles.tiles)
         .int(tiles.per);
     let grid = own.grid(cuda.driver.sms);
-    cuda.launch(&own.kernel("product_grouped"), grid, args);
+    cuda.launch(&own.kernel("moe_gemm_wgmma"), grid, args);
 }

@@ -1,6 +1,7 @@
-//! Ops that look at one row at a time (kernels/rows.cu).
+//! Ops that look at one row at a time (kernels/elementwise.cu).
 
-use crate::driver::{Address, Args, Grid, two};
+use crate::args::{Activations, GluArgs};
+use crate::driver::{Address, Args, Grid};
 use crate::fuse::{
     Beside, Columns, Deferred, End, Gated, Glu, MAX_JOBS, Mixed, Next, Norm, RowNorm, Term, Turn,
 };
@@ -18,7 +19,7 @@ pub(crate) fn threads(width: usize) -> usize {
 }
 
 fn kernel(name: &'static str) -> Kernel {
-    Kernel::new("rows", name)
+    Kernel::new("elementwise", name)
 }
 
 /// The kernels' number of an activation.
@@ -54,12 +55,9 @@ pub(crate) fn half(cuda: &Cuda, x: &Tensor) -> Arc<Half> {
             }
             other => other.into_iter().for_each(|ops| cuda.driver.defer(ops)),
         }
-        let args = Args::default()
-            .ptr(address(x))
-            .int(cols)
-            .words(&half.words());
+        let args = Args::default().ptr(address(x)).int(cols).of(&half.args());
         let grid = Grid::rect(cols.div_ceil(2 * SHARE), rows, SHARE);
-        cuda.launch(&kernel("to_half"), grid, args);
+        cuda.launch(&kernel("to_activations"), grid, args);
         Arc::new(half)
     })
 }
@@ -121,7 +119,7 @@ pub(crate) fn rms_norm(
         cuda.launch(&kernel("rms_norm_wide"), Grid::new(runs, 512), args);
     } else {
         let grid = Grid::new(runs, threads(width));
-        cuda.launch(&kernel("rms_norm"), grid, args.words(&[0; 3]));
+        cuda.launch(&kernel("rms_norm"), grid, args.of(&Activations::default()));
     }
     y
 }
@@ -223,7 +221,10 @@ pub(crate) fn row_norm_alone(norm: &RowNorm) -> (Kernel, Grid, Args) {
         .ptr(norm.y)
         .int(norm.cols)
         .float(norm.eps)
-        .words(&norm.half.as_ref().map_or([0; 3], |h| h.words()));
+        .of(&norm
+            .half
+            .as_ref()
+            .map_or(Activations::default(), |h| h.args()));
     let grid = Grid::new(norm.rows, threads(norm.cols));
     (kernel("rms_norm"), grid, args)
 }
@@ -237,7 +238,7 @@ pub(crate) fn end_alone(end: &End, y: Address) -> (Kernel, Grid, Args) {
         .ptr(end.post);
     let args = args.int(end.cols).float(end.factor).float(end.eps);
     let grid = Grid::rows(end.rows, threads(end.cols));
-    (kernel("add_norm"), grid, args.words(&end.next_words()))
+    (kernel("add_norm"), grid, args.of(&end.epilogue()))
 }
 
 /// Has a norm of heads wait for others.
@@ -269,7 +270,10 @@ pub(crate) fn norm_alone(norm: &Norm) -> (Kernel, Grid, Args) {
     let grid = Grid::new(norm.rows * norm.heads, threads(norm.head_dim));
     match norm.turn {
         None => {
-            let args = args.int(norm.head_dim).float(norm.eps).words(&[0; 3]);
+            let args = args
+                .int(norm.head_dim)
+                .float(norm.eps)
+                .of(&Activations::default());
             (kernel("rms_norm"), grid, args)
         }
         Some(turn) => {
@@ -492,7 +496,7 @@ pub(crate) fn glu(cuda: &Cuda, mut gate: Tensor, x: &Tensor, activation: Activat
                 return gate;
             }
         }
-        Some(Deferred::Columns(of)) if of.y == address(x) && half.words()[0] != of.x => {
+        Some(Deferred::Columns(of)) if of.y == address(x) && half.address() != of.x => {
             (glu.x, glu.copy) = ((of.start(), of.from), of.y);
         }
         other => other.into_iter().for_each(|ops| cuda.driver.defer(ops)),
@@ -518,7 +522,7 @@ fn norm_glu(cuda: &Cuda, gate: u64, x: &Tensor, activation: Activation) -> Optio
     };
     let fits = norm.y == address(x) && norm.turn.is_none() && norm.head_dim.is_multiple_of(TILE);
     let half = Half::new(&cuda.arena, x.rows(), x.cols());
-    if !fits || half.words()[0] == norm.x {
+    if !fits || half.address() == norm.x {
         cuda.driver.defer(Deferred::Heads(norms));
         return None;
     }
@@ -530,16 +534,16 @@ fn norm_glu(cuda: &Cuda, gate: u64, x: &Tensor, activation: Activation) -> Optio
         .int(norm.head_dim)
         .float(norm.eps)
         .int(number(activation))
-        .words(&half.words());
+        .of(&half.args());
     let grid = Grid::new(norm.rows * norm.heads, threads(norm.head_dim));
-    cuda.launch(&kernel("norm_glu"), grid, args);
+    cuda.launch(&kernel("rms_norm_glu"), grid, args);
     Some(half)
 }
 
 /// The kernel of a gate.
 pub(crate) fn glu_alone(glu: &Glu) -> (Kernel, Grid, Args) {
     let grid = Grid::rect(glu.shares(SHARE), glu.rows, SHARE);
-    (kernel("glu"), grid, Args::default().words(&glu.words()))
+    (kernel("glu"), grid, Args::default().of(&glu.args()))
 }
 
 impl Glu {
@@ -549,20 +553,18 @@ impl Glu {
     }
 
     /// The kernels' struct.
-    pub(crate) fn words(&self) -> [u64; 10] {
-        let [values, tiles, padded] = self.half.words();
-        [
-            self.gate.0,
-            self.x.0,
-            self.gate.1 as u64,
-            self.x.1 as u64,
-            self.y,
-            self.copy,
-            two(self.cols, number(self.activation)),
-            values,
-            tiles,
-            padded,
-        ]
+    pub(crate) fn args(&self) -> GluArgs {
+        GluArgs {
+            gate: self.gate.0,
+            x: self.x.0,
+            gate_stride: self.gate.1 as u64,
+            x_stride: self.x.1 as u64,
+            y: self.y,
+            copy: self.copy,
+            cols: self.cols as i32,
+            activation: number(self.activation) as i32,
+            f16: self.half.args(),
+        }
     }
 }
 

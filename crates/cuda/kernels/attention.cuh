@@ -1,0 +1,218 @@
+// The paged KV cache as attention reads it, and what its kernels share: visible keys, online softmax, tiles of queries.
+// common.cuh and mbarrier.cuh go before this.
+//
+// KV_FORMAT: 0 f32, 1 f16, 2 bf16, 3 q8_0. TENSOR_CORES: formats of at most 16 bits, HEAD_DIM columns a head, a
+// multiple of 32.
+//
+// Layout. Keys and values: [page, kv head, PAGE_ROWS, e] or, with TENSOR_CORES, tiles of 32 keys by 32 columns that
+// tensor cores take as they lie. Keys: [page, kv head, e / 32, 2] tiles whose rows are keys. Values: [page, kv head, 2,
+// e / 32] tiles whose rows are columns. In 16 bits a tile is [4, 4, 8, 8]: 8 x 8 matrices, each contiguous (ldmatrix).
+// bf16 values are rounded to bf16 and kept in f16 as far as that goes (65504, and multiples of 2^-24). In q8_0 a tile
+// is rows of codes in the order of `interleave_index`, then the scales of its 32 keys. No stored value is infinite or
+// NaN: keys that a row does not see have probability 0, and tensor cores multiply by that too.
+//
+// Order of sums (split-KV). A row's keys are cut into units aligned to row 0 of the cache: pages up to key
+// PAGE_UNIT_KEYS, and everywhere if the window is no longer than that; then splits of SPLIT_KEYS. A unit has one
+// accumulator; units are added from the left. So the row's own context decides the order, not the batch nor how work is
+// spread. Scores are logarithms to base 2, and the maximum of a page and of a unit is rounded up to a whole number:
+// rescaling to another maximum is exact down to 2^-126 of the largest, whenever it is done. Only the probabilities of a
+// split's pages are rounded once more, in f16, where their page's maximum is far below the split's.
+
+#define KV_TILE_BYTES (KV_FORMAT == 3 ? 1088 : 2048)
+#define KV_PAGE_BYTES (HEAD_DIM / 16 * KV_TILE_BYTES) // of a head
+#if KV_FORMAT == 0
+typedef float KvElement;
+DEVICE float from_kv(KvElement v) { return v; }
+DEVICE KvElement to_kv(float v) { return v; }
+#elif KV_FORMAT == 2 && !TENSOR_CORES
+typedef u16 KvElement;
+DEVICE float from_kv(KvElement v) { return bf16_to_f32(v); }
+DEVICE KvElement to_kv(float v) { return f32_to_bf16(v); }
+#else
+typedef u16 KvElement;
+DEVICE float from_kv(KvElement v) { return f16_to_f32(v); }
+DEVICE float clamp_f16(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
+DEVICE KvElement to_kv(float v) { return f32_to_f16(clamp_f16(KV_FORMAT == 2 ? bf16_to_f32(f32_to_bf16(v)) : v)); }
+#endif
+
+struct AttentionArgs {
+    const float *q;
+    const u8 *keys, *values;
+    Batch batch;
+    float *y;
+    float *partials; // [n H, units, 2 + e] from the row's first unit on: maximum, sum, weighted values (split-KV)
+    float scale;
+    int group, heads, kv_heads, head_dim, units;
+    u32 window; // 0: none
+};
+
+// The keys that a row sees: begin .. end.
+DEVICE void visible_keys(const AttentionArgs &a, u32 row, u32 &begin, u32 &end) {
+    u32 seen = a.batch.position(row) + 1;
+    begin = a.window && seen > a.window ? seen - a.window : 0;
+    end = a.batch.index(row) + 1;
+}
+// Whether units are pages where `key` is.
+DEVICE bool units_are_pages(const AttentionArgs &a, u32 key) {
+#if TENSOR_CORES
+    return key < PAGE_UNIT_KEYS || (a.window && a.window <= PAGE_UNIT_KEYS);
+#else
+    return false;
+#endif
+}
+// Number of the unit that has `key`.
+DEVICE u32 unit_index(const AttentionArgs &a, u32 key) {
+    return units_are_pages(a, key)
+               ? key / PAGE_ROWS
+               : key / SPLIT_KEYS + (TENSOR_CORES ? PAGE_UNIT_KEYS / PAGE_ROWS - PAGE_UNIT_KEYS / SPLIT_KEYS : 0);
+}
+// How many units a row sees.
+DEVICE u32 unit_count(const AttentionArgs &a, u32 begin, u32 end) {
+    return unit_index(a, end - 1) + 1 - unit_index(a, begin);
+}
+
+#define LOG2E 1.44269504088896340736f
+// Online softmax: the factor 2^(from - to) from one maximum to another that is not smaller; 0 if nothing has been seen.
+DEVICE float softmax_rescale(float from, float to) {
+    return __uint_as_float((u32) ((int) fmaxf(from - to, -127.0f) + 127) << 23);
+}
+
+#if TENSOR_CORES
+#define TILE_QUERIES 16 // rows of an mma
+// Where number `i` of 32 lies, so that lane t of four finds side by side what it multiplies: 2 t and 2 t + 1 of each 8.
+DEVICE int interleave_index(int i) { return i % 8 / 2 * 8 + i / 8 * 2 + i % 2; }
+DEVICE u32 pack_f16x2(float low, float high) {
+    u32 v;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    return v;
+}
+DEVICE float exp2_approx(float x) { // 2^x, the hardware's approximation
+    float v;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+    return v;
+}
+
+// The sequence and its first query of block `block`, of `queries` queries each; false if there is none.
+DEVICE bool find_queries(const AttentionArgs &a, u32 block, u32 queries, u32 &seq, u32 &first) {
+    const int shared_by = a.heads / a.kv_heads;
+    first = block;
+    for (seq = 0; seq < a.batch.seqs(); seq++) {
+        const u32 blocks = (a.batch.seq(seq)[SEQ_ROWS] * shared_by + queries - 1) / queries;
+        if (first < blocks) {
+            first *= queries;
+            return true;
+        }
+        first -= blocks;
+    }
+    return false;
+}
+// Queries of one sequence and kv head: its rows times the query heads that share the kv head (grouped-query attention).
+struct QueryTile {
+    u32 start, first; // row of the step that starts the sequence, and first query
+    u32 inverse;      // 2^32 / shared_by, rounded up; 0 for 1
+    int shared_by, kv_head, count;
+    // Keys that the lane's two queries see, and those that any of the block's does.
+    u32 begin[2], end[2], least, most;
+    // At most `most_queries`; the lane's two are in tile `mine`.
+    DEVICE QueryTile(const AttentionArgs &a, u32 seq, u32 first, int most_queries = TILE_QUERIES, int mine = 0)
+        : first(first) {
+        shared_by = a.heads / a.kv_heads;
+        inverse = 0xffffffffu / shared_by + 1;
+        kv_head = blockIdx.y % a.kv_heads;
+        start = a.batch.seq(seq)[SEQ_START];
+        count = min((int) (a.batch.seq(seq)[SEQ_ROWS] * shared_by - first), most_queries);
+        const int g = ((threadIdx.x & 31) >> 2) + mine * TILE_QUERIES;
+        u32 unused;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            begin[i] = end[i] = 0;
+            if (g + 8 * i < count) visible_keys(a, row(g + 8 * i), begin[i], end[i]);
+        }
+        visible_keys(a, row(0), least, unused);
+        visible_keys(a, row(count - 1), unused, most);
+    }
+    // i / shared_by: exact up to 2^32 / shared_by.
+    DEVICE u32 quotient(u32 i) const { return inverse ? __umulhi(i, inverse) : i; }
+    DEVICE u32 row(int i) const { return start + quotient(first + i); }
+    DEVICE int head(int i) const { return kv_head * shared_by + (int) (first + i - quotient(first + i) * shared_by); }
+    // Four columns of query `q`, from number `c` on, or zeros.
+    DEVICE float4 load(const AttentionArgs &a, int q, int c) const {
+        return q < count ? *(const float4 *) (a.q + ((u64) row(q) * a.heads + head(q)) * HEAD_DIM + c)
+                         : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    DEVICE static uint2 to_f16(const float4 &v) {
+        return make_uint2(pack_f16x2(clamp_f16(v.x), clamp_f16(v.y)), pack_f16x2(clamp_f16(v.z), clamp_f16(v.w)));
+    }
+    // Page number `lane` of a split, if any of the block's queries sees it.
+    DEVICE u32 load_page_of_split(const u32 *table, u32 split) const {
+        const u32 lane = threadIdx.x & 31, key = split * SPLIT_KEYS + lane * PAGE_ROWS;
+        return lane < SPLIT_KEYS / PAGE_ROWS && key < most && key + PAGE_ROWS > least ? table[key / PAGE_ROWS]
+                                                                                      : NO_PAGE;
+    }
+    // Scales the scores of keys 8 n to 8 n + 7 of a page, in the layout of mma accumulators; -infinity where not
+    // visible.
+    DEVICE void mask(float (&s)[4], u32 page, int n, float scale) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 key = page * PAGE_ROWS + n * 8 + 2 * (threadIdx.x & 3) + (i & 1);
+            s[i] = key >= begin[i >> 1] && key < end[i >> 1] ? s[i] * scale : -INF;
+        }
+    }
+};
+// Softmax of a page: probabilities relative to the maximum of each of the lane's two queries, their sum, in f16 pairs.
+struct PageSoftmax {
+    float max[2], sum[2];
+    u32 p[8][2];
+    DEVICE PageSoftmax(const float (&s)[8][4]) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float most = -INF;
+            sum[i] = 0.0f;
+#pragma unroll
+            for (int n = 0; n < 8; n++) most = larger(s[n][2 * i + 1], larger(s[n][2 * i], most));
+            most = larger(most, __shfl_xor_sync(~0u, most, 1));
+            most = larger(most, __shfl_xor_sync(~0u, most, 2));
+            max[i] = ceilf(most);
+            const float from = most == -INF ? 0.0f : max[i];
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                const float p0 = exp2_approx(s[n][2 * i] - from), p1 = exp2_approx(s[n][2 * i + 1] - from);
+                sum[i] += p0;
+                sum[i] += p1;
+                p[n][i] = pack_f16x2(p0, p1);
+            }
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
+        }
+    }
+    // The A fragment of keys 16 j to 16 j + 15.
+    DEVICE uint4 keys(int j) const { return make_uint4(p[2 * j][0], p[2 * j][1], p[2 * j + 1][0], p[2 * j + 1][1]); }
+};
+// Softmax of a unit that is a split: its maximum and sum, and the factors of its pages' probabilities.
+struct SplitSoftmax {
+    float max, sum;
+    u32 rescales[4]; // twice in f16
+    // `of(i)`: maximum and sum of page `i`.
+    template <class Of>
+    DEVICE SplitSoftmax(Of of) {
+        float2 v[4];
+        max = -INF;
+        sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = of(i);
+            max = larger(v[i].x, max);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float f = softmax_rescale(v[i].x, max);
+            sum = fmaf(v[i].y, f, sum);
+            rescales[i] = pack_f16x2(f, f);
+        }
+    }
+};
+// A page's A fragment, relative to the maximum of its split.
+DEVICE uint4 rescale_fragment(const uint4 &p, u32 by0, u32 by1) {
+    return make_uint4(hmul2(p.x, by0), hmul2(p.y, by1), hmul2(p.z, by0), hmul2(p.w, by1));
+}
+#endif

@@ -1,0 +1,240 @@
+// Kernels that look at one row, or one value, at a time: moves, elementwise functions, RMS norms, rotary embedding,
+// argmax. common.cuh, math.cuh and rows.cuh go before this.
+//
+//   global ──> registers (a thread a value, or a block or cluster a row: RowFragment) ──> y in f32
+//                                                                                     └─> Activations (f16), if the
+//                                                                                         next op is a matrix product
+
+// x[i] (op) y[i], in place. `n` values.
+KERNEL add(float *x, const float *y, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] += y[i];
+}
+KERNEL scale(float *x, float factor, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] *= factor;
+}
+KERNEL softcap(float *x, float cap, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = cap * tanh_(x[i] / cap);
+}
+// Gated linear unit: block (chunk, row).
+KERNEL __launch_bounds__(256) glu(GluArgs a) {
+    pdl_sync();
+    glu_chunk(a, blockIdx.x, blockIdx.y);
+}
+// y = activation(gate[row]) * x
+KERNEL gate_rows(const float *x, const float *gate, float *y, int cols, int f, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] * activate(f, gate[i / cols]);
+}
+// Converts a tensor to f16 for matrix products: block (chunk, row).
+KERNEL __launch_bounds__(256) to_activations(const float *x, int cols, Activations h) {
+    pdl_sync();
+    const u64 row = blockIdx.y;
+    for_pair_of_chunk(blockIdx.x, cols, [&](int c) {
+        store_activation_tile(h, row, c / 64, c < cols ? x[row * cols + c] : 0.0f,
+                              c + 1 < cols ? x[row * cols + c + 1] : 0.0f);
+    });
+}
+
+// x / sqrt(mean(x²) + eps) * weight over runs of `width`; a block a run.
+KERNEL __launch_bounds__(1024, 1)
+    rms_norm(const float *x, const float *weight, float *y, int width, float eps, Activations h) {
+    __shared__ float partials[32];
+    pdl_launch();
+    const u64 run = blockIdx.x;
+    const RowFragment w = load_optional_row(weight, width);
+    pdl_wait();
+    RowFragment k = load_row(x + run * width, width);
+    rms_norm_row(k, width, eps, w, weight, partials);
+    store_row(y + run * width, width, k);
+    if (h.stride) store_row_f16(h, run, k);
+}
+
+// n = rms_norm(x) and gate = activation(gate) n, fused, with runs of whole tiles: a block a run.
+KERNEL __launch_bounds__(1024, 1) rms_norm_glu(const float *x, const float *weight, float *n, float *gate, int width,
+                                               float eps, int f, Activations h) {
+    __shared__ float partials[32];
+    pdl_launch();
+    const u64 run = blockIdx.x;
+    const int runs = h.stride / width;
+    const RowFragment w = load_optional_row(weight, width);
+    pdl_wait();
+    RowFragment k = load_row(x + run * width, width), g = load_row(gate + run * width, width);
+    rms_norm_row(k, width, eps, w, weight, partials);
+    store_row(n + run * width, width, k);
+#pragma unroll
+    for (int i = 0; i < PAIRS_PER_THREAD; i++) {
+        k.v[i].x = activate(f, g.v[i].x) * k.v[i].x;
+        k.v[i].y = activate(f, g.v[i].y) * k.v[i].y;
+    }
+    store_row(gate + run * width, width, k);
+    for_each_pair([&](int i, int c) {
+        if (c < width) store_activation_tile(h, run / runs, (run % runs * width + c) / 64, k.v[i].x, k.v[i].y);
+    });
+}
+
+// rms_norm of runs too wide for a RowFragment: threads read their columns again.
+KERNEL __launch_bounds__(512) rms_norm_wide(const float *x, const float *weight, float *y, int width, float eps) {
+    __shared__ float partials[32];
+    pdl_sync();
+    const u64 run = blockIdx.x;
+    x += run * width;
+    float sum = 0.0f;
+    for (int c = threadIdx.x; c < width; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
+    const float inverse = inverse_rms(row_sum(sum, partials), width, eps);
+    for (int c = threadIdx.x; c < width; c += blockDim.x)
+        y[run * width + c] = weight ? x[c] * inverse * weight[c] : x[c] * inverse;
+}
+
+// x = (from + rms(y) post) factor, and the norm epilogue of x: a block a row, or a cluster. The bits are those of the
+// kernels one after the other, whose threads have the same columns.
+KERNEL __launch_bounds__(1024, 1) add_norm(const float *from, float *x, const float *y, const float *post, int cols,
+                                           float factor, float eps, NormEpilogue norms) {
+    __shared__ float partials[2][32];
+    pdl_launch();
+    const u64 row = blockIdx.x / cluster_blocks();
+    if (cluster_blocks() > 1) cluster_sync(); // all blocks have started
+    const RowFragment p = load_optional_row(post, cols), w = load_optional_row(norms.weight[0], cols);
+    prefetch_norm_weights(norms, 1, cols);
+    pdl_wait();
+    RowFragment k = load_row(y + row * cols, cols), r = load_row(from + row * cols, cols);
+    if (post) rms_norm_row(k, cols, eps, p, true, partials[0]);
+    add_and_scale(r, k, factor);
+    store_row(x + row * cols, cols, r);
+    store_norms(norms, row, cols, r, w, eps, partials[1]);
+}
+
+// rms_norm of one head, then RoPE: a block a head.
+KERNEL __launch_bounds__(256) norm_rope(const float *x, const float *weight, float *y, const float *frequencies,
+                                        Batch batch, int heads, int head_dim, int offset, int pairs, float eps) {
+    extern __shared__ float head[];
+    __shared__ float partials[32];
+    pdl_launch();
+    const u64 at = (u64) blockIdx.x * head_dim;
+    const RowFragment w = load_row(weight, head_dim);
+    RopeAngles angles;
+    angles.compute((float) batch.position(blockIdx.x / heads), frequencies, head_dim, offset, pairs);
+    pdl_wait();
+    RowFragment k = load_row(x + at, head_dim);
+    rms_norm_row(k, head_dim, eps, w, true, partials);
+    store_row(head, head_dim, k);
+    __syncthreads();
+    angles.apply(head, head_dim, offset, pairs, [&](int c, float v) { y[at + c] = v; });
+}
+
+// Rows `rows[i]` of x.
+KERNEL gather(const float *x, const u32 *rows, float *y, int cols, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[(u64) rows[i / cols] * cols + i % cols];
+}
+// A tensor of the `cols` columns from x on; rows of x are `from` columns apart.
+KERNEL columns(const float *x, float *y, int from, int cols, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i / cols * from + i % cols];
+}
+KERNEL concat(const float *a, const float *b, float *y, int a_cols, int b_cols, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    u64 row = i / (a_cols + b_cols);
+    int c = (int) (i % (a_cols + b_cols));
+    y[i] = c < a_cols ? a[row * a_cols + c] : b[row * b_cols + c - a_cols];
+}
+
+// RoPE of the first `pairs` pairs of every head, in place: a thread a pair.
+KERNEL rope(float *x, const float *frequencies, Batch batch, int cols, int head_dim, int offset, int pairs, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    int heads = cols / head_dim, j = (int) (i % pairs);
+    u64 row = i / pairs / heads;
+    float *head = x + row * cols + (i / pairs % heads) * head_dim;
+    float sin, cos;
+    sin_cos((float) batch.position((u32) row) * frequencies[j], sin, cos);
+    float a = head[j], b = head[j + offset];
+    head[j] = fmaf(-b, sin, a * cos);
+    head[j + offset] = fmaf(a, sin, b * cos);
+}
+
+// The column of each row's largest value, the lowest of equal ones; column 0 if that holds no number. Two stages:
+// `parts` blocks a row, then one.
+DEVICE void better(float &v, u32 &at, float w, u32 wat) {
+    if (w > v || (w == v && wat < at)) {
+        v = w;
+        at = wat;
+    }
+}
+DEVICE void block_best(float &v, u32 &at, float *vs, u32 *ats) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) {
+        float w = __shfl_xor_sync(~0u, v, o);
+        u32 wat = __shfl_xor_sync(~0u, at, o);
+        better(v, at, w, wat);
+    }
+    if ((threadIdx.x & 31) == 0) {
+        vs[threadIdx.x >> 5] = v;
+        ats[threadIdx.x >> 5] = at;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (int i = 1; i < (int) (blockDim.x >> 5); i++) better(v, at, vs[i], ats[i]);
+}
+KERNEL __launch_bounds__(256) argmax_parts(const float *x, float *values, u32 *places, int cols) {
+    __shared__ float vs[8];
+    __shared__ u32 ats[8];
+    pdl_sync();
+    u64 row = blockIdx.y;
+    float v = -INF;
+    u32 at = 0xffffffffu;
+    for (int c = blockIdx.x * 256 + threadIdx.x; c < cols; c += gridDim.x * 256) {
+        float w = x[row * cols + c];
+        if (w == w) better(v, at, w, c);
+    }
+    block_best(v, at, vs, ats);
+    if (threadIdx.x == 0) {
+        values[row * gridDim.x + blockIdx.x] = v;
+        places[row * gridDim.x + blockIdx.x] = at;
+    }
+}
+KERNEL __launch_bounds__(256)
+    argmax(const float *x, const float *values, const u32 *places, const u32 *names, u32 *best, int cols, int parts) {
+    __shared__ float vs[8];
+    __shared__ u32 ats[8];
+    pdl_sync();
+    u64 row = blockIdx.x;
+    float v = -INF;
+    u32 at = 0xffffffffu;
+    for (int c = threadIdx.x; c < parts; c += 256) better(v, at, values[row * parts + c], places[row * parts + c]);
+    block_best(v, at, vs, ats);
+    float first = x[row * cols];
+    if (threadIdx.x) return;
+    at = first == first && at < (u32) cols ? at : 0;
+    best[row] = names ? names[at] : at;
+}
+
+// Reads `n` times 16 bytes as fast as it can, for measurements.
+KERNEL __launch_bounds__(512) read_all(const uint4 *p, u64 n, u32 *out) {
+    pdl_sync();
+    u32 s = 0;
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x, step = (u64) gridDim.x * blockDim.x;
+    for (; i + 7 * step < n; i += 8 * step) {
+        uint4 v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(v[j].x), "=r"(v[j].y), "=r"(v[j].z), "=r"(v[j].w)
+                         : "l"(p + i + j * step));
+#pragma unroll
+        for (int j = 0; j < 8; j++) s ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+    }
+    for (; i < n; i += step) s ^= p[i].x;
+    if (s == 0x12345678) *out = s;
+}

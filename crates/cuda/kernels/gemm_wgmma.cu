@@ -1,0 +1,80 @@
+// GEMM by warpgroups, of prompts and of experts that many of a prompt's rows chose: gemm_wgmma.cuh says how.
+
+KERNEL __launch_bounds__(2 * ROWS) swizzle_activations(Activations x, u8 *to, int n_rows, int tiles_per_slice) {
+    pdl_sync();
+    const int row = blockIdx.y * ROWS + (threadIdx.x >> 1);
+    swizzle_row(x, to, row < n_rows ? row : -1, tiles_per_slice);
+}
+
+// Work item `item` of `items`, of `blocks` blocks of weight rows: GROUP_BLOCKS of those go through all activations
+// before the next ones, so that both stay in L2.
+DEVICE WorkItem work_item(const MatrixGroup &group, int n_rows, int item, int items, int blocks) {
+    WorkItem v;
+    const int wide = items / blocks;
+    const int part = item / (GROUP_BLOCKS * wide), in = item - part * GROUP_BLOCKS * wide;
+    const int size = min(GROUP_BLOCKS, blocks - part * GROUP_BLOCKS);
+    const int block = part * GROUP_BLOCKS + in % size;
+    v.block = in / size;
+    int which = 0;
+#pragma unroll
+    for (int i = 1; i < 4; i++) which += block >= group.first_block[i];
+    int first = group.first_block[0];
+    v.w = group.w[0], v.y = group.y[0], v.rows = group.rows[0];
+#pragma unroll
+    for (int i = 1; i < 4; i++)
+        if (which == i) v.w = group.w[i], v.y = group.y[i], v.rows = group.rows[i], first = group.first_block[i];
+    v.tile = (block - first) * BLOCK_TILES;
+    v.y += (u64) v.block * ROWS * v.rows;
+    v.count = n_rows - v.block * ROWS;
+    v.pairs = nullptr;
+    return v;
+}
+KERNEL __launch_bounds__(384, 1)
+    gemm_wgmma(MatrixGroup group, const u8 *x, int n_rows, int k_tiles, int tiles_per_slice, int blocks, int items) {
+    pdl_sync();
+    gemm_mainloop<false>([&](int item) { return work_item(group, n_rows, item, items, blocks); }, x, k_tiles,
+                         tiles_per_slice, items);
+}
+
+#if ROWS == 64
+// ---- experts (grouped GEMM): a block of 64 pairs of one expert at a time. moe.cuh says what the lists are.
+
+// Pairs of an ExpertBlock. A pair reads activation row `by_pair ? pair : pair / top_k`.
+KERNEL __launch_bounds__(2 * ROWS)
+    swizzle_expert_activations(Activations x, u8 *to, const ExpertBlock *blocks, const u32 *pairs, int top_k,
+                               int by_pair, int tiles_per_slice) {
+    pdl_sync();
+    if (blockIdx.y >= blocks->count) return;
+    const ExpertBlock own = blocks[1 + blockIdx.y];
+    const u32 at = threadIdx.x >> 1;
+    const u32 pair = at < own.count ? pairs[own.first + at] : 0;
+    swizzle_row(x, to, at < own.count ? (int) (by_pair ? pair : pair / top_k) : -1, tiles_per_slice);
+}
+
+// Experts' matrices of one shape, and what rows chose of them.
+struct ExpertGroup {
+    const u64 *table; // where matrices lie, by expert
+    const ExpertBlock *blocks;
+    const u32 *pairs;
+    float *y;
+    int rows;
+    // Blocks of weight rows.
+    DEVICE int wide() const { return (rows + 16 * BLOCK_TILES - 1) / (16 * BLOCK_TILES); }
+    DEVICE WorkItem work_item(int item) const {
+        const int block = item / wide();
+        const ExpertBlock own = blocks[1 + block];
+        return {(const u8 *) table[own.expert],
+                y,
+                rows,
+                (item - block * wide()) * BLOCK_TILES,
+                block,
+                (int) own.count,
+                pairs + own.first};
+    }
+};
+KERNEL __launch_bounds__(384, 1) moe_gemm_wgmma(ExpertGroup group, const u8 *x, int k_tiles, int tiles_per_slice) {
+    pdl_sync();
+    gemm_mainloop<true>([&](int item) { return group.work_item(item); }, x, k_tiles, tiles_per_slice,
+                        (int) group.blocks->count * group.wide());
+}
+#endif

@@ -1,0 +1,54 @@
+// Barriers in shared memory (mbarrier) and bulk copies by the copy engine (TMA) that complete on them, from compute
+// capability 9.0 on. `phase` counts how often a barrier has been used. common.cuh goes before this.
+
+DEVICE u32 smem_address(const void *p) { return (u32) __cvta_generic_to_shared(p); }
+DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+DEVICE void mbarrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+DEVICE void mbarrier_wait(u32 barrier, u32 phase) {
+    asm volatile(
+        "{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}" ::"r"(
+            barrier),
+        "r"(phase & 1)
+        : "memory");
+}
+// Arrives, and tells the barrier how many bytes `bulk_copy` will bring.
+DEVICE void mbarrier_expect_tx(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+DEVICE void bulk_copy(u32 to, const void *from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+DEVICE void bulk_prefetch_l2(const void *from, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+// ---- asynchronous copies by lanes (cp.async), 16 bytes each
+DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most GROUPS of the committed groups are under way.
+template <int GROUPS>
+DEVICE void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+DEVICE void cp_async_16(u32 to, const void *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// Predicated: without a branch.
+DEVICE void cp_async_16_if(bool yes, u32 to, const void *from) {
+    asm volatile("{.reg .pred yes; setp.ne.u32 yes, %2, 0; "
+                 "@yes cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}" ::"r"(to),
+                 "l"(from), "r"((u32) yes)
+                 : "memory");
+}
+// Zeros where `present` is false.
+DEVICE void cp_async_16_or_zeros(u32 to, const void *from, bool present) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(present ? 16 : 0)
+                 : "memory");
+}

@@ -1,0 +1,128 @@
+// The end of a mixture of experts: a row's weighted sum over its experts, alone or fused with what follows it in a
+// model's layer (a shared expert or a dense block beside it, the residual and norms). rows.cuh goes before this.
+//
+//   experts' outputs [row, rank] ─┐
+//   shared expert, or dense ──────┼─> RowFragment (registers) ──> + residual ──> norm epilogue ──> f32 and f16
+//   residual ─────────────────────┘
+
+// Outputs of the experts for each pair, the weights of the pairs, and where their weighted sum goes.
+struct ExpertOutputs {
+    const float *parts, *weights;
+    float *y;
+    int top_k;
+};
+#define RANKS_AHEAD 4 // loads under way at once
+DEVICE RowFragment combine_experts(const ExpertOutputs &p, u64 row, int cols) {
+    RowFragment y;
+    const float *weight = p.weights + row * p.top_k;
+    for_each_pair([&](int i, int c) {
+        y.v[i] = make_float2(0.0f, 0.0f);
+        if (c >= cols) return;
+        const float *part = p.parts + row * p.top_k * cols + c;
+        const bool pair = c + 1 < cols;
+#pragma unroll 1
+        for (int rank = 0; rank < p.top_k; rank += RANKS_AHEAD) {
+            float2 v[RANKS_AHEAD];
+#pragma unroll
+            for (int j = 0; j < RANKS_AHEAD; j++) {
+                const float *from = part + (u64) min(rank + j, p.top_k - 1) * cols;
+                if (cols % 2 == 0) v[j] = *(const float2 *) from;
+                else v[j] = make_float2(from[0], pair ? from[1] : 0.0f);
+            }
+#pragma unroll
+            for (int j = 0; j < RANKS_AHEAD; j++)
+                if (rank + j < p.top_k) {
+                    y.v[i].x = fmaf(weight[rank + j], v[j].x, y.v[i].x);
+                    y.v[i].y = fmaf(weight[rank + j], v[j].y, y.v[i].y);
+                }
+        }
+    });
+    return y;
+}
+// An expert that all rows share, its gate for each row, and where its gated output goes.
+struct GatedSharedExpert {
+    const float *x, *gate;
+    float *gated;
+    int activation;
+};
+// `combine`, `gate_rows`, `add` and `add_norm` fused, with their bits: y = experts + gate shared, x = (from + y)
+// factor, and the norm epilogue of x. A block a row, or a cluster.
+KERNEL __launch_bounds__(1024, 1) moe_shared_norm(ExpertOutputs m, GatedSharedExpert g, const float *from, float *x,
+                                                  int cols, float factor, float eps, NormEpilogue norms) {
+    __shared__ float partials[32];
+    pdl_launch();
+    const u64 row = blockIdx.x / cluster_blocks();
+    if (cluster_blocks() > 1) cluster_sync();
+    prefetch_norm_weights(norms, 0, cols);
+    pdl_wait();
+    RowFragment y = combine_experts(m, row, cols), k = load_row(g.x + row * cols, cols);
+    const float gate = activate(g.activation, g.gate[row]);
+#pragma unroll
+    for (int i = 0; i < PAIRS_PER_THREAD; i++) {
+        k.v[i].x *= gate;
+        k.v[i].y *= gate;
+    }
+    RowFragment r = load_row(from + row * cols, cols);
+    store_row(g.gated + row * cols, cols, k);
+    add_and_scale(y, k, 1.0f);
+    store_row(m.y + row * cols, cols, y);
+    const RowFragment w = load_optional_row(norms.weight[0], cols);
+    add_and_scale(r, y, factor);
+    store_row(x + row * cols, cols, r);
+    store_norms(norms, row, cols, r, w, eps, partials);
+}
+// A dense block beside the experts, and the norms of both.
+struct DenseBranch {
+    const float *dense, *dense_weight, *own_weight;
+    float *sum, *own;
+};
+// `combine`, the norms of the dense block and of the experts, their sum and `add_norm` fused:
+// x = (from + rms(rms(dense) + rms(experts)) post) factor. A block a row, or a cluster.
+KERNEL __launch_bounds__(1024, 1)
+    moe_dense_norm(ExpertOutputs m, DenseBranch b, const float *from, float *x, const float *post, int cols,
+                   float factor, float eps, NormEpilogue norms) {
+    __shared__ float partials[4][32];
+    pdl_launch();
+    const u64 row = blockIdx.x / cluster_blocks();
+    if (cluster_blocks() > 1) cluster_sync();
+    prefetch_row(b.dense_weight, cols);
+    prefetch_row(b.own_weight, cols);
+    prefetch_row(post, cols);
+    prefetch_norm_weights(norms, 0, cols);
+    pdl_wait();
+    RowFragment k = load_row(b.dense + row * cols, cols), y = combine_experts(m, row, cols);
+    store_row(m.y + row * cols, cols, y);
+    {
+        const RowFragment of_dense = load_row(b.dense_weight, cols), of_own = load_row(b.own_weight, cols);
+        float sums[2] = {sum_of_squares(k), sum_of_squares(y)};
+        row_sums(sums, partials);
+        apply_norm(k, inverse_rms(sums[0], cols, eps), of_dense, true);
+        apply_norm(y, inverse_rms(sums[1], cols, eps), of_own, true);
+    }
+    store_row(b.own + row * cols, cols, y);
+    add_and_scale(k, y, 1.0f);
+    store_row(b.sum + row * cols, cols, k);
+    RowFragment r;
+    {
+        const RowFragment of_sum = load_optional_row(post, cols);
+        r = load_row(from + row * cols, cols);
+        rms_norm_row(k, cols, eps, of_sum, post, partials[2]);
+    }
+    const RowFragment w = load_optional_row(norms.weight[0], cols);
+    add_and_scale(r, k, factor);
+    store_row(x + row * cols, cols, r);
+    store_norms(norms, row, cols, r, w, eps, partials[3]);
+}
+// y[row] = sum over ranks of weight * part, by fused multiply-add from 0.
+KERNEL combine(const float *parts, const float *weights, float *y, int cols, int top_k, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    u64 row = i / cols;
+    float sum = 0.0f;
+    for (int rank = 0; rank < top_k; rank++) {
+        u64 pair = row * top_k + rank;
+        sum = fmaf(weights[pair], parts[pair * cols + i % cols], sum);
+    }
+    y[i] = sum;
+}

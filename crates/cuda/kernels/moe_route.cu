@@ -1,0 +1,251 @@
+// Routing of a mixture of experts: which experts a row takes (softmax and top-k, as Experts::choose in
+// backend/src/moe.rs defines it, bit for bit), and the pairs of row and expert sorted by expert, as moe.cuh says.
+//
+//   scores [row, expert] ──> a warp a row: softmax, top_k ──> chosen, weights [row, rank]
+//                                                             └─> one block: counting sort ──> lists, pairs, blocks
+
+// A warp's row: softmax summed in ascending order, the top_k largest, divided by their sum in order of rank, times the
+// expert's own factor. `powers` holds a float for each expert, and a lane has a rank: there are at most 32. Where
+// SCORES_PER_LANE registers hold all experts (REGISTERS), the largest are found there, while the ascending sum goes on.
+#define SCORES_PER_LANE 8
+template <bool REGISTERS>
+DEVICE void choose_experts(const float *scores, const float *scale, u32 *chosen, float *weights, float *powers,
+                           int experts, int top_k) {
+    const int lane = threadIdx.x & 31;
+    float own_scores[SCORES_PER_LANE], max = -INF, total = 0.0f;
+    if (REGISTERS) {
+#pragma unroll
+        for (int i = 0; i < SCORES_PER_LANE; i++) {
+            own_scores[i] = lane + 32 * i < experts ? scores[lane + 32 * i] : -INF;
+            max = larger(own_scores[i], max);
+        }
+    } else {
+        for (int e = lane; e < experts; e += 32) max = larger(scores[e], max);
+    }
+    max = warp_max(max);
+    if (REGISTERS) {
+#pragma unroll
+        for (int i = 0; i < SCORES_PER_LANE; i++) {
+            const bool there = lane + 32 * i < experts;
+            own_scores[i] = there ? exp_(own_scores[i] - max) : -1.0f;
+            if (there) powers[lane + 32 * i] = own_scores[i];
+        }
+    } else {
+        for (int e = lane; e < experts; e += 32) powers[e] = exp_(scores[e] - max);
+    }
+    __syncwarp();
+    const int each = REGISTERS ? (experts + top_k - 1) / top_k : experts;
+    int summed = 0, value = 0;
+    u32 which = 0;
+#pragma unroll 1
+    for (int rank = 0; rank < top_k; rank++) {
+        const int until = min(summed + each, experts);
+#pragma unroll 8
+        for (; summed < until; summed++) total += powers[summed];
+        float v = -1.0f;
+        u32 at = 0;
+        if (REGISTERS) {
+#pragma unroll
+            for (int i = 0; i < SCORES_PER_LANE; i++)
+                if (own_scores[i] > v) {
+                    v = own_scores[i];
+                    at = lane + 32 * i;
+                }
+        } else {
+            __syncwarp();
+            for (int e = lane; e < experts; e += 32) {
+                const float w = powers[e];
+                if (w > v) {
+                    v = w;
+                    at = e;
+                }
+            }
+        }
+        // Floats that are not negative are in the order of their bits, and -1 before them.
+        const int best = __reduce_max_sync(~0u, __float_as_int(v));
+        at = __reduce_min_sync(~0u, __float_as_int(v) == best ? at : ~0u);
+        if (lane == rank) {
+            value = best;
+            which = at;
+        }
+        if (REGISTERS) {
+#pragma unroll
+            for (int i = 0; i < SCORES_PER_LANE; i++)
+                if (at == lane + 32 * i) own_scores[i] = -1.0f;
+        } else if (lane == (at & 31)) {
+            powers[at] = -1.0f;
+        }
+    }
+    const float weight = __int_as_float(value) / total;
+    float sum = 0.0f;
+    for (int rank = 0; rank < top_k; rank++) sum += __shfl_sync(~0u, weight, rank);
+    if (lane >= top_k) return;
+    chosen[lane] = which;
+    weights[lane] = weight / sum * (scale ? scale[which] : 1.0f);
+}
+DEVICE void choose_row(const float *scores, const float *scale, u32 *chosen, float *weights, float *powers, int experts,
+                       int top_k) {
+    if (experts <= 32 * SCORES_PER_LANE) choose_experts<true>(scores, scale, chosen, weights, powers, experts, top_k);
+    else choose_experts<false>(scores, scale, chosen, weights, powers, experts, top_k);
+}
+// Many rows: a warp a row here, and `group_pairs` for the lists.
+KERNEL __launch_bounds__(128)
+    route(const float *scores, const float *scale, u32 *chosen, float *weights, int experts, int top_k, int rows) {
+    extern __shared__ float powers[];
+    pdl_sync();
+    const int warp = threadIdx.x >> 5;
+    const u64 row = blockIdx.x * 4 + warp;
+    if (row < (u64) rows)
+        choose_row(scores + row * experts, scale, chosen + row * top_k, weights + row * top_k, powers + warp * experts,
+                   experts, top_k);
+}
+// Sorts pairs (row, rank) by expert, stably, by one block, whose warps have a run of them each. `lists`: experts in
+// use, then for each its number, first pair and end. `blocks`: the same, `most` pairs of an expert at a time, unless
+// null.
+KERNEL __launch_bounds__(1024, 1)
+    group_pairs(const u32 *chosen, u32 *lists, u32 *pairs, ExpertBlock *blocks, int experts, int n, int most) {
+    extern __shared__ u32 counts[]; // [warps, experts]: pairs of a warp's, then where they go
+    pdl_sync();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    const int run = (n + blockDim.x - 1) / blockDim.x * 32, from = warp * run, to = min(from + run, n);
+    u32 *own = counts + warp * experts, *all = counts + warps * experts; // of all warps
+    for (int e = lane; e < experts; e += 32) own[e] = 0;
+    // Calls f(pair, expert, the lanes of it) for all lanes that have a pair, then counts them.
+    auto each = [&](auto f) {
+        __syncwarp();
+#pragma unroll 4
+        for (int i = from; i < to; i += 32) {
+            const bool there = i + lane < to;
+            const u32 e = there ? chosen[i + lane] : ~0u, same = __match_any_sync(~0u, e),
+                      before = same & ((1u << lane) - 1);
+            if (there) f(i + lane, e, before);
+            __syncwarp();
+            if (there && before == 0) own[e] += __popc(same);
+            __syncwarp();
+        }
+    };
+    each([](int, u32, u32) {});
+    __syncthreads();
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+        u32 sum = 0;
+#pragma unroll 8
+        for (int w = 0; w < warps; w++) {
+            const u32 count = counts[w * experts + e];
+            counts[w * experts + e] = sum;
+            sum += count;
+        }
+        all[e] = sum;
+    }
+    __syncthreads();
+    // Prefix sums over experts by one warp, 32 at a time.
+    if (warp == 0) {
+        u32 used = 0, at = 0, cut = 0;
+        for (u32 first = 0; first < (u32) experts; first += 32) {
+            const u32 e = first + lane, count = e < (u32) experts ? all[e] : 0;
+            const u32 some = __ballot_sync(~0u, count > 0);
+            u32 sum = count;
+#pragma unroll
+            for (int o = 1; o < 32; o *= 2) {
+                const u32 below = __shfl_up_sync(~0u, sum, o);
+                if (lane >= o) sum += below;
+            }
+            const u32 start = at + sum - count;
+            if (count > 0) {
+                u32 *list = lists + 1 + 3 * (used + __popc(some & ((1u << lane) - 1)));
+                list[0] = e;
+                list[1] = start;
+                list[2] = start + count;
+            }
+            if (blocks) {
+                const u32 own = (count + most - 1) / most;
+                u32 upto = own;
+#pragma unroll
+                for (int o = 1; o < 32; o *= 2) {
+                    const u32 below = __shfl_up_sync(~0u, upto, o);
+                    if (lane >= o) upto += below;
+                }
+                for (u32 i = 0; i < own; i++)
+                    blocks[1 + cut + upto - own + i] = {e, start + i * most, min((u32) most, count - i * most)};
+                cut += __shfl_sync(~0u, upto, 31);
+            }
+            if (e < (u32) experts) all[e] = start;
+            used += __popc(some);
+            at += __shfl_sync(~0u, sum, 31);
+        }
+        if (lane == 0) lists[0] = used;
+        if (lane == 0 && blocks) blocks->count = cut;
+    }
+    __syncthreads();
+    each([&](int pair, u32 e, u32 before) { pairs[all[e] + own[e] + __popc(before)] = pair; });
+}
+// The same of few pairs, which `chosen` holds in shared memory, with room for as many flags: a thread a pair compares
+// it with all others. Also makes the lists of ActiveExperts of both matrices, if `experts` is not null.
+DEVICE void group_pairs_small(const u32 *chosen, u32 *lists, u32 *pairs, u32 *firsts, int n, const u64 *first_table,
+                              const u64 *second_table, ActiveExpert *experts) {
+    // Loaded early, by the threads that will store them.
+    u64 first_matrix = 0, second_matrix = 0;
+    if (experts && threadIdx.x < n) {
+        first_matrix = first_table[chosen[threadIdx.x]];
+        second_matrix = second_table[chosen[threadIdx.x]];
+    }
+    auto each = [&](auto f) {
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            u32 start = 0, count = 0, at = 0;
+            for (int j = 0; j < n; j++) {
+                start += chosen[j] < chosen[i];
+                count += chosen[j] == chosen[i];
+                at += chosen[j] == chosen[i] && j < i;
+            }
+            f(i, start, count, at);
+        }
+    };
+    each([&](int i, u32 start, u32, u32 at) {
+        pairs[start + at] = i;
+        firsts[i] = at == 0;
+    });
+    __syncthreads();
+    each([&](int i, u32 start, u32 count, u32 at) {
+        u32 before = 0, used = 0;
+        for (int j = 0; j < n; j++) {
+            before += firsts[j] && chosen[j] < chosen[i];
+            used += firsts[j];
+        }
+        if (i == 0) {
+            lists[0] = used;
+            if (experts) experts->count = used;
+        }
+        if (at > 0) return;
+        if (experts) {
+            experts[1 + before] = {(const u8 *) first_matrix, (int) start, (int) count};
+            experts[1 + n + before] = {(const u8 *) second_matrix, (int) start, (int) count};
+        }
+        u32 *list = lists + 1 + 3 * before;
+        list[0] = chosen[i];
+        list[1] = start;
+        list[2] = start + count;
+    });
+}
+// Few rows: the first block routes, a warp a row, and sorts. The others compute a GLU that does not depend on it, a
+// chunk of a row each.
+KERNEL __launch_bounds__(512) route_and_group(const float *scores, const float *scale, float *weights, u32 *lists,
+                                              u32 *pairs, int experts, int top_k, int rows, GluArgs gate,
+                                              const u64 *first_table, const u64 *second_table, ActiveExpert *list) {
+    extern __shared__ float powers[];
+    pdl_launch();
+    // The tables of matrices are read soon.
+    if (blockIdx.x == 0 && threadIdx.x < experts)
+        prefetch_l2((threadIdx.x & 1 ? second_table : first_table) + (threadIdx.x & ~1));
+    pdl_wait();
+    if (blockIdx.x > 0) {
+        const int chunks = (gate.cols + 2 * blockDim.x - 1) / (2 * blockDim.x), at = blockIdx.x - 1;
+        glu_chunk(gate, at % chunks, at / chunks);
+        return;
+    }
+    const int warp = threadIdx.x >> 5;
+    u32 *chosen = (u32 *) (powers + rows * experts);
+    if (warp < rows)
+        choose_row(scores + warp * experts, scale, chosen + warp * top_k, weights + warp * top_k,
+                   powers + warp * experts, experts, top_k);
+    __syncthreads();
+    group_pairs_small(chosen, lists, pairs, chosen + rows * top_k, rows * top_k, first_table, second_table, list);
+}

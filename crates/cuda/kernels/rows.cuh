@@ -1,0 +1,243 @@
+// A row of activations in the registers of one block, or of a cluster of blocks, and what kernels do with it: RMS
+// norms and their epilogue, gated products (GLU), rotary embedding. common.cuh and math.cuh go before this.
+
+// ---- thread block clusters: the blocks that share a row
+DEVICE u32 cluster_blocks() {
+    u32 v = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(v));
+#endif
+    return v;
+}
+DEVICE u32 cluster_rank() {
+    u32 v = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(v));
+#endif
+    return v;
+}
+DEVICE void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// Sums over all threads of a row, in whatever block of the cluster they are. `partials` has a float for each warp of
+// the cluster, in each block (distributed shared memory), and is not written again before the next `cluster_sync`.
+template <int N>
+DEVICE void row_sums(float (&v)[N], float (*partials)[32]) {
+    const u32 lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5, blocks = cluster_blocks();
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = warp_sum(v[i]);
+    if (blocks == 1) {
+        if (lane == 0)
+#pragma unroll
+            for (int i = 0; i < N; i++) partials[i][warp] = v[i];
+        __syncthreads();
+    } else {
+#if __CUDA_ARCH__ >= 900
+        if (lane < blocks)
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+                             "st.shared::cluster.f32 [there], %2;}" ::"r"(
+                                 (u32) __cvta_generic_to_shared(&partials[i][cluster_rank() * warps + warp])),
+                             "r"(lane), "f"(v[i])
+                             : "memory");
+#endif
+        cluster_sync();
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = warp_sum(lane < warps * blocks ? partials[i][lane] : 0.0f);
+}
+DEVICE float row_sum(float v, float *partials) {
+    float all[1] = {v};
+    row_sums(all, (float (*)[32]) partials);
+    return all[0];
+}
+
+// ---- a row in registers: of the `n` threads that share it, thread t has the pairs of columns t + i * n. Columns
+// after the last are 0. Blocks are whole warps, so that a warp has whole tiles of `Activations`.
+#define PAIRS_PER_THREAD 3 // at most
+struct RowFragment {
+    float2 v[PAIRS_PER_THREAD];
+};
+// Calls f(i, first column) for each of the thread's pairs.
+template <class F>
+DEVICE void for_each_pair(F f) {
+#pragma unroll
+    for (int i = 0; i < PAIRS_PER_THREAD; i++)
+        f(i, 2 * (int) (cluster_rank() * blockDim.x + threadIdx.x + i * cluster_blocks() * blockDim.x));
+}
+DEVICE RowFragment load_row(const float *x, int cols) {
+    RowFragment r;
+    for_each_pair([&](int i, int c) {
+        r.v[i] = make_float2(0.0f, 0.0f);
+        if (cols % 2 == 0) {
+            if (c < cols) r.v[i] = *(const float2 *) (x + c);
+        } else {
+            if (c < cols) r.v[i].x = x[c];
+            if (c + 1 < cols) r.v[i].y = x[c + 1];
+        }
+    });
+    return r;
+}
+// Zeros where `x` is null.
+DEVICE RowFragment load_optional_row(const float *x, int cols) { return load_row(x, x ? cols : 0); }
+DEVICE void store_row(float *y, int cols, const RowFragment &r) {
+    for_each_pair([&](int i, int c) {
+        if (cols % 2 == 0) {
+            if (c < cols) *(float2 *) (y + c) = r.v[i];
+        } else {
+            if (c < cols) y[c] = r.v[i].x;
+            if (c + 1 < cols) y[c + 1] = r.v[i].y;
+        }
+    });
+}
+DEVICE void store_row_f16(const Activations &out, u64 row, const RowFragment &r) {
+    for_each_pair([&](int i, int c) {
+        if (c / 64 < out.stride / 64) store_activation_tile(out, row, c / 64, r.v[i].x, r.v[i].y);
+    });
+}
+DEVICE void prefetch_row(const float *x, int cols) {
+    for_each_pair([&](int i, int c) {
+        if (x && c < cols) prefetch_l2(x + c);
+    });
+}
+// x = (x + y) factor
+DEVICE void add_and_scale(RowFragment &x, const RowFragment &y, float factor) {
+#pragma unroll
+    for (int i = 0; i < PAIRS_PER_THREAD; i++) {
+        x.v[i].x = (x.v[i].x + y.v[i].x) * factor;
+        x.v[i].y = (x.v[i].y + y.v[i].y) * factor;
+    }
+}
+
+// ---- RMS norm. The sum of squares is one partial sum a thread over its pairs of columns, then trees. How many
+// threads there are depends on the row's width alone, so the order of the sum does too.
+DEVICE float sum_of_squares(const RowFragment &r) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PAIRS_PER_THREAD; i++) sum = fmaf(r.v[i].y, r.v[i].y, fmaf(r.v[i].x, r.v[i].x, sum));
+    return sum;
+}
+DEVICE float inverse_rms(float sum_of_squares, int width, float eps) {
+    return 1.0f / sqrtf(sum_of_squares / (float) width + eps);
+}
+// r = r inverse_rms weight
+DEVICE void apply_norm(RowFragment &r, float inverse_rms, const RowFragment &weight, bool has_weight) {
+#pragma unroll
+    for (int i = 0; i < PAIRS_PER_THREAD; i++) {
+        r.v[i].x *= inverse_rms;
+        r.v[i].y *= inverse_rms;
+        if (has_weight) {
+            r.v[i].x *= weight.v[i].x;
+            r.v[i].y *= weight.v[i].y;
+        }
+    }
+}
+DEVICE void rms_norm_row(RowFragment &r, int width, float eps, const RowFragment &weight, bool has_weight,
+                         float *partials) {
+    apply_norm(r, inverse_rms(row_sum(sum_of_squares(r), partials), width, eps), weight, has_weight);
+}
+
+// Epilogue of kernels that make a row: norms of it, each with a weight, in f32 and as `Activations`; or, where the
+// first has no weight, the row itself as `Activations`.
+#define MAX_NORMS 3
+struct NormEpilogue {
+    const float *weight[MAX_NORMS];
+    float *y[MAX_NORMS];
+    Activations f16[MAX_NORMS];
+    int count;
+};
+// Weights from number `from` on, before `pdl_wait`.
+DEVICE void prefetch_norm_weights(const NormEpilogue &norms, int from, int cols) {
+#pragma unroll
+    for (int i = 0; i < MAX_NORMS; i++)
+        if (i >= from) prefetch_row(norms.weight[i], cols);
+}
+// `first_weight` has been loaded.
+DEVICE void store_norms(const NormEpilogue &norms, u64 row, int cols, const RowFragment &x,
+                        const RowFragment &first_weight, float eps, float *partials) {
+    if (norms.count == 0) return;
+    if (!norms.weight[0]) {
+        store_row_f16(norms.f16[0], row, x);
+        return;
+    }
+    const float inverse = inverse_rms(row_sum(sum_of_squares(x), partials), cols, eps);
+    RowFragment weight = first_weight;
+    float *y = norms.y[0];
+    Activations f16 = norms.f16[0];
+#pragma unroll 1
+    for (int i = 1;; i++) {
+        RowFragment n = x;
+        apply_norm(n, inverse, weight, true);
+        store_row(y + row * cols, cols, n);
+        store_row_f16(f16, row, n);
+        if (i == norms.count) break;
+        const bool last = i == MAX_NORMS - 1;
+        weight = load_row(last ? norms.weight[2] : norms.weight[1], cols);
+        y = last ? norms.y[2] : norms.y[1];
+        f16 = last ? norms.f16[2] : norms.f16[1];
+    }
+}
+
+// ---- gated linear unit: y = activation(gate) x, also as `Activations`. Rows of `gate` and `x` are so many columns
+// apart. `copy`: where x goes besides, or null. A row is cut into chunks of two columns a thread, a block each.
+struct GluArgs {
+    const float *gate, *x;
+    u64 gate_stride, x_stride;
+    float *y, *copy;
+    int cols, activation;
+    Activations f16;
+};
+// Calls f(column) for the thread's pair of columns; a warp has a whole tile.
+template <class F>
+DEVICE void for_pair_of_chunk(int chunk, int cols, F f) {
+    const int c = 2 * (chunk * blockDim.x + threadIdx.x);
+    if (c / 64 * 64 < cols) f(c);
+}
+DEVICE void glu_chunk(const GluArgs &a, int chunk, u64 row) {
+    for_pair_of_chunk(chunk, a.cols, [&](int c) {
+        float v[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if (c + j < a.cols) {
+                const float x = a.x[row * a.x_stride + c + j];
+                v[j] = activate(a.activation, a.gate[row * a.gate_stride + c + j]) * x;
+                a.y[row * a.cols + c + j] = v[j];
+                if (a.copy) a.copy[row * a.cols + c + j] = x;
+            }
+        store_activation_tile(a.f16, row, c / 64, v[0], v[1]);
+    });
+}
+
+// ---- rotary embedding (RoPE) of one head by a block: column c < pairs makes a pair with column c + offset. The
+// angles do not depend on the head, so they are computed before it is there, for the columns c + i blockDim.x.
+#define ROPE_COLUMNS 2 // of a thread, at most: a block has a thread for each two columns
+struct RopeAngles {
+    float sin[ROPE_COLUMNS], cos[ROPE_COLUMNS];
+    DEVICE static bool is_second(int c, int offset, int pairs) { return c >= offset && c < offset + pairs; }
+    DEVICE void compute(float position, const float *frequencies, int head_dim, int offset, int pairs) {
+#pragma unroll
+        for (int i = 0; i < ROPE_COLUMNS; i++) {
+            const int c = threadIdx.x + i * blockDim.x;
+            const bool second = is_second(c, offset, pairs);
+            sin[i] = 0.0f;
+            cos[i] = 1.0f;
+            if (c < head_dim && (c < pairs || second))
+                sin_cos(position * frequencies[second ? c - offset : c], sin[i], cos[i]);
+        }
+    }
+    // Calls f(column, rotated value) for the thread's columns of `head`, which is in shared memory.
+    template <class F>
+    DEVICE void apply(const float *head, int head_dim, int offset, int pairs, F f) const {
+#pragma unroll
+        for (int i = 0; i < ROPE_COLUMNS; i++) {
+            const int c = threadIdx.x + i * blockDim.x;
+            if (c >= head_dim) return;
+            const float own = head[c];
+            if (is_second(c, offset, pairs)) f(c, fmaf(head[c - offset], sin[i], own * cos[i]));
+            else f(c, c < pairs ? fmaf(-head[c + offset], sin[i], own * cos[i]) : own);
+        }
+    }
+};
