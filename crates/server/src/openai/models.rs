@@ -25,8 +25,7 @@ pub(crate) async fn get(
     State(app): State<Arc<App>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response<Body>, ApiError> {
-    // A name that is not UTF-8 is not the model's.
-    let id = id.map_or_else(|_| String::new(), |Path(id)| id);
+    let Path(id) = id.map_err(|_| ApiError::request("the path is not UTF-8"))?;
     let id = id.strip_suffix('/').unwrap_or(&id);
     if app.names.iter().any(|name| name == id) {
         Ok(json(&model(&app)))

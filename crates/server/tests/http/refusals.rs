@@ -188,11 +188,6 @@ async fn values_out_of_range_are_named() {
             "messages[0].content[0].text",
             json!([{"role": "user", "content": [{"type": "text"}]}]),
         ),
-        // This template reads a system message at the start only.
-        (
-            "messages[1]",
-            json!([{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be terse."}]),
-        ),
         ("model", json!(1)),
     ] {
         let name = field.split(['[', '.']).next().unwrap();

@@ -96,7 +96,8 @@ async fn chunks_say_the_usage_so_far_if_asked() {
             }
             let texts = events.len() - usize::from(at_end) - 1;
             let first = &events[usize::from(path == CHAT)]["usage"]["completion_tokens"];
-            assert!((1..12).contains(&first.as_u64().unwrap()), "{events:?}");
+            // Events that a client is slow to take become one.
+            assert!((1..=12).contains(&first.as_u64().unwrap()), "{events:?}");
             assert_eq!(events[texts]["choices"][0]["finish_reason"], "length");
             assert_eq!(events[texts]["usage"]["completion_tokens"], 12);
             let last = events.last().unwrap();

@@ -281,7 +281,7 @@ async fn an_answer_carries_the_name_that_was_asked_for() {
         let reply = server.get(&format!("/v1/models/{name}")).await.json();
         assert_eq!(reply["id"], "first", "{name}");
     }
-    for name in ["gpt-4o", "default", "%ff%fe"] {
+    for name in ["gpt-4o", "default"] {
         let reply = server.get(&format!("/v1/models/{name}")).await;
         assert_eq!(
             (reply.status, &reply.error()["code"]),
