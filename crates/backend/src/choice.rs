@@ -3,8 +3,29 @@
 use crate::math::{MASS_ONE, ln, mass};
 use crate::{Backend, Batch, StepKey, Tensor};
 
+/// What stands for the token of a row that gives none ([`gives_token`]). No vocabulary has
+/// a token of this id.
+pub const NO_TOKEN: u32 = u32::MAX;
+
+/// Whether a row of logits gives a token: no logit is NaN, and the largest is finite. A
+/// model that computes any other row, or what came before it, is damaged.
+pub fn gives_token(row: &[f32]) -> bool {
+    let (lanes, rest) = row.as_chunks::<16>();
+    let (mut no_number, mut any) = ([false; 16], [false; 16]);
+    for x in lanes {
+        for i in 0..16 {
+            // True for NaN, too.
+            no_number[i] |= !(x[i] < f32::INFINITY);
+            any[i] |= x[i] > f32::NEG_INFINITY;
+        }
+    }
+    let rest_is_sound = rest.iter().all(|&x| x < f32::INFINITY);
+    let any = any.contains(&true) || rest.iter().any(|&x| x > f32::NEG_INFINITY);
+    any && rest_is_sound && !no_number.contains(&true)
+}
+
 /// The choice of one token, all logits as they are. `speculate::sample` defines it, and
-/// `speculate::noise` the noise; whoever carries it out returns the same token.
+/// `speculate::noise` the noise; whoever carries it out returns the same token, and [`NO_TOKEN`] for a row that gives none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenChoice {
     /// Key of the noise.
@@ -220,6 +241,25 @@ mod tests {
                 assert_eq!(logit, row[id as usize]);
                 let exact = of(logit - largest) - sum.ln();
                 assert!((of(found.logprob(logit)) - exact).abs() < 2e-6, "{id}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_gives_a_token_if_its_largest_logit_is_finite_and_none_is_nan() {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        for n in [1, 15, 16, 17, 40] {
+            for at in [0, n / 2, n - 1] {
+                let with = |all: f32, one: f32| {
+                    let mut row = vec![all; n];
+                    row[at] = one;
+                    gives_token(&row)
+                };
+                assert!(with(0.5, 1.0) && with(-inf, 1.0) && with(-inf, f32::MIN));
+                for row in [(0.5, nan), (0.5, -nan), (0.5, inf), (-inf, nan)] {
+                    assert!(!with(row.0, row.1), "{row:?} at {at} of {n}");
+                }
+                assert!(!with(-inf, -inf) && !with(nan, nan));
             }
         }
     }

@@ -394,6 +394,14 @@ fn elementwise_equals(got: &dyn Backend, want: &dyn Backend) {
             });
         }
     }
+    for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut x = [0.5; 40];
+        x[33] = odd;
+        let capped = got.softcap(got.upload(1, 40, &x), 30.0);
+        let nan: Vec<bool> = got.download(&capped).iter().map(|y| y.is_nan()).collect();
+        let want: Vec<bool> = (0..40).map(|i| i == 33).collect();
+        assert_eq!(nan, want, "softcap of {odd}");
+    }
 }
 
 fn moves_equal(got: &dyn Backend, want: &dyn Backend) {
@@ -1106,7 +1114,20 @@ fn odd_logits(noise: &mut Noise) -> Vec<Vec<f32>> {
 }
 
 fn argmax_equals(got: &dyn Backend, want: &dyn Backend) {
-    for row in odd_logits(&mut Noise(10)) {
+    let mut noise = Noise(10);
+    let mut rows = odd_logits(&mut noise);
+    // Rows that give no token, wherever the reason is.
+    for n in [1, 5, 16, 33, 300, 2049, 70_001] {
+        rows.push(vec![f32::NEG_INFINITY; n]);
+        for value in [f32::NAN, -f32::NAN, f32::INFINITY] {
+            for at in [0, n - 1, noise.below(n)] {
+                let mut row = noise.values(n, 1.0);
+                row[at] = value;
+                rows.push(row);
+            }
+        }
+    }
+    for row in rows {
         let values = [row.clone(), row.iter().rev().copied().collect()].concat();
         let run = |b: &dyn Backend| b.argmax(&b.upload(2, row.len(), &values));
         assert_eq!(
@@ -1586,7 +1607,8 @@ mod tests {
             if self.0 == Fault::Argmax {
                 // The last of equal ones.
                 let values = Reference.download(x);
-                for (best, row) in best.iter_mut().zip(values.chunks_exact(x.cols())) {
+                let rows = best.iter_mut().zip(values.chunks_exact(x.cols()));
+                for (best, row) in rows.filter(|(best, _)| **best != crate::NO_TOKEN) {
                     let largest = row[*best as usize];
                     *best = row
                         .iter()

@@ -28,7 +28,9 @@ mod reference;
 mod tensor;
 
 pub use batch::{Batch, BatchSeq, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row, StepKey};
-pub use choice::{Chain, Chained, Likeliest, Link, TokenChoice, TokenGroups, TokenList};
+pub use choice::{
+    Chain, Chained, Likeliest, Link, NO_TOKEN, TokenChoice, TokenGroups, TokenList, gives_token,
+};
 pub use moe::{Choice, Expert, Experts};
 pub use reference::Reference;
 pub use tensor::{Delta, DeltaSpec, Kv, KvFormat, KvSpec, Matrix, Recycle, Storage, Tensor};
@@ -241,7 +243,7 @@ pub trait Backend: Send + Sync {
     /// `activation(gate) * x`.
     fn glu(&self, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor;
 
-    /// `cap * tanh(x / cap)`.
+    /// `cap * tanh(x / cap)`; NaN of what is not finite, so that a row of NaN stays one.
     fn softcap(&self, x: Tensor, cap: f32) -> Tensor;
 
     /// Rows `rows` of `x`.
@@ -308,7 +310,8 @@ pub trait Backend: Send + Sync {
         moe::gate_rows(self, x, gate, activation)
     }
 
-    /// The column of each row's largest value; the lowest of equal ones.
+    /// The column of each row's largest value; the lowest of equal ones. [`NO_TOKEN`] for a
+    /// row that [gives no token](gives_token).
     fn argmax(&self, x: &Tensor) -> Vec<u32>;
 
     /// The token that each row of logits gives, as [`TokenChoice`] defines it: for a

@@ -3,7 +3,7 @@
 use crate::math::{self, sum_tree};
 use crate::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
-    MAX_TENTATIVE, Matrix, PAGE_ROWS, Rope, SPLIT_ROWS, Tensor,
+    MAX_TENTATIVE, Matrix, NO_TOKEN, PAGE_ROWS, Rope, SPLIT_ROWS, Tensor, gives_token,
 };
 use quant::{Scalar, Stored};
 use std::borrow::Cow;
@@ -270,7 +270,8 @@ impl Backend for Reference {
     }
 
     fn softcap(&self, x: Tensor, cap: f32) -> Tensor {
-        map(x, |_, x| cap * math::tanh(x / cap))
+        // Of what is not finite `x * 0` is NaN, which tanh is not.
+        map(x, |_, x| cap * math::tanh(x / cap) + x * 0.0)
     }
 
     fn gather(&self, x: &Tensor, rows: &[usize]) -> Tensor {
@@ -541,6 +542,9 @@ impl Backend for Reference {
         values(x)
             .chunks_exact(x.cols())
             .map(|row| {
+                if !gives_token(row) {
+                    return NO_TOKEN;
+                }
                 let best = row
                     .iter()
                     .enumerate()

@@ -218,6 +218,9 @@ impl<'a> Scorer<'a> {
                 let logits = target.logits(b, &b.gather(&hidden, rows));
                 let values = b.download(&logits);
                 for (row, logits) in rows.iter().zip(values.chunks_exact(logits.cols())) {
+                    if !backend::gives_token(logits) {
+                        bail!("{}", engine::NO_TOKEN_REASON);
+                    }
                     nll -= log_probability(logits, window[offset + row + 1] as usize);
                 }
             }

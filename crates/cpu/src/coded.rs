@@ -8,6 +8,8 @@
 //! d_g = max |x| / 127        q[c] = round(x[c] 127 / max |x|)
 //! ```
 //!
+//! (`d_g` is NaN if an `x` is not finite: codes would hide that a model computes nothing.)
+//!
 //! and a product is, for ascending groups and from `y = 0`,
 //!
 //! ```text
@@ -55,7 +57,9 @@ fn round_group(x: &[f32], q: &mut [i8]) -> (f32, f32) {
         *q = rounded as i8;
         sum += rounded;
     }
-    (top / 127.0, sum)
+    // Nothing is added unless a value is not finite.
+    let poison = x.iter().fold(0.0, |poison, &x| poison + x * 0.0);
+    (top / 127.0 + poison, sum)
 }
 
 /// The product of one stored row with activations rounded to 8 bits: what
@@ -160,9 +164,11 @@ impl Kernel for Round<'_> {
             for (g, x) in x.chunks_exact(group).enumerate() {
                 let x = x.as_chunks::<16>().0;
                 let mut top = L::splat(0.0);
+                let mut poison = L::splat(0.0);
                 for x in x {
                     let x = L::load(x);
                     top = x.maximum(x.negate()).maximum(top);
+                    poison = poison + x * L::splat(0.0);
                 }
                 let top = top.max_lane();
                 let inverse = L::splat(if top > 0.0 { 127.0 / top } else { 0.0 });
@@ -180,7 +186,7 @@ impl Kernel for Round<'_> {
                     q[eight + along] = halves[1];
                     sum = sum + rounded;
                 }
-                let (d, sum) = (top / 127.0, sum.sum());
+                let (d, sum) = (top / 127.0 + poison.sum(), sum.sum());
                 let bits = |times: i32| f32::from_bits((times * sum as i32) as u32);
                 self.factors[FACTORS * (g * rows + m)..][..FACTORS].copy_from_slice(&[
                     d,
@@ -852,5 +858,8 @@ mod tests {
         assert_eq!(round_group(&[0.0; 4], &mut q), (0.0, 0.0));
         let (d, sum) = round_group(&[0.5, -2.0, 1.0, 0.0], &mut q);
         assert_eq!((q, d, sum), ([32, -127, 64, 0], 2.0 / 127.0, -31.0));
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(round_group(&[0.5, odd, 1.0, 0.0], &mut q).0.is_nan());
+        }
     }
 }

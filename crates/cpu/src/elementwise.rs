@@ -45,7 +45,7 @@ impl Op for Softcap {
     #[inline(always)]
     fn apply<L: Lanes>(self, x: L, _: L) -> L {
         let cap = L::splat(self.0);
-        cap * math::tanh(x / cap)
+        cap * math::tanh(x / cap) + x * L::splat(0.0)
     }
 }
 

@@ -5,7 +5,7 @@ use crate::arch::{Kernel, Lanes};
 use crate::elementwise::PIECE;
 use crate::memory::{values, values_mut};
 use crate::pool::Split;
-use backend::Tensor;
+use backend::{NO_TOKEN, Tensor};
 
 /// Rows `rows` of `x`.
 pub(crate) fn gather(cpu: &Cpu, x: &Tensor, rows: &[usize]) -> Tensor {
@@ -59,12 +59,9 @@ impl Kernel for Argmax<'_> {
         /// Values searched one by one, once the largest is known.
         const BLOCK: usize = 256;
         let row = self.0;
-        // Nothing is larger than a NaN that comes first.
-        if row.first().is_none_or(|x| x.is_nan()) {
-            return 0;
-        }
-        let mut best = row[0];
+        let mut best = f32::NEG_INFINITY;
         let mut block = 0;
+        let mut any_nan = false;
         for (i, values) in row.chunks(BLOCK).enumerate() {
             let mut lanes = L::splat(best);
             let (whole, rest) = values.as_chunks::<16>();
@@ -77,9 +74,13 @@ impl Kernel for Argmax<'_> {
                     largest = x;
                 }
             }
+            any_nan |= values.iter().fold(false, |any, x| any | x.is_nan());
             if largest > best {
                 (best, block) = (largest, i);
             }
+        }
+        if any_nan || !best.is_finite() {
+            return NO_TOKEN as usize;
         }
         let start = block * BLOCK;
         start

@@ -127,6 +127,45 @@ fn products_of_every_format_are_those_of_its_definition_for_any_number_of_rows()
     }
 }
 
+#[test]
+fn a_row_that_is_not_finite_stays_so_and_touches_no_other() {
+    let formats = noisy().filter(|format| format.codes().is_some());
+    for (i, format) in formats.enumerate() {
+        let cols = 640usize.next_multiple_of(format.block);
+        let w = noise(format, cols);
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][i % 3];
+        for isa in Isa::available() {
+            for variant in Detected::variants(isa) {
+                let cpu = Cpu::with(variant, 2, Activations::Int8);
+                let matrix = cpu.matrix(&[w.view()]);
+                for n in [1, 2, 4, 9, 17] {
+                    let sound: Vec<f32> = (0..n * cols)
+                        .map(|i| ((i * 7919 % 2003) as f32 - 1001.0) / 700.0)
+                        .collect();
+                    let mut damaged = sound.clone();
+                    let at = n / 2;
+                    damaged[at * cols + (i * 37 + n) % cols] = odd;
+                    let product = |x: &[f32]| {
+                        let y = (&cpu as &dyn Backend).matmul(&cpu.upload(n, cols, x), &matrix);
+                        cpu.download(&y).into_owned()
+                    };
+                    let (sound, damaged) = (product(&sound), product(&damaged));
+                    for (row, (sound, damaged)) in
+                        sound.chunks(19).zip(damaged.chunks(19)).enumerate()
+                    {
+                        let case = format!("{} row {row} of {n} on {variant:?}", format.name);
+                        if row == at {
+                            assert!(damaged.iter().all(|y| y.is_nan()), "{case}");
+                        } else {
+                            assert_eq!(sound, damaged, "{case}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// A file in memory, in which matrices stay.
 #[derive(Debug)]
 struct File(Vec<u8>);

@@ -100,13 +100,14 @@ struct Row {
     const float *x;
     const u32 *ids;
     TokenChoice c;
-    u32 cols, parts, first;
+    u32 cols, parts, first; // `first` is all ones where the row gives no token
     float top; // scaled
     // For a block of the row; `tops` are those of its parts.
     __device__ __forceinline__ Row(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, u32 row, int cols)
         : x(x + (u64) row * cols), ids(ids ? ids + (u64) row * apart : ids), c(choices[row]), cols(cols), parts((cols + PART - 1) / PART) {
         const Best best = best_part(tops + row * parts, parts);
-        first = best.id;
+        // A row with NaN, too: `choose_tops` has it pass for the largest.
+        first = fabsf(best.score) < INF ? best.id : ~0u;
         top = best.score * c.scale;
     }
     __device__ __forceinline__ u32 id(u32 i) const { return ids ? ids[i] : i; }
@@ -134,7 +135,7 @@ KERNEL __launch_bounds__(THREADS) choose_tops(const float *x, const u32 *ids, in
     if (ids) ids += (u64) blockIdx.y * apart;
     Best best = {-INF, ~0u};
     each_of_part(cols, [&](u32 i) {
-        if (row[i] > -INF) best.meet(row[i], ids ? ids[i] : i);
+        if (!(row[i] <= -INF)) best.meet(row[i] == row[i] ? row[i] : INF, ids ? ids[i] : i);
     });
     best = block_best(best);
     if (threadIdx.x == 0) tops[blockIdx.y * gridDim.x + blockIdx.x] = best;
@@ -340,12 +341,6 @@ KERNEL __launch_bounds__(THREADS) choose_best(const float *x, const u32 *ids, in
     const Row row(x, ids, apart, choices, tops, blockIdx.x, cols);
     Best best = {0.0f, row.first};
     if (!row.alone()) best = best_part(bests + blockIdx.x * row.parts, row.parts);
-    if (row.first == ~0u) {
-        // Nothing is a number: the lowest token.
-#pragma unroll 1
-        for (u32 i = threadIdx.x; i < row.cols; i += THREADS) best.meet(0.0f, row.id(i));
-        best = block_best(best);
-    }
     if (threadIdx.x == 0) chosen[blockIdx.x] = best.id;
 }
 

@@ -19,7 +19,8 @@ KERNEL scale(float *x, float factor, u64 n) {
 KERNEL softcap(float *x, float cap, u64 n) {
     pdl_sync();
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) x[i] = cap * tanh_(x[i] / cap);
+    // Of what is not finite x * 0 is NaN, which tanh is not.
+    if (i < n) x[i] = cap * tanh_(x[i] / cap) + x[i] * 0.0f;
 }
 // Gated linear unit: block (chunk, row).
 KERNEL __launch_bounds__(256) glu(GluArgs a) {
@@ -164,8 +165,8 @@ KERNEL rope(float *x, const float *frequencies, Batch batch, int cols, int head_
     head[j + offset] = fmaf(a, sin, b * cos);
 }
 
-// The column of each row's largest value, the lowest of equal ones; column 0 if that holds no number. Two stages:
-// `parts` blocks a row, then one.
+// The column of each row's largest value, the lowest of equal ones; all ones if a value is NaN or the largest is not
+// finite. Two stages: `parts` blocks a row, then one.
 DEVICE void better(float &v, u32 &at, float w, u32 wat) {
     if (w > v || (w == v && wat < at)) {
         v = w;
@@ -196,7 +197,8 @@ KERNEL __launch_bounds__(256) argmax_parts(const float *x, float *values, u32 *p
     u32 at = 0xffffffffu;
     for (int c = blockIdx.x * 256 + threadIdx.x; c < cols; c += gridDim.x * 256) {
         float w = x[row * cols + c];
-        if (w == w) better(v, at, w, c);
+        // NaN passes for the largest, which is not finite either.
+        better(v, at, w == w ? w : INF, c);
     }
     block_best(v, at, vs, ats);
     if (threadIdx.x == 0) {
@@ -205,7 +207,7 @@ KERNEL __launch_bounds__(256) argmax_parts(const float *x, float *values, u32 *p
     }
 }
 KERNEL __launch_bounds__(256)
-    argmax(const float *x, const float *values, const u32 *places, const u32 *names, u32 *best, int cols, int parts) {
+    argmax(const float *values, const u32 *places, const u32 *names, u32 *best, int parts) {
     __shared__ float vs[8];
     __shared__ u32 ats[8];
     pdl_sync();
@@ -214,10 +216,8 @@ KERNEL __launch_bounds__(256)
     u32 at = 0xffffffffu;
     for (int c = threadIdx.x; c < parts; c += 256) better(v, at, values[row * parts + c], places[row * parts + c]);
     block_best(v, at, vs, ats);
-    float first = x[row * cols];
     if (threadIdx.x) return;
-    at = first == first && at < (u32) cols ? at : 0;
-    best[row] = names ? names[at] : at;
+    best[row] = !(fabsf(v) < INF) ? ~0u : names ? names[at] : at;
 }
 
 // Reads `n` times 16 bytes as fast as it can, for measurements.

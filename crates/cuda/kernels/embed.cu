@@ -11,7 +11,7 @@ KERNEL embed(const u8 *w, const u32 *tokens, Batch batch, float *y, int rows, in
     if (i >= n) return;
     u32 at = (u32) (i / cols);
     const int column = (int) (i % cols);
-    const u32 row = tokens ? tokens[at] : batch.token(at);
+    const u32 row = known_token(tokens ? tokens[at] : batch.token(at));
     const float *scales = row_tile_scales(w, rows, k_tiles);
     const u8 *tile = w + row_tile_offset(row >> 4, k_tiles) + (u64) (column / 64) * K_STRIDE;
     y[i] = Tile::value(tile, row, column) * scales[row >> 4] * scale;

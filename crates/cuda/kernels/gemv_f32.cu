@@ -39,5 +39,5 @@ KERNEL embed_f32(const float *w, const u32 *tokens, Batch batch, float *y, int c
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     u32 row = (u32) (i / cols);
-    y[i] = w[(u64) (tokens ? tokens[row] : batch.token(row)) * cols + i % cols] * scale;
+    y[i] = w[(u64) known_token(tokens ? tokens[row] : batch.token(row)) * cols + i % cols] * scale;
 }

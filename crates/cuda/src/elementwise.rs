@@ -714,7 +714,7 @@ pub(crate) fn argmax(cuda: &Cuda, x: &Tensor) -> Vec<u32> {
 }
 
 /// Has the column of each row's largest value written to `best`, or what `names` has
-/// for it, unless that is 0.
+/// for it, unless that is 0; [`backend::NO_TOKEN`] for a row that gives none.
 pub(crate) fn largest(cuda: &Cuda, x: &Tensor, names: Address, best: Address) {
     let (rows, cols) = (x.rows(), x.cols());
     let parts = cols.div_ceil(2048).min(64);
@@ -727,12 +727,10 @@ pub(crate) fn largest(cuda: &Cuda, x: &Tensor, names: Address, best: Address) {
         .int(cols);
     cuda.launch(&kernel("argmax_parts"), Grid::rect(parts, rows, 256), args);
     let args = Args::default()
-        .ptr(address(x))
         .ptr(values.address)
         .ptr(places.address)
         .ptr(names)
         .ptr(best)
-        .int(cols)
         .int(parts);
     cuda.launch(&kernel("argmax"), Grid::new(rows, 256), args);
 }

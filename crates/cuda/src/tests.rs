@@ -1027,6 +1027,51 @@ fn gpu_small_chains_choose_what_single_steps_do() {
     cuda.finish().unwrap();
 }
 
+/// Rows that give no token, greedy and not, with all tokens and with a list.
+#[test]
+fn gpu_rows_without_a_token_are_told() {
+    let Some(cuda) = gpu() else { return };
+    let b: &dyn Backend = &cuda;
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    for cols in [5, 2048, 5000] {
+        let sound: Vec<f32> = (0..cols).map(|i| (i * 37 % 101) as f32 * 0.1).collect();
+        let with = |at: usize, value: f32| {
+            let mut row = sound.clone();
+            row[at] = value;
+            row
+        };
+        let mut rows = vec![sound.clone(), with(0, -inf), vec![-inf; cols]];
+        for at in [0, cols / 2, cols - 1] {
+            rows.extend([nan, -nan, inf].map(|value| with(at, value)));
+        }
+        let x = b.upload(rows.len(), cols, &rows.concat());
+        let want: Vec<bool> = rows.iter().map(|row| backend::gives_token(row)).collect();
+        let told = |tokens: Vec<u32>| -> Vec<bool> {
+            tokens.iter().map(|&t| t != backend::NO_TOKEN).collect()
+        };
+        assert_eq!(told(b.argmax(&x)), want, "argmax of {cols}");
+        let ids = (0..cols as u32).map(|i| 3 * i).collect();
+        for list in [None, Some(TokenList::new(b, ids))] {
+            for (scale, top_p, top_k) in
+                [(0.0, 1.0, 0), (1.0, 1.0, 0), (1.0, 0.9, 0), (1e-3, 0.9, 3)]
+            {
+                let choice = TokenChoice {
+                    seed: 1,
+                    position: 2,
+                    scale,
+                    top_p,
+                    ln_min_p: f32::NEG_INFINITY,
+                    top_k,
+                };
+                let tokens = b.choose_tokens(&x, list.as_ref(), &vec![choice; rows.len()]);
+                let tokens = tokens.expect("a device that chooses");
+                assert_eq!(told(tokens), want, "{cols}, {scale} {top_p} {top_k}");
+            }
+        }
+    }
+    cuda.finish().unwrap();
+}
+
 /// Every file of kernels with the numbers that models need; for other
 /// architectures than the first, those of common formats. Pipelined products start at
 /// compute capability 9.0.

@@ -40,6 +40,6 @@ pub use request::{
 pub use scheduler::{Counters, Engine, EngineOptions};
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
-pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, Sampling};
+pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling};
 pub use text::{SamplingDefaults, Text};
 pub use vocabulary::{vocabulary, vocabulary_keys};

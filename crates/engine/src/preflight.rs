@@ -17,7 +17,7 @@ use crate::hashes::{read_json, sha256, write_json};
 use models::Census;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use speculate::{DraftLength, RoundError, Sampling, Speculator, Stats, StreamOptions};
+use speculate::{DraftLength, Finish, RoundError, Sampling, Speculator, Stats, StreamOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
@@ -44,7 +44,7 @@ const EXPECTED: f64 = 0.3;
 /// With a smaller share the drafter is dead, and is not used.
 const DEAD: f64 = 0.1;
 /// Changes when the trial does, so that old results do not count.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// A result takes less than 1 KB.
 const RESULT_BYTES_MAX: u64 = 64 << 10;
 /// Results that are read to be shown.
@@ -220,6 +220,9 @@ pub struct Guesses {
     /// Share that a live drafter has accepted, at least; absent for a drafter that
     /// depends on the text alone.
     pub expected: Option<f64>,
+    /// Drafts that were cut short, since the drafter computed a value that is not a number.
+    #[serde(default)]
+    pub not_numbers: u64,
 }
 
 impl Guesses {
@@ -266,6 +269,10 @@ impl TrialResult {
             )),
             (_, Finding::Differs(at)) => Some(format!(
                 "with the drafter `{drafter}` the text differs from the text without it ({at})"
+            )),
+            _ if self.guesses.is_some_and(|g| g.not_numbers > 0) => Some(format!(
+                "{origin} loads, but computes values that are not numbers; its files may be damaged: \
+                 fetch it again, or take the one that was made for this target"
             )),
             _ => self.guesses.filter(|g| g.below(DEAD)).map(|g| {
                 format!(
@@ -383,7 +390,7 @@ impl Key<'_> {
 ///
 /// # Errors
 ///
-/// If the device fails.
+/// If the device fails, or the model computes values that are not numbers.
 pub(crate) fn run(
     speculator: &mut Speculator,
     text: &Text,
@@ -476,10 +483,12 @@ fn drafts(
         drafted: 0,
         accepted: 0,
         expected: (kind != "ngram").then_some(EXPECTED),
+        not_numbers: 0,
     };
     for prompt in prompts {
         let (chain, _) = write(speculator, text, prompt, key.chunk, 0)?;
         let (drafted, stats) = write(speculator, text, prompt, key.chunk, key.draft_max)?;
+        guesses.not_numbers += stats.drafts_cut;
         if let Some(first) = stats.by_position.first() {
             guesses.drafted += first.drafted;
             guesses.accepted += first.accepted;
@@ -517,7 +526,11 @@ fn write(
     while outcome.is_ok() && stream.finish().is_none() {
         outcome = speculator.round(&mut [&mut stream], chunk);
     }
+    let finish = stream.finish();
     let written = (stream.output().to_vec(), stream.stats().clone());
     speculator.close(stream);
+    if finish == Some(Finish::NoToken) {
+        return Err(RoundError::NoToken);
+    }
     outcome.map(|()| written)
 }

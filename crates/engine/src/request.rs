@@ -118,6 +118,9 @@ pub enum Rejected {
         /// Length of the queue.
         waiting: usize,
     },
+    /// The request was taken and failed; what else runs goes on.
+    #[error("{0}")]
+    Failed(String),
     /// The engine has stopped.
     #[error("the engine has stopped")]
     Stopped,
@@ -187,7 +190,7 @@ pub enum Event {
     },
     /// The text has ended.
     Done(Box<RequestOutcome>),
-    /// The engine could not go on.
+    /// The request could not go on, for this reason. Text that was sent stays as it is.
     Failed(String),
 }
 

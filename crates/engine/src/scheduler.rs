@@ -19,8 +19,8 @@ use crate::request::{
 };
 use cache::MemoryFull;
 use speculate::{
-    Accept, DraftLength, Finish, MAX_TOP_LOGPROBS, Parked, Sampling, Speculator, Stream,
-    StreamOptions,
+    Accept, DraftLength, Finish, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Parked, Sampling, Speculator,
+    Stream, StreamOptions,
 };
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -206,7 +206,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Rejected`]; [`Rejected::Stopped`] if the engine failed on the way.
+    /// [`Rejected`]; [`Rejected::Failed`] if the request failed on the way, and
+    /// [`Rejected::Stopped`] if the engine did.
     pub fn complete(
         &self,
         request: Request,
@@ -222,7 +223,7 @@ impl Engine {
                     ids.extend(tokens);
                 }
                 Event::Done(outcome) => return Ok((whole, ids, *outcome)),
-                Event::Failed(_) => break,
+                Event::Failed(reason) => return Err(Rejected::Failed(reason)),
             }
         }
         Err(Rejected::Stopped)
@@ -505,6 +506,15 @@ impl Scheduler {
         self.leave(|running| running.deliver(&text));
     }
 
+    /// Ends one request that has failed. What it remembers is not used again.
+    fn fail_one(&mut self, mut running: Running) {
+        tracing::error!(error = NO_TOKEN_REASON, "request failed");
+        self.counters.running.fetch_sub(1, Ordering::AcqRel);
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        self.speculator.close(running.stream);
+        (running.sink)(Event::Failed(NO_TOKEN_REASON.to_owned()));
+    }
+
     /// Ends every running request for which `end` has a reason.
     fn leave(&mut self, mut end: impl FnMut(&mut Running) -> Option<FinishReason>) {
         let mut i = 0;
@@ -512,7 +522,10 @@ impl Scheduler {
             match end(&mut self.running[i]) {
                 Some(reason) => {
                     let running = self.running.remove(i);
-                    self.end(running, reason);
+                    match (running.stream.finish(), &reason) {
+                        (Some(Finish::NoToken), FinishReason::Length) => self.fail_one(running),
+                        _ => self.end(running, reason),
+                    }
                 }
                 None => i += 1,
             }
@@ -560,7 +573,11 @@ impl Scheduler {
             self.counters
                 .cache_queries
                 .fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);
-            self.parked.push(self.speculator.park(running.stream));
+            if running.stream.finish() != Some(Finish::NoToken) {
+                self.parked.push(self.speculator.park(running.stream));
+            } else {
+                self.speculator.close(running.stream);
+            }
         } else {
             self.speculator.close(running.stream);
         }
@@ -595,7 +612,7 @@ impl Running {
     /// Sends the newest tokens; the reason to end, if there is one.
     fn deliver(&mut self, text: &Text) -> Option<FinishReason> {
         let (done, total) = (self.stream.n_prefilled(), self.stream.n_prompt());
-        if self.stream.output().is_empty() {
+        if self.stream.output().is_empty() && self.stream.finish().is_none() {
             let listening = (self.sink)(Event::Prefill { done, total });
             return (!listening).then_some(FinishReason::Cancelled);
         }
@@ -635,7 +652,8 @@ impl Running {
             reason = Some(match (outcome.hit, finish) {
                 (Some(stop), _) => FinishReason::StopString(self.stop_strings[stop].clone()),
                 (None, Finish::Stop) => FinishReason::Stop,
-                (None, Finish::Length) => FinishReason::Length,
+                // One without a token fails, in `leave`.
+                (None, Finish::Length | Finish::NoToken) => FinishReason::Length,
             });
             if outcome.hit.is_none() {
                 let stops = std::mem::replace(

@@ -29,6 +29,6 @@ pub use draft::Drafter;
 pub use length::DraftLength;
 pub use logprobs::{Logprobs, MAX_TOP_LOGPROBS};
 pub use probe::Difference;
-pub use round::{Finish, Parked, RoundError, Speculator, Stream, StreamOptions};
+pub use round::{Finish, NO_TOKEN_REASON, Parked, RoundError, Speculator, Stream, StreamOptions};
 pub use sample::Sampling;
 pub use stats::{Position, Stats};

@@ -5,7 +5,7 @@
 //! it for one checkpoint on one device, in the time of a few steps.
 
 use crate::round::{RoundError, Speculator};
-use backend::{Batch, Tensor};
+use backend::{Batch, Tensor, gives_token};
 use cache::Sequence;
 
 /// The first score that a block of rows gave other bits than its rows one by one.
@@ -27,7 +27,7 @@ impl Speculator {
     ///
     /// # Errors
     ///
-    /// [`RoundError`], as in a round.
+    /// [`RoundError`], as in a round; [`RoundError::NoToken`] if scores give no token.
     ///
     /// # Panics
     ///
@@ -100,6 +100,10 @@ impl Speculator {
         let logits = self.target.logits(&*self.b, hidden);
         let scores = self.b.download(&logits).into_owned();
         self.b.finish()?;
-        Ok(scores)
+        let mut rows = scores.chunks_exact(logits.cols());
+        match rows.all(gives_token) {
+            true => Ok(scores),
+            false => Err(RoundError::NoToken),
+        }
     }
 }

@@ -20,7 +20,8 @@ use crate::logprobs::Logprobs;
 use crate::sample::{self, History, Law, Sampling, Scratch};
 use crate::stats::Stats;
 use backend::{
-    Backend, Batch, DeviceError, MAX_TENTATIVE, PAGE_ROWS, StepKey, Tensor, TokenChoice,
+    Backend, Batch, DeviceError, MAX_TENTATIVE, NO_TOKEN, PAGE_ROWS, StepKey, Tensor, TokenChoice,
+    gives_token,
 };
 use cache::{Memory, MemoryFull, Sequence};
 use models::{Taps, Target};
@@ -34,6 +35,9 @@ pub enum Finish {
     Stop,
     /// As many tokens as asked for, or prompt and output fill the context.
     Length,
+    /// The target's logits [give no token](backend::gives_token): it has computed NaN or an
+    /// infinity. What it remembers of the text is worth nothing.
+    NoToken,
 }
 
 /// What a stream is to write.
@@ -165,7 +169,15 @@ pub enum RoundError {
     /// A sequence found no room.
     #[error(transparent)]
     Memory(#[from] MemoryFull),
+    /// A target's logits [give no token](backend::gives_token). A round says so of a stream
+    /// alone ([`Finish::NoToken`]).
+    #[error("{NO_TOKEN_REASON}")]
+    NoToken,
 }
+
+/// What is wrong where logits [give no token](backend::gives_token).
+pub const NO_TOKEN_REASON: &str = "the model computed a value that is not a number; \
+    the checkpoint may be damaged: fetch or convert it again";
 
 /// A target, its drafter, and what they remember.
 pub struct Speculator {
@@ -441,7 +453,9 @@ impl Speculator {
         }
         for (stream, share) in streams.iter_mut().zip(&shares) {
             // A chosen token is pending: known, not remembered.
-            let len = if share.ends {
+            let len = if stream.finish == Some(Finish::NoToken) {
+                stream.tokens.len()
+            } else if share.ends {
                 stream.tokens.len() - 1
             } else {
                 share.first + share.known
@@ -565,6 +579,7 @@ impl Speculator {
                 let sampling = &options.sampling;
                 if let Some(&drafted) = draft.get(i)
                     && self.accept.with(sampling) == Accept::Residual
+                    && gives_token(scores)
                 {
                     let target = sample::law(sampling, history, None, scores, scratch);
                     let position = (known + i) as u64;
@@ -578,7 +593,9 @@ impl Speculator {
                     scratch,
                 )
             });
-            history.push(verdict.pending);
+            if verdict.pending != NO_TOKEN {
+                history.push(verdict.pending);
+            }
             row += share.drafted + 1;
 
             for &token in draft[..verdict.n_accepted]
@@ -586,6 +603,10 @@ impl Speculator {
                 .chain([&verdict.pending])
                 .take(left)
             {
+                if token == NO_TOKEN {
+                    *finish = Some(Finish::NoToken);
+                    break;
+                }
                 tokens.push(token);
                 if options.stop_tokens.contains(&token) {
                     *finish = Some(Finish::Stop);
@@ -707,8 +728,8 @@ impl Speculator {
                 None => chosen.next().expect("a length for each that goes on"),
                 Some(_) => (&0, false),
             };
-            // One that never drafts need not be read either.
-            if stream.options.draft.max() == 0 {
+            // One that never drafts need not be read either, nor one without a pending token.
+            if stream.options.draft.max() == 0 || stream.finish == Some(Finish::NoToken) {
                 continue;
             }
             shown.push(i);
@@ -746,7 +767,13 @@ impl Speculator {
         };
         let drafts = drafter.draft(target, hidden, &mut requests);
         self.b.finish()?;
-        for (i, draft) in shown.into_iter().zip(drafts) {
+        for (i, mut draft) in shown.into_iter().zip(drafts) {
+            // The drafter has computed NaN or an infinity: no guess of it counts from there on.
+            if let Some(n) = draft.iter().position(|&token| token == NO_TOKEN) {
+                draft.truncate(n);
+                streams[i].laws.truncate(n);
+                streams[i].stats.drafts_cut += 1;
+            }
             streams[i].draft = draft;
         }
         Ok(limits.into_iter().max().unwrap_or(0))

@@ -15,8 +15,9 @@
 //!        token = argmax over S of z_i + g_i,  g = noise(seed, position)
 //! ```
 //!
-//! Of equal values the lower token id comes first, everywhere. A logit that is not
-//! a number counts as -inf; if S is empty the token is the lowest id. If `max z` is
+//! Of equal values the lower token id comes first, everywhere. Logits of which one is NaN, or
+//! the largest not finite, give no token ([`backend::NO_TOKEN`]). If edits leave S empty the
+//! token is the lowest id. If `max z` is
 //! infinite, S is `argmax l` alone. A mass is `exp(z - max z)`, rounded to a multiple of
 //! 2^-40, so that masses add up exactly in any order ([`backend::math::mass`]).
 //!
@@ -40,8 +41,8 @@
 //! changes no result.
 
 use crate::noise::{self, BLOCK, Noise, gumbel_ceiling, gumbel_of};
-use backend::TokenChoice;
 use backend::math::{MASS_ONE, NO_MASS, exp, ln, mass};
+use backend::{NO_TOKEN, TokenChoice, gives_token};
 use std::collections::HashMap;
 
 /// Tokens a request may bias, and tokens it may suppress.
@@ -309,8 +310,8 @@ pub struct Scratch {
     places: Vec<u32>,
 }
 
-/// The next token, `logits[i]` being that of token `i`. `position` is the number
-/// of tokens before it.
+/// The next token, `logits[i]` being that of token `i`; [`NO_TOKEN`] if they
+/// [give none](gives_token). `position` is the number of tokens before it.
 ///
 /// # Panics
 ///
@@ -322,6 +323,9 @@ pub fn choose(
     logits: &[f32],
     scratch: &mut Scratch,
 ) -> u32 {
+    if !gives_token(logits) && !logits.is_empty() {
+        return NO_TOKEN;
+    }
     let row = Row::new(
         sampling,
         history,
@@ -355,6 +359,9 @@ pub fn choose_among(
     logits: &[f32],
     scratch: &mut Scratch,
 ) -> u32 {
+    if !gives_token(logits) && !logits.is_empty() {
+        return NO_TOKEN;
+    }
     match support_among(sampling, history, ids, logits, scratch) {
         Support::One(token) => token,
         Support::Keys(keys) => best_of_keys(keys, &Noise::new(sampling.seed, position)),
@@ -915,7 +922,11 @@ mod tests {
         row
     }
 
-    fn naive_choice(sampling: &Sampling, position: u64, support: &[(f32, u32)]) -> u32 {
+    /// `support` is absent for logits that give no token.
+    fn naive_choice(sampling: &Sampling, position: u64, support: Option<&[(f32, u32)]>) -> u32 {
+        let Some(support) = support else {
+            return NO_TOKEN;
+        };
         let scores = support
             .iter()
             .map(|&(z, id)| (z + noise::gumbel(sampling.seed, position, id), id));
@@ -1036,7 +1047,8 @@ mod tests {
                 prop_assert!((total - 1.0).abs() < 1e-5);
                 for position in (0..4).map(|i| position.wrapping_add(i)) {
                     let chosen = choose(&sampling, &history, position, &logits, scratch);
-                    prop_assert_eq!(chosen, naive_choice(&sampling, position, &support));
+                    let support = gives_token(&logits).then_some(&support[..]);
+                    prop_assert_eq!(chosen, naive_choice(&sampling, position, support));
                 }
             }
         }
@@ -1065,7 +1077,8 @@ mod tests {
             choose_among(&sampling, &history, position, &other_ids, &all, scratch);
             for _ in 0..2 {
                 let chosen = choose_among(&sampling, &history, position, &ids, &logits, scratch);
-                prop_assert_eq!(chosen, naive_choice(&sampling, position, &support));
+                let support = gives_token(&logits).then_some(&support[..]);
+                prop_assert_eq!(chosen, naive_choice(&sampling, position, support));
                 prop_assert_eq!(chosen, choose(&narrow, &history, position, &all, scratch));
             }
         }
@@ -1228,7 +1241,7 @@ mod tests {
             let history = History::new(&sampling, &[]);
             let support = naive(&sampling, (&[], &[]), &ids, &logits);
             let chosen = choose(&sampling, &history, 77, &logits, scratch);
-            assert_eq!(chosen, naive_choice(&sampling, 77, &support));
+            assert_eq!(chosen, naive_choice(&sampling, 77, Some(&support)));
         }
     }
 

@@ -23,6 +23,8 @@ pub struct Stats {
     /// Rounds after which there was room for a draft and none was asked for,
     /// because none was wished or would have paid.
     pub held_back: u64,
+    /// Drafts that were cut short where the drafter had computed NaN or an infinity.
+    pub drafts_cut: u64,
     /// Time the target took for rounds this stream decoded in, from the batch
     /// to the choice of its tokens.
     pub verify: Duration,

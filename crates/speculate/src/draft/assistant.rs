@@ -5,7 +5,7 @@
 //! forgotten.
 
 use super::coverage::Coverage;
-use super::{DraftRequest, Drafter, Stretch, TargetView, shortest, wanting};
+use super::{DraftRequest, Drafter, Stretch, TargetView, newest, shortest, wanting};
 use crate::sample::Scratch;
 use backend::{Backend, Batch, StepKey, Tensor};
 use cache::MemoryFull;
@@ -72,8 +72,8 @@ impl Drafter for Assistant {
                 let mut batch = Batch::default();
                 for &r in &active {
                     let request = &requests[r];
-                    let newest = drafts[r].last().or(request.tokens.last());
-                    let newest = *newest.expect("a stream has tokens");
+                    let newest = newest(&drafts[r]).or(request.tokens.last().copied());
+                    let newest = newest.expect("a stream has tokens");
                     target.memory.peek(&mut batch, request.sequence, newest);
                 }
                 batch

@@ -9,7 +9,7 @@
 //! time: a step of the head reads all its weights, however few rows it has.
 
 use super::coverage::Coverage;
-use super::{DraftRequest, Drafter, Stretch, TargetView, shortest, wanting};
+use super::{DraftRequest, Drafter, Stretch, TargetView, newest, shortest, wanting};
 use crate::sample::Scratch;
 use backend::{Backend, Batch, MAX_TENTATIVE, StepKey, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
@@ -192,7 +192,7 @@ impl<H: ChainedHead> Drafter for Chained<H> {
             // The first token is scored by the rows above.
             for batch in batches.iter_mut().skip(usize::from(n == 0)) {
                 for &r in &active {
-                    let newest = drafts[r].last().copied().unwrap_or(0);
+                    let newest = newest(&drafts[r]).unwrap_or(0);
                     self.push(batch, &requests[r], &[newest], 0);
                 }
             }

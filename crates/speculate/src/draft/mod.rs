@@ -17,7 +17,9 @@ pub use forced::Forced;
 pub use ngram::Ngram;
 
 use crate::sample::{self, History, Law, Sampling, Scratch};
-use backend::{Backend, Batch, Chain, Link, StepKey, Tensor, TokenChoice, TokenList};
+use backend::{
+    Backend, Batch, Chain, Link, NO_TOKEN, StepKey, Tensor, TokenChoice, TokenList, gives_token,
+};
 use cache::{Memory, MemoryFull, Sequence};
 use models::{HeadLogits, Scored, Target};
 
@@ -154,7 +156,7 @@ impl Stretch<'_> {
         }
         for (i, batch) in self.batches.iter_mut().enumerate() {
             if i > 0 {
-                let newest = |&r: &usize| *drafts[r].last().expect("chosen in the step before");
+                let newest = |&r: &usize| newest(&drafts[r]).expect("chosen in the step before");
                 batch.tokens = self.active.iter().map(newest).collect();
             }
             let mut z = None;
@@ -223,7 +225,10 @@ fn choose(
             .all(|&r| requests[r].sampling.is_plain_greedy());
     if greedy {
         for (i, (&r, best)) in active.iter().zip(b.argmax(logits)).enumerate() {
-            let token = scored.ids(i).map_or(best, |ids| ids[best as usize]);
+            let token = match scored.ids(i) {
+                Some(ids) if best != NO_TOKEN => ids[best as usize],
+                _ => best,
+            };
             drafts[r].push(token);
         }
         return;
@@ -263,7 +268,7 @@ fn choose(
                 scratch,
             ),
         };
-        if let Some(laws) = &mut request.laws {
+        if let Some(laws) = request.laws.as_mut().filter(|_| gives_token(row)) {
             let (sampling, history) = (request.sampling, &*request.history);
             laws.push(sample::law(sampling, history, scored.ids(i), row, scratch));
         }
@@ -289,6 +294,13 @@ fn choices(
         request.laws.is_none().then_some(choice)
     };
     active.iter().map(choice).collect()
+}
+
+/// The last token of `draft` as the next step reads it. After a row that gave no token the
+/// rest of the draft does not count ([`NO_TOKEN`]), so any token will do.
+fn newest(draft: &[u32]) -> Option<u32> {
+    let known = |&token: &u32| if token == NO_TOKEN { 0 } else { token };
+    draft.last().map(known)
 }
 
 /// Tokens that all of `active` want after `n` of them.
