@@ -314,6 +314,19 @@ impl ApiError {
         }
     }
 
+    /// 500: the model computed NaN or infinities for this request.
+    pub(crate) fn no_number() -> Self {
+        Self {
+            code: Some("model_failed"),
+            should_retry: Some(false),
+            ..Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "server_error",
+                engine::NO_TOKEN_REASON,
+            )
+        }
+    }
+
     /// The HTTP status it is sent with, where the response has not begun.
     #[cfg(test)]
     pub(crate) fn status(&self) -> StatusCode {

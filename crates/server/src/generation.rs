@@ -18,7 +18,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use axum::http::Extensions;
-use engine::{CancelToken, Event, FinishReason, JudgedToken, Rejected, Request, RequestOutcome};
+use engine::{
+    CancelToken, Event, FinishReason, JudgedToken, NO_TOKEN_REASON, Rejected, Request,
+    RequestOutcome,
+};
 use text::Said;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
@@ -397,7 +400,11 @@ impl Inlet {
             Event::Failed(error) => {
                 self.span
                     .in_scope(|| tracing::error!(error, "the engine failed on a request"));
-                self.mailbox.end(End::Failed(ApiError::internal()));
+                let error = match error.as_str() {
+                    NO_TOKEN_REASON => ApiError::no_number(),
+                    _ => ApiError::internal(),
+                };
+                self.mailbox.end(End::Failed(error));
                 true
             }
         }

@@ -8,6 +8,7 @@ mod fields;
 mod lifecycle;
 mod log;
 mod logprobs;
+mod numbers;
 mod paths;
 mod refusals;
 mod reuse;
