@@ -203,7 +203,13 @@ fn mtp() -> DraftChoice {
 
 #[test]
 fn a_living_head_passes() {
-    for (model, drafter) in [(QWEN, "mtp"), (GEMMA, "assistant")] {
+    // A checkpoint that adds a tower to another one has that one's drafter.
+    for (model, drafter) in [
+        (QWEN, "mtp"),
+        (GEMMA, "assistant"),
+        ("tiny-gemma4-vision", "assistant"),
+        ("tiny-qwen3.5-vision", "mtp"),
+    ] {
         let model = load(
             Source::Folder(bundled(model)),
             DraftChoice::Auto,
