@@ -58,7 +58,7 @@ DEVICE u32 hmul2(u32 a, u32 b) {
 }
 
 // A token that has an embedding: a row of a chain that gave none goes on from the first.
-__device__ __forceinline__ u32 known_token(u32 token) { return token == ~0u ? 0 : token; }
+DEVICE u32 known_token(u32 token) { return token == ~0u ? 0 : token; }
 
 // ---- a step's rows, as src/batch.rs lays them out
 struct Batch {
