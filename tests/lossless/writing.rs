@@ -200,7 +200,10 @@ impl Text {
 
     /// Token `at` and how likely it was. Where texts part at a near-tie, theirs are as likely.
     pub(crate) fn said(&self, at: usize) -> String {
-        match (self.tokens.get(at), self.logprobs.get(at)) {
+        // The prompt's tokens have no log-probability.
+        let n_prompt = self.tokens.len() - self.logprobs.len();
+        let likely = at.checked_sub(n_prompt).and_then(|i| self.logprobs.get(i));
+        match (self.tokens.get(at), likely) {
             (Some(token), Some(l)) => format!("{token} (log-probability {:.4})", l.logprob),
             _ => "the end".into(),
         }

@@ -14,8 +14,7 @@ pub fn gives_token(row: &[f32]) -> bool {
     let (mut no_number, mut any) = ([false; 16], [false; 16]);
     for x in lanes {
         for i in 0..16 {
-            // True for NaN, too.
-            no_number[i] |= !(x[i] < f32::INFINITY);
+            no_number[i] |= x[i].is_nan() | (x[i] == f32::INFINITY);
             any[i] |= x[i] > f32::NEG_INFINITY;
         }
     }

@@ -25,10 +25,11 @@ fn damaged() -> &'static str {
     let mut bytes = fs::read(&file).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let tensors: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
-    let tensor = tensors.as_object().unwrap().iter();
-    let (_, tensor) = tensor
-        .filter(|(name, _)| name.ends_with("embed_tokens_per_layer.scales"))
-        .next()
+    let (_, tensor) = tensors
+        .as_object()
+        .unwrap()
+        .iter()
+        .find(|(name, _)| name.ends_with("embed_tokens_per_layer.scales"))
         .unwrap();
     assert_eq!(tensor["dtype"], "BF16");
     let row = 2 * tensor["shape"][1].as_u64().unwrap() as usize;
