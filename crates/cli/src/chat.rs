@@ -231,7 +231,7 @@ impl Chat<'_> {
         request.ignore_eos = text.ignore_eos;
         request.splits_reasoning = true;
         self.interrupts.clear();
-        let mut stdout = TextOut::stdout();
+        let mut stdout = TextOut::wrapped_stdout();
         let mut reasoning = TextOut::reasoning(self.shows_reasoning);
         let reply = reply::stream(
             self.engine,

@@ -51,6 +51,7 @@ mod resolve;
 mod run;
 mod serve;
 mod usage;
+mod wrap;
 
 use anyhow::Result;
 use args::{Cli, Command, ConfigCommand, OutputArgs};

@@ -3,6 +3,7 @@
 use crate::args::TextArgs;
 use crate::interrupts::Interrupts;
 use crate::progress::PrefillBar;
+use crate::wrap::Wrap;
 use anyhow::{Result, anyhow, bail};
 use engine::{
     Engine, Event, FinishReason, PositionCounts, Request, RequestOutcome, Sampling,
@@ -241,6 +242,8 @@ pub(crate) struct TextOut<W> {
     is_terminal: bool,
     is_dim: bool,
     ends_line: bool,
+    /// Breaks lines between words, if they are to be.
+    wrap: Option<Wrap>,
 }
 
 impl TextOut<Box<dyn Write>> {
@@ -256,6 +259,7 @@ impl TextOut<Box<dyn Write>> {
             is_terminal: io::stderr().is_terminal(),
             is_dim: console::colors_enabled_stderr(),
             ends_line: true,
+            wrap: None,
         }
     }
 }
@@ -269,6 +273,16 @@ impl TextOut<io::StdoutLock<'static>> {
             out: stdout.lock(),
             is_dim: false,
             ends_line: true,
+            wrap: None,
+        }
+    }
+
+    /// To stdout, with lines that break between words where that is a terminal.
+    pub(crate) fn wrapped_stdout() -> Self {
+        let size = console::Term::stdout().size_checked();
+        TextOut {
+            wrap: size.map(|(_, columns)| Wrap::new(columns.into())),
+            ..Self::stdout()
         }
     }
 }
@@ -276,6 +290,10 @@ impl TextOut<io::StdoutLock<'static>> {
 impl<W: Write> TextOut<W> {
     /// Ends the last line, if it has no end.
     pub(crate) fn end_line(&mut self) -> io::Result<()> {
+        if let Some(wrap) = &mut self.wrap {
+            let held = wrap.finish();
+            self.out.write_all(held.as_bytes())?;
+        }
         if !self.ends_line {
             self.write_all(b"\n")?;
         }
@@ -303,6 +321,10 @@ impl<W: Write> Write for TextOut<W> {
                 }
             })
             .collect();
+        let shown = match &mut self.wrap {
+            Some(wrap) => wrap.push(&shown),
+            None => shown,
+        };
         if self.is_dim {
             let dim = console::style(shown).for_stderr().dim();
             write!(self.out, "{dim}")?;
@@ -394,6 +416,7 @@ mod tests {
                 is_terminal,
                 is_dim: false,
                 ends_line: true,
+                wrap: None,
             };
             out.write_all("a\u{1b}[2Jb\té\r\n".as_bytes()).unwrap();
             out.end_line().unwrap();
@@ -409,6 +432,7 @@ mod tests {
             is_terminal: false,
             is_dim: false,
             ends_line: true,
+            wrap: None,
         };
         out.end_line().unwrap();
         out.write_all(b"a").unwrap();

@@ -70,7 +70,10 @@ struct Best {
     float score;
     u32 id;
     __device__ __forceinline__ void meet(float other, u32 its) {
-        if (other > score || (other == score && its < id)) { score = other; id = its; }
+        if (other > score || (other == score && its < id)) {
+            score = other;
+            id = its;
+        }
     }
 };
 // The best of the block's, for all threads.
@@ -101,10 +104,12 @@ struct Row {
     const u32 *ids;
     TokenChoice c;
     u32 cols, parts, first; // `first` is all ones where the row gives no token
-    float top; // scaled
+    float top;              // scaled
     // For a block of the row; `tops` are those of its parts.
-    __device__ __forceinline__ Row(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, u32 row, int cols)
-        : x(x + (u64) row * cols), ids(ids ? ids + (u64) row * apart : ids), c(choices[row]), cols(cols), parts((cols + PART - 1) / PART) {
+    __device__ __forceinline__ Row(const float *x, const u32 *ids, int apart, const TokenChoice *choices,
+                                   const Best *tops, u32 row, int cols)
+        : x(x + (u64) row * cols), ids(ids ? ids + (u64) row * apart : ids), c(choices[row]), cols(cols),
+          parts((cols + PART - 1) / PART) {
         const Best best = best_part(tops + row * parts, parts);
         // A row with NaN, too: `choose_tops` has it pass for the largest.
         first = fabsf(best.score) < INF ? best.id : ~0u;
@@ -129,7 +134,8 @@ __device__ __forceinline__ void each_of_part(int cols, F f) {
 
 // Of all kernels here: `ids`, the tokens of the columns, if not all, each row's so far apart.
 // Block (part, row); also clears what `choose_weigh` adds to, if there is any.
-KERNEL __launch_bounds__(THREADS) choose_tops(const float *x, const u32 *ids, int apart, Best *tops, u64 *weights, int cols) {
+KERNEL __launch_bounds__(THREADS)
+    choose_tops(const float *x, const u32 *ids, int apart, Best *tops, u64 *weights, int cols) {
     pdl_sync();
     const float *row = x + (u64) blockIdx.y * cols;
     if (ids) ids += (u64) blockIdx.y * apart;
@@ -144,8 +150,10 @@ KERNEL __launch_bounds__(THREADS) choose_tops(const float *x, const u32 *ids, in
 }
 
 // Block (part, row). `weights`: [rows, 2, BUCKETS], tokens and their mass.
-KERNEL __launch_bounds__(THREADS) choose_weigh(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, u64 *weights, int cols) {
-    __shared__ u32 tokens[BUCKETS], low[BUCKETS], high[BUCKETS]; // a mass is high 2^20 + low: 2^32 is not reached in a part
+KERNEL __launch_bounds__(THREADS) choose_weigh(const float *x, const u32 *ids, int apart, const TokenChoice *choices,
+                                               const Best *tops, u64 *weights, int cols) {
+    __shared__ u32 tokens[BUCKETS], low[BUCKETS],
+        high[BUCKETS]; // a mass is high 2^20 + low: 2^32 is not reached in a part
     pdl_sync();
     const Row row(x, ids, apart, choices, tops, blockIdx.y, cols);
     if (!row.cuts()) return;
@@ -246,7 +254,8 @@ __device__ __forceinline__ u64 cut(const u64 *keys, u32 n, u64 wanted, F weight,
         __syncthreads();
         for (u32 i = threadIdx.x; i < n; i += CUT_THREADS) {
             const u64 key = keys[i];
-            if (high == 64 || key >> high == prefix) atomicAdd(&s.weights[key >> from & ((1u << (high - from)) - 1)], weight(key));
+            if (high == 64 || key >> high == prefix)
+                atomicAdd(&s.weights[key >> from & ((1u << (high - from)) - 1)], weight(key));
         }
         u64 before;
         prefix = prefix << (high - from) | bucket_of(wanted, before, s);
@@ -269,7 +278,9 @@ __device__ __forceinline__ u32 collect(const Row &row, int bucket, u64 *keys, Sh
     return s.n_keys;
 }
 // A block a row: the last key that is kept. `keys`: room for `cols` of each row.
-KERNEL __launch_bounds__(CUT_THREADS, 1) choose_cut(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, const u64 *weights, u64 *keys, u64 *limits, int cols) {
+KERNEL __launch_bounds__(CUT_THREADS, 1)
+    choose_cut(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops,
+               const u64 *weights, u64 *keys, u64 *limits, int cols) {
     __shared__ Shared s;
     pdl_sync();
     const Row row(x, ids, apart, choices, tops, blockIdx.x, cols);
@@ -315,7 +326,8 @@ KERNEL __launch_bounds__(CUT_THREADS, 1) choose_cut(const float *x, const u32 *i
 }
 
 // Block (part, row). `limits` null: all are kept.
-KERNEL __launch_bounds__(THREADS) choose_noise(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, const u64 *limits, Best *bests, int cols) {
+KERNEL __launch_bounds__(THREADS) choose_noise(const float *x, const u32 *ids, int apart, const TokenChoice *choices,
+                                               const Best *tops, const u64 *limits, Best *bests, int cols) {
     pdl_sync();
     const Row row(x, ids, apart, choices, tops, blockIdx.y, cols);
     if (row.alone()) return;
@@ -336,7 +348,8 @@ KERNEL __launch_bounds__(THREADS) choose_noise(const float *x, const u32 *ids, i
     if (threadIdx.x == 0) bests[blockIdx.y * gridDim.x + blockIdx.x] = best;
 }
 // A block a row.
-KERNEL __launch_bounds__(THREADS) choose_best(const float *x, const u32 *ids, int apart, const TokenChoice *choices, const Best *tops, const Best *bests, u32 *chosen, int cols) {
+KERNEL __launch_bounds__(THREADS) choose_best(const float *x, const u32 *ids, int apart, const TokenChoice *choices,
+                                              const Best *tops, const Best *bests, u32 *chosen, int cols) {
     pdl_sync();
     const Row row(x, ids, apart, choices, tops, blockIdx.x, cols);
     Best best = {0.0f, row.first};
@@ -393,7 +406,8 @@ KERNEL __launch_bounds__(THREADS) likely_parts(const float *x, const Asked *aske
 }
 
 // Block (part, asked). `masses`: [asked, parts].
-KERNEL __launch_bounds__(THREADS) likely_masses(const float *x, const Asked *asked, const Best *bests, u64 *masses, int cols, int n) {
+KERNEL __launch_bounds__(THREADS)
+    likely_masses(const float *x, const Asked *asked, const Best *bests, u64 *masses, int cols, int n) {
     __shared__ u64 sums[THREADS / 32];
     pdl_sync();
     const float *row = x + (u64) asked[blockIdx.y].row * cols;
@@ -413,7 +427,8 @@ KERNEL __launch_bounds__(THREADS) likely_masses(const float *x, const Asked *ask
 }
 
 // A block an asked. `out`: a `Likeliest` and `n` bests for each.
-KERNEL __launch_bounds__(THREADS) likely_rows(const float *x, const Asked *asked, const Best *bests, const u64 *masses, Likeliest *out, int cols, int n, int parts) {
+KERNEL __launch_bounds__(THREADS) likely_rows(const float *x, const Asked *asked, const Best *bests, const u64 *masses,
+                                              Likeliest *out, int cols, int n, int parts) {
     pdl_sync();
     const Asked a = asked[blockIdx.x];
     bests += (u64) blockIdx.x * parts * n;
@@ -433,7 +448,8 @@ KERNEL __launch_bounds__(THREADS) likely_rows(const float *x, const Asked *asked
 
 // Which groups of tokens are the best `top` of a row's: a thread a group, block (some
 // groups, row). A better group comes earlier in `ids: [rows, top, size]`.
-KERNEL __launch_bounds__(128) best_groups(const float *scores, const u32 *tokens, u32 *ids, int groups, int size, int top) {
+KERNEL __launch_bounds__(128)
+    best_groups(const float *scores, const u32 *tokens, u32 *ids, int groups, int size, int top) {
     pdl_sync();
     const float *row = scores + (u64) blockIdx.y * groups;
     const int own = blockIdx.x * 128 + threadIdx.x;
