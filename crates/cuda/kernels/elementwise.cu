@@ -206,8 +206,7 @@ KERNEL __launch_bounds__(256) argmax_parts(const float *x, float *values, u32 *p
         places[row * gridDim.x + blockIdx.x] = at;
     }
 }
-KERNEL __launch_bounds__(256)
-    argmax(const float *values, const u32 *places, const u32 *names, u32 *best, int parts) {
+KERNEL __launch_bounds__(256) argmax(const float *values, const u32 *places, const u32 *names, u32 *best, int parts) {
     __shared__ float vs[8];
     __shared__ u32 ats[8];
     pdl_sync();
