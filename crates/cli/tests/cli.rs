@@ -212,8 +212,9 @@ fn stdout_is_the_text_and_nothing_else() {
     let (stdout, stderr) = good(paceline(&folder, &["run", PROMPT, "-n", "24"]));
     assert_eq!(stdout, expected);
     let last = stderr.lines().last().unwrap();
+    // By position or in all: how much is drafted in so short a text depends on the clock.
     assert!(
-        last.starts_with("24 tokens, ") && last.ends_with(" (1st, 2nd, …)"),
+        last.starts_with("24 tokens, ") && last.contains(", accepted draft tokens: "),
         "{stderr}"
     );
     assert!(
