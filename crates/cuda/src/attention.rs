@@ -93,7 +93,7 @@ impl Ring {
             + Self::WARPS * self.depth * self.stage_bytes
     }
 
-    /// The same for `attention_pipelined_all`, which has two tiles of queries, half of the stages and
+    /// Bytes of shared memory for `attention_pipelined_all`, which has two tiles of queries, half of the stages and
     /// the results so far; nothing, if a block has not so many.
     fn shared_all(self, head_dim: usize, most: usize) -> Option<usize> {
         let half = Ring {

@@ -57,7 +57,7 @@ impl ApiError {
         }
     }
 
-    /// The same error, with the time after which to come back.
+    /// This error, with the time after which the client should try again.
     pub(crate) fn retry_after(self, wait: Duration) -> Self {
         Self {
             retry_after: Some(wait),

@@ -67,9 +67,9 @@ const FIRST_PRIVATE: char = '\u{f0000}';
 pub(crate) struct Control {
     /// Finds all spellings, in either case.
     spellings: AhoCorasick,
-    /// The same in lower case.
+    /// The spellings in lower case.
     lower: BTreeSet<String>,
-    /// Bytes of the longest.
+    /// Bytes of the longest spelling.
     longest: usize,
     /// What completes a spelling that the template begins, in lower case.
     completions: BTreeSet<String>,

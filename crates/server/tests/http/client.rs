@@ -49,7 +49,7 @@ pub(crate) fn altered(file: &str, text: &str) -> &'static str {
     altered_in(&format!("other-{file}"), file, text)
 }
 
-/// The same in a folder called `name`, for a second variant of one file.
+/// A copy of `tiny-qwen3.5` in a folder called `name`, in which `file` is `text`.
 pub(crate) fn altered_in(name: &str, file: &str, text: &str) -> &'static str {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-qwen3.5");
     let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);

@@ -13,7 +13,7 @@ const ROLES: &[&str] = &[
     "function",
 ];
 
-/// The same text as a string and in lists.
+/// A text as a string, and as lists of parts whose text is the same.
 fn forms() -> Vec<(Value, Vec<Value>)> {
     let text = |text: &str| json!({"type": "text", "text": text});
     let mut forms = Vec::new();
