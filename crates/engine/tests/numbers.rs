@@ -113,7 +113,7 @@ fn a_model_of_nan_is_not_loaded_and_writes_nothing() {
 
 #[test]
 fn a_request_that_meets_nan_fails_alone() {
-    // Its per-layer embeddings are looked up only: a damaged row shows where its token is read.
+    // Per-layer embeddings are only looked up, so a damaged row shows where its token is read.
     let name = "tiny-gemma4-e";
     let table = "embed_tokens_per_layer.scales";
     let source = damaged(name, "nan_token", table, Some(DAMAGED as usize));

@@ -77,32 +77,38 @@ async fn a_stream_with_usage_has_one_more_chunk_without_choices() {
 
 #[tokio::test]
 async fn chunks_say_the_usage_so_far_if_asked() {
+    /// So many that a client cannot be too slow to see the first ones alone.
+    const N: u64 = 200;
     let server = Server::start(Setup::default()).await;
-    let prompt = json!({"prompt": "Once upon", "max_tokens": 12, "temperature": 0});
-    for (path, body) in [(CHAT, &hello(12)), (COMPLETIONS, &prompt)] {
-        let whole = server.post(path, body).await.json()["usage"].clone();
+    let prompt = json!({"prompt": "Once upon", "max_tokens": N, "temperature": 0});
+    for (path, body) in [(CHAT, &hello(N as usize)), (COMPLETIONS, &prompt)] {
+        let whole = server
+            .post(path, &with(body, json!({"ignore_eos": true})))
+            .await
+            .json()["usage"]
+            .clone();
         for at_end in [true, false] {
             let options = json!({"include_usage": at_end, "continuous_usage_stats": true});
-            let more = json!({"stream": true, "stream_options": options, "seed": 1});
+            let more =
+                json!({"stream": true, "stream_options": options, "seed": 1, "ignore_eos": true});
             let events = server.post(path, &with(body, more)).await.events();
             let mut n = 0;
             for event in &events {
                 let usage = &event["usage"];
                 let of = |name: &str| usage[name].as_u64().unwrap();
                 assert_eq!(usage["prompt_tokens"], whole["prompt_tokens"]);
-                assert!((n..=12).contains(&of("completion_tokens")), "{event}");
+                assert!((n..=N).contains(&of("completion_tokens")), "{event}");
                 n = of("completion_tokens");
                 assert_eq!(of("total_tokens"), of("prompt_tokens") + n);
             }
             let texts = events.len() - usize::from(at_end) - 1;
             let first = &events[usize::from(path == CHAT)]["usage"]["completion_tokens"];
-            // Events that a client is slow to take become one.
-            assert!((1..=12).contains(&first.as_u64().unwrap()), "{events:?}");
+            assert!((1..N).contains(&first.as_u64().unwrap()), "{events:?}");
             assert_eq!(events[texts]["choices"][0]["finish_reason"], "length");
-            assert_eq!(events[texts]["usage"]["completion_tokens"], 12);
+            assert_eq!(events[texts]["usage"]["completion_tokens"], N);
             let last = events.last().unwrap();
             assert_eq!(last["choices"] == json!([]), at_end);
-            assert_eq!(last["timings"]["predicted_n"], 12);
+            assert_eq!(last["timings"]["predicted_n"], N);
         }
     }
 }
