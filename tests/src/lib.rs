@@ -121,6 +121,7 @@ impl Store for Recorder {
 impl Ops for Recorder {
     delegate! {
         embed(table: &Matrix, tokens: &[u32], scale: f32) -> Tensor;
+        replace_rows(x: Tensor, embeddings: &Tensor, source: u32, batch: &Batch) -> Tensor;
         matmul_into(x: &Tensor, w: &[&Matrix], y: &mut [Tensor]);
         matmul_rows(x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor;
         rms_norm(x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor;

@@ -1,5 +1,5 @@
-//! One step's rows: which sequence and position each belongs to, and where its
-//! cache rows lie. Made by `cache`, read by every op that looks at memory.
+//! One step's rows: which sequence each belongs to, what it writes and sees there, and
+//! where the cache rows lie. Made by `cache`, read by every op that looks at memory.
 
 use std::ops::Range;
 
@@ -12,13 +12,102 @@ pub const MAX_TENTATIVE: usize = 16;
 /// A page table's entry for rows that have left every window.
 pub const NO_PAGE: u32 = u32::MAX;
 
-/// One row of a step.
+/// Consecutive cache rows of one sequence, `start..end`: a [`Range`] that can be copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheRows {
+    /// The first one.
+    pub start: u32,
+    /// One more than the last.
+    pub end: u32,
+}
+
+/// Axes of a [`Position`].
+pub const POSITION_AXES: usize = 3;
+
+/// Where a row stands for rotary embeddings. Text has one number; of an image or a video,
+/// time, height and width differ ([`crate::Rope::axes`] says which pairs read which).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position([u32; POSITION_AXES]);
+
+impl Position {
+    /// A position of one number by axis.
+    pub const fn new(axes: [u32; POSITION_AXES]) -> Self {
+        Position(axes)
+    }
+
+    /// The same number on every axis, as text has it.
+    pub const fn text(position: u32) -> Self {
+        Position([position; POSITION_AXES])
+    }
+
+    /// The numbers, by axis.
+    #[inline]
+    pub const fn axes(self) -> [u32; POSITION_AXES] {
+        self.0
+    }
+}
+
+/// One row of a step: what it writes, what it sees and where it stands.
+///
+/// Along a sequence's rows, neither end of what they see may decrease, so the first row's
+/// start and the last row's end enclose what all of them see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The newest cache row this row may see: its own, for a row that appends.
-    pub index: u32,
-    /// Position for rotary embedding and for the window's far edge.
-    pub position: u32,
+    /// The cache row that it writes; none if it only reads.
+    pub at: Option<u32>,
+    /// The cache rows that it may see, at least one; an attention's window can leave fewer
+    /// ([`crate::Attention::visible`]). They may go beyond `at`, to the end of an image whose
+    /// rows see each other: all rows of a step are written before one of them is read.
+    pub sees: CacheRows,
+    /// Its position for rotary embeddings.
+    pub position: Position,
+}
+
+impl Row {
+    /// The row of a token of text: written as cache row `at`, it sees the rows up to itself,
+    /// and its position is `at`.
+    pub const fn text(at: u32) -> Self {
+        Row {
+            at: Some(at),
+            sees: CacheRows {
+                start: 0,
+                end: at + 1,
+            },
+            position: Position::text(at),
+        }
+    }
+
+    /// A row that reads the first `n` cache rows and writes none; its position is the next
+    /// one, `n`.
+    pub const fn reader(n: u32) -> Self {
+        Row {
+            at: None,
+            sees: CacheRows { start: 0, end: n },
+            position: Position::text(n),
+        }
+    }
+
+    /// The cache row from which windows count back: its own, or the one after all that it
+    /// reads.
+    #[inline]
+    pub const fn own(self) -> u32 {
+        match self.at {
+            Some(at) => at,
+            None => self.sees.end,
+        }
+    }
+}
+
+/// A row whose input is no token's embedding but comes from elsewhere, such as a vision
+/// tower ([`Ops::replace_rows`](crate::Ops::replace_rows)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaRow {
+    /// The row of the step.
+    pub row: u32,
+    /// Which of the step's tensors of embeddings has its input.
+    pub source: u32,
+    /// The row of that tensor.
+    pub embedding: u32,
 }
 
 /// One sequence's share of a step.
@@ -41,9 +130,11 @@ pub struct BatchSeq {
 /// One step over rows of several sequences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Token of each row.
+    /// Token of each row; of a [`MediaRow`], the token that stands for it in the text.
     pub tokens: Vec<u32>,
-    /// Place of each row.
+    /// The rows whose inputs are not their tokens' embeddings, ascending.
+    pub media: Vec<MediaRow>,
+    /// What each row writes and sees.
     pub rows: Vec<Row>,
     /// Sequences, covering the rows in order without gaps.
     pub seqs: Vec<BatchSeq>,
@@ -56,6 +147,7 @@ impl Batch {
     /// Makes it empty, keeping its allocations.
     pub fn clear(&mut self) {
         self.tokens.clear();
+        self.media.clear();
         self.rows.clear();
         self.seqs.clear();
         self.tables.clear();
@@ -64,6 +156,12 @@ impl Batch {
     /// Rows in the step.
     pub fn n_rows(&self) -> usize {
         self.rows.len()
+    }
+
+    /// Cache rows beyond its own that any row sees, at most: 0 for text.
+    pub fn rows_ahead(&self) -> usize {
+        let ahead = |row: &Row| row.sees.end.saturating_sub(row.own() + 1);
+        self.rows.iter().map(ahead).max().unwrap_or(0) as usize
     }
 
     /// The page of `group` that holds cache row `index` of sequence `seq`.

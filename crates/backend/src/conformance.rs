@@ -10,8 +10,8 @@
 
 use crate::{
     Activation, Attention, Backend, Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, Expert,
-    Experts, Kv, KvFormat, KvSpec, MAX_TENTATIVE, Matrix, NO_PAGE, PAGE_ROWS, Reference, Rope, Row,
-    SPLIT_ROWS, Tensor,
+    Experts, Kv, KvFormat, KvSpec, MAX_TENTATIVE, Matrix, MediaRow, NO_PAGE, PAGE_ROWS,
+    POSITION_AXES, Position, Reference, Rope, Row, SPLIT_ROWS, Tensor,
 };
 use quant::{BF16, F16, F32, Format, Owned, Scalar};
 use std::ops::Range;
@@ -414,6 +414,21 @@ fn moves_equal(got: &dyn Backend, want: &dyn Backend) {
         );
         let case = format!("{n} rows of {cols}");
         pair.compare("upload", &case, |b| b.upload(n, cols, &x));
+        for source in [0, 1] {
+            let media = |row: usize| MediaRow {
+                row: row as u32,
+                source: row as u32 / 3 % 2,
+                embedding: (n - 1 - row) as u32,
+            };
+            let batch = Batch {
+                media: (0..n).filter(|row| row % 3 != 1).map(media).collect(),
+                ..Batch::default()
+            };
+            pair.compare("replace_rows", &format!("{case}, source {source}"), |b| {
+                let embeddings = b.upload(n, cols, &y[..n * cols]);
+                b.replace_rows(b.upload(n, cols, &x), &embeddings, source, &batch)
+            });
+        }
         let rows: Vec<usize> = (0..2 * n).map(|_| noise.below(n)).collect();
         pair.compare("gather", &format!("{case}, rows {rows:?}"), |b| {
             b.gather(&b.upload(n, cols, &x), &rows)
@@ -443,17 +458,33 @@ fn rope_equals(got: &dyn Backend, want: &dyn Backend) {
         let frequencies = (0..pairs)
             .map(|j| 1e4f32.powf(-2.0 * j as f32 / head_dim as f32))
             .collect();
-        let rope = Rope {
+        let text = Rope {
             head_dim,
             pair_offset,
             frequencies,
+            axes: Vec::new(),
         };
-        for (n, heads) in [(1, 3), (5, 1), (40, 4)] {
+        // Axes that take turns, and one after the other.
+        let by_turns = (0..pairs).map(|j| (j % POSITION_AXES) as u8).collect();
+        let in_sections = (0..pairs)
+            .map(|j| (POSITION_AXES * j / pairs) as u8)
+            .collect();
+        let with = |axes: Vec<u8>| Rope {
+            axes,
+            ..text.clone()
+        };
+        let ropes = [with(Vec::new()), with(by_turns), with(in_sections)];
+        for ((n, heads), rope) in [(1, 3), (5, 1), (40, 4)]
+            .into_iter()
+            .flat_map(|shape| ropes.iter().map(move |rope| (shape, rope)))
+        {
             let x = noise.values(n * heads * head_dim, 4.0);
             let rows: Vec<Row> = (0..n)
                 .map(|i| Row {
-                    index: i as u32,
-                    position: noise.below(200_000) as u32 * (i as u32 % 3),
+                    position: Position::new(
+                        [(); POSITION_AXES].map(|()| noise.below(200_000) as u32 * (i as u32 % 3)),
+                    ),
+                    ..Row::text(i as u32)
                 })
                 .collect();
             let batch = Batch {
@@ -461,10 +492,11 @@ fn rope_equals(got: &dyn Backend, want: &dyn Backend) {
                 ..Batch::default()
             };
             let case = format!(
-                "{n} rows of {heads} heads of {head_dim}, {pairs} pairs {pair_offset} apart"
+                "{n} rows of {heads} heads of {head_dim}, {pairs} pairs {pair_offset} apart, axes {:?}",
+                rope.axes
             );
             pair.compare("rope", &case, |b| {
-                b.rope(b.upload(n, heads * head_dim, &x), &rope, &batch)
+                b.rope(b.upload(n, heads * head_dim, &x), rope, &batch)
             });
         }
     }
@@ -503,10 +535,7 @@ impl Sequences {
                 table[..gone].fill(NO_PAGE);
             }
             let first = batch.n_rows();
-            batch.rows.extend((old..len).map(|i| Row {
-                index: i as u32,
-                position: i as u32,
-            }));
+            batch.rows.extend((old..len).map(|i| Row::text(i as u32)));
             let tables = batch.tables.len()..batch.tables.len() + table.len();
             batch.tables.extend_from_slice(table);
             batch.seqs.push(BatchSeq {
@@ -520,6 +549,23 @@ impl Sequences {
             self.lens[s] = len;
         }
         batch
+    }
+}
+
+/// Has a run of rows in the middle of each sequence's see each other, as an image's do, and
+/// every other sequence's rows forget the first third of what they saw.
+fn see_each_other(batch: &mut Batch) {
+    let Batch { rows, seqs, .. } = batch;
+    for seq in seqs {
+        let n = seq.rows.len();
+        let span = &mut rows[seq.rows.start + n / 4..seq.rows.end - n / 5];
+        let end = span.last().map_or(0, |row| row.sees.end);
+        span.iter_mut().for_each(|row| row.sees.end = end);
+        if seq.slot % 2 == 1 {
+            for row in &mut rows[seq.rows.clone()] {
+                row.sees.start = row.own() / 3;
+            }
+        }
     }
 }
 
@@ -756,18 +802,23 @@ fn attend_equals(got: &dyn Backend, want: &dyn Backend) {
     const PAGES: usize = 48;
     let pair = Pair { got, want };
     let mut noise = Noise(8);
-    let kept = |case: &AttendCase| got.capabilities().kv.contains(case.format());
-    for case in attend_cases().into_iter().filter(kept) {
+    let kept = |case: &&AttendCase| got.capabilities().kv.contains(case.format());
+    let both = |case| [(case, false), (case, true)];
+    let cases = attend_cases();
+    for (case, spans) in cases.iter().filter(|case| kept(case)).flat_map(both) {
         let mut sequences = Sequences::new(&mut noise, case.steps[0].len(), PAGES);
         let (mut kv, mut kv_want) = pair.each(|b| case.kv(b, PAGES));
         for rows in case.steps {
-            let batch = sequences.step(rows, case.window);
+            let mut batch = sequences.step(rows, case.window);
+            if spans {
+                see_each_other(&mut batch);
+            }
             let n = batch.n_rows();
             let q = noise.values(n * case.heads * case.head_dim, 6.0);
             let k = noise.values(n * case.kv_heads * case.head_dim, 1.0);
             let v = noise.values(n * case.kv_heads * case.head_dim, 1.0);
             let name = format!(
-                "{}, {rows:?} rows more to {:?}",
+                "{}, {rows:?} rows more to {:?}, which see each other: {spans}",
                 case.name(),
                 sequences.lens
             );
@@ -778,7 +829,7 @@ fn attend_equals(got: &dyn Backend, want: &dyn Backend) {
         // Rows that append nothing, as a draft head's.
         let mut batch = sequences.step(&vec![1; sequences.lens.len()], case.window);
         for row in &mut batch.rows {
-            row.index -= 1;
+            *row = Row::reader(row.sees.end - 1);
         }
         let q = noise.values(batch.n_rows() * case.heads * case.head_dim, 6.0);
         let attend = |b: &dyn Backend, kv: &Kv| {
@@ -899,10 +950,7 @@ fn delta_batch(shares: &[DeltaShare]) -> Batch {
     let mut batch = Batch::default();
     for &(slot, n, certain, kept) in shares {
         let first = batch.n_rows();
-        batch.rows.extend((0..n as u32).map(|i| Row {
-            index: i,
-            position: i,
-        }));
+        batch.rows.extend((0..n as u32).map(Row::text));
         batch.seqs.push(BatchSeq {
             rows: first..first + n,
             slot,
@@ -1269,6 +1317,7 @@ fn rope_rows_are_independent(b: &dyn Backend) {
         head_dim: 48,
         pair_offset: 24,
         frequencies: (0..20).map(|j| 0.7f32.powi(j)).collect(),
+        axes: Vec::new(),
     };
     let (n, cols) = (41, 96);
     let x = noise.values(n * cols, 2.0);
@@ -1276,8 +1325,8 @@ fn rope_rows_are_independent(b: &dyn Backend) {
         let rows = r
             .clone()
             .map(|i| Row {
-                index: i as u32,
-                position: 1000 * i as u32,
+                position: Position::text(1000 * i as u32),
+                ..Row::text(i as u32)
             })
             .collect();
         let batch = Batch {
@@ -1309,14 +1358,26 @@ fn attend_rows_are_independent(b: &dyn Backend) {
             noise.values((n + m) * kv_cols, 1.0),
             noise.values((n + m) * kv_cols, 1.0),
         );
-        let mut run = |steps: &mut dyn FnMut(usize) -> usize| -> Vec<f32> {
+        // Rows of the first that see each other, and so come in one step.
+        let span = n - 40..n - 10;
+        let mut run = |spans: bool, steps: &mut dyn FnMut(usize) -> usize| -> Vec<f32> {
             let mut sequences = Sequences::new(&mut noise, 2, PAGES);
             let mut kv = case.kv(b, PAGES);
             let mut out = vec![0.0; (n + m) * cols];
             while sequences.lens != [n, m] {
                 let old = sequences.lens.clone();
-                let rows = [steps(0).min(n - old[0]), steps(1).min(m - old[1])];
-                let batch = sequences.step(&rows, case.window);
+                let mut rows = [steps(0).min(n - old[0]), steps(1).min(m - old[1])];
+                if spans && old[0] <= span.start && old[0] + rows[0] > span.start {
+                    rows[0] = rows[0].max(span.end - old[0]);
+                }
+                let mut batch = sequences.step(&rows, case.window);
+                if spans && rows[0] > 0 {
+                    for row in &mut batch.rows[..rows[0]] {
+                        if span.contains(&(row.own() as usize)) {
+                            row.sees.end = span.end as u32;
+                        }
+                    }
+                }
                 let parts = [old[0]..old[0] + rows[0], n + old[1]..n + old[1] + rows[1]];
                 let pick = |from: &[f32], cols: usize| -> Vec<f32> {
                     parts
@@ -1341,19 +1402,16 @@ fn attend_rows_are_independent(b: &dyn Backend) {
             }
             out
         };
-        let together = run(&mut |_| n);
-        let mut turn = 0;
-        let apart = run(&mut |s| {
-            turn += 1;
-            [1, 2, 4, 8, 16, 33, 64, 1, 5][turn % 9] * if s == 0 { 1 } else { turn / 2 % 2 }
-        });
-        same(
-            "attend",
-            &format!("{}, prefill in steps", case.name()),
-            cols,
-            &apart,
-            &together,
-        );
+        for spans in [false, true] {
+            let together = run(spans, &mut |_| n);
+            let mut turn = 0;
+            let apart = run(spans, &mut |s| {
+                turn += 1;
+                [1, 2, 4, 8, 16, 33, 64, 1, 5][turn % 9] * if s == 0 { 1 } else { turn / 2 % 2 }
+            });
+            let name = format!("{}, prefill in steps, spans: {spans}", case.name());
+            same("attend", &name, cols, &apart, &together);
+        }
     }
 }
 
@@ -1461,6 +1519,7 @@ mod tests {
         Glu,
         Softcap,
         Gather,
+        ReplaceRows,
         Columns,
         Concat,
         Rope,
@@ -1528,6 +1587,12 @@ mod tests {
         fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
             self.nudge(Fault::Embed, Reference.embed(table, tokens, scale))
         }
+        fn replace_rows(&self, x: Tensor, with: &Tensor, source: u32, batch: &Batch) -> Tensor {
+            self.nudge(
+                Fault::ReplaceRows,
+                Reference.replace_rows(x, with, source, batch),
+            )
+        }
         fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
             Reference.matmul_into(x, w, y);
             if self.0 == Fault::Matmul && x.rows() > 1 {
@@ -1569,7 +1634,7 @@ mod tests {
             let mut batch = batch.clone();
             if self.0 == Fault::Append && batch.n_rows() > 1 {
                 let first = batch.seqs[0].rows.start;
-                batch.rows[first].index += 1;
+                batch.rows[first].at = batch.rows[first].at.map(|at| at + 1);
             }
             Reference.kv_append(kv, k, v, group, &batch);
         }
@@ -1662,6 +1727,7 @@ mod tests {
             (Glu, "elementwise", "glu silu ("),
             (Softcap, "elementwise", "softcap ("),
             (Gather, "moves", "gather ("),
+            (ReplaceRows, "moves", "replace_rows ("),
             (Columns, "moves", "columns ("),
             (Concat, "moves", "concat ("),
             (Rope, "rope", "rope ("),

@@ -41,7 +41,10 @@ mod sample;
 mod store;
 mod tensor;
 
-pub use batch::{Batch, BatchSeq, MAX_TENTATIVE, NO_PAGE, PAGE_ROWS, Row};
+pub use batch::{
+    Batch, BatchSeq, CacheRows, MAX_TENTATIVE, MediaRow, NO_PAGE, PAGE_ROWS, POSITION_AXES,
+    Position, Row,
+};
 pub use capabilities::{Capabilities, KvFormats};
 pub use choice::{Likeliest, NO_TOKEN, TokenChoice, TokenGroups, TokenList, gives_token};
 pub use moe::{Choice, Expert, Experts};

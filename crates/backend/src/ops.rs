@@ -1,6 +1,8 @@
 //! Ops: what a model computes, each with the order of its sums.
 
-use crate::{Batch, Delta, Experts, Kv, Matrix, Row, Store, Tensor, TokenGroups, math, moe};
+use crate::{
+    Batch, Delta, Experts, Kv, Matrix, POSITION_AXES, Row, Store, Tensor, TokenGroups, math, moe,
+};
 
 /// The gate's function in [`Ops::glu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,7 @@ impl Activation {
 
 /// A rotary embedding: pair `j` of a head is columns `(first + j, first + j +
 /// pair_offset)` and turns by `position * frequencies[j]`, the product rounded to
-/// `f32` as the reference implementations do.
+/// `f32` as the reference implementations do. The position is the row's on axis `axes[j]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// Head size `e`.
@@ -35,6 +37,40 @@ pub struct Rope {
     pub pair_offset: usize,
     /// Radians a position, by pair; pairs without a frequency do not turn.
     pub frequencies: Vec<f32>,
+    /// The axis of [`Position`](crate::Position) that a pair reads, by pair; none are all 0.
+    pub axes: Vec<u8>,
+}
+
+impl Rope {
+    /// The axis of positions that pair `j` reads.
+    #[inline]
+    pub fn axis(&self, j: usize) -> usize {
+        self.axes.get(j).map_or(0, |&axis| usize::from(axis))
+    }
+
+    /// Asserts that pairs lie in their head without overlapping, and that there are no axes
+    /// or one for each pair.
+    ///
+    /// # Panics
+    ///
+    /// If not.
+    pub fn check(&self) {
+        let pairs = self.frequencies.len();
+        assert!(
+            pairs <= self.pair_offset && self.pair_offset + pairs <= self.head_dim,
+            "pairs do not overlap and lie in their head"
+        );
+        assert!(
+            self.axes.is_empty() || self.axes.len() == pairs,
+            "an axis of positions for each pair"
+        );
+        assert!(
+            self.axes
+                .iter()
+                .all(|&axis| usize::from(axis) < POSITION_AXES),
+            "axes of positions"
+        );
+    }
 }
 
 /// How a step's rows attend.
@@ -46,18 +82,19 @@ pub struct Attention {
     pub heads: usize,
     /// Factor of the scores.
     pub scale: f32,
-    /// Rows see keys above `position - W` only.
+    /// `W`: of the keys that a row may see, those before the `W` that end with the row's own
+    /// are hidden.
     pub window: Option<usize>,
 }
 
 impl Attention {
-    /// The cache rows that `row` sees.
+    /// The cache rows that `row` sees: those it may, within the window.
     #[inline]
     pub fn visible(&self, row: Row) -> std::ops::Range<usize> {
         let first = self
             .window
-            .map_or(0, |w| (row.position as usize + 1).saturating_sub(w));
-        first..row.index as usize + 1
+            .map_or(0, |w| (row.own() as usize + 1).saturating_sub(w));
+        first.max(row.sees.start as usize)..row.sees.end as usize
     }
 }
 
@@ -76,6 +113,10 @@ pub struct DeltaWeights {
 pub trait Ops: Store {
     /// Rows `tokens` of `table`, times `scale`: `[n, cols]`.
     fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor;
+
+    /// `x` with rows of `embeddings` in the place of its own: for each of the batch's
+    /// [media rows](Batch::media) of this `source`.
+    fn replace_rows(&self, x: Tensor, embeddings: &Tensor, source: u32, batch: &Batch) -> Tensor;
 
     /// `y_i = x wᵢᵀ` for each matrix: `[n, rows of wᵢ]`.
     ///
@@ -132,11 +173,12 @@ pub trait Ops: Store {
     /// The columns of `a`, then those of `b`.
     fn concat(&self, a: &Tensor, b: &Tensor) -> Tensor;
 
-    /// Turns every head of every row by its position: `x' = x cos - y sin`,
+    /// Turns every head of every row by the row's position: `x' = x cos - y sin`,
     /// `y' = y cos + x sin`, each as one product and one fused multiply-add.
     fn rope(&self, x: Tensor, rope: &Rope, batch: &Batch) -> Tensor;
 
-    /// Writes `k, v: [n, K e]` as cache rows `row.index`, in the cache's format.
+    /// Writes `k, v: [n, K e]` as cache rows [`Row::at`], in the cache's format. Rows that
+    /// only read are left out.
     fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch);
 
     /// `softmax(scale q·kᵀ) v` over the visible cache rows: `[n, H e]`.

@@ -195,6 +195,23 @@ impl Ops for Reference {
         tensor(tokens.len(), table.cols, out)
     }
 
+    fn replace_rows(
+        &self,
+        mut x: Tensor,
+        embeddings: &Tensor,
+        source: u32,
+        batch: &Batch,
+    ) -> Tensor {
+        assert_eq!(x.cols(), embeddings.cols(), "rows of one width");
+        let cols = x.cols();
+        let out = x.storage_mut::<Vec<f32>>();
+        for media in batch.media.iter().filter(|m| m.source == source) {
+            let (to, from) = (media.row as usize * cols, media.embedding as usize * cols);
+            out[to..to + cols].copy_from_slice(&values(embeddings)[from..from + cols]);
+        }
+        x
+    }
+
     fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
         for (w, y) in w.iter().zip(y) {
             assert_eq!(
@@ -305,6 +322,7 @@ impl Ops for Reference {
     fn rope(&self, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
         assert_eq!(x.rows(), batch.n_rows(), "a row for each of the step's");
         assert!(x.cols().is_multiple_of(rope.head_dim), "whole heads");
+        rope.check();
         let cols = x.cols();
         for (row, x) in batch
             .rows
@@ -313,7 +331,8 @@ impl Ops for Reference {
         {
             for head in x.chunks_exact_mut(rope.head_dim) {
                 for (j, f) in rope.frequencies.iter().enumerate() {
-                    let (sin, cos) = math::sin_cos(row.position as f32 * f);
+                    let position = row.position.axes()[rope.axis(j)];
+                    let (sin, cos) = math::sin_cos(position as f32 * f);
                     let (a, b) = (head[j], head[j + rope.pair_offset]);
                     head[j] = (-b).mul_add(sin, a * cos);
                     head[j + rope.pair_offset] = a.mul_add(sin, b * cos);
@@ -341,7 +360,8 @@ impl Ops for Reference {
             .expect("memory of this backend");
         for (s, seq) in batch.seqs.iter().enumerate() {
             for r in seq.rows.clone() {
-                let index = batch.rows[r].index as usize;
+                let Some(at) = batch.rows[r].at else { continue };
+                let index = at as usize;
                 let page = batch.page(s, group, index);
                 for head in 0..heads {
                     let at = ((page * heads + head) * PAGE_ROWS + index % PAGE_ROWS) * head_dim;

@@ -255,10 +255,9 @@ impl Memory {
         }
         let rows = batch.n_rows()..batch.n_rows() + tokens.len();
         batch.tokens.extend_from_slice(tokens);
-        batch.rows.extend((sequence.len..len).map(|i| Row {
-            index: i as u32,
-            position: i as u32,
-        }));
+        batch
+            .rows
+            .extend((sequence.len..len).map(|i| Row::text(i as u32)));
         let tables = push_tables(batch, sequence);
         batch.seqs.push(BatchSeq {
             rows,
@@ -286,10 +285,7 @@ impl Memory {
         assert!(sequence.len > 0, "there is something to read");
         let row = batch.n_rows();
         batch.tokens.push(token);
-        batch.rows.push(Row {
-            index: sequence.len as u32 - 1,
-            position: sequence.len as u32,
-        });
+        batch.rows.push(Row::reader(sequence.len as u32));
         let tables = push_tables(batch, sequence);
         batch.seqs.push(BatchSeq {
             rows: row..row + 1,
@@ -514,7 +510,7 @@ mod tests {
             for n in chunks {
                 let mut batch = Batch::default();
                 match memory.push(&mut batch, &mut sequence, &vec![0; n + 16], n) {
-                    Ok(()) => memory.truncate(&mut sequence, batch.rows[n - 1].index as usize + 1),
+                    Ok(()) => memory.truncate(&mut sequence, batch.rows[n - 1].sees.end as usize),
                     Err(e) => {
                         prop_assert_eq!(e, MemoryFull::Context(1000));
                         break;

@@ -89,12 +89,10 @@ fn block(b: &dyn Backend, bytes: usize) -> Matrix {
 /// Rows `first .. first + n` of one sequence.
 fn step(first: usize, n: usize, certain: usize, kept: usize) -> Batch {
     let pages = (first + n).div_ceil(PAGE_ROWS);
-    let row = |i: usize| Row {
-        index: i as u32,
-        position: i as u32,
-    };
+    let row = |i: usize| Row::text(i as u32);
     Batch {
         tokens: vec![0; n],
+        media: Vec::new(),
         rows: (first..first + n).map(row).collect(),
         seqs: vec![BatchSeq {
             rows: 0..n,
@@ -408,6 +406,7 @@ fn small(cpu: &Cpu) {
         head_dim: 256,
         pair_offset: 32,
         frequencies: noise(32, 9, 1.0),
+        axes: Vec::new(),
     };
     type Op<'a> = (&'a str, Box<dyn Fn(&Tensor, &Tensor, &Batch) + 'a>);
     let ops: [Op<'_>; 5] = [

@@ -342,8 +342,9 @@ impl Store {
         let chunk = PIECE.div_ceil(4 * heads * head_dim);
         // Unit, row within it, and the values of each head of row `r`.
         let each = |r: usize, write: &mut dyn FnMut(usize, usize, &[f32])| {
+            let Some(at) = batch.rows[r].at else { return };
+            let index = at as usize;
             let seq = batch.seqs.iter().position(|s| s.rows.contains(&r));
-            let index = batch.rows[r].index as usize;
             let page = batch.page(seq.expect("every row is a sequence's"), group, index);
             for head in 0..heads {
                 let x = &x[(r * heads + head) * head_dim..][..head_dim];

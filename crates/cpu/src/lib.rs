@@ -272,6 +272,10 @@ impl Ops for Cpu {
         matmul::embed(self, table, tokens, scale)
     }
 
+    fn replace_rows(&self, x: Tensor, embeddings: &Tensor, source: u32, batch: &Batch) -> Tensor {
+        rows::replace(x, embeddings, source, batch)
+    }
+
     fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
         matmul::matmul_into(self, x, w, y);
     }

@@ -26,13 +26,22 @@ impl Kernel for Turn<'_> {
             head_dim,
             pair_offset,
             ref frequencies,
+            ref axes,
         } = *self.rope;
         let pairs = frequencies.len();
         let (sines, cosines) = self.angles.split_at_mut(pairs);
         for (row, x) in self.rows.iter().zip(self.x.chunks_exact_mut(self.cols)) {
-            let position = L::splat(row.position as f32);
+            let by_axis = row.position.axes().map(|position| position as f32);
+            let mut position = L::splat(by_axis[0]);
             let places = sines.chunks_mut(16).zip(cosines.chunks_mut(16));
-            for (f, (sin, cos)) in frequencies.chunks(16).zip(places) {
+            for (i, (f, (sin, cos))) in frequencies.chunks(16).zip(places).enumerate() {
+                if !axes.is_empty() {
+                    let mut by_pair = [0.0; 16];
+                    for (position, &axis) in by_pair.iter_mut().zip(&axes[16 * i..]) {
+                        *position = by_axis[usize::from(axis)];
+                    }
+                    position = load::<L>(&by_pair);
+                }
                 let (s, c) = math::sin_cos(position * load::<L>(f));
                 store(s, sin);
                 store(c, cos);
@@ -60,10 +69,7 @@ pub(crate) fn rope(cpu: &Cpu, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tens
     let pairs = rope.frequencies.len();
     assert_eq!(x.rows(), batch.n_rows(), "a row for each of the step's");
     assert!(cols.is_multiple_of(rope.head_dim), "whole heads");
-    assert!(
-        pairs <= rope.pair_offset && rope.pair_offset + pairs <= rope.head_dim,
-        "pairs do not overlap and lie in their head"
-    );
+    rope.check();
     // A line apart, so that workers do not share one.
     let room = (2 * pairs).next_multiple_of(16);
     let mut angles = cpu.tensor(cpu.pool.n_workers(), room);
@@ -99,7 +105,7 @@ mod tests {
     use super::*;
     use crate::CpuOptions;
     use crate::memory::values;
-    use backend::{Ops, Store};
+    use backend::{Ops, Position, Store};
 
     #[test]
     fn position_zero_turns_nothing() {
@@ -109,11 +115,12 @@ mod tests {
             head_dim: 24,
             pair_offset: 12,
             frequencies: vec![0.5; 5],
+            axes: Vec::new(),
         };
         let batch = Batch {
             rows: vec![Row {
-                index: 3,
-                position: 0,
+                position: Position::text(0),
+                ..Row::text(3)
             }],
             ..Batch::default()
         };

@@ -5,7 +5,7 @@ use crate::arch::{Kernel, Lanes};
 use crate::elementwise::PIECE;
 use crate::memory::{values, values_mut};
 use crate::pool::Split;
-use backend::{NO_TOKEN, Tensor};
+use backend::{Batch, NO_TOKEN, Tensor};
 
 /// Rows `rows` of `x`.
 pub(crate) fn gather(cpu: &Cpu, x: &Tensor, rows: &[usize]) -> Tensor {
@@ -18,6 +18,18 @@ pub(crate) fn gather(cpu: &Cpu, x: &Tensor, rows: &[usize]) -> Tensor {
         }
     }
     y
+}
+
+/// `x` with rows of `embeddings` for the batch's media rows of this source.
+pub(crate) fn replace(mut x: Tensor, embeddings: &Tensor, source: u32, batch: &Batch) -> Tensor {
+    let cols = x.cols();
+    assert_eq!(cols, embeddings.cols(), "rows of one width");
+    let (to, from) = (values_mut(&mut x), values(embeddings));
+    for media in batch.media.iter().filter(|m| m.source == source) {
+        let row = &from[media.embedding as usize * cols..][..cols];
+        to[media.row as usize * cols..][..cols].copy_from_slice(row);
+    }
+    x
 }
 
 /// Columns `first .. first + cols` of `x`.

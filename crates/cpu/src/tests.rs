@@ -330,6 +330,9 @@ impl Ops for Int8Reference {
     fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
         Reference.embed(&table.storage::<Both>().plain, tokens, scale)
     }
+    fn replace_rows(&self, x: Tensor, with: &Tensor, source: u32, batch: &Batch) -> Tensor {
+        Reference.replace_rows(x, with, source, batch)
+    }
     fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
         for (w, y) in w.iter().zip(y) {
             let both = w.storage::<Both>();

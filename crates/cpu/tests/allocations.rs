@@ -138,6 +138,7 @@ impl Model {
                 head_dim,
                 pair_offset: head_dim / 2,
                 frequencies: noise(head_dim / 2),
+                axes: Vec::new(),
             },
             attention: Attention {
                 group: 0,
@@ -182,12 +183,10 @@ impl Model {
 
 /// `n` rows of one sequence, all but the first tentative, after `first` others.
 fn batch(first: usize, n: usize) -> Batch {
-    let row = |i: usize| Row {
-        index: i as u32,
-        position: i as u32,
-    };
+    let row = |i: usize| Row::text(i as u32);
     Batch {
         tokens: (0..n as u32).collect(),
+        media: Vec::new(),
         rows: (first..first + n).map(row).collect(),
         seqs: vec![BatchSeq {
             rows: 0..n,

@@ -17,7 +17,7 @@
 // Whether the blocks of a sequence take units that are pages one by one: where there are too few splits for all SMs.
 DEVICE bool blocks_take_pages(const AttentionArgs &a, u32 seq) {
     const u32 *of = a.batch.seq(seq);
-    return units_are_pages(a, a.batch.index(of[SEQ_START] + of[SEQ_ROWS] - 1));
+    return units_are_pages(a, a.batch.sees_end(of[SEQ_START] + of[SEQ_ROWS] - 1) - 1);
 }
 
 // Merges the partial results of a row's units, MERGE_UNITS of them at a time and 64 columns, rescaled to the largest

@@ -48,9 +48,11 @@ struct AttentionArgs {
 
 // The keys that a row sees: begin .. end.
 DEVICE void visible_keys(const AttentionArgs &a, u32 row, u32 &begin, u32 &end) {
-    u32 seen = a.batch.position(row) + 1;
-    begin = a.window && seen > a.window ? seen - a.window : 0;
-    end = a.batch.index(row) + 1;
+    end = a.batch.sees_end(row);
+    begin = a.batch.sees_begin(row);
+    // Windows count back from the row's own key: a row that writes none stands behind all that it sees.
+    const u32 at = a.batch.at(row), last = (at == NO_ROW ? end : at) + 1;
+    if (a.window && last > a.window) begin = max(begin, last - a.window);
 }
 // Whether units are pages where `key` is.
 DEVICE bool units_are_pages(const AttentionArgs &a, u32 key) {

@@ -61,15 +61,18 @@ DEVICE u32 hmul2(u32 a, u32 b) {
 DEVICE u32 known_token(u32 token) { return token == ~0u ? 0 : token; }
 
 // ---- a step's rows, as src/batch.rs lays them out
+#define NO_ROW 0xffffffffu // instead of a row of the KV cache: the row of the step writes none
 struct Batch {
     const u32 *words;
     __device__ u32 rows() const { return words[0]; }
     __device__ u32 seqs() const { return words[1]; }
-    __device__ const u32 *row(u32 r) const { return words + words[2] + 4 * r; }
+    __device__ const u32 *row(u32 r) const { return words + words[2] + 8 * r; }
     __device__ u32 token(u32 r) const { return row(r)[0]; }
-    __device__ u32 index(u32 r) const { return row(r)[1]; } // row of the sequence's KV cache
-    __device__ u32 position(u32 r) const { return row(r)[2]; }
-    __device__ u32 seq_of(u32 r) const { return row(r)[3]; }
+    __device__ u32 at(u32 r) const { return row(r)[1]; } // row of the sequence's KV cache that it writes, or NO_ROW
+    __device__ u32 sees_begin(u32 r) const { return row(r)[2]; } // rows of the KV cache that it may see
+    __device__ u32 sees_end(u32 r) const { return row(r)[3]; }
+    __device__ const u32 *position(u32 r) const { return row(r) + 4; } // three axes
+    __device__ u32 seq_of(u32 r) const { return row(r)[7]; }
     __device__ const u32 *seq(u32 s) const { return words + words[3] + 12 * s; }
     __device__ const u32 *table(u32 s, u32 group) const { return words + seq(s)[6 + group]; } // page table
 };

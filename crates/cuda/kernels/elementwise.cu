@@ -120,7 +120,7 @@ KERNEL __launch_bounds__(256) norm_rope(const float *x, const float *weight, flo
     const u64 at = (u64) blockIdx.x * head_dim;
     const RowFragment w = load_row(weight, head_dim);
     RopeAngles angles;
-    angles.compute((float) batch.position(blockIdx.x / heads), frequencies, head_dim, offset, pairs);
+    angles.compute(batch.position(blockIdx.x / heads), frequencies, head_dim, offset, pairs);
     pdl_wait();
     RowFragment k = load_row(x + at, head_dim);
     rms_norm_row(k, head_dim, eps, w, true, partials);
@@ -134,6 +134,14 @@ KERNEL gather(const float *x, const u32 *rows, float *y, int cols, u64 n) {
     pdl_sync();
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = x[(u64) rows[i / cols] * cols + i % cols];
+}
+// Rows of x become rows of y: `pairs` has, for each, the row of x and that of y.
+KERNEL replace_rows(float *x, const float *y, const u32 *pairs, int cols, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const u32 *pair = pairs + 2 * (i / cols);
+    x[(u64) pair[0] * cols + i % cols] = y[(u64) pair[1] * cols + i % cols];
 }
 // A tensor of the `cols` columns from x on; rows of x are `from` columns apart.
 KERNEL columns(const float *x, float *y, int from, int cols, u64 n) {
@@ -159,7 +167,7 @@ KERNEL rope(float *x, const float *frequencies, Batch batch, int cols, int head_
     u64 row = i / pairs / heads;
     float *head = x + row * cols + (i / pairs % heads) * head_dim;
     float sin, cos;
-    sin_cos((float) batch.position((u32) row) * frequencies[j], sin, cos);
+    rope_sin_cos(batch.position((u32) row), frequencies, pairs, j, sin, cos);
     float a = head[j], b = head[j + offset];
     head[j] = fmaf(-b, sin, a * cos);
     head[j + offset] = fmaf(a, sin, b * cos);

@@ -26,13 +26,14 @@ DEVICE void store_kv(u8 *pages, u64 page_of_head, u32 index, int c, int head_dim
 #endif
 }
 
-// k, v: [n, K e] become the cache rows of the batch; a thread a value.
+// k, v: [n, K e] become the rows of the KV cache that the step's rows write; a thread a value.
 KERNEL kv_append(u8 *keys, u8 *values, const float *k, const float *v, Batch batch, int group, int heads, int head_dim,
                  u64 n) {
     pdl_sync();
     u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    u32 row = (u32) (i / (heads * head_dim)), index = batch.index(row);
+    u32 row = (u32) (i / (heads * head_dim)), index = batch.at(row);
+    if (index == NO_ROW) return;
     int head = (int) (i / head_dim % heads), c = (int) (i % head_dim);
     u32 page = batch.table(batch.seq_of(row), group)[index / PAGE_ROWS];
     if (page == NO_PAGE) return;
@@ -74,9 +75,10 @@ KERNEL __launch_bounds__(256) norm_rope_append(HeadJobs a) {
     const u64 at = ((u64) row * heads + all - first) * e;
     const RowFragment w = load_optional_row(weight, e);
     RopeAngles angles;
-    angles.compute((float) a.batch.position(row), a.frequencies, e, a.offset, kind & 2 ? a.pairs : 0);
-    const u32 index = a.batch.index(row),
-              page = kind & 12 ? a.batch.table(a.batch.seq_of(row), a.group)[index / PAGE_ROWS] : NO_PAGE;
+    angles.compute(a.batch.position(row), a.frequencies, e, a.offset, kind & 2 ? a.pairs : 0);
+    const u32 index = a.batch.at(row);
+    const bool is_stored = kind & 12 && index != NO_ROW;
+    const u32 page = is_stored ? a.batch.table(a.batch.seq_of(row), a.group)[index / PAGE_ROWS] : NO_PAGE;
     pdl_wait();
     RowFragment k = load_row(x + at, e);
     if (kind & 1) rms_norm_row(k, e, a.eps, w, weight, partials);

@@ -211,13 +211,20 @@ DEVICE void glu_chunk(const GluArgs &a, int chunk, u64 row) {
     });
 }
 
+// Sine and cosine of RoPE's pair `j`, by its frequency and, behind all frequencies, the axis of the position it reads.
+DEVICE void rope_sin_cos(const u32 *position, const float *frequencies, int pairs, int j, float &sin, float &cos) {
+    const u32 first = position[0], second = position[1], third = position[2],
+              axis = ((const u32 *) frequencies)[pairs + j];
+    sin_cos((float) (axis == 0 ? first : axis == 1 ? second : third) * frequencies[j], sin, cos);
+}
+
 // ---- rotary embedding (RoPE) of one head by a block: column c < pairs makes a pair with column c + offset. The
 // angles do not depend on the head, so they are computed before it is there, for the columns c + i blockDim.x.
 #define ROPE_COLUMNS 2 // of a thread, at most: a block has a thread for each two columns
 struct RopeAngles {
     float sin[ROPE_COLUMNS], cos[ROPE_COLUMNS];
     DEVICE static bool is_second(int c, int offset, int pairs) { return c >= offset && c < offset + pairs; }
-    DEVICE void compute(float position, const float *frequencies, int head_dim, int offset, int pairs) {
+    DEVICE void compute(const u32 *position, const float *frequencies, int head_dim, int offset, int pairs) {
 #pragma unroll
         for (int i = 0; i < ROPE_COLUMNS; i++) {
             const int c = threadIdx.x + i * blockDim.x;
@@ -225,7 +232,7 @@ struct RopeAngles {
             sin[i] = 0.0f;
             cos[i] = 1.0f;
             if (c < head_dim && (c < pairs || second))
-                sin_cos(position * frequencies[second ? c - offset : c], sin[i], cos[i]);
+                rope_sin_cos(position, frequencies, pairs, second ? c - offset : c, sin[i], cos[i]);
         }
     }
     // Calls f(column, rotated value) for the thread's columns of `head`, which is in shared memory.

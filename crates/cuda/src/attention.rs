@@ -359,10 +359,12 @@ pub(crate) fn attend(
     // As many as any row of this memory sees, so that a longer context changes no launch.
     let fine = |keys: usize| p.tiles.is_some() && keys <= FINE;
     let keys = kv.spec.pages * PAGE_ROWS;
-    // A window may begin and end within units, however few pages there are.
+    // A window may begin and end within units, however few pages there are. Rows of an image
+    // see keys behind the window too; such steps are not recorded.
     let all_fine = fine(attention.window.unwrap_or(keys));
     let unit = if all_fine { PAGE_ROWS } else { SPLIT };
-    let seen = attention.window.map_or(keys, |w| w + unit);
+    let ahead = batch.rows_ahead();
+    let seen = attention.window.map_or(keys, |w| w + ahead + unit);
     let before = if p.tiles.is_none() || all_fine {
         0
     } else {

@@ -1,6 +1,6 @@
 //! A step's rows on the device, as `Batch` in kernels/common.cuh reads them.
 
-use backend::Batch;
+use backend::{Batch, POSITION_AXES};
 
 /// Page tables of a sequence that kernels can name.
 pub(crate) const MAX_GROUPS: usize = 4;
@@ -8,7 +8,9 @@ pub(crate) const MAX_GROUPS: usize = 4;
 /// Words before the rows.
 const HEADER: usize = 4;
 /// Words of a row.
-const ROW: usize = 4;
+const ROW: usize = 5 + POSITION_AXES;
+/// Instead of the cache row that a row writes, if it only reads.
+const NO_ROW: u32 = u32::MAX;
 /// Words of a sequence.
 const SEQ: usize = 6 + MAX_GROUPS + 2;
 
@@ -59,11 +61,14 @@ fn fill(words: &mut [u32], batch: &Batch, tables: usize) {
     words[..HEADER].copy_from_slice(&[n_rows as u32, n_seqs as u32, rows as u32, seqs as u32]);
     for (i, row) in batch.rows.iter().enumerate() {
         let token = batch.tokens.get(i).copied().unwrap_or(0);
-        words[rows + ROW * i..][..3].copy_from_slice(&[token, row.index, row.position]);
+        let out = &mut words[rows + ROW * i..][..ROW];
+        let at = row.at.unwrap_or(NO_ROW);
+        out[..4].copy_from_slice(&[token, at, row.sees.start, row.sees.end]);
+        out[4..4 + POSITION_AXES].copy_from_slice(&row.position.axes());
     }
     for (s, seq) in batch.seqs.iter().enumerate() {
         for r in seq.rows.clone() {
-            words[rows + ROW * r + 3] = s as u32;
+            words[rows + ROW * r + ROW - 1] = s as u32;
         }
         assert!(
             seq.tables.len() <= MAX_GROUPS,
@@ -89,13 +94,17 @@ fn fill(words: &mut [u32], batch: &Batch, tables: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use backend::{BatchSeq, Row};
+    use backend::{BatchSeq, CacheRows, Position, Row};
 
     #[test]
     fn kernels_find_rows_sequences_and_pages() {
-        let row = |index| Row {
-            index,
-            position: index + 10,
+        let row = |at| Row {
+            at: Some(at),
+            sees: CacheRows {
+                start: at - 3,
+                end: at + 2,
+            },
+            position: Position::new([at + 10, at + 20, at + 30]),
         };
         let seq = |rows, slot, tables| BatchSeq {
             rows,
@@ -107,7 +116,8 @@ mod tests {
         };
         let batch = Batch {
             tokens: vec![7, 8, 9],
-            rows: vec![row(4), row(5), row(70)],
+            rows: vec![row(4), Row::reader(5), row(70)],
+            media: Vec::new(),
             seqs: vec![
                 seq(0..2, 3, vec![0..1, 1..3]),
                 seq(2..3, 1, vec![3..5, 5..6]),
@@ -131,8 +141,10 @@ mod tests {
 
     fn check(w: &[u32]) {
         assert_eq!(w[..2], [3, 2]);
-        let row = |r: usize| &w[w[2] as usize + 4 * r..][..4];
-        assert_eq!((row(1), row(2)), (&[8, 5, 15, 0][..], &[9, 70, 80, 1][..]));
+        let row = |r: usize| &w[w[2] as usize + 8 * r..][..8];
+        assert_eq!(row(0), [7, 4, 1, 6, 14, 24, 34, 0]);
+        assert_eq!(row(1), [8, NO_ROW, 0, 5, 5, 5, 5, 0]);
+        assert_eq!(row(2), [9, 70, 67, 72, 80, 90, 100, 1]);
         let seq = |s: usize| &w[w[3] as usize + 12 * s..];
         assert_eq!(seq(0)[..6], [0, 2, 3, 1, 2, 1]);
         assert_eq!(seq(1)[..6], [2, 1, 1, 0, 2, 1]);

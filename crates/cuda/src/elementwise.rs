@@ -634,6 +634,38 @@ pub(crate) fn gather(cuda: &Cuda, x: &Tensor, rows: &[usize]) -> Tensor {
     y
 }
 
+pub(crate) fn replace_rows(
+    cuda: &Cuda,
+    mut x: Tensor,
+    embeddings: &Tensor,
+    source: u32,
+    batch: &Batch,
+) -> Tensor {
+    assert_eq!(x.cols(), embeddings.cols(), "rows of one width");
+    let of_source = batch.media.iter().filter(|m| m.source == source);
+    let pairs: Vec<u32> = of_source.flat_map(|m| [m.row, m.embedding]).collect();
+    let (rows, embedded) = (x.rows(), embeddings.rows());
+    assert!(
+        pairs
+            .chunks_exact(2)
+            .all(|p| (p[0] as usize) < rows && (p[1] as usize) < embedded),
+        "rows of the step and of its embeddings"
+    );
+    if pairs.is_empty() {
+        return x;
+    }
+    let n = pairs.len() / 2 * x.cols();
+    let pairs = cuda.arena.of(&pairs);
+    let args = Args::default()
+        .ptr(address_mut(&mut x))
+        .ptr(address(embeddings))
+        .ptr(pairs.address)
+        .int(embeddings.cols())
+        .long(n);
+    cuda.launch(&kernel("replace_rows"), Grid::each(n), args);
+    x
+}
+
 pub(crate) fn columns(cuda: &Cuda, x: &Tensor, first: usize, cols: usize) -> Tensor {
     assert!(first + cols <= x.cols(), "columns of the tensor");
     let y = cuda.tensor(x.rows(), cols);
@@ -671,20 +703,22 @@ pub(crate) fn concat(cuda: &Cuda, a: &Tensor, b: &Tensor) -> Tensor {
     y
 }
 
-/// Where the frequencies of `rope` lie, which fits the heads of `x`.
+/// Where the frequencies of `rope`, which fits the heads of `x`, and behind them the axes
+/// of positions lie, by pair.
 fn frequencies(cuda: &Cuda, x: &Tensor, rope: &Rope) -> u64 {
     assert!(x.cols().is_multiple_of(rope.head_dim), "whole heads");
-    let pairs = rope.frequencies.len();
-    assert!(
-        pairs <= rope.pair_offset && rope.pair_offset + pairs <= rope.head_dim,
-        "pairs that lie in a head and share no column"
-    );
-    let key: Vec<u32> = rope.frequencies.iter().map(|f| f.to_bits()).collect();
-    cuda.state()
-        .frequencies
-        .entry(key)
-        .or_insert_with(|| Block::of(&cuda.driver, &rope.frequencies, "rotary frequencies"))
-        .address
+    rope.check();
+    let frequencies = rope.frequencies.iter().map(|f| f.to_bits());
+    let axes = (0..rope.frequencies.len()).map(|j| rope.axis(j) as u32);
+    let words: Vec<u32> = frequencies.chain(axes).collect();
+    let mut state = cuda.state();
+    if let Some(known) = state.frequencies.get(&words) {
+        return known.address;
+    }
+    let block = Block::of(&cuda.driver, &words, "rotary frequencies");
+    let address = block.address;
+    state.frequencies.insert(words, block);
+    address
 }
 
 pub(crate) fn rope(cuda: &Cuda, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {

@@ -99,7 +99,7 @@ pub struct Cuda {
 struct State {
     /// The last step's rows, and where they lie.
     batch: Option<(Batch, Block)>,
-    /// Rotary frequencies, by their bits.
+    /// Rotary frequencies and axes of positions, by their bits.
     frequencies: HashMap<Vec<u32>, Block>,
     /// The step that is being recorded.
     recording: Option<step::Recording>,
@@ -294,6 +294,10 @@ impl Store for Cuda {
 impl Ops for Cuda {
     fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
         matmul::embed(self, table, tokens, scale)
+    }
+
+    fn replace_rows(&self, x: Tensor, embeddings: &Tensor, source: u32, batch: &Batch) -> Tensor {
+        elementwise::replace_rows(self, x, embeddings, source, batch)
     }
 
     fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {

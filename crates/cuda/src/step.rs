@@ -4,7 +4,8 @@
 //! sequences: by then everything is compiled. A record holds addresses, so all that
 //! changes is read from memory at fixed places: the step's rows with their tokens,
 //! positions and pages, and copies of its inputs. A longer context changes nothing
-//! in it. A step that needs the host in between is run as it comes.
+//! in it. A step that needs the host in between is run as it comes, and so is one with rows
+//! of media.
 //!
 //! A chain is one record of all its steps. Their rows, and how tokens are chosen, are
 //! written before it starts; the tokens themselves stay where the choice before leaves
@@ -74,6 +75,12 @@ impl Recording {
     }
 }
 
+/// Whether a record could stand for the ops of `batch`: rows of media have lists of their own,
+/// and those that see beyond themselves take more memory.
+fn can_record(batch: &Batch) -> bool {
+    batch.media.is_empty() && batch.rows_ahead() == 0
+}
+
 fn size(batch: &Batch) -> (usize, usize) {
     (batch.n_rows(), batch.seqs.len())
 }
@@ -91,6 +98,9 @@ pub(crate) fn step(
         inputs: inputs.iter().map(|x| (x.rows(), x.cols())).collect(),
         choice: None,
     };
+    if !can_record(batch) {
+        return work(inputs);
+    }
     let at = cuda.recorded_batch.address;
     run(cuda, shape, &batch::words(batch), inputs, &mut |x| {
         cuda.records(batch, at, None);
@@ -104,6 +114,9 @@ pub(crate) fn chain(
     x: &Tensor,
     work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link,
 ) -> Option<Chained> {
+    if !chain.batches.iter().all(can_record) {
+        return None;
+    }
     let listed = listed(chain.list);
     let (n, rows) = (chain.batches.len(), chain.choices.first()?.len());
     let batches = chain.batches.iter().enumerate();

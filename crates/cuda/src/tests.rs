@@ -8,8 +8,8 @@ use crate::pack::Packing;
 use crate::{Cuda, CudaError, CudaOptions, EQUAL_OPS, args};
 use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, Chain, DeltaSpec, DeltaWeights, Expert,
-    Experts, KvFormat, KvSpec, Link, Matrix, Ops, Record, Reference, Rope, Row, StepKey, Store,
-    Tensor, TokenChoice, TokenGroups, TokenList, conformance,
+    Experts, KvFormat, KvSpec, Link, Matrix, Ops, Position, Record, Reference, Rope, Row, StepKey,
+    Store, Tensor, TokenChoice, TokenGroups, TokenList, conformance,
 };
 use quant::{Scalar, Stored};
 use std::collections::HashSet;
@@ -146,13 +146,14 @@ fn gpu_fused_ops_have_the_bits_of_their_parts() {
             head_dim,
             pair_offset,
             frequencies: noise(6, pairs),
+            axes: Vec::new(),
         };
         let (n, cols) = (3, 5 * head_dim);
         let x = cuda.upload(n, cols, &noise(7, n * cols));
         let weight = cuda.upload(1, head_dim, &noise(8, head_dim));
         let row = |i| Row {
-            index: i,
-            position: 1000 * i,
+            position: Position::text(1000 * i),
+            ..Row::text(i)
         };
         let batch = Batch {
             rows: (0..3).map(row).collect(),
@@ -423,10 +424,7 @@ impl AttentionCase {
         let mut y = None;
         for rows in [0..old, old..n].into_iter().filter(|r| !r.is_empty()) {
             let len = rows.len();
-            let row = |i: usize| Row {
-                index: i as u32,
-                position: i as u32,
-            };
+            let row = |i: usize| Row::text(i as u32);
             let batch = Batch {
                 rows: rows.clone().map(row).collect(),
                 seqs: vec![BatchSeq {
@@ -648,10 +646,7 @@ fn delta_rows(
     for (i, &(n, certain)) in steps.iter().enumerate() {
         let kept = i.checked_sub(1).map(|i| kept[i]);
         at += kept.unwrap_or(0);
-        let row = |i| Row {
-            index: i,
-            position: i,
-        };
+        let row = Row::text;
         let batch = Batch {
             rows: (at as u32..(at + n) as u32).map(row).collect(),
             seqs: vec![BatchSeq {
@@ -960,10 +955,7 @@ fn gpu_small_chains_choose_what_single_steps_do() {
                 };
                 let step = |i| (0..rows as u64).map(|row| choice(i, row)).collect();
                 let choices: Vec<Vec<TokenChoice>> = (0..steps as u64).map(step).collect();
-                let at = Row {
-                    index: 0,
-                    position: 0,
-                };
+                let at = Row::text(0);
                 let batch = Batch {
                     tokens: vec![turn as u32, 7, 4999],
                     rows: vec![at; rows],

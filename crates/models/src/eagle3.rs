@@ -187,6 +187,7 @@ impl LayerConfig {
             head_dim,
             pair_offset: turned / 2,
             frequencies: frequencies(theta.unwrap_or(1e4), turned, turned / 2),
+            axes: Vec::new(),
         })
     }
 

@@ -249,6 +249,7 @@ impl Config {
             head_dim,
             pair_offset: head_dim / 2,
             frequencies,
+            axes: Vec::new(),
         })
     }
 
@@ -691,16 +692,17 @@ impl Target for Gemma4 {
         self.embed_scale
     }
 
-    fn forward_tapped(
+    fn forward_inputs(
         &self,
         b: &dyn Backend,
+        inputs: Tensor,
         batch: &Batch,
         memory: &mut Memory,
         taps: &mut Taps,
     ) -> Tensor {
         let eps = self.config.rms_norm_eps;
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), eps);
-        let mut x = self.embed(b, &batch.tokens); // [n, H]
+        let mut x = inputs; // [n, H]
         b.note(format_args!("embed"), &x);
         let per_layer = self
             .per_layer

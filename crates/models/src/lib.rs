@@ -64,15 +64,40 @@ pub trait Target: Send + Sync + std::any::Any {
         1.0
     }
 
-    /// Runs a step and remembers its rows. Returns the hidden rows after the
-    /// final norm, `[n, H]`, and leaves in `taps` the rows it asks for.
+    /// What the first layer of a step gets: [`Target::embed`] of the tokens and, for the
+    /// batch's [media rows](backend::MediaRow), rows of `media`, a tensor a source:
+    /// `[n, H]`.
+    fn inputs(&self, b: &dyn Backend, batch: &Batch, media: &[&Tensor]) -> Tensor {
+        let x = self.embed(b, &batch.tokens);
+        let sources = (0..).zip(media);
+        sources.fold(x, |x, (source, rows)| {
+            b.replace_rows(x, rows, source, batch)
+        })
+    }
+
+    /// Runs a step from its `inputs: [n, H]` ([`Target::inputs`]) and remembers its rows.
+    /// Returns the hidden rows after the final norm, `[n, H]`, and leaves in `taps` the
+    /// rows it asks for.
+    fn forward_inputs(
+        &self,
+        b: &dyn Backend,
+        inputs: Tensor,
+        batch: &Batch,
+        memory: &mut Memory,
+        taps: &mut Taps,
+    ) -> Tensor;
+
+    /// [`Target::forward_inputs`] of a step of tokens.
     fn forward_tapped(
         &self,
         b: &dyn Backend,
         batch: &Batch,
         memory: &mut Memory,
         taps: &mut Taps,
-    ) -> Tensor;
+    ) -> Tensor {
+        let inputs = self.inputs(b, batch, &[]);
+        self.forward_inputs(b, inputs, batch, memory, taps)
+    }
 
     /// [`Target::forward_tapped`] without taps.
     fn forward(&self, b: &dyn Backend, batch: &Batch, memory: &mut Memory) -> Tensor {

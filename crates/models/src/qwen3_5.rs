@@ -242,6 +242,7 @@ impl Config {
             head_dim: self.head_dim,
             pair_offset: turned / 2,
             frequencies: frequencies(theta, turned, turned / 2),
+            axes: Vec::new(),
         })
     }
 
@@ -664,14 +665,15 @@ impl Target for Qwen35 {
         b.embed(&self.embed, tokens, 1.0)
     }
 
-    fn forward_tapped(
+    fn forward_inputs(
         &self,
         b: &dyn Backend,
+        inputs: Tensor,
         batch: &Batch,
         memory: &mut Memory,
         taps: &mut Taps,
     ) -> Tensor {
-        let mut x = self.embed(b, &batch.tokens); // [n, H]
+        let mut x = inputs; // [n, H]
         b.note(format_args!("embed"), &x);
         for (i, layer) in self.layers.iter().enumerate() {
             taps.see(b, i, &x);
