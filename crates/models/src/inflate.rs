@@ -29,8 +29,7 @@
 //! Reads dense Gemma 4 and Qwen 3.5 and their draft heads, plain or affine; no
 //! experts, per-layer embeddings, shared keys or centroids.
 
-use crate::gemma4::LayerType;
-use crate::{ModelError, gemma4, gemma4_assistant, qwen3_5, require};
+use crate::{ModelError, Outline, OutlineFamily as Family, require};
 use quant::{Layout, Owned, Scalar, Stored};
 use serde_json::{Value, json};
 use weights::{Checkpoint, Data, Item, Recipe};
@@ -134,89 +133,46 @@ struct Shape {
     tied: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Family {
-    Gemma4,
-    Assistant,
-    Qwen35,
-}
-
-impl Family {
-    fn name(self) -> &'static str {
-        match self {
-            Family::Gemma4 | Family::Assistant => "gemma4",
-            Family::Qwen35 => "qwen3_5",
-        }
-    }
-}
-
 impl Shape {
     fn read(checkpoint: &Checkpoint) -> Result<Shape, ModelError> {
-        let found = checkpoint.architecture()?;
-        let text = checkpoint.text_config();
-        let get = |key: &str| text.get(key).and_then(Value::as_u64).unwrap_or(0) as usize;
+        let outline = Outline::read(checkpoint)?;
         let refuse = |feature: &str| {
             Err(ModelError::Unsupported {
                 feature: format!("growing {feature}"),
             })
         };
-        let tied = text.get("tie_word_embeddings").and_then(Value::as_bool);
-        let is_assistant = gemma4_assistant::NAMES.contains(&found);
-        if is_assistant || gemma4::FAMILY.names.contains(&found) {
-            let config = gemma4::Config::read(checkpoint)?;
-            if config.enable_moe_block || config.hidden_size_per_layer_input.unwrap_or(0) > 0 {
+        let shares = checkpoint.text_config().get("num_kv_shared_layers");
+        let shares = shares.and_then(Value::as_u64).unwrap_or(0) > 0;
+        match outline.family {
+            Family::Qwen35 if outline.has_experts => return refuse("experts"),
+            _ if outline.has_experts || outline.has_per_layer_embeddings => {
                 return refuse("experts and per-layer embeddings");
             }
-            if !is_assistant && get("num_kv_shared_layers") > 0 {
-                return refuse("layers that share keys and values");
-            }
-            if checkpoint.has("masked_embedding.centroids.weight") {
+            Family::Gemma4 if shares => return refuse("layers that share keys and values"),
+            Family::Gemma4 | Family::Gemma4Assistant
+                if checkpoint.has("masked_embedding.centroids.weight") =>
+            {
                 return refuse("a head with centroids");
             }
-            let full = |t: LayerType| t == LayerType::Full;
-            let backbone = checkpoint
-                .config()
-                .get("backbone_hidden_size")
-                .and_then(Value::as_u64);
-            return Ok(Shape {
-                family: if is_assistant {
-                    Family::Assistant
-                } else {
-                    Family::Gemma4
-                },
-                hidden: config.hidden_size,
-                backbone: backbone.unwrap_or(0) as usize,
-                inner: config.intermediate_size,
-                vocab: config.vocab_size,
-                types: config.layer_types()?.into_iter().map(full).collect(),
-                delta: (0, 0, 0, 0),
-                tied: tied.unwrap_or(true),
-            });
+            _ => {}
         }
-        if !qwen3_5::FAMILY.names.contains(&found) {
-            return Err(ModelError::UnknownArchitecture {
-                found: found.to_owned(),
-            });
-        }
-        let config = qwen3_5::Config::read(checkpoint)?;
-        if get("num_experts") > 0 {
-            return refuse("experts");
-        }
-        let delta = config.delta();
-        Ok(Shape {
-            family: Family::Qwen35,
-            hidden: config.hidden_size,
-            backbone: 0,
-            inner: get("intermediate_size"),
-            vocab: config.vocab_size,
-            types: config.full_layers()?,
-            delta: (
+        let delta = outline.delta.map_or((0, 0, 0, 0), |delta| {
+            (
                 delta.key_heads,
                 delta.value_heads,
                 delta.key_dim,
                 delta.value_dim,
-            ),
-            tied: tied.unwrap_or(false),
+            )
+        });
+        Ok(Shape {
+            family: outline.family,
+            hidden: outline.hidden_size,
+            backbone: outline.backbone_hidden_size,
+            inner: outline.intermediate_size,
+            vocab: outline.vocab_size,
+            types: outline.full_attention,
+            delta,
+            tied: outline.tie_word_embeddings,
         })
     }
 
@@ -439,7 +395,7 @@ struct Inflation<'a> {
 impl<'a> Inflation<'a> {
     fn recipe(&self) -> Result<Recipe<'a>, ModelError> {
         let (shape, growth) = (&self.shape, &self.growth);
-        let is_assistant = shape.family == Family::Assistant;
+        let is_assistant = shape.family == Family::Gemma4Assistant;
         let n = shape.types.len();
         let inner = self.inner();
         require(
@@ -484,7 +440,7 @@ impl<'a> Inflation<'a> {
 
     fn inner(&self) -> usize {
         match self.shape.family {
-            Family::Assistant => self.growth.drafter_inner.max(self.shape.inner),
+            Family::Gemma4Assistant => self.growth.drafter_inner.max(self.shape.inner),
             _ => self.growth.inner,
         }
     }
@@ -548,7 +504,7 @@ impl<'a> Inflation<'a> {
     /// Hidden rows, or columns that read them.
     fn hidden(&self) -> Axis {
         match self.shape.family {
-            Family::Assistant => old(self.shape.hidden),
+            Family::Gemma4Assistant => old(self.shape.hidden),
             _ => banded(self.shape.hidden, self.shape.hidden * WIDER),
         }
     }
@@ -559,7 +515,7 @@ impl<'a> Inflation<'a> {
 
     /// By how much the residual stream is multiplied.
     fn root(&self) -> f32 {
-        if self.shape.family == Family::Assistant {
+        if self.shape.family == Family::Gemma4Assistant {
             1.0
         } else {
             (WIDER as f32).sqrt()
@@ -620,7 +576,7 @@ impl<'a> Inflation<'a> {
             "o_proj" => writer(heads(cols)),
             "down_proj" => writer(inner()),
             "out_proj" => writer(of_size(&self.delta_heads().1, shape.delta.3)),
-            "embed_tokens" if shape.family == Family::Assistant => Rule {
+            "embed_tokens" if shape.family == Family::Gemma4Assistant => Rule {
                 copy: [SHADOW, 0.0],
                 ..Rule::new(vocab(), hidden())
             },
@@ -750,7 +706,7 @@ impl<'a> Inflation<'a> {
     fn config(&self, layers: usize, extra: usize) -> Result<Value, ModelError> {
         let (shape, growth) = (&self.shape, &self.growth);
         let mut config = self.checkpoint.config().clone();
-        let is_assistant = shape.family == Family::Assistant;
+        let is_assistant = shape.family == Family::Gemma4Assistant;
         if is_assistant {
             config["backbone_hidden_size"] = json!(shape.backbone * WIDER);
         }
