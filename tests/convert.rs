@@ -4,11 +4,9 @@
 
 use backend::{Backend, Batch};
 use cache::{Memory, MemorySize};
+use convert::{Growth, Quantize, convert, inflate};
 use cpu::{Activations, Cpu, CpuOptions};
-use models::{
-    ChainedHead, Eagle3, Gemma4Assistant, Growth, Quantize, Qwen35Mtp, Taps, Target, convert,
-    inflate, load_target,
-};
+use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
 use speculate::draft::{Assistant, Chained};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::sync::Arc;

@@ -2,9 +2,10 @@
 
 use crate::args::{Container, ConvertArgs, OutputArgs};
 use crate::{model, progress, resolve};
+use ::convert::gguf::stored_as;
+use ::convert::{Data, Growth, Quantize, Recipe};
 use anyhow::{Context, Result, bail};
 use engine::Source;
-use models::{Growth, Quantize};
 use quant::{Format, Layout};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -12,8 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use text::TextFiles;
 use text::gguf::Vocabulary;
-use weights::gguf::stored_as;
-use weights::{Checkpoint, Data, Recipe};
+use weights::Checkpoint;
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
             Container::Safetensors => recipe.write(to, files, &mut progress)?,
             Container::Gguf => {
                 let vocabulary = vocabulary(recipe, files)?;
-                recipe.write_gguf(to, &engine::vocabulary_keys(&vocabulary), &mut progress)?;
+                recipe.write_gguf(to, &::convert::vocabulary_keys(&vocabulary), &mut progress)?;
             }
         }
         bar.clear();
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         let grown =
             |checkpoint: &'_ Checkpoint, to: &Path, files: &[(String, Vec<u8>)]| -> Result<()> {
                 write(
-                    &quantized(models::inflate(checkpoint, &growth)?, args),
+                    &quantized(::convert::inflate(checkpoint, &growth)?, args),
                     to,
                     files,
                 )
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         .map(resolve::source)
         .transpose()?;
     let head = head.map(|source| source.checkpoint()).transpose()?;
-    let mut recipe = quantized(models::convert(&checkpoint)?, args);
+    let mut recipe = quantized(::convert::convert(&checkpoint)?, args);
     let is_head = |name: &str| name.starts_with("mtp.");
     if args.extract_head {
         recipe.items.retain(|item| is_head(&item.name));
@@ -129,7 +129,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(head) = &head {
-        let mut items = quantized(models::convert(head)?, args).items;
+        let mut items = quantized(::convert::convert(head)?, args).items;
         items.retain(|item| is_head(&item.name));
         if items.is_empty() {
             bail!(
@@ -153,7 +153,7 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
     write(&recipe, &args.out, &files)?;
     if let Some(assistant) = &assistant {
         let checkpoint = assistant.checkpoint()?;
-        let recipe = quantized(models::convert(&checkpoint)?, args);
+        let recipe = quantized(::convert::convert(&checkpoint)?, args);
         write(&recipe, &assistant_out, &assistant_files(assistant)?)?;
     }
     if !output.quiet && !is_drafter {

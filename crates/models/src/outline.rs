@@ -53,6 +53,19 @@ pub enum OutlineFamily {
 }
 
 impl OutlineFamily {
+    /// The family of an architecture ([`Checkpoint::architecture`]).
+    pub fn of(architecture: &str) -> Option<OutlineFamily> {
+        let families = [
+            (OutlineFamily::Gemma4Assistant, gemma4_assistant::NAMES),
+            (OutlineFamily::Gemma4, gemma4::FAMILY.names),
+            (OutlineFamily::Qwen35, qwen3_5::FAMILY.names),
+        ];
+        let found = families
+            .iter()
+            .find(|(_, names)| names.contains(&architecture));
+        found.map(|(family, _)| *family)
+    }
+
     /// The name of the family; an assistant's is its target's.
     pub const fn name(self) -> &'static str {
         match self {
@@ -84,27 +97,21 @@ impl Outline {
     /// which the model could not be loaded.
     pub fn read(checkpoint: &Checkpoint) -> Result<Outline, ModelError> {
         let found = checkpoint.architecture()?;
-        let is_assistant = gemma4_assistant::NAMES.contains(&found);
-        if is_assistant || gemma4::FAMILY.names.contains(&found) {
-            return Self::gemma4(checkpoint, is_assistant);
+        match OutlineFamily::of(found) {
+            Some(OutlineFamily::Qwen35) => Self::qwen3_5(checkpoint),
+            Some(family) => Self::gemma4(checkpoint, family),
+            None => Err(ModelError::UnknownArchitecture {
+                found: found.to_owned(),
+            }),
         }
-        if qwen3_5::FAMILY.names.contains(&found) {
-            return Self::qwen3_5(checkpoint);
-        }
-        Err(ModelError::UnknownArchitecture {
-            found: found.to_owned(),
-        })
     }
 
-    fn gemma4(checkpoint: &Checkpoint, is_assistant: bool) -> Result<Outline, ModelError> {
+    fn gemma4(checkpoint: &Checkpoint, family: OutlineFamily) -> Result<Outline, ModelError> {
         let config = gemma4::Config::read(checkpoint)?;
         let backbone = checkpoint.config().get("backbone_hidden_size");
         let types = config.layer_types()?;
         Ok(Outline {
-            family: match is_assistant {
-                true => OutlineFamily::Gemma4Assistant,
-                false => OutlineFamily::Gemma4,
-            },
+            family,
             hidden_size: config.hidden_size,
             backbone_hidden_size: backbone.and_then(Value::as_u64).unwrap_or(0) as usize,
             intermediate_size: config.intermediate_size,

@@ -8,8 +8,7 @@
 //! refusal is one line of [`LoadError`], every limit has a name.
 //!
 //! One module a container (`safetensors.rs`, `gguf`); each yields the same
-//! `container::Entry`. The other way, a [`Recipe`] makes tensors row by row and is
-//! written as either. No tokenizer, no generation settings, no download, no
+//! `container::Entry`. Files are written by `convert`. No tokenizer, no generation settings, no download, no
 //! arithmetic on weights beyond the `1 + w` of [`Checkpoint::norm`] and what GGUF's
 //! converters did.
 
@@ -25,13 +24,10 @@ mod index;
 mod mapped;
 mod names;
 mod norms;
-mod partial;
-mod recipe;
 mod safetensors;
-mod write;
+mod weight;
 
 pub use checkpoint::Checkpoint;
 pub use error::LoadError;
 pub use norms::NormFacts;
-pub use recipe::{Data, Item, Recipe, Rows};
-pub use write::WriteError;
+pub use weight::{Weight, WeightData};

@@ -53,8 +53,8 @@ impl Export {
         Self::of_config(checkpoint.config(), checkpoint.text_config())
     }
 
-    /// The same for a configuration and the language model's part of it.
-    pub(crate) fn of_config(config: &Json, text: &Json) -> Option<Export> {
+    /// [`Export::of`] for a configuration and the language model's part of it.
+    pub fn of_config(config: &Json, text: &Json) -> Option<Export> {
         // Their `model_type` is that of their layers.
         let name = config["architectures"][0].as_str();
         if name.is_some_and(|name| name.contains("Eagle3")) {

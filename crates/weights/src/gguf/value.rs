@@ -140,39 +140,6 @@ impl Value<'_> {
             _ => None,
         }
     }
-
-    pub(crate) fn write(&self, out: &mut Vec<u8>) {
-        match self {
-            Value::U8(v) => out.push(*v),
-            Value::I8(v) => out.extend(v.to_le_bytes()),
-            Value::U16(v) => out.extend(v.to_le_bytes()),
-            Value::I16(v) => out.extend(v.to_le_bytes()),
-            Value::U32(v) => out.extend(v.to_le_bytes()),
-            Value::I32(v) => out.extend(v.to_le_bytes()),
-            Value::F32(v) => out.extend(v.to_le_bytes()),
-            Value::Bool(v) => out.push((*v).into()),
-            Value::String(v) => write_text(out, v),
-            Value::Array(kind, items) => {
-                out.extend((*kind as u32).to_le_bytes());
-                out.extend((items.len() as u64).to_le_bytes());
-                for item in items {
-                    assert!(
-                        item.kind() == *kind && *kind != Kind::Array,
-                        "an array of one type"
-                    );
-                    item.write(out);
-                }
-            }
-            Value::U64(v) => out.extend(v.to_le_bytes()),
-            Value::I64(v) => out.extend(v.to_le_bytes()),
-            Value::F64(v) => out.extend(v.to_le_bytes()),
-        }
-    }
-}
-
-pub(crate) fn write_text(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
 }
 
 impl<'a> From<&'a str> for Value<'a> {

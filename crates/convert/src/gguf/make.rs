@@ -3,14 +3,16 @@
 //! Vectors are written in `f32`. A matrix in a format that GGUF has not becomes one
 //! that is near: affine groups of up to 4 bits `q4_1`, the others `q8_0`.
 
-use super::{Export, Rewrite, Store, TensorInfo, Value, Writer};
+use super::{Store, TensorInfo, Writer};
+use crate::ConvertError;
 use crate::partial::whole_or_nothing;
 use crate::recipe::{Data, Item, Recipe};
-use crate::write::{WriteError, in_pieces};
+use crate::safetensors::in_pieces;
 use quant::{Format, Layout, Owned, Scalar};
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::Path;
+use weights::gguf::{Export, Rewrite, Value};
 
 impl Recipe<'_> {
     /// Writes the file `to`, with `keys` beside those of the configuration: the
@@ -18,23 +20,23 @@ impl Recipe<'_> {
     ///
     /// # Errors
     ///
-    /// [`WriteError`]; a family that has no such files is one.
+    /// [`ConvertError`]; a family that has no such files is one.
     pub fn write_gguf(
         &self,
         to: &Path,
         keys: &[(&str, Value<'_>)],
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), WriteError> {
+    ) -> Result<(), ConvertError> {
         let text = self.config.get("text_config").filter(|c| c.is_object());
         let export = Export::of_config(&self.config, text.unwrap_or(&self.config));
         let export = export.ok_or_else(|| {
-            WriteError::Gguf(format!(
+            ConvertError::Gguf(format!(
                 "GGUF has no name for models of type {}",
                 self.config["model_type"]
             ))
         })?;
         if let Some(field) = export.lacks() {
-            return Err(WriteError::Gguf(format!(
+            return Err(ConvertError::Gguf(format!(
                 "a {} file has no field for {field}, which this model needs: keep it as safetensors",
                 export.architecture()
             )));
@@ -51,7 +53,7 @@ impl Recipe<'_> {
                 .name(&item.name)
                 .filter(|(_, rewrite)| rewrite.expert().is_none());
             let (name, rewrite) = named.ok_or_else(|| {
-                WriteError::Gguf(format!(
+                ConvertError::Gguf(format!(
                     "`{}` has no place in a {} file",
                     item.name,
                     export.architecture()
@@ -98,7 +100,7 @@ impl Recipe<'_> {
                 writer.finish()?;
                 Ok(())
             })();
-            written.map_err(|source| WriteError::Io {
+            written.map_err(|source| ConvertError::Io {
                 path: path.into(),
                 source,
             })
@@ -114,8 +116,8 @@ fn shape(item: &Item<'_>) -> Vec<usize> {
     }
 }
 
-fn refused(item: &Item<'_>, format: &'static str) -> WriteError {
-    WriteError::Format {
+fn refused(item: &Item<'_>, format: &'static str) -> ConvertError {
+    ConvertError::Format {
         name: item.name.clone(),
         format,
         container: "GGUF",
@@ -123,7 +125,7 @@ fn refused(item: &Item<'_>, format: &'static str) -> WriteError {
     }
 }
 
-fn store(item: &Item<'_>) -> Result<Store, WriteError> {
+fn store(item: &Item<'_>) -> Result<Store, ConvertError> {
     let refused = |format| refused(item, format);
     Ok(match &item.data {
         Data::Raw {
@@ -145,7 +147,7 @@ fn store(item: &Item<'_>) -> Result<Store, WriteError> {
 /// has it, else one that comes close; `None` where there is none.
 ///
 /// ```
-/// use weights::gguf::stored_as;
+/// use convert::gguf::stored_as;
 /// let name = |format| stored_as(quant::format(format)?).map(|f| f.name);
 /// assert_eq!(name("q6_k"), Some("q6_k"));
 /// assert_eq!(name("affine4-g64"), Some("q4_1"));

@@ -29,10 +29,11 @@
 //! Reads dense Gemma 4 and Qwen 3.5 and their draft heads, plain or affine; no
 //! experts, per-layer embeddings, shared keys or centroids.
 
-use crate::{ModelError, Outline, OutlineFamily as Family, require};
+use crate::{ConvertError, Data, Item, Recipe};
+use models::{Outline, OutlineFamily as Family};
 use quant::{Layout, Owned, Scalar, Stored};
 use serde_json::{Value, json};
-use weights::{Checkpoint, Data, Item, Recipe};
+use weights::Checkpoint;
 
 /// How many times as wide the hidden rows become. Its root is the power of two
 /// by which they grow.
@@ -81,7 +82,7 @@ impl Growth {
     ///
     /// If `checkpoint` cannot be grown, or has more weights than that without a
     /// single new layer.
-    pub fn to(checkpoint: &Checkpoint, parameters: u64) -> Result<Growth, ModelError> {
+    pub fn to(checkpoint: &Checkpoint, parameters: u64) -> Result<Growth, ConvertError> {
         let shape = Shape::read(checkpoint)?;
         let hidden = shape.hidden * WIDER;
         let vocab = VOCABULARY
@@ -94,7 +95,7 @@ impl Growth {
             layers: shape.types.len(),
             vocab: vocab.map_or(shape.vocab, |v| v.1).max(shape.vocab),
         };
-        let size = |growth: &Growth| -> Result<u64, ModelError> {
+        let size = |growth: &Growth| -> Result<u64, ConvertError> {
             let recipe = inflate(checkpoint, growth)?;
             Ok(recipe
                 .items
@@ -134,13 +135,9 @@ struct Shape {
 }
 
 impl Shape {
-    fn read(checkpoint: &Checkpoint) -> Result<Shape, ModelError> {
+    fn read(checkpoint: &Checkpoint) -> Result<Shape, ConvertError> {
         let outline = Outline::read(checkpoint)?;
-        let refuse = |feature: &str| {
-            Err(ModelError::Unsupported {
-                feature: format!("growing {feature}"),
-            })
-        };
+        let refuse = |feature: &str| Err(unsupported(feature));
         let shares = checkpoint.text_config().get("num_kv_shared_layers");
         let shares = shares.and_then(Value::as_u64).unwrap_or(0) > 0;
         match outline.family {
@@ -374,9 +371,12 @@ fn put(bytes: &mut Vec<u8>, scalar: Scalar, value: f32) {
 ///
 /// # Errors
 ///
-/// [`ModelError`]: a model or a format that cannot be grown, a size that is below
+/// [`ConvertError`]: a model or a format that cannot be grown, a size that is below
 /// what the model has.
-pub fn inflate<'a>(checkpoint: &'a Checkpoint, growth: &Growth) -> Result<Recipe<'a>, ModelError> {
+pub fn inflate<'a>(
+    checkpoint: &'a Checkpoint,
+    growth: &Growth,
+) -> Result<Recipe<'a>, ConvertError> {
     let shape = Shape::read(checkpoint)?;
     Inflation {
         checkpoint,
@@ -393,7 +393,7 @@ struct Inflation<'a> {
 }
 
 impl<'a> Inflation<'a> {
-    fn recipe(&self) -> Result<Recipe<'a>, ModelError> {
+    fn recipe(&self) -> Result<Recipe<'a>, ConvertError> {
         let (shape, growth) = (&self.shape, &self.growth);
         let is_assistant = shape.family == Family::Gemma4Assistant;
         let n = shape.types.len();
@@ -406,25 +406,25 @@ impl<'a> Inflation<'a> {
         let extra = layers
             .checked_sub(n)
             .filter(|e| e.is_multiple_of(shape.period()));
-        let extra = extra.ok_or_else(|| ModelError::Config {
-            message: format!(
+        let extra = extra.ok_or_else(|| {
+            ConvertError::Growth(format!(
                 "{layers} layers are not {n} and a multiple of {}",
                 shape.period()
-            ),
+            ))
         })?;
         require(is_assistant || shape.hidden * (WIDER - 1) >= BAND, || {
             format!("{} columns are too few to grow", shape.hidden)
         })?;
         let mut items = Vec::new();
-        for name in self.checkpoint.item_names() {
+        for name in self.checkpoint.weight_names() {
             let Some(rest) = name.strip_prefix("layers.") else {
                 items.push(self.item(name, name.to_owned(), false)?);
                 continue;
             };
             let (layer, rest) = rest.split_once('.').unwrap_or((rest, ""));
-            let layer: usize = layer.parse().map_err(|_| ModelError::Config {
-                message: format!("tensor `{name}` has no layer"),
-            })?;
+            let layer: usize = layer
+                .parse()
+                .map_err(|_| ConvertError::Growth(format!("tensor `{name}` has no layer")))?;
             // New layers stand in front: drafters read the keys of the last ones.
             for copy in (layer..extra).step_by(n) {
                 items.push(self.item(name, format!("layers.{copy}.{rest}"), true)?);
@@ -446,12 +446,10 @@ impl<'a> Inflation<'a> {
     }
 
     /// Tensor `name` grown, called `as_name`; `is_new` in a layer that adds nothing.
-    fn item(&self, name: &str, as_name: String, is_new: bool) -> Result<Item<'a>, ModelError> {
-        let item = self.checkpoint.item(name)?;
+    fn item(&self, name: &str, as_name: String, is_new: bool) -> Result<Item<'a>, ConvertError> {
+        let item = Item::of(self.checkpoint, name)?;
         let Data::Matrix { format, .. } = item.data else {
-            return Err(ModelError::Unsupported {
-                feature: format!("growing `{name}`, which holds no floats"),
-            });
+            return Err(unsupported(&format!("`{name}`, which holds no floats")));
         };
         let (rows, cols) = (item.rows(), item.cols());
         if rows == 1 && item.shape.len() == 1 || name.ends_with(".conv1d.weight") {
@@ -544,7 +542,13 @@ impl<'a> Inflation<'a> {
         and(qk, &of_size(&values, dv), 2 * nk * dk)
     }
 
-    fn rule(&self, name: &str, rows: usize, cols: usize, is_new: bool) -> Result<Rule, ModelError> {
+    fn rule(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        is_new: bool,
+    ) -> Result<Rule, ConvertError> {
         let (shape, growth) = (&self.shape, &self.growth);
         let hidden = || self.hidden();
         let inner = || grown(shape.inner, self.inner());
@@ -599,9 +603,7 @@ impl<'a> Inflation<'a> {
             },
             "post_projection" => Rule::new(self.backbone(), old(cols)),
             _ => {
-                return Err(ModelError::Unsupported {
-                    feature: format!("growing `{name}`"),
-                });
+                return Err(unsupported(&format!("`{name}`")));
             }
         };
         Ok(rule)
@@ -614,7 +616,7 @@ impl<'a> Inflation<'a> {
         as_name: String,
         is_new: bool,
         shape: &[usize],
-    ) -> Result<Item<'a>, ModelError> {
+    ) -> Result<Item<'a>, ConvertError> {
         let n: usize = shape.iter().product();
         let is_qwen = self.shape.family == Family::Qwen35;
         let is_offset =
@@ -670,9 +672,7 @@ impl<'a> Inflation<'a> {
                 "A_log" | "dt_bias" => pick(&self.delta_heads().1, 1),
                 "q_norm" | "k_norm" | "norm" | "layer_scalar" => values,
                 _ => {
-                    return Err(ModelError::Unsupported {
-                        feature: format!("growing `{name}`"),
-                    });
+                    return Err(unsupported(&format!("`{name}`")));
                 }
             },
         };
@@ -690,7 +690,7 @@ impl<'a> Inflation<'a> {
 
     /// What happens to Gemma's band between the embedding and the final norm, to
     /// the nearest power of two.
-    fn band_gain(&self) -> Result<f32, ModelError> {
+    fn band_gain(&self) -> Result<f32, ConvertError> {
         let mut gain = ((self.shape.hidden * WIDER) as f32).sqrt();
         for i in 0..self.shape.types.len() {
             gain *= self
@@ -703,7 +703,7 @@ impl<'a> Inflation<'a> {
         Ok(gain.abs().log2().round().exp2().copysign(gain))
     }
 
-    fn config(&self, layers: usize, extra: usize) -> Result<Value, ModelError> {
+    fn config(&self, layers: usize, extra: usize) -> Result<Value, ConvertError> {
         let (shape, growth) = (&self.shape, &self.growth);
         let mut config = self.checkpoint.config().clone();
         let is_assistant = shape.family == Family::Gemma4Assistant;
@@ -745,5 +745,17 @@ impl<'a> Inflation<'a> {
         text["intermediate_size"] = json!(self.inner());
         text["vocab_size"] = json!(growth.vocab);
         Ok(config)
+    }
+}
+
+fn unsupported(what: &str) -> ConvertError {
+    ConvertError::Growth(format!("growing {what} is not supported"))
+}
+
+/// An error unless `ok`.
+fn require(ok: bool, message: impl FnOnce() -> String) -> Result<(), ConvertError> {
+    match ok {
+        true => Ok(()),
+        false => Err(ConvertError::Growth(message())),
     }
 }
