@@ -14,16 +14,19 @@
 
 #![deny(unsafe_code)]
 
+mod assemble;
 mod checkpoint;
-mod coded;
 mod container;
 mod error;
+mod families;
 mod folder;
 pub mod gguf;
 mod index;
 mod mapped;
+mod mtp;
 mod names;
 mod norms;
+mod quantized;
 mod safetensors;
 mod weight;
 

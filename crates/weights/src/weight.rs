@@ -1,6 +1,6 @@
 //! Tensors as whole weights: a matrix of codes with its scales, not one by one.
 
-use crate::coded::COMPANIONS;
+use crate::quantized::COMPANIONS;
 use crate::{Checkpoint, LoadError, names};
 use quant::Stored;
 
@@ -36,7 +36,7 @@ impl Checkpoint {
     /// As [`Checkpoint::matrix`]; also if it is quantized and its width cannot be
     /// told ([`Checkpoint::shape`]).
     pub fn weight(&self, name: &str) -> Result<Weight<'_>, LoadError> {
-        let is_coded = self.coded_shape(name).is_some() || self.is_companioned(name);
+        let is_coded = self.quantized_shape(name).is_some() || self.is_companioned(name);
         let plain = (!is_coded).then(|| self.raw(name)).transpose()?;
         if let Some(raw) =
             plain.filter(|(_, dtype, _)| dtype.scalar().is_none() && dtype.format.is_none())

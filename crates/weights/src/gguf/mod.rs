@@ -4,6 +4,7 @@
 //! A file, or the parts of a split one, become what a folder of safetensors is:
 //! tensors by canonical name and a configuration.
 
+mod assemble;
 mod config;
 mod edit;
 mod export;
@@ -12,11 +13,12 @@ mod read;
 mod split;
 mod value;
 
-pub(crate) use config::Source;
+pub(crate) use assemble::assemble;
+#[cfg(test)]
+pub(crate) use config::metadata;
+pub(crate) use config::{Keys, Source};
 pub(crate) use edit::{Edit, Sizes};
 pub use export::{Export, Rewrite};
-pub(crate) use names::Family;
-pub(crate) use read::parse;
 pub(crate) use split::{SUFFIX, check_parts, parts};
 pub(crate) use value::Place;
 pub use value::{Kind, Metadata, Value};
