@@ -60,7 +60,7 @@ fn size() -> MemorySize {
         sequences: 1,
         context: 128,
         step_rows: 64,
-        kv_format: backend::KvFormat::both(&quant::BF16),
+        kv_format: backend::KvFormat::both(&quant::kv::BF16),
     }
 }
 

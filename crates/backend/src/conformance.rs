@@ -13,7 +13,7 @@ use crate::{
     Experts, Kv, KvFormat, KvSpec, MAX_TENTATIVE, Matrix, NO_PAGE, PAGE_ROWS, Reference, Rope, Row,
     SPLIT_ROWS, Tensor,
 };
-use quant::{BF16, F16, F32, Format, Owned, Scalar};
+use quant::{BF16, F16, F32, Format, KvRowFormat, Owned, Scalar, kv};
 use std::ops::Range;
 
 /// One op's cases against a reference.
@@ -529,8 +529,8 @@ struct AttendCase {
     kv_heads: usize,
     head_dim: usize,
     window: Option<usize>,
-    k: &'static Format,
-    v: &'static Format,
+    k: &'static KvRowFormat,
+    v: &'static KvRowFormat,
     /// Rows of each sequence, step by step.
     steps: &'static [&'static [usize]],
 }
@@ -554,15 +554,15 @@ const SHORT: &[&[usize]] = &[
 ];
 
 fn attend_cases() -> Vec<AttendCase> {
-    let named = |name| quant::cache_format(name).expect("a format that exists");
+    let named = |name| quant::kv_format(name).expect("a format that exists");
     vec![
         AttendCase {
             heads: 1,
             kv_heads: 1,
             head_dim: 16,
             window: None,
-            k: &F32,
-            v: &F32,
+            k: &kv::F32,
+            v: &kv::F32,
             steps: LONG,
         },
         AttendCase {
@@ -570,8 +570,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 2,
             head_dim: 64,
             window: None,
-            k: &BF16,
-            v: &BF16,
+            k: &kv::BF16,
+            v: &kv::BF16,
             steps: SHORT,
         },
         AttendCase {
@@ -579,8 +579,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 16,
             window: Some(100),
-            k: &F16,
-            v: &F16,
+            k: &kv::F16,
+            v: &kv::F16,
             steps: LONG,
         },
         AttendCase {
@@ -588,8 +588,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 24,
             window: Some(7),
-            k: &BF16,
-            v: &BF16,
+            k: &kv::BF16,
+            v: &kv::BF16,
             steps: SHORT,
         },
         AttendCase {
@@ -597,8 +597,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 20,
             window: Some(SPLIT_ROWS + 5),
-            k: &F32,
-            v: &F32,
+            k: &kv::F32,
+            v: &kv::F32,
             steps: LONG,
         },
         AttendCase {
@@ -606,8 +606,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 3,
             head_dim: 128,
             window: None,
-            k: &F16,
-            v: &F16,
+            k: &kv::F16,
+            v: &kv::F16,
             steps: SHORT,
         },
         AttendCase {
@@ -615,8 +615,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 256,
             window: Some(64),
-            k: &BF16,
-            v: &BF16,
+            k: &kv::BF16,
+            v: &kv::BF16,
             steps: SHORT,
         },
         AttendCase {
@@ -624,8 +624,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 2,
             head_dim: 512,
             window: None,
-            k: &F32,
-            v: &F32,
+            k: &kv::F32,
+            v: &kv::F32,
             steps: &[&[5, 70], &[1, 3]],
         },
         AttendCase {
@@ -651,18 +651,18 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 96,
             window: None,
-            k: &BF16,
+            k: &kv::BF16,
             v: named("q8_0"),
             steps: SHORT,
         },
-        // A format that a device may keep any way it likes.
+        // Codes beside elements.
         AttendCase {
             heads: 2,
             kv_heads: 1,
             head_dim: 64,
             window: None,
-            k: named("q5_1"),
-            v: named("affine8-g64"),
+            k: named("q4_0"),
+            v: &kv::F16,
             steps: SHORT,
         },
         // Values that are rotated, in groups of 64, 128 and both.
@@ -680,7 +680,7 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 192,
             window: None,
-            k: &BF16,
+            k: &kv::BF16,
             v: named("turbo4"),
             steps: SHORT,
         },
@@ -689,7 +689,7 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 256,
             window: None,
-            k: &F32,
+            k: &kv::F32,
             v: named("turbo3"),
             steps: LONG,
         },

@@ -5,7 +5,7 @@ use crate::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
     MAX_TENTATIVE, Matrix, NO_TOKEN, PAGE_ROWS, Rope, SPLIT_ROWS, Tensor, gives_token,
 };
-use quant::{Scalar, Stored};
+use quant::Stored;
 use std::borrow::Cow;
 
 /// The slow backend that defines the fast ones' results.
@@ -338,6 +338,7 @@ impl Backend for Reference {
             .storage
             .downcast_mut::<KvRows>()
             .expect("memory of this backend");
+        let mut stored = Vec::new();
         for (s, seq) in batch.seqs.iter().enumerate() {
             for r in seq.rows.clone() {
                 let index = batch.rows[r].index as usize;
@@ -348,8 +349,8 @@ impl Backend for Reference {
                         [(format.k, k, &mut rows.k), (format.v, v, &mut rows.v)]
                     {
                         let row = &values(from)[(r * heads + head) * head_dim..][..head_dim];
-                        let stored = quant::encode(format, row, head_dim, Scalar::F32);
-                        stored.view().decode_row(0, &mut to[at..at + head_dim]);
+                        format.encode(row, &mut stored);
+                        format.decode(&stored, &mut to[at..at + head_dim]);
                     }
                 }
             }

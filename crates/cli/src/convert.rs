@@ -6,7 +6,7 @@ use ::convert::gguf::stored_as;
 use ::convert::{Data, Growth, Quantize, Recipe};
 use anyhow::{Context, Result, bail};
 use engine::Source;
-use quant::{Format, Layout};
+use quant::{Format, WeightLayout};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -220,7 +220,10 @@ fn refusal(format: &'static Format, container: Container) -> Option<String> {
     }
     let holds = match container {
         Container::Safetensors => {
-            matches!(format.layout, Layout::Plain(_) | Layout::Affine { .. })
+            matches!(
+                format.layout,
+                WeightLayout::Plain(_) | WeightLayout::Affine { .. }
+            )
         }
         Container::Gguf => stored_as(format).is_some(),
     };

@@ -31,7 +31,7 @@
 
 use crate::{ConvertError, Data, Item, Recipe};
 use models::{Outline, OutlineFamily as Family};
-use quant::{Layout, Owned, Scalar, Stored};
+use quant::{Owned, Scalar, Stored, WeightLayout};
 use serde_json::{Value, json};
 use weights::Checkpoint;
 
@@ -308,7 +308,7 @@ impl Rule {
                 self.gain[2 * at / from.cols] * copy * if is_old { 1.0 } else { self.copy[0] };
             match from.format.layout {
                 _ if gain == 0.0 => constant(out, unit, 0.0),
-                Layout::Plain(scalar) => {
+                WeightLayout::Plain(scalar) => {
                     put(&mut out.codes, scalar, scalar.get(stored.codes, at) * gain)
                 }
                 _ => {
@@ -350,7 +350,7 @@ impl Rule {
 /// One group of columns that all hold `value`.
 fn constant(out: &mut Owned, cols: usize, value: f32) {
     match out.format.layout {
-        Layout::Plain(scalar) => (0..cols).for_each(|_| put(&mut out.codes, scalar, value)),
+        WeightLayout::Plain(scalar) => (0..cols).for_each(|_| put(&mut out.codes, scalar, value)),
         _ => {
             let bytes = out.codes.len() + out.format.code_bytes(cols);
             out.codes.resize(bytes, 0);
@@ -456,7 +456,10 @@ impl<'a> Inflation<'a> {
             return self.small(name, as_name, is_new, &item.shape);
         }
         require(
-            matches!(format.layout, Layout::Plain(_) | Layout::Affine { .. }),
+            matches!(
+                format.layout,
+                WeightLayout::Plain(_) | WeightLayout::Affine { .. }
+            ),
             || {
                 format!(
                     "`{name}` is {}: grow an affine or plain checkpoint",

@@ -133,8 +133,8 @@ impl Quantize {
 /// The relative of `format` with 8 bits; `format` itself if it has as many.
 fn eight(format: &'static Format) -> &'static Format {
     let relative = match format.layout {
-        quant::Layout::Affine { bits, group } if bits < 8 => quant::affine(8, group.into()),
-        quant::Layout::Block { cols, bytes } if bytes < cols => quant::format("q8_0"),
+        quant::WeightLayout::Affine { bits, group } if bits < 8 => quant::affine(8, group.into()),
+        quant::WeightLayout::Block { cols, bytes } if bytes < cols => quant::format("q8_0"),
         _ => None,
     };
     relative.unwrap_or(format)

@@ -9,7 +9,7 @@ use crate::ConvertError;
 use crate::error::io_error;
 use crate::partial::whole_or_nothing;
 use crate::recipe::{Data, Item, Recipe};
-use quant::{Format, Layout, Owned, Scalar};
+use quant::{Format, Owned, Scalar, WeightLayout};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -88,7 +88,7 @@ impl Recipe<'_> {
                 Data::Matrix {
                     format:
                         Format {
-                            layout: Layout::Affine { bits, group },
+                            layout: WeightLayout::Affine { bits, group },
                             ..
                         },
                     ..
@@ -152,10 +152,10 @@ impl Recipe<'_> {
             match &item.data {
                 Data::Raw { dtype, bytes } => push(name, dtype, None, bytes.len()),
                 Data::Matrix { format, scale, .. } => match format.layout {
-                    Layout::Plain(scalar) => {
+                    WeightLayout::Plain(scalar) => {
                         push(name, dtype(scalar), None, rows * format.code_bytes(cols))
                     }
-                    Layout::Affine { .. } => {
+                    WeightLayout::Affine { .. } => {
                         let module = name.strip_suffix(".weight").unwrap_or(&name);
                         let (words, groups) = (format.code_bytes(cols) / 4, format.scales(cols));
                         push(
@@ -173,7 +173,7 @@ impl Recipe<'_> {
                             );
                         }
                     }
-                    Layout::Block { .. } | Layout::Scaled { .. } | Layout::Rotated { .. } => {
+                    WeightLayout::Block { .. } | WeightLayout::Scaled { .. } => {
                         return Err(ConvertError::Format {
                             name,
                             format: format.name,

@@ -126,7 +126,7 @@ impl Default for LoadOptions {
             context: None,
             sequences: 1,
             chunk: None,
-            kv_format: KvFormat::both(&quant::BF16),
+            kv_format: KvFormat::both(&quant::kv::BF16),
             quantize: None,
             weights: Placement::default(),
             memory_limit: None,

@@ -4,12 +4,12 @@
 //! little-endian bit stream, code `c` in bits `c*bits .. (c+1)*bits`, so codes of
 //! 3, 5 and 6 bits straddle bytes. Scales may be negative.
 
-use crate::{Codes, Format, Layout, Owned, Row, Scalar, Stored, Zero};
+use crate::{Codes, Format, Owned, Row, Scalar, Stored, WeightLayout, Zero};
 
 const fn of(name: &'static str, bits: u8, group: u16) -> Format {
     Format {
         name,
-        layout: Layout::Affine { bits, group },
+        layout: WeightLayout::Affine { bits, group },
         block: group as usize,
         ggml: None,
         view: Some(Codes {
@@ -49,12 +49,12 @@ pub const AFFINE: &[Format] = &[
 
 /// The affine format with `bits` a code and `group` columns a scale.
 pub fn affine(bits: usize, group: usize) -> Option<&'static Format> {
-    AFFINE.iter().find(|f| matches!(f.layout, Layout::Affine { bits: b, group: g } if usize::from(b) == bits && usize::from(g) == group))
+    AFFINE.iter().find(|f| matches!(f.layout, WeightLayout::Affine { bits: b, group: g } if usize::from(b) == bits && usize::from(g) == group))
 }
 
 fn shape(format: &Format) -> (usize, usize) {
     match format.layout {
-        Layout::Affine { bits, group } => (bits.into(), group.into()),
+        WeightLayout::Affine { bits, group } => (bits.into(), group.into()),
         _ => unreachable!("only affine formats are made here"),
     }
 }
@@ -126,8 +126,8 @@ pub(crate) fn unpack(
 /// it is the format of `from`, the bytes are.
 pub fn widen(from: &Stored<'_>, format: &'static Format) -> Option<Owned> {
     let (
-        Layout::Affine { bits, group },
-        Layout::Affine {
+        WeightLayout::Affine { bits, group },
+        WeightLayout::Affine {
             bits: wide,
             group: short,
         },

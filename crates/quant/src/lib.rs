@@ -14,18 +14,18 @@ mod affine;
 mod block;
 mod gguf;
 mod kept;
+pub mod kv;
 mod plain;
 mod scaled;
 mod small;
-pub mod turbo;
 
 pub use affine::{AFFINE, affine, widen};
 pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format, nvfp4_times};
 pub use kept::{Kept, Mapping};
+pub use kv::{KV_FORMATS, KvLayout, KvRowFormat, kv_format, turbo};
 pub use plain::{BF16, F16, F32};
 pub use scaled::{Code, SCALED, ScaleType, Tiles, scaled};
 pub use small::{e4m3, e8m0};
-pub use turbo::TURBO_VALUES;
 
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ impl Scalar {
 
 /// What a backend must know of a format to repack it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum WeightLayout {
     /// Elements one after the other.
     Plain(Scalar),
     /// Unsigned codes of `bits` in one little-endian bit stream a row, with a
@@ -114,12 +114,6 @@ pub enum Layout {
         code: Code,
         /// How scales are stored.
         scale: ScaleType,
-    },
-    /// Rows of a cache that were rotated before their columns were rounded to levels of
-    /// `bits` ([`turbo`]). They are read as they were rotated.
-    Rotated {
-        /// Bits of an index.
-        bits: u8,
     },
 }
 
@@ -175,13 +169,13 @@ pub struct Format {
     /// The name users see and type.
     pub name: &'static str,
     /// The layout, for backends that repack.
-    pub layout: Layout,
+    pub layout: WeightLayout,
     /// A row's length must be a multiple of this.
     pub block: usize,
     /// The number of the type in GGUF files, if it has one.
     pub ggml: Option<u32>,
     view: Option<Codes>,
-    /// What formats of [`Layout::Block`] with a view of codes consist of.
+    /// What formats of [`WeightLayout::Block`] with a view of codes consist of.
     pieces: Option<block::Block>,
     decode: fn(&Format, Row<'_>, &mut [f32]),
     encode: Option<Encode>,
@@ -218,28 +212,17 @@ pub fn format(name: &str) -> Option<&'static Format> {
     FORMATS.iter().copied().flatten().find(|f| f.name == name)
 }
 
-/// The format of keys or values called `name`, of those that a cache might have.
-pub fn cache_format(name: &str) -> Option<&'static Format> {
-    let own = TURBO_VALUES.iter().find(|f| f.name == name);
-    own.or_else(|| format(name))
-}
-
 impl Format {
-    /// Whether rows are read as they were rotated: what is summed up of them has to be
-    /// turned back, with [`turbo::unrotate`].
-    pub const fn is_rotated(&self) -> bool {
-        matches!(self.layout, Layout::Rotated { .. })
-    }
-
     /// Bytes of one row's codes.
     pub const fn code_bytes(&self, cols: usize) -> usize {
         match self.layout {
-            Layout::Plain(scalar) => cols * scalar.bytes(),
-            Layout::Affine { bits, .. } | Layout::Scaled { bits, .. } => cols * bits as usize / 8,
-            Layout::Block {
+            WeightLayout::Plain(scalar) => cols * scalar.bytes(),
+            WeightLayout::Affine { bits, .. } | WeightLayout::Scaled { bits, .. } => {
+                cols * bits as usize / 8
+            }
+            WeightLayout::Block {
                 cols: block, bytes, ..
             } => cols / block as usize * bytes as usize,
-            Layout::Rotated { bits } => turbo::row_bytes(bits, cols),
         }
     }
 
@@ -247,11 +230,8 @@ impl Format {
     /// biases. 0 where each matrix has its own tiles ([`Stored::tiles`]).
     pub const fn scales(&self, cols: usize) -> usize {
         match self.layout {
-            Layout::Plain(_)
-            | Layout::Block { .. }
-            | Layout::Scaled { .. }
-            | Layout::Rotated { .. } => 0,
-            Layout::Affine { group, .. } => cols / group as usize,
+            WeightLayout::Plain(_) | WeightLayout::Block { .. } | WeightLayout::Scaled { .. } => 0,
+            WeightLayout::Affine { group, .. } => cols / group as usize,
         }
     }
 
@@ -266,14 +246,14 @@ impl Format {
         self.view
     }
 
-    /// The scale of tile `t` of a row, in [`Layout::Scaled`]; its factor is in it.
+    /// The scale of tile `t` of a row, in [`WeightLayout::Scaled`]; its factor is in it.
     ///
     /// # Panics
     ///
     /// If the format has another layout or the row no such tile.
     pub fn tile_scale(&self, row: &Row<'_>, t: usize) -> f32 {
         match self.layout {
-            Layout::Scaled { scale, .. } => scaled::scale_of(row, scale, t),
+            WeightLayout::Scaled { scale, .. } => scaled::scale_of(row, scale, t),
             _ => panic!("{} keeps no scales of tiles", self.name),
         }
     }
@@ -299,11 +279,11 @@ impl Format {
             "a scale and a bias a group"
         );
         match self.layout {
-            Layout::Affine { .. } => return affine::unpack(self, row, codes, scales, biases),
-            Layout::Scaled { .. } => {
+            WeightLayout::Affine { .. } => return affine::unpack(self, row, codes, scales, biases),
+            WeightLayout::Scaled { .. } => {
                 return scaled::unpack(self, view.group, row, codes, scales, biases);
             }
-            Layout::Plain(_) | Layout::Block { .. } | Layout::Rotated { .. } => {}
+            WeightLayout::Plain(_) | WeightLayout::Block { .. } => {}
         }
         let n = self.block / view.group;
         let mut factors = scales.iter_mut().zip(biases);
@@ -321,7 +301,7 @@ impl Format {
     ///
     /// # Panics
     ///
-    /// If the format is none of [`Layout::Block`] with [`Format::codes`], or a
+    /// If the format is none of [`WeightLayout::Block`] with [`Format::codes`], or a
     /// length does not fit the row.
     pub fn unpack_super(
         &self,
@@ -407,7 +387,7 @@ pub struct Stored<'a> {
     pub scales: &'a [u8],
     /// Biases or zero points, empty where the format has none.
     pub biases: &'a [u8],
-    /// What each scale covers, in [`Layout::Scaled`].
+    /// What each scale covers, in [`WeightLayout::Scaled`].
     pub tiles: Tiles<'a>,
     /// The file that the bytes lie in, where it is mapped.
     pub mapping: Option<&'a Arc<dyn Mapping>>,
@@ -436,8 +416,10 @@ impl<'a> Stored<'a> {
     /// not exactly `rows` rows.
     pub fn new(format: &'static Format, rows: usize, cols: usize, codes: &'a [u8]) -> Self {
         assert!(
-            matches!(format.layout, Layout::Plain(_) | Layout::Block { .. })
-                && cols.is_multiple_of(format.block),
+            matches!(
+                format.layout,
+                WeightLayout::Plain(_) | WeightLayout::Block { .. }
+            ) && cols.is_multiple_of(format.block),
             "{cols} columns of {}",
             format.name
         );
@@ -462,7 +444,7 @@ impl<'a> Stored<'a> {
     /// Bytes of a row's scales, and of its biases or zero points.
     fn row_bytes(&self) -> (usize, usize) {
         match self.format.layout {
-            Layout::Scaled { code, scale, .. } => {
+            WeightLayout::Scaled { code, scale, .. } => {
                 let tiles = self.cols.div_ceil(self.tiles.cols);
                 let zeros = if code == Code::ZeroPoint { tiles } else { 0 };
                 (tiles * scale.bytes(self.scale), zeros)
@@ -530,7 +512,7 @@ impl<'a> Stored<'a> {
             codes,
             ..*self
         };
-        if matches!(self.format.layout, Layout::Scaled { .. }) {
+        if matches!(self.format.layout, WeightLayout::Scaled { .. }) {
             let tiles = Tiles {
                 skip: self.tiles.skip + rows.start,
                 ..self.tiles
@@ -562,13 +544,28 @@ pub struct Owned {
     pub scales: Vec<u8>,
     /// Biases or zero points, empty where the format has none.
     pub biases: Vec<u8>,
-    /// Columns that a scale covers, in [`Layout::Scaled`]; it covers one row.
+    /// Columns that a scale covers, in [`WeightLayout::Scaled`]; it covers one row.
     pub width: usize,
     /// What a row's scales are multiplied by; empty if by nothing.
     pub factors: Vec<f64>,
 }
 
 impl Owned {
+    /// A matrix without rows.
+    pub(crate) fn empty(format: &'static Format, cols: usize, scale: Scalar) -> Owned {
+        Owned {
+            format,
+            rows: 0,
+            cols,
+            scale,
+            codes: Vec::new(),
+            scales: Vec::new(),
+            biases: Vec::new(),
+            width: 0,
+            factors: Vec::new(),
+        }
+    }
+
     /// Borrows the matrix.
     pub fn view(&self) -> Stored<'_> {
         Stored {
@@ -595,15 +592,8 @@ impl Owned {
     /// If a row does not exist.
     pub fn gather(from: &Stored<'_>, order: impl IntoIterator<Item = usize>) -> Owned {
         let mut out = Owned {
-            format: from.format,
-            rows: 0,
-            cols: from.cols,
-            scale: from.scale,
-            codes: Vec::new(),
-            scales: Vec::new(),
-            biases: Vec::new(),
             width: from.tiles.cols,
-            factors: Vec::new(),
+            ..Owned::empty(from.format, from.cols, from.scale)
         };
         for row in order {
             let row = from.row(row);
@@ -626,17 +616,7 @@ impl Owned {
 /// If `values` is not whole rows, `cols` not a multiple of the format's block, or
 /// the format can only be read ([`Format::can_encode`]).
 pub fn encode(format: &'static Format, values: &[f32], cols: usize, scale: Scalar) -> Owned {
-    let mut out = Owned {
-        format,
-        rows: 0,
-        cols,
-        scale,
-        codes: Vec::new(),
-        scales: Vec::new(),
-        biases: Vec::new(),
-        width: 0,
-        factors: Vec::new(),
-    };
+    let mut out = Owned::empty(format, cols, scale);
     encode_into(format, values, cols, scale, &mut out);
     out
 }

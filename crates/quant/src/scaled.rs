@@ -26,9 +26,9 @@
 
 use crate::affine;
 use crate::small::{E2M1_DOUBLED, E4M3, e4m3, e8m0};
-use crate::{Codes, Format, Layout, Row, Scalar, Zero, block};
+use crate::{Codes, Format, Row, Scalar, WeightLayout, Zero, block};
 
-/// What a code of [`Layout::Scaled`] stands for.
+/// What a code of [`WeightLayout::Scaled`] stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     /// An E4M3 ([`crate::e4m3`]).
@@ -43,7 +43,7 @@ pub enum Code {
     ZeroPoint,
 }
 
-/// How scales of [`Layout::Scaled`] are stored.
+/// How scales of [`WeightLayout::Scaled`] are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleType {
     /// As the floats that [`crate::Stored::scale`] says.
@@ -64,7 +64,7 @@ impl ScaleType {
     }
 }
 
-/// Which part of a matrix in [`Layout::Scaled`] each of its scales covers: tiles
+/// Which part of a matrix in [`WeightLayout::Scaled`] each of its scales covers: tiles
 /// of `rows` by `cols`, those at the right and lower edges cut off.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tiles<'a> {
@@ -115,7 +115,7 @@ const fn of(
     let group = group as usize;
     Format {
         name,
-        layout: Layout::Scaled { bits, code, scale },
+        layout: WeightLayout::Scaled { bits, code, scale },
         block: group,
         ggml: None,
         view: match view {
@@ -197,7 +197,7 @@ pub fn scaled(
     tile: usize,
     cols: usize,
 ) -> Option<&'static Format> {
-    let wanted = |f: &&Format| matches!(f.layout, Layout::Scaled { bits: b, code: c, scale: s } if usize::from(b) == bits && c == code && s == scale);
+    let wanted = |f: &&Format| matches!(f.layout, WeightLayout::Scaled { bits: b, code: c, scale: s } if usize::from(b) == bits && c == code && s == scale);
     let fits = |f: &&Format| {
         cols.is_multiple_of(f.block) && (tile >= cols || tile.is_multiple_of(f.block))
     };
@@ -208,7 +208,7 @@ pub fn scaled(
 /// The parts of a format made by [`of`].
 fn parts(format: &Format) -> (usize, Code, ScaleType) {
     match format.layout {
-        Layout::Scaled { bits, code, scale } => (bits.into(), code, scale),
+        WeightLayout::Scaled { bits, code, scale } => (bits.into(), code, scale),
         _ => unreachable!("only formats with scales apart are made here"),
     }
 }

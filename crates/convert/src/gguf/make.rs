@@ -8,7 +8,7 @@ use crate::ConvertError;
 use crate::partial::whole_or_nothing;
 use crate::recipe::{Data, Item, Recipe};
 use crate::safetensors::in_pieces;
-use quant::{Format, Layout, Owned, Scalar};
+use quant::{Format, Owned, Scalar, WeightLayout};
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::Path;
@@ -156,7 +156,7 @@ fn store(item: &Item<'_>) -> Result<Store, ConvertError> {
 pub fn stored_as(format: &'static Format) -> Option<&'static Format> {
     match format.layout {
         _ if format.ggml.is_some() => Some(format),
-        Layout::Affine { bits, .. } => quant::format(if bits <= 4 { "q4_1" } else { "q8_0" }),
+        WeightLayout::Affine { bits, .. } => quant::format(if bits <= 4 { "q4_1" } else { "q8_0" }),
         _ => None,
     }
 }

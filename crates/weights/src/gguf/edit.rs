@@ -6,7 +6,7 @@
 //! rotary pairs of an EAGLE-3 head lie half a head apart elsewhere, `(i, i + d/2)`,
 //! and beside each other in these files.
 
-use quant::{Layout, Owned, Scalar, Stored, Zero};
+use quant::{Owned, Scalar, Stored, WeightLayout, Zero};
 use serde_json::Value;
 
 /// What a writer does to a tensor. Rows and columns are those of the canonical
@@ -257,7 +257,7 @@ fn finer(stored: &Stored<'_>) -> Owned {
         let values = stored.to_f32();
         return quant::encode(&quant::F32, &values, stored.cols, Scalar::F32);
     };
-    debug_assert!(matches!(format.layout, Layout::Affine { .. }));
+    debug_assert!(matches!(format.layout, WeightLayout::Affine { .. }));
     let (bits, groups) = (usize::from(view.bits), stored.cols / view.group);
     let offset = view.zero.offset().unwrap_or(0) as f32;
     let mut out = Owned::gather(stored, []);
