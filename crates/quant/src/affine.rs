@@ -119,7 +119,7 @@ pub(crate) fn unpack(
     }
 }
 
-/// The same numbers with more bits a code, in groups that divide the old ones:
+/// The numbers of `from` with more bits a code, in groups that divide the old ones:
 /// `scale code + bias = (scale / 2ⁿ)(2ⁿ code) + bias`, no value changes.
 ///
 /// `None` where `format` has fewer bits, longer groups, or is not affine; where
@@ -181,7 +181,7 @@ fn push(list: &mut Vec<u8>, scalar: Scalar, value: f32) {
 
 /// Spreads the codes over a group's range, from the end that lies farther from
 /// zero, and moves the step so that zero itself stays a code where it lies in
-/// the range: a pruned or centred weight keeps its zeros.
+/// the range: a pruned or centered weight keeps its zeros.
 fn encode(format: &Format, values: &[f32], scale_type: Scalar, out: &mut Owned) {
     let (bits, group) = shape(format);
     let top = ((1u32 << bits) - 1) as f32;

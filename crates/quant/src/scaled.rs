@@ -20,7 +20,7 @@
 //! `factor` is 1 but for the scales of a scale that some writers add. It is in
 //! `f64`, where it may be the inverse of an `f32`: a scale of 8 bits times that
 //! inverse rounds to the `f32` that the division gives, since no quotient of 4 by
-//! 24 bits lies within 2⁻⁴⁹ of the middle of two neighbours.
+//! 24 bits lies within 2⁻⁴⁹ of the middle of two neighbors.
 //!
 //! Deliberately absent: encoding. Others write these formats.
 
@@ -31,15 +31,15 @@ use crate::{Codes, Format, Row, Scalar, WeightLayout, Zero, block};
 /// What a code of [`WeightLayout::Scaled`] stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// An E4M3 ([`crate::e4m3`]).
+    /// A float in E4M3 ([`crate::e4m3`]).
     E4m3,
-    /// An E2M1: `0, ½, 1, 1½, 2, 3, 4, 6` and their negatives.
+    /// A float in E2M1: `0, ½, 1, 1½, 2, 3, 4, 6` and their negatives.
     E2m1,
-    /// Itself less `2^(bits − 1)`.
+    /// The code less `2^(bits − 1)`.
     Offset,
-    /// Itself in two's complement.
+    /// An integer in two's complement.
     Signed,
-    /// Itself less the zero point of its tile, a byte in [`Row::biases`].
+    /// The code less the zero point of its tile, a byte in [`Row::biases`].
     ZeroPoint,
 }
 

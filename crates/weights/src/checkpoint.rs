@@ -13,7 +13,6 @@ use crate::norms::Norms;
 use crate::quantized::{self, Derived};
 use quant::{Mapping, Owned, Scalar, Stored};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -42,19 +41,22 @@ const MAX_HANDED_OUT: usize = 32 << 20;
 /// ```
 pub struct Checkpoint {
     pub(crate) config: Value,
+    /// The text of `config.json`; empty for a GGUF file.
     pub(crate) config_bytes: Vec<u8>,
+    /// How the writer of an MTP head's own file wants the head to be used.
     pub(crate) manifest: Option<Value>,
     pub(crate) files: Vec<File>,
+    /// Tensors by canonical name.
     pub(crate) tensors: BTreeMap<String, Tensor>,
-    /// Tensors of a head that another file supplies.
+    /// Tensors of an MTP head that are not used, since another file supplies the head.
     pub(crate) shadowed: Vec<String>,
-    /// Of a GGUF file, where its metadata lie in the first file.
+    /// Where the metadata of a GGUF file lie, in the first of its parts.
     pub(crate) metadata: Option<BTreeMap<String, Place>>,
-    /// What the edits of its tensors depend on.
+    /// Sizes that edits of GGUF files depend on.
     pub(crate) sizes: Sizes,
     pub(crate) norms: Norms,
     pub(crate) hash: OnceLock<String>,
-    /// Since memory was last given back.
+    /// Bytes handed out since memory was last given back.
     pub(crate) handed_out: AtomicUsize,
 }
 
@@ -81,7 +83,7 @@ pub(crate) struct Tensor {
     pub(crate) entry: Entry,
     used: AtomicBool,
     derived: OnceLock<Derived>,
-    /// What the file's writer did, and the values without it.
+    /// What the file's writer did to the values; `undone` holds them without it.
     pub(crate) edit: Edit,
     undone: OnceLock<Owned>,
 }
@@ -168,8 +170,8 @@ impl Checkpoint {
         &self.config
     }
 
-    /// The language model's part of it: `text_config`, or all of it where a
-    /// text-only model has no such part.
+    /// The language model's part of the configuration: `text_config`, or all of it where
+    /// a text-only model has no such part.
     pub fn text_config(&self) -> &Value {
         self.config
             .get("text_config")
@@ -194,16 +196,16 @@ impl Checkpoint {
         self.tensors.contains_key(name) || self.tensors.contains_key(&format!("{name}_packed"))
     }
 
-    /// All names, sorted; scales and biases of quantised matrices are names of
-    /// their own.
+    /// The names of all stored tensors, sorted; scales and biases of quantized matrices
+    /// have names of their own. [`Checkpoint::weight_names`] lists whole weights.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The logical shape of `name`: of a quantised matrix `[…, out, in]`, not
+    /// The logical shape of `name`: of a quantized matrix `[…, out, in]`, not
     /// its packed words.
     ///
-    /// `None` if there is no such tensor, or if it is quantised and its width
+    /// `None` if there is no such tensor, or if it is quantized and its width
     /// cannot be told: 4 bits in groups of 32 and 2 bits in groups of 64 pack to
     /// the same shapes, and only `quantization` in the config, which may be wrong,
     /// separates them. [`Checkpoint::matrix`] is told the width and has no such
@@ -397,12 +399,12 @@ impl Checkpoint {
         self.files.iter().map(|f| f.name.as_str())
     }
 
-    /// The size of these files together.
+    /// Bytes of all files of weights together.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|f| f.bytes.len() as u64).sum()
     }
 
-    /// Whether a file of it is mapped, and not in memory.
+    /// Whether a file of weights is mapped, and not in memory.
     pub fn is_mapped(&self) -> bool {
         self.mappings().next().is_some()
     }
@@ -421,28 +423,6 @@ impl Checkpoint {
     pub fn sizes(&self) -> impl Iterator<Item = (&str, usize)> {
         self.tensors()
             .map(|(name, tensor)| (name, self.data(tensor).len()))
-    }
-
-    /// SHA-256 over the config and the hashes of the files, in hexadecimal: equal
-    /// for equal models, wherever they lie. The first call reads every byte.
-    pub fn content_hash(&self) -> String {
-        self.content_hash_with(|_, bytes| sha256(bytes))
-    }
-
-    /// The same, from the SHA-256 of each file in hexadecimal as `hash_of` gives
-    /// it for the file's name and bytes: a caller that remembers it saves reading
-    /// the file.
-    pub fn content_hash_with(&self, mut hash_of: impl FnMut(&str, &[u8]) -> String) -> String {
-        let mut compute = || {
-            let mut parts = vec![sha256(&self.config_bytes)];
-            parts.extend(self.files.iter().map(|f| {
-                let hash = hash_of(&f.name, &f.bytes);
-                f.bytes.release();
-                hash
-            }));
-            sha256(parts.concat().as_bytes())
-        };
-        self.hash.get_or_init(&mut compute).clone()
     }
 
     /// Names that nothing has read although the weight of their module was: scales,
@@ -539,13 +519,13 @@ impl Checkpoint {
         })
     }
 
-    /// Module path and scales of `name` if it is quantised.
+    /// Module path and scales of `name` if it is quantized.
     fn scales_of<'n>(&self, name: &'n str) -> Option<(&'n str, &Tensor)> {
         let module = name.strip_suffix(".weight")?;
         Some((module, self.tensors.get(&format!("{module}.scales"))?))
     }
 
-    /// The columns of a quantised tensor, from its own entry or the default in
+    /// The columns of a quantized tensor, from its own entry or the default in
     /// the config's `quantization`, where the shapes confirm it.
     fn packed_width(
         &self,
@@ -574,12 +554,6 @@ impl Checkpoint {
                 (cols.checked_mul(bits)? == words.checked_mul(32)?).then_some(cols)
             })
     }
-}
-
-/// SHA-256 in hexadecimal.
-fn sha256(bytes: &[u8]) -> String {
-    let digest = Sha256::digest(bytes);
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl std::fmt::Debug for Checkpoint {

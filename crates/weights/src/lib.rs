@@ -7,10 +7,18 @@
 //! wrote the file. Bytes come from strangers: every number is checked, every
 //! refusal is one line of [`LoadError`], every limit has a name.
 //!
-//! One module a container (`safetensors.rs`, `gguf`); each yields the same
-//! `container::Entry`. Files are written by `convert`. No tokenizer, no generation settings, no download, no
-//! arithmetic on weights beyond the `1 + w` of [`Checkpoint::norm`] and what GGUF's
-//! converters did.
+//! ```text
+//! folder.rs, gguf/split.rs       which files make a checkpoint
+//! safetensors.rs, gguf/read.rs   one file a container: a proven `container::Entry` a tensor
+//! assemble.rs, gguf/assemble.rs  tensors of all files under canonical names
+//! families/                      what GGUF files and norms have of a family, as data
+//! quantized/                     one file a writer: which tensors make a quantized weight
+//! checkpoint.rs, weight.rs       handing them out
+//! ```
+//!
+//! Deliberately absent: writing files (`convert` does), tokenizers, generation settings,
+//! downloads, and arithmetic on weights beyond the `1 + w` of [`Checkpoint::norm`] and
+//! undoing what GGUF's converters did.
 
 #![deny(unsafe_code)]
 
@@ -21,6 +29,7 @@ mod error;
 mod families;
 mod folder;
 pub mod gguf;
+mod hash;
 mod index;
 mod mapped;
 mod mtp;

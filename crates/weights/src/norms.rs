@@ -1,7 +1,7 @@
 //! Whether stored norms hold `w` or `1 + w` (`checkpoints.md` §2.4 and §2.5).
 //!
 //! Qwen's offset norms compute `x/rms(x) · (1 + w)`. Hugging Face files store
-//! `w`, centred on 0 (raw); converted files store the effective scale `1 + w`
+//! `w`, centered on 0 (raw); converted files store the effective scale `1 + w`
 //! (folded). Nothing in a norm's own name or shape tells them apart, and the
 //! wrong choice gives fluent nonsense or a head that is never accepted, so it is
 //! made once a part, from signs of who wrote the file, and checked by value.
@@ -81,9 +81,8 @@ impl Norms {
 }
 
 impl Checkpoint {
-    /// The effective scale `1 + w` of one of Qwen's offset norms, of `n`
-    /// elements. Files that store `w` and files that store `1 + w` give the
-    /// same. Marks it used.
+    /// The effective scale `1 + w` of the offset norm `name`, of `n` elements. Files that
+    /// store `w` and files that store `1 + w` give the same. Marks the tensor used.
     ///
     /// # Errors
     ///
@@ -91,8 +90,8 @@ impl Checkpoint {
     ///
     /// # Panics
     ///
-    /// If `name` is no offset norm: a norm without offset is a
-    /// [`Checkpoint::vector`].
+    /// If `name` is no offset norm ([`Checkpoint::is_offset_norm`]): a norm without
+    /// offset is a [`Checkpoint::vector`].
     pub fn norm(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
         assert!(is_offset_norm(name), "`{name}` is no offset norm");
         let mut scale = self.vector(name, n)?;
@@ -100,6 +99,12 @@ impl Checkpoint {
             scale.iter_mut().for_each(|w| *w += 1.0);
         }
         Ok(scale)
+    }
+
+    /// Whether the canonical `name` is that of a norm that computes with `1 + w` in
+    /// families that have such norms, so that [`Checkpoint::norm`] may read it.
+    pub fn is_offset_norm(name: &str) -> bool {
+        is_offset_norm(name)
     }
 
     /// What the offset norms of the trunk and of the MTP head hold, for the parts

@@ -5,7 +5,7 @@
 //! ```text
 //! a row is cut into groups of n = 128 columns, and one of 64 at its end if need be
 //! y     = R x,  R = D(s2) H/√n D(s1)           H the Hadamard butterfly, D fixed signs
-//! idx_j = number of midpoints m ≤ y_j √n/‖x‖   between neighbouring levels
+//! idx_j = number of midpoints m ≤ y_j √n/‖x‖   between neighboring levels
 //! scale = ‖x‖ / ‖level[idx]‖                   in f16: what is read has the norm of x
 //! read    y'_j = level[idx_j] scale            rotated, as attention adds values up
 //! R⁻¹ y'                                       once for each row that attends
@@ -331,8 +331,8 @@ mod tests {
         digits.map(byte).collect()
     }
 
-    /// Those of an implementation apart; `turbo3` is also what the scalar encoders of
-    /// llama.cpp's forks write.
+    /// The bytes are those of another implementation; `turbo3` is also what the scalar
+    /// encoders of llama.cpp's forks write.
     #[test]
     fn groups_are_those_of_other_encoders() {
         let value = |i: i64| {

@@ -30,7 +30,7 @@ pub(crate) enum Edit {
     ValueColumns,
     /// Puts the rotary pairs of query heads beside each other.
     QueryPairs,
-    /// The same for key heads.
+    /// Puts the rotary pairs of key heads beside each other.
     KeyPairs,
     /// Adds its index to each integer: a distance becomes a place.
     Absolute,
@@ -245,7 +245,7 @@ fn gather_columns(stored: &Stored<'_>, order: &Order) -> Owned {
     out
 }
 
-/// The same values in a format with smaller blocks: affine groups with `f32`
+/// The values of `stored` in a format with smaller blocks: affine groups with `f32`
 /// scales where the codes allow it, else `f32`.
 fn finer(stored: &Stored<'_>) -> Owned {
     let view = stored.format.codes().filter(|view| match view.zero {

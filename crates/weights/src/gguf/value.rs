@@ -151,7 +151,7 @@ impl<'a> From<&'a str> for Value<'a> {
 /// Where a value lies in its file, proven to be whole and, if text, UTF-8.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    /// Of an array, the type of its elements.
+    /// The type of the value; of an array's elements.
     pub(crate) kind: Kind,
     /// Elements, if it is an array.
     pub(crate) count: Option<usize>,
