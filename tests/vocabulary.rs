@@ -191,7 +191,7 @@ fn a_file_of_f32_answers_as_the_folder_it_was_made_from() {
 }
 
 #[test]
-fn drafts_change_no_answer_of_a_quantised_file() {
+fn drafts_change_no_answer_of_a_quantized_file() {
     for name in ["q8_0", "q4_k"] {
         let format = quant::format(name).unwrap();
         let files = Folder::new(name, &[("qwen.gguf", file("tiny-qwen3.5", format))]);

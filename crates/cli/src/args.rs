@@ -9,7 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use engine::{Accept, DraftChoice, DraftVocabulary};
-use quant::{Format, WeightLayout};
+use quant::Format;
 use serde_json::{Map, Value};
 use server::Limits;
 use std::ffi::OsString;
@@ -358,25 +358,43 @@ const SHORT_FORMATS: &[(&str, &str)] = &[
     ("q8", "affine8-g64"),
 ];
 
-fn weight_format(name: &str) -> Result<&'static Format, String> {
+/// The format called `name`, in full or in short.
+fn named_format(name: &str) -> Option<&'static Format> {
     let long = SHORT_FORMATS.iter().find(|(short, _)| *short == name);
-    let known = || quant::FORMATS.iter().copied().flatten().map(|f| f.name);
-    quant::format(long.map_or(name, |(_, long)| long)).ok_or_else(|| {
-        let short = SHORT_FORMATS.iter().map(|(short, _)| *short);
+    quant::format(long.map_or(name, |(_, long)| long))
+}
+
+/// The names of formats that folders of safetensors can have.
+fn folder_formats() -> String {
+    let short = SHORT_FORMATS.iter().map(|(short, _)| *short);
+    let long = convert::Container::Safetensors.formats().map(|f| f.name);
+    short.chain(long).collect::<Vec<_>>().join(", ")
+}
+
+/// A format that weights are written in.
+fn weight_format(name: &str) -> Result<&'static Format, String> {
+    named_format(name).ok_or_else(|| {
+        let in_folders = |f: &&'static Format| convert::Container::Safetensors.holds(f);
+        let others = convert::Container::Gguf
+            .formats()
+            .filter(|f| !in_folders(f));
+        let others: Vec<_> = others.map(|f| f.name).collect();
         format!(
-            "known are {}",
-            short.chain(known()).collect::<Vec<_>>().join(", ")
+            "known are {}; GGUF files can also have {}",
+            folder_formats(),
+            others.join(", ")
         )
     })
 }
 
 /// A format that weights are brought to in memory.
 fn load_format(name: &str) -> Result<&'static Format, String> {
-    match weight_format(name)? {
-        Format { layout: WeightLayout::Block { .. } | WeightLayout::Scaled { .. }, .. } => Err(
+    match named_format(name) {
+        Some(format) if convert::Container::Safetensors.holds(format) => Ok(format),
+        Some(_) => Err(
             "weights are loaded as q2 to q8, affineN-gM, bf16, f16 or f32; `paceline convert` writes the others".into(),
         ),
-        format => Ok(format),
+        None => Err(format!("known are {}", folder_formats())),
     }
 }
 

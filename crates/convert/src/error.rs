@@ -30,7 +30,7 @@ pub enum ConvertError {
         source: io::Error,
     },
     /// The container has no name for a format.
-    #[error("{container} cannot hold `{name}` as {format}: {remedy}")]
+    #[error("{container} cannot hold {format}: quantize to {remedy}: `{name}`")]
     Format {
         /// The tensor.
         name: String,
@@ -44,6 +44,12 @@ pub enum ConvertError {
     /// GGUF has no place for something.
     #[error("{0}")]
     Gguf(String),
+    /// A GGUF file is to be written without a vocabulary.
+    #[error("a GGUF file needs a tokenizer, and the source has none")]
+    NoTokenizer,
+    /// The tokenizer, which a GGUF file is to hold.
+    #[error(transparent)]
+    Text(#[from] text::TextError),
 }
 
 pub(crate) fn io_error(path: &Path, source: io::Error) -> ConvertError {

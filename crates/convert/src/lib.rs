@@ -16,8 +16,10 @@
 
 #![forbid(unsafe_code)]
 
+mod container;
 mod error;
 pub mod gguf;
+mod head;
 mod inflate;
 mod mlx;
 mod partial;
@@ -26,9 +28,12 @@ mod recipe;
 mod safetensors;
 mod vocabulary;
 
+pub use container::Container;
 pub use error::ConvertError;
 pub use inflate::{Growth, inflate};
 pub use mlx::convert;
 pub use quantize::{POLICY, Quantize, Treatment};
 pub use recipe::{Data, Item, Recipe, Rows};
 pub use vocabulary::{vocabulary, vocabulary_keys};
+
+use vocabulary::text_size;

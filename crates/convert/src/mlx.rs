@@ -1,10 +1,42 @@
-//! How a checkpoint becomes one of MLX layout, the layout in which everything is
+//! How a checkpoint becomes one of MLX's layout, the layout in which everything is
 //! written.
 
 use crate::{ConvertError, Data, Item, Recipe};
 use models::OutlineFamily;
 use quant::Owned;
+use serde_json::Value;
 use weights::Checkpoint;
+
+/// What MLX's converter does to a family, beside what it does to all.
+struct Form {
+    /// Norms are stored as the scale `1 + w` ([`Checkpoint::norm`]).
+    folds_norms: bool,
+    /// What stands for `experts` in the names of stacked experts.
+    experts: &'static str,
+    /// `_text` is taken from `model_type`: a model without vision has the name of one
+    /// with it.
+    drops_text: bool,
+}
+
+/// Families with peculiarities; the first line is every other's.
+const FORMS: &[(Option<OutlineFamily>, Form)] = &[
+    (
+        None,
+        Form {
+            folds_norms: false,
+            experts: "experts.switch_glu",
+            drops_text: false,
+        },
+    ),
+    (
+        Some(OutlineFamily::Qwen35),
+        Form {
+            folds_norms: true,
+            experts: "switch_mlp",
+            drops_text: true,
+        },
+    ),
+];
 
 /// The tensors of `checkpoint` in MLX layout: offset norms hold `1 + w`, fused
 /// experts are apart, convolutions end in their one channel.
@@ -13,14 +45,17 @@ use weights::Checkpoint;
 ///
 /// If a tensor cannot be read.
 pub fn convert(checkpoint: &Checkpoint) -> Result<Recipe<'_>, ConvertError> {
-    let is_qwen = OutlineFamily::of(checkpoint.architecture()?) == Some(OutlineFamily::Qwen35);
+    let family = OutlineFamily::of(checkpoint.architecture()?);
+    let own = FORMS.iter().find(|(of, _)| of.is_some() && *of == family);
+    let (_, form) = own.unwrap_or(&FORMS[0]);
     let mut items = Vec::new();
     for name in checkpoint.weight_names() {
-        items.extend(layout(checkpoint, name, is_qwen)?);
+        items.extend(layout(checkpoint, name, form)?);
     }
     let mut config = checkpoint.config().clone();
-    if is_qwen && let Some(serde_json::Value::String(kind)) = config.get_mut("model_type") {
-        // mlx-lm knows a Qwen without vision by the same name as one with it.
+    if form.drops_text
+        && let Some(Value::String(kind)) = config.get_mut("model_type")
+    {
         let len = kind.trim_end_matches("_text").len();
         kind.truncate(len);
     }
@@ -35,7 +70,7 @@ pub fn convert(checkpoint: &Checkpoint) -> Result<Recipe<'_>, ConvertError> {
 fn layout<'a>(
     checkpoint: &'a Checkpoint,
     name: &str,
-    is_qwen: bool,
+    form: &Form,
 ) -> Result<Vec<Item<'a>>, ConvertError> {
     let mut item = Item::of(checkpoint, name)?;
     let Data::Matrix { format, .. } = item.data else {
@@ -43,12 +78,11 @@ fn layout<'a>(
     };
     let n = item.rows() * item.cols();
     let module = name.strip_suffix(".weight").unwrap_or(name);
-    let is_decoder =
-        name == "norm.weight" || name.starts_with("layers.") || name.starts_with("mtp.");
-    if is_qwen && is_decoder && module.ends_with("norm") && !module.ends_with("linear_attn.norm") {
+    if form.folds_norms && Checkpoint::is_offset_norm(name) && !name.starts_with("mtp.pre_fc_norm_")
+    {
         // In `f32`: `1 + w` may need more digits than `w`.
-        let shape = item.shape;
-        return Ok(vec![Item::vector(name, shape, checkpoint.norm(name, n)?)]);
+        let scale = checkpoint.norm(name, n)?;
+        return Ok(vec![Item::vector(name, item.shape, scale)]);
     }
     // GGUF files have two axes.
     if let ([channels, 1, taps] | [channels, taps], true) =
@@ -61,13 +95,8 @@ fn layout<'a>(
         );
     }
     let stacked = |part: &str| {
-        let inside = if is_qwen {
-            "switch_mlp"
-        } else {
-            "experts.switch_glu"
-        };
         let block = module.strip_suffix(&format!("experts.{part}"))?;
-        Some(move |name: &str| format!("{block}{inside}.{name}.weight"))
+        Some(move |name: &str| format!("{block}{}.{name}.weight", form.experts))
     };
     if let ([count, both, hidden], Some(called)) = (&item.shape[..], stacked("gate_up_proj")) {
         let (inner, count) = (both / 2, *count);

@@ -1,16 +1,16 @@
-//! Which tensors are quantised, and how a checkpoint becomes one of MLX layout.
+//! Which tensors are quantized, and how a checkpoint becomes one of MLX layout.
 //!
 //! [`POLICY`] is a table of patterns over canonical names; the first that fits
-//! decides. What no line names is quantised as the user asks, if it is a matrix
+//! decides. What no line names is quantized as the user asks, if it is a matrix
 //! whose rows are whole blocks; vectors and integers stay as stored.
 
-use crate::{Data, Recipe};
+use crate::{Data, Item, Recipe};
 use quant::{Format, Scalar};
 
 /// What happens to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// Quantised as asked.
+    /// Quantized as asked.
     Asked,
     /// Kept as stored.
     Stored,
@@ -78,7 +78,7 @@ pub const POLICY: &[(&str, Treatment, &str)] = &[
     ),
 ];
 
-/// How to quantise a checkpoint.
+/// How to quantize a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Quantize {
     /// For all tensors that nothing else names.
@@ -97,14 +97,12 @@ impl Quantize {
         }
     }
 
-    /// `recipe` with its matrices in the formats that are asked for.
+    /// `recipe` with its matrices in the formats that are asked for. Matrices whose rows
+    /// are not whole blocks stay as stored ([`Quantize::misfits`]).
     pub fn apply<'a>(&self, recipe: Recipe<'a>) -> Recipe<'a> {
         let items = recipe.items.into_iter().map(|item| {
-            let is_matrix = item.shape.len() > 1 && matches!(item.data, Data::Matrix { .. });
-            match self
-                .format_of(&item.name, item.cols())
-                .filter(|_| is_matrix)
-            {
+            let format = self.format_of(&item);
+            match format.filter(|format| item.cols().is_multiple_of(format.block)) {
                 Some(format) => item.encoded(format, Scalar::Bf16),
                 None => item,
             }
@@ -115,18 +113,34 @@ impl Quantize {
         }
     }
 
-    /// The format of tensor `name` with rows of `cols`; none if it stays as stored.
-    fn format_of(&self, name: &str, cols: usize) -> Option<&'static Format> {
-        let fits = |pattern: &str| matches(pattern, name);
-        let format = match self.own.iter().find(|(pattern, _)| fits(pattern)) {
-            Some((_, own)) => (*own)?,
-            None => match POLICY.iter().find(|(pattern, ..)| fits(pattern)) {
-                Some((_, Treatment::Stored, _)) => return None,
-                Some((_, Treatment::Eight, _)) => eight(self.format),
-                _ => self.format,
-            },
+    /// The matrices of `recipe` that [`Quantize::apply`] leaves as stored because their
+    /// rows are not whole blocks of the format asked for: name and format.
+    pub fn misfits<'r>(&self, recipe: &'r Recipe<'_>) -> Vec<(&'r str, &'static Format)> {
+        let misfit = |item: &'r Item<'_>| {
+            let format = self.format_of(item)?;
+            let fits = item.cols().is_multiple_of(format.block);
+            (!fits).then_some((item.name.as_str(), format))
         };
-        cols.is_multiple_of(format.block).then_some(format)
+        recipe.items.iter().filter_map(misfit).collect()
+    }
+
+    /// The format asked for `item`; none if it stays as stored, as all but matrices do.
+    fn format_of(&self, item: &Item<'_>) -> Option<&'static Format> {
+        let is_matrix = item.shape.len() > 1 && matches!(item.data, Data::Matrix { .. });
+        is_matrix.then(|| self.format_named(&item.name))?
+    }
+
+    /// The format asked for a matrix called `name`; none if it stays as stored.
+    fn format_named(&self, name: &str) -> Option<&'static Format> {
+        let fits = |pattern: &str| matches(pattern, name);
+        match self.own.iter().find(|(pattern, _)| fits(pattern)) {
+            Some((_, own)) => *own,
+            None => match POLICY.iter().find(|(pattern, ..)| fits(pattern)) {
+                Some((_, Treatment::Stored, _)) => None,
+                Some((_, Treatment::Eight, _)) => Some(eight(self.format)),
+                _ => Some(self.format),
+            },
+        }
     }
 }
 
@@ -161,7 +175,7 @@ mod tests {
     fn the_first_line_that_fits_decides() {
         let q4 = quant::affine(4, 64).unwrap();
         let mut quantize = Quantize::new(q4);
-        let format = |q: &Quantize, name: &str| q.format_of(name, 256).map(|f| f.name);
+        let format = |q: &Quantize, name: &str| q.format_named(name).map(|f| f.name);
         for (name, expected) in [
             ("layers.0.mlp.gate_proj.weight", Some("affine4-g64")),
             ("embed_tokens.weight", Some("affine4-g64")),
@@ -175,14 +189,44 @@ mod tests {
         ] {
             assert_eq!(format(&quantize, name), expected, "{name}");
         }
-        assert_eq!(
-            quantize.format_of("layers.0.mlp.gate_proj.weight", 96),
-            None,
-            "no whole groups"
-        );
         quantize.own = vec![("mtp.fc.*".into(), Some(q4)), ("layers.0.*".into(), None)];
         assert_eq!(format(&quantize, "mtp.fc.weight"), Some("affine4-g64"));
         assert_eq!(format(&quantize, "layers.0.mlp.gate_proj.weight"), None);
+    }
+
+    #[test]
+    fn matrices_whose_rows_are_no_whole_blocks_stay_and_are_named() {
+        let item = |name: &str, shape: [usize; 2]| {
+            Item::vector(name, shape.into(), vec![0.5; shape[0] * shape[1]])
+        };
+        let recipe = || Recipe {
+            config: serde_json::json!({}),
+            items: vec![
+                item("layers.0.mlp.up_proj.weight", [2, 64]),
+                item("layers.0.mlp.down_proj.weight", [2, 96]),
+                item("layers.0.input_layernorm.weight", [2, 96]),
+            ],
+            is_mlx: true,
+        };
+        let quantize = Quantize::new(quant::affine(4, 64).unwrap());
+        let misfits = |recipe: &Recipe<'_>| {
+            let misfits = quantize.misfits(recipe).into_iter();
+            misfits
+                .map(|(name, f)| (name.to_owned(), f.name))
+                .collect::<Vec<_>>()
+        };
+        let down = "layers.0.mlp.down_proj.weight".to_owned();
+        assert_eq!(misfits(&recipe()), [(down, "affine4-g64")]);
+        let formats: Vec<_> = quantize
+            .apply(recipe())
+            .items
+            .iter()
+            .map(|item| match item.data {
+                Data::Matrix { format, .. } => format.name,
+                Data::Raw { dtype, .. } => dtype,
+            })
+            .collect();
+        assert_eq!(formats, ["affine4-g64", "f32", "f32"]);
     }
 
     #[test]

@@ -17,11 +17,11 @@ pub type Rows<'a> = Box<dyn Fn(Range<usize>) -> Owned + Send + Sync + 'a>;
 
 /// A checkpoint that has not been written yet.
 pub struct Recipe<'a> {
-    /// Its `config.json`.
+    /// What `config.json` is to hold, but for how matrices are quantized.
     pub config: Value,
-    /// Its tensors.
+    /// The tensors, in the order in which they are written.
     pub items: Vec<Item<'a>>,
-    /// Norms hold `1 + w` and convolutions are `[C, K, 1]`, as in MLX files.
+    /// Whether norms hold `1 + w` and convolutions are `[C, K, 1]`, as in MLX files.
     pub is_mlx: bool,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Item<'a> {
     ///
     /// # Panics
     ///
-    /// If `shape` is not theirs.
+    /// If `shape` has another number of elements.
     pub fn vector(name: impl Into<String>, shape: Vec<usize>, values: Vec<f32>) -> Self {
         assert_eq!(
             shape.iter().product::<usize>(),
@@ -127,7 +127,7 @@ impl<'a> Item<'a> {
         self.shape.iter().product::<usize>() / self.cols()
     }
 
-    /// The same numbers in `format`, with scales of type `scale`: exact where the
+    /// The tensor in `format`, with scales of type `scale`: exact where the
     /// format can hold every value (see [`quant::widen`]), else rounded.
     ///
     /// # Panics

@@ -1,6 +1,6 @@
 //! Writes a [`Recipe`] as a folder of safetensors (`checkpoints.md` §1 and §2).
 //!
-//! One `model.safetensors`, a few rows in memory at a time. Quantised matrices
+//! One `model.safetensors`, a few rows in memory at a time. Quantized matrices
 //! become `weight`, `scales` and `biases`, and `config.json` says how they are
 //! stored. The folder appears whole or not at all: it is written under another
 //! name and renamed.
@@ -55,7 +55,7 @@ impl Recipe<'_> {
         })
     }
 
-    /// The same in memory, ready to be loaded.
+    /// Writes the checkpoint in memory, ready to be loaded.
     ///
     /// # Errors
     ///
@@ -180,9 +180,9 @@ impl Recipe<'_> {
                             container: "safetensors",
                             remedy: match format.ggml {
                                 Some(_) => {
-                                    "add --format gguf, or choose a format such as --quant q8"
+                                    "another format, such as affine8-g64, or write a GGUF file"
                                 }
-                                None => "choose a format such as --quant q8",
+                                None => "another format, such as affine8-g64",
                             },
                         });
                     }
@@ -195,7 +195,7 @@ impl Recipe<'_> {
 
 /// One entry of the header.
 struct Part {
-    /// Its item; the parts of one follow each other.
+    /// The item that it is a part of; the parts of one follow each other.
     item: usize,
     name: String,
     dtype: &'static str,

@@ -108,7 +108,7 @@ pub fn vocabulary_keys<'a>(vocabulary: &'a Vocabulary<'_>) -> Vec<(&'static str,
     let template = vocabulary.chat_template.as_deref();
     add("tokenizer.chat_template", template.map(Value::from));
     if vocabulary.model == "gemma4" {
-        // Its tokens have no scores, but programs ask for them.
+        // Gemma's tokens have no scores, but programs ask for them.
         let scores = vec![Value::F32(-1000.0); vocabulary.tokens.len()];
         add(
             "tokenizer.ggml.scores",
@@ -127,4 +127,12 @@ pub fn vocabulary_keys<'a>(vocabulary: &'a Vocabulary<'_>) -> Vec<(&'static str,
         );
     }
     keys
+}
+
+/// Tokens in the vocabulary of a configuration; 0 if it does not say.
+pub(crate) fn text_size(config: &Json) -> usize {
+    let text = ["text_config", "transformer_layer_config"]
+        .iter()
+        .find_map(|part| config.get(part).filter(|c| c.is_object()));
+    text.unwrap_or(config)["vocab_size"].as_u64().unwrap_or(0) as usize
 }

@@ -5,6 +5,7 @@
 
 use super::{Store, TensorInfo, Writer};
 use crate::ConvertError;
+use crate::error::io_error;
 use crate::partial::whole_or_nothing;
 use crate::recipe::{Data, Item, Recipe};
 use crate::safetensors::in_pieces;
@@ -46,8 +47,43 @@ impl Recipe<'_> {
             .iter()
             .map(|(key, value)| (key.as_str(), value.clone()));
         let keys: Vec<_> = own.chain(keys.iter().cloned()).collect();
-        let mut infos = Vec::new();
-        let mut parts = Vec::new();
+        let (parts, mut infos) = self.gguf_parts(&export)?;
+        let derived = export.derived();
+        infos.extend(derived.iter().map(|(name, values)| TensorInfo {
+            name: (*name).into(),
+            shape: vec![values.len()],
+            store: Store::Numbers(&quant::F32),
+        }));
+        let total: usize = infos.iter().map(TensorInfo::bytes).sum();
+        whole_or_nothing(to, |path| {
+            let written = (|| -> io::Result<()> {
+                let file = BufWriter::with_capacity(1 << 20, File::create(path)?);
+                let mut writer = Writer::new(file, &keys, infos.clone())?;
+                let mut done = 0;
+                for ((item, rewrite), info) in parts.iter().zip(&infos) {
+                    put(item, rewrite, info.store, &mut |bytes| {
+                        done += bytes.len() as u64;
+                        progress(done, total as u64);
+                        writer.write(bytes)
+                    })?;
+                }
+                for value in derived.iter().flat_map(|(_, values)| values) {
+                    writer.write(&value.to_le_bytes())?;
+                }
+                writer.finish()?;
+                Ok(())
+            })();
+            written.map_err(|source| io_error(path, source))
+        })
+    }
+
+    /// Every tensor that a file has a place for, what happens to its values, and how it
+    /// is stored.
+    fn gguf_parts(
+        &self,
+        export: &Export,
+    ) -> Result<(Vec<Part<'_>>, Vec<TensorInfo>), ConvertError> {
+        let (mut parts, mut infos) = (Vec::new(), Vec::new());
         for item in self.items.iter().filter(|item| !export.drops(&item.name)) {
             let named = export
                 .name(&item.name)
@@ -75,38 +111,12 @@ impl Recipe<'_> {
             });
             parts.push((item, rewrite));
         }
-        let derived = export.derived();
-        infos.extend(derived.iter().map(|(name, values)| TensorInfo {
-            name: (*name).into(),
-            shape: vec![values.len()],
-            store: Store::Numbers(&quant::F32),
-        }));
-        let total: usize = infos.iter().map(TensorInfo::bytes).sum();
-        whole_or_nothing(to, |path| {
-            let written = (|| -> io::Result<()> {
-                let file = BufWriter::with_capacity(1 << 20, File::create(path)?);
-                let mut writer = Writer::new(file, &keys, infos.clone())?;
-                let mut done = 0;
-                for ((item, rewrite), info) in parts.iter().zip(&infos) {
-                    put(item, rewrite, info.store, &mut |bytes| {
-                        done += bytes.len() as u64;
-                        progress(done, total as u64);
-                        writer.write(bytes)
-                    })?;
-                }
-                for value in derived.iter().flat_map(|(_, values)| values) {
-                    writer.write(&value.to_le_bytes())?;
-                }
-                writer.finish()?;
-                Ok(())
-            })();
-            written.map_err(|source| ConvertError::Io {
-                path: path.into(),
-                source,
-            })
-        })
+        Ok((parts, infos))
     }
 }
+
+/// A tensor, and what happens to its values on the way into a file.
+type Part<'a> = (&'a Item<'a>, Rewrite);
 
 /// The shape in the file: a convolution's channels are rows of taps.
 fn shape(item: &Item<'_>) -> Vec<usize> {
@@ -121,7 +131,7 @@ fn refused(item: &Item<'_>, format: &'static str) -> ConvertError {
         name: item.name.clone(),
         format,
         container: "GGUF",
-        remedy: "choose a format such as --quant q8_0",
+        remedy: "another format, such as q8_0",
     }
 }
 

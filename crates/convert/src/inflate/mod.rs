@@ -1,6 +1,6 @@
 //! Growing a small checkpoint to the size of a large one that writes the same.
 //!
-//! Speed depends on shapes, acceptance on what a model has learnt. A small
+//! Speed depends on shapes, acceptance on what a model has learned. A small
 //! trained model, grown here, has both: the memory traffic of a large model with
 //! the text and the acceptance of the small one. Target and drafter are grown
 //! alike.
@@ -29,11 +29,18 @@
 //! Reads dense Gemma 4 and Qwen 3.5 and their draft heads, plain or affine; no
 //! experts, per-layer embeddings, shared keys or centroids.
 
+mod axis;
+mod shape;
+
 use crate::{ConvertError, Data, Item, Recipe};
-use models::{Outline, OutlineFamily as Family};
-use quant::{Owned, Scalar, Stored, WeightLayout};
+use axis::{Axis, Rule, Slot, and, banded, grown, of_size, old};
+use models::OutlineFamily as Family;
+use quant::{Owned, WeightLayout};
 use serde_json::{Value, json};
+use shape::Shape;
 use weights::Checkpoint;
+
+pub use shape::Growth;
 
 /// How many times as wide the hidden rows become. Its root is the power of two
 /// by which they grow.
@@ -55,317 +62,6 @@ const BAND_CLOSED: f32 = 1.0 / (1u64 << 60) as f32;
 const BAND_FUSED: f32 = 1.0 / BAND as f32;
 /// A new row of an unwidened head, against the old one it copies.
 const SHADOW: f32 = 0.25;
-/// Sizes of released models' vocabularies.
-const VOCABULARY: [(&str, usize); 2] = [("gemma4", 262_144), ("qwen3_5", 248_320)];
-
-/// The size to grow to. All but `layers` is at least what the model has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Growth {
-    /// Times as many heads of every kind.
-    pub heads: usize,
-    /// Columns of the feed-forward blocks.
-    pub inner: usize,
-    /// Columns of the feed-forward blocks of a drafter of its own.
-    pub drafter_inner: usize,
-    /// Layers.
-    pub layers: usize,
-    /// Tokens.
-    pub vocab: usize,
-}
-
-impl Growth {
-    /// The shape of a real model with at most `parameters` weights: feed-forward
-    /// blocks three times as wide as the hidden rows, the vocabulary of released
-    /// models, and as many layers as fit.
-    ///
-    /// # Errors
-    ///
-    /// If `checkpoint` cannot be grown, or has more weights than that without a
-    /// single new layer.
-    pub fn to(checkpoint: &Checkpoint, parameters: u64) -> Result<Growth, ConvertError> {
-        let shape = Shape::read(checkpoint)?;
-        let hidden = shape.hidden * WIDER;
-        let vocab = VOCABULARY
-            .iter()
-            .find(|(family, _)| *family == shape.family.name());
-        let mut growth = Growth {
-            heads: WIDER,
-            inner: 3 * hidden,
-            drafter_inner: 2048,
-            layers: shape.types.len(),
-            vocab: vocab.map_or(shape.vocab, |v| v.1).max(shape.vocab),
-        };
-        let size = |growth: &Growth| -> Result<u64, ConvertError> {
-            let recipe = inflate(checkpoint, growth)?;
-            Ok(recipe
-                .items
-                .iter()
-                .map(|item| (item.rows() * item.cols()) as u64)
-                .sum())
-        };
-        let least = size(&growth)?;
-        require(least <= parameters, || {
-            format!(
-                "grown to the width of a real model it has {least} weights, more than {parameters}"
-            )
-        })?;
-        let period = shape.period();
-        let more = Growth {
-            layers: growth.layers + period,
-            ..growth
-        };
-        growth.layers += ((parameters - least) / (size(&more)? - least)) as usize * period;
-        Ok(growth)
-    }
-}
-
-/// What of a configuration decides how a model grows.
-struct Shape {
-    family: Family,
-    hidden: usize,
-    /// Of the target, for an assistant.
-    backbone: usize,
-    inner: usize,
-    vocab: usize,
-    /// Whether a layer is of its family's rarer kind.
-    types: Vec<bool>,
-    /// Rows of the gated delta rule: key heads, value heads, their sizes.
-    delta: (usize, usize, usize, usize),
-    tied: bool,
-}
-
-impl Shape {
-    fn read(checkpoint: &Checkpoint) -> Result<Shape, ConvertError> {
-        let outline = Outline::read(checkpoint)?;
-        let refuse = |feature: &str| Err(unsupported(feature));
-        let shares = checkpoint.text_config().get("num_kv_shared_layers");
-        let shares = shares.and_then(Value::as_u64).unwrap_or(0) > 0;
-        match outline.family {
-            Family::Qwen35 if outline.has_experts => return refuse("experts"),
-            _ if outline.has_experts || outline.has_per_layer_embeddings => {
-                return refuse("experts and per-layer embeddings");
-            }
-            Family::Gemma4 if shares => return refuse("layers that share keys and values"),
-            Family::Gemma4 | Family::Gemma4Assistant
-                if checkpoint.has("masked_embedding.centroids.weight") =>
-            {
-                return refuse("a head with centroids");
-            }
-            _ => {}
-        }
-        let delta = outline.delta.map_or((0, 0, 0, 0), |delta| {
-            (
-                delta.key_heads,
-                delta.value_heads,
-                delta.key_dim,
-                delta.value_dim,
-            )
-        });
-        Ok(Shape {
-            family: outline.family,
-            hidden: outline.hidden_size,
-            backbone: outline.backbone_hidden_size,
-            inner: outline.intermediate_size,
-            vocab: outline.vocab_size,
-            types: outline.full_attention,
-            delta,
-            tied: outline.tie_word_embeddings,
-        })
-    }
-
-    /// Layers after which their types repeat.
-    fn period(&self) -> usize {
-        let n = self.types.len();
-        let repeats = |p: &usize| (0..n).all(|i| self.types[i] == self.types[i % p]);
-        (1..n)
-            .filter(|p| n.is_multiple_of(*p))
-            .find(repeats)
-            .unwrap_or(n)
-    }
-}
-
-/// Where a row or column of a grown matrix comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
-    /// The same of the small matrix.
-    Old(usize),
-    /// Padding; a copy of this, where nothing reads it.
-    Pad(usize),
-    /// The band that carries the constant: padding too.
-    Band,
-}
-
-type Axis = Vec<Slot>;
-
-fn old(n: usize) -> Axis {
-    (0..n).map(Slot::Old).collect()
-}
-
-/// `n` old ones, then copies.
-fn grown(n: usize, to: usize) -> Axis {
-    (0..to)
-        .map(|i| {
-            if i < n {
-                Slot::Old(i)
-            } else {
-                Slot::Pad(i % n)
-            }
-        })
-        .collect()
-}
-
-/// As [`grown`], with the band behind the old ones.
-fn banded(n: usize, to: usize) -> Axis {
-    let band = |i: usize| (n..n + BAND).contains(&i);
-    grown(n, to)
-        .into_iter()
-        .enumerate()
-        .map(|(i, slot)| if band(i) { Slot::Band } else { slot })
-        .collect()
-}
-
-/// `first`, then the same for what lies `offset` behind it in the small matrix.
-fn and(mut first: Axis, second: &Axis, offset: usize) -> Axis {
-    first.extend(second.iter().map(|slot| match *slot {
-        Slot::Old(i) => Slot::Old(i + offset),
-        Slot::Pad(i) => Slot::Pad(i + offset),
-        Slot::Band => Slot::Band,
-    }));
-    first
-}
-
-/// `heads` as an axis of heads of `size` each.
-fn of_size(heads: &Axis, size: usize) -> Axis {
-    let each = |slot: &Slot| {
-        let slot = *slot;
-        (0..size).map(move |i| match slot {
-            Slot::Old(h) => Slot::Old(h * size + i),
-            Slot::Pad(h) => Slot::Pad(h * size + i),
-            Slot::Band => Slot::Band,
-        })
-    };
-    heads.iter().flat_map(each).collect()
-}
-
-/// How one matrix grows.
-struct Rule {
-    rows: Axis,
-    cols: Axis,
-    /// Factors of the left and the right half of the old columns.
-    gain: [f32; 2],
-    /// Factors of padding rows and columns; 0 where something reads them.
-    copy: [f32; 2],
-    /// The band's columns in old rows, in padding rows and in its own rows.
-    band: [f32; 3],
-}
-
-impl Rule {
-    fn new(rows: Axis, cols: Axis) -> Rule {
-        Rule {
-            rows,
-            cols,
-            gain: [1.0; 2],
-            copy: [0.0; 2],
-            band: [0.0; 3],
-        }
-    }
-
-    /// Padding is a copy: nothing reads it.
-    fn free(self) -> Rule {
-        Rule {
-            copy: [1.0; 2],
-            ..self
-        }
-    }
-
-    fn gain(self, gain: f32) -> Rule {
-        Rule {
-            gain: [gain; 2],
-            ..self
-        }
-    }
-
-    /// Row `row` of the grown matrix, behind those in `out`.
-    fn push(&self, from: &Stored<'_>, row: usize, out: &mut Owned) {
-        let slot = self.rows[row];
-        let (Slot::Old(source) | Slot::Pad(source)) = slot else {
-            return self.push_band(out);
-        };
-        let is_old = matches!(slot, Slot::Old(_));
-        let stored = from.row(source);
-        let unit = from.format.block;
-        let bytes = from.format.code_bytes(unit);
-        for group in self.cols.chunks_exact(unit) {
-            let (at, copy) = match group[0] {
-                Slot::Old(c) => (c, 1.0),
-                Slot::Pad(c) => (c, self.copy[1]),
-                Slot::Band => {
-                    constant(out, unit, self.band[usize::from(!is_old)]);
-                    continue;
-                }
-            };
-            let gain =
-                self.gain[2 * at / from.cols] * copy * if is_old { 1.0 } else { self.copy[0] };
-            match from.format.layout {
-                _ if gain == 0.0 => constant(out, unit, 0.0),
-                WeightLayout::Plain(scalar) => {
-                    put(&mut out.codes, scalar, scalar.get(stored.codes, at) * gain)
-                }
-                _ => {
-                    let g = at / unit;
-                    out.codes
-                        .extend_from_slice(&stored.codes[g * bytes..][..bytes]);
-                    put(
-                        &mut out.scales,
-                        from.scale,
-                        from.scale.get(stored.scales, g) * gain,
-                    );
-                    put(
-                        &mut out.biases,
-                        from.scale,
-                        from.scale.get(stored.biases, g) * gain,
-                    );
-                }
-            }
-        }
-        out.rows += 1;
-    }
-
-    /// A row of the band: it reads the first band of the columns.
-    fn push_band(&self, out: &mut Owned) {
-        let first = self
-            .cols
-            .iter()
-            .position(|&slot| slot == Slot::Band)
-            .unwrap_or(0);
-        let unit = out.format.block;
-        for at in (0..self.cols.len()).step_by(unit) {
-            let is_first = (first..first + BAND).contains(&at);
-            constant(out, unit, if is_first { self.band[2] } else { 0.0 });
-        }
-        out.rows += 1;
-    }
-}
-
-/// One group of columns that all hold `value`.
-fn constant(out: &mut Owned, cols: usize, value: f32) {
-    match out.format.layout {
-        WeightLayout::Plain(scalar) => (0..cols).for_each(|_| put(&mut out.codes, scalar, value)),
-        _ => {
-            let bytes = out.codes.len() + out.format.code_bytes(cols);
-            out.codes.resize(bytes, 0);
-            put(&mut out.scales, out.scale, 1.0);
-            put(&mut out.biases, out.scale, value);
-        }
-    }
-}
-
-fn put(bytes: &mut Vec<u8>, scalar: Scalar, value: f32) {
-    let at = bytes.len();
-    bytes.resize(at + scalar.bytes(), 0);
-    scalar.put(&mut bytes[at..], 0, value);
-}
-
 /// The checkpoint grown to `growth`: a target with the MTP head in it, or an
 /// assistant, which fits the target grown alike.
 ///
@@ -623,7 +319,7 @@ impl<'a> Inflation<'a> {
         let n: usize = shape.iter().product();
         let is_qwen = self.shape.family == Family::Qwen35;
         let is_offset =
-            is_qwen && name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight");
+            is_qwen && Checkpoint::is_offset_norm(name) && !name.starts_with("mtp.pre_fc_norm_");
         let values = if is_offset {
             self.checkpoint.norm(name, n)?
         } else {
