@@ -78,11 +78,14 @@ fn layout<'a>(
     };
     let n = item.rows() * item.cols();
     let module = name.strip_suffix(".weight").unwrap_or(name);
-    if form.folds_norms && Checkpoint::is_offset_norm(name) && !name.starts_with("mtp.pre_fc_norm_")
-    {
-        // In `f32`: `1 + w` may need more digits than `w`.
+    if form.folds_norms && Checkpoint::is_offset_norm(name) {
+        // In `f32`: `1 + w` may need more digits than `w`. Of a head's inputs, norms that
+        // hold the scale already stay as stored.
         let scale = checkpoint.norm(name, n)?;
-        return Ok(vec![Item::vector(name, item.shape, scale)]);
+        let is_input = name.starts_with("mtp.pre_fc_norm_");
+        if !is_input || scale != checkpoint.vector(name, n)? {
+            return Ok(vec![Item::vector(name, item.shape, scale)]);
+        }
     }
     // GGUF files have two axes.
     if let ([channels, 1, taps] | [channels, taps], true) =

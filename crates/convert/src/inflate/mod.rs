@@ -318,8 +318,7 @@ impl<'a> Inflation<'a> {
     ) -> Result<Item<'a>, ConvertError> {
         let n: usize = shape.iter().product();
         let is_qwen = self.shape.family == Family::Qwen35;
-        let is_offset =
-            is_qwen && Checkpoint::is_offset_norm(name) && !name.starts_with("mtp.pre_fc_norm_");
+        let is_offset = is_qwen && Checkpoint::is_offset_norm(name);
         let values = if is_offset {
             self.checkpoint.norm(name, n)?
         } else {
