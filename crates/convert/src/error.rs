@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use weights::LoadError;
 
-/// Why a checkpoint could not be made or written. Nothing of it stays on disk.
+/// Why a checkpoint could not be made or written. Nothing half written stays on disk.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {

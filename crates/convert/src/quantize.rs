@@ -7,7 +7,7 @@
 use crate::{Data, Item, Recipe};
 use quant::{Format, Scalar};
 
-/// What happens to a tensor.
+/// What happens to a tensor that is quantized with its checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
     /// Quantized as asked.
@@ -18,7 +18,8 @@ pub enum Treatment {
     Eight,
 }
 
-/// Patterns (`*` is anything), what happens, and the reason.
+/// Patterns of canonical names (`*` is anything), what happens to the tensors that fit,
+/// and the reason. The first that fits decides.
 pub const POLICY: &[(&str, Treatment, &str)] = &[
     (
         "*norm*",
@@ -81,7 +82,7 @@ pub const POLICY: &[(&str, Treatment, &str)] = &[
 /// How to quantize a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Quantize {
-    /// For all tensors that nothing else names.
+    /// The format of all matrices that neither `own` nor [`POLICY`] names.
     pub format: &'static Format,
     /// The user's own lines, before those of [`POLICY`]: pattern and format, or
     /// none for "as stored".
@@ -89,7 +90,7 @@ pub struct Quantize {
 }
 
 impl Quantize {
-    /// Everything in `format` that may be.
+    /// Quantizes to `format` all matrices that [`POLICY`] does not except.
     pub fn new(format: &'static Format) -> Self {
         Quantize {
             format,

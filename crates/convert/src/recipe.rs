@@ -3,7 +3,7 @@
 //! A [`Recipe`] is a configuration and [`Item`]s. An item knows its name, shape
 //! and format, and makes any range of its rows on demand, so a model of any size
 //! is converted in little memory: [`Recipe::write`] asks for a few rows of one
-//! tensor at a time. Names are canonical (`names.rs`).
+//! tensor at a time. Names are canonical, as [`Checkpoint::names`] has them.
 
 use crate::ConvertError;
 use quant::{Format, Owned, Scalar, Stored};
@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use weights::{Checkpoint, WeightData};
 
-/// Makes rows of a matrix.
+/// Makes a range of the rows of a matrix, whenever it is asked.
 pub type Rows<'a> = Box<dyn Fn(Range<usize>) -> Owned + Send + Sync + 'a>;
 
 /// A checkpoint that has not been written yet.
@@ -25,7 +25,7 @@ pub struct Recipe<'a> {
     pub is_mlx: bool,
 }
 
-/// One tensor.
+/// One tensor of a [`Recipe`].
 pub struct Item<'a> {
     /// Canonical name.
     pub name: String,
@@ -35,7 +35,7 @@ pub struct Item<'a> {
     pub data: Data<'a>,
 }
 
-/// What a tensor holds.
+/// What an [`Item`] holds.
 pub enum Data<'a> {
     /// Numbers, as a matrix of `rows: product of the leading axes` and
     /// `cols: the last axis`.

@@ -20,7 +20,7 @@ const SAMPLING: &[(&str, &str)] = &[
     ("general.sampling.penalty_repeat", "repetition_penalty"),
 ];
 
-/// What a file's metadata say of text.
+/// The vocabulary that the metadata of a GGUF file hold.
 pub fn vocabulary<'a>(metadata: &Metadata<'a>) -> Vocabulary<'a> {
     let key = |key: &str| format!("tokenizer.ggml.{key}");
     let texts = |name: &str| match metadata.get(&key(name)) {
@@ -68,7 +68,7 @@ pub fn vocabulary<'a>(metadata: &Metadata<'a>) -> Vocabulary<'a> {
     }
 }
 
-/// The keys that a file has for `vocabulary`.
+/// The keys and values that a GGUF file has for `vocabulary`.
 pub fn vocabulary_keys<'a>(vocabulary: &'a Vocabulary<'_>) -> Vec<(&'static str, Value<'a>)> {
     let texts = |texts: &'a [Cow<'_, str>]| {
         let texts = texts.iter().map(|text| Value::from(&**text));

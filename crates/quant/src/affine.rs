@@ -25,7 +25,7 @@ const fn of(name: &'static str, bits: u8, group: u16) -> Format {
     }
 }
 
-/// Every width and group size.
+/// MLX's affine formats: every width of codes with every size of groups.
 pub const AFFINE: &[Format] = &[
     of("affine2-g32", 2, 32),
     of("affine2-g64", 2, 64),

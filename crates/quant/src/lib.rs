@@ -92,7 +92,7 @@ impl Scalar {
     }
 }
 
-/// What a backend must know of a format to repack it.
+/// How a row of weights lies in bytes: what a backend must know to repack it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightLayout {
     /// Elements one after the other.
@@ -126,8 +126,9 @@ pub enum WeightLayout {
     },
 }
 
-/// A format seen as codes of `bits` with a scale, and a bias or none, for each
-/// `group` columns, however its bytes lie. What backends repack from.
+/// A format of weights seen as codes of `bits` with a scale, and a bias or none, for each
+/// `group` columns, however the bytes lie. Backends repack from this view, so a format
+/// that has it needs nothing of its own in them.
 ///
 /// Scales and biases are products, `scale = d · s` and `bias = m · t`, of a
 /// float for each `super_group` columns and an integer for each group; in formats
@@ -160,7 +161,7 @@ pub enum Zero {
 }
 
 impl Zero {
-    /// `o` where each level is its code less `o`.
+    /// The offset `o` if every level is its code less `o`.
     pub fn offset(&self) -> Option<i32> {
         let Zero::Levels(levels) = self else {
             return None;
@@ -173,11 +174,11 @@ impl Zero {
     }
 }
 
-/// One way of storing a row of numbers.
+/// One way of storing a row of weights. [`KvRowFormat`] is its like for keys and values.
 pub struct Format {
     /// The name users see and type.
     pub name: &'static str,
-    /// The layout, for backends that repack.
+    /// How a row's bytes lie, for backends that repack.
     pub layout: WeightLayout,
     /// A row's length must be a multiple of this.
     pub block: usize,

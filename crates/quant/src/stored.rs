@@ -3,7 +3,7 @@
 use crate::{BF16, Code, F16, F32, Format, Mapping, Scalar, Tiles, WeightLayout};
 use std::sync::Arc;
 
-/// One stored row.
+/// One row of a matrix as stored.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
     /// Codes or plain elements.
@@ -26,9 +26,9 @@ pub struct Row<'a> {
 pub struct Stored<'a> {
     /// How a row is stored.
     pub format: &'static Format,
-    /// Outputs of a linear, entries of a table.
+    /// Rows: outputs of a linear layer, entries of a table of embeddings.
     pub rows: usize,
-    /// Inputs of a linear, width of a table.
+    /// Columns: inputs of a linear layer, width of an embedding.
     pub cols: usize,
     /// Codes or plain elements.
     pub codes: &'a [u8],
@@ -46,7 +46,7 @@ pub struct Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
-    /// A plain matrix.
+    /// A matrix of plain elements.
     ///
     /// # Panics
     ///
@@ -93,7 +93,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// Bytes of a row's scales, and of its biases or zero points.
+    /// Bytes of a row's scales, and of the row's biases or zero points.
     fn row_bytes(&self) -> (usize, usize) {
         match self.format.layout {
             WeightLayout::Scaled { code, scale, .. } => {

@@ -12,7 +12,7 @@
 //! safetensors.rs, gguf/read.rs   one file a container: a proven `container::Entry` a tensor
 //! assemble.rs, gguf/assemble.rs  tensors of all files under canonical names
 //! families/                      what GGUF files and norms have of a family, as data
-//! quantized/                     one file a writer: which tensors make a quantized weight
+//! quantized/                     one file a scheme: which tensors make a quantized weight
 //! checkpoint.rs, weight.rs       handing them out
 //! ```
 //!

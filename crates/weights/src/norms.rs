@@ -132,7 +132,7 @@ const SCALE_MEAN: std::ops::Range<f64> = 0.5..2.0;
 /// Values of one norm that are looked at; wider than any hidden size.
 const MAX_LOOKED_AT: usize = 1 << 16;
 
-/// What the offset norms of one part hold, and how that is known.
+/// What the offset norms of the trunk or of the MTP head hold, and how that is known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NormFacts {
     /// The part of the model: `trunk` or `MTP head`.

@@ -4,7 +4,7 @@ use crate::quantized::COMPANIONS;
 use crate::{Checkpoint, LoadError, names};
 use quant::Stored;
 
-/// A tensor with all that belongs to it.
+/// A weight of a checkpoint: a tensor with its scales, biases and zero points.
 #[derive(Debug)]
 pub struct Weight<'a> {
     /// Logical shape, outermost axis first.

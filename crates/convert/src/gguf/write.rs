@@ -4,19 +4,19 @@ use quant::Format;
 use std::io::{Error, ErrorKind, Result, Write};
 use weights::gguf::{ALIGNMENT, Kind, MAGIC, MAX_AXES, VERSION, Value};
 
-/// One tensor to be written.
+/// One tensor that a [`Writer`] is to write.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
     /// The name in the file, such as `blk.0.attn_q.weight`.
     pub name: String,
-    /// Outermost axis first, `[rows, cols]`: the file has them the other way
-    /// round.
+    /// The shape, outermost axis first, `[rows, cols]`: the file has the axes the other
+    /// way round.
     pub shape: Vec<usize>,
-    /// How its rows are stored.
+    /// How the tensor's rows are stored.
     pub store: Store,
 }
 
-/// What a tensor's elements are.
+/// What the elements of a tensor in a GGUF file are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Store {
     /// Numbers in a format that GGUF has ([`Format::ggml`]).
@@ -39,7 +39,7 @@ impl Store {
 }
 
 impl TensorInfo {
-    /// Bytes of its data.
+    /// Bytes of the tensor's data, without padding.
     pub fn bytes(&self) -> usize {
         let (cols, rows) = self.shape.split_last().map_or((1, 1), |(cols, rows)| {
             (*cols, rows.iter().product::<usize>())

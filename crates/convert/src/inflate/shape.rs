@@ -9,18 +9,19 @@ use weights::Checkpoint;
 /// Sizes of released models' vocabularies.
 const VOCABULARY: [(&str, usize); 2] = [("gemma4", 262_144), ("qwen3_5", 248_320)];
 
-/// The size to grow to. All but `layers` is at least what the model has.
+/// The size that [`inflate`] grows a model to. All but `layers` is at least what the
+/// model has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
     /// Times as many heads of every kind.
     pub heads: usize,
     /// Columns of the feed-forward blocks.
     pub inner: usize,
-    /// Columns of the feed-forward blocks of a drafter of its own.
+    /// Columns of the feed-forward blocks of an assistant.
     pub drafter_inner: usize,
-    /// Layers.
+    /// Layers of the target.
     pub layers: usize,
-    /// Tokens.
+    /// Tokens in the vocabulary.
     pub vocab: usize,
 }
 

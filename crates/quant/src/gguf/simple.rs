@@ -56,7 +56,7 @@ pub(crate) const Q8_0: Format = of(
     },
 );
 
-/// The five formats.
+/// GGUF's blocks of 32 columns with one scale, and one bias or none: q4_0 to q8_0.
 pub const SIMPLE: &[Format] = &[
     Q4_0,
     of(

@@ -44,7 +44,7 @@ const fn of(
     }
 }
 
-/// The two formats.
+/// GGUF's blocks of rotated columns, which can only be read: tq3_1s and tq4_1s.
 pub const TURBO: &[Format] = &[
     of("tq3_1s", 45, 16, |_, row, out| {
         decode(row, out, 16, |block, j| {

@@ -69,7 +69,7 @@ fn bits_of(format: &KvRowFormat) -> u8 {
     }
 }
 
-/// The levels of indices of `bits`, ascending; zeros after those of three.
+/// The levels of indices of `bits`, ascending. With 3 bits the last eight are 0.
 pub const fn levels(bits: u8) -> [f32; 16] {
     let positive = POSITIVE[bits as usize - 3];
     let n = positive.len();
@@ -88,7 +88,7 @@ pub(crate) const fn row_bytes(bits: u8, cols: usize) -> usize {
     cols * bits as usize / 8 + cols.div_ceil(GROUP) * 2
 }
 
-/// `R x` for every group of a row.
+/// Rotates every group of a row in place: `R x`.
 ///
 /// # Panics
 ///
@@ -98,7 +98,7 @@ pub fn rotate(row: &mut [f32]) {
     turn(row, &BEFORE, &AFTER);
 }
 
-/// `R⁻¹ y` for every group of a row.
+/// Undoes [`rotate`] for every group of a row in place: `R⁻¹ y`.
 ///
 /// # Panics
 ///
@@ -181,7 +181,8 @@ fn within<const STEP: usize>(x: &mut [f32; 16]) {
     }
 }
 
-/// Rounds one row: an index a column, a scale a group.
+/// Rotates one row and rounds it to levels: an index for each column in `codes`, a scale
+/// for each group in `scales`. Leaves the levels in `row`.
 ///
 /// # Panics
 ///

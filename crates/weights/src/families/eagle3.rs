@@ -2,7 +2,7 @@
 
 use super::{Family, PLAIN};
 use crate::gguf::Edit::*;
-use crate::gguf::{Keys, Source, Value};
+use crate::gguf::{FileView, Keys, Value};
 use serde_json::{Value as Json, json};
 
 /// The head.
@@ -41,13 +41,13 @@ pub(super) const HEAD: Family = Family {
 /// Tokens of a head that does not say how many: those of released targets.
 const CONTEXT: u64 = 1 << 18;
 
-fn config(source: &Source<'_>, _layers: usize) -> Result<Json, String> {
-    let size = |key| source.size(key);
+fn config(file: &FileView<'_>, _layers: usize) -> Result<Json, String> {
+    let size = |key| file.size(key);
     let ids = |layers: Value<'_>| {
         let ids = layers.as_array()?.iter().map(Value::as_u64);
         ids.collect::<Option<Vec<u64>>>()
     };
-    let layers = source.get("target_layers").map(|layers| {
+    let layers = file.get("target_layers").map(|layers| {
         ids(layers).ok_or("`eagle3.target_layers` is not a list of the target's layers, from 0")
     });
     let layers = layers.transpose()?;
@@ -55,18 +55,18 @@ fn config(source: &Source<'_>, _layers: usize) -> Result<Json, String> {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "vocab_size": size("vocab_size"),
-        "draft_vocab_size": source.rows("output.weight"),
+        "draft_vocab_size": file.rows("output.weight"),
         "hidden_size": size("embedding_length"),
         "intermediate_size": size("feed_forward_length"),
         "num_hidden_layers": 1,
         "num_attention_heads": size("attention.head_count"),
         "num_key_value_heads": size("attention.head_count_kv"),
         "head_dim": size("attention.key_length").or(size("rope.dimension_count")),
-        "rms_norm_eps": source.float("attention.layer_norm_rms_epsilon"),
-        "rope_theta": source.float("rope.freq_base").unwrap_or(1e4),
+        "rms_norm_eps": file.float("attention.layer_norm_rms_epsilon"),
+        "rope_theta": file.float("rope.freq_base").unwrap_or(1e4),
         "max_position_embeddings": size("context_length"),
         "target_hidden_size": size("target_hidden_size"),
-        "norm_before_residual": source.get("norm_before_residual").and_then(|v| v.as_bool()),
+        "norm_before_residual": file.get("norm_before_residual").and_then(|v| v.as_bool()),
         "eagle_aux_hidden_state_layer_ids": layers,
     }))
 }

@@ -2,7 +2,7 @@
 
 use super::{Family, Name, PLAIN};
 use crate::gguf::Edit::*;
-use crate::gguf::{Keys, Kind, Source, Value};
+use crate::gguf::{FileView, Keys, Kind, Value};
 use serde_json::{Map, Value as Json, json};
 
 /// The target.
@@ -169,45 +169,45 @@ const FULL: &str = "full_attention";
 /// Centroids that an assistant looks into, where a file does not say.
 const CENTROIDS_TOP_K: u64 = 32;
 
-fn config(source: &Source<'_>, layers: usize) -> Result<Json, String> {
-    let types = layer_types(source, layers);
-    let kv_heads = source
+fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
+    let types = layer_types(file, layers);
+    let kv_heads = file
         .sizes("attention.head_count_kv", layers)
         .unwrap_or_default();
     let heads_of = |wanted: &str| {
         let mut of_type = types.iter().zip(&kv_heads).filter(|(t, _)| **t == wanted);
         of_type.next().map(|(_, n)| *n)
     };
-    let inner = source
+    let inner = file
         .sizes("feed_forward_length", layers)
         .unwrap_or_default();
     let (narrow, wide) = (inner.iter().min(), inner.iter().max());
-    let shared = source.size("attention.shared_kv_layers").unwrap_or(0);
+    let shared = file.size("attention.shared_kv_layers").unwrap_or(0);
     let own = layers.saturating_sub(usize::try_from(shared).unwrap_or(usize::MAX));
     let without_values = (0..own).any(|i| {
         types.get(i) == Some(&FULL)
-            && source.has(&format!("blk.{i}.attn_k.weight"))
-            && !source.has(&format!("blk.{i}.attn_v.weight"))
+            && file.has(&format!("blk.{i}.attn_k.weight"))
+            && !file.has(&format!("blk.{i}.attn_v.weight"))
     });
     // An assistant has neither; what it shares may differ by type.
     let (sliding, full) = (heads_of(SLIDING), heads_of(FULL));
     let none_owned = own == 0 && sliding != full;
-    let experts = source.size("expert_count").unwrap_or(0);
+    let experts = file.size("expert_count").unwrap_or(0);
     Ok(json!({
         "architectures": ["Gemma4ForCausalLM"],
         "model_type": "gemma4_text",
-        "dtype": source.dtype(),
-        "vocab_size": source.rows("token_embd.weight"),
-        "hidden_size": source.size("embedding_length"),
+        "dtype": file.dtype(),
+        "vocab_size": file.rows("token_embd.weight"),
+        "hidden_size": file.size("embedding_length"),
         "intermediate_size": narrow,
         "num_hidden_layers": layers,
-        "num_attention_heads": source.size("attention.head_count"),
+        "num_attention_heads": file.size("attention.head_count"),
         "num_key_value_heads": sliding.or(full),
         "num_global_key_value_heads": full,
-        "head_dim": source.size("attention.key_length_swa"),
-        "global_head_dim": source.size("attention.key_length"),
+        "head_dim": file.size("attention.key_length_swa"),
+        "global_head_dim": file.size("attention.key_length"),
         "layer_types": types,
-        "sliding_window": source.size("attention.sliding_window"),
+        "sliding_window": file.size("attention.sliding_window"),
         "attention_k_eq_v": without_values || none_owned,
         // With values of their own, full layers say their heads one by one.
         "per_layer_config": (!without_values && !none_owned && sliding.is_some() && sliding != full).then(|| {
@@ -216,34 +216,34 @@ fn config(source: &Source<'_>, layers: usize) -> Result<Json, String> {
         }),
         "num_kv_shared_layers": shared,
         "use_double_wide_mlp": narrow != wide,
-        "hidden_size_per_layer_input": source.size("embedding_length_per_layer_input"),
-        "vocab_size_per_layer_input": source.rows("per_layer_token_embd.weight"),
+        "hidden_size_per_layer_input": file.size("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": file.rows("per_layer_token_embd.weight"),
         "enable_moe_block": experts > 0,
         "num_experts": (experts > 0).then_some(experts),
-        "top_k_experts": source.size("expert_used_count"),
-        "moe_intermediate_size": source.size("expert_feed_forward_length"),
+        "top_k_experts": file.size("expert_used_count"),
+        "moe_intermediate_size": file.size("expert_feed_forward_length"),
         "rope_parameters": {
             SLIDING: {
                 "rope_type": "default",
-                "rope_theta": source.float("rope.freq_base_swa").unwrap_or(1e4),
+                "rope_theta": file.float("rope.freq_base_swa").unwrap_or(1e4),
             },
             FULL: {
                 "rope_type": "proportional",
-                "rope_theta": source.float("rope.freq_base").unwrap_or(1e6),
-                "partial_rotary_factor": turned(source),
+                "rope_theta": file.float("rope.freq_base").unwrap_or(1e6),
+                "partial_rotary_factor": turned(file),
             },
         },
-        "rms_norm_eps": source.float("attention.layer_norm_rms_epsilon"),
-        "final_logit_softcapping": source.float("final_logit_softcapping"),
-        "max_position_embeddings": source.size("context_length"),
+        "rms_norm_eps": file.float("attention.layer_norm_rms_epsilon"),
+        "final_logit_softcapping": file.float("final_logit_softcapping"),
+        "max_position_embeddings": file.size("context_length"),
         "tie_word_embeddings": true,
     }))
 }
 
 /// The type of every layer: a file says it of each, or says how many layers come before
 /// a full one; without either, it is one in six.
-fn layer_types(source: &Source<'_>, layers: usize) -> Vec<&'static str> {
-    let pattern = source.get("attention.sliding_window_pattern");
+fn layer_types(file: &FileView<'_>, layers: usize) -> Vec<&'static str> {
+    let pattern = file.get("attention.sliding_window_pattern");
     let slides = |i: usize| match &pattern {
         Some(Value::Array(_, items)) => {
             let slides = items.get(i);
@@ -265,8 +265,8 @@ fn layer_types(source: &Source<'_>, layers: usize) -> Vec<&'static str> {
 
 /// The share of a full layer's head that turns: pairs with a divisor of 1; the
 /// others have one that stops them.
-fn turned(source: &Source<'_>) -> f64 {
-    let divisors = (source.floats)("rope_freqs.weight").unwrap_or_default();
+fn turned(file: &FileView<'_>) -> f64 {
+    let divisors = (file.floats)("rope_freqs.weight").unwrap_or_default();
     let turned = divisors.iter().filter(|d| **d == 1.0).count();
     if divisors.is_empty() {
         0.25
@@ -276,17 +276,17 @@ fn turned(source: &Source<'_>) -> f64 {
 }
 
 /// An assistant's configuration around that of its layers, `text`.
-fn wrap(source: &Source<'_>, text: Json) -> Json {
+fn wrap(file: &FileView<'_>, text: Json) -> Json {
     let centroids = ["masked_embd_centroids.weight", "mtp.centroids.weight"];
-    let centroids = centroids.iter().find_map(|name| source.rows(name));
+    let centroids = centroids.iter().find_map(|name| file.rows(name));
     json!({
         "architectures": ["Gemma4AssistantForCausalLM"],
         "model_type": "gemma4_assistant",
         "dtype": text["dtype"],
-        "backbone_hidden_size": source.size("embedding_length_out"),
+        "backbone_hidden_size": file.size("embedding_length_out"),
         "use_ordered_embeddings": centroids.is_some(),
         "num_centroids": centroids.unwrap_or(0),
-        "centroid_intermediate_top_k": source.size("centroid_top_k").unwrap_or(CENTROIDS_TOP_K),
+        "centroid_intermediate_top_k": file.size("centroid_top_k").unwrap_or(CENTROIDS_TOP_K),
         "tie_word_embeddings": true,
         "text_config": text,
     })

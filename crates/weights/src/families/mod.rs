@@ -8,7 +8,7 @@ mod eagle3;
 mod gemma4;
 mod qwen3_5;
 
-use crate::gguf::{Edit, Keys, Source};
+use crate::gguf::{Edit, FileView, Keys};
 use serde_json::{Value as Json, json};
 
 /// A name in a GGUF file, its canonical name, and what the file's writer does to the
@@ -44,12 +44,12 @@ pub(crate) struct Family {
     /// The end of the name of a convolution, whose layout tells who wrote a file.
     pub(crate) convolution: Option<&'static str>,
     /// Blocks of a GGUF file that are an MTP head.
-    pub(crate) head_blocks: fn(&Source<'_>) -> u64,
+    pub(crate) head_blocks: fn(&FileView<'_>) -> u64,
     /// The language model's configuration, from a GGUF file whose trunk has so many
     /// blocks. Values that the file leaves open are null.
-    pub(crate) config: fn(&Source<'_>, usize) -> Result<Json, String>,
+    pub(crate) config: fn(&FileView<'_>, usize) -> Result<Json, String>,
     /// The whole configuration around [`Family::config`]'s.
-    pub(crate) wrap: fn(&Source<'_>, Json) -> Json,
+    pub(crate) wrap: fn(&FileView<'_>, Json) -> Json,
     /// Adds the keys of a GGUF file for a whole configuration; the language model's
     /// part is in [`Keys`].
     pub(crate) keys: fn(&mut Keys<'_>, &Json),

@@ -2,7 +2,7 @@
 
 use super::{Family, Name, PLAIN};
 use crate::gguf::Edit::*;
-use crate::gguf::{Keys, Source};
+use crate::gguf::{FileView, Keys};
 use serde_json::{Value as Json, json};
 
 /// The dense model.
@@ -16,7 +16,7 @@ pub(super) const DENSE: Family = Family {
     experts: Some(("mlp.experts.", "mlp.switch_mlp.")),
     offset_norms: OFFSET_NORMS,
     convolution: Some(".linear_attn.conv1d.weight"),
-    head_blocks: |source| source.size("nextn_predict_layers").unwrap_or(0),
+    head_blocks: |file| file.size("nextn_predict_layers").unwrap_or(0),
     config,
     keys,
     ..PLAIN
@@ -138,8 +138,8 @@ const HEAD: &[Name] = &[
     ("nextn.shared_head_norm.weight", "mtp.norm.weight", Folded),
 ];
 
-fn config(source: &Source<'_>, layers: usize) -> Result<Json, String> {
-    let size = |key| source.size(key);
+fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
+    let size = |key| file.size(key);
     let value_heads = size("ssm.time_step_rank");
     let value_dim = match (size("ssm.inner_size"), value_heads) {
         (Some(inner), Some(heads)) => inner.checked_div(heads),
@@ -151,15 +151,15 @@ fn config(source: &Source<'_>, layers: usize) -> Result<Json, String> {
         _ => None,
     };
     // Layers without attention may count none.
-    let kv_heads = source
+    let kv_heads = file
         .sizes("attention.head_count_kv", layers)
         .unwrap_or_default();
-    let mixture = source.architecture == "qwen35moe";
+    let mixture = file.architecture == "qwen35moe";
     Ok(json!({
         "architectures": [if mixture { "Qwen3_5MoeForCausalLM" } else { "Qwen3_5ForCausalLM" }],
         "model_type": if mixture { "qwen3_5_moe_text" } else { "qwen3_5_text" },
-        "dtype": source.dtype(),
-        "vocab_size": source.rows("token_embd.weight"),
+        "dtype": file.dtype(),
+        "vocab_size": file.rows("token_embd.weight"),
         "hidden_size": size("embedding_length"),
         "intermediate_size": size("feed_forward_length"),
         "num_hidden_layers": layers,
@@ -174,12 +174,12 @@ fn config(source: &Source<'_>, layers: usize) -> Result<Json, String> {
         "linear_conv_kernel_dim": size("ssm.conv_kernel"),
         "rope_parameters": {
             "rope_type": "default",
-            "rope_theta": source.float("rope.freq_base").unwrap_or(1e7),
+            "rope_theta": file.float("rope.freq_base").unwrap_or(1e7),
             "partial_rotary_factor": turned.unwrap_or(0.25),
         },
-        "rms_norm_eps": source.float("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": file.float("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": size("context_length"),
-        "tie_word_embeddings": !source.has("output.weight"),
+        "tie_word_embeddings": !file.has("output.weight"),
         "mtp_num_hidden_layers": size("nextn_predict_layers").unwrap_or(0),
         "num_experts": size("expert_count"),
         "num_experts_per_tok": size("expert_used_count"),

@@ -3,7 +3,7 @@
 
 use super::edit::{Edit, Sizes};
 use super::read::{Header, parse};
-use super::{Metadata, Source, check_parts};
+use super::{FileView, Metadata, check_parts};
 use crate::LoadError;
 use crate::checkpoint::{Checkpoint, File, Tensor, Writer};
 use crate::container::Entry;
@@ -86,7 +86,7 @@ fn describe(
     })?;
     let entries = by_name(parts, headers)?;
     let is_f32 = |entry: &Entry| entry.dtype.scalar() == Some(Scalar::F32);
-    let source = Source {
+    let view = FileView {
         metadata,
         family,
         architecture: &architecture,
@@ -103,7 +103,7 @@ fn describe(
             })
         },
     };
-    let (layers, config) = (source.layers().map_err(bad)?, source.config().map_err(bad)?);
+    let (layers, config) = (view.layers().map_err(bad)?, view.config().map_err(bad)?);
     let names = headers.iter().enumerate().flat_map(|(file, header)| {
         let has = |name: &str| entries.contains_key(name);
         let canonical = move |name: &str| family.canonical(name, layers, has);

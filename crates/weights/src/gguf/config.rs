@@ -10,7 +10,7 @@ use crate::families::Family;
 use serde_json::Value as Json;
 
 /// What a file is, as far as names and configuration need it.
-pub(crate) struct Source<'a> {
+pub(crate) struct FileView<'a> {
     pub(crate) metadata: Metadata<'a>,
     pub(crate) family: &'static Family,
     /// `general.architecture`, with which its keys begin.
@@ -26,7 +26,7 @@ pub(crate) struct Source<'a> {
 /// Blocks of a trunk; more than any model has.
 const MAX_BLOCKS: u64 = 1 << 12;
 
-impl Source<'_> {
+impl FileView<'_> {
     /// A value, if it is no longer than a number for every block.
     pub(crate) fn get(&self, key: &str) -> Option<Value<'_>> {
         let key = format!("{}.{key}", self.architecture);
@@ -86,7 +86,7 @@ impl Source<'_> {
     ///
     /// # Errors
     ///
-    /// As [`Source::layers`].
+    /// As [`FileView::layers`].
     pub(crate) fn config(&self) -> Result<Json, String> {
         let layers = self.layers()?;
         let mut config = (self.family.config)(self, layers)?;

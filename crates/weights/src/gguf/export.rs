@@ -55,17 +55,18 @@ impl Export {
         })
     }
 
-    /// What the model needs and such files have no field for, if there is anything.
+    /// What the model needs and GGUF files have no field for, if there is anything.
     pub fn lacks(&self) -> Option<&'static str> {
         (self.family.lacks)(&self.config, &self.text)
     }
 
-    /// Whether such files say the tensor `canonical` by another one.
+    /// Whether GGUF files leave out the tensor `canonical`, since another one says the
+    /// same.
     pub fn drops(&self, canonical: &str) -> bool {
         self.family.drops.contains(&canonical)
     }
 
-    /// `general.architecture`.
+    /// The value of `general.architecture`.
     pub fn architecture(&self) -> &'static str {
         self.family.architectures[0]
     }
@@ -123,7 +124,7 @@ impl Rewrite {
         self.edit == Edit::Folded
     }
 
-    /// Turns integers into those of the file.
+    /// Turns canonical integers into those of the file.
     pub fn apply_integers(&self, values: &mut [i64]) {
         if self.edit == Edit::Absolute {
             (0..)

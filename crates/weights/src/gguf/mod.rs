@@ -16,7 +16,7 @@ mod value;
 pub(crate) use assemble::assemble;
 #[cfg(test)]
 pub(crate) use config::metadata;
-pub(crate) use config::{Keys, Source};
+pub(crate) use config::{FileView, Keys};
 pub(crate) use edit::{Edit, Sizes};
 pub use export::{Export, Rewrite};
 pub(crate) use split::{SUFFIX, check_parts, parts};

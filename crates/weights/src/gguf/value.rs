@@ -85,7 +85,7 @@ impl Value<'_> {
         }
     }
 
-    /// An integer of any width.
+    /// The value, if it is an integer of any width that fits.
     pub fn as_i64(&self) -> Option<i64> {
         Some(match *self {
             Value::U8(v) => v.into(),
@@ -100,7 +100,7 @@ impl Value<'_> {
         })
     }
 
-    /// An integer of any width that is not negative.
+    /// The value, if it is an integer of any width that is not negative.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Value::U64(v) => Some(v),
@@ -108,7 +108,7 @@ impl Value<'_> {
         }
     }
 
-    /// A float of any width.
+    /// The value, if it is a float of any width.
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
             Value::F32(v) => Some(v.into()),
@@ -117,7 +117,7 @@ impl Value<'_> {
         }
     }
 
-    /// A truth value.
+    /// The value, if it is a truth value.
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
             Value::Bool(v) => Some(v),
@@ -125,7 +125,7 @@ impl Value<'_> {
         }
     }
 
-    /// A text.
+    /// The value, if it is a text.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Value::String(v) => Some(v),
@@ -133,7 +133,7 @@ impl Value<'_> {
         }
     }
 
-    /// The values of an array.
+    /// The elements, if the value is an array.
     pub fn as_array(&self) -> Option<&[Self]> {
         match self {
             Value::Array(_, items) => Some(items),

@@ -2,11 +2,11 @@
 //! (`F8_E4M3`), int-quantized of compressed-tensors (`I8`), and ModelOpt's NVFP4
 //! (`U8`, two codes a byte, with the factor `@.weight_scale_2`).
 
-use super::{NONE, Writer, scale_type, wrong_type};
+use super::{NONE, Scheme, scale_type, wrong_type};
 use crate::{Checkpoint, LoadError};
 use quant::{Code, Stored};
 
-pub(super) const WRITER: Writer = Writer {
+pub(super) const SCHEME: Scheme = Scheme {
     stores: |checkpoint, name| {
         let is_fp8 = |tensor: &crate::checkpoint::Tensor| tensor.entry.dtype.name == "F8_E4M3";
         let has_scales = || checkpoint.scales_beside(name).is_some();

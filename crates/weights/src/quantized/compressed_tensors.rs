@@ -1,13 +1,13 @@
 //! Weights as compressed-tensors packs them: codes in `@.weight_packed`, scales in
 //! `@.weight_scale`, and, for `pack-quantized`, `@.weight_zero_point` or none.
 
-use super::{Derived, NONE, Stack, Writer, scale_type, wrong_shape, wrong_type};
+use super::{Derived, NONE, Scheme, Stack, scale_type, wrong_shape, wrong_type};
 use crate::checkpoint::Tensor;
 use crate::{Checkpoint, LoadError};
 use quant::{Code, Stored, Tiles};
 use serde_json::Value;
 
-pub(super) const WRITER: Writer = Writer {
+pub(super) const SCHEME: Scheme = Scheme {
     stores: |checkpoint, name| checkpoint.find(&packed(name)).is_some(),
     read: |checkpoint, name, rows, cols| {
         checkpoint.refuse_rotations(name)?;

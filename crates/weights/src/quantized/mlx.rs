@@ -1,11 +1,11 @@
 //! Weights as MLX quantizes them (`checkpoints.md` §2.1): codes in `@.weight`, and
 //! scales in `@.scales`, with `@.biases` (affine) or without (mxfp4, nvfp4, mxfp8).
 
-use super::{Stack, Writer, float, wrong_shape, wrong_type};
+use super::{Scheme, Stack, float, wrong_shape, wrong_type};
 use crate::{Checkpoint, LoadError};
 use quant::{Stored, Tiles};
 
-pub(super) const WRITER: Writer = Writer {
+pub(super) const SCHEME: Scheme = Scheme {
     stores: |checkpoint, name| scales(name).is_some_and(|s| checkpoint.find(&s).is_some()),
     read: |checkpoint, name, rows, cols| checkpoint.mlx(name, rows, cols),
     shape: |checkpoint, name| checkpoint.mlx_shape(name),

@@ -1,5 +1,5 @@
 //! Which stored tensors make one quantized weight (`checkpoints.md` §1.1, §2.1): one
-//! file a writer.
+//! file a scheme.
 //!
 //! | writer | codes | scales and more | file |
 //! | --- | --- | --- | --- |
@@ -32,7 +32,7 @@ use crate::{Checkpoint, LoadError};
 use quant::{Code, Format, Scalar, ScaleType, Stored, Tiles};
 
 /// One way of storing a quantized weight.
-struct Writer {
+struct Scheme {
     /// Whether the weight called so is stored this way: whether the tensors that show
     /// it are there.
     stores: fn(&Checkpoint, &str) -> bool,
@@ -47,7 +47,7 @@ type ReadWeight = for<'a> fn(&'a Checkpoint, &str, usize, usize) -> Result<Store
 
 /// Every way, in the order in which they are looked for. A new one is a file beside
 /// this one and a line here.
-const WRITERS: &[Writer] = &[mlx::WRITER, compressed_tensors::WRITER, bytes::WRITER];
+const SCHEMES: &[Scheme] = &[mlx::SCHEME, compressed_tensors::SCHEME, bytes::SCHEME];
 
 /// What other quantized formats store in place of `MODULE.weight`
 /// (`checkpoints.md` §1.1), to tell a format that cannot be read from a tensor
@@ -163,18 +163,18 @@ impl Checkpoint {
         rows: usize,
         cols: usize,
     ) -> Result<Option<Stored<'_>>, LoadError> {
-        let writer = WRITERS.iter().find(|writer| (writer.stores)(self, name));
-        writer
-            .map(|writer| (writer.read)(self, name, rows, cols))
+        let scheme = SCHEMES.iter().find(|scheme| (scheme.stores)(self, name));
+        scheme
+            .map(|scheme| (scheme.read)(self, name, rows, cols))
             .transpose()
     }
 
     /// The shape of the quantized weight `name`, where it is not the shape of the
     /// stored elements and can be told without knowing the width.
     pub(crate) fn quantized_shape(&self, name: &str) -> Option<Vec<usize>> {
-        let mut writers = WRITERS.iter();
-        let writer = writers.find(|writer| (writer.stores)(self, name))?;
-        (writer.shape)(self, name)
+        let mut schemes = SCHEMES.iter();
+        let scheme = schemes.find(|scheme| (scheme.stores)(self, name))?;
+        (scheme.shape)(self, name)
     }
 
     /// Why there is no weight `name`, if a companion of it is there.
