@@ -93,6 +93,9 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Files beside a checkpoint's weights: name and contents.
+type SideFiles = Vec<(String, Vec<u8>)>;
+
 /// What all checkpoints that one command writes have in common.
 struct Job<'a> {
     args: &'a ConvertArgs,
@@ -107,7 +110,7 @@ impl Job<'_> {
         &self,
         source: &Source,
         files: &[(String, Vec<u8>)],
-    ) -> Result<Option<(Checkpoint, Vec<(String, Vec<u8>)>)>> {
+    ) -> Result<Option<(Checkpoint, SideFiles)>> {
         let Some(assistant) = source.assistant_beside() else {
             return Ok(None);
         };

@@ -15,6 +15,9 @@ use serde_json::{Value as Json, json};
 /// values.
 pub(crate) type Name = (&'static str, &'static str, Edit);
 
+/// Name in a GGUF file and values of a tensor that follows from the configuration.
+pub(crate) type DerivedTensor = (&'static str, Vec<f32>);
+
 /// One architecture of GGUF files, and what files of other kinds have of it.
 ///
 /// Names of a block follow `blk.{i}.` in a GGUF file and `layers.{i}.` in canonical
@@ -64,7 +67,7 @@ pub(crate) struct Family {
     /// Canonical tensors that GGUF files say by others.
     pub(crate) drops: &'static [&'static str],
     /// Tensors in `f32` of GGUF files that follow from the language model's part.
-    pub(crate) derived: fn(&Json) -> Vec<(&'static str, Vec<f32>)>,
+    pub(crate) derived: fn(&Json) -> Vec<DerivedTensor>,
 }
 
 /// Every family. `config.json` is looked up in this order.
