@@ -520,7 +520,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         sequences: 1,
         context: 33_000,
         step_rows: 2048,
-        kv_format: backend::KvFormat::both(&quant::BF16),
+        kv_format: backend::KvFormat::both(&quant::kv::BF16),
     };
     let mut memory = Memory::new(&b, target.plan(), size);
     let mut batch = Batch::default();

@@ -14,12 +14,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("cache", &["backend", "quant"]),
     ("models", &["backend", "cache", "quant", "weights"]),
     ("text", &[]),
+    ("convert", &["models", "quant", "text", "weights"]),
     ("speculate", &["backend", "cache", "models"]),
     (
         "engine",
         &[
             "backend",
             "cache",
+            "convert",
             "models",
             "quant",
             "speculate",
@@ -32,8 +34,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "backend", "cache", "cpu", "cuda", "engine", "hub", "models", "quant", "server",
-            "text", "weights",
+            "backend", "cache", "convert", "cpu", "cuda", "engine", "hub", "models", "quant",
+            "server", "text", "weights",
         ],
     ),
 ];

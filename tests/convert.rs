@@ -4,11 +4,9 @@
 
 use backend::{Backend, Batch, Store};
 use cache::{Memory, MemorySize};
+use convert::{Growth, Quantize, convert, inflate};
 use cpu::{Activations, Cpu, CpuOptions};
-use models::{
-    ChainedHead, Eagle3, Gemma4Assistant, Growth, Quantize, Qwen35Mtp, Taps, Target, convert,
-    inflate, load_target,
-};
+use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
 use speculate::draft::{Assistant, Chained};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, Stream, StreamOptions};
 use std::sync::Arc;
@@ -62,7 +60,7 @@ fn size() -> MemorySize {
         sequences: 1,
         context: 128,
         step_rows: 64,
-        kv_format: backend::KvFormat::both(&quant::BF16),
+        kv_format: backend::KvFormat::both(&quant::kv::BF16),
     }
 }
 
@@ -259,6 +257,30 @@ fn a_checkpoint_of_any_layout_converts_without_a_change() {
     }
 }
 
+/// Norms that a Hugging Face file stores as offsets are written as scales, those of an
+/// MTP head's inputs too.
+#[test]
+fn offset_norms_keep_their_scale() {
+    let stored = suites::golden("qwen3_5-dense");
+    let made = convert(&stored)
+        .unwrap()
+        .checkpoint(&mut |_, _| {})
+        .unwrap();
+    let norms: Vec<&str> = stored
+        .names()
+        .filter(|name| Checkpoint::is_offset_norm(name))
+        .collect();
+    assert!(
+        norms.contains(&"mtp.pre_fc_norm_hidden.weight"),
+        "{norms:?}"
+    );
+    for name in norms {
+        let n = stored.shape(name).unwrap()[0];
+        let (want, got) = (stored.norm(name, n).unwrap(), made.norm(name, n).unwrap());
+        assert_eq!(got, want, "{name}");
+    }
+}
+
 /// Codes of every writer become plain numbers of the same logits.
 #[test]
 fn codes_are_converted_to_what_they_stand_for() {
@@ -348,7 +370,7 @@ fn an_eagle3_head_drafts_the_same_from_a_gguf_file() {
 }
 
 #[test]
-fn quantising_keeps_what_the_policy_names_and_moves_scores_by_little() {
+fn quantizing_keeps_what_the_policy_names_and_moves_scores_by_little() {
     let b = Cpu::new(CpuOptions::default()).unwrap();
     // The last one's routers are so even that 8 bits make rows choose others.
     for (name, most) in [

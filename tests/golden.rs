@@ -74,7 +74,7 @@ fn size() -> MemorySize {
         sequences: 1,
         context: 128,
         step_rows: 128,
-        kv_format: KvFormat::both(&quant::F32),
+        kv_format: KvFormat::both(&quant::kv::F32),
     }
 }
 

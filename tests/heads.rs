@@ -85,7 +85,7 @@ fn size(sequences: usize) -> MemorySize {
         sequences,
         context: 256,
         step_rows: 64,
-        kv_format: backend::KvFormat::both(&quant::F32),
+        kv_format: backend::KvFormat::both(&quant::kv::F32),
     }
 }
 

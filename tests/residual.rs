@@ -31,7 +31,7 @@ fn size() -> MemorySize {
         sequences: 1,
         context: 64,
         step_rows: 16,
-        kv_format: backend::KvFormat::both(&quant::F32),
+        kv_format: backend::KvFormat::both(&quant::kv::F32),
     }
 }
 

@@ -177,7 +177,7 @@ fn size(context: usize) -> MemorySize {
         sequences: 1,
         context,
         step_rows: 64,
-        kv_format: KvFormat::both(&quant::F32),
+        kv_format: KvFormat::both(&quant::kv::F32),
     }
 }
 

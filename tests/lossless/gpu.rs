@@ -79,10 +79,10 @@ fn assert_lossless_on_a_gpu(s: usize, subject: Subject) {
         // heads smaller than a block of them.
         let codes = i % 2 == 1 && subject.target.contains("qwen");
         let other = match codes {
-            true => quant::format("q8_0").unwrap(),
-            false => &quant::F32,
+            true => quant::kv_format("q8_0").unwrap(),
+            false => &quant::kv::F32,
         };
-        for kv in [&quant::BF16, other]
+        for kv in [&quant::kv::BF16, other]
             .map(KvFormat::both)
             .into_iter()
             .take(if trained.is_some() { 1 } else { 2 })

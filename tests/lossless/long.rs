@@ -35,11 +35,11 @@ pub(crate) fn assert_lossless_over_splits(s: usize, subject: Subject, backend: &
     // Other models, and EAGLE-3 heads, have heads smaller than a block of codes.
     let codes = subject.target.contains("qwen") && !backend.name().contains("NVIDIA");
     let formats = [
-        KvFormat::both(&quant::BF16),
+        KvFormat::both(&quant::kv::BF16),
         if codes {
             compressed()
         } else {
-            KvFormat::both(&quant::F32)
+            KvFormat::both(&quant::kv::F32)
         },
     ];
     for (f, kv_format) in formats.into_iter().enumerate() {

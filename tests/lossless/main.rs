@@ -97,7 +97,10 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                 kv_format,
                 ..Setup::plain(subject, &backends.last().unwrap().1)
             };
-            let mut formats = vec![KvFormat::both(&quant::F32), KvFormat::both(&quant::BF16)];
+            let mut formats = vec![
+                KvFormat::both(&quant::kv::F32),
+                KvFormat::both(&quant::kv::BF16),
+            ];
             // The others, and EAGLE-3 heads, have heads smaller than a block.
             if subject.target.contains("qwen") {
                 formats.push(compressed());
@@ -191,7 +194,7 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
                 kv_format: [
                     rotated("turbo4"),
                     compressed(),
-                    KvFormat::both(&quant::BF16),
+                    KvFormat::both(&quant::kv::BF16),
                 ][s],
                 context: CONTEXT,
                 shortlist: s == 1,
@@ -253,7 +256,7 @@ fn speculation_never_changes_a_token_over_coded_weights() {
                 length,
                 chunk,
                 width,
-                kv_format: KvFormat::both(&quant::BF16),
+                kv_format: KvFormat::both(&quant::kv::BF16),
                 context: CONTEXT,
                 shortlist: s == 2,
                 mapped: (f + s) % 2 == 0,
@@ -313,7 +316,7 @@ fn a_rollback_that_is_off_by_one_does_not_go_unseen() {
             length: Fixed(length),
             chunk: 64,
             width: 3,
-            kv_format: KvFormat::both(&quant::F32),
+            kv_format: KvFormat::both(&quant::kv::F32),
             ..Setup::plain(subject, &backend)
         };
         write(&setup, &prompts, 0, &Sampling::default(), truth).texts

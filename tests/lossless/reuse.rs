@@ -33,7 +33,7 @@ pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<d
             draft,
             chunk: [512, 33, 7][(s + d) % 3],
             width: 2,
-            kv_format: KvFormat::both([&quant::BF16, &quant::F32][d % 2]),
+            kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][d % 2]),
             ..Setup::plain(subject, b)
         };
         let whole = Setup {

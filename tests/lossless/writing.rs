@@ -38,7 +38,7 @@ impl<'a> Setup<'a> {
             length: DraftLength::Fixed(0),
             chunk: 512,
             width: 8,
-            kv_format: KvFormat::both(&quant::BF16),
+            kv_format: KvFormat::both(&quant::kv::BF16),
             context: CONTEXT,
             shortlist: false,
             mapped: false,
@@ -264,14 +264,14 @@ pub(crate) fn oracle(truth: &[Text], spoil: usize) -> Box<dyn Drafter> {
 /// Values in `format`, a rotated one, and keys in codes.
 pub(crate) fn rotated(format: &str) -> KvFormat {
     KvFormat {
-        k: quant::format("q8_0").unwrap(),
-        v: quant::cache_format(format).unwrap(),
+        k: quant::kv_format("q8_0").unwrap(),
+        v: quant::kv_format(format).unwrap(),
     }
 }
 
 /// Keys and values in codes.
 pub(crate) fn compressed() -> KvFormat {
-    let format = |name| quant::format(name).unwrap();
+    let format = |name| quant::kv_format(name).unwrap();
     KvFormat {
         k: format("q8_0"),
         v: format("q4_0"),

@@ -13,7 +13,7 @@ use crate::{
     Experts, Kv, KvFormat, KvSpec, MAX_TENTATIVE, Matrix, MediaRow, NO_PAGE, PAGE_ROWS,
     POSITION_AXES, Position, Reference, Rope, Row, SPLIT_ROWS, Tensor,
 };
-use quant::{BF16, F16, F32, Format, Owned, Scalar};
+use quant::{BF16, F16, F32, Format, KvRowFormat, Owned, Scalar, kv};
 use std::ops::Range;
 
 /// One op's cases against a reference.
@@ -575,8 +575,8 @@ struct AttendCase {
     kv_heads: usize,
     head_dim: usize,
     window: Option<usize>,
-    k: &'static Format,
-    v: &'static Format,
+    k: &'static KvRowFormat,
+    v: &'static KvRowFormat,
     /// Rows of each sequence, step by step.
     steps: &'static [&'static [usize]],
 }
@@ -600,15 +600,15 @@ const SHORT: &[&[usize]] = &[
 ];
 
 fn attend_cases() -> Vec<AttendCase> {
-    let named = |name| quant::cache_format(name).expect("a format that exists");
+    let named = |name| quant::kv_format(name).expect("a format that exists");
     vec![
         AttendCase {
             heads: 1,
             kv_heads: 1,
             head_dim: 16,
             window: None,
-            k: &F32,
-            v: &F32,
+            k: &kv::F32,
+            v: &kv::F32,
             steps: LONG,
         },
         AttendCase {
@@ -616,8 +616,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 2,
             head_dim: 64,
             window: None,
-            k: &BF16,
-            v: &BF16,
+            k: &kv::BF16,
+            v: &kv::BF16,
             steps: SHORT,
         },
         AttendCase {
@@ -625,8 +625,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 16,
             window: Some(100),
-            k: &F16,
-            v: &F16,
+            k: &kv::F16,
+            v: &kv::F16,
             steps: LONG,
         },
         AttendCase {
@@ -634,8 +634,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 24,
             window: Some(7),
-            k: &BF16,
-            v: &BF16,
+            k: &kv::BF16,
+            v: &kv::BF16,
             steps: SHORT,
         },
         AttendCase {
@@ -643,8 +643,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 20,
             window: Some(SPLIT_ROWS + 5),
-            k: &F32,
-            v: &F32,
+            k: &kv::F32,
+            v: &kv::F32,
             steps: LONG,
         },
         AttendCase {
@@ -652,8 +652,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 3,
             head_dim: 128,
             window: None,
-            k: &F16,
-            v: &F16,
+            k: &kv::F16,
+            v: &kv::F16,
             steps: SHORT,
         },
         AttendCase {
@@ -661,8 +661,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 256,
             window: Some(64),
-            k: &BF16,
-            v: &BF16,
+            k: &kv::BF16,
+            v: &kv::BF16,
             steps: SHORT,
         },
         AttendCase {
@@ -670,8 +670,8 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 2,
             head_dim: 512,
             window: None,
-            k: &F32,
-            v: &F32,
+            k: &kv::F32,
+            v: &kv::F32,
             steps: &[&[5, 70], &[1, 3]],
         },
         AttendCase {
@@ -697,18 +697,18 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 96,
             window: None,
-            k: &BF16,
+            k: &kv::BF16,
             v: named("q8_0"),
             steps: SHORT,
         },
-        // A format that a device may keep any way it likes.
+        // Codes beside elements.
         AttendCase {
             heads: 2,
             kv_heads: 1,
             head_dim: 64,
             window: None,
-            k: named("q5_1"),
-            v: named("affine8-g64"),
+            k: named("q4_0"),
+            v: &kv::F16,
             steps: SHORT,
         },
         // Values that are rotated, in groups of 64, 128 and both.
@@ -726,7 +726,7 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 192,
             window: None,
-            k: &BF16,
+            k: &kv::BF16,
             v: named("turbo4"),
             steps: SHORT,
         },
@@ -735,7 +735,7 @@ fn attend_cases() -> Vec<AttendCase> {
             kv_heads: 1,
             head_dim: 256,
             window: None,
-            k: &F32,
+            k: &kv::F32,
             v: named("turbo3"),
             steps: LONG,
         },

@@ -6,7 +6,7 @@ use crate::{
     MAX_TENTATIVE, Matrix, NO_TOKEN, Ops, PAGE_ROWS, Record, Rope, SPLIT_ROWS, Sample, Store,
     Tensor, gives_token,
 };
-use quant::{Scalar, Stored};
+use quant::Stored;
 use std::borrow::Cow;
 
 /// The slow backend that defines the fast ones' results.
@@ -358,6 +358,7 @@ impl Ops for Reference {
             .storage
             .downcast_mut::<KvRows>()
             .expect("memory of this backend");
+        let mut stored = Vec::new();
         for (s, seq) in batch.seqs.iter().enumerate() {
             for r in seq.rows.clone() {
                 let Some(at) = batch.rows[r].at else { continue };
@@ -369,8 +370,8 @@ impl Ops for Reference {
                         [(format.k, k, &mut rows.k), (format.v, v, &mut rows.v)]
                     {
                         let row = &values(from)[(r * heads + head) * head_dim..][..head_dim];
-                        let stored = quant::encode(format, row, head_dim, Scalar::F32);
-                        stored.view().decode_row(0, &mut to[at..at + head_dim]);
+                        format.encode(row, &mut stored);
+                        format.decode(&stored, &mut to[at..at + head_dim]);
                     }
                 }
             }

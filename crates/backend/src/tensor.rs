@@ -150,14 +150,14 @@ pub struct KvSpec {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvFormat {
     /// Keys.
-    pub k: &'static quant::Format,
+    pub k: &'static quant::KvRowFormat,
     /// Values.
-    pub v: &'static quant::Format,
+    pub v: &'static quant::KvRowFormat,
 }
 
 impl KvFormat {
     /// Keys and values alike.
-    pub const fn both(format: &'static quant::Format) -> Self {
+    pub const fn both(format: &'static quant::KvRowFormat) -> Self {
         KvFormat {
             k: format,
             v: format,
@@ -175,13 +175,12 @@ impl KvFormat {
 
     /// Bytes of one head's key and value.
     pub const fn row_bytes(&self, head_dim: usize) -> usize {
-        self.k.matrix_bytes(1, head_dim, quant::Scalar::F32)
-            + self.v.matrix_bytes(1, head_dim, quant::Scalar::F32)
+        self.k.row_bytes(head_dim) + self.v.row_bytes(head_dim)
     }
 
     /// The format that cannot store heads of `head_dim`, if one cannot: blocks do
     /// not span heads.
-    pub fn misfit(&self, head_dim: usize) -> Option<&'static quant::Format> {
+    pub fn misfit(&self, head_dim: usize) -> Option<&'static quant::KvRowFormat> {
         [self.k, self.v]
             .into_iter()
             .find(|f| !head_dim.is_multiple_of(f.block))

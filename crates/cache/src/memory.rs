@@ -453,7 +453,7 @@ mod tests {
             sequences,
             context: 1000,
             step_rows: 70,
-            kv_format: KvFormat::both(&quant::F32),
+            kv_format: KvFormat::both(&quant::kv::F32),
         };
         Memory::new(&backend::Reference, plan, size)
     }

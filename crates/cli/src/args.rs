@@ -9,7 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use engine::{Accept, DraftChoice, DraftVocabulary};
-use quant::{Format, Layout};
+use quant::Format;
 use serde_json::{Map, Value};
 use server::Limits;
 use std::ffi::OsString;
@@ -18,12 +18,6 @@ use std::path::PathBuf;
 
 /// Tokens a reply may have where nobody says otherwise.
 const DEFAULT_MAX_TOKENS: usize = 512;
-
-/// Formats in which keys and values can be kept, the default first.
-const KV_FORMATS: &[&str] = &["bf16", "f16", "f32", "q8_0", "q4_0"];
-
-/// Formats in which only values can be kept.
-const V_FORMATS: &[&str] = &["turbo4", "turbo3"];
 
 const AFTER_HELP: &str = "\
 An option may also come from the environment (PACELINE_DRAFT_MAX for --draft-max) or from \
@@ -169,9 +163,7 @@ pub(crate) struct LoadArgs {
     /// model's limit, at most 8k]
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = count)]
     pub(crate) context: Option<usize>,
-    /// Format of the KV cache, or of keys and values apart as K,V: bf16, f16, f32, q8_0 or q4_0;
-    /// values also turbo4 or turbo3 (TurboQuant), as in q8_0,turbo4
-    #[arg(long, value_name = "FORMAT", default_value = KV_FORMATS[0], value_parser = kv_format)]
+    #[arg(long, value_name = "FORMAT", help = kv_help(), default_value = quant::KV_FORMATS[0].name, value_parser = kv_format)]
     pub(crate) kv: KvFormat,
     /// Quantise weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
     #[arg(long, value_name = "FORMAT", value_parser = load_format)]
@@ -366,25 +358,43 @@ const SHORT_FORMATS: &[(&str, &str)] = &[
     ("q8", "affine8-g64"),
 ];
 
-fn weight_format(name: &str) -> Result<&'static Format, String> {
+/// The format called `name`, in full or in short.
+fn named_format(name: &str) -> Option<&'static Format> {
     let long = SHORT_FORMATS.iter().find(|(short, _)| *short == name);
-    let known = || quant::FORMATS.iter().copied().flatten().map(|f| f.name);
-    quant::format(long.map_or(name, |(_, long)| long)).ok_or_else(|| {
-        let short = SHORT_FORMATS.iter().map(|(short, _)| *short);
+    quant::format(long.map_or(name, |(_, long)| long))
+}
+
+/// The names of formats that folders of safetensors can have.
+fn folder_formats() -> String {
+    let short = SHORT_FORMATS.iter().map(|(short, _)| *short);
+    let long = convert::Container::Safetensors.formats().map(|f| f.name);
+    short.chain(long).collect::<Vec<_>>().join(", ")
+}
+
+/// A format that weights are written in.
+fn weight_format(name: &str) -> Result<&'static Format, String> {
+    named_format(name).ok_or_else(|| {
+        let in_folders = |f: &&'static Format| convert::Container::Safetensors.holds(f);
+        let others = convert::Container::Gguf
+            .formats()
+            .filter(|f| !in_folders(f));
+        let others: Vec<_> = others.map(|f| f.name).collect();
         format!(
-            "known are {}",
-            short.chain(known()).collect::<Vec<_>>().join(", ")
+            "known are {}; GGUF files can also have {}",
+            folder_formats(),
+            others.join(", ")
         )
     })
 }
 
 /// A format that weights are brought to in memory.
 fn load_format(name: &str) -> Result<&'static Format, String> {
-    match weight_format(name)? {
-        Format { layout: Layout::Block { .. } | Layout::Scaled { .. }, .. } => Err(
+    match named_format(name) {
+        Some(format) if convert::Container::Safetensors.holds(format) => Ok(format),
+        Some(_) => Err(
             "weights are loaded as q2 to q8, affineN-gM, bf16, f16 or f32; `paceline convert` writes the others".into(),
         ),
-        format => Ok(format),
+        None => Err(format!("known are {}", folder_formats())),
     }
 }
 
@@ -828,28 +838,50 @@ fn accept_rule() -> impl TypedValueParser<Value = Accept> {
     })
 }
 
+/// The names of KV formats that keys can have too, or of the others.
+fn kv_names(for_keys: bool) -> Vec<&'static str> {
+    let formats = quant::KV_FORMATS.iter();
+    let formats = formats.filter(|format| format.holds_keys == for_keys);
+    formats.map(|format| format.name).collect()
+}
+
+/// `a, b or c`
+fn any_of(names: &[&str]) -> String {
+    match names {
+        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        names => names.concat(),
+    }
+}
+
+fn kv_help() -> String {
+    let (all, values) = (kv_names(true), kv_names(false));
+    format!(
+        "Format of the KV cache, or of keys and values apart as K,V: {}; values also {} \
+         (TurboQuant), as in q8_0,{}",
+        any_of(&all),
+        any_of(&values),
+        values[0]
+    )
+}
+
 fn kv_format(text: &str) -> Result<KvFormat, String> {
-    let format = |name: &str, of: &[&[&str]]| {
-        of.iter()
-            .any(|names| names.contains(&name))
-            .then(|| quant::cache_format(name))
-            .flatten()
-            .ok_or_else(|| {
-                let (all, values) = (KV_FORMATS.join(", "), V_FORMATS.join(" and "));
-                format!(
-                    "`{name}` is none of {all}; values also take {values}, as in q8_0,{}",
-                    V_FORMATS[0]
-                )
-            })
+    let format = |name: &str| {
+        quant::kv_format(name).ok_or_else(|| {
+            let (all, values) = (kv_names(true).join(", "), kv_names(false));
+            format!(
+                "`{name}` is none of {all}; values also take {}, as in q8_0,{}",
+                values.join(" and "),
+                values[0]
+            )
+        })
     };
     let (k, v) = text.split_once(',').unwrap_or((text, text));
-    if V_FORMATS.contains(&k) {
+    let k = format(k)?;
+    if !k.holds_keys {
+        let k = k.name;
         return Err(format!("`{k}` is supported for values only; try q8_0,{k}"));
     }
-    Ok(KvFormat {
-        k: format(k, &[KV_FORMATS])?,
-        v: format(v, &[KV_FORMATS, V_FORMATS])?,
-    })
+    Ok(KvFormat { k, v: format(v)? })
 }
 
 #[cfg(test)]
@@ -923,15 +955,15 @@ mod tests {
 
     #[test]
     fn keys_and_values_may_differ() {
-        assert_eq!(kv_format("f16").unwrap(), KvFormat::both(&quant::F16));
+        assert_eq!(kv_format("f16").unwrap(), KvFormat::both(&quant::kv::F16));
         assert_eq!(kv_format("q8_0,q4_0").unwrap().to_string(), "q8_0,q4_0");
         for bad in ["", "f8", "q4_k", "bf16,", ",f16", "bf16,f16,f32"] {
             assert!(kv_format(bad).is_err(), "{bad}");
         }
-        for name in KV_FORMATS {
-            assert_eq!(kv_format(name).unwrap().to_string(), *name);
+        for name in kv_names(true) {
+            assert_eq!(kv_format(name).unwrap().to_string(), name);
         }
-        for name in V_FORMATS {
+        for name in kv_names(false) {
             let both = format!("q8_0,{name}");
             assert_eq!(kv_format(&both).unwrap().to_string(), both);
             assert!(kv_format(name).unwrap_err().contains(&both));

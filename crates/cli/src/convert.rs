@@ -1,35 +1,21 @@
 //! `paceline convert`: another format, another size, a head taken out or put in.
 
-use crate::args::{Container, ConvertArgs, OutputArgs};
+use crate::args::{Container as Kind, ConvertArgs, OutputArgs};
 use crate::{model, progress, resolve};
-use anyhow::{Context, Result, bail};
+use ::convert::{Container, ConvertError, Growth, Quantize, Recipe, convert, inflate};
+use anyhow::{Result, anyhow, bail};
 use engine::Source;
-use models::{Growth, Quantize};
-use quant::{Format, Layout};
-use serde_json::json;
-use std::collections::BTreeMap;
+use quant::Format;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use text::TextFiles;
-use text::gguf::Vocabulary;
-use weights::gguf::stored_as;
-use weights::{Checkpoint, Data, Recipe};
+use weights::Checkpoint;
+
+/// Names in a message of matrices that keep their format.
+const MISFITS_SHOWN: usize = 4;
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
-    let is_gguf_name = resolve::is_gguf_name(&args.out);
-    let container = match (args.format, is_gguf_name) {
-        (Some(Container::Gguf), false) => bail!(
-            "the name of a GGUF file must end in .gguf, unlike `{}`",
-            args.out.display()
-        ),
-        (Some(Container::Safetensors), true) => bail!(
-            "--format safetensors writes a folder, whose name must not end in .gguf, unlike `{}`",
-            args.out.display()
-        ),
-        (_, true) => Container::Gguf,
-        (_, false) => Container::Safetensors,
-    };
+    let container = container(args)?;
     for (option, format) in formats(args) {
         if let Some(why) = refusal(format, container) {
             bail!("{option}: {why}");
@@ -41,126 +27,194 @@ pub(crate) fn run(args: &ConvertArgs, output: OutputArgs) -> Result<ExitCode> {
         Some(model) => resolve::source(model)?.side_files()?,
         None => source.side_files()?,
     };
-    let architecture = checkpoint.architecture()?;
-    let is_drafter = draft_kind(architecture).is_some();
+    let is_drafter = draft_kind(checkpoint.architecture()?).is_some();
     if files.is_empty() && checkpoint.metadata().is_some() && !is_drafter {
         bail!(
             "the tokenizer cannot be taken out of a GGUF file: name a model with the same tokenizer with --tokenizer MODEL"
         );
     }
-    let write = |recipe: &Recipe<'_>, to: &Path, files: &[(String, Vec<u8>)]| -> Result<()> {
-        let mut bar = progress::ByteBar::new(&format!("writing {}", to.display()), !output.quiet);
-        let mut progress = |done, total| bar.set(done, total);
-        match container {
-            Container::Safetensors => recipe.write(to, files, &mut progress)?,
-            Container::Gguf => {
-                let vocabulary = vocabulary(recipe, files)?;
-                recipe.write_gguf(to, &engine::vocabulary_keys(&vocabulary), &mut progress)?;
-            }
-        }
-        bar.clear();
-        if !output.quiet {
-            if container == Container::Gguf {
-                for (from, to) in replaced(recipe) {
-                    say!("GGUF has no {from}: these matrices are stored as {to}");
-                }
-            }
-            let weights: usize = recipe.items.iter().map(|i| i.rows() * i.cols()).sum();
-            say!(
-                "{}: {} weights in {} tensors",
-                to.display(),
-                model::amount(weights as u64),
-                recipe.items.len()
-            );
-        }
-        Ok(())
+    let job = Job {
+        args,
+        container,
+        quantize: args.quant.map(|format| Quantize {
+            format,
+            own: args.tensor.clone(),
+        }),
+        quiet: output.quiet,
     };
     // A drafter fits only the target that it was made for, so the two stay together.
     let assistant = match args.extract_head || args.no_drafter || is_drafter {
         true => None,
-        false => source.assistant_beside(),
-    };
-    let assistant_out = beside(&args.out);
-    if assistant.is_some() && assistant_out.symlink_metadata().is_ok() {
-        bail!(
-            "the assistant of `{}` goes to `{}`, which exists already: remove it, choose another OUT, or add --no-drafter",
-            args.source,
-            assistant_out.display()
-        );
-    }
-    let assistant_files = |assistant: &Source| match container {
-        Container::Safetensors => assistant.side_files(),
-        // A GGUF file has a vocabulary, and a drafter's is its target's.
-        Container::Gguf => Ok(files.clone()),
+        false => job.assistant(&source, &files)?,
     };
     if let Some(parameters) = args.inflate {
         let mut growth = Growth::to(&checkpoint, parameters)?;
         growth.layers = args.layers.unwrap_or(growth.layers);
         growth.vocab = args.vocab.unwrap_or(growth.vocab);
-        let grown =
-            |checkpoint: &'_ Checkpoint, to: &Path, files: &[(String, Vec<u8>)]| -> Result<()> {
-                write(
-                    &quantized(models::inflate(checkpoint, &growth)?, args),
-                    to,
-                    files,
-                )
-            };
-        grown(&checkpoint, &args.out, &files)?;
-        if let Some(assistant) = &assistant {
-            let files = assistant_files(assistant)?;
-            grown(&assistant.checkpoint()?, &assistant_out, &files)?;
+        job.write(inflate(&checkpoint, &growth)?, &args.out, &files)?;
+        if let Some((assistant, files)) = &assistant {
+            let recipe = inflate(assistant, &growth)?;
+            job.write(recipe, &beside(&args.out), files)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let head = args
-        .attach_head
-        .as_deref()
-        .map(resolve::source)
+    let head = args.attach_head.as_deref().map(resolve::source);
+    let head = head
+        .transpose()?
+        .map(|head| head.checkpoint())
         .transpose()?;
-    let head = head.map(|source| source.checkpoint()).transpose()?;
-    let mut recipe = quantized(models::convert(&checkpoint)?, args);
-    let is_head = |name: &str| name.starts_with("mtp.");
+    let mut recipe = convert(&checkpoint)?;
     if args.extract_head {
-        recipe.items.retain(|item| is_head(&item.name));
+        recipe.keep_head();
         if recipe.items.is_empty() {
             bail!("`{}` has no MTP head to extract", args.source);
         }
-        write(&recipe, &args.out, &[])?;
+        job.write(recipe, &args.out, &[])?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(head) = &head {
-        let mut items = quantized(models::convert(head)?, args).items;
-        items.retain(|item| is_head(&item.name));
-        if items.is_empty() {
+        let head = convert(head)?;
+        if !head.has_head() {
             bail!(
                 "`{}` has no MTP head to attach",
                 args.attach_head.as_deref().unwrap_or_default()
             );
         }
-        recipe.items.retain(|item| !is_head(&item.name));
-        recipe.items.extend(items);
-        let nested = recipe
-            .config
-            .get("text_config")
-            .is_some_and(|c| c.is_object());
-        let config = if nested {
-            &mut recipe.config["text_config"]
-        } else {
-            &mut recipe.config
-        };
-        config["mtp_num_hidden_layers"] = json!(1);
+        recipe.attach_head(head);
     }
-    write(&recipe, &args.out, &files)?;
-    if let Some(assistant) = &assistant {
-        let checkpoint = assistant.checkpoint()?;
-        let recipe = quantized(models::convert(&checkpoint)?, args);
-        write(&recipe, &assistant_out, &assistant_files(assistant)?)?;
+    let has_head = recipe.has_head();
+    job.write(recipe, &args.out, &files)?;
+    if let Some((assistant, files)) = &assistant {
+        job.write(convert(assistant)?, &beside(&args.out), files)?;
     }
     if !output.quiet && !is_drafter {
-        let has_head = recipe.items.iter().any(|item| is_head(&item.name));
         say!("{}", drafting(args, &source, has_head, assistant.is_some()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Files beside a checkpoint's weights: name and contents.
+type SideFiles = Vec<(String, Vec<u8>)>;
+
+/// What all checkpoints that one command writes have in common.
+struct Job<'a> {
+    args: &'a ConvertArgs,
+    container: Container,
+    quantize: Option<Quantize>,
+    quiet: bool,
+}
+
+impl Job<'_> {
+    /// The assistant beside `source` and the files that go with it, if there is one.
+    fn assistant(
+        &self,
+        source: &Source,
+        files: &[(String, Vec<u8>)],
+    ) -> Result<Option<(Checkpoint, SideFiles)>> {
+        let Some(assistant) = source.assistant_beside() else {
+            return Ok(None);
+        };
+        let out = beside(&self.args.out);
+        if out.symlink_metadata().is_ok() {
+            bail!(
+                "the assistant of `{}` goes to `{}`, which exists already: remove it, choose another OUT, or add --no-drafter",
+                self.args.source,
+                out.display()
+            );
+        }
+        let files = match self.container {
+            Container::Safetensors => assistant.side_files()?,
+            // A GGUF file has a vocabulary, and a drafter's is its target's.
+            Container::Gguf => files.to_vec(),
+        };
+        Ok(Some((assistant.checkpoint()?, files)))
+    }
+
+    /// Writes `recipe` in the formats asked for, and says what was written.
+    fn write(&self, recipe: Recipe<'_>, to: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
+        let mut kept = None;
+        let recipe = match &self.quantize {
+            Some(quantize) => {
+                kept = misfits(quantize, &recipe);
+                quantize.apply(recipe)
+            }
+            None => recipe,
+        };
+        let mut bar = progress::ByteBar::new(&format!("writing {}", to.display()), !self.quiet);
+        let written = self
+            .container
+            .write(&recipe, to, files, &mut |done, total| bar.set(done, total));
+        written.map_err(with_remedy)?;
+        bar.clear();
+        if self.quiet {
+            return Ok(());
+        }
+        for (from, to) in self.container.replaced(&recipe) {
+            say!("GGUF has no {from}: these matrices are stored as {to}");
+        }
+        if let Some(kept) = kept {
+            say!("{kept}");
+        }
+        let weights: usize = recipe.items.iter().map(|i| i.rows() * i.cols()).sum();
+        say!(
+            "{}: {} weights in {} tensors",
+            to.display(),
+            model::amount(weights as u64),
+            recipe.items.len()
+        );
+        Ok(())
+    }
+}
+
+/// The kind of files to write, as `--format` or the name of OUT says.
+fn container(args: &ConvertArgs) -> Result<Container> {
+    match (args.format, resolve::is_gguf_name(&args.out)) {
+        (Some(Kind::Gguf), false) => bail!(
+            "the name of a GGUF file must end in .gguf, unlike `{}`",
+            args.out.display()
+        ),
+        (Some(Kind::Safetensors), true) => bail!(
+            "--format safetensors writes a folder, whose name must not end in .gguf, unlike `{}`",
+            args.out.display()
+        ),
+        (_, true) => Ok(Container::Gguf),
+        (_, false) => Ok(Container::Safetensors),
+    }
+}
+
+/// The matrices of `recipe` that keep their format, in one line, if there are any.
+fn misfits(quantize: &Quantize, recipe: &Recipe<'_>) -> Option<String> {
+    let misfits = quantize.misfits(recipe);
+    let (_, format) = misfits.first()?;
+    let shown: Vec<&str> = misfits
+        .iter()
+        .take(MISFITS_SHOWN)
+        .map(|(name, _)| *name)
+        .collect();
+    let more = match misfits.len() - shown.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let matrices = match misfits.len() {
+        1 => "1 matrix keeps its format, for its rows are".to_owned(),
+        n => format!("{n} matrices keep their format, for their rows are"),
+    };
+    Some(format!(
+        "{matrices} not whole blocks of {} ({}): {}{more}",
+        format.block,
+        format.name,
+        shown.join(", ")
+    ))
+}
+
+/// What can be done about `error` with the options of the command.
+fn with_remedy(error: ConvertError) -> anyhow::Error {
+    match error {
+        ConvertError::NoTokenizer => {
+            anyhow!("{error}: name a model with the same tokenizer with --tokenizer MODEL")
+        }
+        error => error.into(),
+    }
 }
 
 /// Who drafts for the model that was written, in one line.
@@ -218,30 +272,13 @@ fn refusal(format: &'static Format, container: Container) -> Option<String> {
             "paceline reads this format but does not write it; use {instead}"
         ));
     }
-    let holds = match container {
-        Container::Safetensors => {
-            matches!(format.layout, Layout::Plain(_) | Layout::Affine { .. })
-        }
-        Container::Gguf => stored_as(format).is_some(),
-    };
     match container {
-        _ if holds => None,
+        _ if container.holds(format) => None,
         Container::Safetensors => Some(format!(
             "only GGUF files hold this format; use {instead}, or let OUT end in .gguf"
         )),
         Container::Gguf => Some(format!("GGUF files do not hold this format; use {instead}")),
     }
-}
-
-/// Formats of `recipe` that GGUF does not have, each with the one that takes its place.
-fn replaced(recipe: &Recipe<'_>) -> BTreeMap<&'static str, &'static str> {
-    let matrices = recipe.items.iter().filter(|item| item.shape.len() > 1);
-    let formats = matrices.filter_map(|item| match &item.data {
-        Data::Matrix { format, .. } => Some(*format),
-        Data::Raw { .. } => None,
-    });
-    let pairs = formats.filter_map(|from| Some((from.name, stored_as(from)?.name)));
-    pairs.filter(|(from, to)| from != to).collect()
 }
 
 /// Where the assistant of the target `out` is looked for: `OUT-assistant`, with
@@ -260,42 +297,4 @@ fn beside(out: &Path) -> PathBuf {
     name.push("-assistant");
     name.push(ending);
     name.into()
-}
-
-/// The vocabulary of a GGUF file, a token for every row of the embeddings.
-fn vocabulary(recipe: &Recipe<'_>, files: &[(String, Vec<u8>)]) -> Result<Vocabulary<'static>> {
-    let file = |name: &str| {
-        files
-            .iter()
-            .find(|(n, _)| n == name)
-            .map(|(_, bytes)| &bytes[..])
-    };
-    let text = ["text_config", "transformer_layer_config"]
-        .iter()
-        .find_map(|part| recipe.config.get(part).filter(|c| c.is_object()));
-    let size = text.unwrap_or(&recipe.config)["vocab_size"]
-        .as_u64()
-        .unwrap_or(0);
-    let tokenizer = file("tokenizer.json")
-        .context("a GGUF file needs a tokenizer, and the source has none: name a model with the same tokenizer with --tokenizer MODEL")?;
-    let files = TextFiles {
-        tokenizer,
-        tokenizer_config: file("tokenizer_config.json"),
-        chat_template: file("chat_template.jinja"),
-        generation_config: file("generation_config.json"),
-        config: None,
-    };
-    Ok(Vocabulary::from_files(&files, size as usize)?)
-}
-
-/// `recipe` in the formats asked for.
-fn quantized<'a>(recipe: Recipe<'a>, args: &ConvertArgs) -> Recipe<'a> {
-    match args.quant {
-        Some(format) => Quantize {
-            format,
-            own: args.tensor.clone(),
-        }
-        .apply(recipe),
-        None => recipe,
-    }
 }

@@ -122,7 +122,7 @@ pub(crate) fn options(
         sequences,
         chunk: args.chunk,
         kv_format: args.kv,
-        quantize: args.quant.map(models::Quantize::new),
+        quantize: args.quant.map(convert::Quantize::new),
         weights: match (args.weights, memory) {
             (Weights::Mapped, _) => Placement::Mapped,
             (Weights::Auto, Some(bytes)) => Placement::Auto(bytes),

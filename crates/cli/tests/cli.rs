@@ -1508,14 +1508,19 @@ fn every_format_is_written_to_every_container_or_refused_in_one_line() {
     let folder = folder("convert-formats");
     let source = models().join("tiny-qwen3.5-moe");
     let source = source.to_str().unwrap();
-    // The command itself says which names it knows.
+    // An unknown name is answered with those that each container takes.
     let output = paceline(&folder, &["convert", source, "x", "--quant", "?"]);
-    let known = text(&{ output }.output().unwrap().stderr);
-    let (_, known) = known.split_once("known are ").unwrap();
-    let known: Vec<&str> = known.lines().next().unwrap().split(", ").collect();
+    let said = text(&{ output }.output().unwrap().stderr);
+    let (_, said) = said.split_once("known are ").unwrap();
+    let (folders, files) = said.lines().next().unwrap().split_once(';').unwrap();
+    let (_, files) = files.split_once("also have ").unwrap();
+    let listed: Vec<&str> = folders.split(", ").chain(files.split(", ")).collect();
+    let short = ["q2", "q3", "q4", "q5", "q6", "q8"];
+    let all = quant::FORMATS.iter().copied().flatten().map(|f| f.name);
+    let known: Vec<&str> = short.into_iter().chain(all).collect();
     assert!(known.len() > 40 && known.contains(&"tq3_1s"), "{known:?}");
     let mut refused = Vec::new();
-    for name in known {
+    for &name in &known {
         for (container, out) in [("safetensors", "out"), ("gguf", "out.gguf")] {
             let args = ["convert", "-q", source, out, "--quant", name];
             let args = [&args[..], &["--format", container]].concat();
@@ -1552,6 +1557,15 @@ fn every_format_is_written_to_every_container_or_refused_in_one_line() {
         }
     }
     let is_refused = |name: &str, container| refused.contains(&(name.to_owned(), container));
+    for name in known {
+        let taken = !is_refused(name, "safetensors") || !is_refused(name, "gguf");
+        assert_eq!(listed.contains(&name), taken, "{name}");
+        assert_eq!(
+            folders.split(", ").any(|listed| listed == name),
+            !is_refused(name, "safetensors"),
+            "{name}"
+        );
+    }
     for name in ["tq3_1s", "tq4_1s", "nvfp4", "fp8", "int4-g64"] {
         for container in ["safetensors", "gguf"] {
             assert!(is_refused(name, container), "{name} {container}");
@@ -1623,6 +1637,10 @@ fn a_converted_model_keeps_its_assistant() {
         "{said}"
     );
     assert!(folder.join("file-assistant.gguf").is_file());
+    // Rows of 384 columns are no whole blocks of 256.
+    let said = convert("convert tiny-gemma4 blocks.gguf --quant q4_k --no-drafter");
+    let kept = "keep their format, for their rows are not whole blocks of 256 (q4_k): ";
+    assert!(said.contains(kept), "{said}");
     let said = convert("convert tiny-qwen3.5 qwen");
     assert!(
         said.contains("drafter: the MTP head, written with the model"),

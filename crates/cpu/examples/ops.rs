@@ -127,7 +127,7 @@ fn spec(context: usize, heads: usize, head_dim: usize, format: KvFormat) -> KvSp
 }
 
 fn kv_format(names: [&str; 2]) -> KvFormat {
-    let [k, v] = names.map(|name| quant::cache_format(name).expect("a format"));
+    let [k, v] = names.map(|name| quant::kv_format(name).expect("a format"));
     KvFormat { k, v }
 }
 

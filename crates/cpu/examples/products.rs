@@ -47,7 +47,7 @@ fn noise(format: &'static quant::Format, rows: usize, cols: usize, seed: u64) ->
         state ^= state << 17;
         state
     };
-    if let quant::Layout::Block { .. } = format.layout {
+    if let quant::WeightLayout::Block { .. } = format.layout {
         // Few rows, over and over: encoding takes long.
         let values: Vec<f32> = (0..64 * cols).map(|_| next() as i32 as f32).collect();
         let few = quant::encode(format, &values, cols, Scalar::Bf16);
@@ -56,10 +56,10 @@ fn noise(format: &'static quant::Format, rows: usize, cols: usize, seed: u64) ->
     let mut codes = Vec::with_capacity(rows * format.code_bytes(cols) + 8);
     while codes.len() < rows * format.code_bytes(cols) {
         match format.layout {
-            quant::Layout::Plain(Scalar::F32) => {
+            quant::WeightLayout::Plain(Scalar::F32) => {
                 codes.extend_from_slice(&(next() as i32 as f32 / 2f32.powi(31)).to_le_bytes());
             }
-            quant::Layout::Plain(_) => {
+            quant::WeightLayout::Plain(_) => {
                 let upper = (next() as i32 as f32 / 2f32.powi(31)).to_bits() >> 16;
                 codes.extend_from_slice(&(upper as u16).to_le_bytes());
             }

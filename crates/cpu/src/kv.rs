@@ -15,7 +15,7 @@ use crate::memory::{Region, elements, values};
 use crate::pool::Split;
 use backend::{Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
 use half::{bf16, f16};
-use quant::{Format, Layout, Owned, Scalar, turbo};
+use quant::{KvLayout, KvRowFormat, Scalar, turbo};
 use std::ops::Range;
 use std::sync::PoisonError;
 
@@ -36,7 +36,7 @@ pub(crate) struct KvPages {
 /// Keys or values of one layer: a *unit* for each page and head.
 pub(crate) struct Store {
     kind: Kind,
-    format: &'static Format,
+    format: &'static KvRowFormat,
     lay: Lay,
     /// Columns of a row, padding included.
     cols: usize,
@@ -76,19 +76,20 @@ enum Lay {
 }
 
 impl Lay {
-    fn of(format: &Format) -> Option<Self> {
+    fn of(format: &KvRowFormat) -> Self {
         match format.layout {
-            Layout::Plain(scalar) => return Some(Lay::Plain(scalar)),
-            Layout::Rotated { bits } => return Some(Lay::Rotated { bits }),
-            _ => {}
+            KvLayout::Plain(scalar) => Lay::Plain(scalar),
+            KvLayout::Coded {
+                bits,
+                group,
+                offset,
+            } => Lay::Coded {
+                pairs: bits <= 4,
+                group: group.into(),
+                offset: offset.into(),
+            },
+            KvLayout::Rotated { bits } => Lay::Rotated { bits },
         }
-        let codes = format.codes()?;
-        (codes.scale == Some(Scalar::F16) && codes.group.is_multiple_of(32)).then_some(())?;
-        Some(Lay::Coded {
-            pairs: codes.bits <= 4,
-            group: codes.group,
-            offset: codes.zero.offset()? as f32,
-        })
     }
 
     /// Bytes of a unit's codes or elements, and of all of it.
@@ -112,9 +113,8 @@ impl Lay {
 }
 
 impl Store {
-    fn new(kind: Kind, format: &'static Format, units: usize, cols: usize) -> Self {
-        // What kernels do not read is kept as it reads back.
-        let lay = Lay::of(format).unwrap_or(Lay::Plain(Scalar::F32));
+    fn new(kind: Kind, format: &'static KvRowFormat, units: usize, cols: usize) -> Self {
+        let lay = Lay::of(format);
         let region = Region::sparse(units * lay.bytes(cols).1);
         Store {
             kind,
@@ -160,45 +160,23 @@ fn place(kind: Kind, row: usize, n: usize, i: usize) -> usize {
 /// A worker's room for rows that are encoded, kept from step to step.
 #[derive(Default)]
 pub(crate) struct Room {
-    stored: Option<Owned>,
-    /// A row as it reads back.
+    /// A row in the cache's format.
+    stored: Vec<u8>,
+    /// A row while it is rotated and rounded.
     rounded: Vec<f32>,
     codes: Vec<u8>,
     scales: Vec<f32>,
-    biases: Vec<f32>,
     /// Codes as they lie in memory.
     packed: Vec<u8>,
 }
 
 impl Room {
-    fn encode(&mut self, format: &'static Format, x: &[f32]) {
-        match &mut self.stored {
-            Some(stored) => quant::encode_into(format, x, x.len(), Scalar::F32, stored),
-            None => self.stored = Some(quant::encode(format, x, x.len(), Scalar::F32)),
-        }
-    }
-
-    /// `x` as it reads back from `format`.
-    fn round(&mut self, format: &'static Format, x: &[f32]) {
-        self.encode(format, x);
-        self.rounded.resize(x.len(), 0.0);
-        let stored = self.stored.as_ref().expect("encoded above").view();
-        stored.decode_row(0, &mut self.rounded);
-    }
-
-    /// `x` as codes and scales of groups of `group`.
-    fn unpack(&mut self, format: &'static Format, x: &[f32], group: usize) {
-        self.encode(format, x);
+    /// Takes `x` apart into codes and the scales of groups of `group`.
+    fn unpack(&mut self, format: &KvRowFormat, x: &[f32], group: usize) {
+        format.encode(x, &mut self.stored);
         self.codes.resize(x.len(), 0);
         self.scales.resize(x.len() / group, 0.0);
-        self.biases.resize(x.len() / group, 0.0);
-        let stored = self.stored.as_ref().expect("encoded above").view();
-        format.unpack(
-            stored.row(0),
-            &mut self.codes,
-            &mut self.scales,
-            &mut self.biases,
-        );
+        format.unpack(&self.stored, &mut self.codes, &mut self.scales);
     }
 
     /// The codes as they lie in memory, in `pairs` or each in a byte.
@@ -359,15 +337,9 @@ impl Store {
         match lay {
             Lay::Plain(scalar) => with_element!(scalar, W => {
                 let to = Split::new(self.region.of_mut::<W>());
-                let is_plain = format.layout == Layout::Plain(scalar);
-                cpu.pool.each(n, chunk, |worker, rows| {
-                    let room = &mut *room(worker);
+                cpu.pool.each(n, chunk, |_, rows| {
                     for r in rows {
                         each(r, &mut |unit, row, from| {
-                            if !is_plain {
-                                room.round(format, from);
-                            }
-                            let from = if is_plain { from } else { &room.rounded };
                             let start = unit * PAGE_ROWS * cols;
                             cpu.isa.run(Append { from, to: &to, start, kind, row, cols });
                         });

@@ -15,7 +15,7 @@ use crate::memory::{bytes, elements};
 use crate::packing::{self, Packing, Place, Room, Source, Units};
 use crate::pool::Split;
 use crate::tile::{Fetch, Operands, accumulate};
-use quant::{Layout, Scalar, Stored};
+use quant::{Scalar, Stored, WeightLayout};
 use std::ops::Range;
 
 /// Columns that are worked on at a time when there are more rows than a kernel
@@ -36,7 +36,9 @@ impl Panels {
         let cols = parts[0].cols;
         let rows = parts.iter().map(|p| p.rows).sum::<usize>();
         let scalar = match parts[0].format.layout {
-            Layout::Plain(scalar) if parts.iter().all(|p| p.format == parts[0].format) => scalar,
+            WeightLayout::Plain(scalar) if parts.iter().all(|p| p.format == parts[0].format) => {
+                scalar
+            }
             _ => Scalar::F32,
         };
         let mut panels = Panels {
@@ -84,7 +86,7 @@ impl Packing for Panels {
 
     #[inline(always)]
     fn put_rows(&self, rows: &[Place<'_>; 16], room: &mut Room, panel: &mut [u8]) {
-        let is_plain = |p: &Place<'_>| p.part.format.layout == Layout::Plain(self.scalar);
+        let is_plain = |p: &Place<'_>| p.part.format.layout == WeightLayout::Plain(self.scalar);
         if rows.iter().all(is_plain) {
             let rows = rows.map(|p| p.part.row(p.row).codes);
             match self.scalar {
@@ -353,7 +355,7 @@ mod tests {
                 ] {
                     let alike = parts[1].format == format;
                     let scalar = match format.layout {
-                        Layout::Plain(scalar) if alike => scalar,
+                        WeightLayout::Plain(scalar) if alike => scalar,
                         _ => Scalar::F32,
                     };
                     let values: Vec<f32> = parts.iter().flat_map(Stored::to_f32).collect();

@@ -6,7 +6,7 @@ use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
     Matrix, Ops, Record, Reference, Rope, Sample, Store, Tensor, conformance,
 };
-use quant::{Format, Layout, Mapping, Owned, Scalar, Stored};
+use quant::{Format, Mapping, Owned, Scalar, Stored, WeightLayout};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ pub(crate) fn noise(format: &'static Format, cols: usize) -> Owned {
 /// Formats of which [`noise`] can be made, as one matrix in blocks or by encoding.
 pub(crate) fn noisy() -> impl Iterator<Item = &'static Format> {
     let formats = quant::FORMATS.iter().copied().flatten();
-    formats.filter(|f| matches!(f.layout, Layout::Block { .. }) || f.can_encode())
+    formats.filter(|f| matches!(f.layout, WeightLayout::Block { .. }) || f.can_encode())
 }
 
 #[test]

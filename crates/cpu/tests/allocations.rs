@@ -210,7 +210,7 @@ fn a_step_allocates_nothing_once_its_sizes_have_been_seen() {
         .expect("the best instruction set is there");
         let b: &dyn Backend = &cpu;
         let model = Model::new(b);
-        let format = quant::format(kv).expect("a format");
+        let format = quant::kv_format(kv).expect("a format");
         let mut kv = b.kv(KvSpec {
             pages: 1,
             heads: HEADS,

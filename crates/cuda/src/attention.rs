@@ -8,7 +8,7 @@ use crate::memory::{Block, Half, Values, address};
 use crate::pack::TILE;
 use crate::{Cuda, Kernel, compile};
 use backend::{Attention, Batch, Kv, KvFormat, KvFormats, KvSpec, PAGE_ROWS, Tensor};
-use quant::{Layout, Scalar};
+use quant::{KvLayout, Scalar};
 use std::sync::Arc;
 
 /// Keys of a split.
@@ -180,7 +180,7 @@ pub(crate) fn formats() -> KvFormats {
 pub(crate) fn kept(format: KvFormat) -> Option<Kept> {
     match format.k.layout {
         _ if format.k != format.v => None,
-        Layout::Plain(scalar) => Some(Kept::Plain(scalar)),
+        KvLayout::Plain(scalar) => Some(Kept::Plain(scalar)),
         _ => (format.k.name == "q8_0").then_some(Kept::Q8),
     }
 }

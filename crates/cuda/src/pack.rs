@@ -21,7 +21,7 @@
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use quant::{Codes, Layout, Scalar, Stored, Zero};
+use quant::{Codes, Scalar, Stored, WeightLayout, Zero};
 
 /// Columns of a tile.
 pub(crate) const TILE: usize = 64;
@@ -53,7 +53,9 @@ impl Packing {
     pub(crate) fn of(parts: &[Stored<'_>]) -> Option<Self> {
         let first = parts.first()?;
         let format = first.format;
-        if format.layout == Layout::Plain(Scalar::F32) || parts.iter().any(|p| p.format != format) {
+        if format.layout == WeightLayout::Plain(Scalar::F32)
+            || parts.iter().any(|p| p.format != format)
+        {
             return None;
         }
         let Some(codes) = format.codes().filter(is_linear) else {
@@ -189,7 +191,7 @@ fn in_parallel<T: Send>(jobs: Vec<T>, values: usize, f: impl Fn(T) + Sync) {
 
 /// Whether its codes are E4M3.
 fn is_e4m3(part: &Stored<'_>) -> bool {
-    matches!(part.format.layout, Layout::Scaled { code, .. } if code == quant::Code::E4m3)
+    matches!(part.format.layout, WeightLayout::Scaled { code, .. } if code == quant::Code::E4m3)
 }
 
 /// Whose the eight columns of a row from `8 e` on are: a lane within the row's four, and `h`.
@@ -205,7 +207,7 @@ fn pack_plain(rows: Rows<'_>, tiles: &mut [u8]) -> f32 {
         values
     };
     let is_f16 =
-        |(part, _): &(&Stored<'_>, usize)| part.format.layout == Layout::Plain(Scalar::F16);
+        |(part, _): &(&Stored<'_>, usize)| part.format.layout == WeightLayout::Plain(Scalar::F16);
     let as_they_are = rows.iter().all(is_f16);
     let rows: Vec<_> = rows.into_iter().map(decode).collect();
     let most = largest(rows.iter().flatten().copied());
@@ -474,7 +476,7 @@ mod tests {
                     for (i, want) in want.into_iter().enumerate() {
                         let got = unpack(packing, &packed, cols.div_ceil(TILE), i / cols, i % cols);
                         let off = match (packing, format.layout) {
-                            (_, Layout::Plain(_)) => 0.0,
+                            (_, WeightLayout::Plain(_)) => 0.0,
                             (Packing::Plain, _) => want.abs() / 2048.0,
                             _ if scale != Scalar::F32 && format.codes().is_some_and(|c| c.scale.is_none()) => 0.0,
                             // Scales and biases are rounded; values are up to 1.2, and a step of 8 bits 1 / 128.

@@ -398,7 +398,7 @@ impl AttentionCase {
         b: &dyn Backend,
         old: usize,
         new: usize,
-        format: &'static quant::Format,
+        format: &'static quant::KvRowFormat,
     ) -> Tensor {
         self.run_with(b, old, new, format, |_, v| v)
     }
@@ -409,7 +409,7 @@ impl AttentionCase {
         b: &dyn Backend,
         old: usize,
         new: usize,
-        format: &'static quant::Format,
+        format: &'static quant::KvRowFormat,
         edit: impl Fn(usize, f32) -> f32,
     ) -> Tensor {
         let n = old + new;
@@ -470,7 +470,7 @@ impl AttentionCase {
         y.expect("some rows")
     }
 
-    fn check(&self, cuda: &Cuda, old: usize, new: usize, format: &'static quant::Format) {
+    fn check(&self, cuda: &Cuda, old: usize, new: usize, format: &'static quant::KvRowFormat) {
         let what = format!(
             "{new} rows after {old}, {} heads on {} of {}, window {:?}, {}",
             self.heads, self.kv_heads, self.head_dim, self.window, format.name
@@ -508,7 +508,7 @@ fn gpu_attention_is_close_to_the_reference() {
         };
         for (old, new) in [(0, 5), (0, 700), (1000, 1), (1000, 4), (513, 70)] {
             for format in ["f32", "f16", "bf16", "q8_0"] {
-                let format = quant::format(format).unwrap();
+                let format = quant::kv_format(format).unwrap();
                 if head_dim % format.block == 0 {
                     case.check(&cuda, old, new, format);
                 }
@@ -531,7 +531,7 @@ fn gpu_attention_takes_nothing_of_values_that_a_row_does_not_see() {
         (512, "f16"),
         (20, "f16"),
     ] {
-        let format = quant::format(format).unwrap();
+        let format = quant::kv_format(format).unwrap();
         let case = AttentionCase {
             heads: 4,
             kv_heads: 1,
@@ -563,14 +563,14 @@ fn gpu_attention_takes_nothing_of_values_that_a_row_does_not_see() {
 #[test]
 fn gpu_attention_by_pages_has_the_bits_of_that_by_splits() {
     let Some(cuda) = gpu() else { return };
-    let q8_0 = quant::format("q8_0").unwrap();
+    let q8_0 = quant::kv_format("q8_0").unwrap();
     for (heads, kv_heads, head_dim, format) in [
-        (2, 1, 32, &quant::BF16),
-        (4, 2, 16, &quant::BF16),
-        (4, 2, 64, &quant::BF16),
-        (8, 1, 256, &quant::BF16),
-        (2, 1, 512, &quant::F16),
-        (3, 3, 96, &quant::F16),
+        (2, 1, 32, &quant::kv::BF16),
+        (4, 2, 16, &quant::kv::BF16),
+        (4, 2, 64, &quant::kv::BF16),
+        (8, 1, 256, &quant::kv::BF16),
+        (2, 1, 512, &quant::kv::F16),
+        (3, 3, 96, &quant::kv::F16),
         (4, 1, 256, q8_0),
         (2, 2, 64, q8_0),
     ] {
@@ -905,7 +905,7 @@ fn gpu_small_cases_of_every_kernel_are_close_to_the_reference() {
         head_dim: 256,
         window: None,
     };
-    for format in [&quant::BF16, quant::format("q8_0").unwrap()] {
+    for format in [&quant::kv::BF16, quant::kv_format("q8_0").unwrap()] {
         for (old, new) in [(0, 70), (300, 3)] {
             heads.check(&cuda, old, new, format);
         }

@@ -23,7 +23,6 @@ mod request;
 mod scheduler;
 mod shortlist;
 mod source;
-mod vocabulary;
 
 pub use load::{
     DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, EngineError, LoadOptions, Model,
@@ -42,4 +41,3 @@ pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling};
 pub use text::{SamplingDefaults, Text};
-pub use vocabulary::{vocabulary, vocabulary_keys};

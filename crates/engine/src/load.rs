@@ -9,13 +9,14 @@ use crate::shortlist::DraftVocabulary;
 use crate::source::Source;
 use backend::{Backend, KvFormat, KvFormats};
 use cache::{Memory, MemoryPlan, MemorySize};
-use models::{ModelError, Quantize, Target};
+use convert::{ConvertError, Quantize};
+use models::{ModelError, Target};
 use serde::Serialize;
 use speculate::{Accept, Speculator};
 use std::str::FromStr;
 use std::sync::Arc;
 use text::Text;
-use weights::{Checkpoint, WriteError};
+use weights::Checkpoint;
 
 /// Who is to draft.
 #[derive(Clone, Debug, Default)]
@@ -125,7 +126,7 @@ impl Default for LoadOptions {
             context: None,
             sequences: 1,
             chunk: None,
-            kv_format: KvFormat::both(&quant::BF16),
+            kv_format: KvFormat::both(&quant::kv::BF16),
             quantize: None,
             weights: Placement::default(),
             memory_limit: None,
@@ -154,7 +155,7 @@ pub enum EngineError {
     },
     /// The weights cannot be stored as asked.
     #[error(transparent)]
-    Quantize(#[from] WriteError),
+    Quantize(#[from] ConvertError),
     /// The device failed while the model was tried.
     #[error("the model cannot be tried")]
     Round(#[from] speculate::RoundError),
@@ -461,7 +462,7 @@ pub(crate) fn quantized(
     let Some(quantize) = &options.quantize else {
         return Ok(checkpoint);
     };
-    let recipe = quantize.apply(models::convert(&checkpoint)?);
+    let recipe = quantize.apply(convert::convert(&checkpoint)?);
     Ok(recipe.checkpoint(&mut |_, _| {})?)
 }
 

@@ -153,7 +153,7 @@ mod tests {
     fn place(weights: Placement, quantize: bool) -> Result<(&'static str, String), EngineError> {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
         let cpu = cpu::Cpu::new(cpu::CpuOptions::default()).unwrap();
-        let quantize = quantize.then(|| models::Quantize::new(quant::affine(8, 64).unwrap()));
+        let quantize = quantize.then(|| convert::Quantize::new(quant::affine(8, 64).unwrap()));
         let options = LoadOptions {
             draft: DraftChoice::None,
             probing: Probing::Skip {

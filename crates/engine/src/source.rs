@@ -2,7 +2,6 @@
 
 use crate::hashes::{Hashes, sha256};
 use crate::load::EngineError;
-use crate::vocabulary::vocabulary;
 use models::ModelError;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -99,7 +98,7 @@ impl Source {
 
     pub(crate) fn text(&self, checkpoint: &Checkpoint) -> Result<Text, EngineError> {
         if let Some(metadata) = checkpoint.metadata() {
-            return Ok(vocabulary(&metadata).load()?);
+            return Ok(convert::vocabulary(&metadata).load()?);
         }
         Ok(match self {
             Source::Folder(path) => TextFiles::open(path)?,

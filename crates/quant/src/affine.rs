@@ -4,12 +4,12 @@
 //! little-endian bit stream, code `c` in bits `c*bits .. (c+1)*bits`, so codes of
 //! 3, 5 and 6 bits straddle bytes. Scales may be negative.
 
-use crate::{Codes, Format, Layout, Owned, Row, Scalar, Stored, Zero};
+use crate::{Codes, Format, Owned, Row, Scalar, Stored, WeightLayout, Zero};
 
 const fn of(name: &'static str, bits: u8, group: u16) -> Format {
     Format {
         name,
-        layout: Layout::Affine { bits, group },
+        layout: WeightLayout::Affine { bits, group },
         block: group as usize,
         ggml: None,
         view: Some(Codes {
@@ -25,7 +25,7 @@ const fn of(name: &'static str, bits: u8, group: u16) -> Format {
     }
 }
 
-/// Every width and group size.
+/// MLX's affine formats: every width of codes with every size of groups.
 pub const AFFINE: &[Format] = &[
     of("affine2-g32", 2, 32),
     of("affine2-g64", 2, 64),
@@ -49,12 +49,12 @@ pub const AFFINE: &[Format] = &[
 
 /// The affine format with `bits` a code and `group` columns a scale.
 pub fn affine(bits: usize, group: usize) -> Option<&'static Format> {
-    AFFINE.iter().find(|f| matches!(f.layout, Layout::Affine { bits: b, group: g } if usize::from(b) == bits && usize::from(g) == group))
+    AFFINE.iter().find(|f| matches!(f.layout, WeightLayout::Affine { bits: b, group: g } if usize::from(b) == bits && usize::from(g) == group))
 }
 
 fn shape(format: &Format) -> (usize, usize) {
     match format.layout {
-        Layout::Affine { bits, group } => (bits.into(), group.into()),
+        WeightLayout::Affine { bits, group } => (bits.into(), group.into()),
         _ => unreachable!("only affine formats are made here"),
     }
 }
@@ -119,15 +119,15 @@ pub(crate) fn unpack(
     }
 }
 
-/// The same numbers with more bits a code, in groups that divide the old ones:
+/// The numbers of `from` with more bits a code, in groups that divide the old ones:
 /// `scale code + bias = (scale / 2ⁿ)(2ⁿ code) + bias`, no value changes.
 ///
 /// `None` where `format` has fewer bits, longer groups, or is not affine; where
 /// it is the format of `from`, the bytes are.
 pub fn widen(from: &Stored<'_>, format: &'static Format) -> Option<Owned> {
     let (
-        Layout::Affine { bits, group },
-        Layout::Affine {
+        WeightLayout::Affine { bits, group },
+        WeightLayout::Affine {
             bits: wide,
             group: short,
         },
@@ -181,7 +181,7 @@ fn push(list: &mut Vec<u8>, scalar: Scalar, value: f32) {
 
 /// Spreads the codes over a group's range, from the end that lies farther from
 /// zero, and moves the step so that zero itself stays a code where it lies in
-/// the range: a pruned or centred weight keeps its zeros.
+/// the range: a pruned or centered weight keeps its zeros.
 fn encode(format: &Format, values: &[f32], scale_type: Scalar, out: &mut Owned) {
     let (bits, group) = shape(format);
     let top = ((1u32 << bits) - 1) as f32;

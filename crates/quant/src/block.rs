@@ -11,7 +11,7 @@
 //! sub-scale, at most 7 of a level), so a value is rounded once, if at all, and
 //! equals what GGUF's own tools compute in two steps.
 
-use crate::{Codes, Format, Layout, Owned, Row, Scalar, Zero};
+use crate::{Codes, Format, Owned, Row, Scalar, WeightLayout, Zero};
 
 /// Columns of the longest block.
 const COLS: usize = 256;
@@ -87,7 +87,7 @@ pub(crate) const fn format(
     assert!(cols.is_multiple_of(STEP as u16), "whole steps of codes");
     Format {
         name,
-        layout: Layout::Block { cols, bytes },
+        layout: WeightLayout::Block { cols, bytes },
         block: cols as usize,
         ggml: Some(ggml),
         view: Some(view),
@@ -103,7 +103,7 @@ pub(crate) const fn format(
 /// The parts of a format made by [`format`].
 fn parts(format: &Format) -> (Codes, Block, usize) {
     match (format.view, format.pieces, format.layout) {
-        (Some(view), Some(block), Layout::Block { bytes, .. }) => (view, block, bytes.into()),
+        (Some(view), Some(block), WeightLayout::Block { bytes, .. }) => (view, block, bytes.into()),
         _ => unreachable!("only formats of blocks are made here"),
     }
 }

@@ -7,17 +7,17 @@ use std::sync::Arc;
 
 /// A file's bytes, mapped into memory.
 pub trait Mapping: Debug + Send + Sync {
-    /// All of them.
+    /// The bytes of the whole file.
     fn bytes(&self) -> &[u8];
 
-    /// Lets the system have back the memory of `part`; what is touched again is read
-    /// again.
+    /// Gives the memory of `part` back to the operating system; what is touched again is
+    /// read again.
     fn release(&self, part: Range<usize>);
 
-    /// Whether matrices are to stay here, and not to be copied.
+    /// Whether matrices are to stay in the mapped file instead of being copied.
     fn stays(&self) -> bool;
 
-    /// From now on they are, or not.
+    /// Sets what [`Mapping::stays`] says from now on.
     fn stay(&self, stays: bool);
 }
 
@@ -48,12 +48,12 @@ impl Part {
     }
 }
 
-/// [`Stored`] in a [`Mapping`] that it keeps alive.
+/// A matrix like [`Stored`] whose codes lie in a [`Mapping`] that it keeps alive.
 #[derive(Clone, Debug)]
 pub struct Kept {
     mapping: Arc<dyn Mapping>,
     format: &'static Format,
-    /// Rows.
+    /// Rows of the matrix.
     pub rows: usize,
     cols: usize,
     scale: Scalar,
@@ -86,8 +86,8 @@ impl Kept {
 }
 
 impl Stored<'_> {
-    /// The matrix where it lies; `None` if it is not to stay there. Scales and biases
-    /// that lie elsewhere are copied.
+    /// Keeps the matrix where it lies in a mapped file; `None` if it lies in none, or is
+    /// not to stay there. Scales and biases that lie elsewhere are copied.
     pub fn keep(&self) -> Option<Kept> {
         let mapping = self.mapping.filter(|mapping| mapping.stays())?;
         let whole = mapping.bytes();
@@ -108,8 +108,8 @@ impl Stored<'_> {
         })
     }
 
-    /// Lets the system have back the memory of the codes of `rows`, which have been
-    /// copied; nothing if they do not lie in a mapping, or stay there.
+    /// Gives the memory of the codes of `rows`, which have been copied, back to the
+    /// operating system. Does nothing if they lie in no mapped file, or stay there.
     ///
     /// # Panics
     ///

@@ -3,10 +3,19 @@
 //! A [`Format`] says how a row of `cols` values lies in bytes and turns it into
 //! `f32` and back. A [`Stored`] is one matrix in such a format, borrowed from
 //! wherever its bytes live: row-major, a row never shares a block with another.
-//! Nothing here is fast; backends repack at load and have their own kernels,
-//! tested against these.
+//! [`kv`] has the formats of keys and values. Nothing here is fast; backends repack at
+//! load and have their own kernels, tested against these.
 //!
-//! No files, no names of tensors, no arithmetic on matrices.
+//! ```
+//! let row = [0.25f32, -1.0, 0.5, 2.0].repeat(16);
+//! let format = quant::format("q8_0").expect("one of FORMATS");
+//! let stored = quant::encode(format, &row, 64, quant::Scalar::F32);
+//! assert_eq!(stored.codes.len(), format.matrix_bytes(1, 64, quant::Scalar::F32));
+//! let read = stored.view().to_f32();
+//! assert!(row.iter().zip(&read).all(|(a, b)| (a - b).abs() < 0.01));
+//! ```
+//!
+//! Deliberately absent: files, names of tensors, arithmetic on matrices.
 
 #![forbid(unsafe_code)]
 
@@ -14,20 +23,20 @@ mod affine;
 mod block;
 mod gguf;
 mod kept;
+pub mod kv;
 mod plain;
 mod scaled;
 mod small;
-pub mod turbo;
+mod stored;
 
 pub use affine::{AFFINE, affine, widen};
 pub use gguf::{K_QUANTS, NONLINEAR, SIMPLE, TURBO, gguf_format, nvfp4_times};
 pub use kept::{Kept, Mapping};
+pub use kv::{KV_FORMATS, KvLayout, KvRowFormat, kv_format, turbo};
 pub use plain::{BF16, F16, F32};
 pub use scaled::{Code, SCALED, ScaleType, Tiles, scaled};
 pub use small::{e4m3, e8m0};
-pub use turbo::TURBO_VALUES;
-
-use std::sync::Arc;
+pub use stored::{Owned, Row, Stored, encode};
 
 /// The element type of plain tensors and of scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,9 +92,9 @@ impl Scalar {
     }
 }
 
-/// What a backend must know of a format to repack it.
+/// How a row of weights lies in bytes: what a backend must know to repack it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum WeightLayout {
     /// Elements one after the other.
     Plain(Scalar),
     /// Unsigned codes of `bits` in one little-endian bit stream a row, with a
@@ -115,16 +124,11 @@ pub enum Layout {
         /// How scales are stored.
         scale: ScaleType,
     },
-    /// Rows of a cache that were rotated before their columns were rounded to levels of
-    /// `bits` ([`turbo`]). They are read as they were rotated.
-    Rotated {
-        /// Bits of an index.
-        bits: u8,
-    },
 }
 
-/// A format seen as codes of `bits` with a scale, and a bias or none, for each
-/// `group` columns, however its bytes lie. What backends repack from.
+/// A format of weights seen as codes of `bits` with a scale, and a bias or none, for each
+/// `group` columns, however the bytes lie. Backends repack from this view, so a format
+/// that has it needs nothing of its own in them.
 ///
 /// Scales and biases are products, `scale = d · s` and `bias = m · t`, of a
 /// float for each `super_group` columns and an integer for each group; in formats
@@ -157,7 +161,7 @@ pub enum Zero {
 }
 
 impl Zero {
-    /// `o` where each level is its code less `o`.
+    /// The offset `o` if every level is its code less `o`.
     pub fn offset(&self) -> Option<i32> {
         let Zero::Levels(levels) = self else {
             return None;
@@ -170,18 +174,18 @@ impl Zero {
     }
 }
 
-/// One way of storing a row of numbers.
+/// One way of storing a row of weights. [`KvRowFormat`] is its like for keys and values.
 pub struct Format {
     /// The name users see and type.
     pub name: &'static str,
-    /// The layout, for backends that repack.
-    pub layout: Layout,
+    /// How a row's bytes lie, for backends that repack.
+    pub layout: WeightLayout,
     /// A row's length must be a multiple of this.
     pub block: usize,
     /// The number of the type in GGUF files, if it has one.
     pub ggml: Option<u32>,
     view: Option<Codes>,
-    /// What formats of [`Layout::Block`] with a view of codes consist of.
+    /// What formats of [`WeightLayout::Block`] with a view of codes consist of.
     pieces: Option<block::Block>,
     decode: fn(&Format, Row<'_>, &mut [f32]),
     encode: Option<Encode>,
@@ -218,28 +222,17 @@ pub fn format(name: &str) -> Option<&'static Format> {
     FORMATS.iter().copied().flatten().find(|f| f.name == name)
 }
 
-/// The format of keys or values called `name`, of those that a cache might have.
-pub fn cache_format(name: &str) -> Option<&'static Format> {
-    let own = TURBO_VALUES.iter().find(|f| f.name == name);
-    own.or_else(|| format(name))
-}
-
 impl Format {
-    /// Whether rows are read as they were rotated: what is summed up of them has to be
-    /// turned back, with [`turbo::unrotate`].
-    pub const fn is_rotated(&self) -> bool {
-        matches!(self.layout, Layout::Rotated { .. })
-    }
-
     /// Bytes of one row's codes.
     pub const fn code_bytes(&self, cols: usize) -> usize {
         match self.layout {
-            Layout::Plain(scalar) => cols * scalar.bytes(),
-            Layout::Affine { bits, .. } | Layout::Scaled { bits, .. } => cols * bits as usize / 8,
-            Layout::Block {
+            WeightLayout::Plain(scalar) => cols * scalar.bytes(),
+            WeightLayout::Affine { bits, .. } | WeightLayout::Scaled { bits, .. } => {
+                cols * bits as usize / 8
+            }
+            WeightLayout::Block {
                 cols: block, bytes, ..
             } => cols / block as usize * bytes as usize,
-            Layout::Rotated { bits } => turbo::row_bytes(bits, cols),
         }
     }
 
@@ -247,11 +240,8 @@ impl Format {
     /// biases. 0 where each matrix has its own tiles ([`Stored::tiles`]).
     pub const fn scales(&self, cols: usize) -> usize {
         match self.layout {
-            Layout::Plain(_)
-            | Layout::Block { .. }
-            | Layout::Scaled { .. }
-            | Layout::Rotated { .. } => 0,
-            Layout::Affine { group, .. } => cols / group as usize,
+            WeightLayout::Plain(_) | WeightLayout::Block { .. } | WeightLayout::Scaled { .. } => 0,
+            WeightLayout::Affine { group, .. } => cols / group as usize,
         }
     }
 
@@ -266,14 +256,14 @@ impl Format {
         self.view
     }
 
-    /// The scale of tile `t` of a row, in [`Layout::Scaled`]; its factor is in it.
+    /// The scale of tile `t` of a row, in [`WeightLayout::Scaled`]; its factor is in it.
     ///
     /// # Panics
     ///
     /// If the format has another layout or the row no such tile.
     pub fn tile_scale(&self, row: &Row<'_>, t: usize) -> f32 {
         match self.layout {
-            Layout::Scaled { scale, .. } => scaled::scale_of(row, scale, t),
+            WeightLayout::Scaled { scale, .. } => scaled::scale_of(row, scale, t),
             _ => panic!("{} keeps no scales of tiles", self.name),
         }
     }
@@ -299,11 +289,11 @@ impl Format {
             "a scale and a bias a group"
         );
         match self.layout {
-            Layout::Affine { .. } => return affine::unpack(self, row, codes, scales, biases),
-            Layout::Scaled { .. } => {
+            WeightLayout::Affine { .. } => return affine::unpack(self, row, codes, scales, biases),
+            WeightLayout::Scaled { .. } => {
                 return scaled::unpack(self, view.group, row, codes, scales, biases);
             }
-            Layout::Plain(_) | Layout::Block { .. } | Layout::Rotated { .. } => {}
+            WeightLayout::Plain(_) | WeightLayout::Block { .. } => {}
         }
         let n = self.block / view.group;
         let mut factors = scales.iter_mut().zip(biases);
@@ -321,7 +311,7 @@ impl Format {
     ///
     /// # Panics
     ///
-    /// If the format is none of [`Layout::Block`] with [`Format::codes`], or a
+    /// If the format is none of [`WeightLayout::Block`] with [`Format::codes`], or a
     /// length does not fit the row.
     pub fn unpack_super(
         &self,
@@ -368,307 +358,5 @@ impl Format {
             "codes of a whole row"
         );
         view
-    }
-}
-
-/// One stored row.
-#[derive(Clone, Copy, Debug)]
-pub struct Row<'a> {
-    /// Codes or plain elements.
-    pub codes: &'a [u8],
-    /// Element type of `scales` and `biases`.
-    pub scale: Scalar,
-    /// One scale a group or tile; empty for plain formats and blocks.
-    pub scales: &'a [u8],
-    /// One bias a group, or one zero point, a byte, a tile; empty where the format
-    /// has none.
-    pub biases: &'a [u8],
-    /// Columns of a tile, in formats with tiles.
-    pub width: usize,
-    /// What scales are multiplied by, in formats with tiles.
-    pub factor: f64,
-}
-
-/// A matrix as stored, `[rows, cols]`, row-major.
-#[derive(Clone, Copy, Debug)]
-pub struct Stored<'a> {
-    /// How a row is stored.
-    pub format: &'static Format,
-    /// Outputs of a linear, entries of a table.
-    pub rows: usize,
-    /// Inputs of a linear, width of a table.
-    pub cols: usize,
-    /// Codes or plain elements.
-    pub codes: &'a [u8],
-    /// Element type of `scales` and `biases`; where those are bytes, one that holds
-    /// their values, times [`Tiles::factors`], exactly.
-    pub scale: Scalar,
-    /// Scales, empty for plain formats and blocks.
-    pub scales: &'a [u8],
-    /// Biases or zero points, empty where the format has none.
-    pub biases: &'a [u8],
-    /// What each scale covers, in [`Layout::Scaled`].
-    pub tiles: Tiles<'a>,
-    /// The file that the bytes lie in, where it is mapped.
-    pub mapping: Option<&'a Arc<dyn Mapping>>,
-}
-
-impl<'a> Stored<'a> {
-    /// A plain matrix.
-    ///
-    /// # Panics
-    ///
-    /// If `codes` is not exactly `rows * cols` elements.
-    pub fn plain(scalar: Scalar, rows: usize, cols: usize, codes: &'a [u8]) -> Self {
-        let format = match scalar {
-            Scalar::F32 => &F32,
-            Scalar::F16 => &F16,
-            Scalar::Bf16 => &BF16,
-        };
-        Stored::new(format, rows, cols, codes)
-    }
-
-    /// A matrix in a format that keeps nothing apart from `codes`.
-    ///
-    /// # Panics
-    ///
-    /// If the format keeps scales apart, `cols` is not whole blocks, or `codes` is
-    /// not exactly `rows` rows.
-    pub fn new(format: &'static Format, rows: usize, cols: usize, codes: &'a [u8]) -> Self {
-        assert!(
-            matches!(format.layout, Layout::Plain(_) | Layout::Block { .. })
-                && cols.is_multiple_of(format.block),
-            "{cols} columns of {}",
-            format.name
-        );
-        assert_eq!(
-            codes.len(),
-            rows * format.code_bytes(cols),
-            "bytes of a matrix"
-        );
-        Stored {
-            format,
-            rows,
-            cols,
-            codes,
-            scale: Scalar::F32,
-            scales: &[],
-            biases: &[],
-            tiles: Tiles::of_rows(0),
-            mapping: None,
-        }
-    }
-
-    /// Bytes of a row's scales, and of its biases or zero points.
-    fn row_bytes(&self) -> (usize, usize) {
-        match self.format.layout {
-            Layout::Scaled { code, scale, .. } => {
-                let tiles = self.cols.div_ceil(self.tiles.cols);
-                let zeros = if code == Code::ZeroPoint { tiles } else { 0 };
-                (tiles * scale.bytes(self.scale), zeros)
-            }
-            _ => {
-                let n = self.format.scales(self.cols) * self.scale.bytes();
-                (n, n)
-            }
-        }
-    }
-
-    /// Row `row` as stored.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such row.
-    pub fn row(&self, row: usize) -> Row<'a> {
-        assert!(row < self.rows, "row {row} of {}", self.rows);
-        let part = |bytes: &'a [u8], row: usize, n: usize| &bytes[row * n..(row + 1) * n];
-        let (scales, biases) = self.row_bytes();
-        let tile = (self.tiles.skip + row) / self.tiles.rows;
-        Row {
-            codes: part(self.codes, row, self.format.code_bytes(self.cols)),
-            scale: self.scale,
-            scales: part(self.scales, tile, scales),
-            biases: part(self.biases, tile, biases),
-            width: self.tiles.cols,
-            factor: self.tiles.factor(row),
-        }
-    }
-
-    /// Dequantizes row `row` into `out: [cols]`.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such row or `out` has another length.
-    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
-        assert_eq!(out.len(), self.cols, "one value a column");
-        (self.format.decode)(self.format, self.row(row), out);
-    }
-
-    /// The whole matrix in `f32`, row-major.
-    pub fn to_f32(&self) -> Vec<f32> {
-        let mut out = vec![0.0; self.rows * self.cols];
-        if self.cols > 0 {
-            for (row, out) in out.chunks_exact_mut(self.cols).enumerate() {
-                self.decode_row(row, out);
-            }
-        }
-        out
-    }
-
-    /// Rows `rows` as a matrix of their own. Rows are independent in every
-    /// format, so this is exact.
-    ///
-    /// # Panics
-    ///
-    /// If the range reaches past the last row.
-    pub fn slice(&self, rows: std::ops::Range<usize>) -> Stored<'a> {
-        let part = |bytes: &'a [u8], n: usize| &bytes[rows.start * n..rows.end * n];
-        let codes = part(self.codes, self.format.code_bytes(self.cols));
-        let (n_scales, n_biases) = self.row_bytes();
-        let slice = Stored {
-            rows: rows.len(),
-            codes,
-            ..*self
-        };
-        if matches!(self.format.layout, Layout::Scaled { .. }) {
-            let tiles = Tiles {
-                skip: self.tiles.skip + rows.start,
-                ..self.tiles
-            };
-            return Stored { tiles, ..slice };
-        }
-        Stored {
-            scales: part(self.scales, n_scales),
-            biases: part(self.biases, n_biases),
-            ..slice
-        }
-    }
-}
-
-/// A matrix that owns its bytes.
-#[derive(Clone, Debug)]
-pub struct Owned {
-    /// How a row is stored.
-    pub format: &'static Format,
-    /// Rows.
-    pub rows: usize,
-    /// Columns.
-    pub cols: usize,
-    /// Element type of scales and biases.
-    pub scale: Scalar,
-    /// Codes or plain elements.
-    pub codes: Vec<u8>,
-    /// Scales, empty for plain formats and blocks.
-    pub scales: Vec<u8>,
-    /// Biases or zero points, empty where the format has none.
-    pub biases: Vec<u8>,
-    /// Columns that a scale covers, in [`Layout::Scaled`]; it covers one row.
-    pub width: usize,
-    /// What a row's scales are multiplied by; empty if by nothing.
-    pub factors: Vec<f64>,
-}
-
-impl Owned {
-    /// Borrows the matrix.
-    pub fn view(&self) -> Stored<'_> {
-        Stored {
-            format: self.format,
-            rows: self.rows,
-            cols: self.cols,
-            codes: &self.codes,
-            scale: self.scale,
-            scales: &self.scales,
-            biases: &self.biases,
-            tiles: Tiles {
-                factors: &self.factors,
-                ..Tiles::of_rows(self.width)
-            },
-            mapping: None,
-        }
-    }
-
-    /// Gathers the rows `order` of `from` into a new matrix, bytes unchanged; what
-    /// rows share becomes their own.
-    ///
-    /// # Panics
-    ///
-    /// If a row does not exist.
-    pub fn gather(from: &Stored<'_>, order: impl IntoIterator<Item = usize>) -> Owned {
-        let mut out = Owned {
-            format: from.format,
-            rows: 0,
-            cols: from.cols,
-            scale: from.scale,
-            codes: Vec::new(),
-            scales: Vec::new(),
-            biases: Vec::new(),
-            width: from.tiles.cols,
-            factors: Vec::new(),
-        };
-        for row in order {
-            let row = from.row(row);
-            if !from.tiles.factors.is_empty() {
-                out.factors.push(row.factor);
-            }
-            out.codes.extend_from_slice(row.codes);
-            out.scales.extend_from_slice(row.scales);
-            out.biases.extend_from_slice(row.biases);
-            out.rows += 1;
-        }
-        out
-    }
-}
-
-/// Stores `values: [rows, cols]` in `format`, with scales of type `scale`.
-///
-/// # Panics
-///
-/// If `values` is not whole rows, `cols` not a multiple of the format's block, or
-/// the format can only be read ([`Format::can_encode`]).
-pub fn encode(format: &'static Format, values: &[f32], cols: usize, scale: Scalar) -> Owned {
-    let mut out = Owned {
-        format,
-        rows: 0,
-        cols,
-        scale,
-        codes: Vec::new(),
-        scales: Vec::new(),
-        biases: Vec::new(),
-        width: 0,
-        factors: Vec::new(),
-    };
-    encode_into(format, values, cols, scale, &mut out);
-    out
-}
-
-/// [`encode`] in the memory of `out`, whatever it held.
-///
-/// # Panics
-///
-/// As [`encode`].
-pub fn encode_into(
-    format: &'static Format,
-    values: &[f32],
-    cols: usize,
-    scale: Scalar,
-    out: &mut Owned,
-) {
-    assert!(cols > 0 && values.len().is_multiple_of(cols), "whole rows");
-    assert!(
-        cols.is_multiple_of(format.block),
-        "{cols} columns are not whole blocks of {}",
-        format.block
-    );
-    let encode = format
-        .encode
-        .unwrap_or_else(|| panic!("{} can only be read", format.name));
-    (out.format, out.rows, out.cols) = (format, values.len() / cols, cols);
-    (out.scale, out.width) = (scale, 0);
-    for bytes in [&mut out.codes, &mut out.scales, &mut out.biases] {
-        bytes.clear();
-    }
-    out.factors.clear();
-    for row in values.chunks_exact(cols) {
-        encode(format, row, scale, out);
     }
 }

@@ -1,11 +1,11 @@
 //! Plain elements: f32, f16, bf16.
 
-use crate::{Format, Layout, Owned, Row, Scalar};
+use crate::{Format, Owned, Row, Scalar, WeightLayout};
 
 const fn plain(name: &'static str, ggml: u32, scalar: Scalar) -> Format {
     Format {
         name,
-        layout: Layout::Plain(scalar),
+        layout: WeightLayout::Plain(scalar),
         block: 1,
         ggml: Some(ggml),
         view: None,
@@ -24,7 +24,7 @@ pub const BF16: Format = plain("bf16", 30, Scalar::Bf16);
 
 fn scalar(format: &Format) -> Scalar {
     match format.layout {
-        Layout::Plain(scalar) => scalar,
+        WeightLayout::Plain(scalar) => scalar,
         _ => unreachable!("only plain formats are made here"),
     }
 }

@@ -20,30 +20,30 @@
 //! `factor` is 1 but for the scales of a scale that some writers add. It is in
 //! `f64`, where it may be the inverse of an `f32`: a scale of 8 bits times that
 //! inverse rounds to the `f32` that the division gives, since no quotient of 4 by
-//! 24 bits lies within 2⁻⁴⁹ of the middle of two neighbours.
+//! 24 bits lies within 2⁻⁴⁹ of the middle of two neighbors.
 //!
 //! Deliberately absent: encoding. Others write these formats.
 
 use crate::affine;
 use crate::small::{E2M1_DOUBLED, E4M3, e4m3, e8m0};
-use crate::{Codes, Format, Layout, Row, Scalar, Zero, block};
+use crate::{Codes, Format, Row, Scalar, WeightLayout, Zero, block};
 
-/// What a code of [`Layout::Scaled`] stands for.
+/// What a code of [`WeightLayout::Scaled`] stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// An E4M3 ([`crate::e4m3`]).
+    /// A float in E4M3 ([`crate::e4m3`]).
     E4m3,
-    /// An E2M1: `0, ½, 1, 1½, 2, 3, 4, 6` and their negatives.
+    /// A float in E2M1: `0, ½, 1, 1½, 2, 3, 4, 6` and their negatives.
     E2m1,
-    /// Itself less `2^(bits − 1)`.
+    /// The code less `2^(bits − 1)`.
     Offset,
-    /// Itself in two's complement.
+    /// An integer in two's complement.
     Signed,
-    /// Itself less the zero point of its tile, a byte in [`Row::biases`].
+    /// The code less the zero point of its tile, a byte in [`Row::biases`].
     ZeroPoint,
 }
 
-/// How scales of [`Layout::Scaled`] are stored.
+/// How scales of [`WeightLayout::Scaled`] are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleType {
     /// As the floats that [`crate::Stored::scale`] says.
@@ -64,7 +64,7 @@ impl ScaleType {
     }
 }
 
-/// Which part of a matrix in [`Layout::Scaled`] each of its scales covers: tiles
+/// Which part of a matrix in [`WeightLayout::Scaled`] each of its scales covers: tiles
 /// of `rows` by `cols`, those at the right and lower edges cut off.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tiles<'a> {
@@ -115,7 +115,7 @@ const fn of(
     let group = group as usize;
     Format {
         name,
-        layout: Layout::Scaled { bits, code, scale },
+        layout: WeightLayout::Scaled { bits, code, scale },
         block: group,
         ggml: None,
         view: match view {
@@ -197,7 +197,7 @@ pub fn scaled(
     tile: usize,
     cols: usize,
 ) -> Option<&'static Format> {
-    let wanted = |f: &&Format| matches!(f.layout, Layout::Scaled { bits: b, code: c, scale: s } if usize::from(b) == bits && c == code && s == scale);
+    let wanted = |f: &&Format| matches!(f.layout, WeightLayout::Scaled { bits: b, code: c, scale: s } if usize::from(b) == bits && c == code && s == scale);
     let fits = |f: &&Format| {
         cols.is_multiple_of(f.block) && (tile >= cols || tile.is_multiple_of(f.block))
     };
@@ -208,7 +208,7 @@ pub fn scaled(
 /// The parts of a format made by [`of`].
 fn parts(format: &Format) -> (usize, Code, ScaleType) {
     match format.layout {
-        Layout::Scaled { bits, code, scale } => (bits.into(), code, scale),
+        WeightLayout::Scaled { bits, code, scale } => (bits.into(), code, scale),
         _ => unreachable!("only formats with scales apart are made here"),
     }
 }

@@ -1,29 +1,23 @@
 //! A model's tensors on disk, by canonical name.
 
 use crate::LoadError;
-use crate::coded::Made;
+use crate::assemble::assemble;
 use crate::container::{Dtype, Entry};
 use crate::error::printable;
 use crate::folder;
-use crate::gguf::{self, Edit, Family, Metadata, Place, Sizes, Source};
+use crate::gguf::{self, Edit, Metadata, Place, Sizes};
 use crate::index::{INDEX, Index};
 use crate::mapped::Bytes;
 use crate::names;
-use crate::norms::{self, Disagreement, Folding, NormFacts, Part};
-use crate::safetensors;
+use crate::norms::Norms;
+use crate::quantized::{self, Derived};
 use quant::{Mapping, Owned, Scalar, Stored};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::collections::btree_map;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-
-/// Tensors of one checkpoint. The largest known mixture of experts, one tensor
-/// an expert and matrix, has some 200 000.
-const MAX_TENSORS: usize = 1 << 20;
 
 /// Bytes handed out before the memory of what was mapped is given back.
 const MAX_HANDED_OUT: usize = 32 << 20;
@@ -46,29 +40,32 @@ const MAX_HANDED_OUT: usize = 32 << 20;
 /// # Ok::<(), weights::LoadError>(())
 /// ```
 pub struct Checkpoint {
-    config: Value,
-    config_bytes: Vec<u8>,
-    manifest: Option<Value>,
-    files: Vec<File>,
-    tensors: BTreeMap<String, Tensor>,
-    /// Tensors of a head that another file supplies.
-    shadowed: Vec<String>,
-    /// Of a GGUF file, where its metadata lie in the first file.
-    metadata: Option<BTreeMap<String, Place>>,
-    /// What the edits of its tensors depend on.
-    sizes: Sizes,
-    trunk: OnceLock<Result<Folding, Disagreement>>,
-    mtp: OnceLock<Result<Folding, Disagreement>>,
-    hash: OnceLock<String>,
-    /// Since memory was last given back.
-    handed_out: AtomicUsize,
+    pub(crate) config: Value,
+    /// The text of `config.json`; empty for a GGUF file.
+    pub(crate) config_bytes: Vec<u8>,
+    /// How the writer of an MTP head's own file wants the head to be used.
+    pub(crate) manifest: Option<Value>,
+    pub(crate) files: Vec<File>,
+    /// Tensors by canonical name.
+    pub(crate) tensors: BTreeMap<String, Tensor>,
+    /// Tensors of an MTP head that are not used, since another file supplies the head.
+    pub(crate) shadowed: Vec<String>,
+    /// Where the metadata of a GGUF file lie, in the first of its parts.
+    pub(crate) metadata: Option<BTreeMap<String, Place>>,
+    /// Sizes that edits of GGUF files depend on.
+    pub(crate) sizes: Sizes,
+    pub(crate) norms: Norms,
+    pub(crate) hash: OnceLock<String>,
+    /// Bytes handed out since memory was last given back.
+    pub(crate) handed_out: AtomicUsize,
 }
 
-struct File {
+/// A file of weights.
+pub(crate) struct File {
     /// Relative to the folder.
-    name: String,
-    bytes: Bytes,
-    writer: Writer,
+    pub(crate) name: String,
+    pub(crate) bytes: Bytes,
+    pub(crate) writer: Writer,
 }
 
 /// Whose conventions a file follows.
@@ -79,23 +76,25 @@ pub(crate) enum Writer {
     Gguf,
 }
 
+/// A stored tensor, and what has been made of it.
 pub(crate) struct Tensor {
-    file: usize,
+    /// The file, by its place in [`Checkpoint::files`].
+    pub(crate) file: usize,
     pub(crate) entry: Entry,
     used: AtomicBool,
-    made: OnceLock<Made>,
-    /// What the file's writer did, and the values without it.
-    edit: Edit,
+    derived: OnceLock<Derived>,
+    /// What the file's writer did to the values; `undone` holds them without it.
+    pub(crate) edit: Edit,
     undone: OnceLock<Owned>,
 }
 
 impl Tensor {
-    fn new(file: usize, entry: Entry, edit: Edit) -> Tensor {
+    pub(crate) fn new(file: usize, entry: Entry, edit: Edit) -> Tensor {
         Tensor {
             file,
             entry,
             used: AtomicBool::new(false),
-            made: OnceLock::new(),
+            derived: OnceLock::new(),
             edit,
             undone: OnceLock::new(),
         }
@@ -103,10 +102,15 @@ impl Tensor {
 }
 
 impl Checkpoint {
-    /// Opens the folder at `path`: `config.json`, and weights in
-    /// `model.safetensors` or in the files of `model.safetensors.index.json`,
-    /// and an MTP head in a file of its own if there is one. Or the GGUF file at
-    /// `path`, with the others of a split one. Weights are mapped, not read.
+    /// Opens a folder or a GGUF file. Weights are mapped, not read.
+    ///
+    /// A folder has `config.json`, weights in `model.safetensors` or in the files of
+    /// `model.safetensors.index.json`, and an MTP head in a file of its own if there is
+    /// one. A part of a split GGUF file stands for all of them.
+    ///
+    /// # Errors
+    ///
+    /// If a file is missing, cannot be mapped, or is malformed.
     pub fn open(path: &Path) -> Result<Checkpoint, LoadError> {
         if path.is_file() {
             let name = |path: &Path| {
@@ -118,7 +122,7 @@ impl Checkpoint {
                 .iter()
                 .map(|path| Ok((name(path), Bytes::map(path)?)))
                 .collect::<Result<_, LoadError>>()?;
-            return assemble_gguf(files);
+            return gguf::assemble(files);
         }
         let folder = folder::open(path)?;
         let mut checkpoint = assemble(folder.config, folder.index, folder.files)?;
@@ -126,16 +130,20 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The same from memory: `config` is the text of `config.json`, `files` are
-    /// names relative to the folder and contents, an index among them or not. Of
-    /// GGUF files, all parts in order; `config` does not count then.
+    /// Reads a checkpoint from memory: `config` is the text of `config.json`, `files`
+    /// are names relative to the folder and contents, an index among them or not. Of a
+    /// GGUF file, `files` are all parts in order, and `config` does not count.
+    ///
+    /// # Errors
+    ///
+    /// As [`Checkpoint::open`].
     pub fn from_bytes(
         config: &str,
         files: Vec<(String, Cow<'static, [u8]>)>,
     ) -> Result<Checkpoint, LoadError> {
         if files.iter().any(|(name, _)| name.ends_with(gguf::SUFFIX)) {
             let files = files.into_iter();
-            return assemble_gguf(files.map(|(name, b)| (name, Bytes::Memory(b))).collect());
+            return gguf::assemble(files.map(|(name, b)| (name, Bytes::Memory(b))).collect());
         }
         let mut index = None;
         let mut weights = Vec::new();
@@ -162,8 +170,8 @@ impl Checkpoint {
         &self.config
     }
 
-    /// The language model's part of it: `text_config`, or all of it where a
-    /// text-only model has no such part.
+    /// The language model's part of the configuration: `text_config`, or all of it where
+    /// a text-only model has no such part.
     pub fn text_config(&self) -> &Value {
         self.config
             .get("text_config")
@@ -188,22 +196,22 @@ impl Checkpoint {
         self.tensors.contains_key(name) || self.tensors.contains_key(&format!("{name}_packed"))
     }
 
-    /// All names, sorted; scales and biases of quantised matrices are names of
-    /// their own.
+    /// The names of all stored tensors, sorted; scales and biases of quantized matrices
+    /// have names of their own. [`Checkpoint::weight_names`] lists whole weights.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The logical shape of `name`: of a quantised matrix `[…, out, in]`, not
+    /// The logical shape of `name`: of a quantized matrix `[…, out, in]`, not
     /// its packed words.
     ///
-    /// `None` if there is no such tensor, or if it is quantised and its width
+    /// `None` if there is no such tensor, or if it is quantized and its width
     /// cannot be told: 4 bits in groups of 32 and 2 bits in groups of 64 pack to
     /// the same shapes, and only `quantization` in the config, which may be wrong,
     /// separates them. [`Checkpoint::matrix`] is told the width and has no such
     /// doubt.
     pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        if let Some(shape) = self.coded_shape(name) {
+        if let Some(shape) = self.quantized_shape(name) {
             return Some(shape);
         }
         let tensor = self.tensors.get(name)?;
@@ -218,7 +226,7 @@ impl Checkpoint {
     /// Tensor `name` as a matrix `[rows, cols]`, the bytes where they lie.
     ///
     /// Plain elements, GGUF's blocks, or codes where scales are stored beside it
-    /// (`coded.rs` has the layouts): bits and group follow from the shapes, whatever
+    /// (`quantized` has the layouts): bits and group follow from the shapes, whatever
     /// the config says. Where a GGUF file's writer moved rows or columns, they are
     /// moved back into memory of their own, kept until the checkpoint is dropped.
     /// Stacked and convolution weights count as matrices if their leading axes
@@ -237,8 +245,8 @@ impl Checkpoint {
                 found: self.tensor(name)?.entry.shape.clone(),
             });
         }
-        if let Some(coded) = self.coded(name, rows, cols)? {
-            return Ok(coded);
+        if let Some(quantized) = self.quantized(name, rows, cols)? {
+            return Ok(quantized);
         }
         let tensor = self.tensor(name)?;
         if tensor.entry.dtype.name == "U32" {
@@ -310,32 +318,6 @@ impl Checkpoint {
         self.scalar(name, tensor)?;
         tensor.has_elements(name, n)?;
         Ok(self.stored(name, tensor)?.to_f32())
-    }
-
-    /// The effective scale `1 + w` of one of Qwen's offset norms, of `n`
-    /// elements. Files that store `w` and files that store `1 + w` give the
-    /// same. Marks it used.
-    ///
-    /// # Errors
-    ///
-    /// As [`Checkpoint::vector`], and if signs of what is stored disagree.
-    ///
-    /// # Panics
-    ///
-    /// If `name` is no offset norm: a norm without offset is a
-    /// [`Checkpoint::vector`].
-    pub fn norm(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
-        assert!(names::is_offset_norm(name), "`{name}` is no offset norm");
-        let mut scale = self.vector(name, n)?;
-        let part = Part::of(name);
-        let cell = match part {
-            Part::Trunk => &self.trunk,
-            Part::Mtp => &self.mtp,
-        };
-        if cell.get_or_init(|| norms::decide(self, part)).clone()? == Folding::Raw {
-            scale.iter_mut().for_each(|w| *w += 1.0);
-        }
-        Ok(scale)
     }
 
     /// Tensor `name` of `n` integers, none negative. Marks it used.
@@ -417,12 +399,12 @@ impl Checkpoint {
         self.files.iter().map(|f| f.name.as_str())
     }
 
-    /// The size of these files together.
+    /// Bytes of all files of weights together.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|f| f.bytes.len() as u64).sum()
     }
 
-    /// Whether a file of it is mapped, and not in memory.
+    /// Whether a file of weights is mapped, and not in memory.
     pub fn is_mapped(&self) -> bool {
         self.mappings().next().is_some()
     }
@@ -441,40 +423,6 @@ impl Checkpoint {
     pub fn sizes(&self) -> impl Iterator<Item = (&str, usize)> {
         self.tensors()
             .map(|(name, tensor)| (name, self.data(tensor).len()))
-    }
-
-    /// SHA-256 over the config and the hashes of the files, in hexadecimal: equal
-    /// for equal models, wherever they lie. The first call reads every byte.
-    pub fn content_hash(&self) -> String {
-        self.content_hash_with(|_, bytes| sha256(bytes))
-    }
-
-    /// The same, from the SHA-256 of each file in hexadecimal as `hash_of` gives
-    /// it for the file's name and bytes: a caller that remembers it saves reading
-    /// the file.
-    pub fn content_hash_with(&self, mut hash_of: impl FnMut(&str, &[u8]) -> String) -> String {
-        let mut compute = || {
-            let mut parts = vec![sha256(&self.config_bytes)];
-            parts.extend(self.files.iter().map(|f| {
-                let hash = hash_of(&f.name, &f.bytes);
-                f.bytes.release();
-                hash
-            }));
-            sha256(parts.concat().as_bytes())
-        };
-        self.hash.get_or_init(&mut compute).clone()
-    }
-
-    /// `mtplx_runtime.json`: how the writer of an MTP sidecar wants it to be used
-    /// (`checkpoints.md` §2.5).
-    pub fn manifest(&self) -> Option<&Value> {
-        self.manifest.as_ref()
-    }
-
-    /// What the offset norms of the trunk and of the MTP head hold, for the parts
-    /// that have any.
-    pub fn norm_facts(&self) -> Vec<NormFacts> {
-        norms::facts(self)
     }
 
     /// Names that nothing has read although the weight of their module was: scales,
@@ -525,16 +473,6 @@ impl Checkpoint {
         self.files[tensor.file].writer
     }
 
-    /// Whether the MTP head comes from a file of its own.
-    pub(crate) fn mtp_is_apart(&self) -> bool {
-        let mut head = self
-            .tensors
-            .range(names::MTP.to_string()..)
-            .take_while(|(name, _)| name.starts_with(names::MTP));
-        head.next()
-            .is_some_and(|(_, t)| mtp_rank(self.file_name(t)) < names::MTP_FILES.len())
-    }
-
     /// Finds `name` as stored.
     pub(crate) fn find(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
@@ -560,7 +498,7 @@ impl Checkpoint {
             return orphan;
         }
         let module = name.strip_suffix("weight").unwrap_or(name);
-        let foreign = names::FOREIGN
+        let foreign = quantized::FOREIGN
             .iter()
             .find(|(end, _)| self.has(&format!("{module}{end}")));
         match foreign {
@@ -581,13 +519,13 @@ impl Checkpoint {
         })
     }
 
-    /// Module path and scales of `name` if it is quantised.
+    /// Module path and scales of `name` if it is quantized.
     fn scales_of<'n>(&self, name: &'n str) -> Option<(&'n str, &Tensor)> {
         let module = name.strip_suffix(".weight")?;
         Some((module, self.tensors.get(&format!("{module}.scales"))?))
     }
 
-    /// The columns of a quantised tensor, from its own entry or the default in
+    /// The columns of a quantized tensor, from its own entry or the default in
     /// the config's `quantization`, where the shapes confirm it.
     fn packed_width(
         &self,
@@ -618,12 +556,6 @@ impl Checkpoint {
     }
 }
 
-/// SHA-256 in hexadecimal.
-fn sha256(bytes: &[u8]) -> String {
-    let digest = Sha256::digest(bytes);
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 impl std::fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let files: Vec<&str> = self.files().collect();
@@ -635,14 +567,14 @@ impl std::fmt::Debug for Checkpoint {
 }
 
 impl Tensor {
-    /// What is made of the codes here, once.
-    pub(crate) fn made(&self, make: impl FnOnce() -> Made) -> &Made {
-        self.made.get_or_init(make)
+    /// What is derived from the codes here, once.
+    pub(crate) fn derived(&self, derive: impl FnOnce() -> Derived) -> &Derived {
+        self.derived.get_or_init(derive)
     }
 
     /// Rows and columns: the outermost axis and the others, of blocks the innermost
     /// axis and the others.
-    fn natural(&self) -> (usize, usize) {
+    pub(crate) fn natural(&self) -> (usize, usize) {
         let shape = &self.entry.shape;
         let split = match self.entry.dtype.format {
             Some(_) => shape.len() - 1,
@@ -672,280 +604,4 @@ fn splits_into(shape: &[usize], rows: usize, cols: usize) -> bool {
         shape[..at].iter().product::<usize>() == rows
             && shape[at..].iter().product::<usize>() == cols
     })
-}
-
-/// Where a file stands in the search for the MTP head.
-fn mtp_rank(file: &str) -> usize {
-    names::MTP_FILES
-        .iter()
-        .position(|f| *f == file)
-        .unwrap_or(names::MTP_FILES.len())
-}
-
-/// Puts the files of one checkpoint together under canonical names.
-fn assemble(
-    config_bytes: Vec<u8>,
-    index: Option<Index>,
-    weights: Vec<(String, Bytes)>,
-) -> Result<Checkpoint, LoadError> {
-    let bad_config = |reason: String| LoadError::BadJson {
-        reason,
-        file: "config.json".into(),
-    };
-    folder::few_values(&config_bytes, folder::MAX_CONFIG_VALUES, "config.json")?;
-    let config: Value =
-        serde_json::from_slice(&config_bytes).map_err(|e| bad_config(printable(&e.to_string())))?;
-    if !config.is_object() {
-        return Err(bad_config("no object".into()));
-    }
-    // A drafter published alone: all its files are a head without prefix.
-    let is_head = config
-        .get("model_type")
-        .and_then(Value::as_str)
-        .is_some_and(|t| t.ends_with("_mtp"));
-
-    let mut files = Vec::new();
-    let mut stored = Vec::new();
-    for (name, bytes) in weights {
-        let contents = safetensors::parse(&bytes, &name)?;
-        let is_mtp_file = is_head || mtp_rank(&name) < names::MTP_FILES.len();
-        for entry in contents.entries {
-            if stored.len() == MAX_TENSORS {
-                return Err(LoadError::TooLarge {
-                    what: "number of tensors up to here",
-                    found: stored.len() as u64 + 1,
-                    limit: MAX_TENSORS as u64,
-                    file: name,
-                });
-            }
-            stored.push((
-                names::canonical(&entry.name, is_mtp_file),
-                Tensor::new(files.len(), entry, Edit::Same),
-            ));
-        }
-        files.push(File {
-            name,
-            bytes,
-            writer: if contents.says_mlx {
-                Writer::Mlx
-            } else {
-                Writer::HuggingFace
-            },
-        });
-    }
-    if let Some(index) = &index {
-        obey(index, &files, &mut stored)?;
-    }
-
-    let mut checkpoint = Checkpoint::empty(config, config_bytes, files);
-    let rank = |checkpoint: &Checkpoint, t: &Tensor| mtp_rank(checkpoint.file_name(t));
-    let head = stored
-        .iter()
-        .filter(|(name, _)| name.starts_with(names::MTP))
-        .map(|(_, t)| rank(&checkpoint, t))
-        .min();
-    for (name, tensor) in stored {
-        if name.starts_with(names::MTP) && Some(rank(&checkpoint, &tensor)) != head {
-            checkpoint.shadowed.push(format!(
-                "{} in {}",
-                tensor.entry.name,
-                checkpoint.file_name(&tensor)
-            ));
-            continue;
-        }
-        checkpoint.insert(name, tensor)?;
-    }
-    Ok(checkpoint)
-}
-
-/// The parts of one GGUF model, in order.
-fn assemble_gguf(parts: Vec<(String, Bytes)>) -> Result<Checkpoint, LoadError> {
-    let headers = parts
-        .iter()
-        .map(|(name, bytes)| gguf::parse(bytes, name))
-        .collect::<Result<Vec<_>, _>>()?;
-    let metadata = |i: usize| Metadata {
-        places: &headers[i].places,
-        bytes: &parts[i].1,
-    };
-    gguf::check_parts((0..parts.len()).map(|i| (parts[i].0.as_str(), metadata(i))))?;
-    let name = parts[0].0.clone();
-    let bad = |reason: String| LoadError::BadHeader {
-        reason,
-        file: name.clone(),
-    };
-    let architecture = metadata(0).text("general.architecture");
-    let architecture =
-        architecture.ok_or_else(|| bad("`general.architecture` is missing".into()))?;
-    let family = Family::named(&architecture).ok_or_else(|| LoadError::UnknownArchitecture {
-        found: printable(&architecture),
-        known: Family::all(),
-        file: name.clone(),
-    })?;
-    let mut entries = BTreeMap::new();
-    for (file, header) in headers.iter().enumerate() {
-        for entry in &header.entries {
-            if let Some((other, _)) = entries.insert(entry.name.as_str(), (file, entry)) {
-                return Err(LoadError::NameClash {
-                    name: entry.name.clone(),
-                    first: format!("once in `{}`", parts[other].0),
-                    second: format!("once in `{}`", parts[file].0),
-                });
-            }
-        }
-    }
-    let source = Source {
-        metadata: metadata(0),
-        architecture: &architecture,
-        shape: &|name| Some(entries.get(name)?.1.shape.clone()),
-        is_f32: &|name| {
-            let entry = entries.get(name);
-            entry.is_some_and(|(_, entry)| entry.dtype.scalar() == Some(Scalar::F32))
-        },
-        floats: &|name| {
-            /// Longer than any list of divisors.
-            const MAX_FLOATS: usize = 1 << 16;
-            let (file, entry) = entries.get(name)?;
-            let floats =
-                entry.dtype.scalar() == Some(Scalar::F32) && entry.elements() <= MAX_FLOATS;
-            let bytes = &parts[*file].1[entry.range.clone()];
-            floats.then(|| {
-                (0..entry.elements())
-                    .map(|i| Scalar::F32.get(bytes, i))
-                    .collect()
-            })
-        },
-    };
-    let (layers, config) = (source.layers().map_err(bad)?, source.config().map_err(bad)?);
-    let names = headers.iter().enumerate().flat_map(|(file, header)| {
-        let has = |name: &str| entries.contains_key(name);
-        let canonical = move |name: &str| family.canonical(name, layers, has);
-        (header.entries.iter()).map(move |entry| (file, canonical(&entry.name)))
-    });
-    let names: Vec<_> = names.collect();
-    // The factors of scales, as stored.
-    let factors: BTreeMap<String, String> = names
-        .iter()
-        .zip(headers.iter().flat_map(|header| &header.entries))
-        .filter_map(|((_, name), entry)| Some((name.as_ref()?.0.clone(), entry.name.clone())))
-        .filter(|(name, _)| name.ends_with("_scale_2"))
-        .collect();
-    let (mut places, mut stored) = (None, Vec::new());
-    for header in headers {
-        places.get_or_insert(header.places);
-        stored.extend(header.entries);
-    }
-    let files = parts.into_iter().map(|(name, bytes)| File {
-        name,
-        bytes,
-        writer: Writer::Gguf,
-    });
-    let mut checkpoint = Checkpoint::empty(config, Vec::new(), files.collect());
-    checkpoint.metadata = places;
-    checkpoint.sizes = Sizes::of(checkpoint.text_config());
-    for ((file, name), entry) in names.into_iter().zip(stored) {
-        let Some((name, edit)) = name else { continue };
-        let tensor = Tensor::new(file, entry, edit);
-        if let Some(factor) = factors.get(&format!("{name}_scale_2"))
-            && tensor.entry.dtype.name != "nvfp4"
-        {
-            return Err(LoadError::BadTensor {
-                reason: format!(
-                    "is {}, and has a factor `{factor}` that only nvfp4 can have",
-                    tensor.entry.dtype.name
-                ),
-                name: tensor.entry.name,
-                file: checkpoint.files[file].name.clone(),
-            });
-        }
-        if edit.changes(&checkpoint.sizes) {
-            let (rows, cols) = tensor.natural();
-            let fits = edit.fits(&checkpoint.sizes, rows, cols);
-            let known =
-                tensor.entry.dtype.format.is_some() || tensor.entry.dtype.scalar().is_some();
-            let fits = if known {
-                fits
-            } else {
-                Err("is of integers".into())
-            };
-            fits.map_err(|reason| LoadError::BadTensor {
-                name: tensor.entry.name.clone(),
-                reason,
-                file: checkpoint.files[file].name.clone(),
-            })?;
-        }
-        checkpoint.insert(name, tensor)?;
-    }
-    Ok(checkpoint)
-}
-
-/// Holds the index and the files against each other: what the index lists must
-/// be where it says, and a copy in another file does not count.
-fn obey(
-    index: &Index,
-    files: &[File],
-    stored: &mut Vec<(String, Tensor)>,
-) -> Result<(), LoadError> {
-    let mut is_there = vec![false; index.entries().len()];
-    stored.retain(|(_, tensor)| match index.find(&tensor.entry.name) {
-        Some((at, shard)) if *shard == files[tensor.file].name => {
-            is_there[at] = true;
-            true
-        }
-        // An unlisted head keeps its names, even those the index gives to the trunk.
-        Some(_) => mtp_rank(&files[tensor.file].name) < names::MTP_FILES.len(),
-        None => true,
-    });
-    let mut listed = index.entries().zip(is_there);
-    let Some(((name, shard), _)) = listed.find(|(_, is_there)| !is_there) else {
-        return Ok(());
-    };
-    let (name, shard) = (name.to_owned(), index.files()[shard].clone());
-    Err(match files.iter().any(|file| file.name == shard) {
-        true => LoadError::NotInShard { name, shard },
-        false => LoadError::MissingShard { name, shard },
-    })
-}
-
-impl Checkpoint {
-    fn empty(config: Value, config_bytes: Vec<u8>, files: Vec<File>) -> Checkpoint {
-        Checkpoint {
-            config,
-            config_bytes,
-            manifest: None,
-            files,
-            tensors: BTreeMap::new(),
-            shadowed: Vec::new(),
-            metadata: None,
-            sizes: Sizes::default(),
-            trunk: OnceLock::new(),
-            mtp: OnceLock::new(),
-            hash: OnceLock::new(),
-            handed_out: AtomicUsize::new(0),
-        }
-    }
-
-    fn insert(&mut self, name: String, tensor: Tensor) -> Result<(), LoadError> {
-        let describe = |t: &Tensor| format!("`{}` in `{}`", t.entry.name, self.files[t.file].name);
-        match self.tensors.entry(name) {
-            btree_map::Entry::Vacant(place) => {
-                place.insert(tensor);
-                Ok(())
-            }
-            btree_map::Entry::Occupied(first) => {
-                let same = first.get().entry.shape == tensor.entry.shape
-                    && first.get().entry.dtype == tensor.entry.dtype
-                    && names::DUPLICATES.iter().any(|d| first.key().starts_with(d));
-                let bytes = |t: &Tensor| &self.files[t.file].bytes[t.entry.range.clone()];
-                if same && bytes(first.get()) == bytes(&tensor) {
-                    return Ok(());
-                }
-                Err(LoadError::NameClash {
-                    name: first.key().clone(),
-                    first: describe(first.get()),
-                    second: describe(&tensor),
-                })
-            }
-        }
-    }
 }

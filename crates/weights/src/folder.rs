@@ -1,13 +1,13 @@
 //! Which files of a folder make a checkpoint (`checkpoints.md` §1 and §2.5).
 //!
 //! The index decides where it exists, else `model.safetensors` is all; files of
-//! [`names::MTP_FILES`] are taken whether the index lists them or not.
+//! [`mtp::FILES`] are taken whether the index lists them or not.
 
 use crate::LoadError;
 use crate::error::printable;
 use crate::index::{INDEX, Index, MAX_INDEX_BYTES};
 use crate::mapped::Bytes;
-use crate::names;
+use crate::mtp::{self, MANIFEST};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -23,9 +23,6 @@ pub(crate) const MAX_FILES: usize = 1024;
 
 /// The file that holds all tensors where there is no index.
 const SINGLE: &str = "model.safetensors";
-
-/// What the writer of an MTP sidecar says of it.
-const MANIFEST: &str = "mtplx_runtime.json";
 
 /// What lies in a folder.
 pub(crate) struct Folder {
@@ -62,7 +59,7 @@ pub(crate) fn open(path: &Path) -> Result<Folder, LoadError> {
         })
     })
     .transpose()?;
-    let mut wanted: BTreeSet<&str> = names::MTP_FILES
+    let mut wanted: BTreeSet<&str> = mtp::FILES
         .iter()
         .copied()
         .filter(|f| path.join(f).exists())

@@ -133,7 +133,7 @@ impl Index {
         })
     }
 
-    /// Its files, by number.
+    /// The files of the index, by number.
     pub(crate) fn files(&self) -> &[String] {
         &self.files
     }

@@ -7,31 +7,39 @@
 //! wrote the file. Bytes come from strangers: every number is checked, every
 //! refusal is one line of [`LoadError`], every limit has a name.
 //!
-//! One module a container (`safetensors.rs`, `gguf`); each yields the same
-//! `container::Entry`. The other way, a [`Recipe`] makes tensors row by row and is
-//! written as either. No tokenizer, no generation settings, no download, no
-//! arithmetic on weights beyond the `1 + w` of [`Checkpoint::norm`] and what GGUF's
-//! converters did.
+//! ```text
+//! folder.rs, gguf/split.rs       which files make a checkpoint
+//! safetensors.rs, gguf/read.rs   one file a container: a proven `container::Entry` a tensor
+//! assemble.rs, gguf/assemble.rs  tensors of all files under canonical names
+//! families/                      what GGUF files and norms have of a family, as data
+//! quantized/                     one file a scheme: which tensors make a quantized weight
+//! checkpoint.rs, weight.rs       handing them out
+//! ```
+//!
+//! Deliberately absent: writing files (`convert` does), tokenizers, generation settings,
+//! downloads, and arithmetic on weights beyond the `1 + w` of [`Checkpoint::norm`] and
+//! undoing what GGUF's converters did.
 
 #![deny(unsafe_code)]
 
+mod assemble;
 mod checkpoint;
-mod coded;
 mod container;
 mod error;
+mod families;
 mod folder;
 pub mod gguf;
+mod hash;
 mod index;
 mod mapped;
+mod mtp;
 mod names;
 mod norms;
-mod partial;
-mod recipe;
+mod quantized;
 mod safetensors;
-mod write;
+mod weight;
 
 pub use checkpoint::Checkpoint;
 pub use error::LoadError;
 pub use norms::NormFacts;
-pub use recipe::{Data, Item, Recipe, Rows};
-pub use write::WriteError;
+pub use weight::{Weight, WeightData};

@@ -10,6 +10,8 @@
 //! Only prefixes change: a tensor's meaning, and so its layout, never depends on
 //! its name alone.
 
+use crate::mtp;
+
 /// Prefixes that say only where a writer nested the language model. The first
 /// that fits is removed, so longer ones come first.
 pub(crate) const PREFIXES: &[&str] = &[
@@ -19,25 +21,9 @@ pub(crate) const PREFIXES: &[&str] = &[
     "model.",                // text only; vision and audio in Hugging Face files
 ];
 
-/// Prefix of the MTP head.
-pub(crate) const MTP: &str = "mtp.";
-
-/// Files beside the weights that hold an MTP head, in the order they are looked
-/// for: the first with a head supplies it, before the trunk's own files.
-pub(crate) const MTP_FILES: &[&str] = &[
-    "mtp.safetensors",
-    "model-mtp.safetensors",
-    "mtp/model.safetensors",
-];
-
 /// Names that may be stored twice with equal bytes: tied heads that a writer
 /// saved under two prefixes.
 pub(crate) const DUPLICATES: &[&str] = &["lm_head."];
-
-/// What other quantised formats store in place of `MODULE.weight`
-/// (`checkpoints.md` §1.1), to tell a format that cannot be read from a tensor
-/// that is not there.
-pub(crate) const FOREIGN: &[(&str, &str)] = &[("qweight", "GPTQ or AWQ")];
 
 /// Ends of the names of scales and zero points that belong to activations or to
 /// cached keys and values.
@@ -59,18 +45,6 @@ const OF_ACTIVATIONS: &[&str] = &[
 /// keys and values, and the shape before packing.
 pub(crate) const INERT_PARTS: &[&str] = &["input", "output", "k_scale", "v_scale", "shape"];
 
-/// Ends of the names of Qwen's offset norms, `y = x/rms(x) · (1 + w)`
-/// (`qwen3_5.md` §2). `linear_attn.norm` has no offset.
-const OFFSET_NORMS: &[&str] = &[
-    ".input_layernorm.weight",
-    ".post_attention_layernorm.weight",
-    ".self_attn.q_norm.weight",
-    ".self_attn.k_norm.weight",
-    "mtp.pre_fc_norm_embedding.weight",
-    "mtp.pre_fc_norm_hidden.weight",
-    "mtp.norm.weight",
-];
-
 /// The canonical name of `stored`. In a file of nothing but an MTP head
 /// (`is_mtp_file`) the prefix `mtp.` may be missing and is added.
 pub(crate) fn canonical(stored: &str, is_mtp_file: bool) -> String {
@@ -78,28 +52,15 @@ pub(crate) fn canonical(stored: &str, is_mtp_file: bool) -> String {
         .iter()
         .find_map(|p| stored.strip_prefix(p))
         .unwrap_or(stored);
-    if is_mtp_file && !name.starts_with(MTP) {
-        return format!("{MTP}{name}");
+    if is_mtp_file && !name.starts_with(mtp::PREFIX) {
+        return format!("{}{name}", mtp::PREFIX);
     }
     name.into()
-}
-
-/// Whether canonical `name` is a norm that [`crate::Checkpoint::norm`] may read.
-pub(crate) fn is_offset_norm(name: &str) -> bool {
-    name == "norm.weight"
-        || ((name.starts_with("layers.") || name.starts_with(MTP))
-            && OFFSET_NORMS.iter().any(|end| name.ends_with(end)))
 }
 
 /// Whether canonical `name` changes no weight.
 pub(crate) fn is_of_activations(name: &str) -> bool {
     OF_ACTIVATIONS.iter().any(|end| name.ends_with(end))
-}
-
-/// Whether canonical `name` is the convolution whose layout tells who wrote the
-/// trunk.
-pub(crate) fn is_conv(name: &str) -> bool {
-    name.starts_with("layers.") && name.ends_with(".linear_attn.conv1d.weight")
 }
 
 #[cfg(test)]
@@ -148,27 +109,6 @@ mod tests {
             ),
         ] {
             assert_eq!(canonical(stored, true), expected, "{stored}");
-        }
-    }
-
-    #[test]
-    fn only_norms_with_an_offset_are_offset_norms() {
-        for name in [
-            "norm.weight",
-            "mtp.norm.weight",
-            "layers.0.input_layernorm.weight",
-            "mtp.layers.0.self_attn.q_norm.weight",
-            "mtp.pre_fc_norm_hidden.weight",
-        ] {
-            assert!(is_offset_norm(name), "{name}");
-        }
-        for name in [
-            "layers.0.linear_attn.norm.weight",
-            "visual.merger.norm.weight",
-            "vision_tower.encoder.layers.0.input_layernorm.weight",
-            "layers.0.mlp.up_proj.weight",
-        ] {
-            assert!(!is_offset_norm(name), "{name}");
         }
     }
 }

@@ -1,19 +1,19 @@
 //! Whether stored norms hold `w` or `1 + w` (`checkpoints.md` §2.4 and §2.5).
 //!
 //! Qwen's offset norms compute `x/rms(x) · (1 + w)`. Hugging Face files store
-//! `w`, centred on 0 (raw); converted files store the effective scale `1 + w`
+//! `w`, centered on 0 (raw); converted files store the effective scale `1 + w`
 //! (folded). Nothing in a norm's own name or shape tells them apart, and the
 //! wrong choice gives fluent nonsense or a head that is never accepted, so it is
 //! made once a part, from signs of who wrote the file, and checked by value.
 
-use crate::Checkpoint;
-use crate::LoadError;
 use crate::checkpoint::Writer;
-use crate::names;
+use crate::families::{is_convolution, is_offset_norm};
+use crate::{Checkpoint, LoadError, mtp};
+use std::sync::OnceLock;
 
 /// What the stored numbers of a part's offset norms are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Folding {
+enum Folding {
     /// `w`.
     Raw,
     /// `1 + w`.
@@ -22,14 +22,14 @@ pub(crate) enum Folding {
 
 /// The parts of a checkpoint that may come from different writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+enum Part {
     Trunk,
     Mtp,
 }
 
 impl Part {
-    pub(crate) fn of(name: &str) -> Part {
-        if name.starts_with(names::MTP) {
+    fn of(name: &str) -> Part {
+        if name.starts_with(mtp::PREFIX) {
             Part::Mtp
         } else {
             Part::Trunk
@@ -46,7 +46,7 @@ impl Part {
 
 /// Two facts that cannot both hold.
 #[derive(Clone, Debug)]
-pub(crate) struct Disagreement {
+struct Disagreement {
     part: Part,
     one: String,
     other: String,
@@ -59,6 +59,58 @@ impl From<Disagreement> for LoadError {
             one: d.one,
             other: d.other,
         }
+    }
+}
+
+/// What the offset norms of a checkpoint's parts hold, decided when it is first asked
+/// for.
+#[derive(Default)]
+pub(crate) struct Norms {
+    trunk: OnceLock<Result<Folding, Disagreement>>,
+    mtp: OnceLock<Result<Folding, Disagreement>>,
+}
+
+impl Norms {
+    fn folding(&self, checkpoint: &Checkpoint, part: Part) -> Result<Folding, Disagreement> {
+        let cell = match part {
+            Part::Trunk => &self.trunk,
+            Part::Mtp => &self.mtp,
+        };
+        cell.get_or_init(|| decide(checkpoint, part)).clone()
+    }
+}
+
+impl Checkpoint {
+    /// The effective scale `1 + w` of the offset norm `name`, of `n` elements. Files that
+    /// store `w` and files that store `1 + w` give the same. Marks the tensor used.
+    ///
+    /// # Errors
+    ///
+    /// As [`Checkpoint::vector`], and if signs of what is stored disagree.
+    ///
+    /// # Panics
+    ///
+    /// If `name` is no offset norm ([`Checkpoint::is_offset_norm`]): a norm without
+    /// offset is a [`Checkpoint::vector`].
+    pub fn norm(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
+        assert!(is_offset_norm(name), "`{name}` is no offset norm");
+        let mut scale = self.vector(name, n)?;
+        if self.norms.folding(self, Part::of(name))? == Folding::Raw {
+            scale.iter_mut().for_each(|w| *w += 1.0);
+        }
+        Ok(scale)
+    }
+
+    /// Whether the canonical `name` is that of a norm that computes with `1 + w` in
+    /// families that have such norms, so that [`Checkpoint::norm`] may read it.
+    pub fn is_offset_norm(name: &str) -> bool {
+        is_offset_norm(name)
+    }
+
+    /// What the offset norms of the trunk and of the MTP head hold, for the parts
+    /// that have any.
+    pub fn norm_facts(&self) -> Vec<NormFacts> {
+        facts(self)
     }
 }
 
@@ -80,7 +132,7 @@ const SCALE_MEAN: std::ops::Range<f64> = 0.5..2.0;
 /// Values of one norm that are looked at; wider than any hidden size.
 const MAX_LOOKED_AT: usize = 1 << 16;
 
-/// What the offset norms of one part hold, and how that is known.
+/// What the offset norms of the trunk or of the MTP head hold, and how that is known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NormFacts {
     /// The part of the model: `trunk` or `MTP head`.
@@ -109,7 +161,7 @@ impl Values {
     fn of(checkpoint: &Checkpoint, part: Part) -> Values {
         let mut values = Values::default();
         for (name, tensor) in checkpoint.tensors() {
-            if Part::of(name) != part || !names::is_offset_norm(name) {
+            if Part::of(name) != part || !is_offset_norm(name) {
                 continue;
             }
             let Some(scalar) = tensor.entry.dtype.scalar() else {
@@ -152,7 +204,7 @@ impl Values {
 }
 
 /// Decides for one part, from who wrote it, and checks by value.
-pub(crate) fn decide(checkpoint: &Checkpoint, part: Part) -> Result<Folding, Disagreement> {
+fn decide(checkpoint: &Checkpoint, part: Part) -> Result<Folding, Disagreement> {
     let (folding, one) = written_by(checkpoint, part)?;
     match Values::of(checkpoint, part).against(folding) {
         Some(other) => Err(Disagreement { part, one, other }),
@@ -161,7 +213,7 @@ pub(crate) fn decide(checkpoint: &Checkpoint, part: Part) -> Result<Folding, Dis
 }
 
 /// The facts of every part with offset norms.
-pub(crate) fn facts(checkpoint: &Checkpoint) -> Vec<NormFacts> {
+fn facts(checkpoint: &Checkpoint) -> Vec<NormFacts> {
     let facts = |part: Part| {
         let values = Values::of(checkpoint, part);
         let (holds, sign, folding) = match written_by(checkpoint, part) {
@@ -234,7 +286,7 @@ fn by_convolution(
     let mut found: Option<(Folding, String)> = None;
     for (name, tensor) in checkpoint
         .tensors()
-        .filter(|(name, _)| names::is_conv(name))
+        .filter(|(name, _)| is_convolution(name))
     {
         let shape = &tensor.entry.shape;
         let (folding, means) = match shape[..] {

@@ -7,7 +7,7 @@
 use super::{AFFINE4, AFFINE8, Coded, Factors, LEVEL4, LEVEL8, TABLE4, biased, pairs};
 use crate::Cpu;
 use crate::packing::{self, Packing, Place, Room, Source, Units};
-use quant::{Layout, Row, Scalar, Stored, Zero};
+use quant::{Row, Scalar, Stored, WeightLayout, Zero};
 
 /// One row taken apart, and put together for a panel.
 #[derive(Default)]
@@ -167,7 +167,7 @@ impl Coded {
         to.integers.iter_mut().for_each(|i| i.resize(groups, 0));
         let row = part.row(index);
         match part.format.layout {
-            Layout::Affine { bits, .. } => {
+            WeightLayout::Affine { bits, .. } => {
                 expand(bits.into(), row.codes, &mut to.codes);
                 for (g, (scale, bias)) in to.scales.iter_mut().zip(&mut to.biases).enumerate() {
                     *scale = row.scale.get(row.scales, g);
@@ -390,8 +390,8 @@ impl Packing for Coded {
         match format.layout {
             _ if format.name == "q4_0" => self.put_blocks::<18, 16, 4>(&codes, panel, of_q4_0),
             _ if format.name == "q8_0" => self.put_blocks::<34, 16, 4>(&codes, panel, of_bytes),
-            Layout::Affine { bits: 8, .. } => self.put_affine(&stored, 8, panel),
-            Layout::Affine { bits: 4, .. } => {
+            WeightLayout::Affine { bits: 8, .. } => self.put_affine(&stored, 8, panel),
+            WeightLayout::Affine { bits: 4, .. } => {
                 self.put_affine(&stored, 4, panel);
                 for unit in panel.chunks_exact_mut(self.unit) {
                     for word in unit[..self.codes].as_chunks_mut::<4>().0 {
@@ -489,7 +489,7 @@ mod tests {
                     .flat_map(|two| [0, 0, two[0], two[1]])
                     .collect();
                 let (scales, biases) = wide.split_at(wide.len() / 2);
-                let apart = matches!(format.layout, Layout::Affine { .. });
+                let apart = matches!(format.layout, WeightLayout::Affine { .. });
                 // The same numbers in another type, where a matrix chooses it.
                 let other = Stored {
                     scale: if apart { Scalar::F32 } else { owned.scale },

@@ -30,7 +30,7 @@ const fn of(
     block::format(name, ggml, (256, bytes), view, block)
 }
 
-/// The five formats.
+/// GGUF's K-quants, blocks of 256 columns with scales of scales: q2_k to q6_k.
 pub const K_QUANTS: &[Format] = &[
     of(
         "q2_k",

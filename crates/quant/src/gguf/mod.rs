@@ -12,11 +12,12 @@ mod simple;
 mod tests;
 mod turbo;
 
-use crate::{Format, plain};
+use crate::Format;
 
 pub use k::K_QUANTS;
 pub use nonlinear::{NONLINEAR, nvfp4_times};
 pub use simple::SIMPLE;
+pub(crate) use simple::{Q4_0, Q8_0};
 pub use turbo::TURBO;
 
 /// The format that GGUF numbers `ggml_type`; `None` if it is unknown or holds
@@ -27,8 +28,6 @@ pub use turbo::TURBO;
 /// assert_eq!(quant::gguf_format(31), None);
 /// ```
 pub fn gguf_format(ggml_type: u32) -> Option<&'static Format> {
-    let plain = [&plain::F32, &plain::F16, &plain::BF16].into_iter();
-    plain
-        .chain([SIMPLE, K_QUANTS, NONLINEAR, TURBO].into_iter().flatten())
-        .find(|f| f.ggml == Some(ggml_type))
+    let mut all = crate::FORMATS.iter().copied().flatten();
+    all.find(|f| f.ggml == Some(ggml_type))
 }

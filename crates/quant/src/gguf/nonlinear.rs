@@ -30,7 +30,8 @@ const fn view(group: usize, super_group: usize, scale: Scalar, levels: &'static 
     }
 }
 
-/// The four formats.
+/// GGUF's blocks whose codes are looked up in a table of levels: iq4_nl, iq4_xs, mxfp4
+/// and nvfp4.
 pub const NONLINEAR: &[Format] = &[
     block::format(
         "iq4_nl",

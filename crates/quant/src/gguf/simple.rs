@@ -29,20 +29,36 @@ const fn of(
     block::format(name, ggml, (32, bytes), view, block)
 }
 
-/// The five formats.
+/// Blocks of 32 codes in 4 bits with a scale.
+pub(crate) const Q4_0: Format = of(
+    "q4_0",
+    2,
+    18,
+    4,
+    Zero::Levels(&levels::<16>(8)),
+    Block {
+        read: read_q4_0,
+        write: write_q4_0,
+        fit: Some(fit_symmetric),
+    },
+);
+/// Blocks of 32 codes in 8 bits with a scale.
+pub(crate) const Q8_0: Format = of(
+    "q8_0",
+    8,
+    34,
+    8,
+    Zero::Levels(&levels::<256>(128)),
+    Block {
+        read: read_q8_0,
+        write: write_q8_0,
+        fit: Some(fit_q8_0),
+    },
+);
+
+/// GGUF's blocks of 32 columns with one scale, and one bias or none: q4_0 to q8_0.
 pub const SIMPLE: &[Format] = &[
-    of(
-        "q4_0",
-        2,
-        18,
-        4,
-        Zero::Levels(&levels::<16>(8)),
-        Block {
-            read: read_q4_0,
-            write: write_q4_0,
-            fit: Some(fit_symmetric),
-        },
-    ),
+    Q4_0,
     of(
         "q4_1",
         3,
@@ -79,18 +95,7 @@ pub const SIMPLE: &[Format] = &[
             fit: Some(fit_range),
         },
     ),
-    of(
-        "q8_0",
-        8,
-        34,
-        8,
-        Zero::Levels(&levels::<256>(128)),
-        Block {
-            read: read_q8_0,
-            write: write_q8_0,
-            fit: Some(fit_q8_0),
-        },
-    ),
+    Q8_0,
 ];
 
 fn read_q4_0(block: &[u8], p: &mut Pieces) {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::block::Pieces;
-use crate::{Codes, FORMATS, Layout, Owned, Scalar, Stored, Zero, encode, format};
+use crate::{Codes, FORMATS, Owned, Scalar, Stored, WeightLayout, Zero, encode, format};
 use proptest::prelude::*;
 
 /// What other programs make of these blocks (`tests/golden/gguf_blocks.py`).
@@ -114,7 +114,7 @@ fn rebuilt(matrix: &Stored<'_>, row: usize) -> Vec<f32> {
     let mut codes = vec![0; matrix.cols];
     let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
     format.unpack(matrix.row(row), &mut codes, &mut scales, &mut biases);
-    if matches!(format.layout, Layout::Block { .. }) {
+    if matches!(format.layout, WeightLayout::Block { .. }) {
         let supers = matrix.cols / view.super_group;
         let (mut d, mut m) = (vec![0.0; supers], vec![0.0; supers]);
         let (mut s, mut t) = (vec![0; groups], vec![0; groups]);
@@ -216,11 +216,11 @@ fn stored_values_err_no_more_than_with_other_programs() {
 proptest! {
     #[test]
     fn a_view_of_codes_gives_the_decoded_values(seed in proptest::collection::vec(any::<u8>(), 210 * 4), values in proptest::collection::vec(-1f32..1.0, 512)) {
-        let here = |f: &&Format| f.codes().is_some() && !matches!(f.layout, Layout::Scaled { .. });
+        let here = |f: &&Format| f.codes().is_some() && !matches!(f.layout, WeightLayout::Scaled { .. });
         for format in FORMATS.iter().copied().flatten().filter(here) {
             let owned: Owned;
             let matrix = match format.layout {
-                Layout::Block { bytes, .. } => {
+                WeightLayout::Block { bytes, .. } => {
                     let bytes = usize::from(bytes);
                     let n = 4 / (format.block / 32).clamp(1, 2);
                     Stored::new(format, 2, n / 2 * format.block, &seed[..n * bytes])
@@ -243,7 +243,7 @@ proptest! {
     #[test]
     fn writing_a_block_undoes_reading_it(seed in proptest::collection::vec(any::<u8>(), 256)) {
         for format in all() {
-            let (Some(block), Layout::Block { bytes, .. }) = (format.pieces, format.layout) else {
+            let (Some(block), WeightLayout::Block { bytes, .. }) = (format.pieces, format.layout) else {
                 continue;
             };
             let seed = &seed[..usize::from(bytes)];

@@ -11,7 +11,7 @@
 //! Deliberately absent: an encoder; at its size the format errs more than others.
 
 use crate::block::half;
-use crate::{Format, Layout, Row};
+use crate::{Format, Row, WeightLayout};
 
 const W3: [f32; 8] = [
     -1.996684, -1.291398, -0.740341, -0.247508, 0.230106, 0.725222, 1.277503, 1.988943,
@@ -34,7 +34,7 @@ const fn of(
 ) -> Format {
     Format {
         name,
-        layout: Layout::Block { cols: 32, bytes },
+        layout: WeightLayout::Block { cols: 32, bytes },
         block: 32,
         ggml: Some(ggml),
         view: None,
@@ -44,7 +44,7 @@ const fn of(
     }
 }
 
-/// The two formats.
+/// GGUF's blocks of rotated columns, which can only be read: tq3_1s and tq4_1s.
 pub const TURBO: &[Format] = &[
     of("tq3_1s", 45, 16, |_, row, out| {
         decode(row, out, 16, |block, j| {

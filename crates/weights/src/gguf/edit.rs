@@ -6,7 +6,7 @@
 //! rotary pairs of an EAGLE-3 head lie half a head apart elsewhere, `(i, i + d/2)`,
 //! and beside each other in these files.
 
-use quant::{Layout, Owned, Scalar, Stored, Zero};
+use quant::{Owned, Scalar, Stored, WeightLayout, Zero};
 use serde_json::Value;
 
 /// What a writer does to a tensor. Rows and columns are those of the canonical
@@ -30,7 +30,7 @@ pub(crate) enum Edit {
     ValueColumns,
     /// Puts the rotary pairs of query heads beside each other.
     QueryPairs,
-    /// The same for key heads.
+    /// Puts the rotary pairs of key heads beside each other.
     KeyPairs,
     /// Adds its index to each integer: a distance becomes a place.
     Absolute,
@@ -245,7 +245,7 @@ fn gather_columns(stored: &Stored<'_>, order: &Order) -> Owned {
     out
 }
 
-/// The same values in a format with smaller blocks: affine groups with `f32`
+/// The values of `stored` in a format with smaller blocks: affine groups with `f32`
 /// scales where the codes allow it, else `f32`.
 fn finer(stored: &Stored<'_>) -> Owned {
     let view = stored.format.codes().filter(|view| match view.zero {
@@ -257,7 +257,7 @@ fn finer(stored: &Stored<'_>) -> Owned {
         let values = stored.to_f32();
         return quant::encode(&quant::F32, &values, stored.cols, Scalar::F32);
     };
-    debug_assert!(matches!(format.layout, Layout::Affine { .. }));
+    debug_assert!(matches!(format.layout, WeightLayout::Affine { .. }));
     let (bits, groups) = (usize::from(view.bits), stored.cols / view.group);
     let offset = view.zero.offset().unwrap_or(0) as f32;
     let mut out = Owned::gather(stored, []);

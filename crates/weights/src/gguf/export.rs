@@ -1,10 +1,10 @@
 //! A checkpoint as a GGUF file has it: names, metadata, and the changes to values.
 
-use super::config::{aux_layers, divisors, metadata};
+use super::config::metadata;
 use super::edit::{Edit, Sizes};
-use super::names::Family;
 use super::value::Value;
 use crate::Checkpoint;
+use crate::families::Family;
 use serde_json::Value as Json;
 
 /// How one model goes into a GGUF file.
@@ -36,101 +36,37 @@ pub struct Export {
     text: Json,
 }
 
-/// `model_type` of a language model or a drafter, and the architecture.
-const TYPES: &[(&str, &str)] = &[
-    ("gemma4_text", "gemma4"),
-    ("gemma4", "gemma4"),
-    ("gemma4_assistant", "gemma4-assistant"),
-    ("qwen3_5_text", "qwen35"),
-    ("qwen3_5", "qwen35"),
-    ("qwen3_5_moe_text", "qwen35moe"),
-    ("qwen3_5_moe", "qwen35moe"),
-];
-
 impl Export {
     /// How `checkpoint` goes into a file; `None` if its family has no such files.
     pub fn of(checkpoint: &Checkpoint) -> Option<Export> {
         Self::of_config(checkpoint.config(), checkpoint.text_config())
     }
 
-    /// The same for a configuration and the language model's part of it.
-    pub(crate) fn of_config(config: &Json, text: &Json) -> Option<Export> {
-        // Their `model_type` is that of their layers.
-        let name = config["architectures"][0].as_str();
-        if name.is_some_and(|name| name.contains("Eagle3")) {
-            return Self::of_eagle3(config);
-        }
-        let of = |config: &Json| {
-            let found = config["model_type"].as_str();
-            TYPES.iter().find(|(name, _)| Some(*name) == found)
-        };
-        let (_, architecture) = of(config).or_else(|| of(text))?;
+    /// [`Export::of`] for a configuration and the language model's part of it.
+    pub fn of_config(config: &Json, text: &Json) -> Option<Export> {
+        let family = Family::of_config(config, text)?;
+        let text = (family.text)(config, text)?;
         Some(Export {
-            family: Family::named(architecture)?,
-            layers: usize::try_from(text["num_hidden_layers"].as_u64()?).ok()?,
-            sizes: Sizes::of(text),
-            config: config.clone(),
-            text: text.clone(),
-        })
-    }
-
-    /// How an EAGLE-3 head goes into a file.
-    fn of_eagle3(config: &Json) -> Option<Export> {
-        let part = config.get("transformer_layer_config");
-        let mut text = part.filter(|p| p.is_object()).unwrap_or(config).clone();
-        let heads = text["num_attention_heads"].as_u64()?;
-        if text["num_key_value_heads"].is_null() {
-            text["num_key_value_heads"] = heads.into();
-        }
-        if text["head_dim"].is_null() {
-            text["head_dim"] = text["hidden_size"].as_u64()?.checked_div(heads)?.into();
-        }
-        Some(Export {
-            family: Family::named("eagle3")?,
-            layers: 1,
+            family,
+            layers: (family.layers)(&text)?,
             sizes: Sizes::of(&text),
             config: config.clone(),
             text,
         })
     }
 
-    /// What the model needs and such files have no field for, if there is anything.
+    /// What the model needs and GGUF files have no field for, if there is anything.
     pub fn lacks(&self) -> Option<&'static str> {
-        let (config, text) = (&self.config, &self.text);
-        let is = |on: &Json| on.as_bool() == Some(true);
-        let rope = &text["rope_parameters"];
-        let share = rope["partial_rotary_factor"].as_f64().unwrap_or(1.0);
-        let slides = text["layer_types"][0] == "sliding_attention";
-        let cases = [
-            ("`norm_before_fc`", is(&config["norm_before_fc"])),
-            ("`fc_norm`", is(&config["fc_norm"])),
-            ("`norm_output`", is(&config["norm_output"])),
-            (
-                "more than one layer",
-                text["num_hidden_layers"].as_u64().is_some_and(|n| n != 1),
-            ),
-            (
-                "a window of attention",
-                slides && text["use_sliding_window"].as_bool() != Some(false),
-            ),
-            ("`rope_scaling`", !text["rope_scaling"].is_null()),
-            ("a part of rotary columns", share != 1.0),
-            (
-                "the default of `eagle_aux_hidden_state_layer_ids`",
-                aux_layers(config).is_none(),
-            ),
-        ];
-        let is_eagle3 = self.architecture() == "eagle3";
-        let first = cases.into_iter().find(|(_, lacks)| is_eagle3 && *lacks);
-        first.map(|(what, _)| what)
+        (self.family.lacks)(&self.config, &self.text)
     }
 
-    /// Whether such files say the tensor `canonical` by another one.
+    /// Whether GGUF files leave out the tensor `canonical`, since another one says the
+    /// same.
     pub fn drops(&self, canonical: &str) -> bool {
-        self.architecture() == "eagle3" && canonical == "t2d"
+        self.family.drops.contains(&canonical)
     }
 
-    /// `general.architecture`.
+    /// The value of `general.architecture`.
     pub fn architecture(&self) -> &'static str {
         self.family.architectures[0]
     }
@@ -151,16 +87,13 @@ impl Export {
     pub fn metadata(&self) -> Vec<(String, Value<'static>)> {
         let architecture = self.architecture();
         let mut keys = vec![("general.architecture".to_owned(), architecture.into())];
-        keys.extend(metadata(architecture, &self.config, &self.text));
+        keys.extend(metadata(self.family, &self.config, &self.text));
         keys
     }
 
     /// Tensors in `f32` that follow from the configuration.
     pub fn derived(&self) -> Vec<(&'static str, Vec<f32>)> {
-        match self.architecture() {
-            "gemma4" | "gemma4-assistant" => vec![("rope_freqs.weight", divisors(&self.text))],
-            _ => Vec::new(),
-        }
+        (self.family.derived)(&self.text)
     }
 }
 
@@ -191,7 +124,7 @@ impl Rewrite {
         self.edit == Edit::Folded
     }
 
-    /// Turns integers into those of the file.
+    /// Turns canonical integers into those of the file.
     pub fn apply_integers(&self, values: &mut [i64]) {
         if self.edit == Edit::Absolute {
             (0..)

@@ -1,32 +1,8 @@
-//! Names in GGUF files, by architecture (`checkpoints.md` §4).
-//!
-//! One table for both directions: a line is a name in the file, the canonical
-//! name, and what the file's writer does to the values (`edit.rs`). Names of a
-//! block follow `blk.{i}.` in the file and `layers.{i}.` otherwise; an MTP head is
-//! the block behind the trunk's.
+//! Names in GGUF files and canonical names, in both directions (`checkpoints.md` §4):
+//! how the tables of a [`Family`] are read.
 
 use super::edit::Edit::{self, *};
-
-/// A name in the file, its canonical name, and what the writer does.
-type Name = (&'static str, &'static str, Edit);
-
-/// One architecture.
-#[derive(Debug)]
-pub(crate) struct Family {
-    /// `general.architecture`; the first is written.
-    pub(crate) architectures: &'static [&'static str],
-    /// Names that occur once.
-    whole: &'static [Name],
-    /// Names of a block.
-    block: &'static [Name],
-    /// Names of a block with experts in one matrix, where it has
-    /// [`FUSED`]; they go before `block`.
-    fused: &'static [Name],
-    /// Names of the MTP block that are not those of any block.
-    head: &'static [Name],
-    /// How canonical names of experts begin, one by one and stacked.
-    experts: Option<(&'static str, &'static str)>,
-}
+use crate::families::{FUSED, Family, Name};
 
 /// Tensors whose values follow from the configuration.
 const DERIVED: &[&str] = &["rope_freqs.weight"];
@@ -39,310 +15,7 @@ const COMPANIONS: &[(&str, &str)] = &[
     (".input_scale", ".input_scale"),
 ];
 
-/// The name that shows experts with gate and up in one matrix.
-const FUSED: &str = "ffn_gate_up_exps.weight";
-
-const GEMMA4: Family = Family {
-    architectures: &["gemma4"],
-    whole: &[
-        ("token_embd.weight", "embed_tokens.weight", Same),
-        ("output_norm.weight", "norm.weight", Same),
-        (
-            "per_layer_token_embd.weight",
-            "embed_tokens_per_layer.weight",
-            Same,
-        ),
-        (
-            "per_layer_model_proj.weight",
-            "per_layer_model_projection.weight",
-            Same,
-        ),
-        (
-            "per_layer_proj_norm.weight",
-            "per_layer_projection_norm.weight",
-            Same,
-        ),
-    ],
-    block: GEMMA4_BLOCK,
-    fused: &[
-        (FUSED, "experts.gate_up_proj", Same),
-        ("ffn_down_exps.weight", "experts.down_proj", Same),
-    ],
-    head: &[],
-    experts: Some(("experts.", "experts.switch_glu.")),
-};
-
-const GEMMA4_BLOCK: &[Name] = &[
-    ("attn_norm.weight", "input_layernorm.weight", Same),
-    ("attn_q.weight", "self_attn.q_proj.weight", Same),
-    ("attn_k.weight", "self_attn.k_proj.weight", Same),
-    ("attn_v.weight", "self_attn.v_proj.weight", Same),
-    ("attn_q_norm.weight", "self_attn.q_norm.weight", Same),
-    ("attn_k_norm.weight", "self_attn.k_norm.weight", Same),
-    ("attn_output.weight", "self_attn.o_proj.weight", Same),
-    (
-        "post_attention_norm.weight",
-        "post_attention_layernorm.weight",
-        Same,
-    ),
-    ("ffn_norm.weight", "pre_feedforward_layernorm.weight", Same),
-    ("ffn_gate.weight", "mlp.gate_proj.weight", Same),
-    ("ffn_up.weight", "mlp.up_proj.weight", Same),
-    ("ffn_down.weight", "mlp.down_proj.weight", Same),
-    (
-        "post_ffw_norm.weight",
-        "post_feedforward_layernorm.weight",
-        Same,
-    ),
-    ("layer_output_scale.weight", "layer_scalar", Same),
-    ("inp_gate.weight", "per_layer_input_gate.weight", Same),
-    ("proj.weight", "per_layer_projection.weight", Same),
-    ("post_norm.weight", "post_per_layer_input_norm.weight", Same),
-    ("ffn_gate_inp.weight", "router.proj.weight", Same),
-    ("ffn_gate_inp.scale", "router.scale", Same),
-    ("ffn_down_exps.scale", "router.per_expert_scale", Same),
-    (
-        "pre_ffw_norm_2.weight",
-        "pre_feedforward_layernorm_2.weight",
-        Same,
-    ),
-    (
-        "post_ffw_norm_1.weight",
-        "post_feedforward_layernorm_1.weight",
-        Same,
-    ),
-    (
-        "post_ffw_norm_2.weight",
-        "post_feedforward_layernorm_2.weight",
-        Same,
-    ),
-    (
-        "ffn_gate_exps.weight",
-        "experts.switch_glu.gate_proj.weight",
-        Same,
-    ),
-    (
-        "ffn_up_exps.weight",
-        "experts.switch_glu.up_proj.weight",
-        Same,
-    ),
-    (
-        "ffn_down_exps.weight",
-        "experts.switch_glu.down_proj.weight",
-        Same,
-    ),
-];
-
-const GEMMA4_ASSISTANT: Family = Family {
-    architectures: &["gemma4-assistant", "gemma4_assistant"],
-    whole: &[
-        ("token_embd.weight", "embed_tokens.weight", Same),
-        ("output_norm.weight", "norm.weight", Same),
-        ("nextn.pre_projection.weight", "pre_projection.weight", Same),
-        (
-            "nextn.post_projection.weight",
-            "post_projection.weight",
-            Same,
-        ),
-        (
-            "masked_embd_centroids.weight",
-            "masked_embedding.centroids.weight",
-            Same,
-        ),
-        (
-            "masked_embd_ordering",
-            "masked_embedding.token_ordering",
-            Same,
-        ),
-        // An older layout.
-        ("mtp.pre_projection.weight", "pre_projection.weight", Same),
-        ("mtp.post_projection.weight", "post_projection.weight", Same),
-        (
-            "mtp.centroids.weight",
-            "masked_embedding.centroids.weight",
-            Same,
-        ),
-        (
-            "mtp.token_ordering",
-            "masked_embedding.token_ordering",
-            Same,
-        ),
-        (
-            "mtp.token_ordering.weight",
-            "masked_embedding.token_ordering",
-            Same,
-        ),
-        (
-            "masked_embd_ordering.weight",
-            "masked_embedding.token_ordering",
-            Same,
-        ),
-    ],
-    block: GEMMA4_BLOCK,
-    fused: &[],
-    head: &[],
-    experts: None,
-};
-
-const QWEN35: Family = Family {
-    architectures: &["qwen35"],
-    whole: QWEN35_WHOLE,
-    block: QWEN35_BLOCK,
-    fused: QWEN35_FUSED,
-    head: QWEN35_HEAD,
-    experts: Some(("mlp.experts.", "mlp.switch_mlp.")),
-};
-
-const QWEN35MOE: Family = Family {
-    architectures: &["qwen35moe"],
-    whole: QWEN35_WHOLE,
-    block: QWEN35_BLOCK,
-    fused: QWEN35_FUSED,
-    head: QWEN35_HEAD,
-    experts: Some(("mlp.experts.", "mlp.switch_mlp.")),
-};
-
-const QWEN35_WHOLE: &[Name] = &[
-    ("token_embd.weight", "embed_tokens.weight", Same),
-    ("output_norm.weight", "norm.weight", Folded),
-    ("output.weight", "lm_head.weight", Same),
-];
-
-const QWEN35_BLOCK: &[Name] = &[
-    ("attn_norm.weight", "input_layernorm.weight", Folded),
-    (
-        "post_attention_norm.weight",
-        "post_attention_layernorm.weight",
-        Folded,
-    ),
-    ("attn_q.weight", "self_attn.q_proj.weight", Same),
-    ("attn_k.weight", "self_attn.k_proj.weight", Same),
-    ("attn_v.weight", "self_attn.v_proj.weight", Same),
-    ("attn_q_norm.weight", "self_attn.q_norm.weight", Folded),
-    ("attn_k_norm.weight", "self_attn.k_norm.weight", Folded),
-    ("attn_output.weight", "self_attn.o_proj.weight", Same),
-    (
-        "attn_qkv.weight",
-        "linear_attn.in_proj_qkv.weight",
-        MixedRows,
-    ),
-    (
-        "attn_gate.weight",
-        "linear_attn.in_proj_z.weight",
-        ValueRows,
-    ),
-    ("ssm_beta.weight", "linear_attn.in_proj_b.weight", HeadRows),
-    ("ssm_alpha.weight", "linear_attn.in_proj_a.weight", HeadRows),
-    ("ssm_a", "linear_attn.A_log", Decay),
-    ("ssm_dt.bias", "linear_attn.dt_bias", HeadRows),
-    ("ssm_conv1d.weight", "linear_attn.conv1d.weight", MixedRows),
-    ("ssm_norm.weight", "linear_attn.norm.weight", Same),
-    (
-        "ssm_out.weight",
-        "linear_attn.out_proj.weight",
-        ValueColumns,
-    ),
-    ("ffn_gate.weight", "mlp.gate_proj.weight", Same),
-    ("ffn_up.weight", "mlp.up_proj.weight", Same),
-    ("ffn_down.weight", "mlp.down_proj.weight", Same),
-    ("ffn_gate_inp.weight", "mlp.gate.weight", Same),
-    (
-        "ffn_gate_inp_shexp.weight",
-        "mlp.shared_expert_gate.weight",
-        Same,
-    ),
-    (
-        "ffn_gate_shexp.weight",
-        "mlp.shared_expert.gate_proj.weight",
-        Same,
-    ),
-    (
-        "ffn_up_shexp.weight",
-        "mlp.shared_expert.up_proj.weight",
-        Same,
-    ),
-    (
-        "ffn_down_shexp.weight",
-        "mlp.shared_expert.down_proj.weight",
-        Same,
-    ),
-    (
-        "ffn_gate_exps.weight",
-        "mlp.switch_mlp.gate_proj.weight",
-        Same,
-    ),
-    ("ffn_up_exps.weight", "mlp.switch_mlp.up_proj.weight", Same),
-    (
-        "ffn_down_exps.weight",
-        "mlp.switch_mlp.down_proj.weight",
-        Same,
-    ),
-];
-
-const QWEN35_FUSED: &[Name] = &[
-    (FUSED, "mlp.experts.gate_up_proj", Same),
-    ("ffn_down_exps.weight", "mlp.experts.down_proj", Same),
-];
-
-const QWEN35_HEAD: &[Name] = &[
-    ("nextn.eh_proj.weight", "mtp.fc.weight", Same),
-    (
-        "nextn.enorm.weight",
-        "mtp.pre_fc_norm_embedding.weight",
-        Folded,
-    ),
-    (
-        "nextn.hnorm.weight",
-        "mtp.pre_fc_norm_hidden.weight",
-        Folded,
-    ),
-    ("nextn.shared_head_norm.weight", "mtp.norm.weight", Folded),
-];
-
-const EAGLE3: Family = Family {
-    architectures: &["eagle3"],
-    whole: &[
-        ("token_embd.weight", "embed_tokens.weight", Same),
-        ("output_norm.weight", "norm.weight", Same),
-        ("output.weight", "lm_head.weight", Same),
-        ("fc.weight", "fc.weight", Same),
-        ("d2t", "d2t", Absolute),
-    ],
-    block: &[
-        ("attn_norm.weight", "input_layernorm.weight", Same),
-        ("attn_norm_2.weight", "hidden_norm.weight", Same),
-        ("attn_q.weight", "self_attn.q_proj.weight", QueryPairs),
-        ("attn_k.weight", "self_attn.k_proj.weight", KeyPairs),
-        ("attn_v.weight", "self_attn.v_proj.weight", Same),
-        ("attn_output.weight", "self_attn.o_proj.weight", Same),
-        ("ffn_norm.weight", "post_attention_layernorm.weight", Same),
-        ("ffn_gate.weight", "mlp.gate_proj.weight", Same),
-        ("ffn_up.weight", "mlp.up_proj.weight", Same),
-        ("ffn_down.weight", "mlp.down_proj.weight", Same),
-    ],
-    fused: &[],
-    head: &[],
-    experts: None,
-};
-
-/// Every architecture that can be read and written.
-pub(crate) const FAMILIES: &[&Family] = &[&GEMMA4, &GEMMA4_ASSISTANT, &QWEN35, &QWEN35MOE, &EAGLE3];
-
 impl Family {
-    /// The family that files call `architecture`.
-    pub(crate) fn named(architecture: &str) -> Option<&'static Family> {
-        FAMILIES
-            .iter()
-            .copied()
-            .find(|f| f.architectures.contains(&architecture))
-    }
-
-    /// The architectures that are known, for a message.
-    pub(crate) fn all() -> String {
-        let names = FAMILIES.iter().map(|f| f.architectures[0]);
-        names.collect::<Vec<_>>().join(", ")
-    }
-
     /// Canonical name and edit of the tensor that a file calls `stored`, in a model
     /// whose trunk has `layers` blocks; `has` says what else the file holds. A name
     /// that is not of the family stays, and shows up as unused.
@@ -442,6 +115,11 @@ fn split<'n>(name: &'n str, prefix: &str) -> Option<(usize, &'n str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::families::FAMILIES;
+
+    fn family(architecture: &str) -> &'static Family {
+        Family::named(architecture).unwrap()
+    }
 
     #[test]
     fn what_is_written_is_read_under_the_same_name() {
@@ -473,7 +151,7 @@ mod tests {
     #[test]
     fn an_expert_of_its_own_is_one_of_a_stack() {
         assert_eq!(
-            QWEN35MOE.stored("mtp.layers.0.mlp.experts.7.up_proj.weight", 4),
+            family("qwen35moe").stored("mtp.layers.0.mlp.experts.7.up_proj.weight", 4),
             Some(("blk.4.ffn_up_exps.weight".into(), Same, Some(7)))
         );
     }
@@ -492,10 +170,10 @@ mod tests {
             ("blk.2.nextn.eh_proj.scale", "mtp.fc.weight_scale_2"),
             ("output.scale", "lm_head.weight_scale_2"),
         ] {
-            let found = QWEN35.canonical(stored, 2, |_| false);
+            let found = family("qwen35").canonical(stored, 2, |_| false);
             assert_eq!(found, Some((canonical.into(), Same)), "{stored}");
         }
-        let own = GEMMA4.canonical("blk.0.ffn_down_exps.scale", 2, |_| false);
+        let own = family("gemma4").canonical("blk.0.ffn_down_exps.scale", 2, |_| false);
         assert_eq!(own.unwrap().0, "layers.0.router.per_expert_scale");
     }
 
@@ -509,16 +187,25 @@ mod tests {
             "blk.1",
         ] {
             assert_eq!(
-                GEMMA4.canonical(name, 2, |_| false),
+                family("gemma4").canonical(name, 2, |_| false),
                 Some((name.into(), Same))
             );
         }
-        assert_eq!(GEMMA4.canonical("rope_freqs.weight", 2, |_| false), None);
         assert_eq!(
-            GEMMA4.canonical("blk.0.x.scale", 2, |_| false).unwrap().0,
+            family("gemma4").canonical("rope_freqs.weight", 2, |_| false),
+            None
+        );
+        assert_eq!(
+            family("gemma4")
+                .canonical("blk.0.x.scale", 2, |_| false)
+                .unwrap()
+                .0,
             "blk.0.x.scale"
         );
-        assert_eq!(QWEN35.stored("visual.pos_embed.weight", 2), None);
-        assert_eq!(GEMMA4.stored("mtp.layers.0.mlp.up_proj.weight", 2), None);
+        assert_eq!(family("qwen35").stored("visual.pos_embed.weight", 2), None);
+        assert_eq!(
+            family("gemma4").stored("mtp.layers.0.mlp.up_proj.weight", 2),
+            None
+        );
     }
 }

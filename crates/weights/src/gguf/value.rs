@@ -85,7 +85,7 @@ impl Value<'_> {
         }
     }
 
-    /// An integer of any width.
+    /// The value, if it is an integer of any width that fits.
     pub fn as_i64(&self) -> Option<i64> {
         Some(match *self {
             Value::U8(v) => v.into(),
@@ -100,7 +100,7 @@ impl Value<'_> {
         })
     }
 
-    /// An integer of any width that is not negative.
+    /// The value, if it is an integer of any width that is not negative.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Value::U64(v) => Some(v),
@@ -108,7 +108,7 @@ impl Value<'_> {
         }
     }
 
-    /// A float of any width.
+    /// The value, if it is a float of any width.
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
             Value::F32(v) => Some(v.into()),
@@ -117,7 +117,7 @@ impl Value<'_> {
         }
     }
 
-    /// A truth value.
+    /// The value, if it is a truth value.
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
             Value::Bool(v) => Some(v),
@@ -125,7 +125,7 @@ impl Value<'_> {
         }
     }
 
-    /// A text.
+    /// The value, if it is a text.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Value::String(v) => Some(v),
@@ -133,46 +133,13 @@ impl Value<'_> {
         }
     }
 
-    /// The values of an array.
+    /// The elements, if the value is an array.
     pub fn as_array(&self) -> Option<&[Self]> {
         match self {
             Value::Array(_, items) => Some(items),
             _ => None,
         }
     }
-
-    pub(crate) fn write(&self, out: &mut Vec<u8>) {
-        match self {
-            Value::U8(v) => out.push(*v),
-            Value::I8(v) => out.extend(v.to_le_bytes()),
-            Value::U16(v) => out.extend(v.to_le_bytes()),
-            Value::I16(v) => out.extend(v.to_le_bytes()),
-            Value::U32(v) => out.extend(v.to_le_bytes()),
-            Value::I32(v) => out.extend(v.to_le_bytes()),
-            Value::F32(v) => out.extend(v.to_le_bytes()),
-            Value::Bool(v) => out.push((*v).into()),
-            Value::String(v) => write_text(out, v),
-            Value::Array(kind, items) => {
-                out.extend((*kind as u32).to_le_bytes());
-                out.extend((items.len() as u64).to_le_bytes());
-                for item in items {
-                    assert!(
-                        item.kind() == *kind && *kind != Kind::Array,
-                        "an array of one type"
-                    );
-                    item.write(out);
-                }
-            }
-            Value::U64(v) => out.extend(v.to_le_bytes()),
-            Value::I64(v) => out.extend(v.to_le_bytes()),
-            Value::F64(v) => out.extend(v.to_le_bytes()),
-        }
-    }
-}
-
-pub(crate) fn write_text(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
 }
 
 impl<'a> From<&'a str> for Value<'a> {
@@ -184,7 +151,7 @@ impl<'a> From<&'a str> for Value<'a> {
 /// Where a value lies in its file, proven to be whole and, if text, UTF-8.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    /// Of an array, the type of its elements.
+    /// The type of the value; of an array's elements.
     pub(crate) kind: Kind,
     /// Elements, if it is an array.
     pub(crate) count: Option<usize>,

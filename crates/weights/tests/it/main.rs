@@ -4,7 +4,6 @@ mod bundled;
 mod coded;
 mod common;
 mod folder;
-mod gguf;
 mod hostile;
 mod norms;
 mod reading;

@@ -1,15 +1,43 @@
 //! GGUF files: what they hold is what the folder they were made from holds.
 
+use convert::gguf::{Store, TensorInfo, Writer};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use weights::gguf::{Export, Store, TensorInfo, Value, Writer};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use weights::gguf::{Export, Value};
 use weights::{Checkpoint, LoadError};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../tests/golden")
         .join(name)
+}
+
+/// A folder that is removed with the value.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(files: &[(&str, &[u8])]) -> Folder {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let id = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gguf-{}-{}", id.0, id.1));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, bytes) in files {
+            std::fs::write(folder.join(name), bytes).unwrap();
+        }
+        Folder(folder)
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0); // a leftover in the build folder harms nobody
+    }
 }
 
 fn from_gguf(files: Vec<(&str, Vec<u8>)>) -> Result<Checkpoint, LoadError> {
@@ -604,7 +632,7 @@ fn parts_are_read_together_and_in_order() {
         part(1, 2, &["blk.0.attn_norm.weight"]),
     );
     let names = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
-    let whole = crate::common::Folder::new(&[(names[0], &one), (names[1], &two)]);
+    let whole = Folder::new(&[(names[0], &one), (names[1], &two)]);
     for name in names {
         let checkpoint = Checkpoint::open(&whole.path().join(name)).unwrap();
         assert_eq!(checkpoint.vector("norm.weight", 1).unwrap(), [0.0]);
@@ -616,15 +644,14 @@ fn parts_are_read_together_and_in_order() {
         );
         assert_eq!(checkpoint.files().collect::<Vec<_>>(), names);
     }
-    let half = crate::common::Folder::new(&[(names[0], &one)]);
+    let half = Folder::new(&[(names[0], &one)]);
     let refusal = |path: &Path| Checkpoint::open(path).unwrap_err().to_string();
     let message = refusal(&half.path().join(names[0]));
     assert!(
         message.contains("in 2 files") && message.contains("00002-of-00002"),
         "{message}"
     );
-    let swapped =
-        crate::common::Folder::new(&[(names[0], &two), (names[1], &one), ("m.gguf", &two)]);
+    let swapped = Folder::new(&[(names[0], &two), (names[1], &one), ("m.gguf", &two)]);
     let message = refusal(&swapped.path().join(names[0]));
     assert!(
         message.contains("it is part 2 of 2, but read as part 1 of 2"),

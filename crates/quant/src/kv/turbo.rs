@@ -5,7 +5,7 @@
 //! ```text
 //! a row is cut into groups of n = 128 columns, and one of 64 at its end if need be
 //! y     = R x,  R = D(s2) H/√n D(s1)           H the Hadamard butterfly, D fixed signs
-//! idx_j = number of midpoints m ≤ y_j √n/‖x‖   between neighbouring levels
+//! idx_j = number of midpoints m ≤ y_j √n/‖x‖   between neighboring levels
 //! scale = ‖x‖ / ‖level[idx]‖                   in f16: what is read has the norm of x
 //! read    y'_j = level[idx_j] scale            rotated, as attention adds values up
 //! R⁻¹ y'                                       once for each row that attends
@@ -18,7 +18,8 @@
 //! Deliberately absent: the residual of signs, which other caches' keys have, and keys at
 //! all; indices of two bits, which a model's first and last layers do not bear.
 
-use crate::{Format, Layout, Owned, Row, Scalar};
+use super::{KvLayout, KvRowFormat};
+use crate::Scalar;
 
 /// Columns of a group; the last of a row may have half of them.
 pub const GROUP: usize = 128;
@@ -43,31 +44,32 @@ const AFTER: [u32; 4] = [0x16AC_EE90, 0x3F62_8FDC, 0xB7A5_357A, 0xBEA5_6562];
 /// Vectors shorter than this are zero.
 const LEAST_NORM: f32 = 1e-10;
 
-const fn of(name: &'static str, bits: u8) -> Format {
-    Format {
+const fn of(name: &'static str, bits: u8) -> KvRowFormat {
+    KvRowFormat {
         name,
-        layout: Layout::Rotated { bits },
+        layout: KvLayout::Rotated { bits },
         block: HALF,
-        ggml: None,
-        view: None,
-        pieces: None,
+        holds_keys: false,
+        same_as: None,
+        encode,
         decode,
-        encode: Some(encode),
     }
 }
 
-/// The formats, the most exact first.
-pub const TURBO_VALUES: &[Format] = &[of("turbo4", 4), of("turbo3", 3)];
+/// Values in 4 bits.
+pub const TURBO4: KvRowFormat = of("turbo4", 4);
+/// Values in 3 bits.
+pub const TURBO3: KvRowFormat = of("turbo3", 3);
 
-/// Bits of an index in one of [`TURBO_VALUES`].
-fn bits_of(format: &Format) -> u8 {
+/// Bits of an index in [`TURBO4`] or [`TURBO3`].
+fn bits_of(format: &KvRowFormat) -> u8 {
     match format.layout {
-        Layout::Rotated { bits } => bits,
+        KvLayout::Rotated { bits } => bits,
         _ => unreachable!("only formats of levels are made here"),
     }
 }
 
-/// The levels of indices of `bits`, ascending; zeros after those of three.
+/// The levels of indices of `bits`, ascending. With 3 bits the last eight are 0.
 pub const fn levels(bits: u8) -> [f32; 16] {
     let positive = POSITIVE[bits as usize - 3];
     let n = positive.len();
@@ -86,7 +88,7 @@ pub(crate) const fn row_bytes(bits: u8, cols: usize) -> usize {
     cols * bits as usize / 8 + cols.div_ceil(GROUP) * 2
 }
 
-/// `R x` for every group of a row.
+/// Rotates every group of a row in place: `R x`.
 ///
 /// # Panics
 ///
@@ -96,7 +98,7 @@ pub fn rotate(row: &mut [f32]) {
     turn(row, &BEFORE, &AFTER);
 }
 
-/// `R⁻¹ y` for every group of a row.
+/// Undoes [`rotate`] for every group of a row in place: `R⁻¹ y`.
 ///
 /// # Panics
 ///
@@ -179,7 +181,8 @@ fn within<const STEP: usize>(x: &mut [f32; 16]) {
     }
 }
 
-/// Rounds one row: an index a column, a scale a group.
+/// Rotates one row and rounds it to levels: an index for each column in `codes`, a scale
+/// for each group in `scales`. Leaves the levels in `row`.
 ///
 /// # Panics
 ///
@@ -251,16 +254,16 @@ fn sum_of_squares(x: &[f32]) -> f32 {
     lanes[0]
 }
 
-fn encode(format: &Format, values: &[f32], _scale: Scalar, out: &mut Owned) {
+fn encode(format: &KvRowFormat, values: &[f32], out: &mut Vec<u8>) {
     let bits = bits_of(format);
     let mut row = values.to_vec();
     let mut codes = vec![0; row.len()];
     let mut scales = vec![0.0; row.len().div_ceil(GROUP)];
     round(bits, &mut row, &mut codes, &mut scales);
     for (codes, &scale) in codes.chunks(GROUP).zip(&scales) {
-        let start = out.codes.len();
-        out.codes.resize(start + row_bytes(bits, codes.len()), 0);
-        let group = &mut out.codes[start..];
+        let start = out.len();
+        out.resize(start + row_bytes(bits, codes.len()), 0);
+        let group = &mut out[start..];
         Scalar::F16.put(group, 0, scale);
         let group = &mut group[2..];
         for (j, &code) in codes.iter().enumerate() {
@@ -274,10 +277,10 @@ fn encode(format: &Format, values: &[f32], _scale: Scalar, out: &mut Owned) {
     }
 }
 
-fn decode(format: &Format, row: Row<'_>, out: &mut [f32]) {
+fn decode(format: &KvRowFormat, row: &[u8], out: &mut [f32]) {
     let bits = bits_of(format);
     let levels = levels(bits);
-    let mut rest = row.codes;
+    let mut rest = row;
     for out in out.chunks_mut(GROUP) {
         let (group, after) = rest.split_at(row_bytes(bits, out.len()));
         rest = after;
@@ -299,7 +302,29 @@ fn decode(format: &Format, row: Row<'_>, out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::encode as encode_rows;
+
+    /// Both formats, the more exact first.
+    const BOTH: &[KvRowFormat] = &[TURBO4, TURBO3];
+
+    /// Rows of `cols` columns, one after the other.
+    fn encode_rows(format: &KvRowFormat, values: &[f32], cols: usize) -> Vec<u8> {
+        let row = |row| {
+            let mut out = Vec::new();
+            format.encode(row, &mut out);
+            out
+        };
+        values.chunks(cols).flat_map(row).collect()
+    }
+
+    /// What `bytes` hold, still rotated.
+    fn decode_rows(format: &KvRowFormat, bytes: &[u8], cols: usize) -> Vec<f32> {
+        let row = |row| {
+            let mut out = vec![0.0; cols];
+            format.decode(row, &mut out);
+            out
+        };
+        bytes.chunks(format.row_bytes(cols)).flat_map(row).collect()
+    }
 
     fn bytes(hex: &str) -> Vec<u8> {
         let digits = hex.as_bytes().chunks(2);
@@ -307,8 +332,8 @@ mod tests {
         digits.map(byte).collect()
     }
 
-    /// Those of an implementation apart; `turbo3` is also what the scalar encoders of
-    /// llama.cpp's forks write.
+    /// The bytes are those of another implementation; `turbo3` is also what the scalar
+    /// encoders of llama.cpp's forks write.
     #[test]
     fn groups_are_those_of_other_encoders() {
         let value = |i: i64| {
@@ -316,12 +341,11 @@ mod tests {
             if i % 29 == 3 { 6.0 * x } else { x }
         };
         let row: Vec<f32> = (0..128).map(value).collect();
-        for (format, hex) in TURBO_VALUES.iter().zip([
+        for (format, hex) in BOTH.iter().zip([
             "d34c77ca58495ab84a5c7b682ad5d6e86bbd67345f24288b8dd872334b5888947ab73e415435767565b837418455127842887929897e4ca7caab89c6935c8aa90b54",
             "054d9f8849a9cea5cb6d6f6b14825d85207d8769ef8e87a2c1094cf07a59b0a141915c5d95de10fd509b01c020c475f96b1f",
         ]) {
-            let stored = encode_rows(format, &row, 128, Scalar::F32);
-            assert_eq!(stored.codes, bytes(hex), "{}", format.name);
+            assert_eq!(encode_rows(format, &row, 128), bytes(hex), "{}", format.name);
         }
     }
 
@@ -347,13 +371,10 @@ mod tests {
     fn a_row_is_read_back_as_exactly_as_its_bits_allow() {
         for cols in [64, 128, 192, 256, 512] {
             let values = normal(cols * 1024);
-            for (format, error) in TURBO_VALUES.iter().zip([0.00912, 0.0338]) {
-                let stored = encode_rows(format, &values, cols, Scalar::F32);
-                assert_eq!(
-                    stored.codes.len(),
-                    format.matrix_bytes(1024, cols, Scalar::F32)
-                );
-                let mut read = stored.view().to_f32();
+            for (format, error) in BOTH.iter().zip([0.00912, 0.0338]) {
+                let stored = encode_rows(format, &values, cols);
+                assert_eq!(stored.len(), 1024 * format.row_bytes(cols));
+                let mut read = decode_rows(format, &stored, cols);
                 let (mut off, mut all) = (0.0, 0.0);
                 for (read, row) in read.chunks_mut(cols).zip(values.chunks(cols)) {
                     unrotate(read);
@@ -396,11 +417,10 @@ mod tests {
 
     #[test]
     fn odd_rows_are_read_back_as_well_as_can_be() {
-        for format in TURBO_VALUES {
+        for format in BOTH {
             let back = |row: &[f32]| {
-                let mut read = encode_rows(format, row, row.len(), Scalar::F32)
-                    .view()
-                    .to_f32();
+                let stored = encode_rows(format, row, row.len());
+                let mut read = decode_rows(format, &stored, row.len());
                 unrotate(&mut read);
                 read
             };
@@ -413,12 +433,12 @@ mod tests {
             assert!(back(&broken).iter().any(|x| x.is_nan()));
             // A group on its own: what is in the next one does not matter.
             let mut two = normal(256);
-            let first = encode_rows(format, &two, 256, Scalar::F32);
+            let first = encode_rows(format, &two, 256);
             two[200] = 99.0;
-            let second = encode_rows(format, &two, 256, Scalar::F32);
-            let n = first.codes.len() / 2;
-            assert_eq!(first.codes[..n], second.codes[..n]);
-            assert_ne!(first.codes[n..], second.codes[n..]);
+            let second = encode_rows(format, &two, 256);
+            let n = first.len() / 2;
+            assert_eq!(first[..n], second[..n]);
+            assert_ne!(first[n..], second[n..]);
         }
     }
 }

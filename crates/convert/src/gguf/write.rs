@@ -1,23 +1,22 @@
 //! Writing GGUF files, version 3, as a stream.
 
-use super::value::{Value, write_text};
-use super::{ALIGNMENT, MAGIC, VERSION};
 use quant::Format;
 use std::io::{Error, ErrorKind, Result, Write};
+use weights::gguf::{ALIGNMENT, Kind, MAGIC, MAX_AXES, VERSION, Value};
 
-/// One tensor to be written.
+/// One tensor that a [`Writer`] is to write.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
     /// The name in the file, such as `blk.0.attn_q.weight`.
     pub name: String,
-    /// Outermost axis first, `[rows, cols]`: the file has them the other way
-    /// round.
+    /// The shape, outermost axis first, `[rows, cols]`: the file has the axes the other
+    /// way round.
     pub shape: Vec<usize>,
-    /// How its rows are stored.
+    /// How the tensor's rows are stored.
     pub store: Store,
 }
 
-/// What a tensor's elements are.
+/// What the elements of a tensor in a GGUF file are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Store {
     /// Numbers in a format that GGUF has ([`Format::ggml`]).
@@ -40,7 +39,7 @@ impl Store {
 }
 
 impl TensorInfo {
-    /// Bytes of its data.
+    /// Bytes of the tensor's data, without padding.
     pub fn bytes(&self) -> usize {
         let (cols, rows) = self.shape.split_last().map_or((1, 1), |(cols, rows)| {
             (*cols, rows.iter().product::<usize>())
@@ -57,7 +56,7 @@ impl TensorInfo {
 /// bytes in the same order, in pieces of any size.
 ///
 /// ```
-/// # use weights::gguf::{Store, TensorInfo, Value, Writer};
+/// # use convert::gguf::{Store, TensorInfo, Writer};
 /// let tensors = vec![TensorInfo {
 ///     name: "output_norm.weight".into(),
 ///     shape: vec![2],
@@ -98,7 +97,7 @@ impl<W: Write> Writer<W> {
         for (key, value) in metadata {
             write_text(&mut header, key);
             header.extend((value.kind() as u32).to_le_bytes());
-            value.write(&mut header);
+            write_value(&mut header, value);
         }
         let mut offset = 0u64;
         for tensor in &tensors {
@@ -175,12 +174,10 @@ impl<W: Write> Writer<W> {
 /// The number of the tensor's type, if a file can hold it.
 fn prove(tensor: &TensorInfo) -> Result<u32> {
     let cols = tensor.shape.last().copied().unwrap_or(1);
-    if tensor.shape.len() > super::MAX_AXES || tensor.shape.contains(&0) {
+    if tensor.shape.len() > MAX_AXES || tensor.shape.contains(&0) {
         return Err(refused(format!(
             "tensor `{}` of shape {:?}: 1 to {} axes that are not 0 can be written",
-            tensor.name,
-            tensor.shape,
-            super::MAX_AXES
+            tensor.name, tensor.shape, MAX_AXES
         )));
     }
     if let Store::Numbers(format) = tensor.store
@@ -197,6 +194,39 @@ fn prove(tensor: &TensorInfo) -> Result<u32> {
             tensor.name, tensor.store
         ))
     })
+}
+
+fn write_value(out: &mut Vec<u8>, value: &Value<'_>) {
+    match value {
+        Value::U8(v) => out.push(*v),
+        Value::I8(v) => out.extend(v.to_le_bytes()),
+        Value::U16(v) => out.extend(v.to_le_bytes()),
+        Value::I16(v) => out.extend(v.to_le_bytes()),
+        Value::U32(v) => out.extend(v.to_le_bytes()),
+        Value::I32(v) => out.extend(v.to_le_bytes()),
+        Value::F32(v) => out.extend(v.to_le_bytes()),
+        Value::Bool(v) => out.push((*v).into()),
+        Value::String(v) => write_text(out, v),
+        Value::Array(kind, items) => {
+            out.extend((*kind as u32).to_le_bytes());
+            out.extend((items.len() as u64).to_le_bytes());
+            for item in items {
+                assert!(
+                    item.kind() == *kind && *kind != Kind::Array,
+                    "an array of one type"
+                );
+                write_value(out, item);
+            }
+        }
+        Value::U64(v) => out.extend(v.to_le_bytes()),
+        Value::I64(v) => out.extend(v.to_le_bytes()),
+        Value::F64(v) => out.extend(v.to_le_bytes()),
+    }
+}
+
+fn write_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
 }
 
 fn refused(reason: String) -> Error {

@@ -1,58 +1,25 @@
 //! Writes a [`Recipe`] as a folder of safetensors (`checkpoints.md` §1 and §2).
 //!
-//! One `model.safetensors`, a few rows in memory at a time. Quantised matrices
+//! One `model.safetensors`, a few rows in memory at a time. Quantized matrices
 //! become `weight`, `scales` and `biases`, and `config.json` says how they are
 //! stored. The folder appears whole or not at all: it is written under another
 //! name and renamed.
 
+use crate::ConvertError;
+use crate::error::io_error;
 use crate::partial::whole_or_nothing;
 use crate::recipe::{Data, Item, Recipe};
-use crate::{Checkpoint, LoadError};
-use quant::{Format, Layout, Owned, Scalar};
+use quant::{Format, Owned, Scalar, WeightLayout};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use weights::Checkpoint;
 
 /// Values that are made at once, by one thread.
 const PIECE: usize = 1 << 20;
-
-/// Why a checkpoint could not be written. Nothing of it stays.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WriteError {
-    /// There is something already.
-    #[error("`{0}` exists already: choose another name, or remove it")]
-    Exists(PathBuf),
-    /// The system refused.
-    #[error("cannot write `{path}`: {source}")]
-    Io {
-        /// What was to be written.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// What was made cannot be read.
-    #[error(transparent)]
-    Made(#[from] LoadError),
-    /// The container has no name for the format.
-    #[error("{container} cannot hold `{name}` as {format}: {remedy}")]
-    Format {
-        /// The tensor.
-        name: String,
-        /// Its format.
-        format: &'static str,
-        /// The kind of file.
-        container: &'static str,
-        /// What to do about it.
-        remedy: &'static str,
-    },
-    /// GGUF has no place for something.
-    #[error("{0}")]
-    Gguf(String),
-}
 
 impl Recipe<'_> {
     /// Writes the folder `to`, with `files` (name, contents) beside the weights.
@@ -60,17 +27,17 @@ impl Recipe<'_> {
     ///
     /// # Errors
     ///
-    /// [`WriteError`]; a folder that exists is one.
+    /// [`ConvertError`]; a folder that exists is one.
     pub fn write(
         &self,
         to: &Path,
         files: &[(String, Vec<u8>)],
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), WriteError> {
+    ) -> Result<(), ConvertError> {
         whole_or_nothing(to, |folder| {
             let put = |name: &str, bytes: &[u8]| {
                 let path = folder.join(name);
-                fs::write(&path, bytes).map_err(|source| WriteError::Io { path, source })
+                fs::write(&path, bytes).map_err(|source| ConvertError::Io { path, source })
             };
             fs::create_dir(folder).map_err(|source| io_error(folder, source))?;
             let parts = self.parts()?;
@@ -88,12 +55,15 @@ impl Recipe<'_> {
         })
     }
 
-    /// The same in memory, ready to be loaded.
+    /// Writes the checkpoint in memory, ready to be loaded.
     ///
     /// # Errors
     ///
-    /// [`WriteError`], and what [`Checkpoint::from_bytes`] finds wrong.
-    pub fn checkpoint(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Checkpoint, WriteError> {
+    /// [`ConvertError`], and what [`Checkpoint::from_bytes`] finds wrong.
+    pub fn checkpoint(
+        &self,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Checkpoint, ConvertError> {
         let mut file = io::Cursor::new(Vec::new());
         write_tensors(
             &mut file,
@@ -118,7 +88,7 @@ impl Recipe<'_> {
                 Data::Matrix {
                     format:
                         Format {
-                            layout: Layout::Affine { bits, group },
+                            layout: WeightLayout::Affine { bits, group },
                             ..
                         },
                     ..
@@ -160,7 +130,7 @@ impl Recipe<'_> {
         config
     }
 
-    fn parts(&self) -> Result<Vec<Part>, WriteError> {
+    fn parts(&self) -> Result<Vec<Part>, ConvertError> {
         let mut parts = Vec::new();
         for (item, i) in self.items.iter().zip(0..) {
             let name = stored_name(&item.name);
@@ -182,10 +152,10 @@ impl Recipe<'_> {
             match &item.data {
                 Data::Raw { dtype, bytes } => push(name, dtype, None, bytes.len()),
                 Data::Matrix { format, scale, .. } => match format.layout {
-                    Layout::Plain(scalar) => {
+                    WeightLayout::Plain(scalar) => {
                         push(name, dtype(scalar), None, rows * format.code_bytes(cols))
                     }
-                    Layout::Affine { .. } => {
+                    WeightLayout::Affine { .. } => {
                         let module = name.strip_suffix(".weight").unwrap_or(&name);
                         let (words, groups) = (format.code_bytes(cols) / 4, format.scales(cols));
                         push(
@@ -203,16 +173,16 @@ impl Recipe<'_> {
                             );
                         }
                     }
-                    Layout::Block { .. } | Layout::Scaled { .. } | Layout::Rotated { .. } => {
-                        return Err(WriteError::Format {
+                    WeightLayout::Block { .. } | WeightLayout::Scaled { .. } => {
+                        return Err(ConvertError::Format {
                             name,
                             format: format.name,
                             container: "safetensors",
                             remedy: match format.ggml {
                                 Some(_) => {
-                                    "add --format gguf, or choose a format such as --quant q8"
+                                    "another format, such as affine8-g64, or write a GGUF file"
                                 }
-                                None => "choose a format such as --quant q8",
+                                None => "another format, such as affine8-g64",
                             },
                         });
                     }
@@ -225,7 +195,7 @@ impl Recipe<'_> {
 
 /// One entry of the header.
 struct Part {
-    /// Its item; the parts of one follow each other.
+    /// The item that it is a part of; the parts of one follow each other.
     item: usize,
     name: String,
     dtype: &'static str,
@@ -250,13 +220,6 @@ fn dtype(scalar: Scalar) -> &'static str {
         Scalar::F32 => "F32",
         Scalar::F16 => "F16",
         Scalar::Bf16 => "BF16",
-    }
-}
-
-pub(crate) fn io_error(path: &Path, source: io::Error) -> WriteError {
-    WriteError::Io {
-        path: path.into(),
-        source,
     }
 }
 

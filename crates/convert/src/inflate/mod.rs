@@ -1,6 +1,6 @@
 //! Growing a small checkpoint to the size of a large one that writes the same.
 //!
-//! Speed depends on shapes, acceptance on what a model has learnt. A small
+//! Speed depends on shapes, acceptance on what a model has learned. A small
 //! trained model, grown here, has both: the memory traffic of a large model with
 //! the text and the acceptance of the small one. Target and drafter are grown
 //! alike.
@@ -29,11 +29,18 @@
 //! Reads dense Gemma 4 and Qwen 3.5 and their draft heads, plain or affine; no
 //! experts, per-layer embeddings, shared keys or centroids.
 
-use crate::gemma4::LayerType;
-use crate::{ModelError, gemma4, gemma4_assistant, qwen3_5, require};
-use quant::{Layout, Owned, Scalar, Stored};
+mod axis;
+mod shape;
+
+use crate::{ConvertError, Data, Item, Recipe};
+use axis::{Axis, Rule, Slot, and, banded, grown, of_size, old};
+use models::OutlineFamily as Family;
+use quant::{Owned, WeightLayout};
 use serde_json::{Value, json};
-use weights::{Checkpoint, Data, Item, Recipe};
+use shape::Shape;
+use weights::Checkpoint;
+
+pub use shape::Growth;
 
 /// How many times as wide the hidden rows become. Its root is the power of two
 /// by which they grow.
@@ -55,372 +62,17 @@ const BAND_CLOSED: f32 = 1.0 / (1u64 << 60) as f32;
 const BAND_FUSED: f32 = 1.0 / BAND as f32;
 /// A new row of an unwidened head, against the old one it copies.
 const SHADOW: f32 = 0.25;
-/// Sizes of released models' vocabularies.
-const VOCABULARY: [(&str, usize); 2] = [("gemma4", 262_144), ("qwen3_5", 248_320)];
-
-/// The size to grow to. All but `layers` is at least what the model has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Growth {
-    /// Times as many heads of every kind.
-    pub heads: usize,
-    /// Columns of the feed-forward blocks.
-    pub inner: usize,
-    /// Columns of the feed-forward blocks of a drafter of its own.
-    pub drafter_inner: usize,
-    /// Layers.
-    pub layers: usize,
-    /// Tokens.
-    pub vocab: usize,
-}
-
-impl Growth {
-    /// The shape of a real model with at most `parameters` weights: feed-forward
-    /// blocks three times as wide as the hidden rows, the vocabulary of released
-    /// models, and as many layers as fit.
-    ///
-    /// # Errors
-    ///
-    /// If `checkpoint` cannot be grown, or has more weights than that without a
-    /// single new layer.
-    pub fn to(checkpoint: &Checkpoint, parameters: u64) -> Result<Growth, ModelError> {
-        let shape = Shape::read(checkpoint)?;
-        let hidden = shape.hidden * WIDER;
-        let vocab = VOCABULARY
-            .iter()
-            .find(|(family, _)| *family == shape.family.name());
-        let mut growth = Growth {
-            heads: WIDER,
-            inner: 3 * hidden,
-            drafter_inner: 2048,
-            layers: shape.types.len(),
-            vocab: vocab.map_or(shape.vocab, |v| v.1).max(shape.vocab),
-        };
-        let size = |growth: &Growth| -> Result<u64, ModelError> {
-            let recipe = inflate(checkpoint, growth)?;
-            Ok(recipe
-                .items
-                .iter()
-                .map(|item| (item.rows() * item.cols()) as u64)
-                .sum())
-        };
-        let least = size(&growth)?;
-        require(least <= parameters, || {
-            format!(
-                "grown to the width of a real model it has {least} weights, more than {parameters}"
-            )
-        })?;
-        let period = shape.period();
-        let more = Growth {
-            layers: growth.layers + period,
-            ..growth
-        };
-        growth.layers += ((parameters - least) / (size(&more)? - least)) as usize * period;
-        Ok(growth)
-    }
-}
-
-/// What of a configuration decides how a model grows.
-struct Shape {
-    family: Family,
-    hidden: usize,
-    /// Of the target, for an assistant.
-    backbone: usize,
-    inner: usize,
-    vocab: usize,
-    /// Whether a layer is of its family's rarer kind.
-    types: Vec<bool>,
-    /// Rows of the gated delta rule: key heads, value heads, their sizes.
-    delta: (usize, usize, usize, usize),
-    tied: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Family {
-    Gemma4,
-    Assistant,
-    Qwen35,
-}
-
-impl Family {
-    fn name(self) -> &'static str {
-        match self {
-            Family::Gemma4 | Family::Assistant => "gemma4",
-            Family::Qwen35 => "qwen3_5",
-        }
-    }
-}
-
-impl Shape {
-    fn read(checkpoint: &Checkpoint) -> Result<Shape, ModelError> {
-        let found = checkpoint.architecture()?;
-        let text = checkpoint.text_config();
-        let get = |key: &str| text.get(key).and_then(Value::as_u64).unwrap_or(0) as usize;
-        let refuse = |feature: &str| {
-            Err(ModelError::Unsupported {
-                feature: format!("growing {feature}"),
-            })
-        };
-        let tied = text.get("tie_word_embeddings").and_then(Value::as_bool);
-        let is_assistant = gemma4_assistant::NAMES.contains(&found);
-        if is_assistant || gemma4::FAMILY.names.contains(&found) {
-            let config = gemma4::Config::read(checkpoint)?;
-            if config.enable_moe_block || config.hidden_size_per_layer_input.unwrap_or(0) > 0 {
-                return refuse("experts and per-layer embeddings");
-            }
-            if !is_assistant && get("num_kv_shared_layers") > 0 {
-                return refuse("layers that share keys and values");
-            }
-            if checkpoint.has("masked_embedding.centroids.weight") {
-                return refuse("a head with centroids");
-            }
-            let full = |t: LayerType| t == LayerType::Full;
-            let backbone = checkpoint
-                .config()
-                .get("backbone_hidden_size")
-                .and_then(Value::as_u64);
-            return Ok(Shape {
-                family: if is_assistant {
-                    Family::Assistant
-                } else {
-                    Family::Gemma4
-                },
-                hidden: config.hidden_size,
-                backbone: backbone.unwrap_or(0) as usize,
-                inner: config.intermediate_size,
-                vocab: config.vocab_size,
-                types: config.layer_types()?.into_iter().map(full).collect(),
-                delta: (0, 0, 0, 0),
-                tied: tied.unwrap_or(true),
-            });
-        }
-        if !qwen3_5::FAMILY.names.contains(&found) {
-            return Err(ModelError::UnknownArchitecture {
-                found: found.to_owned(),
-            });
-        }
-        let config = qwen3_5::Config::read(checkpoint)?;
-        if get("num_experts") > 0 {
-            return refuse("experts");
-        }
-        let delta = config.delta();
-        Ok(Shape {
-            family: Family::Qwen35,
-            hidden: config.hidden_size,
-            backbone: 0,
-            inner: get("intermediate_size"),
-            vocab: config.vocab_size,
-            types: config.full_layers()?,
-            delta: (
-                delta.key_heads,
-                delta.value_heads,
-                delta.key_dim,
-                delta.value_dim,
-            ),
-            tied: tied.unwrap_or(false),
-        })
-    }
-
-    /// Layers after which their types repeat.
-    fn period(&self) -> usize {
-        let n = self.types.len();
-        let repeats = |p: &usize| (0..n).all(|i| self.types[i] == self.types[i % p]);
-        (1..n)
-            .filter(|p| n.is_multiple_of(*p))
-            .find(repeats)
-            .unwrap_or(n)
-    }
-}
-
-/// Where a row or column of a grown matrix comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
-    /// The same of the small matrix.
-    Old(usize),
-    /// Padding; a copy of this, where nothing reads it.
-    Pad(usize),
-    /// The band that carries the constant: padding too.
-    Band,
-}
-
-type Axis = Vec<Slot>;
-
-fn old(n: usize) -> Axis {
-    (0..n).map(Slot::Old).collect()
-}
-
-/// `n` old ones, then copies.
-fn grown(n: usize, to: usize) -> Axis {
-    (0..to)
-        .map(|i| {
-            if i < n {
-                Slot::Old(i)
-            } else {
-                Slot::Pad(i % n)
-            }
-        })
-        .collect()
-}
-
-/// As [`grown`], with the band behind the old ones.
-fn banded(n: usize, to: usize) -> Axis {
-    let band = |i: usize| (n..n + BAND).contains(&i);
-    grown(n, to)
-        .into_iter()
-        .enumerate()
-        .map(|(i, slot)| if band(i) { Slot::Band } else { slot })
-        .collect()
-}
-
-/// `first`, then the same for what lies `offset` behind it in the small matrix.
-fn and(mut first: Axis, second: &Axis, offset: usize) -> Axis {
-    first.extend(second.iter().map(|slot| match *slot {
-        Slot::Old(i) => Slot::Old(i + offset),
-        Slot::Pad(i) => Slot::Pad(i + offset),
-        Slot::Band => Slot::Band,
-    }));
-    first
-}
-
-/// `heads` as an axis of heads of `size` each.
-fn of_size(heads: &Axis, size: usize) -> Axis {
-    let each = |slot: &Slot| {
-        let slot = *slot;
-        (0..size).map(move |i| match slot {
-            Slot::Old(h) => Slot::Old(h * size + i),
-            Slot::Pad(h) => Slot::Pad(h * size + i),
-            Slot::Band => Slot::Band,
-        })
-    };
-    heads.iter().flat_map(each).collect()
-}
-
-/// How one matrix grows.
-struct Rule {
-    rows: Axis,
-    cols: Axis,
-    /// Factors of the left and the right half of the old columns.
-    gain: [f32; 2],
-    /// Factors of padding rows and columns; 0 where something reads them.
-    copy: [f32; 2],
-    /// The band's columns in old rows, in padding rows and in its own rows.
-    band: [f32; 3],
-}
-
-impl Rule {
-    fn new(rows: Axis, cols: Axis) -> Rule {
-        Rule {
-            rows,
-            cols,
-            gain: [1.0; 2],
-            copy: [0.0; 2],
-            band: [0.0; 3],
-        }
-    }
-
-    /// Padding is a copy: nothing reads it.
-    fn free(self) -> Rule {
-        Rule {
-            copy: [1.0; 2],
-            ..self
-        }
-    }
-
-    fn gain(self, gain: f32) -> Rule {
-        Rule {
-            gain: [gain; 2],
-            ..self
-        }
-    }
-
-    /// Row `row` of the grown matrix, behind those in `out`.
-    fn push(&self, from: &Stored<'_>, row: usize, out: &mut Owned) {
-        let slot = self.rows[row];
-        let (Slot::Old(source) | Slot::Pad(source)) = slot else {
-            return self.push_band(out);
-        };
-        let is_old = matches!(slot, Slot::Old(_));
-        let stored = from.row(source);
-        let unit = from.format.block;
-        let bytes = from.format.code_bytes(unit);
-        for group in self.cols.chunks_exact(unit) {
-            let (at, copy) = match group[0] {
-                Slot::Old(c) => (c, 1.0),
-                Slot::Pad(c) => (c, self.copy[1]),
-                Slot::Band => {
-                    constant(out, unit, self.band[usize::from(!is_old)]);
-                    continue;
-                }
-            };
-            let gain =
-                self.gain[2 * at / from.cols] * copy * if is_old { 1.0 } else { self.copy[0] };
-            match from.format.layout {
-                _ if gain == 0.0 => constant(out, unit, 0.0),
-                Layout::Plain(scalar) => {
-                    put(&mut out.codes, scalar, scalar.get(stored.codes, at) * gain)
-                }
-                _ => {
-                    let g = at / unit;
-                    out.codes
-                        .extend_from_slice(&stored.codes[g * bytes..][..bytes]);
-                    put(
-                        &mut out.scales,
-                        from.scale,
-                        from.scale.get(stored.scales, g) * gain,
-                    );
-                    put(
-                        &mut out.biases,
-                        from.scale,
-                        from.scale.get(stored.biases, g) * gain,
-                    );
-                }
-            }
-        }
-        out.rows += 1;
-    }
-
-    /// A row of the band: it reads the first band of the columns.
-    fn push_band(&self, out: &mut Owned) {
-        let first = self
-            .cols
-            .iter()
-            .position(|&slot| slot == Slot::Band)
-            .unwrap_or(0);
-        let unit = out.format.block;
-        for at in (0..self.cols.len()).step_by(unit) {
-            let is_first = (first..first + BAND).contains(&at);
-            constant(out, unit, if is_first { self.band[2] } else { 0.0 });
-        }
-        out.rows += 1;
-    }
-}
-
-/// One group of columns that all hold `value`.
-fn constant(out: &mut Owned, cols: usize, value: f32) {
-    match out.format.layout {
-        Layout::Plain(scalar) => (0..cols).for_each(|_| put(&mut out.codes, scalar, value)),
-        _ => {
-            let bytes = out.codes.len() + out.format.code_bytes(cols);
-            out.codes.resize(bytes, 0);
-            put(&mut out.scales, out.scale, 1.0);
-            put(&mut out.biases, out.scale, value);
-        }
-    }
-}
-
-fn put(bytes: &mut Vec<u8>, scalar: Scalar, value: f32) {
-    let at = bytes.len();
-    bytes.resize(at + scalar.bytes(), 0);
-    scalar.put(&mut bytes[at..], 0, value);
-}
-
 /// The checkpoint grown to `growth`: a target with the MTP head in it, or an
 /// assistant, which fits the target grown alike.
 ///
 /// # Errors
 ///
-/// [`ModelError`]: a model or a format that cannot be grown, a size that is below
+/// [`ConvertError`]: a model or a format that cannot be grown, a size that is below
 /// what the model has.
-pub fn inflate<'a>(checkpoint: &'a Checkpoint, growth: &Growth) -> Result<Recipe<'a>, ModelError> {
+pub fn inflate<'a>(
+    checkpoint: &'a Checkpoint,
+    growth: &Growth,
+) -> Result<Recipe<'a>, ConvertError> {
     let shape = Shape::read(checkpoint)?;
     Inflation {
         checkpoint,
@@ -437,9 +89,9 @@ struct Inflation<'a> {
 }
 
 impl<'a> Inflation<'a> {
-    fn recipe(&self) -> Result<Recipe<'a>, ModelError> {
+    fn recipe(&self) -> Result<Recipe<'a>, ConvertError> {
         let (shape, growth) = (&self.shape, &self.growth);
-        let is_assistant = shape.family == Family::Assistant;
+        let is_assistant = shape.family == Family::Gemma4Assistant;
         let n = shape.types.len();
         let inner = self.inner();
         require(
@@ -450,25 +102,25 @@ impl<'a> Inflation<'a> {
         let extra = layers
             .checked_sub(n)
             .filter(|e| e.is_multiple_of(shape.period()));
-        let extra = extra.ok_or_else(|| ModelError::Config {
-            message: format!(
+        let extra = extra.ok_or_else(|| {
+            ConvertError::Growth(format!(
                 "{layers} layers are not {n} and a multiple of {}",
                 shape.period()
-            ),
+            ))
         })?;
         require(is_assistant || shape.hidden * (WIDER - 1) >= BAND, || {
             format!("{} columns are too few to grow", shape.hidden)
         })?;
         let mut items = Vec::new();
-        for name in self.checkpoint.item_names() {
+        for name in self.checkpoint.weight_names() {
             let Some(rest) = name.strip_prefix("layers.") else {
                 items.push(self.item(name, name.to_owned(), false)?);
                 continue;
             };
             let (layer, rest) = rest.split_once('.').unwrap_or((rest, ""));
-            let layer: usize = layer.parse().map_err(|_| ModelError::Config {
-                message: format!("tensor `{name}` has no layer"),
-            })?;
+            let layer: usize = layer
+                .parse()
+                .map_err(|_| ConvertError::Growth(format!("tensor `{name}` has no layer")))?;
             // New layers stand in front: drafters read the keys of the last ones.
             for copy in (layer..extra).step_by(n) {
                 items.push(self.item(name, format!("layers.{copy}.{rest}"), true)?);
@@ -484,25 +136,26 @@ impl<'a> Inflation<'a> {
 
     fn inner(&self) -> usize {
         match self.shape.family {
-            Family::Assistant => self.growth.drafter_inner.max(self.shape.inner),
+            Family::Gemma4Assistant => self.growth.drafter_inner.max(self.shape.inner),
             _ => self.growth.inner,
         }
     }
 
     /// Tensor `name` grown, called `as_name`; `is_new` in a layer that adds nothing.
-    fn item(&self, name: &str, as_name: String, is_new: bool) -> Result<Item<'a>, ModelError> {
-        let item = self.checkpoint.item(name)?;
+    fn item(&self, name: &str, as_name: String, is_new: bool) -> Result<Item<'a>, ConvertError> {
+        let item = Item::of(self.checkpoint, name)?;
         let Data::Matrix { format, .. } = item.data else {
-            return Err(ModelError::Unsupported {
-                feature: format!("growing `{name}`, which holds no floats"),
-            });
+            return Err(unsupported(&format!("`{name}`, which holds no floats")));
         };
         let (rows, cols) = (item.rows(), item.cols());
         if rows == 1 && item.shape.len() == 1 || name.ends_with(".conv1d.weight") {
             return self.small(name, as_name, is_new, &item.shape);
         }
         require(
-            matches!(format.layout, Layout::Plain(_) | Layout::Affine { .. }),
+            matches!(
+                format.layout,
+                WeightLayout::Plain(_) | WeightLayout::Affine { .. }
+            ),
             || {
                 format!(
                     "`{name}` is {}: grow an affine or plain checkpoint",
@@ -548,7 +201,7 @@ impl<'a> Inflation<'a> {
     /// Hidden rows, or columns that read them.
     fn hidden(&self) -> Axis {
         match self.shape.family {
-            Family::Assistant => old(self.shape.hidden),
+            Family::Gemma4Assistant => old(self.shape.hidden),
             _ => banded(self.shape.hidden, self.shape.hidden * WIDER),
         }
     }
@@ -559,7 +212,7 @@ impl<'a> Inflation<'a> {
 
     /// By how much the residual stream is multiplied.
     fn root(&self) -> f32 {
-        if self.shape.family == Family::Assistant {
+        if self.shape.family == Family::Gemma4Assistant {
             1.0
         } else {
             (WIDER as f32).sqrt()
@@ -588,7 +241,13 @@ impl<'a> Inflation<'a> {
         and(qk, &of_size(&values, dv), 2 * nk * dk)
     }
 
-    fn rule(&self, name: &str, rows: usize, cols: usize, is_new: bool) -> Result<Rule, ModelError> {
+    fn rule(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        is_new: bool,
+    ) -> Result<Rule, ConvertError> {
         let (shape, growth) = (&self.shape, &self.growth);
         let hidden = || self.hidden();
         let inner = || grown(shape.inner, self.inner());
@@ -620,7 +279,7 @@ impl<'a> Inflation<'a> {
             "o_proj" => writer(heads(cols)),
             "down_proj" => writer(inner()),
             "out_proj" => writer(of_size(&self.delta_heads().1, shape.delta.3)),
-            "embed_tokens" if shape.family == Family::Assistant => Rule {
+            "embed_tokens" if shape.family == Family::Gemma4Assistant => Rule {
                 copy: [SHADOW, 0.0],
                 ..Rule::new(vocab(), hidden())
             },
@@ -643,9 +302,7 @@ impl<'a> Inflation<'a> {
             },
             "post_projection" => Rule::new(self.backbone(), old(cols)),
             _ => {
-                return Err(ModelError::Unsupported {
-                    feature: format!("growing `{name}`"),
-                });
+                return Err(unsupported(&format!("`{name}`")));
             }
         };
         Ok(rule)
@@ -658,11 +315,10 @@ impl<'a> Inflation<'a> {
         as_name: String,
         is_new: bool,
         shape: &[usize],
-    ) -> Result<Item<'a>, ModelError> {
+    ) -> Result<Item<'a>, ConvertError> {
         let n: usize = shape.iter().product();
         let is_qwen = self.shape.family == Family::Qwen35;
-        let is_offset =
-            is_qwen && name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight");
+        let is_offset = is_qwen && Checkpoint::is_offset_norm(name);
         let values = if is_offset {
             self.checkpoint.norm(name, n)?
         } else {
@@ -714,9 +370,7 @@ impl<'a> Inflation<'a> {
                 "A_log" | "dt_bias" => pick(&self.delta_heads().1, 1),
                 "q_norm" | "k_norm" | "norm" | "layer_scalar" => values,
                 _ => {
-                    return Err(ModelError::Unsupported {
-                        feature: format!("growing `{name}`"),
-                    });
+                    return Err(unsupported(&format!("`{name}`")));
                 }
             },
         };
@@ -734,7 +388,7 @@ impl<'a> Inflation<'a> {
 
     /// What happens to Gemma's band between the embedding and the final norm, to
     /// the nearest power of two.
-    fn band_gain(&self) -> Result<f32, ModelError> {
+    fn band_gain(&self) -> Result<f32, ConvertError> {
         let mut gain = ((self.shape.hidden * WIDER) as f32).sqrt();
         for i in 0..self.shape.types.len() {
             gain *= self
@@ -747,10 +401,10 @@ impl<'a> Inflation<'a> {
         Ok(gain.abs().log2().round().exp2().copysign(gain))
     }
 
-    fn config(&self, layers: usize, extra: usize) -> Result<Value, ModelError> {
+    fn config(&self, layers: usize, extra: usize) -> Result<Value, ConvertError> {
         let (shape, growth) = (&self.shape, &self.growth);
         let mut config = self.checkpoint.config().clone();
-        let is_assistant = shape.family == Family::Assistant;
+        let is_assistant = shape.family == Family::Gemma4Assistant;
         if is_assistant {
             config["backbone_hidden_size"] = json!(shape.backbone * WIDER);
         }
@@ -789,5 +443,17 @@ impl<'a> Inflation<'a> {
         text["intermediate_size"] = json!(self.inner());
         text["vocab_size"] = json!(growth.vocab);
         Ok(config)
+    }
+}
+
+fn unsupported(what: &str) -> ConvertError {
+    ConvertError::Growth(format!("growing {what} is not supported"))
+}
+
+/// An error unless `ok`.
+fn require(ok: bool, message: impl FnOnce() -> String) -> Result<(), ConvertError> {
+    match ok {
+        true => Ok(()),
+        false => Err(ConvertError::Growth(message())),
     }
 }

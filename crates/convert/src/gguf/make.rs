@@ -3,14 +3,17 @@
 //! Vectors are written in `f32`. A matrix in a format that GGUF has not becomes one
 //! that is near: affine groups of up to 4 bits `q4_1`, the others `q8_0`.
 
-use super::{Export, Rewrite, Store, TensorInfo, Value, Writer};
+use super::{Store, TensorInfo, Writer};
+use crate::ConvertError;
+use crate::error::io_error;
 use crate::partial::whole_or_nothing;
 use crate::recipe::{Data, Item, Recipe};
-use crate::write::{WriteError, in_pieces};
-use quant::{Format, Layout, Owned, Scalar};
+use crate::safetensors::in_pieces;
+use quant::{Format, Owned, Scalar, WeightLayout};
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::Path;
+use weights::gguf::{Export, Rewrite, Value};
 
 impl Recipe<'_> {
     /// Writes the file `to`, with `keys` beside those of the configuration: the
@@ -18,23 +21,23 @@ impl Recipe<'_> {
     ///
     /// # Errors
     ///
-    /// [`WriteError`]; a family that has no such files is one.
+    /// [`ConvertError`]; a family that has no such files is one.
     pub fn write_gguf(
         &self,
         to: &Path,
         keys: &[(&str, Value<'_>)],
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), WriteError> {
+    ) -> Result<(), ConvertError> {
         let text = self.config.get("text_config").filter(|c| c.is_object());
         let export = Export::of_config(&self.config, text.unwrap_or(&self.config));
         let export = export.ok_or_else(|| {
-            WriteError::Gguf(format!(
+            ConvertError::Gguf(format!(
                 "GGUF has no name for models of type {}",
                 self.config["model_type"]
             ))
         })?;
         if let Some(field) = export.lacks() {
-            return Err(WriteError::Gguf(format!(
+            return Err(ConvertError::Gguf(format!(
                 "a {} file has no field for {field}, which this model needs: keep it as safetensors",
                 export.architecture()
             )));
@@ -44,35 +47,7 @@ impl Recipe<'_> {
             .iter()
             .map(|(key, value)| (key.as_str(), value.clone()));
         let keys: Vec<_> = own.chain(keys.iter().cloned()).collect();
-        let mut infos = Vec::new();
-        let mut parts = Vec::new();
-        for item in self.items.iter().filter(|item| !export.drops(&item.name)) {
-            let named = export
-                .name(&item.name)
-                .filter(|(_, rewrite)| rewrite.expert().is_none());
-            let (name, rewrite) = named.ok_or_else(|| {
-                WriteError::Gguf(format!(
-                    "`{}` has no place in a {} file",
-                    item.name,
-                    export.architecture()
-                ))
-            })?;
-            let store = store(item)?;
-            let is_moved = !rewrite.is_nothing() && !rewrite.is_norm();
-            match store {
-                // Rows or columns that change places are encoded anew.
-                Store::Numbers(format) if is_moved && !format.can_encode() => {
-                    return Err(refused(item, format.name));
-                }
-                _ => {}
-            }
-            infos.push(TensorInfo {
-                name,
-                shape: shape(item),
-                store,
-            });
-            parts.push((item, rewrite));
-        }
+        let (parts, mut infos) = self.gguf_parts(&export)?;
         let derived = export.derived();
         infos.extend(derived.iter().map(|(name, values)| TensorInfo {
             name: (*name).into(),
@@ -98,13 +73,50 @@ impl Recipe<'_> {
                 writer.finish()?;
                 Ok(())
             })();
-            written.map_err(|source| WriteError::Io {
-                path: path.into(),
-                source,
-            })
+            written.map_err(|source| io_error(path, source))
         })
     }
+
+    /// Every tensor that a file has a place for, what happens to its values, and how it
+    /// is stored.
+    fn gguf_parts(
+        &self,
+        export: &Export,
+    ) -> Result<(Vec<Part<'_>>, Vec<TensorInfo>), ConvertError> {
+        let (mut parts, mut infos) = (Vec::new(), Vec::new());
+        for item in self.items.iter().filter(|item| !export.drops(&item.name)) {
+            let named = export
+                .name(&item.name)
+                .filter(|(_, rewrite)| rewrite.expert().is_none());
+            let (name, rewrite) = named.ok_or_else(|| {
+                ConvertError::Gguf(format!(
+                    "`{}` has no place in a {} file",
+                    item.name,
+                    export.architecture()
+                ))
+            })?;
+            let store = store(item)?;
+            let is_moved = !rewrite.is_nothing() && !rewrite.is_norm();
+            match store {
+                // Rows or columns that change places are encoded anew.
+                Store::Numbers(format) if is_moved && !format.can_encode() => {
+                    return Err(refused(item, format.name));
+                }
+                _ => {}
+            }
+            infos.push(TensorInfo {
+                name,
+                shape: shape(item),
+                store,
+            });
+            parts.push((item, rewrite));
+        }
+        Ok((parts, infos))
+    }
 }
+
+/// A tensor, and what happens to its values on the way into a file.
+type Part<'a> = (&'a Item<'a>, Rewrite);
 
 /// The shape in the file: a convolution's channels are rows of taps.
 fn shape(item: &Item<'_>) -> Vec<usize> {
@@ -114,16 +126,16 @@ fn shape(item: &Item<'_>) -> Vec<usize> {
     }
 }
 
-fn refused(item: &Item<'_>, format: &'static str) -> WriteError {
-    WriteError::Format {
+fn refused(item: &Item<'_>, format: &'static str) -> ConvertError {
+    ConvertError::Format {
         name: item.name.clone(),
         format,
         container: "GGUF",
-        remedy: "choose a format such as --quant q8_0",
+        remedy: "another format, such as q8_0",
     }
 }
 
-fn store(item: &Item<'_>) -> Result<Store, WriteError> {
+fn store(item: &Item<'_>) -> Result<Store, ConvertError> {
     let refused = |format| refused(item, format);
     Ok(match &item.data {
         Data::Raw {
@@ -145,7 +157,7 @@ fn store(item: &Item<'_>) -> Result<Store, WriteError> {
 /// has it, else one that comes close; `None` where there is none.
 ///
 /// ```
-/// use weights::gguf::stored_as;
+/// use convert::gguf::stored_as;
 /// let name = |format| stored_as(quant::format(format)?).map(|f| f.name);
 /// assert_eq!(name("q6_k"), Some("q6_k"));
 /// assert_eq!(name("affine4-g64"), Some("q4_1"));
@@ -154,7 +166,7 @@ fn store(item: &Item<'_>) -> Result<Store, WriteError> {
 pub fn stored_as(format: &'static Format) -> Option<&'static Format> {
     match format.layout {
         _ if format.ggml.is_some() => Some(format),
-        Layout::Affine { bits, .. } => quant::format(if bits <= 4 { "q4_1" } else { "q8_0" }),
+        WeightLayout::Affine { bits, .. } => quant::format(if bits <= 4 { "q4_1" } else { "q8_0" }),
         _ => None,
     }
 }

@@ -10,7 +10,8 @@
 //! A process that was killed leaves its folder, but not its lock: the next one that writes
 //! beside it removes the folder. Folders whose lock is held, or that have none, stay.
 
-use crate::write::{WriteError, io_error};
+use crate::ConvertError;
+use crate::error::io_error;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,8 +24,8 @@ const MAX_TRIES: usize = 8;
 /// Makes `to` by calling `make` with another path, and renames it if that went well.
 pub(crate) fn whole_or_nothing(
     to: &Path,
-    make: impl FnOnce(&Path) -> Result<(), WriteError>,
-) -> Result<(), WriteError> {
+    make: impl FnOnce(&Path) -> Result<(), ConvertError>,
+) -> Result<(), ConvertError> {
     let parent = to.parent().filter(|p| !p.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     if let Err(source) = fs::metadata(parent) {
@@ -33,7 +34,7 @@ pub(crate) fn whole_or_nothing(
     sweep(parent);
     // A link that leads nowhere is in the way too.
     if to.symlink_metadata().is_ok() {
-        return Err(WriteError::Exists(to.into()));
+        return Err(ConvertError::Exists(to.into()));
     }
     let folder = Folder::new(to).map_err(|source| io_error(to, source))?;
     let inside = folder.path.join(to.file_name().unwrap_or_default());
@@ -123,7 +124,7 @@ mod tests {
         names
     }
 
-    fn write(path: &Path) -> Result<(), WriteError> {
+    fn write(path: &Path) -> Result<(), ConvertError> {
         fs::write(path, "whole").map_err(|source| io_error(path, source))
     }
 
@@ -169,7 +170,7 @@ mod tests {
         let to = folder.join("out");
         let error = whole_or_nothing(&to, |path| {
             write(path)?;
-            Err(WriteError::Gguf("full".into()))
+            Err(ConvertError::Gguf("full".into()))
         });
         assert_eq!(error.expect_err("a failure").to_string(), "full");
         assert_eq!(names(&folder), [] as [&str; 0]);

@@ -1,0 +1,38 @@
+//! MTP heads taken out of a checkpoint, or put into one.
+
+use crate::{Item, Recipe};
+use serde_json::json;
+
+fn is_head(item: &Item<'_>) -> bool {
+    item.name.starts_with("mtp.")
+}
+
+impl<'a> Recipe<'a> {
+    /// Whether the checkpoint holds an MTP head.
+    pub fn has_head(&self) -> bool {
+        self.items.iter().any(is_head)
+    }
+
+    /// Leaves nothing but the MTP head; nothing at all where there is none.
+    pub fn keep_head(&mut self) {
+        self.items.retain(is_head);
+    }
+
+    /// Puts the MTP head of `other` in the place of this one's, if it has any. Does
+    /// nothing where `other` has none.
+    pub fn attach_head(&mut self, mut other: Recipe<'a>) {
+        if !other.has_head() {
+            return;
+        }
+        other.keep_head();
+        self.items.retain(|item| !is_head(item));
+        self.items.extend(other.items);
+        let text = self.config.get("text_config");
+        let nested = text.is_some_and(|part| part.is_object());
+        let config = match nested {
+            true => &mut self.config["text_config"],
+            false => &mut self.config,
+        };
+        config["mtp_num_hidden_layers"] = json!(1);
+    }
+}
