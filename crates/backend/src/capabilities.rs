@@ -2,15 +2,15 @@
 //! caller needs to know a device by name.
 
 use crate::KvFormat;
-use quant::Format;
+use quant::KvRowFormat;
 
 /// The formats in which a device can store keys and values.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KvFormats {
     /// Formats for keys, in the order users should see them.
-    pub keys: Vec<&'static Format>,
+    pub keys: Vec<&'static KvRowFormat>,
     /// Formats for values, in the order users should see them.
-    pub values: Vec<&'static Format>,
+    pub values: Vec<&'static KvRowFormat>,
     /// Whether keys and values must be in one format; otherwise any pair will do.
     pub same: bool,
 }
@@ -18,16 +18,15 @@ pub struct KvFormats {
 impl KvFormats {
     /// Every format that a cache might have, but rotated ones for values only.
     pub fn all() -> Self {
-        let all = || quant::FORMATS.iter().copied().flatten();
         KvFormats {
-            keys: all().filter(|f| !f.is_rotated()).collect(),
-            values: all().chain(quant::TURBO_VALUES).collect(),
+            keys: quant::KV_FORMATS.iter().filter(|f| f.holds_keys).collect(),
+            values: quant::KV_FORMATS.iter().collect(),
             same: false,
         }
     }
 
     /// `formats`, each for keys and values together.
-    pub fn same(formats: Vec<&'static Format>) -> Self {
+    pub fn same(formats: Vec<&'static KvRowFormat>) -> Self {
         KvFormats {
             keys: formats.clone(),
             values: formats,
@@ -76,20 +75,18 @@ mod tests {
 
     #[test]
     fn rotated_formats_are_for_values_and_same_formats_for_both() {
-        let rotated = quant::TURBO_VALUES
-            .iter()
-            .chain(quant::FORMATS.iter().copied().flatten());
-        let rotated = rotated.filter(|f| f.is_rotated());
-        let q8_0 = quant::format("q8_0").unwrap();
-        let (all, same) = (KvFormats::all(), KvFormats::same(vec![&quant::F16, q8_0]));
+        use quant::kv::{F16, F32, Q8_0};
+        let rotated = quant::KV_FORMATS.iter().filter(|f| f.is_rotated());
+        let q8_0 = &Q8_0;
+        let (all, same) = (KvFormats::all(), KvFormats::same(vec![&F16, q8_0]));
         let pair = |k, v| KvFormat { k, v };
         for turbo in rotated {
             assert!(all.contains(pair(q8_0, turbo)), "{}", turbo.name);
             assert!(!all.contains(KvFormat::both(turbo)), "{}", turbo.name);
             assert!(!same.contains(pair(q8_0, turbo)), "{}", turbo.name);
         }
-        assert!(all.contains(pair(q8_0, &quant::F16)) && !same.contains(pair(q8_0, &quant::F16)));
-        assert!(same.contains(KvFormat::both(q8_0)) && same.contains(KvFormat::both(&quant::F16)));
-        assert!(!same.contains(KvFormat::both(&quant::F32)));
+        assert!(all.contains(pair(q8_0, &F16)) && !same.contains(pair(q8_0, &F16)));
+        assert!(same.contains(KvFormat::both(q8_0)) && same.contains(KvFormat::both(&F16)));
+        assert!(!same.contains(KvFormat::both(&F32)));
     }
 }

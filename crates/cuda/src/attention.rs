@@ -172,8 +172,8 @@ fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
 
 /// What the kernels can keep.
 pub(crate) fn formats() -> KvFormats {
-    let q8_0 = quant::format("q8_0").expect("a format that exists");
-    KvFormats::same(vec![&quant::BF16, &quant::F16, &quant::F32, q8_0])
+    use quant::kv::{BF16, F16, F32, Q8_0};
+    KvFormats::same(vec![&BF16, &F16, &F32, &Q8_0])
 }
 
 /// How keys and values in `format` are kept, if the kernels can.
