@@ -1,11 +1,12 @@
 //! Choosing a drafter: the one asked for, or the best that lies in the checkpoint,
 //! beside it or where the caller says.
 
+use crate::error::{EngineError, TooLarge};
 use crate::hashes::Hashes;
-use crate::load::{DraftChoice, EngineError, LoadOptions, quantized};
-use crate::placement::{Budget, TooLarge};
+use crate::options::{DraftChoice, LoadOptions};
+use crate::placement::Budget;
 use crate::preflight::{Preflight, Probing};
-use crate::source::Source;
+use crate::source::{Source, quantized};
 use backend::{Backend, KvFormat};
 use cache::{Memory, MemoryPlan, MemorySize};
 use models::{Census, ChainedHead, Eagle3, Gemma4Assistant, ModelError, Qwen35Mtp, Target};

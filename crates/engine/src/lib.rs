@@ -13,9 +13,12 @@
 
 #![forbid(unsafe_code)]
 
+mod error;
 mod finder;
 mod hashes;
+mod info;
 mod load;
+mod options;
 mod pace;
 mod placement;
 mod preflight;
@@ -25,11 +28,12 @@ mod shortlist;
 mod source;
 mod vocabulary;
 
-pub use load::{
-    DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, EngineError, LoadOptions, Model,
-    ModelInfo, load,
+pub use error::{EngineError, TooLarge};
+pub use info::{Model, ModelInfo};
+pub use load::load;
+pub use options::{
+    DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions, Placement,
 };
-pub use placement::{Placement, TooLarge};
 pub use preflight::{
     Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
 };

@@ -5,58 +5,12 @@
 //! the file's pages, which the system can drop and read again, and every product packs
 //! what it multiplies. The results have the same bits.
 
-use crate::load::{EngineError, LoadOptions};
+use crate::error::{EngineError, TooLarge};
+use crate::options::{LoadOptions, Placement};
 use backend::Backend;
 use cache::{Memory, MemoryPlan, MemorySize};
 use models::Target;
-use std::fmt;
 use weights::Checkpoint;
-
-/// Where weights are to be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Placement {
-    /// Packed, unless they and what requests remember take more than this many bytes.
-    Auto(u64),
-    /// Packed, or as the device has it.
-    #[default]
-    Packed,
-    /// In their files.
-    Mapped,
-}
-
-/// Weights and KV cache take more memory than they may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLarge {
-    /// Bytes of packed weights; 0 where they stay in their files.
-    pub weights: u64,
-    /// Bytes of keys, values and recurrent states of all requests.
-    pub remembered: u64,
-    /// Bytes that both may take together.
-    pub limit: u64,
-    /// Requests at once.
-    pub sequences: usize,
-    /// Tokens of each, prompt and output together.
-    pub context: usize,
-}
-
-impl fmt::Display for TooLarge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gb = |bytes: u64| bytes as f64 / 1e9;
-        write!(
-            f,
-            "the KV cache of {} requests of {} tokens needs {:.1} GB",
-            self.sequences,
-            self.context,
-            gb(self.remembered)
-        )?;
-        if self.weights > 0 {
-            write!(f, ", the weights {:.1} GB", gb(self.weights))?;
-        }
-        write!(f, "; {:.1} GB are free", gb(self.limit))
-    }
-}
-
-impl std::error::Error for TooLarge {}
 
 /// The memory that a model may take.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@
 //! others' decoding ([`crate::pace`]). A cancelled request leaves before the next round; the
 //! others do not notice.
 
-use crate::load::{Model, ModelInfo};
+use crate::info::{Model, ModelInfo};
 use crate::pace::Pace;
 use crate::request::{
     CancelToken, Event, FinishReason, JudgedToken, Rejected, Request, RequestOutcome, Sink,

@@ -1,7 +1,8 @@
 //! Where a model's files are: a folder, a GGUF file, or memory.
 
+use crate::error::EngineError;
 use crate::hashes::{Hashes, sha256};
-use crate::load::EngineError;
+use crate::options::LoadOptions;
 use crate::vocabulary::vocabulary;
 use models::ModelError;
 use std::borrow::Cow;
@@ -221,6 +222,18 @@ impl Source {
             Source::Files(files) => files.assistant.clone().map(Source::Files),
         }
     }
+}
+
+/// `checkpoint` as `options` want its weights stored.
+pub(crate) fn quantized(
+    checkpoint: Checkpoint,
+    options: &LoadOptions,
+) -> Result<Checkpoint, EngineError> {
+    let Some(quantize) = &options.quantize else {
+        return Ok(checkpoint);
+    };
+    let recipe = quantize.apply(models::convert(&checkpoint)?);
+    Ok(recipe.checkpoint(&mut |_, _| {})?)
 }
 
 /// A folder's whole path. A file of the hub cache is a link to one that is called like
