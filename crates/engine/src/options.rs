@@ -92,7 +92,7 @@ pub struct LoadOptions {
     pub context: Option<usize>,
     /// Requests at once.
     pub sequences: usize,
-    /// Prompt rows a request may run in one step; [`Backend::prompt_rows`] if absent.
+    /// Prompt rows a request may run in one step; [`backend::Capabilities::prompt_rows`] if absent.
     pub chunk: Option<usize>,
     /// How keys and values are stored.
     pub kv_format: KvFormat,
