@@ -121,10 +121,8 @@ pub(crate) struct ModelArg {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct DrafterArgs {
-    /// Drafter that guesses tokens ahead: auto, none, mtp (the model's own MTP head), assistant,
-    /// ngram (repetitions of the text), or mtp:PATH, assistant:PATH or eagle3:PATH, where PATH may
-    /// also be ORG/NAME
-    #[arg(long, value_name = "DRAFTER", default_value = "auto")]
+    /// Which drafter guesses tokens ahead, one of [`engine::drafter_kinds`].
+    #[arg(long, value_name = "DRAFTER", default_value = "auto", help = draft_help())]
     pub(crate) draft: DraftChoice,
     /// Vocabulary entries that the draft head scores: the first N, or all; auto takes 32768 of a
     /// large vocabulary. Texts that need other tokens fall back to all
@@ -819,6 +817,24 @@ fn isa(text: &str) -> Result<cpu::Isa, String> {
         .copied()
         .find(|isa| isa.name() == text)
         .ok_or_else(|| format!("this CPU has {}", names()))
+}
+
+/// The help of `--draft`: every drafter, and those whose place can be named.
+fn draft_help() -> String {
+    let alone = engine::drafter_kinds().filter(|kind| kind.stands_alone);
+    let alone = alone.map(|kind| match kind.help {
+        "" => kind.name.to_owned(),
+        help => format!("{} ({help})", kind.name),
+    });
+    let placed = engine::drafter_kinds().filter(|kind| kind.takes_place);
+    let placed: Vec<String> = placed.map(|kind| format!("{}:PATH", kind.name)).collect();
+    let (last, rest) = placed.split_last().expect("some drafter has a head");
+    format!(
+        "Drafter that guesses tokens ahead: auto, none, {}, or {} or {last}, where PATH may also be \
+         ORG/NAME",
+        alone.collect::<Vec<_>>().join(", "),
+        rest.join(", ")
+    )
 }
 
 fn accept_rule() -> impl TypedValueParser<Value = Accept> {

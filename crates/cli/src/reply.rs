@@ -3,6 +3,7 @@
 use crate::args::TextArgs;
 use crate::interrupts::Interrupts;
 use crate::progress::PrefillBar;
+use crate::words;
 use crate::wrap::Wrap;
 use anyhow::{Result, anyhow, bail};
 use engine::{
@@ -53,7 +54,9 @@ pub(crate) fn stream(
     let (events, inbox) = channel();
     let start = Instant::now();
     let mut bar = PrefillBar::new(bar);
-    let cancel = engine.submit(request, Box::new(move |event| events.send(event).is_ok()))?;
+    let cancel = engine
+        .submit(request, Box::new(move |event| events.send(event).is_ok()))
+        .map_err(words::rejected)?;
     let (mut text, mut reasoning) = (String::new(), String::new());
     let (mut tokens, mut first_text_ms) = (Vec::new(), 0.0);
     let mut is_aside = false;

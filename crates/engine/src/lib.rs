@@ -9,12 +9,13 @@
 //! to finish, and none changes another's text. There is no async here: events
 //! are pushed into a function that the caller gives.
 //!
-//! No HTTP, no flags, no files other than those of the model.
+//! No HTTP, no flags, no files other than those of the model. No device, no family and no
+//! drafter is named outside the tables that list them.
 
 #![forbid(unsafe_code)]
 
+mod drafters;
 mod error;
-mod finder;
 mod hashes;
 mod info;
 mod load;
@@ -22,13 +23,15 @@ mod options;
 mod pace;
 mod placement;
 mod preflight;
+mod reason;
 mod request;
 mod scheduler;
 mod shortlist;
 mod source;
 mod vocabulary;
 
-pub use error::{EngineError, TooLarge};
+pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
+pub use error::{EngineError, TooLarge, kept_formats};
 pub use info::{Model, ModelInfo};
 pub use load::load;
 pub use options::{
@@ -37,9 +40,13 @@ pub use options::{
 pub use preflight::{
     Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
 };
+pub use reason::{
+    DrafterReason, FoundHead, MissingHead, NoHead, RefusedHead, Remedy, Unmappable, WeightsReason,
+    Words,
+};
 pub use request::{
     CancelToken, Event, FinishReason, JudgedToken, PositionCounts, Rejected, Request,
-    RequestOutcome, Sink, Speculation, Timings, Usage, longer_context,
+    RequestOutcome, Sink, Speculation, Timings, Usage, full_context,
 };
 pub use scheduler::{Counters, Engine, EngineOptions};
 pub use shortlist::DraftVocabulary;

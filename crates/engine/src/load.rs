@@ -1,18 +1,29 @@
-//! The load plan: which files, which drafter, how much memory.
+//! From files to a model that is ready to write.
+//!
+//! ```text
+//! open      checkpoint, tokenizer and template
+//! place     weights on the device, packed or in their files; the KV cache's size
+//! pair      a drafter that was made for the target
+//! remember  the memory of both
+//! try       the promises, on these weights and this device
+//! ```
 
+use crate::drafters::pairing::{Found, Pairing, fits};
+use crate::drafters::{self, FALLBACK};
 use crate::error::EngineError;
-use crate::finder::{Finder, Found, fits, ngram};
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
-use crate::options::{DEFAULT_CONTEXT, DRAFT_MAX, LoadOptions};
-use crate::placement::{self, Budget};
-use crate::preflight::{self, Key, Probing, TrialResult};
+use crate::options::{DEFAULT_CONTEXT, LoadOptions};
+use crate::placement::{self, Budget, Placed};
+use crate::preflight::{self, Key, Preflight, Probing, TrialResult};
+use crate::reason::DrafterReason;
 use crate::source::{Source, quantized};
-use backend::{Backend, KvFormats};
-use cache::{Memory, MemorySize};
+use backend::{Backend, KvFormat};
+use cache::{Memory, MemoryPlan, MemorySize};
 use models::{ModelError, Target};
 use speculate::Speculator;
 use std::sync::Arc;
+use text::Text;
 use weights::Checkpoint;
 
 /// Loads a model and its drafter.
@@ -25,239 +36,330 @@ pub fn load(
     source: &Source,
     options: &LoadOptions,
 ) -> Result<Model, EngineError> {
-    let bad = |message: String| Err(EngineError::BadOption(message));
-    if options.draft_max > DRAFT_MAX {
-        return bad(format!(
-            "--draft-max {} is more than {DRAFT_MAX}",
-            options.draft_max
-        ));
-    }
-    if options.sequences == 0 || options.chunk == Some(0) || options.context == Some(0) {
-        return bad("--parallel, --chunk and --context must be at least 1".into());
-    }
+    options.check()?;
+    let mut opened = open(source, options)?;
+    let target = place(&*b, &opened.checkpoint, &opened.text, options)?;
+    let (found, hashes) = pair(&*b, source, &mut opened, &target, options)?;
+    let facts = Facts::new(&*b, source, &opened.checkpoint, &target, &found, options);
+    let remembered = remember(b, target, found, options)?;
+    attempt(remembered, opened.text, facts, hashes, options)
+}
+
+/// The files of a model, opened.
+struct Opened {
+    checkpoint: Checkpoint,
+    text: Text,
+    hashes: Hashes,
+    /// The content hash of the checkpoint, where the model is to be tried.
+    sha256: Option<String>,
+}
+
+/// Opens a target's checkpoint, its tokenizer and its template.
+fn open(source: &Source, options: &LoadOptions) -> Result<Opened, EngineError> {
     let checkpoint = source.checkpoint()?;
     let architecture = checkpoint.architecture().map_err(ModelError::from)?;
-    if let Some(head) = models::DRAFT_HEADS
-        .iter()
-        .find(|h| h.architectures.contains(&architecture))
-    {
-        return bad(format!(
-            "this checkpoint is a drafter: name its target with -m, and it with --draft {}:PATH",
-            head.name
-        ));
+    if let Some(drafter) = drafters::head_of(architecture) {
+        return Err(EngineError::IsDrafter { drafter });
     }
-    let checkpoint = quantized(checkpoint, options)?;
+    let checkpoint = quantized(checkpoint, options.quantize.as_ref())?;
     // After the check above: a drafter has no tokenizer to complain about.
     let mut text = source.text(&checkpoint)?;
     text.allow_special_tokens = options.allow_special_tokens;
     // Before the weights are there a second time.
     let mut hashes = Hashes::open(options.probing.cache());
-    let hashed = matches!(options.probing, Probing::Run { .. });
-    let target_sha256 = hashed.then(|| source.hash(&checkpoint, &mut hashes));
+    let is_hashed = matches!(options.probing, Probing::Run { .. });
+    let sha256 = is_hashed.then(|| source.hash(&checkpoint, &mut hashes));
+    Ok(Opened {
+        checkpoint,
+        text,
+        hashes,
+        sha256,
+    })
+}
+
+/// A target on its device.
+struct PlacedTarget {
+    target: Box<dyn Target>,
+    weights: Placed,
+    size: MemorySize,
+    budget: Budget,
+}
+
+/// Brings a target's weights to the device, and checks that its KV cache can be had.
+fn place(
+    b: &dyn Backend,
+    checkpoint: &Checkpoint,
+    text: &Text,
+    options: &LoadOptions,
+) -> Result<PlacedTarget, EngineError> {
     let device = b.capabilities();
-    let chunk = options.chunk.unwrap_or(device.prompt_rows);
     let size = |target: &dyn Target| MemorySize {
         sequences: options.sequences,
         context: options
             .context
             .unwrap_or(DEFAULT_CONTEXT)
             .min(target.max_context()),
-        step_rows: chunk,
+        step_rows: options.chunk.unwrap_or(device.prompt_rows),
         kv_format: options.kv_format,
     };
-    let (target, placed) = placement::load_target(&*b, &checkpoint, options, size)?;
+    let (target, weights) = placement::load_target(b, checkpoint, options, size)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {
-        return bad(format!(
-            "the tokenizer has {} tokens, the model {}: they do not belong together",
-            text.tokenizer.vocab_size(),
-            target.vocab_size()
-        ));
+        return Err(EngineError::OtherTokenizer {
+            tokenizer: text.tokenizer.vocab_size(),
+            model: target.vocab_size(),
+        });
     }
     let most = target.max_context();
-    if let Some(context) = options.context.filter(|&context| context > most) {
-        return bad(format!(
-            "--context {context} is more than the {most} tokens that this model knows"
-        ));
+    if let Some(asked) = options.context.filter(|&context| context > most) {
+        return Err(EngineError::ContextTooLong { asked, most });
     }
-    let size = size(&*target);
-    if size.kv_format.k.is_rotated() {
-        return bad(format!(
-            "--kv {}: {} keeps values only",
-            size.kv_format, size.kv_format.k.name
-        ));
-    }
-    if !device.kv.contains(size.kv_format) {
-        return bad(format!(
-            "--kv {}: {} keeps {}",
-            size.kv_format,
-            b.name(),
-            kept_formats(&device.kv)
-        ));
-    }
-    fits(&target.plan(), size.kv_format)?;
+    check_kv(b, options.kv_format)?;
+    fits(&target.plan(), options.kv_format)?;
     let budget = Budget {
         // A device with memory of its own says by itself when it is full.
         limit: options.memory_limit.filter(|_| !device.own_memory),
-        weights: if placed.mapped { 0 } else { checkpoint.bytes() },
+        weights: if weights.mapped {
+            0
+        } else {
+            checkpoint.bytes()
+        },
     };
+    let size = size(&*target);
     budget.check(&[target.plan()], &size)?;
-    let mut finder = Finder {
-        b: &*b,
-        source,
-        checkpoint: &checkpoint,
-        target: &*target,
-        options,
-        mapped: placed.mapped,
-        shortlist: options.draft_vocab.ids(target.vocab_size(), &text),
+    Ok(PlacedTarget {
+        target,
+        weights,
         size,
         budget,
-        hashes,
-        refused: Vec::new(),
-        remedy: None,
-    };
-    let mut found = if options.draft_max == 0 {
-        Found::nobody("--draft-max is 0")
-    } else {
-        finder.find()?
-    };
-    let Finder { mut hashes, .. } = finder;
-    let drafter = found.reason.clone();
-    if let Some(n) = found.shortlist {
-        let all = target.vocab_size();
-        found.reason += &format!(", scoring {n} of {all} tokens");
-    }
-    let mut preflight = std::mem::take(&mut found.preflight);
-    if target.family() == "qwen3_5" {
-        preflight.note_norms(checkpoint.norm_facts());
-    }
-    preflight.target_sha256 = target_sha256;
-    let text_hash = if hashed {
-        source.text_hash(&mut hashes)
-    } else {
-        String::new()
-    };
-    hashes.save();
+    })
+}
 
-    let mut unused = checkpoint.unused();
-    unused.append(&mut found.unused);
+/// Whether the device keeps keys and values in `kv`.
+fn check_kv(b: &dyn Backend, kv: KvFormat) -> Result<(), EngineError> {
+    if kv.k.is_rotated() {
+        return Err(EngineError::NoKeys { kv });
+    }
+    let supported = b.capabilities().kv;
+    if !supported.contains(kv) {
+        return Err(EngineError::NoKv {
+            kv,
+            device: b.name(),
+            supported,
+        });
+    }
+    Ok(())
+}
+
+/// Finds a drafter for the target. What the hashes' file does not know yet is written there.
+fn pair(
+    b: &dyn Backend,
+    source: &Source,
+    opened: &mut Opened,
+    placed: &PlacedTarget,
+    options: &LoadOptions,
+) -> Result<(Found, TrialHashes), EngineError> {
+    let target = &*placed.target;
+    let mut found = drafters::find(&mut Pairing {
+        b,
+        source,
+        checkpoint: &opened.checkpoint,
+        target,
+        options,
+        mapped: placed.weights.mapped,
+        shortlist: options.draft_vocab.ids(target.vocab_size(), &opened.text),
+        size: placed.size,
+        budget: placed.budget,
+        hashes: &mut opened.hashes,
+    })?;
+    let preflight = &mut found.preflight;
+    preflight.note_norms(target.norm_facts(&opened.checkpoint));
+    preflight.target_sha256 = opened.sha256.take();
+    let hashes = TrialHashes {
+        target: preflight.target_sha256.clone().unwrap_or_default(),
+        drafter: preflight.drafter_sha256.clone(),
+        text: match preflight.target_sha256 {
+            Some(_) => source.text_hash(&mut opened.hashes),
+            None => String::new(),
+        },
+    };
+    opened.hashes.save();
+    Ok((found, hashes))
+}
+
+/// Hashes of what the result of a trial depends on.
+struct TrialHashes {
+    target: String,
+    drafter: Option<String>,
+    text: String,
+}
+
+/// What is known of a model before it is tried.
+struct Facts {
+    name: String,
+    weight_bytes: u64,
+    step_bytes: u64,
+    weights: (&'static str, String),
+    unused_tensors: Vec<String>,
+    device: String,
+}
+
+impl Facts {
+    /// Everything that has to be read while the checkpoint is open.
+    fn new(
+        b: &dyn Backend,
+        source: &Source,
+        checkpoint: &Checkpoint,
+        placed: &PlacedTarget,
+        found: &Found,
+        options: &LoadOptions,
+    ) -> Facts {
+        let mut unused_tensors = checkpoint.unused();
+        unused_tensors.extend(found.unused.iter().cloned());
+        let place = if placed.weights.mapped {
+            "mapped"
+        } else {
+            "packed"
+        };
+        Facts {
+            name: source.name(),
+            weight_bytes: checkpoint.bytes(),
+            step_bytes: placed.target.step_bytes(checkpoint),
+            weights: (place, (options.words.weights)(&placed.weights.reason)),
+            unused_tensors,
+            device: b.name(),
+        }
+    }
+}
+
+/// Target, drafter and what both remember.
+struct Remembered {
+    speculator: Speculator,
+    size: MemorySize,
+    /// The target's plan, and the drafter's if it has a memory.
+    plans: Vec<MemoryPlan>,
+    /// What is known of the drafter, which has moved into the speculator.
+    found: Found,
+}
+
+/// Allocates the memory of the target.
+fn remember(
+    b: Arc<dyn Backend>,
+    placed: PlacedTarget,
+    mut found: Found,
+    options: &LoadOptions,
+) -> Result<Remembered, EngineError> {
+    let PlacedTarget { target, size, .. } = placed;
     let mut plans = vec![target.plan()];
     plans.extend(found.plan.take());
     let memory = Memory::new(&*b, target.plan(), size);
     b.finish()?;
-    let (family, vocab_size, backend) = (target.family(), target.vocab_size(), b.name());
-    let mut speculator =
+    let speculator =
         Speculator::new(b, target, memory, found.drafter.take()).accepting(options.accept);
+    Ok(Remembered {
+        speculator,
+        size,
+        plans,
+        found,
+    })
+}
+
+/// Tries the model, and leaves the drafter out if it is dead and was not asked for by name.
+fn attempt(
+    remembered: Remembered,
+    text: Text,
+    facts: Facts,
+    hashes: TrialHashes,
+    options: &LoadOptions,
+) -> Result<Model, EngineError> {
+    let Remembered {
+        mut speculator,
+        size,
+        mut plans,
+        mut found,
+    } = remembered;
+    let mut preflight = std::mem::take(&mut found.preflight);
     let kv_format = size.kv_format.to_string();
-    let name = source.name();
     let key = Key {
-        model: &name,
-        target: preflight.target_sha256.as_deref().unwrap_or_default(),
-        drafter: preflight.drafter_sha256.as_deref(),
+        model: &facts.name,
+        target: &hashes.target,
+        drafter: hashes.drafter.as_deref(),
         drafter_kind: speculator.drafter(),
-        text: &text_hash,
-        backend: &backend,
+        text: &hashes.text,
+        backend: &facts.device,
         kv_format: &kv_format,
-        chunk,
+        chunk: size.step_rows,
         draft_max: options.draft_max,
         draft_vocab: found.shortlist,
     };
     preflight.trial = preflight::run(&mut speculator, &text, &options.probing, &key)?;
-    if let (Some(result), Some(name)) = (preflight.result(), speculator.drafter()) {
-        if let Some(refusal) = result.refusal(name, &drafter) {
-            if let Some(asked) = options.draft.asked() {
-                return Err(EngineError::NoDrafter {
-                    asked,
-                    reason: refusal,
-                });
-            }
-            let replacement = (!result.is_inexact() && name != "ngram").then(ngram);
-            speculator.replace_drafter(replacement);
-            plans.truncate(1);
-            (found.shortlist, found.weight_bytes) = (None, 0);
-            found.reason = refusal;
+    if let Some(refusal) = judge(&mut preflight, &speculator, &found) {
+        if let Some(asked) = options.draft.asked() {
+            return Err(EngineError::NoDrafter {
+                asked,
+                reason: DrafterReason::Failed(refusal),
+            });
         }
-        preflight
-            .warnings
-            .extend(preflight.result().and_then(TrialResult::warning));
+        let is_exact = preflight.result().is_some_and(|r| !r.is_inexact());
+        let had_head = speculator.drafter().is_some_and(|d| !drafters::is_plain(d));
+        speculator.replace_drafter((is_exact && had_head).then(FALLBACK.new));
+        plans.truncate(1);
+        (found.shortlist, found.weight_bytes) = (None, 0);
+        found.reason = DrafterReason::Failed(refusal);
     }
+    let drafter_reason = (options.words.drafter)(&found.reason);
     for warning in &preflight.warnings {
         tracing::warn!("{warning}");
     }
     // The program says the same in its own words.
     tracing::trace!(
         drafter = speculator.drafter().unwrap_or("none"),
-        reason = found.reason,
+        reason = drafter_reason,
         preflight = preflight.summary(),
         "loaded"
     );
+    let target = speculator.target();
     let info = ModelInfo {
-        name,
-        family,
-        backend,
+        name: facts.name,
+        family: target.family(),
+        backend: facts.device,
         context: size.context,
-        context_max: most,
-        vocab_size,
+        context_max: target.max_context(),
+        vocab_size: target.vocab_size(),
         sequences: size.sequences,
-        weight_bytes: checkpoint.bytes(),
+        weight_bytes: facts.weight_bytes,
         drafter_weight_bytes: found.weight_bytes,
-        weights: if placed.mapped { "mapped" } else { "packed" },
-        weights_reason: placed.reason,
-        step_bytes: step_bytes(&checkpoint),
+        weights: facts.weights.0,
+        weights_reason: facts.weights.1,
+        step_bytes: facts.step_bytes,
         memory_bytes: Memory::all_bytes(&plans, &size),
-        kv_format: size.kv_format.to_string(),
+        kv_format,
         drafter: speculator.drafter(),
-        drafter_reason: found.reason,
+        drafter_reason,
         draft_max: options.draft_max,
         draft_vocab: found.shortlist,
         accept: options.accept.name(),
         preflight,
-        unused_tensors: unused,
+        unused_tensors: facts.unused_tensors,
     };
     Ok(Model {
         speculator,
         text: Arc::new(text),
         info,
-        chunk,
+        chunk: size.step_rows,
         plans,
     })
 }
 
-/// What a device keeps, for people.
-fn kept_formats(kept: &KvFormats) -> String {
-    let list = |formats: &[&quant::Format]| {
-        let names: Vec<&str> = formats.iter().map(|f| f.name).collect();
-        match names.split_last() {
-            Some((last, [])) => (*last).to_owned(),
-            Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
-            None => "no format".to_owned(),
-        }
+/// Why the drafter must not draft, if the trial says so. What only looks wrong is noted.
+fn judge(preflight: &mut Preflight, speculator: &Speculator, found: &Found) -> Option<String> {
+    let drafter = speculator.drafter()?;
+    let result = preflight.result()?;
+    let origin = match &found.reason {
+        DrafterReason::Head { head, .. } => head.to_string(),
+        reason => reason.to_string(),
     };
-    if kept.same {
-        return format!("keys and values in {}, both alike", list(&kept.keys));
-    }
-    format!(
-        "keys in {}, values in {}",
-        list(&kept.keys),
-        list(&kept.values)
-    )
-}
-
-/// Bytes of the weights that a step of one row reads: not the draft head, not
-/// what reads images, and a table of embeddings only where it is the head too.
-/// Experts count whole, though a row reads few of them.
-fn step_bytes(checkpoint: &Checkpoint) -> u64 {
-    let head_apart = checkpoint.has("lm_head.weight");
-    let is_read = |name: &str| {
-        let is_table = name.starts_with("embed_tokens_per_layer.")
-            || head_apart && name.starts_with("embed_tokens.");
-        !is_table
-            && ["layers.", "norm.", "lm_head.", "embed_tokens."]
-                .iter()
-                .any(|start| name.starts_with(start))
-    };
-    checkpoint
-        .sizes()
-        .filter(|(name, _)| is_read(name))
-        .map(|(_, bytes)| bytes as u64)
-        .sum()
+    let refusal = result.refusal(drafter, &origin);
+    let warning = TrialResult::warning(result);
+    preflight.warnings.extend(warning);
+    refusal
 }

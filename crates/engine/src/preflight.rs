@@ -13,6 +13,7 @@
 //! so only trying it tells. The trial takes a few dozen steps and is remembered
 //! under the hashes of everything it depends on.
 
+use crate::drafters::is_plain;
 use crate::hashes::{read_json, sha256, write_json};
 use models::Census;
 use serde::{Deserialize, Serialize};
@@ -482,7 +483,7 @@ fn drafts(
     let mut guesses = Guesses {
         drafted: 0,
         accepted: 0,
-        expected: (kind != "ngram").then_some(EXPECTED),
+        expected: (!is_plain(kind)).then_some(EXPECTED),
         not_numbers: 0,
     };
     for prompt in prompts {

@@ -91,14 +91,14 @@ pub enum Rejected {
     /// The prompt does not fit.
     #[error(
         "this model's maximum context length is {context} tokens; the prompt has {tokens} tokens{}",
-        longer_context(*tokens, *context, *context_max)
+        full_context(*tokens, *context)
     )]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
-        /// Rows of a sequence.
+        /// Tokens that a sequence may have.
         context: usize,
-        /// Rows of a sequence that the model knows.
+        /// Tokens that a sequence may have at most, whatever is asked for at load.
         context_max: usize,
     },
     /// The prompt names a token that does not exist.
@@ -126,19 +126,14 @@ pub enum Rejected {
     Stopped,
 }
 
-/// The end of a message about a prompt of `tokens` in a context of `context`: why one that
-/// just fills it is refused, and how to make room where the model knows more, `context_max`.
-pub fn longer_context(tokens: usize, context: usize, context_max: usize) -> String {
-    let mut end = String::new();
+/// The end of a message about a prompt of `tokens` in a context of `context`: why one that just
+/// fills it is refused.
+pub fn full_context(tokens: usize, context: usize) -> &'static str {
     if tokens == context {
-        end.push_str(", and the answer needs at least one");
+        ", and the answer needs at least one"
+    } else {
+        ""
     }
-    if context < context_max {
-        end.push_str(&format!(
-            " (--context sets the length, up to {context_max} for this model)"
-        ));
-    }
-    end
 }
 
 /// Checks the sampling options of a request against the ranges that hold for the command
@@ -396,26 +391,20 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_over_the_context_names_the_option_only_where_it_helps() {
-        let message = |tokens, context_max| {
+    fn a_prompt_that_fills_the_context_is_told_why_it_is_refused() {
+        let message = |tokens| {
             Rejected::PromptTooLong {
                 tokens,
                 context: 8,
-                context_max,
+                context_max: 32,
             }
             .to_string()
         };
+        let limit = "this model's maximum context length is 8 tokens; the prompt has";
+        assert_eq!(message(9), format!("{limit} 9 tokens"));
         assert_eq!(
-            message(9, 8),
-            "this model's maximum context length is 8 tokens; the prompt has 9 tokens"
-        );
-        assert_eq!(
-            message(8, 8),
-            "this model's maximum context length is 8 tokens; the prompt has 8 tokens, and the answer needs at least one"
-        );
-        assert_eq!(
-            message(9, 32),
-            "this model's maximum context length is 8 tokens; the prompt has 9 tokens (--context sets the length, up to 32 for this model)"
+            message(8),
+            format!("{limit} 8 tokens, and the answer needs at least one")
         );
     }
 }

@@ -2,13 +2,12 @@
 
 use crate::error::EngineError;
 use crate::hashes::{Hashes, sha256};
-use crate::options::LoadOptions;
 use crate::vocabulary::vocabulary;
-use models::ModelError;
+use models::{ModelError, Quantize};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use text::tokenizer::TOKENIZER_FILE_BYTES_MAX;
-use text::{Text, TextFiles};
+use text::{Text, TextFiles, Tokenizer};
 use weights::{Checkpoint, LoadError};
 
 /// Where a model comes from.
@@ -224,16 +223,45 @@ impl Source {
     }
 }
 
-/// `checkpoint` as `options` want its weights stored.
+/// `checkpoint` with its weights stored as `quantize` says, or as they are.
 pub(crate) fn quantized(
     checkpoint: Checkpoint,
-    options: &LoadOptions,
+    quantize: Option<&Quantize>,
 ) -> Result<Checkpoint, EngineError> {
-    let Some(quantize) = &options.quantize else {
+    let Some(quantize) = quantize else {
         return Ok(checkpoint);
     };
     let recipe = quantize.apply(models::convert(&checkpoint)?);
     Ok(recipe.checkpoint(&mut |_, _| {})?)
+}
+
+/// An error if the drafter brings a tokenizer that is not the target's: equal
+/// vocabulary sizes do not make equal tokens.
+pub(crate) fn same_tokens(target: &Source, drafter: &Source) -> Result<(), EngineError> {
+    let Some((target, drafter)) = target.tokenizer_bytes().zip(drafter.tokenizer_bytes()) else {
+        return Ok(());
+    };
+    if target == drafter {
+        return Ok(());
+    }
+    let (target, drafter) = (
+        Tokenizer::from_bytes(&target)?,
+        Tokenizer::from_bytes(&drafter)?,
+    );
+    let n = target.vocab_size().max(drafter.vocab_size()) as u32;
+    let differing = (0..n).find(|&id| target.entry(id) != drafter.entry(id));
+    let Some(id) = differing else {
+        return Ok(());
+    };
+    let entry = |tokenizer: &Tokenizer| {
+        let entry = tokenizer.entry(id);
+        entry.map_or("nothing".to_owned(), |e| format!("`{}`", e.escape_debug()))
+    };
+    Err(EngineError::Model(ModelError::Unpaired {
+        what: "tokenizer",
+        drafter: format!("another one (token {id} is {})", entry(&drafter)),
+        target: entry(&target),
+    }))
 }
 
 /// A folder's whole path. A file of the hub cache is a link to one that is called like

@@ -402,7 +402,14 @@ impl From<Rejected> for ApiError {
     fn from(rejected: Rejected) -> Self {
         match rejected {
             Rejected::EmptyPrompt => Self::request("the prompt is empty"),
-            Rejected::PromptTooLong { .. } => Self::too_long(rejected.to_string()),
+            Rejected::PromptTooLong {
+                context,
+                context_max,
+                ..
+            } => Self::too_long(format!(
+                "{rejected}{}",
+                crate::longer_context(context, context_max)
+            )),
             Rejected::BadToken { .. } => Self::request(rejected.to_string()),
             Rejected::BadParameter(message) => Self::request(message),
             Rejected::QueueFull { waiting } => Self {

@@ -242,11 +242,22 @@ impl App {
             .map_err(|_| ApiError::internal())?
             .map_err(|error| match error {
                 TextError::TooManyTokens { at_least, limit } => ApiError::too_long(format!(
-                    "{error}{}",
-                    engine::longer_context(at_least, limit, self.engine.info().context_max)
+                    "{error}{}{}",
+                    engine::full_context(at_least, limit),
+                    longer_context(limit, self.engine.info().context_max)
                 )),
                 error => error.into(),
             })
+    }
+}
+
+/// The end of a message about a prompt that does not fit a context of `context`: how the program
+/// makes room where the model knows more, `context_max`; empty where it does not.
+pub fn longer_context(context: usize, context_max: usize) -> String {
+    if context < context_max {
+        format!(" (--context sets the length, up to {context_max} for this model)")
+    } else {
+        String::new()
     }
 }
 
