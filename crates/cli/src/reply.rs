@@ -7,7 +7,7 @@ use crate::words;
 use crate::wrap::Wrap;
 use anyhow::{Result, anyhow, bail};
 use engine::{
-    Engine, Event, FinishReason, PositionCounts, Request, RequestOutcome, Sampling,
+    Channel, Engine, Event, FinishReason, PositionCounts, Request, RequestOutcome, Sampling,
     SamplingDefaults, Speculation,
 };
 use std::fmt::Write as _;
@@ -63,31 +63,30 @@ pub(crate) fn stream(
     loop {
         match inbox.recv_timeout(INTERRUPT_POLL) {
             Ok(Event::Prefill { done, total }) => bar.set(done, total),
-            Ok(Event::Text {
-                text: piece,
-                reasoning: thought,
-                tokens: ids,
-                ..
-            }) => {
+            Ok(Event::Text(segments)) => {
                 bar.clear();
                 if first_text_ms == 0.0 {
                     first_text_ms = start.elapsed().as_secs_f64() * 1e3;
                 }
-                reasoning.push_str(&thought);
-                text.push_str(&piece);
-                tokens.extend(ids);
-                if !thought.is_empty() {
-                    is_aside = true;
-                    aside.write_all(thought.as_bytes())?;
-                    aside.flush()?;
-                }
-                if !piece.is_empty() && std::mem::take(&mut is_aside) {
-                    aside.write_all(b"\n")?;
-                }
-                if !piece.is_empty() {
+                for segment in segments {
+                    tokens.extend(segment.tokens.iter().map(|token| token.id));
+                    if segment.text.is_empty() {
+                        continue;
+                    }
                     // An error here drops the inbox, which cancels the request.
-                    out.write_all(piece.as_bytes())?;
-                    out.flush()?;
+                    if segment.channel == Channel::Reasoning {
+                        is_aside = true;
+                        reasoning.push_str(&segment.text);
+                        aside.write_all(segment.text.as_bytes())?;
+                        aside.flush()?;
+                    } else {
+                        if std::mem::take(&mut is_aside) {
+                            aside.write_all(b"\n")?;
+                        }
+                        text.push_str(&segment.text);
+                        out.write_all(segment.text.as_bytes())?;
+                        out.flush()?;
+                    }
                 }
             }
             Ok(Event::Done(outcome)) => {

@@ -45,12 +45,12 @@ pub use reason::{
     Words,
 };
 pub use request::{
-    CancelToken, Event, FinishReason, JudgedToken, PositionCounts, Rejected, Request,
-    RequestOutcome, Sink, Speculation, Timings, Usage, full_context,
+    CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Segment,
+    Sink, Speculation, Timings, Usage, WrittenToken, full_context,
 };
 pub use scheduler::{Counters, Engine, EngineOptions};
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling};
-pub use text::{SamplingDefaults, Text};
+pub use text::{Channel, SamplingDefaults, Text};
 pub use vocabulary::{vocabulary, vocabulary_keys};

@@ -4,6 +4,7 @@ use serde::Serialize;
 use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use text::Channel;
 use text::sampling::{
     LOGIT_BIAS, MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_P, check_range,
 };
@@ -171,37 +172,51 @@ pub enum Event {
         /// Rows of the prompt.
         total: usize,
     },
-    /// Tokens of one round, and the text they complete: either may be empty
-    /// while a character or a possible stop string is held back.
-    Text {
-        /// Whole characters.
-        text: String,
-        /// The same of what comes before the answer, if it is asked for apart.
-        reasoning: String,
-        /// Token ids, without the stop token.
-        tokens: Vec<u32>,
-        /// The same with what the target thought of them; empty unless asked for.
-        judged: Vec<JudgedToken>,
-    },
+    /// Tokens of one round and the text that they complete, in order. While a character or a
+    /// possible stop string is held back, segments have tokens and no text.
+    Text(Vec<Segment>),
     /// The text has ended.
     Done(Box<RequestOutcome>),
     /// The request could not go on, for this reason. Text that was sent stays as it is.
     Failed(String),
 }
 
-/// A token of a text, and how likely the target held it.
+/// A part of a reply that belongs to one channel.
 #[derive(Clone, Debug, PartialEq)]
-pub struct JudgedToken {
-    /// Its id.
-    pub token: u32,
+pub struct Segment {
+    /// What the part is. All is the answer unless [`Request::splits_reasoning`] is set.
+    pub channel: Channel,
+    /// Whole characters; may be empty.
+    pub text: String,
+    /// The tokens, without the stop token. What they complete may come in a later segment.
+    pub tokens: Vec<WrittenToken>,
+}
+
+impl Segment {
+    /// The last of `segments` if it belongs to `channel`, else a new one after it.
+    pub fn last_of(segments: &mut Vec<Segment>, channel: Channel) -> &mut Segment {
+        if segments.last().is_none_or(|last| last.channel != channel) {
+            segments.push(Segment {
+                channel,
+                text: String::new(),
+                tokens: Vec::new(),
+            });
+        }
+        segments.last_mut().expect("one was pushed")
+    }
+}
+
+/// A token of a reply.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WrittenToken {
+    /// The token's id.
+    pub id: u32,
     /// The characters that it completes, or how a mark of reasoning is spelled. All of a
-    /// text's make up the text, but for a stop string, for a character that stays
+    /// reply's make up its text, but for a stop string, for a character that stays
     /// unfinished, and for white space around reasoning.
     pub text: String,
-    /// Whether it is reasoning or marks it, if that is told apart.
-    pub is_reasoning: bool,
-    /// How likely it was.
-    pub logprobs: Logprobs,
+    /// How likely the target held it, if [`Request::logprobs`] asks for that.
+    pub logprobs: Option<Logprobs>,
 }
 
 /// Why a text has ended.

@@ -14,8 +14,8 @@
 use crate::info::{Model, ModelInfo};
 use crate::pace::Pace;
 use crate::request::{
-    CancelToken, Event, FinishReason, JudgedToken, Rejected, Request, RequestOutcome, Sink,
-    Speculation, Timings, Usage, check_ranges,
+    CancelToken, Event, FinishReason, Rejected, Request, RequestOutcome, Segment, Sink,
+    Speculation, Timings, Usage, WrittenToken, check_ranges,
 };
 use cache::MemoryFull;
 use speculate::{
@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use text::{
-    Detokenizer, Reasoning, ReasoningMarks, Said, Specials, StopOutcome, StopStrings, Text,
+    Channel, Detokenizer, Reasoning, ReasoningMarks, Specials, StopOutcome, StopStrings, Text,
 };
 
 /// How the engine runs.
@@ -202,7 +202,7 @@ impl Engine {
         self.queue.saturating_add(free)
     }
 
-    /// Submits `request` and waits for its end: text, tokens and outcome.
+    /// Submits `request` and waits for its end: the answer, all tokens and the outcome.
     ///
     /// # Errors
     ///
@@ -218,9 +218,13 @@ impl Engine {
         for event in inbox {
             match event {
                 Event::Prefill { .. } => {}
-                Event::Text { text, tokens, .. } => {
-                    whole.push_str(&text);
-                    ids.extend(tokens);
+                Event::Text(segments) => {
+                    for segment in segments {
+                        if segment.channel == Channel::Answer {
+                            whole.push_str(&segment.text);
+                        }
+                        ids.extend(segment.tokens.iter().map(|token| token.id));
+                    }
                 }
                 Event::Done(outcome) => return Ok((whole, ids, *outcome)),
                 Event::Failed(reason) => return Err(Rejected::Failed(reason)),
@@ -315,7 +319,7 @@ struct Running {
 struct Taken {
     /// The characters that it completes.
     text: String,
-    is_reasoning: bool,
+    channel: Channel,
     /// The stop string that they complete.
     hit: Option<usize>,
 }
@@ -619,36 +623,38 @@ impl Running {
         self.first_token.get_or_insert_with(Instant::now);
         let finish = self.stream.finish();
         let end = self.n_written(finish);
-        let mut said = Said {
-            answer: std::mem::take(&mut self.begun),
-            ..Said::default()
-        };
-        let (mut tokens, mut judged) = (Vec::new(), Vec::new());
+        let mut segments = Vec::new();
+        if !self.begun.is_empty() {
+            Segment::last_of(&mut segments, Channel::Answer).text = std::mem::take(&mut self.begun);
+        }
+        let mut n_tokens = 0;
         let mut logprobs = self.stream.take_logprobs().into_iter();
         let mut reason = None;
         for i in self.delivered..end {
             let token = self.stream.output()[i];
-            tokens.push(token);
-            let taken = self.take(text, token, &mut said);
-            judged.extend(logprobs.next().map(|logprobs| JudgedToken {
-                token,
+            n_tokens += 1;
+            let taken = self.take(text, token, &mut segments);
+            let written = WrittenToken {
+                id: token,
                 text: taken.text,
-                is_reasoning: taken.is_reasoning,
-                logprobs,
-            }));
+                logprobs: logprobs.next(),
+            };
+            Segment::last_of(&mut segments, taken.channel)
+                .tokens
+                .push(written);
             if let Some(stop) = taken.hit {
                 reason = Some(FinishReason::StopString(self.stop_strings[stop].clone()));
                 break;
             }
         }
-        self.delivered += tokens.len();
+        self.delivered += n_tokens;
         if reason.is_none()
             && let Some(finish) = finish
         {
             let detokenizer =
                 std::mem::replace(&mut self.detokenizer, Detokenizer::new(Specials::Skip));
             let outcome = self.stops.push(detokenizer.finish());
-            self.say(&outcome.emit, &mut said);
+            self.say(&outcome.emit, &mut segments);
             reason = Some(match (outcome.hit, finish) {
                 (Some(stop), _) => FinishReason::StopString(self.stop_strings[stop].clone()),
                 (None, Finish::Stop) => FinishReason::Stop,
@@ -660,15 +666,10 @@ impl Running {
                     &mut self.stops,
                     StopStrings::new(&[]).expect("no stops are allowed"),
                 );
-                self.say(&stops.finish(), &mut said);
+                self.say(&stops.finish(), &mut segments);
             }
         }
-        let listening = (self.sink)(Event::Text {
-            text: said.answer,
-            reasoning: said.reasoning,
-            tokens,
-            judged,
-        });
+        let listening = (self.sink)(Event::Text(segments));
         if listening {
             reason
         } else {
@@ -677,7 +678,7 @@ impl Running {
     }
 
     /// Takes one token's text.
-    fn take(&mut self, text: &Text, token: u32, said: &mut Said) -> Taken {
+    fn take(&mut self, text: &Text, token: u32, segments: &mut Vec<Segment>) -> Taken {
         let mark = self.reasoning.as_ref().and_then(|r| r.mark(token));
         let was_open = self.reasoning.as_ref().is_some_and(Reasoning::is_open);
         let mut is_reasoning = was_open || mark.is_some();
@@ -700,22 +701,31 @@ impl Running {
                 (mark.to_owned(), StopOutcome { emit, ..passed })
             }
         };
-        self.say(&emit, said);
+        self.say(&emit, segments);
         if let Some(reasoning) = self.reasoning.as_mut().filter(|_| mark.is_some()) {
             reasoning.turn(token);
         }
         Taken {
             text: piece,
-            is_reasoning,
+            channel: if is_reasoning {
+                Channel::Reasoning
+            } else {
+                Channel::Answer
+            },
             hit,
         }
     }
 
-    /// Sorts text into what it is.
-    fn say(&mut self, text: &str, said: &mut Said) {
+    /// Sorts text into channels.
+    fn say(&mut self, text: &str, segments: &mut Vec<Segment>) {
+        let mut emit = |channel, text: &str| {
+            if !text.is_empty() {
+                Segment::last_of(segments, channel).text.push_str(text);
+            }
+        };
         match &mut self.reasoning {
-            Some(reasoning) => reasoning.push(text, said),
-            None => said.answer.push_str(text),
+            Some(reasoning) => reasoning.push(text, &mut emit),
+            None => emit(Channel::Answer, text),
         }
     }
 

@@ -143,7 +143,10 @@ fn a_request_that_meets_nan_fails_alone() {
         let (mut texts, mut failed) = (vec![Vec::new(); 3], Vec::new());
         for (id, event) in inbox.iter() {
             match event {
-                Event::Text { tokens, .. } => texts[usize::from(id)].extend(tokens),
+                Event::Text(segments) => {
+                    let tokens = segments.iter().flat_map(|segment| &segment.tokens);
+                    texts[usize::from(id)].extend(tokens.map(|token| token.id));
+                }
                 Event::Failed(reason) => failed.push((id, reason)),
                 _ => {}
             }

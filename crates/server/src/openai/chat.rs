@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
-use engine::RequestOutcome;
+use engine::{Channel, RequestOutcome};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -82,16 +82,17 @@ pub(crate) async fn create(
             },
         )
     } else {
-        let (Piece { said, judged, .. }, outcome) = generation.collect().await?;
+        let (whole, outcome) = generation.collect().await?;
+        let (answer, reasoning) = (whole.text(Channel::Answer), whole.text(Channel::Reasoning));
         let choice = Choice {
             index: 0,
             message: Message {
                 role: "assistant",
-                content: &said.answer,
-                reasoning_content: some(&said.reasoning),
+                content: &answer,
+                reasoning_content: some(&reasoning),
                 refusal: None,
             },
-            logprobs: logprobs.map(|_| ChatLogprobs::new(&judged, meta.tokenizer())),
+            logprobs: logprobs.map(|_| ChatLogprobs::new(&whole, meta.tokenizer())),
             finish_reason: finish_reason(&outcome.finish),
         };
         json(
@@ -221,25 +222,22 @@ impl Dialect for Stream {
     }
 
     fn text(&mut self, piece: &Piece, frames: &mut Frames) {
-        let Piece {
-            said,
-            judged,
-            n_tokens,
-        } = piece;
-        self.tally.completion_tokens += n_tokens;
-        let (reasoning, answer) = ChatLogprobs::new(judged, self.meta.tokenizer()).apart();
+        self.tally.completion_tokens += piece.n_tokens;
+        let (reasoning, answer) = ChatLogprobs::new(piece, self.meta.tokenizer()).apart();
         // Clients show one of the two at a time, so they come in chunks of their own.
-        if !said.reasoning.is_empty() || !reasoning.is_empty() {
+        let text = piece.text(Channel::Reasoning);
+        if !text.is_empty() || !reasoning.is_empty() {
             let delta = Delta {
-                reasoning_content: some(&said.reasoning),
+                reasoning_content: some(&text),
                 ..Delta::default()
             };
             let logprobs = self.has_logprobs.then_some(reasoning);
             self.chunk(delta, logprobs, None, None, frames);
         }
-        if !said.answer.is_empty() || !answer.is_empty() {
+        let text = piece.text(Channel::Answer);
+        if !text.is_empty() || !answer.is_empty() {
             let delta = Delta {
-                content: some(&said.answer),
+                content: some(&text),
                 ..Delta::default()
             };
             let logprobs = self.has_logprobs.then_some(answer);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
-use engine::RequestOutcome;
+use engine::{Channel, RequestOutcome};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -81,12 +81,11 @@ pub(crate) async fn create(
             },
         )
     } else {
-        let (Piece { said, judged, .. }, outcome) = generation.collect().await?;
-        let whole = || CompletionLogprobs::new(&judged, meta.tokenizer(), &mut 0);
+        let (whole, outcome) = generation.collect().await?;
         let choice = Choice {
             index: 0,
-            text: &said.answer,
-            logprobs: logprobs.map(|_| whole()),
+            text: &whole.text(Channel::Answer),
+            logprobs: logprobs.map(|_| CompletionLogprobs::new(&whole, meta.tokenizer(), &mut 0)),
             finish_reason: Some(finish_reason(&outcome.finish)),
         };
         json(
@@ -176,9 +175,9 @@ impl Dialect for Stream {
     fn text(&mut self, piece: &Piece, frames: &mut Frames) {
         self.tally.completion_tokens += piece.n_tokens;
         let mut offset = self.offset;
-        let whole = || CompletionLogprobs::new(&piece.judged, self.meta.tokenizer(), &mut offset);
+        let whole = || CompletionLogprobs::new(piece, self.meta.tokenizer(), &mut offset);
         let logprobs = self.has_logprobs.then(whole);
-        self.chunk(&piece.said.answer, logprobs, None, frames);
+        self.chunk(&piece.text(Channel::Answer), logprobs, None, frames);
         self.offset = offset;
     }
 
