@@ -10,19 +10,19 @@ use text::Text;
 /// What is known of a loaded model.
 #[derive(Clone, Debug, Serialize)]
 pub struct ModelInfo {
-    /// What users call it.
+    /// The name that users have for the model.
     pub name: String,
-    /// Family.
+    /// The family of models, as the configuration's `model_type` names it.
     pub family: &'static str,
-    /// Where it runs.
+    /// The device's name, such as `cpu (avx512, 2 threads)`.
     pub backend: String,
-    /// Tokens of a sequence.
+    /// Tokens that a sequence may have, prompt and output together.
     pub context: usize,
     /// Tokens of the longest sequence that the model knows.
     pub context_max: usize,
     /// Tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Requests at once.
+    /// Requests that run at once.
     pub sequences: usize,
     /// Bytes of the checkpoint's files.
     pub weight_bytes: u64,
@@ -30,7 +30,7 @@ pub struct ModelInfo {
     pub drafter_weight_bytes: u64,
     /// Where weights are: `packed` in memory, or `mapped`, in their files.
     pub weights: &'static str,
-    /// Why.
+    /// Why the weights are there.
     pub weights_reason: String,
     /// Bytes of the weights that a step of one row reads.
     pub step_bytes: u64,
@@ -38,17 +38,17 @@ pub struct ModelInfo {
     pub memory_bytes: usize,
     /// Format of keys and values.
     pub kv_format: String,
-    /// Who drafts.
+    /// The name of the drafter; none if nothing is drafted.
     pub drafter: Option<&'static str>,
-    /// Why this one, or why nobody.
+    /// Why this drafter drafts, or why none does.
     pub drafter_reason: String,
-    /// Longest draft.
+    /// Tokens of the longest draft.
     pub draft_max: usize,
-    /// Tokens that its draft head scores, unless all.
+    /// Vocabulary entries that the draft head scores, unless all.
     pub draft_vocab: Option<usize>,
-    /// Which drafted tokens stay.
+    /// The rule by which drafted tokens are accepted: `exact` or `residual`.
     pub accept: &'static str,
-    /// What was checked.
+    /// What was checked before the model was called ready.
     pub preflight: Preflight,
     /// Tensors of the files that nothing has read.
     pub unused_tensors: Vec<String>,
@@ -56,13 +56,13 @@ pub struct ModelInfo {
 
 /// A model ready to write.
 pub struct Model {
-    /// Target, drafter and their memory.
+    /// Target, drafter and the memory of both.
     pub speculator: Speculator,
     /// Tokenizer, template, stop tokens.
     pub text: Arc<Text>,
-    /// What is known of it.
+    /// What is known of the model.
     pub info: ModelInfo,
-    /// Prompt rows a request may run in one step.
+    /// Prompt rows that a request may run in one step.
     pub chunk: usize,
     /// What the target and, if it has a memory, the drafter remember.
     pub plans: Vec<MemoryPlan>,

@@ -14,7 +14,9 @@
 
 #![forbid(unsafe_code)]
 
+mod delivery;
 mod drafters;
+mod engine;
 mod error;
 mod hashes;
 mod info;
@@ -25,12 +27,14 @@ mod placement;
 mod preflight;
 mod reason;
 mod request;
+mod sampler;
 mod scheduler;
 mod shortlist;
 mod source;
 mod vocabulary;
 
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
+pub use engine::{Engine, EngineOptions};
 pub use error::{EngineError, TooLarge, kept_formats};
 pub use info::{Model, ModelInfo};
 pub use load::load;
@@ -48,7 +52,8 @@ pub use request::{
     CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Segment,
     Sink, Speculation, Timings, Usage, WrittenToken, full_context,
 };
-pub use scheduler::{Counters, Engine, EngineOptions};
+pub use sampler::{SAMPLER_NUMBERS, SamplerNumber};
+pub use scheduler::Counters;
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling};

@@ -5,9 +5,6 @@ use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use text::Channel;
-use text::sampling::{
-    LOGIT_BIAS, MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_P, check_range,
-};
 
 /// One text to write.
 #[derive(Clone, Debug)]
@@ -71,12 +68,12 @@ impl CancelToken {
         CancelToken::default()
     }
 
-    /// Cancels.
+    /// Cancels the request.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether it is cancelled.
+    /// Whether the request was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -105,7 +102,7 @@ pub enum Rejected {
     /// The prompt names a token that does not exist.
     #[error("token {token} is outside the vocabulary of {vocab}")]
     BadToken {
-        /// The token.
+        /// The token that does not exist.
         token: u32,
         /// Tokens in the vocabulary.
         vocab: usize,
@@ -137,30 +134,6 @@ pub fn full_context(tokens: usize, context: usize) -> &'static str {
     }
 }
 
-/// Checks the sampling options of a request against the ranges that hold for the command
-/// line and the API alike.
-pub(crate) fn check_ranges(sampling: &Sampling) -> Result<(), Rejected> {
-    let numbers = [
-        ("temperature", sampling.temperature, TEMPERATURE),
-        ("top_p", sampling.top_p, TOP_P),
-        ("min_p", sampling.min_p, MIN_P),
-        (
-            "repetition_penalty",
-            sampling.repetition_penalty,
-            REPETITION_PENALTY,
-        ),
-        ("presence_penalty", sampling.presence_penalty, PENALTY),
-        ("frequency_penalty", sampling.frequency_penalty, PENALTY),
-    ];
-    let biases = sampling.logit_bias.iter();
-    let biases = biases.map(|&(_, bias)| ("logit_bias", bias, LOGIT_BIAS));
-    numbers
-        .into_iter()
-        .chain(biases)
-        .try_for_each(|(name, value, range)| check_range(name, value, range))
-        .map_err(Rejected::BadParameter)
-}
-
 /// What happens to a request, in order: `Prefill`*, `Text`*, then one of `Done`
 /// and `Failed`.
 #[derive(Clone, Debug)]
@@ -186,7 +159,7 @@ pub enum Event {
 pub struct Segment {
     /// What the part is. All is the answer unless [`Request::splits_reasoning`] is set.
     pub channel: Channel,
-    /// Whole characters; may be empty.
+    /// The text of the part, in whole characters; may be empty.
     pub text: String,
     /// The tokens, without the stop token. What they complete may come in a later segment.
     pub tokens: Vec<WrittenToken>,
@@ -227,9 +200,9 @@ pub enum FinishReason {
     Stop,
     /// A stop string was written.
     StopString(String),
-    /// As many tokens as asked for, or as fit the context.
+    /// The text has as many tokens as were asked for, or as fit the context.
     Length,
-    /// Nobody listens any more.
+    /// The request was cancelled, or nobody listened any more.
     Cancelled,
 }
 
@@ -238,22 +211,22 @@ pub enum FinishReason {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that need not run, since an ended request's text began like it.
+    /// Prompt tokens found in the prefix cache, which did not have to run.
     pub cached_tokens: usize,
     /// Tokens written, without the stop token.
     pub completion_tokens: usize,
-    /// Those of them that are reasoning or mark it, if it was asked for apart.
+    /// Written tokens that are reasoning or mark it, if reasoning was asked for apart.
     pub reasoning_tokens: usize,
 }
 
 /// Milliseconds of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timings {
-    /// From submission to the first round.
+    /// Milliseconds from submission to the first round.
     pub queued_ms: f64,
-    /// Rounds with prompt rows.
+    /// Milliseconds of the rounds with prompt rows.
     pub prefill_ms: f64,
-    /// From the first token to the last.
+    /// Milliseconds from the first token to the last.
     pub decode_ms: f64,
     /// Tokens a second from the first token to the last; 0 for fewer than two.
     pub decode_tokens_per_second: f64,
@@ -264,13 +237,13 @@ pub struct Timings {
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RequestOutcome {
-    /// Why.
+    /// Why the text ended.
     pub finish: FinishReason,
-    /// Tokens.
+    /// Tokens of prompt and text.
     pub usage: Usage,
-    /// Times.
+    /// Times and rates.
     pub timings: Timings,
-    /// What speculation did.
+    /// What speculation did for the request.
     pub speculation: Speculation,
 }
 
@@ -289,28 +262,28 @@ pub struct PositionCounts {
 pub struct Speculation {
     /// Whether any token was drafted.
     pub engaged: bool,
-    /// Why not, if not.
+    /// Why nothing was drafted, if nothing was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Who drafted.
+    /// The name of the drafter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drafter: Option<String>,
-    /// Which of its tokens stay: `exact` or `residual`.
+    /// The rule by which drafted tokens were accepted: `exact` or `residual`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accept: Option<&'static str>,
-    /// Verifies.
+    /// Rounds: verifications of a draft.
     pub rounds: u64,
     /// Tokens drafted.
     pub drafted: u64,
     /// Draft tokens accepted.
     pub accepted: u64,
-    /// Tokens emitted a round.
+    /// Tokens written per round, the accepted ones and one more.
     pub tokens_per_round: f64,
-    /// By draft position, from the first.
+    /// Drafted and accepted tokens by draft position, from the first.
     pub by_position: Vec<PositionCounts>,
-    /// Time in the drafter.
+    /// Milliseconds in the drafter.
     pub ms_draft: f64,
-    /// Time in the target.
+    /// Milliseconds in the target.
     pub ms_verify: f64,
 }
 
@@ -354,56 +327,6 @@ impl Speculation {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sampling_options_outside_their_range_are_named() {
-        let bad = |change: fn(&mut Sampling)| {
-            let mut sampling = Sampling::default();
-            change(&mut sampling);
-            check_ranges(&sampling).unwrap_err().to_string()
-        };
-        for (message, range) in [
-            (
-                bad(|s| s.temperature = 5.0),
-                "temperature must be a number from 0 to 2, got 5",
-            ),
-            (bad(|s| s.temperature = f32::NAN), "temperature must be"),
-            (
-                bad(|s| s.top_p = -0.1),
-                "top_p must be a number from 0 to 1",
-            ),
-            (bad(|s| s.min_p = 1.5), "min_p must be"),
-            (
-                bad(|s| s.repetition_penalty = 0.0),
-                "repetition_penalty must be",
-            ),
-            (
-                bad(|s| s.presence_penalty = 3.0),
-                "presence_penalty must be",
-            ),
-            (
-                bad(|s| s.frequency_penalty = -3.0),
-                "frequency_penalty must be",
-            ),
-            (
-                bad(|s| s.logit_bias = vec![(1, 101.0)]),
-                "logit_bias must be",
-            ),
-        ] {
-            assert!(message.starts_with(range), "{message}");
-        }
-        let edges = Sampling {
-            temperature: 2.0,
-            top_p: 0.0,
-            min_p: 1.0,
-            repetition_penalty: 0.01,
-            presence_penalty: -2.0,
-            frequency_penalty: 2.0,
-            logit_bias: vec![(1, -100.0)],
-            ..Sampling::default()
-        };
-        assert_eq!(check_ranges(&edges), Ok(()));
-    }
 
     #[test]
     fn a_prompt_that_fills_the_context_is_told_why_it_is_refused() {

@@ -10,7 +10,7 @@ use text::tokenizer::TOKENIZER_FILE_BYTES_MAX;
 use text::{Text, TextFiles, Tokenizer};
 use weights::{Checkpoint, LoadError};
 
-/// Where a model comes from.
+/// Where the files of a model are.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// A folder with `config.json`, safetensors and a tokenizer, or a GGUF file,
@@ -39,7 +39,7 @@ const SIDE_FILES: &[&str] = &[
 /// The files of a checkpoint, in memory.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFiles {
-    /// What users call it.
+    /// The name that users have for the model.
     pub name: String,
     /// `config.json`.
     pub config: Cow<'static, str>,
@@ -53,12 +53,12 @@ pub struct ModelFiles {
     pub chat_template: Option<Cow<'static, [u8]>>,
     /// `generation_config.json`.
     pub generation_config: Option<Cow<'static, [u8]>>,
-    /// The files of the assistant that belongs to it.
+    /// The files of the assistant that belongs to the model.
     pub assistant: Option<Box<ModelFiles>>,
 }
 
 impl Source {
-    /// What users call it.
+    /// The name that users have for the model: its folder, or ORG/NAME in a hub cache.
     pub fn name(&self) -> String {
         match self {
             Source::Folder(path) => {
@@ -74,7 +74,7 @@ impl Source {
         }
     }
 
-    /// Where it is, for messages: its path, unless it is one of the hub's.
+    /// The place of the model, for messages: its path, or ORG/NAME in a hub cache.
     pub(crate) fn place(&self) -> String {
         match self {
             Source::Folder(path) => {

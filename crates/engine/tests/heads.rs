@@ -281,7 +281,9 @@ fn a_checkpoint_that_never_had_a_head_says_so() {
     let error = copy.load(mtp()).err().unwrap();
     has(
         &error,
-        &["the drafter `mtp` cannot be used: this qwen3_5 checkpoint has no MTP head and promises none"],
+        &[
+            "the drafter `mtp` cannot be used: this qwen3_5 checkpoint has no MTP head and promises none",
+        ],
     );
     let model = copy.load(DraftChoice::Auto).unwrap();
     has(
@@ -595,7 +597,10 @@ fn a_head_published_alone_drafts_for_its_target() {
     }
     write(&folder.join("model.safetensors"), &head);
     let info = copy
-        .load(DraftChoice::Named("mtp", Some(Source::Folder(folder.clone()))))
+        .load(DraftChoice::Named(
+            "mtp",
+            Some(Source::Folder(folder.clone())),
+        ))
         .unwrap()
         .info;
     assert!(info.preflight.result().unwrap().guesses.unwrap().share() > 0.5);

@@ -97,7 +97,11 @@ fn request(prompt: &[u32], temperature: f32) -> Request {
 fn a_model_of_nan_is_not_loaded_and_writes_nothing() {
     for model in ["tiny-qwen3.5", "tiny-gemma4"] {
         let source = damaged(model, "nan_norm", "model.norm.weight", None);
-        for draft in [DraftChoice::Auto, DraftChoice::None, DraftChoice::Named("ngram", None)] {
+        for draft in [
+            DraftChoice::Auto,
+            DraftChoice::None,
+            DraftChoice::Named("ngram", None),
+        ] {
             let error = load(&source, draft.clone(), Probing::default()).err();
             let error = error.expect("a damaged model is not loaded");
             assert!(error.contains(NO_TOKEN_REASON), "{error}");

@@ -4,7 +4,7 @@
 use super::pairing::{Found, HeadDrafter, Home, Pairing, Place, fits};
 use crate::error::EngineError;
 use crate::reason::{FoundHead, MissingHead};
-use models::Eagle3;
+use models::{ChainedHead, Eagle3};
 
 pub(crate) const KIND: HeadDrafter = HeadDrafter {
     name: "eagle3",

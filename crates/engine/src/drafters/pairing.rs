@@ -17,17 +17,17 @@ use speculate::draft::Chained;
 use weights::Checkpoint;
 
 /// A kind of draft head and the drafter that uses it: how it is called, found and loaded.
-pub struct HeadDrafter {
+pub(crate) struct HeadDrafter {
     /// The drafter's name, as users type it and as records have it. A head with checkpoints of
     /// its own has the same name in [`models::DRAFT_HEADS`].
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// What it is, in a few words for a help text; empty if the name says it.
-    pub help: &'static str,
+    pub(crate) help: &'static str,
     /// Whether the head's place must be named, since nobody knows where to look for it.
-    pub needs_place: bool,
+    pub(crate) needs_place: bool,
     /// The width of the target's hidden rows that the head of this configuration reads, if its
     /// `config.json` says that it is such a head. A guess: loading proves the pair.
-    pub target_width: fn(&Value) -> Option<u64>,
+    pub(crate) target_width: fn(&Value) -> Option<u64>,
     /// Looks for the head of a target in the checkpoint and beside it.
     pub(crate) find: fn(&Pairing<'_>) -> Result<Home, EngineError>,
     /// Loads the head.
@@ -36,7 +36,7 @@ pub struct HeadDrafter {
 
 /// Where the head of a target lies by itself.
 pub(crate) enum Home {
-    /// In the target's checkpoint.
+    /// Inside the target's checkpoint.
     Inside,
     /// In a checkpoint of its own beside the target's.
     Beside(Source),
