@@ -53,7 +53,7 @@ pub struct ReasoningMarks {
 }
 
 impl ReasoningMarks {
-    /// Those of `tokenizer`, if it has any.
+    /// The marks of reasoning in the vocabulary of `tokenizer`, if it has any.
     pub fn new(tokenizer: &Tokenizer) -> Option<Self> {
         SPELLINGS.iter().find_map(|spelling| {
             Some(ReasoningMarks {
@@ -130,7 +130,7 @@ pub struct Reasoning {
 }
 
 impl Reasoning {
-    /// That of a reply to `prompt`.
+    /// A splitter for the reply to `prompt`.
     pub fn new(marks: ReasoningMarks, tokenizer: &Tokenizer, prompt: &[u32]) -> Self {
         let opened = marks.opened(tokenizer, prompt);
         Reasoning {
