@@ -34,7 +34,7 @@ environment, then the files. `paceline config show` prints the result.";
 const RUN_EXAMPLES: &str = "\
 Examples:
   paceline run \"Tell me a story about a kite.\"
-  cat letter.txt | paceline run \"Summarise this letter:\"
+  cat letter.txt | paceline run \"Summarize this letter:\"
   paceline run -m ORG/NAME --temperature 0.7 --seed 1 -n 200 \"Write a poem.\"
   paceline run --raw --json \"Once upon a time\" > record.json";
 
@@ -48,10 +48,10 @@ Examples:
     after_help = AFTER_HELP
 )]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// How much to say.
+    /// How much the program says on stderr.
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }
@@ -117,7 +117,7 @@ pub(crate) struct ModelArg {
     pub(crate) model: String,
 }
 
-/// Who drafts, and how drafts are judged.
+/// Which drafter guesses ahead, and which of its tokens are accepted.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct DrafterArgs {
@@ -134,7 +134,7 @@ pub(crate) struct DrafterArgs {
     pub(crate) accept: Accept,
 }
 
-/// Who drafts, and how far.
+/// Which drafter guesses ahead, and how far.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct DraftArgs {
@@ -171,7 +171,7 @@ pub(crate) struct LoadArgs {
     /// values also turbo4 or turbo3 (TurboQuant), as in q8_0,turbo4
     #[arg(long, value_name = "FORMAT", default_value = KV_FORMATS[0], value_parser = kv_format)]
     pub(crate) kv: KvFormat,
-    /// Quantise weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
+    /// Quantize weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
     #[arg(long, value_name = "FORMAT", value_parser = load_format)]
     pub(crate) quant: Option<&'static Format>,
     /// Where weights are kept: packed copies them to memory, which is fast; mapped leaves them in
@@ -195,7 +195,7 @@ pub(crate) struct LoadArgs {
     /// Bind each thread but the first to a core of its own
     #[arg(long)]
     pub(crate) pin_threads: bool,
-    /// Format of the activations that quantised weights are multiplied with: rounded to 8 bits, or
+    /// Format of the activations that quantized weights are multiplied with: rounded to 8 bits, or
     /// kept in f32, which takes four bytes per weight
     #[arg(long, value_name = "FORMAT", default_value = "int8")]
     pub(crate) activations: Activations,
@@ -220,7 +220,7 @@ pub(crate) struct BenchArgs {
     pub(crate) model: ModelArg,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
-    /// Who drafts; `--draft-lengths` says how long drafts are.
+    /// Which drafter guesses ahead; `--draft-lengths` says how far.
     #[command(flatten)]
     pub(crate) drafter: DrafterArgs,
     /// Prompts to run: JSON lines with `category` and `messages` or `prompt` [default: nine short
@@ -432,14 +432,14 @@ pub(crate) enum Device {
     Cuda(usize),
 }
 
-/// Formats of what quantised weights are multiplied with.
+/// Formats of what quantized weights are multiplied with.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Activations {
     Int8,
     F32,
 }
 
-/// Where weights are.
+/// Where weights are kept, as `--weights` has it.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Weights {
     Auto,
@@ -448,7 +448,7 @@ pub(crate) enum Weights {
 }
 
 impl Activations {
-    /// As it is typed.
+    /// The format as users type it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Activations::Int8 => "int8",
@@ -515,6 +515,21 @@ pub(crate) struct TextArgs {
     /// Qwen 3.5 reason before they answer
     #[arg(long, value_name = "JSON", value_parser = template_arguments)]
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+impl TextArgs {
+    /// The number of the sampler called `name`, one of [`engine::SAMPLER_NUMBERS`], if it was typed.
+    pub(crate) fn number(&self, name: &str) -> Option<f32> {
+        match name {
+            "temperature" => self.temperature,
+            "top_p" => self.top_p,
+            "min_p" => self.min_p,
+            "repetition_penalty" => self.repetition_penalty,
+            "presence_penalty" => self.presence_penalty,
+            "frequency_penalty" => self.frequency_penalty,
+            _ => unreachable!("the sampler's number `{name}` has no flag"),
+        }
+    }
 }
 
 /// `paceline run`
@@ -701,7 +716,7 @@ pub(crate) struct DoctorArgs {
 /// `paceline config`
 #[derive(Debug, Args)]
 pub(crate) struct ConfigArgs {
-    /// What to do with it.
+    /// What to do with the configuration.
     #[command(subcommand)]
     pub(crate) command: ConfigCommand,
 }

@@ -51,7 +51,7 @@ pub(crate) fn model(name: &str) -> Result<Resolved> {
     })
 }
 
-/// The same, without its drafters.
+/// The source of the model `name`, without looking for its drafters.
 pub(crate) fn source(name: &str) -> Result<Source> {
     if let Some(bundled) = bundled::find(name) {
         return Ok(Source::Files(Box::new(bundled.files())));

@@ -21,18 +21,15 @@ pub(crate) fn load_error(error: EngineError) -> Error {
     }
 }
 
-/// Why a request was not taken, with the option that helps.
-pub(crate) fn rejected(rejected: Rejected) -> Error {
-    match &rejected {
-        Rejected::PromptTooLong {
+/// `error` of a request, with the option that helps where its prompt is too long.
+pub(crate) fn request_error(error: Error) -> Error {
+    match error.downcast_ref() {
+        Some(Rejected::PromptTooLong {
             context,
             context_max,
             ..
-        } => anyhow!(
-            "{rejected}{}",
-            server::longer_context(*context, *context_max)
-        ),
-        _ => anyhow!(rejected),
+        }) => anyhow!("{error}{}", server::longer_context(*context, *context_max)),
+        _ => error,
     }
 }
 

@@ -114,11 +114,11 @@ impl Piece {
 /// How far a generation is that has no new text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It waits for its turn.
+    /// The request waits for its turn.
     Queued,
-    /// Its prompt runs: rows done, of how many.
+    /// The request's prompt runs: rows done, and rows in all.
     Prefill(usize, usize),
-    /// It writes.
+    /// The request writes.
     Decode,
 }
 

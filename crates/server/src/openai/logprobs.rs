@@ -65,7 +65,7 @@ impl<'a> ChatLogprobs<'a> {
         }
     }
 
-    /// Those of the reasoning and those of the answer.
+    /// The log-probabilities of the reasoning, and those of the answer.
     pub(super) fn apart(self) -> (Self, Self) {
         let answer = ChatLogprobs {
             content: self.content,
