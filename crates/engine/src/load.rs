@@ -15,7 +15,7 @@ use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::placement::{self, Budget, Placed};
-use crate::preflight::{self, Key, Preflight, Probing, TrialResult};
+use crate::preflight::{self, Key, Preflight, Probing};
 use crate::reason::DrafterReason;
 use crate::source::{Source, quantized};
 use backend::{Backend, KvFormat};
@@ -265,47 +265,36 @@ fn remember(
 
 /// Tries the model, and leaves the drafter out if it is dead and was not asked for by name.
 fn attempt(
-    remembered: Remembered,
+    mut remembered: Remembered,
     text: Text,
     facts: Facts,
     hashes: TrialHashes,
     options: &LoadOptions,
 ) -> Result<Model, EngineError> {
-    let Remembered {
-        mut speculator,
-        size,
-        mut plans,
-        mut found,
-    } = remembered;
-    let mut preflight = std::mem::take(&mut found.preflight);
+    let size = remembered.size;
+    let mut preflight = std::mem::take(&mut remembered.found.preflight);
     let kv_format = size.kv_format.to_string();
     let key = Key {
         model: &facts.name,
         target: &hashes.target,
         drafter: hashes.drafter.as_deref(),
-        drafter_kind: speculator.drafter(),
+        drafter_kind: remembered.speculator.drafter(),
         text: &hashes.text,
         backend: &facts.device,
         kv_format: &kv_format,
         chunk: size.step_rows,
         draft_max: options.draft_max,
-        draft_vocab: found.shortlist,
+        draft_vocab: remembered.found.shortlist,
     };
-    preflight.trial = preflight::run(&mut speculator, &text, &options.probing, &key)?;
-    if let Some(refusal) = judge(&mut preflight, &speculator, &found) {
-        if let Some(asked) = options.draft.asked() {
-            return Err(EngineError::NoDrafter {
-                asked,
-                reason: DrafterReason::Failed(refusal),
-            });
-        }
-        let is_exact = preflight.result().is_some_and(|r| !r.is_inexact());
-        let had_head = speculator.drafter().is_some_and(|d| !drafters::is_plain(d));
-        speculator.replace_drafter((is_exact && had_head).then(FALLBACK.new));
-        plans.truncate(1);
-        (found.shortlist, found.weight_bytes) = (None, 0);
-        found.reason = DrafterReason::Failed(refusal);
-    }
+    let speculator = &mut remembered.speculator;
+    preflight.trial = preflight::run(speculator, &text, &options.probing, &key)?;
+    remembered.settle(&mut preflight, options)?;
+    let Remembered {
+        speculator,
+        plans,
+        found,
+        ..
+    } = remembered;
     let drafter_reason = (options.words.drafter)(&found.reason);
     for warning in &preflight.warnings {
         tracing::warn!("{warning}");
@@ -350,16 +339,41 @@ fn attempt(
     })
 }
 
-/// Why the drafter must not draft, if the trial says so. What only looks wrong is noted.
-fn judge(preflight: &mut Preflight, speculator: &Speculator, found: &Found) -> Option<String> {
-    let drafter = speculator.drafter()?;
-    let result = preflight.result()?;
-    let origin = match &found.reason {
-        DrafterReason::Head { head, .. } => head.to_string(),
-        reason => reason.to_string(),
-    };
-    let refusal = result.refusal(drafter, &origin);
-    let warning = TrialResult::warning(result);
-    preflight.warnings.extend(warning);
-    refusal
+impl Remembered {
+    /// Lets the drafter go if the trial says that it must not draft.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::NoDrafter`] if it was asked for by name.
+    fn settle(
+        &mut self,
+        preflight: &mut Preflight,
+        options: &LoadOptions,
+    ) -> Result<(), EngineError> {
+        let Some((drafter, result)) = self.speculator.drafter().zip(preflight.result()) else {
+            return Ok(());
+        };
+        let origin = match &self.found.reason {
+            DrafterReason::Head { head, .. } => head.to_string(),
+            reason => reason.to_string(),
+        };
+        let (refusal, is_inexact) = (result.refusal(drafter, &origin), result.is_inexact());
+        if let Some(refusal) = refusal {
+            if let Some(asked) = options.draft.asked() {
+                return Err(EngineError::NoDrafter {
+                    asked,
+                    reason: DrafterReason::Failed(refusal),
+                });
+            }
+            let falls_back = !is_inexact && !drafters::is_plain(drafter);
+            self.speculator
+                .replace_drafter(falls_back.then(FALLBACK.new));
+            self.plans.truncate(1);
+            (self.found.shortlist, self.found.weight_bytes) = (None, 0);
+            self.found.reason = DrafterReason::Failed(refusal);
+        }
+        let warning = result.warning();
+        preflight.warnings.extend(warning);
+        Ok(())
+    }
 }
