@@ -197,7 +197,7 @@ fn drafts_change_no_answer_of_a_quantized_file() {
         let files = Folder::new(name, &[("qwen.gguf", file("tiny-qwen3.5", format))]);
         let answer = |draft| answer(files.0.join("qwen.gguf"), draft, Activations::Int8).0;
         assert_eq!(
-            answer(DraftChoice::Mtp(None)),
+            answer(DraftChoice::Named("mtp", None)),
             answer(DraftChoice::None),
             "{name}"
         );

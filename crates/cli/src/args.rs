@@ -28,7 +28,7 @@ environment, then the files. `paceline config show` prints the result.";
 const RUN_EXAMPLES: &str = "\
 Examples:
   paceline run \"Tell me a story about a kite.\"
-  cat letter.txt | paceline run \"Summarise this letter:\"
+  cat letter.txt | paceline run \"Summarize this letter:\"
   paceline run -m ORG/NAME --temperature 0.7 --seed 1 -n 200 \"Write a poem.\"
   paceline run --raw --json \"Once upon a time\" > record.json";
 
@@ -42,10 +42,10 @@ Examples:
     after_help = AFTER_HELP
 )]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// How much to say.
+    /// How much the program says on stderr.
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }
@@ -111,14 +111,12 @@ pub(crate) struct ModelArg {
     pub(crate) model: String,
 }
 
-/// Who drafts, and how drafts are judged.
+/// Which drafter guesses ahead, and which of its tokens are accepted.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct DrafterArgs {
-    /// Drafter that guesses tokens ahead: auto, none, mtp (the model's own MTP head), assistant,
-    /// ngram (repetitions of the text), or mtp:PATH, assistant:PATH or eagle3:PATH, where PATH may
-    /// also be ORG/NAME
-    #[arg(long, value_name = "DRAFTER", default_value = "auto")]
+    /// Which drafter guesses tokens ahead, one of [`engine::drafter_kinds`].
+    #[arg(long, value_name = "DRAFTER", default_value = "auto", help = draft_help())]
     pub(crate) draft: DraftChoice,
     /// Vocabulary entries that the draft head scores: the first N, or all; auto takes 32768 of a
     /// large vocabulary. Texts that need other tokens fall back to all
@@ -130,7 +128,7 @@ pub(crate) struct DrafterArgs {
     pub(crate) accept: Accept,
 }
 
-/// Who drafts, and how far.
+/// Which drafter guesses ahead, and how far.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct DraftArgs {
@@ -165,7 +163,7 @@ pub(crate) struct LoadArgs {
     pub(crate) context: Option<usize>,
     #[arg(long, value_name = "FORMAT", help = kv_help(), default_value = quant::KV_FORMATS[0].name, value_parser = kv_format)]
     pub(crate) kv: KvFormat,
-    /// Quantise weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
+    /// Quantize weights while they are loaded: q4, q5, q6, q8 or a name such as affine4-g32
     #[arg(long, value_name = "FORMAT", value_parser = load_format)]
     pub(crate) quant: Option<&'static Format>,
     /// Where weights are kept: packed copies them to memory, which is fast; mapped leaves them in
@@ -189,7 +187,7 @@ pub(crate) struct LoadArgs {
     /// Bind each thread but the first to a core of its own
     #[arg(long)]
     pub(crate) pin_threads: bool,
-    /// Format of the activations that quantised weights are multiplied with: rounded to 8 bits, or
+    /// Format of the activations that quantized weights are multiplied with: rounded to 8 bits, or
     /// kept in f32, which takes four bytes per weight
     #[arg(long, value_name = "FORMAT", default_value = "int8")]
     pub(crate) activations: Activations,
@@ -214,7 +212,7 @@ pub(crate) struct BenchArgs {
     pub(crate) model: ModelArg,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
-    /// Who drafts; `--draft-lengths` says how long drafts are.
+    /// Which drafter guesses ahead; `--draft-lengths` says how far.
     #[command(flatten)]
     pub(crate) drafter: DrafterArgs,
     /// Prompts to run: JSON lines with `category` and `messages` or `prompt` [default: nine short
@@ -444,14 +442,14 @@ pub(crate) enum Device {
     Cuda(usize),
 }
 
-/// Formats of what quantised weights are multiplied with.
+/// Formats of what quantized weights are multiplied with.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Activations {
     Int8,
     F32,
 }
 
-/// Where weights are.
+/// Where weights are kept, as `--weights` has it.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Weights {
     Auto,
@@ -460,7 +458,7 @@ pub(crate) enum Weights {
 }
 
 impl Activations {
-    /// As it is typed.
+    /// The format as users type it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Activations::Int8 => "int8",
@@ -527,6 +525,21 @@ pub(crate) struct TextArgs {
     /// Qwen 3.5 reason before they answer
     #[arg(long, value_name = "JSON", value_parser = template_arguments)]
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+impl TextArgs {
+    /// The number of the sampler called `name`, one of [`engine::SAMPLER_NUMBERS`], if it was typed.
+    pub(crate) fn number(&self, name: &str) -> Option<f32> {
+        match name {
+            "temperature" => self.temperature,
+            "top_p" => self.top_p,
+            "min_p" => self.min_p,
+            "repetition_penalty" => self.repetition_penalty,
+            "presence_penalty" => self.presence_penalty,
+            "frequency_penalty" => self.frequency_penalty,
+            _ => unreachable!("the sampler's number `{name}` has no flag"),
+        }
+    }
 }
 
 /// `paceline run`
@@ -713,7 +726,7 @@ pub(crate) struct DoctorArgs {
 /// `paceline config`
 #[derive(Debug, Args)]
 pub(crate) struct ConfigArgs {
-    /// What to do with it.
+    /// What to do with the configuration.
     #[command(subcommand)]
     pub(crate) command: ConfigCommand,
 }
@@ -829,6 +842,24 @@ fn isa(text: &str) -> Result<cpu::Isa, String> {
         .copied()
         .find(|isa| isa.name() == text)
         .ok_or_else(|| format!("this CPU has {}", names()))
+}
+
+/// The help of `--draft`: every drafter, and those whose place can be named.
+fn draft_help() -> String {
+    let alone = engine::drafter_kinds().filter(|kind| kind.stands_alone);
+    let alone = alone.map(|kind| match kind.help {
+        "" => kind.name.to_owned(),
+        help => format!("{} ({help})", kind.name),
+    });
+    let placed = engine::drafter_kinds().filter(|kind| kind.takes_place);
+    let placed: Vec<String> = placed.map(|kind| format!("{}:PATH", kind.name)).collect();
+    let (last, rest) = placed.split_last().expect("some drafter has a head");
+    format!(
+        "Drafter that guesses tokens ahead: auto, none, {}, or {} or {last}, where PATH may also be \
+         ORG/NAME",
+        alone.collect::<Vec<_>>().join(", "),
+        rest.join(", ")
+    )
 }
 
 fn accept_rule() -> impl TypedValueParser<Value = Accept> {

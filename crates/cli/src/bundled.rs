@@ -14,7 +14,7 @@ pub(crate) struct Bundled {
 }
 
 impl Bundled {
-    /// Its files.
+    /// The files of the model, which the program holds.
     pub(crate) fn files(&self) -> ModelFiles {
         (self.files)()
     }

@@ -28,7 +28,7 @@ const LINE_BYTES_MAX: usize = 1 << 20;
 const PROMPT: &str = "> ";
 const MORE_PROMPT: &str = ". ";
 
-/// What leaves.
+/// Commands that end a conversation.
 const LEAVE: &[&str] = &["/exit", "/quit", "/bye"];
 
 /// Begins and ends a text of several lines.
@@ -320,7 +320,7 @@ impl Totals {
     }
 }
 
-/// Where lines come from.
+/// Where the lines of a conversation come from.
 enum Input {
     Terminal {
         editor: Box<DefaultEditor>,

@@ -287,7 +287,7 @@ enum Source {
 }
 
 impl Layered {
-    /// Those of `names` that look like an option's variable, and are none's.
+    /// The `names` that look like an option's variable and belong to no option.
     pub(crate) fn unknown_variables(&self, names: impl Iterator<Item = OsString>) -> Vec<OsString> {
         let commands = self.command.get_subcommands();
         let known: HashSet<&OsStr> = commands

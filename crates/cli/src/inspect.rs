@@ -117,7 +117,7 @@ pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
     failure.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
-/// What the files say.
+/// What the files say of a checkpoint: name, hash, parameters, tensors by class.
 fn facts(source: &Source, checkpoint: &Checkpoint, hash: &str) -> Value {
     let mut classes: BTreeMap<usize, ClassFacts> = BTreeMap::new();
     let mut parameters = 0;
@@ -169,7 +169,7 @@ fn facts(source: &Source, checkpoint: &Checkpoint, hash: &str) -> Value {
     })
 }
 
-/// Whether `name` is the scales or biases of a quantised matrix.
+/// Whether `name` is the scales or biases of a quantized matrix.
 fn is_companion(checkpoint: &Checkpoint, name: &str) -> bool {
     let module = name
         .strip_suffix(".scales")

@@ -4,7 +4,7 @@
 /// not say.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ram {
-    /// In all, or what this program may have of it.
+    /// Bytes of memory in all, or as many as this program may have.
     pub(crate) total: u64,
     /// Free now.
     pub(crate) available: u64,

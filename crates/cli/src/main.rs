@@ -51,6 +51,7 @@ mod resolve;
 mod run;
 mod serve;
 mod usage;
+mod words;
 mod wrap;
 
 use anyhow::Result;

@@ -2,14 +2,11 @@
 
 use crate::args::{Activations, Device, DraftArgs, LoadArgs, Weights};
 use crate::resolve::{self, Resolved};
-use crate::{gpu, machine, places, progress};
-use anyhow::{Result, anyhow, bail};
+use crate::{gpu, machine, places, progress, words};
+use anyhow::{Result, bail};
 use backend::Backend;
 use cpu::{Cpu, CpuOptions};
-use engine::{
-    DraftChoice, EngineError, LoadOptions, Model, ModelInfo, Placement, Probing, Source, Text,
-    TooLarge,
-};
+use engine::{DraftChoice, LoadOptions, Model, ModelInfo, Placement, Probing, Source, Text};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -57,28 +54,7 @@ pub(crate) fn load(
     progress::patiently(&format!("loading {name}"), || {
         engine::load(backend, &resolved.source, &options)
     })
-    .map_err(|e| explained(e).context(format!("cannot load `{name}`")))
-}
-
-/// `error`, with the options that help where memory is too small.
-fn explained(error: EngineError) -> anyhow::Error {
-    let EngineError::TooLarge(TooLarge {
-        weights, sequences, ..
-    }) = error
-    else {
-        return anyhow!(error);
-    };
-    let mut less = vec!["a smaller --context", "--kv q8_0"];
-    if sequences > 1 {
-        less.insert(0, "a smaller --parallel");
-    }
-    if weights > 0 {
-        less.push("--weights mapped");
-    }
-    anyhow!(
-        "{error}; {} needs less, and --memory SIZE allows more",
-        less.join(" or ")
-    )
+    .map_err(|e| words::load_error(e).context(format!("cannot load `{name}`")))
 }
 
 /// The engine's options for `args`.
@@ -88,24 +64,17 @@ pub(crate) fn options(
     sequences: usize,
     resolved: &Resolved,
 ) -> Result<LoadOptions> {
-    let path = |source: &Option<Source>| -> Result<Option<Source>> {
-        match source {
-            Some(Source::Folder(path)) => resolve::drafter(path).map(Some),
-            other => Ok(other.clone()),
-        }
-    };
     let memory = args.memory.or(machine::ram().map(|ram| ram.available));
     Ok(LoadOptions {
         draft: match &draft.drafter.draft {
-            DraftChoice::Eagle3(Source::Folder(path)) => {
-                DraftChoice::Eagle3(resolve::drafter(path)?)
+            DraftChoice::Named(name, Some(Source::Folder(path))) => {
+                DraftChoice::Named(name, Some(resolve::drafter(path)?))
             }
-            DraftChoice::Mtp(source) => DraftChoice::Mtp(path(source)?),
-            DraftChoice::Assistant(source) => DraftChoice::Assistant(path(source)?),
             other => other.clone(),
         },
         drafters: resolved.drafters.clone(),
         advice: resolved.advice.clone(),
+        words: words::WORDS,
         probing: if args.no_probe {
             Probing::Skip {
                 reason: "--no-probe".into(),

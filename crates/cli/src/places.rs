@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Where the hub is and where its cache lies.
+/// The settings of the hub: its endpoint, its cache folder and the token.
 pub(crate) fn hub() -> hub::Settings {
     hub::Settings::from_variables(|name| std::env::var_os(name))
 }

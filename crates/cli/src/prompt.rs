@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn stdin_goes_before_the_prompt() {
         let joined = |stdin: &str, prompt: &str| join(stdin, prompt.to_owned());
-        assert_eq!(joined("a letter", "Summarise:"), "a letter\n\nSummarise:");
+        assert_eq!(joined("a letter", "Summarize:"), "a letter\n\nSummarize:");
         assert_eq!(joined(" \n", "Hello"), "Hello");
         assert_eq!(joined("a letter", ""), "a letter");
         assert_eq!(joined("", ""), "");

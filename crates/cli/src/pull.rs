@@ -6,7 +6,7 @@ use crate::model::bytes;
 use crate::progress::DownloadBar;
 use crate::{bundled, places, resolve};
 use anyhow::{Result, anyhow, bail};
-use hub::known::{self, Kind};
+use hub::known::{self, Part};
 use hub::{Cache, Client, FileInfo, RepoId, is_model_file};
 use serde_json::json;
 use std::io::{self, Write};
@@ -87,7 +87,7 @@ fn head(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -> R
 /// Fetches who drafts for `repo`, as the table has it.
 fn drafter(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -> Result<()> {
     let known = known::drafters(repo.as_str());
-    let Some(known) = known.into_iter().find(|k| k.kind != Kind::Eagle3) else {
+    let Some(known) = known.into_iter().find(|k| k.is_advised) else {
         let snapshot = client.cache().snapshot(repo, revision);
         if snapshot.is_some_and(|s| resolve::has_head(&s)) {
             return Ok(());
@@ -97,11 +97,9 @@ fn drafter(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -
         );
     };
     let source = RepoId::parse(known.repository)?;
-    match known.kind {
-        Kind::Assistant | Kind::MtpHead | Kind::Eagle3 => {
-            whole(client, &source, None, "main", output)
-        }
-        Kind::MtpOfOriginal => {
+    match known.part {
+        Part::Whole => whole(client, &source, None, "main", output),
+        Part::Head => {
             // The original has its own head, and so have conversions that kept it.
             let snapshot = client.cache().snapshot(repo, revision);
             if snapshot.is_some_and(|s| resolve::has_head(&s)) {

@@ -6,8 +6,8 @@ use crate::progress::PrefillBar;
 use crate::wrap::Wrap;
 use anyhow::{Result, anyhow, bail};
 use engine::{
-    Engine, Event, FinishReason, PositionCounts, Request, RequestOutcome, Sampling,
-    SamplingDefaults, Speculation,
+    Channel, Engine, Event, FinishReason, PositionCounts, Request, RequestOutcome, SAMPLER_NUMBERS,
+    Sampling, SamplingDefaults, Speculation,
 };
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -25,15 +25,15 @@ const TELLING: u64 = 5;
 
 /// A reply that has ended.
 pub(crate) struct Reply {
-    /// What was answered.
+    /// The answer.
     pub(crate) text: String,
     /// What was written before the answer.
     pub(crate) reasoning: String,
-    /// Its tokens.
+    /// The ids of all tokens written, those of the reasoning too.
     pub(crate) tokens: Vec<u32>,
-    /// How it went.
+    /// How the request ended, its times and what speculation did.
     pub(crate) outcome: RequestOutcome,
-    /// From submission to the first text.
+    /// Milliseconds from submission to the first text.
     pub(crate) first_text_ms: f64,
 }
 
@@ -60,31 +60,30 @@ pub(crate) fn stream(
     loop {
         match inbox.recv_timeout(INTERRUPT_POLL) {
             Ok(Event::Prefill { done, total }) => bar.set(done, total),
-            Ok(Event::Text {
-                text: piece,
-                reasoning: thought,
-                tokens: ids,
-                ..
-            }) => {
+            Ok(Event::Text(segments)) => {
                 bar.clear();
                 if first_text_ms == 0.0 {
                     first_text_ms = start.elapsed().as_secs_f64() * 1e3;
                 }
-                reasoning.push_str(&thought);
-                text.push_str(&piece);
-                tokens.extend(ids);
-                if !thought.is_empty() {
-                    is_aside = true;
-                    aside.write_all(thought.as_bytes())?;
-                    aside.flush()?;
-                }
-                if !piece.is_empty() && std::mem::take(&mut is_aside) {
-                    aside.write_all(b"\n")?;
-                }
-                if !piece.is_empty() {
+                for segment in segments {
+                    tokens.extend(segment.tokens.iter().map(|token| token.id));
+                    if segment.text.is_empty() {
+                        continue;
+                    }
                     // An error here drops the inbox, which cancels the request.
-                    out.write_all(piece.as_bytes())?;
-                    out.flush()?;
+                    if segment.channel == Channel::Reasoning {
+                        is_aside = true;
+                        reasoning.push_str(&segment.text);
+                        aside.write_all(segment.text.as_bytes())?;
+                        aside.flush()?;
+                    } else {
+                        if std::mem::take(&mut is_aside) {
+                            aside.write_all(b"\n")?;
+                        }
+                        text.push_str(&segment.text);
+                        out.write_all(segment.text.as_bytes())?;
+                        out.flush()?;
+                    }
                 }
             }
             Ok(Event::Done(outcome)) => {
@@ -114,29 +113,27 @@ pub(crate) fn stream(
 /// the API: a penalty counts in greedy text too.
 pub(crate) fn sampling(args: &TextArgs, defaults: &SamplingDefaults) -> Sampling {
     let none = Sampling::default();
-    Sampling {
-        temperature: args.temperature.unwrap_or(defaults.temperature()),
+    let mut sampling = Sampling {
         top_k: args
             .top_k
             .or(defaults.top_k.map(|k| k as usize))
             .unwrap_or(none.top_k),
-        // As in the API: 0 keeps the likeliest token alone, which the sampler calls the least positive.
-        top_p: match args.top_p.or(defaults.top_p) {
-            Some(0.0) => f32::MIN_POSITIVE,
-            top_p => top_p.unwrap_or(none.top_p),
-        },
-        min_p: args.min_p.or(defaults.min_p).unwrap_or(none.min_p),
-        repetition_penalty: args
-            .repetition_penalty
-            .or(defaults.repetition_penalty)
-            .unwrap_or(none.repetition_penalty),
-        presence_penalty: args.presence_penalty.unwrap_or(none.presence_penalty),
-        frequency_penalty: args.frequency_penalty.unwrap_or(none.frequency_penalty),
         logit_bias: args.logit_bias.clone(),
         // Not advice but part of the model: greedy decoding must not choose these either.
         suppress: defaults.suppress_tokens.clone(),
         seed: args.seed.unwrap_or_else(new_seed),
+        ..none
+    };
+    for option in SAMPLER_NUMBERS {
+        if let Some(number) = args.number(option.name).or((option.advised)(defaults)) {
+            (option.set)(&mut sampling, number);
+        }
     }
+    // As in the API: 0 keeps the likeliest token alone, which the sampler calls the least positive.
+    if sampling.top_p == 0.0 {
+        sampling.top_p = f32::MIN_POSITIVE;
+    }
+    sampling
 }
 
 /// Refuses numbers that no sampler takes, before a model is loaded for them.
@@ -198,7 +195,7 @@ pub(crate) fn summary(outcome: &RequestOutcome, max_tokens: usize, draft_max: us
     line
 }
 
-/// The same, short enough to stand under every reply of a conversation.
+/// A reply in a line that is short enough to stand under each one of a conversation.
 pub(crate) fn short_summary(outcome: &RequestOutcome, max_tokens: usize) -> String {
     let mut line = rate(outcome, max_tokens);
     let speculation = &outcome.speculation;
@@ -247,7 +244,7 @@ pub(crate) struct TextOut<W> {
 }
 
 impl TextOut<Box<dyn Write>> {
-    /// To stderr, dimmed if it shows colours; to nowhere unless it `is_shown`.
+    /// Text to stderr, dimmed if that shows colors; to nowhere unless it `is_shown`.
     pub(crate) fn reasoning(is_shown: bool) -> Self {
         let out: Box<dyn Write> = if is_shown {
             Box::new(io::stderr())
@@ -265,7 +262,7 @@ impl TextOut<Box<dyn Write>> {
 }
 
 impl TextOut<io::StdoutLock<'static>> {
-    /// To stdout.
+    /// Text to stdout.
     pub(crate) fn stdout() -> Self {
         let stdout = io::stdout();
         TextOut {
@@ -277,7 +274,7 @@ impl TextOut<io::StdoutLock<'static>> {
         }
     }
 
-    /// To stdout, with lines that break between words where that is a terminal.
+    /// Text to stdout, with lines that break between words where that is a terminal.
     pub(crate) fn wrapped_stdout() -> Self {
         let size = console::Term::stdout().size_checked();
         TextOut {

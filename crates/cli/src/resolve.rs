@@ -12,7 +12,7 @@
 use crate::{bundled, places, usage};
 use anyhow::{Result, anyhow, bail};
 use engine::Source;
-use hub::known::{self, Kind};
+use hub::known::{self, Part};
 use hub::{Cache, RepoId};
 use serde_json::Value;
 use std::fs::File;
@@ -51,7 +51,7 @@ pub(crate) fn model(name: &str) -> Result<Resolved> {
     })
 }
 
-/// The same, without its drafters.
+/// The source of the model `name`, without looking for its drafters.
 pub(crate) fn source(name: &str) -> Result<Source> {
     if let Some(bundled) = bundled::find(name) {
         return Ok(Source::Files(Box::new(bundled.files())));
@@ -202,17 +202,15 @@ fn drafters(name: &str, folder: &Path) -> (Vec<Source>, Option<String>) {
             continue;
         };
         let whole = complete(&cache, &repo);
-        match known.kind {
-            // Taken if it is there; the one that is advised comes first.
-            Kind::Eagle3 => whole.into_iter().for_each(&mut add),
-            Kind::Assistant | Kind::MtpHead => {
-                if let Some(snapshot) = whole {
-                    add(snapshot);
-                } else {
+        match known.part {
+            Part::Whole => match whole {
+                Some(snapshot) => add(snapshot),
+                None if known.is_advised => {
                     advice.get_or_insert(format!("`paceline pull {repo}` fetches its drafter"));
                 }
-            }
-            Kind::MtpOfOriginal => {
+                None => {}
+            },
+            Part::Head => {
                 let alone = places::heads().map(|root| hub::head::folder(&root, &repo));
                 let alone = alone.filter(|f| f.join("model.safetensors").is_file());
                 if let Some(head) = alone.or(whole) {
@@ -254,14 +252,7 @@ fn is_head_for(head: &Value, target: &Value) -> bool {
         let nested = config.get("text_config").and_then(|t| t.get(key));
         nested.or_else(|| config.get(key))?.as_u64()
     };
-    let kind = head["model_type"].as_str().unwrap_or_default();
-    let width = if kind.ends_with("_assistant") {
-        head["backbone_hidden_size"].as_u64()
-    } else if kind.ends_with("_mtp") {
-        text(head, "hidden_size")
-    } else {
-        None
-    };
+    let width = engine::suggested_width(head);
     width.is_some() && width == text(target, "hidden_size")
 }
 

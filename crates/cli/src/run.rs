@@ -7,7 +7,7 @@
 use crate::args::{OutputArgs, RunArgs};
 use crate::interrupts::Interrupts;
 use crate::reply::{Reply, TextOut};
-use crate::{model, prompt, reply};
+use crate::{model, prompt, reply, words};
 use anyhow::Result;
 use engine::{Engine, EngineOptions, FinishReason, ModelInfo, Request, Sampling, Text};
 use serde_json::{Map, Value, json};
@@ -49,7 +49,8 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
             &interrupts,
             !output.quiet,
             (&mut io::sink(), &mut io::sink()),
-        )?;
+        )
+        .map_err(words::request_error)?;
         writeln!(
             stdout,
             "{}",
@@ -64,7 +65,8 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
             &interrupts,
             !output.quiet,
             (&mut stdout, &mut reasoning),
-        )?
+        )
+        .map_err(words::request_error)?
     };
     stdout.end_line()?;
     if !output.quiet {
@@ -102,7 +104,7 @@ fn encode(text: &Text, args: &RunArgs, prompt: &str) -> Result<Vec<u32>> {
     model::encode_chat(text, messages, args.text.chat_template_kwargs.as_ref())
 }
 
-/// What `--json` prints.
+/// The object that `--json` prints.
 fn record(
     reply: &Reply,
     prompt_ids: &[u32],

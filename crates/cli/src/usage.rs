@@ -207,12 +207,7 @@ mod tests {
         ("no-steps", "bench", "no table of steps"),
         ("top-p", "run chat bench", "the tokens sampled from"),
         ("max-tokens", "run chat bench", "length of the text"),
-        ("temperature", WRITING, "the sampler"),
         ("top-k", WRITING, "the sampler"),
-        ("min-p", WRITING, "the sampler"),
-        ("repetition-penalty", WRITING, "the sampler"),
-        ("presence-penalty", WRITING, "the sampler"),
-        ("frequency-penalty", WRITING, "the sampler"),
         ("logit-bias", WRITING, "the sampler"),
         ("seed", WRITING, "the sampler"),
         ("stop", WRITING, "the end of the text"),
@@ -264,6 +259,13 @@ mod tests {
         for (option, commands, effect) in EFFECTS {
             assert!(!effect.is_empty());
             placed.extend(commands.split(' ').map(|c| format!("{c} --{option}")));
+        }
+        // The sampler's numbers have their effect there.
+        for number in engine::SAMPLER_NUMBERS {
+            let option = number.name.replace('_', "-");
+            if EFFECTS.iter().all(|(listed, ..)| *listed != option) {
+                placed.extend(WRITING.split(' ').map(|c| format!("{c} --{option}")));
+            }
         }
         let mut found = Vec::new();
         for command in Cli::command().get_subcommands() {

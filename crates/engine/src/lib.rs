@@ -9,35 +9,51 @@
 //! to finish, and none changes another's text. There is no async here: events
 //! are pushed into a function that the caller gives.
 //!
-//! No HTTP, no flags, no files other than those of the model.
+//! No HTTP, no flags, no files other than those of the model. No device, no family and no
+//! drafter is named outside the tables that list them.
 
 #![forbid(unsafe_code)]
 
-mod finder;
+mod delivery;
+mod drafters;
+mod engine;
+mod error;
 mod hashes;
+mod info;
 mod load;
+mod options;
 mod pace;
 mod placement;
 mod preflight;
+mod reason;
 mod request;
+mod sampler;
 mod scheduler;
 mod shortlist;
 mod source;
 
-pub use load::{
-    DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, EngineError, LoadOptions, Model,
-    ModelInfo, load,
+pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
+pub use engine::{Engine, EngineOptions};
+pub use error::{EngineError, TooLarge, kept_formats};
+pub use info::{Model, ModelInfo};
+pub use load::load;
+pub use options::{
+    DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions, Placement,
 };
-pub use placement::{Placement, TooLarge};
 pub use preflight::{
     Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
 };
-pub use request::{
-    CancelToken, Event, FinishReason, JudgedToken, PositionCounts, Rejected, Request,
-    RequestOutcome, Sink, Speculation, Timings, Usage, longer_context,
+pub use reason::{
+    DrafterReason, FoundHead, MissingHead, NoHead, RefusedHead, Remedy, Unmappable, WeightsReason,
+    Words,
 };
-pub use scheduler::{Counters, Engine, EngineOptions};
+pub use request::{
+    CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Segment,
+    Sink, Speculation, Timings, Usage, WrittenToken, full_context,
+};
+pub use sampler::{SAMPLER_NUMBERS, SamplerNumber};
+pub use scheduler::Counters;
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling};
-pub use text::{SamplingDefaults, Text};
+pub use text::{Channel, SamplingDefaults, Text};

@@ -5,58 +5,13 @@
 //! the file's pages, which the system can drop and read again, and every product packs
 //! what it multiplies. The results have the same bits.
 
-use crate::load::{EngineError, LoadOptions};
+use crate::error::{EngineError, TooLarge};
+use crate::options::{LoadOptions, Placement};
+use crate::reason::{Unmappable, WeightsReason};
 use backend::Backend;
 use cache::{Memory, MemoryPlan, MemorySize};
 use models::Target;
-use std::fmt;
 use weights::Checkpoint;
-
-/// Where weights are to be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Placement {
-    /// Packed, unless they and what requests remember take more than this many bytes.
-    Auto(u64),
-    /// Packed, or as the device has it.
-    #[default]
-    Packed,
-    /// In their files.
-    Mapped,
-}
-
-/// Weights and KV cache take more memory than they may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLarge {
-    /// Bytes of packed weights; 0 where they stay in their files.
-    pub weights: u64,
-    /// Bytes of keys, values and recurrent states of all requests.
-    pub remembered: u64,
-    /// Bytes that both may take together.
-    pub limit: u64,
-    /// Requests at once.
-    pub sequences: usize,
-    /// Tokens of each, prompt and output together.
-    pub context: usize,
-}
-
-impl fmt::Display for TooLarge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gb = |bytes: u64| bytes as f64 / 1e9;
-        write!(
-            f,
-            "the KV cache of {} requests of {} tokens needs {:.1} GB",
-            self.sequences,
-            self.context,
-            gb(self.remembered)
-        )?;
-        if self.weights > 0 {
-            write!(f, ", the weights {:.1} GB", gb(self.weights))?;
-        }
-        write!(f, "; {:.1} GB are free", gb(self.limit))
-    }
-}
-
-impl std::error::Error for TooLarge {}
 
 /// The memory that a model may take.
 #[derive(Clone, Copy, Debug)]
@@ -86,10 +41,10 @@ impl Budget {
     }
 }
 
-/// Where they are, and why.
+/// Where weights are, and why.
 pub(crate) struct Placed {
     pub(crate) mapped: bool,
-    pub(crate) reason: String,
+    pub(crate) reason: WeightsReason,
 }
 
 /// Loads the target and says where its weights are. `size` says how much requests
@@ -100,47 +55,47 @@ pub(crate) fn load_target(
     options: &LoadOptions,
     size: impl Fn(&dyn Target) -> MemorySize,
 ) -> Result<(Box<dyn Target>, Placed), EngineError> {
-    let load = |mapped: bool, reason: String| {
+    let load = |mapped: bool, reason: WeightsReason| {
         checkpoint.keep_mapped(mapped);
         let target = models::load_target(b, checkpoint)?;
         Ok((target, Placed { mapped, reason }))
     };
-    // Nothing yet.
+    // From here on it counts what this model leaves in its files.
     b.left_in_files();
-    let leaves = b.capabilities().mapped_weights;
-    let obstacle = match options.quantize {
-        Some(_) => Some("--quant makes weights that lie in no file".to_owned()),
-        None if !leaves => Some(format!("{} packs what it computes with", b.name())),
-        None if !checkpoint.is_mapped() => Some("the model is part of the program".to_owned()),
-        None => None,
-    };
+    let obstacle = obstacle(b, checkpoint, options);
     let free = match (options.weights, obstacle) {
-        (Placement::Mapped, Some(obstacle)) => {
-            return Err(EngineError::BadOption(format!(
-                "--weights mapped: {obstacle}; leave the option out"
-            )));
+        (Placement::Mapped, Some(obstacle)) => return Err(EngineError::Unmappable(obstacle)),
+        (Placement::Auto(_), Some(obstacle)) => {
+            return load(false, WeightsReason::Unmappable(obstacle));
         }
-        (Placement::Mapped, None) => return load(true, "--weights mapped".into()),
-        (Placement::Packed, _) => return load(false, "--weights packed".into()),
-        (Placement::Auto(_), Some(obstacle)) => return load(false, obstacle),
+        (asked @ Placement::Mapped, None) => return load(true, WeightsReason::Asked(asked)),
+        (asked @ Placement::Packed, _) => return load(false, WeightsReason::Asked(asked)),
         (Placement::Auto(free), None) => free,
     };
     // Mapped weights cost next to nothing to load, and tell what packed ones would take.
-    let (target, mut placed) = load(true, String::new())?;
+    let (target, mut placed) = load(true, WeightsReason::Fits)?;
     let packed = b.left_in_files();
     let remembered = Memory::bytes(&target.plan(), &size(&*target)) as u64;
-    let all = packed + remembered;
-    if all <= free {
+    let needed = packed + remembered;
+    if needed <= free {
         drop(target);
-        return load(false, "fits the free memory".into());
+        return load(false, WeightsReason::Fits);
     }
-    let gb = |bytes: u64| bytes as f64 / 1e9;
-    placed.reason = format!(
-        "packed, with what requests remember, they take {:.1} GB of the {:.1} GB that are free",
-        gb(all),
-        gb(free)
-    );
+    placed.reason = WeightsReason::TooLarge { needed, free };
     Ok((target, placed))
+}
+
+/// Why the weights cannot stay in their files, if they cannot.
+fn obstacle(b: &dyn Backend, checkpoint: &Checkpoint, options: &LoadOptions) -> Option<Unmappable> {
+    if options.quantize.is_some() {
+        Some(Unmappable::Quantized)
+    } else if !b.capabilities().mapped_weights {
+        Some(Unmappable::Device { name: b.name() })
+    } else if !checkpoint.is_mapped() {
+        Some(Unmappable::InMemory)
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -219,7 +174,10 @@ mod tests {
     #[test]
     fn weights_that_lie_in_no_file_cannot_stay_there() {
         assert_eq!(place(Placement::Auto(0), true).unwrap().0, "packed");
-        let error = place(Placement::Mapped, true).unwrap_err().to_string();
-        assert!(error.contains("--weights mapped: --quant"), "{error}");
+        let error = place(Placement::Mapped, true).unwrap_err();
+        assert!(
+            matches!(error, EngineError::Unmappable(Unmappable::Quantized)),
+            "{error}"
+        );
     }
 }

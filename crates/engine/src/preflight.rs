@@ -13,6 +13,7 @@
 //! so only trying it tells. The trial takes a few dozen steps and is remembered
 //! under the hashes of everything it depends on.
 
+use crate::drafters::is_plain;
 use crate::hashes::{read_json, sha256, write_json};
 use models::Census;
 use serde::{Deserialize, Serialize};
@@ -55,14 +56,14 @@ const FOLDER: &str = "preflight";
 /// Whether to try the model before it is ready.
 #[derive(Clone, Debug)]
 pub enum Probing {
-    /// Try it, and remember the result in this folder, if there is one.
+    /// Try the model, and remember the result in this folder, if there is one.
     Run {
-        /// The folder; made if needed.
+        /// The cache folder; made if needed.
         cache: Option<PathBuf>,
     },
-    /// Do not, for this reason, which is shown wherever the result would be.
+    /// Do not try the model, for this reason, which is shown wherever the result would be.
     Skip {
-        /// The reason.
+        /// Why the model is not tried.
         reason: String,
     },
 }
@@ -88,13 +89,13 @@ impl Probing {
 pub struct Preflight {
     /// Hash of the target's weights and configuration.
     pub target_sha256: Option<String>,
-    /// The same of the drafter, where it is a checkpoint of its own.
+    /// Hash of the drafter's weights and configuration, where it is a checkpoint of its own.
     pub drafter_sha256: Option<String>,
     /// The head's tensors, counted.
     pub head: Option<Census>,
     /// What the offset norms hold, and the sign that tells.
     pub norms: Vec<Norms>,
-    /// The trial.
+    /// What came out of the trial, or why there was none.
     pub trial: Trial,
     /// What looks wrong and does not keep the model from running.
     pub warnings: Vec<String>,
@@ -115,16 +116,16 @@ pub struct Norms {
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub enum Trial {
-    /// It was not run.
+    /// The trial was not run.
     Skipped {
-        /// Why not.
+        /// Why the trial was not run.
         skipped: String,
     },
-    /// It was run, now or at an earlier start.
+    /// The trial was run, now or at an earlier start.
     Run {
-        /// Whether at an earlier start.
+        /// Whether it was run at an earlier start, and its result remembered.
         cached: bool,
-        /// What came out.
+        /// The result of the trial.
         #[serde(flatten)]
         result: TrialResult,
     },
@@ -152,22 +153,22 @@ pub struct TrialResult {
 /// The result of an earlier trial, and of what it was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PastTrial {
-    /// When, in UTC: the time of the file that remembers it.
+    /// When the trial was run, in UTC: the time of the file that remembers it.
     #[serde(default)]
     pub tried: String,
-    /// What the model was called.
+    /// The name of the model then.
     pub model: String,
     /// Hash of the target's weights and configuration.
     pub target_sha256: String,
-    /// Who drafted.
+    /// The name of the drafter; none if nothing was drafted.
     pub drafter: Option<String>,
-    /// Hash of the drafter, where it was a checkpoint of its own.
+    /// Hash of the drafter's weights and configuration, where it was a checkpoint of its own.
     pub drafter_sha256: Option<String>,
-    /// Where it ran.
+    /// The name of the device that ran it.
     pub backend: String,
     /// Format of keys and values.
     pub kv_format: String,
-    /// What came out.
+    /// The result of the trial.
     #[serde(flatten)]
     pub result: TrialResult,
 }
@@ -198,9 +199,9 @@ pub fn past_trials(cache: &Path) -> Vec<PastTrial> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finding {
-    /// They do.
+    /// Both computations agree bit for bit.
     Exact,
-    /// They do not.
+    /// The computations differ; the text says where.
     Differs(String),
 }
 
@@ -215,7 +216,7 @@ impl Finding {
 pub struct Guesses {
     /// Drafts verified.
     pub drafted: u64,
-    /// Those whose first token was accepted.
+    /// Drafts whose first token was accepted.
     pub accepted: u64,
     /// Share that a live drafter has accepted, at least; absent for a drafter that
     /// depends on the text alone.
@@ -371,7 +372,7 @@ impl Key<'_> {
         format!("{}.json", sha256(all.to_string().as_bytes()))
     }
 
-    /// What the file says.
+    /// The result as the file in the cache folder holds it.
     fn remember(&self, result: TrialResult) -> PastTrial {
         PastTrial {
             tried: String::new(),
@@ -482,7 +483,7 @@ fn drafts(
     let mut guesses = Guesses {
         drafted: 0,
         accepted: 0,
-        expected: (kind != "ngram").then_some(EXPECTED),
+        expected: (!is_plain(kind)).then_some(EXPECTED),
         not_numbers: 0,
     };
     for prompt in prompts {

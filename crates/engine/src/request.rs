@@ -4,9 +4,7 @@ use serde::Serialize;
 use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use text::sampling::{
-    LOGIT_BIAS, MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_P, check_range,
-};
+use text::Channel;
 
 /// One text to write.
 #[derive(Clone, Debug)]
@@ -70,12 +68,12 @@ impl CancelToken {
         CancelToken::default()
     }
 
-    /// Cancels.
+    /// Cancels the request.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether it is cancelled.
+    /// Whether the request was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -91,20 +89,20 @@ pub enum Rejected {
     /// The prompt does not fit.
     #[error(
         "this model's maximum context length is {context} tokens; the prompt has {tokens} tokens{}",
-        longer_context(*tokens, *context, *context_max)
+        full_context(*tokens, *context)
     )]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
-        /// Rows of a sequence.
+        /// Tokens that a sequence may have.
         context: usize,
-        /// Rows of a sequence that the model knows.
+        /// Tokens that a sequence may have at most, whatever is asked for at load.
         context_max: usize,
     },
     /// The prompt names a token that does not exist.
     #[error("token {token} is outside the vocabulary of {vocab}")]
     BadToken {
-        /// The token.
+        /// The token that does not exist.
         token: u32,
         /// Tokens in the vocabulary.
         vocab: usize,
@@ -126,43 +124,14 @@ pub enum Rejected {
     Stopped,
 }
 
-/// The end of a message about a prompt of `tokens` in a context of `context`: why one that
-/// just fills it is refused, and how to make room where the model knows more, `context_max`.
-pub fn longer_context(tokens: usize, context: usize, context_max: usize) -> String {
-    let mut end = String::new();
+/// The end of a message about a prompt of `tokens` in a context of `context`: why one that just
+/// fills it is refused.
+pub fn full_context(tokens: usize, context: usize) -> &'static str {
     if tokens == context {
-        end.push_str(", and the answer needs at least one");
+        ", and the answer needs at least one"
+    } else {
+        ""
     }
-    if context < context_max {
-        end.push_str(&format!(
-            " (--context sets the length, up to {context_max} for this model)"
-        ));
-    }
-    end
-}
-
-/// Checks the sampling options of a request against the ranges that hold for the command
-/// line and the API alike.
-pub(crate) fn check_ranges(sampling: &Sampling) -> Result<(), Rejected> {
-    let numbers = [
-        ("temperature", sampling.temperature, TEMPERATURE),
-        ("top_p", sampling.top_p, TOP_P),
-        ("min_p", sampling.min_p, MIN_P),
-        (
-            "repetition_penalty",
-            sampling.repetition_penalty,
-            REPETITION_PENALTY,
-        ),
-        ("presence_penalty", sampling.presence_penalty, PENALTY),
-        ("frequency_penalty", sampling.frequency_penalty, PENALTY),
-    ];
-    let biases = sampling.logit_bias.iter();
-    let biases = biases.map(|&(_, bias)| ("logit_bias", bias, LOGIT_BIAS));
-    numbers
-        .into_iter()
-        .chain(biases)
-        .try_for_each(|(name, value, range)| check_range(name, value, range))
-        .map_err(Rejected::BadParameter)
 }
 
 /// What happens to a request, in order: `Prefill`*, `Text`*, then one of `Done`
@@ -176,37 +145,51 @@ pub enum Event {
         /// Rows of the prompt.
         total: usize,
     },
-    /// Tokens of one round, and the text they complete: either may be empty
-    /// while a character or a possible stop string is held back.
-    Text {
-        /// Whole characters.
-        text: String,
-        /// The same of what comes before the answer, if it is asked for apart.
-        reasoning: String,
-        /// Token ids, without the stop token.
-        tokens: Vec<u32>,
-        /// The same with what the target thought of them; empty unless asked for.
-        judged: Vec<JudgedToken>,
-    },
+    /// Tokens of one round and the text that they complete, in order. While a character or a
+    /// possible stop string is held back, segments have tokens and no text.
+    Text(Vec<Segment>),
     /// The text has ended.
     Done(Box<RequestOutcome>),
     /// The request could not go on, for this reason. Text that was sent stays as it is.
     Failed(String),
 }
 
-/// A token of a text, and how likely the target held it.
+/// A part of a reply that belongs to one channel.
 #[derive(Clone, Debug, PartialEq)]
-pub struct JudgedToken {
-    /// Its id.
-    pub token: u32,
+pub struct Segment {
+    /// What the part is. All is the answer unless [`Request::splits_reasoning`] is set.
+    pub channel: Channel,
+    /// The text of the part, in whole characters; may be empty.
+    pub text: String,
+    /// The tokens, without the stop token. What they complete may come in a later segment.
+    pub tokens: Vec<WrittenToken>,
+}
+
+impl Segment {
+    /// The last of `segments` if it belongs to `channel`, else a new one after it.
+    pub fn last_of(segments: &mut Vec<Segment>, channel: Channel) -> &mut Segment {
+        if segments.last().is_none_or(|last| last.channel != channel) {
+            segments.push(Segment {
+                channel,
+                text: String::new(),
+                tokens: Vec::new(),
+            });
+        }
+        segments.last_mut().expect("one was pushed")
+    }
+}
+
+/// A token of a reply.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WrittenToken {
+    /// The token's id.
+    pub id: u32,
     /// The characters that it completes, or how a mark of reasoning is spelled. All of a
-    /// text's make up the text, but for a stop string, for a character that stays
+    /// reply's make up its text, but for a stop string, for a character that stays
     /// unfinished, and for white space around reasoning.
     pub text: String,
-    /// Whether it is reasoning or marks it, if that is told apart.
-    pub is_reasoning: bool,
-    /// How likely it was.
-    pub logprobs: Logprobs,
+    /// How likely the target held it, if [`Request::logprobs`] asks for that.
+    pub logprobs: Option<Logprobs>,
 }
 
 /// Why a text has ended.
@@ -217,9 +200,9 @@ pub enum FinishReason {
     Stop,
     /// A stop string was written.
     StopString(String),
-    /// As many tokens as asked for, or as fit the context.
+    /// The text has as many tokens as were asked for, or as fit the context.
     Length,
-    /// Nobody listens any more.
+    /// The request was cancelled, or nobody listened any more.
     Cancelled,
 }
 
@@ -228,22 +211,22 @@ pub enum FinishReason {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that need not run, since an ended request's text began like it.
+    /// Prompt tokens found in the prefix cache, which did not have to run.
     pub cached_tokens: usize,
     /// Tokens written, without the stop token.
     pub completion_tokens: usize,
-    /// Those of them that are reasoning or mark it, if it was asked for apart.
+    /// Written tokens that are reasoning or mark it, if reasoning was asked for apart.
     pub reasoning_tokens: usize,
 }
 
 /// Milliseconds of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timings {
-    /// From submission to the first round.
+    /// Milliseconds from submission to the first round.
     pub queued_ms: f64,
-    /// Rounds with prompt rows.
+    /// Milliseconds of the rounds with prompt rows.
     pub prefill_ms: f64,
-    /// From the first token to the last.
+    /// Milliseconds from the first token to the last.
     pub decode_ms: f64,
     /// Tokens a second from the first token to the last; 0 for fewer than two.
     pub decode_tokens_per_second: f64,
@@ -254,13 +237,13 @@ pub struct Timings {
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RequestOutcome {
-    /// Why.
+    /// Why the text ended.
     pub finish: FinishReason,
-    /// Tokens.
+    /// Tokens of prompt and text.
     pub usage: Usage,
-    /// Times.
+    /// Times and rates.
     pub timings: Timings,
-    /// What speculation did.
+    /// What speculation did for the request.
     pub speculation: Speculation,
 }
 
@@ -279,28 +262,28 @@ pub struct PositionCounts {
 pub struct Speculation {
     /// Whether any token was drafted.
     pub engaged: bool,
-    /// Why not, if not.
+    /// Why nothing was drafted, if nothing was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Who drafted.
+    /// The name of the drafter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drafter: Option<String>,
-    /// Which of its tokens stay: `exact` or `residual`.
+    /// The rule by which drafted tokens were accepted: `exact` or `residual`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accept: Option<&'static str>,
-    /// Verifies.
+    /// Rounds: verifications of a draft.
     pub rounds: u64,
     /// Tokens drafted.
     pub drafted: u64,
     /// Draft tokens accepted.
     pub accepted: u64,
-    /// Tokens emitted a round.
+    /// Tokens written per round, the accepted ones and one more.
     pub tokens_per_round: f64,
-    /// By draft position, from the first.
+    /// Drafted and accepted tokens by draft position, from the first.
     pub by_position: Vec<PositionCounts>,
-    /// Time in the drafter.
+    /// Milliseconds in the drafter.
     pub ms_draft: f64,
-    /// Time in the target.
+    /// Milliseconds in the target.
     pub ms_verify: f64,
 }
 
@@ -346,76 +329,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sampling_options_outside_their_range_are_named() {
-        let bad = |change: fn(&mut Sampling)| {
-            let mut sampling = Sampling::default();
-            change(&mut sampling);
-            check_ranges(&sampling).unwrap_err().to_string()
-        };
-        for (message, range) in [
-            (
-                bad(|s| s.temperature = 5.0),
-                "temperature must be a number from 0 to 2, got 5",
-            ),
-            (bad(|s| s.temperature = f32::NAN), "temperature must be"),
-            (
-                bad(|s| s.top_p = -0.1),
-                "top_p must be a number from 0 to 1",
-            ),
-            (bad(|s| s.min_p = 1.5), "min_p must be"),
-            (
-                bad(|s| s.repetition_penalty = 0.0),
-                "repetition_penalty must be",
-            ),
-            (
-                bad(|s| s.presence_penalty = 3.0),
-                "presence_penalty must be",
-            ),
-            (
-                bad(|s| s.frequency_penalty = -3.0),
-                "frequency_penalty must be",
-            ),
-            (
-                bad(|s| s.logit_bias = vec![(1, 101.0)]),
-                "logit_bias must be",
-            ),
-        ] {
-            assert!(message.starts_with(range), "{message}");
-        }
-        let edges = Sampling {
-            temperature: 2.0,
-            top_p: 0.0,
-            min_p: 1.0,
-            repetition_penalty: 0.01,
-            presence_penalty: -2.0,
-            frequency_penalty: 2.0,
-            logit_bias: vec![(1, -100.0)],
-            ..Sampling::default()
-        };
-        assert_eq!(check_ranges(&edges), Ok(()));
-    }
-
-    #[test]
-    fn a_prompt_over_the_context_names_the_option_only_where_it_helps() {
-        let message = |tokens, context_max| {
+    fn a_prompt_that_fills_the_context_is_told_why_it_is_refused() {
+        let message = |tokens| {
             Rejected::PromptTooLong {
                 tokens,
                 context: 8,
-                context_max,
+                context_max: 32,
             }
             .to_string()
         };
+        let limit = "this model's maximum context length is 8 tokens; the prompt has";
+        assert_eq!(message(9), format!("{limit} 9 tokens"));
         assert_eq!(
-            message(9, 8),
-            "this model's maximum context length is 8 tokens; the prompt has 9 tokens"
-        );
-        assert_eq!(
-            message(8, 8),
-            "this model's maximum context length is 8 tokens; the prompt has 8 tokens, and the answer needs at least one"
-        );
-        assert_eq!(
-            message(9, 32),
-            "this model's maximum context length is 8 tokens; the prompt has 9 tokens (--context sets the length, up to 32 for this model)"
+            message(8),
+            format!("{limit} 8 tokens, and the answer needs at least one")
         );
     }
 }

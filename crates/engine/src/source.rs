@@ -1,15 +1,16 @@
 //! Where a model's files are: a folder, a GGUF file, or memory.
 
+use crate::error::EngineError;
 use crate::hashes::{Hashes, sha256};
-use crate::load::EngineError;
+use convert::{Quantize, vocabulary};
 use models::ModelError;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use text::tokenizer::TOKENIZER_FILE_BYTES_MAX;
-use text::{Text, TextFiles};
+use text::{Text, TextFiles, Tokenizer};
 use weights::{Checkpoint, LoadError};
 
-/// Where a model comes from.
+/// Where the files of a model are.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// A folder with `config.json`, safetensors and a tokenizer, or a GGUF file,
@@ -38,7 +39,7 @@ const SIDE_FILES: &[&str] = &[
 /// The files of a checkpoint, in memory.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFiles {
-    /// What users call it.
+    /// The name that users have for the model.
     pub name: String,
     /// `config.json`.
     pub config: Cow<'static, str>,
@@ -52,12 +53,12 @@ pub struct ModelFiles {
     pub chat_template: Option<Cow<'static, [u8]>>,
     /// `generation_config.json`.
     pub generation_config: Option<Cow<'static, [u8]>>,
-    /// The files of the assistant that belongs to it.
+    /// The files of the assistant that belongs to the model.
     pub assistant: Option<Box<ModelFiles>>,
 }
 
 impl Source {
-    /// What users call it.
+    /// The name that users have for the model: its folder, or ORG/NAME in a hub cache.
     pub fn name(&self) -> String {
         match self {
             Source::Folder(path) => {
@@ -73,7 +74,7 @@ impl Source {
         }
     }
 
-    /// Where it is, for messages: its path, unless it is one of the hub's.
+    /// The place of the model, for messages: its path, or ORG/NAME in a hub cache.
     pub(crate) fn place(&self) -> String {
         match self {
             Source::Folder(path) => {
@@ -220,6 +221,47 @@ impl Source {
             Source::Files(files) => files.assistant.clone().map(Source::Files),
         }
     }
+}
+
+/// `checkpoint` with its weights stored as `quantize` says, or as they are.
+pub(crate) fn quantized(
+    checkpoint: Checkpoint,
+    quantize: Option<&Quantize>,
+) -> Result<Checkpoint, EngineError> {
+    let Some(quantize) = quantize else {
+        return Ok(checkpoint);
+    };
+    let recipe = quantize.apply(convert::convert(&checkpoint)?);
+    Ok(recipe.checkpoint(&mut |_, _| {})?)
+}
+
+/// An error if the drafter brings a tokenizer that is not the target's: equal
+/// vocabulary sizes do not make equal tokens.
+pub(crate) fn same_tokens(target: &Source, drafter: &Source) -> Result<(), EngineError> {
+    let Some((target, drafter)) = target.tokenizer_bytes().zip(drafter.tokenizer_bytes()) else {
+        return Ok(());
+    };
+    if target == drafter {
+        return Ok(());
+    }
+    let (target, drafter) = (
+        Tokenizer::from_bytes(&target)?,
+        Tokenizer::from_bytes(&drafter)?,
+    );
+    let n = target.vocab_size().max(drafter.vocab_size()) as u32;
+    let differing = (0..n).find(|&id| target.entry(id) != drafter.entry(id));
+    let Some(id) = differing else {
+        return Ok(());
+    };
+    let entry = |tokenizer: &Tokenizer| {
+        let entry = tokenizer.entry(id);
+        entry.map_or("nothing".to_owned(), |e| format!("`{}`", e.escape_debug()))
+    };
+    Err(EngineError::Model(ModelError::Unpaired {
+        what: "tokenizer",
+        drafter: format!("another one (token {id} is {})", entry(&drafter)),
+        target: entry(&target),
+    }))
 }
 
 /// A folder's whole path. A file of the hub cache is a link to one that is called like

@@ -15,7 +15,7 @@ const ASSISTANT: &str = "tiny-gemma4-assistant";
 
 /// One of these stands in every refusal.
 const REMEDIES: &[&str] = &[
-    "`paceline pull ORIGINAL --head-only` fetches the head of the original",
+    "take the head of the original model",
     "fetch it again, or take the one that was made for this target",
     "take the one that was trained for this very target",
 ];
@@ -198,7 +198,7 @@ fn reverse_rows(tensor: &mut Tensor) {
 }
 
 fn mtp() -> DraftChoice {
-    DraftChoice::Mtp(None)
+    DraftChoice::Named("mtp", None)
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn a_stripped_head_is_named() {
     has(
         &copy.refused(mtp()),
         &[
-            "--draft mtp: ",
+            "the drafter `mtp` cannot be used: ",
             "mtp_num_hidden_layers: 1",
             "a conversion has dropped the head",
         ],
@@ -281,7 +281,9 @@ fn a_checkpoint_that_never_had_a_head_says_so() {
     let error = copy.load(mtp()).err().unwrap();
     has(
         &error,
-        &["--draft mtp: this qwen3_5 checkpoint has no MTP head and promises none; name one"],
+        &[
+            "the drafter `mtp` cannot be used: this qwen3_5 checkpoint has no MTP head and promises none",
+        ],
     );
     let model = copy.load(DraftChoice::Auto).unwrap();
     has(
@@ -318,9 +320,9 @@ fn half_a_head_is_counted() {
     let assistant = Copy::of(ASSISTANT, "half").without("layers.2.self_attn.q_norm");
     let gemma = Copy::of(GEMMA, "half");
     has(
-        &gemma.refused(DraftChoice::Assistant(Some(assistant.source()))),
+        &gemma.refused(DraftChoice::Named("assistant", Some(assistant.source()))),
         &[
-            "--draft assistant: `",
+            "the drafter `assistant` cannot be used: `",
             "half/tiny-gemma4-assistant`: ",
             "the assistant is incomplete: 1 of its",
             "`layers.2.self_attn.q_norm.weight`",
@@ -407,7 +409,7 @@ fn heads_that_load_and_guess_wrong_are_dead() {
     let assistant = assistant.each("self_attn.o_proj", reverse_rows);
     let gemma = Copy::of(GEMMA, "dead");
     has(
-        &gemma.refused(DraftChoice::Assistant(Some(assistant.source()))),
+        &gemma.refused(DraftChoice::Named("assistant", Some(assistant.source()))),
         &dead,
     );
 }
@@ -492,7 +494,7 @@ fn a_drafter_beside_its_target_is_found_and_a_foreign_one_refused() {
         c["text_config"]["vocab_size"] = json!(8000)
     });
     has(
-        &gemma.refused(DraftChoice::Assistant(None)),
+        &gemma.refused(DraftChoice::Named("assistant", None)),
         &[
             "the draft head does not fit the target: its vocabulary size is 8000, the target's is 8192",
         ],
@@ -521,12 +523,12 @@ fn a_drafter_beside_its_target_is_found_and_a_foreign_one_refused() {
         vocab.insert(b, x);
     });
     has(
-        &gemma.refused(DraftChoice::Assistant(None)),
+        &gemma.refused(DraftChoice::Named("assistant", None)),
         &["its tokenizer is another one (token "],
     );
     drop(other);
     let qwen = Source::Folder(bundled(QWEN));
-    let assistant = DraftChoice::Assistant(Some(Source::Folder(bundled(ASSISTANT))));
+    let assistant = DraftChoice::Named("assistant", Some(Source::Folder(bundled(ASSISTANT))));
     let error = load(qwen, assistant, Probing::default()).err().unwrap();
     has(
         &error,
@@ -595,7 +597,10 @@ fn a_head_published_alone_drafts_for_its_target() {
     }
     write(&folder.join("model.safetensors"), &head);
     let info = copy
-        .load(DraftChoice::Mtp(Some(Source::Folder(folder.clone()))))
+        .load(DraftChoice::Named(
+            "mtp",
+            Some(Source::Folder(folder.clone())),
+        ))
         .unwrap()
         .info;
     assert!(info.preflight.result().unwrap().guesses.unwrap().share() > 0.5);
@@ -615,14 +620,14 @@ fn a_head_published_alone_drafts_for_its_target() {
 
 #[test]
 fn a_trial_that_was_not_run_says_why() {
-    let reason = "--no-probe".to_owned();
+    let reason = "as the test wants".to_owned();
     let probing = Probing::Skip { reason };
     let info = load(Source::Folder(bundled(QWEN)), mtp(), probing)
         .unwrap()
         .info;
     assert_eq!(
         json!(info.preflight.trial),
-        json!({"skipped": "--no-probe"})
+        json!({"skipped": "as the test wants"})
     );
-    assert_eq!(info.preflight.summary(), "not tried: --no-probe");
+    assert_eq!(info.preflight.summary(), "not tried: as the test wants");
 }

@@ -97,7 +97,11 @@ fn request(prompt: &[u32], temperature: f32) -> Request {
 fn a_model_of_nan_is_not_loaded_and_writes_nothing() {
     for model in ["tiny-qwen3.5", "tiny-gemma4"] {
         let source = damaged(model, "nan_norm", "model.norm.weight", None);
-        for draft in [DraftChoice::Auto, DraftChoice::None, DraftChoice::Ngram] {
+        for draft in [
+            DraftChoice::Auto,
+            DraftChoice::None,
+            DraftChoice::Named("ngram", None),
+        ] {
             let error = load(&source, draft.clone(), Probing::default()).err();
             let error = error.expect("a damaged model is not loaded");
             assert!(error.contains(NO_TOKEN_REASON), "{error}");
@@ -143,7 +147,10 @@ fn a_request_that_meets_nan_fails_alone() {
         let (mut texts, mut failed) = (vec![Vec::new(); 3], Vec::new());
         for (id, event) in inbox.iter() {
             match event {
-                Event::Text { tokens, .. } => texts[usize::from(id)].extend(tokens),
+                Event::Text(segments) => {
+                    let tokens = segments.iter().flat_map(|segment| &segment.tokens);
+                    texts[usize::from(id)].extend(tokens.map(|token| token.id));
+                }
                 Event::Failed(reason) => failed.push((id, reason)),
                 _ => {}
             }
@@ -162,7 +169,7 @@ fn a_request_that_meets_nan_fails_alone() {
 fn a_drafter_of_nan_is_refused_with_the_reason_and_changes_no_text() {
     let model = "tiny-qwen3.5";
     let source = damaged(model, "nan_drafter", "mtp.norm.weight", None);
-    let error = load(&source, DraftChoice::Mtp(None), Probing::default()).err();
+    let error = load(&source, DraftChoice::Named("mtp", None), Probing::default()).err();
     let error = error.expect("refused");
     assert!(error.contains("values that are not numbers"), "{error}");
     let auto = load(&source, DraftChoice::Auto, Probing::default()).unwrap();
@@ -180,7 +187,7 @@ fn a_drafter_of_nan_is_refused_with_the_reason_and_changes_no_text() {
         engine.complete(request).unwrap()
     };
     for temperature in [0.0, 1.0] {
-        let drafted = write(&source, DraftChoice::Mtp(None), temperature);
+        let drafted = write(&source, DraftChoice::Named("mtp", None), temperature);
         let sound = Source::Folder(bundled(model));
         let plain = write(&sound, DraftChoice::None, temperature);
         assert_eq!(drafted.1, plain.1);

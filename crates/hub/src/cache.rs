@@ -70,7 +70,7 @@ impl Cache {
         Cache { root: root.into() }
     }
 
-    /// Where it lies.
+    /// The cache folder.
     pub fn root(&self) -> &Path {
         &self.root
     }

@@ -42,9 +42,9 @@ const OTHER_FOLDERS: &[&str] = &["original/", "onnx/", "openvino/", "coreml/"];
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileInfo {
-    /// Its name, relative to the repository.
+    /// The name of the file, relative to the repository.
     pub name: String,
-    /// Its bytes, where the hub says so.
+    /// Bytes of the file, where the hub says so.
     pub size: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ pub struct FileInfo {
 pub struct RepoInfo {
     /// The commit.
     pub commit: String,
-    /// Its files.
+    /// The files of the repository.
     pub files: Vec<FileInfo>,
 }
 

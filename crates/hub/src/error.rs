@@ -30,13 +30,13 @@ pub(crate) fn line(text: &str) -> String {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// Not the name of a repository.
+    /// The text is not the name of a repository.
     #[error(
         "`{}` is not a repository name: expected ORG/NAME, as on huggingface.co",
         line(name)
     )]
     BadId {
-        /// What was given.
+        /// The text that was given as a name.
         name: String,
     },
     /// The network must not be used.
@@ -54,9 +54,9 @@ pub enum HubError {
         line(what)
     )]
     Unauthorized {
-        /// What was asked for.
+        /// The file or repository that was asked for.
         what: String,
-        /// What to do.
+        /// What the user can do about it.
         advice: &'static str,
     },
     /// Status 403.
@@ -65,13 +65,13 @@ pub enum HubError {
         line(what)
     )]
     Forbidden {
-        /// What was asked for.
+        /// The file or repository that was asked for.
         what: String,
     },
     /// Status 404.
     #[error("the hub has no {}", line(what))]
     NotFound {
-        /// What was asked for.
+        /// The file or repository that was asked for.
         what: String,
     },
     /// Status 429 or 5xx, again and again.
@@ -82,9 +82,9 @@ pub enum HubError {
     Unavailable {
         /// The status.
         status: u16,
-        /// What was asked for.
+        /// The file or repository that was asked for.
         what: String,
-        /// How often.
+        /// Attempts that were made.
         tries: u32,
     },
     /// Another status.
@@ -92,7 +92,7 @@ pub enum HubError {
     Status {
         /// The status.
         status: u16,
-        /// What was asked for.
+        /// The file or repository that was asked for.
         what: String,
     },
     /// No answer, again and again.
@@ -102,9 +102,9 @@ pub enum HubError {
         line(reason)
     )]
     Network {
-        /// What was asked for.
+        /// The file or repository that was asked for.
         what: String,
-        /// What happened.
+        /// What went wrong.
         reason: String,
     },
     /// A transfer that broke off again and again at the same place.
@@ -114,7 +114,7 @@ pub enum HubError {
         line(reason)
     )]
     Stalled {
-        /// What was asked for.
+        /// The file or repository that was asked for.
         what: String,
         /// The furthest byte that arrived.
         reached: u64,
@@ -122,15 +122,15 @@ pub enum HubError {
         total: u64,
         /// Tries without progress.
         tries: u32,
-        /// What happened last.
+        /// What went wrong in the last attempt.
         reason: String,
     },
     /// An answer that makes no sense.
     #[error("the hub's answer about {} is invalid: {}", line(what), line(reason))]
     BadAnswer {
-        /// What was asked for.
+        /// The file or repository that was asked for.
         what: String,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
     /// Contents other than announced.
@@ -145,7 +145,7 @@ pub enum HubError {
         what: String,
         /// SHA-256 or size as announced.
         expected: String,
-        /// As it came.
+        /// The hash of what was received.
         found: String,
     },
     /// A file or folder of the cache.
@@ -153,10 +153,10 @@ pub enum HubError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// Not exactly one GGUF model matches.
+    /// The repository has no GGUF model of this name, or several.
     #[error("{}", no_quant(what, wanted, *found, known))]
     NoQuant {
         /// The repository.

@@ -14,7 +14,7 @@ const SUFFIX: &str = ".gguf";
 /// programs do it.
 const DEFAULTS: &[&str] = &["Q4_K_M", "Q8_0"];
 /// Files that belong to a model and are none: projectors of images, statistics for
-/// quantising, heads alone.
+/// quantizing, heads alone.
 const NO_MODELS: &[&str] = &["mmproj", "imatrix", "mtp-"];
 /// Formats that a message lists.
 const LISTED: usize = 12;

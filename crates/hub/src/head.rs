@@ -7,7 +7,7 @@
 //! ```text
 //! model.safetensors.index.json       which files hold `mtp.*`
 //! bytes 0..8, 8..8+n of each         where in the file
-//! the ranges of these tensors        neighbours in one request
+//! the ranges of these tensors        neighbors in one request
 //! ```
 //!
 //! What comes is written as a checkpoint of its own, `model_type: qwen3_5_mtp`. The
@@ -45,7 +45,7 @@ struct Tensor {
     name: String,
     dtype: String,
     shape: Vec<u64>,
-    /// In its file.
+    /// First byte and end of the tensor in its file.
     range: (u64, u64),
 }
 

@@ -5,104 +5,80 @@
 //! (`gemma-4-E4B-it-4bit`, `Qwen3.6-27B-MLX-8bit`), so a repository is looked up by
 //! the longest name of the table that its own begins with.
 
-/// What a drafter is.
+/// Which part of a repository drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A Gemma 4 assistant: a checkpoint of its own.
-    Assistant,
-    /// An MTP head: the `mtp.*` tensors of the original, which conversions drop.
-    MtpOfOriginal,
-    /// An MTP head published alone, or in a conversion that has kept it.
-    MtpHead,
-    /// An EAGLE-3 speculator: a checkpoint of its own.
-    Eagle3,
+pub enum Part {
+    /// All of it: a draft head published alone, or a conversion of the target that has kept its
+    /// head.
+    Whole,
+    /// The `mtp.*` tensors of the original model, which conversions drop.
+    Head,
 }
 
-/// One line of the table.
+/// A pair of a target and a drafter.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// What the target's name on the hub begins with, without its organisation.
+    /// What the target's name on the hub begins with, without its organization.
     pub target: &'static str,
-    /// What drafts for it.
-    pub kind: Kind,
-    /// Where it is.
+    /// The repository of the drafter.
     pub repository: &'static str,
+    /// Which part of the repository drafts.
+    pub part: Part,
+    /// Whether it is recommended and fetched; one that is not is used where it is already there.
+    pub is_advised: bool,
 }
 
-const fn line(target: &'static str, kind: Kind, repository: &'static str) -> Known {
+/// A recommended drafter with a repository of its own.
+const fn whole(target: &'static str, repository: &'static str) -> Known {
     Known {
         target,
-        kind,
         repository,
+        part: Part::Whole,
+        is_advised: true,
+    }
+}
+
+/// A drafter with a repository of its own that is used only where it is already there.
+const fn spare(target: &'static str, repository: &'static str) -> Known {
+    Known {
+        is_advised: false,
+        ..whole(target, repository)
+    }
+}
+
+/// The head of the original model.
+const fn head(target: &'static str, repository: &'static str) -> Known {
+    Known {
+        part: Part::Head,
+        ..whole(target, repository)
     }
 }
 
 /// Every known pair; of one target, the best drafter first.
 pub const KNOWN: &[Known] = &[
-    line(
-        "gemma-4-E2B-it",
-        Kind::Assistant,
-        "google/gemma-4-E2B-it-assistant",
-    ),
-    line(
-        "gemma-4-E4B-it",
-        Kind::Assistant,
-        "google/gemma-4-E4B-it-assistant",
-    ),
-    line(
-        "gemma-4-12B-it",
-        Kind::Assistant,
-        "google/gemma-4-12B-it-assistant",
-    ),
-    line(
-        "gemma-4-26B-A4B-it",
-        Kind::Assistant,
-        "google/gemma-4-26B-A4B-it-assistant",
-    ),
-    line(
+    whole("gemma-4-E2B-it", "google/gemma-4-E2B-it-assistant"),
+    whole("gemma-4-E4B-it", "google/gemma-4-E4B-it-assistant"),
+    whole("gemma-4-12B-it", "google/gemma-4-12B-it-assistant"),
+    whole("gemma-4-26B-A4B-it", "google/gemma-4-26B-A4B-it-assistant"),
+    whole("gemma-4-31B-it", "google/gemma-4-31B-it-assistant"),
+    spare(
         "gemma-4-31B-it",
-        Kind::Assistant,
-        "google/gemma-4-31B-it-assistant",
-    ),
-    line(
-        "gemma-4-31B-it",
-        Kind::Eagle3,
         "RedHatAI/gemma-4-31B-it-speculator.eagle3",
     ),
-    line("Qwen3.5-0.8B", Kind::MtpOfOriginal, "Qwen/Qwen3.5-0.8B"),
-    line("Qwen3.5-2B", Kind::MtpOfOriginal, "Qwen/Qwen3.5-2B"),
-    line("Qwen3.5-4B", Kind::MtpOfOriginal, "Qwen/Qwen3.5-4B"),
-    line("Qwen3.5-9B", Kind::MtpOfOriginal, "Qwen/Qwen3.5-9B"),
-    line("Qwen3.5-27B", Kind::MtpOfOriginal, "Qwen/Qwen3.5-27B"),
-    line(
-        "Qwen3.5-35B-A3B",
-        Kind::MtpOfOriginal,
-        "Qwen/Qwen3.5-35B-A3B",
-    ),
-    line(
-        "Qwen3.5-122B-A10B",
-        Kind::MtpOfOriginal,
-        "Qwen/Qwen3.5-122B-A10B",
-    ),
-    line(
-        "Qwen3.5-397B-A17B",
-        Kind::MtpOfOriginal,
-        "Qwen/Qwen3.5-397B-A17B",
-    ),
-    line("Qwen3.6-27B", Kind::MtpOfOriginal, "Qwen/Qwen3.6-27B"),
-    line(
-        "Qwen3.6-27B",
-        Kind::MtpHead,
-        "Youssofal/Qwen3.6-27B-MTPLX-Optimized-Speed",
-    ),
-    line(
-        "Qwen3.6-35B-A3B",
-        Kind::MtpOfOriginal,
-        "Qwen/Qwen3.6-35B-A3B",
-    ),
+    head("Qwen3.5-0.8B", "Qwen/Qwen3.5-0.8B"),
+    head("Qwen3.5-2B", "Qwen/Qwen3.5-2B"),
+    head("Qwen3.5-4B", "Qwen/Qwen3.5-4B"),
+    head("Qwen3.5-9B", "Qwen/Qwen3.5-9B"),
+    head("Qwen3.5-27B", "Qwen/Qwen3.5-27B"),
+    head("Qwen3.5-35B-A3B", "Qwen/Qwen3.5-35B-A3B"),
+    head("Qwen3.5-122B-A10B", "Qwen/Qwen3.5-122B-A10B"),
+    head("Qwen3.5-397B-A17B", "Qwen/Qwen3.5-397B-A17B"),
+    head("Qwen3.6-27B", "Qwen/Qwen3.6-27B"),
+    whole("Qwen3.6-27B", "Youssofal/Qwen3.6-27B-MTPLX-Optimized-Speed"),
+    head("Qwen3.6-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
 ];
 
-/// The drafters of the target called `name`, with or without its organisation.
+/// The drafters of the target called `name`, with or without its organization.
 pub fn drafters(name: &str) -> Vec<&'static Known> {
     let model = name.rsplit('/').next().unwrap_or(name).to_lowercase();
     let fits = |known: &&Known| {

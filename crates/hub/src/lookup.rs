@@ -24,7 +24,7 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// For the hub at `endpoint`.
+    /// A resolver for the hub at `endpoint`.
     pub(crate) fn new(endpoint: &str) -> Lookup {
         let home = endpoint.parse::<Uri>().ok();
         Lookup {
@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    /// Every block of the registries, at both ends, and its neighbours outside.
+    /// Every block of the registries, at both ends, and its neighbors outside.
     #[test]
     fn only_addresses_of_the_public_internet_are_public() {
         for (private, addresses) in [

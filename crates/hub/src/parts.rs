@@ -24,7 +24,7 @@ pub(crate) fn fields<'t, T: Deserialize<'t>>(
     text.end()
 }
 
-/// The same of the object `weight_map` within `json`: names of tensors and files.
+/// Reads the object `weight_map` within `json`: names of tensors and of the files that hold them.
 pub(crate) fn weight_map(
     json: &[u8],
     wanted: impl Fn(&str) -> bool,

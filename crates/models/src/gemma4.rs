@@ -664,6 +664,10 @@ impl Target for Gemma4 {
         "gemma4"
     }
 
+    fn draft_heads(&self) -> &'static [&'static str] {
+        &["assistant"]
+    }
+
     fn hidden_size(&self) -> usize {
         self.config.hidden_size
     }

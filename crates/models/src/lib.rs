@@ -32,7 +32,7 @@ pub use taps::Taps;
 
 use backend::{Backend, Batch, Tensor};
 use cache::{Memory, MemoryPlan};
-use weights::{Checkpoint, LoadError};
+use weights::{Checkpoint, LoadError, NormFacts};
 
 /// The model whose output counts.
 pub trait Target: Send + Sync + std::any::Any {
@@ -104,6 +104,44 @@ pub trait Target: Send + Sync + std::any::Any {
 
     /// Scores of every token after each of `hidden`'s rows: `[n, V]`.
     fn logits(&self, b: &dyn Backend, hidden: &Tensor) -> Tensor;
+
+    /// The kinds of draft heads that this family's authors publish, inside its checkpoints or
+    /// beside them, by the drafters' names.
+    fn draft_heads(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// What the norms of `checkpoint`, the target's own or its draft head's, hold, in families
+    /// whose norms may be stored with and without an offset of 1.
+    fn norm_facts(&self, checkpoint: &Checkpoint) -> Vec<NormFacts> {
+        let _ = checkpoint;
+        Vec::new()
+    }
+
+    /// Bytes of the weights of `checkpoint`, the target's own, that a step of one row reads: not
+    /// the draft head, not what reads images, and a table of embeddings only where it is the
+    /// output head too. Experts count whole, though a row reads few of them.
+    fn step_bytes(&self, checkpoint: &Checkpoint) -> u64 {
+        step_bytes(checkpoint)
+    }
+}
+
+/// [`Target::step_bytes`] where tensors have the usual names.
+fn step_bytes(checkpoint: &Checkpoint) -> u64 {
+    let head_apart = checkpoint.has("lm_head.weight");
+    let is_read = |name: &str| {
+        let is_table = name.starts_with("embed_tokens_per_layer.")
+            || head_apart && name.starts_with("embed_tokens.");
+        !is_table
+            && ["layers.", "norm.", "lm_head.", "embed_tokens."]
+                .iter()
+                .any(|start| name.starts_with(start))
+    };
+    checkpoint
+        .sizes()
+        .filter(|(name, _)| is_read(name))
+        .map(|(_, bytes)| bytes as u64)
+        .sum()
 }
 
 /// Loads a target of one family.

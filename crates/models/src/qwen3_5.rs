@@ -20,7 +20,7 @@ use backend::{
 };
 use cache::{GroupPlan, Memory, MemoryPlan};
 use serde::Deserialize;
-use weights::Checkpoint;
+use weights::{Checkpoint, NormFacts};
 
 pub(crate) const FAMILY: Family = Family {
     names: &[
@@ -639,6 +639,14 @@ impl Qwen35 {
 impl Target for Qwen35 {
     fn family(&self) -> &'static str {
         "qwen3_5"
+    }
+
+    fn draft_heads(&self) -> &'static [&'static str] {
+        &["mtp"]
+    }
+
+    fn norm_facts(&self, checkpoint: &Checkpoint) -> Vec<NormFacts> {
+        checkpoint.norm_facts()
     }
 
     fn hidden_size(&self) -> usize {

@@ -31,7 +31,7 @@ impl Budget {
 /// A body, and the part of the budget that it takes until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Received {
-    /// What was sent.
+    /// The bytes of the body.
     pub(crate) bytes: Vec<u8>,
     _permit: OwnedSemaphorePermit,
 }

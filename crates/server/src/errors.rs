@@ -9,7 +9,6 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use engine::Rejected;
-use serde::Serialize;
 use text::TextError;
 
 use crate::limits::ECHO_CHARS_MAX;
@@ -17,18 +16,23 @@ use crate::limits::ECHO_CHARS_MAX;
 /// When a refused client is told to come back, where nothing better is known.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// An error in OpenAI's shape: `{"error": {message, type, param, code}}`.
+/// An error, for whichever [`Dialect`](crate::dialect::Dialect) spells it. As a response it has no
+/// body until the router, which knows the dialect of the path, writes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
     status: StatusCode,
-    kind: &'static str,
-    code: Option<&'static str>,
-    param: Option<String>,
-    message: String,
+    /// The class of error, in OpenAI's words.
+    pub(crate) kind: &'static str,
+    /// The error's own name, where it has one.
+    pub(crate) code: Option<&'static str>,
+    /// The field that is wrong.
+    pub(crate) param: Option<String>,
+    /// What is wrong and what to do, for a person.
+    pub(crate) message: String,
     /// Whether the same request may succeed later; unset where clients decide
     /// rightly by the status alone.
     should_retry: Option<bool>,
-    /// When to come back.
+    /// How long to wait before trying again.
     retry_after: Option<Duration>,
     /// What the log says instead of `message`, where that may repeat a prompt.
     logged: Option<&'static str>,
@@ -337,39 +341,17 @@ impl ApiError {
     pub(crate) fn label(&self) -> &'static str {
         self.code.unwrap_or(self.kind)
     }
-
-    /// The JSON document.
-    pub(crate) fn to_json(&self) -> String {
-        #[derive(Serialize)]
-        struct Document<'a> {
-            error: Inner<'a>,
-        }
-        #[derive(Serialize)]
-        struct Inner<'a> {
-            message: &'a str,
-            r#type: &'a str,
-            param: Option<&'a str>,
-            code: Option<&'a str>,
-        }
-        let error = Inner {
-            message: &self.message,
-            r#type: self.kind,
-            param: self.param.as_deref(),
-            code: self.code,
-        };
-        serde_json::to_string(&Document { error }).expect("strings serialise")
-    }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
-        let mut response = Response::new(Body::from(self.to_json()));
+        let mut response = Response::new(Body::empty());
         *response.status_mut() = self.status;
         response.extensions_mut().insert(Refusal {
             code: self.label(),
             message: match self.logged {
                 Some(logged) => logged.to_owned(),
-                None => self.message,
+                None => self.message.clone(),
             },
         });
         let headers = response.headers_mut();
@@ -394,6 +376,7 @@ impl IntoResponse for ApiError {
             }
             None => {}
         }
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -402,7 +385,14 @@ impl From<Rejected> for ApiError {
     fn from(rejected: Rejected) -> Self {
         match rejected {
             Rejected::EmptyPrompt => Self::request("the prompt is empty"),
-            Rejected::PromptTooLong { .. } => Self::too_long(rejected.to_string()),
+            Rejected::PromptTooLong {
+                context,
+                context_max,
+                ..
+            } => Self::too_long(format!(
+                "{rejected}{}",
+                crate::longer_context(context, context_max)
+            )),
             Rejected::BadToken { .. } => Self::request(rejected.to_string()),
             Rejected::BadParameter(message) => Self::request(message),
             Rejected::QueueFull { waiting } => Self {
@@ -494,17 +484,6 @@ fn quotable(name: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
-
-    #[test]
-    fn errors_have_openai_s_shape() {
-        let error: Value =
-            serde_json::from_str(&ApiError::field("top_p", "is odd").to_json()).unwrap();
-        assert_eq!(
-            error,
-            json!({"error": {"message": "`top_p` is odd", "type": "invalid_request_error", "param": "top_p", "code": null}})
-        );
-    }
 
     #[test]
     fn refusals_that_pass_say_when_to_come_back() {
@@ -534,6 +513,6 @@ mod tests {
             line: 3,
             reason: "secret".into(),
         };
-        assert!(!ApiError::from(template).to_json().contains("secret"));
+        assert!(!ApiError::from(template).message.contains("secret"));
     }
 }

@@ -6,16 +6,16 @@
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 
+use axum::http::HeaderValue;
 use serde_json::{Map, Value};
 
 use crate::errors::ApiError;
 use crate::limits::{ECHO_CHARS_MAX, IGNORED_FIELDS_MAX};
-use crate::openai::tables;
 
 /// A field that changes what is written and is not implemented.
 #[derive(Debug)]
 pub(crate) struct Unsupported {
-    /// Its name.
+    /// The name of the field.
     pub(crate) field: &'static str,
     /// A JSON list of the values that ask for nothing; `null` always does.
     pub(crate) neutral: &'static str,
@@ -26,9 +26,19 @@ pub(crate) const fn unless(field: &'static str, neutral: &'static str) -> Unsupp
     Unsupported { field, neutral }
 }
 
+/// What a dialect knows of the fields of its requests.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// Whether handlers may read the field at this path.
+    pub(crate) is_listed: fn(&str) -> bool,
+    /// Whether ignoring the field at this path needs no warning.
+    pub(crate) is_harmless: fn(&str) -> bool,
+}
+
 /// A request's fields. Remembers which were asked for.
 pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
+    known: &'static Known,
     /// Where the map is in the request, with a trailing dot; empty at its top.
     prefix: &'static str,
     read: RefCell<Vec<&'static str>>,
@@ -38,9 +48,10 @@ pub(crate) struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// The fields of a whole request.
-    pub(crate) fn new(map: &'a Map<String, Value>) -> Self {
+    pub(crate) fn new(map: &'a Map<String, Value>, known: &'static Known) -> Self {
         Fields {
             map,
+            known,
             prefix: "",
             read: RefCell::default(),
             inner: RefCell::default(),
@@ -48,17 +59,17 @@ impl<'a> Fields<'a> {
     }
 
     /// The fields of an object inside a request, at `prefix`.
-    pub(crate) fn inside(map: &'a Map<String, Value>, prefix: &'static str) -> Self {
+    pub(crate) fn inside(&self, map: &'a Map<String, Value>, prefix: &'static str) -> Self {
         Fields {
             prefix,
-            ..Fields::new(map)
+            ..Fields::new(map, self.known)
         }
     }
 
     /// A field's value, unless it is absent or null.
     pub(crate) fn get(&self, name: &'static str) -> Option<&'a Value> {
         debug_assert!(
-            cfg!(test) || tables::is_listed(&format!("{}{name}", self.prefix)),
+            (self.known.is_listed)(&format!("{}{name}", self.prefix)),
             "`{}{name}` is in no table of fields",
             self.prefix
         );
@@ -172,6 +183,21 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// The header for what of a request changes nothing. The log names it too, but for what
+/// is known to be harmless.
+pub(crate) fn ignored_header(fields: &Fields<'_>) -> Option<HeaderValue> {
+    let paths = fields.ignored();
+    let odd = paths
+        .iter()
+        .filter(|path| !(fields.known.is_harmless)(path));
+    let odd: Vec<&str> = odd.map(String::as_str).collect();
+    if !odd.is_empty() {
+        tracing::warn!(fields = odd.join(", "), "unknown request fields ignored");
+    }
+    let header = (!paths.is_empty()).then(|| HeaderValue::from_str(&paths.join(", ")));
+    header?.ok()
+}
+
 /// Whether a path can stand in a header and in a log as it is.
 fn is_plain(path: &str) -> bool {
     (1..=ECHO_CHARS_MAX).contains(&path.len())
@@ -190,7 +216,7 @@ pub(crate) fn neutral(entry: &Unsupported) -> Vec<Value> {
     serde_json::from_str(entry.neutral).expect("the tables are JSON")
 }
 
-/// A whole number, however it is spelt.
+/// A whole number, however it is spelled.
 pub(crate) fn whole(value: &Value) -> Option<i64> {
     let exact = |x: f64| (x.fract() == 0.0 && x.abs() < 9e15).then_some(x as i64);
     value.as_i64().or_else(|| value.as_f64().and_then(exact))
@@ -208,10 +234,15 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    const ANY: &Known = &Known {
+        is_listed: |_| true,
+        is_harmless: |_| false,
+    };
+
     #[test]
     fn values_are_read_or_named() {
         let value = json!({"a": 1, "b": 1.5, "c": "x", "d": null, "e": 3.0, "f": true, "g": 1e300});
-        let fields = Fields::new(value.as_object().unwrap());
+        let fields = Fields::new(value.as_object().unwrap(), ANY);
         assert_eq!(fields.integer("a", 0..=1).unwrap(), Some(1));
         assert_eq!(fields.integer("e", 0..=9).unwrap(), Some(3));
         assert_eq!(fields.number("b", 0.0..=2.0).unwrap(), Some(1.5));
@@ -244,7 +275,7 @@ mod tests {
                 neutral: "[]",
             },
         ];
-        let check = |value: Value| Fields::new(value.as_object().unwrap()).refuse(TABLE);
+        let check = |value: Value| Fields::new(value.as_object().unwrap(), ANY).refuse(TABLE);
         for good in [
             json!({}),
             json!({"n": 1}),
@@ -261,12 +292,12 @@ mod tests {
     #[test]
     fn ignored_fields_are_listed_if_they_fit_a_header() {
         let value = json!({"a": 1, "user": "u", "temprature": 1, "x\r\ny": 1, "": 1, "z": null});
-        let fields = Fields::new(value.as_object().unwrap());
+        let fields = Fields::new(value.as_object().unwrap(), ANY);
         let _ = fields.get("a");
         assert_eq!(fields.ignored(), ["temprature", "user"]);
         fields.note_ignored(["messages[0].b".to_owned(), "messages[0].\n".to_owned()]);
         assert_eq!(fields.ignored(), ["messages[0].b", "temprature", "user"]);
-        let inner = Fields::inside(value.as_object().unwrap(), "o.");
+        let inner = fields.inside(value.as_object().unwrap(), "o.");
         let _ = inner.get("user");
         assert_eq!(inner.ignored(), ["o.a", "o.temprature"]);
     }

@@ -13,16 +13,16 @@
 //! collects, a stream's body holds it while it is sent, and hyper drops both as
 //! soon as the connection is gone.
 
+use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use axum::http::Extensions;
 use engine::{
-    CancelToken, Event, FinishReason, JudgedToken, NO_TOKEN_REASON, Rejected, Request,
-    RequestOutcome,
+    CancelToken, Channel, Event, FinishReason, Logprobs, NO_TOKEN_REASON, Rejected, Request,
+    RequestOutcome, Segment, WrittenToken,
 };
-use text::Said;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
 
@@ -49,28 +49,64 @@ pub(crate) enum Step {
 /// tokens wait for it, as a character or a possible stop string is held back.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Piece {
-    pub(crate) said: Said,
-    pub(crate) judged: Vec<JudgedToken>,
+    /// Parts of the reply, in order; only tokens with log-probabilities are kept.
+    segments: Vec<Segment>,
     /// Tokens written since the last piece.
     pub(crate) n_tokens: usize,
 }
 
 impl Piece {
-    fn is_empty(&self) -> bool {
-        self.said.is_empty() && self.judged.is_empty() && self.n_tokens == 0
+    fn new(mut segments: Vec<Segment>) -> Self {
+        let n_tokens = segments.iter().map(|segment| segment.tokens.len()).sum();
+        for segment in &mut segments {
+            segment.tokens.retain(|token| token.logprobs.is_some());
+        }
+        segments.retain(|segment| !segment.text.is_empty() || !segment.tokens.is_empty());
+        Piece { segments, n_tokens }
     }
 
-    /// Bytes of both.
+    /// The text of one channel.
+    pub(crate) fn text(&self, channel: Channel) -> Cow<'_, str> {
+        let of_channel = self.segments.iter().filter(|s| s.channel == channel);
+        let mut texts = of_channel.map(|segment| segment.text.as_str());
+        let first = texts.next().unwrap_or_default();
+        texts.fold(Cow::Borrowed(first), |whole, text| whole + text)
+    }
+
+    /// The tokens that come with log-probabilities, in order, each with its channel.
+    pub(crate) fn judged(&self) -> impl Iterator<Item = (Channel, &WrittenToken, &Logprobs)> {
+        self.segments.iter().flat_map(|segment| {
+            let tokens = segment.tokens.iter();
+            tokens.filter_map(|token| Some((segment.channel, token, token.logprobs.as_ref()?)))
+        })
+    }
+
+    fn has_text(&self) -> bool {
+        self.segments.iter().any(|segment| !segment.text.is_empty())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.segments.is_empty() && self.n_tokens == 0
+    }
+
+    /// Bytes of text and tokens.
     fn len(&self) -> usize {
-        let judged = self.judged.iter();
-        let likely = |t: &JudgedToken| size_of_val(t.logprobs.top.as_slice());
-        let bytes = judged.map(|t| size_of::<JudgedToken>() + t.text.len() + likely(t));
-        self.said.len() + bytes.sum::<usize>()
+        let of_token = |token: &WrittenToken| {
+            let top = token.logprobs.iter().map(|l| size_of_val(l.top.as_slice()));
+            size_of::<WrittenToken>() + token.text.len() + top.sum::<usize>()
+        };
+        let of_segment = |segment: &Segment| {
+            segment.text.len() + segment.tokens.iter().map(of_token).sum::<usize>()
+        };
+        self.segments.iter().map(of_segment).sum()
     }
 
     fn push(&mut self, next: Piece) {
-        self.said.push(&next.said);
-        self.judged.extend(next.judged);
+        for mut segment in next.segments {
+            let last = Segment::last_of(&mut self.segments, segment.channel);
+            last.text.push_str(&segment.text);
+            last.tokens.append(&mut segment.tokens);
+        }
         self.n_tokens += next.n_tokens;
     }
 }
@@ -78,11 +114,11 @@ impl Piece {
 /// How far a generation is that has no new text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It waits for its turn.
+    /// The request waits for its turn.
     Queued,
-    /// Its prompt runs: rows done, of how many.
+    /// The request's prompt runs: rows done, and rows in all.
     Prefill(usize, usize),
-    /// It writes.
+    /// The request writes.
     Decode,
 }
 
@@ -293,8 +329,8 @@ impl Mailbox {
 
     fn take(&self) -> Option<Step> {
         let mut state = self.state();
-        let is_last = state.end.is_some() && !state.piece.judged.is_empty();
-        if is_last || !state.piece.said.is_empty() {
+        let is_last = state.end.is_some() && !state.piece.segments.is_empty();
+        if is_last || state.piece.has_text() {
             return Some(Step::Text(std::mem::take(&mut state.piece)));
         }
         state.end.take().map(|end| match end {
@@ -364,27 +400,14 @@ impl Inlet {
                 state.progress = Progress::Prefill(done, total);
                 state.left.is_none()
             }
-            Event::Text {
-                text,
-                reasoning,
-                judged,
-                tokens,
-            } => {
+            Event::Text(segments) => {
                 let now = Instant::now();
+                let piece = Piece::new(segments);
                 match self.last.replace(now) {
                     None => self.metrics.time_to_first_token.observe(now - self.started),
-                    Some(last) => self.metrics.count_tokens(tokens.len(), now - last),
+                    Some(last) => self.metrics.count_tokens(piece.n_tokens, now - last),
                 }
-                let said = Said {
-                    reasoning,
-                    answer: text,
-                };
-                let n_tokens = tokens.len();
-                self.mailbox.push(Piece {
-                    said,
-                    judged,
-                    n_tokens,
-                })
+                self.mailbox.push(piece)
             }
             Event::Done(outcome) => {
                 self.metrics.count_outcome(&outcome);
@@ -433,14 +456,15 @@ mod tests {
     use super::*;
 
     fn said(reasoning: &str, answer: &str) -> Piece {
-        let said = Said {
-            reasoning: reasoning.to_owned(),
-            answer: answer.to_owned(),
+        let segment = |channel, text: &str| Segment {
+            channel,
+            text: text.to_owned(),
+            tokens: Vec::new(),
         };
-        Piece {
-            said,
-            ..Piece::default()
-        }
+        Piece::new(vec![
+            segment(Channel::Reasoning, reasoning),
+            segment(Channel::Answer, answer),
+        ])
     }
 
     #[test]
@@ -451,7 +475,14 @@ mod tests {
         assert!(mailbox.push(said("", "")) && mailbox.push(said("c", "b")));
         mailbox.end(End::Failed(ApiError::internal()));
         mailbox.end(End::Failed(ApiError::busy()));
-        assert!(matches!(mailbox.take(), Some(Step::Text(whole)) if whole == said("c", "ab")));
+        let Some(Step::Text(whole)) = mailbox.take() else {
+            panic!("text");
+        };
+        // In the order in which it was written, and whole by channel.
+        assert_eq!(whole.segments.len(), 3);
+        assert_eq!(whole.text(Channel::Reasoning), "c");
+        assert_eq!(whole.text(Channel::Answer), "ab");
+        assert_eq!(whole.text(Channel::ToolCall), "");
         assert!(
             matches!(mailbox.take(), Some(Step::Failed(error)) if error == ApiError::internal())
         );
@@ -479,23 +510,28 @@ mod tests {
 
     #[test]
     fn tokens_wait_for_text_but_not_beyond_the_end() {
-        let token = |token| {
-            let judged = JudgedToken {
-                token,
+        let token = |id| {
+            let token = WrittenToken {
+                id,
                 text: String::new(),
-                is_reasoning: false,
-                logprobs: engine::Logprobs::default(),
+                logprobs: Some(Logprobs::default()),
             };
-            Piece {
-                judged: vec![judged],
-                ..Piece::default()
-            }
+            Piece::new(vec![Segment {
+                channel: Channel::Answer,
+                text: String::new(),
+                tokens: vec![token],
+            }])
         };
         let mailbox = Mailbox::new(1000);
         assert!(mailbox.push(token(1)));
         assert!(mailbox.take().is_none());
         assert!(mailbox.push(said("", "a")));
-        let whole = |piece: &Piece| (piece.judged.len(), piece.said.answer.clone());
+        let whole = |piece: &Piece| {
+            (
+                piece.judged().count(),
+                piece.text(Channel::Answer).into_owned(),
+            )
+        };
         assert!(
             matches!(mailbox.take(), Some(Step::Text(piece)) if whole(&piece) == (1, "a".into()))
         );

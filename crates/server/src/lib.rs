@@ -1,8 +1,8 @@
 //! HTTP: OpenAI's API over one engine.
 //!
 //! ```text
-//! socket ─ connection ─ router (host, origin, key) ─ openai/* ─ generation ─→ engine
-//!          deadlines                                  fields      mailbox
+//! socket ─ connection ─ router (host, origin, key) ─ dialect ─ generation ─→ engine
+//!          deadlines                                 openai/*   mailbox
 //! ```
 //!
 //! | room | what it does |
@@ -14,9 +14,11 @@
 //! | `body`, `strict`, `fields` | bytes → JSON → values, within limits |
 //! | `lanes` | where requests wait for that |
 //! | `turns` | who is let into the queue, and when the others come back |
+//! | `dialect` | what an API has to say of itself, and the way of a request that all share |
+//! | `request`, `options` | a request as the engine understands it, and its options |
 //! | `generation` | a request on its way through the engine |
 //! | `sse` | a generation as a stream |
-//! | `openai/*` | one file an endpoint |
+//! | `openai/*` | OpenAI's dialect, one file an endpoint |
 //! | `metrics` | what Prometheus reads |
 //! | [`limits`] | every limit, by name |
 //!
@@ -27,6 +29,7 @@
 pub mod auth;
 mod body;
 mod connection;
+mod dialect;
 mod errors;
 mod fields;
 mod generation;
@@ -35,7 +38,9 @@ mod lanes;
 pub mod limits;
 mod metrics;
 mod openai;
+mod options;
 mod paths;
+mod request;
 mod resting;
 mod router;
 mod sse;
@@ -71,7 +76,7 @@ use turns::Turns;
 const ANY_MODEL: &[&str] = &["", "default"];
 
 /// The tables of request fields as Markdown, as they stand in `docs/server.md`: what is
-/// honoured, refused and ignored.
+/// honored, refused and ignored.
 pub fn fields_as_markdown() -> String {
     openai::tables::markdown()
 }
@@ -85,7 +90,7 @@ pub struct Config {
     /// Whether a request for a model of another name is refused. Otherwise the model that
     /// is served answers it, and the response names that one.
     pub strict_model_names: bool,
-    /// Who may ask; anyone, if there is no key.
+    /// The API keys, one of which a request must carry; without any, everyone may ask.
     pub keys: Keys,
     /// Whether the network may ask without a key.
     pub insecure: bool,
@@ -108,7 +113,7 @@ pub enum ServeError {
         "refusing to serve the network without an API key: set one with --api-key, or say --insecure, for {address}"
     )]
     OpenToTheNetwork {
-        /// Where it was to listen.
+        /// The address that the server was to listen on.
         address: SocketAddr,
     },
     /// The listener does not work.
@@ -242,11 +247,22 @@ impl App {
             .map_err(|_| ApiError::internal())?
             .map_err(|error| match error {
                 TextError::TooManyTokens { at_least, limit } => ApiError::too_long(format!(
-                    "{error}{}",
-                    engine::longer_context(at_least, limit, self.engine.info().context_max)
+                    "{error}{}{}",
+                    engine::full_context(at_least, limit),
+                    longer_context(limit, self.engine.info().context_max)
                 )),
                 error => error.into(),
             })
+    }
+}
+
+/// The end of a message about a prompt that does not fit a context of `context`: how the program
+/// makes room where the model knows more, `context_max`; empty where it does not.
+pub fn longer_context(context: usize, context_max: usize) -> String {
+    if context < context_max {
+        format!(" (--context sets the length, up to {context_max} for this model)")
+    } else {
+        String::new()
     }
 }
 

@@ -59,17 +59,17 @@ pub struct Limits {
     /// From the first byte of a request, or from the connection, to the end of
     /// the headers.
     pub header_timeout: Duration,
-    /// Between two requests on one connection.
+    /// Time between two requests on one connection.
     pub idle_timeout: Duration,
-    /// From the end of the headers to the end of the body.
+    /// Time from the end of the headers to the end of the body.
     pub body_timeout: Duration,
-    /// Without a byte being taken by a client that has something to read.
+    /// Time in which a client that has something to read takes no byte.
     pub write_timeout: Duration,
-    /// From submission to the last token.
+    /// Time from submission to the last token.
     pub request_timeout: Duration,
     /// How long a refused client is owed a place after it was to come back.
     pub turn_grace: Duration,
-    /// Between two signs of life in a stream.
+    /// Time between two signs of life in a stream.
     pub keep_alive: Duration,
     /// What running requests get to finish after a shutdown has begun.
     pub drain_timeout: Duration,

@@ -99,19 +99,19 @@ impl Tally {
 /// What the server itself counts; the engine's counters come beside it.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    /// From submission to the first text.
+    /// Time from submission to the first text.
     pub(crate) time_to_first_token: Histogram,
-    /// From submission to the end.
+    /// Time from submission to the end.
     pub(crate) request_latency: Histogram,
-    /// From one text to the next, for each of its tokens.
+    /// Time from one text to the next, for each of its tokens.
     token_latency: Histogram,
-    /// From submission to the first round.
+    /// Time from submission to the first round.
     queue_time: Histogram,
     /// Tokens of each prompt.
     prompt_tokens: Histogram,
     /// Tokens written for each request.
     generation_tokens: Histogram,
-    /// From the wish to cancel to the engine letting go.
+    /// Time from the wish to cancel to the end of the request in the engine.
     pub(crate) cancel_latency: Histogram,
     /// Ended requests, by finish reason.
     pub(crate) finished: Tally,

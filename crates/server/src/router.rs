@@ -23,9 +23,10 @@ use tracing::Instrument;
 
 use crate::auth::{self, Origin};
 use crate::connection::Stage;
+use crate::dialect::{Dialect, answer};
 use crate::errors::{ApiError, Refusal};
 use crate::limits::{ECHO_CHARS_MAX, REQUEST_ID_CHARS_MAX};
-use crate::openai::{chat, completions, models};
+use crate::openai::{self, chat, completions, models};
 use crate::{App, ids, paths};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -45,6 +46,8 @@ struct Route {
     method: &'static str,
     /// Whether it is open without a key.
     is_public: bool,
+    /// How its errors are spelled.
+    dialect: &'static Dialect,
     methods: fn() -> MethodRouter<Arc<App>>,
 }
 
@@ -54,43 +57,50 @@ const ROUTES: &[Route] = &[
         path: "/",
         method: "GET",
         is_public: false,
+        dialect: &openai::DIALECT,
         methods: || get(greeting),
     },
     Route {
         path: "/health",
         method: "GET",
         is_public: true,
+        dialect: &openai::DIALECT,
         methods: || get(health),
     },
     Route {
         path: "/metrics",
         method: "GET",
         is_public: false,
+        dialect: &openai::DIALECT,
         methods: || get(metrics),
     },
     Route {
         path: "/v1/models",
         method: "GET",
         is_public: false,
+        dialect: &openai::DIALECT,
         methods: || get(models::list),
     },
     Route {
         path: "/v1/models/{*id}",
         method: "GET",
         is_public: false,
+        dialect: &openai::DIALECT,
         methods: || get(models::get),
     },
     Route {
         path: "/v1/chat/completions",
         method: "POST",
         is_public: false,
-        methods: || post(chat::create),
+        dialect: &openai::DIALECT,
+        methods: || post(answer::<chat::Chat>),
     },
     Route {
         path: "/v1/completions",
         method: "POST",
         is_public: false,
-        methods: || post(completions::create),
+        dialect: &openai::DIALECT,
+        methods: || post(answer::<completions::Completion>),
     },
 ];
 
@@ -168,6 +178,8 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
         app.metrics.faults.count("panic");
         (ApiError::internal().into_response(), Origin::Same)
     });
+    let dialect = route.map_or(&openai::DIALECT, |route| route.dialect);
+    dialect.spell_error(&mut response);
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
         headers.insert(X_REQUEST_ID, id);

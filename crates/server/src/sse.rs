@@ -23,17 +23,15 @@ use crate::errors::ApiError;
 use crate::generation::{Generation, Piece, Progress, Step};
 
 /// How an API spells a stream.
-pub(crate) trait Dialect: Send + 'static {
-    /// What comes before the text; may be nothing.
+pub(crate) trait StreamFormat: Send + 'static {
+    /// Writes what comes before the text; may be nothing.
     fn open(&mut self, frames: &mut Frames);
-    /// A piece of text, not empty.
+    /// Writes a piece of text, or tokens that left none; not empty.
     fn text(&mut self, piece: &Piece, frames: &mut Frames);
-    /// What comes after the text.
+    /// Writes what comes after the text.
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames);
-    /// What comes instead of the rest.
-    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
-        frames.raw(&error.to_json());
-    }
+    /// Writes what comes instead of the rest.
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames);
 }
 
 /// Frames that are sent together.
@@ -52,6 +50,13 @@ impl Frames {
         let _ = write!(self.0, "data: {line}\n\n");
     }
 
+    /// Adds a document as an event of this name, for APIs whose streams name events.
+    #[allow(dead_code, reason = "OpenAI's events have no names")]
+    pub(crate) fn event(&mut self, name: &str, document: &impl Serialize) {
+        let _ = writeln!(self.0, "event: {name}");
+        self.data(document);
+    }
+
     fn comment(&mut self, progress: Progress) {
         let _ = match progress {
             Progress::Queued => write!(self.0, ": queued\n\n"),
@@ -62,15 +67,15 @@ impl Frames {
 }
 
 /// Where a stream is.
-enum At<D> {
-    Opening(Generation, D),
-    Running(Generation, D),
+enum At<F> {
+    Opening(Generation, F),
+    Running(Generation, F),
     Ended,
 }
 
 /// Sends a generation as it comes.
-pub(crate) fn respond<D: Dialect>(generation: Generation, dialect: D) -> Response<Body> {
-    let frames = stream::unfold(At::Opening(generation, dialect), async |at| {
+pub(crate) fn respond<F: StreamFormat>(generation: Generation, format: F) -> Response<Body> {
+    let frames = stream::unfold(At::Opening(generation, format), async |at| {
         let (frames, at) = advance(at).await?;
         Some((Ok::<_, Infallible>(Bytes::from(frames.0)), at))
     });
@@ -84,23 +89,23 @@ pub(crate) fn respond<D: Dialect>(generation: Generation, dialect: D) -> Respons
     response
 }
 
-async fn advance<D: Dialect>(at: At<D>) -> Option<(Frames, At<D>)> {
+async fn advance<F: StreamFormat>(at: At<F>) -> Option<(Frames, At<F>)> {
     let mut frames = Frames::default();
-    let (mut generation, mut dialect) = match at {
+    let (mut generation, mut format) = match at {
         At::Ended => return None,
-        At::Opening(generation, mut dialect) => {
-            dialect.open(&mut frames);
+        At::Opening(generation, mut format) => {
+            format.open(&mut frames);
             // An empty chunk would end the body.
             if !frames.0.is_empty() {
-                return Some((frames, At::Running(generation, dialect)));
+                return Some((frames, At::Running(generation, format)));
             }
-            (generation, dialect)
+            (generation, format)
         }
-        At::Running(generation, dialect) => (generation, dialect),
+        At::Running(generation, format) => (generation, format),
     };
     let is_over = match generation.next().await {
         Step::Text(piece) => {
-            dialect.text(&piece, &mut frames);
+            format.text(&piece, &mut frames);
             false
         }
         Step::Quiet(progress) => {
@@ -108,11 +113,11 @@ async fn advance<D: Dialect>(at: At<D>) -> Option<(Frames, At<D>)> {
             false
         }
         Step::End(outcome) => {
-            dialect.end(&outcome, &mut frames);
+            format.end(&outcome, &mut frames);
             true
         }
         Step::Failed(error) => {
-            dialect.fail(&error, &mut frames);
+            format.fail(&error, &mut frames);
             true
         }
     };
@@ -121,7 +126,7 @@ async fn advance<D: Dialect>(at: At<D>) -> Option<(Frames, At<D>)> {
         if is_over {
             At::Ended
         } else {
-            At::Running(generation, dialect)
+            At::Running(generation, format)
         },
     ))
 }
@@ -135,6 +140,10 @@ mod tests {
         let mut frames = Frames::default();
         frames.data(&"a\r\nb\u{2028}");
         frames.comment(Progress::Prefill(1, 2));
-        assert_eq!(frames.0, "data: \"a\\r\\nb\u{2028}\"\n\n: prefill 1/2\n\n");
+        frames.event("ping", &1);
+        assert_eq!(
+            frames.0,
+            "data: \"a\\r\\nb\u{2028}\"\n\n: prefill 1/2\n\nevent: ping\ndata: 1\n\n"
+        );
     }
 }

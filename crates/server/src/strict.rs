@@ -266,8 +266,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn parse(text: &str) -> Result<Map<String, Value>, String> {
-        parse_object(text.as_bytes()).map_err(|error| error.to_json())
+    fn parse(text: &str) -> Result<Map<String, Value>, ApiError> {
+        parse_object(text.as_bytes())
     }
 
     #[test]
@@ -320,8 +320,8 @@ mod tests {
             ),
             (r#"{"a": {"b": {"c": 1, "c": 1}}}"#, "a.b.c"),
         ] {
-            let error: Value = serde_json::from_str(&parse(text).unwrap_err()).unwrap();
-            assert_eq!(error["error"]["param"], path, "{text}");
+            let error = parse(text).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(path), "{text}");
         }
         assert!(parse(r#"{"a": {"b": 1}, "b": [{"b": 1}, {"b": 1}]}"#).is_ok());
     }
@@ -336,9 +336,8 @@ mod tests {
         let most = OTHER_WEIGHT_MAX / each - 2;
         for field in ["zz", "logit_bias"] {
             assert!(objects(field, most).is_ok());
-            let error: Value =
-                serde_json::from_str(&objects(field, most + 4).unwrap_err()).unwrap();
-            assert_eq!(error["error"]["param"], field);
+            let error = objects(field, most + 4).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(field));
         }
         for (field, weight) in LARGE_FIELDS {
             assert!(objects(field, weight / each - 2).is_ok());

@@ -110,7 +110,7 @@ impl StandIns {
         Ok(private)
     }
 
-    /// What `c` stands for.
+    /// The character that the stand-in `c` stands for.
     pub(crate) fn original(&self, c: char) -> Option<char> {
         if c < FIRST_PRIVATE {
             return None;
@@ -332,7 +332,7 @@ fn is_known_role(key: &str, value: &Value) -> bool {
     key == "role" && value.as_str().is_some_and(|role| ROLES.contains(&role))
 }
 
-/// Whose words the keys of an object are.
+/// Who has chosen the keys of an object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keys {
     /// The API's.

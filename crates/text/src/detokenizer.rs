@@ -15,9 +15,9 @@ use crate::tokenizer::Tokenizer;
 /// Whether special tokens appear in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specials {
-    /// They leave no trace.
+    /// Special tokens leave no trace in the text.
     Skip,
-    /// They are spelled out.
+    /// Special tokens are spelled out.
     Show,
 }
 

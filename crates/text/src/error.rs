@@ -14,7 +14,7 @@ pub enum TextError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// Something is larger than its named limit.
@@ -22,7 +22,7 @@ pub enum TextError {
     TooLarge {
         /// What was measured, with its unit.
         what: &'static str,
-        /// Its size, or a lower bound of it where measuring stopped early.
+        /// The size found, or a lower bound of it where measuring stopped early.
         found: usize,
         /// The limit.
         limit: usize,
@@ -32,7 +32,7 @@ pub enum TextError {
     BadJson {
         /// The file's usual name.
         file: &'static str,
-        /// Where and why.
+        /// Where the JSON is wrong, and why.
         source: serde_json::Error,
     },
     /// A field of a configuration file has an unusable value.
@@ -42,19 +42,19 @@ pub enum TextError {
         file: &'static str,
         /// The field.
         field: &'static str,
-        /// What was expected.
+        /// What was expected there.
         reason: &'static str,
     },
     /// The tokenizer file parses, but describes no tokenizer we can run.
     #[error("unusable tokenizer.json: {reason}")]
     BadTokenizer {
-        /// Why.
+        /// Why it failed.
         reason: String,
     },
     /// The tokenizer refused this text.
     #[error("the tokenizer failed on this text: {reason}")]
     Encode {
-        /// Why.
+        /// Why it failed.
         reason: String,
     },
     /// The text has more tokens than were asked for.
@@ -70,13 +70,13 @@ pub enum TextError {
     /// A library panicked; the panic was caught and only this call failed.
     #[error("{what} panicked on this input")]
     Panicked {
-        /// What was running.
+        /// What ran when the limit was reached.
         what: &'static str,
     },
     /// The system gave no thread to run a template on.
     #[error("cannot start a thread for the chat template")]
     NoThread {
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The checkpoint carries no chat template.
@@ -87,7 +87,7 @@ pub enum TextError {
     Template {
         /// The line of the template, 0 where unknown.
         line: usize,
-        /// Why.
+        /// Why it failed.
         reason: String,
     },
     /// The template itself called `raise_exception`.
@@ -107,7 +107,7 @@ pub enum TextError {
     BadMessage {
         /// Which message, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// What is wrong with the message.
         reason: &'static str,
     },
     /// Template arguments may not replace what the server itself passes.

@@ -28,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+mod channel;
 mod control;
 mod cover;
 mod cut;
@@ -56,10 +57,11 @@ use serde_json::{Map, Value};
 
 use crate::control::Control;
 
+pub use channel::Channel;
 pub use detokenizer::{Detokenizer, Specials};
 pub use error::TextError;
 pub use messages::{ContentForm, Reads, SystemPlace};
-pub use reasoning::{Reasoning, ReasoningMarks, Said};
+pub use reasoning::{Reasoning, ReasoningMarks};
 pub use sampling::SamplingDefaults;
 pub use stop::{StopOutcome, StopStrings, StopTokens};
 pub use strftime::strftime;

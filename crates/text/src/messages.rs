@@ -45,7 +45,7 @@ pub enum ContentForm {
 /// Where a template writes system messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SystemPlace {
-    /// Wherever they stand in the conversation.
+    /// A template writes system messages wherever they stand in the conversation.
     Anywhere,
     /// At the start only. A later one becomes the end of the user message before it,
     /// else the start of the user message after it, else a user message of its own.

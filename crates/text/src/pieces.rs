@@ -37,7 +37,7 @@ pub(crate) enum Lead {
     Strip {
         /// The character.
         ch: char,
-        /// How many at most.
+        /// The most that there may be.
         n: usize,
     },
     /// Every space mark of the first token is dropped (the Metaspace decoder).
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn decoders_that_need_their_neighbours_are_refused() {
+    fn decoders_that_need_their_neighbors_are_refused() {
         for decoder in [
             json!(null),
             json!({"type": "WordPiece"}),

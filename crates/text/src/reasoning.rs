@@ -12,6 +12,7 @@
 //! conversation, and a turn that is taken apart and put together again is the
 //! same prompt.
 
+use crate::channel::Channel;
 use crate::detokenizer::Specials;
 use crate::tokenizer::Tokenizer;
 
@@ -52,7 +53,7 @@ pub struct ReasoningMarks {
 }
 
 impl ReasoningMarks {
-    /// Those of `tokenizer`, if it has any.
+    /// The marks of reasoning in the vocabulary of `tokenizer`, if it has any.
     pub fn new(tokenizer: &Tokenizer) -> Option<Self> {
         SPELLINGS.iter().find_map(|spelling| {
             Some(ReasoningMarks {
@@ -110,33 +111,6 @@ impl ReasoningMarks {
     }
 }
 
-/// Text by what it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
-    /// What the model wrote to itself.
-    pub reasoning: String,
-    /// What it wrote to the reader.
-    pub answer: String,
-}
-
-impl Said {
-    /// Whether there is nothing.
-    pub fn is_empty(&self) -> bool {
-        self.reasoning.is_empty() && self.answer.is_empty()
-    }
-
-    /// Bytes of both.
-    pub fn len(&self) -> usize {
-        self.reasoning.len() + self.answer.len()
-    }
-
-    /// Adds what was said next.
-    pub fn push(&mut self, next: &Said) {
-        self.reasoning.push_str(&next.reasoning);
-        self.answer.push_str(&next.answer);
-    }
-}
-
 /// Tells the reasoning of one reply from its answer.
 ///
 /// Each part is whole and in order; where a reply reasons several times, the
@@ -156,7 +130,7 @@ pub struct Reasoning {
 }
 
 impl Reasoning {
-    /// That of a reply to `prompt`.
+    /// A splitter for the reply to `prompt`.
     pub fn new(marks: ReasoningMarks, tokenizer: &Tokenizer, prompt: &[u32]) -> Self {
         let opened = marks.opened(tokenizer, prompt);
         Reasoning {
@@ -212,21 +186,21 @@ impl Reasoning {
         }
     }
 
-    /// Takes text that no mark interrupts, and adds to `said` what is clear by now.
-    pub fn push(&mut self, text: &str, said: &mut Said) {
+    /// Takes text that no mark interrupts, and passes on what is clear by now, in order.
+    pub fn push(&mut self, text: &str, emit: &mut impl FnMut(Channel, &str)) {
         if self.is_open {
-            self.reason(text, &mut said.reasoning);
+            self.reason(text, emit);
         } else if self.is_start {
             // Spaces may be the indentation of code.
             let text = text.trim_start_matches('\n');
             self.is_start = text.is_empty();
-            said.answer.push_str(text);
+            emit(Channel::Answer, text);
         } else {
-            said.answer.push_str(text);
+            emit(Channel::Answer, text);
         }
     }
 
-    fn reason(&mut self, text: &str, reasoning: &mut String) {
+    fn reason(&mut self, text: &str, emit: &mut impl FnMut(Channel, &str)) {
         let named = self.head.take().map(|head| head + text);
         let mut text = named.as_deref().unwrap_or(text);
         if let (Some(whole), Some(name)) = (&named, self.marks.spelling.name) {
@@ -243,8 +217,8 @@ impl Reasoning {
         if !written.is_empty() {
             self.is_start = false;
             self.has_reasoned = true;
-            reasoning.push_str(&std::mem::take(&mut self.blank));
-            reasoning.push_str(written);
+            emit(Channel::Reasoning, &std::mem::take(&mut self.blank));
+            emit(Channel::Reasoning, written);
         }
         self.blank.push_str(&text[written.len()..]);
     }
@@ -256,6 +230,22 @@ mod tests {
 
     use super::*;
     use crate::testing::{GEMMA, QWEN};
+
+    /// Text by channel.
+    #[derive(Default)]
+    struct Said {
+        reasoning: String,
+        answer: String,
+    }
+
+    impl Said {
+        fn take(&mut self) -> impl FnMut(Channel, &str) {
+            |channel, text| match channel {
+                Channel::Reasoning => self.reasoning.push_str(text),
+                _ => self.answer.push_str(text),
+            }
+        }
+    }
 
     /// What `reply` says after `prompt`; every character comes alone.
     fn split(tokenizer: &Tokenizer, prompt: &str, reply: &str) -> (String, String, bool) {
@@ -269,7 +259,7 @@ mod tests {
                 None => tokenizer
                     .detokenize(&[id], Specials::Show)
                     .chars()
-                    .for_each(|c| reasoning.push(&c.to_string(), &mut said)),
+                    .for_each(|c| reasoning.push(&c.to_string(), &mut said.take())),
             }
         }
         (said.reasoning, said.answer, reasoning.is_open())
@@ -332,13 +322,13 @@ mod tests {
             let marks = ReasoningMarks::new(&GEMMA).unwrap();
             let mut reasoning = Reasoning::new(marks, &GEMMA, &[]);
             let mut said = Said::default();
-            reasoning.push("So", &mut said);
+            reasoning.push("So", &mut said.take());
             reasoning.turn(marks.open);
             let (first, second) = "thought\n".split_at(name.min(8));
-            [first, second].iter().for_each(|piece| reasoning.push(piece, &mut said));
-            thoughts.iter().for_each(|piece| reasoning.push(piece, &mut said));
+            [first, second].iter().for_each(|piece| reasoning.push(piece, &mut said.take()));
+            thoughts.iter().for_each(|piece| reasoning.push(piece, &mut said.take()));
             reasoning.turn(marks.close);
-            answers.iter().for_each(|piece| reasoning.push(piece, &mut said));
+            answers.iter().for_each(|piece| reasoning.push(piece, &mut said.take()));
             let whole = thoughts.concat();
             prop_assert_eq!(said.reasoning, whole.trim());
             prop_assert_eq!(said.answer, "So".to_owned() + answers.concat().trim_start_matches('\n'));

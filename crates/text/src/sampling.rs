@@ -53,7 +53,7 @@ const FILE: &str = "generation_config.json";
 pub struct SamplingDefaults {
     /// `false` asks for greedy decoding, whatever the temperature.
     pub do_sample: Option<bool>,
-    /// In [`TEMPERATURE`]; 0 is greedy.
+    /// The temperature, in [`TEMPERATURE`]; 0 is greedy.
     pub temperature: Option<f32>,
     /// How many of the likeliest tokens stay; 0 and −1 in the file mean all.
     pub top_k: Option<u32>,

@@ -44,7 +44,7 @@ pub const TEMPLATE_BYTES_MAX: usize = 128 << 10;
 /// Arithmetic characters (`+ - * / % ~`) of one template, in text or code.
 ///
 /// Compiling a chain of operators takes time quadratic in its length: 64
-/// thousand took 108 s, and this many take 2 s (unoptimised). Tags count too;
+/// thousand took 108 s, and this many take 2 s (unoptimized). Tags count too;
 /// a template of 40 KB has about 3000.
 pub const OPERATORS_MAX: usize = 8192;
 /// Named templates of one checkpoint.
@@ -571,7 +571,7 @@ mod tests {
                 ),
                 "{bomb}: {result:?}"
             );
-            // Three renderings (two of them probes) of an unoptimised build;
+            // Three renderings (two of them probes) of an unoptimized build;
             // the limit only has to tell seconds from for ever.
             assert!(
                 started.elapsed().as_secs() < 60,

@@ -2,106 +2,107 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::extract::{Request, State};
-use axum::http::Response;
-use engine::RequestOutcome;
+use engine::{Channel, RequestOutcome};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::logprobs::{self, ChatLogprobs};
-use super::options::Options;
 use super::tables::{self, Offer};
-use super::{Meta, Tally, finish_reason, ignored_header, json, messages, name_ignored};
+use super::{Meta, StreamUsage, Tally, bytes, finish_reason, messages};
 use crate::App;
+use crate::dialect::Endpoint;
 use crate::errors::ApiError;
-use crate::fields::Fields;
-use crate::generation::{Generation, Piece};
-use crate::limits::IGNORED_FIELDS_MAX;
-use crate::sse::{self, Dialect, Frames};
+use crate::fields::{Fields, ignored_header};
+use crate::generation::Piece;
+use crate::limits::{IGNORED_FIELDS_MAX, Limits};
+use crate::options::{Names, Options};
+use crate::request::{Asked, Conversation, Prompt};
+use crate::sse::{Frames, StreamFormat};
 
 const OBJECT: &str = "chat.completion";
 const CHUNK: &str = "chat.completion.chunk";
 
-/// Answers a conversation.
-pub(crate) async fn create(
-    State(app): State<Arc<App>>,
-    request: Request,
-) -> Result<Response<Body>, ApiError> {
-    app.refuse_late()?;
-    let (head, body) = request.into_parts();
-    let limits = &app.config.limits;
-    let (mut object, worker) = app
-        .read_object(&head.headers, body, limits.chat_body_bytes)
-        .await?;
-    let messages = object.remove("messages").unwrap_or_default();
-    let fields = Fields::new(&object);
-    let model = app.check_model(&fields)?;
-    fields.refuse(tables::REFUSED_BY_CHAT)?;
-    for Offer { offer, choice } in tables::OFFERS {
-        // What is offered and declined changes nothing; it is named as ignored.
-        if fields.string(choice[0].field).ok().flatten() != Some("none") {
-            fields.refuse(offer)?;
-        }
-        fields.refuse(choice)?;
+/// The names of options in chat requests.
+const NAMES: &Names = &Names {
+    max_tokens: &["max_completion_tokens", "max_tokens"],
+    ..super::NAMES
+};
+
+/// An answer to a conversation, whole or as a stream.
+pub(crate) struct Chat {
+    meta: Meta,
+    tally: Tally,
+    has_logprobs: bool,
+}
+
+impl Endpoint for Chat {
+    fn body_bytes(limits: &Limits) -> usize {
+        limits.chat_body_bytes
     }
-    let options = Options::read(
-        &fields,
-        &app.engine,
-        &["max_completion_tokens", "max_tokens"],
-        None,
-    )?;
-    let arguments = template_arguments(&fields, &app)?;
-    let splits_reasoning = splits_reasoning(&fields)?;
-    let logprobs = logprobs::read_chat(&fields)?;
-    fields.note_ignored(messages::check(&messages, app.engine.text())?);
-    let ignored = ignored_header(&fields);
-    drop(object);
-    let context = app.engine.info().context;
-    let prompt = app
-        .text_work(worker, move |text| {
-            text.encode_chat_within(&messages, None, true, &arguments, context)
-        })
-        .await?;
-    let n_prompt = prompt.len();
-    let request = engine::Request {
-        splits_reasoning,
-        shows_reasoning_marks: !splits_reasoning,
-        logprobs,
-        ..options.request(prompt)
-    };
-    let generation = Generation::start(&app, &head.extensions, request)?;
-    let meta = Meta::new(&app, model, "chatcmpl", options.sampling.seed);
-    let response = if options.stream {
-        sse::respond(
-            generation,
-            Stream {
-                meta,
-                tally: Tally::new(options.usage, n_prompt),
-                has_logprobs: logprobs.is_some(),
-            },
-        )
-    } else {
-        let (Piece { said, judged, .. }, outcome) = generation.collect().await?;
+
+    fn read(mut object: Map<String, Value>, app: &Arc<App>) -> Result<(Asked, Self), ApiError> {
+        let messages = object.remove("messages").unwrap_or_default();
+        let fields = Fields::new(&object, tables::FIELDS);
+        let model = app.check_model(&fields)?;
+        fields.refuse(tables::REFUSED_BY_CHAT)?;
+        for Offer { offer, choice } in tables::OFFERS {
+            // What is offered and declined changes nothing; it is named as ignored.
+            if fields.string(choice[0].field).ok().flatten() != Some("none") {
+                fields.refuse(offer)?;
+            }
+            fields.refuse(choice)?;
+        }
+        fields.refuse(tables::REFUSED)?;
+        let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
+        let usage = StreamUsage::read(&fields, options.stream)?;
+        let arguments = template_arguments(&fields, app)?;
+        options.splits_reasoning = splits_reasoning(&fields)?;
+        options.shows_reasoning_marks = !options.splits_reasoning;
+        options.logprobs = logprobs::read_chat(&fields)?;
+        let (messages, unread) = messages::read(messages, app.engine.text())?;
+        fields.note_ignored(unread);
+        let chat = Chat {
+            meta: Meta::new(app, model, "chatcmpl", options.sampling.seed),
+            tally: Tally::new(usage),
+            has_logprobs: options.logprobs.is_some(),
+        };
+        let asked = Asked {
+            prompt: Prompt::Conversation(Conversation {
+                messages,
+                arguments,
+            }),
+            options,
+            ignored: ignored_header(&fields),
+        };
+        Ok((asked, chat))
+    }
+
+    fn begin(&mut self, prompt_tokens: usize) {
+        self.tally.prompt_tokens = prompt_tokens;
+    }
+
+    fn document(&self, whole: &Piece, outcome: &RequestOutcome) -> Vec<u8> {
+        let (answer, reasoning) = (whole.text(Channel::Answer), whole.text(Channel::Reasoning));
+        let logprobs = || ChatLogprobs::new(whole, self.meta.tokenizer());
         let choice = Choice {
             index: 0,
             message: Message {
                 role: "assistant",
-                content: &said.answer,
-                reasoning_content: some(&said.reasoning),
+                content: &answer,
+                reasoning_content: some(&reasoning),
                 refusal: None,
             },
-            logprobs: logprobs.map(|_| ChatLogprobs::new(&judged, meta.tokenizer())),
+            logprobs: self.has_logprobs.then(logprobs),
             finish_reason: finish_reason(&outcome.finish),
         };
-        json(
-            &meta
+        bytes(
+            &self
+                .meta
                 .envelope(OBJECT, &[choice])
-                .with_usage(&outcome)
-                .with_record(meta.seed, &outcome),
+                .with_usage(outcome)
+                .with_record(self.meta.seed, outcome),
         )
-    };
-    Ok(name_ignored(response, ignored))
+    }
 }
 
 /// Arguments for the chat template; those that it does not use are noted as ignored. A
@@ -177,14 +178,7 @@ struct Delta<'a> {
     reasoning_content: Option<&'a str>,
 }
 
-/// A streamed answer.
-struct Stream {
-    meta: Meta,
-    tally: Tally,
-    has_logprobs: bool,
-}
-
-impl Stream {
+impl Chat {
     fn chunk(
         &self,
         delta: Delta<'_>,
@@ -210,7 +204,7 @@ impl Stream {
     }
 }
 
-impl Dialect for Stream {
+impl StreamFormat for Chat {
     fn open(&mut self, frames: &mut Frames) {
         let delta = Delta {
             role: Some("assistant"),
@@ -221,25 +215,22 @@ impl Dialect for Stream {
     }
 
     fn text(&mut self, piece: &Piece, frames: &mut Frames) {
-        let Piece {
-            said,
-            judged,
-            n_tokens,
-        } = piece;
-        self.tally.completion_tokens += n_tokens;
-        let (reasoning, answer) = ChatLogprobs::new(judged, self.meta.tokenizer()).apart();
+        self.tally.completion_tokens += piece.n_tokens;
+        let (reasoning, answer) = ChatLogprobs::new(piece, self.meta.tokenizer()).apart();
         // Clients show one of the two at a time, so they come in chunks of their own.
-        if !said.reasoning.is_empty() || !reasoning.is_empty() {
+        let text = piece.text(Channel::Reasoning);
+        if !text.is_empty() || !reasoning.is_empty() {
             let delta = Delta {
-                reasoning_content: some(&said.reasoning),
+                reasoning_content: some(&text),
                 ..Delta::default()
             };
             let logprobs = self.has_logprobs.then_some(reasoning);
             self.chunk(delta, logprobs, None, None, frames);
         }
-        if !said.answer.is_empty() || !answer.is_empty() {
+        let text = piece.text(Channel::Answer);
+        if !text.is_empty() || !answer.is_empty() {
             let delta = Delta {
-                content: some(&said.answer),
+                content: some(&text),
                 ..Delta::default()
             };
             let logprobs = self.has_logprobs.then_some(answer);
@@ -259,5 +250,9 @@ impl Dialect for Stream {
             );
         }
         frames.raw("[DONE]");
+    }
+
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        frames.raw(&super::error(error));
     }
 }

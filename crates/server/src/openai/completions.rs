@@ -2,101 +2,85 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::extract::{Request, State};
-use axum::http::Response;
-use engine::RequestOutcome;
+use engine::{Channel, RequestOutcome};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::logprobs::{self, CompletionLogprobs};
-use super::options::Options;
-use super::tables;
-use super::{Meta, Tally, finish_reason, ignored_header, json, name_ignored};
+use super::{Meta, StreamUsage, Tally, bytes, finish_reason, tables};
 use crate::App;
+use crate::dialect::Endpoint;
 use crate::errors::ApiError;
-use crate::fields::Fields;
-use crate::generation::{Generation, Piece};
-use crate::sse::{self, Dialect, Frames};
+use crate::fields::{Fields, ignored_header};
+use crate::generation::Piece;
+use crate::limits::Limits;
+use crate::options::Options;
+use crate::request::{Asked, Prompt};
+use crate::sse::{Frames, StreamFormat};
 
 const OBJECT: &str = "text_completion";
 
 /// OpenAI's default for `max_tokens` of this endpoint.
 const MAX_TOKENS: usize = 16;
 
-/// A prompt as it was sent.
-#[derive(Debug, PartialEq, Eq)]
-enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
+/// A continuation of a prompt, whole or as a stream.
+pub(crate) struct Completion {
+    meta: Meta,
+    tally: Tally,
+    has_logprobs: bool,
+    /// Characters sent, as far as tokens tell.
+    offset: usize,
 }
 
-/// Continues a prompt.
-pub(crate) async fn create(
-    State(app): State<Arc<App>>,
-    request: Request,
-) -> Result<Response<Body>, ApiError> {
-    app.refuse_late()?;
-    let (head, body) = request.into_parts();
-    let limits = &app.config.limits;
-    let (mut object, worker) = app
-        .read_object(&head.headers, body, limits.body_bytes)
-        .await?;
-    let prompt = object.remove("prompt").unwrap_or_default();
-    let fields = Fields::new(&object);
-    let model = app.check_model(&fields)?;
-    fields.refuse(tables::REFUSED_BY_COMPLETIONS)?;
-    let options = Options::read(&fields, &app.engine, &["max_tokens"], Some(MAX_TOKENS))?;
-    let logprobs = logprobs::read_completion(&fields)?;
-    let ignored = ignored_header(&fields);
-    drop(object);
-    let prompt = match prompt_of(prompt)? {
-        Prompt::Text(prompt) => {
-            let context = app.engine.info().context;
-            app.text_work(worker, move |text| {
-                text.encode_prompt_within(&prompt, context)
-            })
-            .await?
-        }
-        Prompt::Tokens(prompt) => {
-            drop(worker);
-            prompt
-        }
-    };
-    let n_prompt = prompt.len();
-    let request = engine::Request {
-        logprobs,
-        ..options.request(prompt)
-    };
-    let generation = Generation::start(&app, &head.extensions, request)?;
-    let meta = Meta::new(&app, model, "cmpl", options.sampling.seed);
-    let response = if options.stream {
-        sse::respond(
-            generation,
-            Stream {
-                meta,
-                tally: Tally::new(options.usage, n_prompt),
-                has_logprobs: logprobs.is_some(),
-                offset: 0,
-            },
-        )
-    } else {
-        let (Piece { said, judged, .. }, outcome) = generation.collect().await?;
-        let whole = || CompletionLogprobs::new(&judged, meta.tokenizer(), &mut 0);
+impl Endpoint for Completion {
+    fn body_bytes(limits: &Limits) -> usize {
+        limits.body_bytes
+    }
+
+    fn read(mut object: Map<String, Value>, app: &Arc<App>) -> Result<(Asked, Self), ApiError> {
+        let prompt = object.remove("prompt").unwrap_or_default();
+        let fields = Fields::new(&object, tables::FIELDS);
+        let model = app.check_model(&fields)?;
+        fields.refuse(tables::REFUSED_BY_COMPLETIONS)?;
+        fields.refuse(tables::REFUSED)?;
+        let mut options = Options::read(&fields, &app.engine, &super::NAMES, Some(MAX_TOKENS))?;
+        let usage = StreamUsage::read(&fields, options.stream)?;
+        options.logprobs = logprobs::read_completion(&fields)?;
+        let ignored = ignored_header(&fields);
+        let completion = Completion {
+            meta: Meta::new(app, model, "cmpl", options.sampling.seed),
+            tally: Tally::new(usage),
+            has_logprobs: options.logprobs.is_some(),
+            offset: 0,
+        };
+        let asked = Asked {
+            prompt: prompt_of(prompt)?,
+            options,
+            ignored,
+        };
+        Ok((asked, completion))
+    }
+
+    fn begin(&mut self, prompt_tokens: usize) {
+        self.tally.prompt_tokens = prompt_tokens;
+    }
+
+    fn document(&self, whole: &Piece, outcome: &RequestOutcome) -> Vec<u8> {
+        let logprobs = || CompletionLogprobs::new(whole, self.meta.tokenizer(), &mut 0);
         let choice = Choice {
             index: 0,
-            text: &said.answer,
-            logprobs: logprobs.map(|_| whole()),
+            text: &whole.text(Channel::Answer),
+            logprobs: self.has_logprobs.then(logprobs),
             finish_reason: Some(finish_reason(&outcome.finish)),
         };
-        json(
-            &meta
+        bytes(
+            &self
+                .meta
                 .envelope(OBJECT, &[choice])
-                .with_usage(&outcome)
-                .with_record(meta.seed, &outcome),
+                .with_usage(outcome)
+                .with_record(self.meta.seed, outcome),
         )
-    };
-    Ok(name_ignored(response, ignored))
+    }
 }
 
 /// A string, a list of token ids, or a list of one of these.
@@ -136,16 +120,7 @@ struct Choice<'a> {
     finish_reason: Option<&'static str>,
 }
 
-/// A streamed continuation.
-struct Stream {
-    meta: Meta,
-    tally: Tally,
-    has_logprobs: bool,
-    /// Characters sent, as far as tokens tell.
-    offset: usize,
-}
-
-impl Stream {
+impl Completion {
     fn chunk(
         &self,
         text: &str,
@@ -169,16 +144,16 @@ impl Stream {
     }
 }
 
-impl Dialect for Stream {
+impl StreamFormat for Completion {
     /// The format has no chunk without text; the headers are the sign of life.
     fn open(&mut self, _frames: &mut Frames) {}
 
     fn text(&mut self, piece: &Piece, frames: &mut Frames) {
         self.tally.completion_tokens += piece.n_tokens;
         let mut offset = self.offset;
-        let whole = || CompletionLogprobs::new(&piece.judged, self.meta.tokenizer(), &mut offset);
+        let whole = || CompletionLogprobs::new(piece, self.meta.tokenizer(), &mut offset);
         let logprobs = self.has_logprobs.then(whole);
-        self.chunk(&piece.said.answer, logprobs, None, frames);
+        self.chunk(&piece.text(Channel::Answer), logprobs, None, frames);
         self.offset = offset;
     }
 
@@ -194,6 +169,10 @@ impl Dialect for Stream {
             );
         }
         frames.raw("[DONE]");
+    }
+
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        frames.raw(&super::error(error));
     }
 }
 

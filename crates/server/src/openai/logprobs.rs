@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use engine::{JudgedToken, MAX_TOP_LOGPROBS};
+use engine::{Channel, Logprobs, MAX_TOP_LOGPROBS, WrittenToken};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::Value;
@@ -14,6 +14,7 @@ use text::Tokenizer;
 
 use crate::errors::ApiError;
 use crate::fields::Fields;
+use crate::generation::Piece;
 
 /// What OpenAI says of a token that is next to impossible; JSON has no infinity.
 const LEAST: f32 = -9999.0;
@@ -51,19 +52,20 @@ pub(super) struct ChatLogprobs<'a> {
 }
 
 impl<'a> ChatLogprobs<'a> {
-    pub(super) fn new(tokens: &'a [JudgedToken], tokenizer: &'a Tokenizer) -> Self {
-        let entries = |is_reasoning| {
-            let part = tokens.iter().filter(|t| t.is_reasoning == is_reasoning);
-            part.map(|token| Entry::new(token, tokenizer)).collect()
+    pub(super) fn new(piece: &'a Piece, tokenizer: &'a Tokenizer) -> Self {
+        let entries = |channel| {
+            let part = piece.judged().filter(|(of, ..)| *of == channel);
+            part.map(|(_, token, logprobs)| Entry::new(token, logprobs, tokenizer))
+                .collect()
         };
         ChatLogprobs {
-            content: entries(false),
+            content: entries(Channel::Answer),
             refusal: None,
-            reasoning_content: entries(true),
+            reasoning_content: entries(Channel::Reasoning),
         }
     }
 
-    /// Those of the reasoning and those of the answer.
+    /// The log-probabilities of the reasoning, and those of the answer.
     pub(super) fn apart(self) -> (Self, Self) {
         let answer = ChatLogprobs {
             content: self.content,
@@ -96,7 +98,7 @@ struct Likely<'a> {
 }
 
 impl<'a> Entry<'a> {
-    fn new(token: &'a JudgedToken, tokenizer: &'a Tokenizer) -> Self {
+    fn new(token: &'a WrittenToken, logprobs: &'a Logprobs, tokenizer: &'a Tokenizer) -> Self {
         let likely = |&(id, logprob): &(u32, f32)| Likely {
             token: spelled(id, tokenizer),
             logprob: finite(logprob),
@@ -105,10 +107,10 @@ impl<'a> Entry<'a> {
         Entry {
             own: Likely {
                 token: Cow::Borrowed(&token.text),
-                logprob: finite(token.logprobs.logprob),
-                bytes: tokenizer.token_bytes(token.token),
+                logprob: finite(logprobs.logprob),
+                bytes: tokenizer.token_bytes(token.id),
             },
-            top_logprobs: token.logprobs.top.iter().map(likely).collect(),
+            top_logprobs: logprobs.top.iter().map(likely).collect(),
         }
     }
 }
@@ -125,21 +127,19 @@ pub(super) struct CompletionLogprobs<'a> {
 
 impl<'a> CompletionLogprobs<'a> {
     /// `offset` is the first token's, and then that of the one after the last.
-    pub(super) fn new(
-        tokens: &'a [JudgedToken],
-        tokenizer: &'a Tokenizer,
-        offset: &mut usize,
-    ) -> Self {
-        let at = tokens.iter().map(|token| {
+    pub(super) fn new(piece: &'a Piece, tokenizer: &'a Tokenizer, offset: &mut usize) -> Self {
+        let at = piece.judged().map(|(_, token, _)| {
             let at = *offset;
             *offset += token.text.chars().count();
             at
         });
+        let text_offset = at.collect();
+        let top = |(_, token, logprobs)| Top::new(token, logprobs, tokenizer);
         CompletionLogprobs {
-            text_offset: at.collect(),
-            tokens: tokens.iter().map(|t| t.text.as_str()).collect(),
-            token_logprobs: tokens.iter().map(|t| finite(t.logprobs.logprob)).collect(),
-            top_logprobs: tokens.iter().map(|t| Top::new(t, tokenizer)).collect(),
+            text_offset,
+            tokens: piece.judged().map(|(_, t, _)| t.text.as_str()).collect(),
+            token_logprobs: piece.judged().map(|(.., l)| finite(l.logprob)).collect(),
+            top_logprobs: piece.judged().map(top).collect(),
         }
     }
 }
@@ -149,10 +149,10 @@ impl<'a> CompletionLogprobs<'a> {
 struct Top<'a>(Vec<(Cow<'a, str>, f32)>);
 
 impl<'a> Top<'a> {
-    fn new(token: &JudgedToken, tokenizer: &'a Tokenizer) -> Self {
-        let own = (token.token, token.logprobs.logprob);
+    fn new(token: &WrittenToken, logprobs: &Logprobs, tokenizer: &'a Tokenizer) -> Self {
+        let own = (token.id, logprobs.logprob);
         let mut all: Vec<(Cow<'a, str>, f32)> = Vec::new();
-        for &(id, logprob) in token.logprobs.top.iter().chain([&own]) {
+        for &(id, logprob) in logprobs.top.iter().chain([&own]) {
             let spelled = spelled(id, tokenizer);
             if all.iter().all(|(other, _)| *other != spelled) {
                 all.push((spelled, finite(logprob)));

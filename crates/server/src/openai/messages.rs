@@ -11,16 +11,8 @@ use super::tables;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::is_neutral;
 use crate::limits::IGNORED_FIELDS_MAX;
+use crate::request::{Message, Part, Role};
 
-/// Roles of a message.
-const ROLES: &[&str] = &[
-    "system",
-    "developer",
-    "user",
-    "assistant",
-    "tool",
-    "function",
-];
 /// Types of a content part that is text.
 const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text", "refusal"];
 /// Fields of a call in a message that templates are given in one form.
@@ -28,13 +20,13 @@ const CALL_FIELDS: &[&str] = &["id", "index", "type", "function"];
 /// Fields of the function of a call.
 const FUNCTION_FIELDS: &[&str] = &["name", "arguments"];
 
-/// Checks a conversation; returns the paths of the fields in it that change nothing, once
+/// Reads a conversation; beside it come the paths of the fields in it that change nothing, once
 /// for each name.
 ///
 /// # Errors
 ///
 /// 400 for the first message that is not one, or that asks for what is not implemented.
-pub(super) fn check(messages: &Value, text: &Text) -> Result<Vec<String>, ApiError> {
+pub(super) fn read(messages: Value, text: &Text) -> Result<(Vec<Message>, Vec<String>), ApiError> {
     let list = match messages {
         Value::Null => return Err(ApiError::field("messages", "is missing")),
         Value::Array(list) => list,
@@ -52,10 +44,53 @@ pub(super) fn check(messages: &Value, text: &Text) -> Result<Vec<String>, ApiErr
         names: Vec::new(),
         ignored: Vec::new(),
     };
-    for (i, message) in list.iter().enumerate() {
-        check.message(&format!("messages[{i}]"), message)?;
+    let roles = list
+        .iter()
+        .enumerate()
+        .map(|(i, message)| check.message(&format!("messages[{i}]"), message));
+    let roles: Vec<Role> = roles.collect::<Result<_, _>>()?;
+    let ignored = check.ignored;
+    let messages = list
+        .into_iter()
+        .zip(roles)
+        .map(|(m, role)| message(m, role));
+    Ok((messages.collect(), ignored))
+}
+
+/// A message that has been checked.
+fn message(message: Value, role: Role) -> Message {
+    let Value::Object(mut others) = message else {
+        unreachable!("checked to be an object");
+    };
+    others.remove("role");
+    let content = match others.remove("content") {
+        Some(Value::String(text)) => vec![Part::Text(text)],
+        Some(Value::Array(parts)) => parts.into_iter().map(part).collect(),
+        _ => Vec::new(),
+    };
+    Message {
+        role,
+        content,
+        others,
     }
-    Ok(check.ignored)
+}
+
+/// A part of a message that has been checked: its text, or the words of a refusal, which stand
+/// under a name of their own.
+fn part(part: Value) -> Part {
+    let text = match part {
+        Value::String(text) => text,
+        Value::Object(mut part) => {
+            let own = part.get("type").and_then(Value::as_str).map(str::to_owned);
+            let text = part.remove("text");
+            match text.or_else(|| part.remove(own.as_deref()?)) {
+                Some(Value::String(text)) => text,
+                _ => unreachable!("checked to have a text"),
+            }
+        }
+        _ => unreachable!("checked to be a part"),
+    };
+    Part::Text(text)
 }
 
 /// Whether the model's chat template has the word `name`, so that a field or an argument
@@ -111,19 +146,21 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn message(&mut self, path: &str, message: &'a Value) -> Result<(), ApiError> {
+    /// Checks a message; who speaks in it.
+    fn message(&mut self, path: &str, message: &'a Value) -> Result<Role, ApiError> {
         let at = |rest: &str| format!("{path}{rest}");
         let Some(message) = message.as_object() else {
             return Err(ApiError::field(at(""), "must be an object"));
         };
         let role = match message.get("role") {
             None => return Err(ApiError::field(at(".role"), "is missing")),
-            Some(role) => role.as_str().filter(|role| ROLES.contains(role)),
+            Some(role) => role.as_str().and_then(Role::named),
         };
         let Some(role) = role else {
+            let all = Role::ALL.map(Role::name).join(", ");
             return Err(ApiError::field(
                 at(".role"),
-                format!("must be one of {}", ROLES.join(", ")),
+                format!("must be one of {all}"),
             ));
         };
         let asks = |name: &str| {
@@ -153,7 +190,7 @@ impl<'a> Check<'a> {
                 }
             }
             // Clients send these back after a turn of tool calls or an aborted one.
-            None | Some(Value::Null) if role == "assistant" => {}
+            None | Some(Value::Null) if role == Role::Assistant => {}
             None | Some(Value::Null) => return Err(ApiError::field(at(".content"), "is missing")),
             Some(_) => {
                 return Err(ApiError::field(
@@ -172,12 +209,12 @@ impl<'a> Check<'a> {
                 }
             }
         }
-        let honoured = tables::HONOURED_IN_MESSAGES.iter().map(|k| k.field);
+        let honored = tables::HONORED_IN_MESSAGES.iter().map(|k| k.field);
         let refused = tables::REFUSED_IN_MESSAGES.iter().map(|u| u.field);
         let quiet = tables::QUIET_IN_MESSAGES.iter().copied();
-        let known: Vec<&str> = honoured.chain(refused).chain(quiet).collect();
+        let known: Vec<&str> = honored.chain(refused).chain(quiet).collect();
         self.note(path, message, &known);
-        Ok(())
+        Ok(role)
     }
 
     fn part(&mut self, path: &str, part: &'a Value) -> Result<(), ApiError> {

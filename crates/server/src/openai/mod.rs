@@ -13,23 +13,79 @@ pub(crate) mod completions;
 mod logprobs;
 mod messages;
 pub(crate) mod models;
-mod options;
 pub(crate) mod tables;
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::http::{HeaderValue, Response, header};
 use engine::{FinishReason, RequestOutcome, Speculation};
 use serde::Serialize;
 use text::Tokenizer;
 
-use self::options::StreamUsage;
+use crate::dialect::Dialect;
+use crate::errors::ApiError;
 use crate::fields::Fields;
+use crate::options::Names;
 use crate::{App, ids};
 
-/// Header that lists the request's fields that changed nothing.
-const X_IGNORED_FIELDS: &str = "x-ignored-fields";
+/// How OpenAI's API spells what all of its paths share.
+pub(crate) const DIALECT: Dialect = Dialect { error };
+
+/// The names of options in which OpenAI's API differs from others; `repeat_penalty` is
+/// llama-server's.
+const NAMES: Names = Names {
+    max_tokens: &["max_tokens"],
+    stop: "stop",
+    sampling: &[("repeat_penalty", "repetition_penalty")],
+};
+
+/// An error's document: `{"error": {message, type, param, code}}`.
+fn error(error: &ApiError) -> String {
+    #[derive(Serialize)]
+    struct Document<'a> {
+        error: Inner<'a>,
+    }
+    #[derive(Serialize)]
+    struct Inner<'a> {
+        message: &'a str,
+        r#type: &'a str,
+        param: Option<&'a str>,
+        code: Option<&'a str>,
+    }
+    let error = Inner {
+        message: &error.message,
+        r#type: error.kind,
+        param: error.param.as_deref(),
+        code: error.code,
+    };
+    serde_json::to_string(&Document { error }).expect("strings serialize")
+}
+
+/// Where a stream says how many tokens it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct StreamUsage {
+    /// In one more chunk at the end, without choices.
+    at_end: bool,
+    /// In every chunk, so far.
+    in_chunks: bool,
+}
+
+impl StreamUsage {
+    fn read(fields: &Fields<'_>, stream: bool) -> Result<Self, ApiError> {
+        let Some(map) = fields.object("stream_options")? else {
+            return Ok(StreamUsage::default());
+        };
+        if !stream {
+            return Err(fields.error("stream_options", "needs `stream: true`"));
+        }
+        let inner = fields.inside(map, "stream_options.");
+        let usage = StreamUsage {
+            at_end: inner.bool("include_usage")?.unwrap_or(false),
+            in_chunks: inner.bool("continuous_usage_stats")?.unwrap_or(false),
+        };
+        fields.note_ignored(inner.ignored());
+        Ok(usage)
+    }
+}
 
 /// What every document of one response repeats.
 struct Meta {
@@ -117,10 +173,10 @@ struct Tally {
 }
 
 impl Tally {
-    fn new(asked: StreamUsage, prompt_tokens: usize) -> Self {
+    fn new(asked: StreamUsage) -> Self {
         Tally {
             asked,
-            prompt_tokens,
+            prompt_tokens: 0,
             completion_tokens: 0,
         }
     }
@@ -237,34 +293,23 @@ fn finish_reason(finish: &FinishReason) -> &'static str {
     }
 }
 
-/// A whole JSON document as a response.
-fn json(document: &impl Serialize) -> Response<Body> {
-    let body = serde_json::to_vec(document).expect("responses have string keys");
-    let mut response = Response::new(Body::from(body));
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
-    response
+/// A whole JSON document.
+fn bytes(document: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(document).expect("responses have string keys")
 }
 
-/// Lists in a header what of a request changed nothing.
-fn name_ignored(mut response: Response<Body>, ignored: Option<HeaderValue>) -> Response<Body> {
-    if let Some(ignored) = ignored {
-        response.headers_mut().insert(X_IGNORED_FIELDS, ignored);
-    }
-    response
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
 
-/// The header for what of a request changes nothing. The log names it too, but for what
-/// is known to be harmless.
-fn ignored_header(fields: &Fields<'_>) -> Option<HeaderValue> {
-    let paths = fields.ignored();
-    let odd = paths.iter().filter(|path| !tables::is_harmless(path));
-    let odd: Vec<&str> = odd.map(String::as_str).collect();
-    if !odd.is_empty() {
-        tracing::warn!(fields = odd.join(", "), "unknown request fields ignored");
+    #[test]
+    fn errors_have_openai_s_shape() {
+        let document = error(&ApiError::field("top_p", "is odd"));
+        let document: Value = serde_json::from_str(&document).unwrap();
+        assert_eq!(
+            document,
+            json!({"error": {"message": "`top_p` is odd", "type": "invalid_request_error", "param": "top_p", "code": null}})
+        );
     }
-    let header = (!paths.is_empty()).then(|| HeaderValue::from_str(&paths.join(", ")));
-    header?.ok()
 }

@@ -8,8 +8,8 @@ use axum::extract::{Path, State};
 use axum::http::Response;
 use serde_json::{Value, json};
 
-use super::json;
 use crate::App;
+use crate::dialect;
 use crate::errors::ApiError;
 
 /// Lists the one model.
@@ -17,7 +17,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Response<Body> {
     let name = app.model();
     // llama-server's clients look for capabilities in a list of its own.
     let models = [json!({"name": name, "model": name, "capabilities": ["completion"]})];
-    json(&json!({"object": "list", "data": [model(&app)], "models": models}))
+    document(&json!({"object": "list", "data": [model(&app)], "models": models}))
 }
 
 /// Describes the model, for any of its names.
@@ -28,10 +28,14 @@ pub(crate) async fn get(
     let Path(id) = id.map_err(|_| ApiError::request("the path is not UTF-8"))?;
     let id = id.strip_suffix('/').unwrap_or(&id);
     if app.names.iter().any(|name| name == id) {
-        Ok(json(&model(&app)))
+        Ok(document(&model(&app)))
     } else {
         Err(ApiError::no_model(id, app.model()))
     }
+}
+
+fn document(document: &Value) -> Response<Body> {
+    dialect::json(super::bytes(document))
 }
 
 fn model(app: &App) -> Value {

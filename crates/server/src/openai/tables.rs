@@ -1,4 +1,4 @@
-//! How every known field of a request is treated: honoured, refused or ignored.
+//! How every known field of a request is treated: honored, refused or ignored.
 //!
 //! The tables are the only lists of field names. Handlers may read only fields that are
 //! listed here (a debug build asserts it), and `docs/server.md` shows the same tables (a
@@ -10,7 +10,15 @@
 
 use std::fmt::Write;
 
-use crate::fields::{Unsupported, neutral, unless};
+use engine::{SAMPLER_NUMBERS, SamplerNumber};
+
+use crate::fields::{self, Unsupported, neutral, unless};
+
+/// What is known of the fields of OpenAI's requests.
+pub(crate) const FIELDS: &fields::Known = &fields::Known {
+    is_listed: |path| cfg!(test) || is_listed(path),
+    is_harmless,
+};
 
 /// A field that is read, or one that is known to change nothing.
 #[derive(Debug)]
@@ -25,21 +33,19 @@ const fn known(field: &'static str, about: &'static str) -> Known {
     Known { field, about }
 }
 
-/// Honoured by chat and by plain completions.
-pub(crate) const HONOURED: &[Known] = &[
+/// Entries of [`HONORED`] that the page has before the numbers of the sampler.
+const HONORED_FIRST: usize = 2;
+
+/// Honored by chat and by plain completions, beside the numbers of the sampler
+/// ([`engine::SAMPLER_NUMBERS`]).
+pub(crate) const HONORED: &[Known] = &[
     known(
         "model",
         "any name is answered by the model that is served; the response names the true one",
     ),
     known("max_tokens", "-1 is no limit"),
-    known("temperature", "0 to 2; 0 takes the likeliest token"),
-    known("top_p", "0 to 1; 0 keeps the likeliest token only"),
     known("top_k", "0 and -1 keep all tokens"),
-    known("min_p", "0 to 1"),
-    known("repetition_penalty", "0.01 to 100; 1 is none"),
     known("repeat_penalty", "another name of `repetition_penalty`"),
-    known("presence_penalty", "-2 to 2"),
-    known("frequency_penalty", "-2 to 2"),
     known(
         "logit_bias",
         "token ids and numbers from -100 to 100; 1,024 at most",
@@ -76,8 +82,8 @@ pub(crate) const HONOURED: &[Known] = &[
     ),
 ];
 
-/// Honoured by chat alone.
-pub(crate) const HONOURED_BY_CHAT: &[Known] = &[
+/// Honored by chat alone.
+pub(crate) const HONORED_BY_CHAT: &[Known] = &[
     known("messages", "see its fields"),
     known(
         "max_completion_tokens",
@@ -94,14 +100,14 @@ pub(crate) const HONOURED_BY_CHAT: &[Known] = &[
     ),
 ];
 
-/// Honoured by plain completions alone.
-pub(crate) const HONOURED_BY_COMPLETIONS: &[Known] = &[known(
+/// Honored by plain completions alone.
+pub(crate) const HONORED_BY_COMPLETIONS: &[Known] = &[known(
     "prompt",
     "a text or a list of token ids, not empty; a list of one of these",
 )];
 
-/// Honoured in a message.
-pub(crate) const HONOURED_IN_MESSAGES: &[Known] = &[
+/// Honored in a message.
+pub(crate) const HONORED_IN_MESSAGES: &[Known] = &[
     known(
         "role",
         "`system`, `developer`, `user`, `assistant`, `tool` or `function`",
@@ -391,14 +397,21 @@ pub(crate) const QUIET_IN_MESSAGES: &[&str] = &["id", "tool_call_id", "refusal",
 /// The tables of this module as Markdown, as they stand in `docs/server.md`.
 pub(crate) fn markdown() -> String {
     let (chat, plain, both) = ("chat", "completions", "both");
-    let mut page = String::from("### Honoured\n\n| field | of | what |\n| --- | --- | --- |\n");
-    let honoured = [
-        (HONOURED, both, ""),
-        (HONOURED_BY_CHAT, chat, ""),
-        (HONOURED_IN_MESSAGES, chat, "messages[]."),
-        (HONOURED_BY_COMPLETIONS, plain, ""),
+    let mut page = String::from("### Honored\n\n| field | of | what |\n| --- | --- | --- |\n");
+    let (first, others) = HONORED.split_at(HONORED_FIRST);
+    for Known { field, about } in first {
+        let _ = writeln!(page, "| `{field}` | {both} | {about} |");
+    }
+    for SamplerNumber { name, about, .. } in SAMPLER_NUMBERS {
+        let _ = writeln!(page, "| `{name}` | {both} | {about} |");
+    }
+    let honored = [
+        (others, both, ""),
+        (HONORED_BY_CHAT, chat, ""),
+        (HONORED_IN_MESSAGES, chat, "messages[]."),
+        (HONORED_BY_COMPLETIONS, plain, ""),
     ];
-    for (table, of, path) in honoured {
+    for (table, of, path) in honored {
         for Known { field, about } in table {
             let _ = writeln!(page, "| `{path}{field}` | {of} | {about} |");
         }
@@ -432,11 +445,12 @@ pub(crate) fn markdown() -> String {
 
 /// Whether a handler may read the field `path`.
 pub(crate) fn is_listed(path: &str) -> bool {
-    let honoured = [HONOURED, HONOURED_BY_CHAT, HONOURED_BY_COMPLETIONS];
+    let honored = [HONORED, HONORED_BY_CHAT, HONORED_BY_COMPLETIONS];
     let refused = [REFUSED, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS];
     let offers = OFFERS.iter().flat_map(|o| o.offer.iter().chain(&o.choice));
     path == CHAT_TEMPLATE
-        || honoured.into_iter().flatten().any(|k| k.field == path)
+        || honored.into_iter().flatten().any(|k| k.field == path)
+        || SAMPLER_NUMBERS.iter().any(|n| n.name == path)
         || refused
             .into_iter()
             .flatten()
@@ -462,15 +476,16 @@ mod tests {
         for entry in tables.into_iter().flatten() {
             let check = |value: Value| {
                 let map = Map::from_iter([(entry.field.to_owned(), value)]);
-                Fields::new(&map).refuse(std::slice::from_ref(entry))
+                Fields::new(&map, FIELDS).refuse(std::slice::from_ref(entry))
             };
             for value in neutral(entry).into_iter().chain([Value::Null]) {
                 assert!(check(value.clone()).is_ok(), "{} = {value}", entry.field);
             }
             for value in [json!({"a": 1}), json!(0.37), json!("odd")] {
-                let error = check(value.clone()).unwrap_err().to_json();
-                assert!(error.contains("unsupported_parameter"), "{error}");
-                assert!(error.contains(&format!("`{}`", entry.field)), "{error}");
+                let error = check(value.clone()).unwrap_err();
+                assert_eq!(error.code, Some("unsupported_parameter"), "{error:?}");
+                let field = format!("`{}`", entry.field);
+                assert!(error.message.contains(&field), "{error:?}");
             }
             n += 1;
         }
@@ -480,15 +495,15 @@ mod tests {
     #[test]
     fn no_field_is_treated_in_two_ways() {
         let mut all: Vec<&str> = Vec::new();
-        for table in [HONOURED, HARMLESS] {
+        for table in [HONORED, HARMLESS] {
             all.extend(table.iter().map(|k| k.field));
         }
         all.extend(REFUSED.iter().map(|u| u.field));
-        for (honoured, refused) in [
-            (HONOURED_BY_CHAT, REFUSED_BY_CHAT),
-            (HONOURED_BY_COMPLETIONS, REFUSED_BY_COMPLETIONS),
+        for (honored, refused) in [
+            (HONORED_BY_CHAT, REFUSED_BY_CHAT),
+            (HONORED_BY_COMPLETIONS, REFUSED_BY_COMPLETIONS),
         ] {
-            let mut own: Vec<&str> = honoured.iter().map(|k| k.field).collect();
+            let mut own: Vec<&str> = honored.iter().map(|k| k.field).collect();
             own.extend(refused.iter().map(|u| u.field).chain(all.iter().copied()));
             own.sort_unstable();
             let twice = own.windows(2).find(|pair| pair[0] == pair[1]);

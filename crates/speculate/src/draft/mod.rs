@@ -23,6 +23,20 @@ use backend::{
 use cache::{Memory, MemoryFull, Sequence};
 use models::{HeadLogits, Scored, Target};
 
+/// A drafter without a model: it guesses from the text alone.
+pub struct Plain {
+    /// The drafter's name, as users type it and as records have it.
+    pub name: &'static str,
+    /// What it is, in a few words for a help text; empty if the name says it.
+    pub help: &'static str,
+    /// Makes one.
+    pub new: fn() -> Box<dyn Drafter>,
+}
+
+/// Every drafter without a model that users can ask for; the first one drafts where no draft head
+/// can be used.
+pub const PLAIN: &[Plain] = &[ngram::PLAIN];
+
 /// The target as a drafter may use it.
 #[derive(Clone, Copy)]
 pub struct TargetView<'a> {

@@ -1,11 +1,17 @@
 //! Drafts what followed the last time the text ended like this.
 
 use super::ngram_index::NgramIndex;
-use super::{DraftRequest, Drafter, TargetView};
+use super::{DraftRequest, Drafter, Plain, TargetView};
 use backend::{Backend, Tensor};
 use cache::MemoryFull;
 
-/// The drafter without a model.
+pub(super) const PLAIN: Plain = Plain {
+    name: "ngram",
+    help: "repetitions of the text",
+    new: || Box::new(Ngram::new()),
+};
+
+/// The drafter that guesses what followed the last time the text ended like this.
 #[derive(Default)]
 pub struct Ngram {
     /// By the target's slot.
@@ -21,7 +27,7 @@ impl Ngram {
 
 impl Drafter for Ngram {
     fn name(&self) -> &'static str {
-        "ngram"
+        PLAIN.name
     }
 
     fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {

@@ -499,7 +499,7 @@ pub(super) fn method(
     cost::method(meter(state)?, name, &all)
 }
 
-/// Checks the serialisation of a value.
+/// Checks the serialization of a value.
 pub(super) fn look(state: &mut State, value: &Value) -> Result<(), Error> {
     meter(state)?.look(value).map(drop)
 }

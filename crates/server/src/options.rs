@@ -1,15 +1,14 @@
-//! The options that chat and plain completion share: sampling, length, stops,
-//! streaming, speculation.
+//! The options that requests of all dialects share: sampling, length, stops, streaming,
+//! speculation. Dialects differ in the names of some ([`Names`]).
 //!
 //! Where a request is silent, the checkpoint's `generation_config.json` speaks,
 //! then OpenAI's defaults; the command line does the same.
 
-use engine::{DraftLength, Engine, Request, Sampling};
+use engine::{DraftLength, Engine, Request, SAMPLER_NUMBERS, Sampling};
 use serde_json::Value;
-use text::sampling::{LOGIT_BIAS, MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_P};
+use text::sampling::LOGIT_BIAS;
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
-use super::tables;
 use crate::errors::ApiError;
 use crate::fields::{Fields, Unsupported, unless, whole};
 use crate::ids;
@@ -24,110 +23,122 @@ const MAX_TOKENS_MAX: i64 = u32::MAX as i64;
 /// the text where one is set.
 const LAST_TOKENS: &[Unsupported] = &[unless("repeat_last_n", "[-1]")];
 
-/// The options of one request.
+/// The names of fields in which dialects differ.
 #[derive(Debug)]
-pub(super) struct Options {
-    pub(super) sampling: Sampling,
-    pub(super) max_tokens: Option<usize>,
-    pub(super) stop: Vec<String>,
-    pub(super) ignore_eos: bool,
-    pub(super) show_specials: bool,
-    pub(super) draft: Option<DraftLength>,
-    pub(super) stream: bool,
-    pub(super) usage: StreamUsage,
+pub(crate) struct Names {
+    /// The most tokens to write; where several are there, the first counts.
+    pub(crate) max_tokens: &'static [&'static str],
+    /// Strings that end the text.
+    pub(crate) stop: &'static str,
+    /// Other names of sampling options, each with the option's own.
+    pub(crate) sampling: &'static [(&'static str, &'static str)],
 }
 
-/// Where a stream says how many tokens it has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct StreamUsage {
-    /// In one more chunk at the end, without choices.
-    pub(super) at_end: bool,
-    /// In every chunk, so far.
-    pub(super) in_chunks: bool,
+/// The options of one request.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) sampling: Sampling,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) stop: Vec<String>,
+    pub(crate) ignore_eos: bool,
+    pub(crate) show_specials: bool,
+    pub(crate) draft: Option<DraftLength>,
+    /// Whether reasoning comes apart from the answer; its marks are text where it does not and
+    /// `shows_reasoning_marks` is set.
+    pub(crate) splits_reasoning: bool,
+    pub(crate) shows_reasoning_marks: bool,
+    /// Whether tokens come with log-probabilities, and with how many of the likeliest.
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) stream: bool,
 }
 
 impl Options {
-    /// Reads and checks them. `max_tokens` are the names of that field, first
-    /// come first served, and `max_tokens_default` is what silence means.
-    pub(super) fn read(
+    /// Reads and checks the options. `max_tokens` is what silence about that means.
+    pub(crate) fn read(
         fields: &Fields<'_>,
         engine: &Engine,
-        max_tokens: &[&'static str],
-        max_tokens_default: Option<usize>,
+        names: &Names,
+        max_tokens: Option<usize>,
     ) -> Result<Self, ApiError> {
-        fields.refuse(tables::REFUSED)?;
         let stream = fields.bool("stream")?.unwrap_or(false);
         let mut limit = None;
-        for &name in max_tokens {
+        for &name in names.max_tokens {
             // -1 is how clients of several local servers spell "no limit".
             limit = limit.or(fields.integer(name, -1..=MAX_TOKENS_MAX)?);
         }
         Ok(Options {
-            sampling: sampling(fields, engine)?,
-            max_tokens: limit.map_or(max_tokens_default, |n| usize::try_from(n).ok()),
-            stop: stop(fields)?,
+            sampling: sampling(fields, engine, names.sampling)?,
+            max_tokens: limit.map_or(max_tokens, |n| usize::try_from(n).ok()),
+            stop: stop(fields, names.stop)?,
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
             show_specials: !fields.bool("skip_special_tokens")?.unwrap_or(true),
             draft: speculation(fields, engine.info().draft_max)?,
+            splits_reasoning: false,
+            shows_reasoning_marks: false,
+            logprobs: None,
             stream,
-            usage: stream_usage(fields, stream)?,
         })
     }
 
     /// The engine's request for `prompt`.
-    pub(super) fn request(&self, prompt: Vec<u32>) -> Request {
+    pub(crate) fn request(self, prompt: Vec<u32>) -> Request {
         Request {
-            sampling: self.sampling.clone(),
+            prompt,
+            sampling: self.sampling,
             max_tokens: self.max_tokens,
-            stop: self.stop.clone(),
+            stop: self.stop,
             ignore_eos: self.ignore_eos,
             show_specials: self.show_specials,
+            splits_reasoning: self.splits_reasoning,
+            shows_reasoning_marks: self.shows_reasoning_marks,
             draft: self.draft,
-            ..Request::new(prompt)
+            logprobs: self.logprobs,
         }
     }
 }
 
-fn sampling(fields: &Fields<'_>, engine: &Engine) -> Result<Sampling, ApiError> {
-    let model = &engine.text().sampling;
-    let number = |name, range, default: f32| -> Result<f32, ApiError> {
-        Ok(fields.number(name, range)?.map_or(default, |x| x as f32))
+fn sampling(
+    fields: &Fields<'_>,
+    engine: &Engine,
+    aliases: &[(&'static str, &'static str)],
+) -> Result<Sampling, ApiError> {
+    let advice = &engine.text().sampling;
+    let mut sampling = Sampling {
+        top_k: match fields.integer("top_k", -1..=TOP_K_MAX)? {
+            // Servers differ in which of the two means "all"; neither means none.
+            Some(k) => usize::try_from(k).unwrap_or(0),
+            None => advice.top_k.map_or(0, |k| k as usize),
+        },
+        suppress: advice.suppress_tokens.clone(),
+        ..Sampling::default()
     };
-    let top_k = match fields.integer("top_k", -1..=TOP_K_MAX)? {
-        // Servers differ in which of the two means "all"; neither means none.
-        Some(k) => usize::try_from(k).unwrap_or(0),
-        None => model.top_k.map_or(0, |k| k as usize),
-    };
-    // llama-server's name for the same thing.
-    let repetition = ["repetition_penalty", "repeat_penalty"];
-    let mut repetition_penalty = model.repetition_penalty.unwrap_or(1.0);
-    for name in repetition {
-        repetition_penalty = number(name, REPETITION_PENALTY, repetition_penalty)?;
+    for option in SAMPLER_NUMBERS {
+        if let Some(advised) = (option.advised)(advice) {
+            (option.set)(&mut sampling, advised);
+        }
+        let aliases = aliases.iter().filter(|(_, own)| *own == option.name);
+        for name in [option.name]
+            .into_iter()
+            .chain(aliases.map(|(name, _)| *name))
+        {
+            if let Some(number) = fields.number(name, option.range.clone())? {
+                (option.set)(&mut sampling, number as f32);
+            }
+        }
     }
-    let presence_penalty = number("presence_penalty", PENALTY, 0.0)?;
-    let frequency_penalty = number("frequency_penalty", PENALTY, 0.0)?;
     let penalties = [
-        repetition_penalty - 1.0,
-        presence_penalty,
-        frequency_penalty,
+        sampling.repetition_penalty - 1.0,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
     ];
     if penalties.iter().any(|&p| p != 0.0) {
         fields.refuse(LAST_TOKENS)?;
     } else {
         fields.integer(LAST_TOKENS[0].field, -1..=MAX_TOKENS_MAX)?;
     }
-    Ok(Sampling {
-        temperature: number("temperature", TEMPERATURE, model.temperature())?,
-        top_k,
-        top_p: number("top_p", TOP_P, model.top_p.unwrap_or(1.0))?,
-        min_p: number("min_p", MIN_P, model.min_p.unwrap_or(0.0))?,
-        repetition_penalty,
-        presence_penalty,
-        frequency_penalty,
-        logit_bias: logit_bias(fields, engine.info().vocab_size)?,
-        suppress: model.suppress_tokens.clone(),
-        seed: seed(fields)?,
-    })
+    sampling.logit_bias = logit_bias(fields, engine.info().vocab_size)?;
+    sampling.seed = seed(fields)?;
+    Ok(sampling)
 }
 
 /// Any 64-bit number, signed or not; a new one if there is none.
@@ -173,16 +184,15 @@ fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>,
 }
 
 /// A string or a list of strings.
-fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
-    const NAME: &str = "stop";
-    let wrong = || fields.error(NAME, "must be a string or a list of strings");
-    let stops = match fields.get(NAME) {
+fn stop(fields: &Fields<'_>, name: &'static str) -> Result<Vec<String>, ApiError> {
+    let wrong = || fields.error(name, "must be a string or a list of strings");
+    let stops = match fields.get(name) {
         None => return Ok(Vec::new()),
         Some(Value::String(stop)) => vec![stop.clone()],
         Some(Value::Array(list)) => {
             if list.len() > STOPS_MAX {
                 let message = format!("has {} strings, {STOPS_MAX} at most", list.len());
-                return Err(fields.error(NAME, message));
+                return Err(fields.error(name, message));
             }
             let strings = list.iter().map(|stop| stop.as_str().map(str::to_owned));
             strings.collect::<Option<Vec<_>>>().ok_or_else(wrong)?
@@ -192,11 +202,11 @@ fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     for stop in &stops {
         let n_chars = stop.chars().count();
         if n_chars == 0 {
-            return Err(fields.error(NAME, "has an empty string; leave that out"));
+            return Err(fields.error(name, "has an empty string; leave that out"));
         }
         if n_chars > STOP_CHARS_MAX {
             let message = format!("has a string of {n_chars} characters, {STOP_CHARS_MAX} at most");
-            return Err(fields.error(NAME, message));
+            return Err(fields.error(name, message));
         }
     }
     Ok(stops)
@@ -211,7 +221,7 @@ fn speculation(fields: &Fields<'_>, limit: usize) -> Result<Option<DraftLength>,
         Some(Value::String(word)) if word == "auto" => Ok(None),
         Some(Value::String(word)) if word == "off" => Ok(Some(DraftLength::UpTo(0))),
         Some(Value::Object(map)) if map.keys().all(|key| key == "draft_max") => {
-            let inner = Fields::inside(map, "speculation.");
+            let inner = fields.inside(map, "speculation.");
             let draft_max =
                 inner.integer("draft_max", 0..=i64::try_from(limit).unwrap_or(i64::MAX))?;
             let draft_max = draft_max.and_then(|n| usize::try_from(n).ok());
@@ -219,20 +229,4 @@ fn speculation(fields: &Fields<'_>, limit: usize) -> Result<Option<DraftLength>,
         }
         Some(_) => Err(wrong()),
     }
-}
-
-fn stream_usage(fields: &Fields<'_>, stream: bool) -> Result<StreamUsage, ApiError> {
-    let Some(map) = fields.object("stream_options")? else {
-        return Ok(StreamUsage::default());
-    };
-    if !stream {
-        return Err(fields.error("stream_options", "needs `stream: true`"));
-    }
-    let inner = Fields::inside(map, "stream_options.");
-    let usage = StreamUsage {
-        at_end: inner.bool("include_usage")?.unwrap_or(false),
-        in_chunks: inner.bool("continuous_usage_stats")?.unwrap_or(false),
-    };
-    fields.note_ignored(inner.ignored());
-    Ok(usage)
 }

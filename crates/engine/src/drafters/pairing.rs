@@ -1,0 +1,182 @@
+//! What loading a drafter needs and yields: the target that it is paired with, and what is known
+//! of the pair.
+
+use crate::error::{EngineError, TooLarge};
+use crate::hashes::Hashes;
+use crate::options::LoadOptions;
+use crate::placement::Budget;
+use crate::preflight::{Preflight, Probing};
+use crate::reason::{DrafterReason, FoundHead, MissingHead};
+use crate::source::{Source, same_tokens};
+use backend::{Backend, KvFormat};
+use cache::{Memory, MemoryPlan, MemorySize};
+use models::{Census, ChainedHead, Target};
+use serde_json::Value;
+use speculate::Drafter;
+use speculate::draft::Chained;
+use weights::Checkpoint;
+
+/// A kind of draft head and the drafter that uses it: how it is called, found and loaded.
+pub(crate) struct HeadDrafter {
+    /// The drafter's name, as users type it and as records have it. A head with checkpoints of
+    /// its own has the same name in [`models::DRAFT_HEADS`].
+    pub(crate) name: &'static str,
+    /// What it is, in a few words for a help text; empty if the name says it.
+    pub(crate) help: &'static str,
+    /// Whether the head's place must be named, since nobody knows where to look for it.
+    pub(crate) needs_place: bool,
+    /// The width of the target's hidden rows that the head of this configuration reads, if its
+    /// `config.json` says that it is such a head. A guess: loading proves the pair.
+    pub(crate) target_width: fn(&Value) -> Option<u64>,
+    /// Looks for the head of a target in the checkpoint and beside it.
+    pub(crate) find: fn(&Pairing<'_>) -> Result<Home, EngineError>,
+    /// Loads the head.
+    pub(crate) load: fn(&mut Pairing<'_>, Place<'_>) -> Result<Found, EngineError>,
+}
+
+/// Where the head of a target lies by itself.
+pub(crate) enum Home {
+    /// Inside the target's checkpoint.
+    Inside,
+    /// In a checkpoint of its own beside the target's.
+    Beside(Source),
+    /// Nowhere.
+    Nowhere(MissingHead),
+}
+
+/// Which checkpoint a head is loaded from.
+#[derive(Clone, Copy)]
+pub(crate) enum Place<'a> {
+    /// The target's.
+    Inside,
+    /// The one at this source.
+    At(&'a Source),
+}
+
+/// A drafter, or none, and the reason for it.
+pub(crate) struct Found {
+    pub(crate) drafter: Option<Box<dyn Drafter>>,
+    pub(crate) reason: DrafterReason,
+    /// What the drafter remembers, if it has a memory.
+    pub(crate) plan: Option<MemoryPlan>,
+    /// Vocabulary entries that it scores, unless all.
+    pub(crate) shortlist: Option<usize>,
+    /// Bytes of its own checkpoint.
+    pub(crate) weight_bytes: u64,
+    /// Tensors of its own checkpoint that nothing has read.
+    pub(crate) unused: Vec<String>,
+    /// What is known of the head.
+    pub(crate) preflight: Preflight,
+}
+
+impl Found {
+    /// `drafter`, which has no memory and no checkpoint of its own.
+    pub(crate) fn new(drafter: Option<Box<dyn Drafter>>, reason: DrafterReason) -> Found {
+        Found {
+            drafter,
+            reason,
+            plan: None,
+            shortlist: None,
+            weight_bytes: 0,
+            unused: Vec::new(),
+            preflight: Preflight::default(),
+        }
+    }
+
+    /// A `drafter` with a draft head.
+    pub(crate) fn head(
+        drafter: Box<dyn Drafter>,
+        head: FoundHead,
+        census: Option<Census>,
+        shortlist: Option<usize>,
+        vocab_size: usize,
+    ) -> Found {
+        let scoring = shortlist.map(|n| (n, vocab_size));
+        Found {
+            shortlist,
+            preflight: Preflight {
+                head: census,
+                ..Preflight::default()
+            },
+            ..Found::new(Some(drafter), DrafterReason::Head { head, scoring })
+        }
+    }
+}
+
+/// A target that a drafter is paired with.
+pub(crate) struct Pairing<'a> {
+    pub(crate) b: &'a dyn Backend,
+    pub(crate) source: &'a Source,
+    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) target: &'a dyn Target,
+    pub(crate) options: &'a LoadOptions,
+    /// Whether weights stay in their files.
+    pub(crate) mapped: bool,
+    /// The vocabulary entries that a head scores, unless all.
+    pub(crate) shortlist: Option<Vec<u32>>,
+    pub(crate) size: MemorySize,
+    pub(crate) budget: Budget,
+    pub(crate) hashes: &'a mut Hashes,
+}
+
+impl Pairing<'_> {
+    /// A drafter that chains `head` on itself, if its KV cache fits beside the target's.
+    pub(crate) fn chained(
+        &self,
+        head: impl ChainedHead + 'static,
+        census: Option<Census>,
+        found: FoundHead,
+    ) -> Result<Found, TooLarge> {
+        let plan = head.plan();
+        self.budget
+            .check(&[self.target.plan(), plan.clone()], &self.size)?;
+        let shortlist = head.shortlist().map(|list| list.ids().len());
+        let size = MemorySize {
+            kv_format: self.size.kv_format.of_draft_head(),
+            ..self.size
+        };
+        let memory = Memory::new(self.b, plan.clone(), size);
+        let drafter = Box::new(Chained::new(head, memory));
+        Ok(Found {
+            plan: Some(plan),
+            ..Found::head(drafter, found, census, shortlist, self.target.vocab_size())
+        })
+    }
+
+    /// Opens a head's own checkpoint, whose weights are where the target's are.
+    pub(crate) fn open(&self, source: &Source) -> Result<Checkpoint, EngineError> {
+        let checkpoint = source.checkpoint()?;
+        checkpoint.keep_mapped(self.mapped);
+        Ok(checkpoint)
+    }
+
+    /// Completes what is known of a head in a checkpoint of its own.
+    pub(crate) fn apart(
+        &mut self,
+        source: &Source,
+        checkpoint: &Checkpoint,
+        mut found: Found,
+    ) -> Result<Found, EngineError> {
+        same_tokens(self.source, source)?;
+        if matches!(self.options.probing, Probing::Run { .. }) {
+            found.preflight.drafter_sha256 = Some(source.hash(checkpoint, self.hashes));
+        }
+        found.unused = checkpoint.unused();
+        found.weight_bytes = checkpoint.bytes();
+        Ok(found)
+    }
+}
+
+/// Whether all heads of `plan` can be stored in `kv`.
+pub(crate) fn fits(plan: &MemoryPlan, kv: KvFormat) -> Result<(), EngineError> {
+    let mut layers = plan.groups.iter().flat_map(|g| &g.layers);
+    match layers.find_map(|&(_, head_dim)| Some((kv.misfit(head_dim)?, head_dim))) {
+        None => Ok(()),
+        Some((misfit, head_dim)) => Err(EngineError::KvMisfit {
+            kv,
+            format: misfit.name,
+            block: misfit.block,
+            head_dim,
+        }),
+    }
+}

@@ -1,0 +1,218 @@
+//! The engine as its users hold it: submits requests to the thread that runs them all.
+
+use crate::info::{Model, ModelInfo};
+use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink};
+use crate::sampler::check_ranges;
+use crate::scheduler::{Counters, Job, Scheduler};
+use speculate::{MAX_TOP_LOGPROBS, Sampling};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use text::{Channel, StopStrings, Text};
+
+/// How the engine runs.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Requests that may wait for a free sequence.
+    pub queue: usize,
+    /// Whether a request goes on from what an ended one has left, if its prompt begins like
+    /// that one's text. Its own text is the same.
+    pub reuse: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            queue: 64,
+            reuse: true,
+        }
+    }
+}
+
+/// A running engine. Dropping it cancels what runs and waits for the thread.
+pub struct Engine {
+    jobs: Mutex<Option<Sender<Job>>>,
+    thread: Option<JoinHandle<()>>,
+    counters: Arc<Counters>,
+    text: Arc<Text>,
+    info: ModelInfo,
+    queue: usize,
+}
+
+impl Engine {
+    /// Starts the engine's thread.
+    ///
+    /// # Panics
+    ///
+    /// If the system cannot start a thread.
+    pub fn start(model: Model, options: EngineOptions) -> Engine {
+        let (jobs, inbox) = channel();
+        let counters = Arc::new(Counters::default());
+        let (text, info) = (model.text.clone(), model.info.clone());
+        let scheduler = Scheduler::new(model, options.reuse, inbox, counters.clone());
+        let thread = std::thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || scheduler.run());
+        let thread = Some(thread.expect("the engine's thread starts"));
+        Engine {
+            jobs: Mutex::new(Some(jobs)),
+            thread,
+            counters,
+            text,
+            info,
+            queue: options.queue,
+        }
+    }
+
+    /// What is known of the model.
+    pub fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    /// Tokenizer, template, stop tokens.
+    pub fn text(&self) -> &Arc<Text> {
+        &self.text
+    }
+
+    /// What the engine has done.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Submits `request`; its events go to `sink`. The token cancels it.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`], before any work; `sink` is not called then.
+    pub fn submit(&self, mut request: Request, sink: Sink) -> Result<CancelToken, Rejected> {
+        self.check(&request)?;
+        // 0 keeps the likeliest token only; the sampler's own range excludes it.
+        request.sampling.top_p = request.sampling.top_p.max(f32::MIN_POSITIVE);
+        let waiting = self.counters.waiting.fetch_add(1, Ordering::AcqRel);
+        if waiting >= self.most_waiting() {
+            self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
+            return Err(Rejected::QueueFull { waiting });
+        }
+        let cancel = CancelToken::new();
+        let job = Job {
+            request,
+            sink,
+            cancel: cancel.clone(),
+            submitted: Instant::now(),
+        };
+        let jobs = self
+            .jobs
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let sent = jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        if !sent {
+            self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
+            return Err(Rejected::Stopped);
+        }
+        Ok(cancel)
+    }
+
+    /// Requests that would be taken now: those that may run and wait beside those that do.
+    pub fn places(&self) -> usize {
+        let waiting = self.counters.waiting.load(Ordering::Acquire);
+        self.most_waiting().saturating_sub(waiting)
+    }
+
+    /// Requests that may wait: for their turn, or for the thread to start them.
+    fn most_waiting(&self) -> usize {
+        let running = self.counters.running.load(Ordering::Acquire);
+        let free = self.info.sequences.saturating_sub(running);
+        self.queue.saturating_add(free)
+    }
+
+    /// Submits `request` and waits for its end: the answer, all tokens and the outcome.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`]; [`Rejected::Failed`] if the request failed on the way, and
+    /// [`Rejected::Stopped`] if the engine did.
+    pub fn complete(
+        &self,
+        request: Request,
+    ) -> Result<(String, Vec<u32>, RequestOutcome), Rejected> {
+        let (events, inbox) = channel();
+        self.submit(request, Box::new(move |event| events.send(event).is_ok()))?;
+        let (mut whole, mut ids) = (String::new(), Vec::new());
+        for event in inbox {
+            match event {
+                Event::Prefill { .. } => {}
+                Event::Text(segments) => {
+                    for segment in segments {
+                        if segment.channel == Channel::Answer {
+                            whole.push_str(&segment.text);
+                        }
+                        ids.extend(segment.tokens.iter().map(|token| token.id));
+                    }
+                }
+                Event::Done(outcome) => return Ok((whole, ids, *outcome)),
+                Event::Failed(reason) => return Err(Rejected::Failed(reason)),
+            }
+        }
+        Err(Rejected::Stopped)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Rejected> {
+        let ModelInfo {
+            context,
+            context_max,
+            vocab_size,
+            ..
+        } = self.info;
+        if request.prompt.is_empty() {
+            return Err(Rejected::EmptyPrompt);
+        }
+        if request.prompt.len() >= context {
+            return Err(Rejected::PromptTooLong {
+                tokens: request.prompt.len(),
+                context,
+                context_max,
+            });
+        }
+        if let Some(&token) = request.prompt.iter().find(|&&t| t as usize >= vocab_size) {
+            return Err(Rejected::BadToken {
+                token,
+                vocab: vocab_size,
+            });
+        }
+        let bad = |e: &dyn std::fmt::Display| Rejected::BadParameter(e.to_string());
+        check_ranges(&request.sampling)?;
+        let sampling = Sampling {
+            top_p: request.sampling.top_p.max(f32::MIN_POSITIVE),
+            ..request.sampling.clone()
+        };
+        sampling.validate(vocab_size).map_err(|e| bad(&e))?;
+        StopStrings::new(&request.stop).map_err(|e| bad(&e))?;
+        if request.draft.is_some_and(|n| n.max() > self.info.draft_max) {
+            let limit = self.info.draft_max;
+            return Err(Rejected::BadParameter(format!(
+                "drafts of this engine have at most {limit} tokens"
+            )));
+        }
+        if request.logprobs.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
+            return Err(Rejected::BadParameter(format!(
+                "log-probabilities come with at most {MAX_TOP_LOGPROBS} of the likeliest tokens"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        *self
+            .jobs
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+        if let Some(thread) = self.thread.take() {
+            // Its panic has been printed; there is nobody to tell here.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What is known of a loaded model.
+
+use crate::preflight::Preflight;
+use cache::MemoryPlan;
+use serde::Serialize;
+use speculate::Speculator;
+use std::sync::Arc;
+use text::Text;
+
+/// What is known of a loaded model.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelInfo {
+    /// The name that users have for the model.
+    pub name: String,
+    /// The family of models, as the configuration's `model_type` names it.
+    pub family: &'static str,
+    /// The device's name, such as `cpu (avx512, 2 threads)`.
+    pub backend: String,
+    /// Tokens that a sequence may have, prompt and output together.
+    pub context: usize,
+    /// Tokens of the longest sequence that the model knows.
+    pub context_max: usize,
+    /// Tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Requests that run at once.
+    pub sequences: usize,
+    /// Bytes of the checkpoint's files.
+    pub weight_bytes: u64,
+    /// Bytes of the drafter's files, where it has its own.
+    pub drafter_weight_bytes: u64,
+    /// Where weights are: `packed` in memory, or `mapped`, in their files.
+    pub weights: &'static str,
+    /// Why the weights are there.
+    pub weights_reason: String,
+    /// Bytes of the weights that a step of one row reads.
+    pub step_bytes: u64,
+    /// Bytes of keys, values and states, at most.
+    pub memory_bytes: usize,
+    /// Format of keys and values.
+    pub kv_format: String,
+    /// The name of the drafter; none if nothing is drafted.
+    pub drafter: Option<&'static str>,
+    /// Why this drafter drafts, or why none does.
+    pub drafter_reason: String,
+    /// Tokens of the longest draft.
+    pub draft_max: usize,
+    /// Vocabulary entries that the draft head scores, unless all.
+    pub draft_vocab: Option<usize>,
+    /// The rule by which drafted tokens are accepted: `exact` or `residual`.
+    pub accept: &'static str,
+    /// What was checked before the model was called ready.
+    pub preflight: Preflight,
+    /// Tensors of the files that nothing has read.
+    pub unused_tensors: Vec<String>,
+}
+
+/// A model ready to write.
+pub struct Model {
+    /// Target, drafter and the memory of both.
+    pub speculator: Speculator,
+    /// Tokenizer, template, stop tokens.
+    pub text: Arc<Text>,
+    /// What is known of the model.
+    pub info: ModelInfo,
+    /// Prompt rows that a request may run in one step.
+    pub chunk: usize,
+    /// What the target and, if it has a memory, the drafter remember.
+    pub plans: Vec<MemoryPlan>,
+}

@@ -1,0 +1,134 @@
+//! What a caller may ask of [`crate::load`].
+
+use crate::error::EngineError;
+use crate::preflight::Probing;
+use crate::reason::Words;
+use crate::shortlist::DraftVocabulary;
+use crate::source::Source;
+use backend::KvFormat;
+use convert::Quantize;
+use speculate::Accept;
+
+/// Tokens of a sequence where nobody says otherwise.
+pub const DEFAULT_CONTEXT: usize = 8192;
+/// Draft length where nobody says otherwise.
+pub const DEFAULT_DRAFT_MAX: usize = 3;
+/// Longest draft that can be asked for.
+pub const DRAFT_MAX: usize = backend::MAX_TENTATIVE;
+
+/// Which drafter is to guess ahead of the target.
+#[derive(Clone, Debug, Default)]
+pub enum DraftChoice {
+    /// The best that the checkpoint and its surroundings offer.
+    #[default]
+    Auto,
+    /// None: plain decoding.
+    None,
+    /// The drafter of this name, one of [`crate::drafter_kinds`]. Its head is at the source; where
+    /// none is given, it is looked for in the checkpoint, beside it and in
+    /// [`LoadOptions::drafters`].
+    Named(&'static str, Option<Source>),
+}
+
+/// Where weights are to be while the model runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Packed, unless packed weights and the KV cache take more than this many bytes.
+    Auto(u64),
+    /// Packed, or as the device has them.
+    #[default]
+    Packed,
+    /// In their memory-mapped files.
+    Mapped,
+}
+
+/// How to load a model.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Which drafter is to guess ahead.
+    pub draft: DraftChoice,
+    /// Where else a drafter of this model may lie, the best first. Each is tried as
+    /// what its configuration says it is.
+    pub drafters: Vec<Source>,
+    /// What a person could do if no draft head is found; part of the reason then.
+    pub advice: Option<String>,
+    /// How reasons are spelled in [`crate::ModelInfo`].
+    pub words: Words,
+    /// Whether the model is tried before it is ready.
+    pub probing: Probing,
+    /// Longest draft, in tokens, at most [`DRAFT_MAX`]; drafts are shorter where that is faster,
+    /// and 0 turns speculation off.
+    pub draft_max: usize,
+    /// Vocabulary entries that a draft head scores.
+    pub draft_vocab: DraftVocabulary,
+    /// Which drafted tokens are accepted.
+    pub accept: Accept,
+    /// Tokens of a sequence, prompt and output together; the model's own limit, but at most
+    /// [`DEFAULT_CONTEXT`], if absent.
+    pub context: Option<usize>,
+    /// Requests that run at once.
+    pub sequences: usize,
+    /// Prompt rows that a request may run in one step; [`backend::Capabilities::prompt_rows`] if absent.
+    pub chunk: Option<usize>,
+    /// Formats of keys and of values in the KV cache.
+    pub kv_format: KvFormat,
+    /// Quantizes the weights while they are loaded, if present.
+    pub quantize: Option<Quantize>,
+    /// Where weights are while the model runs.
+    pub weights: Placement,
+    /// Bytes of the host's memory that packed weights and the KV cache may take together;
+    /// no limit if absent. A device with memory of its own has limits of its own and ignores it.
+    pub memory_limit: Option<u64>,
+    /// Whether control tokens that messages, tools and template arguments spell are control
+    /// tokens ([`text::Text::allow_special_tokens`]); otherwise they are text.
+    pub allow_special_tokens: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions {
+            draft: DraftChoice::Auto,
+            drafters: Vec::new(),
+            advice: None,
+            words: Words::default(),
+            probing: Probing::default(),
+            draft_max: DEFAULT_DRAFT_MAX,
+            draft_vocab: DraftVocabulary::default(),
+            accept: Accept::default(),
+            context: None,
+            sequences: 1,
+            chunk: None,
+            kv_format: KvFormat::both(&quant::kv::BF16),
+            quantize: None,
+            weights: Placement::default(),
+            memory_limit: None,
+            allow_special_tokens: false,
+        }
+    }
+}
+
+impl LoadOptions {
+    /// Checks what can be checked without a model.
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        if self.draft_max > DRAFT_MAX {
+            return Err(EngineError::DraftTooLong {
+                asked: self.draft_max,
+                most: DRAFT_MAX,
+            });
+        }
+        if self.sequences == 0 || self.chunk == Some(0) || self.context == Some(0) {
+            return Err(EngineError::NoSize);
+        }
+        Ok(())
+    }
+}
+
+impl DraftChoice {
+    /// The drafter that was asked for by name, if one was.
+    pub(crate) fn asked(&self) -> Option<&'static str> {
+        match self {
+            DraftChoice::Auto | DraftChoice::None => None,
+            DraftChoice::Named(name, _) => Some(name),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! A request for text as the engine understands it, whatever API it came by.
+
+use axum::http::HeaderValue;
+use serde_json::{Map, Value, json};
+
+use crate::options::Options;
+
+/// What a client asks for.
+pub(crate) struct Asked {
+    /// What the text is to follow.
+    pub(crate) prompt: Prompt,
+    /// How it is to be written.
+    pub(crate) options: Options,
+    /// The names of fields that change nothing, as they stand in a header.
+    pub(crate) ignored: Option<HeaderValue>,
+}
+
+/// What a text is to follow.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Prompt {
+    /// Messages, which the model's chat template makes a prompt.
+    Conversation(Conversation),
+    /// A text, which needs no template.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+/// Messages to answer.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Conversation {
+    /// The messages, the oldest first.
+    pub(crate) messages: Vec<Message>,
+    /// Arguments of the model's chat template.
+    pub(crate) arguments: Map<String, Value>,
+}
+
+/// One message of a conversation.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Message {
+    /// The speaker of the message.
+    pub(crate) role: Role,
+    /// What is said; nothing where a message only calls tools.
+    pub(crate) content: Vec<Part>,
+    /// What else the chat template may read, under the names that templates have for it:
+    /// `tool_calls`, `reasoning_content`, `name`.
+    pub(crate) others: Map<String, Value>,
+}
+
+/// A part of a message.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Part {
+    /// Text; the texts of a message follow each other without anything between.
+    Text(String),
+}
+
+/// The speaker of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+    Function,
+}
+
+impl Role {
+    /// Every role.
+    pub(crate) const ALL: [Role; 6] = [
+        Role::System,
+        Role::Developer,
+        Role::User,
+        Role::Assistant,
+        Role::Tool,
+        Role::Function,
+    ];
+
+    /// The role's name in requests and templates.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::Developer => "developer",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+            Role::Function => "function",
+        }
+    }
+
+    /// The role called `name`.
+    pub(crate) fn named(name: &str) -> Option<Role> {
+        Role::ALL.into_iter().find(|role| role.name() == name)
+    }
+}
+
+impl Conversation {
+    /// The messages in the form that the text crate takes, and the template's arguments.
+    pub(crate) fn for_template(self) -> (Value, Map<String, Value>) {
+        let messages = self.messages.into_iter().map(Message::for_template);
+        (messages.collect(), self.arguments)
+    }
+}
+
+impl Message {
+    fn for_template(self) -> Value {
+        let mut texts = self.content.into_iter().map(|Part::Text(text)| text);
+        let content = match (texts.next(), texts.len()) {
+            (None, _) => Value::Null,
+            (Some(only), 0) => Value::String(only),
+            (Some(first), _) => std::iter::once(first).chain(texts).collect(),
+        };
+        let mut message = Map::new();
+        message.insert("role".into(), json!(self.role.name()));
+        message.insert("content".into(), content);
+        message.extend(self.others);
+        Value::Object(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_conversation_takes_the_form_of_templates() {
+        let message = |role, texts: &[&str], others: Value| Message {
+            role,
+            content: texts.iter().map(|t| Part::Text((*t).into())).collect(),
+            others: others.as_object().cloned().unwrap_or_default(),
+        };
+        let conversation = Conversation {
+            messages: vec![
+                message(Role::User, &["a"], json!({"name": "x"})),
+                message(Role::Assistant, &[], json!({"tool_calls": [{}]})),
+                message(Role::Tool, &["b", "c"], json!({})),
+            ],
+            arguments: Map::from_iter([("think".into(), json!(true))]),
+        };
+        let (messages, arguments) = conversation.for_template();
+        assert_eq!(
+            messages,
+            json!([
+                {"role": "user", "content": "a", "name": "x"},
+                {"role": "assistant", "content": null, "tool_calls": [{}]},
+                {"role": "tool", "content": ["b", "c"]},
+            ])
+        );
+        assert_eq!(arguments["think"], true);
+        for role in Role::ALL {
+            assert_eq!(Role::named(role.name()), Some(role));
+        }
+        assert_eq!(Role::named("robot"), None);
+    }
+}
