@@ -7,7 +7,8 @@
 // enters after NEON was found, and references to arrays are readable and writable
 // for their whole size.
 
-use super::{ByteKernel, Bytes, Kernel, Lanes, word};
+use super::bytes::{ByteKernel, Bytes, word};
+use super::lanes::{Kernel, Lanes};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::aarch64::*;

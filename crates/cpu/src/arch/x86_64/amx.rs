@@ -6,13 +6,14 @@
 //! A core has few registers behind the eight names, and its other thread may need them:
 //! products that use seven then take twice as long as with five (Sapphire Rapids).
 
-use super::x86_64::{self, Avx512Bytes};
-use super::{Bytes, TILE, Tiles};
+use super::avx512::{self, Avx512Bytes};
+use crate::arch::bytes::Bytes;
+use crate::arch::tiles::{TILE, Tiles};
 use std::arch::asm;
 use std::sync::OnceLock;
 
 /// Whether this CPU has tiles of bytes and the system lets this process use them.
-pub(super) fn granted() -> bool {
+pub(in crate::arch) fn granted() -> bool {
     static GRANTED: OnceLock<bool> = OnceLock::new();
     *GRANTED.get_or_init(|| found() && permitted())
 }
@@ -53,7 +54,7 @@ struct Shapes {
 }
 
 /// Tiles of the wanted shape, until dropped.
-pub(super) struct Amx(());
+pub(in crate::arch) struct Amx(());
 
 impl Drop for Amx {
     fn drop(&mut self) {
@@ -239,6 +240,6 @@ impl Tiles for Amx {
         codes: <Self::Bytes as Bytes>::Codes,
     ) -> [<Self::Bytes as Bytes>::Codes; 2] {
         // SAFETY: `found` looked for GFNI.
-        unsafe { x86_64::halves::<SIGNED>(codes) }
+        unsafe { avx512::halves::<SIGNED>(codes) }
     }
 }
