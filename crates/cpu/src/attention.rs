@@ -14,15 +14,20 @@
 //! as the definition says; whether splits run on one worker or many is a
 //! question of how many other pieces of work there are.
 
-use crate::Cpu;
 use crate::arch::{Element, Kernel, Lanes, load, store};
+mod plan;
+
+pub(crate) use plan::Plan;
+
+use crate::device::Cpu;
 use crate::kv::{BLOCK, KvPages, STRIP, Side};
 use crate::memory::{values, values_mut};
+use crate::microkernel::{Fetch, Operands, STEPS, accumulate};
 use crate::pool::{Split, out_of};
-use crate::tile::{Fetch, Operands, STEPS, accumulate};
 use backend::math;
 use backend::{Attention, Batch, Kv, KvFormat, KvSpec, PAGE_ROWS, SPLIT_ROWS, Tensor};
 use half::bf16;
+use plan::{Apart, FRESH, Stats, Task};
 use quant::turbo;
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -40,33 +45,6 @@ const PARTIALS: usize = 8 << 20;
 
 /// Multiply-adds of scores below which handing out work costs more than it saves.
 const ALONE: usize = 32 << 10;
-
-/// A block of queries against some splits of their context.
-#[derive(Clone, Debug)]
-struct Task {
-    seq: usize,
-    kv_head: usize,
-    rows: Range<usize>,
-    splits: Range<usize>,
-    /// Where partial results go, if the splits of these rows run apart.
-    apart: Option<Apart>,
-}
-
-/// Query `i`'s partial result of split `s` has number `start + i * splits + s`,
-/// `s` counted from the block's first.
-#[derive(Clone, Copy, Debug)]
-struct Apart {
-    start: usize,
-    splits: usize,
-}
-
-/// What is remembered between calls, so that none allocates.
-#[derive(Default)]
-pub(crate) struct Plan {
-    blocks: Vec<Task>,
-    tasks: Vec<Task>,
-    stats: Vec<Stats>,
-}
 
 /// What a task needs of the op's arguments.
 struct Context<'a> {
@@ -162,29 +140,6 @@ impl Ahead {
         }
     }
 }
-
-#[derive(Clone, Copy)]
-struct Stats {
-    max: f32,
-    sum: f32,
-    correction: f32,
-    total_max: f32,
-    /// Negative until there is a total.
-    total_sum: f32,
-    /// Keys of the current tile.
-    first: usize,
-    last: usize,
-}
-
-const FRESH: Stats = Stats {
-    max: 0.0,
-    sum: 0.0,
-    correction: 0.0,
-    total_max: 0.0,
-    total_sum: -1.0,
-    first: 0,
-    last: 0,
-};
 
 impl<'a> Room<'a> {
     /// Values of a room, [`Stats`] apart.
@@ -635,14 +590,6 @@ impl Attend<'_> {
             out[..width].copy_from_slice(&self.room.part[i * width..][..width]);
             (out[width], out[width + 1]) = (s.max, if s.saw_nothing() { -1.0 } else { s.sum });
         }
-    }
-}
-
-impl Stats {
-    /// Whether none of the split's keys was visible: any score would have left
-    /// a maximum, a sum, or NaN.
-    fn saw_nothing(&self) -> bool {
-        self.max == f32::NEG_INFINITY && self.sum == 0.0
     }
 }
 

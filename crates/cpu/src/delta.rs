@@ -14,8 +14,8 @@
 //! Rows that may be rolled back run on a copy. What they did is kept as decays,
 //! keys and `d`, and the kept ones are replayed at the start of the next step.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes, load, store, update};
+use crate::device::Cpu;
 use crate::memory::{Buffer, Region, values, values_mut};
 use crate::norm::sum_squares;
 use crate::pool::{Split, out_of};

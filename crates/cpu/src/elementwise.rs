@@ -1,7 +1,7 @@
 //! Ops that look at one element at a time.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes};
+use crate::device::Cpu;
 use crate::memory::{values, values_mut};
 use crate::pool::Split;
 use backend::{Activation, Tensor, math};

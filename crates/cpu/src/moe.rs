@@ -4,14 +4,17 @@
 //! are read once a step however many rows chose it; products over all experts
 //! are one job, cut at experts and panels. A row adds its experts by rank.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes, load, map, store};
+mod plan;
+
+pub(crate) use plan::Plan;
+
+use crate::device::Cpu;
 use crate::elementwise::{self, PIECE};
 use crate::matmul;
 use crate::memory::{values, values_mut};
 use crate::pool::{Split, out_of};
 use backend::{Activation, Choice, Experts, Tensor, math};
-use std::ops::Range;
 use std::sync::PoisonError;
 
 /// [`Experts::choose`], compiled for the instruction set.
@@ -39,25 +42,6 @@ impl Kernel for Choose<'_> {
         self.experts
             .choose_into(self.powers, self.order, self.choice);
     }
-}
-
-/// What a step works out about its rows, in memory that the next one uses again.
-#[derive(Default)]
-pub(crate) struct Plan {
-    /// Of each row.
-    choices: Vec<Choice>,
-    /// Room of each worker.
-    orders: Vec<Vec<usize>>,
-    /// Where an expert's places end.
-    ends: Vec<usize>,
-    next: Vec<usize>,
-    /// Experts with rows, and their places.
-    chosen: Vec<usize>,
-    runs: Vec<Range<usize>>,
-    /// The row of each place.
-    rows: Vec<usize>,
-    /// By row and rank: the weight, and where the expert's result starts.
-    places: Vec<(f32, usize)>,
 }
 
 /// One row's experts, added up: `y = Σ_rank w part`.

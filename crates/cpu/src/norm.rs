@@ -1,7 +1,7 @@
 //! Root mean square normalisation.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes, for_each, map, map_two};
+use crate::device::Cpu;
 use crate::elementwise::LONG;
 use crate::memory::{values, values_mut};
 use crate::pool::Split;

@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes, load, store};
+use crate::device::Cpu;
 use crate::elementwise::PIECE;
 use crate::memory::values_mut;
 use crate::pool::{Split, out_of};

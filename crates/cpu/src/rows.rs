@@ -1,7 +1,7 @@
 //! Ops that move rows and columns, and the one that picks a column.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes};
+use crate::device::Cpu;
 use crate::elementwise::PIECE;
 use crate::memory::{values, values_mut};
 use crate::pool::Split;

@@ -55,3 +55,24 @@ impl Element for f16 {
         self.to_f32()
     }
 }
+
+/// Runs `$body` with `$t` as the Rust type of `$scalar`.
+macro_rules! with_element {
+    ($scalar:expr, $t:ident => $body:expr) => {
+        match $scalar {
+            quant::Scalar::F32 => {
+                type $t = f32;
+                $body
+            }
+            quant::Scalar::F16 => {
+                type $t = half::f16;
+                $body
+            }
+            quant::Scalar::Bf16 => {
+                type $t = half::bf16;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_element;

@@ -5,7 +5,7 @@ use super::aarch64;
 use super::bytes::ByteKernel;
 use super::lanes::Kernel;
 use super::scalar;
-use super::tiles::{DEPTH, TileKernel};
+use super::tiles::TileKernel;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{self, ByteVariants, Variants, amx};
 
@@ -71,7 +71,7 @@ impl Isa {
 /// How bytes are multiplied: an [`Isa`] has several ways, by age of the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "each architecture makes its own")]
-enum Products {
+enum ByteProducts {
     Scalar,
     /// AVX2's pairs of 16-bit sums.
     Avx2,
@@ -93,7 +93,7 @@ enum Products {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Detected {
     isa: Isa,
-    products: Products,
+    products: ByteProducts,
 }
 
 impl Detected {
@@ -108,27 +108,27 @@ impl Detected {
         }
         #[allow(unused_mut, reason = "depends on the architecture")]
         let mut all = match isa {
-            Isa::Scalar => vec![Products::Scalar],
-            Isa::Avx2 | Isa::Avx512 => vec![Products::Avx2],
-            Isa::Neon => vec![Products::Neon],
+            Isa::Scalar => vec![ByteProducts::Scalar],
+            Isa::Avx2 | Isa::Avx512 => vec![ByteProducts::Avx2],
+            Isa::Neon => vec![ByteProducts::Neon],
         };
         #[cfg(target_arch = "x86_64")]
         {
             if isa != Isa::Scalar && is_x86_feature_detected!("avxvnni") {
-                all.push(Products::AvxVnni);
+                all.push(ByteProducts::AvxVnni);
             }
             if isa == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
-                all.push(Products::Avx512Vnni);
+                all.push(ByteProducts::Avx512Vnni);
                 if amx::granted() {
-                    all.push(Products::Amx);
+                    all.push(ByteProducts::Amx);
                 }
             }
         }
         #[cfg(target_arch = "aarch64")]
         if isa == Isa::Neon && std::arch::is_aarch64_feature_detected!("dotprod") {
-            all.push(Products::NeonDot);
+            all.push(ByteProducts::NeonDot);
             if std::arch::is_aarch64_feature_detected!("i8mm") {
-                all.push(Products::NeonMatrix);
+                all.push(ByteProducts::NeonMatrix);
             }
         }
         all.into_iter()
@@ -140,16 +140,12 @@ impl Detected {
         self.isa
     }
 
-    /// How the kernels take `rows` rows of activations in vectors.
-    pub(crate) fn vectors(self, rows: usize) -> Blocks {
-        let most = match (self.isa, self.products) {
+    /// The most rows of activations that a kernel of byte products takes at once.
+    pub(crate) fn most_byte_rows(self) -> usize {
+        match (self.isa, self.products) {
             (Isa::Scalar, _) => 1,
-            (_, Products::Avx512Vnni | Products::Amx) => 8,
+            (_, ByteProducts::Avx512Vnni | ByteProducts::Amx) => 8,
             _ => 4,
-        };
-        Blocks {
-            rows: even(rows, most),
-            tiles: false,
         }
     }
 
@@ -174,7 +170,7 @@ impl Detected {
 
     /// Whether there are tiles.
     pub(crate) fn has_tiles(self) -> bool {
-        self.products == Products::Amx
+        self.products == ByteProducts::Amx
     }
 
     /// Runs `kernel` on tiles; only where [`Detected::has_tiles`].
@@ -184,7 +180,7 @@ impl Detected {
         match self.products {
             // SAFETY: `variants` found the features on this CPU and the registers granted.
             #[cfg(target_arch = "x86_64")]
-            Products::Amx => unsafe { x86_64::avx512_tiles::<amx::Amx, K>(kernel) },
+            ByteProducts::Amx => unsafe { x86_64::avx512_tiles::<amx::Amx, K>(kernel) },
             _ => unreachable!("there are no tiles"),
         }
     }
@@ -193,56 +189,27 @@ impl Detected {
     #[inline]
     pub(crate) fn run_bytes<K: ByteKernel>(self, kernel: K) -> K::Output {
         match self.products {
-            Products::Scalar => kernel.run::<scalar::Bytes>(),
+            ByteProducts::Scalar => kernel.run::<scalar::Bytes>(),
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
-            Products::Avx2 => unsafe { kernel.avx2_bytes() },
+            ByteProducts::Avx2 => unsafe { kernel.avx2_bytes() },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
-            Products::AvxVnni => unsafe { kernel.avx_vnni_bytes() },
+            ByteProducts::AvxVnni => unsafe { kernel.avx_vnni_bytes() },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "x86_64")]
-            Products::Avx512Vnni | Products::Amx => unsafe { kernel.avx512_vnni_bytes() },
+            ByteProducts::Avx512Vnni | ByteProducts::Amx => unsafe { kernel.avx512_vnni_bytes() },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "aarch64")]
-            Products::Neon => unsafe { aarch64::neon_bytes(kernel) },
+            ByteProducts::Neon => unsafe { aarch64::neon_bytes(kernel) },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "aarch64")]
-            Products::NeonDot => unsafe { aarch64::neon_dot_bytes(kernel) },
+            ByteProducts::NeonDot => unsafe { aarch64::neon_dot_bytes(kernel) },
             // SAFETY: `variants` found the features on this CPU.
             #[cfg(target_arch = "aarch64")]
-            Products::NeonMatrix => unsafe { aarch64::neon_matrix_bytes(kernel) },
+            ByteProducts::NeonMatrix => unsafe { aarch64::neon_matrix_bytes(kernel) },
             #[allow(unreachable_patterns, reason = "depends on the architecture")]
             _ => unreachable!("`variants` found it on this CPU"),
         }
     }
-}
-
-/// Rows of rounded activations in blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Blocks {
-    /// Rows of a block, in tiles at most [`TILE`]; the last may have fewer.
-    pub(crate) rows: usize,
-    /// In tiles, each row's columns of a group together, in a line of [`DEPTH`] where
-    /// smaller groups have places of their own; else all rows' eights.
-    pub(crate) tiles: bool,
-}
-
-impl Blocks {
-    /// Each row on its own, for vectors.
-    pub(crate) const SINGLE: Blocks = Blocks {
-        rows: 1,
-        tiles: false,
-    };
-
-    /// Bytes that a row's columns of a group of `group` take.
-    pub(crate) fn line(self, group: usize) -> usize {
-        if self.tiles { group.max(DEPTH) } else { group }
-    }
-}
-
-/// `n` things in as few and as even parts of at most `most` as can be: the size
-/// of a part.
-pub(crate) fn even(n: usize, most: usize) -> usize {
-    n.div_ceil(n.div_ceil(most).max(1)).max(1)
 }

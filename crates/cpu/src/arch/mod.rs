@@ -20,8 +20,8 @@ mod tiles;
 mod x86_64;
 
 pub(crate) use bytes::{ByteKernel, Bytes};
-pub(crate) use element::Element;
+pub(crate) use element::{Element, with_element};
+pub(crate) use isa::Detected;
 pub use isa::Isa;
-pub(crate) use isa::{Blocks, Detected, even};
 pub(crate) use lanes::{Kernel, Lanes, for_each, load, map, map_two, store, update};
 pub(crate) use tiles::{DEPTH, TILE, TileKernel, Tiles};

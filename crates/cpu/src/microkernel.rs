@@ -101,3 +101,9 @@ pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: u
     }
     *acc = sums;
 }
+
+/// `n` things in as few and as even parts of at most `most` as can be: the size
+/// of a part.
+pub(crate) fn even(n: usize, most: usize) -> usize {
+    n.div_ceil(n.div_ceil(most).max(1)).max(1)
+}

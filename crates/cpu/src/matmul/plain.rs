@@ -8,13 +8,13 @@
 //! `y = fma(w, x, y)` over ascending columns, whatever the number of rows,
 //! panels in flight or threads.
 
-use crate::Cpu;
-use crate::arch::{Element, Kernel, Lanes, even, load, store};
-use crate::matmul::with_element;
+use super::pack::{self, Packing, Place, Source, Units};
+use super::pack_buffer::Room;
+use crate::arch::{Element, Kernel, Lanes, load, store, with_element};
+use crate::device::Cpu;
 use crate::memory::{bytes, elements};
-use crate::packing::{self, Packing, Place, Room, Source, Units};
+use crate::microkernel::{Fetch, Operands, accumulate, even};
 use crate::pool::Split;
-use crate::tile::{Fetch, Operands, accumulate};
 use quant::{Layout, Scalar, Stored};
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl Panels {
             cols,
             source: Source::Mapped(Vec::new()),
         };
-        panels.source = packing::source(cpu, &panels, parts);
+        panels.source = pack::source(cpu, &panels, parts);
         panels
     }
 
@@ -53,7 +53,7 @@ impl Panels {
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
         let data = match &self.source {
             Source::Packed(data) => data,
-            Source::Mapped(kept) => return packing::row(kept, row, factor, out),
+            Source::Mapped(kept) => return pack::row(kept, row, factor, out),
         };
         with_element!(self.scalar, W => {
             let values = data.of::<W>()[row / 16 * 16 * self.cols + row % 16..].iter().step_by(16);
@@ -289,7 +289,7 @@ pub(crate) fn piece(
     range: Range<usize>,
     y: &Split<'_, f32>,
 ) {
-    packing::each(cpu, w, worker, range, |range, panels| {
+    pack::each(cpu, w, worker, range, |range, panels| {
         with_element!(w.scalar, W => {
             let weights = elements(panels);
             cpu.isa.run(Piece::<W> { x, rows, panels: w, weights, range, y });
@@ -328,7 +328,7 @@ impl<W: Element> Kernel for Chosen<'_, W> {
 
 /// Up to 16 chosen rows of `w` for one row `x`, as `worker`.
 pub(crate) fn chosen(cpu: &Cpu, worker: usize, w: &Panels, x: &[f32], ids: &[u32], y: &mut [f32]) {
-    packing::chosen(cpu, w, worker, ids, |panel| {
+    pack::chosen(cpu, w, worker, ids, |panel| {
         with_element!(w.scalar, W => {
             cpu.isa.run(Chosen::<W> { x, weights: elements(panel), y });
         });

@@ -5,9 +5,9 @@
 //! multiplies them and into room of its own: so kernels and bits are the same, nothing
 //! but the file's pages is held, and a product takes as long as packing does.
 
-use crate::Cpu;
+use super::pack_buffer::Room;
 use crate::arch::{Kernel, Lanes};
-use crate::coded;
+use crate::device::Cpu;
 use crate::memory::Region;
 use crate::pool::Split;
 use quant::{Kept, Stored};
@@ -59,23 +59,6 @@ impl<'a> Parts<'a> {
         };
         let part = part.expect("rows are those of the parts");
         Place { part, row }
-    }
-}
-
-/// What one worker packs with.
-#[derive(Default)]
-pub(crate) struct Room {
-    pub(crate) rows: [coded::Parts; 16],
-    pub(crate) values: Vec<f32>,
-    panels: Option<Region>,
-}
-
-impl Room {
-    /// Room for `len` bytes of panels, taken out to be put back.
-    fn take(&mut self, len: usize) -> Region {
-        let fits = |region: &Region| region.of::<u8>().len() >= len;
-        let old = self.panels.take().filter(fits);
-        old.unwrap_or_else(|| Region::zeroed(len))
     }
 }
 

@@ -1,89 +1,26 @@
-//! Products, whichever way the weights are stored.
+//! Products: from the op to the kernel, and from the whole matrix to a worker's part of it.
 //!
 //! Plain weights lie in `panels`, those with codes in `coded` unless the
 //! activations are to stay in `f32`. Both come in panels of 16 rows; a product
 //! is cut into pieces of some panels each, and several matrices of one input are
 //! one job.
 
-use crate::arch::{Blocks, ByteKernel, Bytes, Kernel, Lanes, TileKernel, Tiles};
-use crate::coded::{self, Coded, Rounded};
+use super::activations::{Blocks, Rounded};
+use super::quantized::{Coded, Piece};
+use super::weights::Weights;
+use super::{amx, pack, plain};
+use crate::arch::Detected;
+use crate::device::Cpu;
 use crate::memory::{values, values_mut};
-use crate::packing::{Packing, Source};
-use crate::panels::{self, Panels};
 use crate::pool::Split;
-use crate::tile::AHEAD;
-use crate::{Activations, Cpu};
 use backend::{Matrix, Tensor};
-use quant::{Kept, Stored};
-use std::hint::black_box;
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes of weights that one worker claims at a time.
-const PIECE: usize = 128 << 10;
+pub(crate) const PIECE: usize = 128 << 10;
 
 /// Multiply-adds below which handing out work costs more than it saves.
 const ALONE: usize = 96 << 10;
-
-/// Runs `$body` with `$t` as the Rust type of `$scalar`.
-macro_rules! with_element {
-    ($scalar:expr, $t:ident => $body:expr) => {
-        match $scalar {
-            quant::Scalar::F32 => {
-                type $t = f32;
-                $body
-            }
-            quant::Scalar::F16 => {
-                type $t = half::f16;
-                $body
-            }
-            quant::Scalar::Bf16 => {
-                type $t = half::bf16;
-                $body
-            }
-        }
-    };
-}
-pub(crate) use with_element;
-
-/// A matrix as the kernels want it.
-enum Weights {
-    Plain(Panels),
-    Coded(Coded),
-}
-
-impl Weights {
-    /// How its panels are laid out, and where they come from.
-    fn packing(&self) -> &dyn Packing {
-        match self {
-            Weights::Plain(w) => w,
-            Weights::Coded(w) => w,
-        }
-    }
-}
-
-/// Packs `parts` as one matrix, or leaves them where they lie.
-pub(crate) fn matrix(cpu: &Cpu, parts: &[Stored<'_>]) -> Matrix {
-    let cols = parts[0].cols;
-    assert!(parts.iter().all(|p| p.cols == cols), "parts of one width");
-    let rows = parts.iter().map(|p| p.rows).sum::<usize>();
-    let coded = match cpu.activations {
-        Activations::Int8 => Coded::pack(cpu, parts),
-        Activations::F32 => None,
-    };
-    let weights = coded.map_or_else(|| Weights::Plain(Panels::pack(cpu, parts)), Weights::Coded);
-    let packing = weights.packing();
-    let bytes = packing.n_panels() * packing.panel_bytes();
-    let held = match packing.source() {
-        Source::Packed(_) => bytes,
-        Source::Mapped(_) => {
-            cpu.left.fetch_add(bytes as u64, Relaxed);
-            0
-        }
-    };
-    Matrix::new(rows, cols, parts[0].format.name, held, Box::new(weights))
-}
 
 /// One input, rounded at most once for each size of group and kind of blocks.
 struct Inputs<'a, F> {
@@ -109,7 +46,11 @@ impl<'a, F: Fn(&Coded) -> Blocks> Inputs<'a, F> {
         for weights in weights {
             let Weights::Coded(w) = weights else { continue };
             let wanted = blocks(w);
-            if !rounded[..n].iter().flatten().any(|r| r.is_for(w, wanted)) {
+            if !rounded[..n]
+                .iter()
+                .flatten()
+                .any(|r| r.is_for(w.group, wanted))
+            {
                 rounded[n] = Some(Rounded::new(cpu, x, w.group, wanted, runs));
                 n += 1;
             }
@@ -120,7 +61,7 @@ impl<'a, F: Fn(&Coded) -> Blocks> Inputs<'a, F> {
     fn rounded(&self, w: &Coded) -> &Rounded {
         let blocks = (self.blocks)(w);
         let mut all = self.rounded.iter().flatten();
-        all.find(|r| r.is_for(w, blocks))
+        all.find(|r| r.is_for(w.group, blocks))
             .expect("rounded for every matrix")
     }
 }
@@ -173,11 +114,11 @@ impl<'a> Job<'a> {
             Weights::Plain(w) => {
                 let cols = inputs.x.cols();
                 let x = &values(inputs.x)[self.rows.start * cols..self.rows.end * cols];
-                panels::piece(cpu, worker, w, x, self.rows.len(), range, &self.y);
+                plain::piece(cpu, worker, w, x, self.rows.len(), range, &self.y);
             }
             Weights::Coded(w) => {
                 let x = inputs.rounded(w);
-                coded::piece(cpu, worker, w, x, self.rows.clone(), range, &self.y);
+                quantized_piece(cpu, worker, w, x, self.rows.clone(), range, &self.y);
             }
         }
     }
@@ -191,7 +132,7 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
         let inputs = Inputs::new(
             cpu,
             x,
-            |w: &Coded| w.blocks(cpu.isa, rows),
+            |w: &Coded| row_blocks(w, cpu.isa, rows),
             std::slice::from_ref(&(0..rows)),
             w.iter().map(|w| w.storage()),
         );
@@ -239,7 +180,7 @@ pub(crate) fn matmul_runs<'a>(
     let alike = |w: &Matrix| (w.rows, w.cols) == (rows, x.cols());
     assert!(all().all(alike), "shapes of a product");
     let longest = runs.iter().map(Range::len).max().unwrap_or(0);
-    let blocks = |_: &Coded| cpu.isa.vectors(longest);
+    let blocks = |_: &Coded| Blocks::vectors(cpu.isa, longest);
     let inputs = Inputs::new(cpu, x, blocks, runs, all().map(|w| w.storage()));
     let mut y = cpu.tensor(x.rows(), rows);
     {
@@ -267,111 +208,6 @@ pub(crate) fn matmul_runs<'a>(
         }
     }
     y
-}
-
-/// Adds up a slice of bytes as words.
-struct Read<'a>(&'a [u8]);
-
-impl Kernel for Read<'_> {
-    type Output = u64;
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) -> u64 {
-        let words = self.0.as_chunks::<256>().0;
-        let mut sums = [0u64; 32];
-        for chunk in words {
-            for line in [0, 64, 128, 192] {
-                L::prefetch(chunk.as_ptr().wrapping_add(AHEAD + line));
-            }
-            for (sum, word) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
-                *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
-            }
-        }
-        sums.into_iter().fold(0, u64::wrapping_add)
-    }
-}
-
-/// Multiplies bytes in registers: `SUMS * steps` times 64, or `4 * steps` tiles.
-struct Saturate {
-    steps: usize,
-}
-
-impl Saturate {
-    /// Sums under way: more than the latency of a multiplication needs.
-    const SUMS: usize = 16;
-}
-
-impl ByteKernel for Saturate {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<B: Bytes>(self) {
-        let codes = B::load(&[3; 64]);
-        let mut sums = [B::zero(); Self::SUMS];
-        for step in 0..self.steps {
-            let x = [step as i8; 4];
-            for sums in &mut sums {
-                *sums = B::add(*sums, codes, x);
-            }
-        }
-        for sums in sums {
-            black_box(B::float(sums).sum());
-        }
-    }
-}
-
-impl TileKernel for Saturate {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<T: Tiles>(self) {
-        // SAFETY: entered through `run_tiles`.
-        let tiles = unsafe { T::configure(16, 64) };
-        tiles.saturate(self.steps);
-    }
-}
-
-/// Multiplies bytes on all threads; returns the operations.
-pub(crate) fn saturate(cpu: &Cpu, tiles: bool, steps: usize) -> Option<u64> {
-    let done = AtomicU64::new(0);
-    if tiles && !cpu.isa.has_tiles() {
-        return None;
-    }
-    cpu.pool.run(&|_| {
-        let products = match tiles {
-            true => {
-                cpu.isa.run_tiles(Saturate { steps });
-                4 * 16 * 16 * 64
-            }
-            false => {
-                cpu.isa.run_bytes(Saturate { steps });
-                Saturate::SUMS * 64
-            }
-        };
-        done.fetch_add((2 * products * steps) as u64, Relaxed);
-    });
-    Some(done.into_inner())
-}
-
-/// Reads all bytes of `w`, in the pieces of a product.
-pub(crate) fn read(cpu: &Cpu, w: &Matrix) -> u64 {
-    let total = AtomicU64::new(0);
-    let all = |bytes: &[u8]| {
-        cpu.pool.each(bytes.len(), PIECE, |_, range| {
-            total.fetch_add(cpu.isa.run(Read(&bytes[range])), Relaxed);
-        });
-    };
-    match w.storage::<Weights>().packing().source() {
-        Source::Packed(data) => all(data.of()),
-        Source::Mapped(kept) => {
-            for part in kept.iter().map(Kept::view) {
-                [part.codes, part.scales, part.biases]
-                    .into_iter()
-                    .for_each(all);
-            }
-        }
-    }
-    total.into_inner()
 }
 
 /// `y[r][i] = x[r] · w[ids[r][i]]`.
@@ -406,10 +242,10 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
             match weights {
                 Weights::Plain(w) => {
                     let x = &values(inputs.x)[row * x.cols()..][..x.cols()];
-                    panels::chosen(cpu, worker, w, x, ids, y);
+                    plain::chosen(cpu, worker, w, x, ids, y);
                 }
                 Weights::Coded(w) => {
-                    coded::chosen(cpu, worker, w, inputs.rounded(w), row, ids, y);
+                    quantized_chosen(cpu, worker, w, inputs.rounded(w), row, ids, y);
                 }
             }
         }
@@ -438,4 +274,66 @@ pub(crate) fn embed(cpu: &Cpu, table: &Matrix, tokens: &[u32], scale: f32) -> Te
         }
     });
     y
+}
+
+/// How the kernels take `rows` rows of activations: in tiles from as many on as they
+/// are faster with.
+fn row_blocks(w: &Coded, isa: Detected, rows: usize) -> Blocks {
+    let tiles = amx::block(w, rows).filter(|_| isa.has_tiles());
+    tiles.map_or_else(
+        || Blocks::vectors(isa, rows),
+        |rows| Blocks { rows, tiles: true },
+    )
+}
+
+/// Panels `range` of `w` for rows `run` of `x`, as `worker`.
+fn quantized_piece(
+    cpu: &Cpu,
+    worker: usize,
+    w: &Coded,
+    x: &Rounded,
+    run: Range<usize>,
+    range: Range<usize>,
+    y: &Split<'_, f32>,
+) {
+    debug_assert_eq!((w.group, w.cols), (x.group, x.cols));
+    pack::each(cpu, w, worker, range, |range, data| {
+        let piece = Piece {
+            w,
+            data,
+            n_out: w.rows,
+            x: x.view(run.clone()),
+            range,
+            y,
+        };
+        match x.blocks.tiles {
+            true => amx::multiply(cpu, piece),
+            false => piece.multiply(cpu),
+        }
+    });
+}
+
+/// Up to 16 chosen rows of `w` for one row of `x`, as `worker`.
+fn quantized_chosen(
+    cpu: &Cpu,
+    worker: usize,
+    w: &Coded,
+    x: &Rounded,
+    row: usize,
+    ids: &[u32],
+    y: &mut [f32],
+) {
+    let n_out = y.len();
+    let y = &Split::new(y);
+    pack::chosen(cpu, w, worker, ids, |data| {
+        let piece = Piece {
+            w,
+            data,
+            n_out,
+            x: x.view(row..row + 1),
+            range: 0..1,
+            y,
+        };
+        piece.multiply(cpu);
+    });
 }

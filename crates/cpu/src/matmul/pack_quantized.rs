@@ -2,21 +2,13 @@
 //!
 //! The layouts that files have most are put straight into a panel, sixteen rows at a time:
 //! q4_0, q8_0, and affine codes of 4 and 8 bits. Rows of all others are taken apart first.
-//! What a panel is stands in [`super`]; here is no arithmetic but on bits.
+//! What a panel is stands in [`super::quantized`]; here is no arithmetic but on bits.
 
-use super::{AFFINE4, AFFINE8, Coded, Factors, LEVEL4, LEVEL8, TABLE4, biased, pairs};
-use crate::Cpu;
-use crate::packing::{self, Packing, Place, Room, Source, Units};
+use super::pack::{self, Packing, Place, Source, Units};
+use super::pack_buffer::{Room, RowParts};
+use super::quantized::{AFFINE4, AFFINE8, Coded, Factors, LEVEL4, LEVEL8, TABLE4, biased, pairs};
+use crate::device::Cpu;
 use quant::{Layout, Row, Scalar, Stored, Zero};
-
-/// One row taken apart, and put together for a panel.
-#[derive(Default)]
-pub(crate) struct Parts {
-    codes: Vec<u8>,
-    scales: Vec<f32>,
-    biases: Vec<f32>,
-    integers: [Vec<i8>; 2],
-}
 
 /// Codes of `bits` as bytes, from a bit stream.
 fn expand(bits: usize, stream: &[u8], codes: &mut [u8]) {
@@ -154,12 +146,12 @@ impl Coded {
         let mut known = (0u8..).zip(&map[..1 << view.bits]);
         let shift = known.all(|(code, &to)| to == map[0].wrapping_add(code));
         (*coded.map, coded.shift) = (map, shift.then_some(map[0]));
-        coded.source = packing::source(cpu, &coded, parts);
+        coded.source = pack::source(cpu, &coded, parts);
         Some(coded)
     }
 
     /// Takes row `index` of `part` apart, codes as the panel has them.
-    fn take_apart(&self, part: &Stored<'_>, index: usize, to: &mut Parts) {
+    fn take_apart(&self, part: &Stored<'_>, index: usize, to: &mut RowParts) {
         let groups = self.cols / self.group;
         to.codes.resize(self.cols, 0);
         to.scales.resize(groups, 0.0);
@@ -306,7 +298,7 @@ impl Coded {
 
     /// Writes rows that were taken apart.
     #[inline(always)]
-    fn put_parts(&self, rows: &[Parts; 16], panel: &mut [u8]) {
+    fn put_parts(&self, rows: &[RowParts; 16], panel: &mut [u8]) {
         let codes = rows.each_ref().map(|row| row.codes.as_slice());
         let stream = (1, self.span * self.group, 0);
         match (pairs(self.kind), self.codes / 64 % 4) {
@@ -324,7 +316,7 @@ impl Coded {
 
     /// Writes scales, and biases if there are any, as elements of `S` bytes.
     #[inline(always)]
-    fn put_own<const S: usize>(&self, rows: &[Parts; 16], scalar: Scalar, panel: &mut [u8]) {
+    fn put_own<const S: usize>(&self, rows: &[RowParts; 16], scalar: Scalar, panel: &mut [u8]) {
         let each = if biased(self.kind) { 2 } else { 1 };
         self.put_numbers((0, each), panel, |lane, g| {
             element::<S>(scalar, rows[lane].scales[g])
@@ -338,7 +330,7 @@ impl Coded {
 
     /// Writes what scales and biases are products of.
     #[inline(always)]
-    fn put_integers(&self, rows: &[Parts; 16], panel: &mut [u8]) {
+    fn put_integers(&self, rows: &[RowParts; 16], panel: &mut [u8]) {
         let n = self.arrays()[0].0;
         for (u, unit) in panel.chunks_exact_mut(self.unit).enumerate() {
             let (own, integers) = unit[self.codes..].split_at_mut(32 * n);
