@@ -20,14 +20,14 @@ mod plan;
 pub(crate) use plan::Plan;
 
 use crate::device::Cpu;
-use crate::kv::{BLOCK, KvPages, STRIP, Side};
+use crate::kv::{BLOCK, KvPages, KvView, STRIP};
 use crate::memory::{values, values_mut};
-use crate::microkernel::{Fetch, Operands, STEPS, accumulate};
-use crate::pool::{Split, out_of};
+use crate::microkernel::{Operands, PREFETCH_STEPS, Prefetch, accumulate};
+use crate::pool::{DisjointSlice, worker_scratch};
 use backend::math;
 use backend::{Attention, Batch, Kv, KvFormat, KvSpec, PAGE_ROWS, SPLIT_ROWS, Tensor};
 use half::bf16;
-use plan::{Apart, FRESH, Stats, Task};
+use plan::{FRESH, OnlineSoftmax, PartialSlots, Task};
 use quant::turbo;
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -44,20 +44,20 @@ const DIRECT: usize = 8;
 const PARTIALS: usize = 8 << 20;
 
 /// Multiply-adds of scores below which handing out work costs more than it saves.
-const ALONE: usize = 32 << 10;
+const MIN_PARALLEL: usize = 32 << 10;
 
 /// What a task needs of the op's arguments.
-struct Context<'a> {
+struct AttendArgs<'a> {
     q: &'a [f32],
-    k: Side<'a>,
-    v: Side<'a>,
+    k: KvView<'a>,
+    v: KvView<'a>,
     spec: KvSpec,
     width: usize,
     attention: &'a Attention,
     batch: &'a Batch,
 }
 
-impl Context<'_> {
+impl AttendArgs<'_> {
     /// Query heads that share a key/value head.
     fn group(&self) -> usize {
         self.attention.heads / self.spec.heads
@@ -77,7 +77,7 @@ impl Context<'_> {
 }
 
 /// A worker's room for one task.
-struct Room<'a> {
+struct Scratch<'a> {
     /// `[queries, e]`
     q: &'a mut [f32],
     /// Scores, then probabilities: `[queries, 64]`
@@ -90,11 +90,11 @@ struct Room<'a> {
     tile: &'a mut [f32],
     /// Of each query: maximum and sum of the part and of the total, the part's
     /// last correction.
-    stats: &'a mut [Stats],
+    stats: &'a mut [OnlineSoftmax],
 }
 
 /// Columns of a tile's values: row `key`'s are at `key * stride`.
-struct Strip<'a, E> {
+struct ValueColumns<'a, E> {
     values: &'a [E],
     stride: usize,
     /// Which columns of the head.
@@ -103,19 +103,19 @@ struct Strip<'a, E> {
 
 /// Memory to ask for while something else is worked on.
 #[derive(Clone, Copy)]
-struct Ahead {
+struct PrefetchRange {
     from: *const u8,
     lines: usize,
 }
 
-impl Ahead {
-    const NOTHING: Ahead = Ahead {
+impl PrefetchRange {
+    const NOTHING: PrefetchRange = PrefetchRange {
         from: std::ptr::null(),
         lines: 0,
     };
 
     fn of<T>(memory: &[T]) -> Self {
-        Ahead {
+        PrefetchRange {
             from: memory.as_ptr().cast(),
             lines: size_of_val(memory) / 64,
         }
@@ -125,7 +125,7 @@ impl Ahead {
     #[inline(always)]
     fn share(&mut self, whole: usize, part: usize) -> Self {
         let lines = (self.lines * part).div_ceil(whole.max(1)).min(self.lines);
-        let share = Ahead { lines, ..*self };
+        let share = PrefetchRange { lines, ..*self };
         self.from = self.from.wrapping_add(64 * lines);
         self.lines -= lines;
         share
@@ -133,16 +133,16 @@ impl Ahead {
 
     /// Spreads the requests over `k` steps.
     #[inline(always)]
-    fn fetch(self, k: usize) -> Fetch {
-        match self.lines.div_ceil((k / STEPS).max(1)) {
-            0 => Fetch::None,
-            lines => Fetch::Lines(self.from, lines),
+    fn fetch(self, k: usize) -> Prefetch {
+        match self.lines.div_ceil((k / PREFETCH_STEPS).max(1)) {
+            0 => Prefetch::None,
+            lines => Prefetch::Lines(self.from, lines),
         }
     }
 }
 
-impl<'a> Room<'a> {
-    /// Values of a room, [`Stats`] apart.
+impl<'a> Scratch<'a> {
+    /// Values of a room, [`OnlineSoftmax`] apart.
     fn len(queries: usize, head_dim: usize, width: usize) -> usize {
         let tile = PAGE_ROWS * head_dim.max(STRIP);
         queries * (head_dim.next_multiple_of(16) + PAGE_ROWS + 2 * width) + tile
@@ -150,7 +150,7 @@ impl<'a> Room<'a> {
 
     fn new(
         values: &'a mut [f32],
-        stats: &'a mut [Stats],
+        stats: &'a mut [OnlineSoftmax],
         queries: usize,
         head_dim: usize,
         width: usize,
@@ -159,7 +159,7 @@ impl<'a> Room<'a> {
         let (p, values) = values.split_at_mut(queries * PAGE_ROWS);
         let (part, values) = values.split_at_mut(queries * width);
         let (total, tile) = values.split_at_mut(queries * width);
-        Room {
+        Scratch {
             q,
             p,
             part,
@@ -172,14 +172,14 @@ impl<'a> Room<'a> {
 
 /// Runs one task.
 struct Attend<'a> {
-    context: &'a Context<'a>,
+    args: &'a AttendArgs<'a>,
     task: &'a Task,
-    room: Room<'a>,
+    room: Scratch<'a>,
     /// The first cache row past those of the task.
     end: usize,
-    out: &'a Split<'a, f32>,
+    out: &'a DisjointSlice<'a, f32>,
     /// Partial sums `[.., width + 16]`: the values, then maximum and sum.
-    partials: &'a Split<'a, f32>,
+    partials: &'a DisjointSlice<'a, f32>,
 }
 
 impl Kernel for Attend<'_> {
@@ -187,13 +187,13 @@ impl Kernel for Attend<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(mut self) {
-        let context = self.context;
-        let (group, head_dim, width) = (context.group(), context.spec.head_dim, context.width);
+        let args = self.args;
+        let (group, head_dim, width) = (args.group(), args.spec.head_dim, args.width);
         let rows = self.task.rows.clone();
         let n = rows.len() * group;
         for i in 0..n {
-            let from = context.place(self.task, i);
-            self.room.q[i * head_dim..][..head_dim].copy_from_slice(&context.q[from..][..head_dim]);
+            let from = args.place(self.task, i);
+            self.room.q[i * head_dim..][..head_dim].copy_from_slice(&args.q[from..][..head_dim]);
         }
         self.room.stats[..n].fill(FRESH);
         for split in self.task.splits.clone() {
@@ -201,7 +201,7 @@ impl Kernel for Attend<'_> {
                 (s.max, s.sum) = (f32::NEG_INFINITY, 0.0);
             }
             self.room.part[..n * width].fill(0.0);
-            let keys = context.visible(rows.start).start..context.visible(rows.end - 1).end;
+            let keys = args.visible(rows.start).start..args.visible(rows.end - 1).end;
             let first = keys.start.max(split * SPLIT_ROWS) / PAGE_ROWS * PAGE_ROWS;
             for tile in (first..keys.end.min((split + 1) * SPLIT_ROWS)).step_by(PAGE_ROWS) {
                 self.tile::<L>(tile);
@@ -213,13 +213,13 @@ impl Kernel for Attend<'_> {
         }
         if self.task.apart.is_none() {
             for i in 0..n {
-                let at = context.place(self.task, i);
+                let at = args.place(self.task, i);
                 // SAFETY: these queries are this task's.
                 let out = unsafe { self.out.part(at..at + head_dim) };
                 finish::<L>(
                     &self.room.total[i * width..][..width],
                     self.room.stats[i].total_sum,
-                    context.spec.format,
+                    args.spec.format,
                     out,
                 );
             }
@@ -231,12 +231,12 @@ impl Attend<'_> {
     /// One page of keys, from cache row `tile` on.
     #[inline(always)]
     fn tile<L: Lanes>(&mut self, tile: usize) {
-        let context = self.context;
-        let (group, head_dim, width) = (context.group(), context.spec.head_dim, context.width);
+        let args = self.args;
+        let (group, head_dim, width) = (args.group(), args.spec.head_dim, args.width);
         // Rows ascend, so those that see some of this tile are neighbours.
         let (mut active, mut union) = (0..0, 0..0);
         for (i, r) in self.task.rows.clone().enumerate() {
-            let visible = context.visible(r);
+            let visible = args.visible(r);
             let first = visible.start.clamp(tile, tile + PAGE_ROWS) - tile;
             let last = visible.end.clamp(tile, tile + PAGE_ROWS) - tile;
             for s in &mut self.room.stats[i * group..(i + 1) * group] {
@@ -254,21 +254,19 @@ impl Attend<'_> {
             return;
         }
         let unit = |tile: usize| {
-            let page = context
-                .batch
-                .page(self.task.seq, context.attention.group, tile);
-            page * context.spec.heads + self.task.kv_head
+            let page = args.batch.page(self.task.seq, args.attention.group, tile);
+            page * args.spec.heads + self.task.kv_head
         };
-        let (k, v) = (context.k.unit(unit(tile)), context.v.unit(unit(tile)));
+        let (k, v) = (args.k.unit(unit(tile)), args.v.unit(unit(tile)));
         let blocks = union.start / BLOCK..union.end.div_ceil(BLOCK);
         // Keys are scored while values are asked for, and the other way round.
-        let mut values = Ahead::of(v.rows(blocks.start * BLOCK..blocks.end * BLOCK));
-        let mut next_keys = Ahead::NOTHING;
+        let mut values = PrefetchRange::of(v.rows(blocks.start * BLOCK..blocks.end * BLOCK));
+        let mut next_keys = PrefetchRange::NOTHING;
         if tile + PAGE_ROWS < self.end {
-            next_keys = Ahead::of(context.k.unit(unit(tile + PAGE_ROWS)).bytes);
+            next_keys = PrefetchRange::of(args.k.unit(unit(tile + PAGE_ROWS)).bytes);
         }
         // Few queries have no use for converted keys and values but their own.
-        let direct = (active.len() <= DIRECT).then(|| (k.brains(), v.brains()));
+        let direct = (active.len() <= DIRECT).then(|| (k.as_bf16(), v.as_bf16()));
         let mut b = blocks.start;
         while b < blocks.end {
             let r = match (L::SUMS, active.len(), blocks.end - b) {
@@ -291,7 +289,7 @@ impl Attend<'_> {
             self.softmax::<L>(i);
         }
         if let Some((_, Some(values))) = direct {
-            let strip = Strip {
+            let strip = ValueColumns {
                 values,
                 stride: width,
                 cols: 0..width,
@@ -304,7 +302,7 @@ impl Attend<'_> {
             let cols = col..(col + STRIP).min(width);
             v.values::<L>(union.clone(), col, room);
             let share = next_keys.share(width - col, cols.len());
-            let strip = Strip {
+            let strip = ValueColumns {
                 values: &*room,
                 stride: STRIP,
                 cols,
@@ -323,13 +321,13 @@ impl Attend<'_> {
         b: usize,
         r: usize,
         active: Range<usize>,
-        mut ahead: Ahead,
+        mut ahead: PrefetchRange,
     ) {
         let mut i = active.start;
         while i < active.end {
             let left = active.end - i;
             let m = together::<L>(left, r == 4);
-            let fetch = ahead.share(left, m).fetch(self.context.spec.head_dim);
+            let fetch = ahead.share(left, m).fetch(self.args.spec.head_dim);
             match (L::SUMS, r, m) {
                 (24, 4, 4) => self.score::<L, E, 4, 4>(k, i, b, fetch),
                 (24, 4, 2) => self.score::<L, E, 2, 4>(k, i, b, fetch),
@@ -356,9 +354,9 @@ impl Attend<'_> {
         k: &[E],
         i: usize,
         b: usize,
-        fetch: Fetch,
+        fetch: Prefetch,
     ) {
-        let head_dim = self.context.spec.head_dim;
+        let head_dim = self.args.spec.head_dim;
         let mut acc = [[L::splat(0.0); R]; M];
         let operands = Operands {
             x: self.room.q[i * head_dim..][..M * head_dim].as_ptr(),
@@ -384,7 +382,7 @@ impl Attend<'_> {
     /// Turns a query's scores into probabilities and moves its maximum and sum.
     #[inline(always)]
     fn softmax<L: Lanes>(&mut self, i: usize) {
-        let scale = L::splat(self.context.attention.scale);
+        let scale = L::splat(self.args.attention.scale);
         let s = &mut self.room.stats[i];
         if s.first >= s.last {
             return;
@@ -432,9 +430,9 @@ impl Attend<'_> {
     #[inline(always)]
     fn add_strip<L: Lanes, E: Element>(
         &mut self,
-        strip: &Strip<'_, E>,
+        strip: &ValueColumns<'_, E>,
         active: Range<usize>,
-        mut ahead: Ahead,
+        mut ahead: PrefetchRange,
     ) {
         let mut i = active.start;
         while i < active.end {
@@ -447,7 +445,7 @@ impl Attend<'_> {
                 (first, last) = (first.max(s.first), last.min(s.last));
                 *c = s.correction;
             }
-            let none = Ahead::NOTHING;
+            let none = PrefetchRange::NOTHING;
             // Without keys in common, each query goes its own way.
             let common = first < last;
             for (m, c) in corrections[..m].iter_mut().enumerate() {
@@ -482,11 +480,11 @@ impl Attend<'_> {
     #[inline(always)]
     fn add_rows<L: Lanes, E: Element, const M: usize>(
         &mut self,
-        strip: &Strip<'_, E>,
+        strip: &ValueColumns<'_, E>,
         i: usize,
         keys: Range<usize>,
         corrections: [f32; M],
-        mut ahead: Ahead,
+        mut ahead: PrefetchRange,
     ) {
         let cols = strip.cols.len();
         let mut col = 0;
@@ -516,14 +514,14 @@ impl Attend<'_> {
     #[inline(always)]
     fn add_block<L: Lanes, E: Element, const M: usize, const R: usize>(
         &mut self,
-        strip: &Strip<'_, E>,
+        strip: &ValueColumns<'_, E>,
         i: usize,
         keys: Range<usize>,
         col: usize,
         corrections: [f32; M],
-        fetch: Fetch,
+        fetch: Prefetch,
     ) {
-        let (width, stride) = (self.context.width, strip.stride);
+        let (width, stride) = (self.args.width, strip.stride);
         let to = |m: usize, r: usize| (i + m) * width + strip.cols.start + col + 16 * r;
         let mut acc = [[L::splat(0.0); R]; M];
         for (m, acc) in acc.iter_mut().enumerate() {
@@ -558,7 +556,7 @@ impl Attend<'_> {
     /// Merges a finished split into the totals, from the right.
     #[inline(always)]
     fn merge<L: Lanes>(&mut self, n: usize) {
-        let width = self.context.width;
+        let width = self.args.width;
         for i in 0..n {
             let s = &mut self.room.stats[i];
             if s.saw_nothing() {
@@ -580,8 +578,8 @@ impl Attend<'_> {
 
     /// Puts a finished split aside; a negative sum says that it saw nothing.
     #[inline(always)]
-    fn keep(&self, apart: Apart, n: usize) {
-        let width = self.context.width;
+    fn keep(&self, apart: PartialSlots, n: usize) {
+        let width = self.args.width;
         for i in 0..n {
             let s = self.room.stats[i];
             let at = (apart.start + i * apart.splits) * (width + 16);
@@ -652,8 +650,8 @@ fn finish<L: Lanes>(total: &[f32], sum: f32, format: KvFormat, out: &mut [f32]) 
 }
 
 /// Joins the splits of one block of queries that ran apart.
-struct Join<'a> {
-    apart: Apart,
+struct MergeSplits<'a> {
+    apart: PartialSlots,
     n: usize,
     width: usize,
     partials: &'a mut [f32],
@@ -661,10 +659,10 @@ struct Join<'a> {
     place: &'a dyn Fn(usize) -> usize,
     head_dim: usize,
     format: KvFormat,
-    out: &'a Split<'a, f32>,
+    out: &'a DisjointSlice<'a, f32>,
 }
 
-impl Kernel for Join<'_> {
+impl Kernel for MergeSplits<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -718,7 +716,10 @@ pub(crate) fn attend(
         .downcast_ref::<KvPages>()
         .expect("memory of this backend");
     let mut y = cpu.tensor(batch.n_rows(), cols);
-    let mut plan = cpu.plan.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut plan = cpu
+        .attention_plan
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let Plan {
         blocks,
         tasks,
@@ -760,9 +761,9 @@ pub(crate) fn attend(
         let mut start = 0;
         for block in blocks.iter_mut() {
             let splits = block.splits.len();
-            block.apart = Some(Apart { start, splits });
+            block.apart = Some(PartialSlots { start, splits });
             for (i, split) in block.splits.clone().enumerate() {
-                let apart = Some(Apart {
+                let apart = Some(PartialSlots {
                     start: start + i,
                     splits,
                 });
@@ -777,16 +778,19 @@ pub(crate) fn attend(
     }
     let mut partials = cpu.tensor(1, if apart { n_partials * (width + 16) } else { 0 });
     let queries = block_rows * group;
-    let room = Room::len(queries, head_dim, width);
+    let room = Scratch::len(queries, head_dim, width);
     let mut rooms = cpu.tensor(cpu.pool.n_workers(), room);
     stats.resize(cpu.pool.n_workers() * queries, FRESH);
 
-    let out = Split::new(values_mut(&mut y));
-    let partials = Split::new(values_mut(&mut partials));
-    let (rooms, stats) = (Split::new(values_mut(&mut rooms)), Split::new(stats));
+    let out = DisjointSlice::new(values_mut(&mut y));
+    let partials = DisjointSlice::new(values_mut(&mut partials));
+    let (rooms, stats) = (
+        DisjointSlice::new(values_mut(&mut rooms)),
+        DisjointSlice::new(stats),
+    );
     let tasks = if apart { &*tasks } else { &*blocks };
     {
-        let context = Context {
+        let args = AttendArgs {
             q: values(q),
             k: pages.k.side(),
             v: pages.v.side(),
@@ -800,17 +804,17 @@ pub(crate) fn attend(
                 // SAFETY: a worker's room is its own.
                 let (values, stats) = unsafe {
                     (
-                        out_of(&rooms, worker, room),
+                        worker_scratch(&rooms, worker, room),
                         stats.part(worker * queries..(worker + 1) * queries),
                     )
                 };
-                let room = Room::new(values, stats, queries, head_dim, width);
-                let end = context
+                let room = Scratch::new(values, stats, queries, head_dim, width);
+                let end = args
                     .visible(task.rows.end - 1)
                     .end
                     .min(task.splits.end * SPLIT_ROWS);
                 cpu.isa.run(Attend {
-                    context: &context,
+                    args: &args,
                     task,
                     room,
                     end,
@@ -820,7 +824,7 @@ pub(crate) fn attend(
             }
         };
         let keys: usize = batch.rows.iter().map(|&r| attention.visible(r).len()).sum();
-        if keys * cols < ALONE {
+        if keys * cols < MIN_PARALLEL {
             run(0, 0..tasks.len());
         } else {
             cpu.pool.each(tasks.len(), 1, run);
@@ -834,8 +838,8 @@ pub(crate) fn attend(
                     // SAFETY: partial results of different blocks are apart.
                     let partials =
                         unsafe { partials.part(start..start + n * apart.splits * (width + 16)) };
-                    let place = |i: usize| context.place(block, i);
-                    cpu.isa.run(Join {
+                    let place = |i: usize| args.place(block, i);
+                    cpu.isa.run(MergeSplits {
                         apart,
                         n,
                         width,

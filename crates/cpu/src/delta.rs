@@ -18,7 +18,7 @@ use crate::arch::{Kernel, Lanes, load, store, update};
 use crate::device::Cpu;
 use crate::memory::{Buffer, Region, values, values_mut};
 use crate::norm::sum_squares;
-use crate::pool::{Split, out_of};
+use crate::pool::{DisjointSlice, worker_scratch};
 use backend::math;
 use backend::{Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, MAX_TENTATIVE, Tensor};
 use std::ops::Range;
@@ -35,7 +35,7 @@ const CHANNELS: usize = 512;
 const MAX_TAPS: usize = 16;
 
 /// Products below which handing out work costs more than it saves.
-const ALONE: usize = 32 << 10;
+const MIN_PARALLEL: usize = 32 << 10;
 
 /// One layer's memory, all slots.
 struct Slots {
@@ -252,7 +252,7 @@ struct Heads<'a> {
 }
 
 /// What one block of one head needs to pass through the step's rows.
-struct Recur<'a> {
+struct Recurrence<'a> {
     shape: Shape,
     /// Rows of the step.
     rows: Range<usize>,
@@ -265,7 +265,7 @@ struct Recur<'a> {
     is_new: bool,
     /// Where tentative rows' `d` of this head and block go: row `t` at
     /// `t * deltas` from `first_delta`.
-    deltas: &'a Split<'a, f32>,
+    deltas: &'a DisjointSlice<'a, f32>,
     first_delta: usize,
     /// Convolved channels of all rows, `[n, C]`.
     conv: &'a [f32],
@@ -275,7 +275,7 @@ struct Recur<'a> {
     state: &'a mut [f32],
     /// Room for a copy of `state`.
     copy: &'a mut [f32],
-    out: &'a Split<'a, f32>,
+    out: &'a DisjointSlice<'a, f32>,
 }
 
 /// Half of the updates of one slot.
@@ -286,7 +286,7 @@ struct Updates<'a> {
     deltas: &'a [f32],
 }
 
-impl Kernel for Recur<'_> {
+impl Kernel for Recurrence<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -298,7 +298,7 @@ impl Kernel for Recur<'_> {
     }
 }
 
-impl Recur<'_> {
+impl Recurrence<'_> {
     /// The whole step on `R` vectors of columns.
     #[inline(always)]
     fn block<L: Lanes, const R: usize>(mut self) {
@@ -554,8 +554,8 @@ pub(crate) fn gated_delta(
         let (qkv, b, a) = (values(qkv), values(b), values(a));
         let (decays, dt_bias) = (values(&weights.decay), values(&weights.dt_bias));
         let (conv, gates) = (
-            Split::new(values_mut(&mut conv)),
-            Split::new(values_mut(&mut gates)),
+            DisjointSlice::new(values_mut(&mut conv)),
+            DisjointSlice::new(values_mut(&mut gates)),
         );
         // Heads of queries and keys are whole in a unit; values have none.
         let heads_a_unit = (CHANNELS / key_dim).clamp(1, 2 * key_heads);
@@ -622,7 +622,7 @@ pub(crate) fn gated_delta(
                 });
             }
         };
-        if n * channels * conv_taps < ALONE {
+        if n * channels * conv_taps < MIN_PARALLEL {
             (0..n * units).for_each(piece);
         } else {
             cpu.pool
@@ -636,8 +636,8 @@ pub(crate) fn gated_delta(
     {
         let (conv, gates) = (values(&conv), values(&gates));
         let (out, rooms) = (
-            Split::new(values_mut(&mut out)),
-            Split::new(values_mut(&mut rooms)),
+            DisjointSlice::new(values_mut(&mut out)),
+            DisjointSlice::new(values_mut(&mut rooms)),
         );
         let Slots {
             slots,
@@ -648,8 +648,12 @@ pub(crate) fn gated_delta(
             ..
         } = slots;
         let n_slots = slots.len();
-        let states = Split::new(states.of_mut::<f32>());
-        let (decays, keys, deltas) = (Split::new(decays), Split::new(keys), Split::new(deltas));
+        let states = DisjointSlice::new(states.of_mut::<f32>());
+        let (decays, keys, deltas) = (
+            DisjointSlice::new(decays),
+            DisjointSlice::new(keys),
+            DisjointSlice::new(deltas),
+        );
         let units = value_heads * shape.blocks();
         let piece = |worker: usize, i: usize| {
             let seq = &batch.seqs[i / units];
@@ -675,10 +679,10 @@ pub(crate) fn gated_delta(
                 (
                     replay,
                     states.part(at..at + columns.len() * key_dim),
-                    out_of(&rooms, worker, room),
+                    worker_scratch(&rooms, worker, room),
                 )
             };
-            cpu.isa.run(Recur {
+            cpu.isa.run(Recurrence {
                 shape,
                 rows: seq.rows.clone(),
                 certain: seq.certain,
@@ -710,7 +714,7 @@ pub(crate) fn gated_delta(
             }
         };
         let total = batch.seqs.len() * units;
-        if n * value_heads * key_dim * value_dim < ALONE {
+        if n * value_heads * key_dim * value_dim < MIN_PARALLEL {
             (0..total).for_each(|i| piece(0, i));
         } else {
             cpu.pool.each(total, 1, |worker, range| {

@@ -2,10 +2,10 @@
 
 use crate::arch::{Detected, Isa};
 use crate::attention::Plan as AttentionPlan;
-use crate::kv::Room as KvRoom;
-use crate::matmul::PackRoom;
+use crate::kv::RowEncoder;
+use crate::matmul::PackBuffer;
 use crate::memory::{self, Arena};
-use crate::moe::Plan as MoePlan;
+use crate::moe::Routing;
 use crate::pool::Pool;
 use backend::Tensor;
 use std::sync::atomic::AtomicU64;
@@ -79,12 +79,12 @@ pub struct Cpu {
     pub(crate) isa: Detected,
     pub(crate) pool: Pool,
     pub(crate) arena: Arc<Arena>,
-    pub(crate) plan: Mutex<AttentionPlan>,
-    pub(crate) moe: Mutex<MoePlan>,
+    pub(crate) attention_plan: Mutex<AttentionPlan>,
+    pub(crate) routing: Mutex<Routing>,
     /// One for each worker.
-    pub(crate) rooms: Vec<Mutex<KvRoom>>,
+    pub(crate) encoders: Vec<Mutex<RowEncoder>>,
     /// One for each worker.
-    pub(crate) packing: Vec<Mutex<PackRoom>>,
+    pub(crate) pack_buffers: Vec<Mutex<PackBuffer>>,
     /// Bytes that matrices would take which lie in files.
     pub(crate) left: AtomicU64,
     pub(crate) activations: Activations,
@@ -127,10 +127,10 @@ impl Cpu {
             isa,
             pool: Pool::new(threads),
             arena: Arc::new(Arena::new()),
-            plan: Mutex::default(),
-            moe: Mutex::default(),
-            rooms: (0..threads.max(1)).map(|_| Mutex::default()).collect(),
-            packing: (0..threads.max(1)).map(|_| Mutex::default()).collect(),
+            attention_plan: Mutex::default(),
+            routing: Mutex::default(),
+            encoders: (0..threads.max(1)).map(|_| Mutex::default()).collect(),
+            pack_buffers: (0..threads.max(1)).map(|_| Mutex::default()).collect(),
             left: AtomicU64::new(0),
             activations,
             is_pinned: false,

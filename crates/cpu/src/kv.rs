@@ -4,20 +4,20 @@
 //! blocks of 16 keys transposed, `[e][16]`, its values are rows, `[64][e]` padded
 //! to 16 columns. Elements of 2 or 4 bytes lie as they are; of a format with
 //! codes and `f16` scales, the codes lie so and the scales behind them. Kernels
-//! get a piece of a unit as `f32` ([`Side::keys`], [`Side::values`]), once for
+//! get a piece of a unit as `f32` ([`KvView::keys`], [`KvView::values`]), once for
 //! all queries: the one place that knows the formats.
 
 use crate::arch::{Element, Kernel, Lanes, load, with_element};
 mod encode;
 
-pub(crate) use encode::{Room, STRIP};
+pub(crate) use encode::{RowEncoder, STRIP};
 
 use crate::device::Cpu;
-use crate::elementwise::PIECE;
+use crate::elementwise::WORK_RANGE;
 use crate::memory::{Region, elements, values};
-use crate::pool::Split;
+use crate::pool::DisjointSlice;
 use backend::{Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
-use encode::{Kind, Rotate, indices, nibbles};
+use encode::{KeysOrValues, Rotate, indices, nibbles};
 use half::{bf16, f16};
 use quant::{Format, Layout, Scalar, turbo};
 use std::ops::Range;
@@ -30,15 +30,15 @@ pub(crate) const BLOCK: usize = 16;
 pub(crate) struct KvPages {
     /// Columns of a value row, padding included.
     pub(crate) width: usize,
-    pub(crate) k: Store,
-    pub(crate) v: Store,
+    pub(crate) k: KvStore,
+    pub(crate) v: KvStore,
 }
 
 /// Keys or values of one layer: a *unit* for each page and head.
-pub(crate) struct Store {
-    kind: Kind,
+pub(crate) struct KvStore {
+    kind: KeysOrValues,
     format: &'static Format,
-    lay: Lay,
+    layout: UnitLayout,
     /// Columns of a row, padding included.
     cols: usize,
     region: Region,
@@ -47,7 +47,7 @@ pub(crate) struct Store {
 /// How a unit lies in memory. Keys come in blocks of 16, column after column;
 /// values in rows.
 #[derive(Clone, Copy, PartialEq)]
-enum Lay {
+enum UnitLayout {
     /// Elements.
     Plain(Scalar),
     /// Codes, and behind all of them the scales in `f16`, `[cols / group][64]`:
@@ -69,16 +69,16 @@ enum Lay {
     },
 }
 
-impl Lay {
+impl UnitLayout {
     fn of(format: &Format) -> Option<Self> {
         match format.layout {
-            Layout::Plain(scalar) => return Some(Lay::Plain(scalar)),
-            Layout::Rotated { bits } => return Some(Lay::Rotated { bits }),
+            Layout::Plain(scalar) => return Some(UnitLayout::Plain(scalar)),
+            Layout::Rotated { bits } => return Some(UnitLayout::Rotated { bits }),
             _ => {}
         }
         let codes = format.codes()?;
         (codes.scale == Some(Scalar::F16) && codes.group.is_multiple_of(32)).then_some(())?;
-        Some(Lay::Coded {
+        Some(UnitLayout::Coded {
             pairs: codes.bits <= 4,
             group: codes.group,
             offset: codes.zero.offset()? as f32,
@@ -88,15 +88,15 @@ impl Lay {
     /// Bytes of a unit's codes or elements, and of all of it.
     fn bytes(self, cols: usize) -> (usize, usize) {
         match self {
-            Lay::Plain(scalar) => {
+            UnitLayout::Plain(scalar) => {
                 let bytes = PAGE_ROWS * cols * scalar.bytes();
                 (bytes, bytes)
             }
-            Lay::Coded { pairs, group, .. } => {
+            UnitLayout::Coded { pairs, group, .. } => {
                 let codes = PAGE_ROWS * cols / if pairs { 2 } else { 1 };
                 (codes, codes + cols / group * PAGE_ROWS * size_of::<f16>())
             }
-            Lay::Rotated { bits } => {
+            UnitLayout::Rotated { bits } => {
                 let codes = PAGE_ROWS * cols * usize::from(bits) / 8;
                 let groups = cols.div_ceil(turbo::GROUP);
                 (codes, codes + groups * PAGE_ROWS * size_of::<f16>())
@@ -105,23 +105,23 @@ impl Lay {
     }
 }
 
-impl Store {
-    fn new(kind: Kind, format: &'static Format, units: usize, cols: usize) -> Self {
+impl KvStore {
+    fn new(kind: KeysOrValues, format: &'static Format, units: usize, cols: usize) -> Self {
         // What kernels do not read is kept as it reads back.
-        let lay = Lay::of(format).unwrap_or(Lay::Plain(Scalar::F32));
-        let region = Region::sparse(units * lay.bytes(cols).1);
-        Store {
+        let layout = UnitLayout::of(format).unwrap_or(UnitLayout::Plain(Scalar::F32));
+        let region = Region::sparse(units * layout.bytes(cols).1);
+        KvStore {
             kind,
             format,
-            lay,
+            layout,
             cols,
             region,
         }
     }
 
-    pub(crate) fn side(&self) -> Side<'_> {
-        Side {
-            lay: self.lay,
+    pub(crate) fn side(&self) -> KvView<'_> {
+        KvView {
+            layout: self.layout,
             cols: self.cols,
             bytes: self.region.of(),
         }
@@ -134,8 +134,8 @@ pub(crate) fn kv(spec: KvSpec) -> Kv {
     let units = spec.pages * spec.heads;
     let pages = KvPages {
         width,
-        k: Store::new(Kind::Keys, spec.format.k, units, spec.head_dim),
-        v: Store::new(Kind::Values, spec.format.v, units, width),
+        k: KvStore::new(KeysOrValues::Keys, spec.format.k, units, spec.head_dim),
+        v: KvStore::new(KeysOrValues::Values, spec.format.v, units, width),
     };
     Kv {
         spec,
@@ -144,20 +144,20 @@ pub(crate) fn kv(spec: KvSpec) -> Kv {
 }
 
 /// Where element or byte `i` of row `row` lies in a unit whose rows have `n`.
-fn place(kind: Kind, row: usize, n: usize, i: usize) -> usize {
+fn place(kind: KeysOrValues, row: usize, n: usize, i: usize) -> usize {
     match kind {
-        Kind::Keys => (row / BLOCK * n + i) * BLOCK + row % BLOCK,
-        Kind::Values => row * n + i,
+        KeysOrValues::Keys => (row / BLOCK * n + i) * BLOCK + row % BLOCK,
+        KeysOrValues::Values => row * n + i,
     }
 }
 
 /// Writes one head of one row as elements.
 struct Append<'a, W> {
     from: &'a [f32],
-    to: &'a Split<'a, W>,
+    to: &'a DisjointSlice<'a, W>,
     /// Where the unit starts.
     start: usize,
-    kind: Kind,
+    kind: KeysOrValues,
     row: usize,
     cols: usize,
 }
@@ -179,14 +179,14 @@ impl<W: Element> Kernel for Append<'_, W> {
     }
 }
 
-impl Store {
+impl KvStore {
     /// Writes `x: [n, K e]` as cache rows.
     fn append(&mut self, cpu: &Cpu, x: &Tensor, heads: usize, group: usize, batch: &Batch) {
         let head_dim = x.cols() / heads;
         let (x, n) = (values(x), batch.n_rows());
-        let (kind, format, lay, cols) = (self.kind, self.format, self.lay, self.cols);
-        let (codes_len, unit_len) = lay.bytes(cols);
-        let chunk = PIECE.div_ceil(4 * heads * head_dim);
+        let (kind, format, layout, cols) = (self.kind, self.format, self.layout, self.cols);
+        let (codes_len, unit_len) = layout.bytes(cols);
+        let chunk = WORK_RANGE.div_ceil(4 * heads * head_dim);
         // Unit, row within it, and the values of each head of row `r`.
         let each = |r: usize, write: &mut dyn FnMut(usize, usize, &[f32])| {
             let seq = batch.seqs.iter().position(|s| s.rows.contains(&r));
@@ -198,49 +198,53 @@ impl Store {
             }
         };
         // Each worker has one of its own, so none ever waits.
-        let room = |worker: usize| {
-            let room = cpu.rooms[worker].lock();
-            room.unwrap_or_else(PoisonError::into_inner)
+        let encoder = |worker: usize| {
+            let encoder = cpu.encoders[worker].lock();
+            encoder.unwrap_or_else(PoisonError::into_inner)
         };
-        match lay {
-            Lay::Plain(scalar) => with_element!(scalar, W => {
-                let to = Split::new(self.region.of_mut::<W>());
+        match layout {
+            UnitLayout::Plain(scalar) => with_element!(scalar, W => {
+                let to = DisjointSlice::new(self.region.of_mut::<W>());
                 let is_plain = format.layout == Layout::Plain(scalar);
                 cpu.pool.each(n, chunk, |worker, rows| {
-                    let room = &mut *room(worker);
+                    let encoder = &mut *encoder(worker);
                     for r in rows {
                         each(r, &mut |unit, row, from| {
                             if !is_plain {
-                                room.round(format, from);
+                                encoder.round(format, from);
                             }
-                            let from = if is_plain { from } else { &room.rounded };
+                            let from = if is_plain { from } else { &encoder.rounded };
                             let start = unit * PAGE_ROWS * cols;
                             cpu.isa.run(Append { from, to: &to, start, kind, row, cols });
                         });
                     }
                 });
             }),
-            Lay::Coded { .. } | Lay::Rotated { .. } => {
-                let to = Split::new(self.region.of_mut::<u8>());
+            UnitLayout::Coded { .. } | UnitLayout::Rotated { .. } => {
+                let to = DisjointSlice::new(self.region.of_mut::<u8>());
                 let bytes = codes_len / PAGE_ROWS;
                 cpu.pool.each(n, chunk, |worker, rows| {
-                    let room = &mut *room(worker);
+                    let encoder = &mut *encoder(worker);
                     for r in rows {
                         each(r, &mut |unit, row, from| {
-                            match lay {
-                                Lay::Coded { pairs, group, .. } => {
-                                    room.unpack(format, from, group);
-                                    room.pack(pairs, kind);
+                            match layout {
+                                UnitLayout::Coded { pairs, group, .. } => {
+                                    encoder.unpack(format, from, group);
+                                    encoder.pack(pairs, kind);
                                 }
-                                Lay::Rotated { bits } => cpu.isa.run(Rotate { bits, room, from }),
-                                Lay::Plain(_) => unreachable!("matched above"),
+                                UnitLayout::Rotated { bits } => cpu.isa.run(Rotate {
+                                    bits,
+                                    encoder,
+                                    from,
+                                }),
+                                UnitLayout::Plain(_) => unreachable!("matched above"),
                             }
                             let start = unit * unit_len;
-                            for (i, &code) in room.packed[..bytes].iter().enumerate() {
+                            for (i, &code) in encoder.packed[..bytes].iter().enumerate() {
                                 // SAFETY: a byte is one row's, which is written once.
                                 unsafe { to.write(start + place(kind, row, bytes, i), code) };
                             }
-                            for (g, &scale) in room.scales.iter().enumerate() {
+                            for (g, &scale) in encoder.scales.iter().enumerate() {
                                 let at = start + codes_len + 2 * (g * PAGE_ROWS + row);
                                 let [low, high] = f16::from_f32(scale).to_ne_bytes();
                                 // SAFETY: as above.
@@ -283,17 +287,17 @@ pub(crate) fn append(cpu: &Cpu, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usiz
 
 /// Keys or values as they lie in memory: all units, or one.
 #[derive(Clone, Copy)]
-pub(crate) struct Side<'a> {
-    lay: Lay,
+pub(crate) struct KvView<'a> {
+    layout: UnitLayout,
     cols: usize,
     pub(crate) bytes: &'a [u8],
 }
 
-impl<'a> Side<'a> {
+impl<'a> KvView<'a> {
     #[inline(always)]
     pub(crate) fn unit(self, unit: usize) -> Self {
-        let (_, len) = self.lay.bytes(self.cols);
-        Side {
+        let (_, len) = self.layout.bytes(self.cols);
+        KvView {
             bytes: &self.bytes[unit * len..(unit + 1) * len],
             ..self
         }
@@ -302,20 +306,20 @@ impl<'a> Side<'a> {
     /// The bytes of some of a unit's rows, in their order, without scales.
     #[inline(always)]
     pub(crate) fn rows(self, rows: Range<usize>) -> &'a [u8] {
-        let row = self.lay.bytes(self.cols).0 / PAGE_ROWS;
+        let row = self.layout.bytes(self.cols).0 / PAGE_ROWS;
         &self.bytes[rows.start * row..rows.end * row]
     }
 
     /// A unit's elements, if kernels can read them as they are.
     #[inline(always)]
-    pub(crate) fn brains(self) -> Option<&'a [bf16]> {
-        (self.lay == Lay::Plain(Scalar::Bf16)).then(|| elements(self.bytes))
+    pub(crate) fn as_bf16(self) -> Option<&'a [bf16]> {
+        (self.layout == UnitLayout::Plain(Scalar::Bf16)).then(|| elements(self.bytes))
     }
 
     /// A unit's scales of group `g`, where it has codes.
     #[inline(always)]
     fn scales(self, g: usize) -> &'a [f16; PAGE_ROWS] {
-        let (codes, _) = self.lay.bytes(self.cols);
+        let (codes, _) = self.layout.bytes(self.cols);
         let scales = elements::<f16>(&self.bytes[codes..]);
         &scales.as_chunks().0[g]
     }
@@ -336,15 +340,15 @@ impl<'a> Side<'a> {
     pub(crate) fn keys<L: Lanes>(self, blocks: Range<usize>, to: &mut [f32]) {
         let cols = self.cols;
         let to = to.as_chunks_mut::<BLOCK>().0;
-        match self.lay {
-            Lay::Plain(scalar) => with_element!(scalar, W => {
+        match self.layout {
+            UnitLayout::Plain(scalar) => with_element!(scalar, W => {
                 let from = elements::<W>(self.bytes).as_chunks().0;
                 let from = &from[blocks.start * cols..blocks.end * cols];
                 for (to, from) in to.iter_mut().zip(from) {
                     W::load::<L>(from).store(to);
                 }
             }),
-            Lay::Coded {
+            UnitLayout::Coded {
                 pairs,
                 group,
                 offset,
@@ -372,7 +376,7 @@ impl<'a> Side<'a> {
                     }
                 }
             }
-            Lay::Rotated { .. } => unreachable!("keys are not rotated"),
+            UnitLayout::Rotated { .. } => unreachable!("keys are not rotated"),
         }
     }
 
@@ -384,8 +388,8 @@ impl<'a> Side<'a> {
         let vectors = (cols - first).min(STRIP) / 16;
         let to = to.as_chunks_mut::<16>().0.chunks_exact_mut(STRIP / 16);
         let rows = to.enumerate().take(keys.end).skip(keys.start);
-        match self.lay {
-            Lay::Plain(scalar) => with_element!(scalar, W => {
+        match self.layout {
+            UnitLayout::Plain(scalar) => with_element!(scalar, W => {
                 let from = elements::<W>(self.bytes);
                 for (key, to) in rows {
                     let from = from[key * cols + first..][..16 * vectors].as_chunks().0;
@@ -394,7 +398,7 @@ impl<'a> Side<'a> {
                     }
                 }
             }),
-            Lay::Coded {
+            UnitLayout::Coded {
                 pairs,
                 group,
                 offset,
@@ -416,7 +420,7 @@ impl<'a> Side<'a> {
                     }
                 }
             }
-            Lay::Rotated { bits } => {
+            UnitLayout::Rotated { bits } => {
                 let levels = turbo::levels(bits);
                 let scales = self.wide_scales::<L>(first / turbo::GROUP);
                 let bytes = cols * usize::from(bits) / 8;

@@ -10,10 +10,10 @@ use crate::arch::{Element, Lanes};
 /// memory time and arithmetic add up: on Sapphire Rapids one row of 4-bit weights
 /// then reads at 0.8 of what it does with 2 to 8 KiB. Asking for lines as if they
 /// were read once only (`prefetchnta`) halves the speed there.
-pub(crate) const AHEAD: usize = 4096;
+pub(crate) const PREFETCH_DISTANCE: usize = 4096;
 
 /// Steps between two requests.
-pub(crate) const STEPS: usize = 8;
+pub(crate) const PREFETCH_STEPS: usize = 8;
 
 /// Where a block's operands lie, in elements.
 #[derive(Clone, Copy)]
@@ -28,15 +28,15 @@ pub(crate) struct Operands<W> {
     /// Steps.
     pub(crate) k: usize,
     /// What to ask for meanwhile.
-    pub(crate) fetch: Fetch,
+    pub(crate) fetch: Prefetch,
 }
 
-/// What to ask for while weights are read: [`STEPS`] steps at a time.
+/// What to ask for while weights are read: [`PREFETCH_STEPS`] steps at a time.
 #[derive(Clone, Copy)]
-pub(crate) enum Fetch {
+pub(crate) enum Prefetch {
     /// Nothing.
     None,
-    /// The same weights, [`AHEAD`] bytes on; they must be read in order (`w_step`
+    /// The same weights, [`PREFETCH_DISTANCE`] bytes on; they must be read in order (`w_step`
     /// 16).
     Ahead,
     /// So many lines a time, from an address on.
@@ -73,27 +73,27 @@ pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: u
             }
         }};
     }
-    while k + STEPS <= o.k {
+    while k + PREFETCH_STEPS <= o.k {
         match o.fetch {
-            Fetch::None => {}
-            Fetch::Ahead => {
+            Prefetch::None => {}
+            Prefetch::Ahead => {
                 for r in 0..R {
                     let w = o.w.wrapping_add(k * o.w_step + r * o.w_stride);
-                    for i in 0..STEPS * 16 * size_of::<W>() / 64 {
-                        L::prefetch(w.cast::<u8>().wrapping_add(AHEAD + 64 * i));
+                    for i in 0..PREFETCH_STEPS * 16 * size_of::<W>() / 64 {
+                        L::prefetch(w.cast::<u8>().wrapping_add(PREFETCH_DISTANCE + 64 * i));
                     }
                 }
             }
-            Fetch::Lines(from, n) => {
-                for i in k / STEPS * n..(k / STEPS + 1) * n {
+            Prefetch::Lines(from, n) => {
+                for i in k / PREFETCH_STEPS * n..(k / PREFETCH_STEPS + 1) * n {
                     L::prefetch(from.wrapping_add(64 * i));
                 }
             }
         }
-        for i in 0..STEPS {
+        for i in 0..PREFETCH_STEPS {
             step!(k + i);
         }
-        k += STEPS;
+        k += PREFETCH_STEPS;
     }
     while k < o.k {
         step!(k);

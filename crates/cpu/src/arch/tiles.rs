@@ -3,10 +3,10 @@
 use super::bytes::Bytes;
 
 /// Rows of a tile.
-pub(crate) const TILE: usize = 16;
+pub(crate) const TILE_ROWS: usize = 16;
 
 /// Columns of a tile.
-pub(crate) const DEPTH: usize = 64;
+pub(crate) const TILE_DEPTH: usize = 64;
 
 /// A function over tiles; as [`Kernel`](super::Kernel).
 #[cfg_attr(
@@ -15,7 +15,7 @@ pub(crate) const DEPTH: usize = 64;
 )]
 pub(crate) trait TileKernel {
     type Output;
-    fn run<T: Tiles>(self) -> Self::Output;
+    fn run<T: TileRegisters>(self) -> Self::Output;
 }
 
 /// Registers of 16 x 16 sums.
@@ -23,7 +23,7 @@ pub(crate) trait TileKernel {
     not(target_arch = "x86_64"),
     allow(dead_code, reason = "no other architecture has tiles")
 )]
-pub(crate) trait Tiles: Sized {
+pub(crate) trait TileRegisters: Sized {
     /// Vectors beside the tiles.
     type Bytes: Bytes;
 
@@ -61,7 +61,7 @@ pub(crate) trait Tiles: Sized {
     /// All of them are readable.
     unsafe fn load(&self, x: *const i8, x_stride: usize);
 
-    /// Multiplies the rows loaded from `x` as [`multiply`](Tiles::multiply) does, over the
+    /// Multiplies the rows loaded from `x` as [`multiply`](TileRegisters::multiply) does, over the
     /// columns of two tiles if `TWICE`, which loads those of the second. In turns 0, 1, 2,
     /// 0, …; what leaves to `sums` is that of the turn before last, because its own would
     /// be waited for as long as three products take.

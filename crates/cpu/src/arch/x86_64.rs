@@ -6,7 +6,7 @@ mod avx512;
 
 use super::bytes::ByteKernel;
 use super::lanes::Kernel;
-use super::tiles::{TileKernel, Tiles};
+use super::tiles::{TileKernel, TileRegisters};
 use avx2::{Avx2, Avx2Bytes};
 use avx512::{Avx512, Avx512Bytes};
 
@@ -65,6 +65,6 @@ impl<K: ByteKernel> ByteVariants for K {}
 ///
 /// The CPU has the features and `T`'s.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,gfni")]
-pub(super) unsafe fn avx512_tiles<T: Tiles, K: TileKernel>(kernel: K) -> K::Output {
+pub(super) unsafe fn avx512_tiles<T: TileRegisters, K: TileKernel>(kernel: K) -> K::Output {
     kernel.run::<T>()
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// A block of queries against some splits of their context.
+/// A block of queries against some splits of their args.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) seq: usize,
@@ -10,13 +10,13 @@ pub(super) struct Task {
     pub(super) rows: Range<usize>,
     pub(super) splits: Range<usize>,
     /// Where partial results go, if the splits of these rows run apart.
-    pub(super) apart: Option<Apart>,
+    pub(super) apart: Option<PartialSlots>,
 }
 
 /// Query `i`'s partial result of split `s` has number `start + i * splits + s`,
 /// `s` counted from the block's first.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Apart {
+pub(super) struct PartialSlots {
     pub(super) start: usize,
     pub(super) splits: usize,
 }
@@ -26,11 +26,11 @@ pub(super) struct Apart {
 pub(crate) struct Plan {
     pub(super) blocks: Vec<Task>,
     pub(super) tasks: Vec<Task>,
-    pub(super) stats: Vec<Stats>,
+    pub(super) stats: Vec<OnlineSoftmax>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Stats {
+pub(super) struct OnlineSoftmax {
     pub(super) max: f32,
     pub(super) sum: f32,
     pub(super) correction: f32,
@@ -42,7 +42,7 @@ pub(super) struct Stats {
     pub(super) last: usize,
 }
 
-pub(super) const FRESH: Stats = Stats {
+pub(super) const FRESH: OnlineSoftmax = OnlineSoftmax {
     max: 0.0,
     sum: 0.0,
     correction: 0.0,
@@ -52,7 +52,7 @@ pub(super) const FRESH: Stats = Stats {
     last: 0,
 };
 
-impl Stats {
+impl OnlineSoftmax {
     /// Whether none of the split's keys was visible: any score would have left
     /// a maximum, a sum, or NaN.
     pub(super) fn saw_nothing(&self) -> bool {

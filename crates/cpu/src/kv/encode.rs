@@ -8,14 +8,14 @@ pub(crate) const STRIP: usize = 32;
 
 /// Which of the two a store holds.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum KeysOrValues {
     Keys,
     Values,
 }
 
-/// A worker's room for rows that are encoded, kept from step to step.
+/// A worker's encoder for rows that are encoded, kept from step to step.
 #[derive(Default)]
-pub(crate) struct Room {
+pub(crate) struct RowEncoder {
     pub(super) stored: Option<Owned>,
     /// A row as it reads back.
     pub(super) rounded: Vec<f32>,
@@ -26,7 +26,7 @@ pub(crate) struct Room {
     pub(super) packed: Vec<u8>,
 }
 
-impl Room {
+impl RowEncoder {
     pub(super) fn encode(&mut self, format: &'static Format, x: &[f32]) {
         match &mut self.stored {
             Some(stored) => quant::encode_into(format, x, x.len(), Scalar::F32, stored),
@@ -58,16 +58,16 @@ impl Room {
     }
 
     /// The codes as they lie in memory, in `pairs` or each in a byte.
-    pub(super) fn pack(&mut self, pairs: bool, kind: Kind) {
-        let Room { codes, packed, .. } = self;
+    pub(super) fn pack(&mut self, pairs: bool, kind: KeysOrValues) {
+        let RowEncoder { codes, packed, .. } = self;
         packed.clear();
         let pair = |(low, high): (&u8, &u8)| low | high << 4;
         match (pairs, kind) {
             (false, _) => packed.extend_from_slice(codes),
-            (true, Kind::Keys) => {
+            (true, KeysOrValues::Keys) => {
                 packed.extend(codes.as_chunks().0.iter().map(|[a, b]| pair((a, b))))
             }
-            (true, Kind::Values) => {
+            (true, KeysOrValues::Values) => {
                 for strip in codes.chunks_exact(STRIP) {
                     let (low, high) = strip.split_at(STRIP / 2);
                     packed.extend(low.iter().zip(high).map(pair));
@@ -80,7 +80,7 @@ impl Room {
 /// Rotates and rounds one head of one row.
 pub(super) struct Rotate<'a> {
     pub(super) bits: u8,
-    pub(super) room: &'a mut Room,
+    pub(super) encoder: &'a mut RowEncoder,
     pub(super) from: &'a [f32],
 }
 
@@ -89,13 +89,13 @@ impl Kernel for Rotate<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Room {
+        let RowEncoder {
             rounded,
             codes,
             scales,
             packed,
             ..
-        } = self.room;
+        } = self.encoder;
         let cols = self.from.len();
         rounded.clear();
         rounded.extend_from_slice(self.from);
@@ -103,7 +103,7 @@ impl Kernel for Rotate<'_> {
         scales.resize(cols.div_ceil(turbo::GROUP), 0.0);
         turbo::round(self.bits, rounded, codes, scales);
         if self.bits == 4 {
-            return self.room.pack(true, Kind::Values);
+            return self.encoder.pack(true, KeysOrValues::Values);
         }
         packed.clear();
         packed.resize(cols / 8 * 3, 0);

@@ -1,34 +1,34 @@
 //! Activations rounded to 8 bits, in the order in which kernels read them.
 
-use crate::arch::{DEPTH, Detected, Kernel, Lanes};
+use crate::arch::{Detected, Kernel, Lanes, TILE_DEPTH};
 use crate::device::Cpu;
-use crate::elementwise::PIECE;
+use crate::elementwise::WORK_RANGE;
 use crate::memory::{bytes, bytes_mut, values, values_mut};
 use crate::microkernel::even;
-use crate::pool::Split;
+use crate::pool::DisjointSlice;
 use backend::Tensor;
 use std::ops::Range;
 
 /// Rows of rounded activations in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Blocks {
-    /// Rows of a block, in tiles at most [`TILE`]; the last may have fewer.
+pub(crate) struct RowBlocks {
+    /// Rows of a block, in tiles at most [`TILE_ROWS`]; the last may have fewer.
     pub(crate) rows: usize,
-    /// In tiles, each row's columns of a group together, in a line of [`DEPTH`] where
+    /// In tiles, each row's columns of a group together, in a line of [`TILE_DEPTH`] where
     /// smaller groups have places of their own; else all rows' eights.
     pub(crate) tiles: bool,
 }
 
-impl Blocks {
+impl RowBlocks {
     /// Each row on its own, for vectors.
-    pub(crate) const SINGLE: Blocks = Blocks {
+    pub(crate) const SINGLE: RowBlocks = RowBlocks {
         rows: 1,
         tiles: false,
     };
 
-    /// Blocks of `rows` rows, for vectors.
+    /// RowBlocks of `rows` rows, for vectors.
     pub(crate) fn vectors(isa: Detected, rows: usize) -> Self {
-        Blocks {
+        RowBlocks {
             rows: even(rows, isa.most_byte_rows()),
             tiles: false,
         }
@@ -36,7 +36,11 @@ impl Blocks {
 
     /// Bytes that a row's columns of a group of `group` take.
     pub(crate) fn line(self, group: usize) -> usize {
-        if self.tiles { group.max(DEPTH) } else { group }
+        if self.tiles {
+            group.max(TILE_DEPTH)
+        } else {
+            group
+        }
     }
 }
 
@@ -45,20 +49,20 @@ impl Blocks {
 /// Rows come in blocks, as many as a kernel takes at once, in the order in which it
 /// reads them. The last block of a run may have fewer; in tiles there is one run,
 /// and its last block keeps the room of all rows, whose factors are zeros.
-pub(crate) struct Rounded {
+pub(crate) struct QuantizedActivations {
     pub(crate) group: usize,
     pub(crate) cols: usize,
-    pub(crate) blocks: Blocks,
+    pub(crate) blocks: RowBlocks,
     /// From the first page boundary on, of each block: `[cols / 8, rows, 8]` bytes,
-    /// in tiles `[groups, rows, line]`, of [`Blocks::line`].
+    /// in tiles `[groups, rows, line]`, of [`RowBlocks::line`].
     q: Tensor,
-    /// Of each block: `[groups, rows, FACTORS]`.
+    /// Of each block: `[groups, rows, GROUP_FACTORS]`.
     factors: Tensor,
 }
 
 /// What is known of a group of a row: `d`, `d Σ q`, and the integers `−8 Σ q` and
 /// `−128 Σ q`.
-pub(crate) const FACTORS: usize = 4;
+pub(crate) const GROUP_FACTORS: usize = 4;
 
 /// Where tiles of activations start. Sums leave their tiles for the same places
 /// of a page: a load waits for every store on its way to the same place of another.
@@ -73,7 +77,7 @@ fn from_page(storage: &[i8]) -> usize {
 const ROUNDED: usize = 4 << 10;
 
 /// Rounds some columns of one block of rows.
-struct Round<'a> {
+struct QuantizeRows<'a> {
     /// The rows from their first.
     x: &'a [f32],
     cols: usize,
@@ -82,12 +86,12 @@ struct Round<'a> {
     /// Rows that there is room for.
     rows: usize,
     group: usize,
-    blocks: Blocks,
+    blocks: RowBlocks,
     q: &'a mut [i8],
     factors: &'a mut [f32],
 }
 
-impl Kernel for Round<'_> {
+impl Kernel for QuantizeRows<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -135,7 +139,7 @@ impl Kernel for Round<'_> {
                 }
                 let (d, sum) = (top / 127.0 + poison.sum(), sum.sum());
                 let bits = |times: i32| f32::from_bits((times * sum as i32) as u32);
-                self.factors[FACTORS * (g * rows + m)..][..FACTORS].copy_from_slice(&[
+                self.factors[GROUP_FACTORS * (g * rows + m)..][..GROUP_FACTORS].copy_from_slice(&[
                     d,
                     d * sum,
                     bits(-8),
@@ -146,13 +150,13 @@ impl Kernel for Round<'_> {
     }
 }
 
-impl Rounded {
+impl QuantizedActivations {
     /// Rounds each of `runs` of `x`; in tiles, the only one.
     pub(crate) fn new(
         cpu: &Cpu,
         x: &Tensor,
         group: usize,
-        blocks: Blocks,
+        blocks: RowBlocks,
         runs: &[Range<usize>],
     ) -> Self {
         let (rows, cols, block) = (x.rows(), x.cols(), blocks.rows);
@@ -163,13 +167,13 @@ impl Rounded {
         };
         let line = blocks.line(group);
         let mut q = cpu.tensor(1, (room * groups * line + PAGE).div_ceil(4));
-        let mut factors = cpu.tensor(room, FACTORS * groups);
+        let mut factors = cpu.tensor(room, GROUP_FACTORS * groups);
         {
             let x = values(x);
             let q = bytes_mut::<i8>(values_mut(&mut q));
             let start = from_page(q);
-            let q = Split::new(&mut q[start..]);
-            let factors = Split::new(values_mut(&mut factors));
+            let q = DisjointSlice::new(&mut q[start..]);
+            let factors = DisjointSlice::new(values_mut(&mut factors));
             // Some groups of one block.
             let round = |range: Range<usize>, part: Range<usize>| {
                 let n = range.len();
@@ -178,8 +182,8 @@ impl Rounded {
                     first + part.start * n * each..first + part.end * n * each
                 };
                 // SAFETY: every part of every block is visited once.
-                let (q, factors) = unsafe { (q.part(of(line)), factors.part(of(FACTORS))) };
-                cpu.isa.run(Round {
+                let (q, factors) = unsafe { (q.part(of(line)), factors.part(of(GROUP_FACTORS))) };
+                cpu.isa.run(QuantizeRows {
                     x: &x[range.start * cols..range.end.min(rows) * cols],
                     cols,
                     groups: part,
@@ -208,7 +212,7 @@ impl Rounded {
                     });
                 }
                 _ => {
-                    let chunk = PIECE.div_ceil(cols * block);
+                    let chunk = WORK_RANGE.div_ceil(cols * block);
                     cpu.pool.each(runs.len(), chunk, |_, range| {
                         for run in &runs[range] {
                             for start in run.clone().step_by(block) {
@@ -219,7 +223,7 @@ impl Rounded {
                 }
             }
         }
-        Rounded {
+        QuantizedActivations {
             group,
             cols,
             blocks,
@@ -229,12 +233,12 @@ impl Rounded {
     }
 
     /// Whether these are rounded in groups of `group` columns and in `blocks`.
-    pub(crate) fn is_for(&self, group: usize, blocks: Blocks) -> bool {
+    pub(crate) fn is_for(&self, group: usize, blocks: RowBlocks) -> bool {
         (self.group, self.blocks) == (group, blocks)
     }
 
     /// Rows `run`, one of the runs or rows rounded in blocks of one.
-    pub(crate) fn view(&self, run: Range<usize>) -> Input<'_> {
+    pub(crate) fn view(&self, run: Range<usize>) -> ActivationView<'_> {
         let room = match self.blocks.tiles {
             true => run.len().next_multiple_of(self.blocks.rows),
             false => run.len(),
@@ -242,19 +246,19 @@ impl Rounded {
         let groups = self.cols / self.group;
         let part = |n: usize| run.start * groups * n..(run.start + room) * groups * n;
         let q = bytes(values(&self.q));
-        Input {
+        ActivationView {
             cols: self.cols,
             rows: run.len(),
             block: self.blocks.rows,
             q: &q[from_page(q)..][part(self.blocks.line(self.group))],
-            factors: &values(&self.factors)[part(FACTORS)],
+            factors: &values(&self.factors)[part(GROUP_FACTORS)],
         }
     }
 }
 
-/// Rounded rows as the kernels read them: see [`Rounded`].
+/// QuantizedActivations rows as the kernels read them: see [`QuantizedActivations`].
 #[derive(Clone, Copy)]
-pub(crate) struct Input<'a> {
+pub(crate) struct ActivationView<'a> {
     pub(crate) cols: usize,
     pub(crate) rows: usize,
     pub(crate) block: usize,

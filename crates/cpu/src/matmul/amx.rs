@@ -8,10 +8,13 @@
 mod few;
 mod many;
 
-use super::quantized::{AFFINE4, AFFINE8, Coded, Factors, Integers, LEVEL4, LEVEL8, Piece, TABLE4};
-use crate::arch::{self, TILE as M};
+use super::quantized::{
+    AFFINE4, AFFINE8, IntegerScales, LEVEL4, LEVEL8, QuantizedPanels, QuantizedWork, ScaleLayout,
+    TABLE4,
+};
+use crate::arch::{self, TILE_ROWS as M};
 use crate::device::Cpu;
-use few::Few;
+use few::FewRows;
 use half::{bf16, f16};
 use quant::Scalar;
 use std::marker::PhantomData;
@@ -22,7 +25,7 @@ use std::marker::PhantomData;
 macro_rules! few {
     ($($kind:ident, $group:tt, $span:tt, $factors:pat => $scales:ty, from $rows:literal;)*) => {
         /// Rows from which on tiles multiply blocks of few faster than vectors do.
-        fn from(w: &Coded) -> Option<usize> {
+        fn from(w: &QuantizedPanels) -> Option<usize> {
             match (w.kind, w.group, w.span, w.factors) {
                 $(($kind, $group, $span, $factors) => Some($rows),)*
                 _ => None,
@@ -30,7 +33,7 @@ macro_rules! few {
         }
 
         /// Multiplies blocks of few rows.
-        fn few(cpu: &Cpu, piece: Piece<'_>) {
+        fn few(cpu: &Cpu, piece: QuantizedWork<'_>) {
             match (piece.w.kind, piece.w.group, piece.w.span, piece.w.factors) {
                 $(($kind, $group, $span, $factors) => {
                     few!(@$group, cpu, piece, ($kind, $span, $scales));
@@ -49,28 +52,28 @@ macro_rules! few {
         }
     };
     (@@@ $group:tt, $block:tt, $panels:tt, $piece:ident, ($kind:ident, $span:tt, $scales:ty)) => {
-        Few::<$scales, $kind, $group, $span, $block, $panels>($piece, PhantomData)
+        FewRows::<$scales, $kind, $group, $span, $block, $panels>($piece, PhantomData)
     };
 }
 
 few! {
-    LEVEL4, 32, 2, Factors::Own(Scalar::F16) => f16, from 8;
-    TABLE4, 32, 2, Factors::Own(Scalar::F16) => f16, from 8;
-    LEVEL8, 32, 2, Factors::Own(Scalar::F16) => f16, from 14;
-    AFFINE4, 32, 8, Factors::Integers => Integers, from 8;
-    AFFINE8, 32, 8, Factors::Integers => Integers, from 14;
-    AFFINE4, 32, 1, Factors::Own(Scalar::Bf16) => bf16, from 8;
-    AFFINE4, 64, 1, Factors::Own(Scalar::Bf16) => bf16, from 8;
-    AFFINE8, 64, 1, Factors::Own(Scalar::Bf16) => bf16, from 14;
-    AFFINE4, 128, 1, Factors::Own(Scalar::Bf16) => bf16, from 14;
-    AFFINE8, 128, 1, Factors::Own(Scalar::Bf16) => bf16, from 14;
+    LEVEL4, 32, 2, ScaleLayout::Own(Scalar::F16) => f16, from 8;
+    TABLE4, 32, 2, ScaleLayout::Own(Scalar::F16) => f16, from 8;
+    LEVEL8, 32, 2, ScaleLayout::Own(Scalar::F16) => f16, from 14;
+    AFFINE4, 32, 8, ScaleLayout::Integers => IntegerScales, from 8;
+    AFFINE8, 32, 8, ScaleLayout::Integers => IntegerScales, from 14;
+    AFFINE4, 32, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 8;
+    AFFINE4, 64, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 8;
+    AFFINE8, 64, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 14;
+    AFFINE4, 128, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 14;
+    AFFINE8, 128, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 14;
 }
 
 /// Rows of a block where tiles multiply `rows` rows with `w` faster than vectors do. A tile
 /// takes as long however many of its rows there are, so at most an eighth may be missing.
-pub(crate) fn block(w: &Coded, rows: usize) -> Option<usize> {
-    let wide = w.group >= arch::DEPTH;
-    let whole = w.cols.is_multiple_of(w.group.max(arch::DEPTH));
+pub(crate) fn block(w: &QuantizedPanels, rows: usize) -> Option<usize> {
+    let wide = w.group >= arch::TILE_DEPTH;
+    let whole = w.cols.is_multiple_of(w.group.max(arch::TILE_DEPTH));
     let block = if wide && rows > FEW { M } else { FEW };
     match from(w) {
         _ if wide && rows > M => Some(M),
@@ -82,7 +85,7 @@ pub(crate) fn block(w: &Coded, rows: usize) -> Option<usize> {
 }
 
 /// Multiplies in tiles.
-pub(crate) fn multiply(cpu: &Cpu, piece: Piece<'_>) {
+pub(crate) fn multiply(cpu: &Cpu, piece: QuantizedWork<'_>) {
     match piece.x.rows > M && piece.x.block == M {
         true => cpu.isa.run_tiles(piece),
         false => few(cpu, piece),

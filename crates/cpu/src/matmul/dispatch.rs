@@ -5,60 +5,62 @@
 //! is cut into pieces of some panels each, and several matrices of one input are
 //! one job.
 
-use super::activations::{Blocks, Rounded};
-use super::quantized::{Coded, Piece};
-use super::weights::Weights;
+use super::activations::{QuantizedActivations, RowBlocks};
+use super::quantized::{QuantizedPanels, QuantizedWork};
+use super::weights::PackedWeights;
 use super::{amx, pack, plain};
 use crate::arch::Detected;
 use crate::device::Cpu;
 use crate::memory::{values, values_mut};
-use crate::pool::Split;
+use crate::pool::DisjointSlice;
 use backend::{Matrix, Tensor};
 use std::ops::Range;
 
 /// Bytes of weights that one worker claims at a time.
-pub(crate) const PIECE: usize = 128 << 10;
+pub(crate) const WORK_RANGE_BYTES: usize = 128 << 10;
 
 /// Multiply-adds below which handing out work costs more than it saves.
-const ALONE: usize = 96 << 10;
+const MIN_PARALLEL: usize = 96 << 10;
 
 /// One input, rounded at most once for each size of group and kind of blocks.
-struct Inputs<'a, F> {
+struct QuantizedInputs<'a, F> {
     x: &'a Tensor,
     blocks: F,
-    rounded: [Option<Rounded>; MANY],
+    rounded: [Option<QuantizedActivations>; MAX_MATRICES],
 }
 
 /// Matrices of one job; more are done in several.
-const MANY: usize = 8;
+const MAX_MATRICES: usize = 8;
 
-impl<'a, F: Fn(&Coded) -> Blocks> Inputs<'a, F> {
+impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> QuantizedInputs<'a, F> {
     /// Rounds each of `runs`, in the blocks that the weights want.
     fn new<'w>(
         cpu: &Cpu,
         x: &'a Tensor,
         blocks: F,
         runs: &[Range<usize>],
-        weights: impl Iterator<Item = &'w Weights>,
+        weights: impl Iterator<Item = &'w PackedWeights>,
     ) -> Self {
-        let mut rounded = [const { None::<Rounded> }; MANY];
+        let mut rounded = [const { None::<QuantizedActivations> }; MAX_MATRICES];
         let mut n = 0;
         for weights in weights {
-            let Weights::Coded(w) = weights else { continue };
+            let PackedWeights::QuantizedPanels(w) = weights else {
+                continue;
+            };
             let wanted = blocks(w);
             if !rounded[..n]
                 .iter()
                 .flatten()
                 .any(|r| r.is_for(w.group, wanted))
             {
-                rounded[n] = Some(Rounded::new(cpu, x, w.group, wanted, runs));
+                rounded[n] = Some(QuantizedActivations::new(cpu, x, w.group, wanted, runs));
                 n += 1;
             }
         }
-        Inputs { x, blocks, rounded }
+        QuantizedInputs { x, blocks, rounded }
     }
 
-    fn rounded(&self, w: &Coded) -> &Rounded {
+    fn rounded(&self, w: &QuantizedPanels) -> &QuantizedActivations {
         let blocks = (self.blocks)(w);
         let mut all = self.rounded.iter().flatten();
         all.find(|r| r.is_for(w.group, blocks))
@@ -67,27 +69,35 @@ impl<'a, F: Fn(&Coded) -> Blocks> Inputs<'a, F> {
 }
 
 /// One matrix of a job, and the rows of the input that it is for.
-struct Job<'a> {
-    weights: &'a Weights,
+struct Product<'a> {
+    weights: &'a PackedWeights,
     rows: Range<usize>,
     n_panels: usize,
-    /// Panels of a piece.
+    /// PlainPanels of a piece.
     chunk: usize,
     /// Pieces of the matrices before this one.
     first: usize,
-    y: Split<'a, f32>,
+    y: DisjointSlice<'a, f32>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> Product<'a> {
     /// `y = x wᵀ` for `rows` of `x`; its pieces follow the `first`.
-    fn new(cpu: &Cpu, w: &'a Matrix, rows: Range<usize>, first: usize, y: Split<'a, f32>) -> Self {
-        let weights = w.storage::<Weights>();
+    fn new(
+        cpu: &Cpu,
+        w: &'a Matrix,
+        rows: Range<usize>,
+        first: usize,
+        y: DisjointSlice<'a, f32>,
+    ) -> Self {
+        let weights = w.storage::<PackedWeights>();
         let packing = weights.packing();
         let (n_panels, bytes) = (packing.n_panels(), packing.panel_bytes());
         // A few pieces for each worker at least, in fours, to feed the kernel.
         let fair = n_panels.div_ceil(4 * cpu.pool.n_workers()).max(1);
-        let chunk = (PIECE / bytes.max(1)).clamp(1, fair).next_multiple_of(4);
-        Job {
+        let chunk = (WORK_RANGE_BYTES / bytes.max(1))
+            .clamp(1, fair)
+            .next_multiple_of(4);
+        Product {
             weights,
             rows,
             n_panels,
@@ -101,22 +111,22 @@ impl<'a> Job<'a> {
         self.n_panels.div_ceil(self.chunk)
     }
 
-    fn run<F: Fn(&Coded) -> Blocks>(
+    fn run<F: Fn(&QuantizedPanels) -> RowBlocks>(
         &self,
         cpu: &Cpu,
         worker: usize,
-        inputs: &Inputs<'_, F>,
+        inputs: &QuantizedInputs<'_, F>,
         piece: usize,
     ) {
         let start = (piece - self.first) * self.chunk;
         let range = start..(start + self.chunk).min(self.n_panels);
         match self.weights {
-            Weights::Plain(w) => {
+            PackedWeights::Plain(w) => {
                 let cols = inputs.x.cols();
                 let x = &values(inputs.x)[self.rows.start * cols..self.rows.end * cols];
                 plain::piece(cpu, worker, w, x, self.rows.len(), range, &self.y);
             }
-            Weights::Coded(w) => {
+            PackedWeights::QuantizedPanels(w) => {
                 let x = inputs.rounded(w);
                 quantized_piece(cpu, worker, w, x, self.rows.clone(), range, &self.y);
             }
@@ -128,17 +138,17 @@ impl<'a> Job<'a> {
 pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
     assert_eq!(w.len(), y.len(), "an output for each matrix");
     let rows = x.rows();
-    for (w, y) in w.chunks(MANY).zip(y.chunks_mut(MANY)) {
-        let inputs = Inputs::new(
+    for (w, y) in w.chunks(MAX_MATRICES).zip(y.chunks_mut(MAX_MATRICES)) {
+        let inputs = QuantizedInputs::new(
             cpu,
             x,
-            |w: &Coded| row_blocks(w, cpu.isa, rows),
+            |w: &QuantizedPanels| row_blocks(w, cpu.isa, rows),
             std::slice::from_ref(&(0..rows)),
             w.iter().map(|w| w.storage()),
         );
         let (mut work, mut first) = (0, 0);
         let mut y = y.iter_mut();
-        let jobs: [Option<Job<'_>>; MANY] = std::array::from_fn(|i| {
+        let jobs: [Option<Product<'_>>; MAX_MATRICES] = std::array::from_fn(|i| {
             let w = w.get(i)?;
             let y = y.next().expect("as many as matrices");
             assert_eq!(
@@ -147,7 +157,7 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
                 "shapes of a product"
             );
             work += rows * w.rows * w.cols;
-            let job = Job::new(cpu, w, 0..rows, first, Split::new(values_mut(y)));
+            let job = Product::new(cpu, w, 0..rows, first, DisjointSlice::new(values_mut(y)));
             first += job.n_pieces();
             Some(job)
         });
@@ -158,7 +168,7 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
                 .expect("a piece of some matrix");
             job.run(cpu, worker, &inputs, i);
         };
-        if work < ALONE {
+        if work < MIN_PARALLEL {
             (0..first).for_each(|i| piece(0, i));
         } else {
             let each = |worker, range: Range<usize>| range.for_each(|i| piece(worker, i));
@@ -180,15 +190,15 @@ pub(crate) fn matmul_runs<'a>(
     let alike = |w: &Matrix| (w.rows, w.cols) == (rows, x.cols());
     assert!(all().all(alike), "shapes of a product");
     let longest = runs.iter().map(Range::len).max().unwrap_or(0);
-    let blocks = |_: &Coded| Blocks::vectors(cpu.isa, longest);
-    let inputs = Inputs::new(cpu, x, blocks, runs, all().map(|w| w.storage()));
+    let blocks = |_: &QuantizedPanels| RowBlocks::vectors(cpu.isa, longest);
+    let inputs = QuantizedInputs::new(cpu, x, blocks, runs, all().map(|w| w.storage()));
     let mut y = cpu.tensor(x.rows(), rows);
     {
-        let out = Split::new(values_mut(&mut y));
+        let out = DisjointSlice::new(values_mut(&mut y));
         let job = |i: usize| {
             let run = runs[i].clone();
             let y = out.after(run.start * rows);
-            Job::new(cpu, w(i), run, 0, y)
+            Product::new(cpu, w(i), run, 0, y)
         };
         // As many pieces for each, of which formats with smaller panels need fewer.
         let most = (0..runs.len()).map(|i| job(i).n_pieces()).max();
@@ -200,7 +210,7 @@ pub(crate) fn matmul_runs<'a>(
             }
         };
         let n = runs.len() * most;
-        if x.rows() * rows * cols < ALONE {
+        if x.rows() * rows * cols < MIN_PARALLEL {
             (0..n).for_each(|i| piece(0, i));
         } else {
             let each = |worker, range: Range<usize>| range.for_each(|i| piece(worker, i));
@@ -221,18 +231,18 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
     assert!(ids.iter().all(|i| i.len() == n_ids), "as many for each row");
     let known = |&id: &u32| (id as usize) < w.rows;
     assert!(ids.iter().flatten().all(known), "rows of the matrix");
-    let weights = w.storage::<Weights>();
-    let inputs = Inputs::new(
+    let weights = w.storage::<PackedWeights>();
+    let inputs = QuantizedInputs::new(
         cpu,
         x,
-        |_: &Coded| Blocks::SINGLE,
+        |_: &QuantizedPanels| RowBlocks::SINGLE,
         std::slice::from_ref(&(0..x.rows())),
         std::iter::once(weights),
     );
     let mut y = cpu.tensor(x.rows(), n_ids);
     let groups = n_ids.div_ceil(16);
-    let out = Split::new(values_mut(&mut y));
-    let chunk = (ALONE / 4 / (16 * w.cols).max(1)).max(1);
+    let out = DisjointSlice::new(values_mut(&mut y));
+    let chunk = (MIN_PARALLEL / 4 / (16 * w.cols).max(1)).max(1);
     cpu.pool.each(ids.len() * groups, chunk, |worker, range| {
         for i in range {
             let (row, at) = (i / groups, i % groups * 16);
@@ -240,11 +250,11 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
             // SAFETY: every group of outputs is visited once.
             let y = unsafe { out.part(row * n_ids + at..row * n_ids + at + ids.len()) };
             match weights {
-                Weights::Plain(w) => {
+                PackedWeights::Plain(w) => {
                     let x = &values(inputs.x)[row * x.cols()..][..x.cols()];
                     plain::chosen(cpu, worker, w, x, ids, y);
                 }
-                Weights::Coded(w) => {
+                PackedWeights::QuantizedPanels(w) => {
                     quantized_chosen(cpu, worker, w, inputs.rounded(w), row, ids, y);
                 }
             }
@@ -255,12 +265,12 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
 
 /// Rows `tokens` of `table`, times `scale`.
 pub(crate) fn embed(cpu: &Cpu, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
-    let weights = table.storage::<Weights>();
+    let weights = table.storage::<PackedWeights>();
     let cols = table.cols;
     let mut y = cpu.tensor(tokens.len(), cols);
-    let out = Split::new(values_mut(&mut y));
+    let out = DisjointSlice::new(values_mut(&mut y));
     // A row is read 16 times as wide as it is, so few are worth sharing.
-    let chunk = (ALONE / 16 / cols.max(1)).max(1);
+    let chunk = (MIN_PARALLEL / 16 / cols.max(1)).max(1);
     cpu.pool.each(tokens.len(), chunk, |_, range| {
         for i in range {
             let token = tokens[i] as usize;
@@ -268,8 +278,8 @@ pub(crate) fn embed(cpu: &Cpu, table: &Matrix, tokens: &[u32], scale: f32) -> Te
             // SAFETY: every row is visited once.
             let y = unsafe { out.part(i * cols..(i + 1) * cols) };
             match weights {
-                Weights::Plain(w) => w.row(token, scale, y),
-                Weights::Coded(w) => w.row(token, scale, y),
+                PackedWeights::Plain(w) => w.row(token, scale, y),
+                PackedWeights::QuantizedPanels(w) => w.row(token, scale, y),
             }
         }
     });
@@ -278,27 +288,27 @@ pub(crate) fn embed(cpu: &Cpu, table: &Matrix, tokens: &[u32], scale: f32) -> Te
 
 /// How the kernels take `rows` rows of activations: in tiles from as many on as they
 /// are faster with.
-fn row_blocks(w: &Coded, isa: Detected, rows: usize) -> Blocks {
+fn row_blocks(w: &QuantizedPanels, isa: Detected, rows: usize) -> RowBlocks {
     let tiles = amx::block(w, rows).filter(|_| isa.has_tiles());
     tiles.map_or_else(
-        || Blocks::vectors(isa, rows),
-        |rows| Blocks { rows, tiles: true },
+        || RowBlocks::vectors(isa, rows),
+        |rows| RowBlocks { rows, tiles: true },
     )
 }
 
-/// Panels `range` of `w` for rows `run` of `x`, as `worker`.
+/// PlainPanels `range` of `w` for rows `run` of `x`, as `worker`.
 fn quantized_piece(
     cpu: &Cpu,
     worker: usize,
-    w: &Coded,
-    x: &Rounded,
+    w: &QuantizedPanels,
+    x: &QuantizedActivations,
     run: Range<usize>,
     range: Range<usize>,
-    y: &Split<'_, f32>,
+    y: &DisjointSlice<'_, f32>,
 ) {
     debug_assert_eq!((w.group, w.cols), (x.group, x.cols));
     pack::each(cpu, w, worker, range, |range, data| {
-        let piece = Piece {
+        let piece = QuantizedWork {
             w,
             data,
             n_out: w.rows,
@@ -317,16 +327,16 @@ fn quantized_piece(
 fn quantized_chosen(
     cpu: &Cpu,
     worker: usize,
-    w: &Coded,
-    x: &Rounded,
+    w: &QuantizedPanels,
+    x: &QuantizedActivations,
     row: usize,
     ids: &[u32],
     y: &mut [f32],
 ) {
     let n_out = y.len();
-    let y = &Split::new(y);
+    let y = &DisjointSlice::new(y);
     pack::chosen(cpu, w, worker, ids, |data| {
-        let piece = Piece {
+        let piece = QuantizedWork {
             w,
             data,
             n_out,

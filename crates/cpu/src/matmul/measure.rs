@@ -1,12 +1,12 @@
 //! What a product's speed is compared with: a plain read of its weights, and products in
 //! registers.
 
-use super::dispatch::PIECE;
-use super::pack::Source;
-use super::weights::Weights;
-use crate::arch::{ByteKernel, Bytes, Kernel, Lanes, TileKernel, Tiles};
+use super::dispatch::WORK_RANGE_BYTES;
+use super::pack::PanelSource;
+use super::weights::PackedWeights;
+use crate::arch::{ByteKernel, Bytes, Kernel, Lanes, TileKernel, TileRegisters};
 use crate::device::Cpu;
-use crate::microkernel::AHEAD;
+use crate::microkernel::PREFETCH_DISTANCE;
 use backend::Matrix;
 use quant::Kept;
 use std::hint::black_box;
@@ -25,7 +25,7 @@ impl Kernel for Read<'_> {
         let mut sums = [0u64; 32];
         for chunk in words {
             for line in [0, 64, 128, 192] {
-                L::prefetch(chunk.as_ptr().wrapping_add(AHEAD + line));
+                L::prefetch(chunk.as_ptr().wrapping_add(PREFETCH_DISTANCE + line));
             }
             for (sum, word) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
                 *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
@@ -68,7 +68,7 @@ impl TileKernel for Saturate {
     type Output = ();
 
     #[inline(always)]
-    fn run<T: Tiles>(self) {
+    fn run<T: TileRegisters>(self) {
         // SAFETY: entered through `run_tiles`.
         let tiles = unsafe { T::configure(16, 64) };
         tiles.saturate(self.steps);
@@ -106,13 +106,13 @@ impl Cpu {
 pub(crate) fn read(cpu: &Cpu, w: &Matrix) -> u64 {
     let total = AtomicU64::new(0);
     let all = |bytes: &[u8]| {
-        cpu.pool.each(bytes.len(), PIECE, |_, range| {
+        cpu.pool.each(bytes.len(), WORK_RANGE_BYTES, |_, range| {
             total.fetch_add(cpu.isa.run(Read(&bytes[range])), Relaxed);
         });
     };
-    match w.storage::<Weights>().packing().source() {
-        Source::Packed(data) => all(data.of()),
-        Source::Mapped(kept) => {
+    match w.storage::<PackedWeights>().packing().source() {
+        PanelSource::Packed(data) => all(data.of()),
+        PanelSource::Mapped(kept) => {
             for part in kept.iter().map(Kept::view) {
                 [part.codes, part.scales, part.biases]
                     .into_iter()

@@ -2,19 +2,19 @@
 //!
 //! A matrix is packed when it is loaded. One that is to stay in its mapped file
 //! ([`quant::Stored::keep`]) is packed two panels at a time, by the worker that
-//! multiplies them and into room of its own: so kernels and bits are the same, nothing
+//! multiplies them and into buffer of its own: so kernels and bits are the same, nothing
 //! but the file's pages is held, and a product takes as long as packing does.
 
-use super::pack_buffer::Room;
+use super::pack_buffer::PackBuffer;
 use crate::arch::{Kernel, Lanes};
 use crate::device::Cpu;
 use crate::memory::Region;
-use crate::pool::Split;
+use crate::pool::DisjointSlice;
 use quant::{Kept, Stored};
 use std::ops::Range;
 use std::sync::{MutexGuard, PoisonError};
 
-/// Panels packed at a time for a product: as many as kernels take at once.
+/// PlainPanels packed at a time for a product: as many as kernels take at once.
 const WIDE: usize = 2;
 
 /// Bytes of panels that a worker packs at a time when a matrix is loaded; then the
@@ -22,30 +22,30 @@ const WIDE: usize = 2;
 const LOADED: usize = 1 << 20;
 
 /// Where panels come from.
-pub(crate) enum Source {
+pub(crate) enum PanelSource {
     /// They are there.
     Packed(Region),
     /// Rows of these parts, in order.
     Mapped(Vec<Kept>),
 }
 
-/// Parts of a matrix, rows in order.
+/// MatrixParts of a matrix, rows in order.
 #[derive(Clone, Copy)]
-enum Parts<'a> {
+enum MatrixParts<'a> {
     Stored(&'a [Stored<'a>]),
     Kept(&'a [Kept]),
 }
 
 /// A row of a part.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct StoredRow<'a> {
     pub(crate) part: Stored<'a>,
     pub(crate) row: usize,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> MatrixParts<'a> {
     /// Where row `row` of the whole is.
-    fn place(self, mut row: usize) -> Place<'a> {
+    fn place(self, mut row: usize) -> StoredRow<'a> {
         let mut is_in = |rows: usize| {
             let found = row < rows;
             if !found {
@@ -54,22 +54,22 @@ impl<'a> Parts<'a> {
             found
         };
         let part = match self {
-            Parts::Stored(parts) => parts.iter().find(|p| is_in(p.rows)).copied(),
-            Parts::Kept(parts) => parts.iter().find(|p| is_in(p.rows)).map(Kept::view),
+            MatrixParts::Stored(parts) => parts.iter().find(|p| is_in(p.rows)).copied(),
+            MatrixParts::Kept(parts) => parts.iter().find(|p| is_in(p.rows)).map(Kept::view),
         };
         let part = part.expect("rows are those of the parts");
-        Place { part, row }
+        StoredRow { part, row }
     }
 }
 
-/// Panels are units of some bytes, and a unit is arrays of 16 elements, one a lane: how
+/// PlainPanels are units of some bytes, and a unit is arrays of 16 elements, one a lane: how
 /// many arrays, and bytes of an element. What is left of a unit means nothing.
-pub(crate) struct Units {
+pub(crate) struct SuperblockLayout {
     pub(crate) bytes: usize,
     pub(crate) arrays: [(usize, usize); 3],
 }
 
-impl Units {
+impl SuperblockLayout {
     /// Where the arrays of a unit start, and the bytes of their elements.
     fn each(&self) -> impl Iterator<Item = (usize, usize)> {
         let mut start = 0;
@@ -103,7 +103,7 @@ impl Units {
 }
 
 /// A way to lay out panels, and where those of one matrix come from.
-pub(crate) trait Packing: Sync {
+pub(crate) trait PanelLayout: Sync {
     /// Rows of the matrix.
     fn rows(&self) -> usize;
 
@@ -111,15 +111,15 @@ pub(crate) trait Packing: Sync {
     fn panel_bytes(&self) -> usize;
 
     /// Where its panels come from.
-    fn source(&self) -> &Source;
+    fn source(&self) -> &PanelSource;
 
     /// What a panel is made of.
-    fn units(&self) -> Units;
+    fn units(&self) -> SuperblockLayout;
 
     /// Writes 16 rows to a panel, a row a lane.
-    fn put_rows(&self, rows: &[Place<'_>; 16], room: &mut Room, panel: &mut [u8]);
+    fn put_rows(&self, rows: &[StoredRow<'_>; 16], buffer: &mut PackBuffer, panel: &mut [u8]);
 
-    /// Panels, the last of which may have fewer rows.
+    /// PlainPanels, the last of which may have fewer rows.
     fn n_panels(&self) -> usize {
         self.rows().div_ceil(16)
     }
@@ -128,28 +128,28 @@ pub(crate) trait Packing: Sync {
 /// Writes 16 rows to a panel with the instructions that there are.
 struct Put<'a, P> {
     to: &'a P,
-    rows: [Place<'a>; 16],
-    room: &'a mut Room,
+    rows: [StoredRow<'a>; 16],
+    buffer: &'a mut PackBuffer,
     panel: &'a mut [u8],
 }
 
-impl<P: Packing> Kernel for Put<'_, P> {
+impl<P: PanelLayout> Kernel for Put<'_, P> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        self.to.put_rows(&self.rows, self.room, self.panel);
+        self.to.put_rows(&self.rows, self.buffer, self.panel);
     }
 }
 
 /// Writes `rows` of the matrix, at most 16, to the lanes of `panel`, and zeros to what
 /// is left.
-fn fill<P: Packing>(
+fn fill<P: PanelLayout>(
     cpu: &Cpu,
     to: &P,
-    parts: Parts<'_>,
+    parts: MatrixParts<'_>,
     rows: impl ExactSizeIterator<Item = usize>,
-    room: &mut Room,
+    buffer: &mut PackBuffer,
     panel: &mut [u8],
 ) {
     let n = rows.len();
@@ -167,7 +167,7 @@ fn fill<P: Packing>(
     cpu.isa.run(Put {
         to,
         rows,
-        room,
+        buffer,
         panel,
     });
     if n < 16 {
@@ -176,51 +176,58 @@ fn fill<P: Packing>(
 }
 
 /// The rows of panel `p`.
-fn rows_of(to: &impl Packing, p: usize) -> Range<usize> {
+fn rows_of(to: &impl PanelLayout, p: usize) -> Range<usize> {
     16 * p..(16 * p + 16).min(to.rows())
 }
 
 /// `parts` as the layout `to` wants them: where they lie if all are to stay there, else
 /// packed.
-pub(crate) fn source<P: Packing>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> Source {
+pub(crate) fn source<P: PanelLayout>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> PanelSource {
     let (n, bytes) = (to.n_panels(), to.panel_bytes());
     let kept: Option<Vec<_>> = parts.iter().map(Stored::keep).collect();
-    // Which worker packs what in a step is chance: all have room from the start, also
+    // Which worker packs what in a step is chance: all have buffer from the start, also
     // what a row takes.
     for worker in 0..cpu.pool.n_workers() {
-        let room = &mut *room(cpu, worker);
-        let mut panels = room.take(WIDE * bytes);
+        let buffer = &mut *buffer(cpu, worker);
+        let mut panels = buffer.take(WIDE * bytes);
         if kept.is_some() {
             let panel = &mut panels.of_mut::<u8>()[..bytes];
             fill(
                 cpu,
                 to,
-                Parts::Stored(parts),
+                MatrixParts::Stored(parts),
                 0..to.rows().min(1),
-                room,
+                buffer,
                 panel,
             );
         }
-        room.panels = Some(panels);
+        buffer.panels = Some(panels);
     }
     if let Some(kept) = kept {
-        return Source::Mapped(kept);
+        return PanelSource::Mapped(kept);
     }
     let mut data = Region::zeroed(n * bytes);
-    let all = Split::new(data.of_mut::<u8>());
+    let all = DisjointSlice::new(data.of_mut::<u8>());
     // As much as is given back at once, but some pieces for each worker.
     let fair = n / (8 * cpu.pool.n_workers());
     let chunk = (LOADED / bytes.max(1)).min(fair).max(4);
     cpu.pool.each(n, chunk, |worker, range| {
-        let room = &mut *room(cpu, worker);
+        let buffer = &mut *buffer(cpu, worker);
         for p in range.clone() {
             // SAFETY: every panel is visited once.
             let panel = unsafe { all.part(p * bytes..(p + 1) * bytes) };
-            fill(cpu, to, Parts::Stored(parts), rows_of(to, p), room, panel);
+            fill(
+                cpu,
+                to,
+                MatrixParts::Stored(parts),
+                rows_of(to, p),
+                buffer,
+                panel,
+            );
         }
         release(parts, 16 * range.start..16 * range.end);
     });
-    Source::Packed(data)
+    PanelSource::Packed(data)
 }
 
 /// Gives back the memory of `rows` of the whole, which have been copied.
@@ -237,13 +244,13 @@ fn release(parts: &[Stored<'_>], rows: Range<usize>) {
 }
 
 /// What `worker` packs with.
-fn room(cpu: &Cpu, worker: usize) -> MutexGuard<'_, Room> {
-    let room = &cpu.packing[worker];
-    room.lock().unwrap_or_else(PoisonError::into_inner)
+fn buffer(cpu: &Cpu, worker: usize) -> MutexGuard<'_, PackBuffer> {
+    let buffer = &cpu.pack_buffers[worker];
+    buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls `work` with panels of `range`, some at a time.
-pub(crate) fn each<P: Packing>(
+pub(crate) fn each<P: PanelLayout>(
     cpu: &Cpu,
     of: &P,
     worker: usize,
@@ -252,31 +259,38 @@ pub(crate) fn each<P: Packing>(
 ) {
     let bytes = of.panel_bytes();
     let kept = match of.source() {
-        Source::Packed(data) => {
+        PanelSource::Packed(data) => {
             return work(
                 range.clone(),
                 &data.of()[range.start * bytes..range.end * bytes],
             );
         }
-        Source::Mapped(kept) => kept,
+        PanelSource::Mapped(kept) => kept,
     };
-    let mut room = room(cpu, worker);
-    let mut panels = room.take(WIDE * bytes);
+    let mut buffer = buffer(cpu, worker);
+    let mut panels = buffer.take(WIDE * bytes);
     for start in range.clone().step_by(WIDE) {
         let two = start..(start + WIDE).min(range.end);
         for (p, panel) in two
             .clone()
             .zip(panels.of_mut::<u8>().chunks_exact_mut(bytes))
         {
-            fill(cpu, of, Parts::Kept(kept), rows_of(of, p), &mut room, panel);
+            fill(
+                cpu,
+                of,
+                MatrixParts::Kept(kept),
+                rows_of(of, p),
+                &mut buffer,
+                panel,
+            );
         }
         work(two.clone(), &panels.of()[..two.len() * bytes]);
     }
-    room.panels = Some(panels);
+    buffer.panels = Some(panels);
 }
 
 /// Calls `work` with a panel of rows `ids`, at most 16.
-pub(crate) fn chosen<P: Packing>(
+pub(crate) fn chosen<P: PanelLayout>(
     cpu: &Cpu,
     of: &P,
     worker: usize,
@@ -286,35 +300,35 @@ pub(crate) fn chosen<P: Packing>(
     let bytes = of.panel_bytes();
     let start = |id: u32| id as usize / 16 * bytes;
     let follow = ids.iter().zip(ids[0]..).all(|(&id, next)| id == next);
-    if let Source::Packed(data) = of.source()
+    if let PanelSource::Packed(data) = of.source()
         && ids[0].is_multiple_of(16)
         && follow
     {
         return work(&data.of()[start(ids[0])..][..bytes]);
     }
-    let mut room = room(cpu, worker);
-    let mut panels = room.take(WIDE * bytes);
+    let mut buffer = buffer(cpu, worker);
+    let mut panels = buffer.take(WIDE * bytes);
     let panel = &mut panels.of_mut::<u8>()[..bytes];
     match of.source() {
-        Source::Packed(data) => {
+        PanelSource::Packed(data) => {
             let units = of.units();
             for (lane, &id) in ids.iter().enumerate() {
                 let from = &data.of()[start(id)..][..bytes];
                 units.copy_lane(from, id as usize % 16, panel, lane);
             }
         }
-        Source::Mapped(kept) => {
+        PanelSource::Mapped(kept) => {
             let rows = ids.iter().map(|&id| id as usize);
-            fill(cpu, of, Parts::Kept(kept), rows, &mut room, panel);
+            fill(cpu, of, MatrixParts::Kept(kept), rows, &mut buffer, panel);
         }
     }
     work(panel);
-    room.panels = Some(panels);
+    buffer.panels = Some(panels);
 }
 
 /// Row `row` of a matrix that is not packed, times `factor`.
 pub(crate) fn row(kept: &[Kept], row: usize, factor: f32, out: &mut [f32]) {
-    let Place { part, row } = Parts::Kept(kept).place(row);
+    let StoredRow { part, row } = MatrixParts::Kept(kept).place(row);
     part.decode_row(row, out);
     out.iter_mut().for_each(|x| *x *= factor);
 }

@@ -1,12 +1,14 @@
-//! Panels of codes, from the rows of files.
+//! PlainPanels of codes, from the rows of files.
 //!
 //! The layouts that files have most are put straight into a panel, sixteen rows at a time:
 //! q4_0, q8_0, and affine codes of 4 and 8 bits. Rows of all others are taken apart first.
 //! What a panel is stands in [`super::quantized`]; here is no arithmetic but on bits.
 
-use super::pack::{self, Packing, Place, Source, Units};
-use super::pack_buffer::{Room, RowParts};
-use super::quantized::{AFFINE4, AFFINE8, Coded, Factors, LEVEL4, LEVEL8, TABLE4, biased, pairs};
+use super::pack::{self, PanelLayout, PanelSource, StoredRow, SuperblockLayout};
+use super::pack_buffer::{PackBuffer, UnpackedRow};
+use super::quantized::{
+    AFFINE4, AFFINE8, LEVEL4, LEVEL8, QuantizedPanels, ScaleLayout, TABLE4, biased, pairs,
+};
 use crate::device::Cpu;
 use quant::{Layout, Row, Scalar, Stored, Zero};
 
@@ -70,11 +72,11 @@ fn interleave(word: u32) -> u32 {
     swap(swap(word, 8, 0x0000_ff00), 4, 0x00f0_00f0)
 }
 
-/// Units that are packed at a time: the first cache has them while four rows after four
+/// SuperblockLayout that are packed at a time: the first cache has them while four rows after four
 /// go there.
 const NEAR_UNITS: usize = 8;
 
-impl Coded {
+impl QuantizedPanels {
     /// Packs parts of one format with codes; `None` if they are not.
     pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Option<Self> {
         let first = &parts[0];
@@ -98,21 +100,21 @@ impl Coded {
         let same_scale = parts.iter().all(|p| p.scale == first.scale);
         let groups = first.cols / view.group;
         let (factors, span) = if view.super_group > view.group {
-            (Factors::Integers, view.super_group / view.group)
+            (ScaleLayout::Integers, view.super_group / view.group)
         } else {
             // Every type of scale fits the widest.
             let own = if same_scale { first.scale } else { Scalar::F32 };
             let scalar = view.scale.unwrap_or(own);
-            // Units of whole cache lines.
+            // SuperblockLayout of whole cache lines.
             let odd = !biased(kind) && scalar.bytes() == 2;
             let span = if odd && groups.is_multiple_of(2) {
                 2
             } else {
                 1
             };
-            (Factors::Own(scalar), span)
+            (ScaleLayout::Own(scalar), span)
         };
-        let mut coded = Coded {
+        let mut coded = QuantizedPanels {
             rows: parts.iter().map(|p| p.rows).sum(),
             cols: first.cols,
             group: view.group,
@@ -125,7 +127,7 @@ impl Coded {
             panel: 0,
             map: Box::new([0; 256]),
             shift: None,
-            source: Source::Mapped(Vec::new()),
+            source: PanelSource::Mapped(Vec::new()),
         };
         assert!(span.is_power_of_two(), "units of 1, 2, 4 … groups");
         let scales: usize = coded.arrays().map(|(n, size)| 16 * n * size).iter().sum();
@@ -151,7 +153,7 @@ impl Coded {
     }
 
     /// Takes row `index` of `part` apart, codes as the panel has them.
-    fn take_apart(&self, part: &Stored<'_>, index: usize, to: &mut RowParts) {
+    fn take_apart(&self, part: &Stored<'_>, index: usize, to: &mut UnpackedRow) {
         let groups = self.cols / self.group;
         to.codes.resize(self.cols, 0);
         to.scales.resize(groups, 0.0);
@@ -166,7 +168,7 @@ impl Coded {
                     *bias = row.scale.get(row.biases, g);
                 }
             }
-            _ if self.factors == Factors::Integers => {
+            _ if self.factors == ScaleLayout::Integers => {
                 let units = self.cols / (self.group * self.span);
                 let [s, t] = &mut to.integers;
                 let (d, m) = (&mut to.scales[..units], &mut to.biases[..units]);
@@ -266,7 +268,7 @@ impl Coded {
     /// biases.
     #[inline(always)]
     fn put_affine(&self, rows: &[Row<'_>; 16], bits: usize, panel: &mut [u8]) {
-        let Factors::Own(scalar) = self.factors else {
+        let ScaleLayout::Own(scalar) = self.factors else {
             unreachable!("a scale and a bias for each group");
         };
         let codes = rows.map(|row| row.codes);
@@ -298,7 +300,7 @@ impl Coded {
 
     /// Writes rows that were taken apart.
     #[inline(always)]
-    fn put_parts(&self, rows: &[RowParts; 16], panel: &mut [u8]) {
+    fn put_parts(&self, rows: &[UnpackedRow; 16], panel: &mut [u8]) {
         let codes = rows.each_ref().map(|row| row.codes.as_slice());
         let stream = (1, self.span * self.group, 0);
         match (pairs(self.kind), self.codes / 64 % 4) {
@@ -308,15 +310,15 @@ impl Coded {
             (false, _) => self.put_codes(&codes, stream, panel, of_bytes::<4, 1>),
         }
         match self.factors {
-            Factors::Own(scalar @ Scalar::F32) => self.put_own::<4>(rows, scalar, panel),
-            Factors::Own(scalar) => self.put_own::<2>(rows, scalar, panel),
-            Factors::Integers => self.put_integers(rows, panel),
+            ScaleLayout::Own(scalar @ Scalar::F32) => self.put_own::<4>(rows, scalar, panel),
+            ScaleLayout::Own(scalar) => self.put_own::<2>(rows, scalar, panel),
+            ScaleLayout::Integers => self.put_integers(rows, panel),
         }
     }
 
     /// Writes scales, and biases if there are any, as elements of `S` bytes.
     #[inline(always)]
-    fn put_own<const S: usize>(&self, rows: &[RowParts; 16], scalar: Scalar, panel: &mut [u8]) {
+    fn put_own<const S: usize>(&self, rows: &[UnpackedRow; 16], scalar: Scalar, panel: &mut [u8]) {
         let each = if biased(self.kind) { 2 } else { 1 };
         self.put_numbers((0, each), panel, |lane, g| {
             element::<S>(scalar, rows[lane].scales[g])
@@ -330,7 +332,7 @@ impl Coded {
 
     /// Writes what scales and biases are products of.
     #[inline(always)]
-    fn put_integers(&self, rows: &[RowParts; 16], panel: &mut [u8]) {
+    fn put_integers(&self, rows: &[UnpackedRow; 16], panel: &mut [u8]) {
         let n = self.arrays()[0].0;
         for (u, unit) in panel.chunks_exact_mut(self.unit).enumerate() {
             let (own, integers) = unit[self.codes..].split_at_mut(32 * n);
@@ -353,7 +355,7 @@ impl Coded {
     }
 }
 
-impl Packing for Coded {
+impl PanelLayout for QuantizedPanels {
     fn rows(&self) -> usize {
         self.rows
     }
@@ -362,20 +364,20 @@ impl Packing for Coded {
         self.panel
     }
 
-    fn source(&self) -> &Source {
+    fn source(&self) -> &PanelSource {
         &self.source
     }
 
-    fn units(&self) -> Units {
+    fn units(&self) -> SuperblockLayout {
         let [first, second] = self.arrays();
-        Units {
+        SuperblockLayout {
             bytes: self.unit,
             arrays: [(self.codes / 64, 4), first, second],
         }
     }
 
     #[inline(always)]
-    fn put_rows(&self, rows: &[Place<'_>; 16], room: &mut Room, panel: &mut [u8]) {
+    fn put_rows(&self, rows: &[StoredRow<'_>; 16], buffer: &mut PackBuffer, panel: &mut [u8]) {
         let stored = rows.each_ref().map(|p| p.part.row(p.row));
         let codes = stored.map(|row| row.codes);
         let format = rows[0].part.format;
@@ -392,10 +394,10 @@ impl Packing for Coded {
                 }
             }
             _ => {
-                for (p, to) in rows.iter().zip(&mut room.rows) {
+                for (p, to) in rows.iter().zip(&mut buffer.rows) {
                     self.take_apart(&p.part, p.row, to);
                 }
-                self.put_parts(&room.rows, panel);
+                self.put_parts(&buffer.rows, panel);
             }
         }
     }
@@ -416,8 +418,8 @@ mod tests {
     use crate::tests::{noise, noisy};
     use crate::{Activations, Isa};
 
-    /// Panels of `parts`, an element at a time.
-    fn defined(w: &Coded, parts: &[Stored<'_>]) -> Vec<u8> {
+    /// PlainPanels of `parts`, an element at a time.
+    fn defined(w: &QuantizedPanels, parts: &[Stored<'_>]) -> Vec<u8> {
         let mut panels = vec![0; w.n_panels() * w.panel];
         let groups = w.cols / w.group;
         let rows = parts.iter().flat_map(|p| (0..p.rows).map(|row| p.row(row)));
@@ -439,13 +441,13 @@ mod tests {
             let units = groups / w.span;
             let (mut d, mut m) = (vec![0.0; units], vec![0.0; units]);
             let (mut s, mut t) = (vec![0; groups], vec![0; groups]);
-            if w.factors == Factors::Integers {
+            if w.factors == ScaleLayout::Integers {
                 format.unpack_super(row, &mut codes, &mut d, &mut m, &mut s, &mut t);
             }
             let two = biased(w.kind);
             for (u, unit) in panel.chunks_exact_mut(w.unit).enumerate() {
                 let numbers = &mut unit[w.codes..];
-                if w.factors == Factors::Integers {
+                if w.factors == ScaleLayout::Integers {
                     Scalar::F16.put(numbers, lane, d[u]);
                     if two {
                         Scalar::F16.put(numbers, 16 + lane, m[u]);
@@ -453,16 +455,16 @@ mod tests {
                 }
                 for (j, g) in (u * w.span..(u + 1) * w.span).enumerate() {
                     match w.factors {
-                        Factors::Own(scalar) if two => {
+                        ScaleLayout::Own(scalar) if two => {
                             scalar.put(numbers, 32 * j + lane, scales[g]);
                             scalar.put(numbers, 32 * j + 16 + lane, biases[g]);
                         }
-                        Factors::Own(scalar) => scalar.put(numbers, 16 * j + lane, scales[g]),
-                        Factors::Integers if two => {
+                        ScaleLayout::Own(scalar) => scalar.put(numbers, 16 * j + lane, scales[g]),
+                        ScaleLayout::Integers if two => {
                             numbers[64 + 16 * j + lane] = s[g] as u8;
                             numbers[64 + 16 * (w.span + j) + lane] = t[g] as u8;
                         }
-                        Factors::Integers => numbers[32 + 16 * j + lane] = s[g] as u8,
+                        ScaleLayout::Integers => numbers[32 + 16 * j + lane] = s[g] as u8,
                     }
                 }
             }
@@ -496,8 +498,8 @@ mod tests {
                     for isa in Isa::available() {
                         let isa = Detected::new(isa).expect("one that there is");
                         let cpu = Cpu::with(isa, 2, Activations::Int8);
-                        let w = Coded::pack(&cpu, &parts).expect("codes");
-                        let Source::Packed(data) = &w.source else {
+                        let w = QuantizedPanels::pack(&cpu, &parts).expect("codes");
+                        let PanelSource::Packed(data) = &w.source else {
                             panic!("no file")
                         };
                         assert!(

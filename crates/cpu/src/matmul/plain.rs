@@ -8,13 +8,13 @@
 //! `y = fma(w, x, y)` over ascending columns, whatever the number of rows,
 //! panels in flight or threads.
 
-use super::pack::{self, Packing, Place, Source, Units};
-use super::pack_buffer::Room;
+use super::pack::{self, PanelLayout, PanelSource, StoredRow, SuperblockLayout};
+use super::pack_buffer::PackBuffer;
 use crate::arch::{Element, Kernel, Lanes, load, store, with_element};
 use crate::device::Cpu;
 use crate::memory::{bytes, elements};
-use crate::microkernel::{Fetch, Operands, accumulate, even};
-use crate::pool::Split;
+use crate::microkernel::{Operands, Prefetch, accumulate, even};
+use crate::pool::DisjointSlice;
 use quant::{Layout, Scalar, Stored};
 use std::ops::Range;
 
@@ -23,14 +23,14 @@ use std::ops::Range;
 const DEPTH: usize = 512;
 
 /// A matrix in panels.
-pub(crate) struct Panels {
+pub(crate) struct PlainPanels {
     pub(crate) scalar: Scalar,
     rows: usize,
     cols: usize,
-    source: Source,
+    source: PanelSource,
 }
 
-impl Panels {
+impl PlainPanels {
     /// Packs `parts` as one matrix.
     pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Self {
         let cols = parts[0].cols;
@@ -39,11 +39,11 @@ impl Panels {
             Layout::Plain(scalar) if parts.iter().all(|p| p.format == parts[0].format) => scalar,
             _ => Scalar::F32,
         };
-        let mut panels = Panels {
+        let mut panels = PlainPanels {
             scalar,
             rows,
             cols,
-            source: Source::Mapped(Vec::new()),
+            source: PanelSource::Mapped(Vec::new()),
         };
         panels.source = pack::source(cpu, &panels, parts);
         panels
@@ -52,8 +52,8 @@ impl Panels {
     /// Row `row`, times `factor`.
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
         let data = match &self.source {
-            Source::Packed(data) => data,
-            Source::Mapped(kept) => return pack::row(kept, row, factor, out),
+            PanelSource::Packed(data) => data,
+            PanelSource::Mapped(kept) => return pack::row(kept, row, factor, out),
         };
         with_element!(self.scalar, W => {
             let values = data.of::<W>()[row / 16 * 16 * self.cols + row % 16..].iter().step_by(16);
@@ -62,7 +62,7 @@ impl Panels {
     }
 }
 
-impl Packing for Panels {
+impl PanelLayout for PlainPanels {
     fn rows(&self) -> usize {
         self.rows
     }
@@ -71,20 +71,20 @@ impl Packing for Panels {
         16 * self.cols * self.scalar.bytes()
     }
 
-    fn source(&self) -> &Source {
+    fn source(&self) -> &PanelSource {
         &self.source
     }
 
-    fn units(&self) -> Units {
-        Units {
+    fn units(&self) -> SuperblockLayout {
+        SuperblockLayout {
             bytes: self.panel_bytes().max(1),
             arrays: [(self.cols, self.scalar.bytes()), (0, 0), (0, 0)],
         }
     }
 
     #[inline(always)]
-    fn put_rows(&self, rows: &[Place<'_>; 16], room: &mut Room, panel: &mut [u8]) {
-        let is_plain = |p: &Place<'_>| p.part.format.layout == Layout::Plain(self.scalar);
+    fn put_rows(&self, rows: &[StoredRow<'_>; 16], buffer: &mut PackBuffer, panel: &mut [u8]) {
+        let is_plain = |p: &StoredRow<'_>| p.part.format.layout == Layout::Plain(self.scalar);
         if rows.iter().all(is_plain) {
             let rows = rows.map(|p| p.part.row(p.row).codes);
             match self.scalar {
@@ -93,11 +93,11 @@ impl Packing for Panels {
             }
         } else {
             assert_eq!(self.scalar, Scalar::F32, "what parts have not in common");
-            room.values.resize(16 * self.cols, 0.0);
-            for (values, p) in room.values.chunks_exact_mut(self.cols.max(1)).zip(rows) {
+            buffer.values.resize(16 * self.cols, 0.0);
+            for (values, p) in buffer.values.chunks_exact_mut(self.cols.max(1)).zip(rows) {
                 p.part.decode_row(p.row, values);
             }
-            let values: &[u8] = bytes(&room.values);
+            let values: &[u8] = bytes(&buffer.values);
             let n = 4 * self.cols;
             let rows = std::array::from_fn(|lane| &values[lane * n..][..n]);
             put_fours(&rows, panel, words);
@@ -157,17 +157,17 @@ fn put_fours<const S: usize>(
 }
 
 /// One worker's piece of a product: some panels for all rows of `x`.
-struct Piece<'a, W> {
+struct PlainWork<'a, W> {
     x: &'a [f32],
     rows: usize,
-    panels: &'a Panels,
-    /// Panels `range`.
+    panels: &'a PlainPanels,
+    /// PlainPanels `range`.
     weights: &'a [W],
     range: Range<usize>,
-    y: &'a Split<'a, f32>,
+    y: &'a DisjointSlice<'a, f32>,
 }
 
-impl<W: Element> Kernel for Piece<'_, W> {
+impl<W: Element> Kernel for PlainWork<'_, W> {
     type Output = ();
 
     #[inline(always)]
@@ -186,7 +186,7 @@ impl<W: Element> Kernel for Piece<'_, W> {
         let mut p = self.range.start;
         while p < self.range.end {
             let left = self.range.end - p;
-            // Panels at once, so that few rows still have sums enough to hide the
+            // PlainPanels at once, so that few rows still have sums enough to hide the
             // latency of an addition (4 cycles, 2 a cycle).
             let r = match (L::SUMS, block) {
                 (24, 1..=2) | (6, 1) if left >= 4 => 4,
@@ -229,7 +229,7 @@ impl<W: Element> Kernel for Piece<'_, W> {
     }
 }
 
-impl<W: Element> Piece<'_, W> {
+impl<W: Element> PlainWork<'_, W> {
     /// Adds columns `cols` to `M` rows of `R` panels.
     ///
     /// # Safety
@@ -267,7 +267,11 @@ impl<W: Element> Piece<'_, W> {
             w_step: 16,
             w_stride: k * 16,
             k: cols.len(),
-            fetch: if row == 0 { Fetch::Ahead } else { Fetch::None },
+            fetch: if row == 0 {
+                Prefetch::Ahead
+            } else {
+                Prefetch::None
+            },
         };
         // SAFETY: `M` rows and `R` panels of `k` columns lie behind the pointers.
         unsafe { accumulate::<L, W, M, R>(&mut acc, operands) };
@@ -279,20 +283,20 @@ impl<W: Element> Piece<'_, W> {
     }
 }
 
-/// Panels `range` of `w` for all rows of `x`, as `worker`.
+/// PlainPanels `range` of `w` for all rows of `x`, as `worker`.
 pub(crate) fn piece(
     cpu: &Cpu,
     worker: usize,
-    w: &Panels,
+    w: &PlainPanels,
     x: &[f32],
     rows: usize,
     range: Range<usize>,
-    y: &Split<'_, f32>,
+    y: &DisjointSlice<'_, f32>,
 ) {
     pack::each(cpu, w, worker, range, |range, panels| {
         with_element!(w.scalar, W => {
             let weights = elements(panels);
-            cpu.isa.run(Piece::<W> { x, rows, panels: w, weights, range, y });
+            cpu.isa.run(PlainWork::<W> { x, rows, panels: w, weights, range, y });
         });
     });
 }
@@ -318,7 +322,7 @@ impl<W: Element> Kernel for Chosen<'_, W> {
             w_step: 16,
             w_stride: 0,
             k: self.x.len(),
-            fetch: Fetch::Ahead,
+            fetch: Prefetch::Ahead,
         };
         // SAFETY: one row of `x` and one panel of as many columns.
         unsafe { accumulate::<L, W, 1, 1>(&mut acc, operands) };
@@ -327,7 +331,14 @@ impl<W: Element> Kernel for Chosen<'_, W> {
 }
 
 /// Up to 16 chosen rows of `w` for one row `x`, as `worker`.
-pub(crate) fn chosen(cpu: &Cpu, worker: usize, w: &Panels, x: &[f32], ids: &[u32], y: &mut [f32]) {
+pub(crate) fn chosen(
+    cpu: &Cpu,
+    worker: usize,
+    w: &PlainPanels,
+    x: &[f32],
+    ids: &[u32],
+    y: &mut [f32],
+) {
     pack::chosen(cpu, w, worker, ids, |panel| {
         with_element!(w.scalar, W => {
             cpu.isa.run(Chosen::<W> { x, weights: elements(panel), y });
@@ -366,8 +377,8 @@ mod tests {
                     for isa in Isa::available() {
                         let isa = Detected::new(isa).expect("one that there is");
                         let cpu = Cpu::with(isa, 2, Activations::F32);
-                        let w = Panels::pack(&cpu, &parts);
-                        let Source::Packed(data) = &w.source else {
+                        let w = PlainPanels::pack(&cpu, &parts);
+                        let PanelSource::Packed(data) = &w.source else {
                             panic!("no file")
                         };
                         assert_eq!(w.scalar, scalar);

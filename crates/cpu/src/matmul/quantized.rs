@@ -1,6 +1,6 @@
 //! Products of coded weights with 8-bit activations.
 //!
-//! Weights keep their codes: `w[c] = scale_g code[c] + bias_g`, or
+//! PackedWeights keep their codes: `w[c] = scale_g code[c] + bias_g`, or
 //! `w[c] = scale_g level[code[c]]`, for the columns of group `g`. The activations of
 //! a row are rounded in the same groups,
 //!
@@ -24,40 +24,40 @@
 //! one stream. Codes of 2 and 3 bits take the room of 4, those of 5 and 6 bits
 //! that of 8.
 
-use super::activations::Input;
-use super::pack::{self, Source};
+use super::activations::ActivationView;
+use super::pack::{self, PanelSource};
 use crate::arch::{Element, Lanes, with_element};
-use crate::pool::Split;
+use crate::pool::DisjointSlice;
 use half::f16;
 use quant::Scalar;
 use std::ops::Range;
 
 /// How codes lie in a panel and what they stand for: a parameter of kernels.
-pub(crate) type Kind = u8;
+pub(crate) type CodeKind = u8;
 /// Pairs, with biases.
-pub(crate) const AFFINE4: Kind = 0;
+pub(crate) const AFFINE4: CodeKind = 0;
 /// Bytes, with biases.
-pub(crate) const AFFINE8: Kind = 1;
+pub(crate) const AFFINE8: CodeKind = 1;
 /// Pairs; a code is its level and 8.
-pub(crate) const LEVEL4: Kind = 2;
+pub(crate) const LEVEL4: CodeKind = 2;
 /// Pairs that stand for levels of a table.
-pub(crate) const TABLE4: Kind = 3;
+pub(crate) const TABLE4: CodeKind = 3;
 /// Signed bytes, the levels themselves.
-pub(crate) const LEVEL8: Kind = 4;
+pub(crate) const LEVEL8: CodeKind = 4;
 
 /// Whether codes lie in pairs.
-pub(crate) const fn pairs(kind: Kind) -> bool {
+pub(crate) const fn pairs(kind: CodeKind) -> bool {
     matches!(kind, AFFINE4 | LEVEL4 | TABLE4)
 }
 
 /// Whether groups have biases.
-pub(crate) const fn biased(kind: Kind) -> bool {
+pub(crate) const fn biased(kind: CodeKind) -> bool {
     matches!(kind, AFFINE4 | AFFINE8)
 }
 
 /// What the scales and biases of a panel are made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Factors {
+pub(crate) enum ScaleLayout {
     /// Each group's own: its scale, then its bias if there are any.
     Own(Scalar),
     /// Integers of each group times a number of all of a unit: `d` (and `m`) in
@@ -65,26 +65,33 @@ pub(crate) enum Factors {
     Integers,
 }
 
-/// [`Factors`] as a type: a parameter of kernels. Elements are each group's own.
-pub(crate) trait Scales {
+/// [`ScaleLayout`] as a type: a parameter of kernels. Elements are each group's own.
+pub(crate) trait LoadScales {
     /// Bytes of a number that all groups of a unit share, and of one of a group's own.
     const BYTES: (usize, usize);
 
-    /// Scales and biases, zeros if there are none, of group `j` of a unit of `span` whose
+    /// LoadScales and biases, zeros if there are none, of group `j` of a unit of `span` whose
     /// factors start at `scales`.
     ///
     /// # Safety
     ///
     /// They are readable, and there is such a group.
-    unsafe fn lanes<L: Lanes, const KIND: Kind>(scales: *const u8, span: usize, j: usize)
-    -> (L, L);
+    unsafe fn lanes<L: Lanes, const KIND: CodeKind>(
+        scales: *const u8,
+        span: usize,
+        j: usize,
+    ) -> (L, L);
 }
 
-impl<S: Element> Scales for S {
+impl<S: Element> LoadScales for S {
     const BYTES: (usize, usize) = (0, size_of::<S>());
 
     #[inline(always)]
-    unsafe fn lanes<L: Lanes, const KIND: Kind>(scales: *const u8, _: usize, j: usize) -> (L, L) {
+    unsafe fn lanes<L: Lanes, const KIND: CodeKind>(
+        scales: *const u8,
+        _: usize,
+        j: usize,
+    ) -> (L, L) {
         let at = scales.cast::<[S; 16]>();
         // SAFETY: arrays of 16 elements, as `arrays` says.
         unsafe {
@@ -96,14 +103,14 @@ impl<S: Element> Scales for S {
     }
 }
 
-/// [`Factors::Integers`].
-pub(crate) struct Integers;
+/// [`ScaleLayout::Integers`].
+pub(crate) struct IntegerScales;
 
-impl Scales for Integers {
+impl LoadScales for IntegerScales {
     const BYTES: (usize, usize) = (2, 1);
 
     #[inline(always)]
-    unsafe fn lanes<L: Lanes, const KIND: Kind>(
+    unsafe fn lanes<L: Lanes, const KIND: CodeKind>(
         scales: *const u8,
         span: usize,
         j: usize,
@@ -124,14 +131,14 @@ impl Scales for Integers {
 }
 
 /// A matrix in panels of codes.
-pub(crate) struct Coded {
+pub(crate) struct QuantizedPanels {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) group: usize,
-    pub(crate) kind: Kind,
+    pub(crate) kind: CodeKind,
     /// What codes of a table stand for; for pairs without biases what any does.
     pub(crate) levels: [i8; 16],
-    pub(crate) factors: Factors,
+    pub(crate) factors: ScaleLayout,
     /// Groups of a unit: their codes, then what makes their scales. A power of two.
     pub(crate) span: usize,
     /// Bytes of a unit's codes, of a unit and of a panel; known once, because
@@ -142,10 +149,10 @@ pub(crate) struct Coded {
     /// What turns a stored code into that of the panel: by adding, where it can.
     pub(crate) map: Box<[u8; 256]>,
     pub(crate) shift: Option<u8>,
-    pub(crate) source: Source,
+    pub(crate) source: PanelSource,
 }
 
-impl Coded {
+impl QuantizedPanels {
     /// Vectors of codes of one group.
     pub(crate) fn vectors(&self) -> usize {
         self.group / if pairs(self.kind) { 8 } else { 4 }
@@ -156,8 +163,8 @@ impl Coded {
     pub(crate) fn arrays(&self) -> [(usize, usize); 2] {
         let each = if biased(self.kind) { 2 } else { 1 };
         match self.factors {
-            Factors::Own(scalar) => [(0, 0), (each * self.span, scalar.bytes())],
-            Factors::Integers => [(each, 2), (each * self.span, 1)],
+            ScaleLayout::Own(scalar) => [(0, 0), (each * self.span, scalar.bytes())],
+            ScaleLayout::Integers => [(each, 2), (each * self.span, 1)],
         }
     }
 
@@ -171,7 +178,7 @@ impl Coded {
     fn factors_of(&self, scales: &[u8], j: usize, lane: usize) -> (f32, f32) {
         let two = biased(self.kind);
         match self.factors {
-            Factors::Own(scalar) => {
+            ScaleLayout::Own(scalar) => {
                 let at = 16 * j * if two { 2 } else { 1 } + lane;
                 let bias = if two {
                     scalar.get(scales, at + 16)
@@ -180,7 +187,7 @@ impl Coded {
                 };
                 (scalar.get(scales, at), bias)
             }
-            Factors::Integers => {
+            ScaleLayout::Integers => {
                 let n = self.arrays()[0].0;
                 let integer = |at: usize| f32::from(scales[32 * n + 16 * at + lane] as i8);
                 let scale = Scalar::F16.get(scales, lane) * integer(j);
@@ -193,14 +200,14 @@ impl Coded {
         }
     }
 
-    /// Scales and biases, zeros if there are none, of group `j` of a unit whose
+    /// LoadScales and biases, zeros if there are none, of group `j` of a unit whose
     /// factors start at `scales`.
     ///
     /// # Safety
     ///
     /// They are readable, and there is such a group.
     #[inline(always)]
-    pub(crate) unsafe fn lanes<L: Lanes, const KIND: Kind>(
+    pub(crate) unsafe fn lanes<L: Lanes, const KIND: CodeKind>(
         &self,
         scales: *const u8,
         j: usize,
@@ -208,10 +215,10 @@ impl Coded {
         // SAFETY: as promised.
         unsafe {
             match self.factors {
-                Factors::Own(scalar) => {
+                ScaleLayout::Own(scalar) => {
                     with_element!(scalar, S => S::lanes::<L, KIND>(scales, self.span, j))
                 }
-                Factors::Integers => Integers::lanes::<L, KIND>(scales, self.span, j),
+                ScaleLayout::Integers => IntegerScales::lanes::<L, KIND>(scales, self.span, j),
             }
         }
     }
@@ -219,8 +226,8 @@ impl Coded {
     /// Row `row` dequantized, times `factor`.
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
         let data = match &self.source {
-            Source::Packed(data) => data.of::<u8>(),
-            Source::Mapped(kept) => return pack::row(kept, row, factor, out),
+            PanelSource::Packed(data) => data.of::<u8>(),
+            PanelSource::Mapped(kept) => return pack::row(kept, row, factor, out),
         };
         let panel = &data[row / 16 * self.panel..][..self.panel];
         let lane = row % 16;
@@ -249,18 +256,18 @@ impl Coded {
 }
 
 /// One worker's piece of a product: some panels for all rows.
-pub(crate) struct Piece<'a> {
-    pub(crate) w: &'a Coded,
-    /// Panels `range`.
+pub(crate) struct QuantizedWork<'a> {
+    pub(crate) w: &'a QuantizedPanels,
+    /// PlainPanels `range`.
     pub(crate) data: &'a [u8],
     /// Rows of the output: `w`'s, or as many as are wanted of one panel.
     pub(crate) n_out: usize,
-    pub(crate) x: Input<'a>,
+    pub(crate) x: ActivationView<'a>,
     pub(crate) range: Range<usize>,
-    pub(crate) y: &'a Split<'a, f32>,
+    pub(crate) y: &'a DisjointSlice<'a, f32>,
 }
 
-impl Piece<'_> {
+impl QuantizedWork<'_> {
     /// The outputs of a row and a panel.
     ///
     /// # Safety

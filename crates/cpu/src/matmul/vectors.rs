@@ -1,10 +1,12 @@
 //! Quantized products in vectors: the microkernels of every instruction set.
 
-use super::activations::FACTORS;
-use super::quantized::{AFFINE4, AFFINE8, Kind, LEVEL4, LEVEL8, Piece, TABLE4, biased, pairs};
+use super::activations::GROUP_FACTORS;
+use super::quantized::{
+    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL8, QuantizedWork, TABLE4, biased, pairs,
+};
 use crate::arch::{Bytes, Lanes, store};
 use crate::device::Cpu;
-use crate::microkernel::AHEAD;
+use crate::microkernel::PREFETCH_DISTANCE;
 use backend::math::Float;
 
 /// A kernel for each kind of codes, in a module of its own: the largest of all, they take
@@ -12,10 +14,10 @@ use backend::math::Float;
 macro_rules! kernels {
     ($($kind:ident in $module:ident,)*) => {
         $(mod $module {
-            use super::{$kind, Piece};
+            use super::{$kind, QuantizedWork};
             use crate::arch::{ByteKernel, Bytes};
 
-            pub(super) struct Of<'a>(pub(super) Piece<'a>);
+            pub(super) struct Of<'a>(pub(super) QuantizedWork<'a>);
 
             impl ByteKernel for Of<'_> {
                 type Output = ();
@@ -27,7 +29,7 @@ macro_rules! kernels {
             }
         })*
 
-        impl Piece<'_> {
+        impl QuantizedWork<'_> {
             /// Multiplies with vectors.
             pub(crate) fn multiply(self, cpu: &Cpu) {
                 match self.w.kind {
@@ -47,9 +49,9 @@ kernels! {
     LEVEL8 in level8,
 }
 
-impl Piece<'_> {
+impl QuantizedWork<'_> {
     #[inline(always)]
-    fn panels<B: Bytes, const KIND: Kind>(&self) {
+    fn panels<B: Bytes, const KIND: CodeKind>(&self) {
         let sums = <B::Lanes as Lanes>::SUMS;
         let mut p = self.range.start;
         while p < self.range.end {
@@ -98,7 +100,7 @@ impl Piece<'_> {
         clippy::needless_range_loop,
         reason = "an index names the same row or panel in several arrays"
     )]
-    fn block<B: Bytes, const KIND: Kind, const M: usize, const R: usize, const S: usize>(
+    fn block<B: Bytes, const KIND: CodeKind, const M: usize, const R: usize, const S: usize>(
         &self,
         row: usize,
         p: usize,
@@ -107,7 +109,8 @@ impl Piece<'_> {
         let (vectors, span, groups) = (self.w.vectors(), self.w.span, cols / group);
         let data = &self.data[(p - self.range.start) * panel..][..R * panel];
         let q = self.x.q[row * cols..(row + M) * cols].as_chunks::<8>().0;
-        let factors = &self.x.factors[row * FACTORS * groups..(row + M) * FACTORS * groups];
+        let factors =
+            &self.x.factors[row * GROUP_FACTORS * groups..(row + M) * GROUP_FACTORS * groups];
         // Vectors of eight columns.
         let wide = if pairs(KIND) { 1 } else { 2 };
         assert_eq!(
@@ -132,11 +135,11 @@ impl Piece<'_> {
                 // with `vectors` vectors a group and its factors behind them, and `M` rows
                 // of `groups * group / 8` eights and `groups` factors.
                 unsafe {
-                    let factors = factors.as_ptr().add(FACTORS * g * M);
+                    let factors = factors.as_ptr().add(GROUP_FACTORS * g * M);
                     if !biased(KIND) {
                         // Levels are seen higher than they are: less that much of each.
                         for m in 0..M {
-                            let start = factors.add(FACTORS * m).cast::<i32>();
+                            let start = factors.add(GROUP_FACTORS * m).cast::<i32>();
                             for r in 0..S {
                                 if KIND == LEVEL4 {
                                     sums[m][r] = B::start(*start.add(2));
@@ -156,7 +159,12 @@ impl Piece<'_> {
                     let stride = panel / 64;
                     // Where a panel ends, its stream goes on `R` panels later.
                     let skip = (R - 1) * panel;
-                    let ahead = AHEAD + if at + AHEAD < panel { 0 } else { skip };
+                    let ahead = PREFETCH_DISTANCE
+                        + if at + PREFETCH_DISTANCE < panel {
+                            0
+                        } else {
+                            skip
+                        };
                     for _ in 0..vectors / (2 * wide) {
                         for eight in 0..2 {
                             let mut both = [(table, table); S];
@@ -230,7 +238,7 @@ impl Piece<'_> {
                         let (scale, bias): (B::Lanes, B::Lanes) =
                             self.w.lanes::<_, KIND>(scales, j);
                         for m in 0..M {
-                            let own = factors.add(FACTORS * m);
+                            let own = factors.add(GROUP_FACTORS * m);
                             let d = B::Lanes::splat(*own);
                             y[m][r] = (B::float(sums[m][r - first]) * scale).mul_add(d, y[m][r]);
                             if biased(KIND) {

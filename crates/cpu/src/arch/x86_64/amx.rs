@@ -2,13 +2,13 @@
 //! 64 columns, in 16 cycles where `vpdpbusd` takes 128.
 //!
 //! The compiler knows no stable intrinsics, and the system must grant the
-//! registers first. Tiles 0, 1 and 2 hold sums, activations and codes; 3 to 5 more sums.
+//! registers first. TileRegisters 0, 1 and 2 hold sums, activations and codes; 3 to 5 more sums.
 //! A core has few registers behind the eight names, and its other thread may need them:
 //! products that use seven then take twice as long as with five (Sapphire Rapids).
 
 use super::avx512::{self, Avx512Bytes};
 use crate::arch::bytes::Bytes;
-use crate::arch::tiles::{TILE, Tiles};
+use crate::arch::tiles::{TILE_ROWS, TileRegisters};
 use std::arch::asm;
 use std::sync::OnceLock;
 
@@ -18,7 +18,7 @@ pub(in crate::arch) fn granted() -> bool {
     *GRANTED.get_or_init(|| found() && permitted())
 }
 
-/// `CPUID` leaf 7: `AMX-TILE` and `AMX-INT8`; and GFNI, which unpacks codes for them.
+/// `CPUID` leaf 7: `AMX-TILE_ROWS` and `AMX-INT8`; and GFNI, which unpacks codes for them.
 fn found() -> bool {
     const WANTED: u32 = 1 << 24 | 1 << 25;
     use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -53,7 +53,7 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-/// Tiles of the wanted shape, until dropped.
+/// TileRegisters of the wanted shape, until dropped.
 pub(in crate::arch) struct Amx(());
 
 impl Drop for Amx {
@@ -63,13 +63,13 @@ impl Drop for Amx {
     }
 }
 
-impl Tiles for Amx {
+impl TileRegisters for Amx {
     type Bytes = Avx512Bytes;
 
     #[inline(always)]
     unsafe fn configure(rows: usize, depth: usize) -> Self {
         assert!(
-            (1..=TILE).contains(&rows) && (1..=TILE).contains(&(depth / 4)),
+            (1..=TILE_ROWS).contains(&rows) && (1..=TILE_ROWS).contains(&(depth / 4)),
             "a tile has at most 16 rows of 64 bytes"
         );
         let mut shapes = Shapes {

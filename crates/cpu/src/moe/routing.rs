@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// What a step works out about its rows, in memory that the next one uses again.
 #[derive(Default)]
-pub(crate) struct Plan {
+pub(crate) struct Routing {
     /// Of each row.
     pub(super) choices: Vec<Choice>,
     /// Room of each worker.
