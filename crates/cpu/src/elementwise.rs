@@ -124,7 +124,7 @@ pub(crate) fn apply<O: Op>(cpu: &Cpu, op: O, mut x: Tensor, y: Option<&Tensor>) 
     let n = out.len();
     let out = DisjointSlice::new(out);
     let lines = n.div_ceil(16);
-    let chunk = cpu.pool.even(lines, WORK_RANGE_LONG / 16);
+    let chunk = cpu.pool.even_chunk(lines, WORK_RANGE_LONG / 16);
     cpu.pool.each(lines, chunk, |_, range| {
         let range = 16 * range.start..n.min(16 * range.end);
         // SAFETY: ranges are disjoint.

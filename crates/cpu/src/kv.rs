@@ -119,7 +119,7 @@ impl KvStore {
         }
     }
 
-    pub(crate) fn side(&self) -> KvView<'_> {
+    pub(crate) fn view(&self) -> KvView<'_> {
         KvView {
             layout: self.layout,
             cols: self.cols,

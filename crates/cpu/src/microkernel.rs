@@ -1,53 +1,133 @@
-//! The one inner loop of products and attention: a block of sums in registers.
+//! The inner loop of plain products and of attention: a block of sums in registers.
 //!
-//! `acc[m][r] ← fma(w[k][r], x[m][k], acc[m][r])` for ascending `k`, with 16
-//! lanes in each `w[k][r]`. Every output has its own accumulator, so a block's
-//! shape changes speed and never bits.
+//! ```text
+//!              x[m][k]                 w[k][r]: 16 lanes
+//!                 │ splat                 │ load
+//!                 ▼                       ▼
+//!   acc[m][r] ← fma(w[k][r], x[m][k], acc[m][r])      for ascending k
+//! ```
+//!
+//! Every output has an accumulator of its own, so a block's shape (`M` rows by `R` vectors)
+//! changes speed and never bits. [`microkernels!`] lists the shapes that are compiled.
 
 use crate::arch::{Element, Lanes};
 
-/// Bytes between the vector being read and the line asked for. Without asking,
-/// memory time and arithmetic add up: on Sapphire Rapids one row of 4-bit weights
-/// then reads at 0.8 of what it does with 2 to 8 KiB. Asking for lines as if they
-/// were read once only (`prefetchnta`) halves the speed there.
+/// Bytes between the vector being read and the cache line that is prefetched. Without
+/// prefetching, memory time and arithmetic add up: on Sapphire Rapids one row of 4-bit weights
+/// then reads at 0.8 of the speed that it has with 2 to 8 KiB. The hint for data that is read
+/// once (`prefetchnta`) halves the speed there.
 pub(crate) const PREFETCH_DISTANCE: usize = 4096;
 
-/// Steps between two requests.
+/// Columns between two prefetches of [`accumulate`].
 pub(crate) const PREFETCH_STEPS: usize = 8;
 
-/// Where a block's operands lie, in elements.
+/// Calls the microkernel for a block of some rows and vectors.
+///
+/// The table names the shapes, `(rows, vectors)`, that exist for each kind of
+/// [`Registers`](crate::arch::Registers); scalar code has `(1, 1)` only. `M` and `R` are
+/// constants in the call, so each shape is compiled as straight code. Kernels of one vector
+/// leave it out: the table then lists rows.
+///
+/// ```text
+/// microkernels! {
+///     (L::REGISTERS, m, r) => |M, R| self.block::<L, M, R>(row, panel);
+///     Wide: (4, 2) (2, 2) (1, 2) (4, 1) (2, 1) (1, 1);
+///     Narrow: (2, 1) (1, 1);
+/// }
+/// ```
+///
+/// Panics at a shape that the table lacks.
+macro_rules! microkernels {
+    (
+        ($registers:expr, $rows:expr, $vectors:expr) => |$M:ident, $R:ident| $call:expr;
+        Wide: $(($wide_rows:literal, $wide_vectors:literal))*;
+        Narrow: $(($narrow_rows:literal, $narrow_vectors:literal))*;
+    ) => {
+        match $registers {
+            $crate::arch::Registers::Wide => match ($rows, $vectors) {
+                $(($wide_rows, $wide_vectors) => {
+                    const $M: usize = $wide_rows;
+                    const $R: usize = $wide_vectors;
+                    $call
+                })*
+                _ => unreachable!("no such block for wide registers"),
+            },
+            $crate::arch::Registers::Narrow => match ($rows, $vectors) {
+                $(($narrow_rows, $narrow_vectors) => {
+                    const $M: usize = $narrow_rows;
+                    const $R: usize = $narrow_vectors;
+                    $call
+                })*
+                _ => unreachable!("no such block for narrow registers"),
+            },
+            $crate::arch::Registers::One => {
+                const $M: usize = 1;
+                const $R: usize = 1;
+                $call
+            }
+        }
+    };
+    (
+        ($registers:expr, $rows:expr) => |$M:ident| $call:expr;
+        Wide: $($wide_rows:literal)*;
+        Narrow: $($narrow_rows:literal)*;
+    ) => {
+        match $registers {
+            $crate::arch::Registers::Wide => match $rows {
+                $($wide_rows => {
+                    const $M: usize = $wide_rows;
+                    $call
+                })*
+                _ => unreachable!("no such block for wide registers"),
+            },
+            $crate::arch::Registers::Narrow => match $rows {
+                $($narrow_rows => {
+                    const $M: usize = $narrow_rows;
+                    $call
+                })*
+                _ => unreachable!("no such block for narrow registers"),
+            },
+            $crate::arch::Registers::One => {
+                const $M: usize = 1;
+                $call
+            }
+        }
+    };
+}
+pub(crate) use microkernels;
+
+/// The operands of a block, with strides in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<W> {
-    /// `x[m][k]` is at `m * x_stride + k`.
+    /// Row `m`'s value of column `k` is at `m * x_stride + k`.
     pub(crate) x: *const f32,
     pub(crate) x_stride: usize,
-    /// The 16 lanes of `w[k][r]` start at `k * w_step + r * w_stride`.
+    /// The 16 lanes of column `k` and vector `r` start at `k * w_step + r * w_stride`.
     pub(crate) w: *const W,
     pub(crate) w_step: usize,
     pub(crate) w_stride: usize,
-    /// Steps.
+    /// Columns.
     pub(crate) k: usize,
-    /// What to ask for meanwhile.
-    pub(crate) fetch: Prefetch,
+    /// What to prefetch meanwhile.
+    pub(crate) prefetch: Prefetch,
 }
 
-/// What to ask for while weights are read: [`PREFETCH_STEPS`] steps at a time.
+/// What a block prefetches, every [`PREFETCH_STEPS`] columns.
 #[derive(Clone, Copy)]
 pub(crate) enum Prefetch {
     /// Nothing.
     None,
-    /// The same weights, [`PREFETCH_DISTANCE`] bytes on; they must be read in order (`w_step`
-    /// 16).
+    /// The same weights, [`PREFETCH_DISTANCE`] bytes on; they must be contiguous (`w_step` 16).
     Ahead,
-    /// So many lines a time, from an address on.
+    /// That many cache lines each time, from an address on.
     Lines(*const u8, usize),
 }
 
-/// Adds all steps to `acc`.
+/// Adds the products of all columns to `acc`.
 ///
 /// # Safety
 ///
-/// All operands are readable.
+/// `M` rows of `x` and `R` vectors of `w` are readable for all of the operands' columns.
 #[inline(always)]
 pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: usize>(
     acc: &mut [[L; R]; M],
@@ -57,7 +137,7 @@ pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: u
     let mut k = 0;
     macro_rules! step {
         ($k:expr) => {{
-            // SAFETY: step `k < o.k` of readable operands.
+            // SAFETY: column `k < o.k` of readable operands.
             unsafe {
                 let w = o.w.add($k * o.w_step);
                 let mut lanes = [L::splat(0.0); R];
@@ -74,7 +154,7 @@ pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: u
         }};
     }
     while k + PREFETCH_STEPS <= o.k {
-        match o.fetch {
+        match o.prefetch {
             Prefetch::None => {}
             Prefetch::Ahead => {
                 for r in 0..R {
@@ -102,8 +182,8 @@ pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: u
     *acc = sums;
 }
 
-/// `n` things in as few and as even parts of at most `most` as can be: the size
-/// of a part.
+/// The size of a part when `n` things are cut into as few parts of at most `most` as can be,
+/// and those as even as can be.
 pub(crate) fn even(n: usize, most: usize) -> usize {
     n.div_ceil(n.div_ceil(most).max(1)).max(1)
 }

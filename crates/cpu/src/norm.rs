@@ -66,7 +66,7 @@ pub(crate) fn rms_norm(
     let n = x.len() / width;
     cpu.pool.each(
         n,
-        cpu.pool.even(n, WORK_RANGE_LONG.div_ceil(width)),
+        cpu.pool.even_chunk(n, WORK_RANGE_LONG.div_ceil(width)),
         |_, range| {
             let range = range.start * width..range.end * width;
             // SAFETY: ranges are disjoint.

@@ -262,7 +262,7 @@ impl Pool {
 
     /// A size of pieces of `0..n` for [`Pool::each`]: less than two of `size` stay one, and
     /// each worker gets as many.
-    pub(crate) fn even(&self, n: usize, size: usize) -> usize {
+    pub(crate) fn even_chunk(&self, n: usize, size: usize) -> usize {
         let (pieces, workers) = ((n / size.max(1)).max(1), self.n_workers());
         n.div_ceil(match pieces > workers {
             true => pieces.next_multiple_of(workers),

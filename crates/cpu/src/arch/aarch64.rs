@@ -8,7 +8,7 @@
 // for their whole size.
 
 use super::bytes::{ByteKernel, Bytes, word};
-use super::lanes::{Kernel, Lanes};
+use super::lanes::{Kernel, Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
@@ -114,7 +114,7 @@ impl Float for Neon {
 }
 
 impl Lanes for Neon {
-    const SUMS: usize = 6;
+    const REGISTERS: Registers = Registers::Narrow;
 
     #[inline(always)]
     fn load(x: &[f32; 16]) -> Self {

@@ -10,14 +10,36 @@ pub(crate) trait Kernel {
     fn run<L: Lanes>(self) -> Self::Output;
 }
 
+/// How many sums of 16 lanes fit the vector registers beside their operands: what decides how
+/// many rows and vectors a microkernel takes at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registers {
+    /// Up to 24: AVX-512 has 32 registers of 16 lanes.
+    Wide,
+    /// Up to 6: AVX2 has 16 registers of 8 lanes, NEON 32 of 4.
+    Narrow,
+    /// One at a time, where nothing fits (scalar code) and small code is what counts.
+    One,
+}
+
+impl Registers {
+    /// The most rows that a block takes.
+    pub(crate) const fn most_rows(self) -> usize {
+        match self {
+            Registers::Wide => 8,
+            Registers::Narrow => 4,
+            Registers::One => 1,
+        }
+    }
+}
+
 /// 16 lanes.
 ///
 /// Values may be made only inside [`Detected::run`](super::Detected::run), which is why these
 /// functions are safe to call.
 pub(crate) trait Lanes: Float + Send + Sync + 'static {
-    /// Sums that fit the registers next to their operands; 1 where nothing fits,
-    /// and small code is what counts.
-    const SUMS: usize;
+    /// How much the vector registers hold.
+    const REGISTERS: Registers;
 
     fn load(x: &[f32; 16]) -> Self;
     fn load_bf16(x: &[bf16; 16]) -> Self;

@@ -1,4 +1,12 @@
-//! Activations rounded to 8 bits, in the order in which kernels read them.
+//! Activations quantized to 8 bits, in the order in which kernels read them.
+//!
+//! A row is quantized in the groups of the weights, as [`super::definition`] says. Rows come
+//! in blocks, as many as a kernel takes at once:
+//!
+//! ```text
+//! vectors:  block = [cols / 8, rows, 8] bytes      the eights of all rows side by side
+//! tiles:    block = [groups, rows, line] bytes     each row's columns of a group together
+//! ```
 
 use crate::arch::{Detected, Kernel, Lanes, TILE_DEPTH};
 use crate::device::Cpu;
@@ -9,13 +17,13 @@ use crate::pool::DisjointSlice;
 use backend::Tensor;
 use std::ops::Range;
 
-/// Rows of rounded activations in blocks.
+/// How rows of quantized activations are grouped in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowBlocks {
-    /// Rows of a block, in tiles at most [`TILE_ROWS`]; the last may have fewer.
+    /// Rows of a block, for tiles at most [`TILE_ROWS`](crate::arch::TILE_ROWS); the last
+    /// block may have fewer.
     pub(crate) rows: usize,
-    /// In tiles, each row's columns of a group together, in a line of [`TILE_DEPTH`] where
-    /// smaller groups have places of their own; else all rows' eights.
+    /// Whether the blocks are for tile registers.
     pub(crate) tiles: bool,
 }
 
@@ -26,7 +34,7 @@ impl RowBlocks {
         tiles: false,
     };
 
-    /// RowBlocks of `rows` rows, for vectors.
+    /// Blocks for vectors, where there are `rows` rows.
     pub(crate) fn vectors(isa: Detected, rows: usize) -> Self {
         RowBlocks {
             rows: even(rows, isa.most_byte_rows()),
@@ -34,7 +42,8 @@ impl RowBlocks {
         }
     }
 
-    /// Bytes that a row's columns of a group of `group` take.
+    /// Bytes of a row's columns of a group of `group`. In tiles, smaller groups than
+    /// [`TILE_DEPTH`] have a line of that many bytes, with zeros beside them.
     pub(crate) fn line(self, group: usize) -> usize {
         if self.tiles {
             group.max(TILE_DEPTH)
@@ -46,44 +55,44 @@ impl RowBlocks {
 
 /// Activations in 8 bits, by group.
 ///
-/// Rows come in blocks, as many as a kernel takes at once, in the order in which it
-/// reads them. The last block of a run may have fewer; in tiles there is one run,
-/// and its last block keeps the room of all rows, whose factors are zeros.
+/// Each run of rows is cut in blocks, the last of which may have fewer rows. For tiles there is
+/// one run, whose last block has memory for all rows; the factors of absent rows are zeros.
 pub(crate) struct QuantizedActivations {
+    /// Columns of a group.
     pub(crate) group: usize,
     pub(crate) cols: usize,
     pub(crate) blocks: RowBlocks,
-    /// From the first page boundary on, of each block: `[cols / 8, rows, 8]` bytes,
-    /// in tiles `[groups, rows, line]`, of [`RowBlocks::line`].
+    /// The blocks' bytes, from the first page boundary on.
     q: Tensor,
     /// Of each block: `[groups, rows, GROUP_FACTORS]`.
     factors: Tensor,
 }
 
-/// What is known of a group of a row: `d`, `d Σ q`, and the integers `−8 Σ q` and
+/// Numbers that are kept of a group of a row: `d`, `d Σ q`, and the integers `−8 Σ q` and
 /// `−128 Σ q`.
 pub(crate) const GROUP_FACTORS: usize = 4;
 
-/// Where tiles of activations start. Sums leave their tiles for the same places
-/// of a page: a load waits for every store on its way to the same place of another.
+/// The alignment of the blocks' bytes. Sums leave their tiles for the same places of a page as
+/// the activations come from: a load waits for every store under way to the same place of
+/// another page.
 const PAGE: usize = 4096;
 
-/// The bytes of `storage` from the first page boundary on.
+/// Where the first page boundary of `storage` is.
 fn from_page(storage: &[i8]) -> usize {
     storage.as_ptr().align_offset(PAGE)
 }
 
-/// Values that one worker rounds at a time.
-const ROUNDED: usize = 4 << 10;
+/// Values that one worker quantizes at a time.
+const QUANTIZED_RANGE: usize = 4 << 10;
 
-/// Rounds some columns of one block of rows.
+/// Quantizes some columns of one block of rows.
 struct QuantizeRows<'a> {
-    /// The rows from their first.
+    /// The rows, from their first column on.
     x: &'a [f32],
     cols: usize,
-    /// Groups of the columns.
+    /// Groups of columns.
     groups: Range<usize>,
-    /// Rows that there is room for.
+    /// Rows that the block has memory for.
     rows: usize,
     group: usize,
     blocks: RowBlocks,
@@ -98,7 +107,7 @@ impl Kernel for QuantizeRows<'_> {
     fn run<L: Lanes>(self) {
         let (rows, group, line) = (self.rows, self.group, self.blocks.line(self.group));
         let q = self.q.as_chunks_mut::<8>().0;
-        // From one eight of a row to its next, and to the next row's.
+        // From one eight of a row to its next, and to that of the next row.
         let (along, down) = if self.blocks.tiles {
             (1, line / 8)
         } else {
@@ -139,19 +148,100 @@ impl Kernel for QuantizeRows<'_> {
                 }
                 let (d, sum) = (top / 127.0 + poison.sum(), sum.sum());
                 let bits = |times: i32| f32::from_bits((times * sum as i32) as u32);
-                self.factors[GROUP_FACTORS * (g * rows + m)..][..GROUP_FACTORS].copy_from_slice(&[
-                    d,
-                    d * sum,
-                    bits(-8),
-                    bits(-128),
-                ]);
+                let to = &mut self.factors[GROUP_FACTORS * (g * rows + m)..][..GROUP_FACTORS];
+                to.copy_from_slice(&[d, d * sum, bits(-8), bits(-128)]);
             }
         }
     }
 }
 
+/// Input and output of a quantization: what its workers share.
+struct Quantize<'a> {
+    cpu: &'a Cpu,
+    /// `[n_rows, cols]`
+    x: &'a [f32],
+    n_rows: usize,
+    cols: usize,
+    group: usize,
+    blocks: RowBlocks,
+    q: DisjointSlice<'a, i8>,
+    factors: DisjointSlice<'a, f32>,
+}
+
+impl Quantize<'_> {
+    /// Quantizes groups `groups` of the block with rows `rows`, of which some may be absent.
+    ///
+    /// # Safety
+    ///
+    /// Every group of every block is quantized once.
+    unsafe fn block(&self, rows: Range<usize>, groups: Range<usize>) {
+        let (n, n_groups) = (rows.len(), self.cols / self.group);
+        let part = |each: usize| {
+            let first = rows.start * n_groups * each;
+            first + groups.start * n * each..first + groups.end * n * each
+        };
+        let line = self.blocks.line(self.group);
+        // SAFETY: these groups are quantized here only.
+        let (q, factors) = unsafe {
+            (
+                self.q.part(part(line)),
+                self.factors.part(part(GROUP_FACTORS)),
+            )
+        };
+        self.cpu.isa.run(QuantizeRows {
+            x: &self.x[rows.start * self.cols..rows.end.min(self.n_rows) * self.cols],
+            cols: self.cols,
+            groups,
+            rows: n,
+            group: self.group,
+            blocks: self.blocks,
+            q,
+            factors,
+        });
+    }
+
+    /// Quantizes a single run of rows, which has memory up to row `end`; workers share blocks
+    /// and groups.
+    fn one_run(&self, run: &Range<usize>, end: usize) {
+        let (block, groups) = (self.blocks.rows, self.cols / self.group);
+        let some = self
+            .cpu
+            .pool
+            .even_chunk(groups, QUANTIZED_RANGE / (block * self.group));
+        let parts = groups.div_ceil(some);
+        let n = run.len().div_ceil(block);
+        self.cpu.pool.each(n * parts, 1, |_, range| {
+            for i in range {
+                let start = run.start + i / parts * block;
+                let first = i % parts * some;
+                let (rows, groups) = (
+                    start..(start + block).min(end),
+                    first..(first + some).min(groups),
+                );
+                // SAFETY: every part of every block is visited once.
+                unsafe { self.block(rows, groups) };
+            }
+        });
+    }
+
+    /// Quantizes several runs of rows; workers share runs.
+    fn many_runs(&self, runs: &[Range<usize>]) {
+        let (block, groups) = (self.blocks.rows, self.cols / self.group);
+        let chunk = WORK_RANGE.div_ceil(self.cols * block);
+        self.cpu.pool.each(runs.len(), chunk, |_, range| {
+            for run in &runs[range] {
+                for start in run.clone().step_by(block) {
+                    let rows = start..(start + block).min(run.end);
+                    // SAFETY: every block is visited once.
+                    unsafe { self.block(rows, 0..groups) };
+                }
+            }
+        });
+    }
+}
+
 impl QuantizedActivations {
-    /// Rounds each of `runs` of `x`; in tiles, the only one.
+    /// Quantizes each of `runs` of `x` in groups of `group`; for tiles there must be one run.
     pub(crate) fn new(
         cpu: &Cpu,
         x: &Tensor,
@@ -159,68 +249,32 @@ impl QuantizedActivations {
         blocks: RowBlocks,
         runs: &[Range<usize>],
     ) -> Self {
-        let (rows, cols, block) = (x.rows(), x.cols(), blocks.rows);
+        let (rows, cols) = (x.rows(), x.cols());
         let groups = cols / group;
-        let room = match blocks.tiles {
-            true => rows.next_multiple_of(block),
+        // Rows with memory.
+        let padded = match blocks.tiles {
+            true => rows.next_multiple_of(blocks.rows),
             false => rows,
         };
         let line = blocks.line(group);
-        let mut q = cpu.tensor(1, (room * groups * line + PAGE).div_ceil(4));
-        let mut factors = cpu.tensor(room, GROUP_FACTORS * groups);
+        let mut q = cpu.tensor(1, (padded * groups * line + PAGE).div_ceil(4));
+        let mut factors = cpu.tensor(padded, GROUP_FACTORS * groups);
         {
-            let x = values(x);
             let q = bytes_mut::<i8>(values_mut(&mut q));
             let start = from_page(q);
-            let q = DisjointSlice::new(&mut q[start..]);
-            let factors = DisjointSlice::new(values_mut(&mut factors));
-            // Some groups of one block.
-            let round = |range: Range<usize>, part: Range<usize>| {
-                let n = range.len();
-                let of = |each: usize| {
-                    let first = range.start * groups * each;
-                    first + part.start * n * each..first + part.end * n * each
-                };
-                // SAFETY: every part of every block is visited once.
-                let (q, factors) = unsafe { (q.part(of(line)), factors.part(of(GROUP_FACTORS))) };
-                cpu.isa.run(QuantizeRows {
-                    x: &x[range.start * cols..range.end.min(rows) * cols],
-                    cols,
-                    groups: part,
-                    rows: n,
-                    group,
-                    blocks,
-                    q,
-                    factors,
-                });
+            let quantize = Quantize {
+                cpu,
+                x: values(x),
+                n_rows: rows,
+                cols,
+                group,
+                blocks,
+                q: DisjointSlice::new(&mut q[start..]),
+                factors: DisjointSlice::new(values_mut(&mut factors)),
             };
             match runs {
-                [only] => {
-                    let part = cpu.pool.even(groups, ROUNDED / (block * group));
-                    let parts = groups.div_ceil(part);
-                    let n = only.len().div_ceil(block);
-                    cpu.pool.each(n * parts, 1, |_, range| {
-                        for i in range {
-                            let start = only.start + i / parts * block;
-                            let end = if blocks.tiles { room } else { only.end };
-                            let first = i % parts * part;
-                            round(
-                                start..(start + block).min(end),
-                                first..(first + part).min(groups),
-                            );
-                        }
-                    });
-                }
-                _ => {
-                    let chunk = WORK_RANGE.div_ceil(cols * block);
-                    cpu.pool.each(runs.len(), chunk, |_, range| {
-                        for run in &runs[range] {
-                            for start in run.clone().step_by(block) {
-                                round(start..(start + block).min(run.end), 0..groups);
-                            }
-                        }
-                    });
-                }
+                [only] => quantize.one_run(only, if blocks.tiles { padded } else { only.end }),
+                _ => quantize.many_runs(runs),
             }
         }
         QuantizedActivations {
@@ -232,19 +286,19 @@ impl QuantizedActivations {
         }
     }
 
-    /// Whether these are rounded in groups of `group` columns and in `blocks`.
+    /// Whether these are quantized in groups of `group` columns and in `blocks`.
     pub(crate) fn is_for(&self, group: usize, blocks: RowBlocks) -> bool {
         (self.group, self.blocks) == (group, blocks)
     }
 
-    /// Rows `run`, one of the runs or rows rounded in blocks of one.
+    /// Rows `run`: one of the runs, or any rows where each is a block.
     pub(crate) fn view(&self, run: Range<usize>) -> ActivationView<'_> {
-        let room = match self.blocks.tiles {
+        let padded = match self.blocks.tiles {
             true => run.len().next_multiple_of(self.blocks.rows),
             false => run.len(),
         };
         let groups = self.cols / self.group;
-        let part = |n: usize| run.start * groups * n..(run.start + room) * groups * n;
+        let part = |n: usize| run.start * groups * n..(run.start + padded) * groups * n;
         let q = bytes(values(&self.q));
         ActivationView {
             cols: self.cols,
@@ -256,12 +310,15 @@ impl QuantizedActivations {
     }
 }
 
-/// QuantizedActivations rows as the kernels read them: see [`QuantizedActivations`].
+/// Rows of [`QuantizedActivations`] as the kernels read them.
 #[derive(Clone, Copy)]
 pub(crate) struct ActivationView<'a> {
     pub(crate) cols: usize,
     pub(crate) rows: usize,
+    /// Rows of a block.
     pub(crate) block: usize,
+    /// The blocks' bytes.
     pub(crate) q: &'a [i8],
+    /// Of each block: `[groups, rows, GROUP_FACTORS]`.
     pub(crate) factors: &'a [f32],
 }

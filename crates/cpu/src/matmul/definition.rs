@@ -1,12 +1,31 @@
-//! What a product of quantized weights with 8-bit activations is: the definition that every
-//! kernel has the bits of.
+//! The definition of a product of quantized weights with 8-bit activations, whose bits every
+//! kernel has.
+//!
+//! Weights keep their codes: `w[c] = scale_g code[c] + bias_g`, or
+//! `w[c] = scale_g level[code[c]]`, for the columns of group `g`. The activations of
+//! a row are quantized in the same groups,
+//!
+//! ```text
+//! d_g = max |x| / 127        q[c] = round(x[c] 127 / max |x|)
+//! ```
+//!
+//! (`d_g` is NaN if an `x` is not finite: codes would hide that a model computes nothing.)
+//!
+//! and a product is, for ascending groups and from `y = 0`,
+//!
+//! ```text
+//! y = fma(scale_g Σ code[c] q[c], d_g, y)        the sum is an exact integer
+//! y = fma(bias_g, d_g Σ q[c], y)                 only where there are biases
+//! ```
+//!
+//! with `level[code[c]]` for `code[c]` where codes stand for levels. [`dot`] computes it.
 //!
 //! No SIMD, no threads, no panels.
 
 use backend::math::Float;
 use quant::{Format, Row, Zero};
 
-/// Rounds one group of activations to `q`; returns `d` and `Σ q`.
+/// Quantizes one group of activations to `q`; returns `d` and `Σ q`.
 fn round_group(x: &[f32], q: &mut [i8]) -> (f32, f32) {
     let top = x
         .iter()
@@ -25,8 +44,10 @@ fn round_group(x: &[f32], q: &mut [i8]) -> (f32, f32) {
     (top / 127.0 + poison, sum)
 }
 
-/// The product of one stored row with activations rounded to 8 bits: what
+/// The product of one stored row with activations quantized to 8 bits: what
 /// [`crate::Activations::Int8`] computes for every output, in this order.
+///
+/// `x` has as many values as the row has columns.
 ///
 /// # Panics
 ///
@@ -59,8 +80,9 @@ pub fn dot(format: &Format, row: Row<'_>, x: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
     #[test]
-    fn rounding_keeps_the_largest_value_and_its_sign() {
+    fn quantizing_keeps_the_largest_value_and_its_sign() {
         let mut q = [0; 4];
         assert_eq!(round_group(&[0.0; 4], &mut q), (0.0, 0.0));
         let (d, sum) = round_group(&[0.5, -2.0, 1.0, 0.0], &mut q);

@@ -1,9 +1,8 @@
-//! Products: from the op to the kernel, and from the whole matrix to a worker's part of it.
+//! Products: from the op to work ranges, and from a work range to its kernel.
 //!
-//! Plain weights lie in `panels`, those with codes in `coded` unless the
-//! activations are to stay in `f32`. Both come in panels of 16 rows; a product
-//! is cut into pieces of some panels each, and several matrices of one input are
-//! one job.
+//! A product is cut in ranges of some panels each, which workers claim; several matrices of one
+//! input are one job. Each range goes to the kernel of its weights: [`plain`], quantized in
+//! vector registers ([`QuantizedWork::multiply`]) or in tiles ([`amx`]).
 
 use super::activations::{QuantizedActivations, RowBlocks};
 use super::quantized::{QuantizedPanels, QuantizedWork};
@@ -22,18 +21,28 @@ pub(crate) const WORK_RANGE_BYTES: usize = 128 << 10;
 /// Multiply-adds below which handing out work costs more than it saves.
 const MIN_PARALLEL: usize = 96 << 10;
 
-/// One input, rounded at most once for each size of group and kind of blocks.
-struct QuantizedInputs<'a, F> {
-    x: &'a Tensor,
-    blocks: F,
-    rounded: [Option<QuantizedActivations>; MAX_MATRICES],
-}
-
 /// Matrices of one job; more are done in several.
 const MAX_MATRICES: usize = 8;
 
-impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> QuantizedInputs<'a, F> {
-    /// Rounds each of `runs`, in the blocks that the weights want.
+/// How the kernels take `rows` rows of activations: in tiles where these are faster.
+fn row_blocks(w: &QuantizedPanels, isa: Detected, rows: usize) -> RowBlocks {
+    let in_tiles = amx::block(w, rows).filter(|_| isa.has_tiles());
+    in_tiles.map_or_else(
+        || RowBlocks::vectors(isa, rows),
+        |rows| RowBlocks { rows, tiles: true },
+    )
+}
+
+/// One input, quantized at most once for each size of group and kind of blocks.
+struct Inputs<'a, F> {
+    x: &'a Tensor,
+    blocks: F,
+    quantized: [Option<QuantizedActivations>; MAX_MATRICES],
+}
+
+impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> Inputs<'a, F> {
+    /// Quantizes each of `runs` of rows as each of `weights` needs it, in the blocks that
+    /// `blocks` names.
     fn new<'w>(
         cpu: &Cpu,
         x: &'a Tensor,
@@ -41,47 +50,50 @@ impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> QuantizedInputs<'a, F> {
         runs: &[Range<usize>],
         weights: impl Iterator<Item = &'w PackedWeights>,
     ) -> Self {
-        let mut rounded = [const { None::<QuantizedActivations> }; MAX_MATRICES];
+        let mut quantized = [const { None::<QuantizedActivations> }; MAX_MATRICES];
         let mut n = 0;
         for weights in weights {
-            let PackedWeights::QuantizedPanels(w) = weights else {
+            let PackedWeights::Quantized(w) = weights else {
                 continue;
             };
             let wanted = blocks(w);
-            if !rounded[..n]
-                .iter()
-                .flatten()
-                .any(|r| r.is_for(w.group, wanted))
-            {
-                rounded[n] = Some(QuantizedActivations::new(cpu, x, w.group, wanted, runs));
+            let mut made = quantized[..n].iter().flatten();
+            if !made.any(|q| q.is_for(w.group, wanted)) {
+                quantized[n] = Some(QuantizedActivations::new(cpu, x, w.group, wanted, runs));
                 n += 1;
             }
         }
-        QuantizedInputs { x, blocks, rounded }
+        Inputs {
+            x,
+            blocks,
+            quantized,
+        }
     }
 
-    fn rounded(&self, w: &QuantizedPanels) -> &QuantizedActivations {
+    /// The activations as `w` needs them.
+    fn quantized(&self, w: &QuantizedPanels) -> &QuantizedActivations {
         let blocks = (self.blocks)(w);
-        let mut all = self.rounded.iter().flatten();
-        all.find(|r| r.is_for(w.group, blocks))
-            .expect("rounded for every matrix")
+        let mut all = self.quantized.iter().flatten();
+        all.find(|q| q.is_for(w.group, blocks))
+            .expect("quantized for every matrix")
     }
 }
 
-/// One matrix of a job, and the rows of the input that it is for.
+/// The product of one matrix and some rows of the input, as part of a job.
 struct Product<'a> {
     weights: &'a PackedWeights,
+    /// Rows of the input.
     rows: Range<usize>,
     n_panels: usize,
-    /// PlainPanels of a piece.
+    /// Panels of a work range.
     chunk: usize,
-    /// Pieces of the matrices before this one.
+    /// Work ranges of the products before this one.
     first: usize,
     y: DisjointSlice<'a, f32>,
 }
 
 impl<'a> Product<'a> {
-    /// `y = x wᵀ` for `rows` of `x`; its pieces follow the `first`.
+    /// `y = x wᵀ` for `rows` of `x`, whose work ranges follow `first` others.
     fn new(
         cpu: &Cpu,
         w: &'a Matrix,
@@ -90,65 +102,79 @@ impl<'a> Product<'a> {
         y: DisjointSlice<'a, f32>,
     ) -> Self {
         let weights = w.storage::<PackedWeights>();
-        let packing = weights.packing();
-        let (n_panels, bytes) = (packing.n_panels(), packing.panel_bytes());
-        // A few pieces for each worker at least, in fours, to feed the kernel.
+        let layout = weights.layout();
+        let (n_panels, bytes) = (layout.n_panels(), layout.panel_bytes());
+        // A few ranges for each worker at least, in fours, to feed the kernel.
         let fair = n_panels.div_ceil(4 * cpu.pool.n_workers()).max(1);
-        let chunk = (WORK_RANGE_BYTES / bytes.max(1))
-            .clamp(1, fair)
-            .next_multiple_of(4);
+        let chunk = (WORK_RANGE_BYTES / bytes.max(1)).clamp(1, fair);
         Product {
             weights,
             rows,
             n_panels,
-            chunk,
+            chunk: chunk.next_multiple_of(4),
             first,
             y,
         }
     }
 
-    fn n_pieces(&self) -> usize {
+    fn n_ranges(&self) -> usize {
         self.n_panels.div_ceil(self.chunk)
     }
 
+    /// Multiplies work range `i` of the job, as `worker`.
     fn run<F: Fn(&QuantizedPanels) -> RowBlocks>(
         &self,
         cpu: &Cpu,
         worker: usize,
-        inputs: &QuantizedInputs<'_, F>,
-        piece: usize,
+        inputs: &Inputs<'_, F>,
+        i: usize,
     ) {
-        let start = (piece - self.first) * self.chunk;
+        let start = (i - self.first) * self.chunk;
         let range = start..(start + self.chunk).min(self.n_panels);
         match self.weights {
             PackedWeights::Plain(w) => {
                 let cols = inputs.x.cols();
                 let x = &values(inputs.x)[self.rows.start * cols..self.rows.end * cols];
-                plain::piece(cpu, worker, w, x, self.rows.len(), range, &self.y);
+                plain::multiply(cpu, worker, w, x, self.rows.len(), range, &self.y);
             }
-            PackedWeights::QuantizedPanels(w) => {
-                let x = inputs.rounded(w);
-                quantized_piece(cpu, worker, w, x, self.rows.clone(), range, &self.y);
+            PackedWeights::Quantized(w) => {
+                let (x, rows) = (inputs.quantized(w), self.rows.clone());
+                multiply_quantized(cpu, worker, w, x, rows, range, &self.y);
             }
         }
     }
 }
 
+/// Calls `work(worker, i)` for each of `n` work ranges, on one thread if the products take few
+/// multiply-adds.
+fn each_range(cpu: &Cpu, n: usize, multiply_adds: usize, work: impl Fn(usize, usize) + Sync) {
+    if multiply_adds < MIN_PARALLEL {
+        (0..n).for_each(|i| work(0, i));
+    } else {
+        let each = |worker, range: Range<usize>| range.for_each(|i| work(worker, i));
+        cpu.pool.each(n, 1, each);
+    }
+}
+
 /// `y = x wᵀ` for each `w`, as one job.
+///
+/// # Panics
+///
+/// If there is not one output of the product's shape for each matrix.
 pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
     assert_eq!(w.len(), y.len(), "an output for each matrix");
     let rows = x.rows();
     for (w, y) in w.chunks(MAX_MATRICES).zip(y.chunks_mut(MAX_MATRICES)) {
-        let inputs = QuantizedInputs::new(
+        let inputs = Inputs::new(
             cpu,
             x,
             |w: &QuantizedPanels| row_blocks(w, cpu.isa, rows),
             std::slice::from_ref(&(0..rows)),
             w.iter().map(|w| w.storage()),
         );
-        let (mut work, mut first) = (0, 0);
+        let (mut multiply_adds, mut n) = (0, 0);
         let mut y = y.iter_mut();
-        let jobs: [Option<Product<'_>>; MAX_MATRICES] = std::array::from_fn(|i| {
+        let products: [Option<Product<'_>>; MAX_MATRICES] = std::array::from_fn(|i| {
             let w = w.get(i)?;
             let y = y.next().expect("as many as matrices");
             assert_eq!(
@@ -156,29 +182,27 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
                 (x.cols(), y.cols(), y.rows()),
                 "shapes of a product"
             );
-            work += rows * w.rows * w.cols;
-            let job = Product::new(cpu, w, 0..rows, first, DisjointSlice::new(values_mut(y)));
-            first += job.n_pieces();
-            Some(job)
+            multiply_adds += rows * w.rows * w.cols;
+            let product = Product::new(cpu, w, 0..rows, n, DisjointSlice::new(values_mut(y)));
+            n += product.n_ranges();
+            Some(product)
         });
-        let piece = |worker: usize, i: usize| {
-            let mut jobs = jobs.iter().flatten();
-            let job = jobs
-                .find(|job| i < job.first + job.n_pieces())
-                .expect("a piece of some matrix");
-            job.run(cpu, worker, &inputs, i);
-        };
-        if work < MIN_PARALLEL {
-            (0..first).for_each(|i| piece(0, i));
-        } else {
-            let each = |worker, range: Range<usize>| range.for_each(|i| piece(worker, i));
-            cpu.pool.each(first, 1, each);
-        }
+        each_range(cpu, n, multiply_adds, |worker, i| {
+            let mut products = products.iter().flatten();
+            let product = products
+                .find(|product| i < product.first + product.n_ranges())
+                .expect("a work range of some matrix");
+            product.run(cpu, worker, &inputs, i);
+        });
     }
 }
 
 /// `y[r] = x[r] wᵀ` with the matrix `w(i)` for run `i` of rows, as one job. The runs
 /// follow each other and cover `x`; the matrices are of one shape.
+///
+/// # Panics
+///
+/// If shapes differ.
 pub(crate) fn matmul_runs<'a>(
     cpu: &Cpu,
     x: &Tensor,
@@ -191,36 +215,38 @@ pub(crate) fn matmul_runs<'a>(
     assert!(all().all(alike), "shapes of a product");
     let longest = runs.iter().map(Range::len).max().unwrap_or(0);
     let blocks = |_: &QuantizedPanels| RowBlocks::vectors(cpu.isa, longest);
-    let inputs = QuantizedInputs::new(cpu, x, blocks, runs, all().map(|w| w.storage()));
+    let inputs = Inputs::new(cpu, x, blocks, runs, all().map(|w| w.storage()));
     let mut y = cpu.tensor(x.rows(), rows);
     {
         let out = DisjointSlice::new(values_mut(&mut y));
-        let job = |i: usize| {
+        let product = |i: usize| {
             let run = runs[i].clone();
             let y = out.after(run.start * rows);
             Product::new(cpu, w(i), run, 0, y)
         };
-        // As many pieces for each, of which formats with smaller panels need fewer.
-        let most = (0..runs.len()).map(|i| job(i).n_pieces()).max();
+        // As many ranges for each, of which formats with smaller panels need fewer.
+        let most = (0..runs.len()).map(|i| product(i).n_ranges()).max();
         let most = most.unwrap_or(0);
-        let piece = |worker: usize, i: usize| {
-            let job = job(i / most);
-            if i % most < job.n_pieces() {
-                job.run(cpu, worker, &inputs, i % most);
-            }
-        };
-        let n = runs.len() * most;
-        if x.rows() * rows * cols < MIN_PARALLEL {
-            (0..n).for_each(|i| piece(0, i));
-        } else {
-            let each = |worker, range: Range<usize>| range.for_each(|i| piece(worker, i));
-            cpu.pool.each(n, 1, each);
-        }
+        each_range(
+            cpu,
+            runs.len() * most,
+            x.rows() * rows * cols,
+            |worker, i| {
+                let product = product(i / most);
+                if i % most < product.n_ranges() {
+                    product.run(cpu, worker, &inputs, i % most);
+                }
+            },
+        );
     }
     y
 }
 
 /// `y[r][i] = x[r] · w[ids[r][i]]`.
+///
+/// # Panics
+///
+/// If shapes differ, rows have different numbers of ids, or an id is not a row of the matrix.
 pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
     assert_eq!(
         (w.cols, x.rows()),
@@ -232,7 +258,7 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
     let known = |&id: &u32| (id as usize) < w.rows;
     assert!(ids.iter().flatten().all(known), "rows of the matrix");
     let weights = w.storage::<PackedWeights>();
-    let inputs = QuantizedInputs::new(
+    let inputs = Inputs::new(
         cpu,
         x,
         |_: &QuantizedPanels| RowBlocks::SINGLE,
@@ -240,22 +266,23 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
         std::iter::once(weights),
     );
     let mut y = cpu.tensor(x.rows(), n_ids);
-    let groups = n_ids.div_ceil(16);
+    let panels = n_ids.div_ceil(16);
     let out = DisjointSlice::new(values_mut(&mut y));
     let chunk = (MIN_PARALLEL / 4 / (16 * w.cols).max(1)).max(1);
-    cpu.pool.each(ids.len() * groups, chunk, |worker, range| {
+    cpu.pool.each(ids.len() * panels, chunk, |worker, range| {
         for i in range {
-            let (row, at) = (i / groups, i % groups * 16);
+            let (row, at) = (i / panels, i % panels * 16);
             let ids = &ids[row][at..(at + 16).min(n_ids)];
-            // SAFETY: every group of outputs is visited once.
+            // SAFETY: every panel of outputs is visited once.
             let y = unsafe { out.part(row * n_ids + at..row * n_ids + at + ids.len()) };
             match weights {
                 PackedWeights::Plain(w) => {
                     let x = &values(inputs.x)[row * x.cols()..][..x.cols()];
-                    plain::chosen(cpu, worker, w, x, ids, y);
+                    plain::multiply_selected(cpu, worker, w, x, ids, y);
                 }
-                PackedWeights::QuantizedPanels(w) => {
-                    quantized_chosen(cpu, worker, w, inputs.rounded(w), row, ids, y);
+                PackedWeights::Quantized(w) => {
+                    let x = inputs.quantized(w);
+                    multiply_selected_quantized(cpu, worker, w, x, row, ids, y);
                 }
             }
         }
@@ -263,7 +290,11 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
     y
 }
 
-/// Rows `tokens` of `table`, times `scale`.
+/// Rows `tokens` of `table`, dequantized, times `scale`.
+///
+/// # Panics
+///
+/// If a token is not a row of the table.
 pub(crate) fn embed(cpu: &Cpu, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
     let weights = table.storage::<PackedWeights>();
     let cols = table.cols;
@@ -279,25 +310,15 @@ pub(crate) fn embed(cpu: &Cpu, table: &Matrix, tokens: &[u32], scale: f32) -> Te
             let y = unsafe { out.part(i * cols..(i + 1) * cols) };
             match weights {
                 PackedWeights::Plain(w) => w.row(token, scale, y),
-                PackedWeights::QuantizedPanels(w) => w.row(token, scale, y),
+                PackedWeights::Quantized(w) => w.row(token, scale, y),
             }
         }
     });
     y
 }
 
-/// How the kernels take `rows` rows of activations: in tiles from as many on as they
-/// are faster with.
-fn row_blocks(w: &QuantizedPanels, isa: Detected, rows: usize) -> RowBlocks {
-    let tiles = amx::block(w, rows).filter(|_| isa.has_tiles());
-    tiles.map_or_else(
-        || RowBlocks::vectors(isa, rows),
-        |rows| RowBlocks { rows, tiles: true },
-    )
-}
-
-/// PlainPanels `range` of `w` for rows `run` of `x`, as `worker`.
-fn quantized_piece(
+/// Multiplies panels `range` of `w` with rows `run` of `x`, as `worker`.
+fn multiply_quantized(
     cpu: &Cpu,
     worker: usize,
     w: &QuantizedPanels,
@@ -308,7 +329,7 @@ fn quantized_piece(
 ) {
     debug_assert_eq!((w.group, w.cols), (x.group, x.cols));
     pack::each(cpu, w, worker, range, |range, data| {
-        let piece = QuantizedWork {
+        let work = QuantizedWork {
             w,
             data,
             n_out: w.rows,
@@ -317,14 +338,14 @@ fn quantized_piece(
             y,
         };
         match x.blocks.tiles {
-            true => amx::multiply(cpu, piece),
-            false => piece.multiply(cpu),
+            true => amx::multiply(cpu, work),
+            false => work.multiply(cpu),
         }
     });
 }
 
-/// Up to 16 chosen rows of `w` for one row of `x`, as `worker`.
-fn quantized_chosen(
+/// Multiplies up to 16 selected rows of `w` with row `row` of `x`, as `worker`.
+fn multiply_selected_quantized(
     cpu: &Cpu,
     worker: usize,
     w: &QuantizedPanels,
@@ -335,8 +356,8 @@ fn quantized_chosen(
 ) {
     let n_out = y.len();
     let y = &DisjointSlice::new(y);
-    pack::chosen(cpu, w, worker, ids, |data| {
-        let piece = QuantizedWork {
+    pack::selected(cpu, w, worker, ids, |data| {
+        let work = QuantizedWork {
             w,
             data,
             n_out,
@@ -344,6 +365,6 @@ fn quantized_chosen(
             range: 0..1,
             y,
         };
-        piece.multiply(cpu);
+        work.multiply(cpu);
     });
 }

@@ -1,5 +1,4 @@
-//! What a product's speed is compared with: a plain read of its weights, and products in
-//! registers.
+//! Upper bounds of a product's speed: a plain read of its weights, and products in registers.
 
 use super::dispatch::WORK_RANGE_BYTES;
 use super::pack::PanelSource;
@@ -35,7 +34,7 @@ impl Kernel for Read<'_> {
     }
 }
 
-/// Multiplies bytes in registers: `SUMS * steps` times 64, or `4 * steps` tiles.
+/// Multiplies bytes in registers: `SUMS * steps` vectors of 64, or `4 * steps` tiles.
 struct Saturate {
     steps: usize,
 }
@@ -76,10 +75,9 @@ impl TileKernel for Saturate {
 }
 
 impl Cpu {
-    /// Multiplies bytes in registers as fast as the CPU can, on all threads, and
-    /// returns the operations, a product and a sum being two: what the time of a
-    /// product with 8-bit activations cannot beat. With `tiles` in AMX tiles;
-    /// `None` where there are none.
+    /// Multiplies bytes in registers as fast as the CPU can, on all threads, and returns the
+    /// operations, a product and a sum being two: the peak rate of a product with 8-bit
+    /// activations. With `tiles` in AMX tiles; `None` where there are none.
     pub fn saturate(&self, tiles: bool, steps: usize) -> Option<u64> {
         let done = AtomicU64::new(0);
         if tiles && !self.isa.has_tiles() {
@@ -102,7 +100,7 @@ impl Cpu {
     }
 }
 
-/// Reads all bytes of `w`, in the pieces of a product.
+/// Reads all bytes of `w`, in the work ranges of a product, and returns their sum.
 pub(crate) fn read(cpu: &Cpu, w: &Matrix) -> u64 {
     let total = AtomicU64::new(0);
     let all = |bytes: &[u8]| {
@@ -110,7 +108,7 @@ pub(crate) fn read(cpu: &Cpu, w: &Matrix) -> u64 {
             total.fetch_add(cpu.isa.run(Read(&bytes[range])), Relaxed);
         });
     };
-    match w.storage::<PackedWeights>().packing().source() {
+    match w.storage::<PackedWeights>().layout().source() {
         PanelSource::Packed(data) => all(data.of()),
         PanelSource::Mapped(kept) => {
             for part in kept.iter().map(Kept::view) {

@@ -1,9 +1,9 @@
 //! From stored rows to panels of 16 rows: once for all products, or anew for each.
 //!
 //! A matrix is packed when it is loaded. One that is to stay in its mapped file
-//! ([`quant::Stored::keep`]) is packed two panels at a time, by the worker that
-//! multiplies them and into buffer of its own: so kernels and bits are the same, nothing
-//! but the file's pages is held, and a product takes as long as packing does.
+//! ([`quant::Stored::keep`]) is packed two panels at a time, by the worker that multiplies them
+//! and into its pack buffer: kernels and bits are the same, nothing but the file's pages is
+//! held, and a product takes as long as packing does.
 
 use super::pack_buffer::PackBuffer;
 use crate::arch::{Kernel, Lanes};
@@ -14,29 +14,29 @@ use quant::{Kept, Stored};
 use std::ops::Range;
 use std::sync::{MutexGuard, PoisonError};
 
-/// PlainPanels packed at a time for a product: as many as kernels take at once.
-const WIDE: usize = 2;
+/// Panels packed at a time for a product.
+const PACKED_AT_ONCE: usize = 2;
 
-/// Bytes of panels that a worker packs at a time when a matrix is loaded; then the
-/// memory of what it has read is given back.
-const LOADED: usize = 1 << 20;
+/// Bytes of panels that a worker packs at a time when a matrix is loaded; then it gives back the
+/// memory of the file that it has read.
+const LOAD_RANGE_BYTES: usize = 1 << 20;
 
 /// Where panels come from.
 pub(crate) enum PanelSource {
-    /// They are there.
+    /// Packed when the matrix was loaded.
     Packed(Region),
-    /// Rows of these parts, in order.
+    /// To be packed from these parts, rows in order.
     Mapped(Vec<Kept>),
 }
 
-/// MatrixParts of a matrix, rows in order.
+/// The stored parts of a matrix, rows in order.
 #[derive(Clone, Copy)]
 enum MatrixParts<'a> {
     Stored(&'a [Stored<'a>]),
     Kept(&'a [Kept]),
 }
 
-/// A row of a part.
+/// A row of a stored part.
 #[derive(Clone, Copy)]
 pub(crate) struct StoredRow<'a> {
     pub(crate) part: Stored<'a>,
@@ -44,8 +44,8 @@ pub(crate) struct StoredRow<'a> {
 }
 
 impl<'a> MatrixParts<'a> {
-    /// Where row `row` of the whole is.
-    fn place(self, mut row: usize) -> StoredRow<'a> {
+    /// Finds row `row` of the whole matrix.
+    fn find(self, mut row: usize) -> StoredRow<'a> {
         let mut is_in = |rows: usize| {
             let found = row < rows;
             if !found {
@@ -62,15 +62,15 @@ impl<'a> MatrixParts<'a> {
     }
 }
 
-/// PlainPanels are units of some bytes, and a unit is arrays of 16 elements, one a lane: how
-/// many arrays, and bytes of an element. What is left of a unit means nothing.
+/// What a panel is made of: super-blocks of so many bytes, each some arrays of 16 elements, one a
+/// lane, and padding. An array is given as the number of its like and the bytes of an element.
 pub(crate) struct SuperblockLayout {
     pub(crate) bytes: usize,
     pub(crate) arrays: [(usize, usize); 3],
 }
 
 impl SuperblockLayout {
-    /// Where the arrays of a unit start, and the bytes of their elements.
+    /// Where each array of a super-block starts, and the bytes of its elements.
     fn each(&self) -> impl Iterator<Item = (usize, usize)> {
         let mut start = 0;
         let arrays = self.arrays.into_iter();
@@ -81,10 +81,10 @@ impl SuperblockLayout {
         })
     }
 
-    /// Copies a lane of a panel to a lane of another.
+    /// Copies lane `lane` of panel `from` to lane `to_lane` of panel `to`.
     fn copy_lane(&self, from: &[u8], lane: usize, to: &mut [u8], to_lane: usize) {
-        let units = to.chunks_exact_mut(self.bytes);
-        for (to, from) in units.zip(from.chunks_exact(self.bytes)) {
+        let superblocks = to.chunks_exact_mut(self.bytes);
+        for (to, from) in superblocks.zip(from.chunks_exact(self.bytes)) {
             for (start, size) in self.each() {
                 let from = &from[start + lane * size..][..size];
                 to[start + to_lane * size..][..size].copy_from_slice(from);
@@ -94,9 +94,9 @@ impl SuperblockLayout {
 
     /// Writes zeros to the lanes from `lane` on.
     fn clear(&self, lane: usize, panel: &mut [u8]) {
-        for unit in panel.chunks_exact_mut(self.bytes) {
+        for superblock in panel.chunks_exact_mut(self.bytes) {
             for (start, size) in self.each() {
-                unit[start + lane * size..start + 16 * size].fill(0);
+                superblock[start + lane * size..start + 16 * size].fill(0);
             }
         }
     }
@@ -110,22 +110,22 @@ pub(crate) trait PanelLayout: Sync {
     /// Bytes of a panel.
     fn panel_bytes(&self) -> usize;
 
-    /// Where its panels come from.
+    /// Where the panels come from.
     fn source(&self) -> &PanelSource;
 
     /// What a panel is made of.
-    fn units(&self) -> SuperblockLayout;
+    fn superblocks(&self) -> SuperblockLayout;
 
     /// Writes 16 rows to a panel, a row a lane.
     fn put_rows(&self, rows: &[StoredRow<'_>; 16], buffer: &mut PackBuffer, panel: &mut [u8]);
 
-    /// PlainPanels, the last of which may have fewer rows.
+    /// The number of panels, the last of which may have fewer rows.
     fn n_panels(&self) -> usize {
         self.rows().div_ceil(16)
     }
 }
 
-/// Writes 16 rows to a panel with the instructions that there are.
+/// Writes 16 rows to a panel, compiled for the instruction set.
 struct Put<'a, P> {
     to: &'a P,
     rows: [StoredRow<'a>; 16],
@@ -142,8 +142,8 @@ impl<P: PanelLayout> Kernel for Put<'_, P> {
     }
 }
 
-/// Writes `rows` of the matrix, at most 16, to the lanes of `panel`, and zeros to what
-/// is left.
+/// Writes `rows` of the matrix, at most 16, to the lanes of `panel`, and zeros to the lanes
+/// left.
 fn fill<P: PanelLayout>(
     cpu: &Cpu,
     to: &P,
@@ -153,14 +153,14 @@ fn fill<P: PanelLayout>(
     panel: &mut [u8],
 ) {
     let n = rows.len();
-    let mut places = rows.map(|row| parts.place(row));
-    let Some(mut last) = places.next() else {
+    let mut stored = rows.map(|row| parts.find(row));
+    let Some(mut last) = stored.next() else {
         return panel.fill(0);
     };
     // Rows that are not there are the last again, which costs less than asking.
     let rows = std::array::from_fn(|lane| {
         if lane > 0 {
-            last = places.next().unwrap_or(last);
+            last = stored.next().unwrap_or(last);
         }
         last
     });
@@ -171,7 +171,7 @@ fn fill<P: PanelLayout>(
         panel,
     });
     if n < 16 {
-        to.units().clear(n, panel);
+        to.superblocks().clear(n, panel);
     }
 }
 
@@ -180,57 +180,50 @@ fn rows_of(to: &impl PanelLayout, p: usize) -> Range<usize> {
     16 * p..(16 * p + 16).min(to.rows())
 }
 
-/// `parts` as the layout `to` wants them: where they lie if all are to stay there, else
+/// The panels of `parts` in the layout `to`: mapped if all parts are to stay in their file, else
 /// packed.
 pub(crate) fn source<P: PanelLayout>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> PanelSource {
-    let (n, bytes) = (to.n_panels(), to.panel_bytes());
     let kept: Option<Vec<_>> = parts.iter().map(Stored::keep).collect();
-    // Which worker packs what in a step is chance: all have buffer from the start, also
-    // what a row takes.
+    let all = MatrixParts::Stored(parts);
+    // Which worker packs what in a step is chance, so all get their buffers now, those for
+    // unpacked rows too.
     for worker in 0..cpu.pool.n_workers() {
         let buffer = &mut *buffer(cpu, worker);
-        let mut panels = buffer.take(WIDE * bytes);
+        let mut panels = buffer.take(PACKED_AT_ONCE * to.panel_bytes());
         if kept.is_some() {
-            let panel = &mut panels.of_mut::<u8>()[..bytes];
-            fill(
-                cpu,
-                to,
-                MatrixParts::Stored(parts),
-                0..to.rows().min(1),
-                buffer,
-                panel,
-            );
+            let panel = &mut panels.of_mut::<u8>()[..to.panel_bytes()];
+            fill(cpu, to, all, 0..to.rows().min(1), buffer, panel);
         }
         buffer.panels = Some(panels);
     }
-    if let Some(kept) = kept {
-        return PanelSource::Mapped(kept);
+    match kept {
+        Some(kept) => PanelSource::Mapped(kept),
+        None => PanelSource::Packed(pack_all(cpu, to, parts)),
     }
+}
+
+/// Packs all panels, on all workers.
+fn pack_all<P: PanelLayout>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> Region {
+    let (n, bytes) = (to.n_panels(), to.panel_bytes());
     let mut data = Region::zeroed(n * bytes);
     let all = DisjointSlice::new(data.of_mut::<u8>());
-    // As much as is given back at once, but some pieces for each worker.
+    // As much as is given back at once, but some ranges for each worker.
     let fair = n / (8 * cpu.pool.n_workers());
-    let chunk = (LOADED / bytes.max(1)).min(fair).max(4);
+    let chunk = (LOAD_RANGE_BYTES / bytes.max(1)).min(fair).max(4);
     cpu.pool.each(n, chunk, |worker, range| {
         let buffer = &mut *buffer(cpu, worker);
+        let parts_of = MatrixParts::Stored(parts);
         for p in range.clone() {
             // SAFETY: every panel is visited once.
             let panel = unsafe { all.part(p * bytes..(p + 1) * bytes) };
-            fill(
-                cpu,
-                to,
-                MatrixParts::Stored(parts),
-                rows_of(to, p),
-                buffer,
-                panel,
-            );
+            fill(cpu, to, parts_of, rows_of(to, p), buffer, panel);
         }
         release(parts, 16 * range.start..16 * range.end);
     });
-    PanelSource::Packed(data)
+    data
 }
 
-/// Gives back the memory of `rows` of the whole, which have been copied.
+/// Gives back the memory of `rows` of the whole matrix, which have been copied.
 fn release(parts: &[Stored<'_>], rows: Range<usize>) {
     let mut first = 0;
     for part in parts {
@@ -243,13 +236,14 @@ fn release(parts: &[Stored<'_>], rows: Range<usize>) {
     }
 }
 
-/// What `worker` packs with.
+/// The pack buffer of `worker`, which alone uses it.
 fn buffer(cpu: &Cpu, worker: usize) -> MutexGuard<'_, PackBuffer> {
     let buffer = &cpu.pack_buffers[worker];
     buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `work` with panels of `range`, some at a time.
+/// Calls `work(range, bytes)` for the panels of `range`: once if they are packed, else for some
+/// at a time.
 pub(crate) fn each<P: PanelLayout>(
     cpu: &Cpu,
     of: &P,
@@ -268,9 +262,9 @@ pub(crate) fn each<P: PanelLayout>(
         PanelSource::Mapped(kept) => kept,
     };
     let mut buffer = buffer(cpu, worker);
-    let mut panels = buffer.take(WIDE * bytes);
-    for start in range.clone().step_by(WIDE) {
-        let two = start..(start + WIDE).min(range.end);
+    let mut panels = buffer.take(PACKED_AT_ONCE * bytes);
+    for start in range.clone().step_by(PACKED_AT_ONCE) {
+        let two = start..(start + PACKED_AT_ONCE).min(range.end);
         for (p, panel) in two
             .clone()
             .zip(panels.of_mut::<u8>().chunks_exact_mut(bytes))
@@ -290,7 +284,7 @@ pub(crate) fn each<P: PanelLayout>(
 }
 
 /// Calls `work` with a panel of rows `ids`, at most 16.
-pub(crate) fn chosen<P: PanelLayout>(
+pub(crate) fn selected<P: PanelLayout>(
     cpu: &Cpu,
     of: &P,
     worker: usize,
@@ -307,14 +301,14 @@ pub(crate) fn chosen<P: PanelLayout>(
         return work(&data.of()[start(ids[0])..][..bytes]);
     }
     let mut buffer = buffer(cpu, worker);
-    let mut panels = buffer.take(WIDE * bytes);
+    let mut panels = buffer.take(PACKED_AT_ONCE * bytes);
     let panel = &mut panels.of_mut::<u8>()[..bytes];
     match of.source() {
         PanelSource::Packed(data) => {
-            let units = of.units();
+            let superblocks = of.superblocks();
             for (lane, &id) in ids.iter().enumerate() {
                 let from = &data.of()[start(id)..][..bytes];
-                units.copy_lane(from, id as usize % 16, panel, lane);
+                superblocks.copy_lane(from, id as usize % 16, panel, lane);
             }
         }
         PanelSource::Mapped(kept) => {
@@ -326,9 +320,9 @@ pub(crate) fn chosen<P: PanelLayout>(
     buffer.panels = Some(panels);
 }
 
-/// Row `row` of a matrix that is not packed, times `factor`.
+/// Dequantizes row `row` of a matrix that is not packed, times `factor`.
 pub(crate) fn row(kept: &[Kept], row: usize, factor: f32, out: &mut [f32]) {
-    let StoredRow { part, row } = MatrixParts::Kept(kept).place(row);
+    let StoredRow { part, row } = MatrixParts::Kept(kept).find(row);
     part.decode_row(row, out);
     out.iter_mut().for_each(|x| *x *= factor);
 }

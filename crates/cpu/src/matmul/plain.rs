@@ -1,4 +1,4 @@
-//! Plain weights in panels.
+//! Plain weights in panels, and products with them.
 //!
 //! A matrix is cut into panels of 16 rows, a row a lane: `[panel][k][16]`, so
 //! that one vector load brings a column of 16 outputs and nothing is ever summed
@@ -10,19 +10,19 @@
 
 use super::pack::{self, PanelLayout, PanelSource, StoredRow, SuperblockLayout};
 use super::pack_buffer::PackBuffer;
-use crate::arch::{Element, Kernel, Lanes, load, store, with_element};
+use crate::arch::{Element, Kernel, Lanes, Registers, load, store, with_element};
 use crate::device::Cpu;
 use crate::memory::{bytes, elements};
-use crate::microkernel::{Operands, Prefetch, accumulate, even};
+use crate::microkernel::{Operands, Prefetch, accumulate, even, microkernels};
 use crate::pool::DisjointSlice;
 use quant::{Layout, Scalar, Stored};
 use std::ops::Range;
 
-/// Columns that are worked on at a time when there are more rows than a kernel
-/// takes at once: a panel's share then stays in the first cache.
+/// Columns that are worked on at a time when there are more rows than a microkernel takes at
+/// once: these columns of a panel then stay in the first-level cache.
 const DEPTH: usize = 512;
 
-/// A matrix in panels.
+/// A matrix of plain numbers in panels.
 pub(crate) struct PlainPanels {
     pub(crate) scalar: Scalar,
     rows: usize,
@@ -49,7 +49,7 @@ impl PlainPanels {
         panels
     }
 
-    /// Row `row`, times `factor`.
+    /// Dequantizes row `row`, times `factor`.
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
         let data = match &self.source {
             PanelSource::Packed(data) => data,
@@ -75,7 +75,7 @@ impl PanelLayout for PlainPanels {
         &self.source
     }
 
-    fn units(&self) -> SuperblockLayout {
+    fn superblocks(&self) -> SuperblockLayout {
         SuperblockLayout {
             bytes: self.panel_bytes().max(1),
             arrays: [(self.cols, self.scalar.bytes()), (0, 0), (0, 0)],
@@ -156,12 +156,12 @@ fn put_fours<const S: usize>(
     }
 }
 
-/// One worker's piece of a product: some panels for all rows of `x`.
+/// One worker's range of a product: some panels for all rows of `x`.
 struct PlainWork<'a, W> {
     x: &'a [f32],
     rows: usize,
     panels: &'a PlainPanels,
-    /// PlainPanels `range`.
+    /// The elements of panels `range`.
     weights: &'a [W],
     range: Range<usize>,
     y: &'a DisjointSlice<'a, f32>,
@@ -172,56 +172,25 @@ impl<W: Element> Kernel for PlainWork<'_, W> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let most = match L::SUMS {
-            24 => 8,
-            6 => 4,
-            _ => 1,
-        };
-        let block = even(self.rows, most);
-        let depth = if self.rows <= block {
-            self.panels.cols
-        } else {
-            DEPTH
-        };
+        let block = even(self.rows, L::REGISTERS.most_rows());
+        let cols = self.panels.cols;
+        let depth = if self.rows <= block { cols } else { DEPTH };
         let mut p = self.range.start;
         while p < self.range.end {
             let left = self.range.end - p;
-            // PlainPanels at once, so that few rows still have sums enough to hide the
+            // Panels at once, so that few rows still have sums enough to hide the
             // latency of an addition (4 cycles, 2 a cycle).
-            let r = match (L::SUMS, block) {
-                (24, 1..=2) | (6, 1) if left >= 4 => 4,
-                (24, _) | (6, 2) if left >= 2 => 2,
+            let r = match (L::REGISTERS, block) {
+                (Registers::Wide, 1..=2) | (Registers::Narrow, 1) if left >= 4 => 4,
+                (Registers::Wide, _) | (Registers::Narrow, 2) if left >= 2 => 2,
                 _ => 1,
             };
-            for first in (0..self.panels.cols.max(1)).step_by(depth.max(1)) {
-                let cols = first..(first + depth).min(self.panels.cols);
+            for first in (0..cols.max(1)).step_by(depth.max(1)) {
+                let cols = first..(first + depth).min(cols);
                 for row in (0..self.rows).step_by(block) {
-                    let (at, cols) = ((row, p), cols.clone());
-                    // SAFETY: as many rows from `row` and `r` panels from `p` exist.
-                    unsafe {
-                        match (L::SUMS, r, (self.rows - row).min(block)) {
-                            (24 | 6, 4, 1) => self.block::<L, 1, 4>(at, cols),
-                            (24, 4, _) => self.block::<L, 2, 4>(at, cols),
-                            (24, 2, 8) => self.block::<L, 8, 2>(at, cols),
-                            (24, 2, 7) => self.block::<L, 7, 2>(at, cols),
-                            (24, 2, 6) => self.block::<L, 6, 2>(at, cols),
-                            (24, 2, 5) => self.block::<L, 5, 2>(at, cols),
-                            (24, 2, 4) => self.block::<L, 4, 2>(at, cols),
-                            (24, 2, 3) => self.block::<L, 3, 2>(at, cols),
-                            (24 | 6, 2, 2) => self.block::<L, 2, 2>(at, cols),
-                            (24 | 6, 2, _) => self.block::<L, 1, 2>(at, cols),
-                            (24, _, m @ 5..) => {
-                                self.block::<L, 4, 1>((row, p), cols.clone());
-                                for row in row + 4..row + m {
-                                    self.block::<L, 1, 1>((row, p), cols.clone());
-                                }
-                            }
-                            (24 | 6, _, 4) => self.block::<L, 4, 1>(at, cols),
-                            (24 | 6, _, 3) => self.block::<L, 3, 1>(at, cols),
-                            (24 | 6, _, 2) => self.block::<L, 2, 1>(at, cols),
-                            _ => self.block::<L, 1, 1>(at, cols),
-                        }
-                    }
+                    let m = (self.rows - row).min(block);
+                    // SAFETY: rows `row .. row + m` and panels `p .. p + r` exist.
+                    unsafe { self.some_rows::<L>((row, m), (p, r), cols.clone()) };
                 }
             }
             p += r;
@@ -230,6 +199,42 @@ impl<W: Element> Kernel for PlainWork<'_, W> {
 }
 
 impl<W: Element> PlainWork<'_, W> {
+    /// Adds columns `cols` to the `m` rows from `row` of the `r` panels from `p`.
+    ///
+    /// # Safety
+    ///
+    /// The rows and panels exist, and no other worker has these panels.
+    #[inline(always)]
+    unsafe fn some_rows<L: Lanes>(
+        &self,
+        (row, m): (usize, usize),
+        (p, r): (usize, usize),
+        cols: Range<usize>,
+    ) {
+        // More than four rows of a single panel: four of them, then one by one.
+        if L::REGISTERS == Registers::Wide && r == 1 && m > 4 {
+            // SAFETY: as promised.
+            unsafe {
+                self.block::<L, 4, 1>((row, p), cols.clone());
+                for row in row + 4..row + m {
+                    self.block::<L, 1, 1>((row, p), cols.clone());
+                }
+            }
+            return;
+        }
+        microkernels! {
+            (L::REGISTERS, m, r) => |M, R| {
+                // SAFETY: as promised, of `M` rows and `R` panels.
+                unsafe { self.block::<L, M, R>((row, p), cols) }
+            };
+            Wide:
+                (1, 4) (2, 4)
+                (1, 2) (2, 2) (3, 2) (4, 2) (5, 2) (6, 2) (7, 2) (8, 2)
+                (1, 1) (2, 1) (3, 1) (4, 1);
+            Narrow: (1, 4) (1, 2) (2, 2) (1, 1) (2, 1) (3, 1) (4, 1);
+        }
+    }
+
     /// Adds columns `cols` to `M` rows of `R` panels.
     ///
     /// # Safety
@@ -267,7 +272,7 @@ impl<W: Element> PlainWork<'_, W> {
             w_step: 16,
             w_stride: k * 16,
             k: cols.len(),
-            fetch: if row == 0 {
+            prefetch: if row == 0 {
                 Prefetch::Ahead
             } else {
                 Prefetch::None
@@ -283,8 +288,8 @@ impl<W: Element> PlainWork<'_, W> {
     }
 }
 
-/// PlainPanels `range` of `w` for all rows of `x`, as `worker`.
-pub(crate) fn piece(
+/// Multiplies panels `range` of `w` with all rows of `x`, as `worker`.
+pub(crate) fn multiply(
     cpu: &Cpu,
     worker: usize,
     w: &PlainPanels,
@@ -302,13 +307,13 @@ pub(crate) fn piece(
 }
 
 /// One panel against one row of `x`.
-struct Chosen<'a, W> {
+struct OnePanel<'a, W> {
     x: &'a [f32],
     weights: &'a [W],
     y: &'a mut [f32],
 }
 
-impl<W: Element> Kernel for Chosen<'_, W> {
+impl<W: Element> Kernel for OnePanel<'_, W> {
     type Output = ();
 
     #[inline(always)]
@@ -322,7 +327,7 @@ impl<W: Element> Kernel for Chosen<'_, W> {
             w_step: 16,
             w_stride: 0,
             k: self.x.len(),
-            fetch: Prefetch::Ahead,
+            prefetch: Prefetch::Ahead,
         };
         // SAFETY: one row of `x` and one panel of as many columns.
         unsafe { accumulate::<L, W, 1, 1>(&mut acc, operands) };
@@ -330,8 +335,8 @@ impl<W: Element> Kernel for Chosen<'_, W> {
     }
 }
 
-/// Up to 16 chosen rows of `w` for one row `x`, as `worker`.
-pub(crate) fn chosen(
+/// Multiplies up to 16 selected rows of `w` with one row `x`, as `worker`.
+pub(crate) fn multiply_selected(
     cpu: &Cpu,
     worker: usize,
     w: &PlainPanels,
@@ -339,9 +344,9 @@ pub(crate) fn chosen(
     ids: &[u32],
     y: &mut [f32],
 ) {
-    pack::chosen(cpu, w, worker, ids, |panel| {
+    pack::selected(cpu, w, worker, ids, |panel| {
         with_element!(w.scalar, W => {
-            cpu.isa.run(Chosen::<W> { x, weights: elements(panel), y });
+            cpu.isa.run(OnePanel::<W> { x, weights: elements(panel), y });
         });
     });
 }

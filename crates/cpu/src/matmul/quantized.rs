@@ -1,28 +1,24 @@
-//! Products of coded weights with 8-bit activations.
+//! Quantized weights in panels, and one worker's range of a product with them.
 //!
-//! PackedWeights keep their codes: `w[c] = scale_g code[c] + bias_g`, or
-//! `w[c] = scale_g level[code[c]]`, for the columns of group `g`. The activations of
-//! a row are rounded in the same groups,
+//! Weights keep their codes: `w[c] = scale_g code[c] + bias_g`, or
+//! `w[c] = scale_g level[code[c]]`, for the columns of group `g`.
 //!
-//! ```text
-//! d_g = max |x| / 127        q[c] = round(x[c] 127 / max |x|)
-//! ```
-//!
-//! (`d_g` is NaN if an `x` is not finite: codes would hide that a model computes nothing.)
-//!
-//! and a product is, for ascending groups and from `y = 0`,
+//! A panel holds 16 rows, a row a lane, as super-blocks of one or several groups:
 //!
 //! ```text
-//! y = fma(scale_g Σ code[c] q[c], d_g, y)        the sum is an exact integer
-//! y = fma(bias_g, d_g Σ q[c], y)                 only where there are biases
+//! panel = | super-block | super-block | …          all groups of 16 rows, one stream
+//! super-block = | codes of group 0 | codes of group 1 | … | scales (and biases) | padding |
+//! codes of a group = 64-byte vectors, 4 columns of each of the 16 rows:
+//!
+//!   byte:    0  1  2  3    4  5  6  7          60 61 62 63
+//!   row:     0  0  0  0    1  1  1  1    …     15 15 15 15
+//!   column:  0  1  2  3    0  1  2  3           0  1  2  3
 //! ```
 //!
-//! with `level[code[c]]` for `code[c]` where codes stand for levels. [`dot`] is this
-//! definition. A panel holds, group after group, the codes of 16 rows, four columns
-//! of each row to a vector of 64 bytes (codes of up to 4 bits in pairs, eight
-//! columns), and after one or several groups what makes their scales and biases:
-//! one stream. Codes of 2 and 3 bits take the room of 4, those of 5 and 6 bits
-//! that of 8.
+//! Codes of up to 4 bits come in pairs, so that a vector holds eight columns: the lower halves
+//! of its bytes are columns 0 to 3, the upper halves 4 to 7. Codes of 2 and 3 bits take as much
+//! memory as those of 4, codes of 5 and 6 bits as much as those of 8. Super-blocks are padded to
+//! whole cache lines.
 
 use super::activations::ActivationView;
 use super::pack::{self, PanelSource};
@@ -32,13 +28,13 @@ use half::f16;
 use quant::Scalar;
 use std::ops::Range;
 
-/// How codes lie in a panel and what they stand for: a parameter of kernels.
+/// How codes lie in a panel and what they stand for: a constant parameter of kernels.
 pub(crate) type CodeKind = u8;
 /// Pairs, with biases.
 pub(crate) const AFFINE4: CodeKind = 0;
 /// Bytes, with biases.
 pub(crate) const AFFINE8: CodeKind = 1;
-/// Pairs; a code is its level and 8.
+/// Pairs; a code is its level plus 8.
 pub(crate) const LEVEL4: CodeKind = 2;
 /// Pairs that stand for levels of a table.
 pub(crate) const TABLE4: CodeKind = 3;
@@ -55,28 +51,29 @@ pub(crate) const fn biased(kind: CodeKind) -> bool {
     matches!(kind, AFFINE4 | AFFINE8)
 }
 
-/// What the scales and biases of a panel are made from.
+/// How the scales and biases of a super-block are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScaleLayout {
     /// Each group's own: its scale, then its bias if there are any.
     Own(Scalar),
-    /// Integers of each group times a number of all of a unit: `d` (and `m`) in
-    /// half precision, then `s` (and `t`) of each group in bytes.
+    /// Products of an integer of each group and a number that the super-block shares: `d` (and
+    /// `m`) in half precision, then `s` (and `t`) of each group in bytes.
     Integers,
 }
 
-/// [`ScaleLayout`] as a type: a parameter of kernels. Elements are each group's own.
+/// [`ScaleLayout`] as a type: a parameter of kernels. Elements stand for
+/// [`ScaleLayout::Own`].
 pub(crate) trait LoadScales {
-    /// Bytes of a number that all groups of a unit share, and of one of a group's own.
+    /// Bytes of a number that all groups of a super-block share, and of one of a group's own.
     const BYTES: (usize, usize);
 
-    /// LoadScales and biases, zeros if there are none, of group `j` of a unit of `span` whose
-    /// factors start at `scales`.
+    /// Loads the scales of 16 rows, and their biases (zeros if there are none), of group `j` of
+    /// a super-block of `span` groups whose scales start at `scales`.
     ///
     /// # Safety
     ///
-    /// They are readable, and there is such a group.
-    unsafe fn lanes<L: Lanes, const KIND: CodeKind>(
+    /// The scales are readable, and there is such a group.
+    unsafe fn load_scales<L: Lanes, const KIND: CodeKind>(
         scales: *const u8,
         span: usize,
         j: usize,
@@ -87,13 +84,13 @@ impl<S: Element> LoadScales for S {
     const BYTES: (usize, usize) = (0, size_of::<S>());
 
     #[inline(always)]
-    unsafe fn lanes<L: Lanes, const KIND: CodeKind>(
+    unsafe fn load_scales<L: Lanes, const KIND: CodeKind>(
         scales: *const u8,
         _: usize,
         j: usize,
     ) -> (L, L) {
         let at = scales.cast::<[S; 16]>();
-        // SAFETY: arrays of 16 elements, as `arrays` says.
+        // SAFETY: arrays of 16 elements, one or two a group, as `scale_arrays` says.
         unsafe {
             match const { biased(KIND) } {
                 true => (S::load(&*at.add(2 * j)), S::load(&*at.add(2 * j + 1))),
@@ -103,26 +100,26 @@ impl<S: Element> LoadScales for S {
     }
 }
 
-/// [`ScaleLayout::Integers`].
+/// [`ScaleLayout::Integers`] as a type.
 pub(crate) struct IntegerScales;
 
 impl LoadScales for IntegerScales {
     const BYTES: (usize, usize) = (2, 1);
 
     #[inline(always)]
-    unsafe fn lanes<L: Lanes, const KIND: CodeKind>(
+    unsafe fn load_scales<L: Lanes, const KIND: CodeKind>(
         scales: *const u8,
         span: usize,
         j: usize,
     ) -> (L, L) {
         let two = const { biased(KIND) };
-        let own = scales.cast::<[f16; 16]>();
-        // SAFETY: arrays of 16 elements, as `arrays` says.
+        let shared = scales.cast::<[f16; 16]>();
+        // SAFETY: arrays of 16 numbers, shared ones first, as `scale_arrays` says.
         unsafe {
-            let integers = own.add(if two { 2 } else { 1 }).cast::<[i8; 16]>();
-            let scale = L::load_f16(&*own) * L::load_i8(&*integers.add(j));
+            let integers = shared.add(if two { 2 } else { 1 }).cast::<[i8; 16]>();
+            let scale = L::load_f16(&*shared) * L::load_i8(&*integers.add(j));
             let bias = match two {
-                true => L::load_f16(&*own.add(1)) * L::load_i8(&*integers.add(span + j)),
+                true => L::load_f16(&*shared.add(1)) * L::load_i8(&*integers.add(span + j)),
                 false => L::splat(0.0),
             };
             (scale, bias)
@@ -134,19 +131,20 @@ impl LoadScales for IntegerScales {
 pub(crate) struct QuantizedPanels {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
+    /// Columns of a group.
     pub(crate) group: usize,
     pub(crate) kind: CodeKind,
-    /// What codes of a table stand for; for pairs without biases what any does.
+    /// What the codes of a table stand for; for other pairs without biases, what any code does.
     pub(crate) levels: [i8; 16],
-    pub(crate) factors: ScaleLayout,
-    /// Groups of a unit: their codes, then what makes their scales. A power of two.
+    pub(crate) scales: ScaleLayout,
+    /// Groups of a super-block. A power of two.
     pub(crate) span: usize,
-    /// Bytes of a unit's codes, of a unit and of a panel; known once, because
+    /// Bytes of a super-block's codes, of a super-block and of a panel; known once, because
     /// kernels ask for each group.
-    pub(crate) codes: usize,
-    pub(crate) unit: usize,
-    pub(crate) panel: usize,
-    /// What turns a stored code into that of the panel: by adding, where it can.
+    pub(crate) code_bytes: usize,
+    pub(crate) superblock_bytes: usize,
+    pub(crate) panel_bytes: usize,
+    /// What a stored code is in the panel: the code plus `shift`, where that says it.
     pub(crate) map: Box<[u8; 256]>,
     pub(crate) shift: Option<u8>,
     pub(crate) source: PanelSource,
@@ -158,26 +156,26 @@ impl QuantizedPanels {
         self.group / if pairs(self.kind) { 8 } else { 4 }
     }
 
-    /// How the kernels take `rows` rows of activations: in tiles from as many on as they
-    /// how many bytes, in order.
-    pub(crate) fn arrays(&self) -> [(usize, usize); 2] {
+    /// The arrays of 16 elements, one a row, that hold a super-block's scales: how many of how
+    /// many bytes, in order.
+    pub(crate) fn scale_arrays(&self) -> [(usize, usize); 2] {
         let each = if biased(self.kind) { 2 } else { 1 };
-        match self.factors {
+        match self.scales {
             ScaleLayout::Own(scalar) => [(0, 0), (each * self.span, scalar.bytes())],
             ScaleLayout::Integers => [(each, 2), (each * self.span, 1)],
         }
     }
 
-    /// Group `g`'s unit, and its place there.
+    /// The super-block of group `g`, and the group's place in it.
     #[inline(always)]
     pub(crate) fn place(&self, g: usize) -> (usize, usize) {
         (g >> self.span.trailing_zeros(), g & (self.span - 1))
     }
 
-    /// Scale and bias of group `j` of a unit whose factors are `scales`.
-    fn factors_of(&self, scales: &[u8], j: usize, lane: usize) -> (f32, f32) {
+    /// Scale and bias of row `lane` in group `j` of the super-block with these `scales`.
+    fn scale_and_bias(&self, scales: &[u8], j: usize, lane: usize) -> (f32, f32) {
         let two = biased(self.kind);
-        match self.factors {
+        match self.scales {
             ScaleLayout::Own(scalar) => {
                 let at = 16 * j * if two { 2 } else { 1 } + lane;
                 let bias = if two {
@@ -188,7 +186,7 @@ impl QuantizedPanels {
                 (scalar.get(scales, at), bias)
             }
             ScaleLayout::Integers => {
-                let n = self.arrays()[0].0;
+                let n = self.scale_arrays()[0].0;
                 let integer = |at: usize| f32::from(scales[32 * n + 16 * at + lane] as i8);
                 let scale = Scalar::F16.get(scales, lane) * integer(j);
                 let bias = match two {
@@ -200,42 +198,43 @@ impl QuantizedPanels {
         }
     }
 
-    /// LoadScales and biases, zeros if there are none, of group `j` of a unit whose
-    /// factors start at `scales`.
+    /// Loads scales and biases as [`LoadScales::load_scales`] does, whatever their layout.
     ///
     /// # Safety
     ///
-    /// They are readable, and there is such a group.
+    /// The scales are readable, and there is such a group.
     #[inline(always)]
-    pub(crate) unsafe fn lanes<L: Lanes, const KIND: CodeKind>(
+    pub(crate) unsafe fn load_scales<L: Lanes, const KIND: CodeKind>(
         &self,
         scales: *const u8,
         j: usize,
     ) -> (L, L) {
         // SAFETY: as promised.
         unsafe {
-            match self.factors {
+            match self.scales {
                 ScaleLayout::Own(scalar) => {
-                    with_element!(scalar, S => S::lanes::<L, KIND>(scales, self.span, j))
+                    with_element!(scalar, S => S::load_scales::<L, KIND>(scales, self.span, j))
                 }
-                ScaleLayout::Integers => IntegerScales::lanes::<L, KIND>(scales, self.span, j),
+                ScaleLayout::Integers => {
+                    IntegerScales::load_scales::<L, KIND>(scales, self.span, j)
+                }
             }
         }
     }
 
-    /// Row `row` dequantized, times `factor`.
+    /// Dequantizes row `row`, times `factor`.
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
         let data = match &self.source {
             PanelSource::Packed(data) => data.of::<u8>(),
             PanelSource::Mapped(kept) => return pack::row(kept, row, factor, out),
         };
-        let panel = &data[row / 16 * self.panel..][..self.panel];
+        let panel = &data[row / 16 * self.panel_bytes..][..self.panel_bytes];
         let lane = row % 16;
-        let units = panel.chunks_exact(self.unit);
-        for (unit, out) in units.zip(out.chunks_exact_mut(self.span * self.group)) {
-            let (vectors, scales) = unit.split_at(self.codes);
+        let superblocks = panel.chunks_exact(self.superblock_bytes);
+        for (superblock, out) in superblocks.zip(out.chunks_exact_mut(self.span * self.group)) {
+            let (vectors, scales) = superblock.split_at(self.code_bytes);
             for (j, out) in out.chunks_exact_mut(self.group).enumerate() {
-                let (scale, bias) = self.factors_of(scales, j, lane);
+                let (scale, bias) = self.scale_and_bias(scales, j, lane);
                 let vectors = &vectors[j * self.vectors() * 64..];
                 for (c, out) in out.iter_mut().enumerate() {
                     let byte = |at: usize| vectors[at * 64 + lane * 4 + c % 4];
@@ -255,15 +254,16 @@ impl QuantizedPanels {
     }
 }
 
-/// One worker's piece of a product: some panels for all rows.
+/// One worker's range of a product: some panels for all rows of activations.
 pub(crate) struct QuantizedWork<'a> {
     pub(crate) w: &'a QuantizedPanels,
-    /// PlainPanels `range`.
+    /// The bytes of panels `range`.
     pub(crate) data: &'a [u8],
-    /// Rows of the output: `w`'s, or as many as are wanted of one panel.
+    /// Columns of the output: the rows of `w`, or as many as are wanted of one panel.
     pub(crate) n_out: usize,
     pub(crate) x: ActivationView<'a>,
     pub(crate) range: Range<usize>,
+    /// The output, `[rows, n_out]`.
     pub(crate) y: &'a DisjointSlice<'a, f32>,
 }
 
@@ -277,10 +277,8 @@ impl QuantizedWork<'_> {
     #[expect(clippy::mut_from_ref, reason = "the contract forbids overlap")]
     pub(crate) unsafe fn out(&self, row: usize, panel: usize) -> &mut [f32] {
         let start = row * self.n_out + panel * 16;
+        let n = (self.n_out - panel * 16).min(16);
         // SAFETY: as promised.
-        unsafe {
-            self.y
-                .part(start..start + (self.n_out - panel * 16).min(16))
-        }
+        unsafe { self.y.part(start..start + n) }
     }
 }

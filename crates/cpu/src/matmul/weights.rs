@@ -1,4 +1,4 @@
-//! A matrix as the kernels want it, and how it is made from stored rows.
+//! Packed weights: what a [`Matrix`] of this backend holds.
 
 use super::pack::{PanelLayout, PanelSource};
 use super::plain::PlainPanels;
@@ -8,38 +8,42 @@ use backend::Matrix;
 use quant::Stored;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A matrix as the kernels want it.
+/// A matrix in panels of 16 rows.
 pub(crate) enum PackedWeights {
     Plain(PlainPanels),
-    QuantizedPanels(QuantizedPanels),
+    Quantized(QuantizedPanels),
 }
 
 impl PackedWeights {
-    /// How its panels are laid out, and where they come from.
-    pub(crate) fn packing(&self) -> &dyn PanelLayout {
+    /// How the panels are laid out, and where they come from.
+    pub(crate) fn layout(&self) -> &dyn PanelLayout {
         match self {
             PackedWeights::Plain(w) => w,
-            PackedWeights::QuantizedPanels(w) => w,
+            PackedWeights::Quantized(w) => w,
         }
     }
 }
 
-/// Packs `parts` as one matrix, or leaves them where they lie.
+/// Packs `parts` as one matrix, or leaves them in their file if all are to stay there.
+///
+/// # Panics
+///
+/// If the parts have different numbers of columns.
 pub(crate) fn matrix(cpu: &Cpu, parts: &[Stored<'_>]) -> Matrix {
     let cols = parts[0].cols;
     assert!(parts.iter().all(|p| p.cols == cols), "parts of one width");
     let rows = parts.iter().map(|p| p.rows).sum::<usize>();
-    let coded = match cpu.activations {
+    let quantized = match cpu.activations {
         Activations::Int8 => QuantizedPanels::pack(cpu, parts),
         Activations::F32 => None,
     };
-    let weights = coded.map_or_else(
+    let weights = quantized.map_or_else(
         || PackedWeights::Plain(PlainPanels::pack(cpu, parts)),
-        PackedWeights::QuantizedPanels,
+        PackedWeights::Quantized,
     );
-    let packing = weights.packing();
-    let bytes = packing.n_panels() * packing.panel_bytes();
-    let held = match packing.source() {
+    let layout = weights.layout();
+    let bytes = layout.n_panels() * layout.panel_bytes();
+    let held = match layout.source() {
         PanelSource::Packed(_) => bytes,
         PanelSource::Mapped(_) => {
             cpu.left.fetch_add(bytes as u64, Relaxed);

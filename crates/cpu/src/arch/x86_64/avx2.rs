@@ -8,7 +8,7 @@
 // writable for their whole size, and unaligned loads and stores are used.
 
 use crate::arch::bytes::{Bytes, word};
-use crate::arch::lanes::Lanes;
+use crate::arch::lanes::{Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -129,7 +129,7 @@ impl Float for Avx2 {
 }
 
 impl Lanes for Avx2 {
-    const SUMS: usize = 6;
+    const REGISTERS: Registers = Registers::Narrow;
 
     #[inline(always)]
     fn load(x: &[f32; 16]) -> Self {

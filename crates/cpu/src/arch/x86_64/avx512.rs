@@ -9,7 +9,7 @@
 
 use super::avx2::{NEAREST, sum8};
 use crate::arch::bytes::{Bytes, word};
-use crate::arch::lanes::Lanes;
+use crate::arch::lanes::{Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -74,7 +74,7 @@ impl Float for Avx512 {
 }
 
 impl Lanes for Avx512 {
-    const SUMS: usize = 24;
+    const REGISTERS: Registers = Registers::Wide;
 
     #[inline(always)]
     fn load(x: &[f32; 16]) -> Self {

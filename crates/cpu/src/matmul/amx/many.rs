@@ -1,4 +1,12 @@
 //! Many rows in tiles: some columns of a panel are unpacked once for all of them.
+//!
+//! ```text
+//! for each PANELS panels, each ROWS rows:
+//!   for each DEPTH columns:                       8 KiB of codes a panel, as bytes
+//!     unpack the panels' codes
+//!     for each 16 rows, each panel:
+//!       for each group: product ─▶ pending sums ─▶ (PRODUCT_DELAY groups later) y
+//! ```
 
 use crate::arch::{self, Bytes, Lanes, TILE_ROWS as M, TileKernel, TileRegisters, store};
 use crate::matmul::activations::GROUP_FACTORS;
@@ -10,45 +18,46 @@ use backend::math::Float;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Columns worked on at a time where rows fill several tiles: 8 KiB of codes and as
-/// many of activations stay in the first cache.
+/// Columns that are worked on at a time: 8 KiB of codes and as many of activations stay in the
+/// first-level cache.
 const DEPTH: usize = 512;
 
-/// PlainPanels at a time, for rows that fill several tiles.
-const WIDE: usize = 2;
+/// Panels that are worked on at a time.
+const PANELS: usize = 2;
 
 /// Rows whose sums are kept beside the codes of some columns.
 const ROWS: usize = 256;
 
-/// Groups whose sums are on their way from the tiles, which takes about three times
-/// as long as the work on them.
+/// Groups between a product and the outputs of its sums: sums take about three times as long to
+/// leave a tile as the work on them.
 const PRODUCT_DELAY: usize = 2;
 
-/// Steps in flight at most: a step's codes and sums lie in place `step % STAGES`.
+/// Groups whose sums are kept: those of group `g` lie in stage `g % STAGES`.
 const STAGES: usize = 4;
 
 /// The vectors beside the tiles.
 type LanesOf<T> = <<T as TileRegisters>::Bytes as Bytes>::Lanes;
 
-/// Codes as bytes, of [`DEPTH`] columns or of [`STAGES`] groups; in the places of
-/// their pages where the activations of the same groups lie.
+/// Codes as bytes, of [`DEPTH`] columns, in the places of their pages where the activations of the
+/// same groups lie.
 #[repr(C, align(4096))]
 struct Unpacked([[u8; 64]; DEPTH / 4]);
 
-/// Where sums wait; likewise.
+/// Sums on their way from tiles to outputs, page-aligned like [`Unpacked`].
 #[repr(C, align(4096))]
 struct PendingSums([[[i32; 16]; M]; STAGES]);
 
-/// Outputs under way.
+/// Outputs that some columns have been added to.
 #[repr(C, align(64))]
-struct Outputs([[[f32; 16]; ROWS]; WIDE]);
+struct Outputs([[[f32; 16]; ROWS]; PANELS]);
 
-/// Some groups of one panel.
+/// Some groups of one panel, unpacked.
 #[derive(Clone, Copy)]
 struct PanelGroups {
     panel: usize,
+    /// The first group, and the one after the last.
     groups: (usize, usize),
-    /// Where the codes lie as bytes.
+    /// The codes as bytes.
     codes: *const u8,
 }
 
@@ -70,6 +79,7 @@ impl TileKernel for QuantizedWork<'_> {
 }
 
 impl QuantizedWork<'_> {
+    /// Multiplies all panels and rows, some at a time.
     #[inline(always)]
     fn rows<T: TileRegisters, const KIND: CodeKind>(&self, tiles: &T) {
         let (x, group) = (self.x, self.w.group);
@@ -78,8 +88,8 @@ impl QuantizedWork<'_> {
             "whole groups in every part"
         );
         let mut pending = PendingSums([[[0; 16]; M]; STAGES]);
-        for p in self.range.clone().step_by(WIDE) {
-            let panels = p..(p + WIDE).min(self.range.end);
+        for p in self.range.clone().step_by(PANELS) {
+            let panels = p..(p + PANELS).min(self.range.end);
             for row in (0..x.rows).step_by(ROWS) {
                 let rows = row..(row + ROWS).min(x.rows);
                 self.many::<T, KIND>(tiles, panels.clone(), rows, &mut pending);
@@ -87,7 +97,7 @@ impl QuantizedWork<'_> {
         }
     }
 
-    /// Up to `WIDE` panels for up to `ROWS` rows.
+    /// Multiplies up to `PANELS` panels with up to `ROWS` rows.
     #[inline(always)]
     fn many<T: TileRegisters, const KIND: CodeKind>(
         &self,
@@ -98,7 +108,7 @@ impl QuantizedWork<'_> {
     ) {
         let group = self.w.group;
         let groups = self.x.cols / group;
-        let mut unpacked = [const { MaybeUninit::<Unpacked>::uninit() }; WIDE];
+        let mut unpacked = [const { MaybeUninit::<Unpacked>::uninit() }; PANELS];
         let mut outputs = MaybeUninit::<Outputs>::uninit();
         let outputs = outputs.as_mut_ptr();
         for first in (0..groups).step_by(DEPTH / group) {
@@ -107,7 +117,7 @@ impl QuantizedWork<'_> {
             for (r, panel) in panels.clone().enumerate() {
                 let mut to = unpacked[r].as_mut_ptr().cast::<[u8; 64]>();
                 for g in first..end {
-                    // SAFETY: there is room for `DEPTH` columns.
+                    // SAFETY: memory for `DEPTH` columns.
                     unsafe {
                         self.unpack::<T::Bytes, KIND>(panel, g, to);
                         to = to.add(group / 4);
@@ -117,13 +127,13 @@ impl QuantizedWork<'_> {
             for row in rows.clone().step_by(M) {
                 for (r, panel) in panels.clone().enumerate() {
                     let mut y = [LanesOf::<T>::splat(0.0); M];
-                    let strip = PanelGroups {
+                    let some = PanelGroups {
                         panel,
                         groups: (first, end),
                         codes: unpacked[r].as_ptr().cast(),
                     };
                     // SAFETY: the outputs of a block's rows, written before they are
-                    // read; the strip's codes are there.
+                    // read; the groups' codes are unpacked.
                     unsafe {
                         let at = (&raw mut (*outputs).0[r]).cast::<[f32; 16]>();
                         let at = at.add(row - rows.start);
@@ -132,7 +142,7 @@ impl QuantizedWork<'_> {
                                 *y = LanesOf::<T>::load(&*at.add(m));
                             }
                         }
-                        self.strip::<T, KIND>(tiles, strip, row, &mut y, pending);
+                        self.add_groups::<T, KIND>(tiles, some, row, &mut y, pending);
                         if end < groups {
                             for (m, y) in y.iter().enumerate() {
                                 y.store(&mut *at.add(m));
@@ -148,19 +158,19 @@ impl QuantizedWork<'_> {
         }
     }
 
-    /// Where group `g` of a panel lies: its unit, and its place in it.
+    /// The super-block of group `g` of a panel, and the group's place in it.
     #[inline(always)]
-    fn place(&self, panel: usize, g: usize) -> (&[u8], usize) {
+    fn superblock(&self, panel: usize, g: usize) -> (&[u8], usize) {
         let (at, j) = self.w.place(g);
-        let start = (panel - self.range.start) * self.w.panel + at * self.w.unit;
-        (&self.data[start..start + self.w.unit], j)
+        let start = (panel - self.range.start) * self.w.panel_bytes + at * self.w.superblock_bytes;
+        (&self.data[start..start + self.w.superblock_bytes], j)
     }
 
-    /// Writes a group's codes as bytes, those of levels as the levels.
+    /// Writes the codes of group `g` as bytes, those of levels as the levels.
     ///
     /// # Safety
     ///
-    /// There is room for `group / 4` vectors.
+    /// Memory for `group / 4` vectors.
     #[inline(always)]
     unsafe fn unpack<B: Bytes, const KIND: CodeKind>(
         &self,
@@ -169,9 +179,9 @@ impl QuantizedWork<'_> {
         mut to: *mut [u8; 64],
     ) {
         let vectors = self.w.vectors();
-        let (unit, j) = self.place(panel, g);
+        let (superblock, j) = self.superblock(panel, g);
         let levels = B::load(&std::array::from_fn(|i| self.w.levels[i % 16] as u8));
-        for codes in &unit.as_chunks::<64>().0[j * vectors..(j + 1) * vectors] {
+        for codes in &superblock.as_chunks::<64>().0[j * vectors..(j + 1) * vectors] {
             B::Lanes::prefetch(codes.as_ptr().wrapping_add(PREFETCH_DISTANCE));
             let codes = B::load(codes);
             // SAFETY: a vector for each of the group's, two where codes lie in pairs.
@@ -191,38 +201,38 @@ impl QuantizedWork<'_> {
             }
         }
         if j == 0 {
-            for line in unit[self.w.codes..].chunks(64) {
+            for line in superblock[self.w.code_bytes..].chunks(64) {
                 B::Lanes::prefetch(line.as_ptr().wrapping_add(PREFETCH_DISTANCE));
             }
         }
     }
 
-    /// Adds the groups of `strip` to the outputs `y` of the block from `row`.
+    /// Adds some groups of one panel to the outputs `y` of the 16 rows from `row`.
     ///
     /// # Safety
     ///
-    /// The strip's codes are readable.
+    /// The codes of the groups are readable.
     #[inline(always)]
-    unsafe fn strip<T: TileRegisters, const KIND: CodeKind>(
+    unsafe fn add_groups<T: TileRegisters, const KIND: CodeKind>(
         &self,
         tiles: &T,
-        strip: PanelGroups,
+        some: PanelGroups,
         row: usize,
         y: &mut [LanesOf<T>; M],
         pending: &mut PendingSums,
     ) {
         let (x, group) = (self.x, self.w.group);
         let groups = x.cols / group;
-        let (first, end) = strip.groups;
+        let (first, end) = some.groups;
         let q = &x.q[row * x.cols..(row + M) * x.cols];
         let factors = &x.factors[row * GROUP_FACTORS * groups..(row + M) * GROUP_FACTORS * groups];
         assert!(end <= groups, "groups of the row");
         // Two steps of each group, `PRODUCT_DELAY` groups apart: products, outputs.
         for step in first..end + PRODUCT_DELAY {
             if step < end {
-                // SAFETY: a group of a block of activations and of the strip's codes.
+                // SAFETY: a group of a block of activations and of the unpacked codes.
                 unsafe {
-                    let codes = strip.codes.add((step - first) * 16 * group);
+                    let codes = some.codes.add((step - first) * 16 * group);
                     let x = q.as_ptr().add(step * group * M);
                     let sums = pending.0[step % STAGES].as_mut_ptr();
                     if biased(KIND) {
@@ -236,21 +246,23 @@ impl QuantizedWork<'_> {
                 continue;
             }
             let g = step - PRODUCT_DELAY;
-            let (unit, j) = self.place(strip.panel, g);
-            // SAFETY: the unit of the group, whose factors follow its codes.
-            let (scale, bias): (LanesOf<T>, LanesOf<T>) =
-                unsafe { self.w.lanes::<_, KIND>(unit[self.w.codes..].as_ptr(), j) };
+            let (superblock, j) = self.superblock(some.panel, g);
+            // SAFETY: the super-block of the group, whose scales follow its codes.
+            let (scale, bias): (LanesOf<T>, LanesOf<T>) = unsafe {
+                self.w
+                    .load_scales::<_, KIND>(superblock[self.w.code_bytes..].as_ptr(), j)
+            };
             let exact = &pending.0[g % STAGES];
             for m in 0..M {
                 // SAFETY: the factors of each group and row of the block, sliced above.
-                let (d, e) = unsafe {
+                let (d, d_sum) = unsafe {
                     let at = factors.as_ptr().add(GROUP_FACTORS * (g * M + m));
                     (LanesOf::<T>::splat(*at), LanesOf::<T>::splat(*at.add(1)))
                 };
                 let exact = T::Bytes::float(T::Bytes::load_sums(&exact[m]));
                 y[m] = (exact * scale).mul_add(d, y[m]);
                 if biased(KIND) {
-                    y[m] = bias.mul_add(e, y[m]);
+                    y[m] = bias.mul_add(d_sum, y[m]);
                 }
             }
         }
