@@ -1,15 +1,24 @@
 //! The CPU as a backend: SIMD kernels and one thread pool.
 //!
-//! Every kernel is one generic function over 16 lanes (`arch`), compiled for
-//! each instruction set and chosen when the backend is made. All of them, and
-//! any number of threads, give the bits of [`backend::Reference`]; products of
-//! quantised weights with 8-bit activations those of [`dot_int8`].
+//! Every kernel is one generic function over 16 lanes (`arch`), compiled for each instruction
+//! set; which one runs is chosen when the backend is made. All of them, and any number of
+//! threads, give the bits of [`backend::Reference`]; products of quantized weights with 8-bit
+//! activations those of [`dot_int8`]. No files, no models, no clock.
 //!
-//! Weights are repacked when loaded, into panels of 16 rows (`panels`, `coded`,
-//! whose products with more than a few rows are in `tiles` where the CPU has AMX), or, to save
-//! memory, anew for each product (`packing`);
-//! keys lie in blocks of 16, a key a lane (`kv`). No files, no models, no
-//! clock.
+//! | module | what is in it |
+//! | --- | --- |
+//! | `arch` | instruction sets: lanes, products of bytes, tile registers |
+//! | `memory`, `pool` | regions and recycled buffers; the threads and their work ranges |
+//! | `device` | [`Cpu`]: an instruction set, threads, memory and scratch space |
+//! | `microkernel` | the inner loop of plain products and attention; the table of block shapes |
+//! | `matmul` | products, with a drawing of the data's way |
+//! | `kv`, `attention` | cached keys and values, and what reads them |
+//! | `delta` | the gated delta rule |
+//! | `moe` | mixtures of experts |
+//! | `norm`, `rope`, `elementwise`, `rows` | the small ops |
+//!
+//! Modules use those above them in the table, never those below (`attention` and `moe` keep
+//! plain data in `device`). `examples/product.rs` is one product, beside the reference.
 
 mod arch;
 mod attention;
