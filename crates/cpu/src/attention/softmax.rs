@@ -6,9 +6,11 @@
 //! ```
 
 use crate::arch::{Lanes, load, store};
-use crate::kv::BLOCK;
 use backend::math;
 use std::ops::Range;
+
+/// Keys of a block, a lane each.
+const BLOCK: usize = 16;
 
 /// The state of one query.
 #[derive(Clone, Copy)]

@@ -359,10 +359,6 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
     ///
     /// There are such a group and panels.
     #[inline(always)]
-    #[expect(
-        clippy::needless_range_loop,
-        reason = "an index names the same row or panel in several arrays"
-    )]
     unsafe fn scale_group<B: Bytes, const S: usize>(
         &self,
         g: usize,

@@ -368,6 +368,10 @@ where
     ///
     /// As [`Self::step`].
     #[inline(always)]
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "an index names the same row in several arrays"
+    )]
     unsafe fn add_outputs<T: TileRegisters, const PANEL: usize>(
         steps: &Steps<'_>,
         step: usize,
