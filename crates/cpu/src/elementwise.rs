@@ -1,18 +1,18 @@
 //! Ops that look at one element at a time.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes};
+use crate::device::Cpu;
 use crate::memory::{values, values_mut};
-use crate::pool::Split;
+use crate::pool::DisjointSlice;
 use backend::{Activation, Tensor, math};
 
 /// Elements of a short function that one worker takes at a time; fewer than two
 /// such pieces stay on the calling thread.
-pub(crate) const PIECE: usize = 16 << 10;
+pub(crate) const WORK_RANGE: usize = 16 << 10;
 
 /// As many where that takes some dozens of instructions, reads are two, or a worker writes
 /// what it reads next: the rows of a sum and of its norm.
-pub(crate) const LONG: usize = PIECE / 4;
+pub(crate) const WORK_RANGE_LONG: usize = WORK_RANGE / 4;
 
 /// A function of two elements.
 pub(crate) trait Op: Copy + Sync {
@@ -122,9 +122,9 @@ pub(crate) fn apply<O: Op>(cpu: &Cpu, op: O, mut x: Tensor, y: Option<&Tensor>) 
     });
     let out = values_mut(&mut x);
     let n = out.len();
-    let out = Split::new(out);
+    let out = DisjointSlice::new(out);
     let lines = n.div_ceil(16);
-    let chunk = cpu.pool.even(lines, LONG / 16);
+    let chunk = cpu.pool.even_chunk(lines, WORK_RANGE_LONG / 16);
     cpu.pool.each(lines, chunk, |_, range| {
         let range = 16 * range.start..n.min(16 * range.end);
         // SAFETY: ranges are disjoint.

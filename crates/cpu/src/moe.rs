@@ -4,14 +4,17 @@
 //! are read once a step however many rows chose it; products over all experts
 //! are one job, cut at experts and panels. A row adds its experts by rank.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes, load, map, store};
-use crate::elementwise::{self, PIECE};
+mod routing;
+
+pub(crate) use routing::Routing;
+
+use crate::device::Cpu;
+use crate::elementwise::{self, WORK_RANGE};
 use crate::matmul;
 use crate::memory::{values, values_mut};
-use crate::pool::{Split, out_of};
+use crate::pool::{DisjointSlice, worker_scratch};
 use backend::{Activation, Choice, Experts, Tensor, math};
-use std::ops::Range;
 use std::sync::PoisonError;
 
 /// [`Experts::choose`], compiled for the instruction set.
@@ -39,25 +42,6 @@ impl Kernel for Choose<'_> {
         self.experts
             .choose_into(self.powers, self.order, self.choice);
     }
-}
-
-/// What a step works out about its rows, in memory that the next one uses again.
-#[derive(Default)]
-pub(crate) struct Plan {
-    /// Of each row.
-    choices: Vec<Choice>,
-    /// Room of each worker.
-    orders: Vec<Vec<usize>>,
-    /// Where an expert's places end.
-    ends: Vec<usize>,
-    next: Vec<usize>,
-    /// Experts with rows, and their places.
-    chosen: Vec<usize>,
-    runs: Vec<Range<usize>>,
-    /// The row of each place.
-    rows: Vec<usize>,
-    /// By row and rank: the weight, and where the expert's result starts.
-    places: Vec<(f32, usize)>,
 }
 
 /// One row's experts, added up: `y = Σ_rank w part`.
@@ -113,7 +97,7 @@ impl Kernel for Glu<'_> {
 /// Calls `row(i)` for all of `n` rows of `cols` values, on several workers if
 /// they are many.
 fn each_row(cpu: &Cpu, n: usize, cols: usize, row: impl Fn(usize) + Sync) {
-    let chunk = PIECE.div_ceil(cols.max(1));
+    let chunk = WORK_RANGE.div_ceil(cols.max(1));
     cpu.pool.each(n, chunk, |_, range| range.for_each(&row));
 }
 
@@ -125,8 +109,8 @@ pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> 
         (n, n_experts),
         "a score for each row and expert"
     );
-    let mut plan = cpu.moe.lock().unwrap_or_else(PoisonError::into_inner);
-    let Plan {
+    let mut plan = cpu.routing.lock().unwrap_or_else(PoisonError::into_inner);
+    let Routing {
         choices,
         orders,
         ends,
@@ -145,14 +129,14 @@ pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> 
     let mut powers = cpu.tensor(n_workers, n_experts);
     {
         let all_scores = values(scores);
-        let powers = Split::new(values_mut(&mut powers));
-        let (orders, choices) = (Split::new(orders), Split::new(choices));
-        let chunk = PIECE.div_ceil((64 * n_experts).max(1));
+        let powers = DisjointSlice::new(values_mut(&mut powers));
+        let (orders, choices) = (DisjointSlice::new(orders), DisjointSlice::new(choices));
+        let chunk = WORK_RANGE.div_ceil((64 * n_experts).max(1));
         cpu.pool.each(n, chunk, |worker, range| {
             // SAFETY: a worker's room is its own.
             let (powers, order) = unsafe {
                 (
-                    out_of(&powers, worker, n_experts),
+                    worker_scratch(&powers, worker, n_experts),
                     &mut orders.part(worker..worker + 1)[0],
                 )
             };
@@ -199,7 +183,7 @@ pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> 
 
     let mut gathered = cpu.tensor(total, hidden);
     {
-        let (from, to) = (values(x), Split::new(values_mut(&mut gathered)));
+        let (from, to) = (values(x), DisjointSlice::new(values_mut(&mut gathered)));
         each_row(cpu, total, hidden, |i| {
             // SAFETY: every place is visited once.
             let to = unsafe { to.part(i * hidden..(i + 1) * hidden) };
@@ -210,7 +194,7 @@ pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> 
     let inner = both.cols() / 2;
     let mut h = cpu.tensor(total, inner);
     {
-        let (from, to) = (values(&both), Split::new(values_mut(&mut h)));
+        let (from, to) = (values(&both), DisjointSlice::new(values_mut(&mut h)));
         each_row(cpu, total, inner, |i| {
             // SAFETY: every row is visited once.
             let y = unsafe { to.part(i * inner..(i + 1) * inner) };
@@ -224,7 +208,7 @@ pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> 
     let parts = matmul::matmul_runs(cpu, &h, runs, |i| &of(i).down); // [total, H]
     let mut out = cpu.tensor(n, hidden);
     {
-        let (parts, out) = (values(&parts), Split::new(values_mut(&mut out)));
+        let (parts, out) = (values(&parts), DisjointSlice::new(values_mut(&mut out)));
         let top_k = places.len() / n.max(1);
         each_row(cpu, n, top_k * hidden, |r| {
             // SAFETY: every row is visited once.
@@ -260,7 +244,11 @@ pub(crate) fn gate_rows(cpu: &Cpu, x: &Tensor, gate: &Tensor, activation: Activa
     let (n, cols) = (x.rows(), x.cols());
     let mut y = cpu.tensor(n, cols);
     {
-        let (x, gates, out) = (values(x), values(gate), Split::new(values_mut(&mut y)));
+        let (x, gates, out) = (
+            values(x),
+            values(gate),
+            DisjointSlice::new(values_mut(&mut y)),
+        );
         each_row(cpu, n, cols, |r| {
             // SAFETY: every row is visited once.
             let y = unsafe { out.part(r * cols..(r + 1) * cols) };

@@ -1,10 +1,10 @@
 //! Root mean square normalisation.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes, for_each, map, map_two};
-use crate::elementwise::LONG;
+use crate::device::Cpu;
+use crate::elementwise::WORK_RANGE_LONG;
 use crate::memory::{values, values_mut};
-use crate::pool::Split;
+use crate::pool::DisjointSlice;
 use backend::Tensor;
 
 /// `sum x²` with 16 partial sums. Absent lanes add a positive zero, which
@@ -62,10 +62,12 @@ pub(crate) fn rms_norm(
         values(w)
     });
     let mut y = cpu.tensor(x.rows(), x.cols());
-    let (x, out) = (values(x), Split::new(values_mut(&mut y)));
+    let (x, out) = (values(x), DisjointSlice::new(values_mut(&mut y)));
     let n = x.len() / width;
-    cpu.pool
-        .each(n, cpu.pool.even(n, LONG.div_ceil(width)), |_, range| {
+    cpu.pool.each(
+        n,
+        cpu.pool.even_chunk(n, WORK_RANGE_LONG.div_ceil(width)),
+        |_, range| {
             let range = range.start * width..range.end * width;
             // SAFETY: ranges are disjoint.
             let y = unsafe { out.part(range.clone()) };
@@ -76,6 +78,7 @@ pub(crate) fn rms_norm(
                 width,
                 eps,
             });
-        });
+        },
+    );
     y
 }

@@ -262,7 +262,7 @@ impl Pool {
 
     /// A size of pieces of `0..n` for [`Pool::each`]: less than two of `size` stay one, and
     /// each worker gets as many.
-    pub(crate) fn even(&self, n: usize, size: usize) -> usize {
+    pub(crate) fn even_chunk(&self, n: usize, size: usize) -> usize {
         let (pieces, workers) = ((n / size.max(1)).max(1), self.n_workers());
         n.div_ceil(match pieces > workers {
             true => pieces.next_multiple_of(workers),
@@ -292,18 +292,18 @@ impl Drop for Pool {
 }
 
 /// A slice that workers write in parts.
-pub(crate) struct Split<'a, T> {
+pub(crate) struct DisjointSlice<'a, T> {
     start: *mut T,
     len: usize,
     slice: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: `part` hands out disjoint parts only, by its contract.
-unsafe impl<T: Send> Sync for Split<'_, T> {}
+unsafe impl<T: Send> Sync for DisjointSlice<'_, T> {}
 
-impl<'a, T> Split<'a, T> {
+impl<'a, T> DisjointSlice<'a, T> {
     pub(crate) fn new(slice: &'a mut [T]) -> Self {
-        Split {
+        DisjointSlice {
             start: slice.as_mut_ptr(),
             len: slice.len(),
             slice: PhantomData,
@@ -334,9 +334,9 @@ impl<'a, T> Split<'a, T> {
     /// # Panics
     ///
     /// If that is past the end.
-    pub(crate) fn after(&self, start: usize) -> Split<'a, T> {
+    pub(crate) fn after(&self, start: usize) -> DisjointSlice<'a, T> {
         assert!(start <= self.len, "a part lies in its slice");
-        Split {
+        DisjointSlice {
             // SAFETY: in bounds.
             start: unsafe { self.start.add(start) },
             len: self.len - start,
@@ -384,9 +384,9 @@ impl<'a, T> Split<'a, T> {
 /// # Safety
 ///
 /// The worker uses it in one place at a time.
-#[expect(clippy::mut_from_ref, reason = "as `Split::part`")]
-pub(crate) unsafe fn out_of<'a>(
-    scratch: &'a Split<'_, f32>,
+#[expect(clippy::mut_from_ref, reason = "as `DisjointSlice::part`")]
+pub(crate) unsafe fn worker_scratch<'a>(
+    scratch: &'a DisjointSlice<'_, f32>,
     worker: usize,
     room: usize,
 ) -> &'a mut [f32] {

@@ -1,10 +1,10 @@
 //! Rotary position embedding.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes, load, store};
-use crate::elementwise::PIECE;
+use crate::device::Cpu;
+use crate::elementwise::WORK_RANGE;
 use crate::memory::values_mut;
-use crate::pool::{Split, out_of};
+use crate::pool::{DisjointSlice, worker_scratch};
 use backend::{Batch, Rope, Row, Tensor, math};
 
 /// Turns the heads of some rows. Sine and cosine are computed once a row.
@@ -74,18 +74,18 @@ pub(crate) fn rope(cpu: &Cpu, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tens
     let room = (2 * pairs).next_multiple_of(16);
     let mut angles = cpu.tensor(cpu.pool.n_workers(), room);
     let (out, angles) = (
-        Split::new(values_mut(&mut x)),
-        Split::new(values_mut(&mut angles)),
+        DisjointSlice::new(values_mut(&mut x)),
+        DisjointSlice::new(values_mut(&mut angles)),
     );
     cpu.pool.each(
         batch.n_rows(),
-        PIECE.div_ceil(cols.max(1)),
+        WORK_RANGE.div_ceil(cols.max(1)),
         |worker, range| {
             // SAFETY: ranges of rows are disjoint, and a worker's room is its own.
             let (x, angles) = unsafe {
                 (
                     out.part(range.start * cols..range.end * cols),
-                    out_of(&angles, worker, room),
+                    worker_scratch(&angles, worker, room),
                 )
             };
             cpu.isa.run(Turn {

@@ -1,10 +1,10 @@
 //! Ops that move rows and columns, and the one that picks a column.
 
-use crate::Cpu;
 use crate::arch::{Kernel, Lanes};
-use crate::elementwise::PIECE;
+use crate::device::Cpu;
+use crate::elementwise::WORK_RANGE;
 use crate::memory::{values, values_mut};
-use crate::pool::Split;
+use crate::pool::DisjointSlice;
 use backend::{Batch, NO_TOKEN, Tensor};
 
 /// Rows `rows` of `x`.
@@ -109,10 +109,10 @@ pub(crate) fn argmax(cpu: &Cpu, x: &Tensor) -> Vec<u32> {
     let x = values(x);
     let mut best = vec![0; x.len() / cols.max(1)];
     let n = best.len();
-    let out = Split::new(&mut best);
+    let out = DisjointSlice::new(&mut best);
     // Rows are searched whole; a long one is worth handing out.
     cpu.pool
-        .each(n, (2 * PIECE / cols.max(1)).max(1), |_, range| {
+        .each(n, (2 * WORK_RANGE / cols.max(1)).max(1), |_, range| {
             for row in range {
                 // SAFETY: every row is visited once.
                 let best = unsafe { &mut out.part(row..row + 1)[0] };

@@ -7,7 +7,8 @@
 // enters after NEON was found, and references to arrays are readable and writable
 // for their whole size.
 
-use super::{ByteKernel, Bytes, Kernel, Lanes, word};
+use super::bytes::{ByteKernel, Bytes, word};
+use super::lanes::{Kernel, Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
@@ -113,7 +114,7 @@ impl Float for Neon {
 }
 
 impl Lanes for Neon {
-    const SUMS: usize = 6;
+    const REGISTERS: Registers = Registers::Narrow;
 
     #[inline(always)]
     fn load(x: &[f32; 16]) -> Self {

@@ -3,7 +3,7 @@
 //! What takes a call for each lane where instructions lack is not inlined: kernels would
 //! repeat 16 of them at every use, which took a tenth of the crate's code.
 
-use super::Lanes;
+use super::lanes::{Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
 use std::array::from_fn;
@@ -64,7 +64,7 @@ impl Float for Scalar {
 }
 
 impl Lanes for Scalar {
-    const SUMS: usize = 1;
+    const REGISTERS: Registers = Registers::One;
 
     #[inline(always)]
     fn load(x: &[f32; 16]) -> Self {
@@ -109,7 +109,7 @@ impl Lanes for Scalar {
 /// Bytes one by one.
 pub(super) struct Bytes;
 
-impl super::Bytes for Bytes {
+impl super::bytes::Bytes for Bytes {
     type Lanes = Scalar;
     type Codes = [u8; 64];
     type Sums = [i32; 16];

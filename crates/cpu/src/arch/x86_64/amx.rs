@@ -2,22 +2,23 @@
 //! 64 columns, in 16 cycles where `vpdpbusd` takes 128.
 //!
 //! The compiler knows no stable intrinsics, and the system must grant the
-//! registers first. Tiles 0, 1 and 2 hold sums, activations and codes; 3 to 5 more sums.
+//! registers first. TileRegisters 0, 1 and 2 hold sums, activations and codes; 3 to 5 more sums.
 //! A core has few registers behind the eight names, and its other thread may need them:
 //! products that use seven then take twice as long as with five (Sapphire Rapids).
 
-use super::x86_64::{self, Avx512Bytes};
-use super::{Bytes, TILE, Tiles};
+use super::avx512::{self, Avx512Bytes};
+use crate::arch::bytes::Bytes;
+use crate::arch::tiles::{TILE_ROWS, TileRegisters};
 use std::arch::asm;
 use std::sync::OnceLock;
 
 /// Whether this CPU has tiles of bytes and the system lets this process use them.
-pub(super) fn granted() -> bool {
+pub(in crate::arch) fn granted() -> bool {
     static GRANTED: OnceLock<bool> = OnceLock::new();
     *GRANTED.get_or_init(|| found() && permitted())
 }
 
-/// `CPUID` leaf 7: `AMX-TILE` and `AMX-INT8`; and GFNI, which unpacks codes for them.
+/// `CPUID` leaf 7: `AMX-TILE_ROWS` and `AMX-INT8`; and GFNI, which unpacks codes for them.
 fn found() -> bool {
     const WANTED: u32 = 1 << 24 | 1 << 25;
     use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -52,8 +53,8 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-/// Tiles of the wanted shape, until dropped.
-pub(super) struct Amx(());
+/// TileRegisters of the wanted shape, until dropped.
+pub(in crate::arch) struct Amx(());
 
 impl Drop for Amx {
     fn drop(&mut self) {
@@ -62,13 +63,13 @@ impl Drop for Amx {
     }
 }
 
-impl Tiles for Amx {
+impl TileRegisters for Amx {
     type Bytes = Avx512Bytes;
 
     #[inline(always)]
     unsafe fn configure(rows: usize, depth: usize) -> Self {
         assert!(
-            (1..=TILE).contains(&rows) && (1..=TILE).contains(&(depth / 4)),
+            (1..=TILE_ROWS).contains(&rows) && (1..=TILE_ROWS).contains(&(depth / 4)),
             "a tile has at most 16 rows of 64 bytes"
         );
         let mut shapes = Shapes {
@@ -239,6 +240,6 @@ impl Tiles for Amx {
         codes: <Self::Bytes as Bytes>::Codes,
     ) -> [<Self::Bytes as Bytes>::Codes; 2] {
         // SAFETY: `found` looked for GFNI.
-        unsafe { x86_64::halves::<SIGNED>(codes) }
+        unsafe { avx512::halves::<SIGNED>(codes) }
     }
 }

@@ -1,4 +1,4 @@
-//! Plain weights in panels.
+//! Plain weights in panels, and products with them.
 //!
 //! A matrix is cut into panels of 16 rows, a row a lane: `[panel][k][16]`, so
 //! that one vector load brings a column of 16 outputs and nothing is ever summed
@@ -8,29 +8,29 @@
 //! `y = fma(w, x, y)` over ascending columns, whatever the number of rows,
 //! panels in flight or threads.
 
-use crate::Cpu;
-use crate::arch::{Element, Kernel, Lanes, even, load, store};
-use crate::matmul::with_element;
+use super::pack::{self, PanelLayout, PanelSource, StoredRow, SuperblockLayout};
+use super::pack_buffer::PackBuffer;
+use crate::arch::{Element, Kernel, Lanes, Registers, load, store, with_element};
+use crate::device::Cpu;
 use crate::memory::{bytes, elements};
-use crate::packing::{self, Packing, Place, Room, Source, Units};
-use crate::pool::Split;
-use crate::tile::{Fetch, Operands, accumulate};
+use crate::microkernel::{Operands, Prefetch, accumulate, even, microkernels};
+use crate::pool::DisjointSlice;
 use quant::{Scalar, Stored, WeightLayout};
 use std::ops::Range;
 
-/// Columns that are worked on at a time when there are more rows than a kernel
-/// takes at once: a panel's share then stays in the first cache.
+/// Columns that are worked on at a time when there are more rows than a microkernel takes at
+/// once: these columns of a panel then stay in the first-level cache.
 const DEPTH: usize = 512;
 
-/// A matrix in panels.
-pub(crate) struct Panels {
+/// A matrix of plain numbers in panels.
+pub(crate) struct PlainPanels {
     pub(crate) scalar: Scalar,
     rows: usize,
     cols: usize,
-    source: Source,
+    source: PanelSource,
 }
 
-impl Panels {
+impl PlainPanels {
     /// Packs `parts` as one matrix.
     pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Self {
         let cols = parts[0].cols;
@@ -41,21 +41,21 @@ impl Panels {
             }
             _ => Scalar::F32,
         };
-        let mut panels = Panels {
+        let mut panels = PlainPanels {
             scalar,
             rows,
             cols,
-            source: Source::Mapped(Vec::new()),
+            source: PanelSource::Mapped(Vec::new()),
         };
-        panels.source = packing::source(cpu, &panels, parts);
+        panels.source = pack::source(cpu, &panels, parts);
         panels
     }
 
-    /// Row `row`, times `factor`.
+    /// Dequantizes row `row`, times `factor`.
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
         let data = match &self.source {
-            Source::Packed(data) => data,
-            Source::Mapped(kept) => return packing::row(kept, row, factor, out),
+            PanelSource::Packed(data) => data,
+            PanelSource::Mapped(kept) => return pack::row(kept, row, factor, out),
         };
         with_element!(self.scalar, W => {
             let values = data.of::<W>()[row / 16 * 16 * self.cols + row % 16..].iter().step_by(16);
@@ -64,7 +64,7 @@ impl Panels {
     }
 }
 
-impl Packing for Panels {
+impl PanelLayout for PlainPanels {
     fn rows(&self) -> usize {
         self.rows
     }
@@ -73,20 +73,20 @@ impl Packing for Panels {
         16 * self.cols * self.scalar.bytes()
     }
 
-    fn source(&self) -> &Source {
+    fn source(&self) -> &PanelSource {
         &self.source
     }
 
-    fn units(&self) -> Units {
-        Units {
+    fn superblocks(&self) -> SuperblockLayout {
+        SuperblockLayout {
             bytes: self.panel_bytes().max(1),
             arrays: [(self.cols, self.scalar.bytes()), (0, 0), (0, 0)],
         }
     }
 
     #[inline(always)]
-    fn put_rows(&self, rows: &[Place<'_>; 16], room: &mut Room, panel: &mut [u8]) {
-        let is_plain = |p: &Place<'_>| p.part.format.layout == WeightLayout::Plain(self.scalar);
+    fn put_rows(&self, rows: &[StoredRow<'_>; 16], buffer: &mut PackBuffer, panel: &mut [u8]) {
+        let is_plain = |p: &StoredRow<'_>| p.part.format.layout == WeightLayout::Plain(self.scalar);
         if rows.iter().all(is_plain) {
             let rows = rows.map(|p| p.part.row(p.row).codes);
             match self.scalar {
@@ -95,11 +95,11 @@ impl Packing for Panels {
             }
         } else {
             assert_eq!(self.scalar, Scalar::F32, "what parts have not in common");
-            room.values.resize(16 * self.cols, 0.0);
-            for (values, p) in room.values.chunks_exact_mut(self.cols.max(1)).zip(rows) {
+            buffer.values.resize(16 * self.cols, 0.0);
+            for (values, p) in buffer.values.chunks_exact_mut(self.cols.max(1)).zip(rows) {
                 p.part.decode_row(p.row, values);
             }
-            let values: &[u8] = bytes(&room.values);
+            let values: &[u8] = bytes(&buffer.values);
             let n = 4 * self.cols;
             let rows = std::array::from_fn(|lane| &values[lane * n..][..n]);
             put_fours(&rows, panel, words);
@@ -158,72 +158,41 @@ fn put_fours<const S: usize>(
     }
 }
 
-/// One worker's piece of a product: some panels for all rows of `x`.
-struct Piece<'a, W> {
+/// One worker's range of a product: some panels for all rows of `x`.
+struct PlainWork<'a, W> {
     x: &'a [f32],
     rows: usize,
-    panels: &'a Panels,
-    /// Panels `range`.
+    panels: &'a PlainPanels,
+    /// The elements of panels `range`.
     weights: &'a [W],
     range: Range<usize>,
-    y: &'a Split<'a, f32>,
+    y: &'a DisjointSlice<'a, f32>,
 }
 
-impl<W: Element> Kernel for Piece<'_, W> {
+impl<W: Element> Kernel for PlainWork<'_, W> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let most = match L::SUMS {
-            24 => 8,
-            6 => 4,
-            _ => 1,
-        };
-        let block = even(self.rows, most);
-        let depth = if self.rows <= block {
-            self.panels.cols
-        } else {
-            DEPTH
-        };
+        let block = even(self.rows, L::REGISTERS.most_rows());
+        let cols = self.panels.cols;
+        let depth = if self.rows <= block { cols } else { DEPTH };
         let mut p = self.range.start;
         while p < self.range.end {
             let left = self.range.end - p;
             // Panels at once, so that few rows still have sums enough to hide the
             // latency of an addition (4 cycles, 2 a cycle).
-            let r = match (L::SUMS, block) {
-                (24, 1..=2) | (6, 1) if left >= 4 => 4,
-                (24, _) | (6, 2) if left >= 2 => 2,
+            let r = match (L::REGISTERS, block) {
+                (Registers::Wide, 1..=2) | (Registers::Narrow, 1) if left >= 4 => 4,
+                (Registers::Wide, _) | (Registers::Narrow, 2) if left >= 2 => 2,
                 _ => 1,
             };
-            for first in (0..self.panels.cols.max(1)).step_by(depth.max(1)) {
-                let cols = first..(first + depth).min(self.panels.cols);
+            for first in (0..cols.max(1)).step_by(depth.max(1)) {
+                let cols = first..(first + depth).min(cols);
                 for row in (0..self.rows).step_by(block) {
-                    let (at, cols) = ((row, p), cols.clone());
-                    // SAFETY: as many rows from `row` and `r` panels from `p` exist.
-                    unsafe {
-                        match (L::SUMS, r, (self.rows - row).min(block)) {
-                            (24 | 6, 4, 1) => self.block::<L, 1, 4>(at, cols),
-                            (24, 4, _) => self.block::<L, 2, 4>(at, cols),
-                            (24, 2, 8) => self.block::<L, 8, 2>(at, cols),
-                            (24, 2, 7) => self.block::<L, 7, 2>(at, cols),
-                            (24, 2, 6) => self.block::<L, 6, 2>(at, cols),
-                            (24, 2, 5) => self.block::<L, 5, 2>(at, cols),
-                            (24, 2, 4) => self.block::<L, 4, 2>(at, cols),
-                            (24, 2, 3) => self.block::<L, 3, 2>(at, cols),
-                            (24 | 6, 2, 2) => self.block::<L, 2, 2>(at, cols),
-                            (24 | 6, 2, _) => self.block::<L, 1, 2>(at, cols),
-                            (24, _, m @ 5..) => {
-                                self.block::<L, 4, 1>((row, p), cols.clone());
-                                for row in row + 4..row + m {
-                                    self.block::<L, 1, 1>((row, p), cols.clone());
-                                }
-                            }
-                            (24 | 6, _, 4) => self.block::<L, 4, 1>(at, cols),
-                            (24 | 6, _, 3) => self.block::<L, 3, 1>(at, cols),
-                            (24 | 6, _, 2) => self.block::<L, 2, 1>(at, cols),
-                            _ => self.block::<L, 1, 1>(at, cols),
-                        }
-                    }
+                    let m = (self.rows - row).min(block);
+                    // SAFETY: rows `row .. row + m` and panels `p .. p + r` exist.
+                    unsafe { self.some_rows::<L>((row, m), (p, r), cols.clone()) };
                 }
             }
             p += r;
@@ -231,7 +200,43 @@ impl<W: Element> Kernel for Piece<'_, W> {
     }
 }
 
-impl<W: Element> Piece<'_, W> {
+impl<W: Element> PlainWork<'_, W> {
+    /// Adds columns `cols` to the `m` rows from `row` of the `r` panels from `p`.
+    ///
+    /// # Safety
+    ///
+    /// The rows and panels exist, and no other worker has these panels.
+    #[inline(always)]
+    unsafe fn some_rows<L: Lanes>(
+        &self,
+        (row, m): (usize, usize),
+        (p, r): (usize, usize),
+        cols: Range<usize>,
+    ) {
+        // More than four rows of a single panel: four of them, then one by one.
+        if L::REGISTERS == Registers::Wide && r == 1 && m > 4 {
+            // SAFETY: as promised.
+            unsafe {
+                self.block::<L, 4, 1>((row, p), cols.clone());
+                for row in row + 4..row + m {
+                    self.block::<L, 1, 1>((row, p), cols.clone());
+                }
+            }
+            return;
+        }
+        microkernels! {
+            (L::REGISTERS, m, r) => |M, R| {
+                // SAFETY: as promised, of `M` rows and `R` panels.
+                unsafe { self.block::<L, M, R>((row, p), cols) }
+            };
+            Wide:
+                (1, 4) (2, 4)
+                (1, 2) (2, 2) (3, 2) (4, 2) (5, 2) (6, 2) (7, 2) (8, 2)
+                (1, 1) (2, 1) (3, 1) (4, 1);
+            Narrow: (1, 4) (1, 2) (2, 2) (1, 1) (2, 1) (3, 1) (4, 1);
+        }
+    }
+
     /// Adds columns `cols` to `M` rows of `R` panels.
     ///
     /// # Safety
@@ -269,7 +274,11 @@ impl<W: Element> Piece<'_, W> {
             w_step: 16,
             w_stride: k * 16,
             k: cols.len(),
-            fetch: if row == 0 { Fetch::Ahead } else { Fetch::None },
+            prefetch: if row == 0 {
+                Prefetch::Ahead
+            } else {
+                Prefetch::None
+            },
         };
         // SAFETY: `M` rows and `R` panels of `k` columns lie behind the pointers.
         unsafe { accumulate::<L, W, M, R>(&mut acc, operands) };
@@ -281,32 +290,32 @@ impl<W: Element> Piece<'_, W> {
     }
 }
 
-/// Panels `range` of `w` for all rows of `x`, as `worker`.
-pub(crate) fn piece(
+/// Multiplies panels `range` of `w` with all rows of `x`, as `worker`.
+pub(crate) fn multiply(
     cpu: &Cpu,
     worker: usize,
-    w: &Panels,
+    w: &PlainPanels,
     x: &[f32],
     rows: usize,
     range: Range<usize>,
-    y: &Split<'_, f32>,
+    y: &DisjointSlice<'_, f32>,
 ) {
-    packing::each(cpu, w, worker, range, |range, panels| {
+    pack::each(cpu, w, worker, range, |range, panels| {
         with_element!(w.scalar, W => {
             let weights = elements(panels);
-            cpu.isa.run(Piece::<W> { x, rows, panels: w, weights, range, y });
+            cpu.isa.run(PlainWork::<W> { x, rows, panels: w, weights, range, y });
         });
     });
 }
 
 /// One panel against one row of `x`.
-struct Chosen<'a, W> {
+struct OnePanel<'a, W> {
     x: &'a [f32],
     weights: &'a [W],
     y: &'a mut [f32],
 }
 
-impl<W: Element> Kernel for Chosen<'_, W> {
+impl<W: Element> Kernel for OnePanel<'_, W> {
     type Output = ();
 
     #[inline(always)]
@@ -320,7 +329,7 @@ impl<W: Element> Kernel for Chosen<'_, W> {
             w_step: 16,
             w_stride: 0,
             k: self.x.len(),
-            fetch: Fetch::Ahead,
+            prefetch: Prefetch::Ahead,
         };
         // SAFETY: one row of `x` and one panel of as many columns.
         unsafe { accumulate::<L, W, 1, 1>(&mut acc, operands) };
@@ -328,11 +337,18 @@ impl<W: Element> Kernel for Chosen<'_, W> {
     }
 }
 
-/// Up to 16 chosen rows of `w` for one row `x`, as `worker`.
-pub(crate) fn chosen(cpu: &Cpu, worker: usize, w: &Panels, x: &[f32], ids: &[u32], y: &mut [f32]) {
-    packing::chosen(cpu, w, worker, ids, |panel| {
+/// Multiplies up to 16 selected rows of `w` with one row `x`, as `worker`.
+pub(crate) fn multiply_selected(
+    cpu: &Cpu,
+    worker: usize,
+    w: &PlainPanels,
+    x: &[f32],
+    ids: &[u32],
+    y: &mut [f32],
+) {
+    pack::selected(cpu, w, worker, ids, |panel| {
         with_element!(w.scalar, W => {
-            cpu.isa.run(Chosen::<W> { x, weights: elements(panel), y });
+            cpu.isa.run(OnePanel::<W> { x, weights: elements(panel), y });
         });
     });
 }
@@ -368,8 +384,8 @@ mod tests {
                     for isa in Isa::available() {
                         let isa = Detected::new(isa).expect("one that there is");
                         let cpu = Cpu::with(isa, 2, Activations::F32);
-                        let w = Panels::pack(&cpu, &parts);
-                        let Source::Packed(data) = &w.source else {
+                        let w = PlainPanels::pack(&cpu, &parts);
+                        let PanelSource::Packed(data) = &w.source else {
                             panic!("no file")
                         };
                         assert_eq!(w.scalar, scalar);

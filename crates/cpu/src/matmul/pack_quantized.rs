@@ -1,22 +1,16 @@
-//! Panels of codes, from the rows of files.
+//! Packing: panels of codes from the rows of files.
 //!
 //! The layouts that files have most are put straight into a panel, sixteen rows at a time:
-//! q4_0, q8_0, and affine codes of 4 and 8 bits. Rows of all others are taken apart first.
-//! What a panel is stands in [`super`]; here is no arithmetic but on bits.
+//! q4_0, q8_0, and affine codes of 4 and 8 bits. Rows of all others are unpacked first.
+//! [`super::quantized`] defines a panel; here is no arithmetic but on bits.
 
-use super::{AFFINE4, AFFINE8, Coded, Factors, LEVEL4, LEVEL8, TABLE4, biased, pairs};
-use crate::Cpu;
-use crate::packing::{self, Packing, Place, Room, Source, Units};
-use quant::{Row, Scalar, Stored, WeightLayout, Zero};
-
-/// One row taken apart, and put together for a panel.
-#[derive(Default)]
-pub(crate) struct Parts {
-    codes: Vec<u8>,
-    scales: Vec<f32>,
-    biases: Vec<f32>,
-    integers: [Vec<i8>; 2],
-}
+use super::pack::{self, PanelLayout, PanelSource, StoredRow, SuperblockLayout};
+use super::pack_buffer::{PackBuffer, UnpackedRow};
+use super::quantized::{
+    AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL8, QuantizedPanels, ScaleLayout, TABLE4, biased, pairs,
+};
+use crate::device::Cpu;
+use quant::{Codes, Row, Scalar, Stored, WeightLayout, Zero};
 
 /// Codes of `bits` as bytes, from a bit stream.
 fn expand(bits: usize, stream: &[u8], codes: &mut [u8]) {
@@ -35,7 +29,7 @@ fn expand(bits: usize, stream: &[u8], codes: &mut [u8]) {
 /// Four codes of 4 bits in each byte's low half.
 const LOW: u32 = 0x0f0f_0f0f;
 
-/// Bytes as words.
+/// The first `N` words of `bytes`.
 #[inline(always)]
 fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
     let words = bytes.as_chunks::<4>().0;
@@ -78,12 +72,12 @@ fn interleave(word: u32) -> u32 {
     swap(swap(word, 8, 0x0000_ff00), 4, 0x00f0_00f0)
 }
 
-/// Units that are packed at a time: the first cache has them while four rows after four
-/// go there.
-const NEAR_UNITS: usize = 8;
+/// Super-blocks that are packed at a time: the first-level cache holds them while one set of four
+/// rows after the other is written.
+const NEAR_SUPERBLOCKS: usize = 8;
 
-impl Coded {
-    /// Packs parts of one format with codes; `None` if they are not.
+impl QuantizedPanels {
+    /// Packs parts of one format with codes, as one matrix; `None` if they are not such.
     pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Option<Self> {
         let first = &parts[0];
         let view = first.format.codes()?;
@@ -91,75 +85,38 @@ impl Coded {
         if !alike || first.cols == 0 || ![16, 32, 64, 128].contains(&view.group) {
             return None;
         }
-        let (kind, levels) = match view.zero {
-            Zero::Bias if view.bits <= 4 => (AFFINE4, [0; 16]),
-            Zero::Bias => (AFFINE8, [0; 16]),
-            Zero::Levels(_) if view.bits > 4 => (LEVEL8, [0; 16]),
-            Zero::Levels(levels) if levels.iter().all(|l| (-8..8).contains(l)) => {
-                (LEVEL4, std::array::from_fn(|code| code as i8 - 8))
-            }
-            Zero::Levels(levels) => {
-                let level = |code: usize| levels.get(code).copied().unwrap_or(0);
-                (TABLE4, std::array::from_fn(level))
-            }
-        };
-        let same_scale = parts.iter().all(|p| p.scale == first.scale);
-        let groups = first.cols / view.group;
-        let (factors, span) = if view.super_group > view.group {
-            (Factors::Integers, view.super_group / view.group)
-        } else {
-            // Every type of scale fits the widest.
-            let own = if same_scale { first.scale } else { Scalar::F32 };
-            let scalar = view.scale.unwrap_or(own);
-            // Units of whole cache lines.
-            let odd = !biased(kind) && scalar.bytes() == 2;
-            let span = if odd && groups.is_multiple_of(2) {
-                2
-            } else {
-                1
-            };
-            (Factors::Own(scalar), span)
-        };
-        let mut coded = Coded {
+        let (kind, levels) = kind_of(&view);
+        let (scales, span) = scales_of(&view, kind, parts);
+        let map = panel_codes(&view, kind);
+        let mut known = (0u8..).zip(&map[..1 << view.bits]);
+        let shift = known.all(|(code, &to)| to == map[0].wrapping_add(code));
+        let mut packed = QuantizedPanels {
             rows: parts.iter().map(|p| p.rows).sum(),
             cols: first.cols,
             group: view.group,
             kind,
             levels,
-            factors,
+            scales,
             span,
-            codes: 0,
-            unit: 0,
-            panel: 0,
-            map: Box::new([0; 256]),
-            shift: None,
-            source: Source::Mapped(Vec::new()),
+            code_bytes: 0,
+            superblock_bytes: 0,
+            panel_bytes: 0,
+            shift: shift.then_some(map[0]),
+            map: Box::new(map),
+            source: PanelSource::Mapped(Vec::new()),
         };
-        assert!(span.is_power_of_two(), "units of 1, 2, 4 … groups");
-        let scales: usize = coded.arrays().map(|(n, size)| 16 * n * size).iter().sum();
-        coded.codes = span * coded.vectors() * 64;
-        coded.unit = (coded.codes + scales).next_multiple_of(64);
-        coded.panel = groups / span * coded.unit;
-        let map: [u8; 256] = std::array::from_fn(|code| match view.zero {
-            Zero::Levels(levels) if kind != TABLE4 => {
-                let level = levels.get(code).copied().unwrap_or(0);
-                if kind == LEVEL4 {
-                    (level + 8) as u8
-                } else {
-                    level as u8
-                }
-            }
-            _ => code as u8,
-        });
-        let mut known = (0u8..).zip(&map[..1 << view.bits]);
-        let shift = known.all(|(code, &to)| to == map[0].wrapping_add(code));
-        (*coded.map, coded.shift) = (map, shift.then_some(map[0]));
-        coded.source = packing::source(cpu, &coded, parts);
-        Some(coded)
+        assert!(span.is_power_of_two(), "super-blocks of 1, 2, 4 … groups");
+        let arrays = packed.scale_arrays();
+        let scale_bytes: usize = arrays.map(|(n, size)| 16 * n * size).iter().sum();
+        packed.code_bytes = span * packed.vectors() * 64;
+        packed.superblock_bytes = (packed.code_bytes + scale_bytes).next_multiple_of(64);
+        packed.panel_bytes = first.cols / view.group / span * packed.superblock_bytes;
+        packed.source = pack::source(cpu, &packed, parts);
+        Some(packed)
     }
 
-    /// Takes row `index` of `part` apart, codes as the panel has them.
-    fn take_apart(&self, part: &Stored<'_>, index: usize, to: &mut Parts) {
+    /// Unpacks row `index` of `part`, with codes as the panel has them.
+    fn unpack_row(&self, part: &Stored<'_>, index: usize, to: &mut UnpackedRow) {
         let groups = self.cols / self.group;
         to.codes.resize(self.cols, 0);
         to.scales.resize(groups, 0.0);
@@ -174,10 +131,10 @@ impl Coded {
                     *bias = row.scale.get(row.biases, g);
                 }
             }
-            _ if self.factors == Factors::Integers => {
-                let units = self.cols / (self.group * self.span);
+            _ if self.scales == ScaleLayout::Integers => {
+                let superblocks = self.cols / (self.group * self.span);
                 let [s, t] = &mut to.integers;
-                let (d, m) = (&mut to.scales[..units], &mut to.biases[..units]);
+                let (d, m) = (&mut to.scales[..superblocks], &mut to.biases[..superblocks]);
                 part.format.unpack_super(row, &mut to.codes, d, m, s, t);
             }
             _ => part
@@ -194,9 +151,9 @@ impl Coded {
         }
     }
 
-    /// Writes the codes of 16 rows. A row has those of `1 / per` of a unit in every
-    /// `stride` bytes, after `skip` of them: `words` makes those of `N` vectors of `K`
-    /// bytes.
+    /// Writes the codes of 16 rows. Of every `stride` bytes of a row, those after the first
+    /// `skip` are the codes of `1 / per` of a super-block: `words` turns `K` bytes into the row's
+    /// words of `N` vectors.
     #[inline(always)]
     fn put_codes<const K: usize, const N: usize>(
         &self,
@@ -205,13 +162,16 @@ impl Coded {
         panel: &mut [u8],
         words: impl Fn(&[u8; K]) -> [u32; N],
     ) {
-        let size = self.codes / per;
+        let size = self.code_bytes / per;
         let len = size / (64 * N) * K;
-        for (some, units) in panel.chunks_mut(NEAR_UNITS * self.unit).enumerate() {
+        for (some, superblocks) in panel
+            .chunks_mut(NEAR_SUPERBLOCKS * self.superblock_bytes)
+            .enumerate()
+        {
             for (k, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
-                let mut start = some * NEAR_UNITS * per * stride + skip;
-                for unit in units.chunks_exact_mut(self.unit) {
-                    for vectors in unit[..self.codes].chunks_exact_mut(size) {
+                let mut start = some * NEAR_SUPERBLOCKS * per * stride + skip;
+                for superblock in superblocks.chunks_exact_mut(self.superblock_bytes) {
+                    for vectors in superblock[..self.code_bytes].chunks_exact_mut(size) {
                         let [a, b, c, d] =
                             rows.map(|row| row[start..start + len].as_chunks::<K>().0);
                         let from = a.iter().zip(b).zip(c.iter().zip(d));
@@ -231,8 +191,8 @@ impl Coded {
         }
     }
 
-    /// Writes of 16 rows the `nth` of the `each` numbers that every group has: `of` is
-    /// that of a lane's group.
+    /// Writes one number of every group of 16 rows: the `nth` of the `each` that a group has.
+    /// `of(lane, group)` is its value.
     #[inline(always)]
     fn put_numbers<const S: usize>(
         &self,
@@ -241,8 +201,8 @@ impl Coded {
         of: impl Fn(usize, usize) -> [u8; S],
     ) {
         let mut groups = 0..self.cols / self.group;
-        for unit in panel.chunks_exact_mut(self.unit) {
-            let numbers = unit[self.codes..].as_chunks_mut::<S>().0;
+        for superblock in panel.chunks_exact_mut(self.superblock_bytes) {
+            let numbers = superblock[self.code_bytes..].as_chunks_mut::<S>().0;
             let numbers = numbers.as_chunks_mut::<16>().0.iter_mut();
             for (to, g) in numbers
                 .skip(nth)
@@ -254,8 +214,8 @@ impl Coded {
         }
     }
 
-    /// Writes rows of blocks of a group each, of `B` bytes, a half-precision scale first:
-    /// `words` makes those of `N` vectors of `K` bytes behind it.
+    /// Writes rows whose blocks of `B` bytes are a group each: a half-precision scale, then codes,
+    /// which `words` turns into words as in [`Self::put_codes`].
     #[inline(always)]
     fn put_blocks<const B: usize, const K: usize, const N: usize>(
         &self,
@@ -270,11 +230,10 @@ impl Coded {
         });
     }
 
-    /// Writes rows of a stream of codes of `bits`, in the stream's order, with scales and
-    /// biases.
+    /// Writes rows that are a stream of codes of `bits` in column order, and scales and biases.
     #[inline(always)]
     fn put_affine(&self, rows: &[Row<'_>; 16], bits: usize, panel: &mut [u8]) {
-        let Factors::Own(scalar) = self.factors else {
+        let ScaleLayout::Own(scalar) = self.scales else {
             unreachable!("a scale and a bias for each group");
         };
         let codes = rows.map(|row| row.codes);
@@ -286,7 +245,7 @@ impl Coded {
         }
     }
 
-    /// Writes scales and biases that lie apart, as elements of `S` bytes.
+    /// Writes scales and biases that are stored apart from the codes, as elements of `S` bytes.
     #[inline(always)]
     fn put_scales<const S: usize>(&self, rows: &[Row<'_>; 16], scalar: Scalar, panel: &mut [u8]) {
         for (nth, of) in [rows.map(|row| row.scales), rows.map(|row| row.biases)]
@@ -304,27 +263,27 @@ impl Coded {
         }
     }
 
-    /// Writes rows that were taken apart.
+    /// Writes rows that were unpacked.
     #[inline(always)]
-    fn put_parts(&self, rows: &[Parts; 16], panel: &mut [u8]) {
+    fn put_unpacked(&self, rows: &[UnpackedRow; 16], panel: &mut [u8]) {
         let codes = rows.each_ref().map(|row| row.codes.as_slice());
         let stream = (1, self.span * self.group, 0);
-        match (pairs(self.kind), self.codes / 64 % 4) {
+        match (pairs(self.kind), self.code_bytes / 64 % 4) {
             (true, 0) => self.put_codes(&codes, stream, panel, of_pairs::<32, 4>),
             (true, _) => self.put_codes(&codes, stream, panel, of_pairs::<8, 1>),
             (false, 0) => self.put_codes(&codes, stream, panel, of_bytes::<16, 4>),
             (false, _) => self.put_codes(&codes, stream, panel, of_bytes::<4, 1>),
         }
-        match self.factors {
-            Factors::Own(scalar @ Scalar::F32) => self.put_own::<4>(rows, scalar, panel),
-            Factors::Own(scalar) => self.put_own::<2>(rows, scalar, panel),
-            Factors::Integers => self.put_integers(rows, panel),
+        match self.scales {
+            ScaleLayout::Own(scalar @ Scalar::F32) => self.put_own::<4>(rows, scalar, panel),
+            ScaleLayout::Own(scalar) => self.put_own::<2>(rows, scalar, panel),
+            ScaleLayout::Integers => self.put_integers(rows, panel),
         }
     }
 
-    /// Writes scales, and biases if there are any, as elements of `S` bytes.
+    /// Writes the scales of unpacked rows, and biases if there are any, as elements of `S` bytes.
     #[inline(always)]
-    fn put_own<const S: usize>(&self, rows: &[Parts; 16], scalar: Scalar, panel: &mut [u8]) {
+    fn put_own<const S: usize>(&self, rows: &[UnpackedRow; 16], scalar: Scalar, panel: &mut [u8]) {
         let each = if biased(self.kind) { 2 } else { 1 };
         self.put_numbers((0, each), panel, |lane, g| {
             element::<S>(scalar, rows[lane].scales[g])
@@ -336,12 +295,12 @@ impl Coded {
         }
     }
 
-    /// Writes what scales and biases are products of.
+    /// Writes the numbers that scales and biases are products of ([`ScaleLayout::Integers`]).
     #[inline(always)]
-    fn put_integers(&self, rows: &[Parts; 16], panel: &mut [u8]) {
-        let n = self.arrays()[0].0;
-        for (u, unit) in panel.chunks_exact_mut(self.unit).enumerate() {
-            let (own, integers) = unit[self.codes..].split_at_mut(32 * n);
+    fn put_integers(&self, rows: &[UnpackedRow; 16], panel: &mut [u8]) {
+        let n = self.scale_arrays()[0].0;
+        for (u, superblock) in panel.chunks_exact_mut(self.superblock_bytes).enumerate() {
+            let (own, integers) = superblock[self.code_bytes..].split_at_mut(32 * n);
             let own = own.as_chunks_mut::<2>().0;
             let integers = integers.as_chunks_mut::<16>().0;
             let groups = u * self.span..(u + 1) * self.span;
@@ -361,29 +320,29 @@ impl Coded {
     }
 }
 
-impl Packing for Coded {
+impl PanelLayout for QuantizedPanels {
     fn rows(&self) -> usize {
         self.rows
     }
 
     fn panel_bytes(&self) -> usize {
-        self.panel
+        self.panel_bytes
     }
 
-    fn source(&self) -> &Source {
+    fn source(&self) -> &PanelSource {
         &self.source
     }
 
-    fn units(&self) -> Units {
-        let [first, second] = self.arrays();
-        Units {
-            bytes: self.unit,
-            arrays: [(self.codes / 64, 4), first, second],
+    fn superblocks(&self) -> SuperblockLayout {
+        let [first, second] = self.scale_arrays();
+        SuperblockLayout {
+            bytes: self.superblock_bytes,
+            arrays: [(self.code_bytes / 64, 4), first, second],
         }
     }
 
     #[inline(always)]
-    fn put_rows(&self, rows: &[Place<'_>; 16], room: &mut Room, panel: &mut [u8]) {
+    fn put_rows(&self, rows: &[StoredRow<'_>; 16], buffer: &mut PackBuffer, panel: &mut [u8]) {
         let stored = rows.each_ref().map(|p| p.part.row(p.row));
         let codes = stored.map(|row| row.codes);
         let format = rows[0].part.format;
@@ -393,20 +352,67 @@ impl Packing for Coded {
             WeightLayout::Affine { bits: 8, .. } => self.put_affine(&stored, 8, panel),
             WeightLayout::Affine { bits: 4, .. } => {
                 self.put_affine(&stored, 4, panel);
-                for unit in panel.chunks_exact_mut(self.unit) {
-                    for word in unit[..self.codes].as_chunks_mut::<4>().0 {
+                for superblock in panel.chunks_exact_mut(self.superblock_bytes) {
+                    for word in superblock[..self.code_bytes].as_chunks_mut::<4>().0 {
                         *word = interleave(u32::from_le_bytes(*word)).to_le_bytes();
                     }
                 }
             }
             _ => {
-                for (p, to) in rows.iter().zip(&mut room.rows) {
-                    self.take_apart(&p.part, p.row, to);
+                for (p, to) in rows.iter().zip(&mut buffer.rows) {
+                    self.unpack_row(&p.part, p.row, to);
                 }
-                self.put_parts(&room.rows, panel);
+                self.put_unpacked(&buffer.rows, panel);
             }
         }
     }
+}
+
+/// How codes of a format lie in panels, and the levels that they stand for.
+fn kind_of(view: &Codes) -> (CodeKind, [i8; 16]) {
+    match view.zero {
+        Zero::Bias if view.bits <= 4 => (AFFINE4, [0; 16]),
+        Zero::Bias => (AFFINE8, [0; 16]),
+        Zero::Levels(_) if view.bits > 4 => (LEVEL8, [0; 16]),
+        Zero::Levels(levels) if levels.iter().all(|l| (-8..8).contains(l)) => {
+            (LEVEL4, std::array::from_fn(|code| code as i8 - 8))
+        }
+        Zero::Levels(levels) => {
+            let level = |code: usize| levels.get(code).copied().unwrap_or(0);
+            (TABLE4, std::array::from_fn(level))
+        }
+    }
+}
+
+/// How the scales of `parts`, all of one format, lie in panels, and the groups of a super-block.
+fn scales_of(view: &Codes, kind: CodeKind, parts: &[Stored<'_>]) -> (ScaleLayout, usize) {
+    if view.super_group > view.group {
+        return (ScaleLayout::Integers, view.super_group / view.group);
+    }
+    let first = &parts[0];
+    let same_scale = parts.iter().all(|p| p.scale == first.scale);
+    // Every type of scale fits the widest.
+    let own = if same_scale { first.scale } else { Scalar::F32 };
+    let scalar = view.scale.unwrap_or(own);
+    // Super-blocks of whole cache lines.
+    let odd = !biased(kind) && scalar.bytes() == 2;
+    let is_even = (first.cols / view.group).is_multiple_of(2);
+    (ScaleLayout::Own(scalar), if odd && is_even { 2 } else { 1 })
+}
+
+/// What each stored code is in a panel.
+fn panel_codes(view: &Codes, kind: CodeKind) -> [u8; 256] {
+    std::array::from_fn(|code| match view.zero {
+        Zero::Levels(levels) if kind != TABLE4 => {
+            let level = levels.get(code).copied().unwrap_or(0);
+            if kind == LEVEL4 {
+                (level + 8) as u8
+            } else {
+                level as u8
+            }
+        }
+        _ => code as u8,
+    })
 }
 
 /// `value` as an element of `scalar`, which has `S` bytes.
@@ -424,53 +430,56 @@ mod tests {
     use crate::tests::{noise, noisy};
     use crate::{Activations, Isa};
 
-    /// Panels of `parts`, an element at a time.
-    fn defined(w: &Coded, parts: &[Stored<'_>]) -> Vec<u8> {
-        let mut panels = vec![0; w.n_panels() * w.panel];
+    /// The panels of `parts`, made an element at a time.
+    fn expected_panels(w: &QuantizedPanels, parts: &[Stored<'_>]) -> Vec<u8> {
+        let mut panels = vec![0; w.n_panels() * w.panel_bytes];
         let groups = w.cols / w.group;
         let rows = parts.iter().flat_map(|p| (0..p.rows).map(|row| p.row(row)));
         for (i, row) in rows.enumerate() {
-            let (panel, lane) = (&mut panels[i / 16 * w.panel..][..w.panel], i % 16);
+            let (panel, lane) = (
+                &mut panels[i / 16 * w.panel_bytes..][..w.panel_bytes],
+                i % 16,
+            );
             let format = parts[0].format;
             let mut codes = vec![0; w.cols];
             let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
             format.unpack(row, &mut codes, &mut scales, &mut biases);
             for (c, code) in codes.iter().enumerate() {
                 let (u, j) = w.place(c / w.group);
-                let (at, c) = (u * w.unit + 64 * j * w.vectors(), c % w.group);
+                let (at, c) = (u * w.superblock_bytes + 64 * j * w.vectors(), c % w.group);
                 let code = w.map[usize::from(*code)];
                 match pairs(w.kind) {
                     true => panel[at + c / 8 * 64 + 4 * lane + c % 4] |= code << (c % 8 / 4 * 4),
                     false => panel[at + c / 4 * 64 + 4 * lane + c % 4] = code,
                 }
             }
-            let units = groups / w.span;
-            let (mut d, mut m) = (vec![0.0; units], vec![0.0; units]);
+            let superblocks = groups / w.span;
+            let (mut d, mut m) = (vec![0.0; superblocks], vec![0.0; superblocks]);
             let (mut s, mut t) = (vec![0; groups], vec![0; groups]);
-            if w.factors == Factors::Integers {
+            if w.scales == ScaleLayout::Integers {
                 format.unpack_super(row, &mut codes, &mut d, &mut m, &mut s, &mut t);
             }
             let two = biased(w.kind);
-            for (u, unit) in panel.chunks_exact_mut(w.unit).enumerate() {
-                let numbers = &mut unit[w.codes..];
-                if w.factors == Factors::Integers {
+            for (u, superblock) in panel.chunks_exact_mut(w.superblock_bytes).enumerate() {
+                let numbers = &mut superblock[w.code_bytes..];
+                if w.scales == ScaleLayout::Integers {
                     Scalar::F16.put(numbers, lane, d[u]);
                     if two {
                         Scalar::F16.put(numbers, 16 + lane, m[u]);
                     }
                 }
                 for (j, g) in (u * w.span..(u + 1) * w.span).enumerate() {
-                    match w.factors {
-                        Factors::Own(scalar) if two => {
+                    match w.scales {
+                        ScaleLayout::Own(scalar) if two => {
                             scalar.put(numbers, 32 * j + lane, scales[g]);
                             scalar.put(numbers, 32 * j + 16 + lane, biases[g]);
                         }
-                        Factors::Own(scalar) => scalar.put(numbers, 16 * j + lane, scales[g]),
-                        Factors::Integers if two => {
+                        ScaleLayout::Own(scalar) => scalar.put(numbers, 16 * j + lane, scales[g]),
+                        ScaleLayout::Integers if two => {
                             numbers[64 + 16 * j + lane] = s[g] as u8;
                             numbers[64 + 16 * (w.span + j) + lane] = t[g] as u8;
                         }
-                        Factors::Integers => numbers[32 + 16 * j + lane] = s[g] as u8,
+                        ScaleLayout::Integers => numbers[32 + 16 * j + lane] = s[g] as u8,
                     }
                 }
             }
@@ -504,12 +513,12 @@ mod tests {
                     for isa in Isa::available() {
                         let isa = Detected::new(isa).expect("one that there is");
                         let cpu = Cpu::with(isa, 2, Activations::Int8);
-                        let w = Coded::pack(&cpu, &parts).expect("codes");
-                        let Source::Packed(data) = &w.source else {
+                        let w = QuantizedPanels::pack(&cpu, &parts).expect("codes");
+                        let PanelSource::Packed(data) = &w.source else {
                             panic!("no file")
                         };
                         assert!(
-                            data.of::<u8>() == defined(&w, &parts),
+                            data.of::<u8>() == expected_panels(&w, &parts),
                             "{}, {cols} columns, {isa:?}",
                             format.name
                         );

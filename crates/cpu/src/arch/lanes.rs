@@ -1,0 +1,193 @@
+//! The logical vector: 16 lanes of `f32`, and loops over slices of them.
+
+use backend::math::Float;
+use half::{bf16, f16};
+
+/// A function over any kind of lanes. `run` and all it calls with `L` must be
+/// `#[inline(always)]`, or they are compiled without the instruction set.
+pub(crate) trait Kernel {
+    type Output;
+    fn run<L: Lanes>(self) -> Self::Output;
+}
+
+/// How many sums of 16 lanes fit the vector registers beside their operands: what decides how
+/// many rows and vectors a microkernel takes at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registers {
+    /// Up to 24: AVX-512 has 32 registers of 16 lanes.
+    Wide,
+    /// Up to 6: AVX2 has 16 registers of 8 lanes, NEON 32 of 4.
+    Narrow,
+    /// One at a time, where nothing fits (scalar code) and small code is what counts.
+    One,
+}
+
+impl Registers {
+    /// The most rows that a block takes.
+    pub(crate) const fn most_rows(self) -> usize {
+        match self {
+            Registers::Wide => 8,
+            Registers::Narrow => 4,
+            Registers::One => 1,
+        }
+    }
+}
+
+/// 16 lanes.
+///
+/// Values may be made only inside [`Detected::run`](super::Detected::run), which is why these
+/// functions are safe to call.
+pub(crate) trait Lanes: Float + Send + Sync + 'static {
+    /// How much the vector registers hold.
+    const REGISTERS: Registers;
+
+    fn load(x: &[f32; 16]) -> Self;
+    fn load_bf16(x: &[bf16; 16]) -> Self;
+    fn load_f16(x: &[f16; 16]) -> Self;
+    fn load_i8(x: &[i8; 16]) -> Self;
+    fn store(self, to: &mut [f32; 16]);
+    /// Rounds to nearest even; a NaN becomes quiet and keeps its upper bits.
+    fn store_bf16(self, to: &mut [bf16; 16]);
+    /// Rounds to nearest even; a NaN becomes quiet and keeps its upper bits.
+    fn store_f16(self, to: &mut [f16; 16]);
+    /// Stores integers in `-128..=127`.
+    fn store_i8(self, to: &mut [i8; 16]);
+    /// Bytes as numbers.
+    #[inline(always)]
+    fn load_u8(x: &[u8; 16]) -> Self {
+        let mut wide = [0.0; 16];
+        for (to, &x) in wide.iter_mut().zip(x) {
+            *to = f32::from(x);
+        }
+        Self::load(&wide)
+    }
+    /// The table's numbers at codes below 16.
+    #[inline(always)]
+    fn lookup(table: &[f32; 16], codes: &[u8; 16]) -> Self {
+        let mut found = [0.0; 16];
+        for (to, &code) in found.iter_mut().zip(codes) {
+            *to = table[usize::from(code & 15)];
+        }
+        Self::load(&found)
+    }
+    /// Flips the sign, of zeros too.
+    fn negate(self) -> Self;
+    /// Asks for the cache line at `p`.
+    fn prefetch(p: *const u8);
+
+    /// [`backend::math::sum_tree`] of the lanes.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        backend::math::sum_tree(self.to_array())
+    }
+
+    #[inline(always)]
+    fn to_array(self) -> [f32; 16] {
+        let mut lanes = [0.0; 16];
+        self.store(&mut lanes);
+        lanes
+    }
+
+    /// The largest lane; none may be NaN.
+    #[inline(always)]
+    fn max_lane(self) -> f32 {
+        self.to_array()
+            .into_iter()
+            .fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
+    }
+
+    /// The first lanes from `x`, zeros behind them.
+    #[inline(always)]
+    fn load_part(x: &[f32]) -> Self {
+        let mut lanes = [0.0; 16];
+        lanes[..x.len()].copy_from_slice(x);
+        Self::load(&lanes)
+    }
+
+    /// Stores the first lanes, as many as fit.
+    #[inline(always)]
+    fn store_part(self, to: &mut [f32]) {
+        let lanes = self.to_array();
+        to.copy_from_slice(&lanes[..to.len()]);
+    }
+
+    /// 0, 1, … 15.
+    #[inline(always)]
+    fn iota() -> Self {
+        Self::load(&[
+            0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.,
+        ])
+    }
+}
+
+/// Up to 16 values, zeros behind them.
+#[inline(always)]
+pub(crate) fn load<L: Lanes>(x: &[f32]) -> L {
+    match x.first_chunk::<16>() {
+        Some(x) => L::load(x),
+        None => L::load_part(x),
+    }
+}
+
+/// Stores as many lanes as fit.
+#[inline(always)]
+pub(crate) fn store<L: Lanes>(lanes: L, to: &mut [f32]) {
+    match to.first_chunk_mut::<16>() {
+        Some(to) => lanes.store(to),
+        None => lanes.store_part(to),
+    }
+}
+
+// `f` of the following is a few instructions: a closure with more may not be inlined,
+// and what is not inlined has none of its caller's instruction set.
+
+/// Calls `f` with all of `x`, 16 values at a time, zeros behind the last.
+#[inline(always)]
+pub(crate) fn for_each<L: Lanes>(x: &[f32], mut f: impl FnMut(L)) {
+    let (whole, rest) = x.as_chunks::<16>();
+    for x in whole {
+        f(L::load(x));
+    }
+    if !rest.is_empty() {
+        f(L::load_part(rest));
+    }
+}
+
+/// `to = f(x)`
+#[inline(always)]
+pub(crate) fn map<L: Lanes>(x: &[f32], to: &mut [f32], f: impl Fn(L) -> L) {
+    debug_assert_eq!(x.len(), to.len(), "as many values");
+    let ((x, x_rest), (to, rest)) = (x.as_chunks::<16>(), to.as_chunks_mut::<16>());
+    for (x, to) in x.iter().zip(to) {
+        f(L::load(x)).store(to);
+    }
+    if !rest.is_empty() {
+        f(L::load_part(x_rest)).store_part(rest);
+    }
+}
+
+/// `to = f(x, y)`
+#[inline(always)]
+pub(crate) fn map_two<L: Lanes>(x: &[f32], y: &[f32], to: &mut [f32], f: impl Fn(L, L) -> L) {
+    debug_assert_eq!((x.len(), y.len()), (to.len(), to.len()), "as many values");
+    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<16>(), y.as_chunks::<16>());
+    let (to, rest) = to.as_chunks_mut::<16>();
+    for ((x, y), to) in x.iter().zip(y).zip(to) {
+        f(L::load(x), L::load(y)).store(to);
+    }
+    if !rest.is_empty() {
+        f(L::load_part(x_rest), L::load_part(y_rest)).store_part(rest);
+    }
+}
+
+/// `x = f(x)`
+#[inline(always)]
+pub(crate) fn update<L: Lanes>(x: &mut [f32], f: impl Fn(L) -> L) {
+    let (x, rest) = x.as_chunks_mut::<16>();
+    for x in x {
+        f(L::load(x)).store(x);
+    }
+    if !rest.is_empty() {
+        f(L::load_part(rest)).store_part(rest);
+    }
+}

@@ -1,0 +1,103 @@
+//! Quantized products with more than a few rows, in AMX tiles of 16 x 16 sums.
+//!
+//! ```text
+//!   activations: 16 rows x 64 bytes        codes of a panel: 16 x 64 bytes, unpacked
+//!                       └──── one instruction ────┘
+//!                     tile of sums: 16 rows x 16 lanes ──▶ memory ──▶ y (vectors)
+//! ```
+//!
+//! The codes of a group are a tile as they lie in a panel, once each takes a byte; so a panel is
+//! unpacked once for all rows. The sums of a group leave their tile for memory, and vectors add
+//! them to the outputs in the order of [`dot`](super::definition::dot): only the integers are
+//! summed elsewhere.
+
+mod few;
+mod many;
+
+use super::quantized::{
+    AFFINE4, AFFINE8, IntegerScales, LEVEL4, LEVEL8, QuantizedPanels, QuantizedWork, ScaleLayout,
+    TABLE4,
+};
+use crate::arch::{self, TILE_ROWS as M};
+use crate::device::Cpu;
+use few::FewRows;
+use half::{bf16, f16};
+use quant::Scalar;
+use std::marker::PhantomData;
+
+/// The kernels for few rows: the kind of codes, columns of a group, groups of a super-block and
+/// scales that each is for, and from how many rows on it is faster than vectors (Sapphire Rapids,
+/// weights from memory). Where codes take a byte, vectors wait for memory, too, so that is later.
+macro_rules! few {
+    ($($kind:ident, $group:tt, $span:tt, $layout:pat => $scales:ty, from $rows:literal;)*) => {
+        /// The number of rows from which on tiles multiply few rows faster than vectors do.
+        fn from(w: &QuantizedPanels) -> Option<usize> {
+            match (w.kind, w.group, w.span, w.scales) {
+                $(($kind, $group, $span, $layout) => Some($rows),)*
+                _ => None,
+            }
+        }
+
+        /// Multiplies few rows.
+        fn few(cpu: &Cpu, work: QuantizedWork<'_>) {
+            match (work.w.kind, work.w.group, work.w.span, work.w.scales) {
+                $(($kind, $group, $span, $layout) => {
+                    few!(@$group, cpu, work, ($kind, $span, $scales));
+                })*
+                other => unreachable!("no kernel for {other:?}"),
+            }
+        }
+    };
+    (@32, $($to:tt)*) => { few!(@@ 32, (8, 2), $($to)*) };
+    (@64, $($to:tt)*) => { few!(@@ 64, (8, 2) (16, 1), $($to)*) };
+    (@128, $($to:tt)*) => { few!(@@ 128, (16, 1), $($to)*) };
+    (@@ $group:tt, $(($block:tt, $panels:tt))*, $cpu:ident, $work:ident, $of:tt) => {
+        match $work.x.block {
+            $($block => $cpu.isa.run_tiles(few!(@@@ $group, $block, $panels, $work, $of)),)*
+            other => unreachable!("no kernel for blocks of {other} rows"),
+        }
+    };
+    (@@@ $group:tt, $block:tt, $panels:tt, $work:ident, ($kind:ident, $span:tt, $scales:ty)) => {
+        FewRows::<$scales, $kind, $group, $span, $block, $panels>($work, PhantomData)
+    };
+}
+
+few! {
+    LEVEL4, 32, 2, ScaleLayout::Own(Scalar::F16) => f16, from 8;
+    TABLE4, 32, 2, ScaleLayout::Own(Scalar::F16) => f16, from 8;
+    LEVEL8, 32, 2, ScaleLayout::Own(Scalar::F16) => f16, from 14;
+    AFFINE4, 32, 8, ScaleLayout::Integers => IntegerScales, from 8;
+    AFFINE8, 32, 8, ScaleLayout::Integers => IntegerScales, from 14;
+    AFFINE4, 32, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 8;
+    AFFINE4, 64, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 8;
+    AFFINE8, 64, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 14;
+    AFFINE4, 128, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 14;
+    AFFINE8, 128, 1, ScaleLayout::Own(Scalar::Bf16) => bf16, from 14;
+}
+
+/// The rows of a block, where tiles multiply `rows` rows with `w` faster than vectors do; else
+/// `None`. A tile takes as long however many of its rows there are, so at most an eighth of the
+/// rows may be absent.
+pub(crate) fn block(w: &QuantizedPanels, rows: usize) -> Option<usize> {
+    let wide = w.group >= arch::TILE_DEPTH;
+    let whole = w.cols.is_multiple_of(w.group.max(arch::TILE_DEPTH));
+    let block = if wide && rows > FEW { M } else { FEW };
+    match from(w) {
+        _ if wide && rows > M => Some(M),
+        Some(from) if rows >= from && whole => {
+            (rows.next_multiple_of(block) * 7 <= rows * 8).then_some(block)
+        }
+        _ => None,
+    }
+}
+
+/// Multiplies in tiles. Only where there are tiles.
+pub(crate) fn multiply(cpu: &Cpu, work: QuantizedWork<'_>) {
+    match work.x.rows > M && work.x.block == M {
+        true => cpu.isa.run_tiles(work),
+        false => few(cpu, work),
+    }
+}
+
+/// Rows of a block of which two groups of 32 columns share a tile.
+const FEW: usize = M / 2;

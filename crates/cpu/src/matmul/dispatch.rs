@@ -1,0 +1,370 @@
+//! Products: from the op to work ranges, and from a work range to its kernel.
+//!
+//! A product is cut in ranges of some panels each, which workers claim; several matrices of one
+//! input are one job. Each range goes to the kernel of its weights: [`plain`], quantized in
+//! vector registers ([`QuantizedWork::multiply`]) or in tiles ([`amx`]).
+
+use super::activations::{QuantizedActivations, RowBlocks};
+use super::quantized::{QuantizedPanels, QuantizedWork};
+use super::weights::PackedWeights;
+use super::{amx, pack, plain};
+use crate::arch::Detected;
+use crate::device::Cpu;
+use crate::memory::{values, values_mut};
+use crate::pool::DisjointSlice;
+use backend::{Matrix, Tensor};
+use std::ops::Range;
+
+/// Bytes of weights that one worker claims at a time.
+pub(crate) const WORK_RANGE_BYTES: usize = 128 << 10;
+
+/// Multiply-adds below which handing out work costs more than it saves.
+const MIN_PARALLEL: usize = 96 << 10;
+
+/// Matrices of one job; more are done in several.
+const MAX_MATRICES: usize = 8;
+
+/// How the kernels take `rows` rows of activations: in tiles where these are faster.
+fn row_blocks(w: &QuantizedPanels, isa: Detected, rows: usize) -> RowBlocks {
+    let in_tiles = amx::block(w, rows).filter(|_| isa.has_tiles());
+    in_tiles.map_or_else(
+        || RowBlocks::vectors(isa, rows),
+        |rows| RowBlocks { rows, tiles: true },
+    )
+}
+
+/// One input, quantized at most once for each size of group and kind of blocks.
+struct Inputs<'a, F> {
+    x: &'a Tensor,
+    blocks: F,
+    quantized: [Option<QuantizedActivations>; MAX_MATRICES],
+}
+
+impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> Inputs<'a, F> {
+    /// Quantizes each of `runs` of rows as each of `weights` needs it, in the blocks that
+    /// `blocks` names.
+    fn new<'w>(
+        cpu: &Cpu,
+        x: &'a Tensor,
+        blocks: F,
+        runs: &[Range<usize>],
+        weights: impl Iterator<Item = &'w PackedWeights>,
+    ) -> Self {
+        let mut quantized = [const { None::<QuantizedActivations> }; MAX_MATRICES];
+        let mut n = 0;
+        for weights in weights {
+            let PackedWeights::Quantized(w) = weights else {
+                continue;
+            };
+            let wanted = blocks(w);
+            let mut made = quantized[..n].iter().flatten();
+            if !made.any(|q| q.is_for(w.group, wanted)) {
+                quantized[n] = Some(QuantizedActivations::new(cpu, x, w.group, wanted, runs));
+                n += 1;
+            }
+        }
+        Inputs {
+            x,
+            blocks,
+            quantized,
+        }
+    }
+
+    /// The activations as `w` needs them.
+    fn quantized(&self, w: &QuantizedPanels) -> &QuantizedActivations {
+        let blocks = (self.blocks)(w);
+        let mut all = self.quantized.iter().flatten();
+        all.find(|q| q.is_for(w.group, blocks))
+            .expect("quantized for every matrix")
+    }
+}
+
+/// The product of one matrix and some rows of the input, as part of a job.
+struct Product<'a> {
+    weights: &'a PackedWeights,
+    /// Rows of the input.
+    rows: Range<usize>,
+    n_panels: usize,
+    /// Panels of a work range.
+    chunk: usize,
+    /// Work ranges of the products before this one.
+    first: usize,
+    y: DisjointSlice<'a, f32>,
+}
+
+impl<'a> Product<'a> {
+    /// `y = x wᵀ` for `rows` of `x`, whose work ranges follow `first` others.
+    fn new(
+        cpu: &Cpu,
+        w: &'a Matrix,
+        rows: Range<usize>,
+        first: usize,
+        y: DisjointSlice<'a, f32>,
+    ) -> Self {
+        let weights = w.storage::<PackedWeights>();
+        let layout = weights.layout();
+        let (n_panels, bytes) = (layout.n_panels(), layout.panel_bytes());
+        // A few ranges for each worker at least, in fours, to feed the kernel.
+        let fair = n_panels.div_ceil(4 * cpu.pool.n_workers()).max(1);
+        let chunk = (WORK_RANGE_BYTES / bytes.max(1)).clamp(1, fair);
+        Product {
+            weights,
+            rows,
+            n_panels,
+            chunk: chunk.next_multiple_of(4),
+            first,
+            y,
+        }
+    }
+
+    fn n_ranges(&self) -> usize {
+        self.n_panels.div_ceil(self.chunk)
+    }
+
+    /// Multiplies work range `i` of the job, as `worker`.
+    fn run<F: Fn(&QuantizedPanels) -> RowBlocks>(
+        &self,
+        cpu: &Cpu,
+        worker: usize,
+        inputs: &Inputs<'_, F>,
+        i: usize,
+    ) {
+        let start = (i - self.first) * self.chunk;
+        let range = start..(start + self.chunk).min(self.n_panels);
+        match self.weights {
+            PackedWeights::Plain(w) => {
+                let cols = inputs.x.cols();
+                let x = &values(inputs.x)[self.rows.start * cols..self.rows.end * cols];
+                plain::multiply(cpu, worker, w, x, self.rows.len(), range, &self.y);
+            }
+            PackedWeights::Quantized(w) => {
+                let (x, rows) = (inputs.quantized(w), self.rows.clone());
+                multiply_quantized(cpu, worker, w, x, rows, range, &self.y);
+            }
+        }
+    }
+}
+
+/// Calls `work(worker, i)` for each of `n` work ranges, on one thread if the products take few
+/// multiply-adds.
+fn each_range(cpu: &Cpu, n: usize, multiply_adds: usize, work: impl Fn(usize, usize) + Sync) {
+    if multiply_adds < MIN_PARALLEL {
+        (0..n).for_each(|i| work(0, i));
+    } else {
+        let each = |worker, range: Range<usize>| range.for_each(|i| work(worker, i));
+        cpu.pool.each(n, 1, each);
+    }
+}
+
+/// `y = x wᵀ` for each `w`, as one job.
+///
+/// # Panics
+///
+/// If there is not one output of the product's shape for each matrix.
+pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
+    assert_eq!(w.len(), y.len(), "an output for each matrix");
+    let rows = x.rows();
+    for (w, y) in w.chunks(MAX_MATRICES).zip(y.chunks_mut(MAX_MATRICES)) {
+        let inputs = Inputs::new(
+            cpu,
+            x,
+            |w: &QuantizedPanels| row_blocks(w, cpu.isa, rows),
+            std::slice::from_ref(&(0..rows)),
+            w.iter().map(|w| w.storage()),
+        );
+        let (mut multiply_adds, mut n) = (0, 0);
+        let mut y = y.iter_mut();
+        let products: [Option<Product<'_>>; MAX_MATRICES] = std::array::from_fn(|i| {
+            let w = w.get(i)?;
+            let y = y.next().expect("as many as matrices");
+            assert_eq!(
+                (w.cols, w.rows, rows),
+                (x.cols(), y.cols(), y.rows()),
+                "shapes of a product"
+            );
+            multiply_adds += rows * w.rows * w.cols;
+            let product = Product::new(cpu, w, 0..rows, n, DisjointSlice::new(values_mut(y)));
+            n += product.n_ranges();
+            Some(product)
+        });
+        each_range(cpu, n, multiply_adds, |worker, i| {
+            let mut products = products.iter().flatten();
+            let product = products
+                .find(|product| i < product.first + product.n_ranges())
+                .expect("a work range of some matrix");
+            product.run(cpu, worker, &inputs, i);
+        });
+    }
+}
+
+/// `y[r] = x[r] wᵀ` with the matrix `w(i)` for run `i` of rows, as one job. The runs
+/// follow each other and cover `x`; the matrices are of one shape.
+///
+/// # Panics
+///
+/// If shapes differ.
+pub(crate) fn matmul_runs<'a>(
+    cpu: &Cpu,
+    x: &Tensor,
+    runs: &[Range<usize>],
+    w: impl Fn(usize) -> &'a Matrix + Sync,
+) -> Tensor {
+    let all = || (0..runs.len()).map(&w);
+    let (rows, cols) = all().next().map_or((0, 0), |w| (w.rows, w.cols));
+    let alike = |w: &Matrix| (w.rows, w.cols) == (rows, x.cols());
+    assert!(all().all(alike), "shapes of a product");
+    let longest = runs.iter().map(Range::len).max().unwrap_or(0);
+    let blocks = |_: &QuantizedPanels| RowBlocks::vectors(cpu.isa, longest);
+    let inputs = Inputs::new(cpu, x, blocks, runs, all().map(|w| w.storage()));
+    let mut y = cpu.tensor(x.rows(), rows);
+    {
+        let out = DisjointSlice::new(values_mut(&mut y));
+        let product = |i: usize| {
+            let run = runs[i].clone();
+            let y = out.after(run.start * rows);
+            Product::new(cpu, w(i), run, 0, y)
+        };
+        // As many ranges for each, of which formats with smaller panels need fewer.
+        let most = (0..runs.len()).map(|i| product(i).n_ranges()).max();
+        let most = most.unwrap_or(0);
+        each_range(
+            cpu,
+            runs.len() * most,
+            x.rows() * rows * cols,
+            |worker, i| {
+                let product = product(i / most);
+                if i % most < product.n_ranges() {
+                    product.run(cpu, worker, &inputs, i % most);
+                }
+            },
+        );
+    }
+    y
+}
+
+/// `y[r][i] = x[r] · w[ids[r][i]]`.
+///
+/// # Panics
+///
+/// If shapes differ, rows have different numbers of ids, or an id is not a row of the matrix.
+pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
+    assert_eq!(
+        (w.cols, x.rows()),
+        (x.cols(), ids.len()),
+        "shapes of a product"
+    );
+    let n_ids = ids.first().map_or(0, Vec::len);
+    assert!(ids.iter().all(|i| i.len() == n_ids), "as many for each row");
+    let known = |&id: &u32| (id as usize) < w.rows;
+    assert!(ids.iter().flatten().all(known), "rows of the matrix");
+    let weights = w.storage::<PackedWeights>();
+    let inputs = Inputs::new(
+        cpu,
+        x,
+        |_: &QuantizedPanels| RowBlocks::SINGLE,
+        std::slice::from_ref(&(0..x.rows())),
+        std::iter::once(weights),
+    );
+    let mut y = cpu.tensor(x.rows(), n_ids);
+    let panels = n_ids.div_ceil(16);
+    let out = DisjointSlice::new(values_mut(&mut y));
+    let chunk = (MIN_PARALLEL / 4 / (16 * w.cols).max(1)).max(1);
+    cpu.pool.each(ids.len() * panels, chunk, |worker, range| {
+        for i in range {
+            let (row, at) = (i / panels, i % panels * 16);
+            let ids = &ids[row][at..(at + 16).min(n_ids)];
+            // SAFETY: every panel of outputs is visited once.
+            let y = unsafe { out.part(row * n_ids + at..row * n_ids + at + ids.len()) };
+            match weights {
+                PackedWeights::Plain(w) => {
+                    let x = &values(inputs.x)[row * x.cols()..][..x.cols()];
+                    plain::multiply_selected(cpu, worker, w, x, ids, y);
+                }
+                PackedWeights::Quantized(w) => {
+                    let x = inputs.quantized(w);
+                    multiply_selected_quantized(cpu, worker, w, x, row, ids, y);
+                }
+            }
+        }
+    });
+    y
+}
+
+/// Rows `tokens` of `table`, dequantized, times `scale`.
+///
+/// # Panics
+///
+/// If a token is not a row of the table.
+pub(crate) fn embed(cpu: &Cpu, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
+    let weights = table.storage::<PackedWeights>();
+    let cols = table.cols;
+    let mut y = cpu.tensor(tokens.len(), cols);
+    let out = DisjointSlice::new(values_mut(&mut y));
+    // A row is read 16 times as wide as it is, so few are worth sharing.
+    let chunk = (MIN_PARALLEL / 16 / cols.max(1)).max(1);
+    cpu.pool.each(tokens.len(), chunk, |_, range| {
+        for i in range {
+            let token = tokens[i] as usize;
+            assert!(token < table.rows, "row {token} of {}", table.rows);
+            // SAFETY: every row is visited once.
+            let y = unsafe { out.part(i * cols..(i + 1) * cols) };
+            match weights {
+                PackedWeights::Plain(w) => w.row(token, scale, y),
+                PackedWeights::Quantized(w) => w.row(token, scale, y),
+            }
+        }
+    });
+    y
+}
+
+/// Multiplies panels `range` of `w` with rows `run` of `x`, as `worker`.
+fn multiply_quantized(
+    cpu: &Cpu,
+    worker: usize,
+    w: &QuantizedPanels,
+    x: &QuantizedActivations,
+    run: Range<usize>,
+    range: Range<usize>,
+    y: &DisjointSlice<'_, f32>,
+) {
+    debug_assert_eq!((w.group, w.cols), (x.group, x.cols));
+    pack::each(cpu, w, worker, range, |range, data| {
+        let work = QuantizedWork {
+            w,
+            data,
+            n_out: w.rows,
+            x: x.view(run.clone()),
+            range,
+            y,
+        };
+        match x.blocks.tiles {
+            true => amx::multiply(cpu, work),
+            false => work.multiply(cpu),
+        }
+    });
+}
+
+/// Multiplies up to 16 selected rows of `w` with row `row` of `x`, as `worker`.
+fn multiply_selected_quantized(
+    cpu: &Cpu,
+    worker: usize,
+    w: &QuantizedPanels,
+    x: &QuantizedActivations,
+    row: usize,
+    ids: &[u32],
+    y: &mut [f32],
+) {
+    let n_out = y.len();
+    let y = &DisjointSlice::new(y);
+    pack::selected(cpu, w, worker, ids, |data| {
+        let work = QuantizedWork {
+            w,
+            data,
+            n_out,
+            x: x.view(row..row + 1),
+            range: 0..1,
+            y,
+        };
+        work.multiply(cpu);
+    });
+}

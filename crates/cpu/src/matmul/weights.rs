@@ -1,0 +1,54 @@
+//! Packed weights: what a [`Matrix`] of this backend holds.
+
+use super::pack::{PanelLayout, PanelSource};
+use super::plain::PlainPanels;
+use super::quantized::QuantizedPanels;
+use crate::device::{Activations, Cpu};
+use backend::Matrix;
+use quant::Stored;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A matrix in panels of 16 rows.
+pub(crate) enum PackedWeights {
+    Plain(PlainPanels),
+    Quantized(QuantizedPanels),
+}
+
+impl PackedWeights {
+    /// How the panels are laid out, and where they come from.
+    pub(crate) fn layout(&self) -> &dyn PanelLayout {
+        match self {
+            PackedWeights::Plain(w) => w,
+            PackedWeights::Quantized(w) => w,
+        }
+    }
+}
+
+/// Packs `parts` as one matrix, or leaves them in their file if all are to stay there.
+///
+/// # Panics
+///
+/// If the parts have different numbers of columns.
+pub(crate) fn matrix(cpu: &Cpu, parts: &[Stored<'_>]) -> Matrix {
+    let cols = parts[0].cols;
+    assert!(parts.iter().all(|p| p.cols == cols), "parts of one width");
+    let rows = parts.iter().map(|p| p.rows).sum::<usize>();
+    let quantized = match cpu.activations {
+        Activations::Int8 => QuantizedPanels::pack(cpu, parts),
+        Activations::F32 => None,
+    };
+    let weights = quantized.map_or_else(
+        || PackedWeights::Plain(PlainPanels::pack(cpu, parts)),
+        PackedWeights::Quantized,
+    );
+    let layout = weights.layout();
+    let bytes = layout.n_panels() * layout.panel_bytes();
+    let held = match layout.source() {
+        PanelSource::Packed(_) => bytes,
+        PanelSource::Mapped(_) => {
+            cpu.left.fetch_add(bytes as u64, Relaxed);
+            0
+        }
+    };
+    Matrix::new(rows, cols, parts[0].format.name, held, Box::new(weights))
+}

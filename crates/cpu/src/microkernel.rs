@@ -1,0 +1,189 @@
+//! The inner loop of plain products and of attention: a block of sums in registers.
+//!
+//! ```text
+//!              x[m][k]                 w[k][r]: 16 lanes
+//!                 │ splat                 │ load
+//!                 ▼                       ▼
+//!   acc[m][r] ← fma(w[k][r], x[m][k], acc[m][r])      for ascending k
+//! ```
+//!
+//! Every output has an accumulator of its own, so a block's shape (`M` rows by `R` vectors)
+//! changes speed and never bits. [`microkernels!`] lists the shapes that are compiled.
+
+use crate::arch::{Element, Lanes};
+
+/// Bytes between the vector being read and the cache line that is prefetched. Without
+/// prefetching, memory time and arithmetic add up: on Sapphire Rapids one row of 4-bit weights
+/// then reads at 0.8 of the speed that it has with 2 to 8 KiB. The hint for data that is read
+/// once (`prefetchnta`) halves the speed there.
+pub(crate) const PREFETCH_DISTANCE: usize = 4096;
+
+/// Columns between two prefetches of [`accumulate`].
+pub(crate) const PREFETCH_STEPS: usize = 8;
+
+/// Calls the microkernel for a block of some rows and vectors.
+///
+/// The table names the shapes, `(rows, vectors)`, that exist for each kind of
+/// [`Registers`](crate::arch::Registers); scalar code has `(1, 1)` only. `M` and `R` are
+/// constants in the call, so each shape is compiled as straight code. Kernels of one vector
+/// leave it out: the table then lists rows.
+///
+/// ```text
+/// microkernels! {
+///     (L::REGISTERS, m, r) => |M, R| self.block::<L, M, R>(row, panel);
+///     Wide: (4, 2) (2, 2) (1, 2) (4, 1) (2, 1) (1, 1);
+///     Narrow: (2, 1) (1, 1);
+/// }
+/// ```
+///
+/// Panics at a shape that the table lacks.
+macro_rules! microkernels {
+    (
+        ($registers:expr, $rows:expr, $vectors:expr) => |$M:ident, $R:ident| $call:expr;
+        Wide: $(($wide_rows:literal, $wide_vectors:literal))*;
+        Narrow: $(($narrow_rows:literal, $narrow_vectors:literal))*;
+    ) => {
+        match $registers {
+            $crate::arch::Registers::Wide => match ($rows, $vectors) {
+                $(($wide_rows, $wide_vectors) => {
+                    const $M: usize = $wide_rows;
+                    const $R: usize = $wide_vectors;
+                    $call
+                })*
+                _ => unreachable!("no such block for wide registers"),
+            },
+            $crate::arch::Registers::Narrow => match ($rows, $vectors) {
+                $(($narrow_rows, $narrow_vectors) => {
+                    const $M: usize = $narrow_rows;
+                    const $R: usize = $narrow_vectors;
+                    $call
+                })*
+                _ => unreachable!("no such block for narrow registers"),
+            },
+            $crate::arch::Registers::One => {
+                const $M: usize = 1;
+                const $R: usize = 1;
+                $call
+            }
+        }
+    };
+    (
+        ($registers:expr, $rows:expr) => |$M:ident| $call:expr;
+        Wide: $($wide_rows:literal)*;
+        Narrow: $($narrow_rows:literal)*;
+    ) => {
+        match $registers {
+            $crate::arch::Registers::Wide => match $rows {
+                $($wide_rows => {
+                    const $M: usize = $wide_rows;
+                    $call
+                })*
+                _ => unreachable!("no such block for wide registers"),
+            },
+            $crate::arch::Registers::Narrow => match $rows {
+                $($narrow_rows => {
+                    const $M: usize = $narrow_rows;
+                    $call
+                })*
+                _ => unreachable!("no such block for narrow registers"),
+            },
+            $crate::arch::Registers::One => {
+                const $M: usize = 1;
+                $call
+            }
+        }
+    };
+}
+pub(crate) use microkernels;
+
+/// The operands of a block, with strides in elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands<W> {
+    /// Row `m`'s value of column `k` is at `m * x_stride + k`.
+    pub(crate) x: *const f32,
+    pub(crate) x_stride: usize,
+    /// The 16 lanes of column `k` and vector `r` start at `k * w_step + r * w_stride`.
+    pub(crate) w: *const W,
+    pub(crate) w_step: usize,
+    pub(crate) w_stride: usize,
+    /// Columns.
+    pub(crate) k: usize,
+    /// What to prefetch meanwhile.
+    pub(crate) prefetch: Prefetch,
+}
+
+/// What a block prefetches, every [`PREFETCH_STEPS`] columns.
+#[derive(Clone, Copy)]
+pub(crate) enum Prefetch {
+    /// Nothing.
+    None,
+    /// The same weights, [`PREFETCH_DISTANCE`] bytes on; they must be contiguous (`w_step` 16).
+    Ahead,
+    /// That many cache lines each time, from an address on.
+    Lines(*const u8, usize),
+}
+
+/// Adds the products of all columns to `acc`.
+///
+/// # Safety
+///
+/// `M` rows of `x` and `R` vectors of `w` are readable for all of the operands' columns.
+#[inline(always)]
+pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: usize>(
+    acc: &mut [[L; R]; M],
+    o: Operands<W>,
+) {
+    let mut sums = *acc;
+    let mut k = 0;
+    macro_rules! step {
+        ($k:expr) => {{
+            // SAFETY: column `k < o.k` of readable operands.
+            unsafe {
+                let w = o.w.add($k * o.w_step);
+                let mut lanes = [L::splat(0.0); R];
+                for r in 0..R {
+                    lanes[r] = W::load::<L>(&*w.add(r * o.w_stride).cast::<[W; 16]>());
+                }
+                for m in 0..M {
+                    let x = L::splat(*o.x.add(m * o.x_stride + $k));
+                    for r in 0..R {
+                        sums[m][r] = lanes[r].mul_add(x, sums[m][r]);
+                    }
+                }
+            }
+        }};
+    }
+    while k + PREFETCH_STEPS <= o.k {
+        match o.prefetch {
+            Prefetch::None => {}
+            Prefetch::Ahead => {
+                for r in 0..R {
+                    let w = o.w.wrapping_add(k * o.w_step + r * o.w_stride);
+                    for i in 0..PREFETCH_STEPS * 16 * size_of::<W>() / 64 {
+                        L::prefetch(w.cast::<u8>().wrapping_add(PREFETCH_DISTANCE + 64 * i));
+                    }
+                }
+            }
+            Prefetch::Lines(from, n) => {
+                for i in k / PREFETCH_STEPS * n..(k / PREFETCH_STEPS + 1) * n {
+                    L::prefetch(from.wrapping_add(64 * i));
+                }
+            }
+        }
+        for i in 0..PREFETCH_STEPS {
+            step!(k + i);
+        }
+        k += PREFETCH_STEPS;
+    }
+    while k < o.k {
+        step!(k);
+        k += 1;
+    }
+    *acc = sums;
+}
+
+/// The size of a part when `n` things are cut into as few parts of at most `most` as can be,
+/// and those as even as can be.
+pub(crate) fn even(n: usize, most: usize) -> usize {
+    n.div_ceil(n.div_ceil(most).max(1)).max(1)
+}
