@@ -138,6 +138,21 @@ impl Detokenizer {
     }
 }
 
+impl Tokenizer {
+    /// Turns ids into text in one go; the same text that a [`Detokenizer`]
+    /// streams. Bytes that are not UTF-8 become U+FFFD, one for each maximal
+    /// ill-formed part (the rule of `String::from_utf8_lossy`).
+    pub fn detokenize(&self, ids: &[u32], specials: Specials) -> String {
+        let mut stream = Detokenizer::new(specials);
+        let mut text = String::new();
+        for &id in ids {
+            stream.push_onto(self, id, &mut text);
+        }
+        text.push_str(stream.finish());
+        text
+    }
+}
+
 /// Whether more bytes could still complete `bytes` to a character.
 fn is_unfinished(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|err| err.error_len().is_none())

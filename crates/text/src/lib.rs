@@ -28,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+mod added;
 mod control;
 mod cover;
 mod cut;

@@ -11,9 +11,8 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::added::Cutter;
 use crate::cover::{Cover, is_kept};
-use crate::cut::Cutter;
-use crate::detokenizer::{Detokenizer, Specials};
 use crate::error::{TextError, contain, within};
 use crate::pieces::{Lead, PieceRule, Pieces};
 
@@ -215,19 +214,6 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Turns ids into text in one go; the same text that a [`Detokenizer`]
-    /// streams. Bytes that are not UTF-8 become U+FFFD, one for each maximal
-    /// ill-formed part (the rule of `String::from_utf8_lossy`).
-    pub fn detokenize(&self, ids: &[u32], specials: Specials) -> String {
-        let mut stream = Detokenizer::new(specials);
-        let mut text = String::new();
-        for &id in ids {
-            stream.push_onto(self, id, &mut text);
-        }
-        text.push_str(stream.finish());
-        text
-    }
-
     /// The bytes that `id` adds to a text; empty for an id that is not in the
     /// vocabulary, such as the padding rows of a model's embedding.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
@@ -336,6 +322,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::detokenizer::Specials;
     use crate::testing::{GEMMA, MODELS, QWEN, small_bpe};
 
     #[test]
