@@ -5,11 +5,10 @@
 //! makes of messages with known words. Each role is tried: many templates walk
 //! through the parts of a user message and print a system message as it is.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::error::TextError;
 use crate::messages::{ContentForm, Reads, SystemPlace};
-use crate::template::ChatTemplate;
 
 /// Stands in messages; no template writes it.
 const WORD: &str = "paceline-probe";
@@ -17,17 +16,18 @@ const WORD: &str = "paceline-probe";
 const BESIDE: &str = "paceline-beside";
 
 /// Renders conversations until one exhausts the template's budget.
-struct Probe<'a> {
-    template: &'a ChatTemplate,
+struct Probe<R> {
+    /// Renders messages.
+    render: R,
     is_exhausted: bool,
 }
 
-impl Probe<'_> {
+impl<R: FnMut(&Value) -> Result<String, TextError>> Probe<R> {
     fn render(&mut self, messages: &Value) -> Option<String> {
         if self.is_exhausted {
             return None;
         }
-        match self.template.run(messages, None, false, &Map::new()) {
+        match (self.render)(messages) {
             Ok(text) => Some(text),
             Err(err) => {
                 self.is_exhausted =
@@ -82,10 +82,10 @@ fn spelled(text: String, form: ContentForm) -> Value {
     }
 }
 
-/// Finds out what `template` reads.
-pub(crate) fn probe(template: &ChatTemplate) -> Reads {
+/// Finds out what the template reads with which `render` renders messages.
+pub(crate) fn probe(render: impl FnMut(&Value) -> Result<String, TextError>) -> Reads {
     let mut probe = Probe {
-        template,
+        render,
         is_exhausted: false,
     };
     let user = probe.form(|content| json!([{"role": "user", "content": content}]));

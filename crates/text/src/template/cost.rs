@@ -3,7 +3,8 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use super::meter::{ITEM_BYTES, Meter, OBJECT_BYTES, refuse};
+use super::errors::refuse;
+use super::meter::{ITEM_BYTES, Meter, OBJECT_BYTES};
 
 /// Hooks have names that begin so; no template can spell one as a word.
 pub(super) const HOOK: char = '\0';

@@ -9,6 +9,9 @@ use std::sync::{Arc, Weak};
 use minijinja::value::ValueKind;
 use minijinja::{ErrorKind, Value};
 
+use super::errors::refuse;
+use super::limits::{COUNTED_BYTES_MAX, RENDERED_BYTES_MAX};
+
 /// Memory of the values that a template makes, beside [`INPUT_SHARE`].
 pub(super) const VALUE_BYTES_MAX: usize = 8 << 20;
 /// How many times a template may copy its input: a message is trimmed, split, joined
@@ -17,7 +20,7 @@ const INPUT_SHARE: usize = 16;
 /// Steps of work beside one for each byte of input.
 const WORK: usize = 4_000_000;
 /// Text in the making (the prompt, macros, captures), beside [`INPUT_SHARE`].
-const WRITTEN_BYTES_MAX: usize = super::RENDERED_BYTES_MAX + (64 << 10);
+const WRITTEN_BYTES_MAX: usize = RENDERED_BYTES_MAX + (64 << 10);
 /// Nested lists and maps. JSON of a request has at most 128.
 const NESTING_MAX: usize = 200;
 /// Items of one list.
@@ -57,10 +60,6 @@ pub(super) struct Size {
     pub printed: usize,
 }
 
-pub(super) fn refuse(reason: &'static str) -> minijinja::Error {
-    minijinja::Error::new(ErrorKind::InvalidOperation, reason)
-}
-
 fn is_object(value: &Value) -> bool {
     value.as_object().is_some()
 }
@@ -73,7 +72,7 @@ impl Meter {
             value_bytes_max: VALUE_BYTES_MAX.saturating_add(share),
             written_max: WRITTEN_BYTES_MAX
                 .saturating_add(share)
-                .min(super::COUNTED_BYTES_MAX),
+                .min(COUNTED_BYTES_MAX),
             objects: 0,
             strings: HashMap::new(),
             string_bytes: 0,

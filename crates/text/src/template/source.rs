@@ -6,16 +6,40 @@
 
 use minijinja::Environment;
 use minijinja::machinery::{Token, tokenize};
+use std::borrow::Cow;
+
+use super::hooks::SAME;
+use super::limits::{OPERATORS_MAX, TEMPLATE_BYTES_MAX};
+use crate::error::{TextError, within};
 
 /// Words and signs of one chain. Items of lists and arguments of calls count one by one,
 /// so a long table of constants is no chain.
-pub(super) const CHAIN_MAX: usize = 1500;
+const CHAIN_MAX: usize = 1500;
 /// Tags with `elif` of one template.
-pub(super) const ELIFS_MAX: usize = 1000;
+const ELIFS_MAX: usize = 1000;
+
+/// Checks `source` against the limits of a template; what of it the interpreter compiles.
+///
+/// # Errors
+///
+/// [`TextError::TooLarge`] names the limit that it exceeds.
+pub(super) fn prepare(env: &Environment<'_>, source: &str) -> Result<String, TextError> {
+    within("chat template bytes", source.len(), TEMPLATE_BYTES_MAX)?;
+    let n_operators = source
+        .bytes()
+        .filter(|byte| b"+-*/%~".contains(byte))
+        .count();
+    within("chat template operators", n_operators, OPERATORS_MAX)?;
+    let source = without_generation(source).into_owned();
+    let (chain, n_elifs) = measure(env, &source);
+    within("chat template words in a chain", chain, CHAIN_MAX)?;
+    within("chat template `elif` tags", n_elifs, ELIFS_MAX)?;
+    Ok(without_repeated_constants(env, source))
+}
 
 /// The longest chain of `source`, and its number of `elif`. What is no token ends the
 /// count: the compiler finds it too, and says where it is.
-pub(super) fn measure(env: &Environment<'_>, source: &str) -> (usize, usize) {
+fn measure(env: &Environment<'_>, source: &str) -> (usize, usize) {
     let (mut longest, mut n_elifs) = (0, 0);
     let mut length = 0;
     // The length of the chain where each open bracket is.
@@ -40,15 +64,12 @@ pub(super) fn measure(env: &Environment<'_>, source: &str) -> (usize, usize) {
     (longest, n_elifs)
 }
 
-/// A filter that gives back its value.
-pub(super) const SAME: &str = "same_value";
-
 /// `source` with [`SAME`] before each `*`.
 ///
 /// The compiler computes what is constant, before any budget: `'x' * 99999999` would be
 /// 100 MB in the compiled program, and such texts joined are terabytes. The result of a
 /// filter is no constant, and a filter binds more tightly than any operator.
-pub(super) fn without_repeated_constants(env: &Environment<'_>, source: String) -> String {
+fn without_repeated_constants(env: &Environment<'_>, source: String) -> String {
     let mut places = Vec::new();
     let mut is_operand = false;
     for token in tokenize(&source, false, env.syntax().clone()).map_while(Result::ok) {
@@ -75,4 +96,48 @@ pub(super) fn without_repeated_constants(env: &Environment<'_>, source: String) 
     }
     out.push_str(&source[done..]);
     out
+}
+
+/// Turns `{% generation %}` into `{% with %}`: the same scope, no meaning.
+fn without_generation(source: &str) -> Cow<'_, str> {
+    if !source.contains("generation") {
+        return Cow::Borrowed(source);
+    }
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start + 2);
+        out.push_str(before);
+        rest = tag;
+        let Some(end) = tag.find("%}") else { break };
+        let inside = &tag[..end];
+        let word = inside
+            .trim_start_matches(['-', '+'])
+            .trim_end_matches(['-', '+'])
+            .trim();
+        let new = match word {
+            "generation" => "with",
+            "endgeneration" => "endwith",
+            _ => continue,
+        };
+        out.push_str(&inside.replacen(word, new, 1));
+        rest = &tag[end..];
+    }
+    out.push_str(rest);
+    Cow::Owned(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generation_marks_are_scopes() {
+        assert_eq!(
+            without_generation(
+                "{%- generation -%} {% set generation = 1 %} {%endgeneration%} {% broken"
+            ),
+            "{%- with -%} {% set generation = 1 %} {%endwith%} {% broken"
+        );
+    }
 }
