@@ -220,45 +220,7 @@ impl Vocabulary<'static> {
             reason: "no GGUF file can name its normalizer and splitting rule".into(),
         })?;
         within("vocabulary size", size, VOCAB_MAX)?;
-        let gemma = model == "gemma4";
-        let mut tokens: Vec<Cow<'_, str>> =
-            (0..size).map(|id| format!("[PAD{id}]").into()).collect();
-        let mut kinds = vec![Kind::Unused; size];
-        let mut put = |id: &Value, token: &str, kind: Kind| {
-            let id = id.as_u64().and_then(|id| usize::try_from(id).ok());
-            let id = id.filter(|id| *id < size).ok_or(TextError::BadField {
-                file: "tokenizer.json",
-                field: "id",
-                reason: "expected a row of the embedding",
-            })?;
-            (tokens[id], kinds[id]) = (token.to_owned().into(), kind);
-            Ok::<(), TextError>(())
-        };
-        for (token, id) in tokenizer["model"]["vocab"]
-            .as_object()
-            .into_iter()
-            .flatten()
-        {
-            let byte = gemma && token.len() == 6 && token.starts_with("<0x");
-            put(id, token, if byte { Kind::Byte } else { Kind::Normal })?;
-        }
-        for token in tokenizer["added_tokens"].as_array().into_iter().flatten() {
-            let content = token["content"].as_str().unwrap_or_default();
-            let special = token["special"] == true && !(gemma && SHOWN.contains(&content));
-            let kind = match (gemma && content == "<unk>", special) {
-                (true, _) => Kind::Unknown,
-                (_, true) => Kind::Control,
-                (_, false) => Kind::UserDefined,
-            };
-            put(&token["id"], content, kind)?;
-        }
-        let merge = |merge: &Value| match merge {
-            Value::String(both) => both.clone().into(),
-            pair => {
-                let part = |i: usize| pair[i].as_str().unwrap_or_default();
-                format!("{} {}", part(0), part(1)).into()
-            }
-        };
+        let (tokens, kinds) = rows(&tokenizer, model == "gemma4", size)?;
         let merges = tokenizer["model"]["merges"].as_array();
         let id_of = |key: &str| {
             let content = crate::stop::token_content(&config[key])?;
@@ -289,6 +251,54 @@ impl Vocabulary<'static> {
             tokens,
             kinds,
         })
+    }
+}
+
+/// The tokens of a `tokenizer.json` and their kinds, one for each of the embedding's `size`
+/// rows. Rows without a token are unused.
+fn rows(
+    tokenizer: &Value,
+    is_gemma: bool,
+    size: usize,
+) -> Result<(Vec<Cow<'static, str>>, Vec<Kind>), TextError> {
+    let mut tokens: Vec<Cow<'_, str>> = (0..size).map(|id| format!("[PAD{id}]").into()).collect();
+    let mut kinds = vec![Kind::Unused; size];
+    let mut put = |id: &Value, token: &str, kind: Kind| {
+        let id = id.as_u64().and_then(|id| usize::try_from(id).ok());
+        let id = id.filter(|id| *id < size).ok_or(TextError::BadField {
+            file: "tokenizer.json",
+            field: "id",
+            reason: "expected a row of the embedding",
+        })?;
+        (tokens[id], kinds[id]) = (token.to_owned().into(), kind);
+        Ok::<(), TextError>(())
+    };
+    let vocab = tokenizer["model"]["vocab"].as_object();
+    for (token, id) in vocab.into_iter().flatten() {
+        let is_byte = is_gemma && token.len() == 6 && token.starts_with("<0x");
+        put(id, token, if is_byte { Kind::Byte } else { Kind::Normal })?;
+    }
+    for token in tokenizer["added_tokens"].as_array().into_iter().flatten() {
+        let content = token["content"].as_str().unwrap_or_default();
+        let is_special = token["special"] == true && !(is_gemma && SHOWN.contains(&content));
+        let kind = match (is_gemma && content == "<unk>", is_special) {
+            (true, _) => Kind::Unknown,
+            (_, true) => Kind::Control,
+            (_, false) => Kind::UserDefined,
+        };
+        put(&token["id"], content, kind)?;
+    }
+    Ok((tokens, kinds))
+}
+
+/// A merge of a `tokenizer.json` as GGUF files write it: two tokens, a space between them.
+fn merge(merge: &Value) -> Cow<'static, str> {
+    match merge {
+        Value::String(both) => both.clone().into(),
+        pair => {
+            let part = |i: usize| pair[i].as_str().unwrap_or_default();
+            format!("{} {}", part(0), part(1)).into()
+        }
     }
 }
 
