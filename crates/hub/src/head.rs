@@ -15,7 +15,8 @@
 //! alone; that the head works is for the trial at load to say.
 
 use crate::cache::io;
-use crate::client::{Client, FileInfo, MAX_FILE, Progress, RepoInfo};
+use crate::client::{Client, FileInfo, MAX_FILE, RepoInfo};
+use crate::transfer::Progress;
 use crate::{HubError, RepoId, parts};
 use serde_json::{Map, Value, json};
 use std::fs::File;
@@ -121,7 +122,7 @@ fn holders(client: &Client, repo: &RepoId, info: &RepoInfo) -> Result<Vec<String
         let what = format!("`{INDEX}` of `{repo}`");
         let url = client.file_url(repo, &info.commit, INDEX);
         let size = size(info, INDEX).filter(|&s| s <= MAX_INDEX);
-        let bytes = client.bytes(
+        let bytes = client.http.bytes(
             &url,
             (0, size.ok_or_else(|| bad(&what, "too large"))?),
             &what,
@@ -169,13 +170,13 @@ fn tensors(
     }
     let what = format!("the header of `{file}` of `{repo}`");
     let url = client.file_url(repo, commit, file);
-    let prefix = client.bytes(&url, (0, 8), &what)?;
+    let prefix = client.http.bytes(&url, (0, 8), &what)?;
     let prefix: [u8; 8] = prefix.try_into().map_err(|_| bad(&what, "too short"))?;
     let len = u64::from_le_bytes(prefix);
     if len == 0 || len > MAX_HEADER {
         return Err(bad(&what, format!("a header of {len} bytes")));
     }
-    let header = client.bytes(&url, (8, 8 + len), &what)?;
+    let header = client.http.bytes(&url, (8, 8 + len), &what)?;
     let mut mlx = false;
     parts::fields(
         &header,
@@ -254,16 +255,18 @@ fn write(
         for run in runs(tensors) {
             let (begin, end) = (run[0].range.0, run[run.len() - 1].range.1);
             let mut at = begin;
-            client.stream(&url, (begin, end), &what, &mut |piece| {
-                for wanted in run.iter().filter_map(|t| overlap(t.range, at, piece.len())) {
-                    out.write_all(&piece[wanted.clone()])
-                        .map_err(|source| io(part, source))?;
-                    done += wanted.len() as u64;
-                }
-                at += piece.len() as u64;
-                progress(Progress { file, done, total });
-                Ok(())
-            })?;
+            client
+                .http
+                .stream(&url, (begin, end), &what, &mut |piece| {
+                    for wanted in run.iter().filter_map(|t| overlap(t.range, at, piece.len())) {
+                        out.write_all(&piece[wanted.clone()])
+                            .map_err(|source| io(part, source))?;
+                        done += wanted.len() as u64;
+                    }
+                    at += piece.len() as u64;
+                    progress(Progress { file, done, total });
+                    Ok(())
+                })?;
         }
     }
     out.sync_all().map_err(failed)

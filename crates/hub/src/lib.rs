@@ -20,13 +20,16 @@ mod client;
 mod error;
 pub mod gguf;
 pub mod head;
+mod http;
 pub mod known;
 mod lookup;
 mod parts;
+mod retry;
 mod settings;
 mod transfer;
 
 pub use cache::{Cache, Cached, Incomplete, files_of};
-pub use client::{Client, FileInfo, Progress, RepoInfo, is_model_file};
+pub use client::{Client, FileInfo, RepoInfo, is_model_file};
 pub use error::HubError;
 pub use settings::{RepoId, Settings};
+pub use transfer::Progress;

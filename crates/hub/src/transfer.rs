@@ -1,70 +1,37 @@
 //! Contents of files over connections that break off.
 //!
-//! A try that got further than every try before it counts as progress; after
-//! [`MAX_TRIES`] tries in a row without progress the transfer fails. Before each new try
-//! there is a pause, which doubles until the next progress.
+//! What has arrived is kept: the next try goes on from there, in this call and in the next.
 
 use crate::HubError;
 use crate::cache::io;
-use crate::client::{COPY, Client, Meta, Progress, Sleep};
+use crate::http::Http;
+use crate::retry::{MAX_TRIES, Tries};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::time::Duration;
 use ureq::http::StatusCode;
 
-/// Tries in a row without progress before giving up.
-pub(crate) const MAX_TRIES: u32 = 5;
-/// Pause before the second try.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause, also where a server asks for a longer one.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Bytes copied at once.
+pub(crate) const COPY: usize = 1 << 20;
 
-/// Counts tries without progress, and pauses between them.
-pub(crate) struct Tries<'s> {
-    sleep: &'s Sleep,
-    /// The furthest byte that any try has reached.
-    furthest: u64,
-    count: u32,
-    pause: Duration,
+/// How far a file has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// The file.
+    pub file: &'a str,
+    /// Bytes that are here.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
 }
 
-impl<'s> Tries<'s> {
-    /// No tries so far, at byte `have`.
-    pub(crate) fn new(sleep: &'s Sleep, have: u64) -> Self {
-        Tries {
-            sleep,
-            furthest: have,
-            count: 0,
-            pause: FIRST_PAUSE,
-        }
-    }
-
-    /// Tries in a row without progress.
-    pub(crate) fn count(&self) -> u32 {
-        self.count
-    }
-
-    /// Counts a try that ended at byte `have`, and whether another one makes sense: if
-    /// so, pauses first, for as long as the server has `asked` or longer with each try.
-    pub(crate) fn again(&mut self, have: u64, asked: Option<Duration>) -> bool {
-        if have > self.furthest {
-            self.furthest = have;
-            self.count = 0;
-            self.pause = FIRST_PAUSE;
-        } else {
-            self.count += 1;
-        }
-        if self.count >= MAX_TRIES {
-            return false;
-        }
-        (self.sleep)(asked.unwrap_or(self.pause).min(MAX_PAUSE));
-        self.pause *= 2;
-        true
-    }
+/// What the hub says of a file before it is fetched.
+pub(crate) struct Meta {
+    pub(crate) etag: String,
+    pub(crate) size: u64,
 }
 
-impl Client {
+impl Http {
     /// Fetches what `part` lacks of its `meta.size` bytes.
     pub(crate) fn resume(
         &self,
