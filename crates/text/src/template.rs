@@ -1,8 +1,8 @@
-//! Chat templates: messages → the text that the model was trained on.
+//! Chat templates: messages → the prompt in the form that the model was trained on.
 //!
 //! A template is a Jinja program from the checkpoint, so it is code from
-//! outside. It runs in an interpreter without files, modules or Python
-//! objects, on a budget of instructions, nesting and output. What it may call
+//! outside. It runs in a sandbox: an interpreter without files, modules or Python
+//! objects, on a budget of instructions, nesting, memory and output. What it may call
 //! is what `transformers` offers: `raise_exception`, `strftime_now`, and a
 //! `tojson` that writes like Python.
 //!
@@ -11,12 +11,19 @@
 //! `{% generation %}` block, which marks training targets, is an empty scope
 //! here.
 //!
-//! What one instruction costs is metered too (`cage`): a template that doubles
-//! a string forty times ends with an error when its values have 8 MiB and
-//! sixteen times the bytes of its input. The budgets are counts, never times, so that a slow machine
-//! renders what a fast one renders.
+//! | room | what it does |
+//! | --- | --- |
+//! | `limits` | what a template may take |
+//! | `source` | checks a source before it is compiled |
+//! | `environment` | the interpreter, and the names that a template may call |
+//! | `tojson` | JSON as Python writes it |
+//! | `sandbox` | one rendering, with the cost of every instruction counted |
+//! | `rewrite` | puts hooks around costly instructions of a compiled template |
+//! | `hooks` | what these hooks check and count |
+//! | `cost` | the cost of filters, tests and methods |
+//! | `meter` | the budget of one rendering |
+//! | `errors` | errors of the interpreter, and ours for them |
 
-mod cage;
 mod cost;
 mod environment;
 mod errors;
@@ -24,6 +31,7 @@ mod hooks;
 mod limits;
 mod meter;
 mod rewrite;
+mod sandbox;
 mod source;
 mod tojson;
 
@@ -43,7 +51,7 @@ pub use limits::{
     TEMPLATES_MAX,
 };
 
-/// Names that a request may not pass: what the server passes itself, and
+/// Names of template arguments that a request may not set: those that the server sets, and
 /// `chat_template`, which would be a program.
 pub const RESERVED_ARGUMENTS: &[&str] = &[
     "add_generation_prompt",
@@ -56,16 +64,20 @@ pub const RESERVED_ARGUMENTS: &[&str] = &[
     "tools",
 ];
 
+/// The name of the template that is used without tools.
 const DEFAULT: &str = "default";
+/// The name of the template that is used with tools, if the checkpoint has one.
 const TOOL_USE: &str = "tool_use";
 
-/// A checkpoint's chat template, compiled.
+/// The compiled chat template of a checkpoint, or several under different names.
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
+    /// The name and the source of each template.
     sources: Vec<(String, String)>,
-    /// `bos_token` and its kind.
+    /// The arguments `bos_token`, `eos_token` and so on.
     tokens: Map<String, Value>,
+    /// The form of messages that the template reads.
     reads: Reads,
 }
 
@@ -76,8 +88,8 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// [`TextError::NoTemplate`] if there is none, or the reason why it does
-    /// not compile.
+    /// [`TextError::NoTemplate`] if the checkpoint has none; [`TextError::TooLarge`] or
+    /// [`TextError::Template`] if one is over a limit or does not compile.
     pub fn new(jinja: Option<&str>, tokenizer_config: &Value) -> Result<Self, TextError> {
         let sources = sources(jinja, tokenizer_config)?;
         if sources.is_empty() {
@@ -102,15 +114,16 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Renders a conversation.
+    /// Renders a conversation to a prompt.
     ///
-    /// `messages` and `tools` are as a client sends them; `extra` holds
-    /// template arguments such as `enable_thinking`.
+    /// `messages` and `tools` are as a client sends them; `add_generation_prompt` ends the
+    /// prompt with the beginning of the model's turn; `extra` holds template arguments such
+    /// as `enable_thinking`.
     ///
     /// # Errors
     ///
-    /// If the messages have no shape that the template reads, it refuses them,
-    /// it fails or it exceeds a limit.
+    /// If the messages have no shape that the template reads, if the template refuses them
+    /// or fails, or if a limit is exceeded.
     pub fn render(
         &self,
         messages: &Value,
@@ -152,16 +165,17 @@ impl ChatTemplate {
         self.sources.iter().map(|(_, source)| source.as_str())
     }
 
-    /// What the template was found to read.
+    /// The forms of messages that the template was found to read.
     pub fn reads(&self) -> &Reads {
         &self.reads
     }
 
+    /// Whether no request may set the template argument `name`.
     fn is_reserved(&self, name: &str) -> bool {
         RESERVED_ARGUMENTS.contains(&name) || self.tokens.contains_key(name)
     }
 
-    /// Renders messages that are in the template's form already.
+    /// Renders messages that [`prepare`](Self::prepare) has brought to the template's form.
     pub(crate) fn run(
         &self,
         messages: &Value,
@@ -191,7 +205,7 @@ impl ChatTemplate {
         );
 
         on_a_deep_stack("the chat template", || {
-            let (text, result) = cage::render(&self.env, name, &context);
+            let (text, result) = sandbox::render(&self.env, name, &context);
             within("rendered prompt bytes", text.len(), RENDERED_BYTES_MAX)?;
             result.map_err(|err| explain(&err))?;
             Ok(text)
@@ -199,7 +213,8 @@ impl ChatTemplate {
     }
 }
 
-/// The names and sources of a checkpoint's templates.
+/// The names and sources of a checkpoint's templates: `jinja` is `chat_template.jinja`, if
+/// there is one.
 fn sources(
     jinja: Option<&str>,
     tokenizer_config: &Value,
@@ -227,7 +242,8 @@ fn sources(
     Ok(sources)
 }
 
-/// Runs `work` on a thread of its own with [`STACK_BYTES`], panics contained.
+/// Runs `work` on a thread of its own with a stack of [`STACK_BYTES`]; a panic becomes an
+/// error. `what` names the work.
 fn on_a_deep_stack<T: Send>(
     what: &'static str,
     work: impl FnOnce() -> Result<T, TextError> + Send,
@@ -243,7 +259,8 @@ fn on_a_deep_stack<T: Send>(
     })
 }
 
-/// Every `…_token` of a tokenizer configuration, as text.
+/// The template arguments that name special tokens: every `…_token` of a tokenizer
+/// configuration, as text.
 fn special_tokens(config: &Value) -> Map<String, Value> {
     let named = config.as_object().into_iter().flatten();
     let extra = config["extra_special_tokens"]

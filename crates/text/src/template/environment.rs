@@ -1,4 +1,4 @@
-//! The interpreter that templates run in: what they may call, and how values print.
+//! The interpreter that templates run in: the names they may call, and how values print.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -14,7 +14,8 @@ use super::tojson::tojson;
 use crate::python_json::python_float;
 use crate::strftime::{self, strftime};
 
-/// An interpreter with the names that `transformers` gives to templates.
+/// An interpreter with the names that `transformers` gives to templates, and with the hooks of
+/// the sandbox.
 pub(super) fn environment() -> Environment<'static> {
     let mut env = Environment::new();
     let syntax = SyntaxConfig::builder()
@@ -51,7 +52,8 @@ pub(super) fn environment() -> Environment<'static> {
     env
 }
 
-/// Prints as Python does; the interpreter's own floats know no exponent.
+/// Prints a value as Python does; the interpreter itself would print floats without an
+/// exponent.
 fn print(out: &mut Output, state: &mut State, value: &Jinja) -> Result<(), minijinja::Error> {
     if value.kind() == ValueKind::Number && !value.is_integer() {
         let x = f64::try_from(value.clone())?;
@@ -62,8 +64,8 @@ fn print(out: &mut Output, state: &mut State, value: &Jinja) -> Result<(), minij
     hooks::write(out, state, value)
 }
 
-/// Jinja's `sequence` is whatever has a length and an index: strings and
-/// mappings too.
+/// The test `sequence` of Jinja2: everything with a length and an index, strings and mappings
+/// included.
 fn is_sequence(value: &Jinja) -> bool {
     matches!(
         value.kind(),
@@ -71,7 +73,8 @@ fn is_sequence(value: &Jinja) -> bool {
     )
 }
 
-/// Python methods that templates use and the interpreter lacks.
+/// Calls a Python method that templates use and the interpreter lacks, such as
+/// `text.removeprefix('a')`.
 fn method(
     state: &mut State,
     value: &Jinja,

@@ -5,17 +5,18 @@ use minijinja::ErrorKind;
 use super::limits::FUEL;
 use crate::error::TextError;
 
-/// What a template passed to `raise_exception`.
+/// The text that a template passed to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Raised(pub(super) String);
 
-/// An error that ends a rendering.
+/// An error of the interpreter that ends a rendering for `reason`.
 pub(super) fn refuse(reason: &'static str) -> minijinja::Error {
     minijinja::Error::new(ErrorKind::InvalidOperation, reason)
 }
 
-/// Our error for one of the interpreter's.
+/// Turns an error of the interpreter into ours: a refusal by the template, an exhausted
+/// budget, or a failure at a line.
 pub(super) fn explain(err: &minijinja::Error) -> TextError {
     if err.kind() == ErrorKind::OutOfFuel {
         return TextError::OutOfFuel { fuel: FUEL };

@@ -1,4 +1,5 @@
-//! What the hooks of a caged program do: check operands, count values, refuse what cannot be.
+//! The hooks of a template in the sandbox: they check operands, count values and refuse what
+//! no template may do.
 
 use std::fmt::Write;
 
@@ -9,44 +10,64 @@ use super::cost;
 use super::errors::refuse;
 use super::meter::{ITEM_BYTES, Meter, OBJECT_BYTES};
 
+/// The hook that gives a rendering its budget.
 pub(super) const START: &str = "\0start";
+/// The hook that checks the operands of `+`.
 pub(super) const ADD: &str = "\0add";
+/// The hook that checks the operands of `*`.
 pub(super) const REPEAT: &str = "\0repeat";
+/// The hook that checks the operands of `~`.
 pub(super) const CONCAT: &str = "\0concat";
+/// The hook that checks the operands of a comparison.
 pub(super) const COMPARE: &str = "\0compare";
+/// The hook that checks the operands of `in`.
 pub(super) const CONTAINS: &str = "\0contains";
+/// The hook that checks the value and the bounds of a slice.
 pub(super) const SLICE: &str = "\0slice";
+/// The hook that checks a list and the index or key of an item.
 pub(super) const ITEM: &str = "\0item";
+/// The hook that checks the keys of a new map.
 pub(super) const KEYS: &str = "\0keys";
+/// The hook that checks the call of a filter.
 pub(super) const FILTER: &str = "\0filter";
+/// The hook that checks the call of a test.
 pub(super) const TEST: &str = "\0test";
+/// The hook that counts a look at all of some values.
 pub(super) const LOOK: &str = "\0look";
+/// The hook that checks a value that a namespace is to hold.
 pub(super) const ASSIGN: &str = "\0assign";
+/// The hook that counts the closure of a macro.
 pub(super) const CLOSURE: &str = "\0closure";
+/// The hook that checks a list that is to be unpacked.
 pub(super) const UNPACK: &str = "\0unpack";
+/// The hook that counts a new value and all within it.
 pub(super) const BUILT: &str = "\0built";
+/// The hook that counts a new text, or a list whose items other lists hold already.
 pub(super) const LISTED: &str = "\0listed";
+/// The hook that counts a value that was written as text.
 pub(super) const CAPTURED: &str = "\0captured";
+/// The hook that refuses to load another template.
 pub(super) const INCLUDE: &str = "\0include";
 
-/// What a macro's closure takes.
+/// Bytes that the closure of a macro takes.
 const CLOSURE_BYTES: usize = 1 << 10;
-/// Longest constant operand that a comparison is not checked for.
+/// Longest constant text whose comparison is not checked, in bytes.
 pub(super) const SHORT_BYTES: usize = 64;
 
-/// A filter that gives back its value.
+/// The name of a filter that returns its value unchanged (`source` says what for).
 pub(super) const SAME: &str = "same_value";
 
-/// The budget of a rendering.
+/// The budget of the running rendering.
 fn meter<'a>(state: &'a mut State) -> Result<&'a mut Meter, Error> {
     state
         .get_extension_mut::<Meter>()
         .ok_or_else(|| refuse("rendering has no budget"))
 }
 
+/// All arguments of a hook.
 type Args = Rest<ValueOrKwargs>;
 
-/// Adds a hook that looks at values and puts them back.
+/// Adds the hook `name`, which has `check` look at values and puts them back.
 fn add_check(
     env: &mut Environment<'static>,
     name: &'static str,
@@ -61,7 +82,8 @@ fn add_check(
     });
 }
 
-/// Adds a hook that looks at the name of what is called, on top of its arguments.
+/// Adds the hook `name`, which has `check` look at the name of what is called and at its
+/// arguments, and puts the arguments back.
 fn add_call_check(
     env: &mut Environment<'static>,
     name: &'static str,
@@ -76,7 +98,7 @@ fn add_call_check(
     });
 }
 
-/// Adds a hook that counts a value and gives it back.
+/// Adds the hook `name`, which has `count` count a value and puts it back.
 fn add_made(
     env: &mut Environment<'static>,
     name: &'static str,
@@ -87,7 +109,7 @@ fn add_made(
     });
 }
 
-/// Adds the hooks to an interpreter.
+/// Adds all hooks to an interpreter.
 pub(super) fn add_hooks(env: &mut Environment<'static>) {
     env.remove_global("debug");
     env.add_filter(SAME, |value: ValueOrKwargs| value.into_value());
@@ -153,10 +175,12 @@ pub(super) fn add_hooks(env: &mut Environment<'static>) {
     });
 }
 
+/// Whether a value is a list, or gives items one after another.
 fn is_list(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
 }
 
+/// Checks `a + b`: two texts or two lists become a longer one.
 fn add(meter: &mut Meter, args: &[Value]) -> Result<(), Error> {
     let (a, b) = (&args[0], &args[1]);
     match (a.as_str(), b.as_str()) {
@@ -169,6 +193,7 @@ fn add(meter: &mut Meter, args: &[Value]) -> Result<(), Error> {
     }
 }
 
+/// Checks `a * n` of a text or a list.
 fn repeat(meter: &mut Meter, args: &[Value]) -> Result<(), Error> {
     let (value, times) = match (args[0].as_usize(), args[1].as_usize()) {
         (None, Some(times)) => (&args[0], times),
@@ -185,10 +210,10 @@ fn repeat(meter: &mut Meter, args: &[Value]) -> Result<(), Error> {
     }
 }
 
-/// Counts a text, or a list whose items were in other lists.
+/// Counts a new text, or a new list whose items other lists hold already.
 fn listed(meter: &mut Meter, value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
-        // Short texts are kept within a value, of whatever kind they were made.
+        // A short text is kept inside the value: it takes no memory of its own.
         if text.len() <= SHORT_BYTES / 4 && !value.is_safe() {
             return Ok(Value::from(text));
         }
@@ -220,7 +245,7 @@ fn built(meter: &mut Meter, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// Checks the call of a method.
+/// Checks the call of the method `name` of `value`.
 pub(super) fn method(
     state: &mut State,
     value: &Value,
@@ -232,12 +257,12 @@ pub(super) fn method(
     cost::method(meter(state)?, name, &all)
 }
 
-/// Checks the serialisation of a value.
+/// Counts a look at all of a value that is to be written as JSON.
 pub(super) fn look(state: &mut State, value: &Value) -> Result<(), Error> {
     meter(state)?.look(value).map(drop)
 }
 
-/// Writes `value` as `text` has it, counted.
+/// Prints a value and counts the text.
 pub(super) fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     let bytes = meter(state)?.printed(value)?;
     if let Some(text) = value.as_str() {

@@ -1,4 +1,4 @@
-//! A compiled program with hooks around its instructions.
+//! Puts hooks around the costly instructions of a compiled template; `sandbox` says why.
 
 use std::collections::HashSet;
 
@@ -12,28 +12,33 @@ use super::hooks::{
     LISTED, LOOK, REPEAT, SAME, SHORT_BYTES, SLICE, START, TEST, UNPACK,
 };
 
-/// A program with hooks, under construction.
+/// A program with hooks, while it is written.
 struct Rewriter<'s> {
+    /// The instructions so far, each with its line of the source.
     code: Vec<(Instruction<'s>, u16)>,
+    /// The line of the instructions that come next.
     line: u16,
 }
 
 impl<'s> Rewriter<'s> {
+    /// Adds an instruction.
     fn push(&mut self, instruction: Instruction<'s>) {
         self.code.push((instruction, self.line));
     }
 
+    /// Adds a call of the hook `name` with the topmost `n` values, which its result replaces.
     fn hook(&mut self, name: &'static str, n: u16) {
         self.push(Instruction::ApplyFilter(name, Some(n), !0));
     }
 
-    /// Has the hook `name` look at the topmost `n` values.
+    /// Has the hook `name` look at the topmost `n` values and put them back.
     fn check(&mut self, name: &'static str, n: u16) {
         self.hook(name, n);
         self.push(Instruction::UnpackList(n.into()));
     }
 
-    /// Has the hook `name` look at what is called and at the topmost `n` values.
+    /// Has the hook `name` look at the name of what is `called` and at the topmost `n` values,
+    /// and put the values back.
     fn check_call(&mut self, name: &'static str, called: &str, n: u16) -> Result<(), Error> {
         let n_args = n.checked_add(1).ok_or_else(too_many)?;
         self.push(Instruction::LoadConst(Value::from(called)));
@@ -42,8 +47,12 @@ impl<'s> Rewriter<'s> {
         Ok(())
     }
 
-    /// Has hooks look at the operands of `instruction`, and refuses what no template may do.
-    /// `operand` is the topmost one where it is a constant.
+    /// Adds the hooks that look at the operands of `instruction`. `operand` is the topmost
+    /// operand if it is a constant.
+    ///
+    /// # Errors
+    ///
+    /// If no template may use the instruction.
     fn check_operands(
         &mut self,
         instruction: &Instruction<'s>,
@@ -101,16 +110,27 @@ impl<'s> Rewriter<'s> {
     }
 }
 
+/// The error for a call with more arguments than a hook can take.
 fn too_many() -> Error {
     refuse("the template passes too many arguments")
 }
 
+/// The number of arguments of a call.
+///
+/// # Errors
+///
+/// If it is not known before the template runs.
 fn counted(n: Option<u16>) -> Result<u16, Error> {
     n.ok_or_else(|| refuse("a chat template cannot unpack arguments with `*`"))
 }
 
-/// `code` with hooks. `input` starts a rendering with so many bytes of input.
-pub(super) fn caged<'s>(
+/// Returns `code` with hooks around its costly instructions. With `input`, it starts a
+/// rendering whose arguments take so many bytes; a block goes on with the budget that it finds.
+///
+/// # Errors
+///
+/// If it has an instruction that no template may use.
+pub(super) fn with_hooks<'s>(
     code: &Instructions<'s>,
     input: Option<usize>,
 ) -> Result<Instructions<'s>, Error> {
@@ -151,17 +171,17 @@ pub(super) fn caged<'s>(
     }
     starts.push(to.code.len() as u32);
 
-    let mut caged = Instructions::new(code.name(), code.source());
+    let mut out = Instructions::new(code.name(), code.source());
     for (mut instruction, line) in to.code {
         if let Some(target) = target_mut(&mut instruction) {
             *target = starts[*target as usize];
         }
-        caged.add_with_line(instruction, line);
+        out.add_with_line(instruction, line);
     }
-    Ok(caged)
+    Ok(out)
 }
 
-/// The hook that counts the value which `instruction` makes; none if it makes no large one.
+/// The hook that counts the value made by `instruction`; `None` if the value is never large.
 fn counted_by(instruction: &Instruction<'_>) -> Option<&'static str> {
     use Instruction as I;
     match instruction {
@@ -180,7 +200,8 @@ fn counted_by(instruction: &Instruction<'_>) -> Option<&'static str> {
     }
 }
 
-/// Whether a constant is no list and no text of more than [`SHORT_BYTES`].
+/// Whether a constant is cheap to compare: neither a list nor a text of more than
+/// [`SHORT_BYTES`].
 fn is_short(value: &Value) -> bool {
     match value.as_str() {
         Some(text) => text.len() <= SHORT_BYTES,
@@ -188,11 +209,13 @@ fn is_short(value: &Value) -> bool {
     }
 }
 
+/// The number of the instruction that may come after `instruction` instead of the next one.
 fn target(instruction: &Instruction<'_>) -> Option<u32> {
     target_mut(&mut instruction.clone()).copied()
 }
 
-/// Where an instruction may go on instead of the next one.
+/// The number of the instruction that may come after `instruction` instead of the next one, to
+/// be changed.
 fn target_mut<'a>(instruction: &'a mut Instruction<'_>) -> Option<&'a mut u32> {
     match instruction {
         Instruction::Iterate(target)

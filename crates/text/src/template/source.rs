@@ -1,5 +1,5 @@
-//! What of a template's source must be seen to before it is compiled: how deeply it is
-//! nested, and what the compiler would compute.
+//! Checks and changes of a template's source before it is compiled: how deeply it is nested,
+//! and what the compiler would compute.
 //!
 //! The compiler recurses along a chain such as `a.b.b.b` or `a + a + a`, and along
 //! `elif`, but checks only brackets and blocks.
@@ -12,17 +12,17 @@ use super::hooks::SAME;
 use super::limits::{OPERATORS_MAX, TEMPLATE_BYTES_MAX};
 use crate::error::{TextError, within};
 
-/// Words and signs of one chain. Items of lists and arguments of calls count one by one,
-/// so a long table of constants is no chain.
+/// Most words and signs of one chain of operators. Each item of a list and each argument of a
+/// call is a chain of its own, so a long table of constants is short.
 const CHAIN_MAX: usize = 1500;
-/// Tags with `elif` of one template.
+/// Most `elif` tags of one template.
 const ELIFS_MAX: usize = 1000;
 
-/// Checks `source` against the limits of a template; what of it the interpreter compiles.
+/// Checks `source` against the limits of a template, and returns the source to compile.
 ///
 /// # Errors
 ///
-/// [`TextError::TooLarge`] names the limit that it exceeds.
+/// [`TextError::TooLarge`] if it is too long, has too many operators or is nested too deeply.
 pub(super) fn prepare(env: &Environment<'_>, source: &str) -> Result<String, TextError> {
     within("chat template bytes", source.len(), TEMPLATE_BYTES_MAX)?;
     let n_operators = source
@@ -37,8 +37,8 @@ pub(super) fn prepare(env: &Environment<'_>, source: &str) -> Result<String, Tex
     Ok(without_repeated_constants(env, source))
 }
 
-/// The longest chain of `source`, and its number of `elif`. What is no token ends the
-/// count: the compiler finds it too, and says where it is.
+/// The length of the longest chain in `source`, and the number of `elif` tags. A part that is
+/// not a token ends the count: the compiler refuses it too, and names the line.
 fn measure(env: &Environment<'_>, source: &str) -> (usize, usize) {
     let (mut longest, mut n_elifs) = (0, 0);
     let mut length = 0;
@@ -64,11 +64,11 @@ fn measure(env: &Environment<'_>, source: &str) -> (usize, usize) {
     (longest, n_elifs)
 }
 
-/// `source` with [`SAME`] before each `*`.
+/// Puts the filter [`SAME`] before each `*` of `source`, so that no product is a constant.
 ///
-/// The compiler computes what is constant, before any budget: `'x' * 99999999` would be
+/// The compiler computes constant expressions, before any budget: `'x' * 99999999` would be
 /// 100 MB in the compiled program, and such texts joined are terabytes. The result of a
-/// filter is no constant, and a filter binds more tightly than any operator.
+/// filter is not a constant, and a filter binds more tightly than any operator.
 fn without_repeated_constants(env: &Environment<'_>, source: String) -> String {
     let mut places = Vec::new();
     let mut is_operand = false;
@@ -76,7 +76,7 @@ fn without_repeated_constants(env: &Environment<'_>, source: String) -> String {
         if matches!(token.0, Token::Mul) && is_operand {
             places.push(token.1.start_offset as usize);
         }
-        // Elsewhere it unpacks arguments.
+        // Behind a bracket or a comma, `*` unpacks arguments.
         is_operand = !matches!(
             token.0,
             Token::ParenOpen | Token::BracketOpen | Token::Comma
@@ -98,7 +98,8 @@ fn without_repeated_constants(env: &Environment<'_>, source: String) -> String {
     out
 }
 
-/// Turns `{% generation %}` into `{% with %}`: the same scope, no meaning.
+/// Turns `{% generation %}`, which marks training targets, into `{% with %}`: the same scope,
+/// without a meaning.
 fn without_generation(source: &str) -> Cow<'_, str> {
     if !source.contains("generation") {
         return Cow::Borrowed(source);

@@ -11,7 +11,12 @@ use super::hooks;
 use super::limits::RENDERED_BYTES_MAX;
 use crate::python_json::{INDENT_MAX, PythonFormatter, Style};
 
-/// `tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`
+/// The filter `tojson(value, ensure_ascii=False, indent=None, separators=None,
+/// sort_keys=False)`.
+///
+/// # Errors
+///
+/// If an option is unusable, the value has no form in JSON, or the output is too long.
 pub(super) fn tojson(
     state: &mut State,
     value: &Jinja,
@@ -74,6 +79,7 @@ pub(super) fn tojson(
         .map_err(|err| refuse("tojson: not text").with_source(err))
 }
 
+/// The error for a value that has no form in JSON.
 fn cannot_serialize(err: serde_json::Error) -> minijinja::Error {
     minijinja::Error::new(
         ErrorKind::BadSerialization,
@@ -82,7 +88,7 @@ fn cannot_serialize(err: serde_json::Error) -> minijinja::Error {
     .with_source(err)
 }
 
-/// Bytes up to a limit; beyond it, writing fails.
+/// A buffer of at most `limit` bytes; beyond it, writing fails.
 struct Capped {
     bytes: Vec<u8>,
     limit: usize,

@@ -1,9 +1,8 @@
-//! Encoding a prompt in which some spellings of control tokens are text.
+//! Encoding a prompt with escaped spellings of control tokens (`control`), which are text.
 //!
-//! The `tokenizers` crate cuts a text at its added tokens first, then normalizes,
-//! pre-tokenizes and encodes what lies between. Only the cuts are made here, as the
-//! crate makes them, but not at a spelling that has a stand-in in it; the rest is the
-//! crate's own.
+//! The `tokenizers` crate splits a text at its added tokens first, then normalizes,
+//! pre-tokenizes and encodes what lies between. The splits alone are made here, as the
+//! crate makes them, but not at a spelling that holds a placeholder.
 
 use tokenizers::normalizer::Range;
 use tokenizers::{
@@ -11,38 +10,39 @@ use tokenizers::{
 };
 
 use crate::added::{Piece, failed};
-use crate::control::{Control, StandIns};
+use crate::control::{ControlTokens, Placeholders};
 use crate::error::{TextError, contain, within};
 use crate::tokenizer::{TEXT_BYTES_MAX, Tokenizer};
 
-/// A rendered prompt, its stand-ins put back.
+/// A rendered prompt with the original characters instead of placeholders.
 #[derive(Debug)]
 pub(crate) struct Prompt {
+    /// The whole prompt.
     pub(crate) text: String,
-    /// Where characters stood that had a stand-in.
-    broken: Vec<usize>,
-    /// Added tokens that no stand-in breaks.
+    /// The bytes of `text` that had a placeholder, ascending.
+    escaped: Vec<usize>,
+    /// Added tokens without a placeholder in their spelling: number and bytes.
     found: Vec<(usize, std::ops::Range<usize>)>,
 }
 
 impl Tokenizer {
-    /// Puts the stand-ins of `rendered` back.
-    pub(crate) fn mend(&self, rendered: &str, stand_ins: &StandIns) -> Prompt {
+    /// Puts the original characters into `rendered` in place of `placeholders`.
+    pub(crate) fn unescape(&self, rendered: &str, placeholders: &Placeholders) -> Prompt {
         let mut prompt = Prompt {
             text: String::with_capacity(rendered.len()),
-            broken: Vec::new(),
+            escaped: Vec::new(),
             found: Vec::new(),
         };
         let mut from = 0;
         let take = |prompt: &mut Prompt, run: &str| {
-            let finder = &self.cutter().plain;
+            let finder = &self.added_tokens().plain;
             finder.find(run, prompt.text.len(), &mut prompt.found);
             prompt.text.push_str(run);
         };
         for (at, c) in rendered.char_indices() {
-            if let Some(original) = stand_ins.original(c) {
+            if let Some(original) = placeholders.original(c) {
                 take(&mut prompt, &rendered[from..at]);
-                prompt.broken.push(prompt.text.len());
+                prompt.escaped.push(prompt.text.len());
                 prompt.text.push(original);
                 from = at + c.len_utf8();
             }
@@ -51,31 +51,37 @@ impl Tokenizer {
         prompt
     }
 
-    /// Turns a prompt into ids; spellings that were broken are text.
+    /// Turns a prompt into ids. Escaped spellings of control tokens are text.
     ///
     /// # Errors
     ///
-    /// If the text is longer than [`TEXT_BYTES_MAX`], the tokenizer fails, or its model
-    /// reads a control token out of text.
-    pub(crate) fn encode_mended(
+    /// [`TextError::TooLarge`] if the text is longer than [`TEXT_BYTES_MAX`];
+    /// [`TextError::Encode`] if the tokenizer fails, or finds an escaped control token in its
+    /// learned vocabulary.
+    pub(crate) fn encode_unescaped(
         &self,
         prompt: Prompt,
-        control: &Control,
+        control: &ControlTokens,
     ) -> Result<Vec<u32>, TextError> {
         within("text bytes", prompt.text.len(), TEXT_BYTES_MAX)?;
         contain("the tokenizer", || {
-            self.encode_cut(prompt, control).map_err(failed)
+            self.encode_split(prompt, control).map_err(failed)
         })
     }
 
-    fn encode_cut(&self, prompt: Prompt, control: &Control) -> tokenizers::Result<Vec<u32>> {
-        let (inner, cutter) = (self.inner(), self.cutter());
+    /// [`encode_unescaped`](Self::encode_unescaped), with the errors of the `tokenizers` crate.
+    fn encode_split(
+        &self,
+        prompt: Prompt,
+        control: &ControlTokens,
+    ) -> tokenizers::Result<Vec<u32>> {
+        let (inner, added) = (self.inner(), self.added_tokens());
         let Prompt {
             text,
-            broken,
+            escaped,
             found,
         } = prompt;
-        let pieces = cutter.plain.cut(&text, found, |_, _, _| true);
+        let pieces = added.plain.split(&text, found, |_, _, _| true);
         let mut prompt = PreTokenizedString::from(text.as_str());
         prompt.split(|_, text| Ok(sliced(&text, pieces.clone())))?;
         prompt.split(|_, mut text| {
@@ -83,16 +89,16 @@ impl Tokenizer {
                 normalizer.normalize(&mut text)?;
             }
             let mut found = Vec::new();
-            cutter.normalized.find(text.get(), 0, &mut found);
-            let pieces = cutter
+            added.normalized.find(text.get(), 0, &mut found);
+            let pieces = added
                 .normalized
-                .cut(text.get(), found, |id, token, bytes| {
+                .split(text.get(), found, |id, token, bytes| {
                     let Some(slice) = text.slice(Range::Normalized(bytes.clone())) else {
                         return false;
                     };
                     let (start, end) = slice.offsets_original();
-                    let next = broken.partition_point(|&at| at < start);
-                    let is_whole = broken.get(next).is_none_or(|&at| at >= end);
+                    let next = escaped.partition_point(|&at| at < start);
+                    let is_whole = escaped.get(next).is_none_or(|&at| at >= end);
                     !control.contains(id)
                         || is_whole && slice.get_original().trim() == token.content
                 });
@@ -100,7 +106,7 @@ impl Tokenizer {
         })?;
         let is_control = |id: &&u32| control.contains(**id);
         let count = |ids: &[u32]| ids.iter().filter(is_control).count();
-        let cut: Vec<u32> = prompt
+        let split: Vec<u32> = prompt
             .get_splits(
                 tokenizers::OffsetReferential::Normalized,
                 tokenizers::OffsetType::Byte,
@@ -120,16 +126,17 @@ impl Tokenizer {
             .into_encoding(None, 0, OffsetType::None)?
             .get_ids()
             .to_vec();
-        if count(&ids) != count(&cut) {
+        if count(&ids) != count(&split) {
             return Err(
-                "a message spells a control token, and this tokenizer knows it as a word".into(),
+                "a message spells a control token that this tokenizer also has as a word: leave it out"
+                    .into(),
             );
         }
         Ok(ids)
     }
 }
 
-/// `text` as tokens and the text between them.
+/// `text` split into `pieces`: tokens, and the text between them.
 fn sliced(
     text: &NormalizedString,
     pieces: Vec<Piece>,
@@ -155,29 +162,28 @@ mod tests {
     use super::*;
     use crate::testing::{MODELS, small_bpe};
 
-    /// The ids of `text` with cuts made here; the first character of each of `spelled` is
-    /// broken.
-    fn cut(tokenizer: &Tokenizer, text: &str, spelled: &str) -> Vec<u32> {
-        let control = Control::new(tokenizer, [], []).unwrap();
+    /// The ids of `text` with splits made here; each `spelled` in it is escaped.
+    fn split(tokenizer: &Tokenizer, text: &str, spelled: &str) -> Vec<u32> {
+        let control = ControlTokens::new(tokenizer, [], []).unwrap();
         let messages = json!([text.replace(spelled, "")]);
         assert!(
             control
-                .broken(&messages, None, &Map::new())
+                .escape(&messages, None, &Map::new())
                 .unwrap()
                 .is_none()
                 || spelled.is_empty()
         );
-        let broken = control
-            .broken(&json!([spelled]), None, &Map::new())
+        let escaped = control
+            .escape(&json!([spelled]), None, &Map::new())
             .unwrap();
-        let (written, stand_ins) = match &broken {
-            Some(broken) => (broken.messages[0].as_str().unwrap(), &broken.stand_ins),
-            None => (spelled, &StandIns::default()),
+        let (written, placeholders) = match &escaped {
+            Some(escaped) => (escaped.messages[0].as_str().unwrap(), &escaped.placeholders),
+            None => (spelled, &Placeholders::default()),
         };
         let rendered = text.replace(spelled, written);
-        let prompt = tokenizer.mend(&rendered, stand_ins);
+        let prompt = tokenizer.unescape(&rendered, placeholders);
         assert_eq!(prompt.text, text);
-        tokenizer.encode_mended(prompt, &control).unwrap()
+        tokenizer.encode_unescaped(prompt, &control).unwrap()
     }
 
     /// Tokenizers whose added tokens are normalized, strip white space or are words.
@@ -221,52 +227,52 @@ mod tests {
     }
 
     #[test]
-    fn broken_spellings_are_text_and_others_tokens() {
+    fn escaped_spellings_are_text_and_others_tokens() {
         for tokenizer in odd() {
             let count = |ids: &[u32]| ids.iter().filter(|&&id| id == 3).count();
             let whole = "</s>a</s>b</s>";
             // One normalizer marks the start of a text, and the token is found only there.
             let n_plain = count(&tokenizer.encode(whole, false).unwrap());
             assert!([1, 3].contains(&n_plain));
-            // The second is broken.
-            let control = Control::new(&tokenizer, [], []).unwrap();
-            let broken = control
-                .broken(&json!(["</s>"]), None, &Map::new())
+            // The second is escaped.
+            let control = ControlTokens::new(&tokenizer, [], []).unwrap();
+            let escaped = control
+                .escape(&json!(["</s>"]), None, &Map::new())
                 .unwrap()
                 .unwrap();
-            let written = broken.messages[0].as_str().unwrap();
-            let prompt = tokenizer.mend(&format!("</s>a{written}b</s>"), &broken.stand_ins);
+            let written = escaped.messages[0].as_str().unwrap();
+            let prompt = tokenizer.unescape(&format!("</s>a{written}b</s>"), &escaped.placeholders);
             assert_eq!(prompt.text, whole);
-            let ids = tokenizer.encode_mended(prompt, &control).unwrap();
+            let ids = tokenizer.encode_unescaped(prompt, &control).unwrap();
             assert_eq!(count(&ids), n_plain.min(2));
         }
         // Compatibility forms become the spelling when they are normalized, and not a token.
         let nfkc = &odd()[3];
         assert!(nfkc.encode("＜/s＞", false).unwrap().contains(&3));
-        let control = Control::new(nfkc, [], []).unwrap();
-        let prompt = nfkc.mend("＜/s＞</s>", &StandIns::default());
-        let ids = nfkc.encode_mended(prompt, &control).unwrap();
+        let control = ControlTokens::new(nfkc, [], []).unwrap();
+        let prompt = nfkc.unescape("＜/s＞</s>", &Placeholders::default());
+        let ids = nfkc.encode_unescaped(prompt, &control).unwrap();
         assert_eq!(ids.iter().filter(|&&id| id == 3).count(), 1);
     }
 
     proptest::proptest! {
         #[test]
-        fn cuts_are_those_of_the_crate(
+        fn splits_are_those_of_the_crate(
             text in "(<\\|im_end\\|>|<\\|turn>|<turn\\|>|<think>|</s>|<s>|<l>|<r>|<both>|<w>|[a-b<>|/ \n]|  |.|字|e\u{301}){0,24}"
         ) {
             for tokenizer in MODELS.iter().map(|model| &***model).chain(&odd()) {
-                let whole = tokenizer.mend(&text, &StandIns::default());
-                let control = Control::new(tokenizer, [], []).unwrap();
-                let ids = tokenizer.encode_mended(whole, &control).unwrap();
+                let whole = tokenizer.unescape(&text, &Placeholders::default());
+                let control = ControlTokens::new(tokenizer, [], []).unwrap();
+                let ids = tokenizer.encode_unescaped(whole, &control).unwrap();
                 proptest::prop_assert_eq!(ids, tokenizer.encode(&text, false).unwrap());
             }
         }
 
         #[test]
-        fn text_around_what_is_broken_is_encoded_as_ever(text in "[a-zA-Z0-9 .,\n字é]{0,30}") {
+        fn text_around_an_escaped_spelling_is_encoded_as_ever(text in "[a-zA-Z0-9 .,\n字é]{0,30}") {
             for model in MODELS {
                 let whole = format!("{text}<{text}");
-                proptest::prop_assert_eq!(cut(model, &whole, "<"), model.encode(&whole, false).unwrap());
+                proptest::prop_assert_eq!(split(model, &whole, "<"), model.encode(&whole, false).unwrap());
             }
         }
     }
