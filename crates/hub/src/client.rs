@@ -1,14 +1,13 @@
-//! Files of the hub into its cache.
+//! Fetches files of the hub into its cache.
 //!
 //! ```text
 //! GET  /api/models/ORG/NAME/revision/REV?blobs=true    commit, names, sizes
 //! HEAD /ORG/NAME/resolve/COMMIT/FILE                   name of the blob, size
-//! GET  the same, Range: bytes=HAVE-                    contents, wherever redirects lead
+//! GET  the same, Range: bytes=HAVE-                    contents, through redirects
 //! ```
 //!
-//! A blob's name is its SHA-256 for large files, and then the contents must have
-//! it. A file that breaks off is resumed where it stopped, in this call and in the
-//! next. The token goes to the endpoint alone, never where a redirect leads.
+//! The name of a large blob is its SHA-256, which the contents must match. A download that
+//! breaks off is resumed where it stopped, in this call and in the next.
 
 use crate::cache::{Cache, io, is_commit, is_inside, make_parent};
 use crate::error::line;
@@ -21,32 +20,32 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Bytes of an answer in JSON: 0.2 KB a file.
+/// Most bytes of an answer in JSON; it takes 0.2 KB for each file.
 const MAX_JSON: u64 = 32 << 20;
-/// Files of a repository.
+/// Most files of a repository.
 const MAX_FILES: usize = 100_000;
-/// Bytes of a file that are believed; the largest shards have 50 GB.
+/// Most bytes of a file; the largest shards have 50 GB.
 pub(crate) const MAX_FILE: u64 = 1 << 44;
-/// Ends of the names of files that a model is made of.
+/// Endings of the names of files that a model is made of.
 const MODEL_FILES: &[&str] = &[".safetensors", ".json", ".jinja"];
-/// Folders that hold the same weights for other programs.
+/// Folders with the same weights for other programs.
 const OTHER_FOLDERS: &[&str] = &["original/", "onnx/", "openvino/", "coreml/"];
 
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileInfo {
-    /// Its name, relative to the repository.
+    /// The name of the file, relative to the repository.
     pub name: String,
-    /// Its bytes, where the hub says so.
+    /// The size of the file in bytes, if the hub says it.
     pub size: Option<u64>,
 }
 
 /// A repository at one commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepoInfo {
-    /// The commit.
+    /// The hash of the commit.
     pub commit: String,
-    /// Its files.
+    /// The files of the repository at this commit.
     pub files: Vec<FileInfo>,
 }
 
@@ -57,18 +56,19 @@ pub fn is_model_file(name: &str) -> bool {
         && !OTHER_FOLDERS.iter().any(|folder| name.starts_with(folder))
 }
 
-/// Fetches from one hub into one cache.
+/// Fetches files from one hub into one cache.
 pub struct Client {
+    /// Requests to the hub.
     pub(crate) http: Http,
     cache: Cache,
     notice: Notice,
 }
 
-/// Tells a person something.
+/// Shows a line to the user.
 type Notice = Box<dyn Fn(&str) + Send + Sync>;
 
 impl Client {
-    /// A client for `settings`.
+    /// A client for the hub and the cache of `settings`.
     pub fn new(settings: Settings) -> Client {
         let Settings {
             cache,
@@ -83,7 +83,7 @@ impl Client {
         }
     }
 
-    /// Pauses between tries by calling `sleep`, so that tests need not wait.
+    /// Calls `sleep` for the pauses between tries, so that tests need not wait.
     #[must_use]
     pub fn with_sleep(self, sleep: impl Fn(Duration) + Send + Sync + 'static) -> Client {
         let mut client = self;
@@ -99,16 +99,17 @@ impl Client {
         Client { notice, ..self }
     }
 
-    /// The cache it fetches into.
+    /// The cache that files are fetched into.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// What `repo` holds at `revision`.
+    /// Asks the hub for the commit and the files of `repo` at `revision`, which is a branch, a
+    /// tag or a commit.
     ///
     /// # Errors
     ///
-    /// [`HubError`].
+    /// If the hub refuses, is not reached, or sends an invalid answer.
     pub fn info(&self, repo: &RepoId, revision: &str) -> Result<RepoInfo, HubError> {
         #[derive(serde::Deserialize)]
         struct Sibling {
@@ -162,12 +163,13 @@ impl Client {
         })
     }
 
-    /// Fetches `files` of `repo` at `info`'s commit and lets `revision` stand for it;
-    /// the snapshot's folder.
+    /// Fetches `files` of `repo` at the commit of `info`, for which `revision` stands from then
+    /// on. Returns the folder of the snapshot.
     ///
     /// # Errors
     ///
-    /// [`HubError`]; what has arrived stays, and the next call goes on from there.
+    /// If a file cannot be fetched whole. What has arrived is kept, and the next call resumes
+    /// there.
     pub fn fetch(
         &self,
         repo: &RepoId,
@@ -184,6 +186,7 @@ impl Client {
         Ok(self.cache.folder(repo).join("snapshots").join(&info.commit))
     }
 
+    /// Fetches one file unless the cache has it; returns its path in the snapshot.
     fn fetch_file(
         &self,
         repo: &RepoId,
@@ -215,19 +218,20 @@ impl Client {
         self.cache.link(repo, commit, file, &meta.etag)
     }
 
+    /// The URL of a file at a commit.
     pub(crate) fn file_url(&self, repo: &RepoId, commit: &str, file: &str) -> String {
         let escaped: String = file.bytes().map(escape).collect();
         format!("{}/{repo}/resolve/{commit}/{escaped}", self.http.endpoint)
     }
 
-    /// Keeps other programs from fetching the same blob; waits for one that does.
+    /// Keeps other programs from fetching the blob `etag` of `repo`, and waits for one that does.
     fn lock(&self, repo: &RepoId, etag: &str, what: &str) -> Result<File, HubError> {
         let path = self.cache.root().join(".locks").join(repo.folder());
         self.lock_at(&path.join(format!("{etag}.lock")), what)
     }
 
-    /// Locks the file at `path` until the result is dropped. Says `what` it waits for
-    /// where another program holds the lock.
+    /// Locks the file at `path` until the result is dropped. If another program holds the
+    /// lock, waits and tells the user for `what`.
     pub(crate) fn lock_at(&self, path: &Path, what: &str) -> Result<File, HubError> {
         make_parent(path)?;
         // Opened as by `huggingface_hub`, which locks the same files.
@@ -241,6 +245,7 @@ impl Client {
         Ok(file)
     }
 
+    /// Asks the hub for the name of a file's blob and its size.
     fn meta(&self, url: &str, what: &str) -> Result<Meta, HubError> {
         let answer = self.http.head(url, what)?;
         let header = |name: &str| answer.headers().get(name)?.to_str().ok();
@@ -265,7 +270,7 @@ impl Client {
     }
 }
 
-/// A byte of a file's name as it stands in a URL.
+/// Escapes a byte of a file's name for a URL.
 fn escape(byte: u8) -> String {
     if byte.is_ascii_alphanumeric() || b"-_.~/".contains(&byte) {
         char::from(byte).to_string()
@@ -274,7 +279,7 @@ fn escape(byte: u8) -> String {
     }
 }
 
-/// Holds a whole file against what was announced, and removes it if it differs.
+/// Compares a file that has arrived with its announced SHA-256, and deletes it if they differ.
 fn check(part: &Path, meta: &Meta, what: &str) -> Result<(), HubError> {
     let is_sha256 = meta.etag.len() == 64 && meta.etag.bytes().all(|b| b.is_ascii_hexdigit());
     if !is_sha256 {

@@ -1,7 +1,7 @@
-//! Requests to one hub: redirects, tries, refusals, and who may see the token.
+//! Requests to one hub: redirects, tries, refusals and the token.
 //!
-//! The token goes to the endpoint alone, never where a redirect leads. Contents come in
-//! `transfer`.
+//! The token is sent to the endpoint alone, never where a redirect leads. Reading the
+//! contents of an answer is the work of `transfer`.
 
 use crate::HubError;
 use crate::error::line;
@@ -12,7 +12,7 @@ use ureq::http::{Response, StatusCode, header};
 use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
-/// Redirects that are followed; the hub uses one.
+/// Most redirects that are followed; the hub uses one.
 const MAX_REDIRECTS: u32 = 5;
 
 /// Sends requests to one hub.
@@ -20,13 +20,16 @@ pub(crate) struct Http {
     agent: Agent,
     /// The hub's address, without a slash at the end.
     pub(crate) endpoint: String,
+    /// The access token, sent to the endpoint alone.
     token: Option<String>,
+    /// Whether every request is refused.
     offline: bool,
+    /// Pauses between tries.
     pub(crate) sleep: Sleep,
 }
 
 impl Http {
-    /// Requests to the hub at `endpoint`, with `token`; none at all if `offline`.
+    /// Sends requests to the hub at `endpoint` with `token`; refuses all of them if `offline`.
     pub(crate) fn new(endpoint: String, token: Option<String>, offline: bool) -> Http {
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -47,13 +50,21 @@ impl Http {
         }
     }
 
-    /// A good answer to HEAD, of the endpoint itself.
+    /// Sends HEAD to the endpoint, following no redirect. `what` names the thing for errors.
+    ///
+    /// # Errors
+    ///
+    /// If the hub refuses, or does not answer in several tries.
     pub(crate) fn head(&self, url: &str, what: &str) -> Result<Response<Body>, HubError> {
         self.tries(what, |_| self.once("HEAD", url, None))
     }
 
-    /// A good answer to GET, wherever redirects lead; with a range, one that begins
-    /// where it should.
+    /// Sends GET and follows redirects. With a `range` of bytes, a partial answer begins at its
+    /// start; a server may send the whole file instead. `what` names the thing for errors.
+    ///
+    /// # Errors
+    ///
+    /// If the hub refuses, does not answer in several tries, or sends another range.
     pub(crate) fn request(
         &self,
         url: &str,
@@ -81,18 +92,22 @@ impl Http {
         if answer.status() == StatusCode::PARTIAL_CONTENT && begins() != range.map(|r| r.0) {
             return Err(HubError::BadAnswer {
                 what: what.to_owned(),
-                reason: "it holds another range than asked for".into(),
+                reason: "the server sent another range than asked for".into(),
             });
         }
         Ok(answer)
     }
 
-    /// Where a redirect of the endpoint leads.
+    /// The URL that a redirect of the endpoint leads to.
+    ///
+    /// # Errors
+    ///
+    /// If it leads from HTTPS to something else.
     fn resolve(&self, location: &str) -> Result<String, ureq::Error> {
         if location.starts_with('/') && !location.starts_with("//") {
             return Ok(format!("{}{location}", self.endpoint));
         }
-        // From a hub that is reached safely no redirect leads to one that is not.
+        // A redirect of a hub at HTTPS never leads to plain HTTP.
         let is_safe = location.starts_with("https://")
             || location.starts_with("http://") && self.endpoint.starts_with("http://");
         if is_safe {
@@ -103,7 +118,7 @@ impl Http {
         }
     }
 
-    /// One request, no redirect followed.
+    /// Sends one request, following no redirect.
     fn once(
         &self,
         method: &str,
@@ -125,7 +140,8 @@ impl Http {
         request.call()
     }
 
-    /// Tries `attempt` until it succeeds or there is no point in it.
+    /// Calls `attempt` with the number of the try until it succeeds, is refused, or has failed
+    /// too often.
     fn tries(
         &self,
         what: &str,
@@ -162,6 +178,7 @@ impl Http {
         }
     }
 
+    /// The error for an answer that no other try would change.
     fn refusal(&self, status: u16, what: &str) -> HubError {
         let what = what.to_owned();
         match status {
@@ -184,6 +201,7 @@ impl Http {
     }
 }
 
+/// The error for a request without an answer.
 pub(crate) fn network(what: &str, error: &dyn std::fmt::Display) -> HubError {
     HubError::Network {
         what: what.to_owned(),
@@ -191,7 +209,7 @@ pub(crate) fn network(what: &str, error: &dyn std::fmt::Display) -> HubError {
     }
 }
 
-/// The pause a server asks for, in seconds.
+/// The pause that a server asks for.
 fn retry_after(answer: &Response<Body>) -> Option<Duration> {
     let value = answer.headers().get(header::RETRY_AFTER)?.to_str().ok()?;
     value.parse().ok().map(Duration::from_secs)

@@ -1,6 +1,6 @@
-//! Who drafts for whom: the table, and the names it is looked up by.
+//! The table of targets and their drafters, and how a name is looked up in it.
 //!
-//! Names only suggest: whoever loads a drafter proves the pair by its type, shapes
+//! Names only suggest: loading a drafter proves the pair by its type, shapes
 //! and vocabulary. Conversions keep the target's name and add to it
 //! (`gemma-4-E4B-it-4bit`, `Qwen3.6-27B-MLX-8bit`), so a repository is looked up by
 //! the longest name of the table that its own begins with.
@@ -21,7 +21,7 @@ pub enum Kind {
 /// One line of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// What the target's name on the hub begins with, without its organisation.
+    /// What the target's name on the hub begins with, without its organization.
     pub target: &'static str,
     /// What drafts for it.
     pub kind: Kind,
@@ -102,7 +102,7 @@ pub const KNOWN: &[Known] = &[
     ),
 ];
 
-/// The drafters of the target called `name`, with or without its organisation.
+/// The drafters of the target called `name`, with or without its organization.
 pub fn drafters(name: &str) -> Vec<&'static Known> {
     let model = name.rsplit('/').next().unwrap_or(name).to_lowercase();
     let fits = |known: &&Known| {

@@ -1,31 +1,33 @@
-//! Trying again: how often, and with what pauses.
+//! Tries without progress: how many there are, and the pauses between them.
 //!
 //! A try that got further than every try before it counts as progress; after
-//! [`MAX_TRIES`] tries in a row without progress there is no further one. Before each new
-//! try there is a pause, which doubles until the next progress.
+//! [`MAX_TRIES`] tries in a row without progress there is no other. Before each new try
+//! there is a pause, which doubles until the next progress.
 
 use std::time::Duration;
 
-/// Waits for a while.
+/// Waits for a time.
 pub(crate) type Sleep = Box<dyn Fn(Duration) + Send + Sync>;
-/// Tries in a row without progress before giving up.
+/// Most tries in a row without progress.
 pub(crate) const MAX_TRIES: u32 = 5;
-/// Pause before the second try.
+/// The pause before the second try.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause, also where a server asks for a longer one.
+/// The longest pause, even if a server asks for a longer one.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// Counts tries without progress, and pauses between them.
+/// Counts the tries without progress of one transfer, and pauses between them.
 pub(crate) struct Tries<'s> {
     sleep: &'s Sleep,
-    /// The furthest byte that any try has reached.
+    /// The last byte that any try has reached.
     pub(crate) furthest: u64,
+    /// Tries in a row without progress.
     count: u32,
+    /// The next pause.
     pause: Duration,
 }
 
 impl<'s> Tries<'s> {
-    /// No tries so far, at byte `have`.
+    /// A transfer that has `have` bytes and no tries behind it.
     pub(crate) fn new(sleep: &'s Sleep, have: u64) -> Self {
         Tries {
             sleep,
@@ -40,8 +42,8 @@ impl<'s> Tries<'s> {
         self.count
     }
 
-    /// Counts a try that ended at byte `have`, and whether another one makes sense: if
-    /// so, pauses first, for as long as the server has `asked` or longer with each try.
+    /// Counts a try that ended at byte `have`. Returns whether there is another one, after a
+    /// pause: as long as the server has `asked`, else twice as long as the last.
     pub(crate) fn again(&mut self, have: u64, asked: Option<Duration>) -> bool {
         if have > self.furthest {
             self.furthest = have;

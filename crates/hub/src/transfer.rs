@@ -1,6 +1,6 @@
-//! Contents of files over connections that break off.
+//! The contents of files over connections that break off.
 //!
-//! What has arrived is kept: the next try goes on from there, in this call and in the next.
+//! What has arrived is kept: a try resumes where the last one stopped (`retry`).
 
 use crate::HubError;
 use crate::cache::io;
@@ -11,28 +11,36 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use ureq::http::StatusCode;
 
-/// Bytes copied at once.
+/// Bytes that are copied at once.
 pub(crate) const COPY: usize = 1 << 20;
 
-/// How far a file has come.
+/// The progress of a download.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// The file.
+    /// The name of the file.
     pub file: &'a str,
-    /// Bytes that are here.
+    /// Bytes that have arrived.
     pub done: u64,
-    /// Bytes in all.
+    /// Bytes of the whole file.
     pub total: u64,
 }
 
-/// What the hub says of a file before it is fetched.
+/// What the hub announces about a file before it is fetched.
 pub(crate) struct Meta {
+    /// The name of the blob.
     pub(crate) etag: String,
+    /// The size in bytes.
     pub(crate) size: u64,
 }
 
 impl Http {
-    /// Fetches what `part` lacks of its `meta.size` bytes.
+    /// Fetches what the file `part` lacks of the `meta.size` bytes at `url`. `file` names it for
+    /// `progress`, `what` for errors.
+    ///
+    /// # Errors
+    ///
+    /// If tries make no progress any more, more bytes arrive than announced, or the file cannot
+    /// be written.
     pub(crate) fn resume(
         &self,
         url: &str,
@@ -94,7 +102,11 @@ impl Http {
         }
     }
 
-    /// The bytes `range` of a file, all of them and no others.
+    /// The bytes `begin..end` of the file at `url`.
+    ///
+    /// # Errors
+    ///
+    /// As [`stream`](Self::stream).
     pub(crate) fn bytes(
         &self,
         url: &str,
@@ -109,8 +121,12 @@ impl Http {
         Ok(bytes)
     }
 
-    /// Hands the bytes `range` of a file to `take`, piece by piece; an answer that
-    /// breaks off is resumed where it stopped.
+    /// Hands the bytes `begin..end` of the file at `url` to `take`, piece by piece; an answer
+    /// that breaks off is resumed where it stopped.
+    ///
+    /// # Errors
+    ///
+    /// If the server ignores ranges, tries make no progress any more, or `take` fails.
     pub(crate) fn stream(
         &self,
         url: &str,
@@ -141,7 +157,7 @@ impl Http {
     }
 }
 
-/// Hands `body` to `take` piece by piece; why it broke off, if it did.
+/// Hands `body` to `take` piece by piece. Returns the reason if the body breaks off.
 fn copy(
     mut body: impl Read,
     take: &mut dyn FnMut(&[u8]) -> Result<(), HubError>,
@@ -157,7 +173,7 @@ fn copy(
     }
 }
 
-/// A transfer that got to byte `reached` of `total`, and no further.
+/// The error for a transfer that reached byte `reached` of `total` and no further.
 fn stalled(
     what: &str,
     reached: u64,
