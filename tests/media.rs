@@ -30,7 +30,7 @@ fn memory(b: &dyn Backend, target: &dyn Target) -> Memory {
         sequences: 1,
         context: 64,
         step_rows: 64,
-        kv_format: KvFormat::both(&quant::BF16),
+        kv_format: KvFormat::both(&quant::kv::BF16),
     };
     Memory::new(b, target.plan(), size)
 }

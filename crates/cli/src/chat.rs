@@ -1,9 +1,9 @@
-//! `paceline chat`: a conversation, a line of input for each turn.
+//! `paceline chat`: a conversation, with a line of input for each turn.
 //!
-//! With a terminal there is line editing, a history, and Ctrl-C stops the reply
-//! but not the program. Without one, each line of stdin is a turn and stdout is
-//! the replies, so that a script can hold a conversation. What the model writes
-//! before it answers goes to stderr, dimmed on a terminal.
+//! On a terminal there is line editing, a history, and Ctrl-C stops the reply but
+//! not the program. Otherwise each line of stdin is a turn and stdout has only the
+//! replies, so that a script can hold a conversation. Reasoning goes to stderr,
+//! dimmed on a terminal.
 
 use crate::args::{ChatArgs, OutputArgs};
 use crate::interrupts::Interrupts;
@@ -20,20 +20,23 @@ use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Lines of input that are remembered from one session to the next.
+/// Most lines of input in the history.
 const HISTORY_LINES_MAX: usize = 1000;
-/// Longest line of input without a terminal.
+/// Longest line of input without a terminal, in bytes.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
+/// The prompt for a new line of input.
 const PROMPT: &str = "> ";
+/// The prompt for a line that continues the one before it.
 const MORE_PROMPT: &str = ". ";
 
-/// Commands that end a conversation.
+/// The commands that end the program.
 const LEAVE: &[&str] = &["/exit", "/quit", "/bye"];
 
-/// Begins and ends a text of several lines.
+/// The mark that begins and ends a text of several lines.
 const FENCE: &str = "\"\"\"";
 
+/// The answer to `/help`.
 const HELP: &str = "\
 /clear, /reset   forget the conversation
 /system TEXT     set the system prompt, or clear it; forgets the conversation
@@ -46,7 +49,7 @@ const HELP: &str = "\
 // at the start of a line is a plain /
 Ctrl-C stops the reply";
 
-/// Runs the command.
+/// Runs `paceline chat`.
 pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     reply::check(&args.text)?;
     let interrupts = Interrupts::of_ctrl_c()?;
@@ -100,25 +103,28 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// One conversation.
+/// A conversation, and what it takes to go on with it.
 struct Chat<'a> {
     engine: &'a Engine,
     args: &'a ChatArgs,
     sampling: Sampling,
     interrupts: &'a Interrupts,
+    /// The system prompt.
     system: Option<String>,
+    /// The questions and answers so far, as messages.
     turns: Vec<Value>,
     totals: Totals,
+    /// Whether a line about each reply follows it.
     shows_summary: bool,
     shows_reasoning: bool,
 }
 
-/// What all replies took together.
+/// Counts over all replies of a conversation.
 #[derive(Default)]
 struct Totals {
     replies: usize,
     tokens: usize,
-    /// Prompt and reply of the last turn.
+    /// Tokens of the prompt and the reply of the last turn.
     context: usize,
     rounds: u64,
     drafted: u64,
@@ -127,7 +133,7 @@ struct Totals {
 }
 
 impl Chat<'_> {
-    /// Takes one line: a command, or words for the model.
+    /// Takes a line of input: a command, or words for the model.
     fn take(&mut self, line: &str) -> Result<()> {
         let words = line.trim();
         match words.strip_prefix('/') {
@@ -138,6 +144,7 @@ impl Chat<'_> {
         }
     }
 
+    /// Carries out a command, given without its slash.
     fn command(&mut self, command: &str) -> Result<()> {
         let (name, rest) = command
             .split_once(char::is_whitespace)
@@ -158,12 +165,13 @@ impl Chat<'_> {
         Ok(())
     }
 
+    /// Forgets all questions and answers.
     fn reset(&mut self) {
         self.turns.clear();
         self.totals.context = 0;
     }
 
-    /// Forgets the oldest questions and their answers.
+    /// Forgets the `count` oldest questions and their answers; one if `count` is empty.
     fn drop_oldest(&mut self, count: &str) -> Result<()> {
         let held = self.turns.len() / 2;
         let count = if count.is_empty() { "1" } else { count };
@@ -177,13 +185,14 @@ impl Chat<'_> {
         }
     }
 
-    /// Says what a command has done, where somebody watches.
+    /// Says what a command has done, if the user wants to see summaries.
     fn note(&self, line: &str) {
         if self.shows_summary {
             say!("{line}");
         }
     }
 
+    /// The conversation as messages, with the system prompt.
     fn messages(&self) -> Vec<Value> {
         let system = self
             .system
@@ -192,7 +201,7 @@ impl Chat<'_> {
         system.chain(self.turns.iter().cloned()).collect()
     }
 
-    /// Adds a turn and writes the answer to it. A turn that fails is forgotten.
+    /// Adds a question and writes the answer to it. If that fails, the question is forgotten.
     fn say(&mut self, words: &str) -> Result<()> {
         self.turns.push(json!({"role": "user", "content": words}));
         let reply = self.answer().inspect_err(|_| {
@@ -220,6 +229,7 @@ impl Chat<'_> {
         Ok(())
     }
 
+    /// Generates the answer to the last question, and writes it as it comes.
     fn answer(&self) -> Result<Reply> {
         let text = &self.args.text;
         let arguments = text.chat_template_kwargs.as_ref();
@@ -261,6 +271,7 @@ impl Chat<'_> {
         })
     }
 
+    /// The answer to `/stats`.
     fn stats(&self) -> String {
         let Totals {
             replies,
@@ -290,9 +301,10 @@ impl Chat<'_> {
         )
     }
 
+    /// Writes the conversation as messages of JSON to a new `file`.
     fn save(&self, file: &str) -> Result<()> {
         if file.is_empty() {
-            bail!("/save needs a file name");
+            bail!("/save needs the name of a new file, as in `/save chat.json`");
         }
         // A slip of the finger must not overwrite anything.
         let mut out =
@@ -308,6 +320,7 @@ impl Chat<'_> {
 }
 
 impl Totals {
+    /// Adds the counts of one reply.
     fn add(&mut self, reply: &Reply) {
         let outcome = &reply.outcome;
         self.replies += 1;
@@ -320,16 +333,20 @@ impl Totals {
     }
 }
 
-/// Where the lines of a conversation come from.
+/// The source of lines of input.
 enum Input {
+    /// A terminal, with line editing.
     Terminal {
         editor: Box<DefaultEditor>,
+        /// The file of the history, if there can be one.
         history: Option<PathBuf>,
     },
+    /// Standard input that is not a terminal.
     Pipe,
 }
 
 impl Input {
+    /// Opens standard input, and on a terminal the history.
     fn open() -> Result<Self> {
         if !io::stdin().is_terminal() {
             return Ok(Input::Pipe);
@@ -342,7 +359,7 @@ impl Input {
             DefaultEditor::with_history(config.clone(), DefaultHistory::with_config(&config))?;
         let history = history_file();
         if let Some(file) = &history {
-            // The first session has none; a broken one is no reason not to talk.
+            // There is none at first; one that cannot be read is not worth a message.
             let _ = editor.load_history(file);
         }
         Ok(Input::Terminal {
@@ -351,7 +368,7 @@ impl Input {
         })
     }
 
-    /// The next line, with those that continue it; none at the end of input.
+    /// The next line of input together with the lines that continue it; `None` at the end.
     fn next(&mut self) -> Result<Option<String>> {
         let mut whole = String::new();
         let mut fenced = false;
@@ -409,6 +426,7 @@ impl Input {
         }
     }
 
+    /// Reads one line; `None` at the end of input.
     fn line(&mut self, prompt: &str) -> Result<Option<Line>> {
         match self {
             Input::Terminal { editor, .. } => match editor.readline(prompt) {
@@ -421,8 +439,7 @@ impl Input {
         }
     }
 
-    /// Adds `whole` to the history. A history that cannot be kept is no loss
-    /// worth a message.
+    /// Adds a line of input to the history. A failure is not worth a message.
     fn remember(&mut self, whole: &str) {
         if let Input::Terminal { editor, history } = self {
             let _ = editor.add_history_entry(whole);
@@ -433,19 +450,21 @@ impl Input {
     }
 }
 
-/// Whether a line is for this program, and not for the model.
+/// Whether a line is a command for this program, and not for the model.
 fn is_command(line: &str) -> bool {
     let line = line.trim();
     line.starts_with('/') && !line.starts_with("//")
 }
 
+/// A line of input.
 enum Line {
+    /// The text that was typed.
     Text(String),
-    /// Ctrl-C: what was typed is thrown away.
+    /// The user pressed Ctrl-C: what was typed does not count.
     Abandoned,
 }
 
-/// A line of at most [`LINE_BYTES_MAX`], without its end.
+/// Reads a line of at most [`LINE_BYTES_MAX`], without its line break; `None` at the end.
 fn read_line(input: &mut impl BufRead) -> Result<Option<String>> {
     let mut bytes = Vec::new();
     let read = input
@@ -456,13 +475,14 @@ fn read_line(input: &mut impl BufRead) -> Result<Option<String>> {
         return Ok(None);
     }
     if bytes.len() > LINE_BYTES_MAX {
-        bail!("a line has at most {LINE_BYTES_MAX} bytes");
+        bail!("a line of stdin has more than {LINE_BYTES_MAX} bytes: split it");
     }
     let text = String::from_utf8(bytes).context("stdin is not UTF-8 text")?;
     Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
 }
 
-/// `$XDG_STATE_HOME/paceline/history`, if its folder is there or can be made.
+/// The file of the history, `$XDG_STATE_HOME/paceline/history`; `None` if its folder cannot be
+/// made.
 fn history_file() -> Option<PathBuf> {
     let variable = |name| {
         std::env::var_os(name)

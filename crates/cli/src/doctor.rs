@@ -1,14 +1,15 @@
 //! `paceline doctor`: this machine, its caches, and whether its kernels compute what
 //! they should.
 //!
-//! The self-test runs the cases that every backend must pass
-//! (`backend::conformance`) on this processor and on every GPU: each op against its
-//! definition (on a GPU, those that have its bits), and each row against itself among
-//! other rows. Exit code 1 if one fails.
+//! The self-test runs the cases that every backend must pass (`backend::conformance`)
+//! on this processor and on every GPU. Each op is compared with the reference (on a GPU
+//! only the ops that have its bits), and each row with the same row among others. The exit
+//! code is 1 if a case fails.
 
 use crate::args::DoctorArgs;
 use crate::gpu::{self, Gpu};
 use crate::model::bytes;
+use crate::report::{Report, list, number};
 use crate::{bundled, machine, places};
 use anyhow::{Result, bail};
 use backend::conformance::{EQUAL_CASES, INVARIANCE_CASES};
@@ -22,10 +23,10 @@ use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-/// Trials that are shown; `--json` has all.
+/// Most trials that are shown to people; `--json` has all.
 const SHOWN: usize = 20;
 
-/// Runs the command.
+/// Runs `paceline doctor`.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let gpus = gpu::all();
     let record = json!({
@@ -61,6 +62,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     )
 }
 
+/// The processor and the kernels that are used on it, as JSON.
 fn processor() -> Result<Value> {
     let cpu = Cpu::new(CpuOptions::default())?;
     let isas: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
@@ -73,6 +75,7 @@ fn processor() -> Result<Value> {
     }))
 }
 
+/// The hub and its cache, as JSON.
 fn hub_facts() -> Value {
     let settings = places::hub();
     let cache = Cache::new(&settings.cache);
@@ -97,7 +100,7 @@ fn hub_facts() -> Value {
     })
 }
 
-/// The folder that remembers trials, and what came out of them, the latest first.
+/// The folder that keeps the results of trials, and these results, the latest first, as JSON.
 fn results() -> Value {
     let cache = places::cache();
     let trials = cache.as_deref().map(engine::past_trials);
@@ -107,7 +110,7 @@ fn results() -> Value {
     })
 }
 
-/// A trial that [`results`] has, in one line.
+/// A past trial in one line.
 fn trial(of: &Value) -> String {
     let Ok(PastTrial {
         tried,
@@ -129,12 +132,12 @@ fn trial(of: &Value) -> String {
     )
 }
 
-/// A case in words.
+/// A failed case of the self-test in words.
 fn failed_case(case: &Value) -> String {
     format!("{} of {} on {}", case["kind"], case["op"], case["device"]).replace('"', "")
 }
 
-/// Every case: the device, the op, what is asked, and the failure if there is one.
+/// Runs every case of the self-test: device, kind, op, and the failure if there is one.
 fn self_test<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> Result<Vec<Value>> {
     let cpu = |activations| {
         Cpu::new(CpuOptions {
@@ -170,7 +173,7 @@ fn self_test<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> Result<Vec<Value>> {
     Ok(cases)
 }
 
-/// Runs a case; its panic is the failure.
+/// Runs one case of the self-test; a panic is its failure.
 fn outcome(device: &str, kind: &str, op: &str, case: impl FnOnce()) -> Value {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
@@ -184,120 +187,132 @@ fn outcome(device: &str, kind: &str, op: &str, case: impl FnOnce()) -> Value {
     json!({"device": device, "kind": kind, "op": op, "failure": failure})
 }
 
-/// The record for people.
+/// A text of the record; `none` where there is none.
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or("none")
+}
+
+/// The texts of a list of the record.
+fn texts(value: &Value) -> Vec<&str> {
+    list(value).iter().map(text).collect()
+}
+
+/// The whole record for people.
 fn report(record: &Value) -> String {
-    let text = |value: &Value| value.as_str().unwrap_or("none").to_owned();
-    let list = |value: &Value| -> Vec<String> {
-        value.as_array().into_iter().flatten().map(text).collect()
+    let mut out = Report::default();
+    out.line("paceline", text(&record["version"]));
+    report_machine(record, &mut out);
+    out.line("bundled", text(&record["bundled"]));
+    report_hub(&record["hub"], &mut out);
+    report_trials(&record["preflight"], &mut out);
+    report_self_test(list(&record["self_test"]), &mut out);
+    out.into_text()
+}
+
+/// Processor, memory and GPUs, for people.
+fn report_machine(record: &Value, out: &mut Report) {
+    let cpu = &record["processor"];
+    let pinned = match cpu["pinned"] == true {
+        true => "pinned",
+        false => "not pinned to cores (--pin-threads)",
     };
-    let number = |value: &Value| value.as_u64().unwrap_or(0);
-    let (cpu, hub, trials) = (&record["processor"], &record["hub"], &record["preflight"]);
-    let memory = match &record["memory"] {
-        Value::Null => "this system does not say".to_owned(),
-        ram => format!(
-            "{}, {} free: models that take more stay in their files (--weights)",
-            bytes(number(&ram["total"])),
-            bytes(number(&ram["available"]))
+    out.line(
+        "processor",
+        format_args!(
+            "{}, uses {} (available: {}), {} threads, {pinned}",
+            text(&cpu["architecture"]),
+            text(&cpu["used"]),
+            texts(&cpu["instruction_sets"]).join(", "),
+            number(&cpu["threads"]),
         ),
-    };
-    let incomplete = match list(&hub["incomplete"]) {
+    );
+    match &record["memory"] {
+        Value::Null => out.line("memory", "this system does not say"),
+        ram => out.line(
+            "memory",
+            format_args!(
+                "{}, {} free: models that take more stay in their files (--weights)",
+                bytes(number(&ram["total"])),
+                bytes(number(&ram["available"]))
+            ),
+        ),
+    }
+    for gpu in list(&record["gpus"]) {
+        out.line(
+            "gpu",
+            format_args!(
+                "{} {}, compute capability {}, {} multiprocessors, {}, {} free, products {}, NVRTC {}",
+                text(&gpu["device"]),
+                text(&gpu["name"]),
+                text(&gpu["compute_capability"]),
+                number(&gpu["multiprocessors"]),
+                bytes(number(&gpu["memory"]["total"])),
+                bytes(number(&gpu["memory"]["free"])),
+                text(&gpu["products"]),
+                text(&gpu["nvrtc"])
+            ),
+        );
+    }
+    for why in texts(&record["gpus_not_used"]) {
+        out.line("gpu", format_args!("not used: {why}"));
+    }
+}
+
+/// The hub and its cache, for people.
+fn report_hub(hub: &Value, out: &mut Report) {
+    let incomplete = match texts(&hub["incomplete"]) {
         names if names.is_empty() => String::new(),
         names => format!(", not complete: {}", names.join(", ")),
     };
-    let yes = |value: &Value, yes: &str, no: &str| {
-        if *value == json!(true) {
-            yes.to_owned()
-        } else {
-            no.to_owned()
-        }
-    };
-    let cases = record["self_test"]
-        .as_array()
-        .map_or(&[][..], Vec::as_slice);
-    let past = trials["results"].as_array().map_or(&[][..], Vec::as_slice);
-    let failed: Vec<&Value> = cases.iter().filter(|c| !c["failure"].is_null()).collect();
-    let mut lines = vec![
-        ("paceline", text(&record["version"])),
-        (
-            "processor",
-            format!(
-                "{}, uses {} (available: {}), {} threads, {}",
-                text(&cpu["architecture"]),
-                text(&cpu["used"]),
-                list(&cpu["instruction_sets"]).join(", "),
-                number(&cpu["threads"]),
-                match cpu["pinned"] == true {
-                    true => "pinned",
-                    false => "not pinned to cores (--pin-threads)",
-                }
-            ),
+    out.line(
+        "hub cache",
+        format_args!(
+            "{}: {} models, {}{incomplete}",
+            text(&hub["cache"]),
+            number(&hub["models"]),
+            bytes(number(&hub["bytes"]))
         ),
-        ("memory", memory),
-    ];
-    for gpu in record["gpus"].as_array().into_iter().flatten() {
-        let line = format!(
-            "{} {}, compute capability {}, {} multiprocessors, {}, {} free, products {}, NVRTC {}",
-            text(&gpu["device"]),
-            text(&gpu["name"]),
-            text(&gpu["compute_capability"]),
-            number(&gpu["multiprocessors"]),
-            bytes(number(&gpu["memory"]["total"])),
-            bytes(number(&gpu["memory"]["free"])),
-            text(&gpu["products"]),
-            text(&gpu["nvrtc"])
-        );
-        lines.push(("gpu", line));
-    }
-    lines.extend(
-        list(&record["gpus_not_used"])
-            .into_iter()
-            .map(|why| ("gpu", format!("not used: {why}"))),
     );
-    lines.extend([
-        ("bundled", text(&record["bundled"])),
-        (
-            "hub cache",
-            format!(
-                "{}: {} models, {}{incomplete}",
-                text(&hub["cache"]),
-                number(&hub["models"]),
-                bytes(number(&hub["bytes"]))
-            ),
-        ),
-        (
-            "hub",
-            format!(
-                "{}, {}{}",
-                text(&hub["endpoint"]),
-                yes(&hub["has_token"], "with a token", "without a token"),
-                yes(&hub["offline"], ", offline", "")
-            ),
-        ),
-        (
-            "trials",
-            match past.len() {
-                n if n > SHOWN => format!("{}: {n}, the last {SHOWN}", text(&trials["cache"])),
-                n => format!("{}: {n}", text(&trials["cache"])),
-            },
-        ),
-    ]);
-    lines.extend(past.iter().take(SHOWN).map(|of| ("", trial(of))));
-    lines.push((
+    let token = match hub["has_token"] == true {
+        true => "with a token",
+        false => "without a token",
+    };
+    let offline = match hub["offline"] == true {
+        true => ", offline",
+        false => "",
+    };
+    out.line(
+        "hub",
+        format_args!("{}, {token}{offline}", text(&hub["endpoint"])),
+    );
+}
+
+/// The latest trials, for people.
+fn report_trials(trials: &Value, out: &mut Report) {
+    let past = list(&trials["results"]);
+    let cache = text(&trials["cache"]);
+    match past.len() {
+        n if n > SHOWN => out.line("trials", format_args!("{cache}: {n}, the last {SHOWN}")),
+        n => out.line("trials", format_args!("{cache}: {n}")),
+    }
+    for of in past.iter().take(SHOWN) {
+        out.line("", trial(of));
+    }
+}
+
+/// The number of cases of the self-test that hold, and each case that does not, for people.
+fn report_self_test(cases: &[Value], out: &mut Report) {
+    let failed: Vec<&Value> = cases.iter().filter(|c| !c["failure"].is_null()).collect();
+    out.line(
         "self-test",
-        format!(
+        format_args!(
             "{} of {} cases hold",
             cases.len() - failed.len(),
             cases.len()
         ),
-    ));
+    );
     for case in failed {
-        lines.push((
-            "",
-            format!("{}: {}", failed_case(case), text(&case["failure"])),
-        ));
+        let failure = text(&case["failure"]);
+        out.line("", format_args!("{}: {failure}", failed_case(case)));
     }
-    lines
-        .iter()
-        .map(|(label, value)| format!("{label:<14} {value}\n"))
-        .collect()
 }

@@ -1,32 +1,32 @@
-//! `paceline inspect`: what a checkpoint holds, whether it runs, who drafts for
-//! it, and what memory it takes.
+//! `paceline inspect`: what a checkpoint holds, whether it runs, which drafter it
+//! has, and how much memory it takes.
 //!
-//! What can be said without loading is said first, so that a checkpoint that
-//! does not load still shows what it is; the reason comes last, as the error.
+//! Facts that need no loading come first, so that a checkpoint that does not load
+//! still shows them; the reason comes last, as the error.
 
 use crate::args::{InspectArgs, LoadArgs, OutputArgs};
 use crate::model::{amount, bytes};
+use crate::report::{Report, list, number};
 use crate::{machine, model, progress, resolve};
 use anyhow::{Result, anyhow, bail};
 use cache::{Memory, MemorySize};
 use engine::{Model, Source, Text};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use text::{ContentForm, SystemPlace};
 use weights::Checkpoint;
 
-/// Contexts of the memory table, as far as the model goes.
+/// Contexts of the memory table in tokens, up to the model's own.
 const CONTEXTS: &[usize] = &[2 << 10, 8 << 10, 32 << 10, 128 << 10, 256 << 10];
-/// Unused tensors that are listed one by one to people; `--json` lists all.
+/// Most unused tensors that are listed to people; `-v` and `--json` list all.
 const UNUSED_SHOWN: usize = 8;
 
-/// A kind of tensor, and how its canonical name is known. The first that fits
-/// counts.
+/// A class of tensors: what people call it, and whether a canonical name belongs to it.
 type Class = (&'static str, fn(&str) -> bool);
 
+/// The classes of tensors. A name belongs to the first that it fits.
 const CLASSES: &[Class] = &[
     ("vision and audio", |name| {
         [
@@ -54,16 +54,18 @@ const CLASSES: &[Class] = &[
     ("other", |_| true),
 ];
 
-/// What the tensors of one class are.
+/// Counts of the tensors of one class.
 #[derive(Default)]
 struct ClassFacts {
     tensors: usize,
     parameters: u64,
+    /// Bytes as stored.
     bytes: u64,
+    /// Number formats that occur.
     formats: BTreeSet<&'static str>,
 }
 
-/// Runs the command.
+/// Runs `paceline inspect`.
 pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
     if args.load.quant.is_some() {
         bail!("inspect shows weights as they are stored: --quant is for commands that load them");
@@ -96,7 +98,7 @@ pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
             record["text"] = text_facts(&model.text);
             None
         }
-        // It does what it is for, with a target.
+        // A draft head does not run alone, and need not.
         Err(_) if let Some(head) = head => {
             record["runs"] = json!(false);
             record["drafts_as"] = json!(head.name);
@@ -117,7 +119,7 @@ pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
     failure.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
-/// What the files say of a checkpoint: name, hash, parameters, tensors by class.
+/// The part of the record that needs no loading: name, files, and tensors by class.
 fn facts(source: &Source, checkpoint: &Checkpoint, hash: &str) -> Value {
     let mut classes: BTreeMap<usize, ClassFacts> = BTreeMap::new();
     let mut parameters = 0;
@@ -169,7 +171,7 @@ fn facts(source: &Source, checkpoint: &Checkpoint, hash: &str) -> Value {
     })
 }
 
-/// Whether `name` is the scales or biases of a quantized matrix.
+/// Whether `name` holds the scales or biases of a quantized matrix.
 fn is_companion(checkpoint: &Checkpoint, name: &str) -> bool {
     let module = name
         .strip_suffix(".scales")
@@ -177,8 +179,8 @@ fn is_companion(checkpoint: &Checkpoint, name: &str) -> bool {
     module.is_some_and(|module| checkpoint.has(&format!("{module}.weight")))
 }
 
-/// What one request takes beside the weights, by context, and whether both fit this
-/// machine.
+/// The memory of one request by context, in addition to the weights, and whether both together
+/// fit this machine.
 pub(crate) fn memory(model: &Model, load: &LoadArgs) -> Value {
     let most = model.speculator.target().max_context();
     let contexts: BTreeSet<usize> = CONTEXTS
@@ -214,7 +216,7 @@ pub(crate) fn memory(model: &Model, load: &LoadArgs) -> Value {
     contexts.into_iter().map(at).collect()
 }
 
-/// What the tokenizer and the template are.
+/// The tokenizer, the chat template and the recommended sampling, as JSON.
 fn text_facts(text: &Text) -> Value {
     let token = |id: u32| json!({"id": id, "text": text.tokenizer.entry(id)});
     let template = text.template.as_ref().map(|template| {
@@ -258,7 +260,7 @@ fn text_facts(text: &Text) -> Value {
     })
 }
 
-/// The forms of content by role, for people: one if they are all the same.
+/// The forms of content that a template takes, for people: by role if they differ.
 fn forms(content: &Value) -> String {
     let forms = content.as_object().into_iter().flatten();
     let forms: Vec<_> = forms
@@ -273,7 +275,7 @@ fn forms(content: &Value) -> String {
     }
 }
 
-/// What was checked before the model was called ready, for people.
+/// The checks before a model is called ready, for people: a label and a text for each.
 fn checks(preflight: &Value) -> Vec<(&'static str, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut lines = Vec::new();
@@ -305,50 +307,61 @@ fn checks(preflight: &Value) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// The record for people.
-fn report(record: &Value, is_verbose: bool) -> String {
-    let mut out = String::new();
-    let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
-    let number = |value: &Value| value.as_u64().unwrap_or(0);
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let mut line = |label: &str, value: String| {
-        let _ = writeln!(out, "{label:<14} {value}");
-    };
+/// A text of the record; a question mark where there is none.
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or("?")
+}
 
-    line(
+/// The whole record for people. `is_verbose` lists all unused tensors.
+fn report(record: &Value, is_verbose: bool) -> String {
+    let mut out = Report::default();
+    report_checkpoint(record, &mut out);
+    if let Some(head) = record["drafts_as"].as_str() {
+        out.line(
+            "runs",
+            format_args!("as a drafter: its target with -m, and it with --draft {head}:PATH"),
+        );
+    } else if record["runs"] != json!(true) {
+        out.line("runs", "no");
+    } else {
+        report_model(&record["model"], &mut out);
+        report_memory(record, &mut out);
+        report_text(&record["text"], &mut out);
+        report_unused(&record["model"]["unused_tensors"], is_verbose, &mut out);
+    }
+    out.into_text()
+}
+
+/// Name, size and tensors of a checkpoint, for people.
+fn report_checkpoint(record: &Value, out: &mut Report) {
+    out.line(
         "model",
-        format!("{} ({})", text(&record["name"]), text(&record["source"])),
+        format_args!("{} ({})", text(&record["name"]), text(&record["source"])),
     );
-    let model = &record["model"];
-    let family = model["family"]
-        .as_str()
-        .map(|f| format!(", family {f}"))
-        .unwrap_or_default();
-    line(
+    let family = record["model"]["family"].as_str();
+    let family = family.map_or_else(String::new, |f| format!(", family {f}"));
+    out.line(
         "architecture",
-        format!("{}{family}", text(&record["architecture"])),
+        format_args!("{}{family}", text(&record["architecture"])),
     );
-    line(
+    let size = bytes(number(&record["file_bytes"]));
+    out.line(
         "parameters",
-        format!(
-            "{} in {}",
-            amount(number(&record["parameters"])),
-            bytes(number(&record["file_bytes"]))
-        ),
+        format_args!("{} in {size}", amount(number(&record["parameters"]))),
     );
-    line("sha256", text(&record["sha256"]));
-    line(
+    out.line("sha256", text(&record["sha256"]));
+    out.line(
         "tensors",
-        format!(
+        format_args!(
             "{:<16} {:>6} {:>11} {:>9}  formats",
             "class", "number", "parameters", "size"
         ),
     );
     for class in list(&record["tensors"]) {
-        let formats: Vec<String> = list(&class["formats"]).iter().map(text).collect();
-        line(
+        let formats: Vec<&str> = list(&class["formats"]).iter().map(text).collect();
+        out.line(
             "",
-            format!(
+            format_args!(
                 "{:<16} {:>6} {:>11} {:>9}  {}",
                 text(&class["class"]),
                 number(&class["tensors"]),
@@ -358,35 +371,29 @@ fn report(record: &Value, is_verbose: bool) -> String {
             ),
         );
     }
-    if let Some(head) = record["drafts_as"].as_str() {
-        line(
-            "runs",
-            format!("as a drafter: its target with -m, and it with --draft {head}:PATH"),
-        );
-        return out;
-    }
-    if record["runs"] != json!(true) {
-        line("runs", "no".into());
-        return out;
-    }
+}
 
+/// The drafter of a loaded model, the checks that it passed, and where it runs, for people.
+fn report_model(model: &Value, out: &mut Report) {
     let drafter = model["drafter"].as_str().unwrap_or("none");
-    line(
+    out.line(
         "drafter",
-        format!("{drafter}: {}", text(&model["drafter_reason"])),
+        format_args!("{drafter}: {}", text(&model["drafter_reason"])),
     );
     for (label, value) in checks(&model["preflight"]) {
-        line(label, value);
+        out.line(label, value);
     }
-    line("runs on", text(&model["backend"]));
-    line(
+    out.line("runs on", text(&model["backend"]));
+    let reason = text(&model["weights_reason"]);
+    out.line(
         "weights",
-        format!(
-            "{}: {}",
-            text(&model["weights"]),
-            text(&model["weights_reason"])
-        ),
+        format_args!("{}: {reason}", text(&model["weights"])),
     );
+}
+
+/// The memory of one request by context, for people.
+fn report_memory(record: &Value, out: &mut Report) {
+    let model = &record["model"];
     for (i, row) in list(&record["memory"]).iter().enumerate() {
         let label = if i == 0 { "memory" } else { "" };
         let mark = if row["context"] == model["context"] {
@@ -399,78 +406,73 @@ fn report(record: &Value, is_verbose: bool) -> String {
             Some(false) => ", does NOT fit this machine",
             None => "",
         };
-        let size = format!(
-            "{:>7} tokens {:>9} as {}, {} with weights{fits}{mark}",
-            number(&row["context"]),
-            bytes(number(&row["bytes"])),
-            text(&model["kv_format"]),
-            bytes(number(&row["with_weights"])),
+        out.line(
+            label,
+            format_args!(
+                "{:>7} tokens {:>9} as {}, {} with weights{fits}{mark}",
+                number(&row["context"]),
+                bytes(number(&row["bytes"])),
+                text(&model["kv_format"]),
+                bytes(number(&row["with_weights"])),
+            ),
         );
-        line(label, size);
     }
-    let words = &record["text"];
+}
+
+/// The tokenizer, the chat template and the recommended sampling, for people.
+fn report_text(words: &Value, out: &mut Report) {
     let token = |token: &Value| format!("{} {}", number(&token["id"]), text(&token["text"]));
-    line(
+    let stops: Vec<String> = list(&words["stop_tokens"]).iter().map(token).collect();
+    out.line(
         "vocabulary",
-        format!("{} tokens", number(&words["vocabulary"])),
+        format_args!("{} tokens", number(&words["vocabulary"])),
     );
-    line(
-        "stop tokens",
-        list(&words["stop_tokens"])
-            .iter()
-            .map(token)
-            .collect::<Vec<_>>()
-            .join(", "),
-    );
+    out.line("stop tokens", stops.join(", "));
     let template = &words["template"];
-    line(
-        "template",
-        if template.is_null() {
-            "none: continues text with `run --raw`, cannot chat".into()
-        } else {
-            format!(
+    if template.is_null() {
+        out.line(
+            "template",
+            "none: continues text with `run --raw`, cannot chat",
+        );
+    } else {
+        out.line(
+            "template",
+            format_args!(
                 "{}, takes {}; system messages {}; special tokens in messages are {}",
                 bytes(number(&template["bytes"])),
                 forms(&template["content"]),
                 text(&template["system_messages"]),
                 text(&template["special_tokens_in_messages"]),
-            )
-        },
-    );
-    if let Some(advice) = words["recommended"].as_object() {
-        let given = advice
-            .iter()
-            .filter(|(_, v)| !v.is_null())
-            .map(|(k, v)| format!("{k} {v}"));
-        let given = given.collect::<Vec<_>>().join(", ");
-        line(
-            "recommended",
-            if given.is_empty() {
-                "no settings".into()
-            } else {
-                given
-            },
+            ),
         );
     }
-    let unused = list(&model["unused_tensors"]);
-    let shown = if is_verbose {
+    if let Some(advice) = words["recommended"].as_object() {
+        let given = advice.iter().filter(|(_, value)| !value.is_null());
+        let given: Vec<String> = given.map(|(key, value)| format!("{key} {value}")).collect();
+        match given.is_empty() {
+            true => out.line("recommended", "no settings"),
+            false => out.line("recommended", given.join(", ")),
+        }
+    }
+}
+
+/// The tensors that nobody reads, for people: [`UNUSED_SHOWN`] of them, all if `is_verbose`.
+fn report_unused(unused: &Value, is_verbose: bool, out: &mut Report) {
+    let unused = list(unused);
+    let n_shown = if is_verbose {
         unused.len()
     } else {
         unused.len().min(UNUSED_SHOWN)
     };
-    line(
-        "unused tensors",
-        if unused.is_empty() {
-            "none".into()
-        } else {
-            unused.len().to_string()
-        },
-    );
-    for name in &unused[..shown] {
-        line("", text(name));
+    match unused.len() {
+        0 => out.line("unused tensors", "none"),
+        n => out.line("unused tensors", n),
     }
-    if shown < unused.len() {
-        line("", format!("… and {} more, with -v", unused.len() - shown));
+    for name in &unused[..n_shown] {
+        out.line("", text(name));
     }
-    out
+    if n_shown < unused.len() {
+        let n_more = unused.len() - n_shown;
+        out.line("", format_args!("… and {n_more} more, with -v"));
+    }
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C and its kin.
+//! Signals: Ctrl-C, and the request to terminate.
 
 use crate::{INTERRUPTED, TERMINATED};
 use anyhow::{Context, Result};
@@ -7,11 +7,11 @@ use signal_hook::flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What signals have done.
+/// The signals that have come.
 ///
-/// The first sets `interrupted`; one that finds it set ends the program, so
-/// whoever has dealt with the first clears it. While `idle` is set there is
-/// nothing to interrupt, and a signal ends the program as if it were not handled.
+/// The first signal sets `interrupted`. A signal that finds it set ends the program, so the
+/// caller clears it once it has reacted. While `idle` is set there is nothing to interrupt,
+/// and a signal ends the program as if it were not handled.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupts {
     interrupted: Arc<AtomicBool>,
@@ -19,7 +19,7 @@ pub(crate) struct Interrupts {
     terminated: Arc<AtomicBool>,
 }
 
-/// The exit code of a program that `signal` has ended, as shells have it.
+/// The exit code of a program that `signal` has ended, as shells define it.
 fn exit_code(signal: i32) -> u8 {
     if signal == SIGTERM {
         TERMINATED
@@ -29,16 +29,17 @@ fn exit_code(signal: i32) -> u8 {
 }
 
 impl Interrupts {
-    /// Handles Ctrl-C alone.
+    /// Handles Ctrl-C.
     pub(crate) fn of_ctrl_c() -> Result<Self> {
         Interrupts::of(&[SIGINT])
     }
 
-    /// Handles Ctrl-C and the request to terminate.
+    /// Handles Ctrl-C and the request to terminate (SIGTERM).
     pub(crate) fn of_all() -> Result<Self> {
         Interrupts::of(&[SIGINT, SIGTERM])
     }
 
+    /// Handles these signals.
     fn of(signals: &[i32]) -> Result<Self> {
         let all = Interrupts::default();
         for &signal in signals {
@@ -67,7 +68,7 @@ impl Interrupts {
         self.interrupted.load(Ordering::Relaxed)
     }
 
-    /// The exit code that tells which signal has come.
+    /// The exit code of the program for the signal that has come.
     pub(crate) fn exit_code(&self) -> u8 {
         exit_code(if self.terminated.load(Ordering::Relaxed) {
             SIGTERM
@@ -76,12 +77,12 @@ impl Interrupts {
         })
     }
 
-    /// Forgets it.
+    /// Forgets a signal that has come.
     pub(crate) fn clear(&self) {
         self.interrupted.store(false, Ordering::Relaxed);
     }
 
-    /// Does `work` that a signal may end together with the program.
+    /// Does `work` during which a signal ends the program.
     pub(crate) fn while_idle<T>(&self, work: impl FnOnce() -> T) -> T {
         self.idle.store(true, Ordering::Relaxed);
         let result = work();

@@ -47,6 +47,7 @@ mod progress;
 mod prompt;
 mod pull;
 mod reply;
+mod report;
 mod resolve;
 mod run;
 mod serve;

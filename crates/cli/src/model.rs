@@ -1,4 +1,4 @@
-//! From `-m` and its companions to a model.
+//! Loads the model that `-m` and other options ask for, and encodes conversations for it.
 
 use crate::args::{Activations, Device, DraftArgs, LoadArgs, Weights};
 use crate::resolve::{self, Resolved};
@@ -102,7 +102,7 @@ pub(crate) fn options(
     })
 }
 
-/// What was loaded, in four lines.
+/// A loaded model in four lines: weights, memory, drafter and self-test.
 pub(crate) fn describe(info: &ModelInfo) -> String {
     let mapped = match info.weights {
         "mapped" => format!(", mapped: {}", info.weights_reason),
@@ -134,8 +134,8 @@ pub(crate) fn check_chats(text: &Text) -> Result<()> {
     Ok(())
 }
 
-/// The tokens of a conversation, ready for the model's answer; `arguments` are the chat
-/// template's.
+/// Encodes a conversation up to the beginning of the model's answer. `arguments` go to the chat
+/// template.
 pub(crate) fn encode_chat(
     text: &Text,
     messages: Vec<Value>,
@@ -147,23 +147,24 @@ pub(crate) fn encode_chat(
     Ok(text.encode_chat(&Value::Array(messages), None, true, arguments)?)
 }
 
-/// The tokens of a conversation that is over.
+/// Encodes a conversation that has ended.
 pub(crate) fn encode_conversation(text: &Text, messages: Vec<Value>) -> Result<Vec<u32>> {
     Ok(text.encode_chat(&Value::Array(messages), None, false, &Map::new())?)
 }
 
-/// A size as people read it, in powers of 1000.
+/// A number of bytes for people, in powers of 1000.
 pub(crate) fn bytes(n: u64) -> String {
     scaled(n as f64, &["B", "KB", "MB", "GB", "TB"])
 }
 
-/// A number as people read it.
+/// A number for people, in powers of 1000.
 pub(crate) fn amount(n: u64) -> String {
     scaled(n as f64, &["", "K", "M", "B", "T"])
         .trim_end()
         .to_owned()
 }
 
+/// `x` in the unit that leaves at most three digits before the point.
 fn scaled(mut x: f64, units: &[&str]) -> String {
     let mut unit = 0;
     // 999.95 would be written as 1000.0.

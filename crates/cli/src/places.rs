@@ -1,23 +1,27 @@
-//! The folders that a user's programs share, from the environment.
+//! Folders outside the current one, from the environment.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// The settings of the hub: its endpoint, its cache folder and the token.
+/// The address of the hub, and its cache, which other tools share.
 pub(crate) fn hub() -> hub::Settings {
     hub::Settings::from_variables(|name| std::env::var_os(name))
 }
 
-/// What can be made again: results of trials, hashes, code for GPUs. `$XDG_CACHE_HOME/paceline`.
+/// The folder for what can be made again (results of trials, hashes, compiled GPU code):
+/// `$XDG_CACHE_HOME/paceline`. `None` without a home folder.
 pub(crate) fn cache() -> Option<PathBuf> {
     under("XDG_CACHE_HOME", ".cache")
 }
 
-/// Draft heads that were fetched without their checkpoint. `$XDG_DATA_HOME/paceline/heads`.
+/// The folder for draft heads that were fetched without their checkpoint:
+/// `$XDG_DATA_HOME/paceline/heads`. `None` without a home folder.
 pub(crate) fn heads() -> Option<PathBuf> {
     Some(under("XDG_DATA_HOME", ".local/share")?.join("heads"))
 }
 
+/// The folder `paceline` in the folder that `variable` names, else in `in_home` of the home
+/// folder.
 fn under(variable: &str, in_home: &str) -> Option<PathBuf> {
     let path = |name| {
         let value: Option<OsString> = std::env::var_os(name);

@@ -1,15 +1,16 @@
-//! Signs of life on stderr, for work that takes long and a person who waits.
+//! Progress on stderr for a user who waits: spinners and bars. Nothing without a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Work that is done sooner shows nothing.
+/// How long work may take before it shows anything.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// The time between two pictures of a spinner.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Does `work`, with a spinner beside `message` if it takes long.
+/// Does `work`, and shows a spinner beside `message` if it takes long.
 pub(crate) fn patiently<T>(message: &str, work: impl FnOnce() -> T) -> T {
     if !std::io::stderr().is_terminal() {
         return work();
@@ -35,15 +36,17 @@ pub(crate) fn patiently<T>(message: &str, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// A bar for the rows of a prompt.
+/// A bar for the rows of a prompt that prefill has run.
 pub(crate) struct PrefillBar {
+    /// When prefill began.
     start: Instant,
+    /// Whether the bar may still appear.
     is_wanted: bool,
     bar: Option<ProgressBar>,
 }
 
 impl PrefillBar {
-    /// A bar that appears if the prompt takes long.
+    /// A bar that appears if prefill takes long, and only if it `is_wanted`.
     pub(crate) fn new(is_wanted: bool) -> Self {
         PrefillBar {
             start: Instant::now(),
@@ -73,13 +76,13 @@ impl PrefillBar {
     }
 }
 
-/// A bar for bytes.
+/// A bar for bytes that are written.
 pub(crate) struct ByteBar {
     bar: Option<ProgressBar>,
 }
 
 impl ByteBar {
-    /// A bar beside `message`.
+    /// A bar beside `message`, if it `is_wanted`.
     pub(crate) fn new(message: &str, is_wanted: bool) -> Self {
         let style =
             ProgressStyle::with_template("{msg} {bar:30} {bytes} of {total_bytes}, {eta} left");
@@ -93,7 +96,7 @@ impl ByteBar {
         }
     }
 
-    /// Shows that `done` of `total` bytes are there.
+    /// Shows that `done` of `total` bytes are written.
     pub(crate) fn set(&mut self, done: u64, total: u64) {
         if let Some(bar) = &self.bar {
             bar.set_length(total);
@@ -112,11 +115,12 @@ impl ByteBar {
 /// A bar for a file that is fetched.
 pub(crate) struct DownloadBar {
     bar: Option<ProgressBar>,
+    /// The file that the bar shows.
     file: String,
 }
 
 impl DownloadBar {
-    /// A bar, if somebody watches and it is wanted.
+    /// A bar, if it `is_wanted`.
     pub(crate) fn new(is_wanted: bool) -> Self {
         let style = ProgressStyle::with_template(
             "{bar:30} {bytes:>9} of {total_bytes:<9} {bytes_per_sec:>11} {eta:>4} {wide_msg}",
@@ -129,7 +133,7 @@ impl DownloadBar {
         }
     }
 
-    /// Shows how far a file has come.
+    /// Shows the progress of a file.
     pub(crate) fn set(&mut self, progress: hub::Progress<'_>) {
         let Some(bar) = &self.bar else {
             return;

@@ -18,17 +18,17 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Longest prompt; a tokenizer takes no more.
+/// Longest prompt in bytes; a tokenizer takes no more.
 const PROMPT_BYTES_MAX: usize = text::tokenizer::TEXT_BYTES_MAX;
 
-/// How long stdin may stay open before the user is told what is waited for.
+/// How long stdin may stay open before the user is told that the program waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Reads the prompt that `args` ask for.
 ///
 /// # Errors
 ///
-/// If it cannot be read, is no UTF-8 text, is too long, or is empty without `--raw`.
+/// If the prompt cannot be read, is not UTF-8, is too long, or is empty without `--raw`.
 pub(crate) fn read(args: &RunArgs, output: OutputArgs) -> Result<String> {
     let argument = args.prompt.as_ref().or(args.prompt_option.as_ref());
     let given = match (argument, &args.prompt_file) {
@@ -57,7 +57,7 @@ pub(crate) fn read(args: &RunArgs, output: OutputArgs) -> Result<String> {
     Ok(prompt)
 }
 
-/// Puts what was read from stdin before the prompt, a blank line between them.
+/// Puts the text of stdin before the prompt, with a blank line between them.
 fn join(stdin: &str, prompt: String) -> String {
     match (stdin.trim().is_empty(), prompt.is_empty()) {
         (true, _) => prompt,
@@ -66,7 +66,8 @@ fn join(stdin: &str, prompt: String) -> String {
     }
 }
 
-/// Whether stdin is a pipe, a file or a socket, and not a terminal or `/dev/null`.
+/// Whether stdin may have data: it is a pipe, a file or a socket, and not a terminal or
+/// `/dev/null`.
 #[cfg(unix)]
 fn has_data() -> bool {
     use std::os::fd::AsFd;
@@ -80,12 +81,13 @@ fn has_data() -> bool {
     })
 }
 
+/// Whether stdin may have data: it is not a terminal.
 #[cfg(not(unix))]
 fn has_data() -> bool {
     !io::stdin().is_terminal()
 }
 
-/// Reads stdin to its end, and says so if that takes long: a pipe that a script has
+/// Reads stdin to its end, and tells the user if that takes long: a pipe that a script has
 /// inherited may never be closed.
 fn read_patiently(output: OutputArgs) -> Result<String> {
     let (done, inbox) = channel();
@@ -104,7 +106,8 @@ fn read_patiently(output: OutputArgs) -> Result<String> {
     }
 }
 
-/// Reads a text. One line break at its end is the file's, not the prompt's.
+/// Reads a text. One line break at the end belongs to the file and is dropped. `name` names the
+/// source for errors.
 fn read_text(from: impl Read, name: &str) -> Result<String> {
     let mut bytes = Vec::new();
     from.take(PROMPT_BYTES_MAX as u64 + 1)
@@ -124,7 +127,7 @@ fn read_text(from: impl Read, name: &str) -> Result<String> {
     Ok(whole)
 }
 
-/// Asks whether a prompt that is the name of a model was meant as one.
+/// Asks the user, if the prompt is the name of a model, whether it was meant as one.
 fn note_model(prompt: &str, output: OutputArgs) {
     if !output.quiet && resolve::is_known(prompt) {
         say!("paceline: `{prompt}` is taken as the prompt; did you mean -m {prompt}?");

@@ -1,5 +1,4 @@
-//! `paceline pull`, `list` and `rm`: models of the hub in the cache that other
-//! tools share.
+//! `paceline pull`, `list` and `rm`: models of the hub, in the cache that other tools share.
 
 use crate::args::{ListArgs, OutputArgs, PullArgs, RmArgs};
 use crate::model::bytes;
@@ -12,7 +11,7 @@ use serde_json::json;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Runs `pull`: what has been fetched is printed, one path a line.
+/// Runs `paceline pull`. The path of each model that was fetched is printed on a line of its own.
 pub(crate) fn run(args: &PullArgs, output: OutputArgs) -> Result<ExitCode> {
     if bundled::find(&args.model).is_some() {
         bail!(
@@ -23,7 +22,7 @@ pub(crate) fn run(args: &PullArgs, output: OutputArgs) -> Result<ExitCode> {
     }
     let (id, quant, revision) = resolve::parts(&args.model);
     let repo = RepoId::parse(id)?;
-    // Said even with --quiet: nothing else shows why nothing happens.
+    // Shown even with --quiet: nothing else explains why the program waits.
     let client = Client::new(places::hub()).with_notice(|line| say!("{line}"));
     if args.head_only {
         head(&client, &repo, revision, output)?;
@@ -36,8 +35,8 @@ pub(crate) fn run(args: &PullArgs, output: OutputArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Fetches all that a model is made of: safetensors with what lies beside them, or the
-/// GGUF files of one format, if one is named or nothing else is there.
+/// Fetches a whole model: safetensors with their configuration, or the GGUF files of one format
+/// if a format is named or there are no safetensors.
 fn whole(
     client: &Client,
     repo: &RepoId,
@@ -75,7 +74,9 @@ fn whole(
 
 /// Fetches the `mtp.*` tensors of `repo` alone.
 fn head(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -> Result<()> {
-    let root = places::heads().ok_or_else(|| anyhow!("neither XDG_DATA_HOME nor HOME is set"))?;
+    let root = places::heads().ok_or_else(|| {
+        anyhow!("neither XDG_DATA_HOME nor HOME is set: set one to say where heads are kept")
+    })?;
     let info = client.info(repo, revision)?;
     let mut bar = DownloadBar::new(!output.quiet);
     let folder = hub::head::fetch(client, repo, &info, &root, &mut |p| bar.set(p))?;
@@ -84,7 +85,7 @@ fn head(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -> R
     Ok(())
 }
 
-/// Fetches who drafts for `repo`, as the table has it.
+/// Fetches the drafter of `repo` that the table `hub::known` names.
 fn drafter(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -> Result<()> {
     let known = known::drafters(repo.as_str());
     let Some(known) = known.into_iter().find(|k| k.is_advised) else {
@@ -110,7 +111,7 @@ fn drafter(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -
     }
 }
 
-/// Runs `list`.
+/// Runs `paceline list`.
 pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
     let cache = Cache::new(places::hub().cache);
     let models = cache.list()?;
@@ -142,7 +143,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs `rm`.
+/// Runs `paceline rm`.
 pub(crate) fn remove(args: &RmArgs, output: OutputArgs) -> Result<ExitCode> {
     let cache = Cache::new(places::hub().cache);
     let repos: Vec<RepoId> = args

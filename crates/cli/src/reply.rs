@@ -14,24 +14,24 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// How often a waiting reply looks whether it was interrupted.
+/// The time between two looks at whether a waiting reply was interrupted.
 const INTERRUPT_POLL: Duration = Duration::from_millis(20);
 
 /// The highest temperature, as in the API.
 const TEMPERATURE_MAX: f32 = 2.0;
 
-/// Guesses of which a share is printed.
+/// Fewest drafted tokens of a position for which a share of accepted ones is printed.
 const TELLING: u64 = 5;
 
 /// A reply that has ended.
 pub(crate) struct Reply {
-    /// The answer.
+    /// The text of the answer.
     pub(crate) text: String,
-    /// What was written before the answer.
+    /// The text of the reasoning before the answer.
     pub(crate) reasoning: String,
-    /// The ids of all tokens written, those of the reasoning too.
+    /// The token ids of the whole reply.
     pub(crate) tokens: Vec<u32>,
-    /// How the request ended, its times and what speculation did.
+    /// Usage, timings and speculation of the request.
     pub(crate) outcome: RequestOutcome,
     /// Milliseconds from submission to the first text.
     pub(crate) first_text_ms: f64,
@@ -157,7 +157,7 @@ fn new_seed() -> u64 {
         >> 32
 }
 
-/// What a person wants to know of a reply, in one line.
+/// Tokens, speed and speculation of a reply, in one line for people.
 pub(crate) fn summary(outcome: &RequestOutcome, max_tokens: usize, draft_max: usize) -> String {
     let Speculation {
         engaged,
@@ -195,7 +195,8 @@ pub(crate) fn summary(outcome: &RequestOutcome, max_tokens: usize, draft_max: us
     line
 }
 
-/// A reply in a line that is short enough to stand under each one of a conversation.
+/// Tokens, speed and acceptance of a reply, short enough to stand under every reply of a
+/// conversation.
 pub(crate) fn short_summary(outcome: &RequestOutcome, max_tokens: usize) -> String {
     let mut line = rate(outcome, max_tokens);
     let speculation = &outcome.speculation;
@@ -210,7 +211,7 @@ pub(crate) fn short_summary(outcome: &RequestOutcome, max_tokens: usize) -> Stri
     line
 }
 
-/// How many tokens, how fast, and what cut them off.
+/// The number of tokens, their speed, and the option that cut them off.
 fn rate(outcome: &RequestOutcome, max_tokens: usize) -> String {
     let n = outcome.usage.completion_tokens;
     let mut line = format!("{n} token{}", if n == 1 { "" } else { "s" });
@@ -229,8 +230,7 @@ fn rate(outcome: &RequestOutcome, max_tokens: usize) -> String {
     line
 }
 
-/// Text of a model on its way to stdout. What steers a terminal is replaced if
-/// stdout is one.
+/// Writes text of a model to stdout or stderr. On a terminal, control characters are replaced.
 ///
 /// A model can be made to write escape sequences, and those can rename windows,
 /// hide text and on some terminals do worse.
@@ -239,12 +239,12 @@ pub(crate) struct TextOut<W> {
     is_terminal: bool,
     is_dim: bool,
     ends_line: bool,
-    /// Breaks lines between words, if they are to be.
+    /// Breaks lines between words; `None` leaves that to the terminal.
     wrap: Option<Wrap>,
 }
 
 impl TextOut<Box<dyn Write>> {
-    /// Text to stderr, dimmed if that shows colors; to nowhere unless it `is_shown`.
+    /// Writes to stderr, dimmed if it shows colors; to nowhere unless `is_shown`.
     pub(crate) fn reasoning(is_shown: bool) -> Self {
         let out: Box<dyn Write> = if is_shown {
             Box::new(io::stderr())
@@ -262,7 +262,7 @@ impl TextOut<Box<dyn Write>> {
 }
 
 impl TextOut<io::StdoutLock<'static>> {
-    /// Text to stdout.
+    /// Writes to stdout.
     pub(crate) fn stdout() -> Self {
         let stdout = io::stdout();
         TextOut {
@@ -274,7 +274,7 @@ impl TextOut<io::StdoutLock<'static>> {
         }
     }
 
-    /// Text to stdout, with lines that break between words where that is a terminal.
+    /// Writes to stdout; on a terminal, lines break between words.
     pub(crate) fn wrapped_stdout() -> Self {
         let size = console::Term::stdout().size_checked();
         TextOut {
@@ -285,7 +285,7 @@ impl TextOut<io::StdoutLock<'static>> {
 }
 
 impl<W: Write> TextOut<W> {
-    /// Ends the last line, if it has no end.
+    /// Ends the last line with a line break unless it has one.
     pub(crate) fn end_line(&mut self) -> io::Result<()> {
         if let Some(wrap) = &mut self.wrap {
             let held = wrap.finish();

@@ -1,15 +1,15 @@
-//! What `-m` names, and where its drafter may lie.
+//! Finds the model that `-m` names, and the drafters it may have.
 //!
 //! ```text
 //! -m      bundled name → folder → ORG/NAME in the hub cache
-//! drafter the table `hub::known` by name, then every head of the hub cache whose
+//! drafter the table `hub::known` by name, then every draft head of the hub cache whose
 //!         configuration fits, and heads that were fetched alone
 //! ```
 //!
-//! Names and configurations only suggest; whether a drafter fits is proven when it
-//! is loaded. Nothing is fetched here: what is missing becomes advice.
+//! Names and configurations only suggest a drafter; whether it fits is proven when it is
+//! loaded. Nothing is fetched here: what is missing becomes advice.
 
-use crate::{bundled, places, usage};
+use crate::{bundled, places};
 use anyhow::{Result, anyhow, bail};
 use engine::Source;
 use hub::known::{self, Part};
@@ -19,21 +19,21 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a configuration that is looked into.
+/// Largest configuration that is read, in bytes.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
-/// A model, and where its drafter may lie.
+/// A model, and the drafters it may have.
 pub(crate) struct Resolved {
-    /// The model.
+    /// The files of the model.
     pub(crate) source: Source,
-    /// Drafters, the most likely first.
+    /// Drafters that may fit, the most likely first.
     pub(crate) drafters: Vec<Source>,
-    /// What a user could do for a drafter.
+    /// A command that would fetch a drafter, as advice to the user.
     pub(crate) advice: Option<String>,
 }
 
-/// What `name` is. Bundled names come first, so that a command means the same in
-/// every folder; `./NAME` is always the folder.
+/// Finds the model called `name` and the drafters it may have. Bundled names come first, so
+/// that a command means the same in every folder; `./NAME` is always the folder.
 pub(crate) fn model(name: &str) -> Result<Resolved> {
     let source = source(name)?;
     let Source::Folder(folder) = &source else {
@@ -51,7 +51,7 @@ pub(crate) fn model(name: &str) -> Result<Resolved> {
     })
 }
 
-/// The source of the model `name`, without looking for its drafters.
+/// Finds the model called `name`, without drafters.
 pub(crate) fn source(name: &str) -> Result<Source> {
     if let Some(bundled) = bundled::find(name) {
         return Ok(Source::Files(Box::new(bundled.files())));
@@ -77,18 +77,28 @@ pub(crate) fn source(name: &str) -> Result<Source> {
         None => bail!(
             "no such model: `{name}` is neither a folder, nor a .gguf file, nor bundled{} (bundled are {}; \
              `paceline pull ORG/NAME` fetches others)",
-            usage::nearest(name).map_or_else(String::new, |near| format!("; did you mean {near}?")),
+            nearest(name).map_or_else(String::new, |near| format!("; did you mean {near}?")),
             bundled::names()
         ),
     }
 }
 
-/// Whether `name` is a model's: bundled, or in the hub cache.
+/// The bundled model whose name is most similar to `name`; `None` if none is similar.
+fn nearest(name: &str) -> Option<&'static str> {
+    /// Jaro–Winkler similarity below which names share hardly more than a few letters.
+    const ALIKE: f64 = 0.8;
+    let names = bundled::BUNDLED.iter().map(|b| b.name);
+    let scored = names.map(|n| (strsim::jaro_winkler(n, name), n));
+    let best = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (best.0 >= ALIKE).then_some(best.1)
+}
+
+/// Whether `name` names a model that is bundled or in the hub cache.
 pub(crate) fn is_known(name: &str) -> bool {
     bundled::find(name).is_some() || matches!(in_cache(name), Some(Ok(_)))
 }
 
-/// The names of the models that are here: bundled, and complete in the hub cache.
+/// The names of all models on this machine: bundled, or complete in the hub cache.
 pub(crate) fn known_names() -> Vec<String> {
     let cached = Cache::new(places::hub().cache).list().unwrap_or_default();
     let cached = cached.into_iter().filter(|m| m.incomplete.is_none());
@@ -96,21 +106,21 @@ pub(crate) fn known_names() -> Vec<String> {
     bundled.chain(cached.map(|m| m.id)).collect()
 }
 
-/// Whether a file of this name is taken for GGUF.
+/// Whether a file is GGUF by its name.
 pub(crate) fn is_gguf_name(path: &Path) -> bool {
     let extension = path.extension();
     extension.is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
 }
 
-/// Whether the file begins as a GGUF file does.
+/// Whether a file is GGUF by its first bytes.
 fn is_gguf(path: &Path) -> bool {
     let mut magic = [0; 4];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
     read.is_ok() && &magic == b"GGUF"
 }
 
-/// The drafter that a user names: one that is bundled, a folder or GGUF file, or ORG/NAME
-/// in the hub cache. Bundled names come first, as for models.
+/// Finds the drafter that a user names: a bundled one, a folder or GGUF file, or ORG/NAME in the
+/// hub cache. Bundled names come first, as for models.
 pub(crate) fn drafter(path: &Path) -> Result<Source> {
     let name = path.to_string_lossy();
     if let Some(files) = bundled::find_drafter(&name) {
@@ -127,7 +137,7 @@ pub(crate) fn drafter(path: &Path) -> Result<Source> {
     }
 }
 
-/// Where drafters of `source` may lie, apart from its own files.
+/// The drafters that `source` may have, in addition to a head in its own files.
 pub(crate) fn drafters_of(source: &Source) -> Vec<Source> {
     match source {
         Source::Folder(folder) => drafters(&source.name(), folder).0,
@@ -135,11 +145,11 @@ pub(crate) fn drafters_of(source: &Source) -> Vec<Source> {
     }
 }
 
-/// What a name copied from elsewhere begins with.
+/// Beginnings of a name that was copied from a browser or another tool.
 const HUB_PREFIXES: &[&str] = &["https://huggingface.co/", "hf.co/"];
 
-/// Repository, GGUF format and revision of `ORG/NAME:FORMAT@REVISION`, of which the last
-/// two may be missing.
+/// Splits `ORG/NAME:FORMAT@REVISION` into repository, GGUF format and revision. Format and
+/// revision may be missing.
 pub(crate) fn parts(name: &str) -> (&str, Option<&str>, &str) {
     let prefix = HUB_PREFIXES.iter().find_map(|p| name.strip_prefix(p));
     let name = prefix.unwrap_or(name).trim_end_matches('/');
@@ -150,8 +160,8 @@ pub(crate) fn parts(name: &str) -> (&str, Option<&str>, &str) {
     }
 }
 
-/// The first GGUF file in `snapshot` in the format `quant`, or of the only model; the
-/// snapshot itself if it has safetensors and no format is named.
+/// The model in a snapshot: the snapshot itself if it has safetensors and no format is named,
+/// else the first GGUF file of the model in the format `quant`.
 fn in_snapshot(snapshot: PathBuf, quant: Option<&str>, name: &str) -> Result<PathBuf> {
     if quant.is_none() && snapshot.join("config.json").exists() {
         return Ok(snapshot);
@@ -162,8 +172,8 @@ fn in_snapshot(snapshot: PathBuf, quant: Option<&str>, name: &str) -> Result<Pat
     Ok(snapshot.join(found[0]))
 }
 
-/// The snapshot of `ORG/NAME` or `ORG/NAME@REVISION`, or a GGUF file of it; `None` if
-/// `name` is neither.
+/// The folder or GGUF file in the hub cache that `ORG/NAME:FORMAT@REVISION` names; `None` if
+/// `name` has another form.
 fn in_cache(name: &str) -> Option<Result<PathBuf>> {
     let (id, quant, revision) = parts(name);
     let repo = RepoId::parse(id).ok()?;
@@ -184,8 +194,8 @@ fn in_cache(name: &str) -> Option<Result<PathBuf>> {
     )
 }
 
-/// Where drafters of the target called `name`, in `folder`, may lie, and what to do
-/// if none does.
+/// The drafters that the target called `name` in `folder` may have, and advice if the best of
+/// them is missing.
 fn drafters(name: &str, folder: &Path) -> (Vec<Source>, Option<String>) {
     let cache = Cache::new(places::hub().cache);
     let target = config(folder);
@@ -240,13 +250,14 @@ pub(crate) fn has_head(folder: &Path) -> bool {
     checkpoint.is_ok_and(|c| c.names().any(|name| name.starts_with("mtp.")))
 }
 
+/// The snapshot of `repo` if it is in the cache and complete.
 fn complete(cache: &Cache, repo: &RepoId) -> Option<PathBuf> {
     let snapshot = cache.snapshot(repo, "main")?;
     let incomplete = cache.incomplete(repo, Some(&snapshot));
     incomplete.is_none().then_some(snapshot)
 }
 
-/// Whether `head` is the configuration of a draft head as wide as `target`.
+/// Whether `head` is the configuration of a draft head with the hidden size of `target`.
 fn is_head_for(head: &Value, target: &Value) -> bool {
     let text = |config: &Value, key: &str| -> Option<u64> {
         let nested = config.get("text_config").and_then(|t| t.get(key));
@@ -256,7 +267,7 @@ fn is_head_for(head: &Value, target: &Value) -> bool {
     width.is_some() && width == text(target, "hidden_size")
 }
 
-/// `config.json` in `folder`; `null` if it cannot be read.
+/// The contents of `config.json` in `folder`; `null` if it cannot be read.
 fn config(folder: &Path) -> Value {
     let file = folder.join("config.json");
     let fits = file
@@ -270,6 +281,13 @@ fn config(folder: &Path) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_near_or_not() {
+        assert_eq!(nearest("tiny-qwen"), Some("tiny-qwen3.5"));
+        assert_eq!(nearest("tiny-gema4"), Some("tiny-gemma4"));
+        assert_eq!(nearest("llama3"), None);
+    }
 
     #[test]
     fn a_bundled_name_is_no_path() {

@@ -1,26 +1,26 @@
-//! Wrong command lines: options without effect, and hints beside the parser's errors.
+//! Wrong command lines: options without effect, and hints that go with the parser's errors.
 //!
 //! The parser knows which options a command has, and which pairs never go together. Here
-//! are the pairs of which one has no effect because of the *value* of the other.
+//! are the pairs in which one option has no effect because of the *value* of the other.
 
 use crate::config::Layered;
-use crate::{bundled, resolve};
+use crate::resolve;
 use clap::ArgMatches;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use std::ffi::OsString;
 
-/// An option that takes all effect from others.
+/// An option with a value after which others have no effect.
 struct Silencer {
-    /// The option.
+    /// The option that silences others.
     option: &'static str,
-    /// Whether this value of it does so.
+    /// Whether the option silences others with this value.
     silences: fn(&str) -> bool,
-    /// The options that then do nothing.
+    /// The options that then have no effect.
     silenced: &'static [&'static str],
 }
 
-/// Values after which other options of the same command line have no effect.
+/// Every option with a value after which others of the same command line have no effect.
 const SILENCERS: &[Silencer] = &[
     Silencer {
         option: "draft",
@@ -49,12 +49,12 @@ const SILENCERS: &[Silencer] = &[
     },
 ];
 
-/// Refuses a command line whose options cancel each other. What comes from files and the
-/// environment is meant for many command lines, and is left alone.
+/// Refuses a command line with an option that has no effect. Options from files and the
+/// environment are meant for many command lines, and are not checked.
 ///
 /// # Errors
 ///
-/// The message, which names both options.
+/// A message that names both options.
 pub(crate) fn check(matches: &ArgMatches) -> Result<(), String> {
     let Some((name, command)) = matches.subcommand() else {
         return Ok(());
@@ -98,7 +98,8 @@ pub(crate) fn check(matches: &ArgMatches) -> Result<(), String> {
     Ok(())
 }
 
-/// What a user may have meant by the words that the parser refused.
+/// A hint for the user whose words the parser refused: the option that was meant, or the
+/// variable that a wrong value comes from.
 pub(crate) fn hint(error: &clap::Error, layered: &Layered) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -132,28 +133,11 @@ pub(crate) fn hint(error: &clap::Error, layered: &Layered) -> Option<String> {
     }
 }
 
-/// The bundled model whose name is the most like `name`, if one is like it at all.
-pub(crate) fn nearest(name: &str) -> Option<&'static str> {
-    /// Below this, names share hardly more than a few letters.
-    const ALIKE: f64 = 0.8;
-    let names = bundled::BUNDLED.iter().map(|b| b.name);
-    let scored = names.map(|n| (strsim::jaro_winkler(n, name), n));
-    let best = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
-    (best.0 >= ALIKE).then_some(best.1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::args::Cli;
     use clap::CommandFactory;
-
-    #[test]
-    fn names_are_near_or_not() {
-        assert_eq!(nearest("tiny-qwen"), Some("tiny-qwen3.5"));
-        assert_eq!(nearest("tiny-gema4"), Some("tiny-gemma4"));
-        assert_eq!(nearest("llama3"), None);
-    }
 
     /// Commands that load a model.
     const LOADING: &str = "run chat serve inspect bench perplexity";

@@ -144,7 +144,7 @@ mod tests {
         let head = RefusedHead {
             place: Some("a/head".into()),
             error: EngineError::KvMisfit {
-                kv: backend::KvFormat::both(&quant::F16),
+                kv: backend::KvFormat::both(&quant::kv::F16),
                 format: "q8_0",
                 block: 32,
                 head_dim: 8,

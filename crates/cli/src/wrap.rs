@@ -1,30 +1,31 @@
 //! Wraps streamed text at the width of a terminal, between words.
 //!
-//! A terminal breaks a line wherever it is full, in the middle of a word. Here a word is held
-//! back until it is whole, and begins a new line if it does not fit. Fenced code is left as
-//! it is, for it is copied.
+//! A terminal breaks a full line in the middle of a word. Here a word is held back until it is
+//! whole, and begins a new line if it does not fit. Fenced code is not wrapped, so that it can
+//! be copied.
 
-/// What is known of the line that is being written.
+/// The state of the line that is being written.
 #[derive(Debug, Default)]
 pub(crate) struct Wrap {
-    /// Columns of the terminal; 0 wraps nothing.
+    /// Columns of the terminal; 0 does not wrap.
     width: usize,
-    /// Columns that are written.
+    /// Columns of the line that are written.
     column: usize,
-    /// Spaces after them, which a line break replaces.
+    /// Spaces that are held back, for a line break would replace them.
     spaces: String,
-    /// The word that has begun.
+    /// The word that is held back until it ends.
     word: String,
-    /// The line so far, as far as it takes to know a fence.
+    /// The first characters of the line, as many as a fence has.
     start: String,
+    /// Whether the line is in a block of code.
     in_fence: bool,
 }
 
-/// What begins and ends a block of code.
+/// The mark that begins and ends a block of code.
 const FENCE: &str = "```";
 
 impl Wrap {
-    /// Lines of `width` columns.
+    /// Wraps at `width` columns; 0 does not wrap.
     pub(crate) fn new(width: usize) -> Self {
         Wrap {
             width,
@@ -32,7 +33,7 @@ impl Wrap {
         }
     }
 
-    /// What of `text`, and of what was held back, can be written now.
+    /// Takes the next piece of text; returns what can be written now.
     pub(crate) fn push(&mut self, text: &str) -> String {
         let mut out = String::new();
         for c in text.chars() {
@@ -64,7 +65,7 @@ impl Wrap {
         out
     }
 
-    /// What is still held back.
+    /// Ends the text; returns what was held back.
     pub(crate) fn finish(&mut self) -> String {
         let mut out = String::new();
         self.place(&mut out);
@@ -75,7 +76,8 @@ impl Wrap {
         out
     }
 
-    /// Writes the word that has ended, if there is one, on this line or the next.
+    /// Adds the word that has ended, if there is one, to `out`: on this line, or on the next if
+    /// it does not fit.
     fn place(&mut self, out: &mut String) {
         if self.word.is_empty() {
             return;

@@ -2,7 +2,7 @@
 
 use crate::error::EngineError;
 use crate::hashes::{Hashes, sha256};
-use convert::{Quantize, vocabulary};
+use convert::Quantize;
 use models::ModelError;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};

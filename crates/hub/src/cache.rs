@@ -1,10 +1,10 @@
 //! The cache on disk, in the layout of `huggingface_hub`:
 //!
 //! ```text
-//! models--ORG--NAME/blobs/ETAG            contents; ETAG.incomplete while they come
-//! models--ORG--NAME/refs/main             the commit a branch stands for
+//! models--ORG--NAME/blobs/ETAG            contents; ETAG.incomplete until they are whole
+//! models--ORG--NAME/refs/main             the commit of a branch
 //! models--ORG--NAME/snapshots/COMMIT/…    links to blobs, under the files' names
-//! .locks/models--ORG--NAME/ETAG.lock      held while a blob comes
+//! .locks/models--ORG--NAME/ETAG.lock      held while a blob is fetched
 //! ```
 
 use crate::error::line;
@@ -15,41 +15,42 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Depth of folders inside a snapshot; the hub allows more, models have one or two.
+/// Most folders inside each other in a snapshot; the hub allows more, models have one or two.
 const MAX_DEPTH: usize = 8;
-/// Bytes of an index of shards that is looked into.
+/// Largest index of shards that is read, in bytes.
 const MAX_INDEX: u64 = 64 << 20;
-/// Files that it names.
+/// Most files that an index of shards may name.
 const MAX_SHARDS: usize = 1024;
 
-/// A hub cache.
+/// The cache of a hub on disk.
 #[derive(Clone, Debug)]
 pub struct Cache {
+    /// The folder of the cache.
     root: PathBuf,
 }
 
-/// One model in the cache.
+/// A model in the cache.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cached {
-    /// `ORG/NAME`.
+    /// The repository, `ORG/NAME`.
     pub id: String,
-    /// Bytes on disk, of all commits.
+    /// Bytes on disk of all commits together.
     pub bytes: u64,
-    /// The snapshot that `main` stands for, or the only one.
+    /// The folder of the commit that `main` stands for, or of the only commit.
     pub snapshot: Option<PathBuf>,
-    /// What is missing of it, if anything is.
+    /// The reason why the snapshot is not complete; `None` if it is.
     pub incomplete: Option<Incomplete>,
 }
 
-/// What is missing of a download.
+/// The reason why a download is not complete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Incomplete {
-    /// Nothing has arrived whole.
+    /// No file has been downloaded completely.
     Nothing,
-    /// Files that have begun to arrive.
+    /// So many files were only partly downloaded.
     Begun(usize),
-    /// A file that the snapshot or its index names and that is not there.
+    /// The snapshot or its index names this file, and it is not there.
     Missing(String),
 }
 
@@ -70,18 +71,18 @@ impl Cache {
         Cache { root: root.into() }
     }
 
-    /// The cache folder.
+    /// The folder of the cache.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The folder of `repo`.
+    /// The folder of `repo` in the cache, which need not exist.
     pub fn folder(&self, repo: &RepoId) -> PathBuf {
         self.root.join(repo.folder())
     }
 
-    /// The snapshot of `repo` that `revision` (a branch, a tag or a commit) stands
-    /// for; `main` where the only snapshot has no name. `None` if there is none.
+    /// The folder of the commit of `repo` that `revision` (a branch, a tag or a commit) stands
+    /// for; `None` if it is not in the cache. `main` is also the only commit without a branch.
     pub fn snapshot(&self, repo: &RepoId, revision: &str) -> Option<PathBuf> {
         let folder = self.folder(repo);
         let snapshots = folder.join("snapshots");
@@ -100,7 +101,7 @@ impl Cache {
         }
     }
 
-    /// What is missing of `snapshot` of `repo`.
+    /// The reason why the `snapshot` of `repo` is not complete; `None` if it is.
     pub fn incomplete(&self, repo: &RepoId, snapshot: Option<&Path>) -> Option<Incomplete> {
         let begun = fs::read_dir(self.folder(repo).join("blobs")).map_or(0, |blobs| {
             let is_part =
@@ -128,11 +129,11 @@ impl Cache {
         }
     }
 
-    /// Every model, sorted by name.
+    /// Lists every model in the cache, sorted by name.
     ///
     /// # Errors
     ///
-    /// If the folder cannot be read; one that does not exist is empty.
+    /// [`HubError::Io`] if the folder cannot be read. A folder that does not exist has no models.
     pub fn list(&self) -> Result<Vec<Cached>, HubError> {
         let entries = match fs::read_dir(&self.root) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -155,12 +156,12 @@ impl Cache {
         Ok(models)
     }
 
-    /// Removes `repo` with all its commits; the bytes that were freed, or `None` if
-    /// it is not there.
+    /// Removes `repo` with all its commits. Returns the bytes that were freed; `None` if it is
+    /// not in the cache.
     ///
     /// # Errors
     ///
-    /// If it cannot be removed.
+    /// [`HubError::Io`] if it cannot be removed.
     pub fn remove(&self, repo: &RepoId) -> Result<Option<u64>, HubError> {
         let folder = self.folder(repo);
         if !folder.is_dir() {
@@ -173,7 +174,7 @@ impl Cache {
         Ok(Some(bytes))
     }
 
-    /// Lets `file` of the snapshot `commit` be the blob `etag`.
+    /// Links `file` in the snapshot of `commit` to the blob `etag`; returns the path of the link.
     pub(crate) fn link(
         &self,
         repo: &RepoId,
@@ -205,7 +206,7 @@ impl Cache {
         }
     }
 
-    /// Remembers that `revision` stands for `commit`.
+    /// Writes down that `revision` stands for `commit`.
     pub(crate) fn note(&self, repo: &RepoId, revision: &str, commit: &str) -> Result<(), HubError> {
         if revision == commit {
             return Ok(());
@@ -228,17 +229,19 @@ impl Cache {
     }
 }
 
+/// Makes `path` a link to `target`.
 #[cfg(unix)]
 fn symlink(target: &str, _blob: &Path, path: &Path) -> std::io::Result<()> {
     std::os::unix::fs::symlink(target, path)
 }
 
-/// Links need a privilege elsewhere: a copy does as well.
+/// Copies `blob` to `path`: links need a privilege on other systems.
 #[cfg(not(unix))]
 fn symlink(_target: &str, blob: &Path, path: &Path) -> std::io::Result<()> {
     fs::copy(blob, path).map(|_| ())
 }
 
+/// The error for a file or folder of the cache.
 pub(crate) fn io(path: &Path, source: std::io::Error) -> HubError {
     HubError::Io {
         path: path.into(),
@@ -246,12 +249,13 @@ pub(crate) fn io(path: &Path, source: std::io::Error) -> HubError {
     }
 }
 
+/// Creates the folder that `path` lies in.
 pub(crate) fn make_parent(path: &Path) -> Result<(), HubError> {
     let parent = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(|source| io(parent, source))
 }
 
-/// Whether `name` stays inside the folder that it is joined to.
+/// Whether `name` is a path inside the folder that it is joined to.
 pub(crate) fn is_inside(name: &str) -> bool {
     !name.is_empty()
         && !name
@@ -262,13 +266,13 @@ pub(crate) fn is_inside(name: &str) -> bool {
             .all(|c| matches!(c, Component::Normal(_)))
 }
 
-/// Whether `text` is a commit's hash.
+/// Whether `text` is the hash of a commit.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// Collects the files under `folder`, relative to `root`; the first link that leads
-/// nowhere, if there is one.
+/// Adds the files under `folder`, relative to `root`, to `files`. Returns the first link that
+/// leads nowhere, if there is one.
 fn walk(root: &Path, folder: &Path, depth: usize, files: &mut BTreeSet<String>) -> Option<String> {
     for entry in fs::read_dir(folder).ok()?.filter_map(Result::ok) {
         let path = entry.path();
@@ -295,12 +299,13 @@ pub fn files_of(snapshot: &Path) -> BTreeSet<String> {
     files
 }
 
+/// Whether one of the files holds weights.
 fn has_weights(files: &BTreeSet<String>) -> bool {
     let is_weights = |f: &String| f.ends_with(".safetensors") || f.ends_with(".gguf");
     files.iter().any(is_weights)
 }
 
-/// The files that an index of shards names; none if there is none.
+/// The files that an index of shards names; empty if the index does not exist.
 fn shards(index: &Path) -> BTreeSet<String> {
     let read = || -> Option<BTreeSet<String>> {
         if index.metadata().ok()?.len() > MAX_INDEX {
@@ -320,7 +325,7 @@ fn shards(index: &Path) -> BTreeSet<String> {
     read().unwrap_or_default()
 }
 
-/// Bytes of the files in `folder`.
+/// Bytes of the files in `folder`, without those in folders below it.
 fn size(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else {
         return 0;

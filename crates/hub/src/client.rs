@@ -1,42 +1,34 @@
-//! Files of the hub into its cache.
+//! Fetches files of the hub into its cache.
 //!
 //! ```text
 //! GET  /api/models/ORG/NAME/revision/REV?blobs=true    commit, names, sizes
 //! HEAD /ORG/NAME/resolve/COMMIT/FILE                   name of the blob, size
-//! GET  the same, Range: bytes=HAVE-                    contents, wherever redirects lead
+//! GET  the same, Range: bytes=HAVE-                    contents, through redirects
 //! ```
 //!
-//! A blob's name is its SHA-256 for large files, and then the contents must have
-//! it. A file that breaks off is resumed where it stopped, in this call and in the
-//! next. The token goes to the endpoint alone, never where a redirect leads.
+//! The name of a large blob is its SHA-256, which the contents must match. A download that
+//! breaks off is resumed where it stopped, in this call and in the next.
 
 use crate::cache::{Cache, io, is_commit, is_inside, make_parent};
 use crate::error::line;
-use crate::lookup::Lookup;
-use crate::transfer::Tries;
+use crate::http::{Http, network};
+use crate::transfer::{COPY, Meta, Progress};
 use crate::{HubError, RepoId, Settings};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use ureq::http::{Response, StatusCode, header};
-use ureq::unversioned::transport::DefaultConnector;
-use ureq::{Agent, Body};
 
-/// Redirects that are followed; the hub uses one.
-const MAX_REDIRECTS: u32 = 5;
-/// Bytes of an answer in JSON: 0.2 KB a file.
+/// Most bytes of an answer in JSON; it takes 0.2 KB for each file.
 const MAX_JSON: u64 = 32 << 20;
-/// Files of a repository.
+/// Most files of a repository.
 const MAX_FILES: usize = 100_000;
-/// Bytes of a file that are believed; the largest shards have 50 GB.
+/// Most bytes of a file; the largest shards have 50 GB.
 pub(crate) const MAX_FILE: u64 = 1 << 44;
-/// Bytes copied at once.
-pub(crate) const COPY: usize = 1 << 20;
-/// Ends of the names of files that a model is made of.
+/// Endings of the names of files that a model is made of.
 const MODEL_FILES: &[&str] = &[".safetensors", ".json", ".jinja"];
-/// Folders that hold the same weights for other programs.
+/// Folders with the same weights for other programs.
 const OTHER_FOLDERS: &[&str] = &["original/", "onnx/", "openvino/", "coreml/"];
 
 /// A file of a repository.
@@ -44,28 +36,17 @@ const OTHER_FOLDERS: &[&str] = &["original/", "onnx/", "openvino/", "coreml/"];
 pub struct FileInfo {
     /// The name of the file, relative to the repository.
     pub name: String,
-    /// Bytes of the file, where the hub says so.
+    /// The size of the file in bytes, if the hub says it.
     pub size: Option<u64>,
 }
 
 /// A repository at one commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepoInfo {
-    /// The commit.
+    /// The hash of the commit.
     pub commit: String,
-    /// The files of the repository.
+    /// The files of the repository at this commit.
     pub files: Vec<FileInfo>,
-}
-
-/// How far a file has come.
-#[derive(Clone, Copy, Debug)]
-pub struct Progress<'a> {
-    /// The file.
-    pub file: &'a str,
-    /// Bytes that are here.
-    pub done: u64,
-    /// Bytes in all.
-    pub total: u64,
 }
 
 /// Whether `name` is a file that a model is made of.
@@ -75,53 +56,39 @@ pub fn is_model_file(name: &str) -> bool {
         && !OTHER_FOLDERS.iter().any(|folder| name.starts_with(folder))
 }
 
-/// Fetches from one hub into one cache.
+/// Fetches files from one hub into one cache.
 pub struct Client {
-    agent: Agent,
-    settings: Settings,
+    /// Requests to the hub.
+    pub(crate) http: Http,
     cache: Cache,
-    pub(crate) sleep: Sleep,
     notice: Notice,
 }
 
-/// Waits for a while.
-pub(crate) type Sleep = Box<dyn Fn(Duration) + Send + Sync>;
-/// Tells a person something.
+/// Shows a line to the user.
 type Notice = Box<dyn Fn(&str) + Send + Sync>;
 
-/// What the hub says of a file before it is fetched.
-pub(crate) struct Meta {
-    pub(crate) etag: String,
-    pub(crate) size: u64,
-}
-
 impl Client {
-    /// A client for `settings`.
+    /// A client for the hub and the cache of `settings`.
     pub fn new(settings: Settings) -> Client {
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("paceline/", env!("CARGO_PKG_VERSION")))
-            .timeout_connect(Some(Duration::from_secs(15)))
-            .timeout_recv_response(Some(Duration::from_secs(60)))
-            .timeout_per_read(Some(Duration::from_secs(60)))
-            .build();
-        let lookup = Lookup::new(&settings.endpoint);
+        let Settings {
+            cache,
+            endpoint,
+            token,
+            offline,
+        } = settings;
         Client {
-            agent: Agent::with_parts(config, DefaultConnector::default(), lookup),
-            cache: Cache::new(&settings.cache),
-            settings,
-            sleep: Box::new(std::thread::sleep),
+            http: Http::new(endpoint, token, offline),
+            cache: Cache::new(cache),
             notice: Box::new(|_| {}),
         }
     }
 
-    /// Pauses between tries by calling `sleep`, so that tests need not wait.
+    /// Calls `sleep` for the pauses between tries, so that tests need not wait.
     #[must_use]
     pub fn with_sleep(self, sleep: impl Fn(Duration) + Send + Sync + 'static) -> Client {
-        let sleep = Box::new(sleep);
-        Client { sleep, ..self }
+        let mut client = self;
+        client.http.sleep = Box::new(sleep);
+        client
     }
 
     /// Calls `notice` with a line for the user when the client has to wait for another
@@ -132,16 +99,17 @@ impl Client {
         Client { notice, ..self }
     }
 
-    /// The cache it fetches into.
+    /// The cache that files are fetched into.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// What `repo` holds at `revision`.
+    /// Asks the hub for the commit and the files of `repo` at `revision`, which is a branch, a
+    /// tag or a commit.
     ///
     /// # Errors
     ///
-    /// [`HubError`].
+    /// If the hub refuses, is not reached, or sends an invalid answer.
     pub fn info(&self, repo: &RepoId, revision: &str) -> Result<RepoInfo, HubError> {
         #[derive(serde::Deserialize)]
         struct Sibling {
@@ -166,10 +134,10 @@ impl Client {
         let escaped: String = revision.bytes().map(escape).collect();
         let url = format!(
             "{}/api/models/{repo}/revision/{}?blobs=true",
-            self.settings.endpoint,
+            self.http.endpoint,
             escaped.replace('/', "%2F")
         );
-        let answer = self.request(&url, None, &what)?;
+        let answer = self.http.request(&url, None, &what)?;
         let mut bytes = Vec::new();
         let body = answer.into_body().into_reader();
         body.take(MAX_JSON)
@@ -195,12 +163,13 @@ impl Client {
         })
     }
 
-    /// Fetches `files` of `repo` at `info`'s commit and lets `revision` stand for it;
-    /// the snapshot's folder.
+    /// Fetches `files` of `repo` at the commit of `info`, for which `revision` stands from then
+    /// on. Returns the folder of the snapshot.
     ///
     /// # Errors
     ///
-    /// [`HubError`]; what has arrived stays, and the next call goes on from there.
+    /// If a file cannot be fetched whole. What has arrived is kept, and the next call resumes
+    /// there.
     pub fn fetch(
         &self,
         repo: &RepoId,
@@ -217,6 +186,7 @@ impl Client {
         Ok(self.cache.folder(repo).join("snapshots").join(&info.commit))
     }
 
+    /// Fetches one file unless the cache has it; returns its path in the snapshot.
     fn fetch_file(
         &self,
         repo: &RepoId,
@@ -234,7 +204,8 @@ impl Client {
             if !is_there(&blob) {
                 let part = blob.with_file_name(format!("{}.incomplete", meta.etag));
                 make_parent(&part)?;
-                self.resume(&url, &part, &meta, file, &what, progress)?;
+                self.http
+                    .resume(&url, &part, &meta, file, &what, progress)?;
                 check(&part, &meta, &what)?;
                 fs::rename(&part, &blob).map_err(|source| io(&blob, source))?;
             }
@@ -247,22 +218,20 @@ impl Client {
         self.cache.link(repo, commit, file, &meta.etag)
     }
 
+    /// The URL of a file at a commit.
     pub(crate) fn file_url(&self, repo: &RepoId, commit: &str, file: &str) -> String {
         let escaped: String = file.bytes().map(escape).collect();
-        format!(
-            "{}/{repo}/resolve/{commit}/{escaped}",
-            self.settings.endpoint
-        )
+        format!("{}/{repo}/resolve/{commit}/{escaped}", self.http.endpoint)
     }
 
-    /// Keeps other programs from fetching the same blob; waits for one that does.
+    /// Keeps other programs from fetching the blob `etag` of `repo`, and waits for one that does.
     fn lock(&self, repo: &RepoId, etag: &str, what: &str) -> Result<File, HubError> {
         let path = self.cache.root().join(".locks").join(repo.folder());
         self.lock_at(&path.join(format!("{etag}.lock")), what)
     }
 
-    /// Locks the file at `path` until the result is dropped. Says `what` it waits for
-    /// where another program holds the lock.
+    /// Locks the file at `path` until the result is dropped. If another program holds the
+    /// lock, waits and tells the user for `what`.
     pub(crate) fn lock_at(&self, path: &Path, what: &str) -> Result<File, HubError> {
         make_parent(path)?;
         // Opened as by `huggingface_hub`, which locks the same files.
@@ -276,8 +245,9 @@ impl Client {
         Ok(file)
     }
 
+    /// Asks the hub for the name of a file's blob and its size.
     fn meta(&self, url: &str, what: &str) -> Result<Meta, HubError> {
-        let answer = self.tries(what, |_| self.once("HEAD", url, None))?;
+        let answer = self.http.head(url, what)?;
         let header = |name: &str| answer.headers().get(name)?.to_str().ok();
         let bad = |reason: &str| HubError::BadAnswer {
             what: what.to_owned(),
@@ -298,154 +268,9 @@ impl Client {
             size: size.ok_or_else(|| bad("it has no size, or an impossible one"))?,
         })
     }
-
-    /// A good answer to GET, wherever redirects lead; with a range, one that begins
-    /// where it should.
-    pub(crate) fn request(
-        &self,
-        url: &str,
-        range: Option<(u64, u64)>,
-        what: &str,
-    ) -> Result<Response<Body>, HubError> {
-        let answer = self.tries(what, |_| {
-            let mut url = url.to_owned();
-            for _ in 0..MAX_REDIRECTS {
-                let answer = self.once("GET", &url, range)?;
-                if !answer.status().is_redirection() {
-                    return Ok(answer);
-                }
-                let location = answer.headers().get(header::LOCATION);
-                let location = location.and_then(|l| l.to_str().ok()).unwrap_or_default();
-                url = self.resolve(location)?;
-            }
-            Err(ureq::Error::TooManyRedirects)
-        })?;
-        let begins = || {
-            let range = answer.headers().get(header::CONTENT_RANGE)?.to_str().ok()?;
-            let begin = range.strip_prefix("bytes ")?.split_once('-')?.0;
-            begin.parse::<u64>().ok()
-        };
-        if answer.status() == StatusCode::PARTIAL_CONTENT && begins() != range.map(|r| r.0) {
-            return Err(HubError::BadAnswer {
-                what: what.to_owned(),
-                reason: "it holds another range than asked for".into(),
-            });
-        }
-        Ok(answer)
-    }
-
-    /// Where a redirect of the endpoint leads.
-    fn resolve(&self, location: &str) -> Result<String, ureq::Error> {
-        if location.starts_with('/') && !location.starts_with("//") {
-            return Ok(format!("{}{location}", self.settings.endpoint));
-        }
-        // From a hub that is reached safely no redirect leads to one that is not.
-        let is_safe = location.starts_with("https://")
-            || location.starts_with("http://") && self.settings.endpoint.starts_with("http://");
-        if is_safe {
-            Ok(location.to_owned())
-        } else {
-            let to = line(location);
-            Err(ureq::Error::BadUri(format!("a redirect leads to `{to}`")))
-        }
-    }
-
-    /// One request, no redirect followed.
-    fn once(
-        &self,
-        method: &str,
-        url: &str,
-        range: Option<(u64, u64)>,
-    ) -> Result<Response<Body>, ureq::Error> {
-        let mut request = match method {
-            "HEAD" => self.agent.head(url),
-            _ => self.agent.get(url),
-        };
-        request = request.header(header::ACCEPT_ENCODING, "identity");
-        if let Some((begin, end)) = range {
-            request = request.header(header::RANGE, format!("bytes={begin}-{}", end - 1));
-        }
-        let after = url.strip_prefix(&self.settings.endpoint);
-        if let (Some(token), Some(true)) = (&self.settings.token, after.map(|a| a.starts_with('/')))
-        {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
-        request.call()
-    }
-
-    /// Tries `attempt` until it succeeds or there is no point in it.
-    fn tries(
-        &self,
-        what: &str,
-        attempt: impl Fn(u32) -> Result<Response<Body>, ureq::Error>,
-    ) -> Result<Response<Body>, HubError> {
-        if self.settings.offline {
-            return Err(HubError::Offline {
-                what: what.to_owned(),
-            });
-        }
-        let mut tries = Tries::new(&self.sleep, 0);
-        loop {
-            let asked = tries.count() + 1;
-            let failed = match attempt(asked) {
-                Err(ureq::Error::BadUri(why)) => return Err(network(what, &why)),
-                Err(error) => Err(error),
-                Ok(answer) => match answer.status().as_u16() {
-                    200 | 206 | 301..=308 => return Ok(answer),
-                    429 | 500..=599 => Ok(answer),
-                    status => return Err(self.refusal(status, what)),
-                },
-            };
-            if tries.again(0, failed.as_ref().ok().and_then(retry_after)) {
-                continue;
-            }
-            return Err(match failed {
-                Err(error) => network(what, &error),
-                Ok(answer) => HubError::Unavailable {
-                    status: answer.status().as_u16(),
-                    what: what.to_owned(),
-                    tries: asked,
-                },
-            });
-        }
-    }
-
-    fn refusal(&self, status: u16, what: &str) -> HubError {
-        let what = what.to_owned();
-        match status {
-            401 => HubError::Unauthorized {
-                what,
-                advice: if self.settings.token.is_some() {
-                    "the token in HF_TOKEN does not give access"
-                } else {
-                    "set HF_TOKEN if you have access"
-                },
-            },
-            403 => HubError::Forbidden { what },
-            404 => HubError::NotFound { what },
-            416 => HubError::BadAnswer {
-                what,
-                reason: "the file is shorter than announced".into(),
-            },
-            _ => HubError::Status { status, what },
-        }
-    }
 }
 
-pub(crate) fn network(what: &str, error: &dyn std::fmt::Display) -> HubError {
-    HubError::Network {
-        what: what.to_owned(),
-        reason: error.to_string(),
-    }
-}
-
-/// The pause a server asks for, in seconds.
-fn retry_after(answer: &Response<Body>) -> Option<Duration> {
-    let value = answer.headers().get(header::RETRY_AFTER)?.to_str().ok()?;
-    value.parse().ok().map(Duration::from_secs)
-}
-
-/// A byte of a file's name as it stands in a URL.
+/// Escapes a byte of a file's name for a URL.
 fn escape(byte: u8) -> String {
     if byte.is_ascii_alphanumeric() || b"-_.~/".contains(&byte) {
         char::from(byte).to_string()
@@ -454,7 +279,7 @@ fn escape(byte: u8) -> String {
     }
 }
 
-/// Holds a whole file against what was announced, and removes it if it differs.
+/// Compares a file that has arrived with its announced SHA-256, and deletes it if they differ.
 fn check(part: &Path, meta: &Meta, what: &str) -> Result<(), HubError> {
     let is_sha256 = meta.etag.len() == 64 && meta.etag.bytes().all(|b| b.is_ascii_hexdigit());
     if !is_sha256 {

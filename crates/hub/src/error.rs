@@ -1,15 +1,15 @@
-//! Why something could not be fetched from the hub, or is not in its cache.
+//! Errors of the hub and its cache.
 //!
-//! Messages quote what strangers have sent: names, redirects, parts of answers. All of it
-//! passes [`line`], so that no message is longer than a screen or moves the cursor.
+//! Messages quote text from outside: names, redirects, parts of answers. All of it passes
+//! [`line`], so that no message is longer than a screen or moves the cursor.
 
 use std::path::PathBuf;
 
-/// Characters of a stranger's text that a message quotes.
+/// Most characters of text from outside that a message quotes.
 const MAX_QUOTED: usize = 200;
 
-/// Text of a stranger as a message quotes it: one line, at most [`MAX_QUOTED`]
-/// characters, and none that a terminal does not show as they are.
+/// Text from outside as a message quotes it: one line of at most [`MAX_QUOTED`] characters, with
+/// escapes for those that a terminal would not show.
 pub(crate) fn line(text: &str) -> String {
     let mut line = String::new();
     for (i, c) in text.chars().enumerate() {
@@ -30,110 +30,110 @@ pub(crate) fn line(text: &str) -> String {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// The text is not the name of a repository.
+    /// A text is not the name of a repository.
     #[error(
         "`{}` is not a repository name: expected ORG/NAME, as on huggingface.co",
         line(name)
     )]
     BadId {
-        /// The text that was given as a name.
+        /// The text that was given.
         name: String,
     },
-    /// The network must not be used.
+    /// Something is not in the cache, and the network must not be used.
     #[error(
         "{} is not in the cache, and HF_HUB_OFFLINE forbids downloading it",
         line(what)
     )]
     Offline {
-        /// What would have been fetched.
+        /// The thing that would have been fetched.
         what: String,
     },
-    /// Status 401.
+    /// The hub answered 401: it does not know who asks, or does not allow it.
     #[error(
         "access to {} was denied (401): it does not exist, or is private or gated; {advice}",
         line(what)
     )]
     Unauthorized {
-        /// The file or repository that was asked for.
+        /// The thing that was asked for.
         what: String,
-        /// What the user can do about it.
+        /// The next step for the user.
         advice: &'static str,
     },
-    /// Status 403.
+    /// The hub answered 403: the model is gated, and its terms have not been accepted.
     #[error(
         "access to {} was denied (403): accept its terms on its page, with the account that HF_TOKEN belongs to",
         line(what)
     )]
     Forbidden {
-        /// The file or repository that was asked for.
+        /// The thing that was asked for.
         what: String,
     },
-    /// Status 404.
-    #[error("the hub has no {}", line(what))]
+    /// The hub answered 404: there is no such repository, revision or file.
+    #[error("the hub has no {}: check the spelling", line(what))]
     NotFound {
-        /// The file or repository that was asked for.
+        /// The thing that was asked for.
         what: String,
     },
-    /// Status 429 or 5xx, again and again.
+    /// The hub answered 429 or 5xx in every try.
     #[error(
         "the hub answered {status} to {tries} requests for {}: try again later; the bytes fetched so far are kept",
         line(what)
     )]
     Unavailable {
-        /// The status.
+        /// The HTTP status of the answer.
         status: u16,
-        /// The file or repository that was asked for.
+        /// The thing that was asked for.
         what: String,
-        /// Attempts that were made.
+        /// The number of tries.
         tries: u32,
     },
-    /// Another status.
+    /// The hub answered with a status that is not expected.
     #[error("the hub answered {status} to the request for {}", line(what))]
     Status {
-        /// The status.
+        /// The HTTP status of the answer.
         status: u16,
-        /// The file or repository that was asked for.
+        /// The thing that was asked for.
         what: String,
     },
-    /// No answer, again and again.
+    /// There was no answer in any try.
     #[error(
         "cannot fetch {}: {}; the bytes fetched so far are kept",
         line(what),
         line(reason)
     )]
     Network {
-        /// The file or repository that was asked for.
+        /// The thing that was asked for.
         what: String,
-        /// What went wrong.
+        /// The last failure.
         reason: String,
     },
-    /// A transfer that broke off again and again at the same place.
+    /// A transfer broke off in every try without progress.
     #[error(
         "cannot fetch {}: the last {tries} tries got no further than byte {reached} of {total}: {}",
         line(what),
         line(reason)
     )]
     Stalled {
-        /// The file or repository that was asked for.
+        /// The thing that was asked for.
         what: String,
-        /// The furthest byte that arrived.
+        /// The last byte that arrived.
         reached: u64,
-        /// Bytes in all.
+        /// The bytes of the whole transfer.
         total: u64,
-        /// Tries without progress.
+        /// The number of tries without progress.
         tries: u32,
-        /// What went wrong in the last attempt.
+        /// The last failure.
         reason: String,
     },
-    /// An answer that makes no sense.
+    /// An answer of the hub is invalid.
     #[error("the hub's answer about {} is invalid: {}", line(what), line(reason))]
     BadAnswer {
-        /// The file or repository that was asked for.
+        /// The thing that was asked for.
         what: String,
-        /// What is wrong with the file.
+        /// The fault of the answer.
         reason: String,
     },
-    /// Contents other than announced.
+    /// A file arrived with other contents than announced.
     #[error(
         "{} arrived with other contents than announced (SHA-256 or size: expected {}, found {}): the download was deleted, pull again",
         line(what),
@@ -141,41 +141,45 @@ pub enum HubError {
         line(found)
     )]
     Checksum {
-        /// The file.
+        /// The file that was fetched.
         what: String,
-        /// SHA-256 or size as announced.
+        /// The announced SHA-256 or size.
         expected: String,
-        /// The hash of what was received.
+        /// The SHA-256 or size of what arrived.
         found: String,
     },
-    /// A file or folder of the cache.
+    /// A file or folder of the cache cannot be used.
     #[error("cannot use `{}`: {source}", path.display())]
     Io {
-        /// The file.
+        /// The file or folder.
         path: PathBuf,
-        /// The operating system's error.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The repository has no GGUF model of this name, or several.
+    /// No GGUF model of a repository matches, or several do.
     #[error("{}", no_quant(what, wanted, *found, known))]
     NoQuant {
         /// The repository.
         what: String,
-        /// The formats that were looked for, as in "the format `Q8_0`".
+        /// The formats that were looked for, such as "the format `Q8_0`".
         wanted: String,
-        /// How many models have it.
+        /// The number of models that match.
         found: usize,
-        /// The models that there are, separated by commas.
+        /// The models of the repository, separated by commas.
         known: String,
     },
-    /// There is no draft head to fetch.
-    #[error("{} has no MTP head (`mtp.*` tensors)", line(what))]
+    /// A checkpoint has no draft head to fetch.
+    #[error(
+        "{} has no MTP head (`mtp.*` tensors): conversions drop it, so name the original model",
+        line(what)
+    )]
     NoHead {
         /// The repository.
         what: String,
     },
 }
 
+/// The message of [`HubError::NoQuant`].
 fn no_quant(what: &str, wanted: &str, found: usize, known: &str) -> String {
     let what = line(what);
     if known.is_empty() {
@@ -193,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_strangers_is_one_short_line() {
+    fn text_from_outside_is_one_short_line() {
         let hostile = format!("\u{1b}[2J\r\n\u{202e}ü'\"\\{}", "x".repeat(60_000));
         let error = HubError::BadAnswer {
             what: hostile.clone(),

@@ -9,22 +9,23 @@ use crate::HubError;
 use crate::error::line;
 use std::collections::BTreeSet;
 
+/// The ending of a GGUF file's name.
 const SUFFIX: &str = ".gguf";
-/// What is taken where nobody asks for a format, the first that is there, as other
-/// programs do it.
+/// The formats to choose from if nobody asks for one, the best first, as in other programs.
 const DEFAULTS: &[&str] = &["Q4_K_M", "Q8_0"];
-/// Files that belong to a model and are none: projectors of images, statistics for
-/// quantizing, heads alone.
+/// Beginnings of the names of files that are not models: image projectors, statistics for
+/// quantization, draft heads.
 const NO_MODELS: &[&str] = &["mmproj", "imatrix", "mtp-"];
-/// Formats that a message lists.
+/// Most models that a message lists.
 const LISTED: usize = 12;
 
-/// The files of one model among `names`: in the format `quant`, or of the only model or
-/// in a usual format where none is asked for. In the order of their parts.
+/// Chooses the files of one model among `names`: the model in the format `quant`, or if none is
+/// asked for the only model, or the one in a usual format. The files are in the order of their
+/// parts. `what` names the repository for errors.
 ///
 /// # Errors
 ///
-/// [`HubError::NoQuant`] with what there is, if that leaves none, or several.
+/// [`HubError::NoQuant`] with the models that there are, if none fits or several do.
 pub fn files<'n>(
     names: impl IntoIterator<Item = &'n str>,
     quant: Option<&str>,
@@ -68,12 +69,13 @@ pub fn files<'n>(
     Ok(names)
 }
 
+/// Whether a file is a GGUF model or a part of one.
 fn is_model(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name).to_lowercase();
     file.ends_with(SUFFIX) && !NO_MODELS.iter().any(|begin| file.starts_with(begin))
 }
 
-/// `name` without its ending and the number of its part.
+/// The name of the model that a file belongs to: without its ending and the number of its part.
 fn model(name: &str) -> &str {
     let stem = &name[..name.len() - SUFFIX.len()];
     let part = |stem: &'_ str| -> Option<usize> {
@@ -85,7 +87,7 @@ fn model(name: &str) -> &str {
     part(stem).map_or(stem, |end| &stem[..end])
 }
 
-/// What in the name of a model may say its format: its folders, and what follows any
+/// The words in the name of a model that may be its format: its folders, and what follows each
 /// `-` or `.` of the file's name.
 fn formats(model: &str) -> impl Iterator<Item = &str> {
     let file = model.rsplit('/').next().unwrap_or(model);

@@ -1,61 +1,62 @@
-//! Only the draft head of a checkpoint.
+//! Fetches the draft head of a checkpoint alone.
 //!
-//! Conversions drop the `mtp.*` tensors of Qwen 3.5 and 3.6; the original has them,
-//! a few hundred megabytes among tens of gigabytes. A safetensors file says in its
-//! header where each tensor lies, so three kinds of requests do:
+//! Conversions drop the `mtp.*` tensors (multi-token prediction) of Qwen 3.5 and 3.6; the
+//! original has them, a few hundred megabytes among tens of gigabytes. The header of a
+//! safetensors file says where each tensor lies, so three kinds of requests suffice:
 //!
 //! ```text
-//! model.safetensors.index.json       which files hold `mtp.*`
-//! bytes 0..8, 8..8+n of each         where in the file
+//! model.safetensors.index.json       the files that hold `mtp.*`
+//! bytes 0..8, 8..8+n of each         where the tensors lie in it
 //! the ranges of these tensors        neighbors in one request
 //! ```
 //!
-//! What comes is written as a checkpoint of its own, `model_type: qwen3_5_mtp`. The
-//! hub has hashes of whole files only, so the bytes are held against the header
-//! alone; that the head works is for the trial at load to say.
+//! The tensors are written as a checkpoint of their own, `model_type: qwen3_5_mtp`. The hub
+//! has hashes of whole files only, so the bytes are checked against the header alone;
+//! whether the head works is found by the trial when it is loaded.
 
 use crate::cache::io;
-use crate::client::{Client, FileInfo, MAX_FILE, Progress, RepoInfo};
+use crate::client::{Client, FileInfo, MAX_FILE, RepoInfo};
+use crate::transfer::Progress;
 use crate::{HubError, RepoId, parts};
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What the names of a head's tensors begin with, as stored.
+/// Beginnings of the stored names of a draft head's tensors.
 const PREFIXES: &[&str] = &[
     "mtp.",
     "model.mtp.",
     "language_model.mtp.",
     "model.language_model.mtp.",
 ];
-/// Bytes of an index or of a header, as where checkpoints are read.
+/// Most bytes of the header of a safetensors file, as when checkpoints are loaded.
 const MAX_HEADER: u64 = 16 << 20;
-/// Bytes of an index.
+/// Most bytes of an index of shards.
 const MAX_INDEX: u64 = 64 << 20;
-/// Bytes of the configuration that a head is kept with.
+/// Most bytes of the configuration that a head is kept with.
 const MAX_CONFIG: u64 = 1 << 16;
-/// Tensors of a head; one with its experts one by one has some 800.
+/// Most tensors of a head; one whose experts are separate tensors has some 800.
 const MAX_TENSORS: usize = 1 << 14;
-/// Bytes between two tensors that are fetched with them rather than asked around.
+/// Most bytes between two tensors that are fetched with one request.
 const GAP: u64 = 64 << 10;
 
-/// One tensor of a head.
+/// A tensor of a draft head, as the header of its file describes it.
 struct Tensor {
     name: String,
     dtype: String,
     shape: Vec<u64>,
-    /// First byte and end of the tensor in its file.
+    /// The bytes of the tensor in its file, from and to.
     range: (u64, u64),
 }
 
-/// The folder under `root` where the head of `repo` is kept.
+/// The folder under `root` that holds the draft head of `repo` once it is fetched.
 pub fn folder(root: &Path, repo: &RepoId) -> PathBuf {
     root.join(repo.folder())
 }
 
-/// Fetches the head of `repo` at `info`'s commit into its folder under `root`, which
-/// can then be loaded as a checkpoint.
+/// Fetches the draft head of `repo` at the commit of `info` into its folder under `root`, which
+/// can then be loaded as a checkpoint. Returns that folder.
 ///
 /// # Errors
 ///
@@ -112,7 +113,7 @@ fn commit_of(folder: &Path) -> Option<String> {
     config["source"]["commit"].as_str().map(str::to_owned)
 }
 
-/// The files of weights that may hold a head.
+/// The safetensors files of a repository that may hold a draft head.
 fn holders(client: &Client, repo: &RepoId, info: &RepoInfo) -> Result<Vec<String>, HubError> {
     let has = |name: &str| info.files.iter().any(|f| f.name == name);
     const INDEX: &str = "model.safetensors.index.json";
@@ -121,7 +122,7 @@ fn holders(client: &Client, repo: &RepoId, info: &RepoInfo) -> Result<Vec<String
         let what = format!("`{INDEX}` of `{repo}`");
         let url = client.file_url(repo, &info.commit, INDEX);
         let size = size(info, INDEX).filter(|&s| s <= MAX_INDEX);
-        let bytes = client.bytes(
+        let bytes = client.http.bytes(
             &url,
             (0, size.ok_or_else(|| bad(&what, "too large"))?),
             &what,
@@ -149,7 +150,7 @@ fn holders(client: &Client, repo: &RepoId, info: &RepoInfo) -> Result<Vec<String
     Ok(files)
 }
 
-/// The head's tensors in `file`, in the order of their data, and whether the file
+/// The tensors of the draft head in `file`, in the order of their data, and whether the file
 /// says that MLX wrote it.
 fn tensors(
     client: &Client,
@@ -169,13 +170,13 @@ fn tensors(
     }
     let what = format!("the header of `{file}` of `{repo}`");
     let url = client.file_url(repo, commit, file);
-    let prefix = client.bytes(&url, (0, 8), &what)?;
+    let prefix = client.http.bytes(&url, (0, 8), &what)?;
     let prefix: [u8; 8] = prefix.try_into().map_err(|_| bad(&what, "too short"))?;
     let len = u64::from_le_bytes(prefix);
     if len == 0 || len > MAX_HEADER {
         return Err(bad(&what, format!("a header of {len} bytes")));
     }
-    let header = client.bytes(&url, (8, 8 + len), &what)?;
+    let header = client.http.bytes(&url, (8, 8 + len), &what)?;
     let mut mlx = false;
     parts::fields(
         &header,
@@ -214,7 +215,7 @@ fn tensors(
     Ok((tensors, mlx))
 }
 
-/// Writes the tensors of `files` as one safetensors file.
+/// Fetches the tensors of `files` and writes them as one safetensors file at `part`.
 fn write(
     client: &Client,
     repo: &RepoId,
@@ -254,42 +255,48 @@ fn write(
         for run in runs(tensors) {
             let (begin, end) = (run[0].range.0, run[run.len() - 1].range.1);
             let mut at = begin;
-            client.stream(&url, (begin, end), &what, &mut |piece| {
-                for wanted in run.iter().filter_map(|t| overlap(t.range, at, piece.len())) {
-                    out.write_all(&piece[wanted.clone()])
-                        .map_err(|source| io(part, source))?;
-                    done += wanted.len() as u64;
-                }
-                at += piece.len() as u64;
-                progress(Progress { file, done, total });
-                Ok(())
-            })?;
+            client
+                .http
+                .stream(&url, (begin, end), &what, &mut |piece| {
+                    for wanted in run.iter().filter_map(|t| overlap(t.range, at, piece.len())) {
+                        out.write_all(&piece[wanted.clone()])
+                            .map_err(|source| io(part, source))?;
+                        done += wanted.len() as u64;
+                    }
+                    at += piece.len() as u64;
+                    progress(Progress { file, done, total });
+                    Ok(())
+                })?;
         }
     }
     out.sync_all().map_err(failed)
 }
 
-/// `tensors` in runs that lie close together.
+/// Groups of `tensors` that lie close together and are fetched with one request each.
 fn runs(tensors: &[Tensor]) -> impl Iterator<Item = &[Tensor]> {
     tensors.chunk_by(|a, b| b.range.0 - a.range.1 <= GAP)
 }
 
-/// The part of a piece of `len` bytes at `at` that lies in `range`.
+/// The bytes of a piece that lie in `range` of the file; the piece has `len` bytes and begins at
+/// byte `at` of the file.
 fn overlap(range: (u64, u64), at: u64, len: usize) -> Option<std::ops::Range<usize>> {
     let begin = range.0.max(at);
     let end = range.1.min(at + len as u64);
     (begin < end).then(|| (begin - at) as usize..(end - at) as usize)
 }
 
+/// Whether the tensor `name` belongs to a draft head.
 fn is_head(name: &str) -> bool {
     PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
+/// The size of a file in bytes, if the hub says it.
 fn size(info: &RepoInfo, name: &str) -> Option<u64> {
     let is_it = |f: &&FileInfo| f.name == name;
     info.files.iter().find(is_it)?.size
 }
 
+/// The error for an invalid answer about `what`.
 fn bad(what: &str, reason: impl std::fmt::Display) -> HubError {
     HubError::BadAnswer {
         what: what.to_owned(),

@@ -1,6 +1,6 @@
-//! Who drafts for whom: the table, and the names it is looked up by.
+//! The table of targets and their drafters, and how a name is looked up in it.
 //!
-//! Names only suggest: whoever loads a drafter proves the pair by its type, shapes
+//! Names only suggest: loading a drafter proves the pair by its type, shapes
 //! and vocabulary. Conversions keep the target's name and add to it
 //! (`gemma-4-E4B-it-4bit`, `Qwen3.6-27B-MLX-8bit`), so a repository is looked up by
 //! the longest name of the table that its own begins with.

@@ -2,16 +2,22 @@
 //!
 //! | room | what it does |
 //! | --- | --- |
-//! | [`Settings`] | where cache, endpoint and token are, from the variables that other tools read |
+//! | [`Settings`] | cache, endpoint and token, from the variables that other tools read |
 //! | [`Cache`] | `models--ORG--NAME/{blobs,refs,snapshots}`, shared with `huggingface_hub` |
-//! | [`Client`] | files into the cache: resumed, checked, locked |
+//! | [`Client`] | fetches files into the cache: resumed, checked, locked |
+//! | `transfer` | contents over connections that break off |
+//! | `http` | requests: redirects, refusals, the token |
+//! | `retry` | how often something is tried again |
+//! | `lookup` | names to addresses, and where a redirect may not lead |
 //! | [`gguf`] | which GGUF files of a repository are one model |
-//! | [`head`] | only the draft head of a checkpoint, by range requests |
+//! | [`head`] | fetches the draft head of a checkpoint alone, by range requests |
 //! | [`known`] | the table of targets and their drafters |
+//! | `parts` | wanted fields of JSON, without keeping the rest |
 //!
-//! What comes over the network is from strangers: names become paths only after a
-//! check, sizes have limits, contents are compared with their hash. Blocking, no
-//! threads. Nothing is fetched unless a caller asks for it by name.
+//! Nothing from the network is trusted: names become paths only after a check, sizes have
+//! limits, contents are compared with their hash. All calls block; there are no threads.
+//! Nothing is fetched unless a caller asks for it by name. `examples/cached_model.rs` finds
+//! a model in a cache without network.
 
 #![forbid(unsafe_code)]
 
@@ -20,13 +26,16 @@ mod client;
 mod error;
 pub mod gguf;
 pub mod head;
+mod http;
 pub mod known;
 mod lookup;
 mod parts;
+mod retry;
 mod settings;
 mod transfer;
 
 pub use cache::{Cache, Cached, Incomplete, files_of};
-pub use client::{Client, FileInfo, Progress, RepoInfo, is_model_file};
+pub use client::{Client, FileInfo, RepoInfo, is_model_file};
 pub use error::HubError;
 pub use settings::{RepoId, Settings};
+pub use transfer::Progress;

@@ -1,9 +1,10 @@
-//! Names to addresses, and where a hub may not lead.
+//! Names to addresses, and the networks that a redirect may not reach.
 //!
-//! A redirect makes this machine ask another one. From a hub at public addresses none
-//! leads into a private network, where it would reach what strangers cannot: the check
-//! is of the addresses that are then connected to, so no name gets past it. A hub that
-//! lies in a private network itself may lead anywhere. A proxy looks names up itself.
+//! A redirect makes this machine send a request to another one. A hub at public addresses
+//! may not redirect into a private network, where this machine reaches what the hub
+//! cannot (server-side request forgery). The addresses that are then connected to are
+//! checked, so no name gets past it. A hub in a private network may redirect anywhere. A
+//! proxy looks names up itself.
 
 use crate::error::line;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,18 +14,18 @@ use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
-/// Looks names up for one hub.
+/// Looks up the addresses of names for one hub.
 #[derive(Debug)]
 pub(crate) struct Lookup {
-    /// The hub's own host.
+    /// The name of the hub's own host.
     home: Option<String>,
-    /// Whether all of its addresses were public when it was last asked.
+    /// Whether all addresses of the hub were public when it was last looked up.
     is_public: AtomicBool,
     system: DefaultResolver,
 }
 
 impl Lookup {
-    /// A resolver for the hub at `endpoint`.
+    /// A lookup for the hub at `endpoint`.
     pub(crate) fn new(endpoint: &str) -> Lookup {
         let home = endpoint.parse::<Uri>().ok();
         Lookup {
@@ -56,8 +57,8 @@ impl Resolver for Lookup {
     }
 }
 
-/// Whether `address` is none that the public internet routes to one machine: private,
-/// local, shared, reserved, multicast, for documentation or for tests.
+/// Whether the public internet does not route `address` to one machine: it is private, local,
+/// shared, reserved, multicast, for documentation or for tests.
 ///
 /// Sources: the IANA special-purpose address registries for IPv4 and IPv6 (RFC 6890), and
 /// for multicast RFC 5771 and RFC 4291. Addresses that hold an IPv4 address are as private
@@ -69,6 +70,7 @@ fn is_private(address: IpAddr) -> bool {
     }
 }
 
+/// [`is_private`] for IPv4.
 fn is_private_v4(address: Ipv4Addr) -> bool {
     /// First address of a block, and how many bits it fixes.
     const BLOCKS: &[([u8; 4], u32)] = &[
@@ -94,6 +96,7 @@ fn is_private_v4(address: Ipv4Addr) -> bool {
     })
 }
 
+/// [`is_private`] for IPv6.
 fn is_private_v6(address: Ipv6Addr) -> bool {
     let segments = address.segments();
     let inner = |high: u16, low: u16| {

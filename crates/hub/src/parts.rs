@@ -1,19 +1,24 @@
-//! Parts of a stranger's JSON. What is not wanted is passed over and never kept, since
-//! a few bytes of text become many in memory.
+//! Wanted fields of JSON from outside. The others are skipped and never kept, since a few
+//! bytes of text become many in memory.
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// What of an object goes where: fields that are `wanted`, as `T`, to `take`.
+/// Reads an object: hands the fields that are `wanted`, as `T`, to `take`.
 pub(crate) struct Fields<T, W, F> {
     wanted: W,
     take: F,
     kind: PhantomData<fn() -> T>,
 }
 
-/// Hands the fields of the object `json` that are `wanted` to `take`, which may refuse.
+/// Hands the fields of the object `json` that are `wanted` to `take`, which may refuse with a
+/// reason.
+///
+/// # Errors
+///
+/// If the text is not JSON, a wanted field is not a `T`, or `take` refuses.
 pub(crate) fn fields<'t, T: Deserialize<'t>>(
     json: &'t [u8],
     wanted: impl Fn(&str) -> bool,
@@ -24,7 +29,12 @@ pub(crate) fn fields<'t, T: Deserialize<'t>>(
     text.end()
 }
 
-/// Reads the object `weight_map` within `json`: names of tensors and of the files that hold them.
+/// Hands the fields of the object `weight_map` in `json` that are `wanted` to `take`: the name
+/// of a tensor and the file it is in.
+///
+/// # Errors
+///
+/// As [`fields`], and if there is no `weight_map`.
 pub(crate) fn weight_map(
     json: &[u8],
     wanted: impl Fn(&str) -> bool,
@@ -79,7 +89,7 @@ where
     }
 }
 
-/// The object `weight_map` of an object.
+/// Reads the field `weight_map` of an object.
 struct Within<S>(S);
 
 impl<'de, S: DeserializeSeed<'de, Value = ()>> DeserializeSeed<'de> for Within<S> {

@@ -1,33 +1,35 @@
-//! Where the hub is and where its cache lies, from the variables that other tools
-//! read too.
+//! The address of the hub, its cache and the token, from the environment variables that
+//! other tools read too.
 
 use crate::HubError;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// The hub where nobody names another.
+/// The hub that is used by default.
 const ENDPOINT: &str = "https://huggingface.co";
-/// Bytes of a name on the hub.
+/// Most bytes of an organization's or a model's name.
 const MAX_NAME: usize = 96;
-/// Bytes of a file that holds a token.
+/// Most bytes of a token in a file.
 const MAX_TOKEN: usize = 4096;
 
-/// Where the hub is, where its cache lies, and who asks.
+/// The address of the hub, its cache, and the token to ask with.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
+    /// The folder of the cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else
+    /// `~/.cache/huggingface/hub`.
     pub cache: PathBuf,
-    /// `HF_ENDPOINT`, without a slash at the end.
+    /// The address of the hub, without a slash at the end: `HF_ENDPOINT`.
     pub endpoint: String,
-    /// `HF_TOKEN`, else what the file of `HF_TOKEN_PATH` or `HF_HOME/token` holds.
+    /// The access token: `HF_TOKEN`, else the contents of the file `HF_TOKEN_PATH` or
+    /// `HF_HOME/token`.
     pub token: Option<String>,
-    /// `HF_HUB_OFFLINE`: use what is there.
+    /// Whether only the cache may be used: `HF_HUB_OFFLINE`.
     pub offline: bool,
 }
 
 impl Settings {
-    /// Reads the variables through `variable`, so that only the caller knows the
-    /// environment.
+    /// Reads the settings from the variables that `variable` looks up, so that only the caller
+    /// knows the environment.
     pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Settings {
         let path = |name: &str| variable(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let text = |name: &str| {
@@ -58,12 +60,12 @@ impl Settings {
     }
 }
 
-/// A repository of models: `ORG/NAME`.
+/// The name of a repository of models, `ORG/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RepoId(String);
 
 impl RepoId {
-    /// Takes `name` as a repository.
+    /// Parses the name of a repository.
     ///
     /// # Errors
     ///
@@ -87,22 +89,22 @@ impl RepoId {
         }
     }
 
-    /// `ORG/NAME`.
+    /// The whole name, `ORG/NAME`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// `NAME`.
+    /// The name of the model, `NAME`.
     pub fn model(&self) -> &str {
         self.0.split_once('/').map_or(&*self.0, |(_, model)| model)
     }
 
-    /// The name of its folder in the cache.
+    /// The name of the repository's folder in the cache.
     pub fn folder(&self) -> String {
         format!("models--{}", self.0.replace('/', "--"))
     }
 
-    /// The repository whose folder in the cache has this name.
+    /// The repository whose folder in the cache has this `name`; `None` if no repository has.
     pub fn of_folder(name: &str) -> Option<RepoId> {
         let (org, model) = name.strip_prefix("models--")?.split_once("--")?;
         RepoId::parse(&format!("{org}/{model}")).ok()

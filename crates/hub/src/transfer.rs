@@ -1,71 +1,46 @@
-//! Contents of files over connections that break off.
+//! The contents of files over connections that break off.
 //!
-//! A try that got further than every try before it counts as progress; after
-//! [`MAX_TRIES`] tries in a row without progress the transfer fails. Before each new try
-//! there is a pause, which doubles until the next progress.
+//! What has arrived is kept: a try resumes where the last one stopped (`retry`).
 
 use crate::HubError;
 use crate::cache::io;
-use crate::client::{COPY, Client, Meta, Progress, Sleep};
+use crate::http::Http;
+use crate::retry::{MAX_TRIES, Tries};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::time::Duration;
 use ureq::http::StatusCode;
 
-/// Tries in a row without progress before giving up.
-pub(crate) const MAX_TRIES: u32 = 5;
-/// Pause before the second try.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause, also where a server asks for a longer one.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Bytes that are copied at once.
+pub(crate) const COPY: usize = 1 << 20;
 
-/// Counts tries without progress, and pauses between them.
-pub(crate) struct Tries<'s> {
-    sleep: &'s Sleep,
-    /// The furthest byte that any try has reached.
-    furthest: u64,
-    count: u32,
-    pause: Duration,
+/// The progress of a download.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// The name of the file.
+    pub file: &'a str,
+    /// Bytes that have arrived.
+    pub done: u64,
+    /// Bytes of the whole file.
+    pub total: u64,
 }
 
-impl<'s> Tries<'s> {
-    /// No tries so far, at byte `have`.
-    pub(crate) fn new(sleep: &'s Sleep, have: u64) -> Self {
-        Tries {
-            sleep,
-            furthest: have,
-            count: 0,
-            pause: FIRST_PAUSE,
-        }
-    }
-
-    /// Tries in a row without progress.
-    pub(crate) fn count(&self) -> u32 {
-        self.count
-    }
-
-    /// Counts a try that ended at byte `have`, and whether another one makes sense: if
-    /// so, pauses first, for as long as the server has `asked` or longer with each try.
-    pub(crate) fn again(&mut self, have: u64, asked: Option<Duration>) -> bool {
-        if have > self.furthest {
-            self.furthest = have;
-            self.count = 0;
-            self.pause = FIRST_PAUSE;
-        } else {
-            self.count += 1;
-        }
-        if self.count >= MAX_TRIES {
-            return false;
-        }
-        (self.sleep)(asked.unwrap_or(self.pause).min(MAX_PAUSE));
-        self.pause *= 2;
-        true
-    }
+/// What the hub announces about a file before it is fetched.
+pub(crate) struct Meta {
+    /// The name of the blob.
+    pub(crate) etag: String,
+    /// The size in bytes.
+    pub(crate) size: u64,
 }
 
-impl Client {
-    /// Fetches what `part` lacks of its `meta.size` bytes.
+impl Http {
+    /// Fetches what the file `part` lacks of the `meta.size` bytes at `url`. `file` names it for
+    /// `progress`, `what` for errors.
+    ///
+    /// # Errors
+    ///
+    /// If tries make no progress any more, more bytes arrive than announced, or the file cannot
+    /// be written.
     pub(crate) fn resume(
         &self,
         url: &str,
@@ -127,7 +102,11 @@ impl Client {
         }
     }
 
-    /// The bytes `range` of a file, all of them and no others.
+    /// The bytes `begin..end` of the file at `url`.
+    ///
+    /// # Errors
+    ///
+    /// As [`stream`](Self::stream).
     pub(crate) fn bytes(
         &self,
         url: &str,
@@ -142,8 +121,12 @@ impl Client {
         Ok(bytes)
     }
 
-    /// Hands the bytes `range` of a file to `take`, piece by piece; an answer that
-    /// breaks off is resumed where it stopped.
+    /// Hands the bytes `begin..end` of the file at `url` to `take`, piece by piece; an answer
+    /// that breaks off is resumed where it stopped.
+    ///
+    /// # Errors
+    ///
+    /// If the server ignores ranges, tries make no progress any more, or `take` fails.
     pub(crate) fn stream(
         &self,
         url: &str,
@@ -174,7 +157,7 @@ impl Client {
     }
 }
 
-/// Hands `body` to `take` piece by piece; why it broke off, if it did.
+/// Hands `body` to `take` piece by piece. Returns the reason if the body breaks off.
 fn copy(
     mut body: impl Read,
     take: &mut dyn FnMut(&[u8]) -> Result<(), HubError>,
@@ -190,7 +173,7 @@ fn copy(
     }
 }
 
-/// A transfer that got to byte `reached` of `total`, and no further.
+/// The error for a transfer that reached byte `reached` of `total` and no further.
 fn stalled(
     what: &str,
     reached: u64,

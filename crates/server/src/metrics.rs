@@ -1,37 +1,39 @@
-//! What Prometheus reads.
+//! Metrics for Prometheus.
 //!
-//! Names under `vllm:` are those of vLLM, so that its dashboards and acceptance
-//! benchmarks read this server unchanged; names under `paceline:` are ours.
-//! Labels come from fixed sets or are bounded: a client cannot make series.
+//! Names under `vllm:` are those of vLLM, so that its dashboards and benchmarks of
+//! acceptance read this server unchanged; names under `paceline:` are our own. Labels come
+//! from fixed sets or are limited in number, so that no client can create series.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use engine::{Counters, FinishReason, RequestOutcome};
 
-/// Different label values of one counter; what comes after is `other`.
+/// Most values of one label; further ones count as `other`.
 const LABELS_MAX: usize = 128;
 
-/// Upper bounds in seconds: a tiny model's first token to a long prompt's last.
+/// Upper bounds in seconds of whole requests: from a tiny model's first token to the end of a
+/// long generation.
 const SECONDS: [f64; 14] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0,
 ];
 
-/// Upper bounds in seconds of the time for one token: vLLM's, and finer ones for small models.
+/// Upper bounds in seconds of the time for one token: those of vLLM, and finer ones for small
+/// models.
 const TOKEN_SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
     5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
-/// Upper bounds in seconds of the time in the queue, as vLLM has them.
+/// Upper bounds in seconds of the time in the queue, the same as vLLM's.
 const QUEUE_SECONDS: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,
 ];
 
-/// Upper bounds of counts of tokens, as vLLM has them: 1, 2, 5, 10, … up to `context`.
+/// Upper bounds of numbers of tokens, the same as vLLM's: 1, 2, 5, 10, … up to `context`.
 fn token_counts(context: usize) -> Vec<f64> {
     let powers = (0..u64::BITS).map_while(|n| 10_u64.checked_pow(n));
     let bounds = powers.flat_map(|power| [1, 2, 5].map(|m| m as f64 * power as f64));
@@ -40,17 +42,21 @@ fn token_counts(context: usize) -> Vec<f64> {
         .collect()
 }
 
-/// Values, counted by upper bound.
+/// A histogram: values, counted by upper bound.
 #[derive(Debug)]
 pub(crate) struct Histogram {
+    /// The upper bounds, ascending.
     bounds: Vec<f64>,
+    /// Values up to each bound and above the one before it.
     buckets: Vec<AtomicU64>,
+    /// All values, those above the last bound included.
     count: AtomicU64,
-    /// Sum of the values in millionths.
+    /// The sum of the values in millionths.
     millionths: AtomicU64,
 }
 
 impl Histogram {
+    /// No values yet.
     fn new(bounds: &[f64]) -> Self {
         Histogram {
             bounds: bounds.to_vec(),
@@ -60,11 +66,12 @@ impl Histogram {
         }
     }
 
+    /// Counts a duration in seconds.
     pub(crate) fn observe(&self, duration: Duration) {
         self.add(duration.as_secs_f64(), 1);
     }
 
-    /// Counts `value` as often as `times`.
+    /// Counts `value` so many `times`.
     fn add(&self, value: f64, times: u64) {
         if let Some(bucket) = self.bounds.iter().position(|&bound| value <= bound) {
             self.buckets[bucket].fetch_add(times, Ordering::Relaxed);
@@ -75,11 +82,12 @@ impl Histogram {
     }
 }
 
-/// Counters by label.
+/// Counters by the value of a label.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Mutex<BTreeMap<String, u64>>);
 
 impl Tally {
+    /// Counts one event with this value of the label.
     pub(crate) fn count(&self, label: &str) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_known = counts.contains_key(label) || counts.len() < LABELS_MAX;
@@ -88,6 +96,7 @@ impl Tally {
             .or_default() += 1;
     }
 
+    /// The counters so far.
     fn get(&self) -> BTreeMap<String, u64> {
         self.0
             .lock()
@@ -96,37 +105,37 @@ impl Tally {
     }
 }
 
-/// What the server itself counts; the engine's counters come beside it.
+/// The counts of the server itself; the engine has counters of its own.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    /// Time from submission to the first text.
+    /// Seconds from submission to the first text.
     pub(crate) time_to_first_token: Histogram,
-    /// Time from submission to the end.
+    /// Seconds from submission to the end.
     pub(crate) request_latency: Histogram,
-    /// Time from one text to the next, for each of its tokens.
+    /// Seconds from one text to the next, divided by the tokens of the next.
     token_latency: Histogram,
-    /// Time from submission to the first round.
+    /// Seconds from submission to the first round.
     queue_time: Histogram,
-    /// Tokens of each prompt.
+    /// Tokens in the prompt of each request.
     prompt_tokens: Histogram,
-    /// Tokens written for each request.
+    /// Tokens generated for each request.
     generation_tokens: Histogram,
-    /// Time from the wish to cancel to the end of the request in the engine.
+    /// Seconds from a cancellation to the end of the request in the engine.
     pub(crate) cancel_latency: Histogram,
-    /// Ended requests, by finish reason.
+    /// Requests that ended, by finish reason.
     pub(crate) finished: Tally,
     /// Requests without speculation, by reason.
     pub(crate) spec_disabled: Tally,
-    /// Responses, by `route status`.
+    /// HTTP responses, by `route status`.
     pub(crate) responses: Tally,
     /// Generations that failed, by the error's code.
     pub(crate) faults: Tally,
-    /// Whether the engine's thread is gone.
+    /// Whether the thread of the engine has ended.
     pub(crate) engine_lost: AtomicBool,
 }
 
 impl Metrics {
-    /// Nothing counted yet; sequences have at most `context` tokens.
+    /// Nothing counted yet. A sequence has at most `context` tokens.
     pub(crate) fn new(context: usize) -> Self {
         let tokens = token_counts(context);
         Metrics {
@@ -145,8 +154,8 @@ impl Metrics {
         }
     }
 
-    /// Notes that `n` tokens took `duration` together. A round of speculation writes
-    /// several at once; each counts with its share.
+    /// Counts `n` tokens that took `duration` together. A round of speculation generates several
+    /// at once; each counts with an equal share.
     pub(crate) fn count_tokens(&self, n: usize, duration: Duration) {
         if n > 0 {
             let share = duration.as_secs_f64() / n as f64;
@@ -154,7 +163,7 @@ impl Metrics {
         }
     }
 
-    /// Notes how a request ended.
+    /// Counts a request that has ended.
     pub(crate) fn count_outcome(&self, outcome: &RequestOutcome) {
         let usage = &outcome.usage;
         self.queue_time.add(outcome.timings.queued_ms / 1e3, 1);
@@ -171,172 +180,202 @@ impl Metrics {
         }
     }
 
-    /// The page, for the engine's `counters`, the model's name and the positions of the
-    /// longest drafts.
+    /// The page in Prometheus' text format, from the server's counts and the engine's
+    /// `counters`. Every sample is labeled with the name of the `model`; there is a sample
+    /// for each of the first `positions` draft positions.
     pub(crate) fn render(&self, counters: &Counters, model: &str, positions: usize) -> String {
         let mut page = Page {
             text: String::new(),
             model: escape(model),
         };
-        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
-        let gauge =
-            |counter: &std::sync::atomic::AtomicUsize| counter.load(Ordering::Relaxed) as f64;
-        page.one(
-            "vllm:num_requests_running",
-            "gauge",
-            "Requests that run.",
-            gauge(&counters.running),
-        );
-        page.one(
-            "vllm:num_requests_waiting",
-            "gauge",
-            "Requests that wait.",
-            gauge(&counters.waiting),
-        );
-        let (used, all) = (gauge(&counters.pages_used), gauge(&counters.pages));
-        let share = if all > 0.0 { used / all } else { 0.0 };
-        page.one(
-            "vllm:kv_cache_usage_perc",
-            "gauge",
-            "Share of the KV pages in use, 1 is all.",
-            share,
-        );
-        page.one(
-            "vllm:prompt_tokens_total",
-            "counter",
-            "Prompt tokens.",
-            value(&counters.prompt_tokens),
-        );
-        page.one(
-            "vllm:prefix_cache_queries_total",
-            "counter",
-            "Prompt tokens that were looked for in what ended requests left.",
-            value(&counters.cache_queries),
-        );
-        page.one(
-            "vllm:prefix_cache_hits_total",
-            "counter",
-            "Prompt tokens that were found there.",
-            value(&counters.cached_tokens),
-        );
-        page.one(
-            "vllm:generation_tokens_total",
-            "counter",
-            "Tokens written.",
-            value(&counters.completion_tokens),
-        );
-        page.tally(
-            "vllm:request_success_total",
-            "Ended requests.",
-            "finished_reason",
-            &self.finished,
-        );
-        page.histogram(
-            "vllm:time_to_first_token_seconds",
-            "Time to the first text.",
-            &self.time_to_first_token,
-        );
-        // vLLM has renamed the first to the second; dashboards ask for either.
-        for name in [
-            "vllm:time_per_output_token_seconds",
-            "vllm:inter_token_latency_seconds",
-        ] {
-            page.histogram(
-                name,
-                "Time for a token after the first.",
-                &self.token_latency,
-            );
-        }
-        page.histogram(
-            "vllm:request_queue_time_seconds",
-            "Time in the queue.",
-            &self.queue_time,
-        );
-        page.histogram(
-            "vllm:request_prompt_tokens",
-            "Prompt tokens of a request.",
-            &self.prompt_tokens,
-        );
-        page.histogram(
-            "vllm:request_generation_tokens",
-            "Tokens written for a request.",
-            &self.generation_tokens,
-        );
-        page.histogram(
-            "vllm:e2e_request_latency_seconds",
-            "Time to the end.",
-            &self.request_latency,
-        );
-        page.one(
-            "vllm:spec_decode_num_drafts_total",
-            "counter",
-            "Drafts verified.",
-            value(&counters.drafts),
-        );
-        page.one(
-            "vllm:spec_decode_num_draft_tokens_total",
-            "counter",
-            "Tokens drafted.",
-            value(&counters.drafted),
-        );
-        page.one(
-            "vllm:spec_decode_num_accepted_tokens_total",
-            "counter",
-            "Draft tokens accepted.",
-            value(&counters.accepted),
-        );
-        let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
-        let accepted = &counters.accepted_by_position;
-        if positions > 0 {
-            page.head(name, "counter", "Draft tokens accepted, by draft position.");
-        }
-        for (position, counter) in accepted.iter().enumerate().take(positions) {
-            let label = format!(",position=\"{position}\"");
-            page.sample(name, &label, value(counter));
-        }
-        page.tally(
-            "paceline:spec_disabled_total",
-            "Requests without speculation.",
-            "reason",
-            &self.spec_disabled,
-        );
-        page.one(
-            "paceline:requests_finished_total",
-            "counter",
-            "Requests that ended.",
-            value(&counters.finished),
-        );
-        page.one(
-            "paceline:requests_cancelled_total",
-            "counter",
-            "Requests cancelled.",
-            value(&counters.cancelled),
-        );
-        page.one(
-            "paceline:requests_failed_total",
-            "counter",
-            "Requests that failed.",
-            value(&counters.failed),
-        );
-        page.tally(
-            "paceline:request_faults_total",
-            "Generations that failed.",
-            "code",
-            &self.faults,
-        );
-        page.histogram(
-            "paceline:cancel_latency_seconds",
-            "From cancelling to the engine letting go.",
-            &self.cancel_latency,
-        );
-        page.head("paceline:http_responses_total", "counter", "Responses.");
-        for (label, count) in self.responses.get() {
-            let (route, status) = label.split_once(' ').unwrap_or((&label, ""));
-            let labels = format!(",route=\"{}\",status=\"{}\"", escape(route), escape(status));
-            page.sample("paceline:http_responses_total", &labels, count as f64);
+        for &Series { name, help, value } in SERIES {
+            match value {
+                Value::Gauge(read) => page.one(name, "gauge", help, read(counters)),
+                Value::Counter(of) => {
+                    let count = of(counters).load(Ordering::Relaxed);
+                    page.one(name, "counter", help, count as f64);
+                }
+                Value::Histogram(of) => page.histogram(name, help, of(self)),
+                Value::Tally(label, of) => page.tally(name, help, label, of(self)),
+                Value::Positions => {
+                    let accepted = &counters.accepted_by_position;
+                    page.positions(name, help, &accepted[..positions.min(accepted.len())]);
+                }
+                Value::Responses => page.responses(name, help, &self.responses),
+            }
         }
         page.text
     }
+}
+
+/// A series of the page: its name, its help text, and the source of its value.
+#[derive(Clone, Copy)]
+struct Series {
+    name: &'static str,
+    help: &'static str,
+    value: Value,
+}
+
+/// The kind of a series, and the source of its value.
+#[derive(Clone, Copy)]
+enum Value {
+    /// A number that rises and falls.
+    Gauge(fn(&Counters) -> f64),
+    /// A number that only rises.
+    Counter(fn(&Counters) -> &AtomicU64),
+    /// Values by upper bound.
+    Histogram(fn(&Metrics) -> &Histogram),
+    /// Counters by the value of the label that is named.
+    Tally(&'static str, fn(&Metrics) -> &Tally),
+    /// Accepted draft tokens, a counter for each draft position.
+    Positions,
+    /// HTTP responses by route and status.
+    Responses,
+}
+
+/// Every series of the page, in the order of the page.
+const SERIES: &[Series] = {
+    use Value::{Counter, Gauge, Histogram, Positions, Responses, Tally};
+    const fn series(name: &'static str, help: &'static str, value: Value) -> Series {
+        Series { name, help, value }
+    }
+    &[
+        series(
+            "vllm:num_requests_running",
+            "Requests that run.",
+            Gauge(|c| gauge(&c.running)),
+        ),
+        series(
+            "vllm:num_requests_waiting",
+            "Requests that wait.",
+            Gauge(|c| gauge(&c.waiting)),
+        ),
+        series(
+            "vllm:kv_cache_usage_perc",
+            "Share of the KV pages in use, 1 is all.",
+            Gauge(|c| match gauge(&c.pages) {
+                0.0 => 0.0,
+                pages => gauge(&c.pages_used) / pages,
+            }),
+        ),
+        series(
+            "vllm:prompt_tokens_total",
+            "Prompt tokens.",
+            Counter(|c| &c.prompt_tokens),
+        ),
+        series(
+            "vllm:prefix_cache_queries_total",
+            "Prompt tokens that were looked for in what ended requests left.",
+            Counter(|c| &c.cache_queries),
+        ),
+        series(
+            "vllm:prefix_cache_hits_total",
+            "Prompt tokens that were found there.",
+            Counter(|c| &c.cached_tokens),
+        ),
+        series(
+            "vllm:generation_tokens_total",
+            "Tokens written.",
+            Counter(|c| &c.completion_tokens),
+        ),
+        series(
+            "vllm:request_success_total",
+            "Ended requests.",
+            Tally("finished_reason", |m| &m.finished),
+        ),
+        series(
+            "vllm:time_to_first_token_seconds",
+            "Time to the first text.",
+            Histogram(|m| &m.time_to_first_token),
+        ),
+        // vLLM has renamed the first to the second; dashboards ask for either.
+        series(
+            "vllm:time_per_output_token_seconds",
+            "Time for a token after the first.",
+            Histogram(|m| &m.token_latency),
+        ),
+        series(
+            "vllm:inter_token_latency_seconds",
+            "Time for a token after the first.",
+            Histogram(|m| &m.token_latency),
+        ),
+        series(
+            "vllm:request_queue_time_seconds",
+            "Time in the queue.",
+            Histogram(|m| &m.queue_time),
+        ),
+        series(
+            "vllm:request_prompt_tokens",
+            "Prompt tokens of a request.",
+            Histogram(|m| &m.prompt_tokens),
+        ),
+        series(
+            "vllm:request_generation_tokens",
+            "Tokens written for a request.",
+            Histogram(|m| &m.generation_tokens),
+        ),
+        series(
+            "vllm:e2e_request_latency_seconds",
+            "Time to the end.",
+            Histogram(|m| &m.request_latency),
+        ),
+        series(
+            "vllm:spec_decode_num_drafts_total",
+            "Drafts verified.",
+            Counter(|c| &c.drafts),
+        ),
+        series(
+            "vllm:spec_decode_num_draft_tokens_total",
+            "Tokens drafted.",
+            Counter(|c| &c.drafted),
+        ),
+        series(
+            "vllm:spec_decode_num_accepted_tokens_total",
+            "Draft tokens accepted.",
+            Counter(|c| &c.accepted),
+        ),
+        series(
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+            "Draft tokens accepted, by draft position.",
+            Positions,
+        ),
+        series(
+            "paceline:spec_disabled_total",
+            "Requests without speculation.",
+            Tally("reason", |m| &m.spec_disabled),
+        ),
+        series(
+            "paceline:requests_finished_total",
+            "Requests that ended.",
+            Counter(|c| &c.finished),
+        ),
+        series(
+            "paceline:requests_cancelled_total",
+            "Requests cancelled.",
+            Counter(|c| &c.cancelled),
+        ),
+        series(
+            "paceline:requests_failed_total",
+            "Requests that failed.",
+            Counter(|c| &c.failed),
+        ),
+        series(
+            "paceline:request_faults_total",
+            "Generations that failed.",
+            Tally("code", |m| &m.faults),
+        ),
+        series(
+            "paceline:cancel_latency_seconds",
+            "From cancelling to the engine letting go.",
+            Histogram(|m| &m.cancel_latency),
+        ),
+        series("paceline:http_responses_total", "Responses.", Responses),
+    ]
+};
+
+/// The value of a counter that rises and falls.
+fn gauge(counter: &AtomicUsize) -> f64 {
+    counter.load(Ordering::Relaxed) as f64
 }
 
 /// A page in Prometheus' text format.
@@ -346,11 +385,12 @@ struct Page {
 }
 
 impl Page {
+    /// Begins a series.
     fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
-    /// `labels` come after the model's and start with a comma, if there are any.
+    /// Adds a value. `labels` follow the model's label, each with a comma before it.
     fn sample(&mut self, name: &str, labels: &str, value: f64) {
         let _ = writeln!(
             self.text,
@@ -359,11 +399,13 @@ impl Page {
         );
     }
 
+    /// Adds a series of one value.
     fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
         self.head(name, kind, help);
         self.sample(name, "", value);
     }
 
+    /// Adds a counter for each value of `label`.
     fn tally(&mut self, name: &str, help: &str, label: &str, tally: &Tally) {
         self.head(name, "counter", help);
         for (value, count) in tally.get() {
@@ -375,6 +417,29 @@ impl Page {
         }
     }
 
+    /// Adds a counter for each draft position; nothing if there are none.
+    fn positions(&mut self, name: &str, help: &str, counters: &[AtomicU64]) {
+        if counters.is_empty() {
+            return;
+        }
+        self.head(name, "counter", help);
+        for (position, counter) in counters.iter().enumerate() {
+            let count = counter.load(Ordering::Relaxed);
+            self.sample(name, &format!(",position=\"{position}\""), count as f64);
+        }
+    }
+
+    /// Adds a counter for each route and status.
+    fn responses(&mut self, name: &str, help: &str, tally: &Tally) {
+        self.head(name, "counter", help);
+        for (label, count) in tally.get() {
+            let (route, status) = label.split_once(' ').unwrap_or((&label, ""));
+            let labels = format!(",route=\"{}\",status=\"{}\"", escape(route), escape(status));
+            self.sample(name, &labels, count as f64);
+        }
+    }
+
+    /// Adds a histogram: its buckets, each with all values up to its bound, sum and count.
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.head(name, "histogram", help);
         let mut below = 0;
@@ -398,6 +463,7 @@ impl Page {
     }
 }
 
+/// A value of a label, with escapes.
 fn escape(label: &str) -> String {
     label
         .replace('\\', "\\\\")

@@ -1,26 +1,28 @@
-//! Text inside messages never becomes control tokens.
+//! Control tokens: what clients write never becomes one.
 //!
 //! A tokenizer reads `<|im_end|>` as one token wherever it stands, so whoever writes
-//! that into a message could end a turn and begin another. What a client sends is
-//! therefore *broken* before the template sees it, and mended after the prompt was cut:
+//! that into a message could end a turn and begin another (prompt injection). Spellings
+//! of control tokens in a request are therefore escaped before the template runs, and
+//! unescaped when the prompt is encoded:
 //!
 //! 1. In every string (contents, reasoning, names, tool definitions, calls, results,
 //!    template arguments) the first character of each spelling of a control token is
-//!    replaced by a private one that occurs nowhere else in the request or the template.
+//!    replaced by a placeholder: a private-use character of Unicode that occurs nowhere
+//!    else in the request or the template.
 //! 2. The template is rendered. One character stands for one, so trimming, slicing,
-//!    splitting, changing case, escaping and concatenating keep the replacement.
-//! 3. The prompt is cut at control tokens. A broken spelling is none.
+//!    splitting, changing case, HTML escaping and concatenating keep the placeholder.
+//! 3. The prompt is split at control tokens. An escaped spelling is not one.
 //! 4. The characters are put back, and what lies between control tokens is encoded.
 //!
-//! Text that spells no control token is not touched: the template sees it as it is, and
-//! the prompt is encoded as a whole, so honest conversations have the ids that they had
-//! without all this. In a broken conversation, too, only the cuts differ: normalizer,
-//! pre-tokenizer and merges see one text from control token to control token.
+//! A request that spells no control token is not changed: the template sees it as it is,
+//! and the prompt is encoded as a whole, to the same ids as without escaping. In an
+//! escaped request only the splits differ: normalizer, pre-tokenizer and merges see one
+//! text from control token to control token.
 //!
-//! Pieces of a spelling are broken as well where they could be completed: a string that
+//! Parts of a spelling are escaped as well where they could be completed: a string that
 //! ends with the beginning of a control token (`<|im_` before `end|>` of the next
 //! string), and one that goes on with what the template has begun (`think>` after a
-//! template's `'<' + key`). Letters count in either case, since templates change it.
+//! template's `'<' + key`). Letters match in either case, since templates change it.
 //!
 //! A template that tests for a control token in a message (`'<tool_call>' in content`,
 //! `content.startswith('<tool_response>')`) does not find one: it is text, not a mark.
@@ -32,13 +34,13 @@
 //! spells, and the marks of reasoning. Spellings of letters and digits alone, or of
 //! white space, are words and not marks, and stay tokens in messages.
 //!
-//! A key that begins with a control token, or is the beginning of one, is sorted behind
-//! the others where a template sorts keys.
+//! An escaped key (one that begins with a control token or is the beginning of one) comes
+//! after all others where a template sorts keys.
 //!
 //! Not covered: a template that deletes text out of the middle of a message, so that
-//! what is left on both sides becomes a spelling. Roles that the API knows are the
-//! template's own words. Plain completions are raw text and no messages: there,
-//! spellings are tokens.
+//! what is left on both sides becomes a spelling. Roles that the API knows are not
+//! escaped, for templates compare them. Plain completions are raw text without messages:
+//! there, spellings are tokens.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -50,7 +52,7 @@ use serde_json::{Map, Value};
 use crate::error::TextError;
 use crate::tokenizer::Tokenizer;
 
-/// Roles that a message may have.
+/// The roles of messages that the API knows; any other role is a client's text.
 const ROLES: &[&str] = &[
     "system",
     "developer",
@@ -59,68 +61,88 @@ const ROLES: &[&str] = &[
     "tool",
     "function",
 ];
-/// The first private character that may stand for another.
+/// The first character that may be a placeholder: the start of Unicode's last private-use
+/// planes.
 const FIRST_PRIVATE: char = '\u{f0000}';
 
-/// The spellings of a model's control tokens.
+/// The control tokens of a model, and how to escape their spellings in a request.
 #[derive(Debug)]
-pub(crate) struct Control {
-    /// Finds all spellings, in either case.
+pub(crate) struct ControlTokens {
+    /// Finds every spelling of a control token, in either case.
     spellings: AhoCorasick,
-    /// The spellings in lower case.
+    /// The spellings of all control tokens in lower case.
     lower: BTreeSet<String>,
-    /// Bytes of the longest spelling.
+    /// Length of the longest spelling in bytes.
     longest: usize,
-    /// What completes a spelling that the template begins, in lower case.
+    /// Texts in lower case that complete a spelling which the template has begun.
     completions: BTreeSet<String>,
-    /// Private characters of the template.
+    /// Private-use characters that the template itself writes; none is a placeholder.
     private: HashSet<char>,
+    /// The ids of all control tokens.
     ids: HashSet<u32>,
 }
 
-/// What a client sent, without spellings of control tokens.
+/// A request whose spellings of control tokens are escaped.
 #[derive(Debug)]
-pub(crate) struct Broken {
+pub(crate) struct Escaped {
+    /// The messages, escaped.
     pub(crate) messages: Value,
+    /// The tool definitions, escaped.
     pub(crate) tools: Option<Value>,
+    /// The template arguments, escaped.
     pub(crate) extra: Map<String, Value>,
-    pub(crate) stand_ins: StandIns,
+    /// The placeholders in it, to put the original characters back.
+    pub(crate) placeholders: Placeholders,
 }
 
-/// Private characters and what they stand for.
+/// The placeholders of one request and the characters they stand for.
 #[derive(Debug, Default)]
-pub(crate) struct StandIns {
+pub(crate) struct Placeholders {
+    /// Private-use characters that cannot be placeholders, or are already.
     taken: HashSet<char>,
-    of: HashMap<char, char>,
-    for_private: HashMap<char, char>,
+    /// The placeholder of each original character.
+    placeholder_of: HashMap<char, char>,
+    /// The original character of each placeholder.
+    original_of: HashMap<char, char>,
 }
 
-impl StandIns {
+impl Placeholders {
+    /// The placeholder of `original`, the same at each call.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::Encode`] if no private-use character is free.
     fn replace(&mut self, original: char) -> Result<char, TextError> {
-        if let Some(&private) = self.of.get(&original) {
+        if let Some(&private) = self.placeholder_of.get(&original) {
             return Ok(private);
         }
         let free = (FIRST_PRIVATE..=char::MAX).find(|c| !self.taken.contains(c));
         let private = free.ok_or(TextError::Encode {
-            reason: "the messages use every private character of Unicode".to_owned(),
+            reason: "the messages use every private-use character of Unicode: leave some out"
+                .to_owned(),
         })?;
         self.taken.insert(private);
-        self.of.insert(original, private);
-        self.for_private.insert(private, original);
+        self.placeholder_of.insert(original, private);
+        self.original_of.insert(private, original);
         Ok(private)
     }
 
-    /// The character that the stand-in `c` stands for.
+    /// The character that `c` stands for; `None` if `c` is not a placeholder.
     pub(crate) fn original(&self, c: char) -> Option<char> {
         if c < FIRST_PRIVATE {
             return None;
         }
-        self.for_private.get(&c).copied()
+        self.original_of.get(&c).copied()
     }
 }
 
-impl Control {
-    /// The control tokens of `tokenizer` and a chat template's `sources`.
+impl ControlTokens {
+    /// Finds the control tokens of a model: those that `tokenizer` calls special, the `marks`
+    /// of reasoning, and added tokens that the `sources` of its chat template spell.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::BadTokenizer`] if there are too many spellings to search for.
     pub(crate) fn new<'a>(
         tokenizer: &Tokenizer,
         marks: impl IntoIterator<Item = u32>,
@@ -152,7 +174,7 @@ impl Control {
             .map_err(|err| TextError::BadTokenizer {
                 reason: err.to_string(),
             })?;
-        Ok(Control {
+        Ok(ControlTokens {
             spellings,
             longest,
             ids,
@@ -166,47 +188,52 @@ impl Control {
         })
     }
 
-    /// What a client sent with broken spellings; none if it has no spelling.
-    pub(crate) fn broken(
+    /// Escapes the spellings of control tokens in a request; `None` if there are none, so
+    /// that it can be rendered as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::Encode`] if no placeholder is free.
+    pub(crate) fn escape(
         &self,
         messages: &Value,
         tools: Option<&Value>,
         extra: &Map<String, Value>,
-    ) -> Result<Option<Broken>, TextError> {
+    ) -> Result<Option<Escaped>, TextError> {
         let is_clean = self.is_clean(messages, Keys::Api)
             && tools.is_none_or(|tools| self.is_clean(tools, Keys::Api))
             && extra.values().all(|value| self.is_clean(value, Keys::Api));
         if is_clean {
             return Ok(None);
         }
-        let mut stand_ins = StandIns {
+        let mut placeholders = Placeholders {
             taken: self.private.clone(),
-            ..StandIns::default()
+            ..Placeholders::default()
         };
         let mut note = |text: &str| {
             let private = text.chars().filter(|&c| c >= FIRST_PRIVATE);
-            stand_ins.taken.extend(private);
+            placeholders.taken.extend(private);
         };
         each_text(messages, &mut note);
         tools
             .into_iter()
             .for_each(|tools| each_text(tools, &mut note));
         extra.values().for_each(|value| each_text(value, &mut note));
-        let s = &mut stand_ins;
-        let broken = Broken {
-            messages: self.break_value(messages, Keys::Api, s)?,
+        let s = &mut placeholders;
+        let escaped = Escaped {
+            messages: self.escape_value(messages, Keys::Api, s)?,
             tools: tools
-                .map(|tools| self.break_value(tools, Keys::Api, s))
+                .map(|tools| self.escape_value(tools, Keys::Api, s))
                 .transpose()?,
             extra: extra
                 .iter()
-                .map(|(name, value)| Ok((name.clone(), self.break_value(value, Keys::Api, s)?)))
+                .map(|(name, value)| Ok((name.clone(), self.escape_value(value, Keys::Api, s)?)))
                 .collect::<Result<_, TextError>>()?,
-            stand_ins: StandIns::default(),
+            placeholders: Placeholders::default(),
         };
-        Ok(Some(Broken {
-            stand_ins,
-            ..broken
+        Ok(Some(Escaped {
+            placeholders,
+            ..escaped
         }))
     }
 
@@ -215,42 +242,48 @@ impl Control {
         self.ids.contains(&id)
     }
 
+    /// Whether nothing in `value` has to be escaped. `keys` tells words of the API from the
+    /// client's.
     fn is_clean(&self, value: &Value, keys: Keys) -> bool {
         match value {
-            Value::String(text) => self.breaks(text, true).is_empty(),
+            Value::String(text) => self.places(text, true).is_empty(),
             Value::Array(list) => list.iter().all(|value| self.is_clean(value, keys)),
             Value::Object(map) => map.iter().all(|(key, value)| {
                 is_known_role(key, value)
-                    || self.breaks(key, keys != Keys::Api).is_empty()
+                    || self.places(key, keys != Keys::Api).is_empty()
                         && self.is_clean(value, keys.under(key))
             }),
             _ => true,
         }
     }
 
-    fn break_value(
+    /// `value` with every string escaped, keys included.
+    fn escape_value(
         &self,
         value: &Value,
         keys: Keys,
-        stand_ins: &mut StandIns,
+        placeholders: &mut Placeholders,
     ) -> Result<Value, TextError> {
         Ok(match value {
-            Value::String(text) => Value::String(self.break_text(text, true, stand_ins)?.into()),
+            Value::String(text) => {
+                Value::String(self.escape_text(text, true, placeholders)?.into())
+            }
             Value::Array(list) => list
                 .iter()
-                .map(|value| self.break_value(value, keys, stand_ins))
+                .map(|value| self.escape_value(value, keys, placeholders))
                 .collect::<Result<_, _>>()?,
             Value::Object(map) => {
                 let mut out = Map::new();
                 for (key, value) in map {
-                    let broken = if is_known_role(key, value) {
+                    let escaped = if is_known_role(key, value) {
                         value.clone()
                     } else {
-                        self.break_value(value, keys.under(key), stand_ins)?
+                        self.escape_value(value, keys.under(key), placeholders)?
                     };
                     out.insert(
-                        self.break_text(key, keys != Keys::Api, stand_ins)?.into(),
-                        broken,
+                        self.escape_text(key, keys != Keys::Api, placeholders)?
+                            .into(),
+                        escaped,
                     );
                 }
                 Value::Object(out)
@@ -259,32 +292,33 @@ impl Control {
         })
     }
 
-    fn break_text<'t>(
+    /// `text` with a placeholder for the first character of each spelling.
+    fn escape_text<'t>(
         &self,
         text: &'t str,
         completes: bool,
-        stand_ins: &mut StandIns,
+        placeholders: &mut Placeholders,
     ) -> Result<Cow<'t, str>, TextError> {
-        let breaks = self.breaks(text, completes);
-        if breaks.is_empty() {
+        let places = self.places(text, completes);
+        if places.is_empty() {
             return Ok(text.into());
         }
-        let mut out = String::with_capacity(text.len() + 3 * breaks.len());
+        let mut out = String::with_capacity(text.len() + 3 * places.len());
         let mut from = 0;
-        for at in breaks {
+        for at in places {
             let original = text[at..].chars().next().unwrap_or_default();
             out.push_str(&text[from..at]);
-            out.push(stand_ins.replace(original)?);
+            out.push(placeholders.replace(original)?);
             from = at + original.len_utf8();
         }
         out.push_str(&text[from..]);
         Ok(out.into())
     }
 
-    /// Where characters of `text` are to be broken; `completes` if it may stand right
-    /// behind what the template writes.
-    fn breaks(&self, text: &str, completes: bool) -> BTreeSet<usize> {
-        let mut breaks: BTreeSet<usize> = self
+    /// The bytes of `text` at which a character has to be replaced. `completes` if the text
+    /// may stand right behind what the template writes.
+    fn places(&self, text: &str, completes: bool) -> BTreeSet<usize> {
+        let mut places: BTreeSet<usize> = self
             .spellings
             .find_overlapping_iter(text)
             .map(|found| found.start())
@@ -296,7 +330,7 @@ impl Control {
         {
             let tail = end[at..].to_ascii_lowercase();
             if tail.chars().any(is_mark) && begins(&self.lower, &tail) {
-                breaks.insert(at);
+                places.insert(at);
             }
         }
         if completes && !self.completions.is_empty() {
@@ -309,10 +343,10 @@ impl Control {
                 .any(|n| self.completions.contains(&head[..n]));
             let whole = head.trim_end();
             if completed || !whole.is_empty() && begins(&self.completions, whole) {
-                breaks.insert(at);
+                places.insert(at);
             }
         }
-        breaks
+        places
     }
 }
 
@@ -323,28 +357,31 @@ fn begins(spellings: &BTreeSet<String>, text: &str) -> bool {
     next.is_some_and(|spelling| spelling.starts_with(text))
 }
 
-/// Whether `c` is neither of a word nor white space.
+/// Whether `c` is neither a letter, a digit nor white space.
 fn is_mark(c: char) -> bool {
     !c.is_alphanumeric() && !c.is_whitespace()
 }
 
+/// Whether a field is the role of a message, and one that the API knows.
 fn is_known_role(key: &str, value: &Value) -> bool {
     key == "role" && value.as_str().is_some_and(|role| ROLES.contains(&role))
 }
 
-/// Who has chosen the keys of an object.
+/// Tells whether the keys of an object are words of the API or of the client. A key of the API
+/// cannot complete what a template has begun.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keys {
-    /// The API's.
+    /// The keys are the API's own, such as `content`.
     Api,
-    /// The client's, those of objects in it the API's: the properties of a schema.
+    /// The keys are the client's, those of objects within are the API's: the properties of
+    /// a schema.
     Client,
-    /// The client's, all the way down: the arguments of a call.
+    /// The keys are the client's all the way down: the arguments of a tool call.
     AllClient,
 }
 
 impl Keys {
-    /// The keys of what stands under `key`.
+    /// Tells whether the keys in the value under `key` are words of the API or of the client.
     fn under(self, key: &str) -> Self {
         match key {
             _ if self == Keys::AllClient => self,
@@ -355,8 +392,8 @@ impl Keys {
     }
 }
 
-/// What completes those of `spellings` that a template begins: text that ends before a
-/// quotation mark or a tag.
+/// The texts that complete one of `spellings` which the template with this `source` begins:
+/// a spelling is begun where the template's own text ends, at a quotation mark or a tag.
 fn completions(source: &str, spellings: &BTreeSet<String>, longest: usize) -> BTreeSet<String> {
     let mut source = source.to_ascii_lowercase();
     // A quotation mark inside a whole spelling, such as `<|"|>`, ends nothing.

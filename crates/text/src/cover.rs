@@ -1,28 +1,28 @@
-//! How many tokens a text has at least, without encoding it.
+//! A lower bound of the number of tokens in a text, without encoding it.
 //!
-//! Encoding takes half a second a megabyte, which is too long for a text that no
-//! context holds. Where tokens' bytes end to end are the text, its encoding is one
-//! way to cut it into entries of the vocabulary, so it has no fewer tokens than the
-//! cut with the fewest. That one is bounded from below: `n` tokens end no later than
+//! Encoding takes half a second a megabyte, which is too long for a text that no context
+//! holds. Where the bytes of the tokens, end to end, are the text, its encoding is one way
+//! to divide it into entries of the vocabulary, so it has no fewer tokens than the division
+//! with the fewest. That number is bounded from below: `n` tokens end no later than
 //!
 //! ```text
 //! reach(n) = max over i ≤ reach(n − 1) of i + (longest entry that the text has at i)
 //! ```
 //!
-//! Only stretches of ASCII are counted, which normalizers leave alone: without their
-//! last character, since a mark that follows may compose with it, and without as many
-//! first ones as the longest token has bytes, since one may reach in from before.
+//! Only stretches of ASCII count, which normalizers leave alone: without the last
+//! character, since a combining mark may follow it, and without as many first bytes as the
+//! longest token has, since a token may reach in from before.
 
 use serde_json::Value;
 
 use crate::pieces::Pieces;
 
-/// The vocabulary, ready to find the longest entry that a text begins with.
+/// The vocabulary, sorted to find the longest entry that a text begins with.
 #[derive(Debug)]
 pub(crate) struct Cover {
-    /// Ids whose bytes are not empty, by their bytes.
+    /// Ids of the entries that are not empty, sorted by their bytes.
     sorted: Vec<u32>,
-    /// Bytes of the longest.
+    /// Bytes of the longest entry.
     longest: usize,
 }
 
@@ -37,8 +37,7 @@ impl Cover {
         Cover { sorted, longest }
     }
 
-    /// A number of tokens that no encoding of `text` stays under; counts no further
-    /// than to `enough`.
+    /// A lower bound of the number of tokens in `text`; the count ends at `enough`.
     pub(crate) fn tokens(&self, pieces: &Pieces, text: &str, enough: usize) -> usize {
         let mut n = 0;
         for stretch in text.as_bytes().split(|byte| !byte.is_ascii()) {
@@ -59,8 +58,8 @@ impl Cover {
         n
     }
 
-    /// Bytes of the longest entry that `text` begins with; all of `text` if an entry
-    /// may go on beyond it.
+    /// Bytes of the longest entry that `text` begins with; the length of `text` if it is
+    /// itself the beginning of an entry.
     fn longest_at(&self, pieces: &Pieces, text: &[u8]) -> usize {
         let (mut ids, mut longest) = (&self.sorted[..], 0);
         for (at, byte) in text.iter().enumerate() {
@@ -78,8 +77,8 @@ impl Cover {
     }
 }
 
-/// Whether a normalizer or pre-tokenizer leaves ASCII text as it is, but for the mark
-/// that stands for a space.
+/// Whether a normalizer or pre-tokenizer leaves ASCII text as it is, except for writing `▁`
+/// instead of a space.
 pub(crate) fn is_kept(step: &Value) -> bool {
     match step["type"].as_str() {
         None => step.is_null(),

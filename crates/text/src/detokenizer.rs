@@ -12,32 +12,35 @@
 use crate::pieces::Lead;
 use crate::tokenizer::Tokenizer;
 
-/// Whether special tokens appear in the text.
+/// Whether special tokens (structure, such as the end of a turn) appear in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specials {
-    /// Special tokens leave no trace in the text.
+    /// Special tokens are left out of the text.
     Skip,
-    /// Special tokens are spelled out.
+    /// Special tokens are spelled out in the text.
     Show,
 }
 
-/// The streaming state of one text.
+/// Turns the token ids of one text into characters, one token at a time.
+///
+/// The state is small and `Copy`: a copy from before some tokens has forgotten them.
 #[derive(Clone, Copy, Debug)]
 pub struct Detokenizer {
     specials: Specials,
-    /// No token has contributed yet.
+    /// Whether no token has contributed yet.
     is_first: bool,
-    /// Characters of [`Lead::Strip`] that were dropped, or `None` once
-    /// something else stood first.
+    /// How many characters were dropped from the start of the text ([`Lead::Strip`]);
+    /// `None` once another character stood first.
     n_stripped: Option<usize>,
-    /// The unfinished character: `held[..n_held]`, a proper prefix of UTF-8.
+    /// The bytes of an unfinished character, `held[..n_held]`: the beginning of one in UTF-8.
     held: [u8; 3],
+    /// How many bytes of `held` count.
     n_held: u8,
 }
 
 impl Detokenizer {
-    /// A stream whose first token starts a text: a space that the tokenizer
-    /// put before the first word is dropped again.
+    /// Starts a text: a space that the tokenizer put before the first word is dropped
+    /// again.
     pub fn new(specials: Specials) -> Self {
         Self {
             specials,
@@ -48,8 +51,8 @@ impl Detokenizer {
         }
     }
 
-    /// A stream whose first token follows other text, as in a completion of an
-    /// unfinished sentence: its leading space is kept.
+    /// Goes on after other text, as a completion of an unfinished sentence does: the
+    /// leading space of the first token is kept.
     pub fn after_text(specials: Specials) -> Self {
         Self {
             is_first: false,
@@ -65,7 +68,7 @@ impl Detokenizer {
         text
     }
 
-    /// [`push`](Self::push), appending to `text`.
+    /// Takes the next token and appends the characters that it completes to `text`.
     pub fn push_onto(&mut self, tokenizer: &Tokenizer, id: u32, text: &mut String) {
         if self.specials == Specials::Skip && tokenizer.is_special(id) {
             return;
@@ -90,13 +93,15 @@ impl Detokenizer {
         if self.n_held > 0 { "\u{fffd}" } else { "" }
     }
 
-    /// Ends the text, and starts another that follows it.
+    /// Ends a part of the text and starts the next one, which follows it; returns what
+    /// [`finish`](Self::finish) returns.
     pub fn part(&mut self) -> &'static str {
         let end = self.finish();
         *self = Self::after_text(self.specials);
         end
     }
 
+    /// Appends the characters that `bytes` complete, and holds back an unfinished one.
     fn bytes_onto(&mut self, bytes: &[u8], text: &mut String) {
         let joined;
         let mut rest = bytes;
@@ -121,8 +126,8 @@ impl Detokenizer {
         }
     }
 
-    /// Drops up to `n` characters `ch` from the start of the whole text, of
-    /// which `text[start..]` is the newest part.
+    /// Drops up to `n` characters `ch` from the start of the whole text, whose newest part
+    /// is `text[start..]`.
     fn strip(&mut self, ch: char, n: usize, start: usize, text: &mut String) {
         while let Some(n_stripped) = self.n_stripped {
             let Some(first) = text[start..].chars().next() else {
@@ -135,6 +140,21 @@ impl Detokenizer {
                 self.n_stripped = None;
             }
         }
+    }
+}
+
+impl Tokenizer {
+    /// Turns ids into text in one go: the text that a [`Detokenizer`] streams. Bytes that
+    /// are not UTF-8 become U+FFFD, one for each maximal
+    /// ill-formed part (the rule of `String::from_utf8_lossy`).
+    pub fn detokenize(&self, ids: &[u32], specials: Specials) -> String {
+        let mut stream = Detokenizer::new(specials);
+        let mut text = String::new();
+        for &id in ids {
+            stream.push_onto(self, id, &mut text);
+        }
+        text.push_str(stream.finish());
+        text
     }
 }
 

@@ -1,11 +1,11 @@
-//! Why text work failed.
+//! Errors of this crate, and the two guards that make them: limits, and panics of libraries.
 
 use std::path::PathBuf;
 
 /// Why a tokenizer, a template or a piece of text was refused.
 ///
-/// Everything here can be caused by bytes from outside: a checkpoint's files
-/// or a client's messages. [`TextError::is_callers_fault`] tells the two apart.
+/// Every variant can be caused by bytes from outside, a checkpoint's files or a client's
+/// request; [`TextError::is_callers_fault`] tells which.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
@@ -14,25 +14,25 @@ pub enum TextError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The operating system's error.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// Something is larger than its named limit.
     #[error("{found} {what} are too many: at most {limit} are allowed")]
     TooLarge {
-        /// What was measured, with its unit.
+        /// The measured thing and its unit, such as "text bytes".
         what: &'static str,
-        /// The size found, or a lower bound of it where measuring stopped early.
+        /// The measured size; a lower bound of it where measuring stopped early.
         found: usize,
-        /// The limit.
+        /// The largest size that is allowed.
         limit: usize,
     },
-    /// A file is not the JSON that it should be.
-    #[error("`{file}` is not valid JSON")]
+    /// A file of the checkpoint is not valid JSON, or lacks a field that it must have.
+    #[error("`{file}` is not valid JSON: download the model again")]
     BadJson {
         /// The file's usual name.
         file: &'static str,
-        /// Where the JSON is wrong, and why.
+        /// The place in the file, and what is wrong there.
         source: serde_json::Error,
     },
     /// A field of a configuration file has an unusable value.
@@ -42,41 +42,41 @@ pub enum TextError {
         file: &'static str,
         /// The field.
         field: &'static str,
-        /// What was expected there.
+        /// The values that would be usable.
         reason: &'static str,
     },
-    /// The tokenizer file parses, but describes no tokenizer we can run.
+    /// The tokenizer file is valid JSON, but describes no tokenizer that can run here.
     #[error("unusable tokenizer.json: {reason}")]
     BadTokenizer {
-        /// Why it failed.
+        /// The part of the file that is unusable.
         reason: String,
     },
-    /// The tokenizer refused this text.
+    /// The tokenizer failed on one text.
     #[error("the tokenizer failed on this text: {reason}")]
     Encode {
-        /// Why it failed.
+        /// The message of the tokenizer.
         reason: String,
     },
-    /// The text has more tokens than were asked for.
+    /// A text has more tokens than the caller allows.
     #[error(
         "this model's maximum context length is {limit} tokens; the prompt has at least {at_least} tokens"
     )]
     TooManyTokens {
-        /// No encoding of the text has fewer.
+        /// A lower bound of the number of tokens in the text.
         at_least: usize,
-        /// How many were allowed.
+        /// The number of tokens that is allowed.
         limit: usize,
     },
     /// A library panicked; the panic was caught and only this call failed.
-    #[error("{what} panicked on this input")]
+    #[error("{what} panicked on this input: please report it as a bug")]
     Panicked {
-        /// What ran when the limit was reached.
+        /// The part that was running, such as "the tokenizer".
         what: &'static str,
     },
-    /// The system gave no thread to run a template on.
+    /// The operating system refused the thread that a template runs on.
     #[error("cannot start a thread for the chat template")]
     NoThread {
-        /// The operating system's error.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// The checkpoint carries no chat template.
@@ -87,45 +87,47 @@ pub enum TextError {
     Template {
         /// The line of the template, 0 where unknown.
         line: usize,
-        /// Why it failed.
+        /// The message of the interpreter.
         reason: String,
     },
-    /// The template itself called `raise_exception`.
+    /// The template refused the messages by calling `raise_exception`.
     #[error("the chat template refused the messages: {message}")]
     Refused {
         /// The template's own words.
         message: String,
     },
-    /// The template ran out of its instruction budget.
-    #[error("the chat template ran for more than {fuel} instructions and was stopped")]
+    /// The template used up its budget of instructions.
+    #[error(
+        "the chat template ran for more than {fuel} instructions and was stopped: send fewer or shorter messages"
+    )]
     OutOfFuel {
-        /// The budget.
+        /// The budget of instructions.
         fuel: u64,
     },
-    /// The messages do not have the shape of a conversation.
+    /// A message does not have the shape that the API or the template asks for.
     #[error("message {index}: {reason}")]
     BadMessage {
-        /// Which message, from 0.
+        /// The number of the message, from 0.
         index: usize,
-        /// What is wrong with the message.
+        /// The fault of the message.
         reason: &'static str,
     },
-    /// Template arguments may not replace what the server itself passes.
+    /// A template argument has a name that the server itself passes.
     #[error("the server sets this chat template argument itself; leave it out: `{name}`")]
     ReservedArgument {
-        /// The argument.
+        /// The name of the argument.
         name: String,
     },
-    /// A stop string is unusable.
+    /// A stop string is empty.
     #[error("stop string {} is empty; leave it out", index + 1)]
     EmptyStop {
-        /// Which one, from 0.
+        /// The number of the stop string, from 0.
         index: usize,
     },
 }
 
 impl TextError {
-    /// Whether the request is to blame (an HTTP 400) and not the checkpoint.
+    /// Whether the request caused the error (an HTTP 400), and not the checkpoint.
     pub fn is_callers_fault(&self) -> bool {
         matches!(
             self,
@@ -140,7 +142,8 @@ impl TextError {
     }
 }
 
-/// Fails when `found` is over `limit`.
+/// Fails with [`TextError::TooLarge`] if `found` is over `limit`. `what` names the measured
+/// thing and its unit.
 pub(crate) fn within(what: &'static str, found: usize, limit: usize) -> Result<(), TextError> {
     if found > limit {
         return Err(TextError::TooLarge { what, found, limit });
@@ -148,11 +151,11 @@ pub(crate) fn within(what: &'static str, found: usize, limit: usize) -> Result<(
     Ok(())
 }
 
-/// Runs `work` and turns a panic of a library into an error.
+/// Runs `work` and turns a panic of a library into [`TextError::Panicked`].
 ///
-/// Unwind safety: what the closures borrow is either read-only or thrown away
-/// after a failure; the tokenizer's word cache takes its lock with `try_write`
-/// and is simply not used any more once poisoned.
+/// Unwind safety: what the closures borrow is either read-only or thrown away after a
+/// failure; the tokenizer's word cache takes its lock with `try_write` and is not used any
+/// more once poisoned.
 pub(crate) fn contain<T>(
     what: &'static str,
     work: impl FnOnce() -> Result<T, TextError>,

@@ -1,12 +1,12 @@
-//! A vocabulary as GGUF files carry it, and the checkpoint files it stands for.
+//! The vocabulary of a GGUF file to the files of a checkpoint, and back.
 //!
-//! These files list tokens, their kinds and merges; what a `tokenizer.json` says
-//! beside that (normalizer, pre-tokenizer, decoder) they replace by a name. Two
-//! kinds are known: `gpt2`, byte-level with a named splitting rule, and `gemma4`,
-//! with `▁` for a space and bytes as a last resort. Either becomes a
-//! `tokenizer.json` again, so there is one loader.
+//! A GGUF file lists tokens, their kinds and merges. What a `tokenizer.json` says beside
+//! that (normalizer, pre-tokenizer, decoder) it replaces by a name. Two kinds are known:
+//! `gpt2`, byte-level with a named pre-tokenizer, and `gemma4`, with `▁` for a space and
+//! byte tokens for what nothing else spells. Either becomes a `tokenizer.json` again, so
+//! there is one loader.
 //!
-//! Nothing here knows the container: keys are the caller's.
+//! The container is the caller's: nothing here reads or writes GGUF keys.
 
 use std::borrow::Cow;
 
@@ -16,25 +16,25 @@ use crate::error::within;
 use crate::tokenizer::VOCAB_MAX;
 use crate::{Text, TextError, TextFiles};
 
-/// How a file's token is to be taken.
+/// The kind of a token in a GGUF file (`tokenizer.ggml.token_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A word or a part of one.
     Normal = 1,
-    /// What stands for the unknown.
+    /// The token for text that no other token spells.
     Unknown = 2,
-    /// Structure, not text.
+    /// A control token: structure, not text.
     Control = 3,
-    /// Text that is never cut, matched before all else.
+    /// Text that is one token wherever it stands, matched before all else.
     UserDefined = 4,
-    /// A row that no text gives.
+    /// A row of the embedding that no text becomes.
     Unused = 5,
-    /// One byte.
+    /// A token for a single byte.
     Byte = 6,
 }
 
 impl Kind {
-    /// The kind with this number; unknown numbers are normal tokens.
+    /// The kind with this number in GGUF files; an unknown number is a normal token.
     pub fn numbered(number: i64) -> Kind {
         match number {
             2 => Kind::Unknown,
@@ -47,7 +47,7 @@ impl Kind {
     }
 }
 
-/// The splitting rules of byte-level vocabularies, by the name in files.
+/// The regular expressions of byte-level pre-tokenizers, by their name in GGUF files.
 const SPLITS: &[(&str, &str)] = &[
     (
         "qwen35",
@@ -59,7 +59,7 @@ const SPLITS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Structure that Gemma 4 files mark as text, so that programs show it.
+/// Control tokens that GGUF files of Gemma 4 mark as text, so that programs show them.
 const SHOWN: &[&str] = &[
     "<|channel>",
     "<channel|>",
@@ -70,7 +70,8 @@ const SHOWN: &[&str] = &[
     "<|\"|>",
 ];
 
-/// What a GGUF file says of text.
+/// The part of a GGUF file's metadata that concerns text: tokens, merges, chat template,
+/// sampling.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Vocabulary<'a> {
     /// `tokenizer.ggml.model`.
@@ -79,7 +80,7 @@ pub struct Vocabulary<'a> {
     pub pre: Option<Cow<'a, str>>,
     /// `tokenizer.ggml.tokens`, by id.
     pub tokens: Vec<Cow<'a, str>>,
-    /// `tokenizer.ggml.token_type`, one a token.
+    /// `tokenizer.ggml.token_type`, one for each token.
     pub kinds: Vec<Kind>,
     /// `tokenizer.ggml.merges`, two tokens with a space between them.
     pub merges: Vec<Cow<'a, str>>,
@@ -100,11 +101,11 @@ pub struct Vocabulary<'a> {
 }
 
 impl Vocabulary<'_> {
-    /// Tokenizer, template and stop tokens of the file.
+    /// Loads tokenizer, template, stop tokens and sampling of the file.
     ///
     /// # Errors
     ///
-    /// If the kind of vocabulary or its splitting rule is not known, or as
+    /// If the kind of vocabulary or its pre-tokenizer is not known, or as
     /// [`TextFiles::load`].
     pub fn load(&self) -> Result<Text, TextError> {
         within("vocabulary size", self.tokens.len(), VOCAB_MAX)?;
@@ -134,7 +135,7 @@ impl Vocabulary<'_> {
         .load()
     }
 
-    /// The `tokenizer.json` that the file was made from, as far as it can be told.
+    /// The `tokenizer.json` that stands for the file.
     fn tokenizer(&self) -> Result<Value, TextError> {
         let bad = |reason: String| TextError::BadTokenizer { reason };
         let mut outline = match &*self.model {
@@ -182,14 +183,14 @@ impl Vocabulary<'_> {
             Some(json!([left, right]))
         };
         let merges: Option<Vec<Value>> = self.merges.iter().map(pair).collect();
-        let merges = merges.ok_or_else(|| bad("a merge of the file is no two tokens".into()))?;
+        let merges = merges.ok_or_else(|| bad("a merge of the file is not two tokens".into()))?;
         outline["model"]["vocab"] = Value::Object(vocab);
         outline["model"]["merges"] = Value::Array(merges);
         outline["added_tokens"] = Value::Array(added);
         Ok(outline)
     }
 
-    /// The token for what nothing else spells.
+    /// The token for text that no other token spells.
     fn unknown(&self) -> Option<&str> {
         let marked = self.kinds.iter().position(|kind| *kind == Kind::Unknown);
         let named = || self.tokens.iter().position(|token| token == "<unk>");
@@ -198,14 +199,13 @@ impl Vocabulary<'_> {
 }
 
 impl Vocabulary<'static> {
-    /// The inverse of [`Vocabulary::load`]: what a file says of a checkpoint's
-    /// text. Tokens behind the tokenizer's fill up to `size`, the rows of the
-    /// embedding.
+    /// The inverse of [`Vocabulary::load`]: what a GGUF file has to say about a checkpoint's
+    /// text. `size` is the number of rows of the embedding; rows behind the tokenizer's last
+    /// token become unused tokens.
     ///
     /// # Errors
     ///
-    /// If a file is malformed, or the tokenizer is of no kind that GGUF files
-    /// have.
+    /// If a file is malformed, or GGUF files have no name for the kind of tokenizer.
     pub fn from_files(files: &TextFiles<'_>, size: usize) -> Result<Self, TextError> {
         let parse = |file, bytes: Option<&[u8]>| match bytes {
             Some(bytes) => serde_json::from_slice::<Value>(bytes)
@@ -217,48 +217,10 @@ impl Vocabulary<'static> {
         let generation = parse("generation_config.json", files.generation_config)?;
         let text = files.load()?;
         let (model, pre) = kind_of(&tokenizer).ok_or_else(|| TextError::BadTokenizer {
-            reason: "no GGUF file can name its normalizer and splitting rule".into(),
+            reason: "GGUF files have no name for its normalizer and pre-tokenizer: write safetensors instead".into(),
         })?;
         within("vocabulary size", size, VOCAB_MAX)?;
-        let gemma = model == "gemma4";
-        let mut tokens: Vec<Cow<'_, str>> =
-            (0..size).map(|id| format!("[PAD{id}]").into()).collect();
-        let mut kinds = vec![Kind::Unused; size];
-        let mut put = |id: &Value, token: &str, kind: Kind| {
-            let id = id.as_u64().and_then(|id| usize::try_from(id).ok());
-            let id = id.filter(|id| *id < size).ok_or(TextError::BadField {
-                file: "tokenizer.json",
-                field: "id",
-                reason: "expected a row of the embedding",
-            })?;
-            (tokens[id], kinds[id]) = (token.to_owned().into(), kind);
-            Ok::<(), TextError>(())
-        };
-        for (token, id) in tokenizer["model"]["vocab"]
-            .as_object()
-            .into_iter()
-            .flatten()
-        {
-            let byte = gemma && token.len() == 6 && token.starts_with("<0x");
-            put(id, token, if byte { Kind::Byte } else { Kind::Normal })?;
-        }
-        for token in tokenizer["added_tokens"].as_array().into_iter().flatten() {
-            let content = token["content"].as_str().unwrap_or_default();
-            let special = token["special"] == true && !(gemma && SHOWN.contains(&content));
-            let kind = match (gemma && content == "<unk>", special) {
-                (true, _) => Kind::Unknown,
-                (_, true) => Kind::Control,
-                (_, false) => Kind::UserDefined,
-            };
-            put(&token["id"], content, kind)?;
-        }
-        let merge = |merge: &Value| match merge {
-            Value::String(both) => both.clone().into(),
-            pair => {
-                let part = |i: usize| pair[i].as_str().unwrap_or_default();
-                format!("{} {}", part(0), part(1)).into()
-            }
-        };
+        let (tokens, kinds) = rows(&tokenizer, model == "gemma4", size)?;
         let merges = tokenizer["model"]["merges"].as_array();
         let id_of = |key: &str| {
             let content = crate::stop::token_content(&config[key])?;
@@ -292,7 +254,55 @@ impl Vocabulary<'static> {
     }
 }
 
-/// A stranger's word in a message.
+/// The tokens of a `tokenizer.json` and their kinds, one for each of the embedding's `size`
+/// rows. Rows without a token are unused.
+fn rows(
+    tokenizer: &Value,
+    is_gemma: bool,
+    size: usize,
+) -> Result<(Vec<Cow<'static, str>>, Vec<Kind>), TextError> {
+    let mut tokens: Vec<Cow<'_, str>> = (0..size).map(|id| format!("[PAD{id}]").into()).collect();
+    let mut kinds = vec![Kind::Unused; size];
+    let mut put = |id: &Value, token: &str, kind: Kind| {
+        let id = id.as_u64().and_then(|id| usize::try_from(id).ok());
+        let id = id.filter(|id| *id < size).ok_or(TextError::BadField {
+            file: "tokenizer.json",
+            field: "id",
+            reason: "expected a row of the embedding",
+        })?;
+        (tokens[id], kinds[id]) = (token.to_owned().into(), kind);
+        Ok::<(), TextError>(())
+    };
+    let vocab = tokenizer["model"]["vocab"].as_object();
+    for (token, id) in vocab.into_iter().flatten() {
+        let is_byte = is_gemma && token.len() == 6 && token.starts_with("<0x");
+        put(id, token, if is_byte { Kind::Byte } else { Kind::Normal })?;
+    }
+    for token in tokenizer["added_tokens"].as_array().into_iter().flatten() {
+        let content = token["content"].as_str().unwrap_or_default();
+        let is_special = token["special"] == true && !(is_gemma && SHOWN.contains(&content));
+        let kind = match (is_gemma && content == "<unk>", is_special) {
+            (true, _) => Kind::Unknown,
+            (_, true) => Kind::Control,
+            (_, false) => Kind::UserDefined,
+        };
+        put(&token["id"], content, kind)?;
+    }
+    Ok((tokens, kinds))
+}
+
+/// A merge of a `tokenizer.json` as GGUF files write it: two tokens, a space between them.
+fn merge(merge: &Value) -> Cow<'static, str> {
+    match merge {
+        Value::String(both) => both.clone().into(),
+        pair => {
+            let part = |i: usize| pair[i].as_str().unwrap_or_default();
+            format!("{} {}", part(0), part(1)).into()
+        }
+    }
+}
+
+/// The first 40 characters of `word`, which comes from a file, as a message may show them.
 fn short(word: &str) -> String {
     word.chars()
         .take(40)
@@ -300,7 +310,8 @@ fn short(word: &str) -> String {
         .collect()
 }
 
-/// A `tokenizer.json` with `▁` for spaces, without its vocabulary.
+/// A `tokenizer.json` of the kind `gemma4`, without its vocabulary: `▁` for spaces, and
+/// `unknown` as its token for text that no other token spells.
 fn gemma4(unknown: Option<&str>) -> Value {
     json!({
         "version": "1.0",
@@ -317,7 +328,8 @@ fn gemma4(unknown: Option<&str>) -> Value {
     })
 }
 
-/// A byte-level `tokenizer.json` that splits by `rule`, without its vocabulary.
+/// A `tokenizer.json` of the kind `gpt2`, without its vocabulary: byte-level, with the
+/// regular expression `rule` as its pre-tokenizer.
 fn gpt2(rule: &str) -> Value {
     json!({
         "version": "1.0",
@@ -331,7 +343,8 @@ fn gpt2(rule: &str) -> Value {
     })
 }
 
-/// The kind of vocabulary and the splitting rule that a `tokenizer.json` is of.
+/// The names that a GGUF file has for a `tokenizer.json`: the kind of vocabulary, and the
+/// pre-tokenizer if it is byte-level. `None` if there are none.
 fn kind_of(tokenizer: &Value) -> Option<(&'static str, Option<&'static str>)> {
     let gemma = gemma4(None);
     let same = |made: &Value, key: &str| tokenizer[key] == made[key];
@@ -471,7 +484,7 @@ mod tests {
             refusal(|v| v.pre = Some("gpt-4o".into())).contains("rule `gpt-4o`; known are qwen35")
         );
         assert!(refusal(|v| v.pre = None).contains("splitting rule"));
-        assert!(refusal(|v| v.merges.push("alone".into())).contains("no two tokens"));
+        assert!(refusal(|v| v.merges.push("alone".into())).contains("not two tokens"));
         assert!(refusal(|v| v.merges.push("not there".into())).contains("unusable tokenizer.json"));
         assert!(refusal(|v| v.tokens.clear()).contains("unusable tokenizer.json"));
     }

@@ -8,30 +8,31 @@
 //! | room | what it does |
 //! | --- | --- |
 //! | [`tokenizer`] | text → ids, ids → bytes, with the checkpoint's `tokenizer.json` |
-//! | `control` | keeps control tokens out of what clients write |
-//! | `cut` | text → ids, where some spellings of control tokens are text |
-//! | `cover` | how many tokens a text has at least, without encoding it |
-//! | [`pieces`] | what bytes a token stands for |
+//! | `added` | finds the tokens beside the learned vocabulary, such as control tokens |
+//! | `control` | escapes control tokens that clients spell |
+//! | `unescape` | text → ids, where escaped control tokens are text |
+//! | `cover` | a lower bound of the number of tokens, without encoding |
+//! | [`pieces`] | the bytes that a token stands for |
 //! | [`detokenizer`] | ids → text one token at a time, never splitting a character |
 //! | [`template`] | messages → prompt, with the checkpoint's Jinja program on a budget |
-//! | [`messages`] | clients' spellings → the one that templates read |
-//! | `probe` | which one that is |
+//! | [`messages`] | clients' forms of messages → the form that a template reads |
+//! | `probe` | finds that form by rendering small conversations |
 //! | [`stop`] | stop strings and stop tokens |
-//! | [`reasoning`] | what a model writes before its answer, told apart from it |
-//! | [`gguf`] | a vocabulary as GGUF files carry it |
-//! | [`sampling`] | the sampler settings that a checkpoint recommends |
+//! | [`reasoning`] | tells reasoning from the answer |
+//! | [`gguf`] | the vocabulary of a GGUF file |
+//! | [`sampling`] | the sampling that a checkpoint recommends |
 //!
-//! Everything here handles bytes from outside: checkpoint files and requests.
-//! Every size has a named limit, and a panic of a library ends as an error of
-//! the one call. No model, no sampling, no clock except in a template's
-//! `strftime_now`.
+//! All input comes from outside: checkpoint files and requests. Every size has a named
+//! limit, and a panic of a library becomes an error of the one call. No model, no
+//! sampling, no clock except in a template's `strftime_now`. `examples/conversation.rs`
+//! walks through both directions.
 
 #![forbid(unsafe_code)]
 
+mod added;
 mod channel;
 mod control;
 mod cover;
-mod cut;
 pub mod detokenizer;
 mod error;
 pub mod gguf;
@@ -47,6 +48,7 @@ pub mod template;
 #[cfg(test)]
 mod testing;
 pub mod tokenizer;
+mod unescape;
 
 use std::fs::File;
 use std::io::Read;
@@ -55,7 +57,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::control::Control;
+use crate::control::ControlTokens;
 
 pub use channel::Channel;
 pub use detokenizer::{Detokenizer, Specials};
@@ -71,30 +73,30 @@ pub use tokenizer::Tokenizer;
 use error::within;
 use tokenizer::TOKENIZER_FILE_BYTES_MAX;
 
-/// Largest `config.json`, `generation_config.json` or `tokenizer_config.json`;
-/// the last lists added tokens and reaches 1.2 MB.
+/// Largest `config.json`, `generation_config.json` or `tokenizer_config.json` in bytes; a
+/// `tokenizer_config.json` lists added tokens and reaches 1.2 MB.
 pub const CONFIG_FILE_BYTES_MAX: usize = 16 << 20;
 
-/// The files of a checkpoint that concern text, as bytes.
+/// The contents of a checkpoint's files that concern text.
 ///
-/// For checkpoints that are not a folder: bundled in the binary, or carried in
-/// another file's metadata. Absent files are `None`.
+/// For checkpoints that are not a folder: bundled in the binary, or carried in the
+/// metadata of another file. Absent files are `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TextFiles<'a> {
-    /// `tokenizer.json`.
+    /// Contents of `tokenizer.json`.
     pub tokenizer: &'a [u8],
-    /// `tokenizer_config.json`.
+    /// Contents of `tokenizer_config.json`.
     pub tokenizer_config: Option<&'a [u8]>,
-    /// `chat_template.jinja`.
+    /// Contents of `chat_template.jinja`.
     pub chat_template: Option<&'a [u8]>,
-    /// `generation_config.json`.
+    /// Contents of `generation_config.json`.
     pub generation_config: Option<&'a [u8]>,
-    /// `config.json`.
+    /// Contents of `config.json`.
     pub config: Option<&'a [u8]>,
 }
 
 impl TextFiles<'_> {
-    /// Loads what a checkpoint folder holds; only `tokenizer.json` is required.
+    /// Loads the text side of the checkpoint in `folder`; only `tokenizer.json` is required.
     ///
     /// # Errors
     ///
@@ -122,12 +124,12 @@ impl TextFiles<'_> {
         .load()
     }
 
-    /// Loads files that are in memory already.
+    /// Loads the text side of a checkpoint from files that are in memory.
     ///
     /// # Errors
     ///
-    /// If a file is over its limit or unusable. A missing chat template is an
-    /// error only when one is asked for.
+    /// If a file is over its limit or unusable. A missing chat template is an error only when
+    /// a conversation is rendered.
     pub fn load(self) -> Result<Text, TextError> {
         let tokenizer_config = json("tokenizer_config.json", self.tokenizer_config)?;
         let generation_config = json("generation_config.json", self.generation_config)?;
@@ -152,7 +154,7 @@ impl TextFiles<'_> {
         let control = match &template {
             Some(template) => {
                 let marks = reasoning.iter().flat_map(ReasoningMarks::ids);
-                Some(Control::new(&tokenizer, marks, template.sources())?)
+                Some(ControlTokens::new(&tokenizer, marks, template.sources())?)
             }
             None => None,
         };
@@ -175,24 +177,27 @@ impl TextFiles<'_> {
     }
 }
 
-/// A checkpoint's text side.
+/// The text side of a checkpoint: everything between messages and token ids.
 #[derive(Debug)]
 pub struct Text {
-    /// Text ↔ ids.
+    /// The tokenizer: text to ids, and ids to text.
     pub tokenizer: Arc<Tokenizer>,
-    /// Messages → text; base models have none.
+    /// The chat template: messages to text. Base models have none.
     pub template: Option<ChatTemplate>,
-    /// Ids that end a generation.
+    /// The token ids that end a generation.
     pub stop_tokens: StopTokens,
-    /// The authors' sampler settings.
+    /// The sampling that the authors of the checkpoint recommend.
     pub sampling: SamplingDefaults,
     /// The tokens that mark reasoning, if the model may reason.
     pub reasoning: Option<ReasoningMarks>,
     /// Whether spellings of control tokens inside messages, tools and template arguments
     /// become control tokens. Unless set, they are text.
     pub allow_special_tokens: bool,
-    control: Option<Control>,
+    /// Escapes control tokens in requests; `None` without a template.
+    control: Option<ControlTokens>,
+    /// The beginning-of-sequence token.
     bos: Option<u32>,
+    /// Whether plain completions begin with `bos`; `None` leaves it to the tokenizer.
     add_bos: Option<bool>,
 }
 
@@ -212,12 +217,12 @@ impl Text {
         self.encode_chat_within(messages, tools, add_generation_prompt, extra, usize::MAX)
     }
 
-    /// Renders a conversation and encodes it, unless it is plain early that it has
-    /// more than `limit` tokens; what is returned may have more.
+    /// Renders a conversation and encodes it, unless a lower bound shows that it has more than
+    /// `limit` tokens. The result may have more all the same: the bound is a rough one.
     ///
     /// The template writes every special token, the beginning-of-sequence
-    /// token included, so the tokenizer adds none. What messages, tools and template
-    /// arguments spell is text, unless [`Text::allow_special_tokens`] is set.
+    /// token included, so the tokenizer adds none. Control tokens spelled in messages, tools
+    /// and template arguments are text, unless [`Text::allow_special_tokens`] is set.
     ///
     /// # Errors
     ///
@@ -237,24 +242,24 @@ impl Text {
         if let (Some(_), Some(marks)) = (control, &self.reasoning) {
             messages::take_reasoning_out(&mut prepared, marks);
         }
-        let broken = match control {
+        let escaped = match control {
             Some(control) => control
-                .broken(&prepared, tools, extra)?
-                .map(|b| (control, b)),
+                .escape(&prepared, tools, extra)?
+                .map(|escaped| (control, escaped)),
             None => None,
         };
-        let Some((control, broken)) = broken else {
+        let Some((control, escaped)) = escaped else {
             let prompt = template.run(&prepared, tools, add_generation_prompt, extra)?;
             self.tokenizer.refuse_over(&prompt, limit)?;
             messages::check_all_said(messages, &prompt)?;
             return self.tokenizer.encode(&prompt, false);
         };
-        let (tools, extra) = (broken.tools.as_ref(), &broken.extra);
-        let rendered = template.run(&broken.messages, tools, add_generation_prompt, extra)?;
-        let prompt = self.tokenizer.mend(&rendered, &broken.stand_ins);
+        let (tools, extra) = (escaped.tools.as_ref(), &escaped.extra);
+        let rendered = template.run(&escaped.messages, tools, add_generation_prompt, extra)?;
+        let prompt = self.tokenizer.unescape(&rendered, &escaped.placeholders);
         self.tokenizer.refuse_over(&prompt.text, limit)?;
         messages::check_all_said(messages, &prompt.text)?;
-        self.tokenizer.encode_mended(prompt, control)
+        self.tokenizer.encode_unescaped(prompt, control)
     }
 
     /// Encodes a prompt without a template, however long it is.
@@ -266,17 +271,16 @@ impl Text {
         self.encode_prompt_within(prompt, usize::MAX)
     }
 
-    /// Encodes a prompt without a template unless it is plain early that it has more
-    /// than `limit` tokens, as for plain completion: with the
-    /// tokens that the tokenizer adds, and never two beginning-of-sequence
-    /// tokens, even if the prompt spells one.
+    /// Encodes a prompt for plain completion, without a template, unless a lower bound shows
+    /// that it has more than `limit` tokens. The tokenizer's own tokens are added, but never
+    /// two beginning-of-sequence tokens, even if the prompt spells one.
     ///
     /// # Errors
     ///
     /// As [`Tokenizer::encode`], and [`TextError::TooManyTokens`].
     pub fn encode_prompt_within(&self, prompt: &str, limit: usize) -> Result<Vec<u32>, TextError> {
         let bos = self.bos.and_then(|bos| self.tokenizer.entry(bos));
-        // Those at the start end as one.
+        // All beginning-of-sequence tokens at the start become one.
         let counted = bos.map_or(prompt, |bos| prompt.trim_start_matches(&bos));
         self.tokenizer.refuse_over(counted, limit)?;
         let mut ids = self.tokenizer.encode(prompt, true)?;
@@ -297,7 +301,7 @@ impl Text {
     }
 }
 
-/// Reads a file that may have at most `limit` bytes.
+/// Reads the file `name` in `folder`, of at most `limit` bytes.
 fn read(folder: &Path, name: &str, limit: usize) -> Result<Vec<u8>, TextError> {
     let path = folder.join(name);
     let mut bytes = Vec::new();
@@ -310,6 +314,7 @@ fn read(folder: &Path, name: &str, limit: usize) -> Result<Vec<u8>, TextError> {
     Ok(bytes)
 }
 
+/// Parses a configuration file; `null` if there is none.
 fn json(file: &'static str, bytes: Option<&[u8]>) -> Result<Value, TextError> {
     let Some(bytes) = bytes else {
         return Ok(Value::Null);

@@ -6,15 +6,15 @@
 //! brought to the form that the template at hand understands.
 //!
 //! **Text is a string.** Where every part of a list is text, in a message of any
-//! role, the parts are joined with nothing between them: what templates that walk
-//! through a list write themselves. A string, one part and several parts so make
-//! the same prompt. A list reaches a template only where a part is no text, or as
-//! one text part where the template takes nothing but lists. What the template
-//! cannot show (an image, for a template of text only) is an error, never dropped.
+//! role, the parts are joined with nothing between them, as templates that walk
+//! through a list do themselves. So a string, one part and several parts make the
+//! same prompt. A list reaches a template only if a part is not text, or as one text
+//! part if the template takes nothing but lists. What the template cannot show (an
+//! image, if it takes text only) is an error, never dropped.
 //!
-//! **Instructions are said.** Leading system messages become one, with a blank line
-//! between them. Others are written where they stand if the template does that, and
-//! else become part of a user turn ([`SystemPlace`]).
+//! **No instruction is lost.** Leading system messages become one, with a blank line
+//! between them. Later ones are written where they stand if the template does that,
+//! and else become part of a user turn ([`SystemPlace`]).
 //!
 //! Fields not named here, such as `reasoning_content`, `name` or
 //! `tool_call_id`, pass through.
@@ -24,53 +24,53 @@ use serde_json::{Map, Value, json};
 use crate::error::{TextError, within};
 use crate::reasoning::ReasoningMarks;
 
-/// Messages of one conversation.
+/// Most messages of one conversation.
 pub const MESSAGES_MAX: usize = 16_384;
-/// Messages out of order that are looked for in the whole prompt.
+/// Most instructions that are looked for in the whole prompt because they are not in order.
 const MISSES_MAX: usize = 16;
-/// What stands between instructions that become one message.
+/// The text between instructions that become one message.
 const BLANK_LINE: &str = "\n\n";
 
-/// The form of `content` that a template understands.
+/// The form of a message's `content` that a template reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentForm {
-    /// A string only.
+    /// Only a string.
     Text,
-    /// A list of parts only; strings become one part.
+    /// Only a list of parts; a string becomes one part.
     Parts,
-    /// Either, with the same prompt; text is passed as a string.
+    /// A string or a list, with the same prompt; text is passed as a string.
     Either,
 }
 
-/// Where a template writes system messages.
+/// The place where a template writes system messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SystemPlace {
-    /// A template writes system messages wherever they stand in the conversation.
+    /// Wherever a system message stands in the conversation.
     Anywhere,
-    /// At the start only. A later one becomes the end of the user message before it,
-    /// else the start of the user message after it, else a user message of its own.
+    /// Only at the start. A later system message becomes the end of the user message before
+    /// it, else the start of the user message after it, else a user message of its own.
     First,
-    /// Nowhere: the first one, too, becomes part of a user message.
+    /// Nowhere: even the first system message becomes part of a user message.
     Nowhere,
 }
 
-/// What a template reads, found out by rendering conversations.
+/// The forms of messages that a template reads, found by rendering small conversations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reads {
-    /// Content of system and developer messages.
+    /// The form of system and developer messages.
     pub system: ContentForm,
-    /// Content of user messages.
+    /// The form of user messages.
     pub user: ContentForm,
-    /// Content of the model's own messages.
+    /// The form of the model's own messages.
     pub assistant: ContentForm,
-    /// Content of tool results.
+    /// The form of tool results.
     pub tool: ContentForm,
-    /// Where system messages can stand.
+    /// The place where the template writes system messages.
     pub place: SystemPlace,
 }
 
 impl Reads {
-    /// One form for all roles.
+    /// One form for all roles, and a place for system messages.
     pub(crate) fn all(form: ContentForm, place: SystemPlace) -> Self {
         Reads {
             system: form,
@@ -92,7 +92,12 @@ impl Reads {
     }
 }
 
-/// Brings `messages` to what a template with `reads` reads.
+/// Brings `messages` to the forms that a template reads.
+///
+/// # Errors
+///
+/// [`TextError::BadMessage`] if a message has no usable shape, or a part that the template
+/// cannot show; [`TextError::TooLarge`] for more than [`MESSAGES_MAX`] messages.
 pub(crate) fn normalize(messages: &Value, reads: &Reads) -> Result<Value, TextError> {
     let list = messages.as_array().ok_or(TextError::BadMessage {
         index: 0,
@@ -122,7 +127,8 @@ pub(crate) fn normalize(messages: &Value, reads: &Reads) -> Result<Value, TextEr
     Ok(placed.into_iter().map(Value::Object).collect())
 }
 
-/// A message whose content is null, a string, or a list with a part that is no text.
+/// Brings one message to a common form: its content becomes null, a string, or a list with
+/// at least one part that is not text.
 fn one(message: &Value, reads: &Reads) -> Result<Map<String, Value>, &'static str> {
     let message = message.as_object().ok_or("must be an object")?;
     let role = message.get("role").ok_or("role is missing")?;
@@ -175,7 +181,8 @@ pub(crate) fn take_reasoning_out(messages: &mut Value, marks: &ReasoningMarks) {
     }
 }
 
-/// Text as a string, other parts as a list.
+/// Brings `content` to a common form: text becomes a string, a list with other parts stays a
+/// list.
 fn content(content: &Value, form: ContentForm) -> Result<Value, &'static str> {
     let parts = match content {
         Value::Null | Value::String(_) => return Ok(content.clone()),
@@ -191,8 +198,8 @@ fn content(content: &Value, form: ContentForm) -> Result<Value, &'static str> {
     }
 }
 
-/// A part in the spelling of templates. Pixels and samples stay outside: a
-/// template writes a placeholder for them.
+/// Brings one part of a list to the form that templates read. Images and sounds themselves
+/// are left out: a template writes a placeholder for each.
 fn part(part: &Value) -> Result<Value, &'static str> {
     if let Some(text) = part.as_str() {
         return Ok(json!({"type": "text", "text": text}));
@@ -212,11 +219,12 @@ fn part(part: &Value) -> Result<Value, &'static str> {
     }
 }
 
+/// The role of a message in the common form.
 fn role(message: &Map<String, Value>) -> &str {
     message["role"].as_str().unwrap_or_default()
 }
 
-/// Moves system messages to where a template writes them.
+/// Moves system messages to the `place` where a template writes them.
 fn place_instructions(
     messages: Vec<Map<String, Value>>,
     place: SystemPlace,
@@ -268,7 +276,7 @@ fn place_instructions(
     out
 }
 
-/// Whether content has nothing to say.
+/// Whether content is empty or white space.
 fn is_blank(content: &Value) -> bool {
     match content {
         Value::String(text) => text.trim().is_empty(),
@@ -298,8 +306,12 @@ fn join(content: &mut Value, next: Value) {
     };
 }
 
-/// Refuses a conversation if the template has left instructions out of `prompt`: some read a
-/// system message at the start only. What others say a template may spell anew.
+/// Refuses a conversation if the template has left a system message out of `prompt`. Messages
+/// of other roles are not checked, for a template may rewrite what they say.
+///
+/// # Errors
+///
+/// [`TextError::BadMessage`] names the message that is missing.
 pub(crate) fn check_all_said(messages: &Value, prompt: &str) -> Result<(), TextError> {
     // Templates nearly keep the order: the prompt is read once, rarely from its start.
     let (mut at, mut misses) = (0, 0);
@@ -329,11 +341,13 @@ pub(crate) fn check_all_said(messages: &Value, prompt: &str) -> Result<(), TextE
     Ok(())
 }
 
+/// Whether a part of this type is text.
 fn is_text(kind: &str) -> bool {
     matches!(kind, "text" | "input_text" | "output_text" | "refusal")
 }
 
-/// Arguments travel as a string of JSON; templates walk through an object.
+/// Tool calls with their arguments as objects, which templates walk through, instead of the
+/// strings of JSON that clients send.
 fn tool_calls(calls: &Value) -> Result<Value, &'static str> {
     let calls = calls.as_array().ok_or("tool_calls must be a list")?;
     calls

@@ -1,4 +1,4 @@
-//! What bytes a token stands for.
+//! The bytes that a token stands for.
 //!
 //! A vocabulary entry is a string in the tokenizer's own alphabet; text is
 //! bytes. The `decoder` of `tokenizer.json` says how to get from one to the
@@ -10,11 +10,11 @@
 //! - **Pieces** (SentencePiece, Gemma): the entry is text with `▁` for a
 //!   space, and `<0xNN>` is one byte.
 //!
-//! Both give every token a fixed byte string, whatever stands before it (a
-//! leading space that some decoders drop is the one exception).
-//! Text is the concatenation of those strings, read as UTF-8. So tokens can
-//! be turned into text one at a time, logprobs add up to the text, and cutting
-//! a sequence short never changes what stands before the cut.
+//! Both give every token a fixed byte string, whatever stands before it (the one
+//! exception is a leading space that some decoders drop). Text is the concatenation
+//! of these strings, read as UTF-8. So tokens can be detokenized one at a time, each
+//! log-probability belongs to some bytes of the text, and truncating a sequence never
+//! changes the text before the end.
 //!
 //! Decoders without this property (WordPiece, CTC, regular expressions) are
 //! refused at load.
@@ -23,42 +23,50 @@ use serde_json::Value;
 
 use crate::error::{TextError, within};
 
-/// Longest byte string of one token; real vocabularies stay under 1 KiB.
+/// Longest token in bytes; real vocabularies stay under 1 KiB.
 pub const TOKEN_BYTES_MAX: usize = 64 * 1024;
-/// Steps in a tokenizer's decoder; Llama's has four.
+/// Most steps of a tokenizer's decoder; Llama's has four.
 pub const DECODER_STEPS_MAX: usize = 16;
 
-/// How the first token of a text loses the space that the encoder added.
+/// How the first token of a text loses the space that encoding added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lead {
-    /// The text starts as it is.
+    /// The first token keeps its space.
     Keep,
     /// Up to `n` characters `ch` are dropped from the start of the text.
     Strip {
-        /// The character.
+        /// The character that is dropped.
         ch: char,
-        /// The most that there may be.
+        /// The most characters that are dropped.
         n: usize,
     },
     /// Every space mark of the first token is dropped (the Metaspace decoder).
     DropMarks {
-        /// The mark, `▁`.
+        /// The mark that stands for a space, `▁`.
         mark: char,
     },
 }
 
-/// The rule that maps a vocabulary entry to bytes.
+/// The rule that maps an entry of the vocabulary to bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PieceRule {
+    /// Every character is one byte, by the table of byte-level vocabularies.
     ByteLevel,
+    /// The entry is text with some replacements.
     Pieces {
+        /// What is replaced, and by what, in this order.
         replace: Vec<(String, String)>,
+        /// Whether an entry `<0xNN>` is one byte.
         byte_fallback: bool,
     },
 }
 
 impl PieceRule {
-    /// Reads the `decoder` of a tokenizer file.
+    /// Reads the `decoder` of a `tokenizer.json`.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::BadTokenizer`] if its tokens have no bytes of their own.
     pub(crate) fn from_json(decoder: &Value) -> Result<(Self, Lead), TextError> {
         let one = std::slice::from_ref(decoder);
         let steps = match kind(decoder) {
@@ -167,16 +175,22 @@ impl PieceRule {
     }
 }
 
-/// `bytes[id]` for a whole vocabulary in one allocation.
+/// The bytes of every token of a vocabulary, in one allocation.
 #[derive(Debug)]
 pub(crate) struct Pieces {
+    /// The bytes of all tokens, end to end in the order of their ids.
     bytes: Vec<u8>,
+    /// The end of each token in `bytes`.
     ends: Vec<u32>,
 }
 
 impl Pieces {
-    /// Builds the table for ids `0..n_ids`; ids that `entry` does not know are
-    /// empty, as in the tail of a padded vocabulary.
+    /// Builds the table for ids `0..n_ids`. Ids without an `entry`, as at the end of a padded
+    /// vocabulary, have no bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::TooLarge`] if a token or all tokens together have too many bytes.
     pub(crate) fn new(
         rule: &PieceRule,
         n_ids: usize,
@@ -199,6 +213,7 @@ impl Pieces {
         Ok(pieces)
     }
 
+    /// The number of ids.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -214,18 +229,20 @@ impl Pieces {
     }
 }
 
+/// The type of a step of a decoder.
 fn kind(step: &Value) -> &str {
     step["type"].as_str().unwrap_or("no decoder")
 }
 
+/// The error for a decoder whose tokens have no bytes of their own.
 fn unsupported(what: &str) -> TextError {
     let what: String = what.chars().take(64).collect();
     TextError::BadTokenizer {
-        reason: format!("this decoder is not supported: {what}"),
+        reason: format!("its decoder is not supported: {what}"),
     }
 }
 
-/// Bytes that the byte-level alphabet writes as themselves.
+/// Whether the byte-level alphabet writes a byte as itself.
 fn is_plain(byte: u32) -> bool {
     matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF)
 }

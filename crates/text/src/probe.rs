@@ -1,33 +1,35 @@
-//! What a chat template reads, found out by rendering small conversations.
+//! Finds out what a chat template reads, by rendering small conversations.
 //!
 //! A template does not say whether it takes strings or lists of parts, nor whether
-//! it writes a system message that stands in the middle. Both are seen from what it
-//! makes of messages with known words. Each role is tried: many templates walk
+//! it writes a system message that stands in the middle. What it makes of messages
+//! with known words shows both. Each role is tried: many templates walk
 //! through the parts of a user message and print a system message as it is.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::error::TextError;
 use crate::messages::{ContentForm, Reads, SystemPlace};
-use crate::template::ChatTemplate;
 
-/// Stands in messages; no template writes it.
+/// The text of the messages; no template writes it by itself.
 const WORD: &str = "paceline-probe";
-/// Stands in a part beside its text: a template that prints it prints lists.
+/// A value beside the text of a part: a template that writes it prints lists as they are.
 const BESIDE: &str = "paceline-beside";
 
-/// Renders conversations until one exhausts the template's budget.
-struct Probe<'a> {
-    template: &'a ChatTemplate,
+/// Renders small conversations until one exhausts the template's budget.
+struct Probe<R> {
+    /// Renders messages to a prompt.
+    render: R,
+    /// Whether a rendering has exhausted the budget.
     is_exhausted: bool,
 }
 
-impl Probe<'_> {
+impl<R: FnMut(&Value) -> Result<String, TextError>> Probe<R> {
+    /// The prompt of `messages`; `None` if the template fails or refuses them.
     fn render(&mut self, messages: &Value) -> Option<String> {
         if self.is_exhausted {
             return None;
         }
-        match self.template.run(messages, None, false, &Map::new()) {
+        match (self.render)(messages) {
             Ok(text) => Some(text),
             Err(err) => {
                 self.is_exhausted =
@@ -37,8 +39,8 @@ impl Probe<'_> {
         }
     }
 
-    /// The form of content that the template reads in the message that `messages` ends
-    /// with; none if it shows neither.
+    /// The form that the template reads in one message. `messages` makes a conversation that
+    /// ends with the message of this content; `None` if the template writes it in no form.
     fn form(&mut self, messages: impl Fn(Value) -> Value) -> Option<ContentForm> {
         let part = json!([{"type": "text", "text": WORD, "beside": BESIDE}]);
         let mut show = |content: Value| {
@@ -53,7 +55,8 @@ impl Probe<'_> {
         }
     }
 
-    /// Whether each message of these roles is written where it stands.
+    /// Whether the template writes each message of a conversation of these `roles` where it
+    /// stands, and once.
     fn says_in_order(&mut self, reads: &Reads, roles: &[&str]) -> bool {
         let word = |i: usize| format!("{WORD}-{i}-");
         let messages: Value = roles
@@ -74,7 +77,7 @@ impl Probe<'_> {
     }
 }
 
-/// `text` in the form that a template reads.
+/// Content with this `text` in the given form.
 fn spelled(text: String, form: ContentForm) -> Value {
     match form {
         ContentForm::Parts => json!([{"type": "text", "text": text}]),
@@ -82,10 +85,10 @@ fn spelled(text: String, form: ContentForm) -> Value {
     }
 }
 
-/// Finds out what `template` reads.
-pub(crate) fn probe(template: &ChatTemplate) -> Reads {
+/// Finds out what a template reads; `render` renders messages with it.
+pub(crate) fn probe(render: impl FnMut(&Value) -> Result<String, TextError>) -> Reads {
     let mut probe = Probe {
-        template,
+        render,
         is_exhausted: false,
     };
     let user = probe.form(|content| json!([{"role": "user", "content": content}]));

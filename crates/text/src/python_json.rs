@@ -1,31 +1,31 @@
 //! JSON as Python's `json.dumps` writes it.
 //!
-//! Templates put tool schemas into the prompt with `tojson`. The models saw
-//! Python's spacing, escapes and numbers in training, and every difference is
-//! a different prompt; so this follows Python byte for byte, and escapes
-//! nothing for HTML.
+//! Templates put tool schemas into the prompt with `tojson`. In training, models saw
+//! Python's spacing, escapes and numbers, and every difference is a different prompt;
+//! so the output is Python's byte for byte, without escapes for HTML.
 
 use std::io::{self, Write};
 
 use serde_json::ser::Formatter;
 
-/// Deepest and widest indentation that a template may ask for.
+/// Most spaces of indentation for each level.
 pub(crate) const INDENT_MAX: usize = 32;
 
 /// The options of `json.dumps` that templates use.
 #[derive(Clone, Debug)]
 pub(crate) struct Style {
-    /// Write everything but ASCII as `\uXXXX`.
+    /// Whether everything but ASCII is written as `\uXXXX`.
     pub(crate) ensure_ascii: bool,
-    /// One item a line, indented by this many spaces a level.
+    /// Spaces of indentation for each level, with one item a line; `None` writes one line.
     pub(crate) indent: Option<usize>,
-    /// Between two items.
+    /// The text between two items.
     pub(crate) item_separator: String,
-    /// Between a key and its value.
+    /// The text between a key and its value.
     pub(crate) key_separator: String,
 }
 
 impl Style {
+    /// The separators that Python chooses by default.
     pub(crate) fn new(ensure_ascii: bool, indent: Option<usize>) -> Self {
         let item_separator = if indent.is_some() { "," } else { ", " };
         Self {
@@ -37,14 +37,17 @@ impl Style {
     }
 }
 
-/// Writes one JSON document.
+/// Formats one JSON document.
 pub(crate) struct PythonFormatter<'a> {
     style: &'a Style,
+    /// Lists and objects that are open.
     depth: usize,
+    /// Whether the innermost one has an item.
     has_items: bool,
 }
 
 impl<'a> PythonFormatter<'a> {
+    /// A formatter for a document that has not begun.
     pub(crate) fn new(style: &'a Style) -> Self {
         Self {
             style,
@@ -53,12 +56,14 @@ impl<'a> PythonFormatter<'a> {
         }
     }
 
+    /// Begins a list or an object.
     fn open(&mut self, w: &mut (impl Write + ?Sized), bracket: &[u8]) -> io::Result<()> {
         self.depth += 1;
         self.has_items = false;
         w.write_all(bracket)
     }
 
+    /// Ends a list or an object.
     fn close(&mut self, w: &mut (impl Write + ?Sized), bracket: &[u8]) -> io::Result<()> {
         self.depth -= 1;
         if self.has_items {
@@ -68,6 +73,7 @@ impl<'a> PythonFormatter<'a> {
         w.write_all(bracket)
     }
 
+    /// Begins an item.
     fn item(&mut self, w: &mut (impl Write + ?Sized), is_first: bool) -> io::Result<()> {
         if !is_first {
             w.write_all(self.style.item_separator.as_bytes())?;
@@ -75,6 +81,7 @@ impl<'a> PythonFormatter<'a> {
         self.line_break(w)
     }
 
+    /// Begins an indented line, if items have lines of their own.
     fn line_break(&self, w: &mut (impl Write + ?Sized)) -> io::Result<()> {
         if let Some(indent) = self.style.indent {
             w.write_all(b"\n")?;
@@ -155,8 +162,8 @@ impl Formatter for PythonFormatter<'_> {
     }
 }
 
-/// `repr(x)`: the shortest digits that read back as `x`, with an exponent
-/// below 1e-4 and from 1e16 on.
+/// Python's `repr(x)`: the shortest digits that read back as `x`, with an exponent below 1e-4
+/// and from 1e16 on.
 pub(crate) fn python_float(x: f64) -> String {
     let scientific = format!("{x:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else {

@@ -1,4 +1,4 @@
-//! Reasoning: what a model writes before its answer, told apart from it.
+//! Reasoning: tells what a model writes before its answer from the answer.
 //!
 //! ```text
 //! Qwen 3.5   <think>\n REASONING \n</think>\n\n ANSWER
@@ -16,15 +16,16 @@ use crate::channel::Channel;
 use crate::detokenizer::Specials;
 use crate::tokenizer::Tokenizer;
 
-/// How a family marks reasoning.
+/// The marks of reasoning in one family of models.
 #[derive(Debug)]
 struct Spelling {
     open: &'static str,
     close: &'static str,
-    /// The line that reasoning begins with, if it has to have one.
+    /// The line that reasoning begins with; `None` if it needs none.
     name: Option<&'static str>,
 }
 
+/// The marks of every known family.
 const SPELLINGS: &[Spelling] = &[
     // Qwen 3.5 and 3.6
     Spelling {
@@ -40,8 +41,8 @@ const SPELLINGS: &[Spelling] = &[
     },
 ];
 
-/// Tokens at a prompt's end among which a mark would stand that opens the reply:
-/// the mark, a name and line breaks.
+/// Tokens at the end of a prompt that may hold the mark which opens the reply: the mark, a name
+/// and line breaks.
 const PROMPT_TAIL: usize = 16;
 
 /// The tokens that mark a model's reasoning.
@@ -53,7 +54,7 @@ pub struct ReasoningMarks {
 }
 
 impl ReasoningMarks {
-    /// The marks of reasoning in the vocabulary of `tokenizer`, if it has any.
+    /// Finds the marks of reasoning in a vocabulary; `None` if it has none.
     pub fn new(tokenizer: &Tokenizer) -> Option<Self> {
         SPELLINGS.iter().find_map(|spelling| {
             Some(ReasoningMarks {
@@ -64,12 +65,12 @@ impl ReasoningMarks {
         })
     }
 
-    /// The ids of both marks.
+    /// The token ids of both marks.
     pub(crate) fn ids(&self) -> [u32; 2] {
         [self.open, self.close]
     }
 
-    /// How `token` is spelled, if it is a mark.
+    /// The spelling of `token` if it is a mark.
     pub fn spelling(&self, token: u32) -> Option<&'static str> {
         match token {
             _ if token == self.open => Some(self.spelling.open),
@@ -78,15 +79,15 @@ impl ReasoningMarks {
         }
     }
 
-    /// What of the reply stands in `prompt` already: a mark that begins reasoning, and
-    /// what follows it.
+    /// The beginning of the reply that `prompt` already holds: the mark that opens reasoning,
+    /// and what follows it. `None` if the reply does not begin with reasoning.
     pub fn begun(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Option<String> {
         let after = self.opened(tokenizer, prompt)?;
         Some(self.spelling.open.to_owned() + &after)
     }
 
-    /// Takes a reply that begins with reasoning apart, as a client sends it back that
-    /// got both in one text.
+    /// Splits a reply that begins with reasoning into reasoning and answer. Clients that got
+    /// both in one text send such replies back.
     pub(crate) fn split(&self, reply: &str) -> Option<(String, String)> {
         let Spelling { open, close, name } = *self.spelling;
         let (reasoning, answer) = reply.trim_start().strip_prefix(open)?.split_once(close)?;
@@ -97,7 +98,7 @@ impl ReasoningMarks {
         Some((reasoning.trim().to_owned(), answer.to_owned()))
     }
 
-    /// What of the reasoning's name follows the mark at the end of `prompt`; none if
+    /// The part of the reasoning's name that follows the mark at the end of `prompt`; `None` if
     /// the reply does not begin with reasoning.
     fn opened(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Option<String> {
         let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
@@ -119,18 +120,18 @@ impl ReasoningMarks {
 pub struct Reasoning {
     marks: ReasoningMarks,
     is_open: bool,
-    /// What the reasoning begins with, while it may be its name.
+    /// The beginning of the reasoning, held back while it may be the name.
     head: Option<String>,
-    /// White space that follows what was written; it is dropped at a mark.
+    /// White space that is held back: a mark drops it, text writes it.
     blank: String,
-    /// Nothing of the part was written: white space before it is dropped.
+    /// Whether nothing of this part was written yet, so that white space is dropped.
     is_start: bool,
-    /// There was reasoning before.
+    /// Whether the reply has reasoned before.
     has_reasoned: bool,
 }
 
 impl Reasoning {
-    /// A splitter for the reply to `prompt`.
+    /// Starts a reply to `prompt`, which may have opened the reasoning already.
     pub fn new(marks: ReasoningMarks, tokenizer: &Tokenizer, prompt: &[u32]) -> Self {
         let opened = marks.opened(tokenizer, prompt);
         Reasoning {
@@ -143,19 +144,19 @@ impl Reasoning {
         }
     }
 
-    /// Whether what comes next is reasoning.
+    /// Whether the text that comes next is reasoning.
     pub fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// Whether `text`, which comes next, is white space of the mark before it and so no
-    /// part of the answer.
+    /// Whether `text`, which comes next, is white space that belongs to the mark before it and
+    /// so not to the answer.
     pub fn skips(&self, text: &str) -> bool {
         let is_blank = !text.is_empty() && text.trim_start_matches('\n').is_empty();
         !self.is_open && self.is_start && is_blank
     }
 
-    /// Whether `token` is a mark, as it is spelled: then it is no text, and
+    /// The spelling of `token` if it is a mark here. A mark is not text:
     /// [`turn`](Self::turn) takes it.
     pub fn mark(&self, token: u32) -> Option<&'static str> {
         let ReasoningMarks {
@@ -170,7 +171,7 @@ impl Reasoning {
         }
     }
 
-    /// Takes a mark.
+    /// Takes a mark: reasoning begins or ends.
     pub fn turn(&mut self, token: u32) {
         let opens = token == self.marks.open;
         if opens == self.is_open {

@@ -1,11 +1,10 @@
-//! The sampling that a checkpoint's authors recommend.
+//! The sampling that a checkpoint recommends, and the ranges that a request may choose from.
 //!
-//! `generation_config.json` as a plain struct. Absent and `null` mean "no
-//! opinion"; a value that no sampler can use is an error, so that a damaged
-//! file does not quietly change how a model writes.
+//! `generation_config.json` as a plain struct. An absent field and `null` recommend nothing;
+//! a value that no sampler can use is an error, so that a damaged file does not silently
+//! change how a model writes.
 //!
-//! Also the ranges of what a request may ask for, the same on the command line and in
-//! the API.
+//! The ranges are the same on the command line and in the API.
 
 use std::ops::RangeInclusive;
 
@@ -13,20 +12,22 @@ use serde_json::Value;
 
 use crate::error::{TextError, within};
 
-/// The temperature of a request; 0 is greedy.
+/// The range of a request's temperature; 0 is greedy decoding.
 pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
-/// Probability mass that a request keeps; 0 keeps the likeliest token only.
+/// The range of a request's `top_p`, the probability mass to sample from; 0 keeps the most
+/// likely token alone.
 pub const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
-/// Least probability that a request keeps, relative to the likeliest token's.
+/// The range of a request's `min_p`, the least probability to sample from relative to the most
+/// likely token's.
 pub const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
-/// The repetition penalty of a request; 1 changes nothing.
+/// The range of a request's repetition penalty; 1 changes nothing.
 pub const REPETITION_PENALTY: RangeInclusive<f64> = 0.01..=100.0;
-/// The presence penalty and the frequency penalty of a request.
+/// The range of a request's presence penalty and frequency penalty; 0 changes nothing.
 pub const PENALTY: RangeInclusive<f64> = -2.0..=2.0;
-/// What a request may add to the score of one token.
+/// The range of what a request may add to the logit of one token.
 pub const LOGIT_BIAS: RangeInclusive<f64> = -100.0..=100.0;
 
-/// Checks that the sampling option `name` is in its `range`, one of this module's.
+/// Checks that the sampling option `name` is within its `range`, one of those above.
 ///
 /// # Errors
 ///
@@ -43,36 +44,38 @@ pub fn check_range(name: &str, value: f32, range: RangeInclusive<f64>) -> Result
     }
 }
 
-/// Tokens that a checkpoint may forbid.
+/// Most tokens that a checkpoint may suppress.
 pub const SUPPRESSED_MAX: usize = 4096;
 
+/// The file that recommends sampling.
 const FILE: &str = "generation_config.json";
 
-/// Recommended sampler settings; `None` where the file is silent.
+/// The sampling that a checkpoint recommends; `None` where its file has no field.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingDefaults {
-    /// `false` asks for greedy decoding, whatever the temperature.
+    /// Whether to sample; `false` is greedy decoding, whatever the temperature.
     pub do_sample: Option<bool>,
-    /// The temperature, in [`TEMPERATURE`]; 0 is greedy.
+    /// The temperature, in [`TEMPERATURE`]; 0 is greedy decoding.
     pub temperature: Option<f32>,
-    /// How many of the likeliest tokens stay; 0 and −1 in the file mean all.
+    /// The number of most likely tokens to sample from; 0 and −1 in the file mean all.
     pub top_k: Option<u32>,
-    /// Probability mass that stays, in (0, 1].
+    /// The probability mass to sample from, in (0, 1].
     pub top_p: Option<f32>,
-    /// Least probability relative to the likeliest token, in [0, 1].
+    /// The least probability to sample from, relative to the most likely token's, in [0, 1].
     pub min_p: Option<f32>,
-    /// Greater than 0; 1 changes nothing.
+    /// The repetition penalty, greater than 0; 1 changes nothing.
     pub repetition_penalty: Option<f32>,
-    /// Ids that are never sampled.
+    /// Ids of tokens that are never chosen.
     pub suppress_tokens: Vec<u32>,
 }
 
 impl SamplingDefaults {
-    /// Reads a parsed `generation_config.json`; `null` gives no opinions.
+    /// Reads a parsed `generation_config.json`; `null` recommends nothing.
     ///
     /// # Errors
     ///
-    /// If a field is outside its range or has the wrong type.
+    /// [`TextError::BadField`] if a field is outside its range or has the wrong type;
+    /// [`TextError::TooLarge`] for too many suppressed tokens.
     pub fn from_json(json: &Value) -> Result<Self, TextError> {
         Ok(Self {
             do_sample: match &json["do_sample"] {
@@ -106,8 +109,8 @@ impl SamplingDefaults {
         })
     }
 
-    /// The temperature where nobody asks for one, on the command line and in the API: 0
-    /// if the file does not sample; 1, OpenAI's default, if it names none.
+    /// The temperature of a request that asks for none: 0 if the file says not to sample, else
+    /// the temperature of the file, else 1, the default of OpenAI's API.
     pub fn temperature(&self) -> f32 {
         match self.do_sample {
             Some(false) => 0.0,
@@ -116,6 +119,7 @@ impl SamplingDefaults {
     }
 }
 
+/// The error for an unusable field.
 fn bad(field: &'static str, reason: &'static str) -> TextError {
     TextError::BadField {
         file: FILE,
@@ -124,6 +128,7 @@ fn bad(field: &'static str, reason: &'static str) -> TextError {
     }
 }
 
+/// The number in a field, if there is one; an error with `reason` if it is not in range.
 fn number(
     json: &Value,
     field: &'static str,
@@ -138,6 +143,7 @@ fn number(
     x.map(Some).ok_or(bad(field, reason))
 }
 
+/// A list of token ids, empty if there is none.
 fn ids(list: &Value) -> Result<Vec<u32>, TextError> {
     const FIELD: &str = "suppress_tokens";
     if list.is_null() {

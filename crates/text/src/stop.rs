@@ -1,26 +1,26 @@
-//! Where a generation ends: stop strings in the text, stop tokens before it.
+//! The end of a generation: stop strings in the text, stop tokens among the ids.
 //!
-//! A stop string ends the text at the first moment one is complete. If several
-//! end at the same character, the longest counts. The rule looks at characters
-//! only, so it does not depend on how the text was cut into tokens, nor on how
-//! many tokens one verify accepted.
+//! The text ends before the first stop string that is complete. If several end at
+//! the same character, the longest counts. Only characters decide, so the result does
+//! not depend on how the text was divided into tokens, nor on how many tokens one
+//! round of speculation accepted.
 
 use serde_json::Value;
 
 use crate::error::{TextError, within};
 use crate::tokenizer::Tokenizer;
 
-/// Stop strings of one request.
+/// Most stop strings of one request.
 pub const STOPS_MAX: usize = 16;
-/// Characters of one stop string.
+/// Most characters of one stop string.
 pub const STOP_CHARS_MAX: usize = 256;
-/// Token ids that end a generation; real models have one to five.
+/// Most token ids that end a generation; real models have one to five.
 pub const STOP_TOKENS_MAX: usize = 64;
 
-/// Tokens that end a turn in some family, if the vocabulary marks them special.
+/// Tokens that end a turn in some family of models, if the vocabulary marks them special.
 ///
-/// Conversions often lose the right `eos_token_id`; without these such a model
-/// would talk to itself.
+/// Conversions often lose the right `eos_token_id`. Without these tokens such a model would
+/// go on with the user's turn.
 pub const TURN_ENDS: &[&str] = &[
     "<end_of_turn>",
     "<turn|>",
@@ -30,17 +30,20 @@ pub const TURN_ENDS: &[&str] = &[
     "<|eot_id|>",
 ];
 
-/// One stop string, with the state of its Knuth–Morris–Pratt matcher.
+/// Finds one stop string (the algorithm of Knuth, Morris and Pratt).
 #[derive(Clone, Debug)]
 struct Matcher {
+    /// The stop string.
     pattern: Box<[u8]>,
-    /// `fallback[n]`: the longest proper prefix of the pattern that ends its
-    /// first `n + 1` bytes.
+    /// `fallback[n]` is the length of the longest proper prefix of the pattern that ends
+    /// its first `n + 1` bytes.
     fallback: Box<[u16]>,
+    /// Bytes of the pattern that the text ends with.
     n_matched: usize,
 }
 
 impl Matcher {
+    /// A matcher before any text.
     fn new(pattern: &str) -> Self {
         let pattern: Box<[u8]> = pattern.as_bytes().into();
         let mut fallback = vec![0_u16; pattern.len()];
@@ -59,7 +62,7 @@ impl Matcher {
         }
     }
 
-    /// Takes one byte; true if the pattern ends with it.
+    /// Takes one byte of the text; returns whether the pattern is complete with it.
     fn step(&mut self, byte: u8) -> bool {
         while self.n_matched > 0 && self.pattern[self.n_matched] != byte {
             self.n_matched = usize::from(self.fallback[self.n_matched - 1]);
@@ -69,12 +72,12 @@ impl Matcher {
     }
 }
 
-/// What became of a piece of text.
+/// The part of a piece of text that may be sent, and whether a stop string ended it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopOutcome {
-    /// Text that may be sent: no part of it belongs to a stop string.
+    /// Text that may be sent: it is certain that no part of it belongs to a stop string.
     pub emit: String,
-    /// The stop string that was hit, as an index into the request's list.
+    /// The stop string that ended the text, as an index into the request's list.
     pub hit: Option<usize>,
 }
 
@@ -90,18 +93,19 @@ pub struct StopOutcome {
 #[derive(Clone, Debug)]
 pub struct StopStrings {
     matchers: Vec<Matcher>,
-    /// Text not yet emitted: it is the beginning of some stop string.
+    /// Text that is held back because it may be the beginning of a stop string.
     held: String,
+    /// The stop string that ended the text.
     hit: Option<usize>,
 }
 
 impl StopStrings {
-    /// Prepares the stop strings of one request; none is fine.
+    /// Prepares the stop strings of one request; the list may be empty.
     ///
     /// # Errors
     ///
-    /// If there are more than [`STOPS_MAX`], or one is empty or longer than
-    /// [`STOP_CHARS_MAX`].
+    /// [`TextError::TooLarge`] for more than [`STOPS_MAX`] strings or one of more than
+    /// [`STOP_CHARS_MAX`] characters; [`TextError::EmptyStop`] if one is empty.
     pub fn new(stops: &[String]) -> Result<Self, TextError> {
         within("stop strings", stops.len(), STOPS_MAX)?;
         for (index, stop) in stops.iter().enumerate() {
@@ -122,7 +126,7 @@ impl StopStrings {
         })
     }
 
-    /// Takes the next piece of text. After a hit everything is swallowed.
+    /// Takes the next piece of text. Nothing is sent after a stop string.
     pub fn push(&mut self, text: &str) -> StopOutcome {
         if self.hit.is_some() {
             return StopOutcome {
@@ -160,8 +164,9 @@ impl StopStrings {
         StopOutcome { emit, hit: None }
     }
 
-    /// Ends a part of the text with `mark`, which is looked at and not emitted. What
-    /// was held back is text after all, and no stop string spans this part and the next.
+    /// Ends a part of the text at `mark`, which may complete a stop string but is not sent
+    /// itself. Text that was held back is sent unless it does, and no stop string begins in
+    /// this part and ends in the next.
     pub fn pass(&mut self, mark: &str) -> StopOutcome {
         let n_held = self.held.len();
         let mut outcome = self.push(mark);
@@ -173,12 +178,12 @@ impl StopStrings {
         outcome
     }
 
-    /// Ends the text: what was held back is text after all.
+    /// Ends the text and returns what was held back.
     pub fn finish(self) -> String {
         self.held
     }
 
-    /// The stop string that was hit.
+    /// The stop string that ended the text, as an index into the request's list.
     pub fn hit(&self) -> Option<usize> {
         self.hit
     }
@@ -186,20 +191,21 @@ impl StopStrings {
 
 /// The token ids that end a generation.
 ///
-/// They are neither emitted nor counted. Built once for a model.
+/// Such a token is neither sent nor counted. Collected once for a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopTokens {
+    /// The ids, ascending, each once.
     ids: Vec<u32>,
 }
 
 impl StopTokens {
-    /// Collects the end tokens that `config.json` (also under `text_config`),
-    /// `generation_config.json` and `tokenizer_config.json` name, and those of
+    /// Collects the `eos_token_id` of `config.json` (also under `text_config`) and of
+    /// `generation_config.json`, the `eos_token` of `tokenizer_config.json`, and the
     /// [`TURN_ENDS`] that `tokenizer` has.
     ///
     /// # Errors
     ///
-    /// If an `eos_token_id` is neither an id nor a short list of ids.
+    /// If an `eos_token_id` is neither an id nor a list of at most [`STOP_TOKENS_MAX`] ids.
     pub fn new(
         config: &Value,
         generation_config: &Value,
@@ -232,17 +238,19 @@ impl StopTokens {
         self.ids.binary_search(&id).is_ok()
     }
 
-    /// The ids, ascending.
+    /// The ids in ascending order.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 }
 
-/// A special token in `tokenizer_config.json`: its text, or an object around it.
+/// The text of a special token in `tokenizer_config.json`, which is a string or an object with
+/// its `content`.
 pub(crate) fn token_content(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token["content"].as_str())
 }
 
+/// Adds the ids of an `eos_token_id` to `ids`.
 fn collect(file: &'static str, eos: &Value, ids: &mut Vec<u32>) -> Result<(), TextError> {
     let reason = "expected a token id or a list of them";
     let list = match eos {

@@ -1,11 +1,12 @@
 //! Dates for templates, `strftime_now("%d %B %Y")`, and for people.
 //!
-//! UTC, because a server's own time zone is not the reader's and a prompt
+//! Times are UTC, because a server's own time zone is not the reader's and a prompt
 //! should not depend on where it was rendered. No time zones, no locale.
 
-/// Longest format string.
+/// Longest format string in bytes.
 pub(crate) const FORMAT_BYTES_MAX: usize = 256;
 
+/// The months of the year.
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -20,6 +21,7 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
+/// The days of the week, from Sunday.
 const DAYS: [&str; 7] = [
     "Sunday",
     "Monday",
@@ -30,8 +32,8 @@ const DAYS: [&str; 7] = [
     "Saturday",
 ];
 
-/// Formats `seconds` since 1970 like Python's `strftime`; an unknown directive
-/// stays as it is. `%-d` and its kind drop leading zeros. The time is UTC.
+/// Formats a time in UTC, `seconds` since 1970, like Python's `strftime`. An unknown directive
+/// stays as it is; `%-d` and its kind drop leading zeros.
 pub fn strftime(format: &str, seconds: i64) -> String {
     let (day, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day_of_month) = civil(day);

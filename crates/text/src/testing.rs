@@ -8,10 +8,14 @@ use serde_json::{Value, json};
 
 use crate::Tokenizer;
 
+/// The tokenizer of a bundled Gemma 4, with byte fallback.
 pub(crate) static GEMMA: LazyLock<Tokenizer> = LazyLock::new(|| load("tiny-gemma4"));
+/// The tokenizer of a bundled Qwen 3.5, byte-level.
 pub(crate) static QWEN: LazyLock<Tokenizer> = LazyLock::new(|| load("tiny-qwen3.5"));
+/// Both bundled tokenizers.
 pub(crate) const MODELS: [&LazyLock<Tokenizer>; 2] = [&GEMMA, &QWEN];
 
+/// The folder of a bundled model.
 pub(crate) fn model_dir(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("../../models")

@@ -1,9 +1,10 @@
 //! Text to token ids, and token ids to bytes.
 //!
-//! A thin cage around the `tokenizers` crate: sizes are checked before it sees
+//! A thin wrapper of the `tokenizers` crate: sizes are checked before it sees
 //! anything, its panics end as errors, and truncation or padding written into
 //! a tokenizer file is switched off (a prompt must never be cut in silence).
-//! The way back is our own: see [`crate::pieces`].
+//! Ids become bytes by code of our own ([`crate::pieces`]), and bytes text in
+//! [`crate::detokenizer`].
 
 use std::collections::HashSet;
 use std::sync::OnceLock;
@@ -11,47 +12,52 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::added::AddedTokens;
 use crate::cover::{Cover, is_kept};
-use crate::cut::Cutter;
-use crate::detokenizer::{Detokenizer, Specials};
 use crate::error::{TextError, contain, within};
 use crate::pieces::{Lead, PieceRule, Pieces};
 
-/// Largest `tokenizer.json`; those of 262k-token vocabularies have 33 MB.
+/// Largest `tokenizer.json` in bytes; a vocabulary of 262,000 tokens takes 33 MB.
 pub const TOKENIZER_FILE_BYTES_MAX: usize = 128 << 20;
-/// Longest text for one `encode`: four bytes for each token of a context of
+/// Longest text of one [`Tokenizer::encode`] in bytes: four for each token of a context of
 /// 4 million.
 pub const TEXT_BYTES_MAX: usize = 16 << 20;
 /// Largest token id, plus one. Tables are this long, so a file cannot ask for
 /// 16 GB with one id.
 pub const VOCAB_MAX: usize = 1 << 22;
-/// A shorter text is encoded in milliseconds, so nothing is found out about it before.
+/// Bytes of a text below which [`Tokenizer::refuse_over`] estimates nothing: it is encoded in
+/// milliseconds.
 const LONG_TEXT_BYTES: usize = 64 << 10;
-/// Nor about one with fewer bytes for each token that it may have.
+/// Bytes for each allowed token below which [`Tokenizer::refuse_over`] estimates nothing.
 const LONG_TOKEN_BYTES: usize = 8;
-/// How many times longer a normalizer may make a text.
+/// The largest factor by which a normalizer may lengthen a text in bytes.
 ///
 /// `▁` for a space is three times; the longest Unicode composition is 18 times.
 pub const NORMALIZER_GROWTH_MAX: usize = 64;
 
-/// A checkpoint's tokenizer.
+/// A checkpoint's tokenizer: text to token ids, and token ids to bytes.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// The rule that maps an entry of the vocabulary to bytes.
     rule: PieceRule,
+    /// How the first token of a text loses the space that encoding added.
     lead: Lead,
+    /// The bytes of every token.
     pieces: Pieces,
+    /// Ids of tokens that are structure, not text.
     special: HashSet<u32>,
     /// Ids of tokens that stand beside the learned vocabulary, ascending.
     added: Vec<u32>,
-    /// Whether ASCII text is what its tokens' bytes are end to end.
+    /// Whether the bytes of a text's tokens, end to end, are the text where it is ASCII.
     is_kept: bool,
-    /// Made when the first long text comes.
+    /// The sorted vocabulary that bounds the number of tokens; made for the first long text.
     cover: OnceLock<Cover>,
-    cutter: Cutter,
+    /// The tokens beside the learned vocabulary, ready to be found in a text.
+    added_tokens: AddedTokens,
 }
 
-/// What we read from a tokenizer file ourselves; the vocabulary is skipped.
+/// The parts of a `tokenizer.json` that are read here; the vocabulary is skipped.
 #[derive(Deserialize)]
 struct Outline {
     #[serde(default)]
@@ -66,7 +72,7 @@ struct Outline {
     model: ModelOutline,
 }
 
-/// A token beside the vocabulary: whether it swallows white space around it.
+/// Whether a token beside the learned vocabulary takes the white space around it.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct AddedToken {
@@ -74,7 +80,7 @@ struct AddedToken {
     rstrip: bool,
 }
 
-/// The model without its vocabulary.
+/// The `model` of a `tokenizer.json` without its vocabulary.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ModelOutline {
@@ -106,6 +112,7 @@ impl Outline {
     }
 }
 
+/// Whether a pre-tokenizer is byte-level, or has a step that is.
 fn has_byte_level(step: &Value) -> bool {
     let inner = step["pretokenizers"].as_array();
     step["type"] == "ByteLevel" || inner.is_some_and(|steps| steps.iter().any(has_byte_level))
@@ -150,7 +157,7 @@ impl Tokenizer {
                 .collect();
             let is_kept = outline.keeps_ascii(&rule, lead)
                 && (0..128_u8).all(|byte| singles.contains(&[byte][..]));
-            let cutter = Cutter::new(&inner)?;
+            let added_tokens = AddedTokens::new(&inner)?;
             let decoder = inner.get_added_tokens_decoder();
             let mut added: Vec<u32> = decoder.keys().copied().collect();
             added.sort_unstable();
@@ -168,14 +175,14 @@ impl Tokenizer {
                 added,
                 is_kept,
                 cover: OnceLock::new(),
-                cutter,
+                added_tokens,
             })
         })
     }
 
-    /// Turns text into ids. Special tokens spelled out in `text` become their
-    /// ids; `add_special` also adds those of the tokenizer's own template
-    /// (such as a beginning-of-sequence token).
+    /// Turns text into ids. Special tokens spelled out in `text` become their ids;
+    /// `add_special` also adds the tokens of the tokenizer's post-processor, such as a
+    /// beginning-of-sequence token.
     ///
     /// A text that was rendered from a chat template has its special tokens
     /// already: pass `false` for it.
@@ -196,12 +203,12 @@ impl Tokenizer {
         })
     }
 
-    /// Refuses a long `text` of which it is plain without encoding that it has more
-    /// than `limit` tokens; one that has not is never refused.
+    /// Refuses a `text` that certainly has more than `limit` tokens, without encoding it. A
+    /// text of at most `limit` tokens is never refused; a longer one may pass.
     ///
     /// # Errors
     ///
-    /// [`TextError::TooManyTokens`].
+    /// [`TextError::TooManyTokens`] with a lower bound of the number of tokens.
     pub(crate) fn refuse_over(&self, text: &str, limit: usize) -> Result<(), TextError> {
         let is_long = text.len() > LONG_TEXT_BYTES.max(limit.saturating_mul(LONG_TOKEN_BYTES));
         if !is_long || !self.is_kept {
@@ -213,19 +220,6 @@ impl Tokenizer {
             return Err(TextError::TooManyTokens { at_least, limit });
         }
         Ok(())
-    }
-
-    /// Turns ids into text in one go; the same text that a [`Detokenizer`]
-    /// streams. Bytes that are not UTF-8 become U+FFFD, one for each maximal
-    /// ill-formed part (the rule of `String::from_utf8_lossy`).
-    pub fn detokenize(&self, ids: &[u32], specials: Specials) -> String {
-        let mut stream = Detokenizer::new(specials);
-        let mut text = String::new();
-        for &id in ids {
-            stream.push_onto(self, id, &mut text);
-        }
-        text.push_str(stream.finish());
-        text
     }
 
     /// The bytes that `id` adds to a text; empty for an id that is not in the
@@ -255,36 +249,39 @@ impl Tokenizer {
     }
 
     /// Ids of the tokens that stand beside the learned vocabulary, ascending: control
-    /// tokens, and marks of thoughts or tools.
+    /// tokens, and marks of reasoning or tool calls.
     pub fn added(&self) -> &[u32] {
         &self.added
     }
 
-    /// The added tokens and how each is spelled.
+    /// Id and spelling of each token that stands beside the learned vocabulary.
     pub(crate) fn added_spellings(&self) -> Vec<(u32, String)> {
         let all = self.inner.get_added_tokens_decoder().into_iter();
         all.map(|(id, token)| (id, token.content)).collect()
     }
 
+    /// The tokenizer of the `tokenizers` crate.
     pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner
     }
 
-    pub(crate) fn cutter(&self) -> &Cutter {
-        &self.cutter
+    /// The added tokens, ready to be found in a text.
+    pub(crate) fn added_tokens(&self) -> &AddedTokens {
+        &self.added_tokens
     }
 
+    /// How the first token of a text loses the space that encoding added.
     pub(crate) fn lead(&self) -> Lead {
         self.lead
     }
 
-    /// What the crate's own decoder makes of `ids`.
+    /// The text of `ids` by the decoder of the `tokenizers` crate.
     #[cfg(test)]
     pub(crate) fn reference(&self, ids: &[u32], skip_special: bool) -> String {
         self.inner.decode(ids, skip_special).unwrap()
     }
 
-    /// The bytes of `id` when it is the first of a text.
+    /// The bytes of `id` where it is the first token of a text.
     pub(crate) fn first_bytes(&self, id: u32) -> Vec<u8> {
         match (self.lead, self.entry(id)) {
             (Lead::DropMarks { mark }, Some(entry)) => self.rule.bytes(&entry.replace(mark, "")),
@@ -293,24 +290,25 @@ impl Tokenizer {
     }
 }
 
-/// Switches off the memory of words that were split before.
+/// Switches off the cache of words that were split before.
 ///
-/// The crate keeps 10,000 words for each thread and never forgets one. A tokenizer that
-/// does not split at spaces takes a whole message for a word, so that memory grows with
-/// every new text, by 7.7 KB for 240 bytes.
+/// The crate keeps 10,000 words for each thread and never evicts one. A tokenizer that does
+/// not split at spaces takes a whole message for a word, so the cache would grow with every
+/// new text, by 7.7 KB for 240 bytes.
 fn without_word_cache(inner: &mut tokenizers::Tokenizer) {
     let mut model = inner.get_model().clone();
     model.resize_cache(0);
     inner.with_model(model);
 }
 
+/// The error for a file that the `tokenizers` crate refuses.
 fn bad(err: tokenizers::Error) -> TextError {
     TextError::BadTokenizer {
         reason: err.to_string(),
     }
 }
 
-/// An upper bound of how many times longer `normalizer` makes a text.
+/// An upper bound of the factor by which `normalizer` lengthens a text in bytes.
 fn growth(normalizer: &Value) -> usize {
     match normalizer["type"].as_str() {
         Some("Sequence") => normalizer["normalizers"]
@@ -322,7 +320,7 @@ fn growth(normalizer: &Value) -> usize {
             let to = normalizer["content"].as_str().map_or(0, str::len);
             match normalizer["pattern"]["String"].as_str() {
                 Some(from) => to.div_ceil(from.len().max(1)).max(1),
-                // A regular expression may match nothing, beside every character.
+                // A regular expression may match the empty text beside every character.
                 None => to + 1,
             }
         }
@@ -336,6 +334,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::detokenizer::Specials;
     use crate::testing::{GEMMA, MODELS, QWEN, small_bpe};
 
     #[test]

@@ -153,7 +153,10 @@ fn a_head_that_cannot_be_had_leaves_nothing_that_loads() {
     }
     let stripped = Hub::start(&[("model.safetensors", safetensors(&[("model.x", &[1, 2])]))]);
     let error = fetch(&stripped, "head-none").unwrap_err().to_string();
-    assert_eq!(error, "`org/model` has no MTP head (`mtp.*` tensors)");
+    assert_eq!(
+        error,
+        "`org/model` has no MTP head (`mtp.*` tensors): conversions drop it, so name the original model"
+    );
 }
 
 #[test]

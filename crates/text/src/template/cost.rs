@@ -1,18 +1,19 @@
-//! What filters, tests and methods may cost, found out from their arguments.
+//! The cost of filters, tests and methods, bounded from their arguments before they run.
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use super::meter::{ITEM_BYTES, Meter, OBJECT_BYTES, refuse};
+use super::errors::refuse;
+use super::meter::{ITEM_BYTES, Meter, OBJECT_BYTES};
 
-/// Hooks have names that begin so; no template can spell one as a word.
+/// The first character of every hook's name; no template can spell it in a word.
 pub(super) const HOOK: char = '\0';
-/// Filters that give back something that was there before.
+/// Filters whose result existed before: an item, a number or the value itself.
 pub(super) const PASSING: &[&str] = &[
     "attr", "d", "default", "first", "last", "max", "min", "abs", "bool", "float", "int", "length",
     "count", "round",
 ];
-/// Filters that look at the items of a list, not into them.
+/// Filters that look at the items of a list but not into them.
 const SHALLOW: &[&str] = &[
     "batch",
     "chain",
@@ -27,7 +28,7 @@ const SHALLOW: &[&str] = &[
     "slice",
     "zip",
 ];
-/// Filters whose list holds items of another list and nothing around them.
+/// Filters that return a list whose items another list holds already.
 pub(super) const FLAT: &[&str] = &[
     "lines",
     "list",
@@ -40,7 +41,7 @@ pub(super) const FLAT: &[&str] = &[
     "split",
     "unique",
 ];
-/// Tests that take no longer for a long value.
+/// Tests that take the same time for values of every size.
 pub(super) const CHEAP_TESTS: &[&str] = &[
     "boolean",
     "defined",
@@ -66,9 +67,10 @@ pub(super) const CHEAP_TESTS: &[&str] = &[
     "undefined",
 ];
 
+/// Whether the budget suffices.
 type Checked = Result<(), minijinja::Error>;
 
-/// The largest whole number among `args`, named ones included.
+/// The largest whole number among `args`, keyword arguments included; 0 if there is none.
 fn largest(args: &[Value]) -> usize {
     let number = |value: &Value| value.as_usize().unwrap_or(0);
     args.iter()
@@ -86,7 +88,8 @@ fn largest(args: &[Value]) -> usize {
         .unwrap_or(0)
 }
 
-/// An upper bound of what a format string makes of arguments that print as `printed` bytes.
+/// An upper bound of the bytes that a format string makes of arguments that print as `printed`
+/// bytes and whose largest number is `largest`.
 fn formatted(format: &str, printed: usize, largest: usize) -> usize {
     let mut widths: usize = 0;
     let mut run: usize = 0;
@@ -109,6 +112,7 @@ fn formatted(format: &str, printed: usize, largest: usize) -> usize {
         .saturating_add(format.len())
 }
 
+/// The bytes of `text` with each `from` replaced by `to`, or more.
 fn replaced(text: &str, from: &str, to: &str) -> usize {
     let n = match from {
         "" => text.len() + 1,
@@ -117,11 +121,12 @@ fn replaced(text: &str, from: &str, to: &str) -> usize {
     n.saturating_mul(to.len()).saturating_add(text.len())
 }
 
+/// The argument at `index` if it is a text, else an empty text.
 fn text(args: &[Value], index: usize) -> &str {
     args.get(index).and_then(Value::as_str).unwrap_or("")
 }
 
-/// Checks what the filter `name` would make of `args`, the filtered value first.
+/// Checks the call of the filter `name` with `args`, the filtered value first.
 pub(super) fn filter(meter: &mut Meter, name: &str, args: &[Value]) -> Checked {
     let Some(value) = args.first() else {
         return Ok(());
@@ -158,7 +163,8 @@ pub(super) fn filter(meter: &mut Meter, name: &str, args: &[Value]) -> Checked {
     called(meter, name, args)
 }
 
-/// Checks what `map`, `select` and the like do with each of `n` items.
+/// Checks what `map`, `select` and their kind do with each of `n` items: they call the filter
+/// or test `sub`.
 fn each(meter: &mut Meter, name: &str, sub: &str, args: &[Value], n: usize) -> Checked {
     let rest = match name {
         "map" | "select" | "reject" => args.get(2..),
@@ -198,7 +204,7 @@ fn each(meter: &mut Meter, name: &str, sub: &str, args: &[Value], n: usize) -> C
     Ok(())
 }
 
-/// Checks what the test `name` costs.
+/// Checks the call of the test `name` with `args`, the tested value first.
 pub(super) fn test(meter: &mut Meter, name: &str, args: &[Value]) -> Checked {
     match (args, name) {
         ([a, b], "in") => contains(meter, b, a),
@@ -208,7 +214,7 @@ pub(super) fn test(meter: &mut Meter, name: &str, args: &[Value]) -> Checked {
     }
 }
 
-/// Checks what `item in list` costs.
+/// Checks `item in list`.
 pub(super) fn contains(meter: &mut Meter, list: &Value, item: &Value) -> Checked {
     match (list.as_str(), item.as_str()) {
         (Some(list), _) => meter.pass(list.len()),
@@ -226,7 +232,7 @@ pub(super) fn contains(meter: &mut Meter, list: &Value, item: &Value) -> Checked
     }
 }
 
-/// Checks what the method `name` would make of `args`, the object first.
+/// Checks the call of the method `name` with `args`, the object first.
 pub(super) fn method(meter: &mut Meter, name: &str, args: &[Value]) -> Checked {
     match (args, name) {
         ([_, key, ..], "get") => meter.key(key),
@@ -241,7 +247,7 @@ pub(super) fn method(meter: &mut Meter, name: &str, args: &[Value]) -> Checked {
     }
 }
 
-/// Checks a filter or method that looks at all of its arguments.
+/// Checks the call of a filter or method that looks at all of its arguments.
 fn called(meter: &mut Meter, name: &str, args: &[Value]) -> Checked {
     let (mut nodes, mut printed) = (0_usize, 0_usize);
     for arg in args {

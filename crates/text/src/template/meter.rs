@@ -1,7 +1,7 @@
-//! What one rendering may still use: work and memory.
+//! The budget of one rendering: work, memory and text.
 //!
-//! Nothing here looks at a clock. Work is counted in steps that take some ten
-//! nanoseconds each, so that a slow machine renders what a fast one renders.
+//! No clock: work is counted in steps that take some ten nanoseconds each, so that a slow
+//! machine renders what a fast one renders.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -9,63 +9,71 @@ use std::sync::{Arc, Weak};
 use minijinja::value::ValueKind;
 use minijinja::{ErrorKind, Value};
 
-/// Memory of the values that a template makes, beside [`INPUT_SHARE`].
+use super::errors::refuse;
+use super::limits::{COUNTED_BYTES_MAX, RENDERED_BYTES_MAX};
+
+/// Bytes that the values of a template may take, in addition to [`INPUT_SHARE`] times its
+/// input.
 pub(super) const VALUE_BYTES_MAX: usize = 8 << 20;
-/// How many times a template may copy its input: a message is trimmed, split, joined
-/// and wrapped, some five copies that live at the same time.
+/// How many copies of its input a template may hold: a message is trimmed, split, joined and
+/// wrapped, some five copies that live at the same time.
 const INPUT_SHARE: usize = 16;
-/// Steps of work beside one for each byte of input.
+/// Steps of work in addition to one for each byte of input.
 const WORK: usize = 4_000_000;
-/// Text in the making (the prompt, macros, captures), beside [`INPUT_SHARE`].
-const WRITTEN_BYTES_MAX: usize = super::RENDERED_BYTES_MAX + (64 << 10);
-/// Nested lists and maps. JSON of a request has at most 128.
+/// Bytes of unfinished text (the prompt, macros, captures), in addition to [`INPUT_SHARE`] times
+/// the input.
+const WRITTEN_BYTES_MAX: usize = RENDERED_BYTES_MAX + (64 << 10);
+/// Most lists and maps inside each other; the JSON of a request has at most 128.
 const NESTING_MAX: usize = 200;
-/// Items of one list.
+/// Most items of one list.
 const ITEMS_MAX: usize = 1 << 20;
 /// Bytes that are compared, copied or searched in one step of work.
 const STEP_BYTES: usize = 64;
-/// Longest string that the interpreter keeps inside a value.
+/// Longest string that the interpreter keeps inside a value, in bytes.
 const INLINE_BYTES: usize = 22;
-/// The parts of a string beside its text: counters, pointers and our note of it.
+/// Bytes that a string takes beside its text: counters, pointers and our note of it.
 const STRING_BYTES: usize = 64;
-/// A list or map without its items.
+/// Bytes of a list or map without its items.
 pub(super) const OBJECT_BYTES: usize = 96;
-/// A value in a list, or half an entry of a map.
+/// Bytes of a value in a list, or of half an entry of a map.
 pub(super) const ITEM_BYTES: usize = 32;
-/// The longest text of a number: 309 digits of a float, a sign and a fraction.
+/// Bytes of the longest number as text: 309 digits of a float, a sign and a fraction.
 const NUMBER_BYTES: usize = 330;
 
-/// The budget of one rendering.
+/// The budget of one rendering: what is used, and what is allowed.
 pub(super) struct Meter {
+    /// Steps of work that are left.
     work: usize,
+    /// Most bytes of all values.
     value_bytes_max: usize,
+    /// Most bytes of unfinished text.
     written_max: usize,
-    /// Bytes of lists and maps, never given back.
+    /// Bytes of lists and maps that were made; they count until the end.
     objects: usize,
-    /// Strings that a template made or met, by address, and what they take.
+    /// The strings that a template has made or met, by address.
     strings: HashMap<usize, Weak<str>>,
+    /// Bytes of these strings when they were last counted.
     string_bytes: usize,
-    /// Bytes written to the prompt or into a capture that is not over.
+    /// Bytes written to the prompt or into captures that have not ended.
     written: usize,
 }
 
-/// What a deep look at a value found.
+/// The size of a value with all within it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Size {
+    /// Number of values: itself, items, keys.
     pub nodes: usize,
-    /// No text of the value is longer.
+    /// An upper bound of its text in bytes.
     pub printed: usize,
 }
 
-pub(super) fn refuse(reason: &'static str) -> minijinja::Error {
-    minijinja::Error::new(ErrorKind::InvalidOperation, reason)
-}
-
+/// Whether a value is a list, a map or another object of the interpreter.
 fn is_object(value: &Value) -> bool {
     value.as_object().is_some()
 }
 
 impl Meter {
+    /// The budget of a rendering whose arguments take `input` bytes.
     pub(super) fn new(input: usize) -> Self {
         let share = input.saturating_mul(INPUT_SHARE);
         Self {
@@ -73,7 +81,7 @@ impl Meter {
             value_bytes_max: VALUE_BYTES_MAX.saturating_add(share),
             written_max: WRITTEN_BYTES_MAX
                 .saturating_add(share)
-                .min(super::COUNTED_BYTES_MAX),
+                .min(COUNTED_BYTES_MAX),
             objects: 0,
             strings: HashMap::new(),
             string_bytes: 0,
@@ -81,6 +89,11 @@ impl Meter {
         }
     }
 
+    /// Counts `steps` of work.
+    ///
+    /// # Errors
+    ///
+    /// If that many are not left.
     pub(super) fn work(&mut self, steps: usize) -> Result<(), minijinja::Error> {
         match self.work.checked_sub(steps) {
             Some(left) => {
@@ -91,12 +104,12 @@ impl Meter {
         }
     }
 
-    /// Counts a pass over `bytes`.
+    /// Counts the work of a pass over `bytes`.
     pub(super) fn pass(&mut self, bytes: usize) -> Result<(), minijinja::Error> {
         self.work(bytes / STEP_BYTES)
     }
 
-    /// Checks that values of `bytes` may be made, and counts the work of it.
+    /// Checks that there is room for values of `bytes`, and counts the work of making them.
     pub(super) fn room(&mut self, bytes: usize) -> Result<(), minijinja::Error> {
         let fits = |meter: &Self| {
             let used = meter.objects.saturating_add(meter.string_bytes);
@@ -115,7 +128,7 @@ impl Meter {
         Err(refuse("the template needs too much memory"))
     }
 
-    /// Counts `bytes` of lists and maps.
+    /// Counts a list or map of `bytes` that is made.
     pub(super) fn object(&mut self, bytes: usize) -> Result<(), minijinja::Error> {
         self.room(bytes)?;
         self.objects += bytes;
@@ -140,7 +153,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Counts text that is written.
+    /// Counts text of `bytes` that is written.
     pub(super) fn write(&mut self, bytes: usize) -> Result<(), minijinja::Error> {
         self.pass(bytes)?;
         self.written = self.written.saturating_add(bytes);
@@ -150,19 +163,23 @@ impl Meter {
         Ok(())
     }
 
-    /// Takes back what was written into a capture that became a value.
+    /// Stops counting `bytes` of a capture as unfinished text: it has become a value.
     pub(super) fn captured(&mut self, bytes: usize) {
         self.written = self.written.saturating_sub(bytes);
     }
 
-    /// Looks at all of `value`, counting the work of it.
+    /// Looks at all of `value`, counting the work and the strings; returns its size.
     pub(super) fn look(&mut self, value: &Value) -> Result<Size, minijinja::Error> {
         let mut size = Size::default();
         self.descend(value, NESTING_MAX, &mut size, None)?;
         Ok(size)
     }
 
-    /// Counts the strings of `value` and checks its nesting. `container` must not be in it.
+    /// Counts the strings of `value` and checks how deeply it is nested.
+    ///
+    /// # Errors
+    ///
+    /// If `container`, which is to hold it, is within it.
     pub(super) fn keep(
         &mut self,
         value: &Value,
@@ -171,6 +188,7 @@ impl Meter {
         self.descend(value, NESTING_MAX, &mut Size::default(), container)
     }
 
+    /// Adds `value` and all within it, at most `levels` deep, to `size`.
     fn descend(
         &mut self,
         value: &Value,
@@ -211,7 +229,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Counts the text that printing `value` makes.
+    /// An upper bound of the bytes that printing `value` makes; counts the work of finding it.
     pub(super) fn printed(&mut self, value: &Value) -> Result<usize, minijinja::Error> {
         match value.as_str() {
             Some(text) => Ok(text.len()),
@@ -222,7 +240,7 @@ impl Meter {
         }
     }
 
-    /// Counts a comparison.
+    /// Counts the comparison of `a` and `b`.
     pub(super) fn compare(&mut self, a: &Value, b: &Value) -> Result<(), minijinja::Error> {
         match (a.as_str(), b.as_str()) {
             (Some(a), Some(b)) => self.pass(a.len().min(b.len())),
@@ -234,7 +252,7 @@ impl Meter {
         }
     }
 
-    /// Checks a key of a map: hashing a list takes as long as it is.
+    /// Counts the hashing of a key, which takes time in proportion to its size.
     pub(super) fn key(&mut self, key: &Value) -> Result<(), minijinja::Error> {
         match key.as_str() {
             Some(text) => self.pass(text.len()),
@@ -243,7 +261,7 @@ impl Meter {
         }
     }
 
-    /// The number of items of a list, a map or a text.
+    /// The number of items of a list or a map, or of bytes of a text; counts a step for each.
     pub(super) fn items(&mut self, value: &Value) -> Result<usize, minijinja::Error> {
         let n = match value.as_str() {
             Some(text) => text.len(),
@@ -253,8 +271,8 @@ impl Meter {
         Ok(n)
     }
 
-    /// Makes a list of whatever `value` would give one after another, so that no chain of
-    /// lazy values is ever longer than one.
+    /// Turns a lazy `value`, which gives items one after another, into a list, so that no
+    /// chain of lazy values is ever longer than one.
     pub(super) fn collect(&mut self, value: Value) -> Result<Value, minijinja::Error> {
         if value.kind() != ValueKind::Iterable {
             return Ok(value);
@@ -273,7 +291,7 @@ impl Meter {
         }))
     }
 
-    /// Checks the length of a list that is to be made.
+    /// Counts a list of `items` that is to be made, with `bytes` for the items.
     pub(super) fn list(&mut self, items: usize, bytes: usize) -> Result<(), minijinja::Error> {
         if items > ITEMS_MAX {
             return Err(refuse("the template makes a list that is too long"));
@@ -282,13 +300,14 @@ impl Meter {
     }
 }
 
+/// Bytes that a string takes with the note of it.
 fn note_bytes(note: &Weak<str>) -> usize {
     // A string that is gone has no length to ask for; it is counted as its note alone.
     note.upgrade()
         .map_or(STRING_BYTES, |text| text.len() + STRING_BYTES)
 }
 
-/// Whether both are the same list, map or namespace.
+/// Whether `a` and `b` are one and the same list, map or namespace.
 fn is_same(a: &Value, b: &Value) -> bool {
     minijinja::tests::is_sameas(a, b)
 }
