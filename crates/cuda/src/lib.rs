@@ -22,9 +22,11 @@ mod choose;
 mod compile;
 mod delta;
 mod driver;
+mod dry;
 mod elementwise;
 mod fuse;
 mod gemm;
+mod gpu;
 mod matmul;
 mod memory;
 mod moe;
@@ -33,7 +35,9 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub use driver::{CudaError, device_count};
+pub use driver::CudaError;
+pub use dry::DryRun;
+pub use gpu::device_count;
 
 use backend::{
     Activation, Attention, Backend, Batch, Chain, Chained, Delta, DeltaSpec, DeltaWeights,
@@ -92,6 +96,8 @@ pub struct Cuda {
     arrivals: Block,
     arena: Arc<Arena>,
     driver: Arc<Driver>,
+    /// What a dry run has written down; absent on a GPU.
+    log: Option<Arc<Mutex<dry::Log>>>,
 }
 
 /// What the ops of a step share.
@@ -116,6 +122,32 @@ impl Cuda {
         Ok(Cuda::on(Driver::new(options)?))
     }
 
+    /// A backend without a GPU: nothing is computed, what is read is zeros, and
+    /// [`Cuda::take_launches`] says what a GPU would have been asked to do.
+    pub fn dry_run(device: DryRun) -> Self {
+        let dry = dry::Dry::default();
+        let log = dry.log.clone();
+        Cuda {
+            log: Some(log),
+            ..Cuda::on(Driver::on(Box::new(dry), device.facts()))
+        }
+    }
+
+    /// What a dry run has launched since the last call, a line each: the kernel with its
+    /// definitions, blocks, threads, bytes of shared memory and blocks of a cluster, and
+    /// arguments, of which an address is `@`. Nothing on a GPU.
+    pub fn take_launches(&self) -> Vec<String> {
+        self.driver.wait();
+        let log = self.log.as_deref();
+        log.map_or(Vec::new(), |log| std::mem::take(&mut lock(log).launches))
+    }
+
+    /// Bytes that a dry run has allocated so far, weights included. Buffers of a step are used again,
+    /// so the difference that a step makes is what its tensors take at most. 0 on a GPU.
+    pub fn allocated(&self) -> u64 {
+        self.log.as_deref().map_or(0, |log| lock(log).allocated)
+    }
+
     fn on(driver: Driver) -> Self {
         let driver = Arc::new(driver);
         Cuda {
@@ -124,6 +156,7 @@ impl Cuda {
             arrivals: Block::zeroed(&driver, delta::ARRIVALS_BYTES, "counters"),
             arena: Arena::new(driver.clone()),
             driver,
+            log: None,
         }
     }
 
@@ -139,7 +172,7 @@ impl Cuda {
                 true => "fed through shared memory",
                 false => "portable",
             },
-            compiler: compile::version(),
+            compiler: self.driver.compiler(),
         }
     }
 

@@ -6,7 +6,7 @@
 //! pool of their own; between two steps nothing lives there but their results.
 
 use crate::args::Activations;
-use crate::driver::{Address, Driver, lock};
+use crate::driver::{Address, Driver, Number, lock};
 use backend::Tensor;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,7 +34,7 @@ impl Block {
         block
     }
 
-    pub(crate) fn of<T: Copy>(driver: &Arc<Driver>, values: &[T], what: &str) -> Self {
+    pub(crate) fn of<T: Number>(driver: &Arc<Driver>, values: &[T], what: &str) -> Self {
         let block = Block::new(driver, size_of_val(values), what);
         driver.write(block.address, values);
         block
@@ -95,7 +95,7 @@ impl Arena {
     }
 
     /// A buffer that holds `values`.
-    pub(crate) fn of<T: Copy>(self: &Arc<Self>, values: &[T]) -> Buffer {
+    pub(crate) fn of<T: Number>(self: &Arc<Self>, values: &[T]) -> Buffer {
         let buffer = self.buffer(size_of_val(values));
         self.driver.write(buffer.address, values);
         buffer
