@@ -17,8 +17,9 @@
 //! `FOLDER/MODEL-FORMAT.trace` for `trace.py draw`.
 
 use backend::{
-    Activation, Attention, Backend, Batch, Chain, Chained, Delta, DeltaSpec, DeltaWeights,
-    DeviceError, Experts, Kv, KvSpec, Link, Matrix, Rope, StepKey, Tensor, TokenChoice,
+    Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
+    DeltaWeights, DeviceError, Experts, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, Sample,
+    StepKey, Store, Tensor, TokenChoice,
 };
 use cache::{Memory, MemorySize};
 use cuda::{Cuda, CudaOptions};
@@ -54,6 +55,13 @@ macro_rules! delegate {
 }
 
 impl Backend for Random {
+    delegate! {
+        name() -> String;
+        capabilities() -> Capabilities;
+    }
+}
+
+impl Store for Random {
     fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
         let cols = parts[0].cols;
         let rows = parts.iter().map(|p| p.rows).sum();
@@ -74,6 +82,18 @@ impl Backend for Random {
         }
         self.inner.upload(rows, cols, values)
     }
+    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        self.inner.download(x)
+    }
+    delegate! {
+        kv(spec: KvSpec) -> Kv;
+        delta(spec: DeltaSpec) -> Delta;
+        delta_copy(delta: &mut Delta, from: usize, to: usize);
+        scratch(rows: usize, cols: usize) -> Tensor;
+    }
+}
+
+impl Ops for Random {
     fn scale(&self, x: Tensor, factor: f32) -> Tensor {
         self.inner
             .scale(x, if factor == 0.0 { 1.0 } else { factor })
@@ -90,17 +110,7 @@ impl Backend for Random {
         let factor = if factor == 0.0 { 1.0 } else { factor };
         self.inner.add_norm(x, y, post, factor, next, eps)
     }
-    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
-        self.inner.download(x)
-    }
     delegate! {
-        name() -> String;
-        kv(spec: KvSpec) -> Kv;
-        delta(spec: DeltaSpec) -> Delta;
-        delta_copy(delta: &mut Delta, from: usize, to: usize);
-        finish() -> Result<(), DeviceError>;
-        step(key: StepKey, batch: &Batch, inputs: &[&Tensor], work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>) -> Vec<Tensor>;
-        scratch(rows: usize, cols: usize) -> Tensor;
         embed(table: &Matrix, tokens: &[u32], scale: f32) -> Tensor;
         matmul_into(x: &Tensor, w: &[&Matrix], y: &mut [Tensor]);
         matmul_rows(x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor;
@@ -118,7 +128,19 @@ impl Backend for Random {
         moe(x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor;
         gate_rows(x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor;
         norm_rope(x: &Tensor, weight: &Tensor, rope: &Rope, eps: f32, batch: &Batch) -> Tensor;
+    }
+}
+
+impl Sample for Random {
+    delegate! {
         argmax(x: &Tensor) -> Vec<u32>;
+    }
+}
+
+impl Record for Random {
+    delegate! {
+        finish() -> Result<(), DeviceError>;
+        step(key: StepKey, batch: &Batch, inputs: &[&Tensor], work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>) -> Vec<Tensor>;
         chain(chain: &Chain<'_>, x: &Tensor, work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link) -> Option<Chained>;
     }
 }

@@ -2,7 +2,7 @@
 //! small one writes, and its drafter guesses as well: with `==`, as in
 //! `lossless`.
 
-use backend::{Backend, Batch};
+use backend::{Backend, Batch, Store};
 use cache::{Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{

@@ -1,7 +1,7 @@
 //! Every model against other implementations: named intermediates of tiny seeded
 //! checkpoints, made by `tests/golden/make.py`, and greedy text of real ones.
 
-use backend::{Backend, Batch, KvFormat, Reference};
+use backend::{Backend, Batch, KvFormat, Ops, Reference, Sample, Store};
 use cache::{Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};

@@ -1,7 +1,7 @@
 //! Draft heads with checkpoints of their own: every layout that they come in, what
 //! is refused and why, and that a head's memory never holds a guess.
 
-use backend::{Backend, Batch, Reference, Tensor};
+use backend::{Backend, Batch, Reference, Store, Tensor};
 use cache::{Memory, MemoryFull, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{

@@ -6,7 +6,7 @@ use crate::reuse::assert_reuse_changes_nothing;
 use crate::samplings;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use crate::writing::{Setup, assert_same, write};
-use backend::{Backend, KvFormat, TokenList};
+use backend::{Backend, KvFormat, Sample, Store, TokenList};
 use cpu::{Cpu, CpuOptions};
 use speculate::DraftLength::Fixed;
 use speculate::Sampling;

@@ -3,8 +3,9 @@
 #![forbid(unsafe_code)]
 
 use backend::{
-    Activation, Attention, Backend, Batch, Chain, Chained, Delta, DeltaSpec, DeltaWeights,
-    DeviceError, Kv, KvSpec, Link, Matrix, Rope, Tensor, TokenChoice, TokenGroups, TokenList,
+    Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
+    DeltaWeights, DeviceError, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, Sample, Store, Tensor,
+    TokenChoice, TokenGroups, TokenList,
 };
 use cache::MemoryFull;
 use serde_json::{Map, Value};
@@ -98,13 +99,27 @@ macro_rules! delegate {
 impl Backend for Recorder {
     delegate! {
         name() -> String;
+        capabilities() -> Capabilities;
+    }
+}
+
+impl Store for Recorder {
+    delegate! {
         matrix(parts: &[quant::Stored<'_>]) -> Matrix;
         upload(rows: usize, cols: usize, values: &[f32]) -> Tensor;
         kv(spec: KvSpec) -> Kv;
         delta(spec: DeltaSpec) -> Delta;
         delta_copy(delta: &mut Delta, from: usize, to: usize);
-        finish() -> Result<(), DeviceError>;
         scratch(rows: usize, cols: usize) -> Tensor;
+    }
+
+    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        self.inner.download(x)
+    }
+}
+
+impl Ops for Recorder {
+    delegate! {
         embed(table: &Matrix, tokens: &[u32], scale: f32) -> Tensor;
         matmul_into(x: &Tensor, w: &[&Matrix], y: &mut [Tensor]);
         matmul_rows(x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor;
@@ -119,7 +134,6 @@ impl Backend for Recorder {
         rope(x: Tensor, rope: &Rope, batch: &Batch) -> Tensor;
         kv_append(kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch);
         attend(q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor;
-        argmax(x: &Tensor) -> Vec<u32>;
     }
 
     fn gated_delta(
@@ -145,7 +159,7 @@ impl Backend for Recorder {
         w: &Matrix,
         scores: &Tensor,
         groups: &TokenGroups,
-    ) -> Option<[Tensor; 2]> {
+    ) -> [Tensor; 2] {
         let scores = self.inner.download(scores);
         let rows = scores.chunks_exact(scores.len() / x.rows());
         let mut ids: Vec<Vec<u32>> = rows.map(|row| groups.best(row)).collect();
@@ -153,7 +167,19 @@ impl Backend for Recorder {
         ids.iter_mut().for_each(|ids| ids.reverse());
         let bits: Vec<f32> = ids.iter().flatten().map(|&id| f32::from_bits(id)).collect();
         let bits = self.inner.upload(x.rows(), ids[0].len(), &bits);
-        Some([self.inner.matmul_rows(x, w, &ids), bits])
+        [self.inner.matmul_rows(x, w, &ids), bits]
+    }
+}
+
+impl Sample for Recorder {
+    delegate! {
+        argmax(x: &Tensor) -> Vec<u32>;
+    }
+}
+
+impl Record for Recorder {
+    delegate! {
+        finish() -> Result<(), DeviceError>;
     }
 
     fn chain(
@@ -196,10 +222,6 @@ impl Backend for Recorder {
             next = link.next.or(next);
         }
         Some(Chained { tokens, next })
-    }
-
-    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
-        self.inner.download(x)
     }
 
     fn note(&self, name: Arguments<'_>, x: &Tensor) {

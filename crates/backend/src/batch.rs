@@ -2,7 +2,6 @@
 //! cache rows lie. Made by `cache`, read by every op that looks at memory.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Rows of a page of keys and values, and keys of one attention tile.
 pub const PAGE_ROWS: usize = 64;
@@ -12,29 +11,6 @@ pub const MAX_TENTATIVE: usize = 16;
 
 /// A page table's entry for rows that have left every window.
 pub const NO_PAGE: u32 = u32::MAX;
-
-/// Whose work a step is, and which part of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StepKey {
-    owner: u64,
-    part: &'static str,
-}
-
-impl StepKey {
-    /// A key that no other owner of models and memory has.
-    pub fn fresh() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        StepKey {
-            owner: NEXT.fetch_add(1, Ordering::Relaxed),
-            part: "",
-        }
-    }
-
-    /// The key of a part of the owner's work.
-    pub fn part(self, part: &'static str) -> Self {
-        StepKey { part, ..self }
-    }
-}
 
 /// One row of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! How tokens are chosen, as a device needs to know it.
 
 use crate::math::{MASS_ONE, ln, mass};
-use crate::{Backend, Batch, StepKey, Tensor};
+use crate::{Backend, Tensor};
 
 /// What stands for the token of a row that gives none ([`gives_token`]). No vocabulary has
 /// a token of this id.
@@ -181,41 +181,6 @@ impl TokenGroups {
         ids.sort_unstable();
         ids
     }
-}
-
-/// Steps of which each is about the tokens that the one before it has chosen.
-#[derive(Clone, Copy, Debug)]
-pub struct Chain<'a> {
-    /// Whose work it is, as in [`Backend::step`].
-    pub key: StepKey,
-    /// The rows of each step. Only the first one's tokens are known; a first step without
-    /// rows does nothing but score what the chain starts from.
-    pub batches: &'a [Batch],
-    /// By step, how each row's token is chosen.
-    pub choices: &'a [Vec<TokenChoice>],
-    /// The tokens that are scored, if not all.
-    pub list: Option<&'a TokenList>,
-}
-
-/// What a step of a [`Chain`] makes.
-#[derive(Debug)]
-pub struct Link {
-    /// Scores of the next token after each row.
-    pub logits: Tensor,
-    /// Each row's tokens, where they depend on the row, as [`Backend::matmul_groups`]
-    /// returns them.
-    pub ids: Option<Tensor>,
-    /// What the next step starts from, if not from the same as this one.
-    pub next: Option<Tensor>,
-}
-
-/// What a [`Chain`] makes.
-#[derive(Debug)]
-pub struct Chained {
-    /// By step, each row's token.
-    pub tokens: Vec<Vec<u32>>,
-    /// The last of [`Link::next`]; lasts until the next step or chain of the same key.
-    pub next: Option<Tensor>,
 }
 
 #[cfg(test)]

@@ -756,7 +756,7 @@ fn attend_equals(got: &dyn Backend, want: &dyn Backend) {
     const PAGES: usize = 48;
     let pair = Pair { got, want };
     let mut noise = Noise(8);
-    let kept = |case: &AttendCase| got.keeps(case.format());
+    let kept = |case: &AttendCase| got.capabilities().kv.contains(case.format());
     for case in attend_cases().into_iter().filter(kept) {
         let mut sequences = Sequences::new(&mut noise, case.steps[0].len(), PAGES);
         let (mut kv, mut kv_want) = pair.each(|b| case.kv(b, PAGES));
@@ -1295,7 +1295,7 @@ fn rope_rows_are_independent(b: &dyn Backend) {
 fn attend_rows_are_independent(b: &dyn Backend) {
     const PAGES: usize = 40;
     let mut noise = Noise(15);
-    let kept = |case: &AttendCase| b.keeps(case.format());
+    let kept = |case: &AttendCase| b.capabilities().kv.contains(case.format());
     for case in attend_cases().into_iter().filter(kept) {
         // Two sequences share steps; the second is cut in other places.
         let (n, m) = if case.steps == LONG {
@@ -1443,7 +1443,7 @@ fn moe_rows_are_independent(b: &dyn Backend) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DeviceError;
+    use crate::{DeviceError, Ops, Record, Sample, Store};
     use quant::Stored;
     use std::borrow::Cow;
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -1496,6 +1496,9 @@ mod tests {
         fn name(&self) -> String {
             format!("reference without {:?}", self.0)
         }
+    }
+
+    impl Store for Broken {
         fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
             Reference.matrix(parts)
         }
@@ -1516,12 +1519,12 @@ mod tests {
                 Reference.delta_copy(delta, from, to);
             }
         }
-        fn finish(&self) -> Result<(), DeviceError> {
-            Ok(())
-        }
         fn scratch(&self, rows: usize, cols: usize) -> Tensor {
             Reference.scratch(rows, cols)
         }
+    }
+
+    impl Ops for Broken {
         fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
             self.nudge(Fault::Embed, Reference.embed(table, tokens, scale))
         }
@@ -1602,6 +1605,9 @@ mod tests {
         fn gate_rows(&self, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
             self.nudge(Fault::GateRows, Reference.gate_rows(x, gate, activation))
         }
+    }
+
+    impl Sample for Broken {
         fn argmax(&self, x: &Tensor) -> Vec<u32> {
             let mut best = Reference.argmax(x);
             if self.0 == Fault::Argmax {
@@ -1624,6 +1630,12 @@ mod tests {
                 all[0].mass += 1;
             }
             all
+        }
+    }
+
+    impl Record for Broken {
+        fn finish(&self) -> Result<(), DeviceError> {
+            Ok(())
         }
     }
 

@@ -5,7 +5,7 @@
 //! products are row-invariant, and a row adds its experts in the order of their
 //! rank.
 
-use crate::{Activation, Backend, Matrix, Tensor, math};
+use crate::{Activation, Matrix, Ops, Tensor, math};
 
 /// One expert's weights.
 #[derive(Debug)]
@@ -75,14 +75,9 @@ impl Experts {
     }
 }
 
-/// [`Backend::moe`] put together from other ops: `y[r] = Σ_rank w · expert(x[r])`,
+/// [`Ops::moe`] put together from other ops: `y[r] = Σ_rank w · expert(x[r])`,
 /// by fused multiply-add from 0.
-pub fn grouped<B: Backend + ?Sized>(
-    b: &B,
-    x: &Tensor,
-    scores: &Tensor,
-    experts: &Experts,
-) -> Tensor {
+pub fn grouped<B: Ops + ?Sized>(b: &B, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
     let hidden = x.cols();
     let choices: Vec<Choice> = b
         .download(scores)
@@ -135,7 +130,7 @@ pub fn grouped<B: Backend + ?Sized>(
 }
 
 /// `activation(gate[r]) · x[r]`
-pub(crate) fn gate_rows<B: Backend + ?Sized>(
+pub(crate) fn gate_rows<B: Ops + ?Sized>(
     b: &B,
     x: &Tensor,
     gate: &Tensor,

@@ -3,7 +3,8 @@
 use crate::math::{self, sum_tree};
 use crate::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
-    MAX_TENTATIVE, Matrix, NO_TOKEN, PAGE_ROWS, Rope, SPLIT_ROWS, Tensor, gives_token,
+    MAX_TENTATIVE, Matrix, NO_TOKEN, Ops, PAGE_ROWS, Record, Rope, SPLIT_ROWS, Sample, Store,
+    Tensor, gives_token,
 };
 use quant::{Scalar, Stored};
 use std::borrow::Cow;
@@ -124,7 +125,9 @@ impl Backend for Reference {
     fn name(&self) -> String {
         "reference".into()
     }
+}
 
+impl Store for Reference {
     fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
         let cols = parts[0].cols;
         assert!(parts.iter().all(|p| p.cols == cols), "parts of one width");
@@ -176,14 +179,12 @@ impl Backend for Reference {
         slots[to] = slots[from].clone();
     }
 
-    fn finish(&self) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
     fn scratch(&self, rows: usize, cols: usize) -> Tensor {
         tensor(rows, cols, vec![f32::NAN; rows * cols])
     }
+}
 
+impl Ops for Reference {
     fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
         let w = table.storage::<Vec<f32>>();
         let out = tokens
@@ -537,7 +538,9 @@ impl Backend for Reference {
         }
         tensor(batch.n_rows(), value_heads * value_dim, out)
     }
+}
 
+impl Sample for Reference {
     fn argmax(&self, x: &Tensor) -> Vec<u32> {
         values(x)
             .chunks_exact(x.cols())
@@ -552,5 +555,11 @@ impl Backend for Reference {
                 best as u32
             })
             .collect()
+    }
+}
+
+impl Record for Reference {
+    fn finish(&self) -> Result<(), DeviceError> {
+        Ok(())
     }
 }

@@ -12,7 +12,7 @@ use crate::model::bytes;
 use crate::{bundled, machine, places};
 use anyhow::{Result, bail};
 use backend::conformance::{EQUAL_CASES, INVARIANCE_CASES};
-use backend::{Backend, Reference};
+use backend::{Record, Reference};
 use cpu::{Activations, Cpu, CpuOptions, Isa};
 use engine::PastTrial;
 use hub::Cache;
@@ -152,8 +152,8 @@ fn self_test<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> Result<Vec<Value>> {
     for (op, case) in INVARIANCE_CASES {
         cases.push(outcome("cpu", "rows", op, || case(&rounded)));
     }
-    Backend::finish(&exact)?;
-    Backend::finish(&rounded)?;
+    exact.finish()?;
+    rounded.finish()?;
     for gpu in gpus {
         let (device, backend) = (gpu.facts["device"].as_str().unwrap_or("gpu"), &*gpu.backend);
         for (op, case) in EQUAL_CASES {

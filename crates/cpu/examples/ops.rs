@@ -13,7 +13,7 @@ mod clock;
 
 use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, Delta, DeltaSpec, DeltaWeights, Expert,
-    Experts, Kv, KvFormat, KvSpec, Matrix, PAGE_ROWS, Rope, Row, Tensor,
+    Experts, Kv, KvFormat, KvSpec, Matrix, PAGE_ROWS, Rope, Row, Store, Tensor,
 };
 use clock::now;
 use cpu::{Cpu, CpuOptions};

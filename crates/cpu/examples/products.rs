@@ -10,7 +10,7 @@
 
 mod clock;
 
-use backend::{Backend, Matrix, Tensor};
+use backend::{Backend, Matrix, Store, Tensor};
 use clock::now;
 use cpu::{Cpu, CpuOptions};
 use quant::{Owned, Scalar, Stored};

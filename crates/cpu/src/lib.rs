@@ -40,8 +40,8 @@ pub use coded::dot as dot_int8;
 
 use arch::Detected;
 use backend::{
-    Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
-    Kv, KvSpec, Matrix, Rope, Tensor,
+    Activation, Attention, Backend, Batch, Capabilities, Delta, DeltaSpec, DeltaWeights,
+    DeviceError, Experts, Kv, KvSpec, Matrix, Ops, Record, Rope, Sample, Store, Tensor,
 };
 use memory::{Arena, values, values_mut};
 use pool::Pool;
@@ -219,12 +219,21 @@ impl Backend for Cpu {
         )
     }
 
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            mapped_weights: true,
+            ..Capabilities::default()
+        }
+    }
+}
+
+impl Store for Cpu {
     fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
         matmul::matrix(self, parts)
     }
 
-    fn left_in_files(&self) -> Option<u64> {
-        Some(self.left.swap(0, Relaxed))
+    fn left_in_files(&self) -> u64 {
+        self.left.swap(0, Relaxed)
     }
 
     fn upload(&self, rows: usize, cols: usize, from: &[f32]) -> Tensor {
@@ -249,10 +258,6 @@ impl Backend for Cpu {
         delta::copy(delta, from, to);
     }
 
-    fn finish(&self) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
     fn read(&self, w: &Matrix) -> Option<u64> {
         Some(matmul::read(self, w))
     }
@@ -260,7 +265,9 @@ impl Backend for Cpu {
     fn scratch(&self, rows: usize, cols: usize) -> Tensor {
         self.tensor(rows, cols)
     }
+}
 
+impl Ops for Cpu {
     fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
         matmul::embed(self, table, tokens, scale)
     }
@@ -336,8 +343,16 @@ impl Backend for Cpu {
     fn gate_rows(&self, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
         moe::gate_rows(self, x, gate, activation)
     }
+}
 
+impl Sample for Cpu {
     fn argmax(&self, x: &Tensor) -> Vec<u32> {
         rows::argmax(self, x)
+    }
+}
+
+impl Record for Cpu {
+    fn finish(&self) -> Result<(), DeviceError> {
+        Ok(())
     }
 }

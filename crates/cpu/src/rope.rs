@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::CpuOptions;
     use crate::memory::values;
-    use backend::Backend;
+    use backend::{Ops, Store};
 
     #[test]
     fn position_zero_turns_nothing() {

@@ -4,7 +4,7 @@ use crate::arch::Detected;
 use crate::{Activations, Cpu, CpuError, CpuOptions, Isa, dot_int8};
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
-    Matrix, Reference, Rope, Tensor, conformance,
+    Matrix, Ops, Record, Reference, Rope, Sample, Store, Tensor, conformance,
 };
 use quant::{Format, Layout, Mapping, Owned, Scalar, Stored};
 use std::borrow::Cow;
@@ -214,10 +214,10 @@ fn matrices_that_stay_in_their_file_give_the_bits_of_packed_ones() {
             for activations in [Activations::Int8, Activations::F32] {
                 let cpu = Cpu::with(Detected::new(isa).unwrap(), 2, activations);
                 let packed = cpu.matrix(&[owned.view(), owned.view()]);
-                assert_eq!(cpu.left_in_files(), Some(0));
+                assert_eq!(cpu.left_in_files(), 0);
                 let mapped = cpu.matrix(&[stored, stored.slice(0..5), stored.slice(5..19)]);
                 assert_eq!((mapped.rows, mapped.bytes), (packed.rows, 0));
-                assert_eq!(cpu.left_in_files(), Some(packed.bytes as u64));
+                assert_eq!(cpu.left_in_files(), packed.bytes as u64);
                 for n in [1, 2, 5, 8, 17, 40] {
                     let x = cpu.upload(n, cols, &x[..n * cols]);
                     let y = [&packed, &mapped].map(|w| {
@@ -295,6 +295,9 @@ impl Backend for Int8Reference {
     fn name(&self) -> String {
         "reference with rounded activations".into()
     }
+}
+
+impl Store for Int8Reference {
     fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
         let plain = Reference.matrix(parts);
         let format = parts[0].format;
@@ -318,12 +321,12 @@ impl Backend for Int8Reference {
     fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
         Reference.delta_copy(delta, from, to);
     }
-    fn finish(&self) -> Result<(), DeviceError> {
-        Reference.finish()
-    }
     fn scratch(&self, rows: usize, cols: usize) -> Tensor {
         Reference.scratch(rows, cols)
     }
+}
+
+impl Ops for Int8Reference {
     fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
         Reference.embed(&table.storage::<Both>().plain, tokens, scale)
     }
@@ -399,7 +402,16 @@ impl Backend for Int8Reference {
     ) -> Tensor {
         Reference.gated_delta(state, weights, qkv, b, a, batch)
     }
+}
+
+impl Sample for Int8Reference {
     fn argmax(&self, x: &Tensor) -> Vec<u32> {
         Reference.argmax(x)
+    }
+}
+
+impl Record for Int8Reference {
+    fn finish(&self) -> Result<(), DeviceError> {
+        Reference.finish()
     }
 }

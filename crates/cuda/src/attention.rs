@@ -7,7 +7,7 @@ use crate::fuse::{Deferred, MAX_JOBS, Norm};
 use crate::memory::{Block, Half, Values, address};
 use crate::pack::TILE;
 use crate::{Cuda, Kernel, compile};
-use backend::{Attention, Batch, Kv, KvFormat, KvSpec, PAGE_ROWS, Tensor};
+use backend::{Attention, Batch, Kv, KvFormat, KvFormats, KvSpec, PAGE_ROWS, Tensor};
 use quant::{Layout, Scalar};
 use std::sync::Arc;
 
@@ -168,6 +168,12 @@ fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
     kernel.defines.pop();
     kernel.defines.push(("STAGES", prompts.stages));
     kernel
+}
+
+/// What the kernels can keep.
+pub(crate) fn formats() -> KvFormats {
+    let q8_0 = quant::format("q8_0").expect("a format that exists");
+    KvFormats::same(vec![&quant::BF16, &quant::F16, &quant::F32, q8_0])
 }
 
 /// How keys and values in `format` are kept, if the kernels can.

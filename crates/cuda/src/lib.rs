@@ -40,9 +40,9 @@ pub use dry::DryRun;
 pub use gpu::device_count;
 
 use backend::{
-    Activation, Attention, Backend, Batch, Chain, Chained, Delta, DeltaSpec, DeltaWeights,
-    DeviceError, Experts, Kv, KvFormat, KvSpec, Likeliest, Link, Matrix, Rope, StepKey, Tensor,
-    TokenChoice, TokenGroups, TokenList,
+    Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
+    DeltaWeights, DeviceError, Experts, Kv, KvSpec, Likeliest, Link, Matrix, Ops, Record, Rope,
+    Sample, StepKey, Store, Tensor, TokenChoice, TokenGroups, TokenList,
 };
 use compile::Kernel;
 use driver::{Address, Args, Driver, Grid, lock};
@@ -279,6 +279,17 @@ impl Backend for Cuda {
         format!("cuda:{} ({})", self.driver.ordinal, self.driver.name)
     }
 
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kv: attention::formats(),
+            prompt_rows: 1024,
+            own_memory: true,
+            ..Capabilities::default()
+        }
+    }
+}
+
+impl Store for Cuda {
     fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
         matmul::matrix(self, parts)
     }
@@ -296,14 +307,6 @@ impl Backend for Cuda {
         values.into()
     }
 
-    fn prompt_rows(&self) -> usize {
-        1024
-    }
-
-    fn keeps(&self, format: KvFormat) -> bool {
-        attention::kept(format).is_some()
-    }
-
     fn kv(&self, spec: KvSpec) -> Kv {
         attention::kv(self, spec)
     }
@@ -316,31 +319,12 @@ impl Backend for Cuda {
         delta::copy(self, delta, from, to);
     }
 
-    fn finish(&self) -> Result<(), DeviceError> {
-        self.driver.wait();
-        match self.driver.take_error() {
-            None => Ok(()),
-            Some(message) => Err(DeviceError {
-                device: self.name(),
-                message,
-            }),
-        }
-    }
-
-    fn step(
-        &self,
-        key: StepKey,
-        batch: &Batch,
-        inputs: &[&Tensor],
-        work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
-    ) -> Vec<Tensor> {
-        step::step(self, key, batch, inputs, work)
-    }
-
     fn scratch(&self, rows: usize, cols: usize) -> Tensor {
         self.tensor(rows, cols)
     }
+}
 
+impl Ops for Cuda {
     fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
         matmul::embed(self, table, tokens, scale)
     }
@@ -359,8 +343,8 @@ impl Backend for Cuda {
         w: &Matrix,
         scores: &Tensor,
         groups: &TokenGroups,
-    ) -> Option<[Tensor; 2]> {
-        Some(matmul::matmul_groups(self, x, w, scores, groups))
+    ) -> [Tensor; 2] {
+        matmul::matmul_groups(self, x, w, scores, groups)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
@@ -449,7 +433,9 @@ impl Backend for Cuda {
     ) -> Tensor {
         elementwise::norm_rope(self, x, weight, rope, eps, batch)
     }
+}
 
+impl Sample for Cuda {
     fn argmax(&self, x: &Tensor) -> Vec<u32> {
         elementwise::argmax(self, x)
     }
@@ -465,6 +451,29 @@ impl Backend for Cuda {
 
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<Likeliest> {
         choose::likeliest(self, x, asked, n)
+    }
+}
+
+impl Record for Cuda {
+    fn finish(&self) -> Result<(), DeviceError> {
+        self.driver.wait();
+        match self.driver.take_error() {
+            None => Ok(()),
+            Some(message) => Err(DeviceError {
+                device: self.name(),
+                message,
+            }),
+        }
+    }
+
+    fn step(
+        &self,
+        key: StepKey,
+        batch: &Batch,
+        inputs: &[&Tensor],
+        work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
+    ) -> Vec<Tensor> {
+        step::step(self, key, batch, inputs, work)
     }
 
     fn chain(

@@ -7,7 +7,7 @@ use crate::preflight::{self, Key, Preflight, Probing, TrialResult};
 use crate::request::Rejected;
 use crate::shortlist::DraftVocabulary;
 use crate::source::Source;
-use backend::{Backend, KvFormat};
+use backend::{Backend, KvFormat, KvFormats};
 use cache::{Memory, MemoryPlan, MemorySize};
 use models::{ModelError, Quantize, Target};
 use serde::Serialize;
@@ -89,7 +89,7 @@ pub struct LoadOptions {
     pub context: Option<usize>,
     /// Requests at once.
     pub sequences: usize,
-    /// Prompt rows a request may run in one step; [`Backend::prompt_rows`] if absent.
+    /// Prompt rows a request may run in one step; [`backend::Capabilities::prompt_rows`] if absent.
     pub chunk: Option<usize>,
     /// How keys and values are stored.
     pub kv_format: KvFormat,
@@ -285,7 +285,8 @@ pub fn load(
     let mut hashes = Hashes::open(options.probing.cache());
     let hashed = matches!(options.probing, Probing::Run { .. });
     let target_sha256 = hashed.then(|| source.hash(&checkpoint, &mut hashes));
-    let chunk = options.chunk.unwrap_or_else(|| b.prompt_rows());
+    let device = b.capabilities();
+    let chunk = options.chunk.unwrap_or(device.prompt_rows);
     let size = |target: &dyn Target| MemorySize {
         sequences: options.sequences,
         context: options
@@ -316,17 +317,18 @@ pub fn load(
             size.kv_format, size.kv_format.k.name
         ));
     }
-    if !b.keeps(size.kv_format) {
+    if !device.kv.contains(size.kv_format) {
         return bad(format!(
-            "--kv {}: {} keeps keys and values in bf16, f16, f32 or q8_0, both alike",
+            "--kv {}: {} keeps {}",
             size.kv_format,
-            b.name()
+            b.name(),
+            kept_formats(&device.kv)
         ));
     }
     fits(&target.plan(), size.kv_format)?;
     let budget = Budget {
         // A device with memory of its own says by itself when it is full.
-        limit: options.memory_limit.filter(|_| b.left_in_files().is_some()),
+        limit: options.memory_limit.filter(|_| !device.own_memory),
         weights: if placed.mapped { 0 } else { checkpoint.bytes() },
     };
     budget.check(&[target.plan()], &size)?;
@@ -461,6 +463,26 @@ pub(crate) fn quantized(
     };
     let recipe = quantize.apply(models::convert(&checkpoint)?);
     Ok(recipe.checkpoint(&mut |_, _| {})?)
+}
+
+/// What a device keeps, for people.
+fn kept_formats(kept: &KvFormats) -> String {
+    let list = |formats: &[&quant::Format]| {
+        let names: Vec<&str> = formats.iter().map(|f| f.name).collect();
+        match names.split_last() {
+            Some((last, [])) => (*last).to_owned(),
+            Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+            None => "no format".to_owned(),
+        }
+    };
+    if kept.same {
+        return format!("keys and values in {}, both alike", list(&kept.keys));
+    }
+    format!(
+        "keys in {}, values in {}",
+        list(&kept.keys),
+        list(&kept.values)
+    )
 }
 
 /// Bytes of the weights that a step of one row reads: not the draft head, not

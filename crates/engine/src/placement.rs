@@ -106,7 +106,8 @@ pub(crate) fn load_target(
         Ok((target, Placed { mapped, reason }))
     };
     // Nothing yet.
-    let leaves = b.left_in_files().is_some();
+    b.left_in_files();
+    let leaves = b.capabilities().mapped_weights;
     let obstacle = match options.quantize {
         Some(_) => Some("--quant makes weights that lie in no file".to_owned()),
         None if !leaves => Some(format!("{} packs what it computes with", b.name())),
@@ -126,7 +127,7 @@ pub(crate) fn load_target(
     };
     // Mapped weights cost next to nothing to load, and tell what packed ones would take.
     let (target, mut placed) = load(true, String::new())?;
-    let packed = b.left_in_files().unwrap_or(0);
+    let packed = b.left_in_files();
     let remembered = Memory::bytes(&target.plan(), &size(&*target)) as u64;
     let all = packed + remembered;
     if all <= free {

@@ -1,0 +1,95 @@
+//! What a device can do, as plain data: callers ask it instead of trying, and no
+//! caller needs to know a device by name.
+
+use crate::KvFormat;
+use quant::Format;
+
+/// The formats in which a device can store keys and values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KvFormats {
+    /// Formats for keys, in the order users should see them.
+    pub keys: Vec<&'static Format>,
+    /// Formats for values, in the order users should see them.
+    pub values: Vec<&'static Format>,
+    /// Whether keys and values must be in one format; otherwise any pair will do.
+    pub same: bool,
+}
+
+impl KvFormats {
+    /// Every format that a cache might have, but rotated ones for values only.
+    pub fn all() -> Self {
+        let all = || quant::FORMATS.iter().copied().flatten();
+        KvFormats {
+            keys: all().filter(|f| !f.is_rotated()).collect(),
+            values: all().chain(quant::TURBO_VALUES).collect(),
+            same: false,
+        }
+    }
+
+    /// `formats`, each for keys and values together.
+    pub fn same(formats: Vec<&'static Format>) -> Self {
+        KvFormats {
+            keys: formats.clone(),
+            values: formats,
+            same: true,
+        }
+    }
+
+    /// Whether keys and values can be stored in `format`.
+    pub fn contains(&self, format: KvFormat) -> bool {
+        self.keys.contains(&format.k)
+            && self.values.contains(&format.v)
+            && (!self.same || format.k == format.v)
+    }
+}
+
+/// What a device can do beyond what every [`Backend`](crate::Backend) must.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Capabilities {
+    /// Formats of keys and values that [`Store::kv`](crate::Store::kv) accepts.
+    pub kv: KvFormats,
+    /// Rows of a prompt in one step where nobody asks for another number: enough to keep
+    /// the device busy, and few enough to spare memory and the requests that wait.
+    pub prompt_rows: usize,
+    /// Whether weights can stay in their mapped files ([`quant::Stored::keep`]).
+    pub mapped_weights: bool,
+    /// Whether the device has memory of its own. It then says itself when that is full,
+    /// and takes nothing from a limit on the host's memory.
+    pub own_memory: bool,
+}
+
+impl Default for Capabilities {
+    /// A device in the host's memory that keeps all formats and has nothing special.
+    fn default() -> Self {
+        Capabilities {
+            kv: KvFormats::all(),
+            prompt_rows: 256,
+            mapped_weights: false,
+            own_memory: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rotated_formats_are_for_values_and_same_formats_for_both() {
+        let rotated = quant::TURBO_VALUES
+            .iter()
+            .chain(quant::FORMATS.iter().copied().flatten());
+        let rotated = rotated.filter(|f| f.is_rotated());
+        let q8_0 = quant::format("q8_0").unwrap();
+        let (all, same) = (KvFormats::all(), KvFormats::same(vec![&quant::F16, q8_0]));
+        let pair = |k, v| KvFormat { k, v };
+        for turbo in rotated {
+            assert!(all.contains(pair(q8_0, turbo)), "{}", turbo.name);
+            assert!(!all.contains(KvFormat::both(turbo)), "{}", turbo.name);
+            assert!(!same.contains(pair(q8_0, turbo)), "{}", turbo.name);
+        }
+        assert!(all.contains(pair(q8_0, &quant::F16)) && !same.contains(pair(q8_0, &quant::F16)));
+        assert!(same.contains(KvFormat::both(q8_0)) && same.contains(KvFormat::both(&quant::F16)));
+        assert!(!same.contains(KvFormat::both(&quant::F32)));
+    }
+}

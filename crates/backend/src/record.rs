@@ -1,0 +1,122 @@
+//! Recording: steps and chains of steps that a device may record once and replay.
+
+use crate::{Batch, Store, Tensor, TokenChoice, TokenList};
+#[cfg(doc)]
+use crate::{Ops, Sample};
+use std::fmt::Arguments;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Why a step's results cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{device} failed: {message}")]
+pub struct DeviceError {
+    /// Which backend.
+    pub device: String,
+    /// What it said.
+    pub message: String,
+}
+
+/// Whose work a step is, and which part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepKey {
+    owner: u64,
+    part: &'static str,
+}
+
+impl StepKey {
+    /// A key that no other owner of models and memory has.
+    pub fn fresh() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        StepKey {
+            owner: NEXT.fetch_add(1, Ordering::Relaxed),
+            part: "",
+        }
+    }
+
+    /// The key of a part of the owner's work.
+    pub fn part(self, part: &'static str) -> Self {
+        StepKey { part, ..self }
+    }
+}
+
+/// Steps of which each is about the tokens that the one before it has chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain<'a> {
+    /// Whose work it is, as in [`Record::step`].
+    pub key: StepKey,
+    /// The rows of each step. Only the first one's tokens are known; a first step without
+    /// rows does nothing but score what the chain starts from.
+    pub batches: &'a [Batch],
+    /// By step, how each row's token is chosen.
+    pub choices: &'a [Vec<TokenChoice>],
+    /// The tokens that are scored, if not all.
+    pub list: Option<&'a TokenList>,
+}
+
+/// What a step of a [`Chain`] makes.
+#[derive(Debug)]
+pub struct Link {
+    /// Scores of the next token after each row.
+    pub logits: Tensor,
+    /// Each row's tokens, where they depend on the row, as [`Ops::matmul_groups`]
+    /// returns them.
+    pub ids: Option<Tensor>,
+    /// What the next step starts from, if not from the same as this one.
+    pub next: Option<Tensor>,
+}
+
+/// What a [`Chain`] makes.
+#[derive(Debug)]
+pub struct Chained {
+    /// By step, each row's token.
+    pub tokens: Vec<Vec<u32>>,
+    /// The last of [`Link::next`]; lasts until the next step or chain of the same key.
+    pub next: Option<Tensor>,
+}
+
+/// How ops become steps: where one begins, what may be recorded, where errors come out.
+pub trait Record: Store {
+    /// Runs `work`, ops of one step, on `inputs`, and returns its tensors.
+    ///
+    /// What `work` asks for may depend on nothing but `key`, how many rows and
+    /// sequences `batch` has and the shapes of `inputs`: a device may record it and
+    /// then run the record, with the numbers of `batch` and the values of `inputs`,
+    /// instead of calling `work` again. The tensors last until the next step of the
+    /// same key.
+    fn step(
+        &self,
+        key: StepKey,
+        batch: &Batch,
+        inputs: &[&Tensor],
+        work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
+    ) -> Vec<Tensor> {
+        let _ = (key, batch);
+        work(inputs)
+    }
+
+    /// Runs the steps of `chain` in one go, tokens staying on the device in between: step
+    /// `i` is `work(i, batch, x)`, `x` what the step before it passed on. Where all are
+    /// greedy a token is the [`Sample::argmax`], else [`Sample::choose_tokens`].
+    ///
+    /// What `work` asks for may depend on nothing but the key and the shapes, as in
+    /// [`Record::step`]; of tokens, it may hand the batch's to [`Ops::embed`]. `None`,
+    /// the default, leaves the steps to whoever asks.
+    fn chain(
+        &self,
+        chain: &Chain<'_>,
+        x: &Tensor,
+        work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link,
+    ) -> Option<Chained> {
+        let _ = (chain, x, work);
+        None
+    }
+
+    /// Ends a step: waits, and returns the first error since the last call.
+    fn finish(&self) -> Result<(), DeviceError>;
+
+    /// Shows an intermediate to whoever listens: nobody, by default. Tests
+    /// compare them by name with other implementations.
+    fn note(&self, name: Arguments<'_>, x: &Tensor) {
+        let _ = (name, x);
+    }
+}
