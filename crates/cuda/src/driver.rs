@@ -7,11 +7,11 @@
 use crate::CudaOptions;
 use crate::args::KernelStruct;
 use crate::compile::Kernel;
-use crate::fuse::Deferred;
+use crate::dry::{Dry, DryRun, Log};
 use crate::gpu::Gpu;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An address in the device's memory; 0 is none.
 pub(crate) type Address = u64;
@@ -227,6 +227,8 @@ pub(crate) trait Machine: Send + Sync {
 /// One device.
 pub(crate) struct Driver {
     machine: Box<dyn Machine>,
+    /// What a dry run has written down; absent on a GPU.
+    pub(crate) log: Option<Arc<Mutex<Log>>>,
     pub(crate) name: String,
     pub(crate) ordinal: usize,
     pub(crate) sms: usize,
@@ -236,8 +238,6 @@ pub(crate) struct Driver {
     pub(crate) arch: u32,
     error: Mutex<Option<String>>,
     failed: AtomicBool,
-    /// What may still become part of the next launch.
-    deferred: Mutex<Option<Deferred>>,
     /// Whether launches are recorded; then the host cannot take part.
     recording: AtomicBool,
     /// Whether the host had to, so that the record is of no use.
@@ -251,8 +251,17 @@ impl Driver {
         Ok(Driver::on(Box::new(gpu), facts))
     }
 
-    /// Drives `machine`.
-    pub(crate) fn on(machine: Box<dyn Machine>, facts: Facts) -> Self {
+    /// Drives a machine that runs nothing and writes down what it is asked for.
+    pub(crate) fn dry(device: DryRun) -> Self {
+        let dry = Dry::default();
+        let log = Some(dry.log.clone());
+        Driver {
+            log,
+            ..Driver::on(Box::new(dry), device.facts())
+        }
+    }
+
+    fn on(machine: Box<dyn Machine>, facts: Facts) -> Self {
         let Facts {
             name,
             ordinal,
@@ -262,6 +271,7 @@ impl Driver {
         } = facts;
         Driver {
             machine,
+            log: None,
             name,
             ordinal,
             sms,
@@ -269,7 +279,6 @@ impl Driver {
             arch,
             error: Mutex::default(),
             failed: AtomicBool::new(false),
-            deferred: Mutex::default(),
             recording: AtomicBool::new(false),
             spoiled: AtomicBool::new(false),
         }
@@ -302,7 +311,6 @@ impl Driver {
 
     /// Whether the host may take part; what is being recorded is spoiled if it had to.
     fn alone(&self) -> bool {
-        self.flush();
         let recording = self.recording.load(Ordering::Relaxed);
         if recording {
             self.spoiled.store(true, Ordering::Relaxed);
@@ -348,28 +356,8 @@ impl Driver {
         }
     }
 
-    /// Takes back what was deferred last.
-    pub(crate) fn take_deferred(&self) -> Option<Deferred> {
-        lock(&self.deferred).take()
-    }
-
-    /// Keeps ops back until something else is to be done, whatever that is, unless an
-    /// op takes them back to do them together with its own.
-    pub(crate) fn defer(&self, ops: Deferred) {
-        self.flush();
-        *lock(&self.deferred) = Some(ops);
-    }
-
-    /// Launches what was deferred.
-    fn flush(&self) {
-        for (kernel, grid, args) in self.take_deferred().map_or(Vec::new(), Deferred::launches) {
-            self.start(&kernel, grid, &args);
-        }
-    }
-
     /// Gives memory back; what still runs with it ends first.
     pub(crate) fn free(&self, address: Address) {
-        self.flush();
         if address != 0 {
             self.machine.make_current();
             self.machine.free(address);
@@ -377,7 +365,6 @@ impl Driver {
     }
 
     pub(crate) fn zero(&self, address: Address, bytes: usize) {
-        self.flush();
         if address != 0 && self.ready() {
             self.keep(self.machine.zero(address, bytes));
         }
@@ -398,7 +385,6 @@ impl Driver {
     }
 
     pub(crate) fn copy(&self, to: Address, from: Address, bytes: usize) {
-        self.flush();
         if to != 0 && from != 0 && bytes > 0 && self.ready() {
             self.keep(self.machine.copy(to, from, bytes));
         }
@@ -420,20 +406,21 @@ impl Driver {
 
     /// Starts a kernel after everything before it.
     pub(crate) fn launch(&self, kernel: &Kernel, grid: Grid, args: Args) {
-        self.flush();
-        self.start(kernel, grid, &args);
+        if grid.blocks.0 != 0 && grid.blocks.1 != 0 && self.ready() {
+            self.keep(self.machine.launch(kernel, grid, &args));
+        }
     }
 
-    fn start(&self, kernel: &Kernel, grid: Grid, args: &Args) {
-        if grid.blocks.0 != 0 && grid.blocks.1 != 0 && self.ready() {
-            self.keep(self.machine.launch(kernel, grid, args));
+    /// Tells a dry run which op the launches that follow are for.
+    pub(crate) fn say(&self, op: impl FnOnce() -> String) {
+        if let Some(log) = &self.log {
+            lock(log).ops.push(op());
         }
     }
 
     /// Records what `work` launches instead of running it; nothing, if the host had
     /// to take part.
     pub(crate) fn record<T>(&self, work: impl FnOnce() -> T) -> Option<(Graph, T)> {
-        self.flush();
         if !self.ready() {
             return None;
         }
@@ -441,7 +428,6 @@ impl Driver {
         self.spoiled.store(false, Ordering::Relaxed);
         self.recording.store(true, Ordering::Relaxed);
         let made = work();
-        self.flush();
         self.recording.store(false, Ordering::Relaxed);
         let graph = self.keep(self.machine.end_recording())??;
         (!self.spoiled.load(Ordering::Relaxed)).then_some((graph, made))
@@ -458,7 +444,6 @@ impl Driver {
     }
 
     pub(crate) fn replay(&self, graph: &Graph) {
-        self.flush();
         if self.ready() {
             self.keep(self.machine.replay(graph));
         }

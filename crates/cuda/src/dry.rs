@@ -49,6 +49,8 @@ const FIRST: Address = 0xa5a5_0000_0000_0000;
 pub(crate) struct Log {
     /// A line for each launch since the last time that somebody asked.
     pub(crate) launches: Vec<String>,
+    /// A line for each op that was launched, after fusion.
+    pub(crate) ops: Vec<String>,
     /// Bytes ever allocated, whether freed or not.
     pub(crate) allocated: u64,
 }
