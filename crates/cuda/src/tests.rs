@@ -125,7 +125,7 @@ fn gpu_fused_ops_have_the_bits_of_their_parts() {
             let w = quant::encode(&quant::BF16, &noise(5, 32 * cols), cols, Scalar::F32);
             let b: &dyn Backend = &cuda;
             let w = cuda.matrix(&[w.view()]);
-            let [h, _] = sum(false);
+            let [_x, h] = sum(false);
             same("a product", &b.matmul(&h, &w), &b.matmul(&want, &w));
         }
     }
