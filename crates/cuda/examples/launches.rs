@@ -2,7 +2,7 @@
 //!
 //! Needs no GPU, for a dry run computes nothing; if there is one, its facts are shown too.
 
-use backend::{Backend, Ops, Store};
+use backend::Backend;
 use cuda::{Cuda, CudaOptions, DryRun};
 
 fn main() {
