@@ -98,18 +98,6 @@ impl Ops for Random {
         self.inner
             .scale(x, if factor == 0.0 { 1.0 } else { factor })
     }
-    fn add_norm(
-        &self,
-        x: Tensor,
-        y: &Tensor,
-        post: Option<&Tensor>,
-        factor: f32,
-        next: &Tensor,
-        eps: f32,
-    ) -> (Tensor, Tensor) {
-        let factor = if factor == 0.0 { 1.0 } else { factor };
-        self.inner.add_norm(x, y, post, factor, next, eps)
-    }
     delegate! {
         embed(table: &Matrix, tokens: &[u32], scale: f32) -> Tensor;
         replace_rows(x: Tensor, embeddings: &Tensor, source: u32, batch: &Batch) -> Tensor;
@@ -128,7 +116,6 @@ impl Ops for Random {
         gated_delta(state: &mut Delta, weights: &DeltaWeights, qkv: &Tensor, b: &Tensor, a: &Tensor, batch: &Batch) -> Tensor;
         moe(x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor;
         gate_rows(x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor;
-        norm_rope(x: &Tensor, weight: &Tensor, rope: &Rope, eps: f32, batch: &Batch) -> Tensor;
     }
 }
 

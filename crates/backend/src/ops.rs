@@ -228,43 +228,4 @@ pub trait Ops: Store {
     fn gate_rows(&self, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
         moe::gate_rows(self, x, gate, activation)
     }
-
-    /// Ends a block of a residual stream and begins the next one: `x' = (x +
-    /// rms(y) post) factor`, without norm where `post` is absent, and `rms(x')
-    /// next`; both `[n, H]`.
-    ///
-    /// The ops of the same names one after the other, for devices that can do them
-    /// in one go.
-    fn add_norm(
-        &self,
-        x: Tensor,
-        y: &Tensor,
-        post: Option<&Tensor>,
-        factor: f32,
-        next: &Tensor,
-        eps: f32,
-    ) -> (Tensor, Tensor) {
-        let mut x = match post {
-            Some(w) => self.add(self.rms_norm(y, Some(w), y.cols(), eps), &x),
-            None => self.add(x, y),
-        };
-        if factor != 1.0 {
-            x = self.scale(x, factor);
-        }
-        let next = self.rms_norm(&x, Some(next), x.cols(), eps);
-        (x, next)
-    }
-
-    /// [`Ops::rms_norm`] of every head, then [`Ops::rope`].
-    fn norm_rope(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        rope: &Rope,
-        eps: f32,
-        batch: &Batch,
-    ) -> Tensor {
-        let heads = self.rms_norm(x, Some(weight), rope.head_dim, eps);
-        self.rope(heads, rope, batch)
-    }
 }

@@ -162,14 +162,20 @@ impl Model {
         let x = b.embed(&self.embed, &batch.tokens, 1.0);
         let h = b.rms_norm(&x, Some(&self.norm), HIDDEN, 1e-6);
         let [q, k, v] = b.matmul_many(&h, [&self.square, &self.square, &self.square]);
-        let head = |x: &Tensor| b.norm_rope(x, &self.head_norm, &self.rope, 1e-6, batch);
+        let norm = |x: &Tensor| b.rms_norm(x, Some(&self.norm), HIDDEN, 1e-6);
+        let head = |x: &Tensor| {
+            let x = b.rms_norm(x, Some(&self.head_norm), self.rope.head_dim, 1e-6);
+            b.rope(x, &self.rope, batch)
+        };
         let (q, k) = (head(&q), head(&k));
         b.kv_append(kv, &k, &v, 0, batch);
         let mixed = b.attend(&q, kv, &self.attention, batch);
-        let (x, h) = b.add_norm(x, &mixed, Some(&self.norm), 0.5, &self.norm, 1e-6);
+        let x = b.scale(b.add(norm(&mixed), &x), 0.5);
+        let h = norm(&x);
         let [qkv, beta, a] = b.matmul_many(&h, [&self.channels, &self.gates, &self.gates]);
         let mixed = b.gated_delta(state, &self.delta, &qkv, &beta, &a, batch);
-        let (x, h) = b.add_norm(x, &mixed, None, 1.0, &self.norm, 1e-6);
+        let x = b.add(x, &mixed);
+        let h = norm(&x);
         let [gate, up] = b.matmul_many(&h, [&self.up, &self.up]);
         let inner = b.glu(gate, &up, Activation::Silu);
         let x = b.add(x, &b.matmul(&inner, &self.down));

@@ -1,13 +1,16 @@
 //! Keys, values and attention (kernels/attention*.cu, kernels/kv_append.cu).
 
-use crate::args::{Activations, AttentionArgs, HeadJobs};
+use crate::args::{AttentionArgs, HeadJobs};
 use crate::driver::{Args, Grid};
 use crate::elementwise::threads;
-use crate::fuse::{Deferred, MAX_JOBS, Norm};
-use crate::memory::{Block, Half, Values, address};
+use crate::launch::Launch;
+use crate::memory::Block;
 use crate::pack::TILE;
+use crate::record::{Bound, Rows};
 use crate::{Cuda, Kernel, compile};
-use backend::{Attention, Batch, Kv, KvFormat, KvFormats, KvSpec, PAGE_ROWS, Tensor};
+use backend::{Attention, Kv, KvFormat, KvFormats, KvSpec, PAGE_ROWS};
+use fusion::rules::heads::MAX_JOBS;
+use fusion::{HeadRole, Kind, Op, Operand};
 use quant::{KvLayout, Scalar};
 use std::sync::Arc;
 
@@ -32,6 +35,7 @@ pub(crate) enum Kept {
 
 /// One layer's keys and values, and how they are stored.
 pub(crate) struct Pages {
+    spec: KvSpec,
     keys: Block,
     values: Block,
     kept: Kept,
@@ -193,193 +197,204 @@ pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
         Kept::Plain(scalar) => values * scalar.bytes(),
         Kept::Q8 => values / TILE_VALUES * tile_bytes(kept),
     };
-    let block = || Block::zeroed(&cuda.driver, bytes, "memory for keys and values");
+    let block = || Block::zeroed(&cuda.device.driver, bytes, "memory for keys and values");
     let tiles = (kept != Kept::Plain(Scalar::F32) && spec.head_dim.is_multiple_of(32))
         .then_some(spec.head_dim);
     assert!(tiles.is_some() || kept != Kept::Q8, "heads of whole blocks");
     Kv {
         spec,
-        storage: Box::new(Pages {
+        storage: Box::new(Arc::new(Pages {
+            spec,
             keys: block(),
             values: block(),
             kept,
             tiles,
-            ring: tiles.and_then(|e| Ring::new(e, tile_bytes(kept), cuda.driver.shared)),
+            ring: tiles.and_then(|e| Ring::new(e, tile_bytes(kept), cuda.device.driver.shared)),
             prompts: tiles
-                .filter(|_| cuda.driver.arch == 90 && kept != Kept::Q8)
-                .and_then(|e| Prompts::new(e, cuda.driver.shared)),
-        }),
+                .filter(|_| cuda.device.driver.arch == 90 && kept != Kept::Q8)
+                .and_then(|e| Prompts::new(e, cuda.device.driver.shared)),
+        })),
     }
 }
 
-fn pages(kv: &Kv) -> &Pages {
+/// A layer's keys and values on the device.
+pub(crate) fn pages(kv: &Kv) -> &Arc<Pages> {
     kv.storage.downcast_ref().expect("memory of this backend")
 }
 
-pub(crate) fn append(
-    cuda: &Cuda,
-    kv: &mut Kv,
-    k: &Tensor,
-    v: &Tensor,
-    group: usize,
-    batch: &Batch,
-) {
-    let KvSpec {
-        heads, head_dim, ..
-    } = kv.spec;
-    assert_eq!(
-        (k.cols(), v.cols(), k.rows(), v.rows()),
-        (
-            heads * head_dim,
-            heads * head_dim,
-            batch.n_rows(),
-            batch.n_rows()
-        ),
-        "shapes of keys and values"
-    );
-    let n = k.rows() * k.cols();
-    let p = pages(kv);
-    if append_heads(cuda, p, kv.spec, [k, v], group, batch) {
-        return;
+/// The keys and values that `operand` is.
+fn bound<'a>(l: &'a Launch<'_>, operand: Operand) -> &'a Pages {
+    match l.bound(operand) {
+        Bound::Kv(pages) => pages,
+        _ => unreachable!("recorded as a KV cache"),
     }
+}
+
+/// Launches what writes keys and values as they are.
+pub(crate) fn append(l: &Launch<'_>, op: &Op) {
+    let Kind::KvAppend {
+        kv,
+        group,
+        heads,
+        head_dim,
+        batch,
+    } = op.kind
+    else {
+        unreachable!("called for this kind");
+    };
+    let (p, n) = (bound(l, kv), l.len(op.inputs[0]));
     let args = Args::default()
         .ptr(p.keys.address)
         .ptr(p.values.address)
-        .ptr(address(k))
-        .ptr(address(v))
-        .ptr(cuda.batch(batch))
+        .ptr(l.address(op.inputs[0]))
+        .ptr(l.address(op.inputs[1]))
+        .ptr(l.rows(batch).address)
         .int(group)
         .int(heads)
         .int(head_dim)
         .long(n);
-    cuda.launch(&kernel("kv_append", p), Grid::each(n), args);
+    l.device
+        .launch(&kernel("kv_append", p), Grid::each(n), args);
 }
 
-/// Does what is deferred, the norms of `k` and perhaps `v` among it, together with
-/// remembering them; returns whether it did.
-fn append_heads(
-    cuda: &Cuda,
-    p: &Pages,
-    spec: KvSpec,
-    [k, v]: [&Tensor; 2],
-    group: usize,
-    batch: &Batch,
-) -> bool {
-    let mut norms = match cuda.driver.take_deferred() {
-        Some(Deferred::Heads(norms)) => norms,
-        other => {
-            other.into_iter().for_each(|ops| cuda.driver.defer(ops));
-            return false;
-        }
-    };
-    let batch = cuda.batch(batch);
-    let (k, v) = (address(k), address(v));
-    let turn = norms.iter().find_map(|n| n.turn);
-    let is = |to| move |n: &Norm| n.y == to;
-    let jobs = norms.len() + usize::from(!norms.iter().any(is(v)));
-    let fits = |n: &Norm| (n.head_dim, n.rows) == (spec.head_dim, norms[0].rows);
-    if !norms.iter().any(is(k))
-        || jobs > MAX_JOBS
-        || !norms.iter().all(fits)
-        || turn.is_some_and(|t| t.batch != batch)
-    {
-        cuda.driver.defer(Deferred::Heads(norms));
-        return false;
-    }
-    if !norms.iter().any(is(v)) {
-        // Values as they are.
-        norms.push(Norm {
-            x: v,
-            weight: 0,
-            y: 0,
-            heads: spec.heads,
-            turn: None,
-            ..norms[0]
-        });
-    }
-    let mut jobs = HeadJobs {
-        frequencies: turn.map_or(0, |t| t.frequencies),
+/// Launches norms and rotations of heads, and what writes keys and values.
+pub(crate) fn heads_append(l: &Launch<'_>, op: &Op) {
+    let Kind::HeadsAppend {
+        kv,
+        group,
+        head_dim,
         batch,
+        rope,
+        eps,
+        jobs,
+    } = &op.kind
+    else {
+        unreachable!("called for this kind");
+    };
+    let p = bound(l, *kv);
+    let rope = rope.map(|rope| l.frequencies(rope.table));
+    let mut all = HeadJobs {
+        frequencies: rope.map_or(0, |r| r.address),
+        batch: l.rows(*batch).address,
         keys: p.keys.address,
         values: p.values.address,
-        head_dim: spec.head_dim as i32,
-        offset: turn.map_or(0, |t| t.pair_offset) as i32,
-        pairs: turn.map_or(0, |t| t.pairs) as i32,
-        group: group as i32,
-        eps: norms[0].eps,
+        head_dim: *head_dim as i32,
+        offset: rope.map_or(0, |r| r.pair_offset) as i32,
+        pairs: rope.map_or(0, |r| r.pairs) as i32,
+        group: *group as i32,
+        eps: *eps,
         ..HeadJobs::default()
     };
+    let (mut inputs, mut outputs) = (op.inputs.iter(), op.outputs.iter());
+    let mut next = || l.address(*inputs.next().expect("as many inputs as the jobs have"));
     let mut heads = 0;
     for i in 0..=MAX_JOBS {
-        jobs.first[i] = heads as i32;
-        if let Some(n) = norms.get(i) {
-            heads += n.heads;
-            let normed = usize::from(n.y != 0);
-            let turned = usize::from(n.turn.is_some());
-            let key = usize::from(n.y == k);
-            let value = usize::from(n.y == v || n.x == v && n.y == 0);
-            jobs.kind[i] = (normed | turned << 1 | key << 2 | value << 3) as i32;
-            jobs.x[i] = n.x;
-            jobs.weight[i] = n.weight;
-            jobs.y[i] = n.y;
+        all.first[i] = heads as i32;
+        let Some(job) = jobs.get(i) else { continue };
+        heads += job.heads;
+        let is = |role| usize::from(job.role == role);
+        let (normed, turned) = (usize::from(job.is_normed), usize::from(job.is_rotated));
+        let (key, value) = (is(HeadRole::Key), is(HeadRole::Value));
+        all.kind[i] = (normed | turned << 1 | key << 2 | value << 3) as i32;
+        all.x[i] = next();
+        all.weight[i] = if job.is_weighted { next() } else { 0 };
+        if job.is_normed {
+            all.y[i] = l.address(*outputs.next().expect("an output for each norm"));
         }
     }
+    let [rows, _] = l.shape(op.inputs[0]);
     let grid = Grid {
-        shared: 4 * spec.head_dim,
-        ..Grid::new(norms[0].rows * heads, threads(spec.head_dim))
+        shared: 4 * head_dim,
+        ..Grid::new(rows * heads, threads(*head_dim))
     };
-    cuda.launch(
-        &kernel("norm_rope_append", p),
-        grid,
-        Args::default().of(&jobs),
-    );
-    true
+    let args = Args::default().of(&all);
+    l.device.launch(&kernel("norm_rope_append", p), grid, args);
 }
 
-pub(crate) fn attend(
-    cuda: &Cuda,
-    q: &Tensor,
-    kv: &Kv,
-    attention: &Attention,
-    batch: &Batch,
-) -> Tensor {
+/// How a step's attention is cut.
+struct Cut {
+    /// Units of keys that a row sees at most.
+    units: usize,
+    /// Whether a window is so short that its units are pages.
+    has_short_window: bool,
+    /// Bytes of partial results.
+    bytes: usize,
+    /// Whether rows are so few that units are computed apart and merged.
+    is_split: bool,
+}
+
+impl Cut {
+    /// For `n` rows, of which one sees at most `ahead` cache rows beyond its own: rows of an
+    /// image see each other. Steps with such rows are not recorded.
+    fn new(p: &Pages, attention: &Attention, n: usize, ahead: usize) -> Self {
+        let head_dim = p.spec.head_dim;
+        // As many as any row of this memory sees, so that a longer context changes no launch.
+        let fine = |keys: usize| p.tiles.is_some() && keys <= FINE;
+        let keys = p.spec.pages * PAGE_ROWS;
+        // A window may begin and end within units, however few pages there are.
+        let is_fine = fine(attention.window.unwrap_or(keys));
+        let unit = if is_fine { PAGE_ROWS } else { SPLIT };
+        let seen = attention.window.map_or(keys, |w| w + ahead + unit);
+        let before = if p.tiles.is_none() || is_fine {
+            0
+        } else {
+            FINE / PAGE_ROWS
+        };
+        let units = before + seen.div_ceil(unit);
+        let bytes = 4 * n * attention.heads * units * (2 + head_dim);
+        Cut {
+            units,
+            has_short_window: attention.window.is_some_and(fine),
+            bytes,
+            is_split: n <= FEW_ROWS && bytes <= PARTIAL_BYTES,
+        }
+    }
+}
+
+/// Whether attention of `rows` can write the f16 copy of its result.
+pub(crate) fn writes_f16(p: &Pages, attention: &Attention, rows: &Rows) -> bool {
+    Cut::new(p, attention, rows.n, rows.ahead).is_split && p.spec.head_dim.is_multiple_of(TILE)
+}
+
+/// Launches attention.
+pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
+    let Kind::Attend {
+        kv,
+        attention,
+        batch,
+        ..
+    } = op.kind
+    else {
+        unreachable!("called for this kind");
+    };
+    let (p, device) = (bound(l, kv), l.device);
+    let Rows {
+        address,
+        n,
+        seqs,
+        ahead,
+        ..
+    } = l.rows(batch);
     let KvSpec {
         heads: kv_heads,
         head_dim,
         ..
-    } = kv.spec;
-    let (n, heads) = (batch.n_rows(), attention.heads);
-    assert_eq!(
-        (q.rows(), q.cols()),
-        (n, heads * head_dim),
-        "shape of the queries"
-    );
-    let mut y = cuda.tensor(q.rows(), q.cols());
-    let p = pages(kv);
-    // As many as any row of this memory sees, so that a longer context changes no launch.
-    let fine = |keys: usize| p.tiles.is_some() && keys <= FINE;
-    let keys = kv.spec.pages * PAGE_ROWS;
-    // A window may begin and end within units, however few pages there are. Rows of an image
-    // see keys behind the window too; such steps are not recorded.
-    let all_fine = fine(attention.window.unwrap_or(keys));
-    let unit = if all_fine { PAGE_ROWS } else { SPLIT };
-    let ahead = batch.rows_ahead();
-    let seen = attention.window.map_or(keys, |w| w + ahead + unit);
-    let before = if p.tiles.is_none() || all_fine {
-        0
-    } else {
-        FINE / PAGE_ROWS
-    };
-    let units = before + seen.div_ceil(unit);
-    let bytes = 4 * n * heads * units * (2 + head_dim);
-    let few = n <= FEW_ROWS && bytes <= PARTIAL_BYTES;
-    let partials = cuda.arena.buffer(if few { bytes } else { 0 });
+    } = p.spec;
+    let heads = attention.heads;
+    let y = op.outputs[0];
+    let Cut {
+        units,
+        has_short_window,
+        bytes,
+        is_split,
+    } = Cut::new(p, &attention, n, ahead);
+    let partials = device.arena.buffer(if is_split { bytes } else { 0 });
     let own = AttentionArgs {
-        q: address(q),
+        q: l.address(op.inputs[0]),
         keys: p.keys.address,
         values: p.values.address,
-        batch: cuda.batch(batch),
-        y: address(&y),
+        batch: address,
+        y: l.address(y),
         partials: partials.address,
         scale: attention.scale,
         group: attention.group as i32,
@@ -390,28 +405,35 @@ pub(crate) fn attend(
         window: attention.window.unwrap_or(0) as u32,
     };
     let launch = |name, grid| {
-        cuda.launch(&kernel(name, p), grid, Args::default().of(&own));
+        device.launch(&kernel(name, p), grid, Args::default().of(&own));
     };
     // Blocks of so many queries for each key head, the last of a sequence perhaps partly
     // empty; a few for each multiprocessor, for one split each if there are enough.
     let grid = |queries: usize, busy: usize, threads, shared| {
         let (blocks, columns) = match p.tiles {
             Some(_) => {
-                let rest = batch.seqs.len() * (queries - 1);
+                let rest = seqs * (queries - 1);
                 ((n * (heads / kv_heads) + rest) / queries, kv_heads)
             }
             None => (n * heads, 1),
         };
-        let spread = (busy * cuda.driver.sms / (blocks * columns).max(1)).clamp(1, units);
+        let spread = (busy * device.driver.sms / (blocks * columns).max(1)).clamp(1, units);
         Grid {
             shared,
             ..Grid::rect(blocks, columns * spread, threads)
         }
     };
-    let tile = |busy| grid(QUERIES, busy, 128, p.tiles.map_or(0, |e| shared(e, !few)));
-    if few {
+    let tile = |busy| {
+        grid(
+            QUERIES,
+            busy,
+            128,
+            p.tiles.map_or(0, |e| shared(e, !is_split)),
+        )
+    };
+    if is_split {
         match p.ring {
-            _ if attention.window.is_some_and(fine) => launch("attention_decode_pages", tile(4)),
+            _ if has_short_window => launch("attention_decode_pages", tile(4)),
             Some(ring) => {
                 let tiles = ring
                     .most_queries
@@ -422,21 +444,15 @@ pub(crate) fn attend(
             }
             None => launch("attention_decode", tile(4)),
         }
-        let half = head_dim
-            .is_multiple_of(TILE)
-            .then(|| Arc::new(Half::new(&cuda.arena, n, heads * head_dim)));
-        let args = Args::default()
-            .of(&own)
-            .of(&half.as_ref().map_or(Activations::default(), |h| h.args()));
+        let args = Args::default().of(&own).of(&l.f16_output(op, y));
         let blocks = n * heads * head_dim.div_ceil(TILE);
-        cuda.launch(&kernel("attention_merge", p), Grid::new(blocks, 128), args);
-        y.storage_mut::<Values>().set_half(half);
+        device.launch(&kernel("attention_merge", p), Grid::new(blocks, 128), args);
     } else {
-        let most = cuda.driver.shared;
+        let most = device.driver.shared;
         let ring = p.ring.and_then(|r| r.shared_all(head_dim, most));
         if let Some(prompts) = p.prompts {
             let grid = grid(prompts.queries, 0, 384, prompts.shared);
-            cuda.launch(&prompts_kernel(prompts, p), grid, Args::default().of(&own));
+            device.launch(&prompts_kernel(prompts, p), grid, Args::default().of(&own));
         } else if let Some(shared) = ring {
             let grid = grid(2 * QUERIES, 0, 32 * Ring::WARPS, shared);
             launch("attention_pipelined_all", grid);
@@ -444,7 +460,6 @@ pub(crate) fn attend(
             launch("attention_all", tile(0));
         }
     }
-    y
 }
 
 /// Bytes of shared memory that a block of tensor cores takes, as its kernel cuts it: queries,

@@ -1,7 +1,7 @@
 //! Tokens chosen where their logits are (kernels/choose.cu, kernels/elementwise.cu).
 
 use crate::driver::{Address, Args, Grid};
-use crate::memory::address;
+use crate::launch::Device;
 use crate::{Cuda, Kernel, elementwise};
 use backend::{Likeliest, Tensor, TokenChoice, TokenList};
 
@@ -61,36 +61,35 @@ impl By {
 pub(crate) type Ids = (Address, usize);
 
 /// The tokens of `list`, or all.
-pub(crate) fn listed(list: Option<&TokenList>) -> Ids {
-    (list.map_or(0, |list| address(list.on_device())), 0)
+pub(crate) fn listed(cuda: &Cuda, list: Option<&TokenList>) -> Ids {
+    (list.map_or(0, |list| cuda.address(list.on_device())), 0)
 }
 
-/// Has the token of each row of `x` written to `chosen`; `choices` has a [`TokenChoice`]
-/// for each.
+/// Has the token of each of `rows` of `cols` logits at `x` written to `chosen`; `choices` has a
+/// [`TokenChoice`] for each.
 pub(crate) fn choose(
-    cuda: &Cuda,
-    x: &Tensor,
+    device: &Device,
+    (x, [rows, cols]): (Address, [usize; 2]),
     (ids, apart): Ids,
     by: By,
     choices: Address,
     chosen: Address,
 ) {
-    let (rows, cols) = (x.rows(), x.cols());
     if by == By::Largest && apart == 0 {
-        return elementwise::largest(cuda, x, ids, chosen);
+        return elementwise::largest(device, x, [rows, cols], ids, chosen);
     }
     let parts = cols.div_ceil(PART);
     let cuts = usize::from(by == By::Cut);
-    let buffer = |bytes| cuda.arena.buffer(bytes);
+    let buffer = |bytes| device.arena.buffer(bytes);
     let (tops, bests) = (buffer(8 * rows * parts), buffer(8 * rows * parts));
     let weights = buffer(cuts * rows * WEIGHTS);
     let (keys, limits) = (buffer(cuts * rows * cols * 8), buffer(cuts * rows * 8));
     let [weights_at, limits_at] = [&weights, &limits].map(|b| b.address * cuts as Address);
     let launch = |name, grid, args: Args| {
-        cuda.launch(&Kernel::new("choose", name), grid, args.int(cols));
+        device.launch(&Kernel::new("choose", name), grid, args.int(cols));
     };
     let (each_part, each_row) = (Grid::rect(parts, rows, THREADS), Grid::new(rows, THREADS));
-    let x = Args::default().ptr(address(x)).ptr(ids).int(apart);
+    let x = Args::default().ptr(x).ptr(ids).int(apart);
     let args = x.clone().ptr(tops.address).ptr(weights_at);
     launch("choose_tops", each_part, args);
     if by == By::Cut {
@@ -105,6 +104,17 @@ pub(crate) fn choose(
     launch("choose_best", each_row, args.ptr(bests.address).ptr(chosen));
 }
 
+/// The column of each row's largest value; the lowest of equal ones.
+pub(crate) fn argmax(cuda: &Cuda, x: &Tensor) -> Vec<u32> {
+    let (device, rows) = (&cuda.device, x.rows());
+    let best = device.arena.buffer(4 * rows);
+    let at = cuda.address(x);
+    elementwise::largest(device, at, [rows, x.cols()], 0, best.address);
+    let mut found = vec![0u32; rows];
+    device.driver.read(&mut found, best.address);
+    found
+}
+
 pub(crate) fn choose_tokens(
     cuda: &Cuda,
     x: &Tensor,
@@ -113,16 +123,25 @@ pub(crate) fn choose_tokens(
 ) -> Option<Vec<u32>> {
     assert_eq!(choices.len(), x.rows(), "a choice a row");
     let all: Vec<u32> = choices.iter().flat_map(words).collect();
-    let all = cuda.arena.of(&all);
-    let chosen = cuda.arena.buffer(4 * x.rows());
+    let device = &cuda.device;
+    let all = device.arena.of(&all);
+    let chosen = device.arena.buffer(4 * x.rows());
     // Greedy rows too: what is not a number counts as least there.
     let by = match By::of(choices) {
         By::Largest => By::Noise,
         by => by,
     };
-    choose(cuda, x, listed(list), by, all.address, chosen.address);
+    let logits = (cuda.address(x), [x.rows(), x.cols()]);
+    choose(
+        device,
+        logits,
+        listed(cuda, list),
+        by,
+        all.address,
+        chosen.address,
+    );
     let mut found = vec![0u32; x.rows()];
-    cuda.driver.read(&mut found, chosen.address);
+    cuda.device.driver.read(&mut found, chosen.address);
     Some(found)
 }
 
@@ -140,17 +159,18 @@ pub(crate) fn likeliest(
         [row as u32, token]
     });
     let pairs: Vec<u32> = pairs.flatten().collect();
-    let pairs = cuda.arena.of(&pairs);
+    let pairs = cuda.device.arena.of(&pairs);
     let (rows, parts) = (asked.len(), x.cols().div_ceil(PART));
     // The largest is one of them.
     let m = n.max(1);
     // A mass, a logit, and a token with its score for each of the best.
     let words = 4 + 2 * m;
-    let buffer = |bytes| cuda.arena.buffer(bytes);
+    let buffer = |bytes| cuda.device.arena.buffer(bytes);
     let (bests, masses) = (buffer(8 * rows * parts * m), buffer(8 * rows * parts));
     let out = buffer(4 * rows * words);
-    let launch = |name, grid, args: Args| cuda.launch(&Kernel::new("choose", name), grid, args);
-    let args = Args::default().ptr(address(x)).ptr(pairs.address);
+    let launch =
+        |name, grid, args: Args| cuda.device.launch(&Kernel::new("choose", name), grid, args);
+    let args = Args::default().ptr(cuda.address(x)).ptr(pairs.address);
     let args = args.ptr(bests.address);
     let each_part = Grid::rect(parts, rows, THREADS);
     let of_parts = args.clone().int(x.cols()).int(m);
@@ -161,7 +181,7 @@ pub(crate) fn likeliest(
     let args = args.ptr(out.address).int(x.cols()).int(m).int(parts);
     launch("likely_rows", Grid::new(rows, THREADS), args);
     let mut found = vec![0u32; rows * words];
-    cuda.driver.read(&mut found, out.address);
+    cuda.device.driver.read(&mut found, out.address);
     let of = |words: &[u32]| {
         let (head, top) = words.split_at(4);
         let top = top.chunks_exact(2).map(|b| (b[1], f32::from_bits(b[0])));

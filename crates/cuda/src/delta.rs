@@ -2,12 +2,13 @@
 
 use crate::args;
 use crate::driver::{Address, Args, Grid};
-use crate::elementwise::{norm_alone, number};
-use crate::fuse::{Deferred, Norm};
-use crate::memory::{Block, Half, address};
-use crate::pack::TILE;
+use crate::elementwise::number;
+use crate::launch::{Device, Launch};
+use crate::memory::Block;
+use crate::record::{Bound, Rows};
 use crate::{Cuda, Kernel};
-use backend::{Activation, Batch, Delta, DeltaSpec, DeltaWeights, MAX_TENTATIVE, Tensor};
+use backend::{Delta, DeltaSpec, MAX_TENTATIVE};
+use fusion::{Kind, Op};
 use std::sync::Arc;
 
 /// Memory for how many of the blocks that share a value head or a key head are done.
@@ -31,76 +32,9 @@ fn shared_of_few(spec: &DeltaSpec, parts: usize, width: usize, rows: usize) -> (
     )
 }
 
-/// A step of the recurrence, of few rows, that waits for what is made of it.
-pub(crate) struct Rule {
-    launch: (Kernel, Grid),
-    args: Args,
-    /// What it reads of the projections, which blocks may do after others are done.
-    reads: [Address; 3],
-    pub(crate) y: Address,
-    value_dim: usize,
-    pub(crate) norm: Option<Norm>,
-    gate: Option<(Address, Arc<Half>, Activation)>,
-}
-
-impl Rule {
-    /// Takes the norm of its heads along, if it can.
-    pub(crate) fn take_norm(&mut self, norm: &Norm) -> bool {
-        let fits = norm.x == self.y
-            && norm.head_dim == self.value_dim
-            && self.value_dim.is_multiple_of(TILE)
-            && norm.weight != 0
-            && self.norm.is_none()
-            && !self.reads.contains(&norm.y);
-        if fits {
-            self.norm = Some(*norm);
-        }
-        fits
-    }
-
-    /// Takes `gate = activation(gate) x` along, `x` being the norm, if it can.
-    pub(crate) fn take_gate(
-        &mut self,
-        [gate, x]: [Address; 2],
-        half: &Arc<Half>,
-        activation: Activation,
-    ) -> bool {
-        let at = half.address();
-        let fits = self.norm.is_some_and(|norm| norm.y == x)
-            && self.gate.is_none()
-            && !self.reads.contains(&at)
-            && at != self.y;
-        if fits {
-            self.gate = Some((gate, half.clone(), activation));
-        }
-        fits
-    }
-
-    /// Its kernels.
-    pub(crate) fn launches(self) -> Vec<(Kernel, Grid, Args)> {
-        let mut epilogue = args::GatedNormEpilogue::default();
-        let mut alone = None;
-        match (self.norm, &self.gate) {
-            (Some(norm), Some((gate, half, activation))) => {
-                epilogue = args::GatedNormEpilogue {
-                    weight: norm.weight,
-                    n: norm.y,
-                    gate: *gate,
-                    f16: half.args(),
-                    eps: norm.eps,
-                    activation: number(*activation) as i32,
-                };
-            }
-            (norm, _) => alone = norm.as_ref().map(norm_alone),
-        }
-        let (kernel, grid) = self.launch;
-        let rule = (kernel, grid, self.args.of(&epilogue));
-        [Some(rule), alone].into_iter().flatten().collect()
-    }
-}
-
 /// One layer's states.
-struct States {
+pub(crate) struct States {
+    spec: DeltaSpec,
     state: Block,
     history: Block,
     updates: Block,
@@ -118,7 +52,7 @@ pub(crate) fn delta(cuda: &Cuda, spec: DeltaSpec) -> Delta {
     );
     let block = |values: usize| {
         Block::zeroed(
-            &cuda.driver,
+            &cuda.device.driver,
             4 * spec.slots * values,
             "memory for recurrent states",
         )
@@ -132,37 +66,75 @@ pub(crate) fn delta(cuda: &Cuda, spec: DeltaSpec) -> Delta {
     } = spec;
     Delta {
         spec,
-        storage: Box::new(States {
+        storage: Box::new(Arc::new(States {
+            spec,
             state: block(value_heads * key_dim * value_dim),
             history: block((conv_taps - 1 + MAX_TENTATIVE) * spec.channels()),
             updates: block(
                 MAX_TENTATIVE * value_heads * (shares(value_dim) * (1 + key_dim) + value_dim),
             ),
-        }),
+        })),
     }
+}
+
+/// A layer's states on the device.
+pub(crate) fn states(delta: &Delta) -> &Arc<States> {
+    let states = delta.storage.downcast_ref();
+    states.expect("memory of this backend")
 }
 
 /// Copies a slot.
 pub(crate) fn copy(cuda: &Cuda, delta: &Delta, from: usize, to: usize) {
-    let states = delta.storage.downcast_ref::<States>();
-    let states = states.expect("memory of this backend");
+    cuda.flush();
+    let states = states(delta);
     for block in [&states.state, &states.history, &states.updates] {
         let bytes = block.bytes / delta.spec.slots;
         let at = |slot: usize| block.address + (slot * bytes) as Address;
-        cuda.driver.copy(at(to), at(from), bytes);
+        cuda.device.driver.copy(at(to), at(from), bytes);
     }
 }
 
-/// `of` are the projections `qkv`, `b` and `a`.
-pub(crate) fn gated_delta(
-    cuda: &Cuda,
-    delta: &mut Delta,
-    weights: &DeltaWeights,
-    of: [&Tensor; 3],
-    batch: &Batch,
-) -> Tensor {
-    let [qkv, b, a] = of;
-    let spec = delta.spec;
+/// Threads of a block that share a column, as many as keep a column's part in registers, and a
+/// block in 1024 threads.
+fn parts(value_dim: usize) -> usize {
+    if value_dim <= 128 { 8 } else { 4 }
+}
+
+/// Bytes of shared memory that `delta_fused` asks for, for the rows of a step, if they are few
+/// enough for it.
+fn fused(device: &Device, spec: &DeltaSpec, rows: &Rows) -> Option<usize> {
+    let (parts, width) = (
+        parts(spec.value_dim),
+        spec.value_dim / shares(spec.value_dim),
+    );
+    let (shared, declared) = shared_of_few(spec, parts, width, rows.n);
+    let fits = 4 * rows.seqs * (spec.key_heads + spec.value_heads) <= ARRIVALS_BYTES
+        && shared + declared + 1024 <= device.driver.shared;
+    (rows.n <= FEW_ROWS && fits).then_some(shared)
+}
+
+/// Whether one kernel computes the rows of a step, which can go on with a norm and a gate.
+pub(crate) fn is_single(device: &Device, spec: &DeltaSpec, rows: &Rows) -> bool {
+    fused(device, spec, rows).is_some()
+}
+
+/// Launches the gated delta rule and, perhaps, the norm and the gate that follow.
+pub(crate) fn gated_delta(l: &Launch<'_>, op: &Op) {
+    let (state, batch, gate) = match op.kind {
+        Kind::Delta { state, batch, .. } => (state, batch, None),
+        Kind::DeltaNormGlu {
+            state,
+            batch,
+            eps,
+            activation,
+            ..
+        } => (state, batch, Some((eps, activation))),
+        _ => unreachable!("called for the delta rule"),
+    };
+    let Bound::Delta(states) = l.bound(state) else {
+        unreachable!("recorded as recurrent states");
+    };
+    let (rows, spec) = (l.rows(batch), states.spec);
     let DeltaSpec {
         key_heads,
         value_heads,
@@ -171,37 +143,19 @@ pub(crate) fn gated_delta(
         conv_taps,
         ..
     } = spec;
-    let (n, channels) = (batch.n_rows(), spec.channels());
-    assert_eq!(
-        (qkv.cols(), b.cols(), a.cols()),
-        (channels, value_heads, value_heads),
-        "columns of the projections"
-    );
-    assert!(
-        batch
-            .seqs
-            .iter()
-            .all(|s| s.rows.len() - s.certain <= MAX_TENTATIVE),
-        "at most {MAX_TENTATIVE} tentative rows"
-    );
-    let states = delta
-        .storage
-        .downcast_ref::<States>()
-        .expect("memory of this backend");
+    let (n, channels) = (rows.n, spec.channels());
     let memory = args::Delta {
         state: states.state.address,
         history: states.history.address,
         updates: states.updates.address,
-        batch: cuda.batch(batch),
+        batch: rows.address,
         nk: key_heads as i32,
         nv: value_heads as i32,
         dk: key_dim as i32,
         dv: value_dim as i32,
         channels: channels as i32,
     };
-    // As many as keep a column's part in registers, and a block in 1024 threads.
-    let parts = if value_dim <= 128 { 8 } else { 4 };
-    let shares = shares(value_dim);
+    let (parts, shares) = (parts(value_dim), shares(value_dim));
     let threads = parts * (value_dim / shares).next_multiple_of(8);
     let kernel = |name| {
         let mut kernel = Kernel::new("delta", name);
@@ -215,59 +169,48 @@ pub(crate) fn gated_delta(
         ]);
         kernel
     };
-    let y = cuda.tensor(n, value_heads * value_dim);
-    let seqs = batch.seqs.len();
-    let args = Args::default().of(&memory).ptr(address(qkv));
-    let args = args.ptr(address(&weights.conv));
-    let projections = [b, a, &weights.decay, &weights.dt_bias].map(address);
-    let (shared, declared) = shared_of_few(&spec, parts, value_dim / shares, n);
-    let fits = 4 * seqs * (key_heads + value_heads) <= ARRIVALS_BYTES
-        && shared + declared + 1024 <= cuda.driver.shared;
-    if n <= FEW_ROWS && fits {
+    let at = |i: usize| l.address(op.inputs[i]);
+    let y = l.address(op.outputs[0]);
+    let args = Args::default().of(&memory).ptr(at(0)).ptr(at(3));
+    let projections = [at(1), at(2), at(4), at(5)];
+    if let Some(shared) = fused(l.device, &spec, &rows) {
         let args = projections.into_iter().fold(args, Args::ptr);
         let grid = Grid {
             shared,
-            ..Grid::rect(value_heads * shares, seqs, threads)
+            ..Grid::rect(value_heads * shares, rows.seqs, threads)
         };
-        // A norm of heads and a gate may follow.
-        cuda.driver.defer(Deferred::Rule(Rule {
-            launch: (kernel("delta_fused"), grid),
-            args: args.ptr(address(&y)).ptr(cuda.arrivals.address),
-            reads: [qkv, b, a].map(address),
-            y: address(&y),
-            value_dim,
-            norm: None,
-            gate: None,
-        }));
-        return y;
+        let epilogue = gate.map(|(eps, activation)| args::GatedNormEpilogue {
+            weight: at(6),
+            n: l.address(op.outputs[1]),
+            f16: l.f16_written(op, op.outputs[2]),
+            gate: l.in_place(op.inputs[7], op.outputs[2]),
+            eps,
+            activation: number(activation) as i32,
+        });
+        let args = args.ptr(y).ptr(l.device.arrivals.address);
+        let args = args.of(&epilogue.unwrap_or_default());
+        return l.device.launch(&kernel("delta_fused"), grid, args);
     }
-    let mixed = cuda.tensor(n, channels);
-    let gates = cuda.arena.buffer(8 * n * value_heads);
+    let arena = &l.device.arena;
+    let mixed = arena.buffer(4 * n * channels);
+    let gates = arena.buffer(8 * n * value_heads);
     let args = projections
         .into_iter()
-        .fold(args.ptr(address(&mixed)), Args::ptr)
+        .fold(args.ptr(mixed.address), Args::ptr)
         .ptr(gates.address);
-    let longest = batch.seqs.iter().map(|s| s.rows.len()).max();
-    let runs = longest.unwrap_or(0).div_ceil(RUN);
-    cuda.launch(
-        &kernel("delta_conv"),
-        Grid::rect(
-            channels.div_ceil(key_dim),
-            runs * seqs,
-            key_dim.next_multiple_of(32),
-        ),
-        args,
+    let runs = rows.longest.div_ceil(RUN);
+    let grid = Grid::rect(
+        channels.div_ceil(key_dim),
+        runs * rows.seqs,
+        key_dim.next_multiple_of(32),
     );
+    l.device.launch(&kernel("delta_conv"), grid, args);
     let args = Args::default()
         .of(&memory)
-        .ptr(address(&mixed))
+        .ptr(mixed.address)
         .ptr(gates.address)
-        .ptr(address(&y))
-        .ptr(address(qkv));
-    cuda.launch(
-        &kernel("delta_rule"),
-        Grid::rect(value_heads * shares, seqs, threads),
-        args,
-    );
-    y
+        .ptr(y)
+        .ptr(at(0));
+    let grid = Grid::rect(value_heads * shares, rows.seqs, threads);
+    l.device.launch(&kernel("delta_rule"), grid, args);
 }

@@ -1,18 +1,17 @@
-//! The driver and the compiler: a context, one stream, compiled code, launches,
-//! graphs. Here and in `compile` is the crate's unsafe code.
+//! What everything on the device goes through: memory, copies, launches and graphs, on one stream.
 //!
 //! Nothing here returns an error to an op. The first one is kept; from then on
-//! every call does nothing until [`Driver::take_error`].
+//! every call does nothing until [`Driver::take_error`]. A [`Machine`] carries calls out:
+//! a GPU, or a dry run.
 
 use crate::CudaOptions;
 use crate::args::KernelStruct;
-use crate::compile::{self, Kernel};
-use crate::fuse::Deferred;
-use cudarc::driver::{result, sys};
-use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use crate::compile::Kernel;
+use crate::dry::{Dry, DryRun, Log};
+use crate::gpu::Gpu;
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An address in the device's memory; 0 is none.
 pub(crate) type Address = u64;
@@ -63,54 +62,37 @@ pub enum CudaError {
     },
 }
 
-fn driver_error(doing: &'static str) -> impl FnOnce(result::DriverError) -> CudaError {
-    move |e| CudaError::Driver {
-        doing,
-        message: describe(e.0),
-    }
+/// A recorded step, as its machine keeps it.
+pub(crate) type Graph = Box<dyn Any + Send>;
+
+/// A machine has too little memory for what was asked of it.
+pub(crate) struct OutOfMemory;
+
+/// A number of a size and layout that host and device share.
+///
+/// # Safety
+///
+/// Every pattern of bits is a value, and there is no padding.
+pub(crate) unsafe trait Number: Copy {}
+
+macro_rules! numbers {
+    ($($number:ty)*) => {$(
+        // SAFETY: a primitive number.
+        unsafe impl Number for $number {}
+    )*};
+}
+numbers!(u8 u16 u32 u64 f32);
+
+/// The bytes of `values`.
+fn bytes<T: Number>(values: &[T]) -> &[u8] {
+    // SAFETY: as many bytes, all of them initialized, for a `Number` has no padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-fn describe(code: sys::CUresult) -> String {
-    let e = result::DriverError(code);
-    match e.error_string() {
-        Ok(text) => text.to_string_lossy().into_owned(),
-        Err(_) => format!("{code:?}"),
-    }
-}
-
-/// How many devices there are; 0 without a driver.
-pub fn device_count() -> usize {
-    // SAFETY: only tries to open the library.
-    if !unsafe { sys::is_culib_present() } || result::init().is_err() {
-        return 0;
-    }
-    result::device::get_count().map_or(0, |n| n.max(0) as usize)
-}
-
-/// A kernel ready to launch, and the module that holds its code.
-#[derive(Clone, Copy)]
-struct Function {
-    entry: sys::CUfunction,
-    module: sys::CUmodule,
-}
-
-// SAFETY: handles that the driver lets any thread use.
-unsafe impl Send for Function {}
-
-/// A recorded step.
-pub(crate) struct Graph {
-    exec: sys::CUgraphExec,
-}
-
-// SAFETY: a handle that the driver lets any thread use, one at a time: launches
-// come from the backend's one stream.
-unsafe impl Send for Graph {}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: made by `end_capture` and not used any more.
-        let _ = unsafe { result::graph::exec_destroy(self.exec) };
-    }
+/// The bytes of `values`, to write.
+fn bytes_mut<T: Number>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as many bytes; whatever is written there is a `Number`.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
 /// Arguments of a launch, by value.
@@ -141,6 +123,17 @@ impl Args {
         self.starts.push(self.words.len());
         self.words.extend(x.words());
         self
+    }
+    /// The words of each argument, in order.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &[u64]> {
+        let ends = self
+            .starts
+            .iter()
+            .skip(1)
+            .copied()
+            .chain([self.words.len()]);
+        let ranges = self.starts.iter().copied().zip(ends);
+        ranges.map(|(from, to)| &self.words[from..to])
     }
 }
 
@@ -186,11 +179,56 @@ impl Grid {
     }
 }
 
+/// What a device is.
+pub(crate) struct Facts {
+    pub(crate) name: String,
+    pub(crate) ordinal: usize,
+    /// Streaming multiprocessors.
+    pub(crate) sms: usize,
+    /// Bytes of shared memory that a block can have.
+    pub(crate) shared: usize,
+    /// `sm_` number, such as 90.
+    pub(crate) arch: u32,
+}
+
+/// Carries out what a [`Driver`] is asked for, in order, and says what went wrong.
+///
+/// Addresses and sizes are the callers' own and never 0.
+pub(crate) trait Machine: Send + Sync {
+    /// Prepares the calling thread; comes before every other call.
+    fn make_current(&self);
+    /// Version of the compiler of kernels.
+    fn compiler(&self) -> String;
+    /// Free and total bytes.
+    fn memory(&self) -> (usize, usize);
+    fn allocate(&self, bytes: usize) -> Result<Result<Address, OutOfMemory>, String>;
+    /// Gives memory back; what still runs with it ends first.
+    fn free(&self, address: Address);
+    fn zero(&self, address: Address, bytes: usize) -> Result<(), String>;
+    /// Copies to the device; `from` may be used again at once.
+    fn write(&self, to: Address, from: &[u8]) -> Result<(), String>;
+    /// Copies from the device once all before has run.
+    fn read(&self, to: &mut [u8], from: Address) -> Result<(), String>;
+    fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<(), String>;
+    /// Waits for everything.
+    fn wait(&self) -> Result<(), String>;
+    fn launch(&self, kernel: &Kernel, grid: Grid, args: &Args) -> Result<(), String>;
+    /// Has what follows recorded instead of run.
+    fn begin_recording(&self) -> Result<(), String>;
+    /// What was recorded; `None` if nothing can be made of it.
+    fn end_recording(&self) -> Result<Option<Graph>, String>;
+    fn replay(&self, graph: &Graph) -> Result<(), String>;
+    /// Starts or stops what a profiler shows.
+    fn profile(&self, on: bool) -> Result<(), String>;
+    /// Bytes of the global variable `name` of every kernel in use that declares one.
+    fn globals(&self, name: &str) -> Vec<(String, Vec<u8>)>;
+}
+
 /// One device.
 pub(crate) struct Driver {
-    context: sys::CUcontext,
-    device: sys::CUdevice,
-    stream: sys::CUstream,
+    machine: Box<dyn Machine>,
+    /// What a dry run has written down; absent on a GPU.
+    pub(crate) log: Option<Arc<Mutex<Log>>>,
     pub(crate) name: String,
     pub(crate) ordinal: usize,
     pub(crate) sms: usize,
@@ -198,90 +236,52 @@ pub(crate) struct Driver {
     pub(crate) shared: usize,
     /// `sm_` number, such as 90.
     pub(crate) arch: u32,
-    compiler: compile::Compiler,
-    functions: Mutex<HashMap<Kernel, Function>>,
     error: Mutex<Option<String>>,
     failed: AtomicBool,
-    /// What may still become part of the next launch.
-    deferred: Mutex<Option<Deferred>>,
     /// Whether launches are recorded; then the host cannot take part.
     recording: AtomicBool,
     /// Whether the host had to, so that the record is of no use.
-    spoilt: AtomicBool,
-}
-
-// SAFETY: the handles may be used by any thread once its context is set, which
-// every method does first.
-unsafe impl Send for Driver {}
-// SAFETY: as above; mutable state is behind locks.
-unsafe impl Sync for Driver {}
-
-thread_local! {
-    static CURRENT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    spoiled: AtomicBool,
 }
 
 impl Driver {
+    /// Opens a GPU.
     pub(crate) fn new(options: CudaOptions) -> Result<Self, CudaError> {
-        let ordinal = options.ordinal;
-        // SAFETY: only tries to open the library.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::NoDriver);
+        let (gpu, facts) = Gpu::open(options)?;
+        Ok(Driver::on(Box::new(gpu), facts))
+    }
+
+    /// Drives a machine that runs nothing and writes down what it is asked for.
+    pub(crate) fn dry(device: DryRun) -> Self {
+        let dry = Dry::default();
+        let log = Some(dry.log.clone());
+        Driver {
+            log,
+            ..Driver::on(Box::new(dry), device.facts())
         }
-        if !compile::is_present() {
-            return Err(CudaError::NoCompiler);
-        }
-        result::init().map_err(driver_error("cannot start the driver"))?;
-        let count = device_count();
-        if ordinal >= count {
-            return Err(CudaError::NoDevice { ordinal, count });
-        }
-        let device =
-            result::device::get(ordinal as i32).map_err(driver_error("cannot open the device"))?;
-        let name =
-            result::device::get_name(device).map_err(driver_error("cannot name the device"))?;
-        let attribute = |which| {
-            // SAFETY: `device` comes from the driver.
-            unsafe { result::device::get_attribute(device, which) }
-                .map_err(driver_error("cannot read what the device can do"))
-        };
-        use sys::CUdevice_attribute as A;
-        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let sms = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        if major < 8 {
-            return Err(CudaError::TooOld {
-                device: name,
-                major,
-                minor,
-            });
-        }
-        // SAFETY: `device` comes from the driver.
-        let context = unsafe { result::primary_ctx::retain(device) }
-            .map_err(driver_error("cannot use the device"))?;
-        // SAFETY: retained above.
-        unsafe { result::ctx::set_current(context) }
-            .map_err(driver_error("cannot use the device"))?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(driver_error("cannot make a stream"))?;
-        let arch = (10 * major + minor) as u32;
-        Ok(Driver {
-            context,
-            device,
-            stream,
+    }
+
+    fn on(machine: Box<dyn Machine>, facts: Facts) -> Self {
+        let Facts {
             name,
             ordinal,
-            sms: sms as usize,
-            shared: shared as usize,
+            sms,
+            shared,
             arch,
-            compiler: compile::Compiler::new(arch, options.cache, options.kernels),
-            functions: Mutex::default(),
+        } = facts;
+        Driver {
+            machine,
+            log: None,
+            name,
+            ordinal,
+            sms,
+            shared,
+            arch,
             error: Mutex::default(),
             failed: AtomicBool::new(false),
-            deferred: Mutex::default(),
             recording: AtomicBool::new(false),
-            spoilt: AtomicBool::new(false),
-        })
+            spoiled: AtomicBool::new(false),
+        }
     }
 
     /// Whether calls do nothing because an earlier one failed.
@@ -300,42 +300,37 @@ impl Driver {
         lock(&self.error).take()
     }
 
-    /// Makes the context this thread's, and says whether to go on.
+    /// Prepares the calling thread, and says whether to go on.
     fn ready(&self) -> bool {
         if self.has_failed() {
             return false;
         }
-        CURRENT.with(|current| {
-            if current.get() != self.context as usize {
-                // SAFETY: retained for as long as `self` lives.
-                if unsafe { result::ctx::set_current(self.context) }.is_ok() {
-                    current.set(self.context as usize);
-                }
-            }
-        });
+        self.machine.make_current();
         true
     }
 
-    /// Whether the host may take part; what is being recorded is spoilt if it had to.
+    /// Whether the host may take part; what is being recorded is spoiled if it had to.
     fn alone(&self) -> bool {
-        self.flush();
         let recording = self.recording.load(Ordering::Relaxed);
         if recording {
-            self.spoilt.store(true, Ordering::Relaxed);
+            self.spoiled.store(true, Ordering::Relaxed);
         }
         !recording && self.ready()
     }
 
-    fn keep(&self, doing: &str, result: Result<(), result::DriverError>) {
-        if let Err(e) = result {
-            self.fail(format!("{doing}: {}", describe(e.0)));
-        }
+    fn keep<T>(&self, result: Result<T, String>) -> Option<T> {
+        result.map_err(|message| self.fail(message)).ok()
+    }
+
+    /// Version of the compiler of kernels.
+    pub(crate) fn compiler(&self) -> String {
+        self.machine.compiler()
     }
 
     /// Free and total bytes.
     pub(crate) fn memory(&self) -> (usize, usize) {
         self.ready();
-        result::mem_get_info().unwrap_or((0, 0))
+        self.machine.memory()
     }
 
     /// `bytes` of memory, or 0 and an error that says what they were for.
@@ -343,10 +338,9 @@ impl Driver {
         if bytes == 0 || !self.ready() {
             return 0;
         }
-        // SAFETY: the context is set.
-        match unsafe { result::malloc_sync(bytes) } {
-            Ok(address) => address,
-            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+        match self.keep(self.machine.allocate(bytes)) {
+            Some(Ok(address)) => address,
+            Some(Err(OutOfMemory)) => {
                 let (free, total) = self.memory();
                 let mib = |n: usize| n.div_ceil(1 << 20);
                 self.fail(format!(
@@ -358,119 +352,48 @@ impl Driver {
                 ));
                 0
             }
-            Err(e) => {
-                self.fail(format!("allocating {bytes} bytes: {}", describe(e.0)));
-                0
-            }
-        }
-    }
-
-    /// Takes back what was deferred last.
-    pub(crate) fn take_deferred(&self) -> Option<Deferred> {
-        lock(&self.deferred).take()
-    }
-
-    /// Keeps ops back until something else is to be done, whatever that is, unless an
-    /// op takes them back to do them together with its own.
-    pub(crate) fn defer(&self, ops: Deferred) {
-        self.flush();
-        *lock(&self.deferred) = Some(ops);
-    }
-
-    /// Launches what was deferred.
-    fn flush(&self) {
-        for (kernel, grid, args) in self.take_deferred().map_or(Vec::new(), Deferred::launches) {
-            self.start(&kernel, grid, args);
+            None => 0,
         }
     }
 
     /// Gives memory back; what still runs with it ends first.
     pub(crate) fn free(&self, address: Address) {
-        self.flush();
         if address != 0 {
-            self.ready();
-            // SAFETY: from `allocate`, and freed once, by its owner. Waits for the device.
-            let _ = unsafe { result::free_sync(address) };
+            self.machine.make_current();
+            self.machine.free(address);
         }
     }
 
     pub(crate) fn zero(&self, address: Address, bytes: usize) {
-        self.flush();
         if address != 0 && self.ready() {
-            // SAFETY: the caller owns `bytes` from `address` on.
-            let done = unsafe { result::memset_d8_async(address, 0, bytes, self.stream) };
-            self.keep("clearing memory", done);
+            self.keep(self.machine.zero(address, bytes));
         }
     }
 
     /// Copies to the device; `from` may be used again at once.
-    pub(crate) fn write<T: Copy>(&self, to: Address, from: &[T]) {
+    pub(crate) fn write<T: Number>(&self, to: Address, from: &[T]) {
         if to != 0 && !from.is_empty() && self.alone() {
-            // SAFETY: the caller owns as many bytes from `to` on. The driver has copied
-            // pageable memory, or staged it, when this returns.
-            let done = unsafe { result::memcpy_htod_async(to, from, self.stream) };
-            self.keep("copying to the device", done);
+            self.keep(self.machine.write(to, bytes(from)));
         }
     }
 
     /// Copies from the device once all before has run.
-    pub(crate) fn read<T: Copy>(&self, to: &mut [T], from: Address) {
+    pub(crate) fn read<T: Number>(&self, to: &mut [T], from: Address) {
         if from != 0 && !to.is_empty() && self.alone() {
-            // SAFETY: the caller owns as many bytes from `from` on; waited for below.
-            let done = unsafe { result::memcpy_dtoh_async(to, from, self.stream) };
-            self.keep("copying from the device", done);
-            self.wait();
+            self.keep(self.machine.read(bytes_mut(to), from));
         }
     }
 
     pub(crate) fn copy(&self, to: Address, from: Address, bytes: usize) {
-        self.flush();
         if to != 0 && from != 0 && bytes > 0 && self.ready() {
-            // SAFETY: the caller owns both ranges.
-            let done = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) };
-            self.keep("copying on the device", done);
+            self.keep(self.machine.copy(to, from, bytes));
         }
     }
 
     /// Waits for everything.
     pub(crate) fn wait(&self) {
         if self.alone() {
-            // SAFETY: the stream is ours.
-            let done = unsafe { result::stream::synchronize(self.stream) };
-            self.keep("running", done);
-        }
-    }
-
-    fn function(&self, kernel: &Kernel) -> Option<Function> {
-        let mut functions = lock(&self.functions);
-        if let Some(f) = functions.get(kernel) {
-            return Some(*f);
-        }
-        let code = match self.compiler.code(kernel) {
-            Ok(code) => code,
-            Err(message) => {
-                self.fail(message);
-                return None;
-            }
-        };
-        // Loaded for each kernel of the file that is used: modules are small and few.
-        // SAFETY: `code` is a whole image made by the compiler for this device.
-        let loaded = unsafe { result::module::load_data(code.as_ptr().cast()) };
-        let loaded = loaded.and_then(|module| {
-            let name = CString::new(kernel.name).expect("names of kernels have no zeros");
-            // SAFETY: the module was just loaded; it stays for good.
-            let entry = unsafe { result::module::get_function(module, name) }?;
-            Ok(Function { entry, module })
-        });
-        match loaded {
-            Ok(function) => {
-                functions.insert(kernel.clone(), function);
-                Some(function)
-            }
-            Err(e) => {
-                self.fail(format!("loading kernel {}: {}", kernel, describe(e.0)));
-                None
-            }
+            self.keep(self.machine.wait());
         }
     }
 
@@ -478,166 +401,51 @@ impl Driver {
     /// declares one, with the kernel's name. Waits for the device.
     pub(crate) fn globals(&self, name: &str) -> Vec<(String, Vec<u8>)> {
         self.wait();
-        let name = CString::new(name).expect("a name without zeros");
-        let functions = lock(&self.functions);
-        let read = |(kernel, function): (&Kernel, &Function)| {
-            let (mut address, mut size) = (0, 0);
-            // SAFETY: the module is loaded, and the driver writes an address and a size.
-            let found = unsafe {
-                sys::cuModuleGetGlobal_v2(
-                    &raw mut address,
-                    &raw mut size,
-                    function.module,
-                    name.as_ptr(),
-                )
-            };
-            found.result().ok()?;
-            let mut bytes = vec![0u8; size];
-            self.read(&mut bytes, address);
-            Some((kernel.to_string(), bytes))
-        };
-        functions.iter().filter_map(read).collect()
+        self.machine.globals(name)
     }
 
     /// Starts a kernel after everything before it.
     pub(crate) fn launch(&self, kernel: &Kernel, grid: Grid, args: Args) {
-        self.flush();
-        self.start(kernel, grid, args);
+        if grid.blocks.0 != 0 && grid.blocks.1 != 0 && self.ready() {
+            self.keep(self.machine.launch(kernel, grid, &args));
+        }
     }
 
-    fn start(&self, kernel: &Kernel, grid: Grid, args: Args) {
-        if grid.blocks.0 == 0 || grid.blocks.1 == 0 || !self.ready() {
-            return;
-        }
-        let Some(function) = self.function(kernel) else {
-            return;
-        };
-        let mut pointers: Vec<*mut c_void> = args
-            .starts
-            .iter()
-            .map(|&i| (&raw const args.words[i]).cast_mut().cast())
-            .collect();
-        let has_clusters = self.arch >= 90;
-        let whole = if has_clusters { 1 } else { grid.cluster };
-        // SAFETY: plain numbers; all zeros is a value.
-        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
-        let [dependent, cluster] = &mut attributes;
-        dependent.id =
-            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        dependent.value.programmaticStreamSerializationAllowed = 1;
-        cluster.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
-            x: grid.cluster as u32,
-            y: 1,
-            z: 1,
-        };
-        let config = sys::CUlaunchConfig {
-            gridDimX: (grid.blocks.0 / whole) as u32,
-            gridDimY: grid.blocks.1 as u32,
-            gridDimZ: 1,
-            blockDimX: (grid.threads * whole) as u32,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: grid.shared as u32,
-            hStream: self.stream,
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: match (has_clusters, grid.cluster) {
-                (false, _) => 0,
-                (true, 1) => 1,
-                (true, _) => 2,
-            },
-        };
-        if grid.shared > 48 << 10 {
-            // SAFETY: the function is loaded.
-            let done = unsafe {
-                result::function::set_function_attribute(
-                    function.entry,
-                    sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    grid.shared as i32,
-                )
-            };
-            self.keep("asking for shared memory", done);
-        }
-        // SAFETY: the arguments are those of the kernel's signature, in order, each in
-        // words of its own; the kernel keeps to the tensors whose addresses it gets,
-        // which outlive it because memory is reused in the order of the one stream.
-        let done = unsafe {
-            sys::cuLaunchKernelEx(
-                &raw const config,
-                function.entry,
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        if let Err(e) = done.result() {
-            self.fail(format!("launching {kernel}: {}", describe(e.0)));
+    /// Tells a dry run which op the launches that follow are for.
+    pub(crate) fn say(&self, op: impl FnOnce() -> String) {
+        if let Some(log) = &self.log {
+            lock(log).ops.push(op());
         }
     }
 
     /// Records what `work` launches instead of running it; nothing, if the host had
     /// to take part.
     pub(crate) fn record<T>(&self, work: impl FnOnce() -> T) -> Option<(Graph, T)> {
-        self.flush();
         if !self.ready() {
             return None;
         }
-        // Relaxed: memory for the record may be taken while it is made.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is ours.
-        let begun = unsafe { result::stream::begin_capture(self.stream, mode) };
-        self.keep("recording a step", begun);
-        self.spoilt.store(false, Ordering::Relaxed);
+        self.keep(self.machine.begin_recording());
+        self.spoiled.store(false, Ordering::Relaxed);
         self.recording.store(true, Ordering::Relaxed);
         let made = work();
-        self.flush();
         self.recording.store(false, Ordering::Relaxed);
-        // SAFETY: the stream is ours.
-        let graph = match unsafe { result::stream::end_capture(self.stream) } {
-            Ok(graph) if !graph.is_null() => graph,
-            Ok(_) => return None,
-            Err(e) => {
-                self.fail(format!("recording a step: {}", describe(e.0)));
-                return None;
-            }
-        };
-        let mut exec = std::ptr::null_mut();
-        // SAFETY: `graph` was just recorded.
-        let done = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) }.result();
-        // SAFETY: the executable is a copy.
-        let _ = unsafe { result::graph::destroy(graph) };
-        self.keep("preparing a recorded step", done);
-        let graph = done.is_ok().then_some(Graph { exec })?;
-        (!self.spoilt.load(Ordering::Relaxed)).then_some((graph, made))
+        let graph = self.keep(self.machine.end_recording())??;
+        (!self.spoiled.load(Ordering::Relaxed)).then_some((graph, made))
     }
 
     /// Runs `work` between the marks that profilers look for.
     pub(crate) fn profiled<T>(&self, work: impl FnOnce() -> T) -> T {
         self.wait();
-        self.keep("starting the profiler", cudarc::driver::profiler_start());
+        self.keep(self.machine.profile(true));
         let made = work();
         self.wait();
-        self.keep("stopping the profiler", cudarc::driver::profiler_stop());
+        self.keep(self.machine.profile(false));
         made
     }
 
     pub(crate) fn replay(&self, graph: &Graph) {
-        self.flush();
         if self.ready() {
-            // SAFETY: both are alive.
-            let done = unsafe { result::graph::launch(graph.exec, self.stream) };
-            self.keep("replaying a step", done);
-        }
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.failed.store(false, Ordering::Relaxed);
-        self.wait();
-        // SAFETY: nothing uses them any more.
-        unsafe {
-            let _ = result::stream::destroy(self.stream);
-            let _ = result::primary_ctx::release(self.device);
+            self.keep(self.machine.replay(graph));
         }
     }
 }

@@ -2,12 +2,10 @@
 
 use crate::args::{Activations, ExpertGroup};
 use crate::driver::{Address, Args, Driver, Grid};
-use crate::elementwise::half;
+use crate::launch::Device;
 use crate::matmul::{Group, Tiles, matrices};
-use crate::memory::Half;
 use crate::pack::{Packing, TILE, TILE_ROWS};
-use crate::{Cuda, Kernel, compile};
-use backend::Tensor;
+use crate::{Kernel, compile};
 
 /// Row tiles of a block.
 pub(crate) const TILES: usize = 8;
@@ -85,47 +83,46 @@ pub(crate) fn simple(packing: Packing, name: &'static str) -> Kernel {
 }
 
 /// Products of up to four matrices of one packing and width.
-pub(crate) fn product(cuda: &Cuda, x: &Tensor, tiles: Tiles, group: &Group<'_>) {
-    let (n, packing) = (x.rows(), tiles.packing);
+pub(crate) fn product(device: &Device, x: &Activations, n: usize, tiles: Tiles, group: &Group<'_>) {
+    let packing = tiles.packing;
     let (matrices, blocks) = matrices(group, TILES);
-    let x = half(cuda, x);
     let matrices = Args::default().of(&matrices);
     let count = |args: Args| args.int(n).int(tiles.tiles).int(tiles.per);
-    if !warpgroups(&cuda.driver) {
+    if !warpgroups(&device.driver) {
         let grid = Grid {
             shared: shared(packing),
             ..Grid::rect(blocks, n.div_ceil(ROWS), 256)
         };
         let (padded, slices) = (tiles.tiles * TILE, tiles.slices);
         let units = 2 * n * padded;
-        let buffer = cuda.arena.buffer(units + 4 * n * slices);
+        let buffer = device.arena.buffer(units + 4 * n * slices);
         let own = Activations {
             values: buffer.address,
             scales: buffer.address + units as Address,
             stride: padded as i32,
         };
-        let args = Args::default().of(&x.args()).of(&own);
+        let args = Args::default().of(x).of(&own);
         let args = args.int(tiles.tiles).int(tiles.per);
         let pieces = Grid::rect(tiles.tiles.div_ceil(8), n, 256);
-        cuda.launch(&simple(packing, "rescale_to_slices"), pieces, args);
+        device.launch(&simple(packing, "rescale_to_slices"), pieces, args);
         let args = count(matrices.of(&own));
-        return cuda.launch(&simple(packing, "gemm"), grid, args);
+        return device.launch(&simple(packing, "gemm"), grid, args);
     }
     // How long blocks of so many rows take: one after the other, and fewer rows more for each.
-    let most = cuda.driver.sms;
+    let most = device.driver.sms;
     let time = |rows: usize| (blocks * n.div_ceil(rows)).div_ceil(most) * (rows + 64);
     let rows = if time(64) < time(128) { 64 } else { 128 };
     let (own, wide) = (Warpgroups::new(packing, rows), n.div_ceil(rows));
-    let inputs = cuda.arena.buffer(wide * tiles.tiles * own.inputs());
-    let args = Args::default().of(&x.args()).ptr(inputs.address);
+    let inputs = device.arena.buffer(wide * tiles.tiles * own.inputs());
+    let args = Args::default().of(x).ptr(inputs.address);
     let args = args.int(n).int(tiles.per);
     let grid = Grid::rect(tiles.tiles, wide, 2 * rows);
-    cuda.launch(&own.kernel("swizzle_activations"), grid, args);
+    device.launch(&own.kernel("swizzle_activations"), grid, args);
     let args = count(matrices.ptr(inputs.address))
         .int(blocks)
         .int(blocks * wide);
     let grid = own.grid((blocks * wide).min(most));
-    cuda.launch(&own.kernel("gemm_wgmma"), grid, args);
+    device.launch(&own.kernel("gemm_wgmma"), grid, args);
 }
 
 /// Pairs of an expert that a block takes, at most.
@@ -142,17 +139,19 @@ pub(crate) struct Blocks {
 
 /// `y[pair] = w[expert of pair] x`, by experts' `rows` and where their weights lie; `x` has a row for each pair, or one for each row.
 pub(crate) fn grouped(
-    cuda: &Cuda,
-    x: &Half,
+    device: &Device,
+    x: &Activations,
     by_pair: bool,
     (table, tiles): (Address, Tiles),
     (y, rows): (Address, usize),
     blocks: &Blocks,
 ) {
     let own = Warpgroups::new(tiles.packing, PAIRS);
-    let inputs = cuda.arena.buffer(blocks.most * tiles.tiles * own.inputs());
+    let inputs = device
+        .arena
+        .buffer(blocks.most * tiles.tiles * own.inputs());
     let args = Args::default()
-        .of(&x.args())
+        .of(x)
         .ptr(inputs.address)
         .ptr(blocks.list)
         .ptr(blocks.pairs)
@@ -160,7 +159,7 @@ pub(crate) fn grouped(
         .int(usize::from(by_pair))
         .int(tiles.per);
     let grid = Grid::rect(tiles.tiles, blocks.most, 2 * PAIRS);
-    cuda.launch(&own.kernel("swizzle_expert_activations"), grid, args);
+    device.launch(&own.kernel("swizzle_expert_activations"), grid, args);
     let args = Args::default()
         .of(&ExpertGroup {
             table,
@@ -172,6 +171,6 @@ pub(crate) fn grouped(
         .ptr(inputs.address)
         .int(tiles.tiles)
         .int(tiles.per);
-    let grid = own.grid(cuda.driver.sms);
-    cuda.launch(&own.kernel("moe_gemm_wgmma"), grid, args);
+    let grid = own.grid(device.driver.sms);
+    device.launch(&own.kernel("moe_gemm_wgmma"), grid, args);
 }

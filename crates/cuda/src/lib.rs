@@ -22,28 +22,35 @@ mod choose;
 mod compile;
 mod delta;
 mod driver;
+mod dry;
 mod elementwise;
-mod fuse;
 mod gemm;
+mod gpu;
+mod launch;
 mod matmul;
 mod memory;
 mod moe;
+mod ops;
 mod pack;
+mod record;
 mod step;
 #[cfg(test)]
 mod tests;
 
-pub use driver::{CudaError, device_count};
+pub use driver::CudaError;
+pub use dry::DryRun;
+pub use gpu::device_count;
 
 use backend::{
-    Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
-    DeltaWeights, DeviceError, Experts, Kv, KvSpec, Likeliest, Link, Matrix, Ops, Record, Rope,
-    Sample, StepKey, Store, Tensor, TokenChoice, TokenGroups, TokenList,
+    Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec, DeviceError, Kv, KvSpec,
+    Likeliest, Link, Matrix, Record, Sample, StepKey, Store, Tensor, TokenChoice, TokenList,
 };
 use compile::Kernel;
 use driver::{Address, Args, Driver, Grid, lock};
-use memory::{Arena, Block, address};
+use launch::Device;
+use memory::{Arena, Block, Buffer, Cell, tensor};
 use quant::Stored;
+use record::Recorder;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -84,21 +91,20 @@ pub struct Facts {
 
 /// One GPU.
 pub struct Cuda {
-    // Before `driver`: what it holds is freed first.
+    // Before `device`: what it holds is freed first.
     state: Mutex<State>,
+    /// Ops that were asked for and are not launched yet.
+    recorder: Mutex<Recorder>,
     /// Where recorded steps find their rows.
     recorded_batch: Block,
-    /// Zeros, by which blocks of a kernel know who comes last.
-    arrivals: Block,
-    arena: Arc<Arena>,
-    driver: Arc<Driver>,
+    device: Device,
 }
 
 /// What the ops of a step share.
 #[derive(Default)]
 struct State {
     /// The last step's rows, and where they lie.
-    batch: Option<(Batch, Block)>,
+    batch: Option<(Batch, Arc<Buffer>)>,
     /// Rotary frequencies and axes of positions, by their bits.
     frequencies: HashMap<Vec<u32>, Block>,
     /// The step that is being recorded.
@@ -116,30 +122,63 @@ impl Cuda {
         Ok(Cuda::on(Driver::new(options)?))
     }
 
+    /// A backend without a GPU: nothing is computed, what is read is zeros, and
+    /// [`Cuda::take_launches`] says what a GPU would have been asked to do.
+    pub fn dry_run(device: DryRun) -> Self {
+        Cuda::on(Driver::dry(device))
+    }
+
+    /// What a dry run has launched since the last call, a line each: the kernel with its
+    /// definitions, blocks, threads, bytes of shared memory and blocks of a cluster, and
+    /// arguments, of which an address is `@`. Nothing on a GPU.
+    pub fn take_launches(&self) -> Vec<String> {
+        self.flush();
+        let log = self.device.driver.log.as_deref();
+        log.map_or(Vec::new(), |log| std::mem::take(&mut lock(log).launches))
+    }
+
+    /// The ops that a dry run has launched since the last call, a line each, as the rules of
+    /// [`fusion`] left them. Nothing on a GPU.
+    pub fn take_ops(&self) -> Vec<String> {
+        self.flush();
+        let log = self.device.driver.log.as_deref();
+        log.map_or(Vec::new(), |log| std::mem::take(&mut lock(log).ops))
+    }
+
+    /// Bytes that a dry run has allocated so far, weights included. A step's buffers are
+    /// used again, so what a step adds is the most that its tensors take at once. 0 on a GPU.
+    pub fn allocated(&self) -> u64 {
+        let log = self.device.driver.log.as_deref();
+        log.map_or(0, |log| lock(log).allocated)
+    }
+
     fn on(driver: Driver) -> Self {
         let driver = Arc::new(driver);
         Cuda {
             state: Mutex::default(),
+            recorder: Mutex::default(),
             recorded_batch: Block::new(&driver, step::BATCH_BYTES, "a step's rows"),
-            arrivals: Block::zeroed(&driver, delta::ARRIVALS_BYTES, "counters"),
-            arena: Arena::new(driver.clone()),
-            driver,
+            device: Device {
+                arrivals: Block::zeroed(&driver, delta::ARRIVALS_BYTES, "counters"),
+                arena: Arena::new(driver.clone()),
+                driver,
+            },
         }
     }
 
     /// What this device is.
     pub fn facts(&self) -> Facts {
-        let (free, total) = self.driver.memory();
+        let (free, total) = self.device.driver.memory();
         Facts {
-            name: self.driver.name.clone(),
-            capability: (self.driver.arch / 10, self.driver.arch % 10),
-            multiprocessors: self.driver.sms,
+            name: self.device.driver.name.clone(),
+            capability: (self.device.driver.arch / 10, self.device.driver.arch % 10),
+            multiprocessors: self.device.driver.sms,
             memory: (total as u64, free as u64),
-            products: match matmul::feeds(&self.driver) {
+            products: match matmul::feeds(&self.device.driver) {
                 true => "fed through shared memory",
                 false => "portable",
             },
-            compiler: compile::version(),
+            compiler: self.device.driver.compiler(),
         }
     }
 
@@ -159,7 +198,7 @@ impl Cuda {
     pub fn read_ceiling(&self) -> f64 {
         const BYTES: usize = 2 << 30;
         const TIMES: usize = 20;
-        let block = Block::zeroed(&self.driver, BYTES + 256, "measuring the memory");
+        let block = Block::zeroed(&self.device.driver, BYTES + 256, "measuring the memory");
         let read = |times| {
             let start = Instant::now();
             for _ in 0..times {
@@ -167,10 +206,11 @@ impl Cuda {
                     .ptr(block.address)
                     .long(BYTES / 16)
                     .ptr(block.address + BYTES as u64);
-                let grid = Grid::new(4 * self.driver.sms, 512);
-                self.launch(&Kernel::new("elementwise", "read_all"), grid, args);
+                let grid = Grid::new(4 * self.device.driver.sms, 512);
+                self.device
+                    .launch(&Kernel::new("elementwise", "read_all"), grid, args);
             }
-            self.driver.wait();
+            self.device.driver.wait();
             start.elapsed().as_secs_f64()
         };
         read(2);
@@ -180,70 +220,59 @@ impl Cuda {
     /// Runs `work` and shows what it launches to a profiler that waits for
     /// `cudaProfilerStart`, such as `ncu --profile-from-start off`.
     pub fn profiled<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.driver.profiled(work)
+        self.flush();
+        self.device.driver.profiled(|| {
+            let made = work();
+            self.flush();
+            made
+        })
     }
 
     /// Bytes of the global variable `name` of every kernel in use that declares one, with
     /// the kernel's name: what kernels of [`CudaOptions::kernels`] that were instrumented
     /// for a measurement have written there.
     pub fn kernel_globals(&self, name: &str) -> Vec<(String, Vec<u8>)> {
-        self.driver.globals(name)
+        self.device.driver.globals(name)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
-    fn launch(&self, kernel: &Kernel, grid: Grid, args: Args) {
-        self.driver.launch(kernel, grid, args);
-    }
-
-    fn tensor(&self, rows: usize, cols: usize) -> Tensor {
-        self.arena.tensor(rows, cols)
-    }
-
     /// Where the step's tokens lie, if it is being recorded and they are `tokens`.
-    fn recorded_tokens(&self, tokens: &[u32]) -> Option<step::Tokens> {
+    fn recorded_tokens(&self, tokens: &[u32]) -> Option<record::Tokens> {
         let state = self.state();
         let recording = state.recording.as_ref()?;
         (recording.batch.tokens == tokens).then_some(recording.tokens())
     }
 
-    /// The step's rows on the device.
-    fn batch(&self, batch: &Batch) -> Address {
+    /// Where the step's rows lie on the device, and the memory, if that is no record's.
+    fn batch(&self, batch: &Batch) -> (Address, Option<Arc<Buffer>>) {
         let mut state = self.state();
         if let Some(recording) = &state.recording {
             assert_eq!(
                 &recording.batch, batch,
                 "the rows of the step that is recorded"
             );
-            return recording.at;
+            return (recording.at, None);
         }
-        if let Some((last, block)) = &state.batch
+        if let Some((last, buffer)) = &state.batch
             && last == batch
         {
-            return block.address;
+            return (buffer.address, Some(buffer.clone()));
         }
-        let words = batch::words(batch);
-        let old = state.batch.take().map(|(_, block)| block);
-        let block = match old.filter(|b| b.bytes >= 4 * words.len()) {
-            Some(block) => block,
-            None => Block::new(
-                &self.driver,
-                (4 * words.len()).next_power_of_two().max(1 << 16),
-                "a step's rows",
-            ),
-        };
-        self.driver.write(block.address, &words);
-        let address = block.address;
-        state.batch = Some((batch.clone(), block));
-        address
+        let buffer = Arc::new(self.device.arena.of(&batch::words(batch)));
+        state.batch = Some((batch.clone(), buffer.clone()));
+        (buffer.address, Some(buffer))
     }
 }
 
 impl Backend for Cuda {
     fn name(&self) -> String {
-        format!("cuda:{} ({})", self.driver.ordinal, self.driver.name)
+        format!(
+            "cuda:{} ({})",
+            self.device.driver.ordinal, self.device.driver.name
+        )
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -263,14 +292,15 @@ impl Store for Cuda {
 
     fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor {
         assert_eq!(values.len(), rows * cols, "one value an element");
-        let x = self.tensor(rows, cols);
-        self.driver.write(address(&x), values);
-        x
+        let cell = Cell::f32(rows, cols);
+        let address = cell.address(&self.device.arena);
+        self.device.driver.write(address, values);
+        tensor(cell)
     }
 
     fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
         let mut values = vec![0.0; x.rows() * x.cols()];
-        self.driver.read(&mut values, address(x));
+        self.device.driver.read(&mut values, self.address(x));
         values.into()
     }
 
@@ -287,128 +317,13 @@ impl Store for Cuda {
     }
 
     fn scratch(&self, rows: usize, cols: usize) -> Tensor {
-        self.tensor(rows, cols)
-    }
-}
-
-impl Ops for Cuda {
-    fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
-        matmul::embed(self, table, tokens, scale)
-    }
-
-    fn replace_rows(&self, x: Tensor, embeddings: &Tensor, source: u32, batch: &Batch) -> Tensor {
-        elementwise::replace_rows(self, x, embeddings, source, batch)
-    }
-
-    fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
-        matmul::matmul_into(self, x, w, y);
-    }
-
-    fn matmul_rows(&self, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
-        matmul::matmul_rows(self, x, w, ids)
-    }
-
-    fn matmul_groups(
-        &self,
-        x: &Tensor,
-        w: &Matrix,
-        scores: &Tensor,
-        groups: &TokenGroups,
-    ) -> [Tensor; 2] {
-        matmul::matmul_groups(self, x, w, scores, groups)
-    }
-
-    fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
-        elementwise::rms_norm(self, x, weight, width, eps)
-    }
-
-    fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
-        elementwise::add(self, x, y)
-    }
-
-    fn scale(&self, x: Tensor, factor: f32) -> Tensor {
-        elementwise::scale(self, "scale", x, factor)
-    }
-
-    fn glu(&self, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
-        elementwise::glu(self, gate, x, activation)
-    }
-
-    fn softcap(&self, x: Tensor, cap: f32) -> Tensor {
-        elementwise::scale(self, "softcap", x, cap)
-    }
-
-    fn gather(&self, x: &Tensor, rows: &[usize]) -> Tensor {
-        elementwise::gather(self, x, rows)
-    }
-
-    fn columns(&self, x: &Tensor, first: usize, cols: usize) -> Tensor {
-        elementwise::columns(self, x, first, cols)
-    }
-
-    fn concat(&self, a: &Tensor, b: &Tensor) -> Tensor {
-        elementwise::concat(self, a, b)
-    }
-
-    fn rope(&self, x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
-        elementwise::rope(self, x, rope, batch)
-    }
-
-    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
-        attention::append(self, kv, k, v, group, batch);
-    }
-
-    fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
-        attention::attend(self, q, kv, attention, batch)
-    }
-
-    fn gated_delta(
-        &self,
-        state: &mut Delta,
-        weights: &DeltaWeights,
-        qkv: &Tensor,
-        b: &Tensor,
-        a: &Tensor,
-        batch: &Batch,
-    ) -> Tensor {
-        delta::gated_delta(self, state, weights, [qkv, b, a], batch)
-    }
-
-    fn moe(&self, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
-        moe::moe(self, x, scores, experts)
-    }
-
-    fn gate_rows(&self, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
-        elementwise::gate_rows(self, x, gate, activation)
-    }
-
-    fn add_norm(
-        &self,
-        x: Tensor,
-        y: &Tensor,
-        post: Option<&Tensor>,
-        factor: f32,
-        next: &Tensor,
-        eps: f32,
-    ) -> (Tensor, Tensor) {
-        elementwise::add_norm(self, x, y, (post, factor), next, eps)
-    }
-
-    fn norm_rope(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        rope: &Rope,
-        eps: f32,
-        batch: &Batch,
-    ) -> Tensor {
-        elementwise::norm_rope(self, x, weight, rope, eps, batch)
+        tensor(Cell::f32(rows, cols))
     }
 }
 
 impl Sample for Cuda {
     fn argmax(&self, x: &Tensor) -> Vec<u32> {
-        elementwise::argmax(self, x)
+        choose::argmax(self, x)
     }
 
     fn choose_tokens(
@@ -427,8 +342,9 @@ impl Sample for Cuda {
 
 impl Record for Cuda {
     fn finish(&self) -> Result<(), DeviceError> {
-        self.driver.wait();
-        match self.driver.take_error() {
+        self.flush();
+        self.device.driver.wait();
+        match self.device.driver.take_error() {
             None => Ok(()),
             Some(message) => Err(DeviceError {
                 device: self.name(),

@@ -1,18 +1,17 @@
 //! Weights and their products (kernels/gemv*.cu, kernels/embed.cu).
 
-use crate::args::MatrixGroup;
+use crate::args::{Activations, MatrixGroup};
 use crate::driver::{Address, Args, Driver, Grid};
-use crate::elementwise::half;
-use crate::fuse::Deferred;
-use crate::gemm;
-use crate::memory::{Block, Half, address, address_mut};
+use crate::launch::{Device, Launch};
+use crate::memory::Block;
 use crate::moe::ExpertTable;
 use crate::pack::{self, Packing, TILE, TILE_ROWS};
-use crate::step::Tokens;
-use crate::{Cuda, Kernel};
-use backend::{Matrix, Tensor, TokenGroups};
+use crate::record::Bound;
+use crate::{Cuda, Kernel, gemm};
+use backend::Matrix;
+use fusion::{Kind, Op, Operand};
 use quant::{Scalar, Stored};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Threads of a block that ranks groups of tokens.
 const GROUPS: usize = 128;
@@ -38,6 +37,9 @@ pub(crate) const FEED_WARPS: usize = 16;
 /// A matrix on the device.
 pub(crate) struct Weights {
     block: Block,
+    /// Outputs, and inputs.
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
     /// Absent for f32.
     packed: Option<Tiles>,
     /// Where a layer's experts lie, kept with the first of them.
@@ -103,18 +105,28 @@ pub(crate) fn matrix(cuda: &Cuda, parts: &[Stored<'_>]) -> Matrix {
         None => {
             let values: Vec<f32> = parts.iter().flat_map(Stored::to_f32).collect();
             Weights {
-                block: Block::of(&cuda.driver, &values, &what),
+                block: Block::of(&cuda.device.driver, &values, &what),
+                rows,
+                cols,
                 packed: None,
                 experts: OnceLock::new(),
             }
         }
         Some(packing) => Weights {
-            block: Block::of(&cuda.driver, &pack::pack(packing, parts), &what),
+            block: Block::of(&cuda.device.driver, &pack::pack(packing, parts), &what),
+            rows,
+            cols,
             packed: Some(Tiles::new(packing, cols)),
             experts: OnceLock::new(),
         },
     };
-    Matrix::new(rows, cols, format, weights.block.bytes, Box::new(weights))
+    Matrix::new(
+        rows,
+        cols,
+        format,
+        weights.block.bytes,
+        Box::new(Arc::new(weights)),
+    )
 }
 
 /// Random weights, made on the device.
@@ -146,141 +158,114 @@ pub(crate) fn random_matrix(
     let tiles = Tiles::new(packing, cols);
     let (of_tiles, of_factors) = pack::bytes(packing, rows, cols);
     let bytes = of_tiles + of_factors;
-    let block = Block::new(&cuda.driver, bytes, "random weights");
+    let block = Block::new(&cuda.device.driver, bytes, "random weights");
     let args = Args::default()
         .ptr(block.address)
         .float((cols as f32).sqrt().recip())
         .long(of_tiles / 4)
         .long(bytes / 4);
-    cuda.launch(
+    cuda.device.launch(
         &tiles.kernel("embed", "random_tiles"),
         Grid::each(bytes / 4),
         args,
     );
     // Products ask for weights before they wait for other kernels.
-    cuda.driver.wait();
+    cuda.device.driver.wait();
     let weights = Weights {
         block,
+        rows,
+        cols,
         packed: Some(tiles),
         experts: OnceLock::new(),
     };
-    Matrix::new(rows, cols, format.name, bytes, Box::new(weights))
+    Matrix::new(rows, cols, format.name, bytes, Box::new(Arc::new(weights)))
 }
 
-pub(crate) fn embed(cuda: &Cuda, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
-    assert!(
-        tokens.iter().all(|&t| (t as usize) < table.rows),
-        "tokens of the table"
-    );
-    let w = table.storage::<Weights>();
-    let y = cuda.tensor(tokens.len(), table.cols);
-    let n = tokens.len() * table.cols;
-    // A recorded step reads its own tokens, whatever they are by then.
-    let recorded = cuda.recorded_tokens(tokens);
-    let uploaded = recorded.is_none().then(|| cuda.arena.of(tokens));
-    let [ids, batch] = match recorded {
-        Some(Tokens::Rows(batch)) => [0, batch],
-        Some(Tokens::Chosen(ids)) => [ids, 0],
-        None => [uploaded.as_ref().map_or(0, |ids| ids.address), 0],
+/// The matrix on the device.
+pub(crate) fn weights(w: &Matrix) -> &Arc<Weights> {
+    w.storage::<Arc<Weights>>()
+}
+
+/// The weights that `operand` is.
+fn bound<'a>(l: &'a Launch<'_>, operand: Operand) -> &'a Weights {
+    match l.bound(operand) {
+        Bound::Weights(w) => w,
+        _ => unreachable!("recorded as weights"),
+    }
+}
+
+pub(crate) fn embed(l: &Launch<'_>, op: &Op) {
+    let Kind::Embed {
+        table,
+        tokens,
+        scale,
+    } = op.kind
+    else {
+        unreachable!("called for this kind");
     };
+    let Bound::Tokens(tokens) = l.bound(tokens) else {
+        unreachable!("recorded as tokens");
+    };
+    let (w, n) = (bound(l, table), l.len(op.outputs[0]));
     let args = Args::default().ptr(w.address());
-    let args = args.ptr(ids).ptr(batch).ptr(address(&y));
+    let args = args.ptr(tokens.ids).ptr(tokens.batch);
+    let args = args.ptr(l.address(op.outputs[0]));
     let (kernel, args) = match w.packed {
-        None => (Kernel::new("gemv_f32", "embed_f32"), args.int(table.cols)),
+        None => (Kernel::new("gemv_f32", "embed_f32"), args.int(w.cols)),
         Some(t) => (
             t.kernel("embed", "embed"),
-            args.int(table.rows).int(table.cols).int(t.tiles),
+            args.int(w.rows).int(w.cols).int(t.tiles),
         ),
     };
-    cuda.launch(&kernel, Grid::each(n), args.float(scale).long(n));
-    y
+    l.device
+        .launch(&kernel, Grid::each(n), args.float(scale).long(n));
 }
 
-/// One matrix' product, ready to be launched.
-pub(crate) struct Single {
-    pub(crate) tiles: Tiles,
-    pub(crate) w: Address,
-    pub(crate) y: Address,
-    /// Rows of the matrix, and of its input.
-    pub(crate) rows: usize,
-    pub(crate) n: usize,
-    pub(crate) launch: (Kernel, Grid, Args),
-}
-
-/// Has the product of a gate that waits wait with it, of few rows; returns whether it does.
-fn defer_product(cuda: &Cuda, x: &Tensor, w: &Matrix, y: &mut Tensor) -> bool {
-    let weights = w.storage::<Weights>();
-    match (cuda.driver.take_deferred(), weights.packed) {
-        (Some(Deferred::Glu(mut glu)), Some(tiles))
-            if x.rows() <= FEW && glu.y == address(x) && glu.product.is_none() =>
-        {
-            let y = address_mut(y);
-            glu.product = Some(Single {
-                tiles,
-                w: weights.address(),
-                y,
-                rows: w.rows,
-                n: x.rows(),
-                launch: few(cuda, (x.rows(), &glu.half), tiles, &[(w, y)]),
-            });
-            cuda.driver.defer(Deferred::Glu(glu));
-            true
-        }
-        (other, _) => {
-            other.into_iter().for_each(|ops| cuda.driver.defer(ops));
-            false
-        }
-    }
-}
-
-pub(crate) fn matmul_into(cuda: &Cuda, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
-    let n = x.rows();
-    for (w, y) in w.iter().zip(&*y) {
-        assert_eq!(
-            (w.cols, w.rows, n),
-            (x.cols(), y.cols(), y.rows()),
-            "shapes of a product"
-        );
-    }
-    if let ([w], [y]) = (w, &mut *y)
-        && defer_product(cuda, x, w, y)
-    {
-        return;
-    }
-    let mut rest: Vec<(&Matrix, Address)> = w
-        .iter()
-        .copied()
-        .zip(y.iter_mut().map(address_mut))
-        .collect();
+pub(crate) fn product(l: &Launch<'_>, op: &Op) {
+    let Kind::Product { weights } = &op.kind else {
+        unreachable!("called for this kind");
+    };
+    let x = op.inputs[0];
+    let [n, _] = l.shape(x);
+    let each = weights.iter().zip(&op.outputs);
+    let mut rest: Vec<(&Weights, Address)> =
+        each.map(|(&w, &y)| (bound(l, w), l.address(y))).collect();
     while let Some(&(first, _)) = rest.first() {
-        let tiles = first.storage::<Weights>().packed;
-        let same = rest
-            .iter()
-            .take_while(|(w, _)| w.storage::<Weights>().packed == tiles)
-            .count();
+        let tiles = first.packed;
+        let same = rest.iter().take_while(|(w, _)| w.packed == tiles).count();
         let group: Vec<_> = rest.drain(..same.min(4)).collect();
         match tiles {
-            None => group.iter().for_each(|&(w, y)| plain(cuda, x, w, y)),
-            Some(tiles) if n > FEW => gemm::product(cuda, x, tiles, &group),
+            None => group.iter().for_each(|&(w, y)| {
+                plain(l.device, (l.address(x), n), w, 0, (y, w.rows));
+            }),
+            Some(tiles) if n > FEW => gemm::product(l.device, &l.f16_input(op), n, tiles, &group),
             Some(tiles) => {
-                let half = half(cuda, x);
-                let (kernel, grid, args) = few(cuda, (n, &half), tiles, &group);
-                cuda.launch(&kernel, grid, args);
+                let x = l.f16_input(op);
+                let (kernel, grid, args) = few(l.device, (n, &x), tiles, &group);
+                l.device.launch(&kernel, grid, args);
             }
         }
     }
 }
 
-fn plain(cuda: &Cuda, x: &Tensor, w: &Matrix, y: Address) {
+/// Launches the product of `n` rows at `x` with weights in f32, or with those of their rows that
+/// `ids` names for each row: `y` has so many columns.
+fn plain(
+    device: &Device,
+    (x, n): (Address, usize),
+    w: &Weights,
+    ids: Address,
+    (y, cols): (Address, usize),
+) {
     let args = Args::default()
-        .ptr(w.storage::<Weights>().address())
-        .ptr(address(x))
-        .ptr(0)
+        .ptr(w.address())
+        .ptr(x)
+        .ptr(ids)
         .ptr(y)
-        .int(w.rows)
+        .int(cols)
         .int(w.cols);
-    let grid = Grid::rect(w.rows.div_ceil(8), x.rows(), 256);
-    cuda.launch(&Kernel::new("gemv_f32", "gemv_f32"), grid, args);
+    let grid = Grid::rect(cols.div_ceil(8), n, 256);
+    device.launch(&Kernel::new("gemv_f32", "gemv_f32"), grid, args);
 }
 
 /// Whether products of a few rows go through pipelines in shared memory.
@@ -289,7 +274,7 @@ pub(crate) fn feeds(driver: &Driver) -> bool {
 }
 
 /// Up to four matrices of one packing and width.
-pub(crate) type Group<'a> = [(&'a Matrix, Address)];
+pub(crate) type Group<'a> = [(&'a Weights, Address)];
 
 /// Rows of tiles in a group.
 fn row_tiles(group: &Group<'_>) -> usize {
@@ -304,7 +289,7 @@ pub(crate) fn matrices(group: &Group<'_>, r: usize) -> (MatrixGroup, usize) {
     };
     let mut blocks = 0;
     for (i, (w, y)) in group.iter().enumerate() {
-        matrices.w[i] = w.storage::<Weights>().address();
+        matrices.w[i] = w.address();
         matrices.y[i] = *y;
         matrices.rows[i] = w.rows as i32;
         matrices.first_block[i] = blocks as i32;
@@ -315,12 +300,12 @@ pub(crate) fn matrices(group: &Group<'_>, r: usize) -> (MatrixGroup, usize) {
 
 /// The kernel of a group and `n` rows, few of them.
 fn few(
-    cuda: &Cuda,
-    (n, half): (usize, &Half),
+    device: &Device,
+    (n, x): (usize, &Activations),
     tiles: Tiles,
     group: &Group<'_>,
 ) -> (Kernel, Grid, Args) {
-    let feeds = feeds(&cuda.driver) && tiles.per <= FEED_TILES;
+    let feeds = feeds(&device.driver) && tiles.per <= FEED_TILES;
     // Blocks of two rows of tiles read activations half as often, if that leaves
     // enough of them.
     let (name, r, tokens) = if feeds {
@@ -331,7 +316,7 @@ fn few(
         }
     } else if n > TOKENS {
         ("gemv_1x16", 1, 2 * TOKENS)
-    } else if row_tiles(group) >= 4 * cuda.driver.sms {
+    } else if row_tiles(group) >= 4 * device.driver.sms {
         ("gemv_2x8", 2, TOKENS)
     } else {
         ("gemv_1x8", 1, TOKENS)
@@ -339,13 +324,13 @@ fn few(
     let (matrices, blocks) = matrices(group, r);
     let args = Args::default()
         .of(&matrices)
-        .of(&half.args())
+        .of(x)
         .int(n)
         .int(tiles.tiles)
         .int(tiles.per);
     let grid = Grid::rect(blocks, n.div_ceil(tokens), 32 * tiles.slices);
     let (grid, args) = if feeds {
-        let most = cuda.driver.sms * (FEED_WARPS / tiles.slices);
+        let most = device.driver.sms * (FEED_WARPS / tiles.slices);
         let grid = Grid {
             blocks: (blocks.min(most), grid.blocks.1),
             shared: tiles.slices * FEED_SHARED,
@@ -362,76 +347,48 @@ fn few(
     )
 }
 
-pub(crate) fn matmul_rows(cuda: &Cuda, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
-    let n_ids = ids.first().map_or(0, Vec::len);
-    assert!(
-        ids.len() == x.rows() && ids.iter().all(|i| i.len() == n_ids),
-        "as many rows of the matrix for each row"
-    );
-    let all: Vec<u32> = ids.concat();
-    assert!(
-        all.iter().all(|&id| (id as usize) < w.rows),
-        "rows of the matrix"
-    );
-    rows_of(cuda, x, w, cuda.arena.of(&all).address, n_ids)
-}
-
-/// Scores of the tokens of each row's best groups, and the tokens.
-pub(crate) fn matmul_groups(
-    cuda: &Cuda,
-    x: &Tensor,
-    w: &Matrix,
-    scores: &Tensor,
-    groups: &TokenGroups,
-) -> [Tensor; 2] {
-    let (n, size) = (groups.top() * groups.size(), groups.size());
-    assert_eq!(
-        scores.cols() * size,
-        groups.list().ids().len(),
-        "a score for each group"
-    );
-    let ids = cuda.tensor(x.rows(), n);
+/// Launches the choice of each row's best groups of tokens.
+pub(crate) fn best_groups(l: &Launch<'_>, op: &Op) {
+    let Kind::BestGroups { groups } = op.kind else {
+        unreachable!("called for this kind");
+    };
+    let Bound::Groups { size, top } = *l.bound(groups) else {
+        unreachable!("recorded as groups");
+    };
+    let [n, count] = l.shape(op.inputs[0]);
     let args = Args::default()
-        .ptr(address(scores))
-        .ptr(address(groups.list().on_device()))
-        .ptr(address(&ids))
-        .int(scores.cols())
+        .ptr(l.address(op.inputs[0]))
+        .ptr(l.address(op.inputs[1]))
+        .ptr(l.address(op.outputs[0]))
+        .int(count)
         .int(size)
-        .int(groups.top());
-    let grid = Grid::rect(scores.cols().div_ceil(GROUPS), x.rows(), GROUPS);
-    cuda.launch(&Kernel::new("choose", "best_groups"), grid, args);
-    [rows_of(cuda, x, w, address(&ids), n), ids]
+        .int(top);
+    let grid = Grid::rect(count.div_ceil(GROUPS), n, GROUPS);
+    l.device
+        .launch(&Kernel::new("choose", "best_groups"), grid, args);
 }
 
-/// Products with the `n_ids` rows of `w` that each row of `x` has at `ids`.
-fn rows_of(cuda: &Cuda, x: &Tensor, w: &Matrix, ids: Address, n_ids: usize) -> Tensor {
-    let weights = w.storage::<Weights>();
-    let y = cuda.tensor(x.rows(), n_ids);
-    match weights.packed {
-        None => {
-            let args = Args::default()
-                .ptr(weights.address())
-                .ptr(address(x))
-                .ptr(ids)
-                .ptr(address(&y))
-                .int(n_ids)
-                .int(w.cols);
-            let grid = Grid::rect(n_ids.div_ceil(8), x.rows(), 256);
-            cuda.launch(&Kernel::new("gemv_f32", "gemv_f32"), grid, args);
-        }
-        Some(tiles) => {
-            let args = Args::default()
-                .ptr(weights.address())
-                .ptr(address(&y))
-                .of(&half(cuda, x).args())
-                .ptr(ids)
-                .int(n_ids)
-                .int(w.rows)
-                .int(tiles.tiles)
-                .int(tiles.per);
-            let grid = Grid::rect(n_ids.div_ceil(TILE_ROWS), x.rows(), 32 * tiles.slices);
-            cuda.launch(&tiles.kernel("gemv", "gemv_gather"), grid, args);
-        }
-    }
-    y
+/// Launches products with the rows of a matrix that each row of the input has ids of.
+pub(crate) fn chosen_product(l: &Launch<'_>, op: &Op) {
+    let Kind::ChosenProduct { weights } = op.kind else {
+        unreachable!("called for this kind");
+    };
+    let w = bound(l, weights);
+    let (x, ids, y) = (op.inputs[0], l.address(op.inputs[1]), op.outputs[0]);
+    let [n, n_ids] = l.shape(y);
+    let Some(tiles) = w.packed else {
+        return plain(l.device, (l.address(x), n), w, ids, (l.address(y), n_ids));
+    };
+    let args = Args::default()
+        .ptr(w.address())
+        .ptr(l.address(y))
+        .of(&l.f16_input(op))
+        .ptr(ids)
+        .int(n_ids)
+        .int(w.rows)
+        .int(tiles.tiles)
+        .int(tiles.per);
+    let grid = Grid::rect(n_ids.div_ceil(TILE_ROWS), n, 32 * tiles.slices);
+    l.device
+        .launch(&tiles.kernel("gemv", "gemv_gather"), grid, args);
 }

@@ -4,12 +4,17 @@
 //! kernels that use it still wait: whoever gets it runs after them. Recorded
 //! steps are the exception, for they run again later. Their buffers come from a
 //! pool of their own; between two steps nothing lives there but their results.
+//!
+//! A tensor is a [`Cell`], which gets a buffer when the op that makes it is launched. The list of
+//! ops holds the cells that its ops read; so a buffer goes back to the arena when neither
+//! they nor the host need it any more.
 
 use crate::args::Activations;
-use crate::driver::{Address, Driver, lock};
+use crate::driver::{Address, Driver, Number, lock};
 use backend::Tensor;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A block of device memory.
 pub(crate) struct Block {
@@ -34,7 +39,7 @@ impl Block {
         block
     }
 
-    pub(crate) fn of<T: Copy>(driver: &Arc<Driver>, values: &[T], what: &str) -> Self {
+    pub(crate) fn of<T: Number>(driver: &Arc<Driver>, values: &[T], what: &str) -> Self {
         let block = Block::new(driver, size_of_val(values), what);
         driver.write(block.address, values);
         block
@@ -88,125 +93,148 @@ impl Arena {
         let block = kept.unwrap_or_else(|| Block::new(&self.driver, size, "a step's tensor"));
         Buffer {
             address: block.address,
-            block: Some(block),
-            pool,
-            home: self.clone(),
+            block: Some((block, pool, self.clone())),
         }
     }
 
     /// A buffer that holds `values`.
-    pub(crate) fn of<T: Copy>(self: &Arc<Self>, values: &[T]) -> Buffer {
+    pub(crate) fn of<T: Number>(self: &Arc<Self>, values: &[T]) -> Buffer {
         let buffer = self.buffer(size_of_val(values));
         self.driver.write(buffer.address, values);
         buffer
-    }
-
-    /// A tensor of unspecified content.
-    pub(crate) fn tensor(self: &Arc<Self>, rows: usize, cols: usize) -> Tensor {
-        let values = self.buffer(4 * rows * cols);
-        let values = Values {
-            values,
-            half: Mutex::new(None),
-        };
-        Tensor::new(rows, cols, Box::new(values), None)
     }
 }
 
 /// Memory that goes back to the arena.
 pub(crate) struct Buffer {
     pub(crate) address: Address,
-    block: Option<Block>,
-    pool: usize,
-    home: Arc<Arena>,
+    /// The block, its pool and its arena; nothing, where somebody else owns the memory.
+    block: Option<(Block, usize, Arc<Arena>)>,
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some(block) = self.block.take() {
-            let mut pools = lock(&self.home.pools);
-            pools.free[self.pool]
-                .entry(block.bytes)
-                .or_default()
-                .push(block);
+        if let Some((block, pool, home)) = self.block.take() {
+            let mut pools = lock(&home.pools);
+            pools.free[pool].entry(block.bytes).or_default().push(block);
         }
     }
 }
 
-/// A tensor's storage.
-pub(crate) struct Values {
-    pub(crate) values: Buffer,
-    /// The values as products read them, once something has asked.
-    half: Mutex<Option<Arc<Half>>>,
+/// A tensor `[rows, cols]` in f32 or, as products read it, in f16 (`Activations` in
+/// kernels/common.cuh). It has a buffer once the op that makes it was launched.
+pub(crate) struct Cell {
+    shape: [usize; 2],
+    bytes: usize,
+    buffer: Mutex<Option<Buffer>>,
+    /// The f16 copy of it, once a kernel has written one.
+    f16: Mutex<Option<Arc<Cell>>>,
+    /// The last list of ops that it is a value of, and which one ([`Cell::number`]).
+    number: AtomicU64,
 }
 
-/// Activations for tensor cores (`Activations` in kernels/common.cuh).
-pub(crate) struct Half {
-    buffer: Buffer,
-    rows: usize,
-    /// Columns, whole tiles of them.
-    padded: usize,
+/// Columns of an f16 copy: whole tiles.
+fn padded(cols: usize) -> usize {
+    cols.next_multiple_of(crate::pack::TILE)
 }
 
-impl Half {
-    pub(crate) fn new(arena: &Arc<Arena>, rows: usize, cols: usize) -> Self {
-        let padded = cols.next_multiple_of(crate::pack::TILE);
-        Half {
-            buffer: arena.buffer(rows * (2 * padded + padded / 16)),
-            rows,
-            padded,
-        }
+impl Cell {
+    /// A tensor in f32 that has no memory yet.
+    pub(crate) fn f32(rows: usize, cols: usize) -> Arc<Self> {
+        Cell::with([rows, cols], 4 * rows * cols, None)
     }
 
-    pub(crate) fn address(&self) -> Address {
-        self.buffer.address
+    /// A tensor in f16, with a scale for each tile of a row, that has no memory yet.
+    pub(crate) fn f16(rows: usize, cols: usize) -> Arc<Self> {
+        let padded = padded(cols);
+        Cell::with([rows, cols], rows * (2 * padded + padded / 16), None)
     }
 
-    /// The kernels' struct.
-    pub(crate) fn args(&self) -> Activations {
+    /// Memory of no shape.
+    pub(crate) fn bytes(bytes: usize) -> Arc<Self> {
+        Cell::with([0, 0], bytes, None)
+    }
+
+    fn with(shape: [usize; 2], bytes: usize, buffer: Option<Buffer>) -> Arc<Self> {
+        Arc::new(Cell {
+            shape,
+            bytes,
+            buffer: Mutex::new(buffer),
+            f16: Mutex::new(None),
+            number: AtomicU64::new(0),
+        })
+    }
+
+    /// Rows and columns.
+    pub(crate) fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// The same memory once more, its f16 copy included: `self` must outlive it.
+    pub(crate) fn alias(&self) -> Arc<Self> {
+        let address = lock(&self.buffer).as_ref().map_or(0, |b| b.address);
+        let buffer = Buffer {
+            address,
+            block: None,
+        };
+        let alias = Cell::with(self.shape, self.bytes, Some(buffer));
+        *lock(&alias.f16) = self.f16_copy();
+        alias
+    }
+
+    /// Where its values lie. Without memory it gets some, of unspecified content.
+    pub(crate) fn address(&self, arena: &Arc<Arena>) -> Address {
+        let mut buffer = lock(&self.buffer);
+        buffer
+            .get_or_insert_with(|| arena.buffer(self.bytes))
+            .address
+    }
+
+    /// Gives its memory to `to`, a tensor of as many bytes.
+    pub(crate) fn give(&self, to: &Cell) {
+        *lock(&to.buffer) = lock(&self.buffer).take();
+    }
+
+    /// The kernels' struct of a tensor in f16.
+    pub(crate) fn activations(&self, arena: &Arc<Arena>) -> Activations {
+        let (address, padded) = (self.address(arena), padded(self.shape[1]));
         Activations {
-            values: self.address(),
-            scales: self.address() + (2 * self.rows * self.padded) as Address,
-            stride: self.padded as i32,
-        }
-    }
-}
-
-impl Values {
-    /// The same memory once more, its values for products included: `self` must
-    /// outlive it.
-    pub(crate) fn alias(&self) -> Self {
-        let half = lock(&self.half);
-        Values {
-            values: Buffer {
-                address: self.values.address,
-                block: None,
-                pool: self.values.pool,
-                home: self.values.home.clone(),
-            },
-            half: Mutex::new(half.clone()),
+            values: address,
+            scales: address + (2 * self.shape[0] * padded) as Address,
+            stride: padded as i32,
         }
     }
 
-    /// The values for products, made by `make` unless they are there.
-    pub(crate) fn half(&self, make: impl FnOnce() -> Arc<Half>) -> Arc<Half> {
-        let mut half = lock(&self.half);
-        half.get_or_insert_with(make).clone()
+    /// Its f16 copy, if there is one.
+    pub(crate) fn f16_copy(&self) -> Option<Arc<Cell>> {
+        lock(&self.f16).clone()
     }
 
-    /// Keeps what a kernel wrote beside the values.
-    pub(crate) fn set_half(&mut self, half: Option<Arc<Half>>) {
-        *self.half.get_mut().unwrap_or_else(PoisonError::into_inner) = half;
+    /// Keeps an f16 copy of its values.
+    pub(crate) fn set_f16_copy(&self, copy: Arc<Cell>) {
+        *lock(&self.f16) = Some(copy);
+    }
+
+    /// Which value of list `list` it is.
+    pub(crate) fn number(&self, list: u32) -> Option<u32> {
+        let number = self.number.load(Ordering::Relaxed);
+        (number >> 32 == u64::from(list)).then_some(number as u32)
+    }
+
+    /// Says which value of list `list` it is.
+    pub(crate) fn set_number(&self, list: u32, value: u32) {
+        let number = u64::from(list) << 32 | u64::from(value);
+        self.number.store(number, Ordering::Relaxed);
     }
 }
 
-/// The address of a tensor's values.
-pub(crate) fn address(x: &Tensor) -> Address {
-    x.storage::<Values>().values.address
+/// A tensor of the contract, on this device.
+pub(crate) fn tensor(cell: Arc<Cell>) -> Tensor {
+    let [rows, cols] = cell.shape;
+    Tensor::new(rows, cols, Box::new(cell), None)
 }
 
-/// The address of a tensor's values, to change them.
-pub(crate) fn address_mut(x: &mut Tensor) -> Address {
-    let values = x.storage_mut::<Values>();
-    values.set_half(None);
-    values.values.address
+/// What a tensor of the contract is on this device.
+pub(crate) fn cell(x: &Tensor) -> &Arc<Cell> {
+    x.storage::<Arc<Cell>>()
 }

@@ -1,21 +1,24 @@
 //! Mixtures of experts (kernels/moe_*.cu): rows choose on the device, and an expert's
 //! weights are read once for all rows that chose it.
 
+use crate::args::{self, Activations, GluArgs};
 use crate::driver::{Address, Args, Grid};
-use crate::elementwise::{glu_alone, half, number, threads};
-use crate::fuse::{Beside, Deferred, End, Glu, Mixed};
-use crate::matmul::{FEED_SUMS, FEED_TILES, FEED_WARPS, Single, Tiles, Weights, feeds};
-use crate::memory::{Block, Buffer, Half, address};
+use crate::elementwise::{glu_args, glu_blocks, launch_glu, number};
+use crate::launch::{Device, Launch};
+use crate::matmul::{self, FEED_SUMS, FEED_TILES, FEED_WARPS, Tiles, Weights, feeds};
+use crate::memory::{Block, Buffer, Cell};
 use crate::pack::{Packing, TILE_ROWS};
-use crate::{Cuda, Kernel, args, gemm};
-use backend::{Activation, Experts, Matrix, Tensor};
+use crate::record::Bound;
+use crate::{Kernel, gemm};
+use backend::{Activation, Experts, Matrix};
+use fusion::{Kind, Op, Operand};
 use std::sync::Arc;
 
 /// Experts of a row, at most: a lane has a rank.
-const MAX_RANKS: usize = 32;
+pub(crate) const MAX_RANKS: usize = 32;
 
 /// Rows that one block chooses for, a warp each.
-const FEW_ROWS: usize = 16;
+pub(crate) const FEW_ROWS: usize = 16;
 
 /// Threads of a block of `route_and_group`.
 const ROUTE_THREADS: usize = 32 * FEW_ROWS;
@@ -33,13 +36,20 @@ const MADE: usize = 8 * (64 * 2 + 2 * 4);
 const MOST_MADE: usize = 64;
 
 /// Where a layer's experts lie; nothing, if they are stored in different formats.
-pub(crate) type ExpertTable = Option<Table>;
+pub(crate) type ExpertTable = Option<Arc<Table>>;
 
 /// Addresses of a layer's experts, by expert.
 pub(crate) struct Table {
     gate_up: Addresses,
     down: Addresses,
     scale: Option<Block>,
+    /// Columns of what the second product reads.
+    inner: usize,
+    /// Columns of a row.
+    hidden: usize,
+    activation: Activation,
+    /// The matrices at these addresses, but for the one that the table is kept with.
+    _weights: Vec<Arc<Weights>>,
 }
 
 /// The matrices of one kind, by expert.
@@ -78,18 +88,18 @@ const MANY_PAIRS: usize = 24;
 const GATED_SHARED: usize = 115_000;
 
 /// Whether kernels that feed experts take the format: those whose codes lanes bring.
-fn fed(cuda: &Cuda, tiles: Tiles, n: usize) -> bool {
-    matches!(tiles.packing, Packing::Codes { .. }) && has_list(cuda, n)
+fn fed(device: &Device, tiles: Tiles, n: usize) -> bool {
+    matches!(tiles.packing, Packing::Codes { .. }) && has_list(device, n)
 }
 
 /// Whether experts that so many rows choose are listed for them.
-fn has_list(cuda: &Cuda, n: usize) -> bool {
-    n <= FED_ROWS && feeds(&cuda.driver)
+fn has_list(device: &Device, n: usize) -> bool {
+    n <= FED_ROWS && feeds(&device.driver)
 }
 
 /// The kernel of experts' first product that has room for `n` rows, and its blocks' shared memory.
 fn feed_experts(
-    cuda: &Cuda,
+    device: &Device,
     tiles: Tiles,
     n: usize,
     pairs: usize,
@@ -109,29 +119,29 @@ fn feed_experts(
         _ => return None,
     };
     let shared = tiles.slices * (EXPERTS_SPACE + FEED_SUMS) + pairs * LISTED;
-    let fits = tiles.per <= FEED_TILES && shared <= cuda.driver.shared;
-    (fed(cuda, tiles, n) && fits).then_some((name, shared))
+    let fits = tiles.per <= FEED_TILES && shared <= device.driver.shared;
+    (fed(device, tiles, n) && fits).then_some((name, shared))
 }
 
 /// Shared memory of a block of `feed_gated`, if that is for `n` rows of `pairs` pairs.
-fn feed_gated(cuda: &Cuda, tiles: Tiles, n: usize, pairs: usize) -> Option<usize> {
+fn feed_gated(device: &Device, tiles: Tiles, n: usize, pairs: usize) -> Option<usize> {
     let bytes = tiles.packing.tile_bytes();
     // The kernel's stages of STAGE_TILES tiles.
     let stages = GATED_STAGES * bytes * if bytes <= 640 { 4 } else { 2 };
     let shared = GATED_WARPS * stages + tiles.tiles * 8 * GATED_RECORD + (pairs + 1) * LISTED;
-    (fed(cuda, tiles, n) && shared <= GATED_SHARED).then_some(shared)
+    (fed(device, tiles, n) && shared <= GATED_SHARED).then_some(shared)
 }
 
 fn addresses<'a>(
-    cuda: &Cuda,
+    device: &Device,
     matrices: impl Iterator<Item = &'a Matrix> + Clone,
 ) -> Option<Addresses> {
-    let all = matrices.map(|m| m.storage::<Weights>());
+    let all = matrices.map(matmul::weights);
     let tiles = all.clone().next().and_then(|w| w.tiles());
     if all.clone().any(|w| w.tiles() != tiles) {
         return None;
     }
-    let table = |list: Vec<u64>| Block::of(&cuda.driver, &list, "a table of experts");
+    let table = |list: Vec<u64>| Block::of(&device.driver, &list, "a table of experts");
     Some(Addresses {
         weights: table(all.map(|w| w.address()).collect()),
         tiles,
@@ -155,9 +165,9 @@ struct Lists {
 
 /// `y[pair] = w[expert of pair] x`; `x` has a row for each pair, or one for each row.
 fn product(
-    cuda: &Cuda,
+    device: &Device,
     w: &Addresses,
-    (x, x_half): (u64, &Half),
+    (x, x_f16): (Address, &Activations),
     (y, rows): (u64, usize),
     cols: usize,
     lists: &Lists,
@@ -176,7 +186,7 @@ fn product(
                 .int(rows)
                 .int(cols);
             let grid = Grid::rect(rows.div_ceil(8), lists.most, 256);
-            cuda.launch(&Kernel::new("gemv_f32", "moe_gemv_f32"), grid, args);
+            device.launch(&Kernel::new("gemv_f32", "moe_gemv_f32"), grid, args);
         }
         Some(tiles) if let Some((list, most)) = &lists.blocks => {
             let blocks = gemm::Blocks {
@@ -186,20 +196,20 @@ fn product(
                 most: *most,
             };
             let w = (w.weights.address, tiles);
-            gemm::grouped(cuda, x_half, by_pair, w, (y, rows), &blocks);
+            gemm::grouped(device, x_f16, by_pair, w, (y, rows), &blocks);
         }
         Some(tiles) => {
             let pairs = lists.rows * lists.top_k;
-            let blocks = cuda.driver.sms * (FEED_WARPS / tiles.slices);
+            let blocks = device.driver.sms * (FEED_WARPS / tiles.slices);
             // With a row tile or two a block, a ring has nothing to run ahead of.
             let enough = pairs * rows.div_ceil(TILE_ROWS) > 2 * blocks;
-            let feed = feed_experts(cuda, tiles, lists.rows, pairs);
+            let feed = feed_experts(device, tiles, lists.rows, pairs);
             let feed = feed.filter(|_| !by_pair && enough);
             if let Some(((name, shared), chosen)) = feed.zip(lists.chosen.as_ref()) {
                 let args = Args::default()
                     .ptr(chosen.address)
                     .ptr(y)
-                    .of(&x_half.args())
+                    .of(x_f16)
                     .ptr(lists.pairs.address)
                     .int(lists.rows)
                     .int(lists.top_k)
@@ -207,7 +217,7 @@ fn product(
                     .int(tiles.tiles)
                     .int(tiles.per);
                 let grid = Grid::new(blocks, 32 * tiles.slices);
-                return cuda.launch(
+                return device.launch(
                     &tiles.kernel("moe_gemv", name),
                     Grid { shared, ..grid },
                     args,
@@ -216,7 +226,7 @@ fn product(
             let args = Args::default()
                 .ptr(w.weights.address)
                 .ptr(y)
-                .of(&x_half.args())
+                .of(x_f16)
                 .ptr(lists.lists.address)
                 .ptr(lists.pairs.address)
                 .int(lists.top_k)
@@ -229,7 +239,7 @@ fn product(
                 ..=FEW_ROWS => "moe_gemv_8",
                 _ => "moe_gemv_16",
             };
-            cuda.launch(&tiles.kernel("moe_gemv", name), grid, args);
+            device.launch(&tiles.kernel("moe_gemv", name), grid, args);
         }
     }
 }
@@ -237,23 +247,18 @@ fn product(
 /// `y[pair] = w[expert of pair] (activation(gate) up)` of what `both` has for the pair, and a
 /// product that has nothing to do with experts but its shape.
 fn product_gated(
-    cuda: &Cuda,
+    device: &Device,
     (w, tiles): (&Addresses, Tiles),
     (both, cols): (Address, usize),
     (y, rows): (Address, usize),
     lists: &Lists,
     activation: Activation,
-    everyone: Option<(&Single, &Half, usize)>,
+    shared_expert: Option<args::SharedExpert>,
 ) {
-    let shared_expert = everyone.map(|(single, half, n)| args::SharedExpert {
-        w: single.w,
-        y: single.y,
-        x: half.args(),
-        n_rows: n as i32,
-    });
+    let columns = lists.most + usize::from(shared_expert.is_some());
     let shared_expert = shared_expert.unwrap_or_default();
     let pairs = lists.rows * lists.top_k;
-    let feed = feed_gated(cuda, tiles, lists.rows, pairs).zip(lists.chosen.as_ref());
+    let feed = feed_gated(device, tiles, lists.rows, pairs).zip(lists.chosen.as_ref());
     if let Some((shared, chosen)) = feed {
         let args = Args::default()
             .ptr(chosen.address)
@@ -267,8 +272,8 @@ fn product_gated(
             .int(tiles.tiles)
             .int(tiles.per)
             .of(&shared_expert);
-        let grid = Grid::new(2 * cuda.driver.sms, 32 * GATED_WARPS);
-        return cuda.launch(
+        let grid = Grid::new(2 * device.driver.sms, 32 * GATED_WARPS);
+        return device.launch(
             &tiles.kernel("moe_gemv_glu", "moe_gemv_glu_pipelined"),
             Grid { shared, ..grid },
             args,
@@ -286,7 +291,6 @@ fn product_gated(
         .int(tiles.tiles)
         .int(tiles.per)
         .of(&shared_expert);
-    let columns = lists.most + usize::from(everyone.is_some());
     let grid = Grid {
         shared: tiles.tiles * MADE,
         ..Grid::rect(
@@ -295,77 +299,66 @@ fn product_gated(
             32 * GATED_WARPS,
         )
     };
-    cuda.launch(&tiles.kernel("moe_gemv_glu", "moe_gemv_glu"), grid, args);
+    device.launch(&tiles.kernel("moe_gemv_glu", "moe_gemv_glu"), grid, args);
 }
 
-/// The weight of each pair of row and rank, and the pairs by expert. A gate is made beside
-/// them, or by itself, and its product left to the caller.
+/// The weight of each pair of row and rank, to `weights`, and the pairs by expert. A gate of as
+/// many rows is computed beside them.
 fn route(
-    cuda: &Cuda,
-    scores: &Tensor,
+    device: &Device,
+    (scores, [n, count]): (Address, [usize; 2]),
     table: &Table,
+    weights: Address,
     top_k: usize,
-    mut glu: Option<&Glu>,
-) -> (Buffer, Lists) {
-    let (n, count) = (scores.rows(), scores.cols());
+    glu: Option<&GluArgs>,
+) -> Lists {
     let pairs = n * top_k;
     let most = count.min(pairs);
     let kernel = |name| Kernel::new("moe_route", name);
     // An expert's last block may be of a single pair.
-    let blocks = (n > FEW_ROWS && pairs >= MANY_PAIRS * count && gemm::warpgroups(&cuda.driver))
+    let blocks = (n > FEW_ROWS && pairs >= MANY_PAIRS * count && gemm::warpgroups(&device.driver))
         .then(|| pairs / gemm::PAIRS + most);
-    let weights = cuda.arena.buffer(4 * pairs);
+    let buffer = |bytes| device.arena.buffer(bytes);
     let lists = Lists {
-        lists: cuda.arena.buffer(4 * (1 + 3 * most)),
-        pairs: cuda.arena.buffer(4 * pairs),
-        chosen: has_list(cuda, n).then(|| cuda.arena.buffer(CHOSEN * (1 + 2 * pairs))),
-        blocks: blocks.map(|blocks| (cuda.arena.buffer(SOME * (1 + blocks)), blocks)),
+        lists: buffer(4 * (1 + 3 * most)),
+        pairs: buffer(4 * pairs),
+        chosen: has_list(device, n).then(|| buffer(CHOSEN * (1 + 2 * pairs))),
+        blocks: blocks.map(|blocks| (buffer(SOME * (1 + blocks)), blocks)),
         most,
         top_k,
         rows: n,
     };
-    let mut written = [&weights, &lists.lists, &lists.pairs]
-        .map(|b| b.address)
-        .to_vec();
-    written.extend(lists.chosen.as_ref().map(|b| b.address));
-    let reads = |glu: &Glu| [glu.gate.0, glu.x.0].iter().any(|at| written.contains(at));
-    if let Some(alone) = glu.take_if(|glu| n > FEW_ROWS || glu.copy != 0 || reads(glu)) {
-        let (kernel, grid, args) = glu_alone(alone);
-        cuda.launch(&kernel, grid, args);
-    }
     let args = Args::default()
-        .ptr(address(scores))
+        .ptr(scores)
         .ptr(table.scale.as_ref().map_or(0, |s| s.address));
     if n <= FEW_ROWS {
         let args = args
-            .ptr(weights.address)
+            .ptr(weights)
             .ptr(lists.lists.address)
             .ptr(lists.pairs.address)
             .int(count)
             .int(top_k)
             .int(n)
-            .of(&glu.map_or(args::GluArgs::default(), Glu::args))
+            .of(&glu.copied().unwrap_or_default())
             .ptr(table.gate_up.weights.address)
             .ptr(table.down.weights.address)
             .ptr(lists.chosen.as_ref().map_or(0, |b| b.address));
+        let of_glu = glu.map_or(0, |g| n * glu_blocks(g.cols as usize, ROUTE_THREADS));
         let grid = Grid {
             shared: 4 * n * (count + 2 * top_k),
-            ..Grid::new(
-                1 + glu.map_or(0, |g| g.shares(ROUTE_THREADS) * g.rows),
-                ROUTE_THREADS,
-            )
+            ..Grid::new(1 + of_glu, ROUTE_THREADS)
         };
-        cuda.launch(&kernel("route_and_group"), grid, args);
-        return (weights, lists);
+        device.launch(&kernel("route_and_group"), grid, args);
+        return lists;
     }
-    let chosen = cuda.arena.buffer(4 * pairs);
-    let args = args.ptr(chosen.address).ptr(weights.address);
+    let chosen = buffer(4 * pairs);
+    let args = args.ptr(chosen.address).ptr(weights);
     let args = args.int(count).int(top_k).int(n);
     let grid = Grid {
         shared: 4 * 4 * count,
         ..Grid::new(n.div_ceil(4), 128)
     };
-    cuda.launch(&kernel("route"), grid, args);
+    device.launch(&kernel("route"), grid, args);
     let args = Args::default()
         .ptr(chosen.address)
         .ptr(lists.lists.address)
@@ -378,172 +371,163 @@ fn route(
         shared: 4 * count * (1 + GROUP_WARPS),
         ..Grid::new(1, 32 * GROUP_WARPS)
     };
-    cuda.launch(&kernel("group_pairs"), grid, args);
-    (weights, lists)
+    device.launch(&kernel("group_pairs"), grid, args);
+    lists
 }
 
-pub(crate) fn moe(cuda: &Cuda, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
-    let (n, hidden) = (x.rows(), x.cols());
-    let (count, top_k) = (experts.experts.len(), experts.top_k);
+/// The table of a layer's experts; nothing, where kernels do not take them.
+pub(crate) fn table(device: &Device, experts: &Experts) -> Option<Arc<Table>> {
     let first = &experts.experts[0];
-    let inner = first.down.cols;
-    assert_eq!(
-        (scores.rows(), scores.cols(), first.gate_up.cols),
-        (n, count, hidden),
-        "a score an expert"
-    );
-    let table = first.gate_up.storage::<Weights>().experts.get_or_init(|| {
+    let of_first = matmul::weights(&first.gate_up);
+    let table = of_first.experts.get_or_init(|| {
         let all = experts.experts.iter();
         let scale = experts.scale.as_ref();
-        Some(Table {
-            gate_up: addresses(cuda, all.clone().map(|e| &e.gate_up))?,
-            down: addresses(cuda, all.map(|e| &e.down))?,
-            scale: scale.map(|s| Block::of(&cuda.driver, s, "factors of experts")),
-        })
+        Some(Arc::new(Table {
+            gate_up: addresses(device, all.clone().map(|e| &e.gate_up))?,
+            down: addresses(device, all.map(|e| &e.down))?,
+            scale: scale.map(|s| Block::of(&device.driver, s, "factors of experts")),
+            inner: first.down.cols,
+            hidden: first.down.rows,
+            activation: experts.activation,
+            _weights: (experts.experts.iter())
+                .flat_map(|e| [&e.gate_up, &e.down])
+                .skip(1)
+                .map(|w| matmul::weights(w).clone())
+                .collect(),
+        }))
     });
-    let Some(table) = table.as_ref().filter(|_| top_k <= MAX_RANKS) else {
-        return backend::moe::grouped(cuda, x, scores, experts);
-    };
-    let pairs = n * top_k;
-    // A gate and a product of it that wait, of a dense block or a shared expert.
-    let beside = match cuda.driver.take_deferred() {
-        Some(Deferred::Glu(glu)) if glu.y != address(x) => Some(glu),
-        other => {
-            other.into_iter().for_each(|ops| cuda.driver.defer(ops));
-            None
-        }
-    };
-    let (weights, lists) = route(cuda, scores, table, top_k, beside.as_ref());
+    table.clone().filter(|_| experts.top_k <= MAX_RANKS)
+}
+
+/// How the second product is walked where one kernel computes the gate and that product, of `n`
+/// rows that choose `top_k` experts each; nothing, where it does not.
+fn gated(device: &Device, table: &Table, top_k: usize, n: usize) -> Option<Tiles> {
     let fits = |t: &Tiles| {
-        n <= FEW_ROWS && n * t.tiles <= MOST_MADE || feed_gated(cuda, *t, n, pairs).is_some()
+        n <= FEW_ROWS && n * t.tiles <= MOST_MADE || feed_gated(device, *t, n, n * top_k).is_some()
     };
     let gated = table.down.tiles.filter(fits);
-    let gated = gated.filter(|_| table.gate_up.tiles.is_some());
-    // The product goes with those of experts, if it has their shape.
-    let (mut everyone, mut half_of_all) = (None, None);
-    if let Some(glu) = beside {
-        half_of_all = Some(glu.half.clone());
-        everyone = glu.product;
-        let apart = |s: &mut Single| Some(s.tiles) != gated || s.rows != hidden || s.n != n;
-        if let Some(single) = everyone.take_if(apart) {
-            let (kernel, grid, args) = single.launch;
-            cuda.launch(&kernel, grid, args);
-        }
-    }
-    let both = cuda.tensor(pairs, 2 * inner);
-    let x_half: Arc<Half> = half(cuda, x);
+    gated.filter(|_| table.gate_up.tiles.is_some())
+}
+
+/// Whether the product of `n` rows with `w` goes beside the experts' second one: it has their shape.
+pub(crate) fn joins(device: &Device, table: &Table, top_k: usize, w: &Weights, n: usize) -> bool {
+    let tiles = gated(device, table, top_k, n);
+    tiles.is_some() && tiles == w.tiles() && w.rows == table.hidden
+}
+
+/// Launches what the experts make of each pair of row and rank.
+pub(crate) fn experts(l: &Launch<'_>, op: &Op) {
+    let device = l.device;
+    let (experts, top_k, gate) = match op.kind {
+        Kind::Experts { experts, top_k } => (experts, top_k, None),
+        Kind::ExpertsBeside {
+            experts,
+            top_k,
+            activation,
+            product,
+        } => (experts, top_k, Some((activation, product))),
+        _ => unreachable!("called for experts"),
+    };
+    let Bound::Experts { table, .. } = l.bound(experts) else {
+        unreachable!("recorded as experts");
+    };
+    let (x, scores) = (op.inputs[0], op.inputs[1]);
+    let [n, hidden] = l.shape(x);
+    let (pairs, inner) = (n * top_k, table.inner);
+    let [parts, weights] = [op.outputs[0], op.outputs[1]];
+    let glu = gate.map(|(activation, _)| {
+        let of = [op.inputs[2], op.inputs[3], op.outputs[2]];
+        glu_args(l, op, activation, of, (0, None))
+    });
+    let lists = route(
+        device,
+        (l.address(scores), l.shape(scores)),
+        table,
+        l.address(weights),
+        top_k,
+        glu.as_ref(),
+    );
+    let both = device.arena.buffer(4 * pairs * 2 * inner);
     product(
-        cuda,
+        device,
         &table.gate_up,
-        (address(x), &x_half),
-        (address(&both), 2 * inner),
+        (l.address(x), &l.f16_input(op)),
+        (both.address, 2 * inner),
         hidden,
         &lists,
         false,
     );
-    let parts = cuda.arena.buffer(4 * pairs * hidden);
-    let gate = address(&both);
-    if let Some(tiles) = gated {
-        let everyone = everyone.as_ref().zip(half_of_all.as_deref());
-        product_gated(
-            cuda,
+    let parts = l.address(parts);
+    if let Some(tiles) = gated(device, table, top_k, n) {
+        let beside = gate.and_then(|(_, product)| product).zip(glu);
+        let shared_expert = beside.map(|(w, glu)| shared_expert(l, op, w, &glu, n));
+        return product_gated(
+            device,
             (&table.down, tiles),
-            (gate, inner),
-            (parts.address, hidden),
+            (both.address, inner),
+            (parts, hidden),
             &lists,
-            experts.activation,
-            everyone.map(|(single, half)| (single, half, n)),
-        );
-    } else {
-        let h = cuda.tensor(pairs, inner);
-        let glu = Glu {
-            gate: (gate, 2 * inner),
-            x: (gate + 4 * inner as Address, 2 * inner),
-            y: address(&h),
-            copy: 0,
-            rows: pairs,
-            cols: inner,
-            activation: experts.activation,
-            half: Arc::new(Half::new(&cuda.arena, pairs, inner)),
-            product: None,
-        };
-        let (kernel, grid, args) = glu_alone(&glu);
-        cuda.launch(&kernel, grid, args);
-        product(
-            cuda,
-            &table.down,
-            (address(&h), &glu.half),
-            (parts.address, hidden),
-            inner,
-            &lists,
-            true,
+            table.activation,
+            shared_expert,
         );
     }
-    let y = cuda.tensor(n, hidden);
-    // A shared expert and a norm may follow.
-    cuda.driver.defer(Deferred::Mixed(Mixed {
-        parts,
-        weights,
-        y: address(&y),
-        rows: n,
-        cols: hidden,
-        top_k,
-        beside: Beside::Nothing,
-    }));
-    y
-}
-
-/// The kernel of a row's sum over its experts.
-pub(crate) fn combine_alone(m: &Mixed) -> (Kernel, Grid, Args) {
-    let n = m.rows * m.cols;
-    let args = Args::default()
-        .ptr(m.parts.address)
-        .ptr(m.weights.address)
-        .ptr(m.y)
-        .int(m.cols)
-        .int(m.top_k)
-        .long(n);
-    (Kernel::new("moe_combine", "combine"), Grid::each(n), args)
-}
-
-/// The kernel of a sum of rows, a mixture among them, and of what is made of it.
-pub(crate) fn end(end: &End, m: &Mixed) -> (Kernel, Grid, Args) {
-    let args = Args::default().of(&args::ExpertOutputs {
-        parts: m.parts.address,
-        weights: m.weights.address,
-        y: m.y,
-        top_k: m.top_k as i32,
-    });
-    let (name, args) = match &m.beside {
-        Beside::Nothing => unreachable!("a mixture that nothing is beside"),
-        Beside::Gated { by, .. } => {
-            let args = args.of(&args::GatedSharedExpert {
-                x: by.x,
-                gate: by.gate,
-                gated: by.y,
-                activation: number(by.activation) as i32,
-            });
-            let args = args.ptr(end.from).ptr(end.x);
-            ("moe_shared_norm", args)
-        }
-        Beside::Norms { dense, own, .. } => {
-            let own = own.as_ref().expect("the norm of what was added");
-            let args = args.of(&args::DenseBranch {
-                dense: dense.x,
-                dense_weight: dense.weight,
-                own_weight: own.weight,
-                sum: dense.y,
-                own: own.y,
-            });
-            let args = args.ptr(end.from).ptr(end.x).ptr(end.post);
-            ("moe_dense_norm", args)
-        }
+    let h = device.arena.buffer(4 * pairs * inner);
+    let h_f16 = Cell::f16(pairs, inner);
+    let glu = GluArgs {
+        gate: both.address,
+        x: both.address + 4 * inner as Address,
+        gate_stride: 2 * inner as u64,
+        x_stride: 2 * inner as u64,
+        y: h.address,
+        copy: 0,
+        cols: inner as i32,
+        activation: number(table.activation) as i32,
+        f16: h_f16.activations(&device.arena),
     };
-    let args = args.int(end.cols).float(end.factor).float(end.eps);
-    let grid = Grid::rows(end.rows, threads(end.cols));
-    (
-        Kernel::new("moe_combine", name),
-        grid,
-        args.of(&end.epilogue()),
-    )
+    launch_glu(device, &glu, pairs);
+    product(
+        device,
+        &table.down,
+        (h.address, &glu.f16),
+        (parts, hidden),
+        inner,
+        &lists,
+        true,
+    );
+}
+
+/// The kernels' struct of the product of `n` rows that is computed beside the experts'.
+fn shared_expert(
+    l: &Launch<'_>,
+    op: &Op,
+    weights: Operand,
+    glu: &GluArgs,
+    n: usize,
+) -> args::SharedExpert {
+    let Bound::Weights(w) = l.bound(weights) else {
+        unreachable!("recorded as weights");
+    };
+    args::SharedExpert {
+        w: w.address(),
+        y: l.address(op.outputs[3]),
+        x: glu.f16,
+        n_rows: n as i32,
+    }
+}
+
+/// Launches the sum of each row's experts.
+pub(crate) fn combine(l: &Launch<'_>, op: &Op) {
+    let Kind::Combine { top_k } = op.kind else {
+        unreachable!("called for this kind");
+    };
+    let y = op.outputs[0];
+    let args = Args::default()
+        .ptr(l.address(op.inputs[0]))
+        .ptr(l.address(op.inputs[1]))
+        .ptr(l.address(y))
+        .int(l.shape(y)[1])
+        .int(top_k)
+        .long(l.len(y));
+    let kernel = Kernel::new("moe_combine", "combine");
+    l.device.launch(&kernel, Grid::each(l.len(y)), args);
 }

@@ -13,9 +13,10 @@
 
 use crate::choose::{self, By, choose, listed};
 use crate::driver::{Address, Graph};
-use crate::memory::{Values, address};
+use crate::memory::{cell, tensor};
+use crate::record::Tokens;
 use crate::{Cuda, batch};
-use backend::{Batch, Chain, Chained, Link, StepKey, Tensor};
+use backend::{Batch, Chain, Chained, Link, StepKey, Store, Tensor};
 
 /// Rows of a step that is recorded, at most: larger ones are prompts, which come in
 /// any size and leave the host time enough.
@@ -60,23 +61,23 @@ pub(crate) struct Recording {
     chosen: Option<Address>,
 }
 
-/// Where a recorded step finds its tokens.
-#[derive(Clone, Copy)]
-pub(crate) enum Tokens {
-    /// In its rows.
-    Rows(Address),
-    /// Alone.
-    Chosen(Address),
-}
-
 impl Recording {
+    /// Where an embedding finds the step's tokens.
     pub(crate) fn tokens(&self) -> Tokens {
-        self.chosen.map_or(Tokens::Rows(self.at), Tokens::Chosen)
+        let (ids, batch) = match self.chosen {
+            Some(chosen) => (chosen, 0),
+            None => (0, self.at),
+        };
+        Tokens {
+            ids,
+            batch,
+            _own: None,
+        }
     }
 }
 
 /// Whether a record could stand for the ops of `batch`: rows of media have lists of their own,
-/// and those that see beyond themselves take more memory.
+/// and rows that see beyond themselves take more memory.
 fn can_record(batch: &Batch) -> bool {
     batch.media.is_empty() && batch.rows_ahead() == 0
 }
@@ -117,7 +118,7 @@ pub(crate) fn chain(
     if !chain.batches.iter().all(can_record) {
         return None;
     }
-    let listed = listed(chain.list);
+    let listed = listed(cuda, chain.list);
     let (n, rows) = (chain.batches.len(), chain.choices.first()?.len());
     let batches = chain.batches.iter().enumerate();
     assert!(
@@ -140,10 +141,11 @@ pub(crate) fn chain(
     let base = cuda.recorded_batch.address;
     let mut made = run(cuda, shape, &words, &[x], &mut |inputs| {
         let is_recording = cuda.state().recording.is_some();
-        let here = (!is_recording).then(|| cuda.arena.of(&words[..n_choices]));
+        let here = (!is_recording).then(|| cuda.device.arena.of(&words[..n_choices]));
         let choices = here.as_ref().map_or(base, |here| here.address);
-        let chosen = cuda.tensor(n, rows);
-        let tokens = |i: usize| address(&chosen) + (4 * i * rows) as Address;
+        let chosen = cuda.scratch(n, rows);
+        let chosen_at = cuda.address(&chosen);
+        let tokens = |i: usize| chosen_at + (4 * i * rows) as Address;
         let mut next: Option<Tensor> = None;
         for (i, batch) in batches.clone() {
             let before = (i > 0).then(|| tokens(i - 1));
@@ -152,7 +154,7 @@ pub(crate) fn chain(
                 Some(before) if !is_recording => {
                     let mut batch = batch.clone();
                     batch.tokens.resize(rows, 0);
-                    cuda.driver.read(&mut batch.tokens, before);
+                    cuda.device.driver.read(&mut batch.tokens, before);
                     work(i, &batch, x)
                 }
                 _ => {
@@ -162,14 +164,16 @@ pub(crate) fn chain(
             };
             let of = choices + (4 * choose::WORDS * i * rows) as Address;
             let ids = link.ids.as_ref();
-            let ids = ids.map_or(listed, |ids| (address(ids), ids.cols()));
-            choose(cuda, &link.logits, ids, by, of, tokens(i));
+            let ids = ids.map_or(listed, |ids| (cuda.address(ids), ids.cols()));
+            let (logits, device) = (&link.logits, &cuda.device);
+            let logits = (cuda.address(logits), [logits.rows(), logits.cols()]);
+            choose(device, logits, ids, by, of, tokens(i));
             next = link.next.or(next);
         }
         [Some(chosen), next].into_iter().flatten().collect()
     });
     let mut tokens = vec![0u32; n * rows];
-    cuda.driver.read(&mut tokens, address(&made[0]));
+    cuda.device.driver.read(&mut tokens, cuda.address(&made[0]));
     Some(Chained {
         tokens: tokens.chunks(rows).map(<[u32]>::to_vec).collect(),
         next: made.drain(1..).next(),
@@ -198,7 +202,7 @@ fn run(
     work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
 ) -> Vec<Tensor> {
     let rows = shape.batches.iter().map(|&(rows, _)| rows).max();
-    if rows > Some(MAX_ROWS) || 4 * words.len() > BATCH_BYTES || cuda.driver.has_failed() {
+    if rows > Some(MAX_ROWS) || 4 * words.len() > BATCH_BYTES || cuda.device.driver.has_failed() {
         return work(inputs);
     }
     let known = cuda.state().steps.remove(&shape);
@@ -221,12 +225,15 @@ fn run(
     made
 }
 
+/// Records what `work` launches on copies of `inputs`; nothing, if the host had to take part.
 fn record(
     cuda: &Cuda,
     inputs: &[&Tensor],
     work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
 ) -> Option<Record> {
-    cuda.arena.recording(true);
+    // What was asked for before is not part of the step.
+    cuda.flush();
+    cuda.device.arena.recording(true);
     cuda.state().recording = Some(Recording {
         batch: Batch::default(),
         at: 0,
@@ -234,12 +241,20 @@ fn record(
     });
     let inputs: Vec<Tensor> = inputs
         .iter()
-        .map(|x| cuda.tensor(x.rows(), x.cols()))
+        .map(|x| cuda.scratch(x.rows(), x.cols()))
         .collect();
+    // They lie somewhere before the record begins.
+    for x in &inputs {
+        cuda.address(x);
+    }
     let borrowed: Vec<&Tensor> = inputs.iter().collect();
-    let recorded = cuda.driver.record(|| work(&borrowed));
+    let recorded = cuda.device.driver.record(|| {
+        let made = work(&borrowed);
+        cuda.flush();
+        made
+    });
     cuda.state().recording = None;
-    cuda.arena.recording(false);
+    cuda.device.arena.recording(false);
     let (graph, outputs) = recorded?;
     Some(Record {
         graph,
@@ -248,16 +263,18 @@ fn record(
     })
 }
 
+/// Runs a record with the step's rows in `words` and the values of `inputs`.
 fn replay(cuda: &Cuda, record: &Record, words: &[u32], inputs: &[&Tensor]) -> Vec<Tensor> {
-    cuda.driver.write(cuda.recorded_batch.address, words);
+    cuda.flush();
+    cuda.device.driver.write(cuda.recorded_batch.address, words);
     for (to, from) in record.inputs.iter().zip(inputs) {
-        cuda.driver
-            .copy(address(to), address(from), 4 * from.rows() * from.cols());
+        cuda.device.driver.copy(
+            cuda.address(to),
+            cuda.address(from),
+            4 * from.rows() * from.cols(),
+        );
     }
-    cuda.driver.replay(&record.graph);
-    let alias = |x: &Tensor| {
-        let values = x.storage::<Values>().alias();
-        Tensor::new(x.rows(), x.cols(), Box::new(values), None)
-    };
+    cuda.device.driver.replay(&record.graph);
+    let alias = |x: &Tensor| tensor(cell(x).alias());
     record.outputs.iter().map(alias).collect()
 }

@@ -91,6 +91,12 @@ fn gpu_tables_hold_what_they_were_given() {
 #[test]
 fn gpu_fused_ops_have_the_bits_of_their_parts() {
     let Some(cuda) = gpu() else { return };
+    // What is looked at has been launched, so that nothing is fused with it.
+    let tell = |alone: bool, x: &Tensor| {
+        if alone {
+            cuda.download(x);
+        }
+    };
     let same = |what: &str, a: &Tensor, b: &Tensor| {
         assert_eq!(cuda.download(a), cuda.download(b), "{what}");
     };
@@ -99,43 +105,44 @@ fn gpu_fused_ops_have_the_bits_of_their_parts() {
         let weight = |seed| cuda.upload(1, cols, &noise(seed, cols));
         let (post, next) = (weight(3), weight(4));
         for (post, factor) in [(Some(&post), 0.7), (None, 1.0)] {
-            let (x, h) = cuda.add_norm(up(1), &up(2), post, factor, &next, 1e-6);
-            let y = match post {
-                Some(w) => cuda.rms_norm(&up(2), Some(w), cols, 1e-6),
-                None => up(2),
+            let sum = |alone| {
+                let mut y = up(2);
+                if let Some(w) = post {
+                    y = cuda.rms_norm(&y, Some(w), cols, 1e-6);
+                    tell(alone, &y);
+                }
+                let x = cuda.add(y, &up(1));
+                tell(alone, &x);
+                let x = cuda.scale(x, factor);
+                tell(alone, &x);
+                let h = cuda.rms_norm(&x, Some(&next), cols, 1e-6);
+                tell(alone, &h);
+                [x, h]
             };
-            let want = cuda.scale(cuda.add(up(1), &y), factor);
-            same("x of add_norm", &x, &want);
-            let want = cuda.rms_norm(&want, Some(&next), cols, 1e-6);
-            same("norm of add_norm", &h, &want);
+            let ([x, h], [want_x, want]) = (sum(false), sum(true));
+            same("the sum", &x, &want_x);
+            same("its norm", &h, &want);
             let w = quant::encode(&quant::BF16, &noise(5, 32 * cols), cols, Scalar::F32);
             let b: &dyn Backend = &cuda;
             let w = cuda.matrix(&[w.view()]);
-            same(
-                "product of add_norm",
-                &b.matmul(&h, &w),
-                &b.matmul(&want, &w),
-            );
+            let [_x, h] = sum(false);
+            same("a product", &b.matmul(&h, &w), &b.matmul(&want, &w));
         }
     }
     for n in [1, 3, 40] {
         let up = |seed, cols| cuda.upload(n, cols, &noise(seed, n * cols));
         let next = cuda.upload(1, 128, &noise(4, 128));
         let sum = |alone: bool| {
-            let tell = |x: &Tensor| {
-                if alone {
-                    // What is looked at has been launched.
-                    cuda.download(x);
-                }
-            };
             let routed = mixture(&cuda, &quant::BF16, n);
-            tell(&routed);
+            tell(alone, &routed);
             let gated = cuda.gate_rows(&up(5, 128), &up(6, 1), Activation::Sigmoid);
-            tell(&gated);
+            tell(alone, &gated);
             let y = cuda.add(routed, &gated);
-            tell(&y);
-            let (x, h) = cuda.add_norm(up(1, 128), &y, None, 0.7, &next, 1e-6);
-            [gated, y, x, h]
+            tell(alone, &y);
+            let x = cuda.add(up(1, 128), &y);
+            tell(alone, &x);
+            let h = cuda.rms_norm(&x, Some(&next), 128, 1e-6);
+            [x, h]
         };
         for (i, (a, b)) in sum(false).iter().zip(&sum(true)).enumerate() {
             same(&format!("tensor {i} of a mixture and its norm"), a, b);
@@ -159,16 +166,12 @@ fn gpu_fused_ops_have_the_bits_of_their_parts() {
             rows: (0..3).map(row).collect(),
             ..Batch::default()
         };
-        let want = cuda.rope(
-            cuda.rms_norm(&x, Some(&weight), head_dim, 1e-6),
-            &rope,
-            &batch,
-        );
-        same(
-            "norm_rope",
-            &cuda.norm_rope(&x, &weight, &rope, 1e-6, &batch),
-            &want,
-        );
+        let turned = |alone| {
+            let y = cuda.rms_norm(&x, Some(&weight), head_dim, 1e-6);
+            tell(alone, &y);
+            cuda.rope(y, &rope, &batch)
+        };
+        same("norm and rope", &turned(false), &turned(true));
     }
     cuda.finish().unwrap();
 }
@@ -820,30 +823,38 @@ fn gpu_small_ends_of_layers_have_the_bits_of_their_parts() {
             let routed = tell(b.moe(&h, &scores, &experts));
             let gated = tell(b.gate_rows(&shared, &gates, Activation::Sigmoid));
             let sum = tell(b.add(routed, &gated));
-            made.extend([shared, gated]);
+            // What is fused away is not looked at again.
+            made.push(shared);
             let x = tell(b.add(x, &sum));
+            drop((sum, gated));
             let norms = [norm(&x, first), norm(&x, second)];
-            made.extend([tell(b.matmul(&norms[1], &after)), sum]);
+            made.push(tell(b.matmul(&norms[1], &after)));
             made.extend(norms);
             // Experts beside a dense block, whose inputs are norms of one row.
-            let (x, h) = b.add_norm(x, &y, Some(post), 1.0, first, eps);
-            let (x, h) = (tell(x), tell(h));
+            let end = |x: Tensor, y: &Tensor, factor: f32, next: &Tensor| {
+                let x = tell(b.scale(tell(b.add(norm(y, post), &x)), factor));
+                let h = norm(&x, next);
+                (x, h)
+            };
+            let (x, h) = end(x, &y, 1.0, first);
             let [for_router, for_experts] = [second, third].map(|w| norm(&x, w));
             let scores = tell(b.matmul(&for_router, &router));
             let block = dense(&h);
             let routed = tell(b.moe(&for_experts, &scores, &experts));
             let sum = tell(b.add(norm(&block, of_dense), &norm(&routed, of_experts)));
-            made.extend([for_experts, block, routed]);
-            let (x, h) = b.add_norm(x, &sum, Some(post), 0.7, second, eps);
-            made.extend([tell(b.matmul(&tell(h), &after)), sum]);
+            drop(routed);
+            made.extend([for_experts, block]);
+            let (x, h) = end(x, &sum, 0.7, second);
+            drop(sum);
+            made.push(tell(b.matmul(&h, &after)));
             // A sum that is multiplied, and a gate of columns.
             let x = tell(b.add(norm(&y, post), &tell(x)));
             let p = tell(b.matmul(&x, &gate));
             let own = tell(b.columns(&inputs, 100, 320));
             let p = tell(b.glu(p, &own, Activation::GeluTanh));
             let y = tell(b.matmul(&p, &narrow));
-            let (x, h) = b.add_norm(x, &y, Some(post), 0.7, first, eps);
-            made.extend([p, own, y, tell(x), tell(h)]);
+            let (x, h) = end(x, &y, 0.7, first);
+            made.extend([p, own, y, x, h]);
             made.iter()
                 .map(|x| cuda.download(x).into_owned())
                 .collect::<Vec<_>>()

@@ -363,7 +363,8 @@ impl QueryAttention {
 
     /// `rope(rms(x Wq))`: `[n, h e]`
     fn query(&self, b: &dyn Backend, q: Tensor, batch: &Batch) -> Tensor {
-        b.norm_rope(&q, &self.q_norm, &self.rope, self.eps, batch)
+        let q = b.rms_norm(&q, Some(&self.q_norm), self.rope.head_dim, self.eps);
+        b.rope(q, &self.rope, batch)
     }
 
     /// Attention over what the layer's keys and values hold: `[n, H]`.
@@ -456,28 +457,20 @@ impl Mixture {
         })
     }
 
-    /// What the router, which reads the residual stream itself, and the experts read:
-    /// `[n, H]` both.
-    fn norms(&self, b: &dyn Backend, x: &Tensor, eps: f32) -> [Tensor; 2] {
-        [&self.router_scale, &self.pre_norm].map(|w| b.rms_norm(x, Some(w), w.cols(), eps))
-    }
-
-    /// `rms(mlp(h)) + rms(Σ w expert(rms(x)))`, of the norms of `x`.
+    /// `rms(mlp(h)) + rms(Σ w expert(rms(x)))`; the router reads the residual stream `x` itself.
     fn forward(
         &self,
         b: &dyn Backend,
         i: usize,
-        norms: [Tensor; 2],
+        x: &Tensor,
         (mlp, h): (&GatedMlp, &Tensor),
         eps: f32,
     ) -> Tensor {
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), eps);
-        let [scores, x] = norms;
-        let scores = b.matmul(&scores, &self.router); // [n, E]
+        let scores = b.matmul(&norm(x, &self.router_scale), &self.router); // [n, E]
         let dense = mlp.forward(b, h); // [n, H]
         b.note(format_args!("layers.{i}.mlp_out"), &dense);
-        let routed = b.moe(&x, &scores, &self.experts); // [n, H]
-        drop(x);
+        let routed = b.moe(&norm(x, &self.pre_norm), &scores, &self.experts); // [n, H]
         b.note(format_args!("layers.{i}.moe_out"), &routed);
         b.add(
             norm(&dense, &self.post_dense_norm),
@@ -712,40 +705,28 @@ impl Target for Gemma4 {
             .per_layer
             .as_ref()
             .map(|p| (p.width, self.per_layer_inputs(b, p, &batch.tokens, &x)));
-        let mut h = norm(&x, &self.layers[0].input_norm); // [n, H]
         for (i, layer) in self.layers.iter().enumerate() {
             taps.see(b, i, &x);
-            (x, h) = {
+            x = {
+                let h = norm(&x, &layer.input_norm);
                 let a = layer.attend(b, i, &h, batch, memory, eps); // [n, H]
                 b.note(format_args!("layers.{i}.attn_out"), &a);
-                let post = Some(&layer.post_attention_norm);
-                b.add_norm(x, &a, post, 1.0, &layer.pre_mlp_norm, eps)
+                b.add(norm(&a, &layer.post_attention_norm), &x)
             };
-            let m = match &layer.mixture {
-                Some(mixture) => {
-                    let norms = mixture.norms(b, &x, eps);
-                    mixture.forward(b, i, norms, (&layer.mlp, &h), eps) // [n, H]
-                }
-                None => {
-                    let m = layer.mlp.forward(b, &h); // [n, H]
-                    b.note(format_args!("layers.{i}.mlp_out"), &m);
-                    m
-                }
+            x = {
+                let m = layer.feed_forward(b, i, &x, eps); // [n, H]
+                b.add(norm(&m, &layer.post_mlp_norm), &x)
             };
-            let next = self.layers.get(i + 1).map_or(&self.norm, |l| &l.input_norm);
-            let (mut block, mut post) = (m, &layer.post_mlp_norm);
             if let (Some(gate), Some((width, inputs))) = (&layer.per_layer, &per_layer) {
-                x = b.add(norm(&block, post), &x);
-                let p = b.matmul(&x, &gate.gate); // [n, P]
-                let own = b.columns(inputs, i * width, *width);
-                let p = b.glu(p, &own, Activation::GeluTanh);
-                (block, post) = (b.matmul(&p, &gate.projection), &gate.norm);
+                let own = b.columns(inputs, i * width, *width); // [n, P]
+                let p = b.glu(b.matmul(&x, &gate.gate), &own, Activation::GeluTanh);
+                x = b.add(norm(&b.matmul(&p, &gate.projection), &gate.norm), &x);
             }
-            (x, h) = b.add_norm(x, &block, Some(post), layer.scalar, next, eps);
+            x = b.scale(x, layer.scalar);
             b.note(format_args!("layers.{i}.out"), &x);
         }
         taps.see(b, self.layers.len(), &x);
-        let hidden = h;
+        let hidden = norm(&x, &self.norm);
         b.note(format_args!("hidden"), &hidden);
         hidden
     }
@@ -762,6 +743,17 @@ impl Target for Gemma4 {
 }
 
 impl Layer {
+    /// `mlp(rms(x))`, or that and the routed experts.
+    fn feed_forward(&self, b: &dyn Backend, i: usize, x: &Tensor, eps: f32) -> Tensor {
+        let h = b.rms_norm(x, Some(&self.pre_mlp_norm), x.cols(), eps); // [n, H]
+        if let Some(mixture) = &self.mixture {
+            return mixture.forward(b, i, x, (&self.mlp, &h), eps);
+        }
+        let m = self.mlp.forward(b, &h);
+        b.note(format_args!("layers.{i}.mlp_out"), &m);
+        m
+    }
+
     /// `softmax(q·kᵀ) v Wo`; remembers `k` and `v` where the layer owns them.
     fn attend(
         &self,
@@ -790,7 +782,8 @@ impl Layer {
         }
         let head_dim = a.rope.head_dim;
         let q = a.query(b, q, batch); // [n, h e]
-        let k = b.norm_rope(&key, &own.k_norm, &a.rope, eps, batch); // [n, K e]
+        let k = b.rms_norm(&key, Some(&own.k_norm), head_dim, eps);
+        let k = b.rope(k, &a.rope, batch); // [n, K e]
         let v = b.rms_norm(value.as_ref().unwrap_or(&key), None, head_dim, eps); // [n, K e]
         b.note(format_args!("layers.{i}.q"), &q);
         b.note(format_args!("layers.{i}.k"), &k);

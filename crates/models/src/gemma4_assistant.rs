@@ -275,13 +275,10 @@ impl Gemma4Assistant {
         let mut x = b.matmul(&b.concat(&token, hidden), &self.pre); // [n, H]
         for layer in &self.layers {
             let kv = memory.kv[layer.group].last().expect("checked when paired");
-            let a = layer
-                .attention
-                .forward(b, &norm(&x, &layer.input_norm), kv, batch);
-            let post = Some(&layer.post_attention_norm);
-            let h;
-            (x, h) = b.add_norm(x, &a, post, 1.0, &layer.pre_mlp_norm, self.eps);
-            let m = layer.mlp.forward(b, &h);
+            let h = norm(&x, &layer.input_norm);
+            let a = layer.attention.forward(b, &h, kv, batch);
+            x = b.add(norm(&a, &layer.post_attention_norm), &x);
+            let m = layer.mlp.forward(b, &norm(&x, &layer.pre_mlp_norm));
             x = b.add(norm(&m, &layer.post_mlp_norm), &x);
             x = b.scale(x, layer.scalar);
         }

@@ -108,19 +108,10 @@ impl GatedMlp {
 
     /// `x: [n, H] → [n, H]`
     pub(crate) fn forward(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
-        let [gate, up] = b.matmul_many(x, self.open()); // [n, inner]
-        self.close(b, gate, up)
-    }
-
-    /// The matrices of `gate x` and `up x`, for who multiplies more with `x`.
-    pub(crate) fn open(&self) -> [&Matrix; 2] {
-        [&self.gate, &self.up]
-    }
-
-    /// What follows those two.
-    pub(crate) fn close(&self, b: &dyn Backend, gate: Tensor, up: Tensor) -> Tensor {
-        let inner = b.glu(gate, &up, self.activation); // [n, inner]
-        drop(up);
+        let inner = {
+            let [gate, up] = b.matmul_many(x, [&self.gate, &self.up]); // [n, inner]
+            b.glu(gate, &up, self.activation)
+        };
         b.matmul(&inner, &self.down)
     }
 }

@@ -319,10 +319,15 @@ impl FullAttention {
         batch: &Batch,
         kv: &mut Kv,
     ) -> Tensor {
-        let head = |x: Tensor, norm: &Tensor| b.norm_rope(&x, norm, &self.rope, self.eps, batch);
+        let head = |x: Tensor, norm: &Tensor| {
+            let x = b.rms_norm(&x, Some(norm), self.rope.head_dim, self.eps);
+            b.rope(x, &self.rope, batch)
+        };
         let gated = {
-            let [q, gate, k, v] = b.matmul_many(&x, [&self.q, &self.gate, &self.k, &self.v]);
-            drop(x);
+            let [q, gate, k, v] = {
+                let x = x;
+                b.matmul_many(&x, [&self.q, &self.gate, &self.k, &self.v])
+            };
             let q = head(q, &self.q_norm); // [n, h e]
             let k = head(k, &self.k_norm); // [n, K e]
             b.note(format_args!("{name}.q"), &q);
@@ -386,8 +391,10 @@ impl DeltaMixer {
         state: &mut Delta,
     ) -> Tensor {
         let gated = {
-            let [qkv, z, beta, a] = b.matmul_many(&x, [&self.qkv, &self.z, &self.beta, &self.a]);
-            drop(x);
+            let [qkv, z, beta, a] = {
+                let x = x;
+                b.matmul_many(&x, [&self.qkv, &self.z, &self.beta, &self.a])
+            };
             let o = b.gated_delta(state, &self.weights, &qkv, &beta, &a, batch); // [n, nv dv]
             b.note(format_args!("layers.{i}.delta"), &o);
             let o = b.rms_norm(&o, Some(&self.norm), self.norm.cols(), self.eps);
@@ -438,10 +445,8 @@ impl FeedForward {
         match self {
             FeedForward::Dense(mlp) => mlp.forward(b, x),
             FeedForward::Mixture(m) => {
-                let [inner, up] = m.shared.open();
-                let all = [&m.router, &m.shared_gate, inner, up];
-                let [scores, gate, inner, up] = b.matmul_many(x, all); // [n, E], [n, 1], [n, inner]
-                let shared = m.shared.close(b, inner, up);
+                let [scores, gate] = b.matmul_many(x, [&m.router, &m.shared_gate]); // [n, E], [n, 1]
+                let shared = m.shared.forward(b, x);
                 let routed = b.moe(x, &scores, &m.experts);
                 b.add(routed, &b.gate_rows(&shared, &gate, Activation::Sigmoid))
             }
@@ -480,8 +485,8 @@ impl Block {
         mixed: Tensor,
     ) -> Tensor {
         b.note(format_args!("{name}.attn_out"), &mixed);
-        let (x, h) = b.add_norm(x, &mixed, None, 1.0, &self.post_norm, self.eps);
-        drop(mixed);
+        let x = b.add(x, &mixed);
+        let h = b.rms_norm(&x, Some(&self.post_norm), x.cols(), self.eps);
         let m = self.mlp.forward(b, &h);
         b.note(format_args!("{name}.mlp_out"), &m);
         let x = b.add(x, &m);

@@ -198,12 +198,9 @@ impl ChainedHead for Qwen35Mtp {
         memory: &mut Memory,
     ) -> Tensor {
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), self.eps);
-        let both = {
-            let token = norm(&target.embed(b, &batch.tokens), &self.embedding_norm); // [n, H]
-            b.concat(&token, &norm(hidden, &self.hidden_norm))
-        };
+        let token = norm(&target.embed(b, &batch.tokens), &self.embedding_norm); // [n, H]
+        let both = b.concat(&token, &norm(hidden, &self.hidden_norm)); // [n, 2 H]
         let u = b.matmul(&both, &self.fc); // [n, H]
-        drop(both);
         let y = self
             .layer
             .forward(b, format_args!("mtp"), u, batch, &mut memory.kv[FULL][0]);

@@ -1,0 +1,149 @@
+//! A machine that runs nothing: memory has made-up addresses, launches are written down,
+//! what is read is zeros.
+//!
+//! It shows what a GPU would be asked to do where there is none, and costs nothing.
+
+use crate::compile::Kernel;
+use crate::driver::{Address, Args, Facts, Graph, Grid, Machine, OutOfMemory, lock};
+use std::fmt::Write;
+use std::sync::{Arc, Mutex};
+
+/// A device that a dry run pretends to be. The default is an H100.
+#[derive(Clone, Copy, Debug)]
+pub struct DryRun {
+    /// Compute capability.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: usize,
+    /// Bytes of shared memory that a block can have.
+    pub shared_memory: usize,
+}
+
+impl Default for DryRun {
+    fn default() -> Self {
+        DryRun {
+            capability: (9, 0),
+            multiprocessors: 132,
+            shared_memory: 227 << 10,
+        }
+    }
+}
+
+impl DryRun {
+    pub(crate) fn facts(self) -> Facts {
+        Facts {
+            name: "dry run".into(),
+            ordinal: 0,
+            sms: self.multiprocessors,
+            shared: self.shared_memory,
+            arch: 10 * self.capability.0 + self.capability.1,
+        }
+    }
+}
+
+/// Where made-up addresses start: no number that is not one is as large.
+const FIRST: Address = 0xa5a5_0000_0000_0000;
+
+/// What a dry run has written down.
+#[derive(Default)]
+pub(crate) struct Log {
+    /// A line for each launch since the last time that somebody asked.
+    pub(crate) launches: Vec<String>,
+    /// A line for each op that was launched, after fusion.
+    pub(crate) ops: Vec<String>,
+    /// Bytes ever allocated, whether freed or not.
+    pub(crate) allocated: u64,
+}
+
+/// Writes launches down instead of running them.
+#[derive(Default)]
+pub(crate) struct Dry {
+    pub(crate) log: Arc<Mutex<Log>>,
+}
+
+/// `file::kernel DEFINES <<<blocks, threads, shared memory, cluster>>> (arguments)`. An
+/// address is `@`, for where memory lies says nothing of what is done.
+fn line(kernel: &Kernel, grid: Grid, args: &Args) -> String {
+    let (x, y) = grid.blocks;
+    let mut line = format!("{kernel} <<<{x}x{y}, {}", grid.threads);
+    let _ = write!(line, ", {}, {}>>> (", grid.shared, grid.cluster);
+    for (i, words) in args.each().enumerate() {
+        line += if i > 0 { ", " } else { "" };
+        for (j, &word) in words.iter().enumerate() {
+            line += if j > 0 { " " } else { "" };
+            if (FIRST..FIRST + (1 << 48)).contains(&word) {
+                line.push('@');
+            } else {
+                let _ = write!(line, "{word:x}");
+            }
+        }
+    }
+    line + ")"
+}
+
+impl Machine for Dry {
+    fn make_current(&self) {}
+
+    fn compiler(&self) -> String {
+        "none".into()
+    }
+
+    fn memory(&self) -> (usize, usize) {
+        (1 << 40, 1 << 40)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Result<Address, OutOfMemory>, String> {
+        let mut log = lock(&self.log);
+        let address = FIRST + log.allocated;
+        log.allocated += bytes.next_multiple_of(256) as u64;
+        Ok(Ok(address))
+    }
+
+    fn free(&self, _: Address) {}
+
+    fn zero(&self, _: Address, _: usize) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn write(&self, _: Address, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn read(&self, to: &mut [u8], _: Address) -> Result<(), String> {
+        to.fill(0);
+        Ok(())
+    }
+
+    fn copy(&self, _: Address, _: Address, _: usize) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn launch(&self, kernel: &Kernel, grid: Grid, args: &Args) -> Result<(), String> {
+        lock(&self.log).launches.push(line(kernel, grid, args));
+        Ok(())
+    }
+
+    fn begin_recording(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn end_recording(&self) -> Result<Option<Graph>, String> {
+        Ok(Some(Box::new(())))
+    }
+
+    fn replay(&self, _: &Graph) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn profile(&self, _: bool) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn globals(&self, _: &str) -> Vec<(String, Vec<u8>)> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,373 @@
+//! The machine behind a [`Driver`](crate::driver::Driver) where there is a GPU: a context, one
+//! stream, compiled code, launches and graphs, all by calls of the CUDA driver. Here and in
+//! `compile` is the crate's unsafe code.
+
+use crate::CudaOptions;
+use crate::compile::{self, Kernel};
+use crate::driver::{Address, Args, CudaError, Facts, Graph, Grid, Machine, OutOfMemory, lock};
+use cudarc::driver::{result, sys};
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::Mutex;
+
+fn driver_error(doing: &'static str) -> impl FnOnce(result::DriverError) -> CudaError {
+    move |e| CudaError::Driver {
+        doing,
+        message: describe(e.0),
+    }
+}
+
+fn describe(code: sys::CUresult) -> String {
+    let e = result::DriverError(code);
+    match e.error_string() {
+        Ok(text) => text.to_string_lossy().into_owned(),
+        Err(_) => format!("{code:?}"),
+    }
+}
+
+/// Says what was being done when the driver refused.
+fn while_doing<T>(doing: &str, done: Result<T, result::DriverError>) -> Result<T, String> {
+    done.map_err(|e| format!("{doing}: {}", describe(e.0)))
+}
+
+/// How many devices there are; 0 without a driver.
+pub fn device_count() -> usize {
+    // SAFETY: only tries to open the library.
+    if !unsafe { sys::is_culib_present() } || result::init().is_err() {
+        return 0;
+    }
+    result::device::get_count().map_or(0, |n| n.max(0) as usize)
+}
+
+/// A kernel ready to launch, and the module that holds its code.
+#[derive(Clone, Copy)]
+struct Function {
+    entry: sys::CUfunction,
+    module: sys::CUmodule,
+}
+
+// SAFETY: handles that the driver lets any thread use.
+unsafe impl Send for Function {}
+
+/// An executable CUDA graph.
+struct Executable {
+    exec: sys::CUgraphExec,
+}
+
+// SAFETY: a handle that the driver lets any thread use, one at a time: launches
+// come from the backend's one stream.
+unsafe impl Send for Executable {}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        // SAFETY: made by `end_recording` and not used any more.
+        let _ = unsafe { result::graph::exec_destroy(self.exec) };
+    }
+}
+
+/// One GPU.
+pub(crate) struct Gpu {
+    context: sys::CUcontext,
+    device: sys::CUdevice,
+    stream: sys::CUstream,
+    /// Whether launches have attributes, clusters among them: from capability 9.0 on.
+    has_clusters: bool,
+    compiler: compile::Compiler,
+    functions: Mutex<HashMap<Kernel, Function>>,
+}
+
+// SAFETY: the handles may be used by any thread once its context is set, which
+// `make_current` does before every other call.
+unsafe impl Send for Gpu {}
+// SAFETY: as above; mutable state is behind a lock.
+unsafe impl Sync for Gpu {}
+
+thread_local! {
+    static CURRENT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+impl Gpu {
+    /// Opens a device, and says what it is.
+    pub(crate) fn open(options: CudaOptions) -> Result<(Self, Facts), CudaError> {
+        let ordinal = options.ordinal;
+        // SAFETY: only tries to open the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoDriver);
+        }
+        if !compile::is_present() {
+            return Err(CudaError::NoCompiler);
+        }
+        result::init().map_err(driver_error("cannot start the driver"))?;
+        let count = device_count();
+        if ordinal >= count {
+            return Err(CudaError::NoDevice { ordinal, count });
+        }
+        let device =
+            result::device::get(ordinal as i32).map_err(driver_error("cannot open the device"))?;
+        let name =
+            result::device::get_name(device).map_err(driver_error("cannot name the device"))?;
+        let attribute = |which| {
+            // SAFETY: `device` comes from the driver.
+            unsafe { result::device::get_attribute(device, which) }
+                .map_err(driver_error("cannot read what the device can do"))
+        };
+        use sys::CUdevice_attribute as A;
+        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let sms = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        if major < 8 {
+            return Err(CudaError::TooOld {
+                device: name,
+                major,
+                minor,
+            });
+        }
+        // SAFETY: `device` comes from the driver.
+        let context = unsafe { result::primary_ctx::retain(device) }
+            .map_err(driver_error("cannot use the device"))?;
+        // SAFETY: retained above.
+        unsafe { result::ctx::set_current(context) }
+            .map_err(driver_error("cannot use the device"))?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(driver_error("cannot make a stream"))?;
+        let arch = (10 * major + minor) as u32;
+        let gpu = Gpu {
+            context,
+            device,
+            stream,
+            has_clusters: arch >= 90,
+            compiler: compile::Compiler::new(arch, options.cache, options.kernels),
+            functions: Mutex::default(),
+        };
+        let facts = Facts {
+            name,
+            ordinal,
+            sms: sms as usize,
+            shared: shared as usize,
+            arch,
+        };
+        Ok((gpu, facts))
+    }
+
+    fn function(&self, kernel: &Kernel) -> Result<Function, String> {
+        let mut functions = lock(&self.functions);
+        if let Some(f) = functions.get(kernel) {
+            return Ok(*f);
+        }
+        let code = self.compiler.code(kernel)?;
+        // Loaded for each kernel of the file that is used: modules are small and few.
+        // SAFETY: `code` is a whole image made by the compiler for this device.
+        let loaded = unsafe { result::module::load_data(code.as_ptr().cast()) };
+        let loaded = loaded.and_then(|module| {
+            let name = CString::new(kernel.name).expect("names of kernels have no zeros");
+            // SAFETY: the module was just loaded; it stays for good.
+            let entry = unsafe { result::module::get_function(module, name) }?;
+            Ok(Function { entry, module })
+        });
+        let function = while_doing(&format!("loading kernel {kernel}"), loaded)?;
+        functions.insert(kernel.clone(), function);
+        Ok(function)
+    }
+}
+
+impl Machine for Gpu {
+    fn make_current(&self) {
+        CURRENT.with(|current| {
+            if current.get() != self.context as usize {
+                // SAFETY: retained for as long as `self` lives.
+                if unsafe { result::ctx::set_current(self.context) }.is_ok() {
+                    current.set(self.context as usize);
+                }
+            }
+        });
+    }
+
+    fn compiler(&self) -> String {
+        compile::version()
+    }
+
+    fn memory(&self) -> (usize, usize) {
+        result::mem_get_info().unwrap_or((0, 0))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Result<Address, OutOfMemory>, String> {
+        // SAFETY: the context is set.
+        match unsafe { result::malloc_sync(bytes) } {
+            Ok(address) => Ok(Ok(address)),
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(Err(OutOfMemory)),
+            Err(e) => Err(format!("allocating {bytes} bytes: {}", describe(e.0))),
+        }
+    }
+
+    fn free(&self, address: Address) {
+        // SAFETY: from `allocate`, and freed once, by its owner. Waits for the device.
+        let _ = unsafe { result::free_sync(address) };
+    }
+
+    fn zero(&self, address: Address, bytes: usize) -> Result<(), String> {
+        // SAFETY: the caller owns `bytes` from `address` on.
+        let done = unsafe { result::memset_d8_async(address, 0, bytes, self.stream) };
+        while_doing("clearing memory", done)
+    }
+
+    fn write(&self, to: Address, from: &[u8]) -> Result<(), String> {
+        // SAFETY: the caller owns as many bytes from `to` on. The driver has copied
+        // pageable memory, or staged it, when this returns.
+        let done = unsafe { result::memcpy_htod_async(to, from, self.stream) };
+        while_doing("copying to the device", done)
+    }
+
+    fn read(&self, to: &mut [u8], from: Address) -> Result<(), String> {
+        // SAFETY: the caller owns as many bytes from `from` on; waited for below.
+        let done = unsafe { result::memcpy_dtoh_async(to, from, self.stream) };
+        while_doing("copying from the device", done).and(self.wait())
+    }
+
+    fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<(), String> {
+        // SAFETY: the caller owns both ranges.
+        let done = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) };
+        while_doing("copying on the device", done)
+    }
+
+    fn wait(&self) -> Result<(), String> {
+        // SAFETY: the stream is ours.
+        let done = unsafe { result::stream::synchronize(self.stream) };
+        while_doing("running", done)
+    }
+
+    fn launch(&self, kernel: &Kernel, grid: Grid, args: &Args) -> Result<(), String> {
+        let function = self.function(kernel)?;
+        let mut pointers: Vec<*mut c_void> = args
+            .each()
+            .map(|words| words.as_ptr().cast_mut().cast())
+            .collect();
+        let whole = if self.has_clusters { 1 } else { grid.cluster };
+        // SAFETY: plain numbers; all zeros is a value.
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        let [dependent, cluster] = &mut attributes;
+        dependent.id =
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        dependent.value.programmaticStreamSerializationAllowed = 1;
+        cluster.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+            x: grid.cluster as u32,
+            y: 1,
+            z: 1,
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: (grid.blocks.0 / whole) as u32,
+            gridDimY: grid.blocks.1 as u32,
+            gridDimZ: 1,
+            blockDimX: (grid.threads * whole) as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared as u32,
+            hStream: self.stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: match (self.has_clusters, grid.cluster) {
+                (false, _) => 0,
+                (true, 1) => 1,
+                (true, _) => 2,
+            },
+        };
+        if grid.shared > 48 << 10 {
+            // SAFETY: the function is loaded.
+            let done = unsafe {
+                result::function::set_function_attribute(
+                    function.entry,
+                    sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    grid.shared as i32,
+                )
+            };
+            while_doing("asking for shared memory", done)?;
+        }
+        // SAFETY: the arguments are those of the kernel's signature, in order, each in
+        // words of its own; the kernel keeps to the tensors whose addresses it gets,
+        // which outlive it because memory is reused in the order of the one stream.
+        let done = unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                function.entry,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        done.result()
+            .map_err(|e| format!("launching {kernel}: {}", describe(e.0)))
+    }
+
+    fn begin_recording(&self) -> Result<(), String> {
+        // Relaxed: memory for the record may be taken while it is made.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream is ours.
+        let begun = unsafe { result::stream::begin_capture(self.stream, mode) };
+        while_doing("recording a step", begun)
+    }
+
+    fn end_recording(&self) -> Result<Option<Graph>, String> {
+        // SAFETY: the stream is ours.
+        let ended = unsafe { result::stream::end_capture(self.stream) };
+        let graph = while_doing("recording a step", ended)?;
+        if graph.is_null() {
+            return Ok(None);
+        }
+        let mut exec = std::ptr::null_mut();
+        // SAFETY: `graph` was just recorded.
+        let done = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) }.result();
+        // SAFETY: the executable is a copy.
+        let _ = unsafe { result::graph::destroy(graph) };
+        while_doing("preparing a recorded step", done)?;
+        Ok(Some(Box::new(Executable { exec })))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<(), String> {
+        let graph = graph.downcast_ref::<Executable>();
+        let graph = graph.expect("a graph of this machine");
+        // SAFETY: both are alive.
+        let done = unsafe { result::graph::launch(graph.exec, self.stream) };
+        while_doing("replaying a step", done)
+    }
+
+    fn profile(&self, on: bool) -> Result<(), String> {
+        let (doing, done) = match on {
+            true => ("starting the profiler", cudarc::driver::profiler_start()),
+            false => ("stopping the profiler", cudarc::driver::profiler_stop()),
+        };
+        while_doing(doing, done)
+    }
+
+    fn globals(&self, name: &str) -> Vec<(String, Vec<u8>)> {
+        let name = CString::new(name).expect("a name without zeros");
+        let functions = lock(&self.functions);
+        let read = |(kernel, function): (&Kernel, &Function)| {
+            let (mut address, mut size) = (0, 0);
+            // SAFETY: the module is loaded, and the driver writes an address and a size.
+            let found = unsafe {
+                sys::cuModuleGetGlobal_v2(
+                    &raw mut address,
+                    &raw mut size,
+                    function.module,
+                    name.as_ptr(),
+                )
+            };
+            found.result().ok()?;
+            let mut bytes = vec![0u8; size];
+            self.read(&mut bytes, address).ok()?;
+            Some((kernel.to_string(), bytes))
+        };
+        functions.iter().filter_map(read).collect()
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        self.make_current();
+        // SAFETY: the stream is ours; what runs on it ends first.
+        let _ = unsafe { result::stream::synchronize(self.stream) };
+        // SAFETY: nothing uses the stream any more.
+        let _ = unsafe { result::stream::destroy(self.stream) };
+        // SAFETY: retained once, in `open`.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}

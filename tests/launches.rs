@@ -1,0 +1,177 @@
+//! Which kernels a step of each family launches on a GPU, seen in a dry run: where a rule of
+//! fusion no longer finds what it looks for, these lists grow.
+
+use backend::{Batch, KvFormat, Store, Tensor};
+use cache::{Memory, MemorySize};
+use cuda::{Cuda, DryRun};
+use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target};
+use suites::repository;
+use weights::Checkpoint;
+
+fn bundled(name: &str) -> Checkpoint {
+    Checkpoint::open(&repository(format!("models/{name}"))).unwrap()
+}
+
+fn size() -> MemorySize {
+    MemorySize {
+        sequences: 1,
+        context: 4096,
+        step_rows: 256,
+        kv_format: KvFormat::both(&quant::kv::BF16),
+    }
+}
+
+/// A step's rows: `n` more of a sequence.
+fn push(memory: &mut Memory, n: usize) -> Batch {
+    let mut batch = Batch::default();
+    let mut sequence = memory.open().unwrap();
+    let tokens: Vec<u32> = (1..=n as u32).collect();
+    let certain = if n > 16 { n } else { 1 };
+    memory
+        .push(&mut batch, &mut sequence, &tokens, certain)
+        .unwrap();
+    batch
+}
+
+/// What `work` launches.
+fn launches(cuda: &Cuda, work: impl FnOnce() -> Vec<Tensor>) -> Vec<String> {
+    cuda.take_launches();
+    let made = work();
+    let lines = cuda.take_launches();
+    drop(made);
+    lines
+}
+
+/// The launches of a step of `n` rows of a target, and of a draft head's.
+fn step(cuda: &Cuda, name: &str, head: Option<&str>, n: usize) -> Vec<String> {
+    let checkpoint = bundled(name);
+    let target = load_target(cuda, &checkpoint).unwrap();
+    let target: &dyn Target = &*target;
+    let mut memory = Memory::new(cuda, target.plan(), size());
+    let batch = push(&mut memory, n);
+    let hidden = cuda.upload(
+        n,
+        target.hidden_size(),
+        &vec![0.5; n * target.hidden_size()],
+    );
+    let chained = |head: &dyn ChainedHead| {
+        let mut memory = Memory::new(cuda, head.plan(), size());
+        let batch = push(&mut memory, n);
+        let taps: Vec<Tensor> = head
+            .taps()
+            .iter()
+            .map(|_| {
+                cuda.upload(
+                    n,
+                    target.hidden_size(),
+                    &vec![0.5; n * target.hidden_size()],
+                )
+            })
+            .collect();
+        let rows: Vec<usize> = (0..n).collect();
+        launches(cuda, || {
+            let features = head.features(cuda, &hidden, &taps, &rows);
+            let m = head.forward(cuda, target, &features, &batch, &mut memory);
+            let logits = head.logits(cuda, target, &m).logits;
+            vec![m, logits]
+        })
+    };
+    match head {
+        None => launches(cuda, || {
+            let hidden = target.forward(cuda, &batch, &mut memory);
+            let logits = target.logits(cuda, &hidden);
+            vec![hidden, logits]
+        }),
+        Some("mtp") => chained(&Qwen35Mtp::load(cuda, &checkpoint, target).unwrap()),
+        Some(head) if head.contains("eagle3") => {
+            chained(&Eagle3::load(cuda, &bundled(head), target).unwrap())
+        }
+        Some(head) => {
+            let head = Gemma4Assistant::load(cuda, &bundled(head), target).unwrap();
+            launches(cuda, || {
+                let (z, next) = head.step(cuda, target, &hidden, &batch, &memory);
+                let logits = head.logits(cuda, &z).logits;
+                vec![next, logits]
+            })
+        }
+    }
+}
+
+/// Targets with their draft heads.
+const SUBJECTS: &[(&str, Option<&str>)] = &[
+    ("tiny-gemma4", None),
+    ("tiny-gemma4-e", None),
+    ("tiny-gemma4-moe", None),
+    ("tiny-qwen3.5", None),
+    ("tiny-qwen3.5-moe", None),
+    ("tiny-gemma4", Some("tiny-gemma4-assistant")),
+    ("tiny-gemma4", Some("tiny-gemma4-eagle3")),
+    ("tiny-qwen3.5", Some("mtp")),
+    ("tiny-qwen3.5", Some("tiny-qwen3.5-eagle3")),
+];
+
+/// Launches of each subject by steps of 1, 4, 20 and 200 rows on an H100, at most: what
+/// they were when this was written. More are a rule that no longer finds its ops.
+const MOST: &[[usize; 4]] = &[
+    [84, 84, 84, 117],
+    [67, 67, 67, 93],
+    [82, 82, 100, 143],
+    [73, 73, 85, 116],
+    [46, 46, 68, 96],
+    [46, 46, 46, 64],
+    [25, 25, 25, 31],
+    [20, 20, 20, 25],
+    [25, 25, 25, 31],
+];
+
+#[test]
+fn no_family_launches_more_than_it_did() {
+    let cuda = Cuda::dry_run(DryRun::default());
+    let mut found = Vec::new();
+    for &(name, head) in SUBJECTS {
+        found.push([1, 4, 20, 200].map(|n| step(&cuda, name, head, n).len()));
+    }
+    for ((found, most), subject) in found.iter().zip(MOST).zip(SUBJECTS) {
+        let fine = found.iter().zip(most).all(|(found, most)| found <= most);
+        assert!(fine, "{subject:?}: {found:?}, not {most:?}");
+    }
+    assert_eq!(found.len(), MOST.len());
+}
+
+/// The ops of one layer of each target, after fusion, by a step of 4 rows.
+#[test]
+fn layers_are_fused_as_written_down() {
+    let mut all = String::new();
+    for &(name, head) in SUBJECTS {
+        let cuda = Cuda::dry_run(DryRun::default());
+        cuda.take_ops();
+        step(&cuda, name, head, 4);
+        let ops = cuda.take_ops();
+        let word = |op: &String| {
+            let made = op.split(" = ").last().unwrap_or_default();
+            let word = made.split(" (").next().unwrap_or_default().to_owned();
+            // Whether f16 copies are read and written says as much as the op.
+            let writes = op
+                .split(" = ")
+                .next()
+                .is_some_and(|y| y.contains('\'') && op.contains(" = "));
+            let reads = made.contains('\'');
+            format!(
+                "  {word}{}{}\n",
+                if reads { " <f16" } else { "" },
+                if writes { " >f16" } else { "" }
+            )
+        };
+        all += &format!("{name} {}\n", head.unwrap_or_default());
+        all.extend(ops.iter().map(word));
+    }
+    let path = repository("tests/launches.txt");
+    if std::env::var_os("UPDATE_LAUNCHES").is_some() {
+        std::fs::write(&path, &all).unwrap();
+    }
+    let want = std::fs::read_to_string(&path).unwrap();
+    assert!(
+        all == want,
+        "UPDATE_LAUNCHES=1 writes tests/launches.txt anew; see what changed"
+    );
+}
