@@ -17,10 +17,9 @@ use crate::request::{
     CancelToken, Event, FinishReason, JudgedToken, Rejected, Request, RequestOutcome, Sink,
     Speculation, Timings, Usage, check_ranges,
 };
-use cache::MemoryFull;
 use speculate::{
-    Accept, DraftLength, Finish, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Parked, Sampling, Speculator,
-    Stream, StreamOptions,
+    Accept, DraftLength, Finish, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling, Speculator, Stream,
+    StreamOptions,
 };
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -124,7 +123,6 @@ impl Engine {
             waiting: VecDeque::new(),
             running: Vec::new(),
             reuse: options.reuse,
-            parked: Vec::new(),
             counters: counters.clone(),
         };
         let thread = std::thread::Builder::new()
@@ -331,13 +329,8 @@ struct Scheduler {
     waiting: VecDeque<Job>,
     running: Vec<Running>,
     reuse: bool,
-    /// What ended requests have left, the newest last. Each has a sequence.
-    parked: Vec<Parked>,
     counters: Arc<Counters>,
 }
-
-/// Rows that are worth more than what else a sequence remembers.
-const WORTH_KEEPING: usize = 64;
 
 impl Scheduler {
     fn run(mut self) {
@@ -427,7 +420,7 @@ impl Scheduler {
             let begun = shown_marks.and_then(|m| m.begun(&self.text.tokenizer, &request.prompt));
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
-            match (self.start(request.prompt, options), stops) {
+            match (self.speculator.start(request.prompt, options), stops) {
                 (Ok(stream), Ok(stops)) => {
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
                     self.running.push(Running {
@@ -463,32 +456,6 @@ impl Scheduler {
         }
         // A request for no tokens at all has ended before its first round.
         self.leave(|running| running.stream.finish().map(|_| FinishReason::Length));
-    }
-
-    /// Starts a stream: from what an ended request has left, if its text begins like the
-    /// prompt by half of that, or by enough where a sequence has to be cleared anyway.
-    fn start(&mut self, prompt: Vec<u32>, options: StreamOptions) -> Result<Stream, MemoryFull> {
-        let taken = self.running.len() + self.parked.len();
-        let is_full = taken >= self.speculator.memory().size().sequences;
-        let drafts = options.draft.max() > 0;
-        let left = self.parked.iter().enumerate();
-        let rows = left.map(|(i, p)| (self.speculator.reusable(p, &prompt, drafts), i));
-        let enough = match is_full {
-            true => WORTH_KEEPING.min(prompt.len() / 2),
-            false => prompt.len() / 2,
-        };
-        // The newest of those with most.
-        if let Some((rows, i)) = rows.max()
-            && rows >= enough.max(1)
-        {
-            let parked = self.parked.remove(i);
-            return self.speculator.resume(parked, prompt, options);
-        }
-        if is_full {
-            let oldest = self.parked.remove(0);
-            self.speculator.discard(oldest);
-        }
-        self.speculator.open(prompt, options)
     }
 
     fn drop_cancelled(&mut self) {
@@ -574,7 +541,7 @@ impl Scheduler {
                 .cache_queries
                 .fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);
             if running.stream.finish() != Some(Finish::NoToken) {
-                self.parked.push(self.speculator.park(running.stream));
+                self.speculator.park(running.stream);
             } else {
                 self.speculator.close(running.stream);
             }
@@ -593,17 +560,12 @@ impl Scheduler {
             self.speculator.close(running.stream);
             (running.sink)(Event::Failed(error.to_owned()));
         }
-        for parked in std::mem::take(&mut self.parked) {
-            self.speculator.discard(parked);
-        }
+        self.speculator.discard_all();
     }
 
     fn count(&self) {
-        let (used, all) = self.speculator.memory().pages_used();
-        let parked: usize = self.parked.iter().map(Parked::n_pages).sum();
-        self.counters
-            .pages_used
-            .store(used - parked, Ordering::Relaxed);
+        let (running, all) = self.speculator.pages_running();
+        self.counters.pages_used.store(running, Ordering::Relaxed);
         self.counters.pages.store(all, Ordering::Relaxed);
     }
 }

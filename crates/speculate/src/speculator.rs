@@ -1,14 +1,14 @@
 //! A target, its drafter, and what they remember.
 
 use crate::accept::Accept;
-use crate::draft::Drafter;
-use crate::length::{Ledger, Lengths};
-use crate::reuse::checkpoint;
-use crate::sample::{History, Scratch};
-use crate::stats::Stats;
-use crate::stream::{Finish, Stream, StreamOptions};
+use crate::draft::{DraftState, Drafter};
+use crate::length::Lengths;
+use crate::prompt::Prompt;
+use crate::reuse::Ended;
+use crate::sample::Scratch;
+use crate::stream::{Stream, StreamOptions, StreamState};
 use backend::{Backend, Batch, StepKey};
-use cache::{Memory, MemoryFull, Sequence};
+use cache::{Memory, MemoryFull, PrefixIndex, RowKey};
 use models::Target;
 use std::sync::Arc;
 
@@ -20,6 +20,9 @@ pub struct Speculator {
     pub(crate) lengths: Lengths,
     pub(crate) accept: Accept,
     pub(crate) memory: Memory,
+    /// All texts, running or ended, by what their rows are computed from.
+    pub(crate) index: PrefixIndex,
+    pub(crate) ended: Ended,
     pub(crate) batch: Batch,
     pub(crate) scratch: Scratch,
     pub(crate) key: StepKey,
@@ -40,6 +43,8 @@ impl Speculator {
             lengths: Lengths::default(),
             accept: Accept::Exact,
             memory,
+            index: PrefixIndex::new(),
+            ended: Ended::default(),
             batch: Batch::default(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
@@ -51,12 +56,12 @@ impl Speculator {
         &*self.target
     }
 
-    /// Where it all runs.
+    /// The device that the target runs on.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.b
     }
 
-    /// What the target remembers.
+    /// The target's memory of all streams.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -82,86 +87,79 @@ impl Speculator {
     ///
     /// # Panics
     ///
-    /// If a stream is open: its drafter would not have seen its rows.
+    /// If a stream is open or parked: the drafter would not have seen its rows.
     pub fn replace_drafter(&mut self, drafter: Option<Box<dyn Drafter>>) {
-        assert_eq!(self.memory.pages_used().0, 0, "no stream is open");
+        assert_eq!(self.memory.n_open(), 0, "no stream is open");
         self.drafter = drafter;
-        // What the old one's guesses were worth says nothing of the new one's.
+        // The old drafter's guesses say nothing of what the new one's are worth.
         self.lengths = Lengths::default();
     }
 
-    /// Starts a stream after `prompt`.
+    /// Starts a stream after `prompt`, all of whose rows are to be run.
     ///
     /// # Errors
     ///
-    /// [`MemoryFull::Context`] if the prompt does not fit,
-    /// [`MemoryFull::Sequences`] if too many streams are open.
+    /// [`MemoryFull::Context`] if the prompt does not fit, [`MemoryFull::Span`] if one of its
+    /// media spans does not fit a step, [`MemoryFull::Sequences`] if too many streams are open
+    /// or parked.
     ///
     /// # Panics
     ///
     /// If the prompt is empty or names a token outside the vocabulary.
-    pub fn open(&mut self, prompt: Vec<u32>, options: StreamOptions) -> Result<Stream, MemoryFull> {
+    pub fn open(
+        &mut self,
+        prompt: impl Into<Prompt>,
+        options: StreamOptions,
+    ) -> Result<Stream, MemoryFull> {
+        let prompt = prompt.into();
         self.check(&prompt)?;
-        let sequence = self.memory.open()?;
-        if let Some(drafter) = &mut self.drafter
-            && let Err(full) = drafter.open(sequence.slot())
-        {
-            self.memory.close(sequence);
-            return Err(full);
-        }
-        Ok(self.start(sequence, 0, prompt, options))
+        let state = StreamState {
+            sequence: self.memory.open()?,
+            draft: self.draft_state()?,
+        };
+        let keys = prompt.keys();
+        Ok(self.begin(state, keys, prompt, options))
     }
 
-    pub(crate) fn check(&self, prompt: &[u32]) -> Result<(), MemoryFull> {
-        assert!(!prompt.is_empty(), "a prompt has at least one token");
+    /// Ends a stream and frees what nobody else owns of what it remembers.
+    pub fn close(&mut self, stream: Stream) {
+        self.index.remove(stream.entry);
+    }
+
+    /// An empty state of the drafter, if there is one.
+    fn draft_state(&self) -> Result<Option<Box<dyn DraftState>>, MemoryFull> {
+        self.drafter.as_ref().map(|d| d.state()).transpose()
+    }
+
+    /// Checks what [`Speculator::open`] says of prompts.
+    pub(crate) fn check(&self, prompt: &Prompt) -> Result<(), MemoryFull> {
+        assert!(!prompt.tokens.is_empty(), "a prompt has at least one token");
         let vocab = self.target.vocab_size();
         assert!(
-            prompt.iter().all(|&t| (t as usize) < vocab),
+            prompt.tokens.iter().all(|&t| (t as usize) < vocab),
             "prompt tokens are in the vocabulary"
         );
-        let context = self.memory.size().context;
-        if prompt.len() > context {
-            return Err(MemoryFull::Context(context));
+        let size = self.memory.size();
+        if prompt.tokens.len() > size.context {
+            return Err(MemoryFull::Context(size.context));
+        }
+        let rows = prompt.spans.longest();
+        if rows > size.step_rows {
+            let most = size.step_rows;
+            return Err(MemoryFull::Span { rows, most });
         }
         Ok(())
     }
 
-    /// A stream after `prompt`, whose first rows `sequence` remembers, and of whose rows
-    /// the drafter has learned `shown`.
-    pub(crate) fn start(
-        &self,
-        sequence: Sequence,
-        shown: usize,
-        prompt: Vec<u32>,
+    /// A stream after `prompt`, whose rows have `keys`, of which `state` remembers the first.
+    pub(crate) fn begin(
+        &mut self,
+        state: StreamState,
+        keys: Vec<RowKey>,
+        prompt: Prompt,
         options: StreamOptions,
     ) -> Stream {
-        let reused = sequence.len();
-        let checkpoint = checkpoint(prompt.len());
-        let keeps_states = !self.memory.delta.is_empty() && checkpoint > reused;
-        Stream {
-            sequence,
-            reused,
-            shown,
-            checkpoint: keeps_states.then_some(checkpoint),
-            n_prompt: prompt.len(),
-            draft: Vec::new(),
-            laws: Vec::new(),
-            logprobs: Vec::new(),
-            history: History::new(&options.sampling, &prompt),
-            finish: if options.max_tokens == 0 || prompt.len() >= self.memory.size().context {
-                Some(Finish::Length)
-            } else {
-                None
-            },
-            stats: Stats::default(),
-            ledger: Ledger::default(),
-            tokens: prompt,
-            options,
-        }
-    }
-
-    /// Ends a stream and frees what it remembers.
-    pub fn close(&mut self, stream: Stream) {
-        self.discard(self.park(stream));
+        let entry = self.index.insert(keys);
+        Stream::new(state, entry, prompt, options, &self.memory)
     }
 }

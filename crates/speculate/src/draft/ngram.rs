@@ -1,21 +1,20 @@
 //! Drafts what followed the last time the text ended like this.
 
 use super::ngram_index::NgramIndex;
-use super::{DraftRequest, Drafter, TargetView};
-use backend::{Backend, Tensor};
+use super::{Derived, DraftRequest, DraftState, Drafter, TargetView};
+use backend::Tensor;
 use cache::MemoryFull;
 
-/// The drafter without a model.
-#[derive(Default)]
-pub struct Ngram {
-    /// By the target's slot.
-    indexes: Vec<Option<NgramIndex>>,
-}
+/// The drafter without a model. Its state is an index of the text's n-grams.
+#[derive(Debug, Default)]
+pub struct Ngram;
+
+impl Derived for NgramIndex {}
 
 impl Ngram {
     /// A drafter for any target.
     pub fn new() -> Self {
-        Ngram::default()
+        Ngram
     }
 }
 
@@ -24,20 +23,8 @@ impl Drafter for Ngram {
         "ngram"
     }
 
-    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
-        if self.indexes.len() <= slot {
-            self.indexes.resize_with(slot + 1, || None);
-        }
-        self.indexes[slot] = Some(NgramIndex::default());
-        Ok(())
-    }
-
-    fn close(&mut self, slot: usize) {
-        self.indexes[slot] = None;
-    }
-
-    fn rewind(&mut self, _b: &dyn Backend, slot: usize, _from: usize, _to: usize) {
-        self.indexes[slot] = Some(NgramIndex::default());
+    fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
+        Ok(Box::new(NgramIndex::default()))
     }
 
     fn draft(
@@ -47,9 +34,7 @@ impl Drafter for Ngram {
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         let draft = |request: &mut DraftRequest<'_>| {
-            let index = self.indexes[request.sequence.slot()]
-                .as_mut()
-                .expect("opened with the stream");
+            let index = request.state.of::<NgramIndex>();
             for &token in &request.tokens[index.len()..] {
                 index.push(token);
             }
