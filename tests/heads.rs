@@ -10,7 +10,7 @@ use models::{
 };
 use quant::Scalar;
 use serde_json::{Value, json};
-use speculate::draft::{Chained, DraftRequest, TargetView};
+use speculate::draft::{Chained, DraftRequest, DraftState, TargetView};
 use speculate::{DraftLength, Drafter, Sampling, Speculator, StreamOptions};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -418,6 +418,52 @@ struct Twins {
     compared: Arc<Mutex<usize>>,
 }
 
+/// The states of both for one text, which is neither cut back nor forked.
+struct TwinStates {
+    often: Box<dyn DraftState>,
+    seldom: Box<dyn DraftState>,
+}
+
+impl DraftState for TwinStates {
+    fn restorable(&self, _rows: usize) -> usize {
+        0
+    }
+
+    fn truncate(&mut self, backend: &dyn Backend, rows: usize) {
+        self.often.truncate(backend, rows);
+        self.seldom.truncate(backend, rows);
+    }
+
+    fn forkable(&self, _rows: usize) -> usize {
+        0
+    }
+
+    fn fork(&self, backend: &dyn Backend, rows: usize) -> Result<Box<dyn DraftState>, MemoryFull> {
+        Ok(Box::new(TwinStates {
+            often: self.often.fork(backend, rows)?,
+            seldom: self.seldom.fork(backend, rows)?,
+        }))
+    }
+}
+
+/// `requests` as one of the twins gets them, with its own state of each.
+fn with_states<'a>(
+    requests: &'a mut [DraftRequest<'_>],
+    of: fn(&mut TwinStates) -> &mut (dyn DraftState + 'static),
+) -> Vec<DraftRequest<'a>> {
+    let own = |request: &'a mut DraftRequest<'_>| DraftRequest {
+        sequence: request.sequence,
+        state: of(request.state.of()),
+        tokens: request.tokens,
+        kept: request.kept.clone(),
+        limit: request.limit,
+        sampling: request.sampling,
+        history: request.history,
+        laws: request.laws.as_deref_mut(),
+    };
+    requests.iter_mut().map(own).collect()
+}
+
 impl Drafter for Twins {
     fn name(&self) -> &'static str {
         "twins"
@@ -427,19 +473,11 @@ impl Drafter for Twins {
         self.often.taps()
     }
 
-    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
-        self.seldom.open(slot)?;
-        self.often.open(slot)
-    }
-
-    fn close(&mut self, slot: usize) {
-        self.seldom.close(slot);
-        self.often.close(slot);
-    }
-
-    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
-        self.seldom.rewind(b, slot, from, to);
-        self.often.rewind(b, slot, from, to);
+    fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
+        Ok(Box::new(TwinStates {
+            often: self.often.state()?,
+            seldom: self.seldom.state()?,
+        }))
     }
 
     fn draft(
@@ -449,13 +487,15 @@ impl Drafter for Twins {
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         self.rounds += 1;
-        let often = self.often.draft(target, hidden, requests);
+        let mut own = with_states(requests, |twins| &mut *twins.often);
+        let often = self.often.draft(target, hidden, &mut own);
         let asked = self.rounds.is_multiple_of(3);
         let limits: Vec<usize> = requests.iter().map(|r| r.limit).collect();
         if !asked {
             requests.iter_mut().for_each(|r| r.limit = 0);
         }
-        let seldom = self.seldom.draft(target, hidden, requests);
+        let mut own = with_states(requests, |twins| &mut *twins.seldom);
+        let seldom = self.seldom.draft(target, hidden, &mut own);
         if asked {
             assert_eq!(often, seldom, "drafts of round {}", self.rounds);
             *self.compared.lock().unwrap() += often.iter().filter(|d| d.len() > 1).count();

@@ -8,7 +8,7 @@ use backend::{Backend, Tensor};
 use cache::MemoryFull;
 use cpu::{Cpu, CpuOptions};
 use speculate::DraftLength::Fixed;
-use speculate::draft::{DraftRequest, TargetView};
+use speculate::draft::{DraftRequest, DraftState, TargetView};
 use speculate::{Drafter, Sampling};
 use std::sync::Arc;
 use suites::Recorder;
@@ -118,16 +118,8 @@ impl Drafter for Resting {
         self.inner.taps()
     }
 
-    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
-        self.inner.open(slot)
-    }
-
-    fn close(&mut self, slot: usize) {
-        self.inner.close(slot);
-    }
-
-    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
-        self.inner.rewind(b, slot, from, to);
+    fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
+        self.inner.state()
     }
 
     fn draft(

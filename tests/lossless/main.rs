@@ -16,6 +16,7 @@ mod gpu;
 mod guesses;
 mod long;
 mod reuse;
+mod share;
 mod subjects;
 mod writing;
 

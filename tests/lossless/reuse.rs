@@ -121,6 +121,7 @@ pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<d
             going.discard(parked);
         }
         assert_eq!(going.memory().pages_used().0, 0, "every page is back");
+        assert_eq!(going.memory().n_open(), 0, "every sequence is back");
         assert!(reused[..3].iter().all(|&n| n > 0), "{reused:?} rows reused");
     }
 }

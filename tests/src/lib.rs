@@ -9,7 +9,7 @@ use backend::{
 };
 use cache::MemoryFull;
 use serde_json::{Map, Value};
-use speculate::draft::{DraftRequest, TargetView};
+use speculate::draft::{DraftRequest, DraftState, TargetView};
 use speculate::sample::{History, Scratch, choose, choose_among};
 use speculate::{Drafter, Sampling};
 use std::borrow::Cow;
@@ -381,20 +381,8 @@ impl Drafter for Noting {
         self.inner.taps()
     }
 
-    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
-        self.inner.open(slot)
-    }
-
-    fn close(&mut self, slot: usize) {
-        self.inner.close(slot);
-    }
-
-    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
-        self.inner.rewind(b, slot, from, to);
-    }
-
-    fn can_rewind(&self, slot: usize, to: usize) -> bool {
-        self.inner.can_rewind(slot, to)
+    fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
+        self.inner.state()
     }
 
     fn draft(

@@ -1,10 +1,16 @@
 //! Device memory of one model and the sequences that share it.
 
-use crate::{MemoryFull, MemoryPlan, PagePool};
+use crate::{MemoryFull, MemoryPlan, PagePool, Sequence};
 use backend::{
     Backend, Batch, BatchSeq, Delta, DeltaSpec, Kv, KvFormat, KvSpec, MAX_TENTATIVE, NO_PAGE,
     PAGE_ROWS, Row,
 };
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Snapshots of recurrent state that one sequence may refer to. Each costs every sequence
+/// as much memory as its state ([`Memory::bytes`] plans with it), so that no sequence finds
+/// the pool empty.
+pub const SNAPSHOTS_A_SEQUENCE: usize = 1;
 
 /// How much to remember.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,8 +26,13 @@ pub struct MemorySize {
 }
 
 impl MemorySize {
+    /// Snapshots of recurrent state that there can be at once.
+    pub fn snapshots(&self) -> usize {
+        self.sequences.saturating_mul(SNAPSHOTS_A_SEQUENCE)
+    }
+
     /// Pages one sequence can need at once in a group with `window`.
-    fn pages(&self, window: Option<usize>) -> usize {
+    pub(crate) fn pages(&self, window: Option<usize>) -> usize {
         let whole = self.context.div_ceil(PAGE_ROWS);
         match window {
             None => whole,
@@ -38,43 +49,29 @@ impl MemorySize {
 pub struct Memory {
     /// By group, by layer of the group.
     pub kv: Vec<Vec<Kv>>,
-    /// By gated-delta layer.
+    /// By gated-delta layer: slots of all sequences, then of all snapshots.
     pub delta: Vec<Delta>,
     plan: MemoryPlan,
     size: MemorySize,
-    pools: Vec<PagePool>,
-    slots: PagePool,
+    pub(crate) pools: Arc<Mutex<Pools>>,
 }
 
-/// One sequence's part of a [`Memory`].
-///
-/// `len` rows are remembered. The first `base` of them are certain: recurrent
-/// state is stored after row `base`, so only rows past it can be forgotten.
+/// What a memory hands out, by number. Its sequences know the pools too, to give back what
+/// they hold when they are dropped.
 #[derive(Debug)]
-pub struct Sequence {
-    len: usize,
-    base: usize,
-    /// Rows after which recurrent state is kept aside; 0 if none is.
-    checkpoint: usize,
-    slot: u32,
-    /// By group: page of rows `i * PAGE_ROWS ..`.
-    tables: Vec<Vec<u32>>,
+pub(crate) struct Pools {
+    /// By attention group.
+    pub(crate) pages: Vec<PagePool>,
+    /// A slot a sequence: where its recurrent state lies.
+    pub(crate) slots: PagePool,
+    /// Saved recurrent states.
+    pub(crate) snapshots: PagePool,
 }
 
-impl Sequence {
-    /// Rows remembered.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether nothing is remembered.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// A number below [`MemorySize::sequences`] that no other open sequence has.
-    pub fn slot(&self) -> usize {
-        self.slot as usize
+impl Pools {
+    /// The pools of a memory, even after a panic elsewhere: each change of them is whole.
+    pub(crate) fn lock(pools: &Mutex<Pools>) -> MutexGuard<'_, Pools> {
+        pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -114,18 +111,22 @@ impl Memory {
             .iter()
             .map(|&spec| {
                 backend.delta(DeltaSpec {
-                    slots: 2 * size.sequences,
+                    slots: size.sequences + size.snapshots(),
                     ..spec
                 })
             })
             .collect();
+        let pools = Pools {
+            pages: pools,
+            slots: PagePool::new(size.sequences),
+            snapshots: PagePool::new(size.snapshots()),
+        };
         Memory {
             kv,
             delta,
-            slots: PagePool::new(size.sequences),
             plan,
             size,
-            pools,
+            pools: Arc::new(Mutex::new(pools)),
         }
     }
 
@@ -139,11 +140,12 @@ impl Memory {
                 product(&[rows, heads, size.kv_format.row_bytes(head_dim)])
             })
         });
+        let slots = size.sequences.saturating_add(size.snapshots());
         let delta = plan.delta.iter().map(|d| {
             let state = d.value_heads * d.key_dim * d.value_dim;
             let updates = MAX_TENTATIVE * d.value_heads * (d.key_dim + d.value_dim + 1);
             let history = (d.conv_taps - 1 + MAX_TENTATIVE) * d.channels();
-            product(&[4 * 2, size.sequences, state + updates + history])
+            product(&[4, slots, state + updates + history])
         });
         kv.chain(delta).fold(0, usize::saturating_add)
     }
@@ -154,10 +156,12 @@ impl Memory {
         bytes.fold(0, usize::saturating_add)
     }
 
-    /// Whether pages and slots of `plan` at `size` have numbers: fewer than 2³² − 1 of a kind.
+    /// Whether pages, slots and snapshots of `plan` at `size` have numbers: fewer than
+    /// 2³² − 1 of a kind.
     pub fn has_numbers(plan: &MemoryPlan, size: &MemorySize) -> bool {
         let pages = plan.groups.iter().map(|g| size.pages(g.window)).max();
-        let most = pages.unwrap_or(0).max(2).checked_mul(size.sequences);
+        let slots = 1 + SNAPSHOTS_A_SEQUENCE;
+        let most = pages.unwrap_or(0).max(slots).checked_mul(size.sequences);
         most.is_some_and(|n| n < NO_PAGE as usize)
     }
 
@@ -171,13 +175,18 @@ impl Memory {
         &self.size
     }
 
-    /// Pages in use and pages in all, over all groups.
+    /// Pages in use and pages in all, over all groups. A page with several owners counts
+    /// once.
     pub fn pages_used(&self) -> (usize, usize) {
-        let all = self.pools.iter().map(PagePool::n_pages).sum::<usize>();
-        (
-            all - self.pools.iter().map(PagePool::n_free).sum::<usize>(),
-            all,
-        )
+        let pools = Pools::lock(&self.pools);
+        let all = pools.pages.iter().map(PagePool::n_pages).sum::<usize>();
+        let free = pools.pages.iter().map(PagePool::n_free).sum::<usize>();
+        (all - free, all)
+    }
+
+    /// Sequences that are open.
+    pub fn n_open(&self) -> usize {
+        self.size.sequences - Pools::lock(&self.pools).slots.n_free()
     }
 
     /// A new, empty sequence.
@@ -186,28 +195,14 @@ impl Memory {
     ///
     /// [`MemoryFull::Sequences`] if as many as planned are open.
     pub fn open(&mut self) -> Result<Sequence, MemoryFull> {
-        let slot = self
-            .slots
-            .take()
-            .ok_or(MemoryFull::Sequences(self.size.sequences))?;
-        Ok(Sequence {
-            len: 0,
-            base: 0,
-            checkpoint: 0,
-            slot,
-            tables: vec![Vec::new(); self.plan.groups.len()],
-        })
+        let slot = Pools::lock(&self.pools).slots.take();
+        let slot = slot.ok_or(MemoryFull::Sequences(self.size.sequences))?;
+        Ok(Sequence::new(self, slot))
     }
 
-    /// Ends a sequence and frees its pages.
+    /// Ends a sequence and frees what nobody else owns of it, as dropping it does.
     pub fn close(&mut self, sequence: Sequence) {
-        self.slots.give(sequence.slot);
-        for (pool, table) in self.pools.iter_mut().zip(sequence.tables) {
-            table
-                .into_iter()
-                .filter(|&p| p != NO_PAGE)
-                .for_each(|p| pool.give(p));
-        }
+        drop(sequence);
     }
 
     /// Gives `sequence` the next `tokens.len()` rows of `batch`. The first
@@ -220,8 +215,8 @@ impl Memory {
     ///
     /// # Panics
     ///
-    /// If more rows are tentative than [`MAX_TENTATIVE`], or there are more rows
-    /// than the plan's `step_rows`.
+    /// If more rows are tentative than [`MAX_TENTATIVE`], there are more rows than the
+    /// plan's `step_rows`, or the first row's page has another owner.
     pub fn push(
         &mut self,
         batch: &mut Batch,
@@ -241,18 +236,7 @@ impl Memory {
         if len > self.size.context {
             return Err(MemoryFull::Context(self.size.context));
         }
-        let wanted = len.div_ceil(PAGE_ROWS);
-        self.release(sequence, wanted);
-        for (pool, table) in self.pools.iter().zip(&sequence.tables) {
-            if wanted.saturating_sub(table.len()) > pool.n_free() {
-                return Err(MemoryFull::Pages(pool.n_pages()));
-            }
-        }
-        for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
-            while table.len() < wanted {
-                table.push(pool.take().expect("counted above"));
-            }
-        }
+        self.take_pages(sequence, len)?;
         let rows = batch.n_rows()..batch.n_rows() + tokens.len();
         batch.tokens.extend_from_slice(tokens);
         batch
@@ -261,7 +245,7 @@ impl Memory {
         let tables = push_tables(batch, sequence);
         batch.seqs.push(BatchSeq {
             rows,
-            slot: sequence.slot(),
+            slot: sequence.slot as usize,
             is_new: sequence.len == 0,
             kept: sequence.len - sequence.base,
             certain,
@@ -289,7 +273,7 @@ impl Memory {
         let tables = push_tables(batch, sequence);
         batch.seqs.push(BatchSeq {
             rows: row..row + 1,
-            slot: sequence.slot(),
+            slot: sequence.slot as usize,
             is_new: false,
             kept: 0,
             certain: 0,
@@ -297,16 +281,35 @@ impl Memory {
         });
     }
 
+    /// Takes the pages that `sequence` lacks for `len` rows, after it has given back those it
+    /// needs no more.
+    fn take_pages(&self, sequence: &mut Sequence, len: usize) -> Result<(), MemoryFull> {
+        let mut pools = Pools::lock(&self.pools);
+        assert!(
+            sequence.can_write(&pools, sequence.len),
+            "a page with two owners is not written"
+        );
+        let wanted = len.div_ceil(PAGE_ROWS);
+        self.release(&mut pools, sequence, wanted);
+        for (pool, table) in pools.pages.iter().zip(&sequence.tables) {
+            if wanted.saturating_sub(table.len()) > pool.n_free() {
+                return Err(MemoryFull::Pages(pool.n_pages()));
+            }
+        }
+        for (pool, table) in pools.pages.iter_mut().zip(&mut sequence.tables) {
+            while table.len() < wanted {
+                table.push(pool.take().expect("counted above"));
+            }
+        }
+        Ok(())
+    }
+
     /// Gives back the oldest pages of `sequence` that no later row can see, as many as it
     /// would have above its share with `wanted` pages in all. The others stay for
-    /// [`Memory::rewind`].
-    fn release(&mut self, sequence: &mut Sequence, wanted: usize) {
-        for ((pool, table), group) in self
-            .pools
-            .iter_mut()
-            .zip(&mut sequence.tables)
-            .zip(&self.plan.groups)
-        {
+    /// [`Memory::restore`] and [`Memory::fork`].
+    fn release(&self, pools: &mut Pools, sequence: &mut Sequence, wanted: usize) {
+        let tables = sequence.tables.iter_mut().zip(&self.plan.groups);
+        for (pool, (table, group)) in pools.pages.iter_mut().zip(tables) {
             let Some(window) = group.window else { continue };
             // The next row stands at `len` and sees rows above `len - window`.
             let gone = (sequence.len + 1).saturating_sub(window) / PAGE_ROWS;
@@ -318,99 +321,6 @@ impl Memory {
                 pool.give(std::mem::replace(page, NO_PAGE));
             }
         }
-    }
-
-    /// Forgets all rows of `sequence` from row `len` on.
-    ///
-    /// # Panics
-    ///
-    /// If certain rows would be forgotten, or there are fewer rows than `len`.
-    pub fn truncate(&mut self, sequence: &mut Sequence, len: usize) {
-        assert!(
-            (sequence.base..=sequence.len).contains(&len),
-            "rows {}..{} can be forgotten, not those from {len}",
-            sequence.base,
-            sequence.len
-        );
-        self.cut(sequence, len);
-    }
-
-    /// Forgets rows and the pages that have none left.
-    fn cut(&mut self, sequence: &mut Sequence, len: usize) {
-        sequence.len = len;
-        for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
-            for page in table.drain(len.div_ceil(PAGE_ROWS)..) {
-                if page != NO_PAGE {
-                    pool.give(page);
-                }
-            }
-        }
-    }
-
-    /// Keeps aside the recurrent state after all rows of `sequence`, in place of the one
-    /// kept before, so that [`Memory::rewind`] can go back to it.
-    ///
-    /// # Panics
-    ///
-    /// If some rows are tentative.
-    pub fn checkpoint(&mut self, backend: &dyn Backend, sequence: &mut Sequence) {
-        assert_eq!(sequence.base, sequence.len, "all rows are certain");
-        let slot = sequence.slot();
-        for delta in &mut self.delta {
-            backend.delta_copy(delta, slot, self.size.sequences + slot);
-        }
-        sequence.checkpoint = sequence.len;
-    }
-
-    /// The most rows, `len` at most, that `sequence` can go back to: all that a row after
-    /// them would see is still there.
-    pub fn rewindable(&self, sequence: &Sequence, len: usize) -> usize {
-        let len = len.min(sequence.len);
-        let len = match self.delta.is_empty() || len >= sequence.base {
-            true => len,
-            false if sequence.checkpoint <= len => sequence.checkpoint,
-            false => 0,
-        };
-        let mut tables = sequence.tables.iter().zip(&self.plan.groups);
-        let is_there = tables.all(|(table, group)| {
-            let window = group.window.unwrap_or(usize::MAX);
-            let first = (len + 1).saturating_sub(window) / PAGE_ROWS;
-            table.get(first).is_none_or(|&page| page != NO_PAGE)
-        });
-        if is_there { len } else { 0 }
-    }
-
-    /// Forgets all rows of `sequence` from row `len` on, certain or not.
-    ///
-    /// # Panics
-    ///
-    /// If it cannot go back there ([`Memory::rewindable`]).
-    pub fn rewind(&mut self, backend: &dyn Backend, sequence: &mut Sequence, len: usize) {
-        assert_eq!(
-            self.rewindable(sequence, len),
-            len,
-            "a sequence of {} rows can go back there",
-            sequence.len
-        );
-        if len < sequence.base {
-            let slot = sequence.slot();
-            if len > 0 {
-                for delta in &mut self.delta {
-                    backend.delta_copy(delta, self.size.sequences + slot, slot);
-                }
-            }
-            sequence.base = len;
-        }
-        if sequence.checkpoint > len {
-            sequence.checkpoint = 0;
-        }
-        self.cut(sequence, len);
-    }
-
-    /// Pages that `sequence` holds, over all groups.
-    pub fn pages_of(&self, sequence: &Sequence) -> usize {
-        let pages = sequence.tables.iter().flatten();
-        pages.filter(|&&page| page != NO_PAGE).count()
     }
 }
 
@@ -425,137 +335,4 @@ fn push_tables(batch: &mut Batch, sequence: &Sequence) -> Vec<std::ops::Range<us
             start..batch.tables.len()
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::GroupPlan;
-    use proptest::prelude::*;
-
-    const WINDOW: usize = 100;
-
-    fn memory(sequences: usize) -> Memory {
-        let plan = MemoryPlan {
-            groups: vec![
-                GroupPlan {
-                    window: Some(WINDOW),
-                    layers: vec![(1, 16)],
-                },
-                GroupPlan {
-                    window: None,
-                    layers: vec![(1, 16)],
-                },
-            ],
-            delta: vec![],
-        };
-        let size = MemorySize {
-            sequences,
-            context: 1000,
-            step_rows: 70,
-            kv_format: KvFormat::both(&quant::kv::F32),
-        };
-        Memory::new(&backend::Reference, plan, size)
-    }
-
-    proptest! {
-        #[test]
-        fn every_row_a_later_row_can_see_has_a_page_of_its_own(
-            steps in proptest::collection::vec((0usize..3, 1usize..70, 0usize..9, 0usize..9), 1..60)
-        ) {
-            let mut memory = memory(3);
-            let mut open: Vec<Sequence> = (0..3).map(|_| memory.open().unwrap()).collect();
-            // Pages that each had to give back, as no more than its share is its own.
-            let share = memory.size.pages(Some(WINDOW));
-            let mut given = vec![0; 3];
-            for (s, certain, tentative, forget) in steps {
-                let mut batch = Batch::default();
-                let tokens = vec![0; certain + tentative];
-                if memory.push(&mut batch, &mut open[s], &tokens, certain).is_err() {
-                    let mut fresh = memory.open();
-                    prop_assert!(fresh.is_err());
-                    memory.close(open.swap_remove(s));
-                    given.swap_remove(s);
-                    fresh = memory.open();
-                    open.push(fresh.unwrap());
-                    given.push(0);
-                    continue;
-                }
-                let pages = open[s].len().div_ceil(PAGE_ROWS);
-                given[s] = given[s].max(pages.saturating_sub(share));
-                let len = open[s].len() - forget.min(tentative);
-                memory.truncate(&mut open[s], len);
-                for (g, window) in [Some(WINDOW), None].into_iter().enumerate() {
-                    let mut taken = std::collections::HashSet::new();
-                    for (sequence, &given) in open.iter().zip(&given) {
-                        let first = window.map_or(0, |w| (sequence.len() + 1).saturating_sub(w));
-                        let table = &sequence.tables[g];
-                        prop_assert_eq!(table.len(), sequence.len().div_ceil(PAGE_ROWS));
-                        let gone = table.iter().take_while(|&&page| page == NO_PAGE).count();
-                        prop_assert!(gone * PAGE_ROWS <= first, "{} pages of {:?}", gone, table);
-                        prop_assert_eq!(gone, window.map_or(0, |_| given), "{:?}", table);
-                        for &page in &table[gone..] {
-                            prop_assert!(page != NO_PAGE && taken.insert(page), "{:?}", table);
-                        }
-                    }
-                    prop_assert_eq!(taken.len() + memory.pools[g].n_free(), memory.pools[g].n_pages());
-                }
-            }
-        }
-
-        #[test]
-        fn a_sequence_alone_never_runs_out_of_its_share(chunks in proptest::collection::vec(1usize..70, 1..40)) {
-            let mut memory = memory(1);
-            let mut sequence = memory.open().unwrap();
-            for n in chunks {
-                let mut batch = Batch::default();
-                match memory.push(&mut batch, &mut sequence, &vec![0; n + 16], n) {
-                    Ok(()) => memory.truncate(&mut sequence, batch.rows[n - 1].sees.end as usize),
-                    Err(e) => {
-                        prop_assert_eq!(e, MemoryFull::Context(1000));
-                        break;
-                    }
-                }
-            }
-            memory.close(sequence);
-            prop_assert_eq!(memory.pages_used().0, 0);
-        }
-
-        #[test]
-        fn a_sequence_goes_back_to_where_all_is_seen(steps in proptest::collection::vec((1usize..70, 0usize..400), 1..40)) {
-            let mut memory = memory(1);
-            let mut sequence = memory.open().unwrap();
-            for (n, back) in steps {
-                if memory.push(&mut Batch::default(), &mut sequence, &vec![0; n], n).is_err() {
-                    memory.rewind(&backend::Reference, &mut sequence, 0);
-                    prop_assert_eq!(memory.pages_of(&sequence), 0);
-                    continue;
-                }
-                let len = sequence.len().saturating_sub(back);
-                let rows = memory.rewindable(&sequence, len);
-                // Nothing is gone before a window and more than a step have passed.
-                prop_assert!(rows == len || rows == 0 && sequence.len() > WINDOW + 70);
-                memory.rewind(&backend::Reference, &mut sequence, rows);
-                prop_assert_eq!(sequence.len(), rows);
-                for (table, window) in sequence.tables.iter().zip([Some(WINDOW), None]) {
-                    prop_assert_eq!(table.len(), rows.div_ceil(PAGE_ROWS));
-                    let first = window.map_or(0, |w| (rows + 1).saturating_sub(w) / PAGE_ROWS);
-                    let seen = table.iter().skip(first);
-                    prop_assert!(seen.clone().all(|&page| page != NO_PAGE), "{:?}", table);
-                }
-                prop_assert_eq!(memory.pages_of(&sequence), memory.pages_used().0);
-            }
-        }
-    }
-
-    #[test]
-    #[should_panic(expected = "can be forgotten")]
-    fn certain_rows_cannot_be_forgotten() {
-        let mut memory = memory(1);
-        let mut sequence = memory.open().unwrap();
-        memory
-            .push(&mut Batch::default(), &mut sequence, &[1, 2, 3], 2)
-            .unwrap();
-        memory.truncate(&mut sequence, 1);
-    }
 }

@@ -1,41 +1,67 @@
-//! A pool of numbered pages.
+//! Pools of numbered, reference-counted pages.
 
-/// Which pages of a group are free.
+/// Pages of one kind, by number: which are free, and how many owners each other one has.
+///
+/// Also counts the slots and the snapshots of recurrent state.
 #[derive(Clone, Debug)]
 pub struct PagePool {
     free: Vec<u32>,
-    pages: usize,
+    /// Owners of each page; 0 for a free one.
+    owners: Vec<u32>,
 }
 
 impl PagePool {
-    /// A pool of `pages` free pages.
+    /// A pool of `n_pages` free pages.
     ///
     /// # Panics
     ///
     /// If there are 2³² − 1 pages or more.
-    pub fn new(pages: usize) -> Self {
-        let pages_u32 = u32::try_from(pages)
+    pub fn new(n_pages: usize) -> Self {
+        let n = u32::try_from(n_pages)
             .ok()
             .filter(|&n| n < backend::NO_PAGE)
             .expect("pages fit their numbers");
         PagePool {
-            free: (0..pages_u32).rev().collect(),
-            pages,
+            free: (0..n).rev().collect(),
+            owners: vec![0; n_pages],
         }
     }
 
-    /// Takes a free page.
+    /// Takes a free page for one owner; `None` if there is none.
     pub fn take(&mut self) -> Option<u32> {
-        self.free.pop()
+        let page = self.free.pop()?;
+        self.owners[page as usize] = 1;
+        Some(page)
     }
 
-    /// Gives `page` back.
+    /// Gives `page` one owner more. From now on, nobody may write to it.
+    ///
+    /// # Panics
+    ///
+    /// If the page is free.
+    pub fn share(&mut self, page: u32) {
+        let owners = &mut self.owners[page as usize];
+        assert!(*owners > 0, "page {page} is free, so nobody can share it");
+        *owners += 1;
+    }
+
+    /// Ends one owner's hold on `page`; the page is free after the last one.
+    ///
+    /// # Panics
+    ///
+    /// If the page is free already.
     pub fn give(&mut self, page: u32) {
-        debug_assert!(
-            (page as usize) < self.pages && !self.free.contains(&page),
-            "a page of this pool, taken"
-        );
-        self.free.push(page);
+        let owners = &mut self.owners[page as usize];
+        assert!(*owners > 0, "page {page} is free already");
+        *owners -= 1;
+        if *owners == 0 {
+            self.free.push(page);
+        }
+    }
+
+    /// Owners of `page`.
+    pub fn owners(&self, page: u32) -> usize {
+        self.owners[page as usize] as usize
     }
 
     /// Free pages.
@@ -43,8 +69,34 @@ impl PagePool {
         self.free.len()
     }
 
-    /// All pages.
+    /// All pages, free or not.
     pub fn n_pages(&self) -> usize {
-        self.pages
+        self.owners.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_free_after_its_last_owner() {
+        let mut pool = PagePool::new(2);
+        let page = pool.take().unwrap();
+        pool.share(page);
+        assert_eq!((pool.owners(page), pool.n_free()), (2, 1));
+        pool.give(page);
+        assert_eq!((pool.owners(page), pool.n_free()), (1, 1));
+        pool.give(page);
+        assert_eq!((pool.owners(page), pool.n_free()), (0, 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "free already")]
+    fn a_page_cannot_be_given_back_twice() {
+        let mut pool = PagePool::new(1);
+        let page = pool.take().unwrap();
+        pool.give(page);
+        pool.give(page);
     }
 }

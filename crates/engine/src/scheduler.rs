@@ -15,8 +15,7 @@ use crate::delivery::{Running, Writing};
 use crate::info::Model;
 use crate::pace::Pace;
 use crate::request::{CancelToken, Event, FinishReason, Request, Sink};
-use cache::MemoryFull;
-use speculate::{DraftLength, Finish, NO_TOKEN_REASON, Parked, Speculator, Stream, StreamOptions};
+use speculate::{DraftLength, Finish, NO_TOKEN_REASON, Speculator, Stream, StreamOptions};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -79,13 +78,8 @@ pub(crate) struct Scheduler {
     waiting: VecDeque<Job>,
     running: Vec<Running>,
     reuse: bool,
-    /// What ended requests have left, the newest last. Each has a sequence.
-    parked: Vec<Parked>,
     counters: Arc<Counters>,
 }
-
-/// Rows that are worth more than what else a sequence remembers.
-const WORTH_KEEPING: usize = 64;
 
 impl Scheduler {
     /// A scheduler that takes requests from `inbox`; with `reuse`, one goes on from what an ended
@@ -108,7 +102,6 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             reuse,
-            parked: Vec::new(),
             counters,
         }
     }
@@ -192,7 +185,7 @@ impl Scheduler {
             let stops = StopStrings::new(&request.stop);
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
-            match (self.start(request.prompt, options), stops) {
+            match (self.speculator.start(request.prompt, options), stops) {
                 (Ok(stream), Ok(stops)) => {
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
                     self.running.push(Running {
@@ -224,32 +217,6 @@ impl Scheduler {
         }
         // A request for no tokens at all has ended before its first round.
         self.leave(|running| running.stream.finish().map(|_| FinishReason::Length));
-    }
-
-    /// Starts a stream: from what an ended request has left, if its text begins like the
-    /// prompt by half of that, or by enough where a sequence has to be cleared anyway.
-    fn start(&mut self, prompt: Vec<u32>, options: StreamOptions) -> Result<Stream, MemoryFull> {
-        let taken = self.running.len() + self.parked.len();
-        let is_full = taken >= self.speculator.memory().size().sequences;
-        let drafts = options.draft.max() > 0;
-        let left = self.parked.iter().enumerate();
-        let rows = left.map(|(i, p)| (self.speculator.reusable(p, &prompt, drafts), i));
-        let enough = match is_full {
-            true => WORTH_KEEPING.min(prompt.len() / 2),
-            false => prompt.len() / 2,
-        };
-        // The newest of those with most.
-        if let Some((rows, i)) = rows.max()
-            && rows >= enough.max(1)
-        {
-            let parked = self.parked.remove(i);
-            return self.speculator.resume(parked, prompt, options);
-        }
-        if is_full {
-            let oldest = self.parked.remove(0);
-            self.speculator.discard(oldest);
-        }
-        self.speculator.open(prompt, options)
     }
 
     fn drop_cancelled(&mut self) {
@@ -335,7 +302,7 @@ impl Scheduler {
                 .cache_queries
                 .fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);
             if running.stream.finish() != Some(Finish::NoToken) {
-                self.parked.push(self.speculator.park(running.stream));
+                self.speculator.park(running.stream);
             } else {
                 self.speculator.close(running.stream);
             }
@@ -354,17 +321,12 @@ impl Scheduler {
             self.speculator.close(running.stream);
             (running.sink)(Event::Failed(error.to_owned()));
         }
-        for parked in std::mem::take(&mut self.parked) {
-            self.speculator.discard(parked);
-        }
+        self.speculator.discard_all();
     }
 
     fn count(&self) {
-        let (used, all) = self.speculator.memory().pages_used();
-        let parked: usize = self.parked.iter().map(Parked::n_pages).sum();
-        self.counters
-            .pages_used
-            .store(used - parked, Ordering::Relaxed);
+        let (running, all) = self.speculator.pages_running();
+        self.counters.pages_used.store(running, Ordering::Relaxed);
         self.counters.pages.store(all, Ordering::Relaxed);
     }
 }

@@ -4,7 +4,7 @@
 //! computed with. Tests prove it for the kernels of this repository; this proves
 //! it for one checkpoint on one device, in the time of a few steps.
 
-use crate::round::{RoundError, Speculator};
+use crate::{RoundError, Speculator};
 use backend::{Batch, Tensor, gives_token};
 use cache::Sequence;
 

@@ -1,163 +1,31 @@
 //! The round.
 //!
 //! ```text
-//! rows     = tokens not remembered yet, then the draft
+//! rows     = tokens not remembered yet, then the draft           gather
 //! hidden   = target(rows)                                        verify
 //! y_i      = choice after the last known token and draft[..i]
 //! a        = length of the draft's prefix that equals y          accept
 //! text    += y_0 .. y_a
 //! memory  -= rows after the accepted ones                        rollback
 //! draft    = drafter(rows that stay)                             draft
+//! times, counts and the prefix index                             record
 //! ```
 //!
 //! The tokens not remembered yet are the prompt, or a chunk of it, or the one
 //! pending token. A chunk that does not reach the prompt's end chooses nothing.
 
-use crate::accept::{Accept, accept_with, residual};
-use crate::draft::{DraftRequest, Drafter, TargetView};
-use crate::length::{DraftLength, Ledger, LengthInput, Lengths, RoundCost};
+use crate::accept::{Accept, Verdict, accept_with, residual};
+use crate::draft::{DraftRequest, TargetView};
+use crate::length::{LengthInput, RoundCost};
 use crate::logprobs::Logprobs;
-use crate::sample::{self, History, Law, Sampling, Scratch};
-use crate::stats::Stats;
-use backend::{
-    Backend, Batch, DeviceError, MAX_TENTATIVE, NO_TOKEN, PAGE_ROWS, StepKey, Tensor, TokenChoice,
-    gives_token,
-};
-use cache::{Memory, MemoryFull, Sequence};
-use models::{Taps, Target};
-use std::sync::Arc;
-use std::time::Instant;
-
-/// Why a stream has ended by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// The target chose a stop token. It is the last of the stream's tokens.
-    Stop,
-    /// As many tokens as asked for, or prompt and output fill the context.
-    Length,
-    /// The target's logits [give no token](backend::gives_token): it has computed NaN or an
-    /// infinity. What it remembers of the text is worth nothing.
-    NoToken,
-}
-
-/// What a stream is to write.
-#[derive(Clone, Debug)]
-pub struct StreamOptions {
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Tokens to write, at most.
-    pub max_tokens: usize,
-    /// Tokens that end the text.
-    pub stop_tokens: Arc<[u32]>,
-    /// How long its drafts are; at most 0 turns speculation off for this stream.
-    pub draft: DraftLength,
-    /// Whether its tokens come with their log-probabilities, and beside each with those of
-    /// how many of the likeliest; [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS) at most.
-    pub logprobs: Option<usize>,
-}
-
-/// One text being written.
-pub struct Stream {
-    sequence: Sequence,
-    tokens: Vec<u32>,
-    n_prompt: usize,
-    draft: Vec<u32>,
-    /// What its tokens were drawn from, where acceptance asks for it.
-    laws: Vec<Law>,
-    /// Of the newest tokens, if asked for.
-    logprobs: Vec<Logprobs>,
-    options: StreamOptions,
-    history: History,
-    finish: Option<Finish>,
-    stats: Stats,
-    ledger: Ledger,
-    /// Rows of the prompt that another text had left.
-    reused: usize,
-    /// Rows that the drafter has learned, if they are all up to there.
-    shown: usize,
-    /// Rows after which recurrent state is to be kept aside, if any is.
-    checkpoint: Option<usize>,
-}
-
-/// What is left of a stream: its text, and all that is remembered of it. A stream after a
-/// prompt that begins like it can go on from there.
-#[derive(Debug)]
-pub struct Parked {
-    sequence: Sequence,
-    tokens: Vec<u32>,
-    shown: usize,
-    pages: usize,
-}
-
-impl Parked {
-    /// Pages of keys and values of the target that it holds.
-    pub fn n_pages(&self) -> usize {
-        self.pages
-    }
-}
-
-impl Stream {
-    /// Prompt and text so far.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
-    /// The text so far.
-    pub fn output(&self) -> &[u32] {
-        &self.tokens[self.n_prompt..]
-    }
-
-    /// Those of the tokens written since the last call, one for each if they are asked for.
-    pub fn take_logprobs(&mut self) -> Vec<Logprobs> {
-        std::mem::take(&mut self.logprobs)
-    }
-
-    /// Tokens of the prompt.
-    pub fn n_prompt(&self) -> usize {
-        self.n_prompt
-    }
-
-    /// Prompt rows that have run.
-    pub fn n_prefilled(&self) -> usize {
-        self.sequence.len().min(self.n_prompt)
-    }
-
-    /// Those of them that ran for another text before ([`Speculator::resume`]).
-    pub fn n_reused(&self) -> usize {
-        self.reused
-    }
-
-    /// Why the stream has ended, if it has.
-    pub fn finish(&self) -> Option<Finish> {
-        self.finish
-    }
-
-    /// What speculation did for it.
-    pub fn stats(&self) -> &Stats {
-        &self.stats
-    }
-
-    /// Tokens that the stream may still write: its `max_tokens` in all, and of prompt and
-    /// output together as many as `context`.
-    fn left(&self, context: usize) -> usize {
-        let of_output = self.options.max_tokens.saturating_sub(self.output().len());
-        of_output.min(context.saturating_sub(self.tokens.len()))
-    }
-
-    /// What its next draft's length depends on; there is room for none while its
-    /// prompt has not ended.
-    fn length_input(&self, prompt_ended: bool, context: usize) -> LengthInput<'_> {
-        let left = self.left(context);
-        // A round writes one token more than stay of the draft.
-        let room = left.saturating_sub(1).min(MAX_TENTATIVE);
-        LengthInput {
-            ledger: &self.ledger,
-            wish: self.options.draft,
-            room: if prompt_ended { room } else { 0 },
-            context: self.tokens.len(),
-        }
-    }
-}
+use crate::sample;
+use crate::speculator::Speculator;
+use crate::stream::{Finish, Stream};
+use backend::{DeviceError, NO_TOKEN, Tensor, TokenChoice, gives_token};
+use cache::{MemoryFull, RowKey};
+use models::Taps;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// Why a round failed. The streams in it cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -179,235 +47,67 @@ pub enum RoundError {
 pub const NO_TOKEN_REASON: &str = "the model computed a value that is not a number; \
     the checkpoint may be damaged: fetch or convert it again";
 
-/// A target, its drafter, and what they remember.
-pub struct Speculator {
-    pub(crate) b: Arc<dyn Backend>,
-    pub(crate) target: Box<dyn Target>,
-    drafter: Option<Box<dyn Drafter>>,
-    lengths: Lengths,
-    accept: Accept,
-    pub(crate) memory: Memory,
-    batch: Batch,
-    scratch: Scratch,
-    key: StepKey,
+/// One stream's rows in a round: known tokens, then its draft.
+struct StreamRows {
+    /// Number of the first row in the batch.
+    first: usize,
+    /// Rows that the stream's sequence had before.
+    n_before: usize,
+    /// Rows of known tokens.
+    n_known: usize,
+    /// Rows of the draft.
+    n_drafted: usize,
+    /// Whether the rows reach the end of the text, so that a token is chosen.
+    reaches_end: bool,
+}
+
+impl StreamRows {
+    /// The rows of the batch after which a token is chosen.
+    fn choosing(&self) -> Range<usize> {
+        let last_known = self.first + self.n_known - 1;
+        match self.reaches_end {
+            true => last_known..last_known + 1 + self.n_drafted,
+            false => last_known..last_known,
+        }
+    }
+
+    /// Whether rows of the prompt were among them.
+    fn is_prefill(&self, stream: &Stream) -> bool {
+        self.n_before < stream.n_prompt
+    }
+
+    /// The tokens that the round has appended to the stream's text.
+    fn emitted<'a>(&self, stream: &'a Stream) -> &'a [u32] {
+        match self.reaches_end {
+            true => &stream.tokens[self.n_before + self.n_known..],
+            false => &[],
+        }
+    }
+}
+
+/// What the target has computed of a round's rows.
+struct Verified {
+    /// `[n, H]`
+    hidden: Tensor,
+    /// The rows inside the target that the drafter reads, `[n, H]` each.
+    taps: Vec<Tensor>,
+    /// Logits of the rows after which a token is chosen, one stream after the other.
+    logits: Option<Tensor>,
+    /// The choices after all of those rows, if the device has made them.
+    chosen: Option<Vec<u32>>,
+}
+
+/// Tokens that a stream may be drafted for.
+#[derive(Clone, Copy, Default)]
+struct DraftLimit {
+    tokens: usize,
+    /// Whether there was room for a draft and none would pay.
+    is_held_back: bool,
 }
 
 impl Speculator {
-    /// Puts the parts together. `memory` is planned by the target.
-    pub fn new(
-        b: Arc<dyn Backend>,
-        target: Box<dyn Target>,
-        memory: Memory,
-        drafter: Option<Box<dyn Drafter>>,
-    ) -> Self {
-        Speculator {
-            b,
-            target,
-            drafter,
-            lengths: Lengths::default(),
-            accept: Accept::Exact,
-            memory,
-            batch: Batch::default(),
-            scratch: Scratch::default(),
-            key: StepKey::fresh(),
-        }
-    }
-
-    /// The model whose output counts.
-    pub fn target(&self) -> &dyn Target {
-        &*self.target
-    }
-
-    /// Where it all runs.
-    pub fn backend(&self) -> &Arc<dyn Backend> {
-        &self.b
-    }
-
-    /// What the target remembers.
-    pub fn memory(&self) -> &Memory {
-        &self.memory
-    }
-
-    /// The drafter's name, if there is one.
-    pub fn drafter(&self) -> Option<&'static str> {
-        self.drafter.as_ref().map(|d| d.name())
-    }
-
-    /// How it is decided which drafted tokens stay.
-    pub fn accept(&self) -> Accept {
-        self.accept
-    }
-
-    /// Decides from now on by `accept` which drafted tokens stay.
-    #[must_use]
-    pub fn accepting(mut self, accept: Accept) -> Self {
-        self.accept = accept;
-        self
-    }
-
-    /// Lets `drafter` draft from now on, or nobody.
-    ///
-    /// # Panics
-    ///
-    /// If a stream is open: its drafter would not have seen its rows.
-    pub fn replace_drafter(&mut self, drafter: Option<Box<dyn Drafter>>) {
-        assert_eq!(self.memory.pages_used().0, 0, "no stream is open");
-        self.drafter = drafter;
-        // What the old one's guesses were worth says nothing of the new one's.
-        self.lengths = Lengths::default();
-    }
-
-    /// Starts a stream after `prompt`.
-    ///
-    /// # Errors
-    ///
-    /// [`MemoryFull::Context`] if the prompt does not fit,
-    /// [`MemoryFull::Sequences`] if too many streams are open.
-    ///
-    /// # Panics
-    ///
-    /// If the prompt is empty or names a token outside the vocabulary.
-    pub fn open(&mut self, prompt: Vec<u32>, options: StreamOptions) -> Result<Stream, MemoryFull> {
-        self.check(&prompt)?;
-        let sequence = self.memory.open()?;
-        if let Some(drafter) = &mut self.drafter
-            && let Err(full) = drafter.open(sequence.slot())
-        {
-            self.memory.close(sequence);
-            return Err(full);
-        }
-        Ok(self.start(sequence, 0, prompt, options))
-    }
-
-    fn check(&self, prompt: &[u32]) -> Result<(), MemoryFull> {
-        assert!(!prompt.is_empty(), "a prompt has at least one token");
-        let vocab = self.target.vocab_size();
-        assert!(
-            prompt.iter().all(|&t| (t as usize) < vocab),
-            "prompt tokens are in the vocabulary"
-        );
-        let context = self.memory.size().context;
-        if prompt.len() > context {
-            return Err(MemoryFull::Context(context));
-        }
-        Ok(())
-    }
-
-    /// A stream after `prompt`, whose first rows `sequence` remembers, and of whose rows
-    /// the drafter has learned `shown`.
-    fn start(
-        &self,
-        sequence: Sequence,
-        shown: usize,
-        prompt: Vec<u32>,
-        options: StreamOptions,
-    ) -> Stream {
-        let reused = sequence.len();
-        let checkpoint = checkpoint(prompt.len());
-        let keeps_states = !self.memory.delta.is_empty() && checkpoint > reused;
-        Stream {
-            sequence,
-            reused,
-            shown,
-            checkpoint: keeps_states.then_some(checkpoint),
-            n_prompt: prompt.len(),
-            draft: Vec::new(),
-            laws: Vec::new(),
-            logprobs: Vec::new(),
-            history: History::new(&options.sampling, &prompt),
-            finish: if options.max_tokens == 0 || prompt.len() >= self.memory.size().context {
-                Some(Finish::Length)
-            } else {
-                None
-            },
-            stats: Stats::default(),
-            ledger: Ledger::default(),
-            tokens: prompt,
-            options,
-        }
-    }
-
-    /// Ends a stream and frees what it remembers.
-    pub fn close(&mut self, stream: Stream) {
-        self.discard(self.park(stream));
-    }
-
-    /// Ends a stream and keeps what it remembers, which no failed round may have touched.
-    pub fn park(&self, stream: Stream) -> Parked {
-        Parked {
-            pages: self.memory.pages_of(&stream.sequence),
-            sequence: stream.sequence,
-            tokens: stream.tokens,
-            shown: stream.shown,
-        }
-    }
-
-    /// Frees what is left of a stream.
-    pub fn discard(&mut self, parked: Parked) {
-        if let Some(drafter) = &mut self.drafter {
-            drafter.close(parked.sequence.slot());
-        }
-        self.memory.close(parked.sequence);
-    }
-
-    /// Rows that a stream after `prompt` would find in `parked`; `drafts` as
-    /// [`StreamOptions::draft`] says whether it will.
-    pub fn reusable(&self, parked: &Parked, prompt: &[u32], drafts: bool) -> usize {
-        let pairs = parked.tokens.iter().zip(prompt);
-        let alike = pairs.take_while(|(a, b)| a == b).count();
-        // The drafter's rows are of the token after them as well.
-        let most = alike.saturating_sub(1);
-        let most = match &self.drafter {
-            Some(_) if drafts => most.min(parked.shown),
-            _ => most,
-        };
-        let rows = self.memory.rewindable(&parked.sequence, most);
-        let slot = parked.sequence.slot();
-        let learned = rows.min(parked.shown);
-        match &self.drafter {
-            Some(drafter) if !drafter.can_rewind(slot, learned) => 0,
-            _ => rows,
-        }
-    }
-
-    /// Starts a stream after `prompt` with as many rows as are
-    /// [reusable](Speculator::reusable) of `parked`, whose text is forgotten otherwise. It writes
-    /// what one from [`Speculator::open`] would.
-    ///
-    /// # Errors
-    ///
-    /// [`MemoryFull::Context`] if the prompt does not fit; nothing is left then.
-    ///
-    /// # Panics
-    ///
-    /// As [`Speculator::open`].
-    pub fn resume(
-        &mut self,
-        parked: Parked,
-        prompt: Vec<u32>,
-        options: StreamOptions,
-    ) -> Result<Stream, MemoryFull> {
-        if let Err(full) = self.check(&prompt) {
-            self.discard(parked);
-            return Err(full);
-        }
-        let drafts = options.draft.max() > 0;
-        let rows = self.reusable(&parked, &prompt, drafts);
-        let Parked {
-            mut sequence,
-            shown,
-            ..
-        } = parked;
-        self.memory.rewind(&*self.b, &mut sequence, rows);
-        let learned = shown.min(rows);
-        if let Some(drafter) = &mut self.drafter {
-            drafter.rewind(&*self.b, sequence.slot(), shown, learned);
-        }
-        Ok(self.start(sequence, learned, prompt, options))
-    }
-
-    /// One round for all of `streams`; none of them may have ended. Each runs at
-    /// most `chunk` rows of its prompt.
+    /// One round for all of `streams`; none of them may have ended. Each runs at most
+    /// `chunk` rows of its prompt, or one span of media rows if that is longer.
     ///
     /// # Errors
     ///
@@ -422,10 +122,59 @@ impl Speculator {
             "streams that go on, and rows for them"
         );
         let start = Instant::now();
-        let shares = self.gather(streams, chunk)?;
+        let rows = self.gather(streams, chunk)?;
+        let verified = self.verify(streams, &rows)?;
+        self.accept_drafts(streams, &rows, &verified);
+        self.collect_logprobs(streams, &rows, &verified)?;
+        self.rollback(streams, &rows);
+        let verify = start.elapsed();
+        let longest = self.draft(streams, &rows, &verified)?;
+        let draft = start.elapsed() - verify;
+        self.record(streams, &rows, longest, verify, draft);
+        Ok(())
+    }
+
+    /// Collects the round's rows in the batch.
+    fn gather(
+        &mut self,
+        streams: &mut [&mut Stream],
+        chunk: usize,
+    ) -> Result<Vec<StreamRows>, MemoryFull> {
+        self.batch.clear();
+        let mut rows = Vec::with_capacity(streams.len());
+        for stream in streams {
+            let n_before = stream.state.sequence.len();
+            let n_known = stream.next_chunk(chunk);
+            let reaches_end = n_before + n_known == stream.tokens.len();
+            if !reaches_end {
+                stream.draft.clear();
+            }
+            let first = self.batch.n_rows();
+            let mut tokens = stream.tokens[n_before..n_before + n_known].to_vec();
+            tokens.extend_from_slice(&stream.draft);
+            let sequence = &mut stream.state.sequence;
+            self.memory
+                .push(&mut self.batch, sequence, &tokens, n_known)?;
+            rows.push(StreamRows {
+                first,
+                n_before,
+                n_known,
+                n_drafted: stream.draft.len(),
+                reaches_end,
+            });
+        }
+        Ok(rows)
+    }
+
+    /// Runs the target over the batch, and waits for it.
+    fn verify(
+        &mut self,
+        streams: &[&mut Stream],
+        rows: &[StreamRows],
+    ) -> Result<Verified, DeviceError> {
         let b = &*self.b;
-        let wanted: Vec<usize> = shares.iter().flat_map(Share::choosing).collect();
-        let all = wanted.len() == self.batch.n_rows();
+        let choosing: Vec<usize> = rows.iter().flat_map(StreamRows::choosing).collect();
+        let all = choosing.len() == self.batch.n_rows();
         let key = self.key.part(if all { "verify" } else { "prefill" });
         let (target, batch, memory) = (&*self.target, &self.batch, &mut self.memory);
         let tapped = self.drafter.as_ref().map_or(&[][..], |d| d.taps());
@@ -440,321 +189,212 @@ impl Speculator {
         let taps = made.split_off(1);
         let hidden = made.pop().expect("a step's hidden rows");
         let logits = logits.or_else(|| {
-            (!wanted.is_empty()).then(|| target.logits(b, &b.gather(&hidden, &wanted)))
+            (!choosing.is_empty()).then(|| target.logits(b, &b.gather(&hidden, &choosing)))
         });
         // Asked for before the wait, so that a device goes on with it at once.
-        let chosen = logits
-            .as_ref()
-            .and_then(|logits| self.chosen(streams, &shares, logits));
-        self.b.finish()?;
-        if let Some(logits) = &logits {
-            self.choose(streams, &shares, logits, chosen.as_deref());
-            self.judge(streams, &shares, logits)?;
-        }
-        for (stream, share) in streams.iter_mut().zip(&shares) {
-            // A chosen token is pending: known, not remembered.
-            let len = if stream.finish == Some(Finish::NoToken) {
-                stream.tokens.len()
-            } else if share.ends {
-                stream.tokens.len() - 1
-            } else {
-                share.first + share.known
-            };
-            self.memory.truncate(&mut stream.sequence, len);
-            if stream.checkpoint == Some(len) {
-                self.memory.checkpoint(&*self.b, &mut stream.sequence);
-            }
-        }
-        let verify = start.elapsed();
-        let asked = self.draft(streams, &shares, &hidden, &taps)?;
-        let draft = start.elapsed() - verify;
-        for (stream, share) in streams.iter_mut().zip(&shares) {
-            let stats = &mut stream.stats;
-            if share.first < stream.n_prompt {
-                stats.prefill += verify + draft;
-            } else {
-                stats.verify += verify;
-                stats.draft += draft;
-            }
-        }
-        if streams
-            .iter()
-            .zip(&shares)
-            .all(|(s, share)| share.first >= s.n_prompt)
-        {
-            let cost = RoundCost {
-                streams: streams.len(),
-                rows: self.batch.n_rows(),
-                context: streams.iter().map(|s| s.tokens.len()).max().unwrap_or(0),
-                asked,
-                verify,
-                draft,
-            };
-            self.lengths.took(&cost);
-            for (stream, share) in streams.iter_mut().zip(&shares) {
-                let emitted = stream.tokens.len() - share.first - share.known;
-                self.lengths.book(&mut stream.ledger, &cost, emitted);
-            }
-        }
-        Ok(())
+        let chosen = logits.as_ref();
+        let chosen = chosen.and_then(|logits| self.choose_on_device(streams, rows, logits));
+        b.finish()?;
+        Ok(Verified {
+            hidden,
+            taps,
+            logits,
+            chosen,
+        })
     }
 
-    /// Collects the round's rows.
-    fn gather(
-        &mut self,
-        streams: &mut [&mut Stream],
-        chunk: usize,
-    ) -> Result<Vec<Share>, MemoryFull> {
-        self.batch.clear();
-        let mut shares = Vec::with_capacity(streams.len());
-        for stream in streams {
-            let first = stream.sequence.len();
-            let due = stream.checkpoint.map_or(0, |at| at.saturating_sub(first));
-            let due = if due > 0 { due } else { usize::MAX };
-            let known = (stream.tokens.len() - first).min(chunk).min(due);
-            let ends = first + known == stream.tokens.len();
-            if !ends {
-                stream.draft.clear();
-            }
-            let row = self.batch.n_rows();
-            let mut tokens = stream.tokens[first..first + known].to_vec();
-            tokens.extend_from_slice(&stream.draft);
-            self.memory
-                .push(&mut self.batch, &mut stream.sequence, &tokens, known)?;
-            shares.push(Share {
-                row,
-                first,
-                known,
-                drafted: stream.draft.len(),
-                ends,
-            });
-        }
-        Ok(shares)
-    }
-
-    /// Chooses, unless the device has `chosen`, and accepts. The rows of `logits` are
-    /// those of [`Share::choosing`], one stream after the other.
-    fn choose(
-        &mut self,
-        streams: &mut [&mut Stream],
-        shares: &[Share],
-        logits: &Tensor,
-        chosen: Option<&[u32]>,
-    ) {
-        let scores = match chosen {
-            Some(_) => Default::default(),
-            None => self.b.download(logits),
-        };
-        let cols = logits.cols();
-        let context = self.memory.size().context;
-        let mut row = 0;
-        for (stream, share) in streams
-            .iter_mut()
-            .zip(shares)
-            .filter(|(_, share)| share.ends)
-        {
-            let left = stream.left(context);
-            let Stream {
-                tokens,
-                draft,
-                laws,
-                history,
-                options,
-                stats,
-                ledger,
-                finish,
-                n_prompt,
-                ..
-            } = &mut **stream;
-            let known = tokens.len();
-            let scratch = &mut self.scratch;
-            let verdict = accept_with(draft, |i| {
-                if i > 0 {
-                    history.push(draft[i - 1]);
-                }
-                if let Some(chosen) = chosen {
-                    return chosen[row + i];
-                }
-                let scores = &scores[(row + i) * cols..(row + i + 1) * cols];
-                let sampling = &options.sampling;
-                if let Some(&drafted) = draft.get(i)
-                    && self.accept.with(sampling) == Accept::Residual
-                    && gives_token(scores)
-                {
-                    let target = sample::law(sampling, history, None, scores, scratch);
-                    let position = (known + i) as u64;
-                    return residual(drafted, &target, laws.get(i), sampling.seed, position);
-                }
-                sample::choose(
-                    &options.sampling,
-                    history,
-                    (known + i) as u64,
-                    scores,
-                    scratch,
-                )
-            });
-            if verdict.pending != NO_TOKEN {
-                history.push(verdict.pending);
-            }
-            row += share.drafted + 1;
-
-            for &token in draft[..verdict.n_accepted]
-                .iter()
-                .chain([&verdict.pending])
-                .take(left)
-            {
-                if token == NO_TOKEN {
-                    *finish = Some(Finish::NoToken);
-                    break;
-                }
-                tokens.push(token);
-                if options.stop_tokens.contains(&token) {
-                    *finish = Some(Finish::Stop);
-                    break;
-                }
-            }
-            if finish.is_none() && tokens.len() == known + left {
-                *finish = Some(Finish::Length);
-            }
-            stats.emitted += (tokens.len() - known) as u64;
-            if share.first >= *n_prompt {
-                stats.rounds += 1;
-                stats.count(share.drafted, verdict.n_accepted);
-                self.lengths
-                    .verified(ledger, share.drafted, verdict.n_accepted);
-            }
-        }
-    }
-
-    /// Adds what the rows of `logits` say of the tokens that were just chosen after them,
-    /// where a stream wants to know.
-    fn judge(
-        &self,
-        streams: &mut [&mut Stream],
-        shares: &[Share],
-        logits: &Tensor,
-    ) -> Result<(), DeviceError> {
-        let mut asked = Vec::new();
-        let mut most = 0;
-        let mut row = 0;
-        for (stream, share) in streams.iter().zip(shares).filter(|(_, share)| share.ends) {
-            if let Some(top) = stream.options.logprobs {
-                most = most.max(top);
-                let new = &stream.tokens[share.first + share.known..];
-                asked.extend((row..).zip(new.iter().copied()));
-            }
-            row += share.drafted + 1;
-        }
-        if asked.is_empty() {
-            return Ok(());
-        }
-        let mut said = self.b.likeliest(logits, &asked, most).into_iter();
-        self.b.finish()?;
-        for (stream, share) in streams
-            .iter_mut()
-            .zip(shares)
-            .filter(|(_, share)| share.ends)
-        {
-            if let Some(top) = stream.options.logprobs {
-                let n_new = stream.tokens.len() - share.first - share.known;
-                stream
-                    .logprobs
-                    .extend(said.by_ref().take(n_new).map(|mut row| {
-                        row.top.truncate(top);
-                        Logprobs::of(&row)
-                    }));
-            }
-        }
-        Ok(())
-    }
-
-    /// The choices of all rows of `logits`, if the device can make them.
-    fn chosen(
+    /// The choices after all rows of `logits`, if the device can make them.
+    fn choose_on_device(
         &self,
         streams: &[&mut Stream],
-        shares: &[Share],
+        rows: &[StreamRows],
         logits: &Tensor,
     ) -> Option<Vec<u32>> {
-        let ending = streams.iter().zip(shares).filter(|(_, share)| share.ends);
-        let plain = |(s, _): (&&mut Stream, _)| s.options.sampling.is_plain_greedy();
-        if ending.clone().all(plain) {
+        let choosing = streams.iter().zip(rows).filter(|(_, r)| r.reaches_end);
+        let is_greedy = |(s, _): (&&mut Stream, _)| s.options.sampling.is_plain_greedy();
+        if choosing.clone().all(is_greedy) {
             return Some(self.b.argmax(logits));
         }
         let choice = |(s, i): (&&mut Stream, usize)| {
             let sampling = &s.options.sampling;
-            let alone = self.accept.with(sampling) == Accept::Exact;
+            let is_exact = self.accept.with(sampling) == Accept::Exact;
             sampling
                 .on_device((s.tokens.len() + i) as u64)
-                .filter(|_| alone)
+                .filter(|_| is_exact)
         };
-        let rows = ending.flat_map(|(s, share)| (0..=share.drafted).map(move |i| (s, i)));
-        let choices: Option<Vec<TokenChoice>> = rows.map(choice).collect();
+        let each = choosing.flat_map(|(s, r)| (0..=r.n_drafted).map(move |i| (s, i)));
+        let choices: Option<Vec<TokenChoice>> = each.map(choice).collect();
         self.b.choose_tokens(logits, None, &choices?)
     }
 
-    /// Lets the drafter see what stays, and guess; returns the longest draft that
-    /// was asked for.
+    /// Appends to each stream what stays of its draft, and the token after it.
+    fn accept_drafts(
+        &mut self,
+        streams: &mut [&mut Stream],
+        rows: &[StreamRows],
+        verified: &Verified,
+    ) {
+        let Some(logits) = &verified.logits else {
+            return;
+        };
+        let scores = match verified.chosen {
+            Some(_) => Default::default(),
+            None => self.b.download(logits),
+        };
+        let (cols, context) = (logits.cols(), self.memory.size().context);
+        let mut row = 0;
+        for (stream, rows) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
+            let own = row..row + rows.n_drafted + 1;
+            row = own.end;
+            let verdict = match &verified.chosen {
+                Some(chosen) => self.verdict(stream, &Choices::Made(&chosen[own])),
+                None => {
+                    let scores = &scores[own.start * cols..own.end * cols];
+                    self.verdict(stream, &Choices::Open { scores, cols })
+                }
+            };
+            stream.emit(&verdict, context);
+            if !rows.is_prefill(stream) {
+                let n_accepted = verdict.n_accepted;
+                stream.stats.count(rows.n_drafted, n_accepted);
+                self.lengths
+                    .verified(&mut stream.ledger, rows.n_drafted, n_accepted);
+            }
+        }
+    }
+
+    /// Which tokens of `stream`'s draft stay, and the token after them. All of these are in
+    /// the stream's history then.
+    fn verdict(&mut self, stream: &mut Stream, choices: &Choices<'_>) -> Verdict {
+        let Stream {
+            tokens,
+            draft,
+            laws,
+            history,
+            options,
+            ..
+        } = stream;
+        let (sampling, scratch) = (&options.sampling, &mut self.scratch);
+        let rejects = self.accept.with(sampling) == Accept::Residual;
+        let verdict = accept_with(draft, |i| {
+            if i > 0 {
+                history.push(draft[i - 1]);
+            }
+            let scores = match choices {
+                Choices::Made(chosen) => return chosen[i],
+                Choices::Open { scores, cols } => &scores[i * cols..(i + 1) * cols],
+            };
+            let position = (tokens.len() + i) as u64;
+            if let Some(&drafted) = draft.get(i)
+                && rejects
+                && gives_token(scores)
+            {
+                let target = sample::law(sampling, history, None, scores, scratch);
+                return residual(drafted, &target, laws.get(i), sampling.seed, position);
+            }
+            sample::choose(sampling, history, position, scores, scratch)
+        });
+        if verdict.pending != NO_TOKEN {
+            history.push(verdict.pending);
+        }
+        verdict
+    }
+
+    /// Computes log-probabilities of the tokens just chosen, for the streams that asked for
+    /// them.
+    fn collect_logprobs(
+        &self,
+        streams: &mut [&mut Stream],
+        rows: &[StreamRows],
+        verified: &Verified,
+    ) -> Result<(), DeviceError> {
+        let Some(logits) = &verified.logits else {
+            return Ok(());
+        };
+        let mut asked = Vec::new();
+        let mut most = 0;
+        let mut row = 0;
+        for (stream, rows) in streams.iter().zip(rows).filter(|(_, r)| r.reaches_end) {
+            if let Some(top) = stream.options.logprobs {
+                most = most.max(top);
+                let emitted = rows.emitted(stream).iter().copied();
+                asked.extend((row..).zip(emitted));
+            }
+            row += rows.n_drafted + 1;
+        }
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let mut likeliest = self.b.likeliest(logits, &asked, most).into_iter();
+        self.b.finish()?;
+        for (stream, rows) in streams.iter_mut().zip(rows) {
+            if let Some(top) = stream.options.logprobs {
+                let n_emitted = rows.emitted(stream).len();
+                let own = likeliest.by_ref().take(n_emitted).map(|mut row| {
+                    row.top.truncate(top);
+                    Logprobs::of(&row)
+                });
+                stream.logprobs.extend(own);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the target's memory forget the rows of draft tokens that were not accepted, and
+    /// takes the snapshots that are due.
+    fn rollback(&mut self, streams: &mut [&mut Stream], rows: &[StreamRows]) {
+        for (stream, rows) in streams.iter_mut().zip(rows) {
+            // A chosen token is pending: known, not remembered.
+            let len = if stream.finish == Some(Finish::NoToken) {
+                stream.tokens.len()
+            } else if rows.reaches_end {
+                stream.tokens.len() - 1
+            } else {
+                rows.n_before + rows.n_known
+            };
+            let sequence = &mut stream.state.sequence;
+            self.memory.truncate(sequence, len);
+            if stream.snapshot_at == Some(len) {
+                self.memory.snapshot(&*self.b, sequence);
+            }
+        }
+    }
+
+    /// Lets the drafter see the rows that stay, and guess. Returns the longest draft that was
+    /// asked for.
     fn draft(
         &mut self,
         streams: &mut [&mut Stream],
-        shares: &[Share],
-        hidden: &Tensor,
-        taps: &[Tensor],
-    ) -> Result<usize, RoundError> {
+        rows: &[StreamRows],
+        verified: &Verified,
+    ) -> Result<usize, DeviceError> {
         for stream in streams.iter_mut() {
             stream.draft.clear();
             stream.laws.clear();
         }
+        if self.drafter.is_none() {
+            return Ok(0);
+        }
+        let limits = self.draft_limits(streams, rows);
         let Some(drafter) = &mut self.drafter else {
             return Ok(0);
         };
-        let context = self.memory.size().context;
-        let asking: Vec<usize> = (0..streams.len())
-            .filter(|&i| streams[i].finish.is_none())
-            .collect();
-        let inputs: Vec<LengthInput<'_>> = asking
-            .iter()
-            .map(|&i| streams[i].length_input(shares[i].ends, context))
-            .collect();
-        let limits = self.lengths.choose(&inputs);
-        let held = |(input, limit): (&LengthInput<'_>, &usize)| input.room > 0 && *limit == 0;
-        let held_back: Vec<bool> = inputs.iter().zip(&limits).map(held).collect();
-        let mut requests = Vec::with_capacity(asking.len());
-        let mut chosen = limits.iter().zip(held_back);
-        let mut shown = Vec::with_capacity(asking.len());
-        for (i, (stream, share)) in streams.iter_mut().zip(shares).enumerate() {
-            // One that has ended shows its rows too: another text may go on from them.
-            let (limit, held_back) = match stream.finish {
-                None => chosen.next().expect("a length for each that goes on"),
-                Some(_) => (&0, false),
-            };
-            // One that never drafts need not be read either, nor one without a pending token.
+        let mut readers = Vec::with_capacity(streams.len());
+        let mut requests: Vec<DraftRequest<'_>> = Vec::with_capacity(streams.len());
+        for (i, (stream, rows)) in streams.iter_mut().zip(rows).enumerate() {
+            // A text that is never drafted for need not be read, nor one without a pending
+            // token. One that has ended is: another text may go on from its rows.
             if stream.options.draft.max() == 0 || stream.finish == Some(Finish::NoToken) {
                 continue;
             }
-            shown.push(i);
-            let Stream {
-                sequence,
-                tokens,
-                options,
-                history,
-                stats,
-                laws,
-                shown: learned,
-                ..
-            } = &mut **stream;
-            *learned = sequence.len();
-            stats.held_back += u64::from(held_back);
-            let rejects = self.accept.with(&options.sampling) == Accept::Residual;
-            requests.push(DraftRequest {
-                kept: share.row..share.row + sequence.len() - share.first,
-                sequence,
-                tokens,
-                limit: *limit,
-                sampling: &options.sampling,
-                history,
-                laws: rejects.then_some(laws),
-            });
+            stream.stats.held_back += u64::from(limits[i].is_held_back);
+            let n_kept = stream.state.sequence.len() - rows.n_before;
+            let kept = rows.first..rows.first + n_kept;
+            let rejects = self.accept.with(&stream.options.sampling) == Accept::Residual;
+            if let Some(request) = stream.draft_request(kept, limits[i].tokens, rejects) {
+                readers.push(i);
+                requests.push(request);
+            }
         }
         if requests.is_empty() {
             return Ok(0);
@@ -763,56 +403,77 @@ impl Speculator {
             b: &*self.b,
             model: &*self.target,
             memory: &self.memory,
-            taps,
+            taps: &verified.taps,
         };
-        let drafts = drafter.draft(target, hidden, &mut requests);
+        let drafts = drafter.draft(target, &verified.hidden, &mut requests);
         self.b.finish()?;
-        for (i, mut draft) in shown.into_iter().zip(drafts) {
-            // The drafter has computed NaN or an infinity: no guess of it counts from there on.
-            if let Some(n) = draft.iter().position(|&token| token == NO_TOKEN) {
-                draft.truncate(n);
-                streams[i].laws.truncate(n);
-                streams[i].stats.drafts_cut += 1;
-            }
-            streams[i].draft = draft;
+        for (i, draft) in readers.into_iter().zip(drafts) {
+            streams[i].take_draft(draft);
         }
-        Ok(limits.into_iter().max().unwrap_or(0))
+        Ok(limits.iter().map(|limit| limit.tokens).max().unwrap_or(0))
+    }
+
+    /// How many tokens each stream may be drafted for: none once it has ended.
+    fn draft_limits(&self, streams: &[&mut Stream], rows: &[StreamRows]) -> Vec<DraftLimit> {
+        let context = self.memory.size().context;
+        let going: Vec<usize> = (0..streams.len())
+            .filter(|&i| streams[i].finish.is_none())
+            .collect();
+        let input = |&i: &usize| streams[i].length_input(rows[i].reaches_end, context);
+        let inputs: Vec<LengthInput<'_>> = going.iter().map(input).collect();
+        let mut limits = vec![DraftLimit::default(); streams.len()];
+        let lengths = self.lengths.choose(&inputs);
+        for ((&i, input), tokens) in going.iter().zip(&inputs).zip(lengths) {
+            limits[i] = DraftLimit {
+                tokens,
+                is_held_back: input.room > 0 && tokens == 0,
+            };
+        }
+        limits
+    }
+
+    /// Books what the round has cost and brought, and adds new tokens to the prefix index.
+    /// `longest` is the longest draft that was asked for.
+    fn record(
+        &mut self,
+        streams: &mut [&mut Stream],
+        rows: &[StreamRows],
+        longest: usize,
+        verify: Duration,
+        draft: Duration,
+    ) {
+        for (stream, rows) in streams.iter_mut().zip(rows) {
+            let emitted = rows.emitted(stream).iter();
+            self.index
+                .extend(stream.entry, emitted.map(|&token| RowKey::Token(token)));
+            let n_emitted = rows.emitted(stream).len() as u64;
+            let is_prefill = rows.is_prefill(stream);
+            stream.stats.book(is_prefill, n_emitted, verify, draft);
+        }
+        let mut pairs = streams.iter().zip(rows);
+        if pairs.any(|(stream, rows)| rows.is_prefill(stream)) {
+            return;
+        }
+        let cost = RoundCost {
+            streams: streams.len(),
+            rows: self.batch.n_rows(),
+            context: streams.iter().map(|s| s.tokens.len()).max().unwrap_or(0),
+            asked: longest,
+            verify,
+            draft,
+        };
+        self.lengths.took(&cost);
+        for (stream, rows) in streams.iter_mut().zip(rows) {
+            let n_emitted = rows.emitted(stream).len();
+            self.lengths.book(&mut stream.ledger, &cost, n_emitted);
+        }
     }
 }
 
-/// Fewest rows of a prompt that are worth a step of their own.
-const LEAST_CHECKPOINT: usize = 128;
-
-/// After how many rows of a prompt of `n` recurrent state is kept aside, for prompts that
-/// begin like it: a little before its end, since its last tokens often are a template's way
-/// to begin the reply, which a later turn writes in another way.
-fn checkpoint(n: usize) -> usize {
-    let rows = n.saturating_sub(16) / PAGE_ROWS * PAGE_ROWS;
-    if rows < LEAST_CHECKPOINT { 0 } else { rows }
-}
-
-/// One stream's rows in a round.
-struct Share {
-    /// Its first row in the batch.
-    row: usize,
-    /// That row's place in the cache.
-    first: usize,
-    /// Rows of known tokens.
-    known: usize,
-    /// Rows of the draft, after them.
-    drafted: usize,
-    /// Whether the rows reach the end of the text.
-    ends: bool,
-}
-
-impl Share {
-    /// The rows after which a token is chosen.
-    fn choosing(&self) -> std::ops::Range<usize> {
-        let last_known = self.row + self.known - 1;
-        if self.ends {
-            last_known..last_known + 1 + self.drafted
-        } else {
-            last_known..last_known
-        }
-    }
+/// The target's choices after the last known token of a stream and each token of its draft.
+enum Choices<'a> {
+    /// The device has made them.
+    Made(&'a [u32]),
+    /// They are to be made from `scores`, the logits of `cols` tokens for each.
+    Open { scores: &'a [f32], cols: usize },
 }

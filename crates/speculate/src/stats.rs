@@ -54,6 +54,25 @@ impl Stats {
         }
     }
 
+    /// Books a round that emitted `n_emitted` tokens, and that ran rows of the prompt if
+    /// `is_prefill`.
+    pub(crate) fn book(
+        &mut self,
+        is_prefill: bool,
+        n_emitted: u64,
+        verify: Duration,
+        draft: Duration,
+    ) {
+        self.emitted += n_emitted;
+        if is_prefill {
+            self.prefill += verify + draft;
+        } else {
+            self.rounds += 1;
+            self.verify += verify;
+            self.draft += draft;
+        }
+    }
+
     /// Notes a verified draft of `n_drafted` tokens, `n_accepted` of which stayed.
     pub(crate) fn count(&mut self, n_drafted: usize, n_accepted: usize) {
         if self.by_position.len() < n_drafted {

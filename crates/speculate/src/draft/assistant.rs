@@ -1,30 +1,38 @@
 //! Drafts with Gemma 4's assistant.
 //!
-//! It has no memory: each draft starts from the hidden row of the last token
-//! that stayed, and reads the target's keys and values, rejected rows already
+//! The assistant has no KV cache of its own: each draft starts from the hidden row of the
+//! last token that stayed, and reads the target's keys and values, rejected rows already
 //! forgotten.
 
-use super::coverage::Coverage;
-use super::{DraftRequest, Drafter, Stretch, TargetView, newest, shortest, wanting};
+use super::coverage::{self, Coverage};
+use super::{
+    Derived, DraftRequest, DraftState, Drafter, Stretch, TargetView, newest, shortest, wanting,
+};
 use crate::sample::Scratch;
-use backend::{Backend, Batch, StepKey, Tensor};
+use backend::{Batch, StepKey, Tensor};
 use cache::MemoryFull;
 use models::{Gemma4Assistant, Shortlist};
 
 /// The drafter of a [`Gemma4Assistant`].
 pub struct Assistant {
     head: Gemma4Assistant,
-    coverage: Coverage,
     scratch: Scratch,
     key: StepKey,
 }
+
+/// What the assistant's drafter counts of a text.
+#[derive(Default)]
+struct AssistantState {
+    coverage: Coverage,
+}
+
+impl Derived for AssistantState {}
 
 impl Assistant {
     /// Drafts with `head`.
     pub fn new(head: Gemma4Assistant) -> Self {
         Assistant {
             head,
-            coverage: Coverage::default(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
         }
@@ -36,15 +44,8 @@ impl Drafter for Assistant {
         "assistant"
     }
 
-    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
-        self.coverage.open(slot);
-        Ok(())
-    }
-
-    fn close(&mut self, _slot: usize) {}
-
-    fn rewind(&mut self, _b: &dyn Backend, slot: usize, _from: usize, _to: usize) {
-        self.coverage.open(slot);
+    fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
+        Ok(Box::new(AssistantState::default()))
     }
 
     fn draft(
@@ -55,7 +56,9 @@ impl Drafter for Assistant {
     ) -> Vec<Vec<u32>> {
         let b = target.b;
         let mut drafts = vec![Vec::new(); requests.len()];
-        let is_listed = self.coverage.is_enough(self.head.shortlist(), requests);
+        let is_listed = coverage::is_enough(self.head.shortlist(), requests, |state| {
+            &mut state.of::<AssistantState>().coverage
+        });
         let mut active = wanting(requests, 0);
         if active.is_empty() {
             return drafts;

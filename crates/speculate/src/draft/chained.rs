@@ -8,180 +8,93 @@
 //! Where no stream wants a draft, true rows wait, as features, and are built some at a
 //! time: a step of the head reads all its weights, however few rows it has.
 
-use super::coverage::Coverage;
-use super::{DraftRequest, Drafter, Stretch, TargetView, newest, shortest, wanting};
+use super::coverage::{self, Coverage};
+use super::{DraftRequest, DraftState, Drafter, Stretch, TargetView, newest, shortest, wanting};
 use crate::sample::Scratch;
 use backend::{Backend, Batch, MAX_TENTATIVE, StepKey, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
 use models::ChainedHead;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Rows of a stream that wait, at most: no more than a draft leaves, so that building
-/// them holds up a draft by little and takes no step of a new size.
-const OWED_MAX: usize = MAX_TENTATIVE;
+/// Rows of a stream that wait to be read, at most: no more than a draft leaves, so that
+/// reading them holds up a draft by little and takes no step of a new size.
+const UNREAD_MAX: usize = MAX_TENTATIVE;
 
 /// The drafter of a [`ChainedHead`].
 pub struct Chained<H> {
     head: H,
-    memory: Memory,
-    /// By the target's slot.
-    sequences: Vec<Option<Sequence>>,
-    /// By the target's slot, features of rows that the head has not read: `[owed, F]`.
-    owed: Vec<Vec<f32>>,
-    coverage: Coverage,
+    memory: Arc<Mutex<Memory>>,
     scratch: Scratch,
     key: StepKey,
+}
+
+/// What a chained head remembers of a text: its own keys and values of the rows that it has
+/// read, and the features of rows that wait.
+struct ChainedState {
+    /// The head's memory, which all of its states share.
+    memory: Arc<Mutex<Memory>>,
+    sequence: Sequence,
+    /// Features of the rows that follow those of `sequence`: `[n_unread, F]`.
+    unread: Vec<f32>,
+    n_unread: usize,
+    coverage: Coverage,
 }
 
 impl<H: ChainedHead> Chained<H> {
     /// Drafts with `head`, which remembers in `memory`, planned by
     /// [`ChainedHead::plan`].
     pub fn new(head: H, memory: Memory) -> Self {
-        let slots = memory.size().sequences;
         Chained {
             head,
-            memory,
-            sequences: (0..slots).map(|_| None).collect(),
-            owed: vec![Vec::new(); slots],
-            coverage: Coverage::default(),
+            memory: Arc::new(Mutex::new(memory)),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
         }
     }
 
-    /// Adds rows for the tokens of `request` to `batch`.
-    fn push(
-        &mut self,
-        batch: &mut Batch,
-        request: &DraftRequest<'_>,
-        tokens: &[u32],
-        certain: usize,
-    ) {
-        let sequence = self.sequences[request.sequence.slot()]
-            .as_mut()
-            .expect("opened with the stream");
-        let pushed = self.memory.push(batch, sequence, tokens, certain);
-        pushed.expect("the head's memory is as large as the target's");
-    }
-
-    /// Rows of `request` that the head has not read before this round.
-    fn n_owed(&self, request: &DraftRequest<'_>) -> usize {
-        let sequence = self.sequences[request.sequence.slot()].as_ref();
-        request.first_row() - sequence.expect("opened with the stream").len()
-    }
-
-    /// Keeps the features of the round's rows, in the order of `requests`.
-    fn owe(&mut self, b: &dyn Backend, features: &Tensor, requests: &[DraftRequest<'_>]) {
-        let values = b.download(features);
-        let mut rest = &values[..];
+    /// Has the head read `features`: all rows that `requests` have and it has not read.
+    /// Returns what it makes of them, `[n, F]`, and the last row of each request therein.
+    fn read(
+        &self,
+        target: TargetView<'_>,
+        memory: &mut Memory,
+        features: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> (Tensor, Vec<usize>) {
+        let mut batch = Batch::default();
+        let mut last = Vec::with_capacity(requests.len());
         for request in requests {
-            let (own, others) = rest.split_at(request.kept.len() * features.cols());
-            self.owed[request.sequence.slot()].extend_from_slice(own);
-            rest = others;
+            let (len, tokens) = (request.sequence.len(), request.tokens);
+            let state = request.state.of::<ChainedState>();
+            let tokens = &tokens[state.sequence.len() + 1..=len];
+            push(
+                memory,
+                &mut batch,
+                &mut state.sequence,
+                tokens,
+                tokens.len(),
+            );
+            last.push(batch.n_rows() - 1);
         }
+        let (b, head) = (target.b, &self.head);
+        let mut made = b.step(self.key, &batch, &[features], &mut |x| {
+            vec![head.forward(b, target.model, x[0], &batch, memory)]
+        });
+        (made.pop().expect("the head's rows"), last)
     }
 
-    /// The features of all rows that the head has not read, in the order of `requests`;
-    /// those of the round's are `features`.
-    fn with_owed(
-        &mut self,
-        b: &dyn Backend,
-        features: Tensor,
-        requests: &[DraftRequest<'_>],
-    ) -> Tensor {
-        let owes = |request: &DraftRequest<'_>| !self.owed[request.sequence.slot()].is_empty();
-        if !requests.iter().any(owes) {
-            return features;
-        }
-        let cols = features.cols();
-        let new = b.download(&features);
-        let mut rest = &new[..];
-        let mut values = Vec::new();
-        for request in requests {
-            values.append(&mut self.owed[request.sequence.slot()]);
-            let (own, others) = rest.split_at(request.kept.len() * cols);
-            values.extend_from_slice(own);
-            rest = others;
-        }
-        b.upload(values.len() / cols, cols, &values)
-    }
-}
-
-impl<H: ChainedHead> Drafter for Chained<H> {
-    fn name(&self) -> &'static str {
-        self.head.name()
-    }
-
-    fn taps(&self) -> &[usize] {
-        self.head.taps()
-    }
-
-    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
-        self.sequences[slot] = Some(self.memory.open()?);
-        self.owed[slot].clear();
-        self.coverage.open(slot);
-        Ok(())
-    }
-
-    fn close(&mut self, slot: usize) {
-        if let Some(sequence) = self.sequences[slot].take() {
-            self.memory.close(sequence);
-        }
-    }
-
-    fn rewind(&mut self, b: &dyn Backend, slot: usize, from: usize, to: usize) {
-        let sequence = self.sequences[slot].as_mut();
-        let sequence = sequence.expect("opened with the stream");
-        // Its row after target row i is of token i + 1 too, which is the same.
-        let (owed, read) = (&mut self.owed[slot], sequence.len());
-        if read < to {
-            owed.truncate(owed.len() / (from - read) * (to - read));
-        } else {
-            owed.clear();
-            self.memory.rewind(b, sequence, to);
-        }
-        self.coverage.open(slot);
-    }
-
-    fn can_rewind(&self, slot: usize, to: usize) -> bool {
-        let sequence = self.sequences[slot].as_ref();
-        let sequence = sequence.expect("opened with the stream");
-        sequence.len() < to || self.memory.rewindable(sequence, to) == to
-    }
-
-    fn draft(
+    /// Drafts from rows `last` of `x`, one of each of `requests`. The head's rows for drafted
+    /// tokens stay in `memory`.
+    fn chain(
         &mut self,
         target: TargetView<'_>,
-        hidden: &Tensor,
+        memory: &mut Memory,
+        (mut x, last): (Tensor, Vec<usize>),
+        is_listed: bool,
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         let b = target.b;
         let mut drafts = vec![Vec::new(); requests.len()];
-        let is_listed = self.coverage.is_enough(self.head.shortlist(), requests);
-        let rows: Vec<usize> = requests.iter().flat_map(|r| r.kept.clone()).collect();
-        let features = self.head.features(b, hidden, target.taps, &rows);
-        let may_wait =
-            |r: &DraftRequest<'_>| r.limit == 0 && self.n_owed(r) + r.kept.len() <= OWED_MAX;
-        if requests.iter().all(may_wait) {
-            self.owe(b, &features, requests);
-            return drafts;
-        }
-        let features = self.with_owed(b, features, requests);
-        let mut batch = Batch::default();
-        let mut last = Vec::new();
-        for request in requests.iter() {
-            let len = request.sequence.len();
-            let n_unread = self.n_owed(request) + request.kept.len();
-            let tokens = &request.tokens[len - n_unread + 1..=len];
-            self.push(&mut batch, request, tokens, n_unread);
-            last.push(batch.n_rows() - 1);
-        }
-        let mut made = b.step(self.key, &batch, &[&features], &mut |x| {
-            vec![
-                self.head
-                    .forward(b, target.model, x[0], &batch, &mut self.memory),
-            ]
-        });
-        let mut x = made.pop().expect("the head's rows"); // [n, F]
         let mut active = wanting(requests, 0);
         let mut from: Vec<usize> = active.iter().map(|&r| last[r]).collect();
         let mut n = 0;
@@ -193,10 +106,11 @@ impl<H: ChainedHead> Drafter for Chained<H> {
             for batch in batches.iter_mut().skip(usize::from(n == 0)) {
                 for &r in &active {
                     let newest = newest(&drafts[r]).unwrap_or(0);
-                    self.push(batch, &requests[r], &[newest], 0);
+                    let state = requests[r].state.of::<ChainedState>();
+                    push(memory, batch, &mut state.sequence, &[newest], 0);
                 }
             }
-            let (head, memory) = (&self.head, &mut self.memory);
+            let head = &self.head;
             let list = head.shortlist().filter(|_| is_listed);
             let stretch = Stretch {
                 key: self.key,
@@ -223,12 +137,157 @@ impl<H: ChainedHead> Drafter for Chained<H> {
                 .collect();
             active = from.iter().map(|&i| active[i]).collect();
         }
-        for request in requests.iter() {
-            let sequence = self.sequences[request.sequence.slot()]
-                .as_mut()
-                .expect("opened with the stream");
-            self.memory.truncate(sequence, request.sequence.len());
+        drafts
+    }
+}
+
+impl<H: ChainedHead> Drafter for Chained<H> {
+    fn name(&self) -> &'static str {
+        self.head.name()
+    }
+
+    fn taps(&self) -> &[usize] {
+        self.head.taps()
+    }
+
+    fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
+        let sequence = lock(&self.memory).open()?;
+        Ok(Box::new(ChainedState::new(&self.memory, sequence)))
+    }
+
+    fn draft(
+        &mut self,
+        target: TargetView<'_>,
+        hidden: &Tensor,
+        requests: &mut [DraftRequest<'_>],
+    ) -> Vec<Vec<u32>> {
+        let b = target.b;
+        let is_listed = coverage::is_enough(self.head.shortlist(), requests, |state| {
+            &mut state.of::<ChainedState>().coverage
+        });
+        let rows: Vec<usize> = requests.iter().flat_map(|r| r.kept.clone()).collect();
+        let features = self.head.features(b, hidden, target.taps, &rows);
+        if requests.iter_mut().all(may_wait) {
+            leave_unread(b, &features, requests);
+            return vec![Vec::new(); requests.len()];
+        }
+        let features = with_unread(b, features, requests);
+        let shared = self.memory.clone();
+        let mut memory = lock(&shared);
+        let read = self.read(target, &mut memory, &features, requests);
+        let drafts = self.chain(target, &mut memory, read, is_listed, requests);
+        for request in requests {
+            let state = request.state.of::<ChainedState>();
+            memory.truncate(&mut state.sequence, request.sequence.len());
         }
         drafts
     }
+}
+
+impl ChainedState {
+    fn new(memory: &Arc<Mutex<Memory>>, sequence: Sequence) -> Self {
+        ChainedState {
+            memory: memory.clone(),
+            sequence,
+            unread: Vec::new(),
+            n_unread: 0,
+            coverage: Coverage::default(),
+        }
+    }
+
+    /// Rows learned, read or not.
+    fn learned(&self) -> usize {
+        self.sequence.len() + self.n_unread
+    }
+}
+
+impl DraftState for ChainedState {
+    fn restorable(&self, rows: usize) -> usize {
+        let rows = rows.min(self.learned());
+        if rows > self.sequence.len() {
+            return rows;
+        }
+        lock(&self.memory).restorable(&self.sequence, rows)
+    }
+
+    fn truncate(&mut self, backend: &dyn Backend, rows: usize) {
+        assert!(rows <= self.learned(), "rows that the state has learned");
+        let n_unread = rows.saturating_sub(self.sequence.len());
+        // Without unread rows there are no features to cut.
+        let width = self.unread.len() / self.n_unread.max(1);
+        self.unread.truncate(n_unread * width);
+        self.n_unread = n_unread;
+        if n_unread == 0 {
+            lock(&self.memory).restore(backend, &mut self.sequence, rows);
+        }
+        self.coverage = Coverage::default();
+    }
+
+    /// Whole pages that the head has read: rows that wait are not shared.
+    fn forkable(&self, rows: usize) -> usize {
+        lock(&self.memory).forkable(&self.sequence, rows)
+    }
+
+    fn fork(&self, backend: &dyn Backend, rows: usize) -> Result<Box<dyn DraftState>, MemoryFull> {
+        let sequence = lock(&self.memory).fork(backend, &self.sequence, rows)?;
+        Ok(Box::new(ChainedState::new(&self.memory, sequence)))
+    }
+}
+
+/// A head's memory. A panic elsewhere leaves it whole: sequences are changed in one go.
+fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds rows for `tokens` to `sequence` and `batch`.
+fn push(
+    memory: &mut Memory,
+    batch: &mut Batch,
+    sequence: &mut Sequence,
+    tokens: &[u32],
+    certain: usize,
+) {
+    let pushed = memory.push(batch, sequence, tokens, certain);
+    pushed.expect("the head's memory is as large as the target's");
+}
+
+/// Whether the round's rows of `request` can wait until a draft is wanted.
+fn may_wait(request: &mut DraftRequest<'_>) -> bool {
+    let n_unread = request.state.of::<ChainedState>().n_unread;
+    request.limit == 0 && n_unread + request.kept.len() <= UNREAD_MAX
+}
+
+/// Keeps the features of the round's rows, which are in the order of `requests`.
+fn leave_unread(b: &dyn Backend, features: &Tensor, requests: &mut [DraftRequest<'_>]) {
+    let values = b.download(features);
+    let mut rest = &values[..];
+    for request in requests {
+        let (own, others) = rest.split_at(request.kept.len() * features.cols());
+        let state = request.state.of::<ChainedState>();
+        state.unread.extend_from_slice(own);
+        state.n_unread += request.kept.len();
+        rest = others;
+    }
+}
+
+/// The features of all rows that the head has not read, in the order of `requests`; those
+/// of the round's rows are `features`.
+fn with_unread(b: &dyn Backend, features: Tensor, requests: &mut [DraftRequest<'_>]) -> Tensor {
+    let waits = |r: &mut DraftRequest<'_>| r.state.of::<ChainedState>().n_unread > 0;
+    if !requests.iter_mut().any(waits) {
+        return features;
+    }
+    let cols = features.cols();
+    let new = b.download(&features);
+    let mut rest = &new[..];
+    let mut values = Vec::new();
+    for request in requests {
+        let (own, others) = rest.split_at(request.kept.len() * cols);
+        let state = request.state.of::<ChainedState>();
+        values.append(&mut state.unread);
+        state.n_unread = 0;
+        values.extend_from_slice(own);
+        rest = others;
+    }
+    b.upload(values.len() / cols, cols, &values)
 }

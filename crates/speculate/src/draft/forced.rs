@@ -2,8 +2,7 @@
 //! wrong, or both.
 
 use super::{DraftRequest, Drafter, TargetView};
-use backend::{Backend, Tensor};
-use cache::MemoryFull;
+use backend::Tensor;
 
 /// A drafter that asks `guess(tokens, limit)`.
 pub struct Forced<F> {
@@ -21,14 +20,6 @@ impl<F: FnMut(&[u32], usize) -> Vec<u32> + Send> Drafter for Forced<F> {
     fn name(&self) -> &'static str {
         "forced"
     }
-
-    fn open(&mut self, _slot: usize) -> Result<(), MemoryFull> {
-        Ok(())
-    }
-
-    fn close(&mut self, _slot: usize) {}
-
-    fn rewind(&mut self, _b: &dyn Backend, _slot: usize, _from: usize, _to: usize) {}
 
     fn draft(
         &mut self,

@@ -1,8 +1,8 @@
 //! Drafts what followed the last time the text ended like this.
 
 use super::ngram_index::NgramIndex;
-use super::{DraftRequest, Drafter, Plain, TargetView};
-use backend::{Backend, Tensor};
+use super::{Derived, DraftRequest, DraftState, Drafter, Plain, TargetView};
+use backend::Tensor;
 use cache::MemoryFull;
 
 pub(super) const PLAIN: Plain = Plain {
@@ -11,17 +11,17 @@ pub(super) const PLAIN: Plain = Plain {
     new: || Box::new(Ngram::new()),
 };
 
-/// The drafter that guesses what followed the last time the text ended like this.
-#[derive(Default)]
-pub struct Ngram {
-    /// By the target's slot.
-    indexes: Vec<Option<NgramIndex>>,
-}
+/// The drafter that guesses what followed the last time the text ended like this. Its state is an
+/// index of the text's n-grams.
+#[derive(Debug, Default)]
+pub struct Ngram;
+
+impl Derived for NgramIndex {}
 
 impl Ngram {
     /// A drafter for any target.
     pub fn new() -> Self {
-        Ngram::default()
+        Ngram
     }
 }
 
@@ -30,20 +30,8 @@ impl Drafter for Ngram {
         PLAIN.name
     }
 
-    fn open(&mut self, slot: usize) -> Result<(), MemoryFull> {
-        if self.indexes.len() <= slot {
-            self.indexes.resize_with(slot + 1, || None);
-        }
-        self.indexes[slot] = Some(NgramIndex::default());
-        Ok(())
-    }
-
-    fn close(&mut self, slot: usize) {
-        self.indexes[slot] = None;
-    }
-
-    fn rewind(&mut self, _b: &dyn Backend, slot: usize, _from: usize, _to: usize) {
-        self.indexes[slot] = Some(NgramIndex::default());
+    fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
+        Ok(Box::new(NgramIndex::default()))
     }
 
     fn draft(
@@ -53,9 +41,7 @@ impl Drafter for Ngram {
         requests: &mut [DraftRequest<'_>],
     ) -> Vec<Vec<u32>> {
         let draft = |request: &mut DraftRequest<'_>| {
-            let index = self.indexes[request.sequence.slot()]
-                .as_mut()
-                .expect("opened with the stream");
+            let index = request.state.of::<NgramIndex>();
             for &token in &request.tokens[index.len()..] {
                 index.push(token);
             }

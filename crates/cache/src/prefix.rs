@@ -1,0 +1,308 @@
+//! The prefix index: who remembers the beginning of a prompt.
+//!
+//! Each text is cut into pages of [`PAGE_ROWS`] keys. The hash of a page includes the hash
+//! of the page before it, so one look-up for each page of a prompt finds the texts that
+//! begin with the same pages:
+//!
+//! ```text
+//! h_0 = hash(0, keys[0..64])     h_i = hash(h_{i-1}, keys[64 i .. 64 (i + 1)])
+//! ```
+//!
+//! Hashes say where to look. What counts is decided by comparing keys, so two texts of one
+//! hash cost time and never share a row.
+//!
+//! Deliberately absent: pages, snapshots and what they cost. [`crate::Memory`] says how far
+//! back a sequence can go, whoever keeps sequences which of the matches is worth it.
+
+use backend::PAGE_ROWS;
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// What a row was computed from, besides the rows before it.
+///
+/// Tokens alone do not say it: the rows of every picture have the same placeholder tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowKey {
+    /// A token of text.
+    Token(u32),
+    /// One row of an encoded picture, video or sound.
+    Media {
+        /// The first 16 bytes of a cryptographic hash of what was encoded, and of everything
+        /// that its encoding depends on.
+        hash: [u8; 16],
+        /// Number of the row among those of its span, from 0.
+        row: u32,
+    },
+}
+
+/// The most of the first `n` of `keys` that end in no span of media rows: `n`, or where the
+/// span begins that row `n` continues.
+pub fn whole_spans(keys: &[RowKey], n: usize) -> usize {
+    match keys.get(n) {
+        Some(&RowKey::Media { row, .. }) => n.saturating_sub(row as usize),
+        _ => n,
+    }
+}
+
+/// Names a text of a [`PrefixIndex`]. Later ones are greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Entry(u64);
+
+/// A text that begins like the keys that were looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Match {
+    /// The text.
+    pub entry: Entry,
+    /// First keys that are equal, cut back to a whole number of spans.
+    pub rows: usize,
+}
+
+/// Texts by what their rows were computed from.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    texts: HashMap<Entry, Keys>,
+    /// Number and chained hash of a page to the texts that have it.
+    pages: HashMap<(usize, u64), Vec<Entry>>,
+    next: u64,
+    hash: fn(u64, &[RowKey]) -> u64,
+}
+
+/// One text's keys and the chained hashes of its whole pages.
+#[derive(Debug, Default)]
+struct Keys {
+    keys: Vec<RowKey>,
+    hashes: Vec<u64>,
+}
+
+impl Default for PrefixIndex {
+    fn default() -> Self {
+        PrefixIndex::with_hash(chained)
+    }
+}
+
+impl PrefixIndex {
+    /// An empty index.
+    pub fn new() -> Self {
+        PrefixIndex::default()
+    }
+
+    /// An empty index with the hash of a page after one of another hash.
+    fn with_hash(hash: fn(u64, &[RowKey]) -> u64) -> Self {
+        PrefixIndex {
+            texts: HashMap::new(),
+            pages: HashMap::new(),
+            next: 0,
+            hash,
+        }
+    }
+
+    /// Adds a text that begins with `keys`.
+    pub fn insert(&mut self, keys: impl IntoIterator<Item = RowKey>) -> Entry {
+        let entry = Entry(self.next);
+        self.next += 1;
+        self.texts.insert(entry, Keys::default());
+        self.extend(entry, keys);
+        entry
+    }
+
+    /// Appends `keys` to the text of `entry`.
+    ///
+    /// # Panics
+    ///
+    /// If the text has been removed.
+    pub fn extend(&mut self, entry: Entry, keys: impl IntoIterator<Item = RowKey>) {
+        let text = self.texts.get_mut(&entry).expect("a text of this index");
+        text.keys.extend(keys);
+        let n_hashed = text.hashes.len();
+        for page in text.keys[n_hashed * PAGE_ROWS..].chunks_exact(PAGE_ROWS) {
+            let before = text.hashes.last().copied().unwrap_or(0);
+            let hash = (self.hash)(before, page);
+            let holders = self.pages.entry((text.hashes.len(), hash)).or_default();
+            holders.push(entry);
+            text.hashes.push(hash);
+        }
+    }
+
+    /// Removes the text of `entry`.
+    ///
+    /// # Panics
+    ///
+    /// If it has been removed already.
+    pub fn remove(&mut self, entry: Entry) {
+        let text = self.texts.remove(&entry).expect("a text of this index");
+        for page in text.hashes.into_iter().enumerate() {
+            let holders = self.pages.get_mut(&page).expect("pages of a text");
+            holders.retain(|&holder| holder != entry);
+            if holders.is_empty() {
+                self.pages.remove(&page);
+            }
+        }
+    }
+
+    /// Texts in the index.
+    pub fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    /// Whether there is no text.
+    pub fn is_empty(&self) -> bool {
+        self.texts.is_empty()
+    }
+
+    /// The text that begins with most of `keys`; the newest of several.
+    pub fn longest(&self, keys: &[RowKey]) -> Option<Match> {
+        self.matches(keys).into_iter().next()
+    }
+
+    /// All texts that begin with the first of `keys`: those with most of them first, and the
+    /// newest first among equal ones.
+    pub fn matches(&self, keys: &[RowKey]) -> Vec<Match> {
+        let mut holders = Vec::new();
+        let mut before = 0;
+        for (i, page) in keys.chunks_exact(PAGE_ROWS).enumerate() {
+            before = (self.hash)(before, page);
+            match self.pages.get(&(i, before)) {
+                Some(entries) => holders.push(entries),
+                None => break,
+            }
+        }
+        // Every holder of a page holds those before it too.
+        let deepest_first = holders.iter().rev().flat_map(|entries| entries.iter());
+        // The others can have equal keys in the first page only.
+        let all = deepest_first.chain(self.texts.keys());
+        let mut seen = HashSet::new();
+        let mut matches: Vec<Match> = all
+            .filter(|&&entry| seen.insert(entry))
+            .map(|&entry| Match {
+                entry,
+                rows: self.alike(entry, keys),
+            })
+            .filter(|found| found.rows > 0)
+            .collect();
+        matches.sort_by_key(|found| std::cmp::Reverse((found.rows, found.entry)));
+        matches
+    }
+
+    /// How many of `keys` the text of `entry` begins with, cut back to a whole number of
+    /// spans.
+    ///
+    /// # Panics
+    ///
+    /// If the text has been removed.
+    pub fn alike(&self, entry: Entry, keys: &[RowKey]) -> usize {
+        let pairs = self.texts[&entry].keys.iter().zip(keys);
+        whole_spans(keys, pairs.take_while(|(a, b)| a == b).count())
+    }
+}
+
+/// The hash of a page after one of hash `before`.
+fn chained(before: u64, page: &[RowKey]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (before, page).hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<RowKey> {
+        ids.into_iter().map(RowKey::Token).collect()
+    }
+
+    /// A prompt with a picture of 70 rows at row 80, between tokens of text.
+    fn with_picture(hash: u8) -> Vec<RowKey> {
+        let media = (0..70).map(|row| RowKey::Media {
+            hash: [hash; 16],
+            row,
+        });
+        let (before, after) = (tokens(0..80), tokens(0..50));
+        [before, media.collect(), after].concat()
+    }
+
+    #[test]
+    fn the_longest_prefix_is_found_to_the_row_and_the_newest_of_equal_ones() {
+        let mut index = PrefixIndex::new();
+        let long = index.insert(tokens(0..200));
+        let short = index.insert(tokens(0..70));
+        let twin = index.insert(tokens(0..70));
+        index.insert(tokens(300..500));
+        let prompt = tokens((0..150).chain([999]).chain(151..220));
+        let found = index.matches(&prompt);
+        let found: Vec<_> = found.iter().map(|m| (m.entry, m.rows)).collect();
+        assert_eq!(found, [(long, 150), (twin, 70), (short, 70)]);
+        index.remove(long);
+        assert_eq!(index.longest(&prompt).map(|m| m.entry), Some(twin));
+        index.extend(short, tokens(70..140));
+        assert_eq!(index.longest(&prompt).map(|m| m.rows), Some(140));
+    }
+
+    #[test]
+    fn pictures_of_equal_placeholders_share_only_what_precedes_them() {
+        let mut index = PrefixIndex::new();
+        let one = index.insert(with_picture(1));
+        assert_eq!(index.alike(one, &with_picture(1)), 200);
+        assert_eq!(index.alike(one, &with_picture(2)), 80);
+    }
+
+    #[test]
+    fn a_match_never_ends_inside_a_span() {
+        let mut index = PrefixIndex::new();
+        let whole = with_picture(1);
+        // A text that was cut off inside the picture.
+        let entry = index.insert(whole[..100].iter().copied());
+        assert_eq!(index.alike(entry, &whole), 80);
+        for n in 0..=whole.len() {
+            let inside = (81..150).contains(&n);
+            assert_eq!(whole_spans(&whole, n), if inside { 80 } else { n });
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_removed_text() {
+        let mut index = PrefixIndex::new();
+        for entry in [0, 1].map(|_| index.insert(tokens(0..300))) {
+            index.remove(entry);
+        }
+        assert!(index.is_empty() && index.pages.is_empty());
+        assert_eq!(index.longest(&tokens(0..300)), None);
+    }
+
+    proptest! {
+        /// A hash of one bit, so that pages of different keys often have the same.
+        #[test]
+        fn matches_are_those_of_a_search_by_key(
+            texts in vec(vec((0u32..2, 1usize..90), 0..5), 1..8),
+            removed in 0usize..8,
+            prompt in vec((0u32..2, 1usize..90), 1..5),
+            coarse: bool,
+        ) {
+            let runs = |runs: &[(u32, usize)]| -> Vec<RowKey> {
+                runs.iter().flat_map(|&(id, n)| tokens(std::iter::repeat_n(id, n))).collect()
+            };
+            let hash = if coarse { |before, page: &[RowKey]| chained(before, page) % 2 } else { chained };
+            let mut index = PrefixIndex::with_hash(hash);
+            let mut naive = Vec::new();
+            for text in &texts {
+                // In two parts, as texts grow.
+                let keys = runs(text);
+                let half = keys.len() / 2;
+                let entry = index.insert(keys[..half].iter().copied());
+                index.extend(entry, keys[half..].iter().copied());
+                naive.push((entry, keys));
+            }
+            if removed < naive.len() {
+                index.remove(naive.remove(removed).0);
+            }
+            let prompt = runs(&prompt);
+            let alike = |keys: &[RowKey]| keys.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
+            let mut want: Vec<(usize, Entry)> = naive.iter().map(|(e, k)| (alike(k), *e)).collect();
+            want.retain(|&(rows, _)| rows > 0);
+            want.sort_by(|a, b| b.cmp(a));
+            let got: Vec<(usize, Entry)> = index.matches(&prompt).iter().map(|m| (m.rows, m.entry)).collect();
+            prop_assert_eq!(got, want);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Draft state: what a drafter remembers of one text.
+
+use backend::Backend;
+use cache::MemoryFull;
+use std::any::Any;
+
+/// What a drafter remembers of one text.
+///
+/// It belongs to the text, as the target's sequence does, and not to the drafter: it is cut
+/// back and forked with the sequence. Dropping it gives back the memory that it holds.
+///
+/// Rows are counted as in the target: a state that has learned `n` rows has seen the first
+/// `n` rows of the text and, with each, the token after it.
+pub trait DraftState: Any + Send {
+    /// The most rows, `rows` at most, that [`DraftState::truncate`] can go back to.
+    fn restorable(&self, rows: usize) -> usize;
+
+    /// Forgets all rows from row `rows` on. The text may differ there from now on, but for the
+    /// token after the last row that stays.
+    ///
+    /// # Panics
+    ///
+    /// If the state cannot go back there ([`DraftState::restorable`]).
+    fn truncate(&mut self, backend: &dyn Backend, rows: usize);
+
+    /// The most rows, `rows` at most, with which [`DraftState::fork`] can begin another state.
+    fn forkable(&self, rows: usize) -> usize;
+
+    /// The state of another text that has the same first `rows` rows and the same token after
+    /// them.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryFull`] if the drafter's own memory has no room.
+    ///
+    /// # Panics
+    ///
+    /// If so many rows cannot be shared ([`DraftState::forkable`]).
+    fn fork(&self, backend: &dyn Backend, rows: usize) -> Result<Box<dyn DraftState>, MemoryFull>;
+}
+
+impl dyn DraftState {
+    /// This state as the type that its drafter has made it.
+    ///
+    /// # Panics
+    ///
+    /// If another drafter has made it.
+    pub fn of<S: DraftState>(&mut self) -> &mut S {
+        let state: &mut dyn Any = self;
+        state.downcast_mut().expect("a state of this drafter")
+    }
+}
+
+/// A state that can be made anew from the text at any time, or that is empty: all of the
+/// text's rows count as learned.
+pub trait Derived: Default + Send + 'static {}
+
+impl<S: Derived> DraftState for S {
+    fn restorable(&self, rows: usize) -> usize {
+        rows
+    }
+
+    fn truncate(&mut self, _backend: &dyn Backend, _rows: usize) {
+        *self = S::default();
+    }
+
+    fn forkable(&self, rows: usize) -> usize {
+        rows
+    }
+
+    fn fork(
+        &self,
+        _backend: &dyn Backend,
+        _rows: usize,
+    ) -> Result<Box<dyn DraftState>, MemoryFull> {
+        Ok(Box::new(S::default()))
+    }
+}
+
+/// Nothing, for drafters that remember nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoState;
+
+impl Derived for NoState {}

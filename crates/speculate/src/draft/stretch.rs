@@ -1,0 +1,195 @@
+//! Stretches: parts of a draft through which the same requests want tokens, in one chain of
+//! steps where the device can choose the tokens itself, else step by step.
+
+use super::{DraftRequest, newest};
+use crate::sample::{self, Scratch};
+use backend::{
+    Backend, Batch, Chain, Link, NO_TOKEN, StepKey, Tensor, TokenChoice, TokenList, gives_token,
+};
+use models::{HeadLogits, Scored};
+
+/// A part of a draft through which the same requests want tokens.
+pub(super) struct Stretch<'a> {
+    /// Of single steps.
+    pub(super) key: StepKey,
+    /// Of a chain of them.
+    pub(super) chain: StepKey,
+    /// A batch for each token, of a row for each of `active`. Only the first one's tokens
+    /// are known; without rows, it scores what the stretch starts from.
+    pub(super) batches: Vec<Batch>,
+    pub(super) active: &'a [usize],
+    /// The tokens that the head scores, if not all, and the same ones after each row.
+    pub(super) list: Option<&'a TokenList>,
+    /// Its scores as a chain takes them, if not [`HeadLogits::logits`].
+    pub(super) link: Option<&'a LinkScores<'a>>,
+}
+
+/// Scores of some rows as a chain takes them, and their tokens where these depend on the
+/// row.
+pub(super) type LinkScores<'a> = dyn Fn(&Tensor) -> (Tensor, Option<Tensor>) + 'a;
+
+impl Stretch<'_> {
+    /// Drafts a token a batch for each active request, from `x` on: in one go if the
+    /// device can choose all of them, else step by step. Returns what the next stretch
+    /// starts from.
+    ///
+    /// `forward` runs a step's rows and returns what is to be scored and, if that is
+    /// something else, then what the next step starts from.
+    pub(super) fn draft<'h>(
+        mut self,
+        b: &dyn Backend,
+        mut x: Tensor,
+        forward: &mut dyn FnMut(&Batch, &Tensor) -> Vec<Tensor>,
+        score: &dyn Fn(&Tensor) -> HeadLogits<'h>,
+        (requests, drafts): (&mut [DraftRequest<'_>], &mut [Vec<u32>]),
+        scratch: &mut Scratch,
+    ) -> Tensor {
+        if let Some(chained) = self.chained(b, &x, forward, score, requests, drafts) {
+            for tokens in chained.tokens {
+                for (&r, token) in self.active.iter().zip(tokens) {
+                    drafts[r].push(token);
+                }
+            }
+            return chained.next.unwrap_or(x);
+        }
+        for (i, batch) in self.batches.iter_mut().enumerate() {
+            if i > 0 {
+                let newest = |&r: &usize| newest(&drafts[r]).expect("chosen in the step before");
+                batch.tokens = self.active.iter().map(newest).collect();
+            }
+            let mut z = None;
+            if batch.n_rows() > 0 {
+                let mut made = b.step(self.key, batch, &[&x], &mut |x| forward(batch, x[0]));
+                x = made.pop().expect("a step makes something");
+                z = made.pop();
+            }
+            let scored = score(z.as_ref().unwrap_or(&x));
+            choose(b, &scored, self.active, requests, drafts, scratch);
+        }
+        x
+    }
+
+    /// All its tokens from a chain of steps that the device runs alone.
+    fn chained<'h>(
+        &self,
+        b: &dyn Backend,
+        x: &Tensor,
+        forward: &mut dyn FnMut(&Batch, &Tensor) -> Vec<Tensor>,
+        score: &dyn Fn(&Tensor) -> HeadLogits<'h>,
+        requests: &[DraftRequest<'_>],
+        drafts: &[Vec<u32>],
+    ) -> Option<backend::Chained> {
+        let choices: Option<Vec<Vec<TokenChoice>>> = (0..self.batches.len())
+            .map(|i| choices(self.active, requests, drafts, i))
+            .collect();
+        let chain = Chain {
+            key: self.chain,
+            batches: &self.batches,
+            choices: &choices?,
+            list: self.list,
+        };
+        b.chain(&chain, x, &mut |_, batch, x| {
+            let mut made = match batch.n_rows() {
+                0 => Vec::new(),
+                _ => forward(batch, x),
+            };
+            let next = made.pop();
+            let z = made.pop();
+            let z = z.as_ref().or(next.as_ref()).unwrap_or(x);
+            let (logits, ids) = match self.link {
+                Some(link) => link(z),
+                None => (score(z).logits, None),
+            };
+            Link { logits, ids, next }
+        })
+    }
+}
+
+/// Chooses the next draft token of each of `active` with the noise the target
+/// will use, and remembers it. Row `i` of `scored` belongs to request `active[i]`.
+fn choose(
+    b: &dyn Backend,
+    scored: &HeadLogits<'_>,
+    active: &[usize],
+    requests: &mut [DraftRequest<'_>],
+    drafts: &mut [Vec<u32>],
+    scratch: &mut Scratch,
+) {
+    let HeadLogits { logits, scored } = scored;
+    let by_row = matches!(scored, Scored::ByRow(_));
+    let greedy = !by_row
+        && active
+            .iter()
+            .all(|&r| requests[r].sampling.is_plain_greedy());
+    if greedy {
+        for (i, (&r, best)) in active.iter().zip(b.argmax(logits)).enumerate() {
+            let token = match scored.ids(i) {
+                Some(ids) if best != NO_TOKEN => ids[best as usize],
+                _ => best,
+            };
+            drafts[r].push(token);
+        }
+        return;
+    }
+    let list = match scored {
+        Scored::All => Some(None),
+        Scored::Same(list) => Some(Some(*list)),
+        Scored::ByRow(_) => None,
+    };
+    let chosen =
+        list.and_then(|list| b.choose_tokens(logits, list, &choices(active, requests, drafts, 0)?));
+    if let Some(tokens) = chosen {
+        for (&r, token) in active.iter().zip(tokens) {
+            drafts[r].push(token);
+        }
+        return;
+    }
+    let scores = b.download(logits);
+    for (i, (&r, row)) in active
+        .iter()
+        .zip(scores.chunks_exact(logits.cols()))
+        .enumerate()
+    {
+        let request = &mut requests[r];
+        let position = (request.tokens.len() + drafts[r].len()) as u64;
+        for &token in &drafts[r] {
+            request.history.push(token);
+        }
+        let token = match scored.ids(i) {
+            None => sample::choose(request.sampling, request.history, position, row, scratch),
+            Some(ids) => sample::choose_among(
+                request.sampling,
+                request.history,
+                position,
+                ids,
+                row,
+                scratch,
+            ),
+        };
+        if let Some(laws) = request.laws.as_mut().filter(|_| gives_token(row)) {
+            let (sampling, history) = (request.sampling, &*request.history);
+            laws.push(sample::law(sampling, history, scored.ids(i), row, scratch));
+        }
+        for _ in &drafts[r] {
+            request.history.pop();
+        }
+        drafts[r].push(token);
+    }
+}
+
+/// How the draft tokens of `active` are chosen once `later` more are drafted, if they
+/// depend on nothing but their logits and nobody asks for their law.
+fn choices(
+    active: &[usize],
+    requests: &[DraftRequest<'_>],
+    drafts: &[Vec<u32>],
+    later: usize,
+) -> Option<Vec<TokenChoice>> {
+    let choice = |&r: &usize| {
+        let request = &requests[r];
+        let position = (request.tokens.len() + drafts[r].len() + later) as u64;
+        let choice = request.sampling.on_device(position)?;
+        request.laws.is_none().then_some(choice)
+    };
+    active.iter().map(choice).collect()
+}

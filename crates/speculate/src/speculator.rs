@@ -1,0 +1,165 @@
+//! A target, its drafter, and what they remember.
+
+use crate::accept::Accept;
+use crate::draft::{DraftState, Drafter};
+use crate::length::Lengths;
+use crate::prompt::Prompt;
+use crate::reuse::Ended;
+use crate::sample::Scratch;
+use crate::stream::{Stream, StreamOptions, StreamState};
+use backend::{Backend, Batch, StepKey};
+use cache::{Memory, MemoryFull, PrefixIndex, RowKey};
+use models::Target;
+use std::sync::Arc;
+
+/// A target, its drafter, and what they remember.
+pub struct Speculator {
+    pub(crate) b: Arc<dyn Backend>,
+    pub(crate) target: Box<dyn Target>,
+    pub(crate) drafter: Option<Box<dyn Drafter>>,
+    pub(crate) lengths: Lengths,
+    pub(crate) accept: Accept,
+    pub(crate) memory: Memory,
+    /// All texts, running or ended, by what their rows are computed from.
+    pub(crate) index: PrefixIndex,
+    pub(crate) ended: Ended,
+    pub(crate) batch: Batch,
+    pub(crate) scratch: Scratch,
+    pub(crate) key: StepKey,
+}
+
+impl Speculator {
+    /// Puts the parts together. `memory` is planned by the target.
+    pub fn new(
+        b: Arc<dyn Backend>,
+        target: Box<dyn Target>,
+        memory: Memory,
+        drafter: Option<Box<dyn Drafter>>,
+    ) -> Self {
+        Speculator {
+            b,
+            target,
+            drafter,
+            lengths: Lengths::default(),
+            accept: Accept::Exact,
+            memory,
+            index: PrefixIndex::new(),
+            ended: Ended::default(),
+            batch: Batch::default(),
+            scratch: Scratch::default(),
+            key: StepKey::fresh(),
+        }
+    }
+
+    /// The model whose output counts.
+    pub fn target(&self) -> &dyn Target {
+        &*self.target
+    }
+
+    /// The device that the target runs on.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.b
+    }
+
+    /// The target's memory of all streams.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The drafter's name, if there is one.
+    pub fn drafter(&self) -> Option<&'static str> {
+        self.drafter.as_ref().map(|d| d.name())
+    }
+
+    /// How it is decided which drafted tokens stay.
+    pub fn accept(&self) -> Accept {
+        self.accept
+    }
+
+    /// Decides from now on by `accept` which drafted tokens stay.
+    #[must_use]
+    pub fn accepting(mut self, accept: Accept) -> Self {
+        self.accept = accept;
+        self
+    }
+
+    /// Lets `drafter` draft from now on, or nobody.
+    ///
+    /// # Panics
+    ///
+    /// If a stream is open or parked: the drafter would not have seen its rows.
+    pub fn replace_drafter(&mut self, drafter: Option<Box<dyn Drafter>>) {
+        assert_eq!(self.memory.n_open(), 0, "no stream is open");
+        self.drafter = drafter;
+        // The old drafter's guesses say nothing of what the new one's are worth.
+        self.lengths = Lengths::default();
+    }
+
+    /// Starts a stream after `prompt`, all of whose rows are to be run.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryFull::Context`] if the prompt does not fit, [`MemoryFull::Span`] if one of its
+    /// media spans does not fit a step, [`MemoryFull::Sequences`] if too many streams are open
+    /// or parked.
+    ///
+    /// # Panics
+    ///
+    /// If the prompt is empty or names a token outside the vocabulary.
+    pub fn open(
+        &mut self,
+        prompt: impl Into<Prompt>,
+        options: StreamOptions,
+    ) -> Result<Stream, MemoryFull> {
+        let prompt = prompt.into();
+        self.check(&prompt)?;
+        let state = StreamState {
+            sequence: self.memory.open()?,
+            draft: self.draft_state()?,
+        };
+        let keys = prompt.keys();
+        Ok(self.begin(state, keys, prompt, options))
+    }
+
+    /// Ends a stream and frees what nobody else owns of what it remembers.
+    pub fn close(&mut self, stream: Stream) {
+        self.index.remove(stream.entry);
+    }
+
+    /// An empty state of the drafter, if there is one.
+    fn draft_state(&self) -> Result<Option<Box<dyn DraftState>>, MemoryFull> {
+        self.drafter.as_ref().map(|d| d.state()).transpose()
+    }
+
+    /// Checks what [`Speculator::open`] says of prompts.
+    pub(crate) fn check(&self, prompt: &Prompt) -> Result<(), MemoryFull> {
+        assert!(!prompt.tokens.is_empty(), "a prompt has at least one token");
+        let vocab = self.target.vocab_size();
+        assert!(
+            prompt.tokens.iter().all(|&t| (t as usize) < vocab),
+            "prompt tokens are in the vocabulary"
+        );
+        let size = self.memory.size();
+        if prompt.tokens.len() > size.context {
+            return Err(MemoryFull::Context(size.context));
+        }
+        let rows = prompt.spans.longest();
+        if rows > size.step_rows {
+            let most = size.step_rows;
+            return Err(MemoryFull::Span { rows, most });
+        }
+        Ok(())
+    }
+
+    /// A stream after `prompt`, whose rows have `keys`, of which `state` remembers the first.
+    pub(crate) fn begin(
+        &mut self,
+        state: StreamState,
+        keys: Vec<RowKey>,
+        prompt: Prompt,
+        options: StreamOptions,
+    ) -> Stream {
+        let entry = self.index.insert(keys);
+        Stream::new(state, entry, prompt, options, &self.memory)
+    }
+}

@@ -1,0 +1,241 @@
+//! Streams that run at the same time and share the rows of a common beginning write what
+//! each writes after a cold start, bit for bit.
+
+use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
+use crate::writing::{Setup, Text, backend, speculator};
+use crate::{CONTEXT, samplings};
+use backend::{Backend, KvFormat, PAGE_ROWS};
+use cpu::Isa;
+use speculate::DraftLength::Fixed;
+use speculate::{MediaSpan, Prompt, Sampling, Speculator, Stream, StreamOptions};
+use std::sync::Arc;
+use suites::Rng;
+
+/// Rows that the first two prompts share: whole pages before where they part, of which a
+/// model with recurrent state has taken a snapshot.
+const SHARED: usize = 192;
+
+#[test]
+fn streams_that_share_a_prefix_write_what_cold_starts_do() {
+    let b = backend(*Isa::available().last().unwrap(), 2);
+    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+        assert_sharing_changes_nothing(s, subject, &b);
+    }
+}
+
+/// Asserts that three streams of `subject`, two of them forks of one that is running, write
+/// the texts and log-probabilities of cold starts, with every drafter, greedily and sampled.
+pub(crate) fn assert_sharing_changes_nothing(s: usize, subject: Subject, b: &Arc<dyn Backend>) {
+    let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
+    for (d, draft) in drafts.into_iter().enumerate() {
+        let lacks = draft == Draft::Head && !subject.has_head()
+            || draft == Draft::Eagle3 && subject.eagle3.is_none();
+        if lacks {
+            continue;
+        }
+        // Greedy, and one of the other two.
+        for (i, way) in [0, 1 + (s + d) % 2].into_iter().enumerate() {
+            let setup = Setup {
+                draft,
+                chunk: [64, 33, 7, 512][(s + d + i) % 4],
+                width: 3,
+                kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][(d + i) % 2]),
+                ..Setup::plain(subject, b)
+            };
+            share(&setup, &samplings()[way].1, (100 * s + 10 * d + i) as u64);
+        }
+    }
+}
+
+fn share(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
+    let mut rng = Rng(seed);
+    let n = vocab(setup.subject);
+    let mut tokens =
+        |n_tokens: usize| -> Vec<u32> { (0..n_tokens).map(|_| 8 + rng.below(n - 16)).collect() };
+    let base = tokens(220);
+    let second = [&base[..200], &tokens(30)].concat();
+    // Parts within the first page that is the second stream's own.
+    let third = [&second[..205], &tokens(40)].concat();
+    let prompts = [base, second, third];
+    let options = |of: usize| StreamOptions {
+        sampling: Sampling {
+            seed: sampling.seed + of as u64,
+            ..sampling.clone()
+        },
+        max_tokens: 30 + 10 * of,
+        stop_tokens: Arc::new([]),
+        draft: Fixed(3),
+        logprobs: Some(of),
+    };
+    let what = format!(
+        "{} {:?} chunk {}",
+        setup.subject.target, setup.draft, setup.chunk
+    );
+
+    let mut warm = speculator(setup, &[], &|drafter| drafter);
+    let mut first = warm.open(prompts[0].clone(), options(0)).unwrap();
+    while first.output().len() < 5 {
+        warm.round(&mut [&mut first], setup.chunk).unwrap();
+    }
+    let second = Prompt::from(prompts[1].clone());
+    let best = warm.best_fork(&[&first], &second, true);
+    assert_eq!(best, Some((0, SHARED)), "{what}: what could be shared");
+    let used = warm.memory().pages_used().0;
+    let mut second = warm.fork(&first, second, options(1)).unwrap();
+    assert_eq!(second.n_reused(), SHARED, "{what}");
+    assert_eq!(
+        warm.memory().pages_used().0,
+        used,
+        "{what}: a fork takes no page"
+    );
+    while second.output().len() < 5 {
+        warm.round(&mut [&mut first, &mut second], setup.chunk)
+            .unwrap();
+    }
+    let mut third = warm.fork(&second, prompts[2].clone(), options(2)).unwrap();
+    assert_eq!(third.n_reused(), SHARED, "{what}: a fork of a fork");
+    // The first ends while the others still read its pages.
+    let mut texts = Vec::new();
+    finish(
+        &mut warm,
+        &mut [&mut first, &mut second, &mut third],
+        setup.chunk,
+    );
+    for mut stream in [first, second, third] {
+        texts.push(Text::of(&mut stream));
+        warm.close(stream);
+    }
+    assert_eq!(
+        warm.memory().pages_used().0,
+        0,
+        "{what}: every page is back"
+    );
+
+    let mut cold = speculator(setup, &[], &|drafter| drafter);
+    for (of, (got, prompt)) in texts.iter().zip(prompts).enumerate() {
+        let mut stream = cold.open(prompt, options(of)).unwrap();
+        finish(&mut cold, &mut [&mut stream], setup.chunk);
+        let want = Text::of(&mut stream);
+        assert!(
+            *got == want,
+            "{what}: stream {of} parts from a cold start at {:?}",
+            got.parting(&want)
+        );
+        if !matches!(setup.draft, Draft::None | Draft::Ngram) {
+            assert!(stream.stats().drafted() > 0, "{what} has drafted");
+        }
+        cold.close(stream);
+    }
+}
+
+/// Takes `streams` to their ends; each leaves the rounds when it has ended.
+fn finish(speculator: &mut Speculator, streams: &mut [&mut Stream], chunk: usize) {
+    loop {
+        let going = streams.iter_mut().filter(|s| s.finish().is_none());
+        let mut going: Vec<&mut Stream> = going.map(|s| &mut **s).collect();
+        if going.is_empty() {
+            return;
+        }
+        speculator.round(&mut going, chunk).unwrap();
+    }
+}
+
+/// A prompt whose rows 150..210 are a picture, as far as their keys say.
+fn with_picture(tokens: &[u32], hash: u8) -> Prompt {
+    let span = MediaSpan {
+        rows: 150..210,
+        hash: [hash; 16],
+    };
+    Prompt::with_media(tokens.to_vec(), vec![span])
+}
+
+#[test]
+fn pictures_of_equal_placeholders_share_only_the_rows_before_them() {
+    let b = backend(*Isa::available().last().unwrap(), 2);
+    for &subject in TINY.iter().filter(|s| s.target.ends_with("-dense")) {
+        let has_state = subject.target.contains("qwen");
+        let setup = Setup {
+            draft: Draft::Eagle3,
+            width: 2,
+            // So many that windows keep their pages.
+            chunk: 200,
+            ..Setup::plain(subject, &b)
+        };
+        let mut speculator = speculator(&setup, &[], &|drafter| drafter);
+        let options = || StreamOptions {
+            sampling: Sampling::default(),
+            max_tokens: 10,
+            stop_tokens: Arc::new([]),
+            draft: Fixed(2),
+            logprobs: None,
+        };
+        let tokens: Vec<u32> = (0..300).map(|i| 10 + i % 60).collect();
+        let mut first = speculator
+            .open(with_picture(&tokens, 1), options())
+            .unwrap();
+        finish(&mut speculator, &mut [&mut first], setup.chunk);
+        for (hash, shared) in [(1, 256), (2, if has_state { 0 } else { 2 * PAGE_ROWS })] {
+            let mut second = speculator
+                .fork(&first, with_picture(&tokens, hash), options())
+                .unwrap();
+            assert_eq!(second.n_reused(), shared, "{} hash {hash}", subject.target);
+            finish(&mut speculator, &mut [&mut second], setup.chunk);
+            // The model reads the tokens alone.
+            assert_eq!(second.tokens(), first.tokens(), "{}", subject.target);
+            speculator.close(second);
+        }
+        let parked = speculator.park(first);
+        let other = speculator.resume(parked, with_picture(&tokens, 2), options());
+        let other = other.unwrap();
+        // All before the picture, but for the row whose next token is in it.
+        let rows = if has_state { 0 } else { 149 };
+        assert_eq!(other.n_reused(), rows, "{}", subject.target);
+        speculator.close(other);
+        assert_eq!(speculator.memory().pages_used().0, 0, "every page is back");
+    }
+}
+
+#[test]
+fn no_chunk_of_a_prompt_cuts_a_span() {
+    let b = backend(*Isa::available().last().unwrap(), 2);
+    let subject = TINY[0];
+    let tokens: Vec<u32> = (0..220).map(|i| 10 + i % 60).collect();
+    let options = || StreamOptions {
+        sampling: Sampling::default(),
+        max_tokens: 10,
+        stop_tokens: Arc::new([]),
+        draft: Fixed(0),
+        logprobs: None,
+    };
+    let setup = |chunk| Setup {
+        chunk,
+        ..Setup::plain(subject, &b)
+    };
+    let mut texts = Vec::new();
+    // Steps have room for 64 rows, whatever chunk a round is given.
+    for chunk in [1, 33, 60, 64] {
+        let mut speculator = speculator(&setup(64), &[], &|drafter| drafter);
+        let mut stream = speculator
+            .open(with_picture(&tokens, 1), options())
+            .unwrap();
+        let mut ends = Vec::new();
+        while stream.n_prefilled() < stream.n_prompt() {
+            speculator.round(&mut [&mut stream], chunk).unwrap();
+            ends.push(stream.n_prefilled());
+        }
+        let cuts = ends.iter().any(|end| (151..210).contains(end));
+        assert!(!cuts && ends.contains(&150), "chunk {chunk}: {ends:?}");
+        finish(&mut speculator, &mut [&mut stream], chunk);
+        texts.push(stream.tokens().to_vec());
+    }
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    // A step too small for the picture is refused before any work.
+    let mut speculator = speculator(&setup(59), &[], &|drafter| drafter);
+    let refused = speculator.open(with_picture(&tokens, 1), options());
+    let full = cache::MemoryFull::Span { rows: 60, most: 59 };
+    assert_eq!(refused.err(), Some(full));
+    assert_eq!(speculator.memory().n_open(), 0);
+}
+
+/// Prompt and output of the longest text here.
+const _: () = assert!(245 + 50 < CONTEXT);
