@@ -1,0 +1,278 @@
+//! Proof that the cases fail where they should: the reference with one wrong op at a time.
+
+use super::*;
+use crate::{
+    Activation, Attention, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts, Kv, KvSpec,
+    Matrix, Ops, Record, Rope, Sample, Store,
+};
+use quant::Stored;
+use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What [`Broken`] gets wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    Embed,
+    Matmul,
+    MatmulRows,
+    RmsNorm,
+    Add,
+    Scale,
+    Glu,
+    Softcap,
+    Gather,
+    ReplaceRows,
+    Columns,
+    Concat,
+    Rope,
+    Append,
+    Attend,
+    GatedDelta,
+    /// Forgets that rows were taken back.
+    Kept,
+    DeltaCopy,
+    Moe,
+    GateRows,
+    Argmax,
+    Likeliest,
+}
+
+/// The reference with one wrong op: a value moves by one bit, in one row of
+/// several only.
+struct Broken(Fault);
+
+impl Broken {
+    fn nudge(&self, fault: Fault, mut x: Tensor) -> Tensor {
+        if self.0 == fault
+            && x.rows() > 1
+            && let Some(x) = x.storage_mut::<Vec<f32>>().last_mut()
+        {
+            *x = f32::from_bits(x.to_bits() ^ 1);
+        }
+        x
+    }
+}
+
+impl Backend for Broken {
+    fn name(&self) -> String {
+        format!("reference without {:?}", self.0)
+    }
+}
+
+impl Store for Broken {
+    fn matrix(&self, parts: &[Stored<'_>]) -> Matrix {
+        Reference.matrix(parts)
+    }
+    fn upload(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor {
+        Reference.upload(rows, cols, values)
+    }
+    fn download<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        Reference.download(x)
+    }
+    fn kv(&self, spec: KvSpec) -> Kv {
+        Reference.kv(spec)
+    }
+    fn delta(&self, spec: DeltaSpec) -> Delta {
+        Reference.delta(spec)
+    }
+    fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
+        if self.0 != Fault::DeltaCopy {
+            Reference.delta_copy(delta, from, to);
+        }
+    }
+    fn scratch(&self, rows: usize, cols: usize) -> Tensor {
+        Reference.scratch(rows, cols)
+    }
+}
+
+impl Ops for Broken {
+    fn embed(&self, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
+        self.nudge(Fault::Embed, Reference.embed(table, tokens, scale))
+    }
+    fn replace_rows(&self, x: Tensor, with: &Tensor, source: u32, batch: &Batch) -> Tensor {
+        self.nudge(
+            Fault::ReplaceRows,
+            Reference.replace_rows(x, with, source, batch),
+        )
+    }
+    fn matmul_into(&self, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
+        Reference.matmul_into(x, w, y);
+        if self.0 == Fault::Matmul && x.rows() > 1 {
+            let y = &mut y[0].storage_mut::<Vec<f32>>()[0];
+            *y = f32::from_bits(y.to_bits() ^ 1);
+        }
+    }
+    fn matmul_rows(&self, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
+        self.nudge(Fault::MatmulRows, Reference.matmul_rows(x, w, ids))
+    }
+    fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
+        self.nudge(Fault::RmsNorm, Reference.rms_norm(x, weight, width, eps))
+    }
+    fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
+        self.nudge(Fault::Add, Reference.add(x, y))
+    }
+    fn scale(&self, x: Tensor, factor: f32) -> Tensor {
+        self.nudge(Fault::Scale, Reference.scale(x, factor))
+    }
+    fn glu(&self, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
+        self.nudge(Fault::Glu, Reference.glu(gate, x, activation))
+    }
+    fn softcap(&self, x: Tensor, cap: f32) -> Tensor {
+        self.nudge(Fault::Softcap, Reference.softcap(x, cap))
+    }
+    fn gather(&self, x: &Tensor, rows: &[usize]) -> Tensor {
+        self.nudge(Fault::Gather, Reference.gather(x, rows))
+    }
+    fn columns(&self, x: &Tensor, first: usize, cols: usize) -> Tensor {
+        self.nudge(Fault::Columns, Reference.columns(x, first, cols))
+    }
+    fn concat(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        self.nudge(Fault::Concat, Reference.concat(a, b))
+    }
+    fn rope(&self, x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
+        self.nudge(Fault::Rope, Reference.rope(x, rope, batch))
+    }
+    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
+        let mut batch = batch.clone();
+        if self.0 == Fault::Append && batch.n_rows() > 1 {
+            let first = batch.seqs[0].rows.start;
+            batch.rows[first].at = batch.rows[first].at.map(|at| at + 1);
+        }
+        Reference.kv_append(kv, k, v, group, &batch);
+    }
+    fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
+        self.nudge(Fault::Attend, Reference.attend(q, kv, attention, batch))
+    }
+    fn gated_delta(
+        &self,
+        state: &mut Delta,
+        weights: &DeltaWeights,
+        qkv: &Tensor,
+        b: &Tensor,
+        a: &Tensor,
+        batch: &Batch,
+    ) -> Tensor {
+        let mut batch = batch.clone();
+        if self.0 == Fault::Kept {
+            // Too few rows stay, once there is a choice.
+            batch
+                .seqs
+                .iter_mut()
+                .filter(|s| s.kept > 3)
+                .for_each(|s| s.kept -= 1);
+        }
+        self.nudge(
+            Fault::GatedDelta,
+            Reference.gated_delta(state, weights, qkv, b, a, &batch),
+        )
+    }
+    fn moe(&self, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
+        self.nudge(Fault::Moe, Reference.moe(x, scores, experts))
+    }
+    fn gate_rows(&self, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
+        self.nudge(Fault::GateRows, Reference.gate_rows(x, gate, activation))
+    }
+}
+
+impl Sample for Broken {
+    fn argmax(&self, x: &Tensor) -> Vec<u32> {
+        let mut best = Reference.argmax(x);
+        if self.0 == Fault::Argmax {
+            // The last of equal ones.
+            let values = Reference.download(x);
+            let rows = best.iter_mut().zip(values.chunks_exact(x.cols()));
+            for (best, row) in rows.filter(|(best, _)| **best != crate::NO_TOKEN) {
+                let largest = row[*best as usize];
+                *best = row
+                    .iter()
+                    .rposition(|&x| x == largest)
+                    .map_or(*best, |i| i as u32);
+            }
+        }
+        best
+    }
+    fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<crate::Likeliest> {
+        let mut all = Reference.likeliest(x, asked, n);
+        if self.0 == Fault::Likeliest {
+            all[0].mass += 1;
+        }
+        all
+    }
+}
+
+impl Record for Broken {
+    fn finish(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+fn failure(f: impl FnOnce()) -> Option<String> {
+    let panic = catch_unwind(AssertUnwindSafe(f)).err()?;
+    Some(panic.downcast_ref::<String>().cloned().unwrap_or_default())
+}
+
+#[test]
+fn the_reference_passes_its_own_cases() {
+    check(&Broken(Fault::None));
+}
+
+#[test]
+fn one_wrong_bit_in_any_op_fails() {
+    use Fault::*;
+    let faults = [
+        (Embed, "embed", "embed ("),
+        (Matmul, "matmul", "matmul ("),
+        (MatmulRows, "matmul_rows", "matmul_rows ("),
+        (RmsNorm, "rms_norm", "rms_norm ("),
+        (Add, "elementwise", "add ("),
+        (Scale, "elementwise", "scale ("),
+        (Glu, "elementwise", "glu silu ("),
+        (Softcap, "elementwise", "softcap ("),
+        (Gather, "moves", "gather ("),
+        (ReplaceRows, "moves", "replace_rows ("),
+        (Columns, "moves", "columns ("),
+        (Concat, "moves", "concat ("),
+        (Rope, "rope", "rope ("),
+        (Append, "attend", "attend ("),
+        (Attend, "attend", "attend ("),
+        (GatedDelta, "gated_delta", "gated_delta ("),
+        (Kept, "gated_delta", "gated_delta ("),
+        (DeltaCopy, "gated_delta", "gated_delta ("),
+        (Moe, "moe", "moe ("),
+        (GateRows, "moe", "gate_rows ("),
+        (Argmax, "argmax", "argmax"),
+        (Likeliest, "likeliest", "likeliest"),
+    ];
+    for (fault, case, op) in faults {
+        let cases = EQUAL_CASES.iter().filter(|(name, _)| *name == case);
+        let message = failure(|| cases.for_each(|(_, case)| case(&Broken(fault), &Reference)));
+        assert!(
+            message.as_ref().is_some_and(|m| m.contains(op)),
+            "{fault:?}: {message:?}"
+        );
+    }
+}
+
+#[test]
+fn a_row_that_depends_on_its_company_fails() {
+    use Fault::*;
+    for (fault, case, op) in [
+        (Matmul, "matmul", "matmul ("),
+        (RmsNorm, "rms_norm", "rms_norm ("),
+        (Softcap, "elementwise", "softcap ("),
+        (Rope, "rope", "rope ("),
+        (Append, "attend", "attend ("),
+        (Attend, "attend", "attend ("),
+        (GatedDelta, "gated_delta", "gated_delta ("),
+        (Kept, "gated_delta", "gated_delta ("),
+        (Moe, "moe", "moe ("),
+    ] {
+        let cases = INVARIANCE_CASES.iter().filter(|(name, _)| *name == case);
+        let message = failure(|| cases.for_each(|(_, case)| case(&Broken(fault))));
+        assert!(
+            message.as_ref().is_some_and(|m| m.contains(op)),
+            "{fault:?}: {message:?}"
+        );
+    }
+}
