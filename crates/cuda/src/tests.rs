@@ -7,9 +7,9 @@ use crate::matmul::Tiles;
 use crate::pack::Packing;
 use crate::{Cuda, CudaError, CudaOptions, EQUAL_OPS, args};
 use backend::{
-    Activation, Attention, Backend, Batch, BatchSeq, Chain, DeltaSpec, DeltaWeights, Expert,
-    Experts, KvFormat, KvSpec, Link, Matrix, Ops, Position, Record, Reference, Rope, Row, StepKey,
-    Store, Tensor, TokenChoice, TokenGroups, TokenList, conformance,
+    Activation, Attention, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Expert, Experts,
+    KvFormat, KvSpec, Matrix, Ops, Position, Record, Reference, Rope, Row, Store, Tensor,
+    TokenChoice, TokenList, conformance,
 };
 use quant::{Scalar, Stored};
 use std::collections::HashSet;
@@ -928,107 +928,6 @@ fn gpu_small_cases_of_every_kernel_are_close_to_the_reference() {
 }
 
 /// Tokens that stay on the device, chosen in every way, among all columns and among some.
-#[test]
-fn gpu_small_chains_choose_what_single_steps_do() {
-    let Some(cuda) = gpu() else { return };
-    let b: &dyn Backend = &cuda;
-    let (cols, vocab, rows, steps) = (64, 5000, 3, 4);
-    let matrix = |seed, rows| {
-        let w = quant::encode(&quant::BF16, &noise(seed, rows * cols), cols, Scalar::F32);
-        b.matrix(&[w.view()])
-    };
-    let table = matrix(1, vocab);
-    let odd: Vec<u32> = (0..vocab as u32 / 2).map(|i| 2 * i + 1).rev().collect();
-    for (scale, top_p, top_k) in [
-        (0.0, 1.0, 0),
-        (0.5, 1.0, 0),
-        (0.5, 0.9, 0),
-        (0.3, 0.8, 20),
-        (0.01, 1.0, 3000),
-    ] {
-        for list in [None, Some(TokenList::new(b, odd.clone()))] {
-            let head = matrix(2, list.as_ref().map_or(vocab, |list| list.ids().len()));
-            let key = StepKey::fresh();
-            // Run, recorded, replayed.
-            for turn in 0..4 {
-                let link = |batch: &Batch, x: &Tensor| {
-                    let next = b.add(b.embed(&table, &batch.tokens, 1.0), x);
-                    let logits = b.matmul(&next, &head);
-                    (logits, next)
-                };
-                let choice = |step, row| TokenChoice {
-                    seed: turn,
-                    position: step << 32 | row,
-                    scale,
-                    top_p,
-                    ln_min_p: [f32::NEG_INFINITY, -2.0][row as usize % 2],
-                    top_k,
-                };
-                let step = |i| (0..rows as u64).map(|row| choice(i, row)).collect();
-                let choices: Vec<Vec<TokenChoice>> = (0..steps as u64).map(step).collect();
-                let at = Row::text(0);
-                let batch = Batch {
-                    tokens: vec![turn as u32, 7, 4999],
-                    rows: vec![at; rows],
-                    ..Batch::default()
-                };
-                let start = || b.upload(rows, cols, &noise(9 + turn as u32, rows * cols));
-                let chain = Chain {
-                    key,
-                    batches: &vec![batch.clone(); steps],
-                    choices: &choices,
-                    list: list.as_ref(),
-                };
-                let made = b.chain(&chain, &start(), &mut |_, batch, x| {
-                    let (logits, next) = link(batch, x);
-                    Link {
-                        logits,
-                        ids: None,
-                        next: Some(next),
-                    }
-                });
-                let made = made.expect("a device that runs chains");
-                let (mut batch, mut x) = (batch, start());
-                for (choices, got) in choices.iter().zip(&made.tokens) {
-                    let (logits, next) = link(&batch, &x);
-                    let want = b.choose_tokens(&logits, list.as_ref(), choices);
-                    assert_eq!(Some(got), want.as_ref(), "{scale} {top_p} {top_k}, {turn}");
-                    (batch.tokens, x) = (got.clone(), next);
-                }
-                let next = made.next.expect("every link has one");
-                assert!(b.download(&next) == b.download(&x), "what is passed on");
-            }
-        }
-    }
-    // Groups of tokens that a row's scores choose.
-    let ids = odd[..2400].to_vec();
-    let groups = TokenGroups::new(b, ids, 8, 32);
-    let mut scores = noise(30, rows * 300);
-    scores[7] = f32::NAN;
-    (scores[40], scores[41], scores[90]) = (0.9, 0.9, -0.0);
-    let (x, head) = (noise(31, rows * cols), matrix(2, vocab));
-    let x = b.upload(rows, cols, &x);
-    let by_row: Vec<Vec<u32>> = scores.chunks(300).map(|row| groups.best(row)).collect();
-    let want = b.matmul_rows(&x, &head, &by_row);
-    let made = b.matmul_groups(&x, &head, &b.upload(rows, 300, &scores), &groups);
-    let [got, ids] = made.map(|x| b.download(&x).into_owned());
-    let want = b.download(&want).into_owned();
-    for (row, want_ids) in by_row.iter().enumerate() {
-        let part = row * want_ids.len()..(row + 1) * want_ids.len();
-        let pairs = ids[part.clone()].iter().map(|id| id.to_bits());
-        let mut pairs: Vec<(u32, f32)> = pairs.zip(got[part.clone()].iter().copied()).collect();
-        pairs.sort_unstable_by_key(|pair| pair.0);
-        let want: Vec<(u32, f32)> = want_ids
-            .iter()
-            .copied()
-            .zip(want[part].iter().copied())
-            .collect();
-        assert_eq!(pairs, want, "row {row}");
-    }
-    cuda.finish().unwrap();
-}
-
-/// Rows that give no token, greedy and not, with all tokens and with a list.
 #[test]
 fn gpu_rows_without_a_token_are_told() {
     let Some(cuda) = gpu() else { return };

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::{
-    Activation, Attention, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts, Kv, KvSpec,
-    Matrix, Ops, Record, Rope, Sample, Store,
+    Activation, Attention, Batch, Chained, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
+    Kv, KvSpec, Link, Matrix, Ops, Record, Rope, Sample, StepKey, Store, TokenChoice, TokenGroups,
+    TokenList,
 };
 use quant::Stored;
 use std::borrow::Cow;
@@ -36,6 +37,12 @@ enum Fault {
     GateRows,
     Argmax,
     Likeliest,
+    /// Chooses other rows of a matrix than the best groups.
+    Groups,
+    /// A step's last tensor is not what its ops make.
+    Step,
+    /// A chain's later steps do not see what the first one passed on.
+    Chain,
 }
 
 /// The reference with one wrong op: a value moves by one bit, in one row of
@@ -105,6 +112,16 @@ impl Ops for Broken {
     }
     fn matmul_rows(&self, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
         self.nudge(Fault::MatmulRows, Reference.matmul_rows(x, w, ids))
+    }
+    fn matmul_groups(
+        &self,
+        x: &Tensor,
+        w: &Matrix,
+        scores: &Tensor,
+        groups: &TokenGroups,
+    ) -> [Tensor; 2] {
+        let [y, ids] = Reference.matmul_groups(x, w, scores, groups);
+        [self.nudge(Fault::Groups, y), ids]
     }
     fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
         self.nudge(Fault::RmsNorm, Reference.rms_norm(x, weight, width, eps))
@@ -192,6 +209,17 @@ impl Sample for Broken {
         }
         best
     }
+    /// Every choice is greedy: chains and single steps must agree, whatever is chosen.
+    fn choose_tokens(
+        &self,
+        x: &Tensor,
+        list: Option<&TokenList>,
+        _choices: &[TokenChoice],
+    ) -> Option<Vec<u32>> {
+        let best = Reference.argmax(x).into_iter();
+        let name = |column: u32| list.map_or(column, |list| list.ids()[column as usize]);
+        Some(best.map(name).collect())
+    }
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<crate::Likeliest> {
         let mut all = Reference.likeliest(x, asked, n);
         if self.0 == Fault::Likeliest {
@@ -202,6 +230,35 @@ impl Sample for Broken {
 }
 
 impl Record for Broken {
+    fn step(
+        &self,
+        _key: StepKey,
+        _batch: &Batch,
+        inputs: &[&Tensor],
+        work: &mut dyn FnMut(&[&Tensor]) -> Vec<Tensor>,
+    ) -> Vec<Tensor> {
+        let mut made = work(inputs);
+        let last = made.pop().map(|x| self.nudge(Fault::Step, x));
+        made.extend(last);
+        made
+    }
+    fn chain(
+        &self,
+        chain: &crate::Chain<'_>,
+        x: &Tensor,
+        work: &mut dyn FnMut(usize, &Batch, &Tensor) -> Link,
+    ) -> Option<Chained> {
+        let (mut tokens, mut next) = (Vec::new(), None);
+        for (i, batch) in chain.batches.iter().enumerate() {
+            let mut batch = batch.clone();
+            batch.tokens = tokens.last().cloned().unwrap_or(batch.tokens);
+            let from = next.as_ref().filter(|_| self.0 != Fault::Chain);
+            let link = work(i, &batch, from.unwrap_or(x));
+            tokens.push(self.choose_tokens(&link.logits, chain.list, &chain.choices[i])?);
+            next = link.next;
+        }
+        Some(Chained { tokens, next })
+    }
     fn finish(&self) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -267,6 +324,9 @@ fn a_row_that_depends_on_its_company_fails() {
         (GatedDelta, "gated_delta", "gated_delta ("),
         (Kept, "gated_delta", "gated_delta ("),
         (Moe, "moe", "moe ("),
+        (Groups, "matmul_groups", "matmul_groups ("),
+        (Step, "step", "step ("),
+        (Chain, "chain", "chain ("),
     ] {
         let cases = INVARIANCE_CASES.iter().filter(|(name, _)| *name == case);
         let message = failure(|| cases.for_each(|(_, case)| case(&Broken(fault))));

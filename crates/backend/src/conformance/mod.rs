@@ -16,6 +16,7 @@ mod elementwise;
 mod matmul;
 mod moe;
 mod norm;
+mod record;
 mod sample;
 
 use crate::{Backend, Reference, Tensor};
@@ -44,7 +45,7 @@ pub const EQUAL_CASES: &[(&str, EqualCase)] = &[
     ("likeliest", sample::likeliest_equals),
 ];
 
-/// Every op that could mix rows, compared with itself.
+/// Every op that could mix rows, and every record of ops, compared with the same device's ops.
 pub const INVARIANCE_CASES: &[(&str, InvarianceCase)] = &[
     ("matmul", matmul::matmul_rows_are_independent),
     ("rms_norm", norm::rms_norm_rows_are_independent),
@@ -53,6 +54,9 @@ pub const INVARIANCE_CASES: &[(&str, InvarianceCase)] = &[
     ("attend", attend::attend_rows_are_independent),
     ("gated_delta", delta::gated_delta_rows_are_independent),
     ("moe", moe::moe_rows_are_independent),
+    ("matmul_groups", record::groups_are_chosen_rows),
+    ("step", record::steps_follow_their_batch),
+    ("chain", record::chains_choose_what_single_steps_do),
 ];
 
 /// Everything: [`check_bits_equal_reference`] and [`check_row_invariance`].
