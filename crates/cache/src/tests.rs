@@ -327,10 +327,15 @@ proptest! {
                         Err(full) => prop_assert_eq!(full, MemoryFull::Context(400)),
                     }
                 }
-                Event::Snapshot if text.sequence.base == text.sequence.len() => {
-                    toy.memory.snapshot(&Reference, &mut text.sequence);
+                // At the end of a page, as only whole pages are shared.
+                Event::Snapshot => {
+                    let missing = text.sequence.len().next_multiple_of(PAGE_ROWS) - text.sequence.len();
+                    let tokens: Vec<u32> = (next..).take(missing.max(1)).collect();
+                    next += tokens.len() as u32;
+                    if toy.push(text, &tokens, tokens.len()).is_ok() {
+                        toy.memory.snapshot(&Reference, &mut text.sequence);
+                    }
                 }
-                Event::Snapshot => {}
                 Event::Fork(len) => {
                     let rows = toy.memory.forkable(&text.sequence, len);
                     prop_assert!(rows <= len && rows.is_multiple_of(PAGE_ROWS));
@@ -434,4 +439,22 @@ fn rows_that_may_be_rolled_back_are_not_shared() {
     assert_eq!(toy.memory.forkable(&text.sequence, 70), 0);
     toy.push(&mut text, &[1], 1).unwrap();
     assert_eq!(toy.memory.forkable(&text.sequence, 70), 64);
+}
+
+#[test]
+fn a_fork_computes_what_the_first_sequence_did() {
+    for has_delta in [false, true] {
+        let mut toy = Toy::new(2, has_delta);
+        let first = written(&mut toy, 150);
+        let rows = toy.memory.forkable(&first.sequence, 149);
+        let mut fork = Written {
+            sequence: toy.memory.fork(&Reference, &first.sequence, rows).unwrap(),
+            tokens: first.tokens[..rows].to_vec(),
+            outputs: first.outputs[..rows].to_vec(),
+        };
+        for tokens in first.tokens[rows..].chunks(50) {
+            toy.push(&mut fork, tokens, tokens.len()).unwrap();
+        }
+        assert_eq!(fork.outputs, first.outputs, "recurrent state: {has_delta}");
+    }
 }
