@@ -59,7 +59,7 @@ pub struct Row {
     /// ([`crate::Attention::visible`]). They may go beyond `at`, to the end of an image whose
     /// rows see each other: all rows of a step are written before one of them is read.
     pub sees: CacheRows,
-    /// Its position for rotary embeddings.
+    /// The row's position for rotary embeddings.
     pub position: Position,
 }
 
@@ -113,9 +113,9 @@ pub struct MediaRow {
 /// One sequence's share of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchSeq {
-    /// Its rows, consecutive and ascending in position.
+    /// The sequence's rows in the batch, consecutive and ascending in position.
     pub rows: Range<usize>,
-    /// Where its recurrent state lies.
+    /// The slot of the sequence's recurrent state.
     pub slot: usize,
     /// Whether the recurrent state starts from zero.
     pub is_new: bool,

@@ -58,7 +58,7 @@ pub struct Likeliest {
 }
 
 impl Likeliest {
-    /// That of `row` about `token`, with the `n` largest.
+    /// Summarizes `row`, a row of logits: the logit of `token` and the `n` largest.
     pub fn of(row: &[f32], token: u32, n: usize) -> Self {
         let mut top: Vec<(u32, f32)> = Vec::with_capacity(n);
         let mut largest = f32::NEG_INFINITY;

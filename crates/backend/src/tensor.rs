@@ -164,7 +164,7 @@ impl KvFormat {
         }
     }
 
-    /// That of a draft head's own cache: it is small, and values that are rotated would spare
+    /// The format of a draft head's own cache: it is small, and values that are rotated would spare
     /// less than guesses suffer.
     pub const fn of_draft_head(self) -> Self {
         if self.v.is_rotated() {
@@ -224,16 +224,16 @@ impl DeltaSpec {
 
 /// One attention layer's keys and values, for all sequences.
 pub struct Kv {
-    /// Its shape.
+    /// Heads, head size, pages and format.
     pub spec: KvSpec,
-    /// The backend's own.
+    /// The backend's memory for it.
     pub storage: Storage,
 }
 
 /// One gated-delta layer's states, for all sequences.
 pub struct Delta {
-    /// Its shape.
+    /// Heads, head sizes and slots.
     pub spec: DeltaSpec,
-    /// The backend's own.
+    /// The backend's memory for it.
     pub storage: Storage,
 }

@@ -279,7 +279,7 @@ enum Event {
     Snapshot,
     /// Another one begins with rows up to so many.
     Fork(usize),
-    /// It goes back to so many rows, or as many fewer as it must.
+    /// The sequence goes back to so many rows, or as many fewer as it must.
     Restore(usize),
     Close,
 }

@@ -42,7 +42,7 @@ pub enum Activations {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CpuError {
-    /// Its instructions would be illegal here.
+    /// The instruction set asked for is not one of this CPU's.
     #[error("this CPU has no {}; it has {}", wanted.name(), names(available))]
     MissingIsa {
         /// What was asked for.

@@ -64,7 +64,7 @@ fn tile_bytes(kept: Kept) -> usize {
 struct Ring {
     /// Stages of each of a block's warps.
     depth: usize,
-    /// Of two tiles and a barrier.
+    /// Bytes of a stage: two tiles and a barrier.
     stage_bytes: usize,
     /// Tiles of queries that a block takes, at most.
     most_queries: usize,

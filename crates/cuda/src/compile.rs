@@ -275,7 +275,7 @@ fn options(arch: u32, kernel: &Kernel) -> Vec<String> {
     options
 }
 
-/// Of NVRTC, such as `13.0`.
+/// The version of NVRTC, such as `13.0`.
 pub(crate) fn version() -> String {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: two integers to write.

@@ -45,7 +45,7 @@ pub enum CudaError {
     /// Too old.
     #[error("{device} has compute capability {major}.{minor}; 8.0 is the least")]
     TooOld {
-        /// Its name.
+        /// The device's name.
         device: String,
         /// Major number.
         major: i32,

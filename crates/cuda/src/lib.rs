@@ -75,7 +75,7 @@ pub const EQUAL_OPS: &[&str] = &["elementwise", "moves", "rope", "argmax", "like
 /// What a GPU is, and which kernels it gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Its name, such as `NVIDIA H200`.
+    /// The device's name, such as `NVIDIA H200`.
     pub name: String,
     /// Compute capability, such as `(9, 0)`.
     pub capability: (u32, u32),

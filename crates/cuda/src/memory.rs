@@ -205,7 +205,7 @@ impl Cell {
         }
     }
 
-    /// Its f16 copy, if there is one.
+    /// The f16 copy of the tensor, if there is one.
     pub(crate) fn f16_copy(&self) -> Option<Arc<Cell>> {
         lock(&self.f16).clone()
     }

@@ -159,7 +159,7 @@ struct Lists {
     /// Experts that can be in use.
     most: usize,
     top_k: usize,
-    /// Of the step.
+    /// Rows of the step.
     rows: usize,
 }
 

@@ -38,9 +38,9 @@ pub(crate) struct Shape {
 
 /// What is known of a step's shape.
 pub(crate) enum Known {
-    /// It has run once.
+    /// The step has run once.
     Seen,
-    /// It needs the host.
+    /// The step needs the host between its ops.
     Unrecordable,
     Recorded(Record),
 }

@@ -46,7 +46,7 @@ pub enum WeightsReason {
 /// Why weights cannot stay in their files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unmappable {
-    /// They are quantized while they are loaded, so no file holds them.
+    /// Weights are quantized while they are loaded, so no file holds them.
     Quantized,
     /// The device always packs weights.
     Device {

@@ -19,9 +19,9 @@ pub struct Census {
     /// How many tensors the configuration implies, scales and biases of quantised
     /// ones not counted.
     pub expected: usize,
-    /// Those that are not there.
+    /// Names of expected tensors that are not there.
     pub missing: Vec<String>,
-    /// Those that nobody reads.
+    /// Names of tensors that nobody reads.
     pub extra: Vec<String>,
 }
 

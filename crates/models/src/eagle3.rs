@@ -222,7 +222,7 @@ struct Layer {
     /// Norms of query and key heads.
     head_norms: Option<[Tensor; 2]>,
     attention: Attention,
-    /// Its number among the layers of its memory group.
+    /// The layer's number among those of its memory group.
     kv: usize,
     input_norm: Tensor,
     post_norm: Tensor,

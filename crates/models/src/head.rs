@@ -11,9 +11,9 @@ use std::ops::Range;
 pub enum Scored<'a> {
     /// All of the target's vocabulary.
     All,
-    /// These, after every row.
+    /// The same tokens after every row.
     Same(&'a TokenList),
-    /// Others after each row.
+    /// Other tokens after each row.
     ByRow(Vec<Vec<u32>>),
 }
 
@@ -42,9 +42,9 @@ pub struct HeadLogits<'a> {
 /// The others cannot be guessed then, which no text depends on.
 #[derive(Debug)]
 pub struct Shortlist {
-    /// Ascending.
+    /// The tokens, ascending.
     list: TokenList,
-    /// Their rows of the output matrix, `[m, H]`.
+    /// Rows of the output matrix for the tokens of the list, `[m, H]`.
     rows: Matrix,
 }
 

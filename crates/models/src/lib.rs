@@ -228,7 +228,7 @@ pub enum ModelError {
         head: &'static str,
         /// Tensors that it should have.
         expected: usize,
-        /// Those it lacks.
+        /// Tensors that it lacks.
         missing: Vec<String>,
     },
     /// A tensor belongs to a weight of the head, which was read without it.

@@ -474,6 +474,6 @@ impl Speculator {
 enum Choices<'a> {
     /// The device has made them.
     Made(&'a [u32]),
-    /// They are to be made from `scores`, the logits of `cols` tokens for each.
+    /// The choices are to be made from `scores`, the logits of `cols` tokens for each.
     Open { scores: &'a [f32], cols: usize },
 }

@@ -130,7 +130,7 @@ pub struct Stream {
     pub(crate) draft: Vec<u32>,
     /// What the draft's tokens were drawn from, where acceptance asks for it.
     pub(crate) laws: Vec<Law>,
-    /// Of the newest tokens, if asked for.
+    /// Log-probabilities of the newest tokens, if asked for.
     pub(crate) logprobs: Vec<Logprobs>,
     pub(crate) options: StreamOptions,
     pub(crate) history: History,

@@ -46,7 +46,7 @@ pub enum LoadError {
     TooLarge {
         /// What is too large, and its unit.
         what: &'static str,
-        /// Its size.
+        /// The size found.
         found: u64,
         /// The limit.
         limit: u64,
@@ -191,7 +191,7 @@ pub enum LoadError {
         name: String,
         /// Which element.
         at: usize,
-        /// Its value.
+        /// The value found.
         value: f32,
     },
     /// The model needs a tensor that is stored in a format that cannot be read.
@@ -243,7 +243,7 @@ pub enum LoadError {
         name: String,
         /// Which element.
         at: usize,
-        /// Its value.
+        /// The value found.
         value: i64,
     },
     /// Whether norms hold `w` or `1 + w` cannot be told: two signs disagree.

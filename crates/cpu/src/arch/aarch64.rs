@@ -318,8 +318,8 @@ impl<const WAY: u8> Bytes for NeonBytes<WAY> {
         Self::add_small(sums, codes, x)
     }
     const PAIRED: bool = WAY == MATRIX;
-    /// Of each two lanes a matrix, `[lane, row]`: those of the first vectors, then
-    /// those of the second.
+    /// Transposes a matrix `[lane, row]` for each two lanes: sums of the first vectors, then
+    /// of the second.
     #[inline(always)]
     fn pair(sums: [Self::Sums; 2]) -> [Self::Sums; 2] {
         let [a, b] = sums;

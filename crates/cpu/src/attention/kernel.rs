@@ -68,7 +68,7 @@ pub(super) struct Scratch<'a> {
     total: &'a mut [f32],
     /// Converted keys, `[blocks, e, 16]`, or values, `[64, STRIP]`.
     converted: &'a mut [f32],
-    /// Of each query.
+    /// The online softmax of each query.
     states: &'a mut [OnlineSoftmax],
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct QuantizedActivations {
     pub(crate) blocks: RowBlocks,
     /// The blocks' bytes, from the first page boundary on.
     q: Tensor,
-    /// Of each block: `[groups, rows, GROUP_FACTORS]`.
+    /// Factors of each block: `[groups, rows, GROUP_FACTORS]`.
     factors: Tensor,
 }
 
@@ -319,6 +319,6 @@ pub(crate) struct ActivationView<'a> {
     pub(crate) block: usize,
     /// The blocks' bytes.
     pub(crate) q: &'a [i8],
-    /// Of each block: `[groups, rows, GROUP_FACTORS]`.
+    /// Factors of each block: `[groups, rows, GROUP_FACTORS]`.
     pub(crate) factors: &'a [f32],
 }

@@ -6,9 +6,9 @@ use std::ops::Range;
 /// What a step works out about its rows, in memory that the next one uses again.
 #[derive(Default)]
 pub(crate) struct Routing {
-    /// Of each row.
+    /// The experts that each row has chosen.
     pub(super) choices: Vec<Choice>,
-    /// Room of each worker.
+    /// Scratch memory of each worker.
     pub(super) orders: Vec<Vec<usize>>,
     /// Where an expert's places end.
     pub(super) ends: Vec<usize>,

@@ -70,7 +70,7 @@ pub struct DraftRequest<'a> {
     pub limit: usize,
     /// How the stream samples.
     pub sampling: &'a Sampling,
-    /// Its token counts, `tokens` included. Whatever is pushed is popped again.
+    /// The stream's token counts, `tokens` included. Whatever is pushed is popped again.
     pub history: &'a mut History,
     /// Takes the law that each token of the draft is drawn from, if it is wanted. A
     /// drafter that could not have drawn another token leaves it empty.

@@ -10,9 +10,9 @@ use models::{HeadLogits, Scored};
 
 /// A part of a draft through which the same requests want tokens.
 pub(super) struct Stretch<'a> {
-    /// Of single steps.
+    /// Key of single steps.
     pub(super) key: StepKey,
-    /// Of a chain of them.
+    /// Key of a chain of steps.
     pub(super) chain: StepKey,
     /// A batch for each token, of a row for each of `active`. Only the first one's tokens
     /// are known; without rows, it scores what the stretch starts from.
@@ -20,7 +20,7 @@ pub(super) struct Stretch<'a> {
     pub(super) active: &'a [usize],
     /// The tokens that the head scores, if not all, and the same ones after each row.
     pub(super) list: Option<&'a TokenList>,
-    /// Its scores as a chain takes them, if not [`HeadLogits::logits`].
+    /// The head's scores as a chain takes them, if not [`HeadLogits::logits`].
     pub(super) link: Option<&'a LinkScores<'a>>,
 }
 
