@@ -15,7 +15,7 @@ static MEMORY: PeakAlloc = PeakAlloc;
 /// Bytes that a refusal may take beyond the file.
 const BEYOND: usize = 16 << 20;
 /// Processor time that a refusal may take: 100 ms. Builds for tests, in which readers are
-/// hardly optimised, take four times as long, and cores that are shared twice that.
+/// hardly optimized, take four times as long, and cores that are shared twice that.
 const SOON: Duration = Duration::from_millis(if cfg!(debug_assertions) { 800 } else { 100 });
 /// What readers allow before they read at all.
 const SAFETENSORS_HEADER: usize = 16 << 20;

@@ -23,7 +23,7 @@ pub struct Experts {
     pub experts: Vec<Expert>,
     /// Experts of a row.
     pub top_k: usize,
-    /// Factors by expert, applied after the chosen weights are normalised.
+    /// Factors by expert, applied after the chosen weights are normalized.
     pub scale: Option<Vec<f32>>,
     /// The gate's function.
     pub activation: Activation,

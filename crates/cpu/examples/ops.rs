@@ -7,7 +7,7 @@
 //! that ratios hold when the machine's memory does not: `M / 1` is what verifying
 //! `M` rows costs against decoding one, `read` the time of a plain read of the
 //! bytes that one row must see. With one thread the time is the processor's, so
-//! that neighbours count less.
+//! that neighbors count less.
 
 mod clock;
 

@@ -6,7 +6,7 @@
 //! that ratios hold when the machine's memory does not. `M=4` is `step(4) / step(1)`:
 //! what verifying 4 rows costs against plain decoding. A prompt's rate is compared
 //! with multiplying bytes in registers, measured in the same rounds. With one thread
-//! the time is the processor's, so that neighbours count less.
+//! the time is the processor's, so that neighbors count less.
 
 mod clock;
 

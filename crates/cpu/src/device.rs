@@ -18,13 +18,13 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Instruction set; the best there is, if absent.
     pub isa: Option<Isa>,
-    /// How products with quantised weights see their input.
+    /// How products with quantized weights see their input.
     pub activations: Activations,
     /// Binds each thread but the calling one to a core of its own.
     pub pin: bool,
 }
 
-/// How products with quantised weights see their input. Plain weights always
+/// How products with quantized weights see their input. Plain weights always
 /// take it in `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {

@@ -53,7 +53,7 @@ enum UnitLayout {
     /// Codes, and behind all of them the scales in `f16`, `[cols / group][64]`:
     /// `value = scale (code - offset)`.
     Coded {
-        /// Two codes a byte, the low one first: of neighbouring columns of a key,
+        /// Two codes a byte, the low one first: of neighboring columns of a key,
         /// of columns 16 apart of a value.
         pairs: bool,
         group: usize,

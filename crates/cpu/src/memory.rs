@@ -85,7 +85,7 @@ impl Region {
 
     /// The region as elements of `T`.
     pub(crate) fn of<T: Plain>(&self) -> &[T] {
-        // SAFETY: aligned to a cache line, initialised, and any bytes are a `T`.
+        // SAFETY: aligned to a cache line, initialized, and any bytes are a `T`.
         unsafe {
             std::slice::from_raw_parts(self.base.add(self.offset).cast(), self.len / size_of::<T>())
         }

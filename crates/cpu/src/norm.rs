@@ -1,4 +1,4 @@
-//! Root mean square normalisation.
+//! Root mean square normalization.
 
 use crate::arch::{Kernel, Lanes, for_each, map, map_two};
 use crate::device::Cpu;

@@ -269,10 +269,10 @@ fn what_this_cpu_lacks_is_an_error() {
     );
 }
 
-/// The reference, with [`dot_int8`] for matrices of one quantised format.
+/// The reference, with [`dot_int8`] for matrices of one quantized format.
 struct Int8Reference;
 
-/// The reference's matrix, and the rows where they are quantised.
+/// The reference's matrix, and the rows where they are quantized.
 struct Both {
     plain: Matrix,
     coded: Option<Vec<Owned>>,

@@ -129,7 +129,7 @@ DEVICE u32 rescale_f16x2(float scale, float inverse_common) {
     asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(v) : "f"(scale * inverse_common));
     return v;
 }
-// A warp stores a tile of 64 columns, two neighbours a lane, and its scale.
+// A warp stores a tile of 64 columns, two neighbors a lane, and its scale.
 DEVICE void store_activation_tile(const Activations &out, u64 row, int tile, float v0, float v1) {
     // Floats that are not negative are in the order of their bits.
     const float max = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(larger(fabsf(v0), fabsf(v1)))));

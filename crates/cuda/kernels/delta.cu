@@ -102,7 +102,7 @@ DEVICE void l2_normalise(X x, bool query) {
 DEVICE float decay_of(float decay, float a, float bias) { return exp_(decay * softplus_(a + bias)); }
 
 // Block (i, chunk of rows and sequence): the convolution of DK channels. Those of a query or a key (queries first) are
-// then normalised in place, a warp a row; sums of squares: 32 partial sums and a tree. The last block computes the
+// then normalized in place, a warp a row; sums of squares: 32 partial sums and a tree. The last block computes the
 // gates: [n, nv, 2] decay and beta.
 KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float *conv, float *mixed, const float *b,
                                          const float *a, const float *decay, const float *bias, float *gates) {
@@ -132,7 +132,7 @@ KERNEL __launch_bounds__(256) delta_conv(Delta d, const float *qkv, const float 
 
 // The recurrence: block (value head and its columns' split, sequence), PARTS (4 or 8) threads a column, each with
 // DK / PARTS of its rows in registers. Columns do not depend on each other; a split has updates of its own, or another
-// block could write them before this one has read them. Sums over dk: a chain a thread, then a tree over neighbours.
+// block could write them before this one has read them. Sums over dk: a chain a thread, then a tree over neighbors.
 // PARTS depends on the head's size alone.
 #define COLUMNS (DV / COLUMN_SPLITS)
 #define KEY_ROWS ((DK + PARTS - 1) / PARTS)

@@ -9,8 +9,8 @@
 //                                     full/empty mbarriers a stage               end of a slice: totals ┴─> y
 //
 // A persistent block takes BLOCK_TILES row tiles by ROWS activation rows at a time. Two consumer warpgroups multiply,
-// four row tiles each: a warp dequantises one tile into the A fragments that the tensor cores take from registers;
-// while one warpgroup multiplies, the other dequantises. A producer warp of a third warpgroup keeps the stages full. B
+// four row tiles each: a warp dequantizes one tile into the A fragments that the tensor cores take from registers;
+// while one warpgroup multiplies, the other dequantizes. A producer warp of a third warpgroup keeps the stages full. B
 // comes from shared memory, 16 columns an instruction in the order in which lanes hold weights, so `swizzle_row`
 // permutes columns beforehand, and brings them to their slice's scale.
 

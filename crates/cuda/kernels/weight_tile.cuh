@@ -1,4 +1,4 @@
-// Packed weight tiles of 16 rows by 64 columns, their dequantisation and their products on tensor cores with 8
+// Packed weight tiles of 16 rows by 64 columns, their dequantization and their products on tensor cores with 8
 // activation rows at a time (mma.sync m16n8k16: A weights, B activations). src/pack.rs defines the tiles; common.cuh
 // goes before this.
 //

@@ -16,7 +16,7 @@ const MISSING_SHOWN: usize = 6;
 /// The tensors of a draft head that a checkpoint should have, and has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Census {
-    /// How many tensors the configuration implies, scales and biases of quantised
+    /// How many tensors the configuration implies, scales and biases of quantized
     /// ones not counted.
     pub expected: usize,
     /// Names of expected tensors that are not there.

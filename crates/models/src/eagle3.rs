@@ -10,7 +10,7 @@
 //! logits of x_{p+2} = rms(x) Wᵀ              of the draft vocabulary
 //! ```
 //!
-//! Variants normalise the tapped rows, one by one or together, or hand on `rms(x)`
+//! Variants normalize the tapped rows, one by one or together, or hand on `rms(x)`
 //! in place of `x`. The head keeps keys and values of its own, one row for each `p`;
 //! rotary embedding is relative, so that row `p` stands at position `p`. Letters: `n`
 //! rows, `H` hidden size, `A` taps of width `T`, `h` query heads, `K` key/value

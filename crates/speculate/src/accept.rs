@@ -17,7 +17,7 @@
 //! ```text
 //! x drawn from q, the drafter's law; p the target's
 //! x stays        if u < p(x) / q(x),  u uniform
-//! else pending   drawn from max(p - q, 0), normalised
+//! else pending   drawn from max(p - q, 0), normalized
 //! ```
 //!
 //! What is emitted has the target's law, but is another text than the target alone

@@ -231,7 +231,7 @@ impl<const WAY: u8> NeonBytes<WAY> {
                 );
                 sums
             } else {
-                // Products of two bytes, then sums of two and of four neighbours.
+                // Products of two bytes, then sums of two and of four neighbors.
                 let low = vpaddlq_s16(vmull_s8(vget_low_s8(codes), vget_low_s8(x)));
                 let high = vpaddlq_s16(vmull_s8(vget_high_s8(codes), vget_high_s8(x)));
                 vaddq_s32(sums, vpaddq_s32(low, high))

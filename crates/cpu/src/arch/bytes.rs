@@ -100,7 +100,7 @@ pub(crate) trait Bytes: 'static {
 }
 
 /// Four bytes as one word. Like all that a kernel does for each vector, without a closure:
-/// where the linker does not optimise, it may stay a call.
+/// where the linker does not optimize, it may stay a call.
 #[inline(always)]
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),

@@ -39,7 +39,7 @@ fn endless_templates_run_out_of_fuel() {
             ),
             "{bomb}: {result:?}"
         );
-        // Three renderings (two of them probes) of an unoptimised build;
+        // Three renderings (two of them probes) of an unoptimized build;
         // the limit only has to tell seconds from for ever.
         assert!(
             started.elapsed().as_secs() < 60,
