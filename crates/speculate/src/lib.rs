@@ -16,13 +16,16 @@
 
 pub mod accept;
 pub mod draft;
+mod forward;
 pub mod length;
 mod logprobs;
 pub mod noise;
 mod probe;
 mod round;
 pub mod sample;
+mod score;
 mod stats;
+mod timing;
 
 pub use accept::Accept;
 pub use draft::Drafter;
