@@ -16,6 +16,7 @@
 
 pub mod accept;
 pub mod draft;
+mod forward;
 pub mod length;
 mod logprobs;
 pub mod noise;
@@ -24,9 +25,11 @@ mod prompt;
 mod reuse;
 mod round;
 pub mod sample;
+mod score;
 mod speculator;
 mod stats;
 mod stream;
+mod timing;
 
 pub use accept::Accept;
 pub use draft::Drafter;
