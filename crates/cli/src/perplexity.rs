@@ -14,8 +14,6 @@
 use crate::args::{DraftArgs, OutputArgs, PerplexityArgs};
 use crate::{bench, model};
 use anyhow::{Context, Result, bail};
-use backend::Batch;
-use cache::{Memory, MemorySize};
 use engine::Text;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -52,7 +50,7 @@ struct Report {
 /// Runs the command.
 pub(crate) fn run(args: &PerplexityArgs, output: OutputArgs) -> Result<ExitCode> {
     let file = bench::read(&args.file)?;
-    let model = model::load(&args.model.model, &args.load, &DraftArgs::none(), 1)?;
+    let mut model = model::load(&args.model.model, &args.load, &DraftArgs::none(), 1)?;
     let texts = texts(args, &file, &model.text)?;
     let context = model.info.context;
     let stride = args.stride.unwrap_or(context / 2).max(1);
@@ -63,7 +61,6 @@ pub(crate) fn run(args: &PerplexityArgs, output: OutputArgs) -> Result<ExitCode>
             "windows of {context} tokens every {stride} leave tokens without any before them: use a smaller --stride"
         );
     }
-    let mut scorer = Scorer::new(&model)?;
     let (mut nll, mut tokens) = (0.0, 0);
     for (i, text) in texts.iter().enumerate() {
         for (start, end, first) in windows(text.len(), context, stride, args.lead) {
@@ -71,7 +68,8 @@ pub(crate) fn run(args: &PerplexityArgs, output: OutputArgs) -> Result<ExitCode>
             if Some(text[0]) == model.text.bos() {
                 window[0] = text[0];
             }
-            nll += scorer.score(&window, first - start)?;
+            let scores = model.speculator.score(&window, first - start)?;
+            nll -= scores.iter().sum::<f64>();
             tokens += end - first;
         }
         if output.verbose > 0 && !output.quiet {
@@ -171,76 +169,6 @@ fn texts(args: &PerplexityArgs, file: &str, text: &Text) -> Result<Vec<Vec<u32>>
     texts.take(limit).collect()
 }
 
-/// Runs windows through the target.
-struct Scorer<'a> {
-    model: &'a engine::Model,
-    memory: Memory,
-}
-
-impl<'a> Scorer<'a> {
-    fn new(model: &'a engine::Model) -> Result<Self> {
-        let size = MemorySize {
-            sequences: 1,
-            context: model.info.context,
-            step_rows: model.chunk,
-            kv_format: model.speculator.memory().size().kv_format,
-        };
-        let b = model.speculator.backend();
-        let memory = Memory::new(&**b, model.speculator.target().plan(), size);
-        Ok(Scorer { model, memory })
-    }
-
-    /// `-Σ ln p` of the tokens of `window` from `first` on.
-    fn score(&mut self, window: &[u32], first: usize) -> Result<f64> {
-        let (b, target) = (
-            &**self.model.speculator.backend(),
-            self.model.speculator.target(),
-        );
-        let mut sequence = self.memory.open().context("a sequence to score")?;
-        let mut nll = 0.0;
-        // The last token predicts nothing that is scored.
-        for (i, part) in window[..window.len() - 1]
-            .chunks(self.model.chunk)
-            .enumerate()
-        {
-            let mut batch = Batch::default();
-            self.memory
-                .push(&mut batch, &mut sequence, part, part.len())?;
-            let hidden = target.forward(b, &batch, &mut self.memory);
-            let len = sequence.len();
-            self.memory.truncate(&mut sequence, len);
-            let offset = i * self.model.chunk;
-            let rows: Vec<usize> = (0..part.len())
-                .filter(|row| offset + row + 1 >= first)
-                .collect();
-            // Few rows at a time: a row of logits is as long as the vocabulary.
-            for rows in rows.chunks(LOGIT_ROWS) {
-                let logits = target.logits(b, &b.gather(&hidden, rows));
-                let values = b.download(&logits);
-                for (row, logits) in rows.iter().zip(values.chunks_exact(logits.cols())) {
-                    if !backend::gives_token(logits) {
-                        bail!("{}", engine::NO_TOKEN_REASON);
-                    }
-                    nll -= log_probability(logits, window[offset + row + 1] as usize);
-                }
-            }
-            b.finish()?;
-        }
-        self.memory.close(sequence);
-        Ok(nll)
-    }
-}
-
-/// Rows whose logits are computed at once.
-const LOGIT_ROWS: usize = 32;
-
-/// `ln softmax(logits)[token]`, summed in `f64`.
-fn log_probability(logits: &[f32], token: usize) -> f64 {
-    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&x| f64::from(x - top).exp()).sum();
-    f64::from(logits[token] - top) - sum.ln()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,11 +199,5 @@ mod tests {
             windows(11, 4, 4, Some(2)),
             [(0, 4, 2), (4, 8, 6), (8, 11, 10)]
         );
-    }
-
-    #[test]
-    fn a_uniform_guess_among_four_has_perplexity_four() {
-        let p = log_probability(&[2.0, 2.0, 2.0, 2.0], 1);
-        assert!(((-p).exp() - 4.0).abs() < 1e-12, "{p}");
     }
 }

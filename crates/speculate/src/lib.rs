@@ -16,6 +16,7 @@
 
 pub mod accept;
 pub mod draft;
+mod forward;
 pub mod length;
 mod logprobs;
 pub mod noise;
@@ -25,8 +26,10 @@ mod reuse;
 mod round;
 pub mod sample;
 mod speculator;
+mod score;
 mod stats;
 mod stream;
+mod timing;
 
 pub use accept::Accept;
 pub use draft::Drafter;

@@ -1,0 +1,197 @@
+//! What speculation saves: every prompt answered with every draft length and temperature.
+
+use super::prompts::Prompt;
+use crate::args::{BenchArgs, OutputArgs};
+use anyhow::{Result, bail};
+use engine::{Accept, DraftLength, Engine, Request, RequestOutcome, Sampling};
+use serde::Serialize;
+
+/// The class that sums up all others.
+const ALL: &str = "all";
+
+/// One class of prompts with one draft length and temperature.
+#[derive(Default, Serialize)]
+pub(super) struct Run {
+    pub(super) class: String,
+    pub(super) drafter: Option<&'static str>,
+    pub(super) draft_max: usize,
+    pub(super) temperature: f32,
+    prompts: usize,
+    pub(super) tokens: usize,
+    pub(super) tok_s: f64,
+    /// This rate over that of the same prompts without drafts.
+    pub(super) speedup: f64,
+    pub(super) tokens_per_round: f64,
+    /// Share of the rounds with a draft at this position in which it was
+    /// accepted, and so all before it.
+    pub(super) accepted_by_position: Vec<f64>,
+    ms_draft_per_token: f64,
+    #[serde(skip)]
+    decode_ms: f64,
+    #[serde(skip)]
+    rounds: u64,
+    #[serde(skip)]
+    emitted: u64,
+    #[serde(skip)]
+    positions: Vec<(u64, u64)>,
+    #[serde(skip)]
+    pub(super) draft_ms: f64,
+    #[serde(skip)]
+    pub(super) drafted: u64,
+}
+
+impl Run {
+    fn add(&mut self, outcome: &RequestOutcome) {
+        let s = &outcome.speculation;
+        self.prompts += 1;
+        self.tokens += outcome.usage.completion_tokens;
+        // The first token comes from the prefill.
+        self.emitted += (outcome.usage.completion_tokens as u64).saturating_sub(1);
+        self.decode_ms += outcome.timings.decode_ms;
+        self.rounds += s.rounds;
+        self.draft_ms += s.ms_draft;
+        self.drafted += s.drafted;
+        if self.positions.len() < s.by_position.len() {
+            self.positions.resize(s.by_position.len(), (0, 0));
+        }
+        for (sum, p) in self.positions.iter_mut().zip(&s.by_position) {
+            sum.0 += p.drafted;
+            sum.1 += p.accepted;
+        }
+    }
+
+    /// Turns sums into rates.
+    fn finish(&mut self) {
+        self.tok_s = ratio(self.emitted as f64, self.decode_ms / 1e3);
+        self.tokens_per_round = ratio(
+            (self.positions.iter().map(|p| p.1).sum::<u64>() + self.rounds) as f64,
+            self.rounds as f64,
+        );
+        self.accepted_by_position = self
+            .positions
+            .iter()
+            .map(|p| ratio(p.1 as f64, p.0 as f64))
+            .collect();
+        self.ms_draft_per_token = ratio(self.draft_ms, self.drafted as f64);
+    }
+}
+
+/// `a / b`, or 0 where nothing was counted.
+fn ratio(a: f64, b: f64) -> f64 {
+    if b > 0.0 { a / b } else { 0.0 }
+}
+
+/// Writes after every prompt with every draft length and temperature.
+pub(super) fn generate(
+    args: &BenchArgs,
+    engine: &Engine,
+    prompts: &[Prompt],
+    output: OutputArgs,
+) -> Result<Vec<Run>> {
+    let drafter = engine.info().drafter;
+    let lengths = lengths(&args.draft_lengths, drafter.is_some());
+    let mut runs: Vec<Run> = Vec::new();
+    for (i, prompt) in prompts.iter().enumerate() {
+        for &temperature in &args.temperatures {
+            let mut plain: Option<Vec<u32>> = None;
+            for &draft_max in &lengths {
+                let request = request(args, prompt, i as u64, temperature, draft_max);
+                let (_, tokens, outcome) = match engine.complete(request) {
+                    Ok(done) => done,
+                    Err(error) => {
+                        if !output.quiet {
+                            say!("prompt {i} is left out: {error}");
+                        }
+                        continue;
+                    }
+                };
+                // A benchmark checks its own answer.
+                let is_exact = outcome.speculation.accept != Some(Accept::Residual.name());
+                match &plain {
+                    None => plain = Some(tokens),
+                    Some(plain) if is_exact && *plain != tokens => {
+                        bail!(
+                            "prompt {i}: drafts of {draft_max} tokens changed the text: this is a bug"
+                        )
+                    }
+                    Some(_) => {}
+                }
+                for class in [&prompt.class, ALL] {
+                    let drafter = drafter.filter(|_| draft_max > 0);
+                    run_of(&mut runs, class, drafter, draft_max, temperature).add(&outcome);
+                }
+            }
+        }
+    }
+    runs.iter_mut().for_each(Run::finish);
+    compare(&mut runs);
+    // Classes in the order of the prompts, the sum of all last.
+    runs.sort_by_key(|r| r.class == ALL);
+    Ok(runs)
+}
+
+/// The draft lengths that are run: without a drafter, plain decoding alone.
+fn lengths(wished: &[usize], drafts: bool) -> Vec<usize> {
+    if drafts {
+        wished.to_vec()
+    } else {
+        vec![0; wished.iter().filter(|&&n| n == 0).count().max(1)]
+    }
+}
+
+fn request(
+    args: &BenchArgs,
+    prompt: &Prompt,
+    seed: u64,
+    temperature: f32,
+    draft_max: usize,
+) -> Request {
+    let mut request = Request::new(prompt.ids.clone());
+    request.max_tokens = Some(args.max_tokens);
+    request.draft = Some(DraftLength::Fixed(draft_max));
+    request.sampling = Sampling {
+        temperature,
+        top_p: if temperature > 0.0 { args.top_p } else { 1.0 },
+        seed,
+        ..Sampling::default()
+    };
+    request
+}
+
+/// The run of this class, draft length and temperature, a new one if there is none yet.
+fn run_of<'a>(
+    runs: &'a mut Vec<Run>,
+    class: &str,
+    drafter: Option<&'static str>,
+    draft_max: usize,
+    temperature: f32,
+) -> &'a mut Run {
+    let same =
+        |r: &Run| r.class == class && r.draft_max == draft_max && r.temperature == temperature;
+    let place = runs.iter().position(same).unwrap_or_else(|| {
+        runs.push(Run {
+            class: class.into(),
+            drafter,
+            draft_max,
+            temperature,
+            ..Run::default()
+        });
+        runs.len() - 1
+    });
+    &mut runs[place]
+}
+
+/// Sets every run's rate against that of the same prompts without drafts.
+fn compare(runs: &mut [Run]) {
+    let plain: Vec<(String, f32, f64)> = runs
+        .iter()
+        .filter(|r| r.draft_max == 0)
+        .map(|r| (r.class.clone(), r.temperature, r.tok_s))
+        .collect();
+    for run in runs {
+        let base = plain
+            .iter()
+            .find(|(class, t, _)| *class == run.class && *t == run.temperature);
+        run.speedup = base.map_or(0.0, |(.., rate)| ratio(run.tok_s, *rate));
+    }
+}
