@@ -65,9 +65,6 @@ pub struct Scratch {
 /// probabilities add up to 1.
 pub type TokenProbs = Vec<(u32, f32)>;
 
-/// [`TokenProbs`] under the name that the round and the drafters still use.
-pub type Law = TokenProbs;
-
 /// Chooses the next token, `logits[i]` being that of token `i`; [`NO_TOKEN`] if they
 /// [give none](gives_token). `position` is the number of tokens before it.
 ///
@@ -141,7 +138,7 @@ pub fn choose_among(
 /// # Panics
 ///
 /// As [`choose`] and [`choose_among`].
-pub fn law(
+pub fn token_probs(
     sampling: &Sampling,
     history: &History,
     ids: Option<&[u32]>,
