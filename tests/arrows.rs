@@ -35,8 +35,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "backend", "cache", "convert", "cpu", "cuda", "engine", "hub", "models", "quant",
-            "server", "text", "weights",
+            "backend", "convert", "cpu", "cuda", "engine", "hub", "models", "quant", "server",
+            "text", "weights",
         ],
     ),
 ];

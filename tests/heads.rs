@@ -459,7 +459,7 @@ fn with_states<'a>(
         limit: request.limit,
         sampling: request.sampling,
         history: request.history,
-        laws: request.laws.as_deref_mut(),
+        draft_probs: request.draft_probs.as_deref_mut(),
     };
     requests.iter_mut().map(own).collect()
 }

@@ -1,4 +1,4 @@
-//! Rejection sampling keeps the law of the text: whole rounds on tiny models, where the
+//! Rejection sampling keeps the distribution of texts: whole rounds on tiny models, where the
 //! probability of every text can be computed.
 
 use backend::{Backend, Batch};
@@ -48,7 +48,7 @@ fn sampling(vocab: usize, seed: u64) -> Sampling {
 }
 
 /// The probability of every text.
-fn law(b: &dyn Backend, target: &dyn Target) -> BTreeMap<Vec<u32>, f64> {
+fn text_probs(b: &dyn Backend, target: &dyn Target) -> BTreeMap<Vec<u32>, f64> {
     let sampling = sampling(target.vocab_size(), 0);
     let mut texts = BTreeMap::from([(Vec::new(), 1.0)]);
     for _ in 0..TOKENS {
@@ -66,7 +66,8 @@ fn law(b: &dyn Backend, target: &dyn Target) -> BTreeMap<Vec<u32>, f64> {
             let mut history = History::new(&sampling, &PROMPT);
             text.iter().for_each(|&token| history.push(token));
             let row = b.download(&logits);
-            let next = sample::law(&sampling, &history, None, &row, &mut Scratch::default());
+            let next =
+                sample::token_probs(&sampling, &history, None, &row, &mut Scratch::default());
             assert_eq!(next.len(), ALPHABET.len());
             for (token, share) in next {
                 let text = text.iter().copied().chain([token]).collect();
@@ -107,7 +108,7 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
     ] {
         let target = load_target(&*b, &checkpoint(model)).unwrap();
         let vocab = target.vocab_size();
-        let law = law(&*b, &*target);
+        let text_probs = text_probs(&*b, &*target);
         let drafter = head(drafter, &*target);
         let name = format!("{model} with {}", drafter.name());
         let memory = Memory::new(&*b, target.plan(), size());
@@ -139,7 +140,7 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
             chi2 += (count - expected).powi(2) / expected;
             freedom += 1.0;
         };
-        for (text, probability) in &law {
+        for (text, probability) in &text_probs {
             let count = counts.remove(text).unwrap_or(0) as f64;
             let expected = probability * n;
             if expected < 5.0 {

@@ -4,13 +4,12 @@
 //! Facts that need no loading come first, so that a checkpoint that does not load
 //! still shows them; the reason comes last, as the error.
 
-use crate::args::{InspectArgs, LoadArgs, OutputArgs};
+use crate::args::{InspectArgs, OutputArgs};
 use crate::model::{amount, bytes};
 use crate::report::{Report, list, number};
 use crate::{machine, model, progress, resolve};
 use anyhow::{Result, anyhow, bail};
-use cache::{Memory, MemorySize};
-use engine::{Model, Source, Text};
+use engine::{Model, RequestBytes, Source, Text};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
@@ -93,7 +92,7 @@ pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
             record["runs"] = json!(true);
             record["model"] = json!(model.info);
             record["model"]["preflight"]["summary"] = json!(model.info.preflight.summary());
-            record["memory"] = memory(model, &args.load);
+            record["memory"] = memory(model);
             record["machine"] = json!(machine::ram().map(|ram| ram.total));
             record["text"] = text_facts(&model.text);
             None
@@ -181,7 +180,7 @@ fn is_companion(checkpoint: &Checkpoint, name: &str) -> bool {
 
 /// The memory of one request by context, in addition to the weights, and whether both together
 /// fit this machine.
-pub(crate) fn memory(model: &Model, load: &LoadArgs) -> Value {
+pub(crate) fn memory(model: &Model) -> Value {
     let most = model.speculator.target().max_context();
     let contexts: BTreeSet<usize> = CONTEXTS
         .iter()
@@ -191,18 +190,7 @@ pub(crate) fn memory(model: &Model, load: &LoadArgs) -> Value {
         .collect();
     let ram = machine::ram();
     let at = |context| {
-        let size = MemorySize {
-            sequences: 1,
-            context,
-            step_rows: model.chunk,
-            kv_format: load.kv,
-        };
-        let mut of = model
-            .plans
-            .iter()
-            .map(|plan| Memory::bytes(plan, &size) as u64);
-        let target = of.next().unwrap_or(0);
-        let drafter: u64 = of.sum();
+        let RequestBytes { target, drafter } = model.request_bytes(context);
         let weights = model.info.weight_bytes + model.info.drafter_weight_bytes;
         let all = weights + target + drafter;
         json!({

@@ -18,6 +18,7 @@ mod delivery;
 mod drafters;
 mod engine;
 mod error;
+mod footprint;
 mod hashes;
 mod info;
 mod load;
@@ -35,6 +36,7 @@ mod source;
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
 pub use engine::{Engine, EngineOptions};
 pub use error::{EngineError, TooLarge, kept_formats};
+pub use footprint::RequestBytes;
 pub use info::{Model, ModelInfo};
 pub use load::load;
 pub use options::{

@@ -15,29 +15,29 @@
 //! 2023, arXiv:2211.17192, §2.3:
 //!
 //! ```text
-//! x drawn from q, the drafter's law; p the target's
-//! x stays        if u < p(x) / q(x),  u uniform
-//! else pending   drawn from max(p - q, 0), normalized
+//! x drawn from draft_probs
+//! x stays        if u < target_probs(x) / draft_probs(x),  u uniform
+//! else pending   drawn from max(target_probs - draft_probs, 0), normalized
 //! ```
 //!
-//! What is emitted has the target's law, but is another text than the target alone
-//! would have emitted with the seed.
+//! What is emitted is distributed as the target's own text, but is another text than the
+//! target alone would have emitted with the seed.
 //!
 //! Pure functions: no model, no cache, no clock, no logits.
 
 use crate::noise::{Noise, coin};
-use crate::sample::{Law, Sampling};
+use crate::sample::{Sampling, TokenProbs};
 use backend::math::ln;
 use std::collections::HashMap;
 
 /// How it is decided which drafted tokens stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accept {
-    /// Those that the target chooses itself: the text of plain decoding.
+    /// Drafted tokens stay that the target chooses itself: the text of plain decoding.
     #[default]
     Exact,
-    /// Those that rejection sampling keeps: another text of the same law, more of it
-    /// drafted. Greedy decoding is exact all the same.
+    /// Drafted tokens stay that rejection sampling keeps: another text of the same
+    /// distribution, more of it drafted. Greedy decoding is exact all the same.
     Residual,
 }
 
@@ -54,7 +54,7 @@ impl Accept {
         }
     }
 
-    /// Name, as users type it.
+    /// Name of the rule, as users type it.
     pub fn name(self) -> &'static str {
         match self {
             Accept::Exact => "exact",
@@ -63,39 +63,47 @@ impl Accept {
     }
 }
 
-/// The token that stands where `drafted` was drawn from `draft`, so that it has the
-/// law `target`: `drafted` itself, or a recovered one. Without a law, `drafted` was
-/// the only token that could be drawn.
+/// Rejection sampling of one drafted token: returns `drafted` itself or a recovered token,
+/// distributed as `target_probs` if `drafted` was drawn from `draft_probs`. Without
+/// `draft_probs`, `drafted` was the only token that could be drawn.
 ///
 /// The drafted token must have been drawn without [`coin`] and
 /// [`Noise::recovering`] of this seed and position.
 ///
 /// # Panics
 ///
-/// If `target` is empty.
-pub fn residual(drafted: u32, target: &Law, draft: Option<&Law>, seed: u64, position: u64) -> u32 {
-    let share = |law: &Law| {
-        let found = law.iter().find(|(token, _)| *token == drafted);
-        found.map_or(0.0, |(_, share)| *share)
+/// If `target_probs` is empty.
+pub fn residual(
+    drafted: u32,
+    target_probs: &TokenProbs,
+    draft_probs: Option<&TokenProbs>,
+    seed: u64,
+    position: u64,
+) -> u32 {
+    let of_drafted = |probs: &TokenProbs| {
+        let found = probs.iter().find(|(token, _)| *token == drafted);
+        found.map_or(0.0, |(_, prob)| *prob)
     };
-    let q = draft.map_or(1.0, share);
-    if coin(seed, position) * q < share(target) {
+    let target_prob = of_drafted(target_probs);
+    let draft_prob = draft_probs.map_or(1.0, of_drafted);
+    if coin(seed, position) * draft_prob < target_prob {
         return drafted;
     }
     let point = vec![(drafted, 1.0)];
-    let draft: HashMap<u32, f32> = draft.unwrap_or(&point).iter().copied().collect();
+    let draft_probs: HashMap<u32, f32> = draft_probs.unwrap_or(&point).iter().copied().collect();
     let noise = Noise::recovering(seed, position);
-    let score = |&(token, p): &(u32, f32)| {
-        let rest = p - draft.get(&token).copied().unwrap_or(0.0);
+    let score = |&(token, prob): &(u32, f32)| {
+        let rest = prob - draft_probs.get(&token).copied().unwrap_or(0.0);
         (rest > 0.0).then(|| (ln(rest) + noise.gumbel(token), token))
     };
     // The lower token of equal scores, as everywhere.
     let better = |a: &(f32, u32), b: &(f32, u32)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1));
-    match target.iter().filter_map(score).max_by(better) {
+    match target_probs.iter().filter_map(score).max_by(better) {
         Some((_, token)) => token,
-        // The laws differ by less than rounding: then the drafted token has the target's.
-        None if q > 0.0 && share(target) > 0.0 => drafted,
-        None => target[0].0,
+        // The two differ by less than rounding, so what was drawn from one is as good from
+        // the other.
+        None if draft_prob > 0.0 && target_prob > 0.0 => drafted,
+        None => target_probs[0].0,
     }
 }
 
@@ -174,7 +182,7 @@ mod tests {
     }
 
     /// Numbers that add up to 1, some of them 0.
-    fn shares(weights: [u32; 6]) -> Law {
+    fn probs(weights: [u32; 6]) -> TokenProbs {
         let total: u32 = weights.iter().sum();
         let share = |&(_, w): &(u32, u32)| w > 0 && total > 0;
         (0..)
@@ -184,16 +192,16 @@ mod tests {
             .collect()
     }
 
-    /// Draws from `law` as drafters do.
-    fn draw(law: &Law, seed: u64, position: u64) -> u32 {
+    /// Draws from `probs` as drafters do.
+    fn draw(probs: &TokenProbs, seed: u64, position: u64) -> u32 {
         let noise = Noise::new(seed, position);
-        let score = |&(token, share): &(u32, f32)| ln(share) + noise.gumbel(token);
-        let best = law.iter().max_by(|a, b| score(a).total_cmp(&score(b)));
-        best.expect("a law has tokens").0
+        let score = |&(token, prob): &(u32, f32)| ln(prob) + noise.gumbel(token);
+        let best = probs.iter().max_by(|a, b| score(a).total_cmp(&score(b)));
+        best.expect("some token can be drawn").0
     }
 
     #[test]
-    fn residual_acceptance_keeps_the_targets_law() {
+    fn residual_acceptance_keeps_the_targets_distribution() {
         const DRAWS: u64 = 200_000;
         let cases = [
             ([3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]),
@@ -205,24 +213,24 @@ mod tests {
             ([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 0, 0]),
         ];
         for (seed, (target, draft)) in cases.into_iter().enumerate() {
-            let (p, q) = (shares(target), shares(draft));
-            let is_point = q.len() == 1;
+            let (target_probs, draft_probs) = (probs(target), probs(draft));
+            let is_point = draft_probs.len() == 1;
             let (mut counts, mut accepted) = ([0u64; 6], 0);
             for position in 0..DRAWS {
-                let drafted = draw(&q, seed as u64, position);
-                let law = if is_point { None } else { Some(&q) };
-                let token = residual(drafted, &p, law, seed as u64, position);
+                let drafted = draw(&draft_probs, seed as u64, position);
+                let drawn_from = (!is_point).then_some(&draft_probs);
+                let token = residual(drafted, &target_probs, drawn_from, seed as u64, position);
                 counts[token as usize] += 1;
                 accepted += u64::from(token == drafted);
             }
-            let of = |law: &Law, t: usize| {
-                let found = law.iter().find(|(token, _)| *token as usize == t);
-                found.map_or(0.0, |(_, share)| f64::from(*share))
+            let of = |probs: &TokenProbs, t: usize| {
+                let found = probs.iter().find(|(token, _)| *token as usize == t);
+                found.map_or(0.0, |(_, prob)| f64::from(*prob))
             };
             let n = DRAWS as f64;
             let mut chi2 = 0.0;
             for (t, &count) in counts.iter().enumerate() {
-                let expected = of(&p, t) * n;
+                let expected = of(&target_probs, t) * n;
                 if expected == 0.0 {
                     assert_eq!(count, 0, "case {seed}: token {t} cannot be chosen");
                 } else {
@@ -231,7 +239,8 @@ mod tests {
             }
             // Exceeded once in 10^6 by five degrees of freedom.
             assert!(chi2 < 35.9, "case {seed}: chi-square {chi2}, {counts:?}");
-            let overlap: f64 = (0..6).map(|t| of(&p, t).min(of(&q, t))).sum();
+            let overlap = |t| of(&target_probs, t).min(of(&draft_probs, t));
+            let overlap: f64 = (0..6).map(overlap).sum();
             let error = (accepted as f64 / n - overlap).abs();
             assert!(
                 error < 5.0 * (0.25 / n).sqrt(),

@@ -10,45 +10,39 @@
 //! round with the plain rounds it replaced. A stream that has lost
 //! [`LOSS_STEPS`] plain steps and [`LOSS_SHARE`] of its time drafts no more until
 //! plain rounds have made the share smaller: speculation costs at most that, and
-//! the first few rounds of each kind, which run cold. One
-//! that does not draft tries one now and then, as far as that allows; every stream
-//! tries a first.
+//! the first few rounds of each kind, which run cold. A stream that does not draft
+//! tries a draft now and then, as far as that limit allows; every stream tries a first.
+//!
+//! Decisions only: what rounds cost is measured in `costs.rs`, what guesses were worth
+//! is counted in `ledger.rs`.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+mod costs;
+mod ledger;
 
-/// Plain steps that speculation may lose a stream before it pauses.
-pub const LOSS_STEPS: f64 = 4.0;
-/// Part of a stream's time that speculation may lose besides.
-pub const LOSS_SHARE: f64 = 0.02;
+pub use costs::RoundCost;
+pub use ledger::{LOSS_SHARE, LOSS_STEPS, Ledger};
 
-/// How much of what a round taught is left a round later, for its own stream
-/// and for those that start after it.
-const KEEP: (f64, f64) = (0.96, 0.998);
-/// Rounds that a guess about a stream's acceptance weighs, before its own.
-const PRIOR_ROUNDS: f64 = 4.0;
+use costs::Costs;
+use ledger::Acceptance;
+
+/// How much of what a round taught about its own stream still counts a round later.
+const KEEP_STREAM: f64 = 0.96;
+/// How much of what a round taught about streams to come still counts a round later.
+const KEEP_MODEL: f64 = 0.998;
 /// The chance of a model's first guess before there was a round.
 const FIRST_CHANCE: f64 = 0.8;
-/// Steps' times are kept apart by context, in octaves from this one.
-const FIRST_OCTAVE: u32 = 10;
-/// Rounds after which the time of a plain step is measured again.
-const STALE: u64 = 1024;
 /// Chances below this are not worth looking at.
 const FAINT: f64 = 0.02;
-/// The least that a text is thought of for what others were: it may differ.
+/// The least chance that a new text starts with, however rarely guesses about others were
+/// accepted: it may differ.
 const LEAST_PRIOR: f64 = 0.25;
-/// Plain rounds after which a draft is tried again; twice as many after each try
-/// that brought nothing, up to the second number.
-const PROBE: (u32, u32) = (4, 64);
-/// Times seen after which a time is believed, however odd.
-const BELIEVED: f64 = 3.0;
 
 /// How long a stream's drafts are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftLength {
-    /// This long, in every round that has room for it.
+    /// This many tokens, in every round that has room for them.
     Fixed(usize),
-    /// As long as pays, and at most this long.
+    /// As many tokens as pay, and at most this many.
     UpTo(usize),
 }
 
@@ -61,80 +55,12 @@ impl DraftLength {
     }
 }
 
-/// How often guesses were accepted, by position in the draft, of those whose
-/// predecessors all were. Newer rounds count more.
-#[derive(Clone, Debug, Default)]
-pub struct Acceptance(Vec<Tested>);
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Tested {
-    tested: f64,
-    accepted: f64,
-}
-
-impl Acceptance {
-    fn learn(&mut self, keep: f64, n_drafted: usize, n_accepted: usize) {
-        if self.0.len() < n_drafted {
-            self.0.resize(n_drafted, Tested::default());
-        }
-        for (i, position) in self.0.iter_mut().enumerate() {
-            position.tested *= keep;
-            position.accepted *= keep;
-            if i < n_drafted && i <= n_accepted {
-                position.tested += 1.0;
-                position.accepted += f64::from(u8::from(i < n_accepted));
-            }
-        }
-    }
-
-    /// The chance that the guess at `position` is accepted if those before it
-    /// are; `prior` is the answer where nothing is known.
-    fn chance(&self, position: usize, prior: f64) -> f64 {
-        let known = self.0.get(position).copied().unwrap_or_default();
-        (known.accepted + PRIOR_ROUNDS * prior) / (known.tested + PRIOR_ROUNDS)
-    }
-}
-
-/// What speculation has cost one stream and saved it.
-#[derive(Clone, Debug, Default)]
-pub struct Ledger {
-    acceptance: Acceptance,
-    /// Milliseconds more than plain rounds would have taken.
-    lost: f64,
-    /// Milliseconds in all.
-    elapsed: f64,
-    /// Whether a draft was ever verified.
-    tried: bool,
-    /// Plain rounds since the last draft.
-    idle: u32,
-    /// Plain rounds after which a draft is tried again, if it was ever in vain.
-    patience: u32,
-}
-
-impl Ledger {
-    /// Milliseconds that the stream's rounds took beyond those of plain
-    /// decoding, as far as that is known; negative if they were fewer.
-    pub fn lost_ms(&self) -> f64 {
-        self.lost
-    }
-
-    /// Whether a draft is to be tried though it does not promise to pay: a
-    /// stream's first, and one after a long wait.
-    fn curious(&self) -> bool {
-        !self.tried || self.idle >= self.patience.max(PROBE.0)
-    }
-
-    fn may_draft(&self, plain_step: f64) -> bool {
-        self.lost <= LOSS_STEPS * plain_step + LOSS_SHARE * self.elapsed
-    }
-}
-
-/// What is asked about one stream.
+/// What the length of one stream's next draft depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct LengthInput<'a> {
-    /// What its drafts came to so far.
+    /// What the stream's drafts have cost and brought so far.
     pub ledger: &'a Ledger,
-    /// What it wishes.
+    /// The length that the stream asks for.
     pub wish: DraftLength,
     /// The longest draft that has room.
     pub room: usize,
@@ -143,38 +69,18 @@ pub struct LengthInput<'a> {
 }
 
 impl LengthInput<'_> {
+    /// The longest draft that is asked for and has room.
     fn most(&self) -> usize {
         self.wish.max().min(self.room)
     }
 }
 
-/// What one round took. Rounds with prompt rows are not comparable and are left
-/// out.
-#[derive(Clone, Copy, Debug)]
-pub struct RoundCost {
-    /// Streams in it.
-    pub streams: usize,
-    /// Rows the target ran.
-    pub rows: usize,
-    /// Tokens of its longest stream.
-    pub context: usize,
-    /// The longest draft asked for after it.
-    pub asked: usize,
-    /// Time of the target, choosing included.
-    pub verify: Duration,
-    /// Time of the drafter.
-    pub draft: Duration,
-}
-
 /// Decides on draft lengths from what rounds have cost and brought.
 #[derive(Clone, Debug, Default)]
 pub struct Lengths {
+    /// How often guesses were accepted, over all streams.
     acceptance: Acceptance,
-    /// By octave of context, then rows.
-    verify: BTreeMap<u32, Curve>,
-    /// By octave of context and streams, then length.
-    draft: BTreeMap<(u32, usize), Curve>,
-    rounds: u64,
+    costs: Costs,
 }
 
 impl Lengths {
@@ -186,7 +92,7 @@ impl Lengths {
         };
         let mut lengths: Vec<usize> = streams.iter().map(start).collect();
         let context = streams.iter().map(|s| s.context).max().unwrap_or(0);
-        let Some(plain) = self.plain_step(context, streams.len()) else {
+        let Some(plain) = self.costs.plain_step(context, streams.len()) else {
             for (length, stream) in lengths.iter_mut().zip(streams) {
                 if matches!(stream.wish, DraftLength::UpTo(_)) && !stream.ledger.tried {
                     *length = self.likely(stream);
@@ -198,6 +104,24 @@ impl Lengths {
             .iter()
             .map(|s| matches!(s.wish, DraftLength::UpTo(_)) && s.ledger.may_draft(plain))
             .collect();
+        let mut best = self.best(streams, context, lengths, &grows);
+        for (i, stream) in streams.iter().enumerate() {
+            if grows[i] && best[i] == 0 && stream.ledger.is_curious() {
+                best[i] = self.likely(stream);
+            }
+        }
+        best
+    }
+
+    /// The lengths of most expected tokens a millisecond, from `lengths` on. Those of streams
+    /// that may grow get longer by one guess at a time, the likeliest first.
+    fn best(
+        &self,
+        streams: &[LengthInput<'_>],
+        context: usize,
+        mut lengths: Vec<usize>,
+        grows: &[bool],
+    ) -> Vec<usize> {
         // The chance that all of a stream's guesses so far are accepted.
         let mut reached = vec![1.0; streams.len()];
         let mut tokens = streams.len() as f64;
@@ -208,30 +132,24 @@ impl Lengths {
             }
         }
         let mut best = lengths.clone();
-        let mut best_rate = tokens / self.cost(context, &lengths);
+        let mut best_rate = tokens / self.costs.with_drafts(context, &lengths);
         loop {
             let next = (0..streams.len())
                 .filter(|&i| grows[i] && lengths[i] < streams[i].most())
                 .map(|i| (i, reached[i] * self.chance(streams[i].ledger, lengths[i])))
                 .max_by(|a, b| a.1.total_cmp(&b.1));
             let Some((i, chance)) = next.filter(|n| n.1 > FAINT) else {
-                break;
+                return best;
             };
             lengths[i] += 1;
             reached[i] = chance;
             tokens += chance;
-            let rate = tokens / self.cost(context, &lengths);
+            let rate = tokens / self.costs.with_drafts(context, &lengths);
             if rate > best_rate {
                 best_rate = rate;
                 best.copy_from_slice(&lengths);
             }
         }
-        for (i, stream) in streams.iter().enumerate() {
-            if grows[i] && best[i] == 0 && stream.ledger.curious() {
-                best[i] = self.likely(stream);
-            }
-        }
-        best
     }
 
     /// The length up to which a draft is rather accepted than not, at least 1
@@ -248,31 +166,16 @@ impl Lengths {
 
     /// Takes note of a stream's verified draft.
     pub fn verified(&mut self, ledger: &mut Ledger, n_drafted: usize, n_accepted: usize) {
-        ledger.acceptance.learn(KEEP.0, n_drafted, n_accepted);
+        ledger.acceptance.learn(KEEP_STREAM, n_drafted, n_accepted);
         if n_drafted > 0 {
-            self.acceptance.learn(KEEP.1, n_drafted, n_accepted);
-            ledger.tried = true;
-            ledger.idle = 0;
-            let patience = (2 * ledger.patience.max(PROBE.0 / 2)).min(PROBE.1);
-            ledger.patience = if n_accepted > 0 { 0 } else { patience };
-        } else {
-            ledger.idle += 1;
+            self.acceptance.learn(KEEP_MODEL, n_drafted, n_accepted);
         }
+        ledger.verified(n_drafted, n_accepted);
     }
 
     /// Takes note of what a round took.
     pub fn took(&mut self, cost: &RoundCost) {
-        self.rounds += 1;
-        let octave = octave(cost.context);
-        let ms = |d: Duration| d.as_secs_f64() * 1e3;
-        self.verify
-            .entry(octave)
-            .or_default()
-            .learn(cost.rows, ms(cost.verify), self.rounds);
-        self.draft
-            .entry((octave, cost.streams))
-            .or_insert_with(Curve::from_nothing)
-            .learn(cost.asked, ms(cost.draft), self.rounds);
+        self.costs.learn(cost);
     }
 
     /// Enters a round that brought a stream `emitted` tokens into its ledger: with
@@ -286,146 +189,26 @@ impl Lengths {
             asked,
             ..
         } = *cost;
-        let Some(plain) = self.plain_step(context, streams) else {
+        let Some(plain) = self.costs.plain_step(context, streams) else {
             return;
         };
-        if !self.is_believed(context, streams, rows, asked) {
-            return;
+        if self.costs.is_believed(context, streams, rows, asked) {
+            let ms = self.costs.usual(context, streams, rows, asked);
+            ledger.enter(ms, emitted, plain);
         }
-        let took = self.usual(context, streams, rows, asked);
-        ledger.elapsed += took;
-        // What was saved long ago does not pay for a loss now.
-        let least = -2.0 * LOSS_STEPS * plain;
-        ledger.lost = (ledger.lost + took - emitted as f64 * plain).max(least);
     }
 
+    /// The chance that a stream's guess at `position` is accepted if those before it are.
     fn chance(&self, ledger: &Ledger, position: usize) -> f64 {
         let prior = (0..=position).fold(FIRST_CHANCE, |prior, p| self.acceptance.chance(p, prior));
         ledger.acceptance.chance(position, prior.max(LEAST_PRIOR))
-    }
-
-    /// Milliseconds of a round without drafts, if one like it was seen of late.
-    fn plain_step(&self, context: usize, streams: usize) -> Option<f64> {
-        let curve = self.verify.get(&octave(context))?;
-        let fresh = |p: &Point| p.last + STALE > self.rounds;
-        curve.0.range(..=streams).any(|(_, p)| fresh(p)).then(|| {
-            let draft = self.draft.get(&(octave(context), streams));
-            curve.at(streams) + draft.map_or(0.0, |curve| curve.at(0))
-        })
-    }
-
-    /// Whether rounds of this kind were timed often enough.
-    fn is_believed(&self, context: usize, streams: usize, rows: usize, asked: usize) -> bool {
-        let octave = octave(context);
-        let seen = |curve: Option<&Curve>, count| {
-            let point = curve.and_then(|curve| curve.0.get(&count));
-            point.is_some_and(|p| p.seen >= BELIEVED)
-        };
-        seen(self.verify.get(&octave), rows) && seen(self.draft.get(&(octave, streams)), asked)
-    }
-
-    /// Milliseconds of a round with drafts of these lengths.
-    fn cost(&self, context: usize, lengths: &[usize]) -> f64 {
-        let rows = lengths.len() + lengths.iter().sum::<usize>();
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        self.usual(context, lengths.len(), rows, longest)
-    }
-
-    /// Milliseconds that a round of `rows` rows usually takes, with the drafts
-    /// of `asked` tokens after it.
-    fn usual(&self, context: usize, streams: usize, rows: usize, asked: usize) -> f64 {
-        let octave = octave(context);
-        let verify = self.verify.get(&octave).map_or(0.0, |curve| curve.at(rows));
-        let draft = self.draft.get(&(octave, streams));
-        verify + draft.map_or(0.0, |curve| curve.at(asked))
-    }
-}
-
-fn octave(context: usize) -> u32 {
-    (context | 1).ilog2().max(FIRST_OCTAVE)
-}
-
-/// Milliseconds by a count.
-#[derive(Clone, Debug, Default)]
-struct Curve(BTreeMap<usize, Point>);
-
-#[derive(Clone, Copy, Debug)]
-struct Point {
-    ms: f64,
-    seen: f64,
-    /// The round that it was last seen in.
-    last: u64,
-}
-
-impl Curve {
-    /// One that starts with nothing for nothing.
-    fn from_nothing() -> Self {
-        let nothing = Point {
-            ms: 0.0,
-            seen: 0.0,
-            last: 0,
-        };
-        Curve(BTreeMap::from([(0, nothing)]))
-    }
-
-    /// The least of the first times, then nearer to the lesser ones: a machine is
-    /// held up by others now and then, and never helped.
-    fn learn(&mut self, count: usize, ms: f64, round: u64) {
-        let point = self.0.entry(count).or_insert(Point {
-            ms,
-            seen: 0.0,
-            last: round,
-        });
-        point.seen += 1.0;
-        point.last = round;
-        point.ms = if point.seen == 1.0 {
-            ms
-        } else if ms < point.ms {
-            let share = if point.seen > BELIEVED { 0.5 } else { 1.0 };
-            point.ms + share * (ms - point.ms)
-        } else if point.seen > BELIEVED {
-            point.ms + 0.1 * (ms.min(2.0 * point.ms) - point.ms)
-        } else {
-            point.ms
-        };
-    }
-
-    /// Between the nearest counts on a line; beyond the last one on the line of
-    /// the last two, never falling. A single point counts for all.
-    fn at(&self, count: usize) -> f64 {
-        // No step takes longer than its rows one by one: until it was seen some
-        // times, what says so was held up.
-        let first = self.0.first_key_value().filter(|(x, _)| **x > 0);
-        let each = first.map(|(&x, p)| p.ms / x as f64);
-        let ms = |x: usize, p: &Point| {
-            let cap = each.filter(|_| p.seen < BELIEVED);
-            cap.map_or(p.ms, |each| p.ms.min(each * x as f64))
-        };
-        let below = self.0.range(..=count).next_back();
-        let above = self.0.range(count..).next();
-        let line = |(&x0, p0): (&usize, &Point), (&x1, p1): (&usize, &Point)| {
-            let slope = (ms(x1, p1) - ms(x0, p0)) / (x1 - x0) as f64;
-            (slope, ms(x0, p0) + slope * (count as f64 - x0 as f64))
-        };
-        match (below, above) {
-            (Some((&x, p)), Some((&y, _))) if x == y => ms(x, p),
-            (Some(low), Some(high)) => line(low, high).1,
-            (Some((&x, p)), None) => match self.0.range(..x).next_back() {
-                Some(before) => {
-                    let (slope, beyond) = line(before, (&x, p));
-                    if slope > 0.0 { beyond } else { ms(x, p) }
-                }
-                None => ms(x, p),
-            },
-            (None, Some((&x, p))) => ms(x, p),
-            (None, None) => 0.0,
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     /// A machine and a text: milliseconds of a step by rows, of a draft by
     /// length, and whether the guess at a position of a round is right.

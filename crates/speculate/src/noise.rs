@@ -25,14 +25,14 @@ const W0: u32 = 0x9e37_79b9;
 const W1: u32 = 0xbb67_ae85;
 const ROUNDS: u32 = 10;
 
-/// Fourth counter word of [`gumbel`]; other uses of a seed take other words.
+/// Fourth counter word of [`gumbel`]; each use of a seed has a word of its own.
 const STREAM_GUMBEL: u32 = 0;
-/// That of [`Noise::recovering`].
+/// Fourth counter word of [`Noise::recovering`].
 const STREAM_RECOVERING: u32 = 1;
-/// That of [`coin`].
+/// Fourth counter word of [`coin`].
 const STREAM_COIN: u32 = 2;
 
-/// Bits of a draw: a half more is exact in an `f32`.
+/// Bits of a draw: a draw and a half is exact in an `f32`.
 const DRAW_BITS: u32 = 23;
 
 /// The largest value of [`gumbel`]: `u = 1 - 2^-24`, `g = 24 ln 2`.
@@ -44,16 +44,16 @@ pub const MIN_GUMBEL: f32 = -2.811_540_8;
 /// Tokens of a [`Noise::block`].
 pub const BLOCK: usize = 64;
 
-/// Draws of [`BLOCK`] consecutive tokens: token `i` of the block has
+/// Draws of [`BLOCK`] consecutive tokens: token `i` of the block has the draw
 /// `draws[i % 4][i / 4]`.
 pub type Draws = [[u32; BLOCK / 4]; 4];
 
-/// Philox4x32-10.
+/// Philox4x32-10: four random words, a function of `counter` and `key` alone.
 pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     philox_wide(counter.map(u64::from), key).map(|x| x as u32)
 }
 
-/// Philox on words in the low halves of 64-bit lanes. The high halves carry
+/// Philox4x32-10 on words in the low halves of 64-bit lanes. The high halves carry
 /// garbage that no product reads, which saves a vector unit all of its shuffles.
 #[inline(always)]
 fn philox_wide(counter: [u64; 4], key: [u32; 2]) -> [u64; 4] {
@@ -69,7 +69,7 @@ fn philox_wide(counter: [u64; 4], key: [u32; 2]) -> [u64; 4] {
     c
 }
 
-/// The noise of one position.
+/// The noise of one seed at one position, for any token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noise {
     key: [u32; 2],
@@ -92,8 +92,8 @@ impl Noise {
         }
     }
 
-    /// Other noise, independent of it, for the token that takes the place of a
-    /// rejected one ([`crate::accept::residual`]).
+    /// Noise that is independent of [`Noise::new`], for the token that takes the place of
+    /// a rejected one ([`crate::accept::residual`]).
     pub fn recovering(seed: u64, position: u64) -> Self {
         Noise {
             stream: STREAM_RECOVERING,
@@ -101,7 +101,7 @@ impl Noise {
         }
     }
 
-    /// The draw of one token.
+    /// The draw of one token: `DRAW_BITS` random bits.
     pub fn draw(&self, token: u32) -> u32 {
         let [lo, hi] = self.position;
         let x = philox([token / 4, lo, hi, self.stream], self.key);
@@ -113,8 +113,8 @@ impl Noise {
         gumbel_of(self.draw(token))
     }
 
-    /// The draws of tokens `block * BLOCK ..`, four a counter: how to walk a
-    /// whole vocabulary.
+    /// The draws of the [`BLOCK`] tokens from `block * BLOCK` on, four from a counter: the
+    /// fast way to walk a whole vocabulary.
     #[allow(
         clippy::needless_range_loop,
         reason = "one index for the counter and four lanes"
@@ -144,16 +144,17 @@ pub fn coin(seed: u64, position: u64) -> f32 {
     uniform(x >> (32 - DRAW_BITS))
 }
 
+/// `(draw + 1/2) 2^-23`: between 0 and 1, neither of them.
 fn uniform(draw: u32) -> f32 {
     (draw as f32 + 0.5) * (1.0 / (1 << DRAW_BITS) as f32)
 }
 
-/// `-ln(-ln((draw + 1/2) 2^-23))`.
+/// The Gumbel variable of a draw, `-ln(-ln((draw + 1/2) 2^-23))`.
 pub fn gumbel_of(draw: u32) -> f32 {
     -ln(-ln(uniform(draw)))
 }
 
-/// At least [`gumbel_of`] this draw and of every smaller one, without a logarithm.
+/// A bound without a logarithm: at least [`gumbel_of`] of `draw` and of every smaller draw.
 ///
 /// `-ln u >= 1 - u`, so `g <= -ln(1 - u) = ln 2 (23 - log2 t)` with
 /// `t = 2^23 - 1/2 - draw`. The bits of `t`, read as an integer, are

@@ -269,7 +269,7 @@ impl Speculator {
         let Stream {
             tokens,
             draft,
-            laws,
+            draft_probs,
             history,
             options,
             ..
@@ -289,8 +289,14 @@ impl Speculator {
                 && rejects
                 && gives_token(scores)
             {
-                let target = sample::law(sampling, history, None, scores, scratch);
-                return residual(drafted, &target, laws.get(i), sampling.seed, position);
+                let target = sample::token_probs(sampling, history, None, scores, scratch);
+                return residual(
+                    drafted,
+                    &target,
+                    draft_probs.get(i),
+                    sampling.seed,
+                    position,
+                );
             }
             sample::choose(sampling, history, position, scores, scratch)
         });
@@ -370,7 +376,7 @@ impl Speculator {
     ) -> Result<usize, DeviceError> {
         for stream in streams.iter_mut() {
             stream.draft.clear();
-            stream.laws.clear();
+            stream.draft_probs.clear();
         }
         if self.drafter.is_none() {
             return Ok(0);

@@ -17,9 +17,9 @@
 //!
 //! Of equal values the lower token id comes first, everywhere. Logits of which one is NaN, or
 //! the largest not finite, give no token ([`backend::NO_TOKEN`]). If edits leave S empty the
-//! token is the lowest id. If `max z` is
-//! infinite, S is `argmax l` alone. A mass is `exp(z - max z)`, rounded to a multiple of
-//! 2^-40, so that masses add up exactly in any order ([`backend::math::mass`]).
+//! token is the lowest id. If `max z` is infinite, S is `argmax l` alone. A mass is
+//! `exp(z - max z)`, rounded to a multiple of 2^-40, so that masses add up exactly in any
+//! order ([`backend::math::mass`]).
 //!
 //! `g` is keyed by token id ([`crate::noise`]): two rows of similar logits choose
 //! the same token more often than not, which is what drafting lives on.
@@ -27,8 +27,9 @@
 //! Pure functions: no model, no cache, no clock, no state but [`Scratch`], which
 //! changes no result.
 
-mod edit;
 mod history;
+mod key;
+mod row;
 mod sampling;
 mod support;
 
@@ -36,14 +37,16 @@ pub use history::History;
 pub use sampling::{MAX_LISTED_TOKENS, Sampling, SamplingError};
 
 use crate::noise::Noise;
-use backend::math::exp;
 use backend::{NO_TOKEN, gives_token};
-use support::{Key, Row, Support, best_of_keys, support, support_among, truncates};
+use key::{Key, best_of_keys};
+use row::Row;
+use support::{support, support_among};
 
 /// Largest vocabulary: masses of this many tokens add up in 64 bits.
 pub const MAX_VOCAB: usize = 1 << 23;
 
-/// Buffers that calls reuse, so that none allocates once they have grown.
+/// Buffers that calls reuse, so that none allocates once they have grown. They change no
+/// result.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
     /// Logits after penalties, bias and suppression.
@@ -58,12 +61,28 @@ pub struct Scratch {
     places: Vec<u32>,
 }
 
-/// The next token, `logits[i]` being that of token `i`; [`NO_TOKEN`] if they
+/// How likely each token is to be chosen. Tokens that are not listed cannot be; the
+/// probabilities add up to 1.
+pub type TokenProbs = Vec<(u32, f32)>;
+
+/// Chooses the next token, `logits[i]` being that of token `i`; [`NO_TOKEN`] if they
 /// [give none](gives_token). `position` is the number of tokens before it.
 ///
 /// # Panics
 ///
 /// If there are no logits, or more than [`MAX_VOCAB`].
+///
+/// ```
+/// use speculate::sample::{History, Sampling, Scratch, choose};
+///
+/// let sampling = Sampling { temperature: 0.8, top_k: 2, seed: 7, ..Sampling::default() };
+/// let (history, scratch) = (History::new(&sampling, &[]), &mut Scratch::default());
+/// let logits = [1.0, 3.0, -2.0, 2.5];
+/// let chosen = choose(&sampling, &history, 0, &logits, scratch);
+/// assert!([1, 3].contains(&chosen), "one of the two likeliest");
+/// // The same seed and position choose the same token again.
+/// assert_eq!(choose(&sampling, &history, 0, &logits, scratch), chosen);
+/// ```
 pub fn choose(
     sampling: &Sampling,
     history: &History,
@@ -74,20 +93,20 @@ pub fn choose(
     if !gives_token(logits) && !logits.is_empty() {
         return NO_TOKEN;
     }
-    let row = Row::new(
-        sampling,
-        history,
-        logits,
-        &mut scratch.edited,
-        &mut scratch.maxima,
-    );
+    let Scratch {
+        edited,
+        maxima,
+        ranked,
+        keys,
+        ..
+    } = scratch;
+    let row = Row::new(sampling, history, logits, edited, maxima);
     let Some(scale) = row.scale(sampling) else {
         return row.argmax();
     };
     let noise = Noise::new(sampling.seed, position);
-    if truncates(sampling, logits.len()) {
-        let keys = row.support(sampling, scale, &mut scratch.ranked, &mut scratch.keys);
-        best_of_keys(keys, &noise)
+    if sampling.truncates(logits.len()) {
+        best_of_keys(row.support(sampling, scale, ranked, keys), &noise)
     } else {
         row.best(scale, &noise)
     }
@@ -110,64 +129,26 @@ pub fn choose_among(
     if !gives_token(logits) && !logits.is_empty() {
         return NO_TOKEN;
     }
-    match support_among(sampling, history, ids, logits, scratch) {
-        Support::One(token) => token,
-        Support::Keys(keys) => best_of_keys(keys, &Noise::new(sampling.seed, position)),
-    }
+    let noise = Noise::new(sampling.seed, position);
+    support_among(sampling, history, ids, logits, scratch).choose(&noise)
 }
 
-/// How likely each token is to be chosen; the others are not. The shares add up to 1.
-pub type Law = Vec<(u32, f32)>;
-
-/// The law of [`choose`], the likeliest token first. Greedy is one token of share 1.
-///
-/// # Panics
-///
-/// As [`choose`].
-pub fn distribution(
-    sampling: &Sampling,
-    history: &History,
-    logits: &[f32],
-    scratch: &mut Scratch,
-) -> Law {
-    match support(sampling, history, logits, scratch) {
-        Support::One(token) => vec![(token, 1.0)],
-        Support::Keys(keys) => {
-            keys.sort_unstable();
-            shares(keys)
-        }
-    }
-}
-
-/// The law of [`choose`], or of [`choose_among`] `ids`, in no order.
+/// How likely [`choose`], or [`choose_among`] `ids`, is to choose each token, in no order.
 ///
 /// # Panics
 ///
 /// As [`choose`] and [`choose_among`].
-pub fn law(
+pub fn token_probs(
     sampling: &Sampling,
     history: &History,
     ids: Option<&[u32]>,
     logits: &[f32],
     scratch: &mut Scratch,
-) -> Law {
-    let support = match ids {
-        None => support(sampling, history, logits, scratch),
-        Some(ids) => support_among(sampling, history, ids, logits, scratch),
-    };
-    match support {
-        Support::One(token) => vec![(token, 1.0)],
-        Support::Keys(keys) => shares(keys),
+) -> TokenProbs {
+    match ids {
+        None => support(sampling, history, logits, scratch).probs(),
+        Some(ids) => support_among(sampling, history, ids, logits, scratch).probs(),
     }
-}
-
-/// `softmax(z)` of `keys`, in their order.
-fn shares(keys: &[Key]) -> Law {
-    let top = keys.iter().min().expect("a support is not empty").z();
-    let masses = keys.iter().map(|key| exp(key.z() - top));
-    let total: f64 = masses.clone().map(f64::from).sum();
-    let shares = masses.map(|mass| (f64::from(mass) / total) as f32);
-    keys.iter().map(|key| key.id()).zip(shares).collect()
 }
 
 #[cfg(test)]
@@ -177,6 +158,7 @@ mod tests {
     use backend::math::{ln, mass};
     use proptest::prelude::*;
     use proptest::sample::select;
+    use support::Support;
 
     /// The definition, word for word: the support in order, from token lists, with
     /// a full sort and running sums.
@@ -314,6 +296,20 @@ mod tests {
                 }
             },
         )
+    }
+
+    /// How likely each token is to be chosen, the likeliest first.
+    fn distribution(
+        sampling: &Sampling,
+        history: &History,
+        logits: &[f32],
+        scratch: &mut Scratch,
+    ) -> TokenProbs {
+        let mut support = support(sampling, history, logits, scratch);
+        if let Support::Keys(keys) = &mut support {
+            keys.sort_unstable();
+        }
+        support.probs()
     }
 
     fn history(sampling: &Sampling, prompt: &[u32], output: &[u32]) -> History {

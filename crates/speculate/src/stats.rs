@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// Counts of one draft position, over all rounds.
+/// How often one position of the draft was drafted and accepted, over all rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
     /// Rounds that drafted a token here.
     pub drafted: u64,
-    /// Rounds in which it was accepted, and so all before it.
+    /// Rounds in which that token was accepted, and so all before it.
     pub accepted: u64,
 }
 
@@ -16,12 +16,12 @@ pub struct Position {
 pub struct Stats {
     /// Rounds that emitted a token: verifies, not prefill.
     pub rounds: u64,
-    /// By draft position, from the first.
+    /// Counts by position in the draft, from the first.
     pub by_position: Vec<Position>,
     /// Tokens emitted.
     pub emitted: u64,
     /// Rounds after which there was room for a draft and none was asked for,
-    /// because none was wished or would have paid.
+    /// because the stream wanted none or none would have paid.
     pub held_back: u64,
     /// Drafts that were cut short where the drafter had computed NaN or an infinity.
     pub drafts_cut: u64,
@@ -45,7 +45,7 @@ impl Stats {
         self.by_position.iter().map(|p| p.accepted).sum()
     }
 
-    /// Tokens emitted a round; 0 before the first.
+    /// Tokens emitted per round; 0 before the first round.
     pub fn acceptance_length(&self) -> f64 {
         if self.rounds == 0 {
             0.0

@@ -5,7 +5,7 @@ use crate::draft::{DraftRequest, DraftState};
 use crate::length::{DraftLength, Ledger, LengthInput};
 use crate::logprobs::Logprobs;
 use crate::prompt::{Prompt, Spans};
-use crate::sample::{History, Law, Sampling};
+use crate::sample::{History, Sampling, TokenProbs};
 use crate::stats::Stats;
 use backend::{Backend, MAX_TENTATIVE, NO_TOKEN, PAGE_ROWS};
 use cache::{Entry, Memory, MemoryFull, Sequence};
@@ -129,7 +129,7 @@ pub struct Stream {
     pub(crate) n_prompt: usize,
     pub(crate) draft: Vec<u32>,
     /// What the draft's tokens were drawn from, where acceptance asks for it.
-    pub(crate) laws: Vec<Law>,
+    pub(crate) draft_probs: Vec<TokenProbs>,
     /// Log-probabilities of the newest tokens, if asked for.
     pub(crate) logprobs: Vec<Logprobs>,
     pub(crate) options: StreamOptions,
@@ -164,7 +164,7 @@ impl Stream {
             snapshot_at: takes_snapshot.then_some(snapshot_at),
             n_prompt: tokens.len(),
             draft: Vec::new(),
-            laws: Vec::new(),
+            draft_probs: Vec::new(),
             logprobs: Vec::new(),
             history: History::new(&options.sampling, &tokens),
             finish: (!has_room).then_some(Finish::Length),
@@ -272,12 +272,12 @@ impl Stream {
     }
 
     /// The wish for a draft of at most `limit` tokens after rows `kept` of the batch, if there
-    /// is a drafter. Residual acceptance wants the laws of the draft's tokens.
+    /// is a drafter. Residual acceptance wants the draft_probs of the draft's tokens.
     pub(crate) fn draft_request(
         &mut self,
         kept: Range<usize>,
         limit: usize,
-        wants_laws: bool,
+        wants_draft_probs: bool,
     ) -> Option<DraftRequest<'_>> {
         Some(DraftRequest {
             sequence: &self.state.sequence,
@@ -287,7 +287,7 @@ impl Stream {
             limit,
             sampling: &self.options.sampling,
             history: &mut self.history,
-            laws: wants_laws.then_some(&mut self.laws),
+            draft_probs: wants_draft_probs.then_some(&mut self.draft_probs),
         })
     }
 
@@ -296,7 +296,7 @@ impl Stream {
     pub(crate) fn take_draft(&mut self, mut draft: Vec<u32>) {
         if let Some(n) = draft.iter().position(|&token| token == NO_TOKEN) {
             draft.truncate(n);
-            self.laws.truncate(n);
+            self.draft_probs.truncate(n);
             self.stats.drafts_cut += 1;
         }
         self.draft = draft;

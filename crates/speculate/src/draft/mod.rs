@@ -22,7 +22,7 @@ pub use forced::Forced;
 pub use ngram::Ngram;
 pub use state::{Derived, DraftState, NoState};
 
-use crate::sample::{History, Law, Sampling};
+use crate::sample::{History, Sampling, TokenProbs};
 use backend::{Backend, NO_TOKEN, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
 use models::Target;
@@ -72,9 +72,9 @@ pub struct DraftRequest<'a> {
     pub sampling: &'a Sampling,
     /// The stream's token counts, `tokens` included. Whatever is pushed is popped again.
     pub history: &'a mut History,
-    /// Takes the law that each token of the draft is drawn from, if it is wanted. A
+    /// Takes the probabilities that each token of the draft is drawn from, if wanted. A
     /// drafter that could not have drawn another token leaves it empty.
-    pub laws: Option<&'a mut Vec<Law>>,
+    pub draft_probs: Option<&'a mut Vec<TokenProbs>>,
 }
 
 impl<'a> DraftRequest<'a> {

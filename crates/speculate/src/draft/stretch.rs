@@ -166,9 +166,15 @@ fn choose(
                 scratch,
             ),
         };
-        if let Some(laws) = request.laws.as_mut().filter(|_| gives_token(row)) {
+        if let Some(draft_probs) = request.draft_probs.as_mut().filter(|_| gives_token(row)) {
             let (sampling, history) = (request.sampling, &*request.history);
-            laws.push(sample::law(sampling, history, scored.ids(i), row, scratch));
+            draft_probs.push(sample::token_probs(
+                sampling,
+                history,
+                scored.ids(i),
+                row,
+                scratch,
+            ));
         }
         for _ in &drafts[r] {
             request.history.pop();
@@ -178,7 +184,7 @@ fn choose(
 }
 
 /// How the draft tokens of `active` are chosen once `later` more are drafted, if they
-/// depend on nothing but their logits and nobody asks for their law.
+/// depend on nothing but their logits and nobody asks for their probabilities.
 fn choices(
     active: &[usize],
     requests: &[DraftRequest<'_>],
@@ -189,7 +195,7 @@ fn choices(
         let request = &requests[r];
         let position = (request.tokens.len() + drafts[r].len() + later) as u64;
         let choice = request.sampling.on_device(position)?;
-        request.laws.is_none().then_some(choice)
+        request.draft_probs.is_none().then_some(choice)
     };
     active.iter().map(choice).collect()
 }

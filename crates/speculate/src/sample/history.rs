@@ -1,12 +1,14 @@
-//! The token counts that penalties depend on.
+//! The token counts that penalties depend on, with `push` and `pop` for drafts.
 
 use super::Sampling;
 use std::collections::HashMap;
 
-/// How often a token has been seen.
-#[derive(Clone, Copy, Debug, Default)]
+/// Where and how often a token has been seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Count {
+    /// Whether it is in the prompt, where that matters.
     pub(super) in_prompt: bool,
+    /// Times it is in the output.
     pub(super) n_output: u32,
 }
 
@@ -16,8 +18,8 @@ pub(super) struct Count {
 #[derive(Clone, Debug)]
 pub struct History {
     is_needed: bool,
-    pub(super) counts: HashMap<u32, Count>,
-    /// What `pop` undoes.
+    counts: HashMap<u32, Count>,
+    /// Pushed tokens, which `pop` takes back.
     output: Vec<u32>,
 }
 
@@ -60,5 +62,63 @@ impl History {
             let count = self.counts.get_mut(&token).expect("counted when pushed");
             count.n_output -= 1;
         }
+    }
+
+    /// The tokens that have been seen, in no order; some of them zero times after a pop.
+    pub(super) fn counts(&self) -> impl Iterator<Item = (u32, Count)> {
+        self.counts.iter().map(|(&token, &count)| (token, count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(history: &History) -> Vec<(u32, bool, u32)> {
+        let counts = history.counts().map(|(t, c)| (t, c.in_prompt, c.n_output));
+        let mut counts: Vec<_> = counts.filter(|c| c.1 || c.2 > 0).collect();
+        counts.sort_unstable();
+        counts
+    }
+
+    #[test]
+    fn a_pop_takes_back_what_was_pushed_last() {
+        let sampling = Sampling {
+            repetition_penalty: 1.1,
+            ..Sampling::default()
+        };
+        let mut history = History::new(&sampling, &[5, 6, 5]);
+        let before = counts(&history);
+        assert_eq!(before, [(5, true, 0), (6, true, 0)]);
+        [6, 7, 7].iter().for_each(|&token| history.push(token));
+        assert_eq!(
+            counts(&history),
+            [(5, true, 0), (6, true, 1), (7, false, 2)]
+        );
+        history.pop();
+        assert_eq!(
+            counts(&history),
+            [(5, true, 0), (6, true, 1), (7, false, 1)]
+        );
+        history.pop();
+        history.pop();
+        assert_eq!(counts(&history), before);
+    }
+
+    #[test]
+    fn only_what_penalties_need_is_counted() {
+        let presence = Sampling {
+            presence_penalty: 0.5,
+            ..Sampling::default()
+        };
+        let mut history = History::new(&presence, &[5, 6]);
+        history.push(7);
+        assert_eq!(counts(&history), [(7, false, 1)]);
+        let mut none = History::new(&Sampling::default(), &[5, 6]);
+        none.push(7);
+        assert_eq!(counts(&none), []);
+        // Nothing was pushed, and nothing is missed.
+        none.pop();
+        none.pop();
     }
 }
