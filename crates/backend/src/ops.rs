@@ -183,8 +183,8 @@ pub trait Ops: Store {
 
     /// `softmax(scale q·kᵀ) v` over the visible cache rows: `[n, H e]`.
     ///
-    /// Keys are walked in tiles of [`PAGE_ROWS`] aligned to cache row 0, within
-    /// splits of [`SPLIT_ROWS`] aligned likewise. A score is one accumulator over
+    /// Keys are walked in tiles of [`PAGE_ROWS`](crate::PAGE_ROWS) aligned to cache row 0, within
+    /// splits of [`SPLIT_ROWS`](crate::SPLIT_ROWS) aligned likewise. A score is one accumulator over
     /// ascending head columns, then times `scale`. Per tile: `m' = max(m,
     /// scores)`, `c = exp(m - m')`, `p = exp(s - m')`, `l = l c + tree(p)` with
     /// the tile's keys in 16 lanes, `o = o c` and then `o = fma(p, v, o)` over
@@ -204,7 +204,7 @@ pub trait Ops: Store {
     ///
     /// State is kept per slot together with what rebuilds it after each of the
     /// step's tentative rows, so that the next step can start after any of them
-    /// ([`BatchSeq::kept`]).
+    /// ([`BatchSeq::kept`](crate::BatchSeq::kept)).
     fn gated_delta(
         &self,
         state: &mut Delta,

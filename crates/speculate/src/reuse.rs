@@ -55,7 +55,7 @@ impl Speculator {
     }
 
     /// Starts a stream after `prompt`: from what an ended one has left, if the prompt begins
-    /// like its text by half of the prompt, or by [`WORTH_KEEPING`] rows where a place has to be
+    /// like its text by half of the prompt, or by 64 rows where a place has to be
     /// made anyway; else anew, in the place of the longest ended one if there is no free one.
     ///
     /// # Errors
