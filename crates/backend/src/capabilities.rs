@@ -52,6 +52,9 @@ pub struct Capabilities {
     pub prompt_rows: usize,
     /// Whether weights can stay in their mapped files ([`quant::Stored::keep`]).
     pub mapped_weights: bool,
+    /// Whether the device masks logits itself ([`Sample::mask_logits`](crate::Sample::mask_logits)), so that they need not
+    /// cross to the host and back.
+    pub masks: bool,
     /// Whether the device has memory of its own. It then says itself when that is full,
     /// and takes nothing from a limit on the host's memory.
     pub own_memory: bool,
@@ -64,6 +67,7 @@ impl Default for Capabilities {
             kv: KvFormats::all(),
             prompt_rows: 256,
             mapped_weights: false,
+            masks: false,
             own_memory: false,
         }
     }

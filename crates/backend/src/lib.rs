@@ -32,6 +32,7 @@ pub mod batch;
 mod capabilities;
 mod choice;
 pub mod conformance;
+mod mask;
 pub mod math;
 pub mod moe;
 mod ops;
@@ -47,6 +48,7 @@ pub use batch::{
 };
 pub use capabilities::{Capabilities, KvFormats};
 pub use choice::{Likeliest, NO_TOKEN, TokenChoice, TokenGroups, TokenList, gives_token};
+pub use mask::TokenMask;
 pub use moe::{Choice, Expert, Experts};
 pub use ops::{Activation, Attention, DeltaWeights, Ops, Rope};
 pub use record::{Chain, Chained, DeviceError, Link, Record, StepKey};

@@ -1,6 +1,6 @@
 //! Sampling: which tokens the rows of logits give, without sending the logits.
 
-use crate::{Likeliest, Store, Tensor, TokenChoice, TokenList};
+use crate::{Likeliest, Store, Tensor, TokenChoice, TokenList, TokenMask};
 #[cfg(doc)]
 use crate::{NO_TOKEN, gives_token};
 
@@ -21,6 +21,36 @@ pub trait Sample: Store {
     ) -> Option<Vec<u32>> {
         let _ = (x, list, choices);
         None
+    }
+
+    /// `x`, rows of logits, with -inf in place of the logit of each token that the row's mask does
+    /// not allow; a row without a mask stays as it is. Every choice is then made as without masks,
+    /// so that a token which is not allowed is never chosen, and a row that allows none
+    /// [gives no token](gives_token).
+    ///
+    /// The default changes the logits on the host; [`Capabilities::masks`](crate::Capabilities::masks) says whether a device
+    /// does it itself.
+    ///
+    /// # Panics
+    ///
+    /// If there is not a mask, or `None`, for each row, or a mask is of another vocabulary.
+    fn mask_logits(&self, x: Tensor, masks: &[Option<TokenMask>]) -> Tensor {
+        let (rows, cols) = (x.rows(), x.cols());
+        assert_eq!(masks.len(), rows, "a mask, or none, for each row");
+        if masks.iter().all(Option::is_none) {
+            return x;
+        }
+        let mut values = self.download(&x).into_owned();
+        for (row, mask) in values.chunks_exact_mut(cols).zip(masks) {
+            let Some(mask) = mask else { continue };
+            assert_eq!(mask.n_tokens(), cols, "a bit for each token");
+            for (token, logit) in (0..).zip(row) {
+                if !mask.allows(token) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+        self.upload(rows, cols, &values)
     }
 
     /// What the rows of logits that `asked` names say of the token beside each, and their

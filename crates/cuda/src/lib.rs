@@ -70,7 +70,14 @@ pub struct CudaOptions {
 }
 
 /// Ops of [`backend::conformance`] whose results have the reference's bits on a GPU.
-pub const EQUAL_OPS: &[&str] = &["elementwise", "moves", "rope", "argmax", "likeliest"];
+pub const EQUAL_OPS: &[&str] = &[
+    "elementwise",
+    "moves",
+    "rope",
+    "argmax",
+    "likeliest",
+    "mask_logits",
+];
 
 /// What a GPU is, and which kernels it gets.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     Activation, Attention, Batch, Chained, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
     Kv, KvSpec, Link, Matrix, Ops, Record, Rope, Sample, StepKey, Store, TokenChoice, TokenGroups,
-    TokenList,
+    TokenList, TokenMask,
 };
 use quant::Stored;
 use std::borrow::Cow;
@@ -37,6 +37,8 @@ enum Fault {
     GateRows,
     Argmax,
     Likeliest,
+    /// Lets a token pass that its mask does not allow.
+    Mask,
     /// Chooses other rows of a matrix than the best groups.
     Groups,
     /// A step's last tensor is not what its ops make.
@@ -220,6 +222,13 @@ impl Sample for Broken {
         let name = |column: u32| list.map_or(column, |list| list.ids()[column as usize]);
         Some(best.map(name).collect())
     }
+    fn mask_logits(&self, x: Tensor, masks: &[Option<TokenMask>]) -> Tensor {
+        let mut masks = masks.to_vec();
+        if self.0 == Fault::Mask {
+            masks[0] = None;
+        }
+        Reference.mask_logits(x, &masks)
+    }
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<crate::Likeliest> {
         let mut all = Reference.likeliest(x, asked, n);
         if self.0 == Fault::Likeliest {
@@ -300,6 +309,7 @@ fn one_wrong_bit_in_any_op_fails() {
         (GateRows, "moe", "gate_rows ("),
         (Argmax, "argmax", "argmax"),
         (Likeliest, "likeliest", "likeliest"),
+        (Mask, "mask_logits", "mask_logits ("),
     ];
     for (fault, case, op) in faults {
         let cases = EQUAL_CASES.iter().filter(|(name, _)| *name == case);

@@ -43,6 +43,7 @@ pub const EQUAL_CASES: &[(&str, EqualCase)] = &[
     ("moe", moe::moe_equals),
     ("argmax", sample::argmax_equals),
     ("likeliest", sample::likeliest_equals),
+    ("mask_logits", sample::masked_logits_equal),
 ];
 
 /// Every op that could mix rows, and every record of ops, compared with the same device's ops.

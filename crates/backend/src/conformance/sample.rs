@@ -1,7 +1,7 @@
 //! What rows of logits say of tokens.
 
-use super::Noise;
-use crate::Backend;
+use super::{Noise, same};
+use crate::{Backend, TokenMask};
 
 /// Rows of logits, some of them with equal values and such that are not numbers.
 pub(super) fn odd_logits(noise: &mut Noise) -> Vec<Vec<f32>> {
@@ -71,6 +71,42 @@ pub(super) fn likeliest_equals(got: &dyn Backend, want: &dyn Backend) {
                 run(want),
                 "likeliest {n} of {m} values from {:?} on",
                 &row[..m.min(5)]
+            );
+        }
+    }
+}
+
+pub(super) fn masked_logits_equal(got: &dyn Backend, want: &dyn Backend) {
+    let mut noise = Noise(20);
+    for row in odd_logits(&mut noise) {
+        let m = row.len();
+        let some = (0..m as u32)
+            .filter(|_| noise.below(3) == 0)
+            .collect::<Vec<_>>();
+        let last = TokenMask::new(m, [m as u32 - 1]);
+        // Some tokens, no mask, none, the last one.
+        let masks = [
+            Some(TokenMask::new(m, some)),
+            None,
+            Some(TokenMask::new(m, [])),
+            Some(last),
+        ];
+        let values = row.repeat(masks.len());
+        let run = |b: &dyn Backend| {
+            let x = b.mask_logits(b.upload(masks.len(), m, &values), &masks);
+            (b.download(&x).into_owned(), b.argmax(&x))
+        };
+        let (got, want) = (run(got), run(want));
+        let case = format!("{m} tokens");
+        same("mask_logits", &case, m, &got.0, &want.0);
+        assert_eq!(got.1, want.1, "mask_logits ({case}): tokens");
+        for (values, mask) in got.0.chunks_exact(m).zip(&masks) {
+            let is_closed = |(token, &x): (u32, &f32)| {
+                mask.as_ref().is_none_or(|mask| mask.allows(token)) || x == f32::NEG_INFINITY
+            };
+            assert!(
+                (0..).zip(values).all(is_closed),
+                "mask_logits ({case}): closed tokens"
             );
         }
     }

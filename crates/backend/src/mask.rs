@@ -1,0 +1,61 @@
+//! Which tokens of a vocabulary may come next: what a grammar or a schema allows.
+
+use std::sync::Arc;
+
+/// A set of tokens, one bit each. Copies share their bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenMask {
+    words: Arc<[u32]>,
+    n_tokens: usize,
+}
+
+impl TokenMask {
+    /// The set of those of `allowed` that are below `n_tokens`, the size of the vocabulary.
+    ///
+    /// ```
+    /// let mask = backend::TokenMask::new(100, [3, 64]);
+    /// assert!(mask.allows(3) && mask.allows(64) && !mask.allows(4));
+    /// ```
+    pub fn new(n_tokens: usize, allowed: impl IntoIterator<Item = u32>) -> Self {
+        let mut words = vec![0u32; n_tokens.div_ceil(32)];
+        let known = allowed.into_iter().filter(|&t| (t as usize) < n_tokens);
+        known.for_each(|token| words[token as usize / 32] |= 1 << (token % 32));
+        TokenMask {
+            words: words.into(),
+            n_tokens,
+        }
+    }
+
+    /// Tokens of the vocabulary, allowed or not.
+    pub fn n_tokens(&self) -> usize {
+        self.n_tokens
+    }
+
+    /// Whether `token` is in the set. No token outside of the vocabulary is.
+    pub fn allows(&self, token: u32) -> bool {
+        let word = self.words.get(token as usize / 32);
+        word.is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// The bits, 32 tokens a word, the lowest bit first; those past the last token are 0.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_allows_its_tokens_and_none_outside_of_the_vocabulary() {
+        for n_tokens in [0, 1, 31, 32, 33, 1000] {
+            let every_third = (0..n_tokens as u32 + 100).step_by(3);
+            let mask = TokenMask::new(n_tokens, every_third);
+            for token in 0..n_tokens as u32 + 100 {
+                let is_third = token % 3 == 0 && (token as usize) < n_tokens;
+                assert_eq!(mask.allows(token), is_third, "{token} of {n_tokens}");
+            }
+        }
+    }
+}
