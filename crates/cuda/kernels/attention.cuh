@@ -49,10 +49,9 @@ struct AttentionArgs {
 // The keys that a row sees: begin .. end.
 DEVICE void visible_keys(const AttentionArgs &a, u32 row, u32 &begin, u32 &end) {
     end = a.batch.sees_end(row);
-    begin = a.batch.sees_begin(row);
-    // Windows count back from the row's own key: a row that writes none stands behind all that it sees.
-    const u32 at = a.batch.at(row), last = (at == NO_ROW ? end : at) + 1;
-    if (a.window && last > a.window) begin = max(begin, last - a.window);
+    // Windows count back from the row's own key: a row that writes none (NO_ROW) stands behind all that it sees.
+    const u32 last = min(a.batch.at(row), end) + 1;
+    begin = max(a.batch.sees_begin(row), a.window && last > a.window ? last - a.window : 0);
 }
 // Whether units are pages where `key` is.
 DEVICE bool units_are_pages(const AttentionArgs &a, u32 key) {
