@@ -35,7 +35,7 @@ impl Position {
         Position(axes)
     }
 
-    /// The same number on every axis, as text has it.
+    /// A position of text: one number on every axis.
     pub const fn text(position: u32) -> Self {
         Position([position; POSITION_AXES])
     }

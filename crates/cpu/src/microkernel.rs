@@ -117,7 +117,7 @@ pub(crate) struct Operands<W> {
 pub(crate) enum Prefetch {
     /// Nothing.
     None,
-    /// The same weights, [`PREFETCH_DISTANCE`] bytes on; they must be contiguous (`w_step` 16).
+    /// Prefetches weights [`PREFETCH_DISTANCE`] bytes ahead; they must be contiguous (`w_step` 16).
     Ahead,
     /// That many cache lines each time, from an address on.
     Lines(*const u8, usize),

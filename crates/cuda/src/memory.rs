@@ -170,7 +170,7 @@ impl Cell {
         self.shape
     }
 
-    /// The same memory once more, its f16 copy included: `self` must outlive it.
+    /// An alias of this tensor's memory and of its f16 copy: `self` must outlive it.
     pub(crate) fn alias(&self) -> Arc<Self> {
         let address = lock(&self.buffer).as_ref().map_or(0, |b| b.address);
         let buffer = Buffer {

@@ -243,7 +243,7 @@ fn record(
         .iter()
         .map(|x| cuda.scratch(x.rows(), x.cols()))
         .collect();
-    // They lie somewhere before the record begins.
+    // Each input gets its memory before the record begins.
     for x in &inputs {
         cuda.address(x);
     }

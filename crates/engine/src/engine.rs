@@ -211,7 +211,7 @@ impl Drop for Engine {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner) = None;
         if let Some(thread) = self.thread.take() {
-            // Its panic has been printed; there is nobody to tell here.
+            // A panic of the thread has been printed; there is nobody to tell here.
             let _ = thread.join();
         }
     }

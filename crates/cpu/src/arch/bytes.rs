@@ -78,7 +78,7 @@ pub(crate) trait Bytes: 'static {
         }
         sums
     }
-    /// The same number in all sums.
+    /// Sums that all begin at `at`.
     fn start(at: i32) -> Self::Sums;
     /// Sums from memory.
     #[cfg_attr(

@@ -93,7 +93,7 @@ impl Kernel for All<'_> {
     }
 }
 
-/// The same on the definition: `f32` and the `half` crate.
+/// The definition that instruction sets are compared with: `f32` and the `half` crate.
 fn expected(a: &[f32; 16], b: &[f32; 16]) -> Vec<[f32; 16]> {
     let each = |f: &dyn Fn(f32, f32) -> f32| std::array::from_fn(|i| f(a[i], b[i]));
     let finite = |a: f32| Float::minimum(Float::maximum(a, -100.0), 100.0);

@@ -262,7 +262,7 @@ pub enum SamplingError {
     TooManyTokens {
         /// The field.
         name: &'static str,
-        /// Its length.
+        /// The number of tokens in the list.
         found: usize,
     },
     /// A list names a token that does not exist.

@@ -1,6 +1,6 @@
 //! Limits of compiling a chat template and of one rendering.
 //!
-//! They are counts, never times, so that a slow machine renders what a fast one renders.
+//! Limits are counts, never times, so that a slow machine renders what a fast one renders.
 //! The memory of a rendering is limited in `meter`.
 
 /// Longest template in bytes; the largest in use have 40 KB.
