@@ -11,6 +11,7 @@
 //! knows the text and spoils some of it, and the small trained models of `models/`
 //! draft with their own heads.
 
+mod constrained;
 mod edge;
 mod gpu;
 mod guesses;
@@ -151,6 +152,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                     context: CONTEXT,
                     shortlist: (d + c) % 2 == 1,
                     mapped: (d + k) % 3 == 1,
+                    constrained: false,
                 };
                 let (first, want) = (range.start, &truth[range.clone()]);
                 let got = write(&setup, &prompts[range], first, &sampling, want);
@@ -200,6 +202,7 @@ fn speculation_never_changes_a_token_of_a_trained_model() {
                 context: CONTEXT,
                 shortlist: s == 1,
                 mapped: draft != Draft::None && s != 1,
+                constrained: false,
             };
             let plain = setup(Draft::None, Fixed(0), 512, 1, &backends[0]);
             let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
@@ -261,6 +264,7 @@ fn speculation_never_changes_a_token_over_coded_weights() {
                 context: CONTEXT,
                 shortlist: s == 2,
                 mapped: (f + s) % 2 == 0,
+                constrained: false,
             };
             let plain = Setup {
                 shortlist: s == 2,

@@ -1,5 +1,6 @@
 //! One cell of the grid: what a model writes in it, with every page given back.
 
+use crate::constrained::Pattern;
 use crate::subjects::{Draft, Subject};
 use crate::{CONTEXT, MAX_TOKENS};
 use backend::{Backend, KvFormat};
@@ -26,6 +27,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) shortlist: bool,
     /// Whether weights stay in their files.
     pub(crate) mapped: bool,
+    /// Whether each text has a [`Pattern`], which its number chooses.
+    pub(crate) constrained: bool,
 }
 
 impl<'a> Setup<'a> {
@@ -42,6 +45,7 @@ impl<'a> Setup<'a> {
             context: CONTEXT,
             shortlist: false,
             mapped: false,
+            constrained: false,
         }
     }
 }
@@ -68,11 +72,14 @@ pub(crate) fn write_with(
     wrap: &dyn Fn(Box<dyn Drafter>) -> Box<dyn Drafter>,
 ) -> Written {
     let mut speculator = speculator(setup, truth, wrap);
+    let vocab = speculator.target().vocab_size() as u32;
     let mut written = Written {
         texts: vec![Text::default(); prompts.len()],
         drafted: 0,
         accepted: 0,
+        forced: 0,
     };
+    let pattern = |i| Pattern::new(vocab, (first + i) as u32);
     let mut waiting = prompts.iter().enumerate();
     let mut running: Vec<(usize, Stream)> = Vec::new();
     loop {
@@ -90,7 +97,11 @@ pub(crate) fn write_with(
                 draft: setup.length,
                 logprobs: Some((first + i) % 4),
             };
-            running.push((i, speculator.open(prompt.clone(), options).unwrap()));
+            let mut stream = speculator.open(prompt.clone(), options).unwrap();
+            if setup.constrained {
+                stream.constrain(Box::new(pattern(i)));
+            }
+            running.push((i, stream));
         }
         if running.is_empty() {
             break;
@@ -101,6 +112,10 @@ pub(crate) fn write_with(
         running = going;
         for (i, mut stream) in ended {
             written.texts[i] = Text::of(&mut stream);
+            if setup.constrained {
+                pattern(i).assert_allows(stream.output());
+            }
+            written.forced += stream.stats().forced;
             written.drafted += stream.stats().drafted();
             written.accepted += stream.stats().accepted();
             speculator.close(stream);
@@ -191,6 +206,11 @@ impl Text {
         }
     }
 
+    /// The text without its prompt.
+    pub(crate) fn output(&self) -> &[u32] {
+        &self.tokens[self.tokens.len() - self.logprobs.len()..]
+    }
+
     /// Where the first token lies that is not `other`'s.
     pub(crate) fn parting(&self, other: &Text) -> Option<usize> {
         let alike = self.tokens.iter().zip(&other.tokens);
@@ -214,6 +234,7 @@ pub(crate) struct Written {
     pub(crate) texts: Vec<Text>,
     pub(crate) drafted: u64,
     pub(crate) accepted: u64,
+    pub(crate) forced: u64,
 }
 
 pub(crate) fn assert_same(setup: &Setup<'_>, what: &str, got: &Written, want: &[Text]) {

@@ -26,6 +26,29 @@ impl TokenMask {
         }
     }
 
+    /// The set whose bits are `words`, 32 tokens a word, the lowest bit first, in a vocabulary of
+    /// `n_tokens`. Bits past the last token count for nothing.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many words as the vocabulary needs.
+    ///
+    /// ```
+    /// let mask = backend::TokenMask::from_words(40, vec![1 << 3, 1 << 2]);
+    /// assert!(mask.allows(3) && mask.allows(34) && !mask.allows(4));
+    /// ```
+    pub fn from_words(n_tokens: usize, mut words: Vec<u32>) -> Self {
+        assert_eq!(words.len(), n_tokens.div_ceil(32), "a bit for each token");
+        let unused = words.len() * 32 - n_tokens;
+        if let Some(last) = words.last_mut() {
+            *last &= u32::MAX >> unused;
+        }
+        TokenMask {
+            words: words.into(),
+            n_tokens,
+        }
+    }
+
     /// Tokens of the vocabulary, allowed or not.
     pub fn n_tokens(&self) -> usize {
         self.n_tokens

@@ -144,9 +144,11 @@ impl Running {
             self.writing.say(&outcome.emit, &mut segments);
             reason = Some(match (outcome.hit, finish) {
                 (Some(stop), _) => FinishReason::StopString(self.stop_strings[stop].clone()),
-                (None, Finish::Stop) => FinishReason::Stop,
-                // One without a token fails, in `leave`.
-                (None, Finish::Length | Finish::NoToken) => FinishReason::Length,
+                (None, Finish::Stop | Finish::Complete) => FinishReason::Stop,
+                // A fault fails, in `leave`.
+                (None, Finish::Length | Finish::NoToken | Finish::Constraint) => {
+                    FinishReason::Length
+                },
             });
             if outcome.hit.is_none() {
                 let stops = std::mem::replace(

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accept;
+mod constraint;
 pub mod draft;
 mod forward;
 pub mod length;
@@ -32,6 +33,7 @@ mod stream;
 mod timing;
 
 pub use accept::Accept;
+pub use constraint::{Constraint, ConstraintError};
 pub use draft::Drafter;
 pub use length::DraftLength;
 pub use logprobs::{Logprobs, MAX_TOP_LOGPROBS};

@@ -3,7 +3,7 @@
 //! ```text
 //! rows     = tokens not remembered yet, then the draft           gather
 //! hidden   = target(rows)                                        verify
-//! y_i      = choice after the last known token and draft[..i]
+//! y_i      = choice after the last known token and draft[..i], of what may follow them
 //! a        = length of the draft's prefix that equals y          accept
 //! text    += y_0 .. y_a
 //! memory  -= rows after the accepted ones                        rollback
@@ -21,7 +21,7 @@ use crate::logprobs::Logprobs;
 use crate::sample;
 use crate::speculator::Speculator;
 use crate::stream::{Finish, Stream};
-use backend::{DeviceError, NO_TOKEN, Tensor, TokenChoice, gives_token};
+use backend::{Backend, DeviceError, NO_TOKEN, Tensor, TokenChoice, gives_token};
 use cache::{MemoryFull, RowKey};
 use models::Taps;
 use std::ops::Range;
@@ -91,8 +91,11 @@ struct Verified {
     hidden: Tensor,
     /// The rows inside the target that the drafter reads, `[n, H]` each.
     taps: Vec<Tensor>,
-    /// Logits of the rows after which a token is chosen, one stream after the other.
+    /// Logits of the rows after which a token is chosen, one stream after the other; those of
+    /// tokens that may not come are -inf.
     logits: Option<Tensor>,
+    /// The logits as they are, where they differ and their log-probabilities are asked for.
+    unmasked: Option<Tensor>,
     /// The choices after all of those rows, if the device has made them.
     chosen: Option<Vec<u32>>,
 }
@@ -169,7 +172,7 @@ impl Speculator {
     /// Runs the target over the batch, and waits for it.
     fn verify(
         &mut self,
-        streams: &[&mut Stream],
+        streams: &mut [&mut Stream],
         rows: &[StreamRows],
     ) -> Result<Verified, DeviceError> {
         let b = &*self.b;
@@ -191,7 +194,12 @@ impl Speculator {
         let logits = logits.or_else(|| {
             (!choosing.is_empty()).then(|| target.logits(b, &b.gather(&hidden, &choosing)))
         });
-        // Asked for before the wait, so that a device goes on with it at once.
+        // All of it asked for before the wait, so that a device goes on with it at once. The
+        // host finds the masks while the device computes what they are for.
+        let (logits, unmasked) = match logits {
+            Some(logits) => mask_logits(b, logits, streams, rows),
+            None => (None, None),
+        };
         let chosen = logits.as_ref();
         let chosen = chosen.and_then(|logits| self.choose_on_device(streams, rows, logits));
         b.finish()?;
@@ -199,6 +207,7 @@ impl Speculator {
             hidden,
             taps,
             logits,
+            unmasked,
             chosen,
         })
     }
@@ -246,6 +255,9 @@ impl Speculator {
         for (stream, rows) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
             let own = row..row + rows.n_drafted + 1;
             row = own.end;
+            if stream.finish.is_some() {
+                continue;
+            }
             let verdict = match &verified.chosen {
                 Some(chosen) => self.verdict(stream, &Choices::Made(&chosen[own])),
                 None => {
@@ -257,8 +269,13 @@ impl Speculator {
             if !rows.is_prefill(stream) {
                 let n_accepted = verdict.n_accepted;
                 stream.stats.count(rows.n_drafted, n_accepted);
-                self.lengths
-                    .verified(&mut stream.ledger, rows.n_drafted, n_accepted);
+                // Forced tokens say nothing of what the drafter's guesses are worth.
+                let n_guessed = stream.n_guessed.min(rows.n_drafted);
+                self.lengths.verified(
+                    &mut stream.ledger,
+                    n_guessed,
+                    n_accepted.min(n_guessed),
+                );
             }
         }
     }
@@ -314,7 +331,7 @@ impl Speculator {
         rows: &[StreamRows],
         verified: &Verified,
     ) -> Result<(), DeviceError> {
-        let Some(logits) = &verified.logits else {
+        let Some(logits) = verified.unmasked.as_ref().or(verified.logits.as_ref()) else {
             return Ok(());
         };
         let mut asked = Vec::new();
@@ -351,7 +368,7 @@ impl Speculator {
     fn rollback(&mut self, streams: &mut [&mut Stream], rows: &[StreamRows]) {
         for (stream, rows) in streams.iter_mut().zip(rows) {
             // A chosen token is pending: known, not remembered.
-            let len = if stream.finish == Some(Finish::NoToken) {
+            let len = if stream.finish.is_some_and(Finish::is_fault) {
                 stream.tokens.len()
             } else if rows.reaches_end {
                 stream.tokens.len() - 1
@@ -378,6 +395,25 @@ impl Speculator {
             stream.draft.clear();
             stream.draft_probs.clear();
         }
+        let longest = self.guess(streams, rows, verified)?;
+        for (stream, rows) in streams.iter_mut().zip(rows) {
+            let speculates = stream.options.draft.max() > 0 && stream.finish.is_none();
+            if rows.reaches_end && speculates {
+                let room = stream.left(self.memory.size().context).saturating_sub(1);
+                let rejects = self.accept.with(&stream.options.sampling) == Accept::Residual;
+                stream.fit_draft(room, rejects);
+            }
+        }
+        Ok(longest)
+    }
+
+    /// Has the drafter guess. Returns the longest draft that was asked for.
+    fn guess(
+        &mut self,
+        streams: &mut [&mut Stream],
+        rows: &[StreamRows],
+        verified: &Verified,
+    ) -> Result<usize, DeviceError> {
         if self.drafter.is_none() {
             return Ok(0);
         }
@@ -390,7 +426,8 @@ impl Speculator {
         for (i, (stream, rows)) in streams.iter_mut().zip(rows).enumerate() {
             // A text that is never drafted for need not be read, nor one without a pending
             // token. One that has ended is: another text may go on from its rows.
-            if stream.options.draft.max() == 0 || stream.finish == Some(Finish::NoToken) {
+            let is_fault = stream.finish.is_some_and(Finish::is_fault);
+            if stream.options.draft.max() == 0 || is_fault {
                 continue;
             }
             stream.stats.held_back += u64::from(limits[i].is_held_back);
@@ -474,6 +511,30 @@ impl Speculator {
             self.lengths.book(&mut stream.ledger, &cost, n_emitted);
         }
     }
+}
+
+/// `logits` under the masks of the rows after which a token is chosen, and as they are if they
+/// differ and a stream asks for log-probabilities. Streams whose constraint fails have ended.
+fn mask_logits(
+    b: &dyn Backend,
+    logits: Tensor,
+    streams: &mut [&mut Stream],
+    rows: &[StreamRows],
+) -> (Option<Tensor>, Option<Tensor>) {
+    if streams.iter().all(|stream| stream.constraint.is_none()) {
+        return (Some(logits), None);
+    }
+    let (vocab, mut masks, mut has_logprobs) = (logits.cols(), Vec::new(), false);
+    for (stream, _) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
+        masks.append(&mut stream.masks(vocab));
+        has_logprobs |= stream.options.logprobs.is_some();
+    }
+    if masks.iter().all(Option::is_none) {
+        return (Some(logits), None);
+    }
+    let all: Vec<usize> = (0..logits.rows()).collect();
+    let unmasked = has_logprobs.then(|| b.gather(&logits, &all));
+    (Some(b.mask_logits(logits, &masks)), unmasked)
 }
 
 /// The target's choices after the last known token of a stream and each token of its draft.

@@ -18,6 +18,9 @@ pub struct Stats {
     pub rounds: u64,
     /// Counts by position in the draft, from the first.
     pub by_position: Vec<Position>,
+    /// Tokens of drafts that a [constraint](crate::Constraint) left no choice about, in place of
+    /// the drafter's guesses or after them.
+    pub forced: u64,
     /// Tokens emitted.
     pub emitted: u64,
     /// Rounds after which there was room for a draft and none was asked for,

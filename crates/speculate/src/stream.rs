@@ -1,6 +1,7 @@
 //! One text being written: what was asked for, what has come of it, and what is remembered.
 
 use crate::accept::Verdict;
+use crate::constraint::{Constraint, ConstraintError};
 use crate::draft::{DraftRequest, DraftState};
 use crate::length::{DraftLength, Ledger, LengthInput};
 use crate::logprobs::Logprobs;
@@ -22,6 +23,17 @@ pub enum Finish {
     /// The target's logits [give no token](backend::gives_token): it has computed NaN or an
     /// infinity. What it remembers of the text is worth nothing.
     NoToken,
+    /// The text is complete by its [constraint](crate::Constraint): nothing may follow its last token.
+    Complete,
+    /// The stream's constraint could not say what may come next ([`Stream::failure`]).
+    Constraint,
+}
+
+impl Finish {
+    /// Whether the text has ended for a fault, without a token that is chosen and not yet remembered.
+    pub(crate) fn is_fault(self) -> bool {
+        matches!(self, Finish::NoToken | Finish::Constraint)
+    }
 }
 
 /// What a stream is to write.
@@ -134,6 +146,12 @@ pub struct Stream {
     pub(crate) logprobs: Vec<Logprobs>,
     pub(crate) options: StreamOptions,
     pub(crate) history: History,
+    /// What limits the tokens of the output, which it has seen.
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
+    /// Why it could not go on, if it could not.
+    pub(crate) failure: Option<ConstraintError>,
+    /// Tokens of the draft that the drafter has guessed, before the first forced one.
+    pub(crate) n_guessed: usize,
     pub(crate) finish: Option<Finish>,
     pub(crate) stats: Stats,
     pub(crate) ledger: Ledger,
@@ -167,6 +185,9 @@ impl Stream {
             draft_probs: Vec::new(),
             logprobs: Vec::new(),
             history: History::new(&options.sampling, &tokens),
+            constraint: None,
+            failure: None,
+            n_guessed: 0,
             finish: (!has_room).then_some(Finish::Length),
             stats: Stats::default(),
             ledger: Ledger::default(),
@@ -254,15 +275,23 @@ impl Stream {
     pub(crate) fn emit(&mut self, verdict: &Verdict, context: usize) {
         let left = self.left(context);
         let n_known = self.tokens.len();
-        let accepted = self.draft[..verdict.n_accepted].iter();
-        for &token in accepted.chain([&verdict.pending]).take(left) {
+        for i in 0..left.min(verdict.n_accepted + 1) {
+            let token = match i < verdict.n_accepted {
+                true => self.draft[i],
+                false => verdict.pending,
+            };
             if token == NO_TOKEN {
                 self.finish = Some(Finish::NoToken);
                 break;
             }
-            self.tokens.push(token);
+            self.append(token);
+            if self.finish == Some(Finish::Constraint) {
+                break;
+            }
             if self.options.stop_tokens.contains(&token) {
                 self.finish = Some(Finish::Stop);
+            }
+            if self.finish.is_some() {
                 break;
             }
         }
@@ -299,6 +328,7 @@ impl Stream {
             self.draft_probs.truncate(n);
             self.stats.drafts_cut += 1;
         }
+        self.n_guessed = draft.len();
         self.draft = draft;
     }
 }
