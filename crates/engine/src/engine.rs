@@ -1,9 +1,11 @@
 //! The engine as its users hold it: submits requests to the thread that runs them all.
 
+use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
 use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink};
 use crate::sampler::check_ranges;
 use crate::scheduler::{Counters, Job, Scheduler};
+use constrain::{Grammar, Spec};
 use speculate::{MAX_TOP_LOGPROBS, Sampling};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
@@ -39,6 +41,7 @@ pub struct Engine {
     text: Arc<Text>,
     info: ModelInfo,
     queue: usize,
+    grammars: Grammars,
 }
 
 impl Engine {
@@ -60,6 +63,7 @@ impl Engine {
             jobs: Mutex::new(Some(jobs)),
             thread,
             counters,
+            grammars: Grammars::new(text.clone(), info.vocab_size),
             text,
             info,
             queue: options.queue,
@@ -79,6 +83,18 @@ impl Engine {
     /// What the engine has done.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Compiles what a reply is to follow, for [`Request::grammar`]. Takes milliseconds, for
+    /// large schemas up to the limits of [`constrain::Limits`], and the first time as long as it
+    /// takes to prepare the vocabulary, about a second for 262,144 tokens: not for a thread
+    /// that must not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`constrain::Error`] says what of `spec` is wrong or too large.
+    pub fn compile(&self, spec: &Spec) -> Result<Grammar, constrain::Error> {
+        self.grammars.compile(spec)
     }
 
     /// Submits `request`; its events go to `sink`. The token cancels it.

@@ -14,11 +14,13 @@
 
 #![forbid(unsafe_code)]
 
+mod constraint;
 mod delivery;
 mod drafters;
 mod engine;
 mod error;
 mod footprint;
+mod grammars;
 mod hashes;
 mod info;
 mod load;
@@ -33,6 +35,7 @@ mod scheduler;
 mod shortlist;
 mod source;
 
+pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
 pub use engine::{Engine, EngineOptions};
 pub use error::{EngineError, TooLarge, kept_formats};

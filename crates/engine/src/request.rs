@@ -1,5 +1,6 @@
 //! What goes into the engine and what comes out.
 
+use constrain::Grammar;
 use serde::Serialize;
 use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats};
 use std::sync::Arc;
@@ -31,8 +32,14 @@ pub struct Request {
     /// absent. At most 0 turns speculation off.
     pub draft: Option<DraftLength>,
     /// Whether tokens come with their log-probabilities, and beside each with those of how
-    /// many of the likeliest; [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS) at most.
+    /// many of the likeliest; [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS) at most. They are those
+    /// of all tokens, whatever a grammar allows.
     pub logprobs: Option<usize>,
+    /// What the answer has to follow ([`Engine::compile`](crate::Engine::compile)). Reasoning before it is free, where
+    /// `splits_reasoning` or `shows_reasoning_marks` says that there may be some.
+    pub grammar: Option<Grammar>,
+    /// Tokens of reasoning, at most; then it is closed by the model's own mark.
+    pub reasoning_budget: Option<usize>,
 }
 
 impl Request {
@@ -49,6 +56,8 @@ impl Request {
             shows_reasoning_marks: false,
             draft: None,
             logprobs: None,
+            grammar: None,
+            reasoning_budget: None,
         }
     }
 }

@@ -11,11 +11,12 @@
 //! others' decoding ([`crate::pace`]). A cancelled request leaves before the next round; the
 //! others do not notice.
 
+use crate::constraint::{Following, ReasoningRules, ReplyConstraint};
 use crate::delivery::{Running, Writing};
 use crate::info::Model;
 use crate::pace::Pace;
 use crate::request::{CancelToken, Event, FinishReason, Request, Sink};
-use speculate::{DraftLength, Finish, NO_TOKEN_REASON, Speculator, Stream, StreamOptions};
+use speculate::{Constraint, DraftLength, Finish, NO_TOKEN_REASON, Speculator, Stream, StreamOptions};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -170,6 +171,7 @@ impl Scheduler {
             self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
             let request = job.request;
             let writing = Writing::new(&self.text, &request);
+            let constraint = self.constraint(&request);
             let stop_tokens: Arc<[u32]> = if request.ignore_eos {
                 Arc::new([])
             } else {
@@ -186,7 +188,10 @@ impl Scheduler {
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
             match (self.speculator.start(request.prompt, options), stops) {
-                (Ok(stream), Ok(stops)) => {
+                (Ok(mut stream), Ok(stops)) => {
+                    if let Some(constraint) = constraint {
+                        stream.constrain(Box::new(constraint));
+                    }
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
                     self.running.push(Running {
                         stream,
@@ -219,6 +224,20 @@ impl Scheduler {
         self.leave(|running| running.stream.finish().map(|_| FinishReason::Length));
     }
 
+    /// What limits the reply to `request`, if anything does.
+    fn constraint(&self, request: &Request) -> Option<ReplyConstraint> {
+        let may_reason = request.splits_reasoning || request.shows_reasoning_marks;
+        let marks = self.text.reasoning.filter(|_| may_reason);
+        let budget = request.reasoning_budget;
+        let (tokenizer, prompt) = (&self.text.tokenizer, &request.prompt);
+        let rules = marks.map(|marks| ReasoningRules::new(marks, tokenizer, prompt, budget));
+        let grammar = request.grammar.clone();
+        let answer = grammar.map(|g| Box::new(Following::new(g)) as Box<dyn Constraint>);
+        let stops = self.text.stop_tokens.ids().to_vec();
+        let vocab = self.speculator.target().vocab_size();
+        ReplyConstraint::new(rules, answer, stops, vocab)
+    }
+
     fn drop_cancelled(&mut self) {
         self.leave(|running| {
             running
@@ -236,11 +255,13 @@ impl Scheduler {
 
     /// Ends one request that has failed. What it remembers is not used again.
     fn fail_one(&mut self, mut running: Running) {
-        tracing::error!(error = NO_TOKEN_REASON, "request failed");
+        let failure = running.stream.failure().map(ToString::to_string);
+        let error = failure.unwrap_or_else(|| NO_TOKEN_REASON.to_owned());
+        tracing::error!(error, "request failed");
         self.counters.running.fetch_sub(1, Ordering::AcqRel);
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
         self.speculator.close(running.stream);
-        (running.sink)(Event::Failed(NO_TOKEN_REASON.to_owned()));
+        (running.sink)(Event::Failed(error));
     }
 
     /// Ends every running request for which `end` has a reason.
@@ -251,7 +272,9 @@ impl Scheduler {
                 Some(reason) => {
                     let running = self.running.remove(i);
                     match (running.stream.finish(), &reason) {
-                        (Some(Finish::NoToken), FinishReason::Length) => self.fail_one(running),
+                        (Some(Finish::NoToken | Finish::Constraint), FinishReason::Length) => {
+                            self.fail_one(running);
+                        }
                         _ => self.end(running, reason),
                     }
                 }
@@ -301,7 +324,8 @@ impl Scheduler {
             self.counters
                 .cache_queries
                 .fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);
-            if running.stream.finish() != Some(Finish::NoToken) {
+            let finish = running.stream.finish();
+            if !matches!(finish, Some(Finish::NoToken | Finish::Constraint)) {
                 self.speculator.park(running.stream);
             } else {
                 self.speculator.close(running.stream);

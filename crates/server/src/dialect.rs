@@ -23,6 +23,7 @@ use crate::errors::ApiError;
 use crate::generation::{Generation, Piece};
 use crate::lanes::Worker;
 use crate::limits::Limits;
+use crate::options::Grammar;
 use crate::request::{Asked, Prompt};
 use crate::sse::{self, StreamFormat};
 
@@ -77,13 +78,14 @@ pub(crate) async fn answer<E: Endpoint>(
     let (asked, mut endpoint) = E::read(object, &app)?;
     let Asked {
         prompt,
-        options,
+        mut options,
         ignored,
     } = asked;
+    let (worker, grammar) = compile(&app, worker, options.grammar.take()).await?;
     let prompt = encode(&app, worker, prompt).await?;
     endpoint.begin(prompt.len());
     let streams = options.stream;
-    let generation = Generation::start(&app, &head.extensions, options.request(prompt))?;
+    let generation = Generation::start(&app, &head.extensions, options.request(prompt, grammar))?;
     let mut response = if streams {
         sse::respond(generation, endpoint)
     } else {
@@ -94,6 +96,24 @@ pub(crate) async fn answer<E: Endpoint>(
         response.headers_mut().insert(X_IGNORED_FIELDS, ignored);
     }
     Ok(response)
+}
+
+/// Compiles what the answer has to follow.
+async fn compile(
+    app: &Arc<App>,
+    worker: Worker,
+    grammar: Option<Grammar>,
+) -> Result<(Worker, Option<engine::Grammar>), ApiError> {
+    let Some(Grammar { field, spec }) = grammar else {
+        return Ok((worker, None));
+    };
+    let of = app.clone();
+    let compiled = tokio::task::spawn_blocking(move || (worker, of.engine.compile(&spec)));
+    // A panic in there is that request's end, and only its.
+    match compiled.await.map_err(|_| ApiError::internal())? {
+        (worker, Ok(grammar)) => Ok((worker, Some(grammar))),
+        (_, Err(error)) => Err(ApiError::grammar(field, &error)),
+    }
 }
 
 /// The tokens of a prompt.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
-use engine::Rejected;
+use engine::{GrammarError, Rejected};
 use text::TextError;
 
 use crate::limits::ECHO_CHARS_MAX;
@@ -76,6 +76,15 @@ impl ApiError {
         ApiError {
             param: Some(param),
             ..Self::request(message)
+        }
+    }
+
+    /// 400: the grammar that the field at `path` asks for cannot be compiled; 503 if others are
+    /// being compiled.
+    pub(crate) fn grammar(path: String, error: &GrammarError) -> Self {
+        match error {
+            GrammarError::Busy => ApiError::busy(),
+            _ => ApiError::field(path, format!("is refused: {error}")),
         }
     }
 

@@ -4,7 +4,7 @@
 //! Where a request is silent, the checkpoint's `generation_config.json` speaks,
 //! then OpenAI's defaults; the command line does the same.
 
-use engine::{DraftLength, Engine, Request, SAMPLER_NUMBERS, Sampling};
+use engine::{DraftLength, Engine, GrammarSpec, Request, SAMPLER_NUMBERS, Sampling};
 use serde_json::Value;
 use text::sampling::LOGIT_BIAS;
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
@@ -50,6 +50,18 @@ pub(crate) struct Options {
     /// Whether tokens come with log-probabilities, and with how many of the likeliest.
     pub(crate) logprobs: Option<usize>,
     pub(crate) stream: bool,
+    /// What the answer has to follow.
+    pub(crate) grammar: Option<Grammar>,
+    /// Tokens of reasoning, at most.
+    pub(crate) reasoning_budget: Option<usize>,
+}
+
+/// What an answer has to follow, and the field that says so.
+#[derive(Clone, Debug)]
+pub(crate) struct Grammar {
+    /// Path of the field.
+    pub(crate) field: String,
+    pub(crate) spec: GrammarSpec,
 }
 
 impl Options {
@@ -77,11 +89,13 @@ impl Options {
             shows_reasoning_marks: false,
             logprobs: None,
             stream,
+            grammar: None,
+            reasoning_budget: None,
         })
     }
 
-    /// The engine's request for `prompt`.
-    pub(crate) fn request(self, prompt: Vec<u32>) -> Request {
+    /// The engine's request for `prompt`, with an answer that follows `grammar`.
+    pub(crate) fn request(self, prompt: Vec<u32>, grammar: Option<engine::Grammar>) -> Request {
         Request {
             prompt,
             sampling: self.sampling,
@@ -93,6 +107,8 @@ impl Options {
             shows_reasoning_marks: self.shows_reasoning_marks,
             draft: self.draft,
             logprobs: self.logprobs,
+            grammar,
+            reasoning_budget: self.reasoning_budget,
         }
     }
 }

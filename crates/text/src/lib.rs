@@ -63,7 +63,7 @@ pub use channel::Channel;
 pub use detokenizer::{Detokenizer, Specials};
 pub use error::TextError;
 pub use messages::{ContentForm, Reads, SystemPlace};
-pub use reasoning::{Reasoning, ReasoningMarks};
+pub use reasoning::{Reasoning, ReasoningMarks, ReplyStart};
 pub use sampling::SamplingDefaults;
 pub use stop::{StopOutcome, StopStrings, StopTokens};
 pub use strftime::strftime;

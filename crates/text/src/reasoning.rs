@@ -23,6 +23,8 @@ struct Spelling {
     close: &'static str,
     /// The line that reasoning begins with; `None` if it needs none.
     name: Option<&'static str>,
+    /// What a template writes between reasoning and answer.
+    separator: &'static str,
 }
 
 /// The marks of every known family.
@@ -32,18 +34,31 @@ const SPELLINGS: &[Spelling] = &[
         open: "<think>",
         close: "</think>",
         name: None,
+        separator: "\n\n",
     },
     // Gemma 4
     Spelling {
         open: "<|channel>",
         close: "<channel|>",
         name: Some("thought\n"),
+        separator: "",
     },
 ];
 
 /// Tokens at the end of a prompt that may hold the mark which opens the reply: the mark, a name
 /// and line breaks.
 const PROMPT_TAIL: usize = 16;
+
+/// What a reply begins with, as far as its prompt says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyStart {
+    /// Reasoning: the prompt ends with the mark that opens it.
+    Reasoning,
+    /// The answer: the prompt ends with the mark that closes reasoning.
+    Answer,
+    /// Either.
+    Free,
+}
 
 /// The tokens that mark a model's reasoning.
 #[derive(Clone, Copy, Debug)]
@@ -65,9 +80,31 @@ impl ReasoningMarks {
         })
     }
 
-    /// The token ids of both marks.
-    pub(crate) fn ids(&self) -> [u32; 2] {
+    /// The token that begins reasoning, and the one that ends it.
+    pub fn ids(&self) -> [u32; 2] {
         [self.open, self.close]
+    }
+
+    /// The tokens that the model's template writes between reasoning and answer.
+    pub fn separator(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let separator = tokenizer.encode(self.spelling.separator, false);
+        separator.unwrap_or_default()
+    }
+
+    /// What a reply to `prompt` begins with.
+    pub fn start(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> ReplyStart {
+        if self.opened(tokenizer, prompt).is_some() {
+            return ReplyStart::Reasoning;
+        }
+        let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
+        let closed = tail.iter().rposition(|&id| id == self.close).is_some_and(|at| {
+            let after = tokenizer.detokenize(&tail[at + 1..], Specials::Show);
+            after.trim().is_empty()
+        });
+        match closed {
+            true => ReplyStart::Answer,
+            false => ReplyStart::Free,
+        }
     }
 
     /// The spelling of `token` if it is a mark.
@@ -89,7 +126,9 @@ impl ReasoningMarks {
     /// Splits a reply that begins with reasoning into reasoning and answer. Clients that got
     /// both in one text send such replies back.
     pub(crate) fn split(&self, reply: &str) -> Option<(String, String)> {
-        let Spelling { open, close, name } = *self.spelling;
+        let Spelling {
+            open, close, name, ..
+        } = *self.spelling;
         let (reasoning, answer) = reply.trim_start().strip_prefix(open)?.split_once(close)?;
         let reasoning = name.map_or(reasoning, |name| {
             reasoning.strip_prefix(name).unwrap_or(reasoning)
@@ -310,6 +349,25 @@ mod tests {
             };
             let (r, a, _) = split(&GEMMA, prompt, reply);
             assert_eq!((r.as_str(), a.as_str()), (reasoning, answer), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_says_what_its_reply_begins_with() {
+        for (tokenizer, prompt, start, separator) in [
+            (&*QWEN, "<|im_start|>assistant\n<think>\n", ReplyStart::Reasoning, "\n\n"),
+            (&*QWEN, "<think>\n\n</think>\n\n", ReplyStart::Answer, "\n\n"),
+            (&*QWEN, "</think>So", ReplyStart::Free, "\n\n"),
+            (&*QWEN, "<|im_start|>assistant\n", ReplyStart::Free, "\n\n"),
+            (&*GEMMA, "<|turn>model\n", ReplyStart::Free, ""),
+            (&*GEMMA, "<|channel>thought\n<channel|>", ReplyStart::Answer, ""),
+            (&*GEMMA, "<|channel>thought\n", ReplyStart::Reasoning, ""),
+        ] {
+            let marks = ReasoningMarks::new(tokenizer).unwrap();
+            let tokens = tokenizer.encode(prompt, false).unwrap();
+            assert_eq!(marks.start(tokenizer, &tokens), start, "{prompt:?}");
+            let tokens = marks.separator(tokenizer);
+            assert_eq!(tokenizer.detokenize(&tokens, Specials::Show), separator);
         }
     }
 

@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 
 use super::logprobs::{self, ChatLogprobs};
 use super::tables::{self, Offer};
-use super::{Meta, StreamUsage, Tally, bytes, finish_reason, messages};
+use super::thinking::Thinking;
+use super::{Meta, StreamUsage, Tally, bytes, finish_reason, messages, structured};
 use crate::App;
 use crate::dialect::Endpoint;
 use crate::errors::ApiError;
@@ -55,10 +56,15 @@ impl Endpoint for Chat {
         fields.refuse(tables::REFUSED)?;
         let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
         let usage = StreamUsage::read(&fields, options.stream)?;
-        let arguments = template_arguments(&fields, app)?;
+        let mut arguments = template_arguments(&fields, app)?;
+        let thinking = Thinking::read(&fields)?;
+        options.reasoning_budget = thinking.tell(&mut arguments, |name| {
+            messages::template_uses(app.engine.text(), name)
+        });
         options.splits_reasoning = splits_reasoning(&fields)?;
         options.shows_reasoning_marks = !options.splits_reasoning;
         options.logprobs = logprobs::read_chat(&fields)?;
+        options.grammar = structured::read(&fields)?;
         let (messages, unread) = messages::read(messages, app.engine.text())?;
         fields.note_ignored(unread);
         let chat = Chat {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::logprobs::{self, CompletionLogprobs};
-use super::{Meta, StreamUsage, Tally, bytes, finish_reason, tables};
+use super::{Meta, StreamUsage, Tally, bytes, finish_reason, structured, tables};
 use crate::App;
 use crate::dialect::Endpoint;
 use crate::errors::ApiError;
@@ -46,6 +46,7 @@ impl Endpoint for Completion {
         let mut options = Options::read(&fields, &app.engine, &super::NAMES, Some(MAX_TOKENS))?;
         let usage = StreamUsage::read(&fields, options.stream)?;
         options.logprobs = logprobs::read_completion(&fields)?;
+        options.grammar = structured::read(&fields)?;
         let ignored = ignored_header(&fields);
         let completion = Completion {
             meta: Meta::new(app, model, "cmpl", options.sampling.seed),

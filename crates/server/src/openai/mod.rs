@@ -13,6 +13,8 @@ pub(crate) mod completions;
 mod logprobs;
 mod messages;
 pub(crate) mod models;
+mod structured;
+mod thinking;
 pub(crate) mod tables;
 
 use std::sync::Arc;

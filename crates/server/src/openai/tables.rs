@@ -77,10 +77,79 @@ pub(crate) const HONORED: &[Known] = &[
     ),
     known("speculation.draft_max", "tokens of a draft, at most"),
     known(
+        "response_format",
+        "`text`, `json_object`, or `json_schema` with a schema, which is always enforced",
+    ),
+    known("response_format.type", "`text`, `json_object` or `json_schema`"),
+    known("response_format.json_schema", "see its fields"),
+    known("response_format.json_schema.schema", "the JSON schema"),
+    known("response_format.json_schema.name", "names the schema; changes nothing"),
+    known(
+        "response_format.json_schema.description",
+        "describes the schema; changes nothing",
+    ),
+    known(
+        "response_format.json_schema.strict",
+        "changes nothing: a schema is always enforced",
+    ),
+    known("response_format.schema", "a schema beside `json_object`, as llama-server's clients send it"),
+    known("structured_outputs", "one of its fields"),
+    known("structured_outputs.json", "a JSON schema"),
+    known("structured_outputs.regex", "a regular expression"),
+    known("structured_outputs.choice", "a list of strings"),
+    known("structured_outputs.grammar", "a grammar, in GBNF or Lark"),
+    known("structured_outputs.json_object", "`true`: any JSON object"),
+    known(
         "repeat_last_n",
         "-1 (the whole text), or any number where no penalty is set",
     ),
 ];
+
+/// A field that says what an answer has to follow.
+pub(crate) struct Structured {
+    pub(crate) field: &'static str,
+    pub(crate) kind: StructuredKind,
+}
+
+/// What the value of such a field is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StructuredKind {
+    /// A JSON schema, or the JSON text of one.
+    Schema,
+    /// A regular expression that the whole answer matches.
+    Regex,
+    /// A list of the strings that the answer may be.
+    Choice,
+    /// A grammar, in GBNF or in Lark.
+    Grammar,
+}
+
+impl StructuredKind {
+    fn about(self) -> &'static str {
+        match self {
+            StructuredKind::Schema => "a JSON schema that the answer follows, or the JSON text of one",
+            StructuredKind::Regex => "a regular expression that the whole answer matches",
+            StructuredKind::Choice => "a list of strings, one of which is the answer",
+            StructuredKind::Grammar => "a grammar that the answer follows: GBNF, or Lark as llguidance has it",
+        }
+    }
+}
+
+/// Fields that say what an answer has to follow, beside `response_format` and `structured_outputs`.
+pub(crate) const STRUCTURED: &[Structured] = &[
+    structured("guided_json", StructuredKind::Schema),
+    structured("guided_regex", StructuredKind::Regex),
+    structured("guided_choice", StructuredKind::Choice),
+    structured("guided_grammar", StructuredKind::Grammar),
+    structured("json_schema", StructuredKind::Schema),
+    structured("grammar", StructuredKind::Grammar),
+    structured("regex", StructuredKind::Regex),
+    structured("ebnf", StructuredKind::Grammar),
+];
+
+const fn structured(field: &'static str, kind: StructuredKind) -> Structured {
+    Structured { field, kind }
+}
 
 /// Honored by chat alone.
 pub(crate) const HONORED_BY_CHAT: &[Known] = &[
@@ -94,6 +163,26 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
         "chat_template_kwargs",
         "arguments of the model's chat template, such as `{\"enable_thinking\": true}`; names that the template does not use are ignored",
     ),
+    known("enable_thinking", "turns reasoning on or off"),
+    known("think", "the same; or an effort by name"),
+    known(
+        "reasoning_effort",
+        "`none` turns reasoning off, `minimal` and `low` allow 1,024 tokens of it, `medium` changes nothing, `high` and `xhigh` turn it on",
+    ),
+    known("thinking", "see its fields"),
+    known("thinking.type", "`enabled`, `disabled` or `adaptive`"),
+    known("thinking.budget_tokens", "tokens of reasoning, at most"),
+    known("reasoning", "see its fields"),
+    known("reasoning.enabled", "turns reasoning on or off"),
+    known("reasoning.effort", "as `reasoning_effort`"),
+    known("reasoning.max_tokens", "tokens of reasoning, at most"),
+    known(
+        "thinking_budget",
+        "tokens of reasoning, at most, then the model's own mark closes it; -1 is no limit, 0 turns reasoning off",
+    ),
+    known("thinking_token_budget", "another name of `thinking_budget`"),
+    known("reasoning_budget", "another name of `thinking_budget`"),
+    known("reasoning_budget_tokens", "another name of `thinking_budget`"),
     known(
         "reasoning_format",
         "`auto` and `deepseek` put reasoning into `reasoning_content`, `none` leaves it in `content`",
@@ -135,21 +224,11 @@ pub(crate) const REFUSED: &[Unsupported] = &[
     unless("penalty_alpha", "[0]"),
     unless("do_sample", "[true]"),
     // Formats.
-    unless("response_format", r#"[{"type": "text"}]"#),
-    unless("structured_outputs", "[]"),
     unless("structural_tag", "[]"),
-    unless("guided_json", "[]"),
-    unless("guided_regex", "[]"),
-    unless("guided_choice", "[]"),
-    unless("guided_grammar", "[]"),
     unless("guided_whitespace_pattern", "[]"),
-    unless("grammar", r#"[""]"#),
     unless("grammar_lazy", "[false]"),
     unless("grammar_triggers", "[[]]"),
     unless("preserved_tokens", "[[]]"),
-    unless("json_schema", "[]"),
-    unless("regex", "[]"),
-    unless("ebnf", "[]"),
     unless("json", "[]"),
     unless("format", r#"[""]"#),
     // Lengths and ends.
@@ -242,14 +321,6 @@ pub(crate) const REFUSED: &[Unsupported] = &[
     unless("vllm_xargs", "[{}]"),
     unless("custom_params", "[]"),
     // Thinking.
-    unless("enable_thinking", "[]"),
-    unless("think", "[]"),
-    unless("thinking", "[]"),
-    unless("reasoning", "[]"),
-    unless("thinking_budget", "[-1]"),
-    unless("thinking_token_budget", "[-1]"),
-    unless("reasoning_budget", "[-1]"),
-    unless("reasoning_budget_tokens", "[-1]"),
     unless("reasoning_control", "[false]"),
     unless("include_reasoning", "[true]"),
     unless("separate_reasoning", "[true]"),
@@ -279,7 +350,6 @@ pub(crate) const REFUSED_BY_CHAT: &[Unsupported] = &[
     unless("audio", "[]"),
     unless("web_search_options", "[]"),
     unless("enable_search", "[false]"),
-    unless("reasoning_effort", r#"["medium"]"#),
     unless("verbosity", r#"["medium"]"#),
     unless("documents", "[[]]"),
     unless("mm_processor_kwargs", "[{}]"),
@@ -416,6 +486,9 @@ pub(crate) fn markdown() -> String {
             let _ = writeln!(page, "| `{path}{field}` | {of} | {about} |");
         }
     }
+    for Structured { field, kind } in STRUCTURED {
+        let _ = writeln!(page, "| `{field}` | {both} | {} |", kind.about());
+    }
     page.push_str("\n### Refused\n\n| field | of | accepted with |\n| --- | --- | --- |\n");
     let mut refused = |entry: &Unsupported, of: &str, path: &str| {
         let values = neutral(entry).into_iter().map(|v| format!("`{v}`"));
@@ -451,6 +524,7 @@ pub(crate) fn is_listed(path: &str) -> bool {
     path == CHAT_TEMPLATE
         || honored.into_iter().flatten().any(|k| k.field == path)
         || SAMPLER_NUMBERS.iter().any(|n| n.name == path)
+        || STRUCTURED.iter().any(|s| s.field == path)
         || refused
             .into_iter()
             .flatten()
@@ -499,6 +573,7 @@ mod tests {
             all.extend(table.iter().map(|k| k.field));
         }
         all.extend(REFUSED.iter().map(|u| u.field));
+        all.extend(STRUCTURED.iter().map(|s| s.field));
         for (honored, refused) in [
             (HONORED_BY_CHAT, REFUSED_BY_CHAT),
             (HONORED_BY_COMPLETIONS, REFUSED_BY_COMPLETIONS),
