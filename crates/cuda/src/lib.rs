@@ -44,6 +44,7 @@ pub use gpu::device_count;
 use backend::{
     Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec, DeviceError, Kv, KvSpec,
     Likeliest, Link, Matrix, Record, Sample, StepKey, Store, Tensor, TokenChoice, TokenList,
+    TokenMask,
 };
 use compile::Kernel;
 use driver::{Address, Args, Driver, Grid, lock};
@@ -286,6 +287,7 @@ impl Backend for Cuda {
         Capabilities {
             kv: attention::formats(),
             prompt_rows: 1024,
+            masks: true,
             own_memory: true,
             ..Capabilities::default()
         }
@@ -340,6 +342,10 @@ impl Sample for Cuda {
         choices: &[TokenChoice],
     ) -> Option<Vec<u32>> {
         choose::choose_tokens(self, x, list, choices)
+    }
+
+    fn mask_logits(&self, x: Tensor, masks: &[Option<TokenMask>]) -> Tensor {
+        choose::mask_logits(self, x, masks)
     }
 
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<Likeliest> {

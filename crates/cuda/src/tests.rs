@@ -8,8 +8,8 @@ use crate::pack::Packing;
 use crate::{Cuda, CudaError, CudaOptions, EQUAL_OPS, args};
 use backend::{
     Activation, Attention, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Expert, Experts,
-    KvFormat, KvSpec, Matrix, Ops, Position, Record, Reference, Rope, Row, Store, Tensor,
-    TokenChoice, TokenList, conformance,
+    KvFormat, KvSpec, Matrix, Ops, Position, Record, Reference, Rope, Row, Sample, Store, Tensor,
+    TokenChoice, TokenList, TokenMask, conformance,
 };
 use quant::{Scalar, Stored};
 use std::collections::HashSet;
@@ -970,6 +970,29 @@ fn gpu_rows_without_a_token_are_told() {
         }
     }
     cuda.finish().unwrap();
+}
+
+/// Needs no GPU: what a GPU would be asked to launch.
+#[test]
+fn masks_are_one_launch_and_rows_without_them_none() {
+    let cuda = Cuda::dry_run(crate::DryRun::default());
+    let cols = 5000;
+    let some = TokenMask::new(cols, [1, 4999]);
+    let masked = |masks: &[Option<TokenMask>]| {
+        let x = cuda.upload(masks.len(), cols, &vec![0.0; masks.len() * cols]);
+        cuda.take_launches();
+        let masked = cuda.mask_logits(x, masks);
+        assert_eq!((masked.rows(), masked.cols()), (masks.len(), cols));
+        cuda.take_launches()
+    };
+    assert_eq!(masked(&[None, None]), [""; 0]);
+    let other = TokenMask::new(cols, [2]);
+    let launches = masked(&[None, Some(some.clone()), Some(some), Some(other)]);
+    assert_eq!(
+        launches,
+        ["choose::mask_logits <<<3x4, 256, 0, 1>>> (@, @, 1388)"]
+    );
+    assert!(cuda.capabilities().masks);
 }
 
 /// Every file of kernels with the numbers that models need; for other
