@@ -19,7 +19,6 @@ pub mod draft;
 mod forward;
 pub mod length;
 mod logprobs;
-pub mod noise;
 mod probe;
 mod prompt;
 mod reuse;
@@ -32,6 +31,7 @@ mod stream;
 mod timing;
 
 pub use accept::Accept;
+pub use backend::noise;
 pub use draft::Drafter;
 pub use length::DraftLength;
 pub use logprobs::{Logprobs, MAX_TOP_LOGPROBS};
