@@ -1,5 +1,5 @@
-// Which token follows each row of logits: speculate/src/sample.rs, without what edits
-// logits, with equal bits. Five kernels one after the other: the largest of each part of
+// Which token follows each row of logits: `TokenChoice` in backend/src/choice.rs, with
+// equal bits. Five kernels one after the other: the largest of each part of
 // a row; what tokens weigh, by how far they are below it; which is the last to be kept,
 // the only one with a block a row; the best of each part; the best. Nothing depends on
 // the order in which threads come: masses are integers, and of equal scores the lower
@@ -22,7 +22,7 @@ struct TokenChoice {
 #define LEAST (-3.40282347e38f) // of all numbers
 #define MAX_GUMBEL 16.635532f
 
-// ---- noise of a token (speculate/src/noise.rs)
+// ---- noise of a token (backend/src/noise.rs)
 __device__ __forceinline__ u32 draw(const TokenChoice &c, u32 token) {
     u32 x[4] = {token / 4, (u32) c.position, (u32) (c.position >> 32), 0};
 #pragma unroll

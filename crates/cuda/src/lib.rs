@@ -12,8 +12,8 @@
 //! powers of two, and sum in f32; that moves a product by about 3e-4 of its size. Scales and
 //! biases of codes are in f16 also where rows are looked up.
 //!
-//! No files but the cache of compiled code, no models, no law of a token's choice: that of
-//! `speculate::sample` is carried out here with its bits.
+//! No files but the cache of compiled code, no models, no law of a token's choice:
+//! [`backend::TokenChoice`] has it, and kernels return the same tokens.
 
 mod args;
 mod attention;
@@ -76,6 +76,7 @@ pub const EQUAL_OPS: &[&str] = &[
     "moves",
     "rope",
     "argmax",
+    "choose_tokens",
     "likeliest",
     "mask_logits",
 ];
