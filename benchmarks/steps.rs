@@ -19,7 +19,7 @@
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
     DeltaWeights, DeviceError, Experts, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, Sample,
-    StepKey, Store, Tensor, TokenChoice,
+    StepKey, Store, Tensor, TokenChoice, TokenMask,
 };
 use cache::{Memory, MemorySize};
 use cuda::{Cuda, CudaOptions};
@@ -122,6 +122,7 @@ impl Ops for Random {
 impl Sample for Random {
     delegate! {
         argmax(x: &Tensor) -> Vec<u32>;
+        mask_logits(x: Tensor, masks: &[Option<TokenMask>]) -> Tensor;
     }
 }
 

@@ -25,7 +25,10 @@ enum Next {
     All,
     One(u32),
     /// Tokens `t` with `t % of == rest`.
-    Some { of: u32, rest: u32 },
+    Some {
+        of: u32,
+        rest: u32,
+    },
 }
 
 impl Pattern {
@@ -48,8 +51,14 @@ impl Pattern {
             }
             6 => Next::One((last + 1) % self.vocab),
             7 => Next::All,
-            8 => Next::Some { of: 2, rest: last % 2 },
-            _ => Next::Some { of: 5, rest: last % 5 },
+            8 => Next::Some {
+                of: 2,
+                rest: last % 2,
+            },
+            _ => Next::Some {
+                of: 5,
+                rest: last % 5,
+            },
         }
     }
 
@@ -92,7 +101,11 @@ impl Constraint for Pattern {
     }
 
     fn pop(&mut self, n: usize) {
-        let left = self.text.len().checked_sub(n).expect("a push for every pop");
+        let left = self
+            .text
+            .len()
+            .checked_sub(n)
+            .expect("a push for every pop");
         self.text.truncate(left);
     }
 
@@ -143,10 +156,18 @@ pub(crate) fn assert_constraints_hold(s: usize, subject: Subject, backend: &Arc<
         };
         let plain = setup(Draft::None, Fixed(0), 512, 2);
         let want = write(&plain, &prompts, 0, &sampling, &[]).texts;
-        assert!(want.iter().any(|text| text.output().len() < 120), "some are complete");
+        assert!(
+            want.iter().any(|text| text.output().len() < 120),
+            "some are complete"
+        );
         let cases = [
             (Draft::None, Fixed(3), 64, 3),
-            (Draft::Head, [Fixed(3), UpTo(8), Fixed(1)][i], 33, [1, 3, 8][i]),
+            (
+                Draft::Head,
+                [Fixed(3), UpTo(8), Fixed(1)][i],
+                33,
+                [1, 3, 8][i],
+            ),
             (Draft::Eagle3, Fixed(2), 64, 3),
             (Draft::Ngram, Fixed(5), 7, [8, 1, 3][i]),
             (Draft::Oracle, [UpTo(8), Fixed(8), Fixed(5)][i], 512, 3),
@@ -176,6 +197,10 @@ fn assert_engaged(setup: &Setup<'_>, got: &Written) {
     );
     // Without a drafter every token of a draft is forced, and forced tokens are never wrong.
     if setup.draft == Draft::None {
-        assert_eq!((got.drafted, got.accepted), (got.forced, got.forced), "{what}");
+        assert_eq!(
+            (got.drafted, got.accepted),
+            (got.forced, got.forced),
+            "{what}"
+        );
     }
 }

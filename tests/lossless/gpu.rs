@@ -1,5 +1,6 @@
 //! The same on a GPU. Each test says so and tests nothing where there is none.
 
+use crate::constrained::assert_constraints_hold;
 use crate::guesses::assert_same_guesses;
 use crate::long::assert_lossless_over_splits;
 use crate::reuse::assert_reuse_changes_nothing;
@@ -25,6 +26,17 @@ fn speculation_never_changes_a_token_on_a_gpu() {
             scope.spawn(move || assert_lossless_on_a_gpu(s, subject));
         }
     });
+}
+
+#[test]
+fn speculation_never_changes_a_token_of_a_constrained_text_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+        assert_constraints_hold(s, subject, &gpu);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
     DeltaWeights, DeviceError, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, Sample, Store, Tensor,
-    TokenChoice, TokenGroups, TokenList,
+    TokenChoice, TokenGroups, TokenList, TokenMask,
 };
 use cache::MemoryFull;
 use serde_json::{Map, Value};
@@ -175,6 +175,7 @@ impl Ops for Recorder {
 impl Sample for Recorder {
     delegate! {
         argmax(x: &Tensor) -> Vec<u32>;
+        mask_logits(x: Tensor, masks: &[Option<TokenMask>]) -> Tensor;
     }
 }
 

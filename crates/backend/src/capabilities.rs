@@ -52,8 +52,9 @@ pub struct Capabilities {
     pub prompt_rows: usize,
     /// Whether weights can stay in their mapped files ([`quant::Stored::keep`]).
     pub mapped_weights: bool,
-    /// Whether the device masks logits itself ([`Sample::mask_logits`](crate::Sample::mask_logits)), so that they need not
-    /// cross to the host and back.
+    /// Whether the device masks logits where they lie
+    /// ([`Sample::mask_logits`](crate::Sample::mask_logits)). Otherwise that waits for the device, and
+    /// all logits are copied twice.
     pub masks: bool,
     /// Whether the device has memory of its own. It then says itself when that is full,
     /// and takes nothing from a limit on the host's memory.

@@ -1,7 +1,9 @@
 //! How tokens are chosen, as a device needs to know it.
 
 use crate::math::{MASS_ONE, ln, mass};
+use crate::noise::Noise;
 use crate::{Backend, Tensor};
+use std::cmp::Ordering;
 
 /// What stands for the token of a row that gives none ([`gives_token`]). No vocabulary has
 /// a token of this id.
@@ -23,8 +25,24 @@ pub fn gives_token(row: &[f32]) -> bool {
     any && rest_is_sound && !no_number.contains(&true)
 }
 
-/// The choice of one token, all logits as they are. `speculate::sample` defines it, and
-/// `speculate::noise` the noise; whoever carries it out returns the same token, and [`NO_TOKEN`] for a row that gives none.
+/// How one token is chosen among a row of logits `l`, all of them as they are.
+///
+/// ```text
+/// 1/T = 0  token = argmax l
+/// 1/T > 0  z_i   = l_i (1/T)
+///          S     = {i: z_i > -inf}, then in this order
+///          top-k   the k first by z
+///          top-p   the shortest prefix by z whose mass is at least p times that of S
+///          min-p   those with z_i >= max z + ln(min_p)
+///          token = argmax over S of z_i + g_i,  g = noise(seed, position)
+/// ```
+///
+/// Of equal values the lower token comes first, everywhere. If `max z` is not finite, the token is
+/// `argmax l`. A mass is `exp(z - max z)` in whole units ([`mass`]), so that masses add up exactly in
+/// any order. The noise `g` is a function of the token ([`crate::noise`]), whichever its column.
+///
+/// [`TokenChoice::choose`] is the definition in plain loops; whoever carries it out returns the
+/// same token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenChoice {
     /// Key of the noise.
@@ -40,6 +58,81 @@ pub struct TokenChoice {
     pub ln_min_p: f32,
     /// Most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
+}
+
+impl TokenChoice {
+    /// The token that `logits` give, `logits[i]` being that of token `ids[i]`, or of token `i` without
+    /// `ids`; [`NO_TOKEN`] if they [give none](gives_token).
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer ids than logits.
+    ///
+    /// ```
+    /// use backend::TokenChoice;
+    ///
+    /// let (top_p, ln_min_p) = (1.0, f32::NEG_INFINITY);
+    /// let choice = TokenChoice { seed: 7, position: 0, scale: 1.25, top_p, ln_min_p, top_k: 2 };
+    /// let logits = [1.0, 3.0, -2.0, 2.5];
+    /// let token = choice.choose(&logits, None);
+    /// assert!([1, 3].contains(&token), "one of the two likeliest");
+    /// let greedy = TokenChoice { scale: 0.0, ..choice };
+    /// assert_eq!(greedy.choose(&logits, Some(&[20, 21, 22, 23])), 21);
+    /// ```
+    pub fn choose(&self, logits: &[f32], ids: Option<&[u32]>) -> u32 {
+        if !gives_token(logits) {
+            return NO_TOKEN;
+        }
+        let token = |column: usize| ids.map_or(column as u32, |ids| ids[column]);
+        let mut row: Vec<(f32, u32)> = (logits.iter().enumerate())
+            .map(|(column, &logit)| (logit, token(column)))
+            .collect();
+        let best = |row: &[(f32, u32)]| {
+            let best = row.iter().copied().min_by(best_first);
+            best.expect("a row that gives a token has some")
+        };
+        let (largest, first) = best(&row);
+        let top = largest * self.scale;
+        if self.scale == 0.0 || !top.is_finite() {
+            return first;
+        }
+        row.iter_mut().for_each(|(z, _)| *z *= self.scale);
+        self.keep_support(top, &mut row);
+        let noise = Noise::new(self.seed, self.position);
+        row.iter_mut()
+            .for_each(|(z, token)| *z += noise.gumbel(*token));
+        best(&row).1
+    }
+
+    /// Keeps those of `row`, scaled logits and their tokens, that the noise decides between. `top` is
+    /// the largest of them.
+    fn keep_support(&self, top: f32, row: &mut Vec<(f32, u32)>) {
+        row.retain(|&(z, _)| z > f32::NEG_INFINITY);
+        row.sort_by(best_first);
+        if self.top_k > 0 {
+            row.truncate(self.top_k as usize);
+        }
+        if self.top_p < 1.0 {
+            let masses: Vec<u64> = row.iter().map(|&(z, _)| mass(z - top)).collect();
+            let total: u64 = masses.iter().sum();
+            let wanted = (f64::from(self.top_p) * total as f64).ceil() as u64;
+            let mut sum = 0;
+            let reaches = |&mass: &u64| {
+                sum += mass;
+                sum >= wanted
+            };
+            let last = masses.iter().position(reaches);
+            row.truncate(last.map_or(row.len(), |last| last + 1));
+        }
+        row.retain(|&(z, _)| z >= top + self.ln_min_p);
+    }
+}
+
+/// The order of values and their tokens, which are no NaN: the larger value first, of equal ones
+/// the lower token.
+fn best_first(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
+    let by_value = b.0.partial_cmp(&a.0).expect("numbers");
+    by_value.then(a.1.cmp(&b.1))
 }
 
 /// What a row of logits, as they are, says of its tokens. What is not a number counts as
@@ -206,6 +299,82 @@ mod tests {
                 let exact = of(logit - largest) - sum.ln();
                 assert!((of(found.logprob(logit)) - exact).abs() < 2e-6, "{id}");
             }
+        }
+    }
+
+    /// The tokens that `choice` chooses of `logits` at some of many positions, in ascending order.
+    fn chosen(choice: TokenChoice, logits: &[f32]) -> Vec<u32> {
+        let at = |position| TokenChoice { position, ..choice }.choose(logits, None);
+        let mut tokens: Vec<u32> = (0..3000).map(at).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens
+    }
+
+    #[test]
+    fn noise_chooses_among_what_truncation_leaves() {
+        // Shares of 0.4, 0.1, 0.2, 0.2 and 0.1.
+        let shares = [4.0f32, 1.0, 2.0, 2.0, 1.0];
+        let logits = [shares.map(f32::ln).as_slice(), &[f32::NEG_INFINITY]].concat();
+        let all = TokenChoice {
+            seed: 3,
+            position: 0,
+            scale: 1.0,
+            top_p: 1.0,
+            ln_min_p: f32::NEG_INFINITY,
+            top_k: 0,
+        };
+        assert_eq!(chosen(all, &logits), [0, 1, 2, 3, 4]);
+        // Of equal ones the lower token comes first.
+        for (top_k, want) in [(1, vec![0]), (2, vec![0, 2]), (9, vec![0, 1, 2, 3, 4])] {
+            assert_eq!(chosen(TokenChoice { top_k, ..all }, &logits), want);
+        }
+        for (top_p, want) in [(0.3, vec![0]), (0.59, vec![0, 2]), (0.75, vec![0, 2, 3])] {
+            assert_eq!(chosen(TokenChoice { top_p, ..all }, &logits), want);
+        }
+        for (min_p, want) in [(0.51f32, vec![0]), (0.49, vec![0, 2, 3])] {
+            let ln_min_p = ln(min_p);
+            assert_eq!(chosen(TokenChoice { ln_min_p, ..all }, &logits), want);
+        }
+        // Top-p is a share of what top-k leaves: 0.4 of 0.6.
+        let (top_k, top_p) = (2, 0.65);
+        assert_eq!(
+            chosen(
+                TokenChoice {
+                    top_k,
+                    top_p,
+                    ..all
+                },
+                &logits
+            ),
+            [0]
+        );
+        assert_eq!(chosen(TokenChoice { scale: 0.0, ..all }, &logits), [0]);
+    }
+
+    #[test]
+    fn a_choice_is_made_by_token_and_not_by_column() {
+        let (logits, ids) = ([0.5, 0.5, -0.0, 0.0], [9, 4, 2, 7]);
+        let mut scale = 0.0;
+        for position in 0..200 {
+            let choice = TokenChoice {
+                seed: 1 << 40,
+                position,
+                scale,
+                top_p: 1.0,
+                ln_min_p: f32::NEG_INFINITY,
+                top_k: 0,
+            };
+            let token = choice.choose(&logits, Some(&ids));
+            let mut row = logits;
+            let mut swapped = ids;
+            row.reverse();
+            swapped.reverse();
+            assert_eq!(choice.choose(&row, Some(&swapped)), token);
+            if scale == 0.0 {
+                assert_eq!(token, 4, "the lower token of two equal ones");
+            }
+            scale = 1.0;
         }
     }
 

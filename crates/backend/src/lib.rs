@@ -35,6 +35,7 @@ pub mod conformance;
 mod mask;
 pub mod math;
 pub mod moe;
+pub mod noise;
 mod ops;
 mod record;
 mod reference;

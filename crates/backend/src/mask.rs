@@ -60,6 +60,31 @@ impl TokenMask {
         word.is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
+    /// Masks the rows of `logits`, of `cols` each, with `masks` in place: a logit becomes -inf where
+    /// the row's mask does not allow the token. A row without a mask stays as it is.
+    ///
+    /// # Panics
+    ///
+    /// If there is not a mask, or `None`, for each row, or a mask is of another vocabulary.
+    pub fn apply(masks: &[Option<TokenMask>], cols: usize, logits: &mut [f32]) {
+        assert_eq!(
+            masks.len() * cols,
+            logits.len(),
+            "a mask, or none, for each row"
+        );
+        for (row, mask) in logits.chunks_exact_mut(cols.max(1)).zip(masks) {
+            let Some(mask) = mask else { continue };
+            assert_eq!(mask.n_tokens, cols, "a bit for each token");
+            for (logits, &word) in row.chunks_mut(32).zip(&*mask.words) {
+                for (bit, logit) in logits.iter_mut().enumerate() {
+                    if word >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+    }
+
     /// The bits, 32 tokens a word, the lowest bit first; those past the last token are 0.
     pub fn words(&self) -> &[u32] {
         &self.words

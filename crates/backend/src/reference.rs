@@ -4,7 +4,7 @@ use crate::math::{self, sum_tree};
 use crate::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
     MAX_TENTATIVE, Matrix, NO_TOKEN, Ops, PAGE_ROWS, Record, Rope, SPLIT_ROWS, Sample, Store,
-    Tensor, gives_token,
+    Tensor, TokenChoice, TokenList, gives_token,
 };
 use quant::Stored;
 use std::borrow::Cow;
@@ -576,6 +576,18 @@ impl Sample for Reference {
                 best as u32
             })
             .collect()
+    }
+
+    fn choose_tokens(
+        &self,
+        x: &Tensor,
+        list: Option<&TokenList>,
+        choices: &[TokenChoice],
+    ) -> Option<Vec<u32>> {
+        assert_eq!(choices.len(), x.rows(), "a choice a row");
+        let ids = list.map(TokenList::ids);
+        let rows = values(x).chunks_exact(x.cols()).zip(choices);
+        Some(rows.map(|(row, choice)| choice.choose(row, ids)).collect())
     }
 }
 

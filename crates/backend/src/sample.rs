@@ -28,29 +28,18 @@ pub trait Sample: Store {
     /// so that a token which is not allowed is never chosen, and a row that allows none
     /// [gives no token](gives_token).
     ///
-    /// The default changes the logits on the host; [`Capabilities::masks`](crate::Capabilities::masks) says whether a device
-    /// does it itself.
+    /// The default changes a copy of the logits on the host, for which it waits for the device;
+    /// [`Capabilities::masks`](crate::Capabilities::masks) says whether a device masks them where
+    /// they lie.
     ///
     /// # Panics
     ///
     /// If there is not a mask, or `None`, for each row, or a mask is of another vocabulary.
     fn mask_logits(&self, x: Tensor, masks: &[Option<TokenMask>]) -> Tensor {
         let (rows, cols) = (x.rows(), x.cols());
-        assert_eq!(masks.len(), rows, "a mask, or none, for each row");
-        if masks.iter().all(Option::is_none) {
-            return x;
-        }
-        let mut values = self.download(&x).into_owned();
-        for (row, mask) in values.chunks_exact_mut(cols).zip(masks) {
-            let Some(mask) = mask else { continue };
-            assert_eq!(mask.n_tokens(), cols, "a bit for each token");
-            for (token, logit) in (0..).zip(row) {
-                if !mask.allows(token) {
-                    *logit = f32::NEG_INFINITY;
-                }
-            }
-        }
-        self.upload(rows, cols, &values)
+        let mut logits = self.download(&x).into_owned();
+        TokenMask::apply(masks, cols, &mut logits);
+        self.upload(rows, cols, &logits)
     }
 
     /// What the rows of logits that `asked` names say of the token beside each, and their

@@ -43,7 +43,7 @@ pub use matmul::dot as dot_int8;
 
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Delta, DeltaSpec, DeltaWeights,
-    DeviceError, Experts, Kv, KvSpec, Matrix, Ops, Record, Rope, Sample, Store, Tensor,
+    DeviceError, Experts, Kv, KvSpec, Matrix, Ops, Record, Rope, Sample, Store, Tensor, TokenMask,
 };
 use memory::{values, values_mut};
 use quant::Stored;
@@ -68,6 +68,7 @@ impl Backend for Cpu {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             mapped_weights: true,
+            masks: true,
             ..Capabilities::default()
         }
     }
@@ -198,6 +199,11 @@ impl Ops for Cpu {
 impl Sample for Cpu {
     fn argmax(&self, x: &Tensor) -> Vec<u32> {
         rows::argmax(self, x)
+    }
+
+    fn mask_logits(&self, mut x: Tensor, masks: &[Option<TokenMask>]) -> Tensor {
+        TokenMask::apply(masks, x.cols(), values_mut(&mut x));
+        x
     }
 }
 

@@ -1,9 +1,9 @@
-// Which token follows each row of logits: speculate/src/sample.rs, without what edits
-// logits, with equal bits. Five kernels one after the other: the largest of each part of
+// Which token follows each row of logits: `TokenChoice` in backend/src/choice.rs, with
+// equal bits. Five kernels one after the other: the largest of each part of
 // a row; what tokens weigh, by how far they are below it; which is the last to be kept,
 // the only one with a block a row; the best of each part; the best. Nothing depends on
 // the order in which threads come: masses are integers, and of equal scores the lower
-// token wins.
+// token wins. Before them, `mask_logits` takes away the tokens that may not follow.
 
 // As src/choose.rs lays it out.
 struct TokenChoice {
@@ -22,7 +22,7 @@ struct TokenChoice {
 #define LEAST (-3.40282347e38f) // of all numbers
 #define MAX_GUMBEL 16.635532f
 
-// ---- noise of a token (speculate/src/noise.rs)
+// ---- noise of a token (backend/src/noise.rs)
 __device__ __forceinline__ u32 draw(const TokenChoice &c, u32 token) {
     u32 x[4] = {token / 4, (u32) c.position, (u32) (c.position >> 32), 0};
 #pragma unroll
@@ -130,6 +130,21 @@ __device__ __forceinline__ void each_of_part(int cols, F f) {
 #pragma unroll 4
     for (int i = 0; i < PART / THREADS; i++)
         if (first + i * THREADS < (u32) cols) f(first + i * THREADS);
+}
+
+#define NO_MASK 0xffffffffu // instead of where a row's mask starts: the row has none
+
+// x[row][token] = -inf where the row's mask has no bit of the token. `masks`: for each row the word at which its mask
+// starts, or NO_MASK, then the masks, 32 tokens a word, the lowest bit first. Block (part, row).
+KERNEL __launch_bounds__(THREADS) mask_logits(float *x, const u32 *masks, int cols) {
+    pdl_sync();
+    const u32 start = masks[blockIdx.y];
+    if (start == NO_MASK) return;
+    x += (u64) blockIdx.y * cols;
+    masks += start;
+    each_of_part(cols, [&](u32 i) {
+        if (!(masks[i >> 5] >> (i & 31) & 1)) x[i] = -INF;
+    });
 }
 
 // Of all kernels here: `ids`, the tokens of the columns, if not all, each row's so far apart.

@@ -2,8 +2,9 @@
 
 use crate::driver::{Address, Args, Grid};
 use crate::launch::Device;
+use crate::memory::{Cell, cell, tensor};
 use crate::{Cuda, Kernel, elementwise};
-use backend::{Likeliest, Tensor, TokenChoice, TokenList};
+use backend::{Likeliest, Tensor, TokenChoice, TokenList, TokenMask};
 
 /// Columns of a block that has a part of a row, and its threads, as in the kernels.
 const PART: usize = 2048;
@@ -145,6 +146,58 @@ pub(crate) fn choose_tokens(
     Some(found)
 }
 
+/// Instead of where a row's mask starts, if it has none (kernels/choose.cu).
+const NO_MASK: u32 = u32::MAX;
+
+/// Words of masks that are copied at once: 64 KiB, two masks of 262,144 tokens. Of more, the driver
+/// would wait until the device has come so far.
+const PIECE: usize = 16 << 10;
+
+/// For each row of `cols` logits the word at which its mask starts, or [`NO_MASK`], and then the masks.
+/// Neighbors that share the bits of one mask have it once.
+fn mask_words(cols: usize, masks: &[Option<TokenMask>]) -> Vec<u32> {
+    let mut words = vec![NO_MASK; masks.len()];
+    let mut last: Option<&TokenMask> = None;
+    for (row, mask) in masks.iter().enumerate() {
+        let Some(mask) = mask else { continue };
+        assert_eq!(mask.n_tokens(), cols, "a bit for each token");
+        if last.is_none_or(|last| !std::ptr::eq(last.words(), mask.words())) {
+            words.extend_from_slice(mask.words());
+        }
+        words[row] = (words.len() - mask.words().len()) as u32;
+        last = Some(mask);
+    }
+    words
+}
+
+/// `x` with -inf in place of each logit that its row's mask does not allow. Does not wait for the device.
+pub(crate) fn mask_logits(cuda: &Cuda, x: Tensor, masks: &[Option<TokenMask>]) -> Tensor {
+    let (rows, cols) = (x.rows(), x.cols());
+    assert_eq!(masks.len(), rows, "a mask, or none, for each row");
+    if masks.iter().all(Option::is_none) {
+        return x;
+    }
+    // Launches what makes the logits, so that the device computes them while the masks are put together.
+    cuda.address(&x);
+    let device = &cuda.device;
+    let words = mask_words(cols, masks);
+    let masks = device.arena.buffer(4 * words.len());
+    let pieces = words
+        .chunks(PIECE)
+        .zip((masks.address..).step_by(4 * PIECE));
+    pieces.for_each(|(piece, to)| device.driver.write(to, piece));
+    // In place, but as a tensor of its own: an f16 copy of `x` would be one of other values.
+    let masked = Cell::f32(rows, cols);
+    cell(&x).give(&masked);
+    let args = Args::default()
+        .ptr(masked.address(&device.arena))
+        .ptr(masks.address)
+        .int(cols);
+    let grid = Grid::rect(cols.div_ceil(PART), rows, THREADS);
+    device.launch(&Kernel::new("choose", "mask_logits"), grid, args);
+    tensor(masked)
+}
+
 pub(crate) fn likeliest(
     cuda: &Cuda,
     x: &Tensor,
@@ -196,4 +249,26 @@ pub(crate) fn likeliest(
         }
     };
     found.chunks_exact(words).map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_lie_behind_where_they_start_and_neighbors_share_theirs() {
+        let [a, b] = [[0, 33], [1, 39]].map(|allowed| TokenMask::new(40, allowed));
+        let masks = [
+            None,
+            Some(a.clone()),
+            Some(a.clone()),
+            None,
+            Some(a),
+            Some(b),
+        ];
+        let starts = [NO_MASK, 6, 6, NO_MASK, 6, 8];
+        let words = [1, 2, 2, 1 << 7];
+        assert_eq!(mask_words(40, &masks), [&starts[..], &words].concat());
+        assert_eq!(mask_words(40, &[None, None]), [NO_MASK; 2]);
+    }
 }

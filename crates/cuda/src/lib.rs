@@ -12,8 +12,8 @@
 //! powers of two, and sum in f32; that moves a product by about 3e-4 of its size. Scales and
 //! biases of codes are in f16 also where rows are looked up.
 //!
-//! No files but the cache of compiled code, no models, no law of a token's choice: that of
-//! `speculate::sample` is carried out here with its bits.
+//! No files but the cache of compiled code, no models, no law of a token's choice:
+//! [`backend::TokenChoice`] has it, and kernels return the same tokens.
 
 mod args;
 mod attention;
@@ -44,6 +44,7 @@ pub use gpu::device_count;
 use backend::{
     Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec, DeviceError, Kv, KvSpec,
     Likeliest, Link, Matrix, Record, Sample, StepKey, Store, Tensor, TokenChoice, TokenList,
+    TokenMask,
 };
 use compile::Kernel;
 use driver::{Address, Args, Driver, Grid, lock};
@@ -75,6 +76,7 @@ pub const EQUAL_OPS: &[&str] = &[
     "moves",
     "rope",
     "argmax",
+    "choose_tokens",
     "likeliest",
     "mask_logits",
 ];
@@ -286,6 +288,7 @@ impl Backend for Cuda {
         Capabilities {
             kv: attention::formats(),
             prompt_rows: 1024,
+            masks: true,
             own_memory: true,
             ..Capabilities::default()
         }
@@ -340,6 +343,10 @@ impl Sample for Cuda {
         choices: &[TokenChoice],
     ) -> Option<Vec<u32>> {
         choose::choose_tokens(self, x, list, choices)
+    }
+
+    fn mask_logits(&self, x: Tensor, masks: &[Option<TokenMask>]) -> Tensor {
+        choose::mask_logits(self, x, masks)
     }
 
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<Likeliest> {

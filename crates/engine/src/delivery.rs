@@ -148,7 +148,7 @@ impl Running {
                 // A fault fails, in `leave`.
                 (None, Finish::Length | Finish::NoToken | Finish::Constraint) => {
                     FinishReason::Length
-                },
+                }
             });
             if outcome.hit.is_none() {
                 let stops = std::mem::replace(

@@ -16,7 +16,9 @@ use crate::delivery::{Running, Writing};
 use crate::info::Model;
 use crate::pace::Pace;
 use crate::request::{CancelToken, Event, FinishReason, Request, Sink};
-use speculate::{Constraint, DraftLength, Finish, NO_TOKEN_REASON, Speculator, Stream, StreamOptions};
+use speculate::{
+    Constraint, DraftLength, Finish, NO_TOKEN_REASON, Speculator, Stream, StreamOptions,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

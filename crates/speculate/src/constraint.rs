@@ -62,7 +62,10 @@ impl Stream {
     ///
     /// If the stream has written a token.
     pub fn constrain(&mut self, constraint: Box<dyn Constraint>) {
-        assert!(self.output().is_empty(), "a stream that has written nothing");
+        assert!(
+            self.output().is_empty(),
+            "a stream that has written nothing"
+        );
         self.constraint = Some(constraint);
     }
 
@@ -156,7 +159,11 @@ impl Stream {
         self.stats.forced += fitted.n_forced as u64;
         self.n_guessed = fitted.n_guessed.unwrap_or(fitted.draft.len());
         self.draft = fitted.draft;
-        self.draft_probs = if keeps_refused { fitted.probs } else { Vec::new() };
+        self.draft_probs = if keeps_refused {
+            fitted.probs
+        } else {
+            Vec::new()
+        };
     }
 
     /// Appends `token` to the text, if the constraint lets it; ends the stream if not, or if the
@@ -174,7 +181,8 @@ impl Stream {
                 }
             }
             Ok(false) => {
-                let why = "no token that may come next can be chosen: the request suppresses all of them";
+                let why =
+                    "no token that may come next can be chosen: the request suppresses all of them";
                 self.fail(ConstraintError(why.to_owned()));
             }
             Err(error) => self.fail(error),

@@ -20,7 +20,6 @@ pub mod draft;
 mod forward;
 pub mod length;
 mod logprobs;
-pub mod noise;
 mod probe;
 mod prompt;
 mod reuse;
@@ -33,6 +32,7 @@ mod stream;
 mod timing;
 
 pub use accept::Accept;
+pub use backend::noise;
 pub use constraint::{Constraint, ConstraintError};
 pub use draft::Drafter;
 pub use length::DraftLength;

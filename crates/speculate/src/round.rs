@@ -271,11 +271,8 @@ impl Speculator {
                 stream.stats.count(rows.n_drafted, n_accepted);
                 // Forced tokens say nothing of what the drafter's guesses are worth.
                 let n_guessed = stream.n_guessed.min(rows.n_drafted);
-                self.lengths.verified(
-                    &mut stream.ledger,
-                    n_guessed,
-                    n_accepted.min(n_guessed),
-                );
+                self.lengths
+                    .verified(&mut stream.ledger, n_guessed, n_accepted.min(n_guessed));
             }
         }
     }

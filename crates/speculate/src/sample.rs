@@ -15,6 +15,8 @@
 //!        token = argmax over S of z_i + g_i,  g = noise(seed, position)
 //! ```
 //!
+//! Where nothing edits the logits this is [`backend::TokenChoice`], which devices carry out too.
+//!
 //! Of equal values the lower token id comes first, everywhere. Logits of which one is NaN, or
 //! the largest not finite, give no token ([`backend::NO_TOKEN`]). If edits leave S empty the
 //! token is the lowest id. If `max z` is infinite, S is `argmax l` alone. A mass is
@@ -360,6 +362,26 @@ mod tests {
                     prop_assert_eq!(chosen, naive_choice(&sampling, position, support));
                 }
             }
+        }
+
+        #[test]
+        fn without_edits_the_choice_is_that_of_a_device(
+            drawn in samplings(),
+            (kind, seed, n) in (0usize..6, any::<u64>(), 1usize..700),
+            position in any::<u64>(),
+        ) {
+            let (temperature, top_k, top_p, min_p) =
+                (drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p);
+            let plain = Sampling::default();
+            let sampling = Sampling { temperature, top_k, top_p, min_p, seed: drawn.seed, ..plain };
+            let choice = sampling.on_device(position).expect("no more than the logits count");
+            let (logits, history) = (row(kind, seed, n), history(&sampling, &[], &[]));
+            let scratch = &mut Scratch::default();
+            let chosen = choose(&sampling, &history, position, &logits, scratch);
+            prop_assert_eq!(chosen, choice.choose(&logits, None));
+            let ids: Vec<u32> = (0..n as u32).rev().map(|i| 2 * i + 1).collect();
+            let chosen = choose_among(&sampling, &history, position, &ids, &logits, scratch);
+            prop_assert_eq!(chosen, choice.choose(&logits, Some(&ids)));
         }
 
         #[test]

@@ -97,10 +97,13 @@ impl ReasoningMarks {
             return ReplyStart::Reasoning;
         }
         let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
-        let closed = tail.iter().rposition(|&id| id == self.close).is_some_and(|at| {
-            let after = tokenizer.detokenize(&tail[at + 1..], Specials::Show);
-            after.trim().is_empty()
-        });
+        let closed = tail
+            .iter()
+            .rposition(|&id| id == self.close)
+            .is_some_and(|at| {
+                let after = tokenizer.detokenize(&tail[at + 1..], Specials::Show);
+                after.trim().is_empty()
+            });
         match closed {
             true => ReplyStart::Answer,
             false => ReplyStart::Free,
@@ -355,12 +358,27 @@ mod tests {
     #[test]
     fn a_prompt_says_what_its_reply_begins_with() {
         for (tokenizer, prompt, start, separator) in [
-            (&*QWEN, "<|im_start|>assistant\n<think>\n", ReplyStart::Reasoning, "\n\n"),
-            (&*QWEN, "<think>\n\n</think>\n\n", ReplyStart::Answer, "\n\n"),
+            (
+                &*QWEN,
+                "<|im_start|>assistant\n<think>\n",
+                ReplyStart::Reasoning,
+                "\n\n",
+            ),
+            (
+                &*QWEN,
+                "<think>\n\n</think>\n\n",
+                ReplyStart::Answer,
+                "\n\n",
+            ),
             (&*QWEN, "</think>So", ReplyStart::Free, "\n\n"),
             (&*QWEN, "<|im_start|>assistant\n", ReplyStart::Free, "\n\n"),
             (&*GEMMA, "<|turn>model\n", ReplyStart::Free, ""),
-            (&*GEMMA, "<|channel>thought\n<channel|>", ReplyStart::Answer, ""),
+            (
+                &*GEMMA,
+                "<|channel>thought\n<channel|>",
+                ReplyStart::Answer,
+                "",
+            ),
             (&*GEMMA, "<|channel>thought\n", ReplyStart::Reasoning, ""),
         ] {
             let marks = ReasoningMarks::new(tokenizer).unwrap();

@@ -36,6 +36,8 @@ enum Fault {
     Moe,
     GateRows,
     Argmax,
+    /// Chooses tokens without one part of the definition.
+    Choose(Part),
     Likeliest,
     /// Lets a token pass that its mask does not allow.
     Mask,
@@ -45,6 +47,25 @@ enum Fault {
     Step,
     /// A chain's later steps do not see what the first one passed on.
     Chain,
+}
+
+/// A part of what defines a choice ([`TokenChoice`]).
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Part {
+    Temperature,
+    TopK,
+    TopP,
+    MinP,
+    /// The seed's upper half.
+    Seed,
+    /// The position's upper half.
+    Position,
+    /// The noise of a column's token, not of the column.
+    Token,
+    /// The lower of equal ones.
+    Ties,
+    /// That damaged rows give no token.
+    Damage,
 }
 
 /// The reference with one wrong op: a value moves by one bit, in one row of
@@ -211,16 +232,40 @@ impl Sample for Broken {
         }
         best
     }
-    /// Every choice is greedy: chains and single steps must agree, whatever is chosen.
     fn choose_tokens(
         &self,
         x: &Tensor,
         list: Option<&TokenList>,
-        _choices: &[TokenChoice],
+        choices: &[TokenChoice],
     ) -> Option<Vec<u32>> {
-        let best = Reference.argmax(x).into_iter();
+        let Fault::Choose(part) = self.0 else {
+            return Reference.choose_tokens(x, list, choices);
+        };
+        let mut choices = choices.to_vec();
+        for choice in &mut choices {
+            match part {
+                Part::Temperature if choice.scale > 0.0 => choice.scale = 1.0,
+                Part::TopK => choice.top_k = 0,
+                Part::TopP => choice.top_p = 1.0,
+                Part::MinP => choice.ln_min_p = f32::NEG_INFINITY,
+                Part::Seed => choice.seed &= u64::from(u32::MAX),
+                Part::Position => choice.position &= u64::from(u32::MAX),
+                _ => {}
+            }
+        }
+        let list_if_seen = list.filter(|_| part != Part::Token);
+        let mut tokens = Reference.choose_tokens(x, list_if_seen, &choices)?;
         let name = |column: u32| list.map_or(column, |list| list.ids()[column as usize]);
-        Some(best.map(name).collect())
+        let largest = Broken(Fault::Argmax).argmax(x);
+        for ((token, choice), largest) in tokens.iter_mut().zip(choices).zip(largest) {
+            match (part, *token == crate::NO_TOKEN) {
+                (Part::Token, false) => *token = name(*token),
+                (Part::Ties, false) if choice.scale == 0.0 => *token = name(largest),
+                (Part::Damage, true) => *token = name(0),
+                _ => {}
+            }
+        }
+        Some(tokens)
     }
     fn mask_logits(&self, x: Tensor, masks: &[Option<TokenMask>]) -> Tensor {
         let mut masks = masks.to_vec();
@@ -308,6 +353,19 @@ fn one_wrong_bit_in_any_op_fails() {
         (Moe, "moe", "moe ("),
         (GateRows, "moe", "gate_rows ("),
         (Argmax, "argmax", "argmax"),
+        (
+            Choose(Part::Temperature),
+            "choose_tokens",
+            "choose_tokens (",
+        ),
+        (Choose(Part::TopK), "choose_tokens", "choose_tokens ("),
+        (Choose(Part::TopP), "choose_tokens", "choose_tokens ("),
+        (Choose(Part::MinP), "choose_tokens", "choose_tokens ("),
+        (Choose(Part::Seed), "choose_tokens", "choose_tokens ("),
+        (Choose(Part::Position), "choose_tokens", "choose_tokens ("),
+        (Choose(Part::Token), "choose_tokens", "choose_tokens ("),
+        (Choose(Part::Ties), "choose_tokens", "choose_tokens ("),
+        (Choose(Part::Damage), "choose_tokens", "choose_tokens ("),
         (Likeliest, "likeliest", "likeliest"),
         (Mask, "mask_logits", "mask_logits ("),
     ];

@@ -11,6 +11,7 @@
 mod attend;
 #[cfg(test)]
 mod broken;
+mod choose;
 mod delta;
 mod elementwise;
 mod matmul;
@@ -42,6 +43,7 @@ pub const EQUAL_CASES: &[(&str, EqualCase)] = &[
     ("gated_delta", delta::gated_delta_equals),
     ("moe", moe::moe_equals),
     ("argmax", sample::argmax_equals),
+    ("choose_tokens", choose::chosen_tokens_equal),
     ("likeliest", sample::likeliest_equals),
     ("mask_logits", sample::masked_logits_equal),
 ];

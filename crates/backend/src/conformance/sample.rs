@@ -76,38 +76,60 @@ pub(super) fn likeliest_equals(got: &dyn Backend, want: &dyn Backend) {
     }
 }
 
+/// Rows of a vocabulary of `n_tokens`, with some that are not numbers, with each kind of mask.
+fn masked_rows(noise: &mut Noise, n_tokens: usize) -> Vec<(Vec<f32>, Option<TokenMask>)> {
+    let mask = |allowed: &mut dyn Iterator<Item = u32>| Some(TokenMask::new(n_tokens, allowed));
+    let all = || 0..n_tokens as u32;
+    let masks = [
+        mask(&mut all().filter(|_| noise.below(3) == 0)),
+        None,
+        mask(&mut [].into_iter()),
+        mask(&mut all()),
+        mask(&mut all().skip(n_tokens - 1)),
+        mask(&mut all().filter(|token| token / 32 % 2 == 1)),
+    ];
+    let odd = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0];
+    let mut rows = Vec::new();
+    for mask in masks {
+        let sound = noise.values(n_tokens, 1.0);
+        let mut row = sound.clone();
+        for value in odd {
+            row[noise.below(n_tokens)] = value;
+        }
+        rows.extend([(sound, mask.clone()), (row, mask)]);
+    }
+    rows
+}
+
 pub(super) fn masked_logits_equal(got: &dyn Backend, want: &dyn Backend) {
     let mut noise = Noise(20);
-    for row in odd_logits(&mut noise) {
-        let m = row.len();
-        let some = (0..m as u32)
-            .filter(|_| noise.below(3) == 0)
-            .collect::<Vec<_>>();
-        let last = TokenMask::new(m, [m as u32 - 1]);
-        // Some tokens, no mask, none, the last one.
-        let masks = [
-            Some(TokenMask::new(m, some)),
-            None,
-            Some(TokenMask::new(m, [])),
-            Some(last),
-        ];
-        let values = row.repeat(masks.len());
-        let run = |b: &dyn Backend| {
-            let x = b.mask_logits(b.upload(masks.len(), m, &values), &masks);
-            (b.download(&x).into_owned(), b.argmax(&x))
-        };
-        let (got, want) = (run(got), run(want));
-        let case = format!("{m} tokens");
-        same("mask_logits", &case, m, &got.0, &want.0);
-        assert_eq!(got.1, want.1, "mask_logits ({case}): tokens");
-        for (values, mask) in got.0.chunks_exact(m).zip(&masks) {
-            let is_closed = |(token, &x): (u32, &f32)| {
-                mask.as_ref().is_none_or(|mask| mask.allows(token)) || x == f32::NEG_INFINITY
+    // Whole words of 32 tokens, lines of 1024 and parts of a GPU's blocks, and one more or less.
+    for m in [
+        1, 3, 31, 32, 33, 64, 65, 1000, 1024, 1025, 2047, 2048, 2049, 4128, 70_001,
+    ] {
+        let rows = masked_rows(&mut noise, m);
+        // Together, those with a mask, those without, and one.
+        let with: Vec<_> = rows.iter().filter(|(_, mask)| mask.is_some()).collect();
+        let without: Vec<_> = rows.iter().filter(|(_, mask)| mask.is_none()).collect();
+        for rows in [rows.iter().collect(), with.clone(), without, vec![with[0]]] {
+            let masks: Vec<_> = rows.iter().map(|(_, mask)| mask.clone()).collect();
+            let values: Vec<f32> = rows.iter().flat_map(|(row, _)| row).copied().collect();
+            let run = |b: &dyn Backend| {
+                let x = b.mask_logits(b.upload(rows.len(), m, &values), &masks);
+                (b.download(&x).into_owned(), b.argmax(&x))
             };
-            assert!(
-                (0..).zip(values).all(is_closed),
-                "mask_logits ({case}): closed tokens"
-            );
+            let (got, want) = (run(got), run(want));
+            let case = format!("{} rows of {m} tokens", rows.len());
+            same("mask_logits", &case, m, &got.0, &want.0);
+            assert_eq!(got.1, want.1, "mask_logits ({case}): tokens");
+            // What the masks say, without the reference.
+            let by_row = got.0.chunks_exact(m).zip(rows);
+            for (got, (logits, mask)) in by_row {
+                let masked = |token| mask.as_ref().is_some_and(|mask| !mask.allows(token));
+                let logit = |(token, &x)| if masked(token) { f32::NEG_INFINITY } else { x };
+                let want: Vec<f32> = (0..).zip(logits).map(logit).collect();
+                same("mask_logits", &case, m, got, &want);
+            }
         }
     }
 }

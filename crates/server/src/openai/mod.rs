@@ -14,8 +14,8 @@ mod logprobs;
 mod messages;
 pub(crate) mod models;
 mod structured;
-mod thinking;
 pub(crate) mod tables;
+mod thinking;
 
 use std::sync::Arc;
 

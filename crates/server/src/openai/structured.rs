@@ -40,7 +40,10 @@ pub(crate) fn read(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
             (_, None) => {}
             (None, next) => found = next,
             (Some(first), Some(next)) => {
-                let message = format!("cannot be combined with `{}`; send one of them", first.field);
+                let message = format!(
+                    "cannot be combined with `{}`; send one of them",
+                    first.field
+                );
                 return Err(ApiError::field(next.field, message));
             }
         }
@@ -70,7 +73,10 @@ fn spec(
         StructuredKind::Grammar => grammar(text()?),
         StructuredKind::Choice => {
             let wrong = || fields.error(field, "must be a list of strings, not empty");
-            let list = value.as_array().filter(|list| !list.is_empty()).ok_or_else(wrong)?;
+            let list = value
+                .as_array()
+                .filter(|list| !list.is_empty())
+                .ok_or_else(wrong)?;
             let choices = list.iter().map(|item| item.as_str().map(str::to_owned));
             GrammarSpec::Choice(choices.collect::<Option<_>>().ok_or_else(wrong)?)
         }
@@ -79,11 +85,18 @@ fn spec(
 
 /// A schema as an object, as `true` or `false`, or as JSON text of one.
 fn schema(fields: &Fields<'_>, field: &str, value: &Value) -> Result<Value, ApiError> {
-    let wrong = || fields.error(field, "must be a JSON schema: an object, or the JSON text of one");
+    let wrong = || {
+        fields.error(
+            field,
+            "must be a JSON schema: an object, or the JSON text of one",
+        )
+    };
     match value {
         Value::String(text) => {
             let parsed = serde_json::from_str::<Value>(text).ok();
-            parsed.filter(|v| v.is_object() || v.is_boolean()).ok_or_else(wrong)
+            parsed
+                .filter(|v| v.is_object() || v.is_boolean())
+                .ok_or_else(wrong)
         }
         Value::Object(_) | Value::Bool(_) => Ok(value.clone()),
         _ => Err(wrong()),
@@ -111,7 +124,10 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
             None => (NAME, GrammarSpec::JsonObject),
             Some(value) => {
                 let field = "response_format.schema";
-                (field, GrammarSpec::JsonSchema(schema(fields, field, value)?))
+                (
+                    field,
+                    GrammarSpec::JsonSchema(schema(fields, field, value)?),
+                )
             }
         },
         Some("json_schema") => {
@@ -170,7 +186,10 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> 
             field: format!("{NAME}.{name}"),
             spec,
         })),
-        (None, _) => Err(fields.error(NAME, "needs one of json, regex, choice, grammar, json_object")),
+        (None, _) => Err(fields.error(
+            NAME,
+            "needs one of json, regex, choice, grammar, json_object",
+        )),
         (Some((first, _)), Some((second, _))) => {
             let message = format!("has both `{first}` and `{second}`; send one of them");
             Err(fields.error(NAME, message))
@@ -198,9 +217,15 @@ mod tests {
         let is_schema = GrammarSpec::JsonSchema(schema.clone());
         let format = |value: Value| json!({"response_format": value});
         for (body, field, spec) in [
-            (format(json!({"type": "json_object"})), "response_format", GrammarSpec::JsonObject),
             (
-                format(json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": true}})),
+                format(json!({"type": "json_object"})),
+                "response_format",
+                GrammarSpec::JsonObject,
+            ),
+            (
+                format(
+                    json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": true}}),
+                ),
                 "response_format.json_schema.schema",
                 is_schema.clone(),
             ),
@@ -209,11 +234,31 @@ mod tests {
                 "response_format.schema",
                 is_schema.clone(),
             ),
-            (json!({"guided_json": schema}), "guided_json", is_schema.clone()),
-            (json!({"guided_json": text}), "guided_json", is_schema.clone()),
-            (json!({"json_schema": schema}), "json_schema", is_schema.clone()),
-            (json!({"regex": "a+"}), "regex", GrammarSpec::Regex("a+".into())),
-            (json!({"guided_regex": "a+"}), "guided_regex", GrammarSpec::Regex("a+".into())),
+            (
+                json!({"guided_json": schema}),
+                "guided_json",
+                is_schema.clone(),
+            ),
+            (
+                json!({"guided_json": text}),
+                "guided_json",
+                is_schema.clone(),
+            ),
+            (
+                json!({"json_schema": schema}),
+                "json_schema",
+                is_schema.clone(),
+            ),
+            (
+                json!({"regex": "a+"}),
+                "regex",
+                GrammarSpec::Regex("a+".into()),
+            ),
+            (
+                json!({"guided_regex": "a+"}),
+                "guided_regex",
+                GrammarSpec::Regex("a+".into()),
+            ),
             (
                 json!({"guided_choice": ["a", "b"]}),
                 "guided_choice",
@@ -259,7 +304,10 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (body, message) in [
-            (json!({"response_format": {}}), "`response_format.type` is missing"),
+            (
+                json!({"response_format": {}}),
+                "`response_format.type` is missing",
+            ),
             (
                 json!({"response_format": {"type": "xml"}}),
                 "`response_format.type` must be one of text, json_object, json_schema",

@@ -80,10 +80,16 @@ pub(crate) const HONORED: &[Known] = &[
         "response_format",
         "`text`, `json_object`, or `json_schema` with a schema, which is always enforced",
     ),
-    known("response_format.type", "`text`, `json_object` or `json_schema`"),
+    known(
+        "response_format.type",
+        "`text`, `json_object` or `json_schema`",
+    ),
     known("response_format.json_schema", "see its fields"),
     known("response_format.json_schema.schema", "the JSON schema"),
-    known("response_format.json_schema.name", "names the schema; changes nothing"),
+    known(
+        "response_format.json_schema.name",
+        "names the schema; changes nothing",
+    ),
     known(
         "response_format.json_schema.description",
         "describes the schema; changes nothing",
@@ -92,7 +98,10 @@ pub(crate) const HONORED: &[Known] = &[
         "response_format.json_schema.strict",
         "changes nothing: a schema is always enforced",
     ),
-    known("response_format.schema", "a schema beside `json_object`, as llama-server's clients send it"),
+    known(
+        "response_format.schema",
+        "a schema beside `json_object`, as llama-server's clients send it",
+    ),
     known("structured_outputs", "one of its fields"),
     known("structured_outputs.json", "a JSON schema"),
     known("structured_outputs.regex", "a regular expression"),
@@ -127,10 +136,14 @@ pub(crate) enum StructuredKind {
 impl StructuredKind {
     fn about(self) -> &'static str {
         match self {
-            StructuredKind::Schema => "a JSON schema that the answer follows, or the JSON text of one",
+            StructuredKind::Schema => {
+                "a JSON schema that the answer follows, or the JSON text of one"
+            }
             StructuredKind::Regex => "a regular expression that the whole answer matches",
             StructuredKind::Choice => "a list of strings, one of which is the answer",
-            StructuredKind::Grammar => "a grammar that the answer follows: GBNF, or Lark as llguidance has it",
+            StructuredKind::Grammar => {
+                "a grammar that the answer follows: GBNF, or Lark as llguidance has it"
+            }
         }
     }
 }
@@ -182,7 +195,10 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
     ),
     known("thinking_token_budget", "another name of `thinking_budget`"),
     known("reasoning_budget", "another name of `thinking_budget`"),
-    known("reasoning_budget_tokens", "another name of `thinking_budget`"),
+    known(
+        "reasoning_budget_tokens",
+        "another name of `thinking_budget`",
+    ),
     known(
         "reasoning_format",
         "`auto` and `deepseek` put reasoning into `reasoning_content`, `none` leaves it in `content`",

@@ -116,7 +116,8 @@ impl Thinking {
         match self.switch {
             Some((first, was)) if was != on => {
                 let [first_word, word] = [was, on].map(|on| if on { "on" } else { "off" });
-                let message = format!("turns reasoning {word}, and `{first}` turns it {first_word}");
+                let message =
+                    format!("turns reasoning {word}, and `{first}` turns it {first_word}");
                 Err(fields.error(by, message))
             }
             _ => {
@@ -147,7 +148,12 @@ impl Thinking {
     }
 
     /// Takes a budget; -1 is none.
-    fn limit(&mut self, fields: &Fields<'_>, by: &'static str, tokens: i64) -> Result<(), ApiError> {
+    fn limit(
+        &mut self,
+        fields: &Fields<'_>,
+        by: &'static str,
+        tokens: i64,
+    ) -> Result<(), ApiError> {
         match usize::try_from(tokens) {
             Ok(0) => self.turn(fields, by, false),
             Ok(tokens) => {

@@ -55,7 +55,9 @@ fn fits(schema: &Value, value: &Value) -> bool {
         "string" => value
             .as_str()
             .is_some_and(|text| within(text.chars().count() as u64, "minLength", "maxLength")),
-        "integer" => value.as_u64().is_some_and(|n| within(n, "minimum", "maximum")),
+        "integer" => value
+            .as_u64()
+            .is_some_and(|n| within(n, "minimum", "maximum")),
         "boolean" => value.is_boolean(),
         "array" => value.as_array().is_some_and(|items| {
             within(items.len() as u64, "minItems", "maxItems")
@@ -64,8 +66,12 @@ fn fits(schema: &Value, value: &Value) -> bool {
         "object" => value.as_object().is_some_and(|object| {
             let known = schema["properties"].as_object().unwrap();
             let required = schema["required"].as_array().unwrap();
-            object.iter().all(|(key, value)| known.get(key).is_some_and(|s| fits(s, value)))
-                && required.iter().all(|key| object.contains_key(key.as_str().unwrap()))
+            object
+                .iter()
+                .all(|(key, value)| known.get(key).is_some_and(|s| fits(s, value)))
+                && required
+                    .iter()
+                    .all(|key| object.contains_key(key.as_str().unwrap()))
         }),
         other => panic!("no such type: {other}"),
     }
@@ -111,7 +117,10 @@ async fn an_answer_follows_its_schema_and_is_the_same_without_speculation() {
             let answer = choice["message"]["content"].as_str().unwrap();
             let value: Value = serde_json::from_str(answer).expect(&what);
             assert!(fits(&person(), &value), "{what}");
-            assert!(reply["speculation"]["accepted"].as_u64().unwrap() > 10, "{what}");
+            assert!(
+                reply["speculation"]["accepted"].as_u64().unwrap() > 10,
+                "{what}"
+            );
 
             body["speculation"] = json!("off");
             let plain = server.chat(&body).await.json();
@@ -133,19 +142,25 @@ async fn every_kind_of_grammar_is_followed_by_both_endpoints() {
     for (more, check) in [
         (
             json!({"response_format": {"type": "json_object"}}),
-            (|text| serde_json::from_str::<Value>(text).is_ok_and(|v| v.is_object())) as fn(&str) -> bool,
+            (|text| serde_json::from_str::<Value>(text).is_ok_and(|v| v.is_object()))
+                as fn(&str) -> bool,
         ),
         (json!({"regex": "[0-9]{4}"}), digits),
         (json!({"structured_outputs": {"regex": "[0-9]{4}"}}), digits),
         (json!({"grammar": "root ::= [0-9]{4}"}), digits),
         (json!({"guided_grammar": "start: /[0-9]{4}/"}), digits),
-        (json!({"guided_choice": ["left", "right"]}), |text| ["left", "right"].contains(&text)),
+        (json!({"guided_choice": ["left", "right"]}), |text| {
+            ["left", "right"].contains(&text)
+        }),
     ] {
         let reply = server.chat(&asking(&more)).await.json();
         let choice = &reply["choices"][0];
         // An object may go on for ever.
         if choice["finish_reason"] == "stop" || !more["response_format"].is_object() {
-            assert!(check(choice["message"]["content"].as_str().unwrap()), "{more}: {reply}");
+            assert!(
+                check(choice["message"]["content"].as_str().unwrap()),
+                "{more}: {reply}"
+            );
         }
         let mut body = more.clone();
         body["prompt"] = json!("Once upon a time");
@@ -193,5 +208,8 @@ async fn a_budget_closes_the_reasoning_with_the_model_s_own_mark() {
     body["reasoning_format"] = json!("none");
     let reply = server.chat(&body).await.json();
     let text = reply["choices"][0]["message"]["content"].as_str().unwrap();
-    assert!(text.starts_with("<think>") && text.contains("</think>"), "{text}");
+    assert!(
+        text.starts_with("<think>") && text.contains("</think>"),
+        "{text}"
+    );
 }

@@ -13,10 +13,10 @@
 //! to restore.
 //!
 //! Philox: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as
-//! 1, 2, 3". The logarithm is [`backend::math::ln`], so the bits are the same on
+//! 1, 2, 3". The logarithm is [`ln`], so the bits are the same on
 //! every machine.
 
-use backend::math::ln;
+use crate::math::ln;
 
 // Multipliers and key increments of Philox4x32 (Salmon et al. 2011, §4.2).
 const M0: u32 = 0xd251_1f53;
@@ -49,6 +49,7 @@ pub const BLOCK: usize = 64;
 pub type Draws = [[u32; BLOCK / 4]; 4];
 
 /// Philox4x32-10: four random words, a function of `counter` and `key` alone.
+#[inline]
 pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     philox_wide(counter.map(u64::from), key).map(|x| x as u32)
 }
@@ -93,7 +94,7 @@ impl Noise {
     }
 
     /// Noise that is independent of [`Noise::new`], for the token that takes the place of
-    /// a rejected one ([`crate::accept::residual`]).
+    /// a rejected one.
     pub fn recovering(seed: u64, position: u64) -> Self {
         Noise {
             stream: STREAM_RECOVERING,
@@ -102,6 +103,7 @@ impl Noise {
     }
 
     /// The draw of one token: `DRAW_BITS` random bits.
+    #[inline]
     pub fn draw(&self, token: u32) -> u32 {
         let [lo, hi] = self.position;
         let x = philox([token / 4, lo, hi, self.stream], self.key);
@@ -115,6 +117,7 @@ impl Noise {
 
     /// The draws of the [`BLOCK`] tokens from `block * BLOCK` on, four from a counter: the
     /// fast way to walk a whole vocabulary.
+    #[inline]
     #[allow(
         clippy::needless_range_loop,
         reason = "one index for the counter and four lanes"
@@ -150,6 +153,7 @@ fn uniform(draw: u32) -> f32 {
 }
 
 /// The Gumbel variable of a draw, `-ln(-ln((draw + 1/2) 2^-23))`.
+#[inline]
 pub fn gumbel_of(draw: u32) -> f32 {
     -ln(-ln(uniform(draw)))
 }

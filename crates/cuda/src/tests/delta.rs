@@ -1,0 +1,95 @@
+//! The gated delta rule.
+
+use super::{gpu, noise};
+use backend::{
+    Activation, Backend, Batch, BatchSeq, DeltaSpec, DeltaWeights, Record, Row, Store, Tensor,
+};
+
+/// Three steps of the delta rule, of which some rows stay, and of the last one its gated norm.
+pub(super) fn delta_steps(b: &dyn Backend) -> [Tensor; 3] {
+    delta_rows(b, &[(7, 3), (6, 1), (10, 10)], &[2, 4], |x| x)
+}
+
+/// Steps of so many rows and certain ones, of which so many others stay, each from the row on
+/// that comes after those that stayed: results of the last one, their norm, and that gated.
+fn delta_rows(
+    b: &dyn Backend,
+    steps: &[(usize, usize)],
+    kept: &[usize],
+    tell: impl Fn(Tensor) -> Tensor,
+) -> [Tensor; 3] {
+    let spec = DeltaSpec {
+        slots: 2,
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 128,
+        value_dim: 128,
+        conv_taps: 4,
+    };
+    let channels = spec.channels();
+    let weights = DeltaWeights {
+        conv: b.upload(channels, 4, &noise(8, 4 * channels)),
+        decay: b.upload(1, 4, &[-0.1, -0.5, -1.0, -0.01]),
+        dt_bias: b.upload(1, 4, &[0.3, -0.3, 0.0, 1.0]),
+    };
+    let weight = b.upload(1, 128, &noise(7, 128));
+    let mut state = b.delta(spec);
+    let (mut last, mut at) = (None, 0);
+    for (i, &(n, certain)) in steps.iter().enumerate() {
+        let kept = i.checked_sub(1).map(|i| kept[i]);
+        at += kept.unwrap_or(0);
+        let row = Row::text;
+        let batch = Batch {
+            rows: (at as u32..(at + n) as u32).map(row).collect(),
+            seqs: vec![BatchSeq {
+                rows: 0..n,
+                slot: 1,
+                is_new: kept.is_none(),
+                kept: kept.unwrap_or(0),
+                certain,
+                tables: Vec::new(),
+            }],
+            ..Batch::default()
+        };
+        let part = |seed, cols| b.upload(n, cols, &noise(seed, 40 * cols)[at * cols..][..n * cols]);
+        let (qkv, beta, a) = (part(9, channels), part(10, 4), part(11, 4));
+        let gate = part(12, 4 * 128);
+        let y = tell(b.gated_delta(&mut state, &weights, &qkv, &beta, &a, &batch));
+        let norm = tell(b.rms_norm(&y, Some(&weight), 128, 1e-6));
+        let gated = tell(b.glu(gate, &norm, Activation::Silu));
+        last = Some([y, norm, gated]);
+        at += certain;
+    }
+    last.expect("a step")
+}
+
+/// One kernel for few rows, and one after the other, whatever rows come together.
+#[test]
+fn gpu_small_delta_steps_of_few_rows_have_the_bits_of_many() {
+    let Some(cuda) = gpu() else { return };
+    let tell = |x: Tensor| {
+        cuda.download(&x);
+        x
+    };
+    let down = |x: &Tensor| cuda.download(x).into_owned();
+    let all = delta_rows(&cuda, &[(20, 20)], &[], |x| x);
+    let steps: [(&[_], &[_]); 4] = [
+        (&[(7, 3), (6, 1), (10, 10)], &[2, 4]),
+        (&[(12, 12), (8, 8)], &[0]),
+        (&[(19, 19), (1, 1)], &[0]),
+        (&[(3, 0), (17, 1), (18, 18)], &[1, 0]),
+    ];
+    for (steps, kept) in steps {
+        for some in [
+            delta_rows(&cuda, steps, kept, |x| x),
+            delta_rows(&cuda, steps, kept, tell),
+        ] {
+            for (i, (got, all)) in some.iter().zip(&all).enumerate() {
+                let (got, all) = (down(got), down(all));
+                let same = got[..] == all[all.len() - got.len()..];
+                assert!(same, "tensor {i} of {steps:?}, {kept:?} stay");
+            }
+        }
+    }
+    cuda.finish().unwrap();
+}

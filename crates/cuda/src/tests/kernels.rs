@@ -1,0 +1,178 @@
+//! Every kernel compiles within its budget, and has its arguments where they are put. No GPU is needed.
+
+use crate::args;
+use crate::compile::{self, Kernel};
+use crate::gemm::{self, Warpgroups};
+use crate::matmul::Tiles;
+use crate::pack::Packing;
+use std::collections::HashSet;
+
+/// Every file of kernels with the numbers that models need; for other
+/// architectures than the first, those of common formats. Pipelined products start at
+/// compute capability 9.0.
+fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
+    let with = |file, defines: &[(&'static str, usize)]| Kernel {
+        file,
+        name: "",
+        defines: defines.to_vec(),
+    };
+    let attention = |file, kv, head| {
+        let tiles = usize::from(head > 0);
+        let depth = if head == 0 || head % 256 > 0 {
+            0
+        } else if first {
+            4
+        } else {
+            2
+        };
+        with(
+            file,
+            &[
+                ("KV_FORMAT", kv),
+                ("TENSOR_CORES", tiles),
+                ("HEAD_DIM", head),
+                ("STAGES", depth),
+            ],
+        )
+    };
+    let prompts = |kv, head, stages| {
+        let defines = [
+            ("KV_FORMAT", kv),
+            ("TENSOR_CORES", 1),
+            ("HEAD_DIM", head),
+            ("STAGES", stages),
+        ];
+        with(compile::ATTENTION_WGMMA, &defines)
+    };
+    let delta = |dk, dv, parts| {
+        let threads = parts * dv / 4;
+        let defines = [
+            ("DK", dk),
+            ("DV", dv),
+            ("PARTS", parts),
+            ("COLUMN_SPLITS", 4),
+            ("TAPS", 4),
+            ("THREADS", threads),
+        ];
+        with("delta", &defines)
+    };
+    let codes = |bits, group| Packing::Codes { bits, group };
+    let alone = [
+        "elementwise",
+        "gemv_f32",
+        "moe_route",
+        "moe_combine",
+        "choose",
+    ];
+    let mut all: Vec<Kernel> = alone.map(|file| with(file, &[])).into();
+    for file in ["kv_append", "attention"] {
+        all.extend([attention(file, 0, 0), attention(file, 2, 256)]);
+        if first {
+            let more = [(1, 128), (2, 64), (2, 512), (3, 64), (3, 256)];
+            all.extend(more.map(|(kv, head)| attention(file, kv, head)));
+        }
+    }
+    all.push(delta(128, 128, 8));
+    let mut packings = vec![Packing::Plain, codes(4, 64)];
+    if first {
+        all.extend([prompts(2, 256, 5), prompts(1, 512, 8), delta(64, 256, 4)]);
+        packings.push(Packing::E4m3 { group: 64 });
+        packings.extend([2, 3, 4, 5, 6, 8].map(|bits| codes(bits, 32)));
+    }
+    for packing in packings {
+        let tiles = Tiles::new(packing, 4096);
+        let files = ["embed", "gemv", "moe_gemv", "moe_gemv_glu"];
+        all.extend(files.map(|file| tiles.kernel(file, "")));
+        if pipelined {
+            all.push(tiles.kernel("gemv_pipelined", ""));
+        }
+        all.push(gemm::simple(packing, ""));
+        if first {
+            all.extend([64, 128].map(|rows| Warpgroups::new(packing, rows).kernel("")));
+        }
+    }
+    all
+}
+
+/// Registers of a thread and instructions, at most, by how a kernel's name starts; 40 and
+/// 1000 for others. More registers mean fewer threads at once, or spills. Instructions may
+/// grow by a fifth or so; more is a loop unrolled by mistake. Look before you raise one.
+const BUDGETS: &[(&str, usize, usize)] = &[
+    ("gemm", 255, 3200),
+    ("moe_gemv_8", 128, 1450),
+    ("moe_gemv_16", 128, 1450),
+    ("moe_gemm_wgmma", 168, 1700),
+    ("moe_gemv_glu", 176, 4600),
+    ("moe_gemv_pipelined", 128, 4600),
+    ("gemv_pipelined", 128, 4600),
+    ("gemv", 112, 2200),
+    ("choose_cut", 64, 3800),
+    ("choose_noise", 40, 2700),
+    ("choose_best", 40, 1300),
+    ("attention_decode_pages", 168, 2900),
+    ("attention_decode", 232, 5500),
+    ("attention_pipelined", 200, 7400),
+    ("attention_wgmma", 168, 6000),
+    ("attention", 204, 5500),
+    ("delta_rule", 112, 2400),
+    ("delta_fused", 128, 4000),
+    ("delta_conv", 40, 1500),
+    ("add_norm", 64, 2600),
+    ("rms_norm_glu", 64, 2750),
+    ("rms_norm", 40, 1400),
+    ("moe_shared_norm", 64, 3200),
+    ("moe_dense_norm", 64, 3400),
+    ("glu", 40, 2600),
+    ("norm_rope_append", 48, 2200),
+    ("group", 48, 1700),
+    ("route", 40, 4200),
+];
+
+/// Needs no GPU, and so no name by which the tests of one are chosen.
+#[test]
+fn every_kernel_compiles_within_its_budget() {
+    if !compile::is_present() {
+        eprintln!("!!! SKIPPED, no kernel is compiled: NVRTC is not on LD_LIBRARY_PATH");
+        return;
+    }
+    let mut over = Vec::new();
+    for arch in [90, 80, 100] {
+        for kernel in variants(arch == 90, arch >= 90) {
+            let report = compile::report(arch, &kernel).unwrap();
+            assert!(!report.is_empty(), "{kernel} has kernels");
+            for (name, usage) in report {
+                let budget = BUDGETS.iter().find(|(start, ..)| name.starts_with(start));
+                let (registers, instructions) = budget.map_or((40, 1000), |b| (b.1, b.2));
+                // What its warps give up and take (setmaxnreg) adds up to its budget and no less.
+                let takes_all = name != "attention_wgmma" || usage.registers == registers;
+                let few = usage.registers <= registers && usage.instructions <= instructions;
+                let fits = few && takes_all;
+                // Of heads of 512 columns, four results wait there while a split is read.
+                let stack = if name == "attention_wgmma" { 16 } else { 0 };
+                if !fits || usage.stack > stack {
+                    over.push(format!("{kernel}{name} for sm_{arch}: {usage:?}"));
+                }
+            }
+        }
+    }
+    assert!(over.is_empty(), "over their budgets:\n{}", over.join("\n"));
+}
+
+/// Needs no GPU either.
+#[test]
+fn every_argument_has_the_layout_of_its_kernels() {
+    if !compile::is_present() {
+        eprintln!("!!! SKIPPED, no layout is checked: NVRTC is not on LD_LIBRARY_PATH");
+        return;
+    }
+    // One variant of each file.
+    let (mut files, mut found) = (HashSet::new(), HashSet::new());
+    for kernel in variants(true, true) {
+        if files.insert(kernel.file) {
+            found.extend(compile::check_layouts(90, &kernel).unwrap());
+        }
+    }
+    for (name, ..) in args::layouts() {
+        assert!(found.contains(name), "no kernel has a struct {name}");
+    }
+}
