@@ -9,23 +9,11 @@
 //! all streams. The drafter's state goes back and is shared with the target's rows, so a hit
 //! is as long as both allow.
 
+use crate::parked::Parked;
 use crate::prompt::Prompt;
 use crate::speculator::Speculator;
 use crate::stream::{Stream, StreamOptions, StreamState};
 use cache::{Entry, MemoryFull, RowKey, whole_spans};
-
-/// Names what an ended stream has left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parked(Entry);
-
-/// What ended streams have left.
-#[derive(Default)]
-pub(crate) struct Ended {
-    /// The longest ended first.
-    texts: Vec<(Entry, StreamState)>,
-    /// Pages that only they own, counted when one of them came or went.
-    n_pages: usize,
-}
 
 /// Rows that are worth more than whatever else a parked stream remembers.
 const WORTH_KEEPING: usize = 64;

@@ -3,8 +3,8 @@
 use crate::accept::Accept;
 use crate::draft::{DraftState, Drafter};
 use crate::length::Lengths;
+use crate::parked::Ended;
 use crate::prompt::Prompt;
-use crate::reuse::Ended;
 use crate::sample::Scratch;
 use crate::stream::{Stream, StreamOptions, StreamState};
 use backend::{Backend, Batch, StepKey};

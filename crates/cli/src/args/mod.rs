@@ -1,0 +1,210 @@
+//! The command line: every flag with its default, its range and its help.
+//!
+//! A flag is declared once, as a field in this folder. Its environment variable and its key in
+//! `paceline.toml` are derived from its long name by `config.rs`, so the three
+//! cannot drift apart.
+//!
+//! | file | flags of |
+//! | --- | --- |
+//! | `model` | every command that loads a model: which one, and how |
+//! | `draft` | every command that drafts: who guesses ahead, and how far |
+//! | `text` | `run` and `chat`: how tokens are chosen |
+//! | `serve`, `convert` | these commands |
+//! | `measure` | `bench` and `perplexity` |
+//! | `mod` | the other commands, and verbosity |
+//!
+//! How a value is spelled is beside the flags that take it, or in `values` if several files do.
+
+mod convert;
+mod draft;
+mod measure;
+mod model;
+mod serve;
+mod text;
+mod values;
+
+pub(crate) use convert::{Container, ConvertArgs};
+pub(crate) use draft::DraftArgs;
+pub(crate) use measure::{BenchArgs, PerplexityArgs};
+pub(crate) use model::{Activations, Device, LoadArgs, ModelArg, Weights};
+pub(crate) use serve::ServeArgs;
+pub(crate) use text::{ChatArgs, RunArgs, TextArgs};
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use std::ffi::OsString;
+
+const AFTER_HELP: &str = "\
+An option may also come from the environment (PACELINE_DRAFT_MAX for --draft-max) or from \
+paceline.toml, in this folder or in ~/.config/paceline. The command line counts most, then the \
+environment, then the files. `paceline config show` prints the result.";
+
+/// Below the help of `run`.
+const RUN_EXAMPLES: &str = "\
+Examples:
+  paceline run \"Tell me a story about a kite.\"
+  cat letter.txt | paceline run \"Summarize this letter:\"
+  paceline run -m ORG/NAME --temperature 0.7 --seed 1 -n 200 \"Write a poem.\"
+  paceline run --raw --json \"Once upon a time\" > record.json";
+
+/// Runs language models with speculative decoding: same text, sooner
+#[derive(Debug, Parser)]
+#[command(
+    name = "paceline",
+    version,
+    long_version = crate::version(),
+    max_term_width = 100,
+    after_help = AFTER_HELP
+)]
+pub(crate) struct Cli {
+    /// The command to run.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// How much the program says on stderr.
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Write one text and exit
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(Box<RunArgs>),
+    /// Talk with a model
+    Chat(Box<ChatArgs>),
+    /// Serve the OpenAI API over HTTP
+    Serve(Box<ServeArgs>),
+    /// Show what a model is, who drafts for it and how much memory it takes
+    Inspect(Box<InspectArgs>),
+    /// Measure steps, prefill and what speculation saves
+    Bench(Box<BenchArgs>),
+    /// Measure how well a model predicts a text
+    Perplexity(Box<PerplexityArgs>),
+    /// Write a checkpoint in another format or size
+    Convert(Box<ConvertArgs>),
+    /// Fetch a model, and who drafts for it, from the hub into its cache
+    Pull(PullArgs),
+    /// List the models that are here: bundled, and in the hub cache
+    List(ListArgs),
+    /// Remove models from the hub cache
+    Rm(RmArgs),
+    /// Check this machine: processor, memory, kernels, caches
+    Doctor(DoctorArgs),
+    /// Show the configuration, and which file or variable each value is from
+    Config(ConfigArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// Verbosity.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OutputArgs {
+    /// More messages on stderr; twice for internals
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Output")]
+    pub(crate) verbose: u8,
+    /// Only errors on stderr
+    #[arg(
+        short,
+        long,
+        global = true,
+        conflicts_with = "verbose",
+        help_heading = "Output"
+    )]
+    pub(crate) quiet: bool,
+}
+
+/// `paceline inspect`
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// The model, as for -m
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) positional: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+/// `paceline pull`
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    /// ORG/NAME on the hub, ORG/NAME@REVISION, or ORG/NAME:FORMAT for GGUF files, such as Q4_K_M
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Fetch its drafter too: an assistant, or the head that a conversion has dropped
+    #[arg(long)]
+    pub(crate) draft: bool,
+    /// Fetch only the `mtp.*` tensors, for conversions of this model
+    #[arg(long, conflicts_with = "draft")]
+    pub(crate) head_only: bool,
+}
+
+/// `paceline list`
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `paceline rm`
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    /// ORG/NAME of each
+    #[arg(value_name = "MODEL", required = true)]
+    pub(crate) models: Vec<String>,
+}
+
+/// `paceline doctor`
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `paceline config`
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    /// What to do with the configuration.
+    #[command(subcommand)]
+    pub(crate) command: ConfigCommand,
+}
+
+/// `paceline config …`
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print what a command would run with, as a paceline.toml
+    Show {
+        /// Print command lines instead, with every option that is not at its default
+        #[arg(long)]
+        as_command: bool,
+        /// A command and its options; every command if absent
+        #[arg(
+            value_name = "COMMAND",
+            trailing_var_arg = true,
+            allow_hyphen_values = true
+        )]
+        line: Vec<OsString>,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

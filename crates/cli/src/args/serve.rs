@@ -1,0 +1,99 @@
+//! `paceline serve`: where it listens, whom it answers and how many at once.
+
+use super::draft::DraftArgs;
+use super::model::{LoadArgs, ModelArg};
+use clap::Args;
+use server::Limits;
+use std::path::PathBuf;
+
+/// `paceline serve`
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Address or name to listen on; all but loopback needs a key, or --insecure
+    #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
+    pub(crate) host: String,
+    /// Port to listen on; 0 takes any that is free
+    #[arg(long, default_value_t = 8080, help_heading = "Server")]
+    pub(crate) port: u16,
+    /// Requests that run at the same time, in one batch; up to --queue more wait for their turn
+    #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Server")]
+    pub(crate) parallel: usize,
+    /// Requests that may wait for their turn; more are refused with 429 and a time to come back. For a
+    /// benchmark, at least as many as it sends at once
+    #[arg(long, value_name = "N", default_value_t = engine::EngineOptions::default().queue, help_heading = "Server")]
+    pub(crate) queue: usize,
+    /// Turn the prefix cache off: every prompt is computed from its start, even if an earlier request
+    /// began the same way. Texts are the same, and response times tell nothing of others' prompts
+    #[arg(long, help_heading = "Server")]
+    pub(crate) no_prefix_cache: bool,
+    /// Ask for this API key; may be repeated
+    #[arg(long, value_name = "KEY", value_parser = api_key, help_heading = "Server")]
+    pub(crate) api_key: Vec<String>,
+    /// Ask for one of the API keys in this file, a line each
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Let web pages from this origin in, such as http://localhost:3000, or with localhost every page
+    /// of this machine; may be repeated
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        value_parser = server::parse_origin,
+        value_delimiter = ',',
+        help_heading = "Server"
+    )]
+    pub(crate) allow_origin: Vec<String>,
+    /// Answer to this host name too, also without a key; may be repeated
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        help_heading = "Server"
+    )]
+    pub(crate) allow_host: Vec<String>,
+    /// Listen on the network without a key
+    #[arg(long, help_heading = "Server")]
+    pub(crate) insecure: bool,
+    /// Name of the model in requests and responses; may be repeated [default: its own]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        help_heading = "Server"
+    )]
+    pub(crate) alias: Vec<String>,
+    /// Refuse requests for a model of another name; otherwise this model answers them
+    #[arg(long, help_heading = "Server")]
+    pub(crate) strict_model_names: bool,
+    /// Seconds that running requests get to finish after Ctrl-C
+    #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().drain_timeout.as_secs(), help_heading = "Server")]
+    pub(crate) drain_timeout: u64,
+    /// Say what would be served and what memory it would take, and exit
+    #[arg(long, help_heading = "Server")]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
+}
+
+/// A key that keeps somebody out: an empty one, of a variable that is not set, would
+/// let everyone in.
+fn api_key(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("an API key may not be empty".into()),
+        key => Ok(key.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_not_empty() {
+        assert_eq!(api_key(" k "), Ok("k".into()));
+        assert!(api_key("").is_err() && api_key(" ").is_err());
+    }
+}

@@ -1,0 +1,133 @@
+//! `paceline serve`: start, answers, keys, files and the end.
+
+use crate::{PROMPT, Server, bad, folder, paceline, run_json, signal};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+#[test]
+#[cfg(unix)]
+fn a_server_answers_like_run_and_ends_when_told() {
+    let folder = folder("serve");
+    fs::write(folder.join("keys"), "# ours\nsesame\n").unwrap();
+    let mut server = Server::start(&folder, &["--api-key-file", "keys", "--alias", "tiny"]);
+    let body = json!({"model": "tiny", "temperature": 0, "max_tokens": 12, "messages": [{"role": "user", "content": PROMPT}]});
+    let post = |headers| server.post("/v1/chat/completions", headers, &body.to_string());
+    assert!(post("").starts_with("HTTP/1.1 401"));
+    let answer = post("Authorization: Bearer sesame\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let record: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    let expected = run_json(&folder, &[PROMPT, "-n", "12"]);
+    assert_eq!(record["choices"][0]["message"]["content"], expected["text"]);
+    signal(&server.child, "TERM");
+    let mut rest = String::new();
+    server.stderr.read_to_string(&mut rest).unwrap();
+    assert!(server.child.wait().unwrap().success(), "{rest}");
+}
+
+/// Asks a server whether it is well, once it listens, and leaves the connection open.
+#[cfg(target_os = "linux")]
+fn health(address: &str) -> TcpStream {
+    let start = std::time::Instant::now();
+    let mut stream = loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(start.elapsed().as_secs() < 120, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let patience = Some(Duration::from_secs(60));
+    stream.set_read_timeout(patience).unwrap();
+    write!(stream, "GET /health HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    let (mut answer, mut piece) = (String::new(), [0; 1024]);
+    while !answer.ends_with(r#"{"status":"ok"}"#) {
+        let n = stream.read(&mut piece).unwrap();
+        assert!(n > 0, "{answer}");
+        answer += std::str::from_utf8(&piece[..n]).unwrap();
+    }
+    stream
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_log_that_cannot_be_written_stops_nothing() {
+    let folder = folder("serve-mute");
+    // A full disk.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap();
+    drop(port);
+    let mut full = paceline(
+        &folder,
+        &["serve", "-vv", "--port", &address.port().to_string()],
+    );
+    let full = full.stderr(fs::File::create("/dev/full").unwrap());
+    let full = Server {
+        child: full.spawn().unwrap(),
+        address: address.to_string(),
+        stderr: Box::new(std::io::empty()),
+    };
+    // A pipe whose reader has left.
+    let mut left = Server::start(&folder, &["-vv"]);
+    left.stderr = Box::new(std::io::empty());
+    let body = json!({"prompt": "Hi", "max_tokens": 2}).to_string();
+    for mut server in [full, left] {
+        let (mut stream, address) = (health(&server.address), &server.address);
+        let n = body.len();
+        write!(stream, "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n\r\n{body}").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        signal(&server.child, "TERM");
+        assert!(server.child.wait().unwrap().success());
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_server_has_all_files_that_it_may_and_serves_when_idle_clients_take_them() {
+    let folder = folder("serve-files");
+    let limited = |ulimit: &str| {
+        let mut shell = Command::new("sh");
+        let script = format!("ulimit {ulimit} && exec \"$0\" serve --port 0");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_paceline")]);
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache");
+        shell
+            .current_dir(&folder)
+            .env("HOME", &folder)
+            .env("XDG_CACHE_HOME", cache)
+            .stdin(Stdio::null());
+        Server::spawn(shell)
+    };
+    let server = limited("-Sn 100");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", server.child.id())).unwrap();
+    let files = limits.lines().find(|l| l.starts_with("Max open files"));
+    let files: Vec<&str> = files.unwrap().split_whitespace().collect();
+    assert_eq!(files[3], files[4], "{limits}");
+    // 100 files, and 200 clients that have asked and stay.
+    let server = limited("-n 100");
+    let idle: Vec<TcpStream> = (0..200).map(|_| health(&server.address)).collect();
+    drop(idle);
+}
+
+#[test]
+fn a_server_for_the_network_needs_a_key() {
+    let folder = folder("serve-open");
+    let error = bad(paceline(
+        &folder,
+        &["serve", "--host", "0.0.0.0", "--port", "0"],
+    ));
+    assert!(
+        error.contains("--api-key") && error.contains("--insecure"),
+        "{error}"
+    );
+    fs::write(folder.join("keys"), "# none yet\n").unwrap();
+    let error = bad(paceline(
+        &folder,
+        &["serve", "--port", "0", "--api-key-file", "keys"],
+    ));
+    assert!(error.ends_with("there is no API key in `keys`"), "{error}");
+}
