@@ -1,17 +1,17 @@
 //! NEON: four vectors of 4.
-#![allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "one reason for all, stated here"
-)]
-// SAFETY of every block: lanes are made only inside kernels that `Detected::run`
-// enters after NEON was found, and references to arrays are readable and writable
-// for their whole size.
+
+mod instructions;
 
 use super::bytes::{ByteKernel, Bytes, word};
 use super::lanes::{Kernel, Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
-use std::arch::aarch64::*;
+use instructions::*;
+use std::arch::aarch64::{
+    float32x4_t, int8x16_t, int32x4_t, uint8x16_t, vld1_u16, vld1q_f32, vld1q_s8, vld1q_s32,
+    vld1q_u8, vst1_u16, vst1q_f32, vst1q_u8,
+};
+use std::arch::asm;
 use std::ops::{Add, Div, Mul, Sub};
 
 /// # Safety
@@ -57,7 +57,7 @@ macro_rules! quarters {
     };
     (@ $i:ident $n:literal $quarter:expr) => {{
         let $i: usize = $n;
-        unsafe { $quarter }
+        $quarter
     }};
 }
 
@@ -118,51 +118,58 @@ impl Lanes for Neon {
 
     #[inline(always)]
     fn load(x: &[f32; 16]) -> Self {
-        quarters!(i => vld1q_f32(x.as_ptr().add(4 * i)))
+        // SAFETY: each four of 16 values.
+        quarters!(i => unsafe { vld1q_f32(x.as_ptr().add(4 * i)) })
     }
     #[inline(always)]
     fn load_bf16(x: &[bf16; 16]) -> Self {
-        quarters!(i => vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(x.as_ptr().add(4 * i).cast()))))
+        quarters!(i => {
+            // SAFETY: each four of 16 values of two bytes.
+            let upper = unsafe { vld1_u16(x.as_ptr().add(4 * i).cast()) };
+            vreinterpretq_f32_u32(vshll_n_u16::<16>(upper))
+        })
     }
     #[inline(always)]
     fn load_f16(x: &[f16; 16]) -> Self {
-        quarters!(i => vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x.as_ptr().add(4 * i).cast()))))
+        quarters!(i => {
+            // SAFETY: each four of 16 values of two bytes.
+            let halves = unsafe { vld1_u16(x.as_ptr().add(4 * i).cast()) };
+            vcvt_f32_f16(vreinterpret_f16_u16(halves))
+        })
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; 16]) {
         for i in 0..4 {
+            // SAFETY: each four of 16 values.
             unsafe { vst1q_f32(to.as_mut_ptr().add(4 * i), self.0[i]) };
         }
     }
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16; 16]) {
         for i in 0..4 {
-            unsafe {
-                let bits = vreinterpretq_u32_f32(self.0[i]);
-                let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
-                let rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
-                let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
-                let number = vceqq_f32(self.0[i], self.0[i]);
-                let upper = vshrn_n_u32::<16>(vbslq_u32(number, rounded, quiet));
-                vst1_u16(to.as_mut_ptr().add(4 * i).cast(), upper);
-            }
+            let bits = vreinterpretq_u32_f32(self.0[i]);
+            let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+            let rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+            let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
+            let number = vceqq_f32(self.0[i], self.0[i]);
+            let upper = vshrn_n_u32::<16>(vbslq_u32(number, rounded, quiet));
+            // SAFETY: each four of 16 values of two bytes.
+            unsafe { vst1_u16(to.as_mut_ptr().add(4 * i).cast(), upper) };
         }
     }
     #[inline(always)]
     fn store_f16(self, to: &mut [f16; 16]) {
         for i in 0..4 {
-            unsafe {
-                vst1_u16(
-                    to.as_mut_ptr().add(4 * i).cast(),
-                    vreinterpret_u16_f16(vcvt_f16_f32(self.0[i])),
-                )
-            };
+            let halves = vreinterpret_u16_f16(vcvt_f16_f32(self.0[i]));
+            // SAFETY: each four of 16 values of two bytes.
+            unsafe { vst1_u16(to.as_mut_ptr().add(4 * i).cast(), halves) };
         }
     }
     #[inline(always)]
     fn load_i8(x: &[i8; 16]) -> Self {
-        let four = |i: usize| unsafe {
-            let half = vld1q_s8(x.as_ptr());
+        let four = |i: usize| {
+            // SAFETY: `x` is 16 bytes.
+            let half = unsafe { vld1q_s8(x.as_ptr()) };
             let wide = match i / 2 {
                 0 => vmovl_s8(vget_low_s8(half)),
                 _ => vmovl_s8(vget_high_s8(half)),
@@ -185,20 +192,19 @@ impl Lanes for Neon {
     #[inline(always)]
     fn prefetch(p: *const u8) {
         // There is no stable intrinsic.
+        // SAFETY: a hint, for which any address will do.
         unsafe {
-            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(nostack, readonly, preserves_flags))
+            asm!("prfm pldl1keep, [{}]", in(reg) p, options(nostack, readonly, preserves_flags))
         };
     }
     #[inline(always)]
     fn sum(self) -> f32 {
-        unsafe {
-            let four = vaddq_f32(
-                vaddq_f32(self.0[0], self.0[2]),
-                vaddq_f32(self.0[1], self.0[3]),
-            );
-            let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
-            vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
-        }
+        let four = vaddq_f32(
+            vaddq_f32(self.0[0], self.0[2]),
+            vaddq_f32(self.0[1], self.0[3]),
+        );
+        let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+        vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
     }
 }
 
@@ -215,33 +221,40 @@ pub(super) struct NeonBytes<const WAY: u8>;
 impl<const WAY: u8> NeonBytes<WAY> {
     /// Adds products with codes below 128, four to a lane.
     #[inline(always)]
-    unsafe fn quarter(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
-        unsafe {
-            let codes = vreinterpretq_s8_u8(codes);
-            if WAY != WIDENING {
-                let mut sums = sums;
-                // There is no stable intrinsic. The function this is inlined into has
-                // the feature.
-                std::arch::asm!(
+    fn quarter(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
+        let codes = vreinterpretq_s8_u8(codes);
+        if WAY != WIDENING {
+            let mut sums = sums;
+            // There is no stable intrinsic.
+            // SAFETY: kernels run with these ways where `Detected` found the dot product
+            // extension, and the function that this is inlined into has the feature; no
+            // memory is touched.
+            unsafe {
+                asm!(
                     "sdot {sums:v}.4s, {codes:v}.16b, {x:v}.16b",
                     sums = inout(vreg) sums,
                     codes = in(vreg) codes,
                     x = in(vreg) x,
                     options(pure, nomem, nostack, preserves_flags),
                 );
-                sums
-            } else {
-                // Products of two bytes, then sums of two and of four neighbors.
-                let low = vpaddlq_s16(vmull_s8(vget_low_s8(codes), vget_low_s8(x)));
-                let high = vpaddlq_s16(vmull_s8(vget_high_s8(codes), vget_high_s8(x)));
-                vaddq_s32(sums, vpaddq_s32(low, high))
             }
+            sums
+        } else {
+            // Products of two bytes, then sums of two and of four neighbors.
+            let low = vpaddlq_s16(vmull_s8(vget_low_s8(codes), vget_low_s8(x)));
+            let high = vpaddlq_s16(vmull_s8(vget_high_s8(codes), vget_high_s8(x)));
+            vaddq_s32(sums, vpaddq_s32(low, high))
         }
     }
 }
 
 /// `sums + codes x` of matrices `[2, 8]`, `x` being transposed. There are no stable
-/// intrinsics; only functions with the feature inline it.
+/// intrinsics.
+///
+/// # Safety
+///
+/// The CPU has the extension of 8-bit matrices, and so has the function that this is inlined
+/// into.
 #[inline(always)]
 unsafe fn matrix<const SIGNED: bool>(
     mut sums: int32x4_t,
@@ -250,7 +263,7 @@ unsafe fn matrix<const SIGNED: bool>(
 ) -> int32x4_t {
     macro_rules! product {
         ($line:literal) => {
-            std::arch::asm!(
+            asm!(
                 $line,
                 sums = inout(vreg) sums,
                 codes = in(vreg) codes,
@@ -259,6 +272,7 @@ unsafe fn matrix<const SIGNED: bool>(
             )
         };
     }
+    // SAFETY: the CPU has the instructions, as promised; no memory is touched.
     unsafe {
         match SIGNED {
             true => product!("smmla {sums:v}.4s, {codes:v}.16b, {x:v}.16b"),
@@ -276,6 +290,7 @@ impl<const WAY: u8> Bytes for NeonBytes<WAY> {
     #[inline(always)]
     fn load(codes: &[u8; 64]) -> Self::Codes {
         let p = codes.as_ptr();
+        // SAFETY: each 16 of 64 bytes.
         unsafe {
             [
                 vld1q_u8(p),
@@ -288,12 +303,14 @@ impl<const WAY: u8> Bytes for NeonBytes<WAY> {
     #[inline(always)]
     fn store(codes: Self::Codes, to: &mut [u8; 64]) {
         for (i, codes) in codes.into_iter().enumerate() {
+            // SAFETY: each 16 of 64 bytes.
             unsafe { vst1q_u8(to.as_mut_ptr().add(16 * i), codes) };
         }
     }
     #[inline(always)]
     fn load_sums(sums: &[i32; 16]) -> Self::Sums {
         let p = sums.as_ptr();
+        // SAFETY: each four of 16 values.
         unsafe {
             [
                 vld1q_s32(p),
@@ -306,7 +323,7 @@ impl<const WAY: u8> Bytes for NeonBytes<WAY> {
     const OFFSET: i32 = 0;
     #[inline(always)]
     fn lookup(table: Self::Codes, codes: Self::Codes) -> Self::Codes {
-        codes.map(|codes| unsafe { vqtbl1q_u8(table[0], codes) })
+        codes.map(|codes| vqtbl1q_u8(table[0], codes))
     }
     #[inline(always)]
     fn signed(codes: Self::Codes) -> Self::Codes {
@@ -323,42 +340,38 @@ impl<const WAY: u8> Bytes for NeonBytes<WAY> {
     #[inline(always)]
     fn pair(sums: [Self::Sums; 2]) -> [Self::Sums; 2] {
         let [a, b] = sums;
-        unsafe {
+        [
             [
-                [
-                    vzip1q_s32(a[0], b[0]),
-                    vzip2q_s32(a[0], b[0]),
-                    vzip1q_s32(a[1], b[1]),
-                    vzip2q_s32(a[1], b[1]),
-                ],
-                [
-                    vzip1q_s32(a[2], b[2]),
-                    vzip2q_s32(a[2], b[2]),
-                    vzip1q_s32(a[3], b[3]),
-                    vzip2q_s32(a[3], b[3]),
-                ],
-            ]
-        }
+                vzip1q_s32(a[0], b[0]),
+                vzip2q_s32(a[0], b[0]),
+                vzip1q_s32(a[1], b[1]),
+                vzip2q_s32(a[1], b[1]),
+            ],
+            [
+                vzip1q_s32(a[2], b[2]),
+                vzip2q_s32(a[2], b[2]),
+                vzip1q_s32(a[3], b[3]),
+                vzip2q_s32(a[3], b[3]),
+            ],
+        ]
     }
     #[inline(always)]
     fn unpair(sums: [Self::Sums; 2]) -> [Self::Sums; 2] {
         let [a, b] = sums;
-        unsafe {
+        [
             [
-                [
-                    vuzp1q_s32(a[0], a[1]),
-                    vuzp1q_s32(a[2], a[3]),
-                    vuzp1q_s32(b[0], b[1]),
-                    vuzp1q_s32(b[2], b[3]),
-                ],
-                [
-                    vuzp2q_s32(a[0], a[1]),
-                    vuzp2q_s32(a[2], a[3]),
-                    vuzp2q_s32(b[0], b[1]),
-                    vuzp2q_s32(b[2], b[3]),
-                ],
-            ]
-        }
+                vuzp1q_s32(a[0], a[1]),
+                vuzp1q_s32(a[2], a[3]),
+                vuzp1q_s32(b[0], b[1]),
+                vuzp1q_s32(b[2], b[3]),
+            ],
+            [
+                vuzp2q_s32(a[0], a[1]),
+                vuzp2q_s32(a[2], a[3]),
+                vuzp2q_s32(b[0], b[1]),
+                vuzp2q_s32(b[2], b[3]),
+            ],
+        ]
     }
     #[inline(always)]
     unsafe fn add_pair<const SIGNED: bool>(
@@ -368,80 +381,73 @@ impl<const WAY: u8> Bytes for NeonBytes<WAY> {
         x: *const [i8; 4],
     ) -> [Self::Sums; 2] {
         let [mut a, mut b] = sums;
-        unsafe {
-            let x = vld1q_s8(x.cast());
-            for i in 0..4 {
-                // Eight columns of two lanes.
-                let (low, high) = (
-                    vreinterpretq_u32_u8(first[i]),
-                    vreinterpretq_u32_u8(second[i]),
-                );
-                let codes = [vzip1q_u32(low, high), vzip2q_u32(low, high)];
-                let sums = if i < 2 { &mut a } else { &mut b };
-                for (j, codes) in codes.into_iter().enumerate() {
-                    let sum = &mut sums[i % 2 * 2 + j];
-                    *sum = matrix::<SIGNED>(*sum, vreinterpretq_u8_u32(codes), x);
-                }
+        // SAFETY: four times four bytes are readable, as promised.
+        let x = unsafe { vld1q_s8(x.cast()) };
+        for i in 0..4 {
+            // Eight columns of two lanes.
+            let (low, high) = (
+                vreinterpretq_u32_u8(first[i]),
+                vreinterpretq_u32_u8(second[i]),
+            );
+            let codes = [vzip1q_u32(low, high), vzip2q_u32(low, high)];
+            let sums = if i < 2 { &mut a } else { &mut b };
+            for (j, codes) in codes.into_iter().enumerate() {
+                let sum = &mut sums[i % 2 * 2 + j];
+                // SAFETY: only kernels of `MATRIX` add pairs (`PAIRED`), and those run where
+                // `Detected` found the extension.
+                *sum = unsafe { matrix::<SIGNED>(*sum, vreinterpretq_u8_u32(codes), x) };
             }
         }
         [a, b]
     }
     #[inline(always)]
     fn start(at: i32) -> Self::Sums {
-        unsafe { [vdupq_n_s32(at); 4] }
+        [vdupq_n_s32(at); 4]
     }
     #[inline(always)]
     fn low(codes: Self::Codes) -> Self::Codes {
-        unsafe {
-            let mask = vdupq_n_u8(15);
-            [
-                vandq_u8(codes[0], mask),
-                vandq_u8(codes[1], mask),
-                vandq_u8(codes[2], mask),
-                vandq_u8(codes[3], mask),
-            ]
-        }
+        let mask = vdupq_n_u8(15);
+        [
+            vandq_u8(codes[0], mask),
+            vandq_u8(codes[1], mask),
+            vandq_u8(codes[2], mask),
+            vandq_u8(codes[3], mask),
+        ]
     }
     #[inline(always)]
     fn high(codes: Self::Codes) -> Self::Codes {
-        unsafe {
-            [
-                vshrq_n_u8::<4>(codes[0]),
-                vshrq_n_u8::<4>(codes[1]),
-                vshrq_n_u8::<4>(codes[2]),
-                vshrq_n_u8::<4>(codes[3]),
-            ]
-        }
+        [
+            vshrq_n_u8::<4>(codes[0]),
+            vshrq_n_u8::<4>(codes[1]),
+            vshrq_n_u8::<4>(codes[2]),
+            vshrq_n_u8::<4>(codes[3]),
+        ]
     }
     #[inline(always)]
     fn zero() -> Self::Sums {
-        unsafe { [vdupq_n_s32(0); 4] }
+        [vdupq_n_s32(0); 4]
     }
     #[inline(always)]
     fn add_small(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums {
-        unsafe {
-            let x = vreinterpretq_s8_s32(vdupq_n_s32(word(x)));
-            [
-                Self::quarter(sums[0], codes[0], x),
-                Self::quarter(sums[1], codes[1], x),
-                Self::quarter(sums[2], codes[2], x),
-                Self::quarter(sums[3], codes[3], x),
-            ]
-        }
+        let x = vreinterpretq_s8_s32(vdupq_n_s32(word(x)));
+        [
+            Self::quarter(sums[0], codes[0], x),
+            Self::quarter(sums[1], codes[1], x),
+            Self::quarter(sums[2], codes[2], x),
+            Self::quarter(sums[3], codes[3], x),
+        ]
     }
     #[inline(always)]
     fn add(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums {
         // Codes of 128 and more are no signed bytes: upper and lower halves apart.
         let sums = Self::add_small(sums, Self::low(codes), x);
         let upper = Self::add_small(Self::zero(), Self::high(codes), x);
-        unsafe {
-            [
-                vaddq_s32(sums[0], vshlq_n_s32::<4>(upper[0])),
-                vaddq_s32(sums[1], vshlq_n_s32::<4>(upper[1])),
-                vaddq_s32(sums[2], vshlq_n_s32::<4>(upper[2])),
-                vaddq_s32(sums[3], vshlq_n_s32::<4>(upper[3])),
-            ]
-        }
+        [
+            vaddq_s32(sums[0], vshlq_n_s32::<4>(upper[0])),
+            vaddq_s32(sums[1], vshlq_n_s32::<4>(upper[1])),
+            vaddq_s32(sums[2], vshlq_n_s32::<4>(upper[2])),
+            vaddq_s32(sums[3], vshlq_n_s32::<4>(upper[3])),
+        ]
     }
     #[inline(always)]
     fn float(sums: Self::Sums) -> Neon {

@@ -10,6 +10,8 @@
 mod aarch64;
 mod bytes;
 mod element;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod instructions;
 mod isa;
 mod lanes;
 mod scalar;

@@ -3,6 +3,7 @@
 pub(super) mod amx;
 mod avx2;
 mod avx512;
+mod instructions;
 
 use super::bytes::ByteKernel;
 use super::lanes::Kernel;

@@ -1,18 +1,17 @@
 //! AVX-512: one vector of 16 lanes.
-#![allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "one reason for all, stated here"
-)]
-// SAFETY of every block: lanes are made only inside kernels that `Detected::run`
-// enters after the features were found, references to arrays are readable and
-// writable for their whole size, and unaligned loads and stores are used.
 
 use super::avx2::{NEAREST, sum8};
+use super::instructions::*;
 use crate::arch::bytes::{Bytes, word};
 use crate::arch::lanes::{Lanes, Registers};
 use backend::math::Float;
 use half::{bf16, f16};
-use std::arch::x86_64::*;
+use std::arch::x86_64::{
+    __m512, __m512i, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch,
+    _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_dpbusd_epi32,
+    _mm512_gf2p8affine_epi64_epi8, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps,
+    _mm512_maskz_loadu_ps, _mm512_storeu_ps, _mm512_storeu_si512,
+};
 use std::ops::{Add, Div, Mul, Sub};
 
 #[derive(Clone, Copy)]
@@ -24,7 +23,7 @@ macro_rules! operator512 {
             type Output = Self;
             #[inline(always)]
             fn $method(self, other: Self) -> Self {
-                Avx512(unsafe { $intrinsic(self.0, other.0) })
+                Avx512($intrinsic(self.0, other.0))
             }
         }
     )*};
@@ -34,42 +33,38 @@ operator512! { Add add _mm512_add_ps; Sub sub _mm512_sub_ps; Mul mul _mm512_mul_
 impl Float for Avx512 {
     #[inline(always)]
     fn splat(x: f32) -> Self {
-        Avx512(unsafe { _mm512_set1_ps(x) })
+        Avx512(_mm512_set1_ps(x))
     }
     #[inline(always)]
     fn mul_add(self, by: Self, plus: Self) -> Self {
-        Avx512(unsafe { _mm512_fmadd_ps(self.0, by.0, plus.0) })
+        Avx512(_mm512_fmadd_ps(self.0, by.0, plus.0))
     }
     #[inline(always)]
     fn maximum(self, other: Self) -> Self {
         // Gives the second operand for NaN and for equal zeros, as `Float` says.
-        Avx512(unsafe { _mm512_max_ps(self.0, other.0) })
+        Avx512(_mm512_max_ps(self.0, other.0))
     }
     #[inline(always)]
     fn minimum(self, other: Self) -> Self {
-        Avx512(unsafe { _mm512_min_ps(self.0, other.0) })
+        Avx512(_mm512_min_ps(self.0, other.0))
     }
     #[inline(always)]
     fn round_even(self) -> Self {
-        Avx512(unsafe { _mm512_roundscale_ps::<NEAREST>(self.0) })
+        Avx512(_mm512_roundscale_ps::<NEAREST>(self.0))
     }
     #[inline(always)]
     fn root(self) -> Self {
-        Avx512(unsafe { _mm512_sqrt_ps(self.0) })
+        Avx512(_mm512_sqrt_ps(self.0))
     }
     #[inline(always)]
     fn exp2_integer(self) -> Self {
-        Avx512(unsafe {
-            let n = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(n))
-        })
+        let n = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
+        Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(n)))
     }
     #[inline(always)]
     fn if_below(self, than: Self, then: Self, otherwise: Self) -> Self {
-        Avx512(unsafe {
-            let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, than.0);
-            _mm512_mask_blend_ps(below, otherwise.0, then.0)
-        })
+        let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, than.0);
+        Avx512(_mm512_mask_blend_ps(below, otherwise.0, then.0))
     }
 }
 
@@ -78,98 +73,102 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn load(x: &[f32; 16]) -> Self {
+        // SAFETY: `x` is 16 values of four bytes.
         Avx512(unsafe { _mm512_loadu_ps(x.as_ptr()) })
     }
     #[inline(always)]
     fn load_bf16(x: &[bf16; 16]) -> Self {
-        Avx512(unsafe {
-            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
-        })
+        // SAFETY: `x` is 16 values of two bytes.
+        let upper = unsafe { _mm256_loadu_si256(x.as_ptr().cast()) };
+        let wide = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(upper));
+        Avx512(_mm512_castsi512_ps(wide))
     }
     #[inline(always)]
     fn load_u8(x: &[u8; 16]) -> Self {
-        Avx512(unsafe {
-            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
-        })
+        // SAFETY: `x` is 16 bytes.
+        let bytes = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
+        Avx512(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)))
     }
     #[inline(always)]
     fn load_f16(x: &[f16; 16]) -> Self {
-        Avx512(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) })
+        // SAFETY: `x` is 16 values of two bytes.
+        let halves = unsafe { _mm256_loadu_si256(x.as_ptr().cast()) };
+        Avx512(_mm512_cvtph_ps(halves))
     }
     #[inline(always)]
     fn load_i8(x: &[i8; 16]) -> Self {
-        Avx512(unsafe {
-            let wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
-            _mm512_cvtepi32_ps(wide)
-        })
+        // SAFETY: `x` is 16 bytes.
+        let bytes = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
+        Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)))
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; 16]) {
+        // SAFETY: `to` is 16 values of four bytes.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) };
     }
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16; 16]) {
-        unsafe {
-            let bits = _mm512_castps_si512(self.0);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
-            let upper = _mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, rounded, quiet));
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(upper));
-        }
+        let bits = _mm512_castps_si512(self.0);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+        let upper = _mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, rounded, quiet));
+        // SAFETY: `to` is 16 values of two bytes.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(upper)) };
     }
     #[inline(always)]
     fn store_f16(self, to: &mut [f16; 16]) {
-        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtps_ph::<NEAREST>(self.0)) };
+        let halves = _mm512_cvtps_ph::<NEAREST>(self.0);
+        // SAFETY: `to` is 16 values of two bytes.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), halves) };
     }
     #[inline(always)]
     fn store_i8(self, to: &mut [i8; 16]) {
-        unsafe {
-            _mm_storeu_si128(
-                to.as_mut_ptr().cast(),
-                _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0)),
-            )
-        };
+        let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0));
+        // SAFETY: `to` is 16 bytes.
+        unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), bytes) };
     }
     #[inline(always)]
     fn lookup(table: &[f32; 16], codes: &[u8; 16]) -> Self {
-        Avx512(unsafe {
-            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().cast()));
-            _mm512_permutexvar_ps(codes, Self::load(table).0)
-        })
+        // SAFETY: `codes` is 16 bytes.
+        let codes = unsafe { _mm_loadu_si128(codes.as_ptr().cast()) };
+        let wide = _mm512_cvtepu8_epi32(codes);
+        Avx512(_mm512_permutexvar_ps(wide, Self::load(table).0))
     }
     #[inline(always)]
     fn negate(self) -> Self {
-        Avx512(unsafe { _mm512_xor_ps(self.0, _mm512_set1_ps(-0.0)) })
+        Avx512(_mm512_xor_ps(self.0, _mm512_set1_ps(-0.0)))
     }
     #[inline(always)]
     fn prefetch(p: *const u8) {
+        // SAFETY: a hint, for which any address will do; every x86-64 has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
     #[inline(always)]
     fn sum(self) -> f32 {
-        unsafe {
-            sum8(_mm256_add_ps(
-                _mm512_castps512_ps256(self.0),
-                _mm512_extractf32x8_ps::<1>(self.0),
-            ))
-        }
+        sum8(_mm256_add_ps(
+            _mm512_castps512_ps256(self.0),
+            _mm512_extractf32x8_ps::<1>(self.0),
+        ))
     }
     #[inline(always)]
     fn max_lane(self) -> f32 {
-        unsafe { _mm512_reduce_max_ps(self.0) }
+        _mm512_reduce_max_ps(self.0)
     }
     #[inline(always)]
     fn load_part(x: &[f32]) -> Self {
         assert!(x.len() <= 16, "at most all lanes");
-        Avx512(unsafe { _mm512_maskz_loadu_ps(((1u32 << x.len()) - 1) as u16, x.as_ptr()) })
+        let all = ((1u32 << x.len()) - 1) as u16;
+        // SAFETY: the mask selects as many lanes as `x` has values; no others are read.
+        Avx512(unsafe { _mm512_maskz_loadu_ps(all, x.as_ptr()) })
     }
     #[inline(always)]
     fn store_part(self, to: &mut [f32]) {
         assert!(to.len() <= 16, "at most all lanes");
-        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), ((1u32 << to.len()) - 1) as u16, self.0) };
+        let all = ((1u32 << to.len()) - 1) as u16;
+        // SAFETY: the mask selects as many lanes as `to` has values; no others are written.
+        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), all, self.0) };
     }
 }
 
@@ -183,24 +182,27 @@ impl Bytes for Avx512Bytes {
 
     #[inline(always)]
     fn load(codes: &[u8; 64]) -> __m512i {
+        // SAFETY: `codes` is 64 bytes.
         unsafe { _mm512_loadu_si512(codes.as_ptr().cast()) }
     }
     #[inline(always)]
     fn store(codes: __m512i, to: &mut [u8; 64]) {
+        // SAFETY: `to` is 64 bytes.
         unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), codes) };
     }
     #[inline(always)]
     fn load_sums(sums: &[i32; 16]) -> __m512i {
+        // SAFETY: `sums` is 16 values of four bytes.
         unsafe { _mm512_loadu_si512(sums.as_ptr().cast()) }
     }
     const OFFSET: i32 = 128;
     #[inline(always)]
     fn lookup(table: __m512i, codes: __m512i) -> __m512i {
-        unsafe { _mm512_shuffle_epi8(table, codes) }
+        _mm512_shuffle_epi8(table, codes)
     }
     #[inline(always)]
     fn signed(codes: __m512i) -> __m512i {
-        unsafe { _mm512_xor_si512(codes, _mm512_set1_epi8(-128)) }
+        _mm512_xor_si512(codes, _mm512_set1_epi8(-128))
     }
     #[inline(always)]
     fn add_signed(sums: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
@@ -208,19 +210,19 @@ impl Bytes for Avx512Bytes {
     }
     #[inline(always)]
     fn start(at: i32) -> __m512i {
-        unsafe { _mm512_set1_epi32(at) }
+        _mm512_set1_epi32(at)
     }
     #[inline(always)]
     fn low(codes: __m512i) -> __m512i {
-        unsafe { _mm512_and_si512(codes, _mm512_set1_epi8(15)) }
+        _mm512_and_si512(codes, _mm512_set1_epi8(15))
     }
     #[inline(always)]
     fn high(codes: __m512i) -> __m512i {
-        unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(codes), _mm512_set1_epi8(15)) }
+        _mm512_and_si512(_mm512_srli_epi16::<4>(codes), _mm512_set1_epi8(15))
     }
     #[inline(always)]
     fn zero() -> __m512i {
-        unsafe { _mm512_setzero_si512() }
+        _mm512_setzero_si512()
     }
     #[inline(always)]
     fn add_small(sums: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
@@ -228,11 +230,12 @@ impl Bytes for Avx512Bytes {
     }
     #[inline(always)]
     fn add(sums: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
+        // SAFETY: kernels run with these bytes where `Detected` found AVX512-VNNI.
         unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(word(x))) }
     }
     #[inline(always)]
     fn float(sums: __m512i) -> Avx512 {
-        Avx512(unsafe { _mm512_cvtepi32_ps(sums) })
+        Avx512(_mm512_cvtepi32_ps(sums))
     }
 }
 
@@ -254,18 +257,21 @@ pub(super) unsafe fn halves<const SIGNED: bool>(codes: __m512i) -> [__m512i; 2] 
         }
         rows as i64
     }
-    unsafe {
-        let lower = _mm512_set1_epi64(const { matrix(SIGNED, 0) });
-        let upper = _mm512_set1_epi64(const { matrix(SIGNED, 4) });
-        match SIGNED {
-            true => [
+    let lower = _mm512_set1_epi64(const { matrix(SIGNED, 0) });
+    let upper = _mm512_set1_epi64(const { matrix(SIGNED, 4) });
+    match SIGNED {
+        // SAFETY: the CPU has GFNI, as promised; no memory is touched.
+        true => unsafe {
+            [
                 _mm512_gf2p8affine_epi64_epi8::<0xf8>(codes, lower),
                 _mm512_gf2p8affine_epi64_epi8::<0xf8>(codes, upper),
-            ],
-            false => [
-                _mm512_and_si512(codes, _mm512_set1_epi8(15)),
-                _mm512_gf2p8affine_epi64_epi8::<0>(codes, upper),
-            ],
+            ]
+        },
+        false => {
+            let low = _mm512_and_si512(codes, _mm512_set1_epi8(15));
+            // SAFETY: the CPU has GFNI, as promised; no memory is touched.
+            let high = unsafe { _mm512_gf2p8affine_epi64_epi8::<0>(codes, upper) };
+            [low, high]
         }
     }
 }
