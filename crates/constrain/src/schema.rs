@@ -10,8 +10,9 @@
 //!
 //! - Properties come in the order of `properties`, then those of `required` that it does not
 //!   list, then others.
-//! - White space as models write it: none, one space, or a line break and at most 60 spaces or
-//!   15 tabs of indentation, between any two parts. Never more, so no text is blank for ever.
+//! - White space is one space after each comma between members and after each colon, as
+//!   Python's `json.dumps` writes it, and nowhere else: no text is blank for ever, and what
+//!   stands between two values is certain, so that it is drafted for nothing.
 //! - A character in a string is escaped only where JSON demands it, as `\"`, `\\`, `\b`, `\f`,
 //!   `\n`, `\r` or `\t`; other control characters cannot be written. So each string has one
 //!   spelling, and no property can be named twice by two spellings.
@@ -33,8 +34,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, Limits};
 
-/// White space between two parts of a JSON text.
-const WHITE_SPACE: &str = r"\x20|\r?\n(?:\x20{0,60}|\t{0,15})";
+/// What stands between members.
+const ITEM_SEPARATOR: &str = ", ";
+/// What stands between a name and its value.
+const KEY_SEPARATOR: &str = ": ";
 /// Characters that may follow a backslash in a string.
 const ESCAPES: &str = "nrbtf\\\"";
 
@@ -75,7 +78,12 @@ pub(crate) fn normalize(schema: &Value, limits: &Limits) -> Result<Value, Error>
     root.insert("$defs".to_owned(), Value::Object(definitions));
     root.insert(
         "x-guidance".to_owned(),
-        json!({"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}),
+        json!({
+            "whitespace_flexible": false,
+            "item_separator": ITEM_SEPARATOR,
+            "key_separator": KEY_SEPARATOR,
+            "json_allowed_escapes": ESCAPES,
+        }),
     );
     Ok(Value::Object(root))
 }

@@ -286,6 +286,9 @@ pub struct Speculation {
     pub drafted: u64,
     /// Draft tokens accepted.
     pub accepted: u64,
+    /// Drafted tokens that a grammar left no choice about.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub forced: u64,
     /// Tokens written per round, the accepted ones and one more.
     pub tokens_per_round: f64,
     /// Drafted and accepted tokens by draft position, from the first.
@@ -294,6 +297,11 @@ pub struct Speculation {
     pub ms_draft: f64,
     /// Milliseconds in the target.
     pub ms_verify: f64,
+}
+
+/// Whether `n` is 0; serde hands a reference over.
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 impl Speculation {
@@ -321,6 +329,7 @@ impl Speculation {
             rounds: stats.rounds,
             drafted: stats.drafted(),
             accepted: stats.accepted(),
+            forced: stats.forced,
             tokens_per_round: if stats.rounds == 0 {
                 0.0
             } else {

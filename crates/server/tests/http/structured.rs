@@ -178,9 +178,9 @@ async fn a_grammar_that_cannot_be_followed_is_refused_by_name() {
     let server = server("tiny-gemma4").await;
     for (more, param, says) in [
         (
-            format(json!({"type": "object", "unevaluatedProperties": false})),
+            format(json!({"type": "array", "uniqueItems": true})),
             "response_format.json_schema.schema",
-            "unevaluatedProperties",
+            "uniqueItems",
         ),
         (json!({"regex": "(a"}), "regex", "regular expression"),
         (json!({"grammar": "root ::= missing"}), "grammar", "missing"),
