@@ -1,9 +1,9 @@
 //! Keys, values and attention (kernels/attention*.cu, kernels/kv_append.cu).
 
-use crate::args::{AttentionArgs, HeadJobs};
+use crate::args::{Activations, AttentionArgs, HeadJobs};
 use crate::driver::{Args, Grid};
 use crate::elementwise::threads;
-use crate::launch::Launch;
+use crate::launch::{Device, Launch};
 use crate::memory::Block;
 use crate::pack::TILE;
 use crate::record::{Bound, Rows};
@@ -367,97 +367,130 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
     else {
         unreachable!("called for this kind");
     };
-    let (p, device) = (bound(l, kv), l.device);
-    let Rows {
-        address,
-        n,
-        seqs,
-        ahead,
-        ..
-    } = l.rows(batch);
-    let KvSpec {
-        heads: kv_heads,
-        head_dim,
-        ..
-    } = p.spec;
-    let heads = attention.heads;
-    let y = op.outputs[0];
-    let Cut {
-        units,
-        has_short_window,
-        bytes,
-        is_split,
-    } = Cut::new(p, &attention, n, ahead);
-    let partials = device.arena.buffer(if is_split { bytes } else { 0 });
-    let own = AttentionArgs {
+    let (p, rows) = (bound(l, kv), l.rows(batch));
+    let cut = Cut::new(p, &attention, rows.n, rows.ahead);
+    let bytes = if cut.is_split { cut.bytes } else { 0 };
+    let partials = l.device.arena.buffer(bytes);
+    let args = AttentionArgs {
         q: l.address(op.inputs[0]),
         keys: p.keys.address,
         values: p.values.address,
-        batch: address,
-        y: l.address(y),
+        batch: rows.address,
+        y: l.address(op.outputs[0]),
         partials: partials.address,
         scale: attention.scale,
         group: attention.group as i32,
-        heads: heads as i32,
-        kv_heads: kv_heads as i32,
-        head_dim: head_dim as i32,
-        units: units as i32,
+        heads: attention.heads as i32,
+        kv_heads: p.spec.heads as i32,
+        head_dim: p.spec.head_dim as i32,
+        units: cut.units as i32,
         window: attention.window.unwrap_or(0) as u32,
     };
-    let launch = |name, grid| {
-        device.launch(&kernel(name, p), grid, Args::default().of(&own));
+    let step = Step {
+        device: l.device,
+        pages: p,
+        rows,
+        heads: attention.heads,
+        cut,
+        args,
     };
-    // Blocks of so many queries for each key head, the last of a sequence perhaps partly
-    // empty; a few for each multiprocessor, for one split each if there are enough.
-    let grid = |queries: usize, busy: usize, threads, shared| {
-        let (blocks, columns) = match p.tiles {
+    if step.cut.is_split {
+        step.launch_splits();
+        step.launch_merge(&l.f16_output(op, op.outputs[0]));
+    } else {
+        step.launch_whole();
+    }
+}
+
+/// Attention of a step's rows.
+struct Step<'a> {
+    device: &'a Device,
+    pages: &'a Pages,
+    rows: Rows,
+    /// Query heads.
+    heads: usize,
+    cut: Cut,
+    args: AttentionArgs,
+}
+
+impl Step<'_> {
+    /// Query heads of a key head.
+    fn heads_of_key(&self) -> usize {
+        self.heads / self.pages.spec.heads
+    }
+
+    fn launch(&self, name: &'static str, grid: Grid) {
+        let args = Args::default().of(&self.args);
+        self.device.launch(&kernel(name, self.pages), grid, args);
+    }
+
+    /// Blocks of so many queries for each key head, the last of a sequence perhaps partly
+    /// empty; `busy` for each multiprocessor, for one split each if there are enough.
+    fn grid(&self, queries: usize, busy: usize, threads: usize, shared: usize) -> Grid {
+        let (blocks, columns) = match self.pages.tiles {
             Some(_) => {
-                let rest = seqs * (queries - 1);
-                ((n * (heads / kv_heads) + rest) / queries, kv_heads)
+                let rest = self.rows.seqs * (queries - 1);
+                let all = self.rows.n * self.heads_of_key() + rest;
+                (all / queries, self.pages.spec.heads)
             }
-            None => (n * heads, 1),
+            None => (self.rows.n * self.heads, 1),
         };
-        let spread = (busy * device.driver.sms / (blocks * columns).max(1)).clamp(1, units);
+        let spread = busy * self.device.driver.sms / (blocks * columns).max(1);
+        let spread = spread.clamp(1, self.cut.units);
         Grid {
             shared,
             ..Grid::rect(blocks, columns * spread, threads)
         }
-    };
-    let tile = |busy| {
-        grid(
-            QUERIES,
-            busy,
-            128,
-            p.tiles.map_or(0, |e| shared(e, !is_split)),
-        )
-    };
-    if is_split {
-        match p.ring {
-            _ if has_short_window => launch("attention_decode_pages", tile(4)),
-            Some(ring) => {
-                let tiles = ring
-                    .most_queries
-                    .min((n * (heads / kv_heads)).div_ceil(QUERIES));
-                let name = ["attention_pipelined_1", "attention_pipelined_2"][tiles - 1];
-                let shared = ring.shared(head_dim, tiles);
-                launch(name, grid(tiles * QUERIES, 1, 32 * Ring::WARPS, shared));
+    }
+
+    /// [`Step::grid`] of blocks that take one tile of queries.
+    fn grid_of_tiles(&self, busy: usize) -> Grid {
+        let all = !self.cut.is_split;
+        let shared = self.pages.tiles.map_or(0, |e| shared(e, all));
+        self.grid(QUERIES, busy, 128, shared)
+    }
+
+    /// Launches partial results of units of keys.
+    fn launch_splits(&self) {
+        match self.pages.ring {
+            _ if self.cut.has_short_window => {
+                self.launch("attention_decode_pages", self.grid_of_tiles(4));
             }
-            None => launch("attention_decode", tile(4)),
+            Some(ring) => {
+                let tiles = (self.rows.n * self.heads_of_key()).div_ceil(QUERIES);
+                let tiles = ring.most_queries.min(tiles);
+                let name = ["attention_pipelined_1", "attention_pipelined_2"][tiles - 1];
+                let shared = ring.shared(self.pages.spec.head_dim, tiles);
+                let grid = self.grid(tiles * QUERIES, 1, 32 * Ring::WARPS, shared);
+                self.launch(name, grid);
+            }
+            None => self.launch("attention_decode", self.grid_of_tiles(4)),
         }
-        let args = Args::default().of(&own).of(&l.f16_output(op, y));
-        let blocks = n * heads * head_dim.div_ceil(TILE);
-        device.launch(&kernel("attention_merge", p), Grid::new(blocks, 128), args);
-    } else {
-        let most = device.driver.shared;
-        let ring = p.ring.and_then(|r| r.shared_all(head_dim, most));
-        if let Some(prompts) = p.prompts {
-            let grid = grid(prompts.queries, 0, 384, prompts.shared);
-            device.launch(&prompts_kernel(prompts, p), grid, Args::default().of(&own));
+    }
+
+    /// Launches the merge of partial results, which writes an f16 copy of them too.
+    fn launch_merge(&self, f16: &Activations) {
+        let args = Args::default().of(&self.args).of(f16);
+        let columns = self.pages.spec.head_dim.div_ceil(TILE);
+        let grid = Grid::new(self.rows.n * self.heads * columns, 128);
+        let kernel = kernel("attention_merge", self.pages);
+        self.device.launch(&kernel, grid, args);
+    }
+
+    /// Launches what computes each row's result in one go.
+    fn launch_whole(&self) {
+        let (head_dim, most) = (self.pages.spec.head_dim, self.device.driver.shared);
+        let ring = self.pages.ring.and_then(|r| r.shared_all(head_dim, most));
+        if let Some(prompts) = self.pages.prompts {
+            let grid = self.grid(prompts.queries, 0, 384, prompts.shared);
+            let kernel = prompts_kernel(prompts, self.pages);
+            let args = Args::default().of(&self.args);
+            self.device.launch(&kernel, grid, args);
         } else if let Some(shared) = ring {
-            let grid = grid(2 * QUERIES, 0, 32 * Ring::WARPS, shared);
-            launch("attention_pipelined_all", grid);
+            let grid = self.grid(2 * QUERIES, 0, 32 * Ring::WARPS, shared);
+            self.launch("attention_pipelined_all", grid);
         } else {
-            launch("attention_all", tile(0));
+            self.launch("attention_all", self.grid_of_tiles(0));
         }
     }
 }
