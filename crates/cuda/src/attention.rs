@@ -1,24 +1,19 @@
 //! Keys, values and attention (kernels/attention*.cu, kernels/kv_append.cu).
 
 use crate::args::{Activations, AttentionArgs, HeadJobs};
+use crate::constants::{ATTENTION_WGMMA, PAGE_UNIT_KEYS, SPLIT_KEYS};
 use crate::driver::{Args, Grid};
 use crate::elementwise::threads;
 use crate::launch::{Device, Launch};
 use crate::memory::Block;
 use crate::pack::TILE;
 use crate::record::{Bound, Rows};
-use crate::{Cuda, Kernel, compile};
+use crate::{Cuda, Kernel};
 use backend::{Attention, Kv, KvFormat, KvFormats, KvSpec, PAGE_ROWS};
 use fusion::rules::heads::MAX_JOBS;
 use fusion::{HeadRole, Kind, Op, Operand};
 use quant::{KvLayout, Scalar};
 use std::sync::Arc;
-
-/// Keys of a split.
-pub(crate) const SPLIT: usize = 256;
-
-/// Keys before which units are pages, and not splits.
-pub(crate) const FINE: usize = 2048;
 
 /// Rows that share a step's keys well enough for one block each split.
 const FEW_ROWS: usize = 64;
@@ -93,7 +88,7 @@ impl Ring {
     /// Bytes that a block of so many tiles of queries takes, as its kernel cuts them: queries,
     /// scores of a split, each page's maximum and sum, stages and their barriers.
     fn shared(&self, head_dim: usize, tiles: usize) -> usize {
-        tiles * QUERIES * (2 * head_dim + 4 * SPLIT + 8 * SPLIT / PAGE_ROWS)
+        tiles * QUERIES * (2 * head_dim + 4 * SPLIT_KEYS + 8 * SPLIT_KEYS / PAGE_ROWS)
             + Self::WARPS * self.depth * self.stage_bytes
     }
 
@@ -131,7 +126,8 @@ impl Prompts {
         };
         // Queries, probabilities of a split, each page's maximum and sum; of a query the sum so
         // far, and the maximum for each warpgroup.
-        let fixed = queries * (2 * head_dim + 2 * SPLIT + 8 * SPLIT / PAGE_ROWS + 4) + 4 * 128;
+        let fixed =
+            queries * (2 * head_dim + 2 * SPLIT_KEYS + 8 * SPLIT_KEYS / PAGE_ROWS + 4) + 4 * 128;
         // Beside them two barriers a stage, 16 bytes, and 112 to align what comes after.
         let left = most.checked_sub(fixed + 128)?;
         // As many of each of the rings.
@@ -168,7 +164,7 @@ fn kernel(name: &'static str, pages: &Pages) -> Kernel {
 /// The same of warpgroups.
 fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
     let mut kernel = kernel("attention_wgmma", pages);
-    kernel.file = compile::ATTENTION_WGMMA;
+    kernel.file = ATTENTION_WGMMA;
     kernel.defines.pop();
     kernel.defines.push(("STAGES", prompts.stages));
     kernel
@@ -329,16 +325,16 @@ impl Cut {
     fn new(p: &Pages, attention: &Attention, n: usize, ahead: usize) -> Self {
         let head_dim = p.spec.head_dim;
         // As many as any row of this memory sees, so that a longer context changes no launch.
-        let fine = |keys: usize| p.tiles.is_some() && keys <= FINE;
+        let fine = |keys: usize| p.tiles.is_some() && keys <= PAGE_UNIT_KEYS;
         let keys = p.spec.pages * PAGE_ROWS;
         // A window may begin and end within units, however few pages there are.
         let is_fine = fine(attention.window.unwrap_or(keys));
-        let unit = if is_fine { PAGE_ROWS } else { SPLIT };
+        let unit = if is_fine { PAGE_ROWS } else { SPLIT_KEYS };
         let seen = attention.window.map_or(keys, |w| w + ahead + unit);
         let before = if p.tiles.is_none() || is_fine {
             0
         } else {
-            FINE / PAGE_ROWS
+            PAGE_UNIT_KEYS / PAGE_ROWS
         };
         let units = before + seen.div_ceil(unit);
         let bytes = 4 * n * attention.heads * units * (2 + head_dim);
@@ -498,5 +494,5 @@ impl Step<'_> {
 /// Bytes of shared memory that a block of tensor cores takes, as its kernel cuts it: queries,
 /// scores of a split, and the results so far.
 fn shared(head_dim: usize, all: bool) -> usize {
-    QUERIES * (2 * head_dim + 4 * SPLIT + if all { 4 * head_dim } else { 0 })
+    QUERIES * (2 * head_dim + 4 * SPLIT_KEYS + if all { 4 * head_dim } else { 0 })
 }

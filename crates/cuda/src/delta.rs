@@ -1,6 +1,7 @@
 //! The gated delta rule (kernels/delta.cu).
 
 use crate::args;
+use crate::constants::CHUNK_ROWS;
 use crate::driver::{Address, Args, Grid};
 use crate::elementwise::number;
 use crate::launch::{Device, Launch};
@@ -16,9 +17,6 @@ pub(crate) const ARRIVALS_BYTES: usize = 64 << 10;
 
 /// Rows of a step that are few enough for one kernel.
 const FEW_ROWS: usize = 16;
-
-/// Rows whose convolution is a block's, where they are more.
-pub(crate) const RUN: usize = 32;
 
 /// Bytes of shared memory that `delta_fused` asks for, and those that it declares.
 fn shared_of_few(spec: &DeltaSpec, parts: usize, width: usize, rows: usize) -> (usize, usize) {
@@ -242,7 +240,7 @@ impl Step<'_> {
         let gates = device.arena.buffer(8 * n * spec.value_heads);
         let args = self.inputs().ptr(mixed.address);
         let args = self.gates().into_iter().fold(args, Args::ptr);
-        let runs = self.rows.longest.div_ceil(RUN);
+        let runs = self.rows.longest.div_ceil(CHUNK_ROWS);
         let grid = Grid::rect(
             channels.div_ceil(spec.key_dim),
             runs * self.rows.seqs,

@@ -53,7 +53,7 @@ impl fusion::Device for Abilities<'_> {
     }
 
     fn gates_beside_experts(&self, rows: usize) -> bool {
-        rows <= moe::FEW_ROWS
+        rows <= moe::ROUTE_ROWS
     }
 
     fn joins_experts(&self, experts: Operand, top_k: usize, weights: Operand, rows: usize) -> bool {

@@ -20,6 +20,7 @@ mod attention;
 mod batch;
 mod choose;
 mod compile;
+mod constants;
 mod delta;
 mod driver;
 mod dry;
@@ -183,7 +184,7 @@ impl Cuda {
             capability: (self.device.driver.arch / 10, self.device.driver.arch % 10),
             multiprocessors: self.device.driver.sms,
             memory: (total as u64, free as u64),
-            products: match matmul::feeds(&self.device.driver) {
+            products: match matmul::has_pipelines(&self.device.driver) {
                 true => "fed through shared memory",
                 false => "portable",
             },

@@ -122,7 +122,7 @@ const GATED: std::ops::Range<usize> = 100..420;
 /// The weights of a layer whose ends the families' layers have.
 struct Layer {
     experts: Experts,
-    /// Of norms: after a block, of what follows (three), of a dense block and of the experts.
+    /// Weights of norms: after a block, of what follows (three), of a dense block and of the experts.
     norms: [Tensor; 6],
     /// Gate and up of a dense block, and down.
     wide: [Matrix; 2],

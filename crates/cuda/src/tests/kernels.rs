@@ -2,6 +2,7 @@
 
 use crate::args;
 use crate::compile::{self, Kernel};
+use crate::constants::ATTENTION_WGMMA;
 use crate::gemm::{self, Warpgroups};
 use crate::matmul::Tiles;
 use crate::pack::Packing;
@@ -41,7 +42,7 @@ fn prompts(kv: usize, head: usize, stages: usize) -> Kernel {
         ("HEAD_DIM", head),
         ("STAGES", stages),
     ];
-    with(compile::ATTENTION_WGMMA, &defines)
+    with(ATTENTION_WGMMA, &defines)
 }
 
 /// The delta rule for heads of `dk` and `dv` columns, a column shared by `parts` threads.
