@@ -1,9 +1,10 @@
 //! Every kernel compiles within its budget, and has its arguments where they are put. No GPU is needed.
 
 use crate::args;
-use crate::compile::{self, Kernel};
+use crate::compile;
 use crate::constants::ATTENTION_WGMMA;
 use crate::gemm::{self, Warpgroups};
+use crate::machine::Kernel;
 use crate::matmul::Tiles;
 use crate::pack::Packing;
 use std::collections::HashSet;
