@@ -1,24 +1,19 @@
 //! Keys, values and attention (kernels/attention*.cu, kernels/kv_append.cu).
 
-use crate::args::{AttentionArgs, HeadJobs};
-use crate::driver::{Args, Grid};
+use crate::args::{Activations, Args, AttentionArgs, HeadJobs};
+use crate::constants::{ATTENTION_WGMMA, PAGE_UNIT_KEYS, SPLIT_KEYS};
 use crate::elementwise::threads;
-use crate::launch::Launch;
+use crate::launch::{Device, Launch};
+use crate::machine::Grid;
 use crate::memory::Block;
 use crate::pack::TILE;
 use crate::record::{Bound, Rows};
-use crate::{Cuda, Kernel, compile};
+use crate::{Cuda, Kernel};
 use backend::{Attention, Kv, KvFormat, KvFormats, KvSpec, PAGE_ROWS};
 use fusion::rules::heads::MAX_JOBS;
 use fusion::{HeadRole, Kind, Op, Operand};
 use quant::{KvLayout, Scalar};
 use std::sync::Arc;
-
-/// Keys of a split.
-pub(crate) const SPLIT: usize = 256;
-
-/// Keys before which units are pages, and not splits.
-pub(crate) const FINE: usize = 2048;
 
 /// Rows that share a step's keys well enough for one block each split.
 const FEW_ROWS: usize = 64;
@@ -93,7 +88,7 @@ impl Ring {
     /// Bytes that a block of so many tiles of queries takes, as its kernel cuts them: queries,
     /// scores of a split, each page's maximum and sum, stages and their barriers.
     fn shared(&self, head_dim: usize, tiles: usize) -> usize {
-        tiles * QUERIES * (2 * head_dim + 4 * SPLIT + 8 * SPLIT / PAGE_ROWS)
+        tiles * QUERIES * (2 * head_dim + 4 * SPLIT_KEYS + 8 * SPLIT_KEYS / PAGE_ROWS)
             + Self::WARPS * self.depth * self.stage_bytes
     }
 
@@ -131,7 +126,8 @@ impl Prompts {
         };
         // Queries, probabilities of a split, each page's maximum and sum; of a query the sum so
         // far, and the maximum for each warpgroup.
-        let fixed = queries * (2 * head_dim + 2 * SPLIT + 8 * SPLIT / PAGE_ROWS + 4) + 4 * 128;
+        let fixed =
+            queries * (2 * head_dim + 2 * SPLIT_KEYS + 8 * SPLIT_KEYS / PAGE_ROWS + 4) + 4 * 128;
         // Beside them two barriers a stage, 16 bytes, and 112 to align what comes after.
         let left = most.checked_sub(fixed + 128)?;
         // As many of each of the rings.
@@ -168,7 +164,7 @@ fn kernel(name: &'static str, pages: &Pages) -> Kernel {
 /// The same of warpgroups.
 fn prompts_kernel(prompts: Prompts, pages: &Pages) -> Kernel {
     let mut kernel = kernel("attention_wgmma", pages);
-    kernel.file = compile::ATTENTION_WGMMA;
+    kernel.file = ATTENTION_WGMMA;
     kernel.defines.pop();
     kernel.defines.push(("STAGES", prompts.stages));
     kernel
@@ -329,16 +325,16 @@ impl Cut {
     fn new(p: &Pages, attention: &Attention, n: usize, ahead: usize) -> Self {
         let head_dim = p.spec.head_dim;
         // As many as any row of this memory sees, so that a longer context changes no launch.
-        let fine = |keys: usize| p.tiles.is_some() && keys <= FINE;
+        let fine = |keys: usize| p.tiles.is_some() && keys <= PAGE_UNIT_KEYS;
         let keys = p.spec.pages * PAGE_ROWS;
         // A window may begin and end within units, however few pages there are.
         let is_fine = fine(attention.window.unwrap_or(keys));
-        let unit = if is_fine { PAGE_ROWS } else { SPLIT };
+        let unit = if is_fine { PAGE_ROWS } else { SPLIT_KEYS };
         let seen = attention.window.map_or(keys, |w| w + ahead + unit);
         let before = if p.tiles.is_none() || is_fine {
             0
         } else {
-            FINE / PAGE_ROWS
+            PAGE_UNIT_KEYS / PAGE_ROWS
         };
         let units = before + seen.div_ceil(unit);
         let bytes = 4 * n * attention.heads * units * (2 + head_dim);
@@ -367,97 +363,130 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
     else {
         unreachable!("called for this kind");
     };
-    let (p, device) = (bound(l, kv), l.device);
-    let Rows {
-        address,
-        n,
-        seqs,
-        ahead,
-        ..
-    } = l.rows(batch);
-    let KvSpec {
-        heads: kv_heads,
-        head_dim,
-        ..
-    } = p.spec;
-    let heads = attention.heads;
-    let y = op.outputs[0];
-    let Cut {
-        units,
-        has_short_window,
-        bytes,
-        is_split,
-    } = Cut::new(p, &attention, n, ahead);
-    let partials = device.arena.buffer(if is_split { bytes } else { 0 });
-    let own = AttentionArgs {
+    let (p, rows) = (bound(l, kv), l.rows(batch));
+    let cut = Cut::new(p, &attention, rows.n, rows.ahead);
+    let bytes = if cut.is_split { cut.bytes } else { 0 };
+    let partials = l.device.arena.buffer(bytes);
+    let args = AttentionArgs {
         q: l.address(op.inputs[0]),
         keys: p.keys.address,
         values: p.values.address,
-        batch: address,
-        y: l.address(y),
+        batch: rows.address,
+        y: l.address(op.outputs[0]),
         partials: partials.address,
         scale: attention.scale,
         group: attention.group as i32,
-        heads: heads as i32,
-        kv_heads: kv_heads as i32,
-        head_dim: head_dim as i32,
-        units: units as i32,
+        heads: attention.heads as i32,
+        kv_heads: p.spec.heads as i32,
+        head_dim: p.spec.head_dim as i32,
+        units: cut.units as i32,
         window: attention.window.unwrap_or(0) as u32,
     };
-    let launch = |name, grid| {
-        device.launch(&kernel(name, p), grid, Args::default().of(&own));
+    let step = Step {
+        device: l.device,
+        pages: p,
+        rows,
+        heads: attention.heads,
+        cut,
+        args,
     };
-    // Blocks of so many queries for each key head, the last of a sequence perhaps partly
-    // empty; a few for each multiprocessor, for one split each if there are enough.
-    let grid = |queries: usize, busy: usize, threads, shared| {
-        let (blocks, columns) = match p.tiles {
+    if step.cut.is_split {
+        step.launch_splits();
+        step.launch_merge(&l.f16_output(op, op.outputs[0]));
+    } else {
+        step.launch_whole();
+    }
+}
+
+/// Attention of a step's rows.
+struct Step<'a> {
+    device: &'a Device,
+    pages: &'a Pages,
+    rows: Rows,
+    /// Query heads.
+    heads: usize,
+    cut: Cut,
+    args: AttentionArgs,
+}
+
+impl Step<'_> {
+    /// Query heads of a key head.
+    fn heads_of_key(&self) -> usize {
+        self.heads / self.pages.spec.heads
+    }
+
+    fn launch(&self, name: &'static str, grid: Grid) {
+        let args = Args::default().of(&self.args);
+        self.device.launch(&kernel(name, self.pages), grid, args);
+    }
+
+    /// Blocks of so many queries for each key head, the last of a sequence perhaps partly
+    /// empty; `busy` for each multiprocessor, for one split each if there are enough.
+    fn grid(&self, queries: usize, busy: usize, threads: usize, shared: usize) -> Grid {
+        let (blocks, columns) = match self.pages.tiles {
             Some(_) => {
-                let rest = seqs * (queries - 1);
-                ((n * (heads / kv_heads) + rest) / queries, kv_heads)
+                let rest = self.rows.seqs * (queries - 1);
+                let all = self.rows.n * self.heads_of_key() + rest;
+                (all / queries, self.pages.spec.heads)
             }
-            None => (n * heads, 1),
+            None => (self.rows.n * self.heads, 1),
         };
-        let spread = (busy * device.driver.sms / (blocks * columns).max(1)).clamp(1, units);
+        let spread = busy * self.device.driver.sms / (blocks * columns).max(1);
+        let spread = spread.clamp(1, self.cut.units);
         Grid {
             shared,
             ..Grid::rect(blocks, columns * spread, threads)
         }
-    };
-    let tile = |busy| {
-        grid(
-            QUERIES,
-            busy,
-            128,
-            p.tiles.map_or(0, |e| shared(e, !is_split)),
-        )
-    };
-    if is_split {
-        match p.ring {
-            _ if has_short_window => launch("attention_decode_pages", tile(4)),
-            Some(ring) => {
-                let tiles = ring
-                    .most_queries
-                    .min((n * (heads / kv_heads)).div_ceil(QUERIES));
-                let name = ["attention_pipelined_1", "attention_pipelined_2"][tiles - 1];
-                let shared = ring.shared(head_dim, tiles);
-                launch(name, grid(tiles * QUERIES, 1, 32 * Ring::WARPS, shared));
+    }
+
+    /// [`Step::grid`] of blocks that take one tile of queries.
+    fn grid_of_tiles(&self, busy: usize) -> Grid {
+        let all = !self.cut.is_split;
+        let shared = self.pages.tiles.map_or(0, |e| shared(e, all));
+        self.grid(QUERIES, busy, 128, shared)
+    }
+
+    /// Launches partial results of units of keys.
+    fn launch_splits(&self) {
+        match self.pages.ring {
+            _ if self.cut.has_short_window => {
+                self.launch("attention_decode_pages", self.grid_of_tiles(4));
             }
-            None => launch("attention_decode", tile(4)),
+            Some(ring) => {
+                let tiles = (self.rows.n * self.heads_of_key()).div_ceil(QUERIES);
+                let tiles = ring.most_queries.min(tiles);
+                let name = ["attention_pipelined_1", "attention_pipelined_2"][tiles - 1];
+                let shared = ring.shared(self.pages.spec.head_dim, tiles);
+                let grid = self.grid(tiles * QUERIES, 1, 32 * Ring::WARPS, shared);
+                self.launch(name, grid);
+            }
+            None => self.launch("attention_decode", self.grid_of_tiles(4)),
         }
-        let args = Args::default().of(&own).of(&l.f16_output(op, y));
-        let blocks = n * heads * head_dim.div_ceil(TILE);
-        device.launch(&kernel("attention_merge", p), Grid::new(blocks, 128), args);
-    } else {
-        let most = device.driver.shared;
-        let ring = p.ring.and_then(|r| r.shared_all(head_dim, most));
-        if let Some(prompts) = p.prompts {
-            let grid = grid(prompts.queries, 0, 384, prompts.shared);
-            device.launch(&prompts_kernel(prompts, p), grid, Args::default().of(&own));
+    }
+
+    /// Launches the merge of partial results, which writes an f16 copy of them too.
+    fn launch_merge(&self, f16: &Activations) {
+        let args = Args::default().of(&self.args).of(f16);
+        let columns = self.pages.spec.head_dim.div_ceil(TILE);
+        let grid = Grid::new(self.rows.n * self.heads * columns, 128);
+        let kernel = kernel("attention_merge", self.pages);
+        self.device.launch(&kernel, grid, args);
+    }
+
+    /// Launches what computes each row's result in one go.
+    fn launch_whole(&self) {
+        let (head_dim, most) = (self.pages.spec.head_dim, self.device.driver.shared);
+        let ring = self.pages.ring.and_then(|r| r.shared_all(head_dim, most));
+        if let Some(prompts) = self.pages.prompts {
+            let grid = self.grid(prompts.queries, 0, 384, prompts.shared);
+            let kernel = prompts_kernel(prompts, self.pages);
+            let args = Args::default().of(&self.args);
+            self.device.launch(&kernel, grid, args);
         } else if let Some(shared) = ring {
-            let grid = grid(2 * QUERIES, 0, 32 * Ring::WARPS, shared);
-            launch("attention_pipelined_all", grid);
+            let grid = self.grid(2 * QUERIES, 0, 32 * Ring::WARPS, shared);
+            self.launch("attention_pipelined_all", grid);
         } else {
-            launch("attention_all", tile(0));
+            self.launch("attention_all", self.grid_of_tiles(0));
         }
     }
 }
@@ -465,5 +494,5 @@ pub(crate) fn attend(l: &Launch<'_>, op: &Op) {
 /// Bytes of shared memory that a block of tensor cores takes, as its kernel cuts it: queries,
 /// scores of a split, and the results so far.
 fn shared(head_dim: usize, all: bool) -> usize {
-    QUERIES * (2 * head_dim + 4 * SPLIT + if all { 4 * head_dim } else { 0 })
+    QUERIES * (2 * head_dim + 4 * SPLIT_KEYS + if all { 4 * head_dim } else { 0 })
 }

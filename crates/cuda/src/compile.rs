@@ -3,13 +3,12 @@
 //! Code is kept in a folder, in files named by a hash of everything that goes
 //! into it.
 
-use crate::driver::lock;
-use crate::{attention, delta, gemm, matmul, moe};
+use crate::constants::{self, ATTENTION_WGMMA, GEMM_WGMMA};
+use crate::machine::{Kernel, lock};
 use cudarc::nvrtc::{result as rtc, sys};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -63,44 +62,6 @@ fn headers(file: &str) -> &'static [&'static str] {
     }
 }
 
-/// Numbers that a file shares with the modules that launch its kernels, handed over as
-/// definitions.
-fn constants(file: &str) -> Vec<(&'static str, usize)> {
-    let gemv = [
-        ("GEMV_PIPELINE_BYTES", matmul::FEED_PIPELINE),
-        ("GEMV_REDUCTION_BYTES", matmul::FEED_SUMS),
-    ];
-    let moe_gemv = [
-        ("MOE_PIPELINE_BYTES", moe::EXPERTS_SPACE),
-        ("MOE_RECORD_BYTES", moe::RECORD),
-    ];
-    let moe_glu = [
-        ("MOE_GLU_WARPS", moe::GATED_WARPS),
-        ("MOE_GLU_STAGES", moe::GATED_STAGES),
-        ("MOE_GLU_RECORD_BYTES", moe::GATED_RECORD),
-    ];
-    match file {
-        "gemv_pipelined" => gemv.into(),
-        "moe_gemv" => [gemv, moe_gemv].concat(),
-        "moe_gemv_glu" => gemv.into_iter().chain(moe_glu).collect(),
-        "gemm" => vec![("GEMM_ROWS", gemm::ROWS), ("GEMM_TILES", gemm::TILES)],
-        GEMM_WGMMA => vec![("GEMM_TILES", gemm::TILES)],
-        "attention" | "kv_append" | ATTENTION_WGMMA => vec![
-            ("SPLIT_KEYS", attention::SPLIT),
-            ("PAGE_UNIT_KEYS", attention::FINE),
-        ],
-        "delta" => vec![
-            ("CHUNK_ROWS", delta::RUN),
-            ("TENTATIVE", backend::MAX_TENTATIVE),
-        ],
-        _ => Vec::new(),
-    }
-}
-
-/// The files of kernels that need a target of their own, which only one architecture has.
-pub(crate) const GEMM_WGMMA: &str = "gemm_wgmma";
-pub(crate) const ATTENTION_WGMMA: &str = "attention_wgmma";
-
 /// Every file of kernels.
 const SOURCES: &[(&str, &str)] = &[
     ("elementwise", include_str!("../kernels/elementwise.cu")),
@@ -126,33 +87,6 @@ const SOURCES: &[(&str, &str)] = &[
     ("moe_combine", include_str!("../kernels/moe_combine.cu")),
     ("choose", include_str!("../kernels/choose.cu")),
 ];
-
-/// A file of kernels and the numbers it is compiled with.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Kernel {
-    pub(crate) file: &'static str,
-    pub(crate) name: &'static str,
-    pub(crate) defines: Vec<(&'static str, usize)>,
-}
-
-impl Kernel {
-    pub(crate) fn new(file: &'static str, name: &'static str) -> Self {
-        Kernel {
-            file,
-            name,
-            defines: Vec::new(),
-        }
-    }
-}
-
-impl fmt::Display for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}::{}", self.file, self.name)?;
-        self.defines
-            .iter()
-            .try_for_each(|(name, value)| write!(f, " {name}={value}"))
-    }
-}
 
 /// Whether the compiler's library can be found.
 pub(crate) fn is_present() -> bool {
@@ -270,7 +204,7 @@ fn options(arch: u32, kernel: &Kernel) -> Vec<String> {
         "--ptxas-options=-v".into(),
     ];
     let defines = kernel.defines.iter().copied();
-    let defines = defines.chain(constants(kernel.file));
+    let defines = defines.chain(constants::of(kernel.file));
     options.extend(defines.map(|(name, value)| format!("-D{name}={value}")));
     options
 }

@@ -1,13 +1,15 @@
 //! The gated delta rule (kernels/delta.cu).
 
 use crate::args;
-use crate::driver::{Address, Args, Grid};
+use crate::args::{Address, Args};
+use crate::constants::CHUNK_ROWS;
 use crate::elementwise::number;
 use crate::launch::{Device, Launch};
+use crate::machine::Grid;
 use crate::memory::Block;
 use crate::record::{Bound, Rows};
 use crate::{Cuda, Kernel};
-use backend::{Delta, DeltaSpec, MAX_TENTATIVE};
+use backend::{Activation, Delta, DeltaSpec, MAX_TENTATIVE};
 use fusion::{Kind, Op};
 use std::sync::Arc;
 
@@ -16,9 +18,6 @@ pub(crate) const ARRIVALS_BYTES: usize = 64 << 10;
 
 /// Rows of a step that are few enough for one kernel.
 const FEW_ROWS: usize = 16;
-
-/// Rows whose convolution is a block's, where they are more.
-pub(crate) const RUN: usize = 32;
 
 /// Bytes of shared memory that `delta_fused` asks for, and those that it declares.
 fn shared_of_few(spec: &DeltaSpec, parts: usize, width: usize, rows: usize) -> (usize, usize) {
@@ -135,52 +134,89 @@ pub(crate) fn gated_delta(l: &Launch<'_>, op: &Op) {
         unreachable!("recorded as recurrent states");
     };
     let (rows, spec) = (l.rows(batch), states.spec);
-    let DeltaSpec {
-        key_heads,
-        value_heads,
-        key_dim,
-        value_dim,
-        conv_taps,
-        ..
-    } = spec;
-    let (n, channels) = (rows.n, spec.channels());
     let memory = args::Delta {
         state: states.state.address,
         history: states.history.address,
         updates: states.updates.address,
         batch: rows.address,
-        nk: key_heads as i32,
-        nv: value_heads as i32,
-        dk: key_dim as i32,
-        dv: value_dim as i32,
-        channels: channels as i32,
+        nk: spec.key_heads as i32,
+        nv: spec.value_heads as i32,
+        dk: spec.key_dim as i32,
+        dv: spec.value_dim as i32,
+        channels: spec.channels() as i32,
     };
-    let (parts, shares) = (parts(value_dim), shares(value_dim));
-    let threads = parts * (value_dim / shares).next_multiple_of(8);
-    let kernel = |name| {
+    let step = Step {
+        l,
+        op,
+        spec,
+        rows,
+        memory,
+    };
+    match fused(l.device, &spec, &rows) {
+        Some(shared) => step.launch_fused(shared, gate),
+        None => step.launch_by_parts(),
+    }
+}
+
+/// The gated delta rule of a step's rows.
+struct Step<'a> {
+    l: &'a Launch<'a>,
+    op: &'a Op,
+    spec: DeltaSpec,
+    rows: Rows,
+    memory: args::Delta,
+}
+
+impl Step<'_> {
+    fn at(&self, input: usize) -> Address {
+        self.l.address(self.op.inputs[input])
+    }
+
+    /// The state, the projection of keys and values, and the convolution's weights.
+    fn inputs(&self) -> Args {
+        let args = Args::default().of(&self.memory);
+        args.ptr(self.at(0)).ptr(self.at(3))
+    }
+
+    /// The projections of gates, and the factors and biases of decays.
+    fn gates(&self) -> [Address; 4] {
+        [1, 2, 4, 5].map(|input| self.at(input))
+    }
+
+    fn kernel(&self, name: &'static str) -> Kernel {
+        let spec = &self.spec;
         let mut kernel = Kernel::new("delta", name);
         kernel.defines.extend([
-            ("DK", key_dim),
-            ("DV", value_dim),
-            ("PARTS", parts),
-            ("COLUMN_SPLITS", shares),
-            ("TAPS", conv_taps),
-            ("THREADS", threads),
+            ("DK", spec.key_dim),
+            ("DV", spec.value_dim),
+            ("PARTS", parts(spec.value_dim)),
+            ("COLUMN_SPLITS", shares(spec.value_dim)),
+            ("TAPS", spec.conv_taps),
+            ("THREADS", self.threads()),
         ]);
         kernel
-    };
-    let at = |i: usize| l.address(op.inputs[i]);
-    let y = l.address(op.outputs[0]);
-    let args = Args::default().of(&memory).ptr(at(0)).ptr(at(3));
-    let projections = [at(1), at(2), at(4), at(5)];
-    if let Some(shared) = fused(l.device, &spec, &rows) {
-        let args = projections.into_iter().fold(args, Args::ptr);
-        let grid = Grid {
-            shared,
-            ..Grid::rect(value_heads * shares, rows.seqs, threads)
-        };
+    }
+
+    /// Threads of a block that has a share of a head's columns.
+    fn threads(&self) -> usize {
+        let value_dim = self.spec.value_dim;
+        parts(value_dim) * (value_dim / shares(value_dim)).next_multiple_of(8)
+    }
+
+    /// A block for each share of a value head, and each sequence.
+    fn grid(&self) -> Grid {
+        let shares = shares(self.spec.value_dim);
+        let blocks = self.spec.value_heads * shares;
+        Grid::rect(blocks, self.rows.seqs, self.threads())
+    }
+
+    /// Launches one kernel for everything, which asks for `shared` bytes of shared memory.
+    fn launch_fused(&self, shared: usize, gate: Option<(f32, Activation)>) {
+        let (l, op) = (self.l, self.op);
+        let y = l.address(op.outputs[0]);
+        let args = self.gates().into_iter().fold(self.inputs(), Args::ptr);
         let epilogue = gate.map(|(eps, activation)| args::GatedNormEpilogue {
-            weight: at(6),
+            weight: self.at(6),
             n: l.address(op.outputs[1]),
             f16: l.f16_written(op, op.outputs[2]),
             gate: l.in_place(op.inputs[7], op.outputs[2]),
@@ -189,28 +225,35 @@ pub(crate) fn gated_delta(l: &Launch<'_>, op: &Op) {
         });
         let args = args.ptr(y).ptr(l.device.arrivals.address);
         let args = args.of(&epilogue.unwrap_or_default());
-        return l.device.launch(&kernel("delta_fused"), grid, args);
+        let grid = Grid {
+            shared,
+            ..self.grid()
+        };
+        l.device.launch(&self.kernel("delta_fused"), grid, args);
     }
-    let arena = &l.device.arena;
-    let mixed = arena.buffer(4 * n * channels);
-    let gates = arena.buffer(8 * n * value_heads);
-    let args = projections
-        .into_iter()
-        .fold(args.ptr(mixed.address), Args::ptr)
-        .ptr(gates.address);
-    let runs = rows.longest.div_ceil(RUN);
-    let grid = Grid::rect(
-        channels.div_ceil(key_dim),
-        runs * rows.seqs,
-        key_dim.next_multiple_of(32),
-    );
-    l.device.launch(&kernel("delta_conv"), grid, args);
-    let args = Args::default()
-        .of(&memory)
-        .ptr(mixed.address)
-        .ptr(gates.address)
-        .ptr(y)
-        .ptr(at(0));
-    let grid = Grid::rect(value_heads * shares, rows.seqs, threads);
-    l.device.launch(&kernel("delta_rule"), grid, args);
+
+    /// Launches the convolution with the gates, and then the rule.
+    fn launch_by_parts(&self) {
+        let (device, spec) = (self.l.device, &self.spec);
+        let y = self.l.address(self.op.outputs[0]);
+        let (n, channels) = (self.rows.n, spec.channels());
+        let mixed = device.arena.buffer(4 * n * channels);
+        let gates = device.arena.buffer(8 * n * spec.value_heads);
+        let args = self.inputs().ptr(mixed.address);
+        let args = self.gates().into_iter().fold(args, Args::ptr);
+        let runs = self.rows.longest.div_ceil(CHUNK_ROWS);
+        let grid = Grid::rect(
+            channels.div_ceil(spec.key_dim),
+            runs * self.rows.seqs,
+            spec.key_dim.next_multiple_of(32),
+        );
+        device.launch(&self.kernel("delta_conv"), grid, args.ptr(gates.address));
+        let args = Args::default()
+            .of(&self.memory)
+            .ptr(mixed.address)
+            .ptr(gates.address)
+            .ptr(y)
+            .ptr(self.at(0));
+        device.launch(&self.kernel("delta_rule"), self.grid(), args);
+    }
 }

@@ -1,9 +1,11 @@
 //! Ops that look at one row at a time (kernels/elementwise.cu, kernels/moe_combine.cu).
 
 use crate::Kernel;
-use crate::args::{DenseBranch, ExpertOutputs, GatedSharedExpert, GluArgs, NormEpilogue};
-use crate::driver::{Address, Args, Grid};
+use crate::args::{
+    Address, Args, DenseBranch, ExpertOutputs, GatedSharedExpert, GluArgs, NormEpilogue,
+};
 use crate::launch::{Device, Launch};
+use crate::machine::Grid;
 use crate::record::Bound;
 use backend::Activation;
 use fusion::{Kind, Op, SumTerm, Value};
@@ -37,6 +39,9 @@ pub(crate) const WIDEST: usize = 6 * 1024;
 /// Widest head that a block normalizes and rotates.
 pub(crate) const WIDEST_HEAD: usize = 512;
 
+/// A kernel of kernels/elementwise.cu, its blocks and its arguments.
+type Call = (&'static str, Grid, Args);
+
 /// Launches an op of one kernel of kernels/elementwise.cu.
 pub(crate) fn launch(l: &Launch<'_>, op: &Op) {
     let (kernel, grid, args) = match &op.kind {
@@ -45,117 +50,129 @@ pub(crate) fn launch(l: &Launch<'_>, op: &Op) {
             eps,
             is_weighted,
         } => return rms_norm(l, op, *width, *eps, *is_weighted),
-        Kind::Add => {
-            let [x, y] = [op.inputs[0], op.inputs[1]];
-            let args = [l.address(y), l.in_place(x, op.outputs[0])];
-            let n = l.len(x);
-            (
-                "add",
-                Grid::each(n),
-                Args::default().ptr(args[1]).ptr(args[0]).long(n),
-            )
-        }
+        Kind::Glu { .. } | Kind::GluColumns { .. } => return glu(l, op),
+        Kind::Add => add(l, op),
         Kind::Scale { factor: by } | Kind::Softcap { cap: by } => {
             let n = l.len(op.inputs[0]);
             let x = l.in_place(op.inputs[0], op.outputs[0]);
             let args = Args::default().ptr(x).float(*by).long(n);
             (op.kind.name(), Grid::each(n), args)
         }
-        Kind::Glu { .. } | Kind::GluColumns { .. } => return glu(l, op),
         Kind::GateRows { activation } => gate_rows(l, op, *activation),
         Kind::Gather { rows } => gather(l, op, l.bound(*rows)),
         Kind::ReplaceRows { pairs, n } => replace_rows(l, op, l.bound(*pairs), *n),
-        Kind::Columns { first } => {
-            let [x, y] = [op.inputs[0], op.outputs[0]];
-            let ([_, from], [_, cols], n) = (l.shape(x), l.shape(y), l.len(y));
-            let start = l.address(x) + 4 * *first as Address;
-            let args = Args::default().ptr(start).ptr(l.address(y)).int(from);
-            ("columns", Grid::each(n), args.int(cols).long(n))
-        }
-        Kind::Concat => {
-            let ([a, b], y) = ([op.inputs[0], op.inputs[1]], op.outputs[0]);
-            let args = [a, b, y]
-                .into_iter()
-                .fold(Args::default(), |args, x| args.ptr(l.address(x)));
-            let args = args.int(l.shape(a)[1]).int(l.shape(b)[1]).long(l.len(y));
-            ("concat", Grid::each(l.len(y)), args)
-        }
-        Kind::Rope(rope) => {
-            let f = l.frequencies(rope.table);
-            let [rows, cols] = l.shape(op.inputs[0]);
-            let n = rows * (cols / rope.head_dim) * f.pairs;
-            let args = Args::default()
-                .ptr(l.in_place(op.inputs[0], op.outputs[0]))
-                .ptr(f.address)
-                .ptr(l.rows(rope.batch).address)
-                .int(cols)
-                .int(rope.head_dim)
-                .int(f.pair_offset)
-                .int(f.pairs)
-                .long(n);
-            ("rope", Grid::each(n), args)
-        }
-        Kind::NormRope { rope, eps } => {
-            let f = l.frequencies(rope.table);
-            let [rows, cols] = l.shape(op.inputs[0]);
-            let (head_dim, heads) = (rope.head_dim, cols / rope.head_dim);
-            let args = Args::default()
-                .ptr(l.address(op.inputs[0]))
-                .ptr(l.address(op.inputs[1]))
-                .ptr(l.address(op.outputs[0]))
-                .ptr(f.address)
-                .ptr(l.rows(rope.batch).address)
-                .int(heads)
-                .int(head_dim)
-                .int(f.pair_offset)
-                .int(f.pairs)
-                .float(*eps);
-            let grid = Grid {
-                shared: 4 * head_dim,
-                ..Grid::new(rows * heads, threads(head_dim))
-            };
-            ("norm_rope", grid, args)
-        }
-        Kind::NormGlu {
-            width,
-            eps,
-            is_weighted,
-            activation,
-        } => {
-            let [n, y] = [op.outputs[0], op.outputs[1]];
-            let gate = *op.inputs.last().expect("a gate");
-            let args = Args::default()
-                .ptr(l.address(op.inputs[0]))
-                .ptr(if *is_weighted {
-                    l.address(op.inputs[1])
-                } else {
-                    0
-                })
-                .ptr(l.address(n))
-                .ptr(l.in_place(gate, y))
-                .int(*width)
-                .float(*eps)
-                .int(number(*activation))
-                .of(&l.f16_written(op, y));
-            let grid = Grid::new(l.len(n) / width, threads(*width));
-            ("rms_norm_glu", grid, args)
-        }
-        Kind::ToF16 => {
-            let x = op.inputs[0];
-            let [rows, cols] = l.shape(x);
-            let args = Args::default()
-                .ptr(l.address(x))
-                .int(cols)
-                .of(&l.f16_output(op, x));
-            (
-                "to_activations",
-                Grid::rect(cols.div_ceil(2 * PART), rows, PART),
-                args,
-            )
-        }
+        Kind::Columns { first } => columns(l, op, *first),
+        Kind::Concat => concat(l, op),
+        Kind::Rope(rope) => rotation(l, op, rope),
+        Kind::NormRope { rope, eps } => norm_rope(l, op, rope, *eps),
+        Kind::NormGlu { .. } => norm_glu(l, op),
+        Kind::ToF16 => to_f16(l, op),
         other => unreachable!("{} is launched elsewhere", other.name()),
     };
     l.device.launch(&self::kernel(kernel), grid, args);
+}
+
+fn add(l: &Launch<'_>, op: &Op) -> Call {
+    let [x, y] = [op.inputs[0], op.inputs[1]];
+    let n = l.len(x);
+    let y = l.address(y);
+    let args = Args::default().ptr(l.in_place(x, op.outputs[0])).ptr(y);
+    ("add", Grid::each(n), args.long(n))
+}
+
+fn columns(l: &Launch<'_>, op: &Op, first: usize) -> Call {
+    let [x, y] = [op.inputs[0], op.outputs[0]];
+    let ([_, from], [_, cols], n) = (l.shape(x), l.shape(y), l.len(y));
+    let start = l.address(x) + 4 * first as Address;
+    let args = Args::default().ptr(start).ptr(l.address(y)).int(from);
+    ("columns", Grid::each(n), args.int(cols).long(n))
+}
+
+fn concat(l: &Launch<'_>, op: &Op) -> Call {
+    let ([a, b], y) = ([op.inputs[0], op.inputs[1]], op.outputs[0]);
+    let args = [a, b, y]
+        .into_iter()
+        .fold(Args::default(), |args, x| args.ptr(l.address(x)));
+    let args = args.int(l.shape(a)[1]).int(l.shape(b)[1]).long(l.len(y));
+    ("concat", Grid::each(l.len(y)), args)
+}
+
+fn rotation(l: &Launch<'_>, op: &Op, rope: &fusion::Rope) -> Call {
+    let f = l.frequencies(rope.table);
+    let [rows, cols] = l.shape(op.inputs[0]);
+    let n = rows * (cols / rope.head_dim) * f.pairs;
+    let args = Args::default()
+        .ptr(l.in_place(op.inputs[0], op.outputs[0]))
+        .ptr(f.address)
+        .ptr(l.rows(rope.batch).address)
+        .int(cols)
+        .int(rope.head_dim)
+        .int(f.pair_offset)
+        .int(f.pairs)
+        .long(n);
+    ("rope", Grid::each(n), args)
+}
+
+fn norm_rope(l: &Launch<'_>, op: &Op, rope: &fusion::Rope, eps: f32) -> Call {
+    let f = l.frequencies(rope.table);
+    let [rows, cols] = l.shape(op.inputs[0]);
+    let (head_dim, heads) = (rope.head_dim, cols / rope.head_dim);
+    let args = Args::default()
+        .ptr(l.address(op.inputs[0]))
+        .ptr(l.address(op.inputs[1]))
+        .ptr(l.address(op.outputs[0]))
+        .ptr(f.address)
+        .ptr(l.rows(rope.batch).address)
+        .int(heads)
+        .int(head_dim)
+        .int(f.pair_offset)
+        .int(f.pairs)
+        .float(eps);
+    let grid = Grid {
+        shared: 4 * head_dim,
+        ..Grid::new(rows * heads, threads(head_dim))
+    };
+    ("norm_rope", grid, args)
+}
+
+fn norm_glu(l: &Launch<'_>, op: &Op) -> Call {
+    let Kind::NormGlu {
+        width,
+        eps,
+        is_weighted,
+        activation,
+    } = op.kind
+    else {
+        unreachable!("called for this kind");
+    };
+    let [n, y] = [op.outputs[0], op.outputs[1]];
+    let gate = *op.inputs.last().expect("a gate");
+    let args = Args::default()
+        .ptr(l.address(op.inputs[0]))
+        .ptr(if is_weighted {
+            l.address(op.inputs[1])
+        } else {
+            0
+        })
+        .ptr(l.address(n))
+        .ptr(l.in_place(gate, y))
+        .int(width)
+        .float(eps)
+        .int(number(activation))
+        .of(&l.f16_written(op, y));
+    let grid = Grid::new(l.len(n) / width, threads(width));
+    ("rms_norm_glu", grid, args)
+}
+
+fn to_f16(l: &Launch<'_>, op: &Op) -> Call {
+    let x = op.inputs[0];
+    let [rows, cols] = l.shape(x);
+    let args = Args::default()
+        .ptr(l.address(x))
+        .int(cols)
+        .of(&l.f16_output(op, x));
+    let grid = Grid::rect(cols.div_ceil(2 * PART), rows, PART);
+    ("to_activations", grid, args)
 }
 
 fn rms_norm(l: &Launch<'_>, op: &Op, width: usize, eps: f32, is_weighted: bool) {
@@ -230,7 +247,7 @@ fn glu(l: &Launch<'_>, op: &Op) {
     launch_glu(l.device, &glu, l.shape(y)[0]);
 }
 
-fn gate_rows(l: &Launch<'_>, op: &Op, activation: Activation) -> (&'static str, Grid, Args) {
+fn gate_rows(l: &Launch<'_>, op: &Op, activation: Activation) -> Call {
     let (y, n) = (op.outputs[0], l.len(op.outputs[0]));
     let args = Args::default()
         .ptr(l.address(op.inputs[0]))
@@ -242,12 +259,7 @@ fn gate_rows(l: &Launch<'_>, op: &Op, activation: Activation) -> (&'static str, 
     ("gate_rows", Grid::each(n), args)
 }
 
-fn replace_rows(
-    l: &Launch<'_>,
-    op: &Op,
-    pairs: &Bound,
-    n_pairs: usize,
-) -> (&'static str, Grid, Args) {
+fn replace_rows(l: &Launch<'_>, op: &Op, pairs: &Bound, n_pairs: usize) -> Call {
     let Bound::Numbers(pairs) = pairs else {
         unreachable!("recorded as numbers of rows");
     };
@@ -263,7 +275,7 @@ fn replace_rows(
     ("replace_rows", Grid::each(n), args)
 }
 
-fn gather(l: &Launch<'_>, op: &Op, rows: &Bound) -> (&'static str, Grid, Args) {
+fn gather(l: &Launch<'_>, op: &Op, rows: &Bound) -> Call {
     let Bound::Numbers(numbers) = rows else {
         unreachable!("recorded as numbers of rows");
     };

@@ -1,26 +1,22 @@
 //! Products with many rows of activations (kernels/gemm.cu, kernels/gemm_wgmma.cu).
 
-use crate::args::{Activations, ExpertGroup};
-use crate::driver::{Address, Args, Driver, Grid};
+use crate::Kernel;
+use crate::args::{Activations, Address, Args, ExpertGroup};
+use crate::constants::{GEMM_ROWS, GEMM_TILES, GEMM_WGMMA};
+use crate::driver::Driver;
 use crate::launch::Device;
+use crate::machine::Grid;
 use crate::matmul::{Group, Tiles, matrices};
 use crate::pack::{Packing, TILE, TILE_ROWS};
-use crate::{Kernel, compile};
-
-/// Row tiles of a block.
-pub(crate) const TILES: usize = 8;
-
-/// Rows of activations of a block.
-pub(crate) const ROWS: usize = 128;
 
 /// Bytes of shared memory of a block: two stages of activations and of codes, and its results
 /// so far.
 fn shared(packing: Packing) -> usize {
     let codes = match packing {
         Packing::Plain => 0,
-        _ => TILES * packing.tile_bytes(),
+        _ => GEMM_TILES * packing.tile_bytes(),
     };
-    2 * (ROWS * 2 * TILE + codes) + 4 * ROWS * TILES * TILE_ROWS
+    2 * (GEMM_ROWS * 2 * TILE + codes) + 4 * GEMM_ROWS * GEMM_TILES * TILE_ROWS
 }
 
 /// How blocks of warpgroups use shared memory.
@@ -43,7 +39,7 @@ impl Warpgroups {
 
     /// Bytes of a stage, and stages.
     fn memory(self) -> (usize, usize) {
-        let stage = self.inputs() + TILES * self.packing.tile_bytes();
+        let stage = self.inputs() + GEMM_TILES * self.packing.tile_bytes();
         let stage = stage.next_multiple_of(1024);
         // Stages start at multiples of 1024; their barriers are in another such piece.
         (stage, ((Self::SHARED - 2048) / stage).min(Self::MOST))
@@ -62,7 +58,7 @@ impl Warpgroups {
     }
 
     pub(crate) fn kernel(self, name: &'static str) -> Kernel {
-        let mut kernel = Kernel::new(compile::GEMM_WGMMA, name);
+        let mut kernel = Kernel::new(GEMM_WGMMA, name);
         kernel.defines = self.packing.defines();
         let own = [("ROWS", self.rows), ("STAGES", self.memory().1)];
         kernel.defines.extend(own);
@@ -85,13 +81,13 @@ pub(crate) fn simple(packing: Packing, name: &'static str) -> Kernel {
 /// Products of up to four matrices of one packing and width.
 pub(crate) fn product(device: &Device, x: &Activations, n: usize, tiles: Tiles, group: &Group<'_>) {
     let packing = tiles.packing;
-    let (matrices, blocks) = matrices(group, TILES);
+    let (matrices, blocks) = matrices(group, GEMM_TILES);
     let matrices = Args::default().of(&matrices);
-    let count = |args: Args| args.int(n).int(tiles.tiles).int(tiles.per);
+    let count = |args: Args| args.int(n).int(tiles.tiles).int(tiles.per_slice);
     if !warpgroups(&device.driver) {
         let grid = Grid {
             shared: shared(packing),
-            ..Grid::rect(blocks, n.div_ceil(ROWS), 256)
+            ..Grid::rect(blocks, n.div_ceil(GEMM_ROWS), 256)
         };
         let (padded, slices) = (tiles.tiles * TILE, tiles.slices);
         let units = 2 * n * padded;
@@ -102,7 +98,7 @@ pub(crate) fn product(device: &Device, x: &Activations, n: usize, tiles: Tiles, 
             stride: padded as i32,
         };
         let args = Args::default().of(x).of(&own);
-        let args = args.int(tiles.tiles).int(tiles.per);
+        let args = args.int(tiles.tiles).int(tiles.per_slice);
         let pieces = Grid::rect(tiles.tiles.div_ceil(8), n, 256);
         device.launch(&simple(packing, "rescale_to_slices"), pieces, args);
         let args = count(matrices.of(&own));
@@ -115,7 +111,7 @@ pub(crate) fn product(device: &Device, x: &Activations, n: usize, tiles: Tiles, 
     let (own, wide) = (Warpgroups::new(packing, rows), n.div_ceil(rows));
     let inputs = device.arena.buffer(wide * tiles.tiles * own.inputs());
     let args = Args::default().of(x).ptr(inputs.address);
-    let args = args.int(n).int(tiles.per);
+    let args = args.int(n).int(tiles.per_slice);
     let grid = Grid::rect(tiles.tiles, wide, 2 * rows);
     device.launch(&own.kernel("swizzle_activations"), grid, args);
     let args = count(matrices.ptr(inputs.address))
@@ -157,7 +153,7 @@ pub(crate) fn grouped(
         .ptr(blocks.pairs)
         .int(blocks.top_k)
         .int(usize::from(by_pair))
-        .int(tiles.per);
+        .int(tiles.per_slice);
     let grid = Grid::rect(tiles.tiles, blocks.most, 2 * PAIRS);
     device.launch(&own.kernel("swizzle_expert_activations"), grid, args);
     let args = Args::default()
@@ -170,7 +166,7 @@ pub(crate) fn grouped(
         })
         .ptr(inputs.address)
         .int(tiles.tiles)
-        .int(tiles.per);
+        .int(tiles.per_slice);
     let grid = own.grid(device.driver.sms);
     device.launch(&own.kernel("moe_gemm_wgmma"), grid, args);
 }

@@ -1,8 +1,10 @@
 //! Weights and their products (kernels/gemv*.cu, kernels/embed.cu).
 
-use crate::args::{Activations, MatrixGroup};
-use crate::driver::{Address, Args, Driver, Grid};
+use crate::args::{Activations, Address, Args, MatrixGroup};
+use crate::constants::{GEMV_PIPELINE_BYTES, GEMV_REDUCTION_BYTES};
+use crate::driver::Driver;
 use crate::launch::{Device, Launch};
+use crate::machine::Grid;
 use crate::memory::Block;
 use crate::moe::ExpertTable;
 use crate::pack::{self, Packing, TILE, TILE_ROWS};
@@ -14,25 +16,22 @@ use quant::{Scalar, Stored};
 use std::sync::{Arc, OnceLock};
 
 /// Threads of a block that ranks groups of tokens.
-const GROUPS: usize = 128;
+const RANK_THREADS: usize = 128;
 
 /// Rows of activations that one tensor-core product takes.
-const TOKENS: usize = 8;
+const MMA_ROWS: usize = 8;
 
-/// Rows of activations that are too few for [`gemm`].
-const FEW: usize = 32;
+/// Rows of activations that a GEMV takes, at most; more of them are a [`gemm`].
+const MAX_GEMV_ROWS: usize = 32;
 
-/// Bytes of shared memory that a warp of `gemv_pipelined` takes: its pipeline, and its partial
-/// results on their way to the other slices.
-const FEED_SHARED: usize = FEED_PIPELINE + FEED_SUMS;
-pub(crate) const FEED_PIPELINE: usize = 12_384;
-pub(crate) const FEED_SUMS: usize = 2_048;
+/// Bytes of shared memory that a warp of `gemv_pipelined` takes.
+const PIPELINED_SHARED: usize = GEMV_PIPELINE_BYTES + GEMV_REDUCTION_BYTES;
 
-/// Tiles of a slice that `gemv_pipelined` has room for.
-pub(crate) const FEED_TILES: usize = 32;
+/// Tiles of a slice that `gemv_pipelined` has room for, at most.
+pub(crate) const MAX_SLICE_TILES: usize = 32;
 
 /// Warps of `gemv_pipelined` on a multiprocessor.
-pub(crate) const FEED_WARPS: usize = 16;
+pub(crate) const PIPELINED_WARPS: usize = 16;
 
 /// A matrix on the device.
 pub(crate) struct Weights {
@@ -52,22 +51,23 @@ pub(crate) struct Tiles {
     pub(crate) packing: Packing,
     /// Tiles of a row.
     pub(crate) tiles: usize,
-    /// Runs that a row's tiles are cut into, and tiles of a run. They decide the
-    /// order of the sum, so they depend on the matrix alone.
+    /// Slices that a row's tiles are cut into (split-K). They decide the order of the sum, so they
+    /// depend on the matrix alone.
     pub(crate) slices: usize,
-    pub(crate) per: usize,
+    /// Tiles of a slice, at most.
+    pub(crate) per_slice: usize,
 }
 
 impl Tiles {
     pub(crate) fn new(packing: Packing, cols: usize) -> Self {
         let tiles = cols.div_ceil(TILE);
         let most = if tiles < 128 { 8 } else { 16 };
-        let per = tiles.div_ceil(most.min(tiles.div_ceil(4)));
+        let per_slice = tiles.div_ceil(most.min(tiles.div_ceil(4)));
         Tiles {
             packing,
             tiles,
-            slices: tiles.div_ceil(per),
-            per,
+            slices: tiles.div_ceil(per_slice),
+            per_slice,
         }
     }
 
@@ -236,12 +236,14 @@ pub(crate) fn product(l: &Launch<'_>, op: &Op) {
         let group: Vec<_> = rest.drain(..same.min(4)).collect();
         match tiles {
             None => group.iter().for_each(|&(w, y)| {
-                plain(l.device, (l.address(x), n), w, 0, (y, w.rows));
+                product_f32(l.device, (l.address(x), n), w, 0, (y, w.rows));
             }),
-            Some(tiles) if n > FEW => gemm::product(l.device, &l.f16_input(op), n, tiles, &group),
+            Some(tiles) if n > MAX_GEMV_ROWS => {
+                gemm::product(l.device, &l.f16_input(op), n, tiles, &group)
+            }
             Some(tiles) => {
                 let x = l.f16_input(op);
-                let (kernel, grid, args) = few(l.device, (n, &x), tiles, &group);
+                let (kernel, grid, args) = gemv(l.device, (n, &x), tiles, &group);
                 l.device.launch(&kernel, grid, args);
             }
         }
@@ -250,7 +252,7 @@ pub(crate) fn product(l: &Launch<'_>, op: &Op) {
 
 /// Launches the product of `n` rows at `x` with weights in f32, or with those of their rows that
 /// `ids` names for each row: `y` has so many columns.
-fn plain(
+fn product_f32(
     device: &Device,
     (x, n): (Address, usize),
     w: &Weights,
@@ -269,8 +271,8 @@ fn plain(
 }
 
 /// Whether products of a few rows go through pipelines in shared memory.
-pub(crate) fn feeds(driver: &Driver) -> bool {
-    driver.arch >= 90 && driver.shared >= FEED_WARPS * FEED_SHARED
+pub(crate) fn has_pipelines(driver: &Driver) -> bool {
+    driver.arch >= 90 && driver.shared >= PIPELINED_WARPS * PIPELINED_SHARED
 }
 
 /// Up to four matrices of one packing and width.
@@ -298,28 +300,28 @@ pub(crate) fn matrices(group: &Group<'_>, r: usize) -> (MatrixGroup, usize) {
     (matrices, blocks)
 }
 
-/// The kernel of a group and `n` rows, few of them.
-fn few(
+/// The GEMV of a group and `n` rows, at most [`MAX_GEMV_ROWS`]: kernel, grid and arguments.
+fn gemv(
     device: &Device,
     (n, x): (usize, &Activations),
     tiles: Tiles,
     group: &Group<'_>,
 ) -> (Kernel, Grid, Args) {
-    let feeds = feeds(&device.driver) && tiles.per <= FEED_TILES;
+    let is_pipelined = has_pipelines(&device.driver) && tiles.per_slice <= MAX_SLICE_TILES;
     // Blocks of two rows of tiles read activations half as often, if that leaves
     // enough of them.
-    let (name, r, tokens) = if feeds {
+    let (name, r, tokens) = if is_pipelined {
         match n {
-            ..=3 => ("gemv_pipelined_3", 1, TOKENS),
-            4..=TOKENS => ("gemv_pipelined_8", 1, TOKENS),
-            _ => ("gemv_pipelined_16", 1, 2 * TOKENS),
+            ..=3 => ("gemv_pipelined_3", 1, MMA_ROWS),
+            4..=MMA_ROWS => ("gemv_pipelined_8", 1, MMA_ROWS),
+            _ => ("gemv_pipelined_16", 1, 2 * MMA_ROWS),
         }
-    } else if n > TOKENS {
-        ("gemv_1x16", 1, 2 * TOKENS)
+    } else if n > MMA_ROWS {
+        ("gemv_1x16", 1, 2 * MMA_ROWS)
     } else if row_tiles(group) >= 4 * device.driver.sms {
-        ("gemv_2x8", 2, TOKENS)
+        ("gemv_2x8", 2, MMA_ROWS)
     } else {
-        ("gemv_1x8", 1, TOKENS)
+        ("gemv_1x8", 1, MMA_ROWS)
     };
     let (matrices, blocks) = matrices(group, r);
     let args = Args::default()
@@ -327,24 +329,24 @@ fn few(
         .of(x)
         .int(n)
         .int(tiles.tiles)
-        .int(tiles.per);
+        .int(tiles.per_slice);
     let grid = Grid::rect(blocks, n.div_ceil(tokens), 32 * tiles.slices);
-    let (grid, args) = if feeds {
-        let most = device.driver.sms * (FEED_WARPS / tiles.slices);
+    let (grid, args) = if is_pipelined {
+        let most = device.driver.sms * (PIPELINED_WARPS / tiles.slices);
         let grid = Grid {
             blocks: (blocks.min(most), grid.blocks.1),
-            shared: tiles.slices * FEED_SHARED,
+            shared: tiles.slices * PIPELINED_SHARED,
             ..grid
         };
         (grid, args.int(blocks))
     } else {
         (grid, args)
     };
-    (
-        tiles.kernel(if feeds { "gemv_pipelined" } else { "gemv" }, name),
-        grid,
-        args,
-    )
+    let file = match is_pipelined {
+        true => "gemv_pipelined",
+        false => "gemv",
+    };
+    (tiles.kernel(file, name), grid, args)
 }
 
 /// Launches the choice of each row's best groups of tokens.
@@ -363,7 +365,7 @@ pub(crate) fn best_groups(l: &Launch<'_>, op: &Op) {
         .int(count)
         .int(size)
         .int(top);
-    let grid = Grid::rect(count.div_ceil(GROUPS), n, GROUPS);
+    let grid = Grid::rect(count.div_ceil(RANK_THREADS), n, RANK_THREADS);
     l.device
         .launch(&Kernel::new("choose", "best_groups"), grid, args);
 }
@@ -377,7 +379,7 @@ pub(crate) fn chosen_product(l: &Launch<'_>, op: &Op) {
     let (x, ids, y) = (op.inputs[0], l.address(op.inputs[1]), op.outputs[0]);
     let [n, n_ids] = l.shape(y);
     let Some(tiles) = w.packed else {
-        return plain(l.device, (l.address(x), n), w, ids, (l.address(y), n_ids));
+        return product_f32(l.device, (l.address(x), n), w, ids, (l.address(y), n_ids));
     };
     let args = Args::default()
         .ptr(w.address())
@@ -387,7 +389,7 @@ pub(crate) fn chosen_product(l: &Launch<'_>, op: &Op) {
         .int(n_ids)
         .int(w.rows)
         .int(tiles.tiles)
-        .int(tiles.per);
+        .int(tiles.per_slice);
     let grid = Grid::rect(n_ids.div_ceil(TILE_ROWS), n, 32 * tiles.slices);
     l.device
         .launch(&tiles.kernel("gemv", "gemv_gather"), grid, args);

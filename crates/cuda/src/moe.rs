@@ -1,11 +1,15 @@
 //! Mixtures of experts (kernels/moe_*.cu): rows choose on the device, and an expert's
 //! weights are read once for all rows that chose it.
 
-use crate::args::{self, Activations, GluArgs};
-use crate::driver::{Address, Args, Grid};
+use crate::args::{self, Activations, Address, Args, GluArgs};
+use crate::constants::{
+    GEMV_REDUCTION_BYTES, MOE_GLU_RECORD_BYTES, MOE_GLU_STAGES, MOE_GLU_WARPS, MOE_PIPELINE_BYTES,
+    MOE_RECORD_BYTES,
+};
 use crate::elementwise::{glu_args, glu_blocks, launch_glu, number};
 use crate::launch::{Device, Launch};
-use crate::matmul::{self, FEED_SUMS, FEED_TILES, FEED_WARPS, Tiles, Weights, feeds};
+use crate::machine::Grid;
+use crate::matmul::{self, MAX_SLICE_TILES, PIPELINED_WARPS, Tiles, Weights, has_pipelines};
 use crate::memory::{Block, Buffer, Cell};
 use crate::pack::{Packing, TILE_ROWS};
 use crate::record::Bound;
@@ -17,23 +21,21 @@ use std::sync::Arc;
 /// Experts of a row, at most: a lane has a rank.
 pub(crate) const MAX_RANKS: usize = 32;
 
-/// Rows that one block chooses for, a warp each.
-pub(crate) const FEW_ROWS: usize = 16;
+/// Rows that one block routes, at most: a warp each.
+pub(crate) const ROUTE_ROWS: usize = 16;
 
 /// Threads of a block of `route_and_group`.
-const ROUTE_THREADS: usize = 32 * FEW_ROWS;
+const ROUTE_THREADS: usize = 32 * ROUTE_ROWS;
 
 /// Warps of the block of `group_pairs`.
 const GROUP_WARPS: usize = 32;
 
-/// Warps of a block of `moe_gemv_glu`, a row tile each.
-pub(crate) const GATED_WARPS: usize = 8;
+/// Bytes of a gated tile of 8 rows, which a block of `moe_gemv_glu` computes for itself.
+const GLU_TILE_BYTES: usize = 8 * (64 * 2 + 2 * 4);
 
-/// Bytes of a tile of 8 rows that `moe_gemv_glu` computes for itself.
-const MADE: usize = 8 * (64 * 2 + 2 * 4);
-
-/// Tiles that such a block makes, at most: every other block of its expert makes them again.
-const MOST_MADE: usize = 64;
+/// Gated tiles that a block of `moe_gemv_glu` computes, at most: every other block of its expert
+/// computes them again.
+const MAX_GLU_TILES: usize = 64;
 
 /// Where a layer's experts lie; nothing, if they are stored in different formats.
 pub(crate) type ExpertTable = Option<Arc<Table>>;
@@ -58,47 +60,38 @@ struct Addresses {
     tiles: Option<Tiles>,
 }
 
-/// Rows whose experts are fed through rings in shared memory, at most: as many as a
+/// Rows whose experts' weights go through pipelines in shared memory, at most: as many as a
 /// tensor-core product takes.
-const FED_ROWS: usize = 8;
-
-/// Bytes of shared memory that a warp of `moe_gemv_pipelined` has for its slice of the rows
-/// and for stages of weights.
-pub(crate) const EXPERTS_SPACE: usize = 12_160;
-
-/// Bytes of a tile of a row there: values, their rescale and the scale of the slice.
-pub(crate) const RECORD: usize = 64 * 2 + 16;
-
-/// Bytes of a tile of a row in `moe_gemv_glu_pipelined`, and stages of a warp there.
-pub(crate) const GATED_RECORD: usize = 192;
-pub(crate) const GATED_STAGES: usize = 4;
+const MAX_PIPELINED_ROWS: usize = 8;
 
 /// Bytes of an expert in shared memory, with two numbers of each of its pairs.
-const LISTED: usize = CHOSEN + 2 * 4;
+const LISTED_EXPERT_BYTES: usize = ACTIVE_EXPERT_BYTES + 2 * 4;
+
 /// Bytes of the kernels' `ActiveExpert`.
-const CHOSEN: usize = size_of::<args::ActiveExpert>();
+const ACTIVE_EXPERT_BYTES: usize = size_of::<args::ActiveExpert>();
 
 /// Bytes of the kernels' `ExpertBlock`.
-const SOME: usize = size_of::<args::ExpertBlock>();
+const EXPERT_BLOCK_BYTES: usize = size_of::<args::ExpertBlock>();
 
-/// Pairs of an expert, on average, from which on they are multiplied as many rows are.
-const MANY_PAIRS: usize = 24;
+/// Pairs of an expert, on average, from which on a grouped GEMM multiplies them.
+const MIN_GROUPED_PAIRS: usize = 24;
 
 /// Bytes of shared memory that a block of `moe_gemv_glu_pipelined` takes, at most, so that two fit.
-const GATED_SHARED: usize = 115_000;
+const MAX_GLU_SHARED: usize = 115_000;
 
-/// Whether kernels that feed experts take the format: those whose codes lanes bring.
-fn fed(device: &Device, tiles: Tiles, n: usize) -> bool {
-    matches!(tiles.packing, Packing::Codes { .. }) && has_list(device, n)
+/// Whether the pipelined kernels take experts of this packing, chosen by `n` rows: lanes copy codes.
+fn can_pipeline(device: &Device, tiles: Tiles, n: usize) -> bool {
+    matches!(tiles.packing, Packing::Codes { .. }) && lists_active_experts(device, n)
 }
 
-/// Whether experts that so many rows choose are listed for them.
-fn has_list(device: &Device, n: usize) -> bool {
-    n <= FED_ROWS && feeds(&device.driver)
+/// Whether the experts that `n` rows choose are listed for the pipelined kernels.
+fn lists_active_experts(device: &Device, n: usize) -> bool {
+    n <= MAX_PIPELINED_ROWS && has_pipelines(&device.driver)
 }
 
-/// The kernel of experts' first product that has room for `n` rows, and its blocks' shared memory.
-fn feed_experts(
+/// The pipelined kernel of experts' first product that has room for `n` rows, and bytes of its
+/// blocks' shared memory.
+fn pipelined_gemv(
     device: &Device,
     tiles: Tiles,
     n: usize,
@@ -111,25 +104,29 @@ fn feed_experts(
         641..=1152 => 2,
         _ => 1,
     };
-    let left = EXPERTS_SPACE.checked_sub((n * tiles.per * RECORD).next_multiple_of(128))?;
+    let left = MOE_PIPELINE_BYTES
+        .checked_sub((n * tiles.per_slice * MOE_RECORD_BYTES).next_multiple_of(128))?;
     let name = match left / (rows * bytes).next_multiple_of(32) {
         5.. => "moe_gemv_pipelined_5",
         4 => "moe_gemv_pipelined_4",
         2.. => "moe_gemv_pipelined_2",
         _ => return None,
     };
-    let shared = tiles.slices * (EXPERTS_SPACE + FEED_SUMS) + pairs * LISTED;
-    let fits = tiles.per <= FEED_TILES && shared <= device.driver.shared;
-    (fed(device, tiles, n) && fits).then_some((name, shared))
+    let shared =
+        tiles.slices * (MOE_PIPELINE_BYTES + GEMV_REDUCTION_BYTES) + pairs * LISTED_EXPERT_BYTES;
+    let fits = tiles.per_slice <= MAX_SLICE_TILES && shared <= device.driver.shared;
+    (can_pipeline(device, tiles, n) && fits).then_some((name, shared))
 }
 
-/// Shared memory of a block of `feed_gated`, if that is for `n` rows of `pairs` pairs.
-fn feed_gated(device: &Device, tiles: Tiles, n: usize, pairs: usize) -> Option<usize> {
+/// Bytes of shared memory of a block of `moe_gemv_glu_pipelined`, if that takes `n` rows of `pairs` pairs.
+fn pipelined_glu(device: &Device, tiles: Tiles, n: usize, pairs: usize) -> Option<usize> {
     let bytes = tiles.packing.tile_bytes();
     // The kernel's stages of STAGE_TILES tiles.
-    let stages = GATED_STAGES * bytes * if bytes <= 640 { 4 } else { 2 };
-    let shared = GATED_WARPS * stages + tiles.tiles * 8 * GATED_RECORD + (pairs + 1) * LISTED;
-    (fed(device, tiles, n) && shared <= GATED_SHARED).then_some(shared)
+    let stages = MOE_GLU_STAGES * bytes * if bytes <= 640 { 4 } else { 2 };
+    let shared = MOE_GLU_WARPS * stages
+        + tiles.tiles * 8 * MOE_GLU_RECORD_BYTES
+        + (pairs + 1) * LISTED_EXPERT_BYTES;
+    (can_pipeline(device, tiles, n) && shared <= MAX_GLU_SHARED).then_some(shared)
 }
 
 fn addresses<'a>(
@@ -152,9 +149,9 @@ fn addresses<'a>(
 struct Lists {
     pairs: Buffer,
     lists: Buffer,
-    /// For the kernels that feed experts: [`CHOSEN`] bytes each.
-    chosen: Option<Buffer>,
-    /// For those of many pairs an expert: [`SOME`] bytes each, and how many there can be.
+    /// The active experts, for the pipelined kernels: [`ACTIVE_EXPERT_BYTES`] bytes each.
+    active: Option<Buffer>,
+    /// The blocks of a grouped GEMM: [`EXPERT_BLOCK_BYTES`] bytes each, and how many there can be.
     blocks: Option<(Buffer, usize)>,
     /// Experts that can be in use.
     most: usize,
@@ -200,14 +197,14 @@ fn product(
         }
         Some(tiles) => {
             let pairs = lists.rows * lists.top_k;
-            let blocks = device.driver.sms * (FEED_WARPS / tiles.slices);
-            // With a row tile or two a block, a ring has nothing to run ahead of.
+            let blocks = device.driver.sms * (PIPELINED_WARPS / tiles.slices);
+            // With a row tile or two a block, a pipeline has nothing to run ahead of.
             let enough = pairs * rows.div_ceil(TILE_ROWS) > 2 * blocks;
-            let feed = feed_experts(device, tiles, lists.rows, pairs);
-            let feed = feed.filter(|_| !by_pair && enough);
-            if let Some(((name, shared), chosen)) = feed.zip(lists.chosen.as_ref()) {
+            let pipelined = pipelined_gemv(device, tiles, lists.rows, pairs);
+            let pipelined = pipelined.filter(|_| !by_pair && enough);
+            if let Some(((name, shared), active)) = pipelined.zip(lists.active.as_ref()) {
                 let args = Args::default()
-                    .ptr(chosen.address)
+                    .ptr(active.address)
                     .ptr(y)
                     .of(x_f16)
                     .ptr(lists.pairs.address)
@@ -215,7 +212,7 @@ fn product(
                     .int(lists.top_k)
                     .int(rows)
                     .int(tiles.tiles)
-                    .int(tiles.per);
+                    .int(tiles.per_slice);
                 let grid = Grid::new(blocks, 32 * tiles.slices);
                 return device.launch(
                     &tiles.kernel("moe_gemv", name),
@@ -233,10 +230,10 @@ fn product(
                 .int(usize::from(by_pair))
                 .int(rows)
                 .int(tiles.tiles)
-                .int(tiles.per);
+                .int(tiles.per_slice);
             let grid = Grid::rect(rows.div_ceil(2 * TILE_ROWS), lists.most, 32 * tiles.slices);
             let name = match lists.rows {
-                ..=FEW_ROWS => "moe_gemv_8",
+                ..=ROUTE_ROWS => "moe_gemv_8",
                 _ => "moe_gemv_16",
             };
             device.launch(&tiles.kernel("moe_gemv", name), grid, args);
@@ -244,12 +241,12 @@ fn product(
     }
 }
 
-/// `y[pair] = w[expert of pair] (activation(gate) up)` of what `both` has for the pair, and a
+/// `y[pair] = w[expert of pair] (activation(gate) up)` of what `gate_up` has for the pair, and a
 /// product that has nothing to do with experts but its shape.
-fn product_gated(
+fn product_glu(
     device: &Device,
     (w, tiles): (&Addresses, Tiles),
-    (both, cols): (Address, usize),
+    (gate_up, cols): (Address, usize),
     (y, rows): (Address, usize),
     lists: &Lists,
     activation: Activation,
@@ -258,21 +255,21 @@ fn product_gated(
     let columns = lists.most + usize::from(shared_expert.is_some());
     let shared_expert = shared_expert.unwrap_or_default();
     let pairs = lists.rows * lists.top_k;
-    let feed = feed_gated(device, tiles, lists.rows, pairs).zip(lists.chosen.as_ref());
-    if let Some((shared, chosen)) = feed {
+    let shared = pipelined_glu(device, tiles, lists.rows, pairs);
+    if let Some((shared, active)) = shared.zip(lists.active.as_ref()) {
         let args = Args::default()
-            .ptr(chosen.address)
+            .ptr(active.address)
             .ptr(y)
-            .ptr(both)
+            .ptr(gate_up)
             .ptr(lists.pairs.address)
             .int(number(activation))
             .int(pairs)
             .int(rows)
             .int(cols)
             .int(tiles.tiles)
-            .int(tiles.per)
+            .int(tiles.per_slice)
             .of(&shared_expert);
-        let grid = Grid::new(2 * device.driver.sms, 32 * GATED_WARPS);
+        let grid = Grid::new(2 * device.driver.sms, 32 * MOE_GLU_WARPS);
         return device.launch(
             &tiles.kernel("moe_gemv_glu", "moe_gemv_glu_pipelined"),
             Grid { shared, ..grid },
@@ -282,21 +279,21 @@ fn product_gated(
     let args = Args::default()
         .ptr(w.weights.address)
         .ptr(y)
-        .ptr(both)
+        .ptr(gate_up)
         .ptr(lists.lists.address)
         .ptr(lists.pairs.address)
         .int(number(activation))
         .int(rows)
         .int(cols)
         .int(tiles.tiles)
-        .int(tiles.per)
+        .int(tiles.per_slice)
         .of(&shared_expert);
     let grid = Grid {
-        shared: tiles.tiles * MADE,
+        shared: tiles.tiles * GLU_TILE_BYTES,
         ..Grid::rect(
-            rows.div_ceil(GATED_WARPS * TILE_ROWS),
+            rows.div_ceil(MOE_GLU_WARPS * TILE_ROWS),
             columns,
-            32 * GATED_WARPS,
+            32 * MOE_GLU_WARPS,
         )
     };
     device.launch(&tiles.kernel("moe_gemv_glu", "moe_gemv_glu"), grid, args);
@@ -316,14 +313,16 @@ fn route(
     let most = count.min(pairs);
     let kernel = |name| Kernel::new("moe_route", name);
     // An expert's last block may be of a single pair.
-    let blocks = (n > FEW_ROWS && pairs >= MANY_PAIRS * count && gemm::warpgroups(&device.driver))
-        .then(|| pairs / gemm::PAIRS + most);
+    let blocks =
+        (n > ROUTE_ROWS && pairs >= MIN_GROUPED_PAIRS * count && gemm::warpgroups(&device.driver))
+            .then(|| pairs / gemm::PAIRS + most);
     let buffer = |bytes| device.arena.buffer(bytes);
     let lists = Lists {
         lists: buffer(4 * (1 + 3 * most)),
         pairs: buffer(4 * pairs),
-        chosen: has_list(device, n).then(|| buffer(CHOSEN * (1 + 2 * pairs))),
-        blocks: blocks.map(|blocks| (buffer(SOME * (1 + blocks)), blocks)),
+        active: lists_active_experts(device, n)
+            .then(|| buffer(ACTIVE_EXPERT_BYTES * (1 + 2 * pairs))),
+        blocks: blocks.map(|blocks| (buffer(EXPERT_BLOCK_BYTES * (1 + blocks)), blocks)),
         most,
         top_k,
         rows: n,
@@ -331,7 +330,7 @@ fn route(
     let args = Args::default()
         .ptr(scores)
         .ptr(table.scale.as_ref().map_or(0, |s| s.address));
-    if n <= FEW_ROWS {
+    if n <= ROUTE_ROWS {
         let args = args
             .ptr(weights)
             .ptr(lists.lists.address)
@@ -342,7 +341,7 @@ fn route(
             .of(&glu.copied().unwrap_or_default())
             .ptr(table.gate_up.weights.address)
             .ptr(table.down.weights.address)
-            .ptr(lists.chosen.as_ref().map_or(0, |b| b.address));
+            .ptr(lists.active.as_ref().map_or(0, |b| b.address));
         let of_glu = glu.map_or(0, |g| n * glu_blocks(g.cols as usize, ROUTE_THREADS));
         let grid = Grid {
             shared: 4 * n * (count + 2 * top_k),
@@ -401,17 +400,18 @@ pub(crate) fn table(device: &Device, experts: &Experts) -> Option<Arc<Table>> {
 
 /// How the second product is walked where one kernel computes the gate and that product, of `n`
 /// rows that choose `top_k` experts each; nothing, where it does not.
-fn gated(device: &Device, table: &Table, top_k: usize, n: usize) -> Option<Tiles> {
+fn fused_glu(device: &Device, table: &Table, top_k: usize, n: usize) -> Option<Tiles> {
     let fits = |t: &Tiles| {
-        n <= FEW_ROWS && n * t.tiles <= MOST_MADE || feed_gated(device, *t, n, n * top_k).is_some()
+        n <= ROUTE_ROWS && n * t.tiles <= MAX_GLU_TILES
+            || pipelined_glu(device, *t, n, n * top_k).is_some()
     };
-    let gated = table.down.tiles.filter(fits);
-    gated.filter(|_| table.gate_up.tiles.is_some())
+    let tiles = table.down.tiles.filter(fits);
+    tiles.filter(|_| table.gate_up.tiles.is_some())
 }
 
 /// Whether the product of `n` rows with `w` goes beside the experts' second one: it has their shape.
 pub(crate) fn joins(device: &Device, table: &Table, top_k: usize, w: &Weights, n: usize) -> bool {
-    let tiles = gated(device, table, top_k, n);
+    let tiles = fused_glu(device, table, top_k, n);
     tiles.is_some() && tiles == w.tiles() && w.rows == table.hidden
 }
 
@@ -447,24 +447,24 @@ pub(crate) fn experts(l: &Launch<'_>, op: &Op) {
         top_k,
         glu.as_ref(),
     );
-    let both = device.arena.buffer(4 * pairs * 2 * inner);
+    let gate_up = device.arena.buffer(4 * pairs * 2 * inner);
     product(
         device,
         &table.gate_up,
         (l.address(x), &l.f16_input(op)),
-        (both.address, 2 * inner),
+        (gate_up.address, 2 * inner),
         hidden,
         &lists,
         false,
     );
     let parts = l.address(parts);
-    if let Some(tiles) = gated(device, table, top_k, n) {
+    if let Some(tiles) = fused_glu(device, table, top_k, n) {
         let beside = gate.and_then(|(_, product)| product).zip(glu);
         let shared_expert = beside.map(|(w, glu)| shared_expert(l, op, w, &glu, n));
-        return product_gated(
+        return product_glu(
             device,
             (&table.down, tiles),
-            (both.address, inner),
+            (gate_up.address, inner),
             (parts, hidden),
             &lists,
             table.activation,
@@ -474,8 +474,8 @@ pub(crate) fn experts(l: &Launch<'_>, op: &Op) {
     let h = device.arena.buffer(4 * pairs * inner);
     let h_f16 = Cell::f16(pairs, inner);
     let glu = GluArgs {
-        gate: both.address,
-        x: both.address + 4 * inner as Address,
+        gate: gate_up.address,
+        x: gate_up.address + 4 * inner as Address,
         gate_stride: 2 * inner as u64,
         x_stride: 2 * inner as u64,
         y: h.address,

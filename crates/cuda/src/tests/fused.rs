@@ -2,21 +2,27 @@
 
 use super::experts::{experts, matrix, mixture};
 use super::{gpu, noise};
-use backend::{Activation, Backend, Batch, Ops, Position, Record, Rope, Row, Store, Tensor};
-use quant::Scalar;
+use crate::Cuda;
+use backend::{
+    Activation, Backend, Batch, Experts, Matrix, Ops, Position, Record, Rope, Row, Store, Tensor,
+};
+use quant::{Format, Scalar};
+
+/// Launches what makes `x` if ops are to be `alone`: what the host looks at is fused with nothing
+/// that follows.
+fn tell(cuda: &Cuda, alone: bool, x: &Tensor) {
+    if alone {
+        cuda.download(x);
+    }
+}
+
+fn same(cuda: &Cuda, what: &str, a: &Tensor, b: &Tensor) {
+    assert_eq!(cuda.download(a), cuda.download(b), "{what}");
+}
 
 #[test]
-fn gpu_fused_ops_have_the_bits_of_their_parts() {
+fn gpu_fused_sums_have_the_bits_of_their_parts() {
     let Some(cuda) = gpu() else { return };
-    // What is looked at has been launched, so that nothing is fused with it.
-    let tell = |alone: bool, x: &Tensor| {
-        if alone {
-            cuda.download(x);
-        }
-    };
-    let same = |what: &str, a: &Tensor, b: &Tensor| {
-        assert_eq!(cuda.download(a), cuda.download(b), "{what}");
-    };
     for (n, cols) in [(1, 64), (3, 640), (3, 5376), (5, 5376)] {
         let up = |seed| cuda.upload(n, cols, &noise(seed, n * cols));
         let weight = |seed| cuda.upload(1, cols, &noise(seed, cols));
@@ -26,45 +32,62 @@ fn gpu_fused_ops_have_the_bits_of_their_parts() {
                 let mut y = up(2);
                 if let Some(w) = post {
                     y = cuda.rms_norm(&y, Some(w), cols, 1e-6);
-                    tell(alone, &y);
+                    tell(&cuda, alone, &y);
                 }
                 let x = cuda.add(y, &up(1));
-                tell(alone, &x);
+                tell(&cuda, alone, &x);
                 let x = cuda.scale(x, factor);
-                tell(alone, &x);
+                tell(&cuda, alone, &x);
                 let h = cuda.rms_norm(&x, Some(&next), cols, 1e-6);
-                tell(alone, &h);
+                tell(&cuda, alone, &h);
                 [x, h]
             };
             let ([x, h], [want_x, want]) = (sum(false), sum(true));
-            same("the sum", &x, &want_x);
-            same("its norm", &h, &want);
+            same(&cuda, "the sum", &x, &want_x);
+            same(&cuda, "its norm", &h, &want);
             let w = quant::encode(&quant::BF16, &noise(5, 32 * cols), cols, Scalar::F32);
             let b: &dyn Backend = &cuda;
             let w = cuda.matrix(&[w.view()]);
             let [_x, h] = sum(false);
-            same("a product", &b.matmul(&h, &w), &b.matmul(&want, &w));
+            same(&cuda, "a product", &b.matmul(&h, &w), &b.matmul(&want, &w));
         }
     }
+    cuda.finish().unwrap();
+}
+
+#[test]
+fn gpu_fused_mixtures_have_the_bits_of_their_parts() {
+    let Some(cuda) = gpu() else { return };
     for n in [1, 3, 40] {
         let up = |seed, cols| cuda.upload(n, cols, &noise(seed, n * cols));
         let next = cuda.upload(1, 128, &noise(4, 128));
         let sum = |alone: bool| {
             let routed = mixture(&cuda, &quant::BF16, n);
-            tell(alone, &routed);
+            tell(&cuda, alone, &routed);
             let gated = cuda.gate_rows(&up(5, 128), &up(6, 1), Activation::Sigmoid);
-            tell(alone, &gated);
+            tell(&cuda, alone, &gated);
             let y = cuda.add(routed, &gated);
-            tell(alone, &y);
+            tell(&cuda, alone, &y);
             let x = cuda.add(up(1, 128), &y);
-            tell(alone, &x);
+            tell(&cuda, alone, &x);
             let h = cuda.rms_norm(&x, Some(&next), 128, 1e-6);
             [x, h]
         };
         for (i, (a, b)) in sum(false).iter().zip(&sum(true)).enumerate() {
-            same(&format!("tensor {i} of a mixture and its norm"), a, b);
+            same(
+                &cuda,
+                &format!("tensor {i} of a mixture and its norm"),
+                a,
+                b,
+            );
         }
     }
+    cuda.finish().unwrap();
+}
+
+#[test]
+fn gpu_fused_rotations_have_the_bits_of_their_parts() {
+    let Some(cuda) = gpu() else { return };
     for (head_dim, pair_offset, pairs) in [(64, 32, 32), (256, 32, 32), (512, 256, 64)] {
         let rope = Rope {
             head_dim,
@@ -85,12 +108,172 @@ fn gpu_fused_ops_have_the_bits_of_their_parts() {
         };
         let turned = |alone| {
             let y = cuda.rms_norm(&x, Some(&weight), head_dim, 1e-6);
-            tell(alone, &y);
+            tell(&cuda, alone, &y);
             cuda.rope(y, &rope, &batch)
         };
-        same("norm and rope", &turned(false), &turned(true));
+        same(&cuda, "norm and rope", &turned(false), &turned(true));
     }
     cuda.finish().unwrap();
+}
+
+/// Columns of a gate, which are neither the first nor the last of its inputs.
+const GATED: std::ops::Range<usize> = 100..420;
+
+/// The weights of a layer whose ends the families' layers have.
+struct Layer {
+    experts: Experts,
+    /// Weights of norms: after a block, of what follows (three), of a dense block and of the experts.
+    norms: [Tensor; 6],
+    /// Gate and up of a dense block, and down.
+    wide: [Matrix; 2],
+    down: Matrix,
+    /// Scores of experts, and what follows a norm.
+    router: Matrix,
+    after: Matrix,
+    /// A gate of [`GATED`] columns, and its product.
+    gate: Matrix,
+    narrow: Matrix,
+}
+
+const POST: usize = 0;
+const NEXT: [usize; 3] = [1, 2, 3];
+const OF_DENSE: usize = 4;
+const OF_EXPERTS: usize = 5;
+
+impl Layer {
+    fn new(b: &dyn Backend, format: &'static Format, hidden: usize, inner: usize) -> Self {
+        let matrix = |seed, rows, cols| matrix(b, format, seed, [rows, cols]);
+        Layer {
+            experts: experts(b, format, hidden, inner),
+            norms: [1, 2, 3, 4, 5, 6].map(|seed| b.upload(1, hidden, &noise(seed, hidden))),
+            wide: [60, 61].map(|seed| matrix(seed, inner, hidden)),
+            down: matrix(62, hidden, inner),
+            narrow: matrix(63, hidden, GATED.len()),
+            router: matrix(64, 9, hidden),
+            after: matrix(65, 70, hidden),
+            gate: matrix(66, GATED.len(), hidden),
+        }
+    }
+
+    /// The values that the layer's ends make of `n` rows, op by op if they are `alone`.
+    fn run(&self, cuda: &Cuda, n: usize, alone: bool) -> Vec<Vec<f32>> {
+        let hidden = self.norms[POST].cols();
+        let up = |seed, cols: usize| cuda.upload(n, cols, &noise(seed, n * cols));
+        let (x, h, y) = (up(1, hidden), up(2, hidden), up(3, hidden));
+        let (scores, gates, inputs) = (up(4, 9), up(5, 1), up(6, 500));
+        let mut run = Run {
+            b: cuda,
+            layer: self,
+            alone,
+            made: Vec::new(),
+            held: Vec::new(),
+        };
+        let x = run.experts_and_a_shared_one(x, &h, &scores, &gates);
+        let x = run.experts_beside_a_dense_block(x, &y);
+        run.gate_of_columns(x, &y, &inputs);
+        let download = |x| cuda.download(x).into_owned();
+        run.made.iter().map(download).collect()
+    }
+}
+
+/// A run through a layer's ends.
+struct Run<'a> {
+    b: &'a dyn Backend,
+    layer: &'a Layer,
+    alone: bool,
+    /// What is compared.
+    made: Vec<Tensor>,
+    /// What the host holds until then, so that it is not fused away.
+    held: Vec<Tensor>,
+}
+
+impl Run<'_> {
+    fn tell(&self, x: Tensor) -> Tensor {
+        if self.alone {
+            self.b.download(&x);
+        }
+        x
+    }
+
+    fn norm(&self, x: &Tensor, weight: usize) -> Tensor {
+        let weight = &self.layer.norms[weight];
+        self.tell(self.b.rms_norm(x, Some(weight), x.cols(), 1e-6))
+    }
+
+    fn product(&self, x: &Tensor, w: &Matrix) -> Tensor {
+        self.tell(self.b.matmul(x, w))
+    }
+
+    fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
+        self.tell(self.b.add(x, y))
+    }
+
+    fn dense(&self, x: &Tensor) -> Tensor {
+        let gated = {
+            let [gate, up] = self.b.matmul_many(x, self.layer.wide.each_ref());
+            self.tell(self.b.glu(self.tell(gate), &up, Activation::Silu))
+        };
+        self.product(&gated, &self.layer.down)
+    }
+
+    /// `x` with the norm of a block's result `y`, and the norm for the next block.
+    fn end(&self, x: Tensor, y: &Tensor, factor: f32, next: usize) -> (Tensor, Tensor) {
+        let sum = self.add(self.norm(y, POST), &x);
+        let x = self.tell(self.b.scale(sum, factor));
+        let h = self.norm(&x, next);
+        (x, h)
+    }
+
+    fn experts_and_a_shared_one(
+        &mut self,
+        x: Tensor,
+        h: &Tensor,
+        scores: &Tensor,
+        gates: &Tensor,
+    ) -> Tensor {
+        let shared = self.dense(h);
+        let routed = self.tell(self.b.moe(h, scores, &self.layer.experts));
+        let gated = self.tell(self.b.gate_rows(&shared, gates, Activation::Sigmoid));
+        let sum = self.add(routed, &gated);
+        // What is fused away is not looked at again.
+        self.made.push(shared);
+        let x = self.add(x, &sum);
+        drop((sum, gated));
+        let norms = [NEXT[0], NEXT[1]].map(|weight| self.norm(&x, weight));
+        self.made.push(self.product(&norms[1], &self.layer.after));
+        self.made.extend(norms);
+        x
+    }
+
+    /// Experts beside a dense block, whose inputs are norms of one row.
+    fn experts_beside_a_dense_block(&mut self, x: Tensor, y: &Tensor) -> Tensor {
+        let (x, h) = self.end(x, y, 1.0, NEXT[0]);
+        let [for_router, for_experts] = [NEXT[1], NEXT[2]].map(|weight| self.norm(&x, weight));
+        let scores = self.product(&for_router, &self.layer.router);
+        let block = self.dense(&h);
+        let routed = self.b.moe(&for_experts, &scores, &self.layer.experts);
+        let routed = self.tell(routed);
+        let sum = self.add(self.norm(&block, OF_DENSE), &self.norm(&routed, OF_EXPERTS));
+        drop(routed);
+        self.made.extend([for_experts, block]);
+        self.held.extend([h, for_router, scores]);
+        let (x, h) = self.end(x, &sum, 0.7, NEXT[1]);
+        drop(sum);
+        self.made.push(self.product(&h, &self.layer.after));
+        self.held.push(h);
+        x
+    }
+
+    /// A sum that is multiplied, and a gate of columns.
+    fn gate_of_columns(&mut self, x: Tensor, y: &Tensor, inputs: &Tensor) {
+        let x = self.add(self.norm(y, POST), &self.tell(x));
+        let p = self.product(&x, &self.layer.gate);
+        let own = self.tell(self.b.columns(inputs, GATED.start, GATED.len()));
+        let p = self.tell(self.b.glu(p, &own, Activation::GeluTanh));
+        let y = self.product(&p, &self.layer.narrow);
+        let (x, h) = self.end(x, &y, 0.7, NEXT[0]);
+        self.made.extend([p, own, y, x, h]);
+    }
 }
 
 /// A layer's ends and gates as the families ask for them, op by op or together, by few rows or
@@ -98,8 +281,6 @@ fn gpu_fused_ops_have_the_bits_of_their_parts() {
 #[test]
 fn gpu_small_ends_of_layers_have_the_bits_of_their_parts() {
     let Some(cuda) = gpu() else { return };
-    let b: &dyn Backend = &cuda;
-    let eps = 1e-6;
     for (name, hidden, inner) in [
         ("bf16", 128, 320),
         ("affine4-g64", 128, 320),
@@ -108,80 +289,12 @@ fn gpu_small_ends_of_layers_have_the_bits_of_their_parts() {
         ("q8_0", 640, 576),
         ("f32", 128, 320),
     ] {
-        let format = quant::format(name).unwrap();
-        let experts = experts(b, format, hidden, inner);
-        let weights = [1, 2, 3, 4, 5, 6].map(|seed| b.upload(1, hidden, &noise(seed, hidden)));
-        let [post, first, second, third, of_dense, of_experts] = weights.each_ref();
-        let wide = [60, 61].map(|seed| matrix(b, format, seed, [inner, hidden]));
-        let [down, narrow] =
-            [(62, inner), (63, 320)].map(|(seed, cols)| matrix(b, format, seed, [hidden, cols]));
-        let [router, after, gate] = [(64, 9), (65, 70), (66, 320)]
-            .map(|(seed, rows)| matrix(b, format, seed, [rows, hidden]));
-        let run = |n: usize, alone: bool| {
-            let tell = |x: Tensor| {
-                if alone {
-                    // What is looked at has been launched.
-                    cuda.download(&x);
-                }
-                x
-            };
-            let norm = |x: &Tensor, w: &Tensor| tell(b.rms_norm(x, Some(w), x.cols(), eps));
-            let dense = |x: &Tensor| {
-                let gated = {
-                    let [gate, up] = b.matmul_many(x, wide.each_ref());
-                    tell(b.glu(tell(gate), &up, Activation::Silu))
-                };
-                tell(b.matmul(&gated, &down))
-            };
-            let up = |seed, cols: usize| cuda.upload(n, cols, &noise(seed, n * cols));
-            let (x, h, y) = (up(1, hidden), up(2, hidden), up(3, hidden));
-            let (scores, gates, inputs) = (up(4, 9), up(5, 1), up(6, 500));
-            let mut made = Vec::new();
-            // Experts and a shared one.
-            let shared = dense(&h);
-            let routed = tell(b.moe(&h, &scores, &experts));
-            let gated = tell(b.gate_rows(&shared, &gates, Activation::Sigmoid));
-            let sum = tell(b.add(routed, &gated));
-            // What is fused away is not looked at again.
-            made.push(shared);
-            let x = tell(b.add(x, &sum));
-            drop((sum, gated));
-            let norms = [norm(&x, first), norm(&x, second)];
-            made.push(tell(b.matmul(&norms[1], &after)));
-            made.extend(norms);
-            // Experts beside a dense block, whose inputs are norms of one row.
-            let end = |x: Tensor, y: &Tensor, factor: f32, next: &Tensor| {
-                let x = tell(b.scale(tell(b.add(norm(y, post), &x)), factor));
-                let h = norm(&x, next);
-                (x, h)
-            };
-            let (x, h) = end(x, &y, 1.0, first);
-            let [for_router, for_experts] = [second, third].map(|w| norm(&x, w));
-            let scores = tell(b.matmul(&for_router, &router));
-            let block = dense(&h);
-            let routed = tell(b.moe(&for_experts, &scores, &experts));
-            let sum = tell(b.add(norm(&block, of_dense), &norm(&routed, of_experts)));
-            drop(routed);
-            made.extend([for_experts, block]);
-            let (x, h) = end(x, &sum, 0.7, second);
-            drop(sum);
-            made.push(tell(b.matmul(&h, &after)));
-            // A sum that is multiplied, and a gate of columns.
-            let x = tell(b.add(norm(&y, post), &tell(x)));
-            let p = tell(b.matmul(&x, &gate));
-            let own = tell(b.columns(&inputs, 100, 320));
-            let p = tell(b.glu(p, &own, Activation::GeluTanh));
-            let y = tell(b.matmul(&p, &narrow));
-            let (x, h) = end(x, &y, 0.7, first);
-            made.extend([p, own, y, x, h]);
-            made.iter()
-                .map(|x| cuda.download(x).into_owned())
-                .collect::<Vec<_>>()
-        };
-        let all = run(20, true);
+        let layer = Layer::new(&cuda, quant::format(name).unwrap(), hidden, inner);
+        let all = layer.run(&cuda, 20, true);
         for n in [1, 3, 8, 12, 20] {
             for alone in [false, true] {
-                for (i, (got, want)) in run(n, alone).iter().zip(&all).enumerate() {
+                let made = layer.run(&cuda, n, alone);
+                for (i, (got, want)) in made.iter().zip(&all).enumerate() {
                     let same = got[..] == want[..got.len()];
                     assert!(same, "tensor {i} of {n} rows in {name}, alone: {alone}");
                 }

@@ -1,61 +1,68 @@
 //! Every kernel compiles within its budget, and has its arguments where they are put. No GPU is needed.
 
 use crate::args;
-use crate::compile::{self, Kernel};
+use crate::compile;
+use crate::constants::ATTENTION_WGMMA;
 use crate::gemm::{self, Warpgroups};
+use crate::machine::Kernel;
 use crate::matmul::Tiles;
 use crate::pack::Packing;
 use std::collections::HashSet;
+
+fn with(file: &'static str, defines: &[(&'static str, usize)]) -> Kernel {
+    Kernel {
+        file,
+        name: "",
+        defines: defines.to_vec(),
+    }
+}
+
+/// Files of attention for the storage of number `kv` and heads of `head` columns, 0 if tensor cores do not
+/// take them.
+fn attention(first: bool, file: &'static str, kv: usize, head: usize) -> Kernel {
+    let stages = match head {
+        0 => 0,
+        _ if head % 256 > 0 => 0,
+        _ if first => 4,
+        _ => 2,
+    };
+    let defines = [
+        ("KV_FORMAT", kv),
+        ("TENSOR_CORES", usize::from(head > 0)),
+        ("HEAD_DIM", head),
+        ("STAGES", stages),
+    ];
+    with(file, &defines)
+}
+
+/// Attention of prompts by warpgroups.
+fn prompts(kv: usize, head: usize, stages: usize) -> Kernel {
+    let defines = [
+        ("KV_FORMAT", kv),
+        ("TENSOR_CORES", 1),
+        ("HEAD_DIM", head),
+        ("STAGES", stages),
+    ];
+    with(ATTENTION_WGMMA, &defines)
+}
+
+/// The delta rule for heads of `dk` and `dv` columns, a column shared by `parts` threads.
+fn delta(dk: usize, dv: usize, parts: usize) -> Kernel {
+    let defines = [
+        ("DK", dk),
+        ("DV", dv),
+        ("PARTS", parts),
+        ("COLUMN_SPLITS", 4),
+        ("TAPS", 4),
+        ("THREADS", parts * dv / 4),
+    ];
+    with("delta", &defines)
+}
 
 /// Every file of kernels with the numbers that models need; for other
 /// architectures than the first, those of common formats. Pipelined products start at
 /// compute capability 9.0.
 fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
-    let with = |file, defines: &[(&'static str, usize)]| Kernel {
-        file,
-        name: "",
-        defines: defines.to_vec(),
-    };
-    let attention = |file, kv, head| {
-        let tiles = usize::from(head > 0);
-        let depth = if head == 0 || head % 256 > 0 {
-            0
-        } else if first {
-            4
-        } else {
-            2
-        };
-        with(
-            file,
-            &[
-                ("KV_FORMAT", kv),
-                ("TENSOR_CORES", tiles),
-                ("HEAD_DIM", head),
-                ("STAGES", depth),
-            ],
-        )
-    };
-    let prompts = |kv, head, stages| {
-        let defines = [
-            ("KV_FORMAT", kv),
-            ("TENSOR_CORES", 1),
-            ("HEAD_DIM", head),
-            ("STAGES", stages),
-        ];
-        with(compile::ATTENTION_WGMMA, &defines)
-    };
-    let delta = |dk, dv, parts| {
-        let threads = parts * dv / 4;
-        let defines = [
-            ("DK", dk),
-            ("DV", dv),
-            ("PARTS", parts),
-            ("COLUMN_SPLITS", 4),
-            ("TAPS", 4),
-            ("THREADS", threads),
-        ];
-        with("delta", &defines)
-    };
     let codes = |bits, group| Packing::Codes { bits, group };
     let alone = [
         "elementwise",
@@ -66,10 +73,11 @@ fn variants(first: bool, pipelined: bool) -> Vec<Kernel> {
     ];
     let mut all: Vec<Kernel> = alone.map(|file| with(file, &[])).into();
     for file in ["kv_append", "attention"] {
-        all.extend([attention(file, 0, 0), attention(file, 2, 256)]);
+        let attention = |kv, head| attention(first, file, kv, head);
+        all.extend([attention(0, 0), attention(2, 256)]);
         if first {
             let more = [(1, 128), (2, 64), (2, 512), (3, 64), (3, 256)];
-            all.extend(more.map(|(kv, head)| attention(file, kv, head)));
+            all.extend(more.map(|(kv, head)| attention(kv, head)));
         }
     }
     all.push(delta(128, 128, 8));

@@ -1,0 +1,78 @@
+//! Numbers that kernels share with the modules that launch them, under the names that kernels have for
+//! them: the compiler gets them as definitions.
+
+/// A file of kernels that needs a target of its own, which only one architecture has.
+pub(crate) const GEMM_WGMMA: &str = "gemm_wgmma";
+
+/// Another such file.
+pub(crate) const ATTENTION_WGMMA: &str = "attention_wgmma";
+
+/// Bytes of a warp's pipeline of weights in `gemv_pipelined`.
+pub(crate) const GEMV_PIPELINE_BYTES: usize = 12_384;
+
+/// Bytes of a warp's partial results, on their way to the warps of other slices.
+pub(crate) const GEMV_REDUCTION_BYTES: usize = 2_048;
+
+/// Bytes of shared memory that a warp of `moe_gemv_pipelined` has for its slice of the rows
+/// and for stages of weights.
+pub(crate) const MOE_PIPELINE_BYTES: usize = 12_160;
+
+/// Bytes of a tile of a row in `moe_gemv_pipelined`: values, their rescale and the scale of the slice.
+pub(crate) const MOE_RECORD_BYTES: usize = 64 * 2 + 16;
+
+/// Warps of a block of `moe_gemv_glu`, a row tile each.
+pub(crate) const MOE_GLU_WARPS: usize = 8;
+
+/// Stages of a warp's pipeline in `moe_gemv_glu_pipelined`.
+pub(crate) const MOE_GLU_STAGES: usize = 4;
+
+/// Bytes of a tile of a row in `moe_gemv_glu_pipelined`.
+pub(crate) const MOE_GLU_RECORD_BYTES: usize = 192;
+
+/// Rows of activations of a block of a GEMM.
+pub(crate) const GEMM_ROWS: usize = 128;
+
+/// Row tiles of weights of a block of a GEMM.
+pub(crate) const GEMM_TILES: usize = 8;
+
+/// Keys of a split of attention.
+pub(crate) const SPLIT_KEYS: usize = 256;
+
+/// Keys before which units of attention are pages, and not splits.
+pub(crate) const PAGE_UNIT_KEYS: usize = 2048;
+
+/// Rows whose convolution is one block's in the delta rule, where one kernel does not take them all.
+pub(crate) const CHUNK_ROWS: usize = 32;
+
+/// The numbers that a file of kernels is compiled with.
+pub(crate) fn of(file: &str) -> Vec<(&'static str, usize)> {
+    let gemv = [
+        ("GEMV_PIPELINE_BYTES", GEMV_PIPELINE_BYTES),
+        ("GEMV_REDUCTION_BYTES", GEMV_REDUCTION_BYTES),
+    ];
+    let moe_gemv = [
+        ("MOE_PIPELINE_BYTES", MOE_PIPELINE_BYTES),
+        ("MOE_RECORD_BYTES", MOE_RECORD_BYTES),
+    ];
+    let moe_glu = [
+        ("MOE_GLU_WARPS", MOE_GLU_WARPS),
+        ("MOE_GLU_STAGES", MOE_GLU_STAGES),
+        ("MOE_GLU_RECORD_BYTES", MOE_GLU_RECORD_BYTES),
+    ];
+    match file {
+        "gemv_pipelined" => gemv.into(),
+        "moe_gemv" => [gemv, moe_gemv].concat(),
+        "moe_gemv_glu" => gemv.into_iter().chain(moe_glu).collect(),
+        "gemm" => vec![("GEMM_ROWS", GEMM_ROWS), ("GEMM_TILES", GEMM_TILES)],
+        GEMM_WGMMA => vec![("GEMM_TILES", GEMM_TILES)],
+        "attention" | "kv_append" | ATTENTION_WGMMA => vec![
+            ("SPLIT_KEYS", SPLIT_KEYS),
+            ("PAGE_UNIT_KEYS", PAGE_UNIT_KEYS),
+        ],
+        "delta" => vec![
+            ("CHUNK_ROWS", CHUNK_ROWS),
+            ("TENTATIVE", backend::MAX_TENTATIVE),
+        ],
+        _ => Vec::new(),
+    }
+}
