@@ -4,11 +4,11 @@
 //! are read once a step however many rows chose it; products over all experts
 //! are one job, cut at experts and panels. A row adds its experts by rank.
 
-use crate::arch::{Kernel, Lanes, load, map, store};
 mod routing;
 
 pub(crate) use routing::Routing;
 
+use crate::arch::{Kernel, Lanes, load, map, store};
 use crate::device::Cpu;
 use crate::elementwise::{self, WORK_RANGE};
 use crate::matmul;
@@ -46,8 +46,8 @@ impl Kernel for Choose<'_> {
 
 /// One row's experts, added up: `y = Σ_rank w part`.
 struct Combine<'a> {
-    /// Weights, and where each expert's result starts in `parts`, by rank.
-    choice: &'a [(f32, usize)],
+    /// By rank: an expert's weight, and where its result starts in `parts`.
+    terms: &'a [(f32, usize)],
     parts: &'a [f32],
     y: &'a mut [f32],
 }
@@ -59,7 +59,7 @@ impl Kernel for Combine<'_> {
     fn run<L: Lanes>(self) {
         for (i, y) in self.y.chunks_mut(16).enumerate() {
             let mut sum = L::splat(0.0);
-            for &(weight, start) in self.choice {
+            for &(weight, start) in self.terms {
                 let part = load::<L>(&self.parts[start + 16 * i..][..y.len()]);
                 sum = L::splat(weight).mul_add(part, sum);
             }
@@ -101,7 +101,11 @@ fn each_row(cpu: &Cpu, n: usize, cols: usize, row: impl Fn(usize) + Sync) {
     cpu.pool.each(n, chunk, |_, range| range.for_each(&row));
 }
 
-/// Each row's experts, by `scores: [n, E]`: `[n, H]`.
+/// The sum of each row's experts, `[n, H]`, chosen by `scores: [n, E]`.
+///
+/// # Panics
+///
+/// If there is not a score for each row and expert.
 pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
     let (n, hidden, n_experts) = (x.rows(), x.cols(), experts.experts.len());
     assert_eq!(
@@ -109,114 +113,100 @@ pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> 
         (n, n_experts),
         "a score for each row and expert"
     );
-    let mut plan = cpu.routing.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut routing = cpu.routing.lock().unwrap_or_else(PoisonError::into_inner);
+    choose(cpu, scores, experts, &mut routing);
+    routing.sort(n, n_experts, hidden);
+    let routing = &*routing;
+    let expert = |i: usize| &experts.experts[routing.chosen[i]];
+    let x = gather(cpu, x, &routing.rows); // [places, H]
+    let both = matmul::matmul_runs(cpu, &x, &routing.runs, |i| &expert(i).gate_up); // [.., 2 I]
+    let inner = glu(cpu, &both, experts.activation); // [.., I]
+    let parts = matmul::matmul_runs(cpu, &inner, &routing.runs, |i| &expert(i).down); // [.., H]
+    combine(cpu, &parts, &routing.terms, (n, hidden))
+}
+
+/// Chooses the experts of each row by its scores.
+fn choose(cpu: &Cpu, scores: &Tensor, experts: &Experts, routing: &mut Routing) {
+    let (n, n_experts, n_workers) = (scores.rows(), scores.cols(), cpu.pool.n_workers());
     let Routing {
-        choices,
-        orders,
-        ends,
-        next,
-        chosen,
-        runs,
-        rows,
-        places,
-    } = &mut *plan;
-    let n_workers = cpu.pool.n_workers();
+        choices, orders, ..
+    } = routing;
     orders.resize_with(n_workers, Vec::new);
     if choices.len() < n {
         choices.resize_with(n, Choice::new);
     }
-    let choices = &mut choices[..n];
     let mut powers = cpu.tensor(n_workers, n_experts);
-    {
-        let all_scores = values(scores);
-        let powers = DisjointSlice::new(values_mut(&mut powers));
-        let (orders, choices) = (DisjointSlice::new(orders), DisjointSlice::new(choices));
-        let chunk = WORK_RANGE.div_ceil((64 * n_experts).max(1));
-        cpu.pool.each(n, chunk, |worker, range| {
-            // SAFETY: a worker's room is its own.
-            let (powers, order) = unsafe {
-                (
-                    worker_scratch(&powers, worker, n_experts),
-                    &mut orders.part(worker..worker + 1)[0],
-                )
-            };
-            for r in range {
-                cpu.isa.run(Choose {
-                    experts,
-                    scores: &all_scores[r * n_experts..][..n_experts],
-                    powers,
-                    order,
-                    // SAFETY: every row is visited once.
-                    choice: unsafe { &mut choices.part(r..r + 1)[0] },
-                });
-            }
-        });
-    }
-
-    // Places in order of experts, and then of rows: a counting sort.
-    ends.clear();
-    ends.resize(n_experts + 1, 0);
-    for &(expert, _) in choices.iter().flatten() {
-        ends[expert + 1] += 1;
-    }
-    for e in 0..n_experts {
-        ends[e + 1] += ends[e];
-    }
-    let total = ends[n_experts];
-    chosen.clear();
-    chosen.extend((0..n_experts).filter(|&e| ends[e] < ends[e + 1]));
-    runs.clear();
-    runs.extend(chosen.iter().map(|&e| ends[e]..ends[e + 1]));
-    next.clone_from(ends);
-    rows.clear();
-    rows.resize(total, 0);
-    places.clear();
-    for (r, choice) in choices.iter().enumerate() {
-        for &(expert, weight) in choice {
-            rows[next[expert]] = r;
-            places.push((weight, next[expert] * hidden));
-            next[expert] += 1;
-        }
-    }
-    let (chosen, runs, rows, places) = (&*chosen, &*runs, &*rows, &*places);
-    let of = |i: usize| &experts.experts[chosen[i]];
-
-    let mut gathered = cpu.tensor(total, hidden);
-    {
-        let (from, to) = (values(x), DisjointSlice::new(values_mut(&mut gathered)));
-        each_row(cpu, total, hidden, |i| {
-            // SAFETY: every place is visited once.
-            let to = unsafe { to.part(i * hidden..(i + 1) * hidden) };
-            to.copy_from_slice(&from[rows[i] * hidden..][..hidden]);
-        });
-    }
-    let both = matmul::matmul_runs(cpu, &gathered, runs, |i| &of(i).gate_up); // [total, 2 I]
-    let inner = both.cols() / 2;
-    let mut h = cpu.tensor(total, inner);
-    {
-        let (from, to) = (values(&both), DisjointSlice::new(values_mut(&mut h)));
-        each_row(cpu, total, inner, |i| {
-            // SAFETY: every row is visited once.
-            let y = unsafe { to.part(i * inner..(i + 1) * inner) };
-            cpu.isa.run(Glu {
-                both: &from[2 * i * inner..][..2 * inner],
-                activation: experts.activation,
-                y,
+    let scores = values(scores);
+    let powers = DisjointSlice::new(values_mut(&mut powers));
+    let (orders, choices) = (DisjointSlice::new(orders), DisjointSlice::new(choices));
+    let chunk = WORK_RANGE.div_ceil((64 * n_experts).max(1));
+    cpu.pool.each(n, chunk, |worker, range| {
+        // SAFETY: a worker's scratch memory is its own.
+        let (powers, order) = unsafe {
+            (
+                worker_scratch(&powers, worker, n_experts),
+                &mut orders.part(worker..worker + 1)[0],
+            )
+        };
+        for r in range {
+            cpu.isa.run(Choose {
+                experts,
+                scores: &scores[r * n_experts..][..n_experts],
+                powers,
+                order,
+                // SAFETY: every row is visited once.
+                choice: unsafe { &mut choices.part(r..r + 1)[0] },
             });
+        }
+    });
+}
+
+/// Rows `rows` of `x`, copied on several workers if they are many.
+fn gather(cpu: &Cpu, x: &Tensor, rows: &[usize]) -> Tensor {
+    let cols = x.cols();
+    let mut gathered = cpu.tensor(rows.len(), cols);
+    let (from, to) = (values(x), DisjointSlice::new(values_mut(&mut gathered)));
+    each_row(cpu, rows.len(), cols, |i| {
+        // SAFETY: every place is visited once.
+        let to = unsafe { to.part(i * cols..(i + 1) * cols) };
+        to.copy_from_slice(&from[rows[i] * cols..][..cols]);
+    });
+    gathered
+}
+
+/// `activation(gate) up` of rows `[gate, up]`, which are twice as wide as the result.
+fn glu(cpu: &Cpu, both: &Tensor, activation: Activation) -> Tensor {
+    let (n, cols) = (both.rows(), both.cols() / 2);
+    let mut y = cpu.tensor(n, cols);
+    let (from, to) = (values(both), DisjointSlice::new(values_mut(&mut y)));
+    each_row(cpu, n, cols, |i| {
+        // SAFETY: every row is visited once.
+        let y = unsafe { to.part(i * cols..(i + 1) * cols) };
+        cpu.isa.run(Glu {
+            both: &from[2 * i * cols..][..2 * cols],
+            activation,
+            y,
         });
-    }
-    let parts = matmul::matmul_runs(cpu, &h, runs, |i| &of(i).down); // [total, H]
+    });
+    y
+}
+
+/// Adds up the experts of each row, `[n, H]`, from the results of all places.
+fn combine(
+    cpu: &Cpu,
+    parts: &Tensor,
+    terms: &[(f32, usize)],
+    (n, hidden): (usize, usize),
+) -> Tensor {
     let mut out = cpu.tensor(n, hidden);
-    {
-        let (parts, out) = (values(&parts), DisjointSlice::new(values_mut(&mut out)));
-        let top_k = places.len() / n.max(1);
-        each_row(cpu, n, top_k * hidden, |r| {
-            // SAFETY: every row is visited once.
-            let y = unsafe { out.part(r * hidden..(r + 1) * hidden) };
-            let choice = &places[r * top_k..(r + 1) * top_k];
-            cpu.isa.run(Combine { choice, parts, y });
-        });
-    }
+    let (parts, to) = (values(parts), DisjointSlice::new(values_mut(&mut out)));
+    let top_k = terms.len() / n.max(1);
+    each_row(cpu, n, top_k * hidden, |r| {
+        // SAFETY: every row is visited once.
+        let y = unsafe { to.part(r * hidden..(r + 1) * hidden) };
+        let terms = &terms[r * top_k..(r + 1) * top_k];
+        cpu.isa.run(Combine { terms, parts, y });
+    });
     out
 }
 

@@ -189,7 +189,7 @@ impl Lanes for Avx2 {
         let Avx2(low, high) = Self::load(table);
         // SAFETY: `codes` is 16 bytes.
         let codes = unsafe { _mm_loadu_si128(codes.as_ptr().cast()) };
-        let wide = [codes, _mm_srli_si128::<8>(codes)].map(|c| _mm256_cvtepu8_epi32(c));
+        let wide = [codes, _mm_srli_si128::<8>(codes)].map(_mm256_cvtepu8_epi32);
         let [a, b] = wide.map(|c| {
             let of = |table| _mm256_permutevar8x32_ps(table, c);
             // The fourth bit says which half.
