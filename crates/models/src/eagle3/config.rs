@@ -2,10 +2,11 @@
 //! (`specs/eagle3.md`).
 
 use crate::layers::frequencies;
-use crate::{ModelError, TARGETS, Target, require, require_sizes};
+use crate::{ModelError, TARGETS, Target, parse, require, require_sizes};
 use backend::Rope;
 use serde::Deserialize;
 use serde_json::Value;
+use weights::Checkpoint;
 
 /// What `config.json` says of the head (§1). Flags that a file lacks are off.
 #[derive(Debug, Deserialize)]
@@ -26,11 +27,13 @@ pub(super) struct Config {
     speculators_config: Option<SpeculatorsConfig>,
 }
 
+/// Where flat configurations name the tapped layers.
 #[derive(Debug, Deserialize)]
 struct EagleConfig {
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
 }
 
+/// Where configurations of the library `speculators` name the target.
 #[derive(Debug, Deserialize)]
 struct SpeculatorsConfig {
     verifier: Option<Verifier>,
@@ -42,7 +45,7 @@ struct Verifier {
     architectures: Option<Vec<String>>,
 }
 
-/// What it says of the head's layers: in a part of its own, or beside the rest.
+/// What `config.json` says of the head's layers: in a part of its own, or beside the rest.
 #[derive(Debug, Deserialize)]
 pub(super) struct LayerConfig {
     pub(super) model_type: Option<String>,
@@ -93,8 +96,25 @@ fn default_eps() -> f32 {
     1e-6
 }
 
+impl Config {
+    /// Reads what `checkpoint`'s configuration says of the head and of its layers.
+    pub(super) fn read(checkpoint: &Checkpoint) -> Result<(Self, LayerConfig), ModelError> {
+        let whole = checkpoint.config();
+        let config: Config = parse(whole)?;
+        let part = whole
+            .get("transformer_layer_config")
+            .filter(|v| v.is_object());
+        let layer: LayerConfig = parse(part.unwrap_or(whole))?;
+        layer.check()?;
+        require(!(config.norm_before_fc && config.fc_norm), || {
+            "norm_before_fc and fc_norm exclude each other".into()
+        })?;
+        Ok((config, layer))
+    }
+}
+
 impl LayerConfig {
-    pub(super) fn check(&self) -> Result<(), ModelError> {
+    fn check(&self) -> Result<(), ModelError> {
         let unsupported = |feature: String| Err(ModelError::Unsupported { feature });
         match self.model_type.as_deref() {
             None | Some("llama" | "qwen3") => {}
@@ -167,7 +187,7 @@ impl LayerConfig {
         })
     }
 
-    /// How many newest rows each layer sees; all, where it says nothing.
+    /// How many newest rows each layer sees; `None` for all of them.
     pub(super) fn windows(&self) -> Result<Vec<Option<usize>>, ModelError> {
         let n = self.num_hidden_layers;
         let Some(types) = &self.layer_types else {

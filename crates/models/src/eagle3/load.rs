@@ -4,7 +4,7 @@
 use super::config::{Config, LayerConfig, check_pair, taps, unpaired};
 use super::{Eagle3, Layer, NAMES};
 use crate::layers::{GatedMlp, Loader};
-use crate::{ModelError, Target, parse, require};
+use crate::{ModelError, Target, require};
 use backend::{Activation, Attention, Backend, TokenList};
 use cache::{GroupPlan, MemoryPlan};
 use weights::Checkpoint;
@@ -28,16 +28,7 @@ impl Eagle3 {
                 NAMES.join(", ")
             )));
         }
-        let whole = checkpoint.config();
-        let config: Config = parse(whole)?;
-        let part = whole
-            .get("transformer_layer_config")
-            .filter(|v| v.is_object());
-        let layer: LayerConfig = parse(part.unwrap_or(whole))?;
-        layer.check()?;
-        require(!(config.norm_before_fc && config.fc_norm), || {
-            "norm_before_fc and fc_norm exclude each other".into()
-        })?;
+        let (config, layer) = Config::read(checkpoint)?;
         check_pair(&config, &layer, target)?;
         let taps = taps(&config, target)?;
 

@@ -46,11 +46,11 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(super) attention_k_eq_v: bool,
     #[serde(default)]
-    pub(super) num_kv_shared_layers: Option<usize>,
+    num_kv_shared_layers: Option<usize>,
     #[serde(default)]
     pub(super) use_double_wide_mlp: bool,
     #[serde(default)]
-    pub(crate) hidden_size_per_layer_input: Option<usize>,
+    hidden_size_per_layer_input: Option<usize>,
     #[serde(default)]
     pub(super) vocab_size_per_layer_input: Option<usize>,
     #[serde(default)]
@@ -165,6 +165,22 @@ impl Config {
         })?;
         types[n - 1] = LayerType::Full;
         Ok(types)
+    }
+
+    /// The first layer that reads the keys and values of an earlier one, as all after it do;
+    /// the number of layers if each has its own.
+    pub(super) fn first_shared(&self) -> Result<usize, ModelError> {
+        let n = self.num_hidden_layers;
+        let shared = self.num_kv_shared_layers.unwrap_or(0);
+        require(shared < n, || {
+            format!("{shared} of {n} layers share keys and values")
+        })?;
+        Ok(n - shared)
+    }
+
+    /// Width of a layer's share of its token's per-layer embedding, in models that have them.
+    pub(crate) fn per_layer_width(&self) -> Option<usize> {
+        self.hidden_size_per_layer_input.filter(|&width| width > 0)
     }
 
     /// Head size and key/value heads of a layer type.

@@ -14,125 +14,133 @@ impl Gemma4 {
     pub(super) fn load(b: &dyn Backend, checkpoint: &Checkpoint) -> Result<Self, ModelError> {
         let config = Config::read(checkpoint)?;
         let load = Loader::new(b, checkpoint);
-        let (n_layers, hidden) = (config.num_hidden_layers, config.hidden_size);
+        let hidden = config.hidden_size;
         let types = config.layer_types()?;
-        let shared = config.num_kv_shared_layers.unwrap_or(0);
-        require(shared < n_layers, || {
-            format!("{shared} of {n_layers} layers share keys and values")
-        })?;
-        let first_shared = n_layers - shared;
-
+        let first_shared = config.first_shared()?;
+        let group = |window| GroupPlan {
+            window,
+            layers: Vec::new(),
+        };
         let mut plan = MemoryPlan {
-            groups: vec![
-                GroupPlan {
-                    window: Some(config.sliding_window),
-                    layers: Vec::new(),
-                },
-                GroupPlan {
-                    window: None,
-                    layers: Vec::new(),
-                },
-            ],
+            // By number: SLIDING, FULL.
+            groups: vec![group(Some(config.sliding_window)), group(None)],
             delta: Vec::new(),
         };
-        let per_layer_width = config.hidden_size_per_layer_input.unwrap_or(0);
-        let mut layers = Vec::with_capacity(n_layers);
-        for (i, &layer_type) in types.iter().enumerate() {
-            let at = load.at("layers").at(i);
-            let attention = at.at("self_attn");
-            let (head_dim, kv_heads) = config.heads(layer_type);
-            let query = QueryAttention::load(&attention, &config, layer_type)?;
-            let group = query.attention.group;
-            let own = if i < first_shared {
-                plan.groups[group].layers.push((kv_heads, head_dim));
-                let from_keys = layer_type == LayerType::Full && config.attention_k_eq_v;
-                let out = kv_heads * head_dim;
-                Some(OwnKv {
-                    k: attention.matrix("k_proj", out, hidden)?,
-                    v: if from_keys {
-                        None
-                    } else {
-                        Some(attention.matrix("v_proj", out, hidden)?)
-                    },
-                    k_norm: attention.vector("k_norm", head_dim)?,
-                })
-            } else {
-                None
-            };
-            let source = plan.groups[group].layers.len().checked_sub(1);
-            let source = source.ok_or_else(|| ModelError::Config {
-                message: format!(
-                    "layer {i} shares keys and values, but no earlier layer of its type owns any"
-                ),
-            })?;
-            let wide = if i >= first_shared && config.use_double_wide_mlp {
-                2
-            } else {
-                1
-            };
-            layers.push(Layer {
-                attention: query,
-                own,
-                kv: (group, source),
-                mlp: GatedMlp::load(
-                    &at.at("mlp"),
-                    hidden,
-                    wide * config.intermediate_size,
-                    Activation::GeluTanh,
-                )?,
-                mixture: if config.enable_moe_block {
-                    Some(Mixture::load(&at, &config)?)
-                } else {
-                    None
-                },
-                input_norm: at.vector("input_layernorm", hidden)?,
-                post_attention_norm: at.vector("post_attention_layernorm", hidden)?,
-                pre_mlp_norm: at.vector("pre_feedforward_layernorm", hidden)?,
-                post_mlp_norm: at.vector("post_feedforward_layernorm", hidden)?,
-                per_layer: match per_layer_width {
-                    0 => None,
-                    width => Some(PerLayerGate {
-                        gate: at.matrix("per_layer_input_gate", width, hidden)?,
-                        projection: at.matrix("per_layer_projection", hidden, width)?,
-                        norm: at.vector("post_per_layer_input_norm", hidden)?,
-                    }),
-                },
-                scalar: at.bare("layer_scalar", 1)?[0],
-            });
+        let mut layers = Vec::with_capacity(types.len());
+        for (i, layer_type) in types.into_iter().enumerate() {
+            let owns = i < first_shared;
+            layers.push(Layer::load(&load, &config, i, layer_type, owns, &mut plan)?);
         }
-        let per_layer = match per_layer_width {
-            0 => None,
-            width => {
-                let rows = config
-                    .vocab_size_per_layer_input
-                    .unwrap_or(config.vocab_size);
-                require(rows >= config.vocab_size, || {
-                    format!(
-                        "{rows} per-layer embeddings for {} tokens",
-                        config.vocab_size
-                    )
-                })?;
-                Some(PerLayerInputs {
-                    table: load.matrix("embed_tokens_per_layer", rows, n_layers * width)?,
-                    table_scale: config.embed_scale(width),
-                    projection: load.matrix(
-                        "per_layer_model_projection",
-                        n_layers * width,
-                        hidden,
-                    )?,
-                    norm: load.vector("per_layer_projection_norm", width)?,
-                    width,
-                })
-            }
-        };
+        let per_layer = config.per_layer_width();
+        let per_layer = per_layer.map(|width| PerLayerInputs::load(&load, &config, width));
         Ok(Gemma4 {
+            per_layer: per_layer.transpose()?,
             embed: load.matrix("embed_tokens", config.vocab_size, hidden)?,
             embed_scale: config.embed_scale(hidden),
             norm: load.vector("norm", hidden)?,
             layers,
-            per_layer,
             plan,
             config,
+        })
+    }
+}
+
+impl Layer {
+    /// Loads layer `i`. One that `owns` keys and values gets a place for them in `plan`; any
+    /// other reads those of the last layer of its type that does.
+    fn load(
+        load: &Loader<'_>,
+        config: &Config,
+        i: usize,
+        layer_type: LayerType,
+        owns: bool,
+        plan: &mut MemoryPlan,
+    ) -> Result<Self, ModelError> {
+        let at = load.at("layers").at(i);
+        let self_attn = at.at("self_attn");
+        let hidden = config.hidden_size;
+        let attention = QueryAttention::load(&self_attn, config, layer_type)?;
+        let group = attention.attention.group;
+        let own = if owns {
+            let (head_dim, kv_heads) = config.heads(layer_type);
+            plan.groups[group].layers.push((kv_heads, head_dim));
+            Some(OwnKv::load(&self_attn, config, layer_type)?)
+        } else {
+            None
+        };
+        let source = plan.groups[group].layers.len().checked_sub(1);
+        let source = source.ok_or_else(|| ModelError::Config {
+            message: format!(
+                "layer {i} shares keys and values, but no earlier layer of its type owns any"
+            ),
+        })?;
+        let wide = if !owns && config.use_double_wide_mlp {
+            2
+        } else {
+            1
+        };
+        let inner = wide * config.intermediate_size;
+        let mixture = config.enable_moe_block;
+        let gate = config.per_layer_width();
+        Ok(Layer {
+            attention,
+            own,
+            kv: (group, source),
+            mlp: GatedMlp::load(&at.at("mlp"), hidden, inner, Activation::GeluTanh)?,
+            mixture: mixture.then(|| Mixture::load(&at, config)).transpose()?,
+            input_norm: at.vector("input_layernorm", hidden)?,
+            post_attention_norm: at.vector("post_attention_layernorm", hidden)?,
+            pre_mlp_norm: at.vector("pre_feedforward_layernorm", hidden)?,
+            post_mlp_norm: at.vector("post_feedforward_layernorm", hidden)?,
+            per_layer: gate
+                .map(|width| PerLayerGate::load(&at, width, hidden))
+                .transpose()?,
+            scalar: at.bare("layer_scalar", 1)?[0],
+        })
+    }
+}
+
+impl OwnKv {
+    fn load(at: &Loader<'_>, config: &Config, layer_type: LayerType) -> Result<Self, ModelError> {
+        let (head_dim, kv_heads) = config.heads(layer_type);
+        let (hidden, out) = (config.hidden_size, kv_heads * head_dim);
+        let from_keys = layer_type == LayerType::Full && config.attention_k_eq_v;
+        Ok(OwnKv {
+            k: at.matrix("k_proj", out, hidden)?,
+            v: if from_keys {
+                None
+            } else {
+                Some(at.matrix("v_proj", out, hidden)?)
+            },
+            k_norm: at.vector("k_norm", head_dim)?,
+        })
+    }
+}
+
+impl PerLayerGate {
+    fn load(at: &Loader<'_>, width: usize, hidden: usize) -> Result<Self, ModelError> {
+        Ok(PerLayerGate {
+            gate: at.matrix("per_layer_input_gate", width, hidden)?,
+            projection: at.matrix("per_layer_projection", hidden, width)?,
+            norm: at.vector("post_per_layer_input_norm", hidden)?,
+        })
+    }
+}
+
+impl PerLayerInputs {
+    fn load(load: &Loader<'_>, config: &Config, width: usize) -> Result<Self, ModelError> {
+        let vocab = config.vocab_size;
+        let rows = config.vocab_size_per_layer_input.unwrap_or(vocab);
+        require(rows >= vocab, || {
+            format!("{rows} per-layer embeddings for {vocab} tokens")
+        })?;
+        let out = config.num_hidden_layers * width;
+        Ok(PerLayerInputs {
+            table: load.matrix("embed_tokens_per_layer", rows, out)?,
+            table_scale: config.embed_scale(width),
+            projection: load.matrix("per_layer_model_projection", out, config.hidden_size)?,
+            norm: load.vector("per_layer_projection_norm", width)?,
+            width,
         })
     }
 }
