@@ -71,10 +71,55 @@ struct Layer {
     scalar: f32,
 }
 
+impl Layer {
+    fn load(at: &Loader<'_>, config: &Config, layer_type: LayerType) -> Result<Self, ModelError> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        Ok(Layer {
+            attention: QueryAttention::load(&at.at("self_attn"), config, layer_type)?,
+            group: if layer_type == LayerType::Full {
+                FULL
+            } else {
+                SLIDING
+            },
+            mlp: GatedMlp::load(&at.at("mlp"), hidden, inner, Activation::GeluTanh)?,
+            input_norm: at.vector("input_layernorm", hidden)?,
+            post_attention_norm: at.vector("post_attention_layernorm", hidden)?,
+            pre_mlp_norm: at.vector("pre_feedforward_layernorm", hidden)?,
+            post_mlp_norm: at.vector("post_feedforward_layernorm", hidden)?,
+            scalar: at.bare("layer_scalar", 1)?[0],
+        })
+    }
+}
+
 /// Scores the tokens of the best centroids only (§5).
 struct Centroids {
     centroids: Matrix,
     groups: TokenGroups,
+}
+
+impl Centroids {
+    fn load(
+        load: &Loader<'_>,
+        assistant: &AssistantConfig,
+        config: &Config,
+    ) -> Result<Self, ModelError> {
+        let (n, vocab) = (assistant.num_centroids, config.vocab_size);
+        require(n > 0 && vocab.is_multiple_of(n), || {
+            format!("{vocab} tokens cannot be shared by {n} centroids")
+        })?;
+        let part = load.at("masked_embedding");
+        let ordering = load
+            .checkpoint
+            .integers("masked_embedding.token_ordering", vocab)?;
+        require(ordering.iter().all(|&id| (id as usize) < vocab), || {
+            "masked_embedding.token_ordering names a token outside the vocabulary".into()
+        })?;
+        let top_k = assistant.centroid_intermediate_top_k.min(n);
+        Ok(Centroids {
+            centroids: part.matrix("centroids", n, config.hidden_size)?,
+            groups: TokenGroups::new(load.b, ordering, vocab / n, top_k),
+        })
+    }
 }
 
 /// A Gemma 4 assistant, paired with its target.
@@ -146,55 +191,14 @@ impl Gemma4Assistant {
         let config = Config::read(checkpoint)?;
         check_pair(&assistant, &config, &target.config)?;
         Self::census(checkpoint)?.complete("assistant")?;
-        let types = config.layer_types()?;
         let load = Loader::new(b, checkpoint);
         let (hidden, backbone) = (config.hidden_size, assistant.backbone_hidden_size);
-        let mut layers = Vec::with_capacity(types.len());
-        for (i, &layer_type) in types.iter().enumerate() {
-            let at = load.at("layers").at(i);
-            layers.push(Layer {
-                attention: QueryAttention::load(&at.at("self_attn"), &config, layer_type)?,
-                group: if layer_type == LayerType::Full {
-                    FULL
-                } else {
-                    SLIDING
-                },
-                mlp: GatedMlp::load(
-                    &at.at("mlp"),
-                    hidden,
-                    config.intermediate_size,
-                    Activation::GeluTanh,
-                )?,
-                input_norm: at.vector("input_layernorm", hidden)?,
-                post_attention_norm: at.vector("post_attention_layernorm", hidden)?,
-                pre_mlp_norm: at.vector("pre_feedforward_layernorm", hidden)?,
-                post_mlp_norm: at.vector("post_feedforward_layernorm", hidden)?,
-                scalar: at.bare("layer_scalar", 1)?[0],
-            });
-        }
+        let types = config.layer_types()?.into_iter().enumerate();
+        let layers =
+            types.map(|(i, layer_type)| Layer::load(&load.at("layers").at(i), &config, layer_type));
+        let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let centroids = if assistant.use_ordered_embeddings {
-            let n = assistant.num_centroids;
-            require(n > 0 && config.vocab_size.is_multiple_of(n), || {
-                format!(
-                    "{} tokens cannot be shared by {n} centroids",
-                    config.vocab_size
-                )
-            })?;
-            let ordering =
-                checkpoint.integers("masked_embedding.token_ordering", config.vocab_size)?;
-            require(
-                ordering.iter().all(|&id| (id as usize) < config.vocab_size),
-                || "masked_embedding.token_ordering names a token outside the vocabulary".into(),
-            )?;
-            Some(Centroids {
-                centroids: load.at("masked_embedding").matrix("centroids", n, hidden)?,
-                groups: TokenGroups::new(
-                    b,
-                    ordering,
-                    config.vocab_size / n,
-                    assistant.centroid_intermediate_top_k.min(n),
-                ),
-            })
+            Some(Centroids::load(&load, &assistant, &config)?)
         } else {
             None
         };
@@ -334,7 +338,7 @@ fn check_pair(
         })
     }
     require(
-        drafter.hidden_size_per_layer_input.unwrap_or(0) == 0 && !drafter.enable_moe_block,
+        drafter.per_layer_width().is_none() && !drafter.enable_moe_block,
         || "an assistant has neither per-layer embeddings nor experts".into(),
     )?;
     same(

@@ -120,7 +120,7 @@ impl Outline {
             delta: None,
             tie_word_embeddings: tied(checkpoint).unwrap_or(true),
             has_experts: config.enable_moe_block,
-            has_per_layer_embeddings: config.hidden_size_per_layer_input.unwrap_or(0) > 0,
+            has_per_layer_embeddings: config.per_layer_width().is_some(),
         })
     }
 
