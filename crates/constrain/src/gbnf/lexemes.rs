@@ -66,7 +66,7 @@ impl Grammar {
                 limit: RULES_MAX as u64,
             });
         }
-        check_finite(rules)?;
+        let rules = &finite(rules)?;
         let regular = regular_rules(rules);
         let mut grammar = Self {
             rules: vec![None; rules.bodies.len()],
@@ -669,39 +669,70 @@ fn repetition(id: usize, body: &Node, regular: &[Option<Re>]) -> Option<Re> {
             node => ends.push(to_re(node, regular)?),
         }
     }
+    if again.is_empty() || ends.is_empty() {
+        return None;
+    }
     let again = Re::Repeat(Box::new(Re::Alternatives(again)), 0, None);
     Some(Re::Concat(vec![again, Re::Alternatives(ends)]))
 }
 
-/// Refuses a grammar whose every text would be endless.
-fn check_finite(rules: &Rules) -> Result<(), Error> {
-    fn ok(node: &Node, finite: &[bool]) -> bool {
-        match node {
-            Node::Class(class) => !class.is_empty(),
-            Node::Sequence(nodes) => nodes.iter().all(|node| ok(node, finite)),
-            Node::Alternatives(nodes) => nodes.iter().any(|node| ok(node, finite)),
-            Node::Repeat(node, min, _) => *min == 0 || ok(node, finite),
-            Node::Rule(id) => finite[*id],
-        }
-    }
+/// The rules without the parts whose every text would be endless; an error if nothing is left.
+fn finite(rules: &Rules) -> Result<Rules, Error> {
     let mut finite = vec![false; rules.bodies.len()];
-    loop {
-        let mut changed = false;
+    let mut changed = true;
+    while std::mem::take(&mut changed) {
         for (id, body) in rules.bodies.iter().enumerate() {
-            if !finite[id] && ok(body, &finite) {
+            if !finite[id] && is_finite(body, &finite) {
                 finite[id] = true;
                 changed = true;
             }
         }
-        if finite[rules.root] {
-            return Ok(());
+    }
+    if !finite[rules.root] {
+        return Err(Error::Unsatisfiable {
+            what: "GBNF grammar",
+            reason: "every text would be endless".to_owned(),
+        });
+    }
+    // Nothing mentions the rules that are left out.
+    let nothing = || Node::Sequence(Vec::new());
+    let bodies = rules.bodies.iter();
+    let bodies = bodies.map(|body| prune(body, &finite).unwrap_or_else(nothing));
+    Ok(Rules {
+        bodies: bodies.collect(),
+        root: rules.root,
+    })
+}
+
+fn is_finite(node: &Node, finite: &[bool]) -> bool {
+    match node {
+        Node::Class(class) => !class.is_empty(),
+        Node::Sequence(nodes) => nodes.iter().all(|node| is_finite(node, finite)),
+        Node::Alternatives(nodes) => nodes.iter().any(|node| is_finite(node, finite)),
+        Node::Repeat(node, min, _) => *min == 0 || is_finite(node, finite),
+        Node::Rule(id) => finite[*id],
+    }
+}
+
+/// `node` without its endless parts; `None` if it is one.
+fn prune(node: &Node, finite: &[bool]) -> Option<Node> {
+    if !is_finite(node, finite) {
+        return None;
+    }
+    match node {
+        Node::Class(_) | Node::Rule(_) => Some(node.clone()),
+        Node::Sequence(nodes) => {
+            let nodes = nodes.iter().map(|node| prune(node, finite));
+            nodes.collect::<Option<_>>().map(Node::Sequence)
         }
-        if !changed {
-            return Err(Error::Unsatisfiable {
-                what: "GBNF grammar",
-                reason: "every text would be endless".to_owned(),
-            });
+        Node::Alternatives(nodes) => {
+            let nodes = nodes.iter().filter_map(|node| prune(node, finite));
+            Some(Node::Alternatives(nodes.collect()))
         }
+        Node::Repeat(node, min, max) => Some(match prune(node, finite) {
+            Some(node) => Node::Repeat(Box::new(node), *min, *max),
+            None => Node::Sequence(Vec::new()),
+        }),
     }
 }
 
