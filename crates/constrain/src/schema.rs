@@ -25,8 +25,6 @@ pub mod formats;
 mod keywords;
 mod overlap;
 mod references;
-#[cfg(test)]
-mod tests;
 
 use std::collections::HashMap;
 
@@ -64,7 +62,7 @@ pub(crate) fn normalize(schema: &Value, limits: &Limits) -> Result<Value, Error>
         definitions.insert(done.to_string(), target);
         done += 1;
     }
-    references::check(&root, &definitions, limits)?;
+    references::check(&root, &mut definitions, limits)?;
     let mut root = match root {
         Value::Object(root) => root,
         Value::Bool(true) => Map::new(),

@@ -89,16 +89,20 @@ fn anchor(here: &Value, name: &str, pointer: &str, depth: usize) -> Option<Strin
 }
 
 /// Refuses a rewritten schema that leads from `$ref` to `$ref` too deeply, that comes back to
-/// the same value without end, or that no finite value satisfies.
+/// the same value without end, or that no finite value satisfies. Definitions that no finite
+/// value satisfies become `false`, so that no text gets lost in one.
 pub(super) fn check(
     root: &Value,
-    definitions: &Map<String, Value>,
+    definitions: &mut Map<String, Value>,
     limits: &Limits,
 ) -> Result<(), Error> {
     let graph = Graph { root, definitions };
     graph.check_depth(limits.reference_depth)?;
     graph.check_loops()?;
-    graph.check_finite()
+    for name in graph.endless()? {
+        definitions.insert(name, Value::Bool(false));
+    }
+    Ok(())
 }
 
 struct Graph<'a> {
@@ -199,8 +203,9 @@ impl<'a> Graph<'a> {
         out
     }
 
-    /// Refuses a schema whose every value would contain another one without end.
-    fn check_finite(&self) -> Result<(), Error> {
+    /// The definitions whose every value would contain another one without end; an error if the
+    /// whole schema is of that kind.
+    fn endless(&self) -> Result<Vec<String>, Error> {
         let mut finite: HashSet<&str> = HashSet::new();
         // Each round but the last adds a definition.
         loop {
@@ -210,16 +215,21 @@ impl<'a> Graph<'a> {
                     finite.insert(name);
                 }
             }
-            if is_finite(self.root, &finite) {
-                return Ok(());
-            }
             if finite.len() == before {
-                return Err(Error::Unsatisfiable {
-                    what: "JSON schema",
-                    reason: "it contains itself, and every value would be endless".to_owned(),
-                });
+                break;
             }
         }
+        if !is_finite(self.root, &finite) {
+            return Err(Error::Unsatisfiable {
+                what: "JSON schema",
+                reason: "it contains itself, and every value would be endless".to_owned(),
+            });
+        }
+        let names = self.definitions.keys();
+        Ok(names
+            .filter(|name| !finite.contains(&***name))
+            .cloned()
+            .collect())
     }
 }
 
