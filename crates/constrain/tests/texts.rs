@@ -26,10 +26,8 @@ fn a_json_object_is_any_object() {
         Spec::JsonObject,
         &[
             "{}",
-            r#"{"a":1}"#,
+            r#"{"a": 1}"#,
             r#"{"a": [1, -2.5e3, true, null, "x\n\"\\"], "é字": {}}"#,
-            "{\n  \"a\": {\n    \"b\": [\n      1\n    ]\n  }\n}",
-            "{\r\n\t\"a\": 1\r\n}",
         ],
         &[
             "",
@@ -38,31 +36,32 @@ fn a_json_object_is_any_object() {
             " {}",
             "{} ",
             "{}{}",
-            r#"{"a":1"#,
-            r#"{a:1}"#,
-            r#"{"a":01}"#,
-            r#"{"a":1,}"#,
+            r#"{"a": 1"#,
+            r#"{a: 1}"#,
+            r#"{"a": 01}"#,
+            r#"{"a": 1,}"#,
             "{\"a\":\"\n\"}",
-            r#"{"a":"\x"}"#,
-            r#"{"a":"\ud800"}"#,
-            r#"{"a":+1}"#,
+            r#"{"a": "\x"}"#,
+            r#"{"a": "\ud800"}"#,
+            r#"{"a": +1}"#,
         ],
     );
 }
 
 #[test]
-fn white_space_is_bounded() {
-    let spaces = |n| format!("{{\n{}\"a\": 1}}", " ".repeat(n));
+fn white_space_is_one_space_after_commas_and_colons() {
     check(
         Spec::JsonObject,
-        &[&spaces(0), &spaces(60), "{ }", "{ \"a\" : 1 }"],
+        &[r#"{"a": [1, 2], "b": {}}"#, "{}"],
         &[
-            &spaces(61),
-            "{  }",
-            "{\n\n}",
-            "{\"a\":  1}",
-            "{ \n}",
-            "{\t}",
+            r#"{"a":1}"#,
+            r#"{"a": 1,"b": 2}"#,
+            r#"{"a" : 1}"#,
+            r#"{ "a": 1 }"#,
+            r#"{"a":  1}"#,
+            "{ }",
+            "{\n}",
+            "{\"a\":\n1}",
         ],
     );
 }
@@ -89,10 +88,10 @@ fn strings_are_unicode_and_have_one_spelling() {
 #[test]
 fn a_property_cannot_be_named_by_another_spelling() {
     let grammar = schema(json!({"properties": {"a": {"type": "integer"}}})).unwrap();
-    assert!(accepts(&grammar, r#"{"a":1,"b":"x"}"#));
-    assert!(!accepts(&grammar, r#"{"a":"x"}"#));
-    assert!(!accepts(&grammar, r#"{"\u0061":"x"}"#));
-    assert!(!accepts(&grammar, r#"{"a":1,"a":"x"}"#));
+    assert!(accepts(&grammar, r#"{"a": 1, "b": "x"}"#));
+    assert!(!accepts(&grammar, r#"{"a": "x"}"#));
+    assert!(!accepts(&grammar, r#"{"\u0061": "x"}"#));
+    assert!(!accepts(&grammar, r#"{"a": 1, "a": "x"}"#));
 }
 
 #[test]
@@ -115,17 +114,17 @@ fn schemas_hold() {
     check(
         Spec::JsonSchema(list),
         &[
-            r#"{"items":[{"kind":"count","n":12}],"note":null}"#,
+            r#"{"items": [{"kind": "count", "n": 12}], "note": null}"#,
             r#"{"items": [{"kind": "weight", "x": 0.5}, {"kind": "count", "n": 1}], "note": "abéd"}"#,
         ],
         &[
-            r#"{"items":[],"note":null}"#,
-            r#"{"items":[{"kind":"count","n":13}],"note":null}"#,
-            r#"{"items":[{"kind":"count","x":1}],"note":null}"#,
-            r#"{"items":[{"kind":"weight","x":0}],"note":null}"#,
-            r#"{"items":[{"kind":"count","n":1}],"note":"abcde"}"#,
-            r#"{"items":[{"kind":"count","n":1}]}"#,
-            r#"{"items":[{"kind":"count","n":1}],"note":null,"more":1}"#,
+            r#"{"items": [], "note": null}"#,
+            r#"{"items": [{"kind": "count", "n": 13}], "note": null}"#,
+            r#"{"items": [{"kind": "count", "x": 1}], "note": null}"#,
+            r#"{"items": [{"kind": "weight", "x": 0}], "note": null}"#,
+            r#"{"items": [{"kind": "count", "n": 1}], "note": "abcde"}"#,
+            r#"{"items": [{"kind": "count", "n": 1}]}"#,
+            r#"{"items": [{"kind": "count", "n": 1}], "note": null, "more": 1}"#,
         ],
     );
     let tree = json!({"$ref": "#/definitions/tree", "definitions": {"tree": {
@@ -136,8 +135,8 @@ fn schemas_hold() {
     }}});
     check(
         Spec::JsonSchema(tree),
-        &[r#"{"children":[{"children":[]},{"children":[]}]}"#],
-        &[r#"{"children":[{}]}"#, r#"{"children":[1]}"#],
+        &[r#"{"children": [{"children": []}, {"children": []}]}"#],
+        &[r#"{"children": [{}]}"#, r#"{"children": [1]}"#],
     );
     check(
         Spec::JsonSchema(json!({"type": "string", "format": "date", "pattern": "^2"})),
@@ -160,8 +159,8 @@ fn schemas_hold() {
         Spec::JsonSchema(
             json!({"additionalProperties": {"type": "integer"}, "type": "object", "propertyNames": {"pattern": "^x"}}),
         ),
-        &[r#"{}"#, r#"{"x":1,"xy":2}"#],
-        &[r#"{"y":1}"#, r#"{"x":"a"}"#],
+        &[r#"{}"#, r#"{"x": 1, "xy": 2}"#],
+        &[r#"{"y": 1}"#, r#"{"x": "a"}"#],
     );
 }
 
@@ -336,7 +335,7 @@ NUMBER: /[0-9]+/
     let mut matcher = grammar.start();
     assert_eq!(matcher.forced(1), [common::CALL]);
     assert!(matcher.push(common::CALL).unwrap());
-    for byte in b"f{\"a\":1" {
+    for byte in b"f{\"a\": 1" {
         // The grammar forces longer tokens where it can.
         let token = matcher
             .forced(1)
