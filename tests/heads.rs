@@ -457,6 +457,7 @@ fn with_states<'a>(
         tokens: request.tokens,
         kept: request.kept.clone(),
         limit: request.limit,
+        given: request.given,
         sampling: request.sampling,
         history: request.history,
         draft_probs: request.draft_probs.as_deref_mut(),

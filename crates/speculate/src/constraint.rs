@@ -18,7 +18,7 @@
 
 use crate::sample::TokenProbs;
 use crate::stream::{Finish, Stream};
-use backend::{MAX_TENTATIVE, TokenMask};
+use backend::TokenMask;
 
 /// What limits the tokens of one stream, and how far its text has come.
 pub trait Constraint: Send {
@@ -114,6 +114,17 @@ impl Stream {
         masks
     }
 
+    /// Finds the tokens that the next draft begins with, for a drafter that is to guess `n` more.
+    /// Returns how long the draft may be with both, `room` at most; 0 if there is no room for a guess.
+    pub(crate) fn begin_draft(&mut self, n: usize, room: usize) -> usize {
+        self.given.clear();
+        if let Some(constraint) = self.constraint.as_mut().filter(|_| n > 0) {
+            self.given = constraint.forced(room);
+        }
+        let limit = (self.given.len() + n).min(room);
+        if limit > self.given.len() { limit } else { 0 }
+    }
+
     /// Makes the draft one that the constraint lets pass, `room` tokens at most: forced tokens
     /// in place of guesses, and nothing after a guess that may not come. Where a refused guess is
     /// to be rejected by its probability (`keeps_refused`), it stays as the draft's last token.
@@ -123,7 +134,6 @@ impl Stream {
         };
         let guesses = std::mem::take(&mut self.draft);
         let mut probs = std::mem::take(&mut self.draft_probs).into_iter();
-        let room = room.min(MAX_TENTATIVE);
         let mut fitted = Fitted::default();
         while fitted.draft.len() < room && !constraint.must_end() {
             let forced = constraint.forced(room - fitted.draft.len());

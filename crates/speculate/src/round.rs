@@ -396,7 +396,7 @@ impl Speculator {
         for (stream, rows) in streams.iter_mut().zip(rows) {
             let speculates = stream.options.draft.max() > 0 && stream.finish.is_none();
             if rows.reaches_end && speculates {
-                let room = stream.left(self.memory.size().context).saturating_sub(1);
+                let room = stream.draft_room(self.memory.size().context);
                 let rejects = self.accept.with(&stream.options.sampling) == Accept::Residual;
                 stream.fit_draft(room, rejects);
             }
@@ -418,6 +418,7 @@ impl Speculator {
         let Some(drafter) = &mut self.drafter else {
             return Ok(0);
         };
+        let context = self.memory.size().context;
         let mut readers = Vec::with_capacity(streams.len());
         let mut requests: Vec<DraftRequest<'_>> = Vec::with_capacity(streams.len());
         for (i, (stream, rows)) in streams.iter_mut().zip(rows).enumerate() {
@@ -431,7 +432,8 @@ impl Speculator {
             let n_kept = stream.state.sequence.len() - rows.n_before;
             let kept = rows.first..rows.first + n_kept;
             let rejects = self.accept.with(&stream.options.sampling) == Accept::Residual;
-            if let Some(request) = stream.draft_request(kept, limits[i].tokens, rejects) {
+            let limit = stream.begin_draft(limits[i].tokens, stream.draft_room(context));
+            if let Some(request) = stream.draft_request(kept, limit, rejects) {
                 readers.push(i);
                 requests.push(request);
             }

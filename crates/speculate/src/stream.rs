@@ -150,6 +150,8 @@ pub struct Stream {
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// Why it could not go on, if it could not.
     pub(crate) failure: Option<ConstraintError>,
+    /// Tokens that the next draft begins with.
+    pub(crate) given: Vec<u32>,
     /// Tokens of the draft that the drafter has guessed, before the first forced one.
     pub(crate) n_guessed: usize,
     pub(crate) finish: Option<Finish>,
@@ -187,6 +189,7 @@ impl Stream {
             history: History::new(&options.sampling, &tokens),
             constraint: None,
             failure: None,
+            given: Vec::new(),
             n_guessed: 0,
             finish: (!has_room).then_some(Finish::Length),
             stats: Stats::default(),
@@ -246,16 +249,22 @@ impl Stream {
         of_output.min(context.saturating_sub(self.tokens.len()))
     }
 
+    /// The longest draft that there is room for. A round writes one token more than stay of it.
+    pub(crate) fn draft_room(&self, context: usize) -> usize {
+        self.left(context).saturating_sub(1).min(MAX_TENTATIVE)
+    }
+
     /// What the length of the next draft depends on; there is room for none while the
     /// prompt has not ended.
     pub(crate) fn length_input(&self, prompt_ended: bool, context: usize) -> LengthInput<'_> {
-        let left = self.left(context);
-        // A round writes one token more than stay of the draft.
-        let room = left.saturating_sub(1).min(MAX_TENTATIVE);
         LengthInput {
             ledger: &self.ledger,
             wish: self.options.draft,
-            room: if prompt_ended { room } else { 0 },
+            room: if prompt_ended {
+                self.draft_room(context)
+            } else {
+                0
+            },
             context: self.tokens.len(),
         }
     }
@@ -314,6 +323,7 @@ impl Stream {
             tokens: &self.tokens,
             kept,
             limit,
+            given: if limit > 0 { &self.given } else { &[] },
             sampling: &self.options.sampling,
             history: &mut self.history,
             draft_probs: wants_draft_probs.then_some(&mut self.draft_probs),

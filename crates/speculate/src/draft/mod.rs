@@ -66,8 +66,12 @@ pub struct DraftRequest<'a> {
     /// The rows of the round's hidden rows that stay, ascending. The last one is
     /// cache row `sequence.len() - 1`; after each comes its token in `tokens`.
     pub kept: std::ops::Range<usize>,
-    /// Tokens wanted, at most; 0 while the prompt is not finished.
+    /// Tokens wanted, at most, those of `given` among them; 0 while the prompt is not finished.
     pub limit: usize,
+    /// Tokens that the draft begins with, because a constraint leaves no choice about them: what is
+    /// to be guessed comes after them. Fewer than `limit`, where that is not 0. A drafter may also
+    /// ignore them, and guess them itself.
+    pub given: &'a [u32],
     /// How the stream samples.
     pub sampling: &'a Sampling,
     /// The stream's token counts, `tokens` included. Whatever is pushed is popped again.
@@ -122,10 +126,13 @@ fn newest(draft: &[u32]) -> Option<u32> {
     draft.last().map(known)
 }
 
-/// Tokens that all of `active` want after `n` of them.
+/// Tokens that all of `active` want after `n` of them, up to where the given ones of one of them
+/// end.
 fn shortest(requests: &[DraftRequest<'_>], active: &[usize], n: usize) -> usize {
     let limits = active.iter().map(|&r| requests[r].limit);
-    limits.min().map_or(0, |limit| limit - n)
+    let given = active.iter().map(|&r| requests[r].given.len());
+    let end = limits.chain(given.filter(|&given| given > n)).min();
+    end.map_or(0, |end| end - n)
 }
 
 /// The requests that still want a token after `n` of them.

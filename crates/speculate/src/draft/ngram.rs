@@ -45,7 +45,9 @@ impl Drafter for Ngram {
             for &token in &request.tokens[index.len()..] {
                 index.push(token);
             }
-            index.propose(request.limit)
+            let mut draft = request.given.to_vec();
+            draft.extend(index.propose_after(&draft, request.limit - draft.len()));
+            draft
         };
         requests.iter_mut().map(draft).collect()
     }

@@ -73,6 +73,25 @@ impl NgramIndex {
         proposed
     }
 
+    /// [`NgramIndex::propose`] once `given` will have been pushed, as far as tokens of the text
+    /// tell.
+    pub(super) fn propose_after(&self, given: &[u32], limit: usize) -> Vec<u32> {
+        if given.is_empty() {
+            return self.propose(limit);
+        }
+        let tail = &self.tokens[self.tokens.len().saturating_sub(MAX_N)..];
+        let tail = [tail, given].concat();
+        let end_of = |n: usize| {
+            let suffix = &tail[tail.len() - n..];
+            let hash = suffix.iter().rev().fold(0, |hash, &token| mix(hash, token));
+            let end = *self.ends.get(&hash)? as usize;
+            self.tokens[..end].ends_with(suffix).then_some(end)
+        };
+        let end = (MIN_N..=MAX_N.min(tail.len())).rev().find_map(end_of);
+        let rest = end.map_or(&[][..], |end| &self.tokens[end..]);
+        rest.iter().take(limit).copied().collect()
+    }
+
     /// Tokens up to the end of the longest suffix's newest earlier occurrence.
     fn earlier_end(&self) -> Option<usize> {
         (MIN_N..=MAX_N).rev().find_map(|n| {
@@ -135,6 +154,18 @@ mod tests {
             index.push(token);
         }
         assert_eq!(index.propose(5), [3, 1, 2, 3, 1]);
+    }
+
+    #[test]
+    fn what_is_given_counts_as_text() {
+        let mut index = NgramIndex::default();
+        [1, 2, 3, 4, 5, 6, 7, 1, 2]
+            .iter()
+            .for_each(|&token| index.push(token));
+        assert_eq!(index.propose_after(&[], 3), [3, 4, 5]);
+        assert_eq!(index.propose_after(&[3, 4], 3), [5, 6, 7]);
+        assert_eq!(index.propose_after(&[5, 6], 9), [7, 1, 2]);
+        assert_eq!(index.propose_after(&[9, 9], 3), [0; 0]);
     }
 
     proptest! {

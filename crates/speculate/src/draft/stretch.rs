@@ -63,8 +63,11 @@ impl Stretch<'_> {
                 x = made.pop().expect("a step makes something");
                 z = made.pop();
             }
-            let scored = score(z.as_ref().unwrap_or(&x));
-            choose(b, &scored, self.active, requests, drafts, scratch);
+            if !take_given(self.active, requests, drafts) {
+                let scored = score(z.as_ref().unwrap_or(&x));
+                choose(b, &scored, self.active, requests, drafts, scratch);
+                replace_given(self.active, requests, drafts);
+            }
         }
         x
     }
@@ -183,6 +186,41 @@ fn choose(
     }
 }
 
+/// Takes the next token of each of `active` from those that are given; `false`, and nothing
+/// changes, if one has to be guessed.
+fn take_given(
+    active: &[usize],
+    requests: &mut [DraftRequest<'_>],
+    drafts: &mut [Vec<u32>],
+) -> bool {
+    let is_given = |&r: &usize| drafts[r].len() < requests[r].given.len();
+    if !active.iter().all(is_given) {
+        return false;
+    }
+    for &r in active {
+        let token = requests[r].given[drafts[r].len()];
+        drafts[r].push(token);
+        if let Some(probs) = &mut requests[r].draft_probs {
+            probs.push(vec![(token, 1.0)]);
+        }
+    }
+    true
+}
+
+/// Puts the given tokens of `active` in place of what was just guessed.
+fn replace_given(active: &[usize], requests: &mut [DraftRequest<'_>], drafts: &mut [Vec<u32>]) {
+    for &r in active {
+        let given = requests[r].given.get(drafts[r].len() - 1).copied();
+        let (Some(token), Some(last)) = (given, drafts[r].last_mut()) else {
+            continue;
+        };
+        *last = token;
+        if let Some(probs) = requests[r].draft_probs.as_mut().and_then(|p| p.last_mut()) {
+            *probs = vec![(token, 1.0)];
+        }
+    }
+}
+
 /// How the draft tokens of `active` are chosen once `later` more are drafted, if they
 /// depend on nothing but their logits and nobody asks for their probabilities.
 fn choices(
@@ -193,9 +231,11 @@ fn choices(
 ) -> Option<Vec<TokenChoice>> {
     let choice = |&r: &usize| {
         let request = &requests[r];
-        let position = (request.tokens.len() + drafts[r].len() + later) as u64;
+        let n_drafted = drafts[r].len() + later;
+        let position = (request.tokens.len() + n_drafted) as u64;
         let choice = request.sampling.on_device(position)?;
-        request.draft_probs.is_none().then_some(choice)
+        let is_open = request.draft_probs.is_none() && n_drafted >= request.given.len();
+        is_open.then_some(choice)
     };
     active.iter().map(choice).collect()
 }
