@@ -1,14 +1,57 @@
-//! Structs that kernels take as arguments, laid out as in kernels/.
+//! Arguments of kernels: numbers, addresses, and structs, laid out as in kernels/.
 //!
-//! Fields have the kernels' names and order; a test compares sizes and offsets with what the
+//! Fields of structs have the kernels' names and order; a test compares sizes and offsets with what the
 //! compiler makes of the kernels' structs.
 
-use crate::driver::Address;
+/// An address in the device's memory; 0 is none.
+pub(crate) type Address = u64;
 
 /// A kernel's argument of several fields.
 pub(crate) trait KernelStruct {
     /// The struct's bytes in whole words, padding being zeros.
     fn words(&self) -> Vec<u64>;
+}
+
+/// Arguments of a launch, by value.
+#[derive(Clone, Default)]
+pub(crate) struct Args {
+    words: Vec<u64>,
+    /// Where each argument starts in `words`.
+    starts: Vec<usize>,
+}
+
+impl Args {
+    pub(crate) fn ptr(mut self, x: Address) -> Self {
+        self.starts.push(self.words.len());
+        self.words.push(x);
+        self
+    }
+    pub(crate) fn int(self, x: usize) -> Self {
+        assert!(i32::try_from(x).is_ok(), "{x} fits a kernel's int");
+        self.ptr(x as u64)
+    }
+    pub(crate) fn long(self, x: usize) -> Self {
+        self.ptr(x as u64)
+    }
+    pub(crate) fn float(self, x: f32) -> Self {
+        self.ptr(u64::from(x.to_bits()))
+    }
+    pub(crate) fn of(mut self, x: &impl KernelStruct) -> Self {
+        self.starts.push(self.words.len());
+        self.words.extend(x.words());
+        self
+    }
+    /// The words of each argument, in order.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &[u64]> {
+        let ends = self
+            .starts
+            .iter()
+            .skip(1)
+            .copied()
+            .chain([self.words.len()]);
+        let ranges = self.starts.iter().copied().zip(ends);
+        ranges.map(|(from, to)| &self.words[from..to])
+    }
 }
 
 /// A field's bytes, as the device has them.

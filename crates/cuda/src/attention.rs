@@ -1,10 +1,10 @@
 //! Keys, values and attention (kernels/attention*.cu, kernels/kv_append.cu).
 
-use crate::args::{Activations, AttentionArgs, HeadJobs};
+use crate::args::{Activations, Args, AttentionArgs, HeadJobs};
 use crate::constants::{ATTENTION_WGMMA, PAGE_UNIT_KEYS, SPLIT_KEYS};
-use crate::driver::{Args, Grid};
 use crate::elementwise::threads;
 use crate::launch::{Device, Launch};
+use crate::machine::Grid;
 use crate::memory::Block;
 use crate::pack::TILE;
 use crate::record::{Bound, Rows};

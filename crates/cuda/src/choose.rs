@@ -1,7 +1,8 @@
 //! Tokens chosen where their logits are (kernels/choose.cu, kernels/elementwise.cu).
 
-use crate::driver::{Address, Args, Grid};
+use crate::args::{Address, Args};
 use crate::launch::Device;
+use crate::machine::Grid;
 use crate::memory::{Cell, cell, tensor};
 use crate::{Cuda, Kernel, elementwise};
 use backend::{Likeliest, Tensor, TokenChoice, TokenList, TokenMask};

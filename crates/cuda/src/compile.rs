@@ -4,12 +4,11 @@
 //! into it.
 
 use crate::constants::{self, ATTENTION_WGMMA, GEMM_WGMMA};
-use crate::driver::lock;
+use crate::machine::{Kernel, lock};
 use cudarc::nvrtc::{result as rtc, sys};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -88,33 +87,6 @@ const SOURCES: &[(&str, &str)] = &[
     ("moe_combine", include_str!("../kernels/moe_combine.cu")),
     ("choose", include_str!("../kernels/choose.cu")),
 ];
-
-/// A file of kernels and the numbers it is compiled with.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Kernel {
-    pub(crate) file: &'static str,
-    pub(crate) name: &'static str,
-    pub(crate) defines: Vec<(&'static str, usize)>,
-}
-
-impl Kernel {
-    pub(crate) fn new(file: &'static str, name: &'static str) -> Self {
-        Kernel {
-            file,
-            name,
-            defines: Vec::new(),
-        }
-    }
-}
-
-impl fmt::Display for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}::{}", self.file, self.name)?;
-        self.defines
-            .iter()
-            .try_for_each(|(name, value)| write!(f, " {name}={value}"))
-    }
-}
 
 /// Whether the compiler's library can be found.
 pub(crate) fn is_present() -> bool {

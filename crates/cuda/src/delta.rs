@@ -1,10 +1,11 @@
 //! The gated delta rule (kernels/delta.cu).
 
 use crate::args;
+use crate::args::{Address, Args};
 use crate::constants::CHUNK_ROWS;
-use crate::driver::{Address, Args, Grid};
 use crate::elementwise::number;
 use crate::launch::{Device, Launch};
+use crate::machine::Grid;
 use crate::memory::Block;
 use crate::record::{Bound, Rows};
 use crate::{Cuda, Kernel};

@@ -3,8 +3,8 @@
 //!
 //! It shows what a GPU would be asked to do where there is none, and costs nothing.
 
-use crate::compile::Kernel;
-use crate::driver::{Address, Args, Facts, Graph, Grid, Machine, OutOfMemory, lock};
+use crate::args::{Address, Args};
+use crate::machine::{Facts, Graph, Grid, Kernel, Machine, OutOfMemory, lock};
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 

@@ -1,9 +1,11 @@
 //! Ops that look at one row at a time (kernels/elementwise.cu, kernels/moe_combine.cu).
 
 use crate::Kernel;
-use crate::args::{DenseBranch, ExpertOutputs, GatedSharedExpert, GluArgs, NormEpilogue};
-use crate::driver::{Address, Args, Grid};
+use crate::args::{
+    Address, Args, DenseBranch, ExpertOutputs, GatedSharedExpert, GluArgs, NormEpilogue,
+};
 use crate::launch::{Device, Launch};
+use crate::machine::Grid;
 use crate::record::Bound;
 use backend::Activation;
 use fusion::{Kind, Op, SumTerm, Value};

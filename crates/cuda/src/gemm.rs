@@ -1,10 +1,11 @@
 //! Products with many rows of activations (kernels/gemm.cu, kernels/gemm_wgmma.cu).
 
 use crate::Kernel;
-use crate::args::{Activations, ExpertGroup};
+use crate::args::{Activations, Address, Args, ExpertGroup};
 use crate::constants::{GEMM_ROWS, GEMM_TILES, GEMM_WGMMA};
-use crate::driver::{Address, Args, Driver, Grid};
+use crate::driver::Driver;
 use crate::launch::Device;
+use crate::machine::Grid;
 use crate::matmul::{Group, Tiles, matrices};
 use crate::pack::{Packing, TILE, TILE_ROWS};
 

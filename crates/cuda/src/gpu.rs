@@ -3,8 +3,9 @@
 //! `compile` is the crate's unsafe code.
 
 use crate::CudaOptions;
-use crate::compile::{self, Kernel};
-use crate::driver::{Address, Args, CudaError, Facts, Graph, Grid, Machine, OutOfMemory, lock};
+use crate::args::{Address, Args};
+use crate::compile;
+use crate::machine::{CudaError, Facts, Graph, Grid, Kernel, Machine, OutOfMemory, lock};
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};

@@ -1,8 +1,9 @@
 //! A fused list on its way to the device: each op gets memory for what it makes, is launched,
 //! and gives back the memory of what nobody reads any more.
 
-use crate::args::Activations;
-use crate::driver::{Address, Args, Driver, Grid};
+use crate::args::{Activations, Address, Args};
+use crate::driver::Driver;
+use crate::machine::Grid;
 use crate::memory::{Arena, Block, Cell};
 use crate::pack::TILE;
 use crate::record::{Bound, Frequencies, Rows};

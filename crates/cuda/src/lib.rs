@@ -28,6 +28,7 @@ mod elementwise;
 mod gemm;
 mod gpu;
 mod launch;
+mod machine;
 mod matmul;
 mod memory;
 mod moe;
@@ -38,18 +39,19 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub use driver::CudaError;
 pub use dry::DryRun;
 pub use gpu::device_count;
+pub use machine::CudaError;
 
+use args::{Address, Args};
 use backend::{
     Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec, DeviceError, Kv, KvSpec,
     Likeliest, Link, Matrix, Record, Sample, StepKey, Store, Tensor, TokenChoice, TokenList,
     TokenMask,
 };
-use compile::Kernel;
-use driver::{Address, Args, Driver, Grid, lock};
+use driver::Driver;
 use launch::Device;
+use machine::{Grid, Kernel, lock};
 use memory::{Arena, Block, Buffer, Cell, tensor};
 use quant::Stored;
 use record::Recorder;

@@ -1,9 +1,10 @@
 //! Weights and their products (kernels/gemv*.cu, kernels/embed.cu).
 
-use crate::args::{Activations, MatrixGroup};
+use crate::args::{Activations, Address, Args, MatrixGroup};
 use crate::constants::{GEMV_PIPELINE_BYTES, GEMV_REDUCTION_BYTES};
-use crate::driver::{Address, Args, Driver, Grid};
+use crate::driver::Driver;
 use crate::launch::{Device, Launch};
+use crate::machine::Grid;
 use crate::memory::Block;
 use crate::moe::ExpertTable;
 use crate::pack::{self, Packing, TILE, TILE_ROWS};

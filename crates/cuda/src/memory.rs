@@ -9,8 +9,9 @@
 //! ops holds the cells that its ops read; so a buffer goes back to the arena when neither
 //! they nor the host need it any more.
 
-use crate::args::Activations;
-use crate::driver::{Address, Driver, Number, lock};
+use crate::args::{Activations, Address};
+use crate::driver::{Driver, Number};
+use crate::machine::lock;
 use backend::Tensor;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

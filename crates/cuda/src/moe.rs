@@ -1,14 +1,14 @@
 //! Mixtures of experts (kernels/moe_*.cu): rows choose on the device, and an expert's
 //! weights are read once for all rows that chose it.
 
-use crate::args::{self, Activations, GluArgs};
+use crate::args::{self, Activations, Address, Args, GluArgs};
 use crate::constants::{
     GEMV_REDUCTION_BYTES, MOE_GLU_RECORD_BYTES, MOE_GLU_STAGES, MOE_GLU_WARPS, MOE_PIPELINE_BYTES,
     MOE_RECORD_BYTES,
 };
-use crate::driver::{Address, Args, Grid};
 use crate::elementwise::{glu_args, glu_blocks, launch_glu, number};
 use crate::launch::{Device, Launch};
+use crate::machine::Grid;
 use crate::matmul::{self, MAX_SLICE_TILES, PIPELINED_WARPS, Tiles, Weights, has_pipelines};
 use crate::memory::{Block, Buffer, Cell};
 use crate::pack::{Packing, TILE_ROWS};

@@ -1,8 +1,9 @@
 //! The ops of a model's layers: shapes are checked, and ops appended to the list.
 
+use crate::args::Address;
 use crate::attention::{self, pages};
 use crate::delta::{self, states};
-use crate::driver::{Address, lock};
+use crate::machine::lock;
 use crate::matmul::weights;
 use crate::memory::{Block, Cell, cell, tensor};
 use crate::record::{Bound, Frequencies, Recorder, Rows, Tokens};

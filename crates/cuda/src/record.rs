@@ -7,10 +7,11 @@
 //! recorded as it would run.
 
 use crate::Cuda;
+use crate::args::Address;
 use crate::attention::Pages;
 use crate::delta::States;
-use crate::driver::{Address, lock};
 use crate::launch::{Device, launch};
+use crate::machine::lock;
 use crate::matmul::Weights;
 use crate::memory::{Buffer, Cell, cell, tensor};
 use crate::moe::Table;

@@ -11,8 +11,9 @@
 //! written before it starts; the tokens themselves stay where the choice before leaves
 //! them, and are read once at its end.
 
+use crate::args::Address;
 use crate::choose::{self, By, choose, listed};
-use crate::driver::{Address, Graph};
+use crate::machine::Graph;
 use crate::memory::{cell, tensor};
 use crate::record::Tokens;
 use crate::{Cuda, batch};

@@ -1,9 +1,10 @@
 //! Every kernel compiles within its budget, and has its arguments where they are put. No GPU is needed.
 
 use crate::args;
-use crate::compile::{self, Kernel};
+use crate::compile;
 use crate::constants::ATTENTION_WGMMA;
 use crate::gemm::{self, Warpgroups};
+use crate::machine::Kernel;
 use crate::matmul::Tiles;
 use crate::pack::Packing;
 use std::collections::HashSet;
@@ -21,7 +22,7 @@ fn with(file: &'static str, defines: &[(&'static str, usize)]) -> Kernel {
 fn attention(first: bool, file: &'static str, kv: usize, head: usize) -> Kernel {
     let stages = match head {
         0 => 0,
-        _ if head % 256 > 0 => 0,
+        _ if !head.is_multiple_of(256) => 0,
         _ if first => 4,
         _ => 2,
     };
