@@ -12,6 +12,17 @@
 //!
 //! A model is equations over `&dyn Backend`; it never asks which one it got.
 //!
+//! ```
+//! use backend::{Backend, Reference, TokenMask};
+//!
+//! let device: &dyn Backend = &Reference;
+//! let logits = device.upload(1, 4, &[1.0, 3.0, -2.0, 2.5]);
+//! assert_eq!(device.argmax(&logits), [1]);
+//! // Only tokens 0 and 3 may follow.
+//! let logits = device.mask_logits(logits, &[Some(TokenMask::new(4, [0, 3]))]);
+//! assert_eq!(device.argmax(&logits), [3]);
+//! ```
+//!
 //! # Row invariance
 //!
 //! A row's result has the same bits however many rows, sequences, threads or

@@ -147,8 +147,10 @@ KERNEL __launch_bounds__(THREADS) mask_logits(float *x, const u32 *masks, int co
     });
 }
 
-// Of all kernels here: `ids`, the tokens of the columns, if not all, each row's so far apart.
-// Block (part, row); also clears what `choose_weigh` adds to, if there is any.
+// `ids`, here and below: the tokens of a row's columns, those of the next row `apart` words behind; null if a column is
+// its own token.
+
+// The largest logit of each part, block (part, row); also clears what `choose_weigh` adds to, if there is any.
 KERNEL __launch_bounds__(THREADS)
     choose_tops(const float *x, const u32 *ids, int apart, Best *tops, u64 *weights, int cols) {
     pdl_sync();

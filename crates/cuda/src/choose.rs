@@ -14,13 +14,13 @@ const THREADS: usize = 256;
 /// Threads of a block that has a row's cut.
 const CUT_THREADS: usize = 1024;
 
-/// Bytes of what a row's tokens weigh.
+/// Bytes of how many tokens a row has in each bucket and their mass, as `choose_weigh` adds them up.
 const WEIGHTS: usize = 2 * 256 * 8;
 
-/// Words of a choice.
+/// Words of a [`TokenChoice`] on the device.
 pub(crate) const WORDS: usize = 8;
 
-/// `TokenChoice` in kernels/choose.cu.
+/// A choice, as `TokenChoice` in kernels/choose.cu has it.
 pub(crate) fn words(c: &TokenChoice) -> [u32; WORDS] {
     let (low, high) = (|v: u64| v as u32, |v: u64| (v >> 32) as u32);
     [

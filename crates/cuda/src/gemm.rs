@@ -133,7 +133,8 @@ pub(crate) struct Blocks {
     pub(crate) most: usize,
 }
 
-/// `y[pair] = w[expert of pair] x`, by experts' `rows` and where their weights lie; `x` has a row for each pair, or one for each row.
+/// `y[pair] = w[expert of pair] x`, by experts' `rows` and where their weights lie; `x` has a row for
+/// each pair, or one for each row.
 pub(crate) fn grouped(
     device: &Device,
     x: &Activations,

@@ -22,7 +22,7 @@ fn with(file: &'static str, defines: &[(&'static str, usize)]) -> Kernel {
 fn attention(first: bool, file: &'static str, kv: usize, head: usize) -> Kernel {
     let stages = match head {
         0 => 0,
-        _ if head % 256 > 0 => 0,
+        _ if !head.is_multiple_of(256) => 0,
         _ if first => 4,
         _ => 2,
     };
