@@ -1,18 +1,10 @@
 //! Ops that look at one element at a time.
 
 use crate::arch::{Kernel, Lanes};
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::memory::{values, values_mut};
-use crate::pool::DisjointSlice;
+use crate::pool::{DisjointSlice, WORK_RANGE_LONG};
 use backend::{Activation, Tensor, math};
-
-/// Elements of a short function that one worker takes at a time; fewer than two
-/// such pieces stay on the calling thread.
-pub(crate) const WORK_RANGE: usize = 16 << 10;
-
-/// As many where that takes some dozens of instructions, reads are two, or a worker writes
-/// what it reads next: the rows of a sum and of its norm.
-pub(crate) const WORK_RANGE_LONG: usize = WORK_RANGE / 4;
 
 /// A function of two elements.
 pub(crate) trait Op: Copy + Sync {
@@ -115,7 +107,7 @@ impl<O: Op> Kernel for Apply<'_, O> {
 }
 
 /// `x ← op(x, y)`.
-pub(crate) fn apply<O: Op>(cpu: &Cpu, op: O, mut x: Tensor, y: Option<&Tensor>) -> Tensor {
+pub(crate) fn apply<O: Op>(device: &Device, op: O, mut x: Tensor, y: Option<&Tensor>) -> Tensor {
     let y = y.map(|y| {
         assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "equal shapes");
         values(y)
@@ -124,12 +116,12 @@ pub(crate) fn apply<O: Op>(cpu: &Cpu, op: O, mut x: Tensor, y: Option<&Tensor>) 
     let n = out.len();
     let out = DisjointSlice::new(out);
     let lines = n.div_ceil(16);
-    let chunk = cpu.pool.even_chunk(lines, WORK_RANGE_LONG / 16);
-    cpu.pool.each(lines, chunk, |_, range| {
+    let chunk = device.pool.even_chunk(lines, WORK_RANGE_LONG / 16);
+    device.pool.each(lines, chunk, |_, range| {
         let range = 16 * range.start..n.min(16 * range.end);
         // SAFETY: ranges are disjoint.
         let x = unsafe { out.part(range.clone()) };
-        cpu.isa.run(Apply {
+        device.isa.run(Apply {
             op,
             x,
             y: y.map(|y| &y[range]),
@@ -149,10 +141,10 @@ pub(crate) fn gated<L: Lanes>(activation: Activation, gate: L, x: L) -> L {
 }
 
 /// `activation(gate) * x`.
-pub(crate) fn glu(cpu: &Cpu, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
+pub(crate) fn glu(device: &Device, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
     match activation {
-        Activation::Silu => apply(cpu, Silu, gate, Some(x)),
-        Activation::GeluTanh => apply(cpu, GeluTanh, gate, Some(x)),
-        Activation::Sigmoid => apply(cpu, Sigmoid, gate, Some(x)),
+        Activation::Silu => apply(device, Silu, gate, Some(x)),
+        Activation::GeluTanh => apply(device, GeluTanh, gate, Some(x)),
+        Activation::Sigmoid => apply(device, Sigmoid, gate, Some(x)),
     }
 }

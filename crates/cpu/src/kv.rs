@@ -12,16 +12,15 @@ mod encode;
 
 pub(crate) use encode::{RowEncoder, STRIP};
 
-use crate::device::Cpu;
-use crate::elementwise::WORK_RANGE;
+use crate::device::Device;
 use crate::memory::{Region, elements, values};
-use crate::pool::DisjointSlice;
+use crate::pool::{DisjointSlice, WORK_RANGE};
 use backend::{Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
 use encode::{KeysOrValues, Rotate, indices, nibbles};
 use half::{bf16, f16};
 use quant::{KvLayout, KvRowFormat, Scalar, turbo};
 use std::ops::Range;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 
 /// Keys of a transposed block.
 pub(crate) const BLOCK: usize = 16;
@@ -181,7 +180,15 @@ impl<W: Element> Kernel for Append<'_, W> {
 
 impl KvStore {
     /// Writes `x: [n, K e]` as cache rows.
-    fn append(&mut self, cpu: &Cpu, x: &Tensor, heads: usize, group: usize, batch: &Batch) {
+    fn append(
+        &mut self,
+        device: &Device,
+        encoders: &[Mutex<RowEncoder>],
+        x: &Tensor,
+        heads: usize,
+        group: usize,
+        batch: &Batch,
+    ) {
         let head_dim = x.cols() / heads;
         let (x, n) = (values(x), batch.n_rows());
         let (kind, format, layout, cols) = (self.kind, self.format, self.layout, self.cols);
@@ -200,17 +207,17 @@ impl KvStore {
         };
         // Each worker has one of its own, so none ever waits.
         let encoder = |worker: usize| {
-            let encoder = cpu.encoders[worker].lock();
+            let encoder = encoders[worker].lock();
             encoder.unwrap_or_else(PoisonError::into_inner)
         };
         match layout {
             UnitLayout::Plain(scalar) => with_element!(scalar, W => {
                 let to = DisjointSlice::new(self.region.of_mut::<W>());
-                cpu.pool.each(n, chunk, |_, rows| {
+                device.pool.each(n, chunk, |_, rows| {
                     for r in rows {
                         each(r, &mut |unit, row, from| {
                             let start = unit * PAGE_ROWS * cols;
-                            cpu.isa.run(Append { from, to: &to, start, kind, row, cols });
+                            device.isa.run(Append { from, to: &to, start, kind, row, cols });
                         });
                     }
                 });
@@ -218,7 +225,7 @@ impl KvStore {
             UnitLayout::Coded { .. } | UnitLayout::Rotated { .. } => {
                 let to = DisjointSlice::new(self.region.of_mut::<u8>());
                 let bytes = codes_len / PAGE_ROWS;
-                cpu.pool.each(n, chunk, |worker, rows| {
+                device.pool.each(n, chunk, |worker, rows| {
                     let encoder = &mut *encoder(worker);
                     for r in rows {
                         each(r, &mut |unit, row, from| {
@@ -227,7 +234,7 @@ impl KvStore {
                                     encoder.unpack(format, from, group);
                                     encoder.pack(pairs, kind);
                                 }
-                                UnitLayout::Rotated { bits } => cpu.isa.run(Rotate {
+                                UnitLayout::Rotated { bits } => device.isa.run(Rotate {
                                     bits,
                                     encoder,
                                     from,
@@ -257,7 +264,14 @@ impl KvStore {
 }
 
 /// Writes `k, v: [n, K e]` as cache rows.
-pub(crate) fn append(cpu: &Cpu, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
+pub(crate) fn append(
+    device: &Device,
+    encoders: &[Mutex<RowEncoder>],
+    kv: &mut Kv,
+    (k, v): (&Tensor, &Tensor),
+    group: usize,
+    batch: &Batch,
+) {
     let KvSpec {
         heads, head_dim, ..
     } = kv.spec;
@@ -276,8 +290,8 @@ pub(crate) fn append(cpu: &Cpu, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usiz
         .storage
         .downcast_mut::<KvPages>()
         .expect("memory of this backend");
-    pages.k.append(cpu, k, heads, group, batch);
-    pages.v.append(cpu, v, heads, group, batch);
+    pages.k.append(device, encoders, k, heads, group, batch);
+    pages.v.append(device, encoders, v, heads, group, batch);
 }
 
 /// Keys or values as they lie in memory: all units, or one.

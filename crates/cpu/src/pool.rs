@@ -18,6 +18,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
+/// Elements of a short function that one worker takes at a time; fewer than two
+/// such pieces stay on the calling thread.
+pub(crate) const WORK_RANGE: usize = 16 << 10;
+
+/// As many where that takes some dozens of instructions, reads are two, or a worker writes
+/// what it reads next: the rows of a sum and of its norm.
+pub(crate) const WORK_RANGE_LONG: usize = WORK_RANGE / 4;
+
 /// Looks at the job counter before a worker parks: about a millisecond.
 const SPINS: usize = 20_000;
 

@@ -1,10 +1,9 @@
 //! Rotary position embedding.
 
 use crate::arch::{Kernel, Lanes, load, store};
-use crate::device::Cpu;
-use crate::elementwise::WORK_RANGE;
+use crate::device::Device;
 use crate::memory::values_mut;
-use crate::pool::{DisjointSlice, worker_scratch};
+use crate::pool::{DisjointSlice, WORK_RANGE, worker_scratch};
 use backend::{Batch, Rope, Row, Tensor, math};
 
 /// Turns the heads of some rows. Sine and cosine are computed once a row.
@@ -64,7 +63,7 @@ impl Kernel for Turn<'_> {
 }
 
 /// Turns every head of every row by its position.
-pub(crate) fn rope(cpu: &Cpu, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
+pub(crate) fn rope(device: &Device, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
     let cols = x.cols();
     let pairs = rope.frequencies.len();
     assert_eq!(x.rows(), batch.n_rows(), "a row for each of the step's");
@@ -72,12 +71,12 @@ pub(crate) fn rope(cpu: &Cpu, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tens
     rope.check();
     // A line apart, so that workers do not share one.
     let room = (2 * pairs).next_multiple_of(16);
-    let mut angles = cpu.tensor(cpu.pool.n_workers(), room);
+    let mut angles = device.tensor(device.pool.n_workers(), room);
     let (out, angles) = (
         DisjointSlice::new(values_mut(&mut x)),
         DisjointSlice::new(values_mut(&mut angles)),
     );
-    cpu.pool.each(
+    device.pool.each(
         batch.n_rows(),
         WORK_RANGE.div_ceil(cols.max(1)),
         |worker, range| {
@@ -88,7 +87,7 @@ pub(crate) fn rope(cpu: &Cpu, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tens
                     worker_scratch(&angles, worker, room),
                 )
             };
-            cpu.isa.run(Turn {
+            device.isa.run(Turn {
                 rope,
                 rows: &batch.rows[range],
                 cols,
@@ -103,8 +102,8 @@ pub(crate) fn rope(cpu: &Cpu, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tens
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CpuOptions;
     use crate::memory::values;
+    use crate::{Cpu, CpuOptions};
     use backend::{Ops, Position, Store};
 
     #[test]

@@ -1,6 +1,7 @@
 //! The conformance suite on every instruction set and several thread counts.
 
 use crate::arch::Detected;
+use crate::device::Device;
 use crate::{Activations, Cpu, CpuError, CpuOptions, Isa, dot_int8};
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
@@ -19,7 +20,7 @@ fn each(activations: Activations, check: impl Fn(&Cpu)) {
             // Older ways of multiplying bytes change products only.
             let threads: &[usize] = if i == last { &[1, 2, 3] } else { &[2] };
             for &threads in threads {
-                check(&Cpu::with(variant, threads, activations));
+                check(&Cpu::on(Device::with(variant, threads, activations)));
             }
         }
     }
@@ -103,7 +104,7 @@ fn products_of_every_format_are_those_of_its_definition_for_any_number_of_rows()
             .collect();
         for isa in Isa::available() {
             for variant in Detected::variants(isa) {
-                let cpu = Cpu::with(variant, 1, Activations::Int8);
+                let cpu = Cpu::on(Device::with(variant, 1, Activations::Int8));
                 let matrices = [1, 4].map(|parts| cpu.matrix(&vec![w.view(); parts]));
                 for n in rows.into_iter().filter(|&n| n < 64 || isa != Isa::Scalar) {
                     let x = cpu.upload(n, cols, &x[..n * cols]);
@@ -136,7 +137,7 @@ fn a_row_that_is_not_finite_stays_so_and_touches_no_other() {
         let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][i % 3];
         for isa in Isa::available() {
             for variant in Detected::variants(isa) {
-                let cpu = Cpu::with(variant, 2, Activations::Int8);
+                let cpu = Cpu::on(Device::with(variant, 2, Activations::Int8));
                 let matrix = cpu.matrix(&[w.view()]);
                 for n in [1, 2, 4, 9, 17] {
                     let sound: Vec<f32> = (0..n * cols)
@@ -212,7 +213,7 @@ fn matrices_that_stay_in_their_file_give_the_bits_of_packed_ones() {
         ];
         for isa in Isa::available() {
             for activations in [Activations::Int8, Activations::F32] {
-                let cpu = Cpu::with(Detected::new(isa).unwrap(), 2, activations);
+                let cpu = Cpu::on(Device::with(Detected::new(isa).unwrap(), 2, activations));
                 let packed = cpu.matrix(&[owned.view(), owned.view()]);
                 assert_eq!(cpu.left_in_files(), 0);
                 let mapped = cpu.matrix(&[stored, stored.slice(0..5), stored.slice(5..19)]);

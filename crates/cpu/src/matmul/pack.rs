@@ -7,12 +7,12 @@
 
 use super::pack_buffer::PackBuffer;
 use crate::arch::{Kernel, Lanes};
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::memory::Region;
 use crate::pool::DisjointSlice;
 use quant::{Kept, Stored};
 use std::ops::Range;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Panels packed at a time for a product.
 const PACKED_AT_ONCE: usize = 2;
@@ -145,7 +145,7 @@ impl<P: PanelLayout> Kernel for Put<'_, P> {
 /// Writes `rows` of the matrix, at most 16, to the lanes of `panel`, and zeros to the lanes
 /// left.
 fn fill<P: PanelLayout>(
-    cpu: &Cpu,
+    device: &Device,
     to: &P,
     parts: MatrixParts<'_>,
     rows: impl ExactSizeIterator<Item = usize>,
@@ -164,7 +164,7 @@ fn fill<P: PanelLayout>(
         }
         last
     });
-    cpu.isa.run(Put {
+    device.isa.run(Put {
         to,
         rows,
         buffer,
@@ -182,41 +182,51 @@ fn rows_of(to: &impl PanelLayout, p: usize) -> Range<usize> {
 
 /// The panels of `parts` in the layout `to`: mapped if all parts are to stay in their file, else
 /// packed.
-pub(crate) fn source<P: PanelLayout>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> PanelSource {
+pub(crate) fn source<P: PanelLayout>(
+    device: &Device,
+    buffers: &[Mutex<PackBuffer>],
+    to: &P,
+    parts: &[Stored<'_>],
+) -> PanelSource {
     let kept: Option<Vec<_>> = parts.iter().map(Stored::keep).collect();
     let all = MatrixParts::Stored(parts);
     // Which worker packs what in a step is chance, so all get their buffers now, those for
     // unpacked rows too.
-    for worker in 0..cpu.pool.n_workers() {
-        let buffer = &mut *buffer(cpu, worker);
+    for buffer in buffers {
+        let buffer = &mut *lock(buffer);
         let mut panels = buffer.take(PACKED_AT_ONCE * to.panel_bytes());
         if kept.is_some() {
             let panel = &mut panels.of_mut::<u8>()[..to.panel_bytes()];
-            fill(cpu, to, all, 0..to.rows().min(1), buffer, panel);
+            fill(device, to, all, 0..to.rows().min(1), buffer, panel);
         }
         buffer.panels = Some(panels);
     }
     match kept {
         Some(kept) => PanelSource::Mapped(kept),
-        None => PanelSource::Packed(pack_all(cpu, to, parts)),
+        None => PanelSource::Packed(pack_all(device, buffers, to, parts)),
     }
 }
 
 /// Packs all panels, on all workers.
-fn pack_all<P: PanelLayout>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> Region {
+fn pack_all<P: PanelLayout>(
+    device: &Device,
+    buffers: &[Mutex<PackBuffer>],
+    to: &P,
+    parts: &[Stored<'_>],
+) -> Region {
     let (n, bytes) = (to.n_panels(), to.panel_bytes());
     let mut data = Region::zeroed(n * bytes);
     let all = DisjointSlice::new(data.of_mut::<u8>());
     // As much as is given back at once, but some ranges for each worker.
-    let fair = n / (8 * cpu.pool.n_workers());
+    let fair = n / (8 * device.pool.n_workers());
     let chunk = (LOAD_RANGE_BYTES / bytes.max(1)).min(fair).max(4);
-    cpu.pool.each(n, chunk, |worker, range| {
-        let buffer = &mut *buffer(cpu, worker);
+    device.pool.each(n, chunk, |worker, range| {
+        let buffer = &mut *lock(&buffers[worker]);
         let parts_of = MatrixParts::Stored(parts);
         for p in range.clone() {
             // SAFETY: every panel is visited once.
             let panel = unsafe { all.part(p * bytes..(p + 1) * bytes) };
-            fill(cpu, to, parts_of, rows_of(to, p), buffer, panel);
+            fill(device, to, parts_of, rows_of(to, p), buffer, panel);
         }
         release(parts, 16 * range.start..16 * range.end);
     });
@@ -236,18 +246,17 @@ fn release(parts: &[Stored<'_>], rows: Range<usize>) {
     }
 }
 
-/// The pack buffer of `worker`, which alone uses it.
-fn buffer(cpu: &Cpu, worker: usize) -> MutexGuard<'_, PackBuffer> {
-    let buffer = &cpu.pack_buffers[worker];
+/// A worker's pack buffer, which nobody else uses.
+fn lock(buffer: &Mutex<PackBuffer>) -> MutexGuard<'_, PackBuffer> {
     buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls `work(range, bytes)` for the panels of `range`: once if they are packed, else for some
 /// at a time.
 pub(crate) fn each<P: PanelLayout>(
-    cpu: &Cpu,
+    device: &Device,
     of: &P,
-    worker: usize,
+    buffer: &Mutex<PackBuffer>,
     range: Range<usize>,
     mut work: impl FnMut(Range<usize>, &[u8]),
 ) {
@@ -261,7 +270,7 @@ pub(crate) fn each<P: PanelLayout>(
         }
         PanelSource::Mapped(kept) => kept,
     };
-    let mut buffer = buffer(cpu, worker);
+    let mut buffer = lock(buffer);
     let mut panels = buffer.take(PACKED_AT_ONCE * bytes);
     for start in range.clone().step_by(PACKED_AT_ONCE) {
         let two = start..(start + PACKED_AT_ONCE).min(range.end);
@@ -270,7 +279,7 @@ pub(crate) fn each<P: PanelLayout>(
             .zip(panels.of_mut::<u8>().chunks_exact_mut(bytes))
         {
             fill(
-                cpu,
+                device,
                 of,
                 MatrixParts::Kept(kept),
                 rows_of(of, p),
@@ -285,9 +294,9 @@ pub(crate) fn each<P: PanelLayout>(
 
 /// Calls `work` with a panel of rows `ids`, at most 16.
 pub(crate) fn selected<P: PanelLayout>(
-    cpu: &Cpu,
+    device: &Device,
     of: &P,
-    worker: usize,
+    buffer: &Mutex<PackBuffer>,
     ids: &[u32],
     work: impl FnOnce(&[u8]),
 ) {
@@ -300,7 +309,7 @@ pub(crate) fn selected<P: PanelLayout>(
     {
         return work(&data.of()[start(ids[0])..][..bytes]);
     }
-    let mut buffer = buffer(cpu, worker);
+    let mut buffer = lock(buffer);
     let mut panels = buffer.take(PACKED_AT_ONCE * bytes);
     let panel = &mut panels.of_mut::<u8>()[..bytes];
     match of.source() {
@@ -313,7 +322,14 @@ pub(crate) fn selected<P: PanelLayout>(
         }
         PanelSource::Mapped(kept) => {
             let rows = ids.iter().map(|&id| id as usize);
-            fill(cpu, of, MatrixParts::Kept(kept), rows, &mut buffer, panel);
+            fill(
+                device,
+                of,
+                MatrixParts::Kept(kept),
+                rows,
+                &mut buffer,
+                panel,
+            );
         }
     }
     work(panel);

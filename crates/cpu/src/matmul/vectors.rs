@@ -18,7 +18,7 @@ use super::quantized::{
     pairs,
 };
 use crate::arch::{Bytes, Lanes, Registers, store};
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::microkernel::{PREFETCH_DISTANCE, microkernels};
 use backend::math::Float;
 
@@ -44,9 +44,9 @@ macro_rules! kernels {
 
         impl QuantizedWork<'_> {
             /// Multiplies in vector registers.
-            pub(crate) fn multiply(self, cpu: &Cpu) {
+            pub(crate) fn multiply(self, device: &Device) {
                 match self.w.kind {
-                    $($kind => cpu.isa.run_bytes($module::Multiply(self)),)*
+                    $($kind => device.isa.run_bytes($module::Multiply(self)),)*
                     kind => unreachable!("no matrix has codes of kind {kind}"),
                 }
             }
