@@ -14,10 +14,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The CPU.
+/// The CPU as a [`Backend`]: an instruction set, a pool of threads, and what ops keep between calls.
 pub struct Cpu {
     device: Device,
+    /// The tasks of the last attention.
     attention_plan: Mutex<attention::Plan>,
+    /// The choices of the last mixture of experts.
     routing: Mutex<moe::Routing>,
     /// An encoder for each worker.
     encoders: Vec<Mutex<kv::RowEncoder>>,

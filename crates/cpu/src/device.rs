@@ -9,26 +9,26 @@ use std::sync::Arc;
 /// How to use the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Threads, the calling one included; 0 for one a core.
+    /// How many threads work, the calling one included; 0 for one on each core.
     pub threads: usize,
-    /// Instruction set; the best there is, if absent.
+    /// The instruction set to use; `None` for the best that this CPU has.
     pub isa: Option<Isa>,
-    /// How products with quantized weights see their input.
+    /// In which precision products with quantized weights take their input.
     pub activations: Activations,
     /// Binds each thread but the calling one to a core of its own.
     pub pin: bool,
 }
 
-/// How products with quantized weights see their input. Plain weights always
-/// take it in `f32`.
+/// In which precision products with quantized weights take their input. Products with plain
+/// weights always take it in `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
-    /// Rounded to 8 bits, with a factor for each of the weights' groups: what
-    /// [`dot_int8`](crate::dot_int8) defines. Relative to exact activations a product moves by
-    /// about 4e-3; weights keep their codes in memory.
+    /// Input is quantized to 8 bits, with a factor for each of the weights' groups, as
+    /// [`dot_int8`](crate::dot_int8) defines. A product differs from that of exact activations by
+    /// about 4e-3 of its size. Weights keep their codes in memory.
     #[default]
     Int8,
-    /// As they are. Weights are dequantized to `f32` when loaded, so each takes
+    /// Input stays in `f32`. Weights are dequantized to `f32` when they are loaded, so each takes
     /// four bytes.
     F32,
 }
@@ -45,13 +45,13 @@ pub enum CpuError {
         /// What there is.
         available: Vec<Isa>,
     },
-    /// The system does not bind threads to cores.
+    /// The system cannot bind threads to cores, or refuses to.
     #[error("threads cannot be bound to cores: {reason}")]
     Pin {
         /// What the system says.
         reason: String,
     },
-    /// More than [`MAX_THREADS`].
+    /// More threads than [`MAX_THREADS`] were asked for.
     #[error("{threads} threads are more than {MAX_THREADS}")]
     TooManyThreads {
         /// What was asked for.
@@ -59,7 +59,7 @@ pub enum CpuError {
     },
 }
 
-/// Threads of one backend, at most.
+/// The most threads that one backend may have.
 pub const MAX_THREADS: usize = 1024;
 
 fn names(all: &[Isa]) -> String {

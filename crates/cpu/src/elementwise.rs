@@ -1,4 +1,4 @@
-//! Ops that look at one element at a time.
+//! Elementwise ops.
 
 use crate::arch::{Kernel, Lanes};
 use crate::device::Device;
@@ -11,6 +11,7 @@ pub(crate) trait Op: Copy + Sync {
     fn apply<L: Lanes>(self, x: L, y: L) -> L;
 }
 
+/// `x + y`
 #[derive(Clone, Copy)]
 pub(crate) struct Add;
 impl Op for Add {
@@ -20,7 +21,7 @@ impl Op for Add {
     }
 }
 
-/// Ignores its second operand.
+/// `x` times a factor; ignores `y`.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale(pub(crate) f32);
 impl Op for Scale {
@@ -30,7 +31,7 @@ impl Op for Scale {
     }
 }
 
-/// Ignores its second operand.
+/// `cap tanh(x / cap)`, NaN where `x` is not finite; ignores `y`.
 #[derive(Clone, Copy)]
 pub(crate) struct Softcap(pub(crate) f32);
 impl Op for Softcap {
@@ -41,6 +42,7 @@ impl Op for Softcap {
     }
 }
 
+/// `silu(x) y`
 #[derive(Clone, Copy)]
 struct Silu;
 impl Op for Silu {
@@ -50,6 +52,7 @@ impl Op for Silu {
     }
 }
 
+/// `gelu_tanh(x) y`
 #[derive(Clone, Copy)]
 struct GeluTanh;
 impl Op for GeluTanh {
@@ -59,6 +62,7 @@ impl Op for GeluTanh {
     }
 }
 
+/// `sigmoid(x) y`
 #[derive(Clone, Copy)]
 struct Sigmoid;
 impl Op for Sigmoid {
@@ -106,7 +110,11 @@ impl<O: Op> Kernel for Apply<'_, O> {
     }
 }
 
-/// `x ← op(x, y)`.
+/// `op(x, y)` for each element, or `op(x, x)` without `y`.
+///
+/// # Panics
+///
+/// If `x` and `y` differ in shape.
 pub(crate) fn apply<O: Op>(device: &Device, op: O, mut x: Tensor, y: Option<&Tensor>) -> Tensor {
     let y = y.map(|y| {
         assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "equal shapes");
@@ -130,7 +138,7 @@ pub(crate) fn apply<O: Op>(device: &Device, op: O, mut x: Tensor, y: Option<&Ten
     x
 }
 
-/// `activation(gate) * x` of one vector.
+/// `activation(gate) * x` of one vector of 16 lanes.
 #[inline(always)]
 pub(crate) fn gated<L: Lanes>(activation: Activation, gate: L, x: L) -> L {
     match activation {
@@ -140,7 +148,7 @@ pub(crate) fn gated<L: Lanes>(activation: Activation, gate: L, x: L) -> L {
     }
 }
 
-/// `activation(gate) * x`.
+/// `activation(gate) * x` for each element.
 pub(crate) fn glu(device: &Device, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
     match activation {
         Activation::Silu => apply(device, Silu, gate, Some(x)),

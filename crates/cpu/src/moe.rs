@@ -21,7 +21,7 @@ use std::sync::Mutex;
 struct Choose<'a> {
     experts: &'a Experts,
     scores: &'a [f32],
-    /// Room for as many.
+    /// Scratch memory, a value for each score.
     powers: &'a mut [f32],
     order: &'a mut Vec<usize>,
     choice: &'a mut Choice,
@@ -44,7 +44,7 @@ impl Kernel for Choose<'_> {
     }
 }
 
-/// One row's experts, added up: `y = Σ_rank w part`.
+/// Adds up one row's experts: `y = Σ_rank w part`.
 struct Combine<'a> {
     /// By rank: an expert's weight, and where its result starts in `parts`.
     terms: &'a [(f32, usize)],
@@ -94,8 +94,8 @@ impl Kernel for Glu<'_> {
     }
 }
 
-/// Calls `row(i)` for all of `n` rows of `cols` values, on several workers if
-/// they are many.
+/// Calls `row(i)` for each of `n` rows of `cols` values, on several workers if there are enough
+/// values.
 fn each_row(device: &Device, n: usize, cols: usize, row: impl Fn(usize) + Sync) {
     let chunk = WORK_RANGE.div_ceil(cols.max(1));
     device.pool.each(n, chunk, |_, range| range.for_each(&row));
@@ -216,7 +216,7 @@ fn combine(
     out
 }
 
-/// `activation(gate[r]) x[r]`
+/// `y = activation(gate) x` of one row.
 struct GateRow<'a> {
     gate: f32,
     activation: Activation,

@@ -6,8 +6,8 @@ use crate::memory::{values, values_mut};
 use crate::pool::{DisjointSlice, WORK_RANGE_LONG};
 use backend::Tensor;
 
-/// `sum x²` with 16 partial sums. Absent lanes add a positive zero, which
-/// changes no bit of a sum of squares.
+/// `Σ x²` in 16 partial sums. Lanes past the end of `x` add a positive zero, which changes no
+/// bit of a sum of squares.
 #[inline(always)]
 pub(crate) fn sum_squares<L: Lanes>(x: &[f32]) -> f32 {
     let mut lanes = L::splat(0.0);
@@ -15,7 +15,7 @@ pub(crate) fn sum_squares<L: Lanes>(x: &[f32]) -> f32 {
     lanes.sum()
 }
 
-/// Whole runs of `width`.
+/// Normalizes whole runs of `width` values.
 struct Norm<'a> {
     x: &'a [f32],
     weight: Option<&'a [f32]>,
@@ -45,6 +45,10 @@ impl Kernel for Norm<'_> {
 }
 
 /// `x / sqrt(mean(x²) + eps) * weight` over each run of `width` columns.
+///
+/// # Panics
+///
+/// If rows of `x` are not whole runs, or there is not a weight for each column of a run.
 pub(crate) fn rms_norm(
     device: &Device,
     x: &Tensor,

@@ -1,4 +1,4 @@
-//! Ops that move rows and columns, and the one that picks a column.
+//! Ops that copy rows and columns, and argmax.
 
 use crate::arch::{Kernel, Lanes};
 use crate::device::Device;
@@ -6,7 +6,7 @@ use crate::memory::{values, values_mut};
 use crate::pool::{DisjointSlice, WORK_RANGE};
 use backend::{Batch, NO_TOKEN, Tensor};
 
-/// Rows `rows` of `x`.
+/// Rows `rows` of `x`, in this order.
 pub(crate) fn gather(device: &Device, x: &Tensor, rows: &[usize]) -> Tensor {
     let cols = x.cols();
     let mut y = device.tensor(rows.len(), cols);
@@ -19,7 +19,7 @@ pub(crate) fn gather(device: &Device, x: &Tensor, rows: &[usize]) -> Tensor {
     y
 }
 
-/// `x` with rows of `embeddings` for the batch's media rows of this source.
+/// `x` with rows of `embeddings` in the place of the batch's media rows of this source.
 pub(crate) fn replace(mut x: Tensor, embeddings: &Tensor, source: u32, batch: &Batch) -> Tensor {
     let cols = x.cols();
     assert_eq!(cols, embeddings.cols(), "rows of one width");
@@ -59,7 +59,8 @@ pub(crate) fn concat(device: &Device, a: &Tensor, b: &Tensor) -> Tensor {
     y
 }
 
-/// The first of a row's largest values.
+/// Finds the column of a row's largest value, the first of equal ones; [`NO_TOKEN`] if a value is
+/// NaN or the largest one is not finite.
 struct Argmax<'a>(&'a [f32]);
 
 impl Kernel for Argmax<'_> {
@@ -102,7 +103,8 @@ impl Kernel for Argmax<'_> {
     }
 }
 
-/// The column of each row's largest value; the lowest of equal ones.
+/// The column of each row's largest value, the first of equal ones; [`NO_TOKEN`] if a value is NaN
+/// or the largest one is not finite.
 pub(crate) fn argmax(device: &Device, x: &Tensor) -> Vec<u32> {
     let cols = x.cols();
     let x = values(x);

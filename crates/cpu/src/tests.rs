@@ -12,6 +12,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Calls `check` for each instruction set and way of multiplying bytes that this CPU has, and for
+/// several numbers of threads.
 fn each(activations: Activations, check: impl Fn(&Cpu)) {
     for isa in Isa::available() {
         let variants = Detected::variants(isa);
@@ -45,8 +47,8 @@ fn products_of_rounded_activations_have_the_bits_of_their_definition() {
     });
 }
 
-/// 19 rows of `format`, random; of a format that can only be read, random bytes
-/// without the numbers that are none.
+/// 19 random rows of `format`: encoded random values, or, where nothing encodes the format, random
+/// bytes of which no number is NaN or infinite.
 pub(crate) fn noise(format: &'static Format, cols: usize) -> Owned {
     let mut state = 9u64;
     let mut next = || {
@@ -270,10 +272,11 @@ fn what_this_cpu_lacks_is_an_error() {
     );
 }
 
-/// The reference, with [`dot_int8`] for matrices of one quantized format.
+/// The reference backend, but with [`dot_int8`] for products with matrices of one quantized
+/// format.
 struct Int8Reference;
 
-/// The reference's matrix, and the rows where they are quantized.
+/// A matrix of [`Int8Reference`]: the reference's own, and the stored rows if they are quantized.
 struct Both {
     plain: Matrix,
     coded: Option<Vec<Owned>>,
@@ -282,7 +285,7 @@ struct Both {
 impl Both {
     fn dot(&self, x: &[f32], row: usize) -> f32 {
         let mut row = row;
-        for part in self.coded.as_ref().expect("a quantised matrix") {
+        for part in self.coded.as_ref().expect("a quantized matrix") {
             if row < part.rows {
                 return dot_int8(part.format, part.view().row(row), x);
             }

@@ -1,5 +1,5 @@
-//! What a step's rows have ready before the recurrence: convolved channels, normalized queries
-//! and keys, decays and gates.
+//! Prepares a step's rows for the recurrence: convolved channels, normalized queries and keys,
+//! decays and gates.
 
 use super::state::{LayerState, MAX_TAPS, Shape};
 use crate::arch::{Kernel, Lanes, load, store, update};
@@ -144,11 +144,11 @@ struct Prepare<'a> {
     taps: &'a [f32],
     decays: &'a [f32],
     dt_bias: &'a [f32],
-    /// What came before the first row of a sequence.
+    /// Zeros, for the rows before the first one of a sequence: `[C]`
     zeros: &'a [f32],
     /// Heads of a unit of queries and keys, which has whole heads.
     heads_a_unit: usize,
-    /// Units of queries and keys.
+    /// How many units a row's queries and keys are cut into.
     head_units: usize,
     /// `[n, C]`
     conv: DisjointSlice<'a, f32>,

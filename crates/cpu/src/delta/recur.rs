@@ -104,7 +104,7 @@ struct Recurrence<'a> {
     shape: Shape,
     /// Rows of the step.
     rows: Range<usize>,
-    /// The first so many of them are certain.
+    /// How many of the rows, from the first on, are certain.
     certain: usize,
     head: usize,
     block: usize,
@@ -439,7 +439,7 @@ pub(super) fn recur(
         device,
         shape,
         slots: &state.slots,
-        states: DisjointSlice::new(state.states.of_mut()),
+        states: DisjointSlice::new(state.states.elements_mut()),
         decays: DisjointSlice::new(&mut state.decays),
         keys: DisjointSlice::new(&mut state.keys),
         deltas: DisjointSlice::new(&mut state.deltas),

@@ -23,10 +23,10 @@ pub(crate) const WORK_RANGE_BYTES: usize = 128 << 10;
 /// Multiply-adds below which handing out work costs more than it saves.
 const MIN_PARALLEL: usize = 96 << 10;
 
-/// Matrices of one job; more are done in several.
+/// The most matrices of one job; more are done in several jobs.
 const MAX_MATRICES: usize = 8;
 
-/// How the kernels take `rows` rows of activations: in tiles where these are faster.
+/// The blocks in which kernels take `rows` rows of activations: for tiles where those are faster.
 fn row_blocks(w: &QuantizedPanels, isa: Detected, rows: usize) -> RowBlocks {
     let in_tiles = amx::block(w, rows).filter(|_| isa.has_tiles());
     in_tiles.map_or_else(

@@ -107,7 +107,7 @@ pub(crate) fn read(device: &Device, w: &Matrix) -> u64 {
         });
     };
     match w.storage::<PackedWeights>().layout().source() {
-        PanelSource::Packed(data) => all(data.of()),
+        PanelSource::Packed(data) => all(data.elements()),
         PanelSource::Mapped(kept) => {
             for part in kept.iter().map(Kept::view) {
                 [part.codes, part.scales, part.biases]

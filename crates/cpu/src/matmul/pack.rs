@@ -62,10 +62,12 @@ impl<'a> MatrixParts<'a> {
     }
 }
 
-/// What a panel is made of: super-blocks of so many bytes, each some arrays of 16 elements, one a
-/// lane, and padding. An array is given as the number of its like and the bytes of an element.
+/// The super-blocks that a panel is made of: each has some arrays of 16 elements, one element for
+/// each lane, and then padding.
 pub(crate) struct SuperblockLayout {
+    /// Bytes of a super-block, padding included.
     pub(crate) bytes: usize,
+    /// The arrays in order: how many there are of a kind, and the bytes of their elements.
     pub(crate) arrays: [(usize, usize); 3],
 }
 
@@ -157,7 +159,7 @@ fn fill<P: PanelLayout>(
     let Some(mut last) = stored.next() else {
         return panel.fill(0);
     };
-    // Rows that are not there are the last again, which costs less than asking.
+    // Missing rows are filled with the last one again, which costs less than a branch for each.
     let rows = std::array::from_fn(|lane| {
         if lane > 0 {
             last = stored.next().unwrap_or(last);
@@ -190,13 +192,13 @@ pub(crate) fn source<P: PanelLayout>(
 ) -> PanelSource {
     let kept: Option<Vec<_>> = parts.iter().map(Stored::keep).collect();
     let all = MatrixParts::Stored(parts);
-    // Which worker packs what in a step is chance, so all get their buffers now, those for
-    // unpacked rows too.
+    // Any worker may pack any panel in a step, so all allocate their buffers now, those for unpacked
+    // rows too.
     for buffer in buffers {
         let buffer = &mut *lock(buffer);
         let mut panels = buffer.take(PACKED_AT_ONCE * to.panel_bytes());
         if kept.is_some() {
-            let panel = &mut panels.of_mut::<u8>()[..to.panel_bytes()];
+            let panel = &mut panels.elements_mut::<u8>()[..to.panel_bytes()];
             fill(device, to, all, 0..to.rows().min(1), buffer, panel);
         }
         buffer.panels = Some(panels);
@@ -216,8 +218,8 @@ fn pack_all<P: PanelLayout>(
 ) -> Region {
     let (n, bytes) = (to.n_panels(), to.panel_bytes());
     let mut data = Region::zeroed(n * bytes);
-    let all = DisjointSlice::new(data.of_mut::<u8>());
-    // As much as is given back at once, but some ranges for each worker.
+    let all = DisjointSlice::new(data.elements_mut::<u8>());
+    // Ranges as large as what is given back at a time, but several for each worker.
     let fair = n / (8 * device.pool.n_workers());
     let chunk = (LOAD_RANGE_BYTES / bytes.max(1)).min(fair).max(4);
     device.pool.each(n, chunk, |worker, range| {
@@ -265,7 +267,7 @@ pub(crate) fn each<P: PanelLayout>(
         PanelSource::Packed(data) => {
             return work(
                 range.clone(),
-                &data.of()[range.start * bytes..range.end * bytes],
+                &data.elements()[range.start * bytes..range.end * bytes],
             );
         }
         PanelSource::Mapped(kept) => kept,
@@ -276,7 +278,7 @@ pub(crate) fn each<P: PanelLayout>(
         let two = start..(start + PACKED_AT_ONCE).min(range.end);
         for (p, panel) in two
             .clone()
-            .zip(panels.of_mut::<u8>().chunks_exact_mut(bytes))
+            .zip(panels.elements_mut::<u8>().chunks_exact_mut(bytes))
         {
             fill(
                 device,
@@ -287,7 +289,7 @@ pub(crate) fn each<P: PanelLayout>(
                 panel,
             );
         }
-        work(two.clone(), &panels.of()[..two.len() * bytes]);
+        work(two.clone(), &panels.elements()[..two.len() * bytes]);
     }
     buffer.panels = Some(panels);
 }
@@ -307,16 +309,16 @@ pub(crate) fn selected<P: PanelLayout>(
         && ids[0].is_multiple_of(16)
         && follow
     {
-        return work(&data.of()[start(ids[0])..][..bytes]);
+        return work(&data.elements()[start(ids[0])..][..bytes]);
     }
     let mut buffer = lock(buffer);
     let mut panels = buffer.take(PACKED_AT_ONCE * bytes);
-    let panel = &mut panels.of_mut::<u8>()[..bytes];
+    let panel = &mut panels.elements_mut::<u8>()[..bytes];
     match of.source() {
         PanelSource::Packed(data) => {
             let superblocks = of.superblocks();
             for (lane, &id) in ids.iter().enumerate() {
-                let from = &data.of()[start(id)..][..bytes];
+                let from = &data.elements()[start(id)..][..bytes];
                 superblocks.copy_lane(from, id as usize % 16, panel, lane);
             }
         }

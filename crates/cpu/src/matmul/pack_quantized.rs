@@ -524,7 +524,7 @@ mod tests {
                             panic!("no file")
                         };
                         assert!(
-                            data.of::<u8>() == expected_panels(&w, &parts),
+                            data.elements::<u8>() == expected_panels(&w, &parts),
                             "{}, {cols} columns, {isa:?}",
                             format.name
                         );

@@ -63,7 +63,7 @@ impl PlainPanels {
             PanelSource::Mapped(kept) => return pack::row(kept, row, factor, out),
         };
         with_element!(self.scalar, W => {
-            let values = data.of::<W>()[row / 16 * 16 * self.cols + row % 16..].iter().step_by(16);
+            let values = data.elements::<W>()[row / 16 * 16 * self.cols + row % 16..].iter().step_by(16);
             out.iter_mut().zip(values).for_each(|(out, w)| *out = w.widen() * factor);
         });
     }
@@ -220,7 +220,7 @@ impl<W: Element> PlainWork<'_, W> {
     ) {
         // More than four rows of a single panel: four of them, then one by one.
         if L::REGISTERS == Registers::Wide && r == 1 && m > 4 {
-            // SAFETY: as promised.
+            // SAFETY: rows `row .. row + m` and panel `p` exist, as promised.
             unsafe {
                 self.block::<L, 4, 1>((row, p), cols.clone());
                 for row in row + 4..row + m {
@@ -231,7 +231,7 @@ impl<W: Element> PlainWork<'_, W> {
         }
         microkernels! {
             (L::REGISTERS, m, r) => |M, R| {
-                // SAFETY: as promised, of `M` rows and `R` panels.
+                // SAFETY: `M` rows and `R` panels exist, as promised.
                 unsafe { self.block::<L, M, R>((row, p), cols) }
             };
             Wide:
@@ -314,7 +314,7 @@ pub(crate) fn multiply(
     });
 }
 
-/// One panel against one row of `x`.
+/// Multiplies one panel with one row of `x`.
 struct OnePanel<'a, W> {
     x: &'a [f32],
     weights: &'a [W],
@@ -398,7 +398,7 @@ mod tests {
                         };
                         assert_eq!(w.scalar, scalar);
                         assert!(
-                            data.of::<u8>() == want,
+                            data.elements::<u8>() == want,
                             "{}, {cols} columns, {isa:?}",
                             format.name
                         );
