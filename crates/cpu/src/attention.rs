@@ -21,7 +21,7 @@ mod softmax;
 
 pub(crate) use plan::Plan;
 
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::kv::KvPages;
 use crate::memory::{values, values_mut};
 use crate::pool::{DisjointSlice, worker_scratch};
@@ -30,7 +30,6 @@ use kernel::{Attend, AttendArgs, MergeSplits, Scratch};
 use plan::{PARTIAL_STATE, Sizes, Task};
 use softmax::OnlineSoftmax;
 use std::ops::Range;
-use std::sync::PoisonError;
 
 /// Multiply-adds of scores below which handing out work costs more than it saves.
 const MIN_PARALLEL: usize = 32 << 10;
@@ -42,7 +41,8 @@ const MIN_PARALLEL: usize = 32 << 10;
 /// If the queries have another shape than `[rows, heads, e]`, or key/value heads are not shared
 /// evenly.
 pub(crate) fn attend(
-    cpu: &Cpu,
+    device: &Device,
+    plan: &mut Plan,
     q: &Tensor,
     kv: &Kv,
     attention: &Attention,
@@ -76,34 +76,29 @@ pub(crate) fn attend(
         attention,
         batch,
     };
-    let mut y = cpu.tensor(batch.n_rows(), cols);
-    let mut plan = cpu
-        .attention_plan
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut y = device.tensor(batch.n_rows(), cols);
     let sizes = Sizes {
         kv_heads,
         group: args.group(),
         width: pages.width,
-        n_workers: cpu.pool.n_workers(),
+        n_workers: device.pool.n_workers(),
     };
     plan.cut(&batch.seqs, sizes, |r| args.visible(r));
-    let mut partials = cpu.tensor(1, plan.n_partials * (pages.width + PARTIAL_STATE));
+    let mut partials = device.tensor(1, plan.n_partials * (pages.width + PARTIAL_STATE));
     let out = DisjointSlice::new(values_mut(&mut y));
     let partials = DisjointSlice::new(values_mut(&mut partials));
     let is_split = plan.is_split();
     let (blocks, tasks, states) = plan.parts();
-    run_tasks(cpu, &args, sizes, tasks, states, &out, &partials);
+    run_tasks(device, &args, sizes, tasks, states, &out, &partials);
     if is_split {
-        merge_splits(cpu, &args, blocks, &out, &partials);
+        merge_splits(device, &args, blocks, &out, &partials);
     }
-    drop(plan);
     y
 }
 
 /// Runs all tasks, on one thread if they are little work.
 fn run_tasks(
-    cpu: &Cpu,
+    device: &Device,
     args: &AttendArgs<'_>,
     sizes: Sizes,
     tasks: &[Task],
@@ -113,7 +108,7 @@ fn run_tasks(
 ) {
     let (head_dim, width, queries) = (args.spec.head_dim, args.width, sizes.queries());
     let len = Scratch::len(queries, head_dim, width);
-    let mut scratch = cpu.tensor(sizes.n_workers, len);
+    let mut scratch = device.tensor(sizes.n_workers, len);
     states.resize(sizes.n_workers * queries, OnlineSoftmax::FRESH);
     let scratch = DisjointSlice::new(values_mut(&mut scratch));
     let states = DisjointSlice::new(states);
@@ -127,7 +122,7 @@ fn run_tasks(
                 )
             };
             let end = args.visible(task.rows.end - 1).end;
-            cpu.isa.run(Attend {
+            device.isa.run(Attend {
                 args,
                 task,
                 scratch: Scratch::new(values, states, queries, head_dim, width),
@@ -142,26 +137,26 @@ fn run_tasks(
     if keys * attention.heads * head_dim < MIN_PARALLEL {
         run(0, 0..tasks.len());
     } else {
-        cpu.pool.each(tasks.len(), 1, run);
+        device.pool.each(tasks.len(), 1, run);
     }
 }
 
 /// Merges the partial results of all blocks.
 fn merge_splits(
-    cpu: &Cpu,
+    device: &Device,
     args: &AttendArgs<'_>,
     blocks: &[Task],
     out: &DisjointSlice<'_, f32>,
     partials: &DisjointSlice<'_, f32>,
 ) {
     let len = args.width + PARTIAL_STATE;
-    cpu.pool.each(blocks.len(), 4, |_, range| {
+    device.pool.each(blocks.len(), 4, |_, range| {
         for block in &blocks[range] {
             let slots = block.partials.expect("every split is a task");
             let n = block.rows.len() * args.group() * slots.splits;
             // SAFETY: partial results of different blocks are apart.
             let partials = unsafe { partials.part(slots.start * len..(slots.start + n) * len) };
-            cpu.isa.run(MergeSplits {
+            device.isa.run(MergeSplits {
                 args,
                 block,
                 splits: slots.splits,

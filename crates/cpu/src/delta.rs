@@ -10,7 +10,7 @@ mod state;
 
 pub(crate) use state::{copy, delta};
 
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::memory::values;
 use backend::{Batch, Delta, DeltaWeights, MAX_TENTATIVE, Tensor};
 use state::{LayerState, Shape};
@@ -22,7 +22,7 @@ use state::{LayerState, Shape};
 /// If shapes differ from the layer's, or a sequence has more than [`MAX_TENTATIVE`] tentative
 /// rows.
 pub(crate) fn gated_delta(
-    cpu: &Cpu,
+    device: &Device,
     delta: &mut Delta,
     weights: &DeltaWeights,
     qkv: &Tensor,
@@ -56,8 +56,8 @@ pub(crate) fn gated_delta(
         .storage
         .downcast_mut::<LayerState>()
         .expect("memory of this backend");
-    let (conv, gates) = prepare::prepare(cpu, &shape, state, weights, (qkv, b, a), batch);
-    let out = recur::recur(cpu, &shape, state, (&conv, &gates), batch);
+    let (conv, gates) = prepare::prepare(device, &shape, state, weights, (qkv, b, a), batch);
+    let out = recur::recur(device, &shape, state, (&conv, &gates), batch);
     for seq in &batch.seqs {
         state.remember(&shape, seq, values(qkv));
     }

@@ -1,39 +1,34 @@
-//! The CPU as a device: its instruction set, its threads, their memory.
+//! The CPU as a device: an instruction set, threads and memory for tensors. Knows no op.
 
 use crate::arch::{Detected, Isa};
-use crate::attention::Plan as AttentionPlan;
-use crate::kv::RowEncoder;
-use crate::matmul::PackBuffer;
 use crate::memory::{self, Arena};
-use crate::moe::Routing;
 use crate::pool::Pool;
 use backend::Tensor;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// How to use the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Threads, the calling one included; 0 for one a core.
+    /// How many threads work, the calling one included; 0 for one on each core.
     pub threads: usize,
-    /// Instruction set; the best there is, if absent.
+    /// The instruction set to use; `None` for the best that this CPU has.
     pub isa: Option<Isa>,
-    /// How products with quantized weights see their input.
+    /// In which precision products with quantized weights take their input.
     pub activations: Activations,
     /// Binds each thread but the calling one to a core of its own.
     pub pin: bool,
 }
 
-/// How products with quantized weights see their input. Plain weights always
-/// take it in `f32`.
+/// In which precision products with quantized weights take their input. Products with plain
+/// weights always take it in `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
-    /// Rounded to 8 bits, with a factor for each of the weights' groups: what
-    /// [`dot_int8`](crate::dot_int8) defines. Relative to exact activations a product moves by
-    /// about 4e-3; weights keep their codes in memory.
+    /// Input is quantized to 8 bits, with a factor for each of the weights' groups, as
+    /// [`dot_int8`](crate::dot_int8) defines. A product differs from that of exact activations by
+    /// about 4e-3 of its size. Weights keep their codes in memory.
     #[default]
     Int8,
-    /// As they are. Weights are dequantized to `f32` when loaded, so each takes
+    /// Input stays in `f32`. Weights are dequantized to `f32` when they are loaded, so each takes
     /// four bytes.
     F32,
 }
@@ -50,13 +45,13 @@ pub enum CpuError {
         /// What there is.
         available: Vec<Isa>,
     },
-    /// The system does not bind threads to cores.
+    /// The system cannot bind threads to cores, or refuses to.
     #[error("threads cannot be bound to cores: {reason}")]
     Pin {
         /// What the system says.
         reason: String,
     },
-    /// More than [`MAX_THREADS`].
+    /// More threads than [`MAX_THREADS`] were asked for.
     #[error("{threads} threads are more than {MAX_THREADS}")]
     TooManyThreads {
         /// What was asked for.
@@ -64,7 +59,7 @@ pub enum CpuError {
     },
 }
 
-/// Threads of one backend, at most.
+/// The most threads that one backend may have.
 pub const MAX_THREADS: usize = 1024;
 
 fn names(all: &[Isa]) -> String {
@@ -74,31 +69,24 @@ fn names(all: &[Isa]) -> String {
         .join(", ")
 }
 
-/// The CPU.
-pub struct Cpu {
+/// What every op runs on.
+pub(crate) struct Device {
     pub(crate) isa: Detected,
     pub(crate) pool: Pool,
+    /// Memory of tensors, which they return to.
     pub(crate) arena: Arc<Arena>,
-    pub(crate) attention_plan: Mutex<AttentionPlan>,
-    pub(crate) routing: Mutex<Routing>,
-    /// One for each worker.
-    pub(crate) encoders: Vec<Mutex<RowEncoder>>,
-    /// One for each worker.
-    pub(crate) pack_buffers: Vec<Mutex<PackBuffer>>,
-    /// Bytes that matrices would take which lie in files.
-    pub(crate) left: AtomicU64,
     pub(crate) activations: Activations,
     pub(crate) is_pinned: bool,
 }
 
-impl Cpu {
+impl Device {
     /// Starts the threads.
     ///
     /// # Errors
     ///
     /// If this CPU lacks the instruction set, the threads are too many, or they are to
     /// be bound to cores and cannot be.
-    pub fn new(options: CpuOptions) -> Result<Self, CpuError> {
+    pub(crate) fn new(options: CpuOptions) -> Result<Self, CpuError> {
         let wanted = options.isa.unwrap_or_else(Isa::detect);
         let isa = Detected::new(wanted).ok_or_else(|| CpuError::MissingIsa {
             wanted,
@@ -111,47 +99,29 @@ impl Cpu {
             n if n > MAX_THREADS => return Err(CpuError::TooManyThreads { threads: n }),
             n => n,
         };
-        let mut cpu = Cpu::with(isa, threads, options.activations);
+        let mut device = Device::with(isa, threads, options.activations);
         if options.pin {
-            cpu.pool.pin().map_err(|e| CpuError::Pin {
+            device.pool.pin().map_err(|e| CpuError::Pin {
                 reason: e.to_string(),
             })?;
-            cpu.is_pinned = true;
+            device.is_pinned = true;
         }
-        Ok(cpu)
+        Ok(device)
     }
 
+    /// A device with `threads` threads, not bound to cores.
     pub(crate) fn with(isa: Detected, threads: usize, activations: Activations) -> Self {
         memory::give_blocks_back();
-        Cpu {
+        Device {
             isa,
             pool: Pool::new(threads),
             arena: Arc::new(Arena::new()),
-            attention_plan: Mutex::default(),
-            routing: Mutex::default(),
-            encoders: (0..threads.max(1)).map(|_| Mutex::default()).collect(),
-            pack_buffers: (0..threads.max(1)).map(|_| Mutex::default()).collect(),
-            left: AtomicU64::new(0),
             activations,
             is_pinned: false,
         }
     }
 
-    /// The instruction set in use.
-    pub fn isa(&self) -> Isa {
-        self.isa.isa()
-    }
-
-    /// Threads in use, the calling one included.
-    pub fn threads(&self) -> usize {
-        self.pool.n_workers()
-    }
-
-    /// Whether threads are bound to cores.
-    pub fn is_pinned(&self) -> bool {
-        self.is_pinned
-    }
-
+    /// A tensor of unspecified content.
     pub(crate) fn tensor(&self, rows: usize, cols: usize) -> Tensor {
         self.arena.tensor(rows, cols)
     }

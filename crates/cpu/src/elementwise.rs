@@ -1,24 +1,17 @@
-//! Ops that look at one element at a time.
+//! Elementwise ops.
 
 use crate::arch::{Kernel, Lanes};
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::memory::{values, values_mut};
-use crate::pool::DisjointSlice;
+use crate::pool::{DisjointSlice, WORK_RANGE_LONG};
 use backend::{Activation, Tensor, math};
-
-/// Elements of a short function that one worker takes at a time; fewer than two
-/// such pieces stay on the calling thread.
-pub(crate) const WORK_RANGE: usize = 16 << 10;
-
-/// As many where that takes some dozens of instructions, reads are two, or a worker writes
-/// what it reads next: the rows of a sum and of its norm.
-pub(crate) const WORK_RANGE_LONG: usize = WORK_RANGE / 4;
 
 /// A function of two elements.
 pub(crate) trait Op: Copy + Sync {
     fn apply<L: Lanes>(self, x: L, y: L) -> L;
 }
 
+/// `x + y`
 #[derive(Clone, Copy)]
 pub(crate) struct Add;
 impl Op for Add {
@@ -28,7 +21,7 @@ impl Op for Add {
     }
 }
 
-/// Ignores its second operand.
+/// `x` times a factor; ignores `y`.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale(pub(crate) f32);
 impl Op for Scale {
@@ -38,7 +31,7 @@ impl Op for Scale {
     }
 }
 
-/// Ignores its second operand.
+/// `cap tanh(x / cap)`, NaN where `x` is not finite; ignores `y`.
 #[derive(Clone, Copy)]
 pub(crate) struct Softcap(pub(crate) f32);
 impl Op for Softcap {
@@ -49,6 +42,7 @@ impl Op for Softcap {
     }
 }
 
+/// `silu(x) y`
 #[derive(Clone, Copy)]
 struct Silu;
 impl Op for Silu {
@@ -58,6 +52,7 @@ impl Op for Silu {
     }
 }
 
+/// `gelu_tanh(x) y`
 #[derive(Clone, Copy)]
 struct GeluTanh;
 impl Op for GeluTanh {
@@ -67,6 +62,7 @@ impl Op for GeluTanh {
     }
 }
 
+/// `sigmoid(x) y`
 #[derive(Clone, Copy)]
 struct Sigmoid;
 impl Op for Sigmoid {
@@ -114,8 +110,12 @@ impl<O: Op> Kernel for Apply<'_, O> {
     }
 }
 
-/// `x ← op(x, y)`.
-pub(crate) fn apply<O: Op>(cpu: &Cpu, op: O, mut x: Tensor, y: Option<&Tensor>) -> Tensor {
+/// `op(x, y)` for each element, or `op(x, x)` without `y`.
+///
+/// # Panics
+///
+/// If `x` and `y` differ in shape.
+pub(crate) fn apply<O: Op>(device: &Device, op: O, mut x: Tensor, y: Option<&Tensor>) -> Tensor {
     let y = y.map(|y| {
         assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "equal shapes");
         values(y)
@@ -124,12 +124,12 @@ pub(crate) fn apply<O: Op>(cpu: &Cpu, op: O, mut x: Tensor, y: Option<&Tensor>) 
     let n = out.len();
     let out = DisjointSlice::new(out);
     let lines = n.div_ceil(16);
-    let chunk = cpu.pool.even_chunk(lines, WORK_RANGE_LONG / 16);
-    cpu.pool.each(lines, chunk, |_, range| {
+    let chunk = device.pool.even_chunk(lines, WORK_RANGE_LONG / 16);
+    device.pool.each(lines, chunk, |_, range| {
         let range = 16 * range.start..n.min(16 * range.end);
         // SAFETY: ranges are disjoint.
         let x = unsafe { out.part(range.clone()) };
-        cpu.isa.run(Apply {
+        device.isa.run(Apply {
             op,
             x,
             y: y.map(|y| &y[range]),
@@ -138,7 +138,7 @@ pub(crate) fn apply<O: Op>(cpu: &Cpu, op: O, mut x: Tensor, y: Option<&Tensor>) 
     x
 }
 
-/// `activation(gate) * x` of one vector.
+/// `activation(gate) * x` of one vector of 16 lanes.
 #[inline(always)]
 pub(crate) fn gated<L: Lanes>(activation: Activation, gate: L, x: L) -> L {
     match activation {
@@ -148,11 +148,11 @@ pub(crate) fn gated<L: Lanes>(activation: Activation, gate: L, x: L) -> L {
     }
 }
 
-/// `activation(gate) * x`.
-pub(crate) fn glu(cpu: &Cpu, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
+/// `activation(gate) * x` for each element.
+pub(crate) fn glu(device: &Device, gate: Tensor, x: &Tensor, activation: Activation) -> Tensor {
     match activation {
-        Activation::Silu => apply(cpu, Silu, gate, Some(x)),
-        Activation::GeluTanh => apply(cpu, GeluTanh, gate, Some(x)),
-        Activation::Sigmoid => apply(cpu, Sigmoid, gate, Some(x)),
+        Activation::Silu => apply(device, Silu, gate, Some(x)),
+        Activation::GeluTanh => apply(device, GeluTanh, gate, Some(x)),
+        Activation::Sigmoid => apply(device, Sigmoid, gate, Some(x)),
     }
 }

@@ -1,29 +1,28 @@
 //! How keys and values lie in memory, and how attention reads them.
 //!
-//! A page holds, for each key/value head, a *unit* of 64 rows. Its keys are four
-//! blocks of 16 keys transposed, `[e][16]`, its values are rows, `[64][e]` padded
-//! to 16 columns. Elements of 2 or 4 bytes lie as they are; of a format with
-//! codes and `f16` scales, the codes lie so and the scales behind them. Kernels
-//! get a piece of a unit as `f32` ([`KvView::keys`], [`KvView::values`]), once for
-//! all queries: the one place that knows the formats.
+//! A page holds, for each key/value head, a *unit* of 64 rows. The keys of a unit are four blocks
+//! of 16 keys, transposed: `[e][16]`. The values are rows, `[64][e]`, padded to a multiple of 16
+//! columns. Plain formats have their elements in this order; formats with codes and `f16` scales
+//! have their codes in it, and all scales of the unit behind them. Kernels read a part of a unit
+//! as `f32` ([`KvView::keys`], [`KvView::values`]), once for all queries; only this module knows
+//! the formats.
 
 use crate::arch::{Element, Kernel, Lanes, load, with_element};
 mod encode;
 
 pub(crate) use encode::{RowEncoder, STRIP};
 
-use crate::device::Cpu;
-use crate::elementwise::WORK_RANGE;
+use crate::device::Device;
 use crate::memory::{Region, elements, values};
-use crate::pool::DisjointSlice;
+use crate::pool::{DisjointSlice, WORK_RANGE};
 use backend::{Batch, Kv, KvSpec, PAGE_ROWS, Tensor};
 use encode::{KeysOrValues, Rotate, indices, nibbles};
 use half::{bf16, f16};
 use quant::{KvLayout, KvRowFormat, Scalar, turbo};
 use std::ops::Range;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 
-/// Keys of a transposed block.
+/// How many keys a transposed block has.
 pub(crate) const BLOCK: usize = 16;
 
 /// One layer's keys and values.
@@ -34,7 +33,7 @@ pub(crate) struct KvPages {
     pub(crate) v: KvStore,
 }
 
-/// Keys or values of one layer: a *unit* for each page and head.
+/// The keys or the values of one layer: a *unit* for each page and head.
 pub(crate) struct KvStore {
     kind: KeysOrValues,
     format: &'static KvRowFormat,
@@ -44,25 +43,26 @@ pub(crate) struct KvStore {
     region: Region,
 }
 
-/// How a unit lies in memory. Keys come in blocks of 16, column after column;
-/// values in rows.
+/// How a unit lies in memory. Keys lie in blocks of 16, column after column; values in rows.
 #[derive(Clone, Copy, PartialEq)]
 enum UnitLayout {
-    /// Elements.
+    /// Elements of this type.
     Plain(Scalar),
     /// Codes, and behind all of them the scales in `f16`, `[cols / group][64]`:
     /// `value = scale (code - offset)`.
     Coded {
-        /// Two codes a byte, the low one first: of neighboring columns of a key,
-        /// of columns 16 apart of a value.
+        /// Whether two codes share a byte, the first in its low half: those of neighboring
+        /// columns of a key, or of columns 16 apart of a value.
         pairs: bool,
+        /// Columns that share a scale.
         group: usize,
+        /// What a code is more than its level.
         offset: f32,
     },
     /// Values that were rotated: indices of levels, and behind all of them the scales in
-    /// `f16`, `[groups][64]`. Of four bits, columns `c` and `c + 16` of 32 share a byte; of
-    /// three, the low two of 32 columns take eight bytes ([`put_triples`]), and those of
-    /// the row are followed by its third bits.
+    /// `f16`, `[groups][64]`. Indices of four bits share a byte with that of the column 16 further
+    /// on, in strips of 32 columns. Of indices of three bits, the low two bits of a strip take
+    /// eight bytes; the third bits of the row follow all of those (`put_triples` of `encode`).
     Rotated {
         /// Bits of an index.
         bits: u8,
@@ -70,6 +70,7 @@ enum UnitLayout {
 }
 
 impl UnitLayout {
+    /// The layout of units of a format.
     fn of(format: &KvRowFormat) -> Self {
         match format.layout {
             KvLayout::Plain(scalar) => UnitLayout::Plain(scalar),
@@ -86,7 +87,7 @@ impl UnitLayout {
         }
     }
 
-    /// Bytes of a unit's codes or elements, and of all of it.
+    /// Bytes of a unit's codes or elements, and of the whole unit.
     fn bytes(self, cols: usize) -> (usize, usize) {
         match self {
             UnitLayout::Plain(scalar) => {
@@ -123,12 +124,12 @@ impl KvStore {
         KvView {
             layout: self.layout,
             cols: self.cols,
-            bytes: self.region.of(),
+            bytes: self.region.elements(),
         }
     }
 }
 
-/// Memory for one layer.
+/// Allocates the keys and values of one layer.
 pub(crate) fn kv(spec: KvSpec) -> Kv {
     let width = spec.head_dim.next_multiple_of(16);
     let units = spec.pages * spec.heads;
@@ -143,7 +144,7 @@ pub(crate) fn kv(spec: KvSpec) -> Kv {
     }
 }
 
-/// Where element or byte `i` of row `row` lies in a unit whose rows have `n`.
+/// Where element or byte `i` of row `row` lies in a unit whose rows have `n` of them.
 fn place(kind: KeysOrValues, row: usize, n: usize, i: usize) -> usize {
     match kind {
         KeysOrValues::Keys => (row / BLOCK * n + i) * BLOCK + row % BLOCK,
@@ -172,7 +173,7 @@ impl<W: Element> Kernel for Append<'_, W> {
             W::store(load::<L>(from), &mut narrow);
             for (j, &x) in narrow[..from.len()].iter().enumerate() {
                 let at = self.start + place(self.kind, self.row, self.cols, 16 * i + j);
-                // SAFETY: these elements are this row's, which is written once.
+                // SAFETY: no two rows share an element, and this row is written once.
                 unsafe { self.to.write(at, x) };
             }
         }
@@ -180,8 +181,16 @@ impl<W: Element> Kernel for Append<'_, W> {
 }
 
 impl KvStore {
-    /// Writes `x: [n, K e]` as cache rows.
-    fn append(&mut self, cpu: &Cpu, x: &Tensor, heads: usize, group: usize, batch: &Batch) {
+    /// Writes `x: [n, K e]` with `heads` heads to the cache rows of the step's rows, by the page
+    /// tables of `group`.
+    fn append(
+        &mut self,
+        device: &Device,
+        encoders: &[Mutex<RowEncoder>],
+        x: &Tensor,
+        (heads, group): (usize, usize),
+        batch: &Batch,
+    ) {
         let head_dim = x.cols() / heads;
         let (x, n) = (values(x), batch.n_rows());
         let (kind, format, layout, cols) = (self.kind, self.format, self.layout, self.cols);
@@ -198,27 +207,27 @@ impl KvStore {
                 write(page * heads + head, index % PAGE_ROWS, x);
             }
         };
-        // Each worker has one of its own, so none ever waits.
+        // Each worker has an encoder of its own, so none ever waits for it.
         let encoder = |worker: usize| {
-            let encoder = cpu.encoders[worker].lock();
+            let encoder = encoders[worker].lock();
             encoder.unwrap_or_else(PoisonError::into_inner)
         };
         match layout {
             UnitLayout::Plain(scalar) => with_element!(scalar, W => {
-                let to = DisjointSlice::new(self.region.of_mut::<W>());
-                cpu.pool.each(n, chunk, |_, rows| {
+                let to = DisjointSlice::new(self.region.elements_mut::<W>());
+                device.pool.each(n, chunk, |_, rows| {
                     for r in rows {
                         each(r, &mut |unit, row, from| {
                             let start = unit * PAGE_ROWS * cols;
-                            cpu.isa.run(Append { from, to: &to, start, kind, row, cols });
+                            device.isa.run(Append { from, to: &to, start, kind, row, cols });
                         });
                     }
                 });
             }),
             UnitLayout::Coded { .. } | UnitLayout::Rotated { .. } => {
-                let to = DisjointSlice::new(self.region.of_mut::<u8>());
+                let to = DisjointSlice::new(self.region.elements_mut::<u8>());
                 let bytes = codes_len / PAGE_ROWS;
-                cpu.pool.each(n, chunk, |worker, rows| {
+                device.pool.each(n, chunk, |worker, rows| {
                     let encoder = &mut *encoder(worker);
                     for r in rows {
                         each(r, &mut |unit, row, from| {
@@ -227,7 +236,7 @@ impl KvStore {
                                     encoder.unpack(format, from, group);
                                     encoder.pack(pairs, kind);
                                 }
-                                UnitLayout::Rotated { bits } => cpu.isa.run(Rotate {
+                                UnitLayout::Rotated { bits } => device.isa.run(Rotate {
                                     bits,
                                     encoder,
                                     from,
@@ -236,13 +245,13 @@ impl KvStore {
                             }
                             let start = unit * unit_len;
                             for (i, &code) in encoder.packed[..bytes].iter().enumerate() {
-                                // SAFETY: a byte is one row's, which is written once.
+                                // SAFETY: no two rows share a byte, and this row is written once.
                                 unsafe { to.write(start + place(kind, row, bytes, i), code) };
                             }
                             for (g, &scale) in encoder.scales.iter().enumerate() {
                                 let at = start + codes_len + 2 * (g * PAGE_ROWS + row);
                                 let [low, high] = f16::from_f32(scale).to_ne_bytes();
-                                // SAFETY: as above.
+                                // SAFETY: no two rows share a scale, and this row is written once.
                                 unsafe {
                                     to.write(at, low);
                                     to.write(at + 1, high);
@@ -256,8 +265,19 @@ impl KvStore {
     }
 }
 
-/// Writes `k, v: [n, K e]` as cache rows.
-pub(crate) fn append(cpu: &Cpu, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usize, batch: &Batch) {
+/// Writes `k, v: [n, K e]` to the cache rows of the step's rows.
+///
+/// # Panics
+///
+/// If the shapes of `k` or `v` differ from these.
+pub(crate) fn append(
+    device: &Device,
+    encoders: &[Mutex<RowEncoder>],
+    kv: &mut Kv,
+    (k, v): (&Tensor, &Tensor),
+    group: usize,
+    batch: &Batch,
+) {
     let KvSpec {
         heads, head_dim, ..
     } = kv.spec;
@@ -276,11 +296,11 @@ pub(crate) fn append(cpu: &Cpu, kv: &mut Kv, k: &Tensor, v: &Tensor, group: usiz
         .storage
         .downcast_mut::<KvPages>()
         .expect("memory of this backend");
-    pages.k.append(cpu, k, heads, group, batch);
-    pages.v.append(cpu, v, heads, group, batch);
+    pages.k.append(device, encoders, k, (heads, group), batch);
+    pages.v.append(device, encoders, v, (heads, group), batch);
 }
 
-/// Keys or values as they lie in memory: all units, or one.
+/// Keys or values as they lie in memory: all units of a layer, or one.
 #[derive(Clone, Copy)]
 pub(crate) struct KvView<'a> {
     layout: UnitLayout,
@@ -289,6 +309,7 @@ pub(crate) struct KvView<'a> {
 }
 
 impl<'a> KvView<'a> {
+    /// One of all units.
     #[inline(always)]
     pub(crate) fn unit(self, unit: usize) -> Self {
         let (_, len) = self.layout.bytes(self.cols);
@@ -298,7 +319,7 @@ impl<'a> KvView<'a> {
         }
     }
 
-    /// The bytes of some of a unit's rows, in their order, without scales.
+    /// The bytes of some of a unit's rows, without scales.
     #[inline(always)]
     pub(crate) fn rows(self, rows: Range<usize>) -> &'a [u8] {
         let row = self.layout.bytes(self.cols).0 / PAGE_ROWS;
@@ -319,7 +340,7 @@ impl<'a> KvView<'a> {
         &scales.as_chunks().0[g]
     }
 
-    /// The same as `f32`.
+    /// A unit's scales of group `g` as `f32`, where it has codes.
     #[inline(always)]
     fn wide_scales<L: Lanes>(self, g: usize) -> [f32; PAGE_ROWS] {
         let mut scales = [0.0; PAGE_ROWS];
@@ -330,7 +351,7 @@ impl<'a> KvView<'a> {
         scales
     }
 
-    /// Blocks `blocks` of a unit of keys as `f32`, `[blocks, cols, 16]`.
+    /// Converts blocks `blocks` of a unit of keys to `f32`, `[blocks, cols, 16]`.
     #[inline(always)]
     pub(crate) fn keys<L: Lanes>(self, blocks: Range<usize>, to: &mut [f32]) {
         let cols = self.cols;
@@ -375,8 +396,8 @@ impl<'a> KvView<'a> {
         }
     }
 
-    /// Columns `first .. first + STRIP` (fewer at the end of a row) of the values
-    /// of `keys` as `f32`, `[64, STRIP]`.
+    /// Converts columns `first .. first + STRIP` (fewer at the end of a row) of the values of
+    /// `keys` to `f32`, in their rows of `[64, STRIP]`.
     #[inline(always)]
     pub(crate) fn values<L: Lanes>(self, keys: Range<usize>, first: usize, to: &mut [f32]) {
         let cols = self.cols;

@@ -8,16 +8,17 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// The size of a large page; regions that ask for them start on its boundary.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes from which a region that is written here and there asks for large pages, of
-/// which each takes all of its memory with its first byte: so at most an eighth more.
+/// The size in bytes from which on a region that is written here and there asks for large pages.
+/// The first write to such a page takes all of its memory; in a region of at least eight, a page
+/// taken too early is at most an eighth of it.
 const SPARSE: usize = 8 * HUGE_PAGE;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Has the allocator give blocks of a megabyte back as soon as they are free. Left
-/// alone, glibc keeps room for blocks as large as the largest ever freed, up to 64 MB: 10
-/// MB after the load of a vocabulary of 250 000 tokens.
+/// Has the allocator give blocks of a megabyte or more back to the system as soon as they are
+/// freed. By default glibc keeps memory for blocks as large as the largest ever freed, up to
+/// 64 MB: 10 MB after the load of a vocabulary of 250 000 tokens.
 pub(crate) fn give_blocks_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -31,36 +32,39 @@ pub(crate) fn give_blocks_back() {
     }
 }
 
-/// A zeroed region, aligned to a cache line or better. Pages that are never
-/// written stay unmapped, so a cache costs what is in it.
+/// Memory that starts as zeros, aligned to a cache line or better. Pages that are never
+/// written stay unmapped, so a cache takes the memory of what is in it.
 pub(crate) struct Region {
+    /// The allocation, and its layout.
     base: *mut u8,
     layout: Layout,
+    /// Bytes of the allocation before the region, which align it.
     offset: usize,
+    /// Bytes of the region.
     len: usize,
 }
 
-// SAFETY: a region owns its bytes.
+// SAFETY: a region owns its allocation, which any thread may use and free.
 unsafe impl Send for Region {}
-// SAFETY: shared references only read.
+// SAFETY: shared references to a region only read its bytes.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// `len` zeros, all of which will be written.
+    /// A region of `len` zeros, all of which will be written.
     pub(crate) fn zeroed(len: usize) -> Self {
         Self::new(len, HUGE_PAGE)
     }
 
-    /// `len` zeros, many of which may never be written.
+    /// A region of `len` zeros, many of which may never be written.
     pub(crate) fn sparse(len: usize) -> Self {
         Self::new(len, SPARSE)
     }
 
-    /// `len` zeros, in large pages if there are at least `huge`.
+    /// A region of `len` zeros, in large pages if `len` is at least `huge`.
     fn new(len: usize, huge: usize) -> Self {
         let align = if len >= huge { HUGE_PAGE } else { LINE };
-        // Aligned by hand: the allocator would clear over-aligned memory itself
-        // and touch every page, while plain large blocks come as untouched zeros.
+        // Aligned by hand: the allocator itself would clear memory of a large alignment and touch
+        // every page, while large blocks of a small one come as untouched zeros.
         let layout =
             Layout::from_size_align(len + align, 16).expect("a size that fits the address space");
         // SAFETY: the size is not zero.
@@ -84,16 +88,18 @@ impl Region {
     }
 
     /// The region as elements of `T`.
-    pub(crate) fn of<T: Plain>(&self) -> &[T] {
-        // SAFETY: aligned to a cache line, initialized, and any bytes are a `T`.
+    pub(crate) fn elements<T: Plain>(&self) -> &[T] {
+        // SAFETY: `len` bytes from the offset on lie in the allocation, aligned to a cache line
+        // and initialized, and any bytes are a `T`.
         unsafe {
             std::slice::from_raw_parts(self.base.add(self.offset).cast(), self.len / size_of::<T>())
         }
     }
 
     /// The region as elements of `T`, to write.
-    pub(crate) fn of_mut<T: Plain>(&mut self) -> &mut [T] {
-        // SAFETY: as in `of`, and borrowed mutably.
+    pub(crate) fn elements_mut<T: Plain>(&mut self) -> &mut [T] {
+        // SAFETY: `len` bytes from the offset on lie in the allocation, aligned to a cache line
+        // and initialized, any bytes are a `T`, and the region is borrowed mutably.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.base.add(self.offset).cast(),
@@ -105,17 +111,17 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
+        // SAFETY: `base` was allocated with this layout, and nothing borrows it any more.
         unsafe { dealloc(self.base, self.layout) };
     }
 }
 
-/// Numbers that any bytes are.
+/// A type of numbers of which any bytes are a value.
 ///
 /// # Safety
 ///
-/// Every bit pattern is a value, there is no padding, and alignment is at most a
-/// cache line.
+/// Every bit pattern is a value of the type, which has no padding and is aligned to a cache line
+/// at most.
 pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
 // SAFETY: a plain number.
 unsafe impl Plain for u8 {}
@@ -131,7 +137,7 @@ unsafe impl Plain for half::bf16 {}
 /// Bytes of a region as elements of `T`.
 #[inline(always)]
 pub(crate) fn elements<T: Plain>(bytes: &[u8]) -> &[T] {
-    // SAFETY: any bytes are a `T`.
+    // SAFETY: `align_to` gives aligned elements only, and any bytes are a `T`.
     let (before, elements, _) = unsafe { bytes.align_to() };
     assert!(before.is_empty(), "elements lie where they are aligned");
     elements
@@ -142,11 +148,12 @@ pub(crate) fn elements<T: Plain>(bytes: &[u8]) -> &[T] {
 #[repr(C, align(64))]
 struct Line([f32; 16]);
 
-/// A tensor's values.
+/// The memory of a tensor.
 pub(crate) struct Buffer {
     lines: Vec<Line>,
+    /// Values of the tensor, which may be fewer than the lines hold.
     len: usize,
-    /// A copy in the order of some kernel, made when first wanted.
+    /// The values in the order in which some kernel reads them, made when it first asks.
     repacked: OnceLock<Vec<f32>>,
 }
 
@@ -158,33 +165,37 @@ impl Buffer {
 
     pub(crate) fn values_mut(&mut self) -> &mut [f32] {
         self.repacked.take();
-        // SAFETY: as in `values`, and borrowed mutably.
+        // SAFETY: `len` values lie in the lines, which are arrays of `f32` without gaps, and the
+        // buffer is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
     }
 
-    /// The values in another order; `repack` must be the only one ever asked for.
+    /// The values in the order that `repack` gives them. The result is kept, so all callers must
+    /// ask for the same order.
     pub(crate) fn repacked(&self, repack: impl FnOnce(&[f32]) -> Vec<f32>) -> &[f32] {
         self.repacked.get_or_init(|| repack(self.values()))
     }
 }
 
-/// Buffers without a tensor, by size class.
+/// Buffers that no tensor uses now, for the next tensors: about as many as a step ever had alive
+/// at once.
 pub(crate) struct Arena {
-    /// About as many are kept as a step ever had alive at once.
+    /// The buffers of each size class.
     free: Mutex<Vec<Vec<Storage>>>,
 }
 
-/// A large tensor may have a free buffer of so many classes from its own on, which is up
-/// to four times as large: so a prompt's last rows, fewer than those of a step before, need
-/// none of their own.
+/// Size classes in which a large tensor looks for a free buffer, from its own upward: up to
+/// four times its size. So the last step of a prompt, with fewer rows than the steps before,
+/// uses their buffers.
 const REACH: usize = 8;
 
-/// Lines from which tensors are large, and memory counts more than the steps that it takes
-/// until there are enough buffers of all sizes: 256 KiB.
+/// Cache lines from which on a tensor is large: 256 KiB. Large tensors take larger buffers and
+/// replace smaller ones, to save memory; small ones have buffers of their own class only, of which
+/// there are enough after a few steps.
 const LARGE: usize = 4096;
 
-/// Class and capacity, in lines, of a buffer for `lines` lines: four classes an
-/// octave, so at most a quarter is wasted.
+/// The size class of a buffer for `lines` cache lines, and how many lines it has. There are four
+/// classes between a power of two and the next, so at most a quarter is wasted.
 fn class(lines: usize) -> (usize, usize) {
     if lines <= 4 {
         return (lines, lines);
@@ -202,13 +213,14 @@ impl Arena {
         }
     }
 
+    /// A buffer for `len` values, of unspecified content.
     fn take(&self, len: usize) -> Storage {
         let (class, capacity) = class(len.div_ceil(16));
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let reach = if capacity < LARGE { 1 } else { REACH };
         let found = free[class..class + reach].iter_mut().find_map(Vec::pop);
         let mut storage = found.unwrap_or_else(|| {
-            // The new one will do where the next smaller one did.
+            // A new large buffer will do where the next smaller one did, which goes.
             let mut smaller = free[class - (reach - 1)..class].iter_mut().rev();
             drop(smaller.find_map(Vec::pop));
             Box::new(Buffer {
@@ -253,17 +265,17 @@ pub(crate) fn values_mut(x: &mut Tensor) -> &mut [f32] {
     x.storage_mut::<Buffer>().values_mut()
 }
 
-/// Values as bytes.
+/// The bytes of `values`, as a type of one byte.
 pub(crate) fn bytes<T: Plain>(values: &[f32]) -> &[T] {
     assert_eq!(size_of::<T>(), 1, "bytes");
-    // SAFETY: four bytes of each value, and any bytes are a `T`.
+    // SAFETY: each value has four bytes, and any bytes are a `T`.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), 4 * values.len()) }
 }
 
-/// Values as bytes, to write.
+/// The bytes of `values`, as a type of one byte, to write.
 pub(crate) fn bytes_mut<T: Plain>(values: &mut [f32]) -> &mut [T] {
     assert_eq!(size_of::<T>(), 1, "bytes");
-    // SAFETY: as in `bytes`, and any bytes are an `f32`.
+    // SAFETY: each value has four bytes; any bytes are a `T`, and an `f32` when written.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), 4 * values.len()) }
 }
 
@@ -299,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_rows_take_the_room_of_more_and_more_replace_that_of_fewer() {
+    fn fewer_rows_take_the_buffers_of_more_and_more_replace_those_of_fewer() {
         let arena = Arc::new(Arena::new());
         let kept = || {
             let free = arena.free.lock().unwrap();
@@ -311,7 +323,7 @@ mod tests {
             let _two = [arena.tensor(rows, 512), arena.tensor(rows, 512)];
         }
         assert_eq!(kept(), [8192, 8192]);
-        // A row's room is its own.
+        // A small tensor has a buffer of its own class.
         drop(arena.tensor(1, 512));
         assert_eq!(kept(), [32, 8192, 8192]);
     }
@@ -324,7 +336,7 @@ mod tests {
             return;
         }
         let asks = |region: &Region| {
-            let at = region.of::<u8>().as_ptr() as usize;
+            let at = region.elements::<u8>().as_ptr() as usize;
             let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
             let hex = |text: &str| usize::from_str_radix(text, 16).ok();
             let starts = |line: &str| {
@@ -344,13 +356,13 @@ mod tests {
     fn regions_are_aligned_zeros() {
         for len in [1, 64, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 5] {
             let mut region = Region::zeroed(len);
-            assert!(region.of::<u8>().iter().all(|&b| b == 0));
+            assert!(region.elements::<u8>().iter().all(|&b| b == 0));
             assert_eq!(
-                region.of::<u8>().as_ptr() as usize
+                region.elements::<u8>().as_ptr() as usize
                     % if len < HUGE_PAGE { LINE } else { HUGE_PAGE },
                 0
             );
-            region.of_mut::<u8>().fill(1);
+            region.elements_mut::<u8>().fill(1);
         }
     }
 }

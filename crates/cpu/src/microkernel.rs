@@ -96,7 +96,7 @@ macro_rules! microkernels {
 }
 pub(crate) use microkernels;
 
-/// The operands of a block, with strides in elements.
+/// The operands of a block of sums, with strides in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<W> {
     /// Row `m`'s value of column `k` is at `m * x_stride + k`.
@@ -119,7 +119,7 @@ pub(crate) enum Prefetch {
     None,
     /// Prefetches weights [`PREFETCH_DISTANCE`] bytes ahead; they must be contiguous (`w_step` 16).
     Ahead,
-    /// That many cache lines each time, from an address on.
+    /// Prefetches so many cache lines each time, from this address on.
     Lines(*const u8, usize),
 }
 
@@ -182,8 +182,8 @@ pub(crate) unsafe fn accumulate<L: Lanes, W: Element, const M: usize, const R: u
     *acc = sums;
 }
 
-/// The size of a part when `n` things are cut into as few parts of at most `most` as can be,
-/// and those as even as can be.
+/// The size of the parts when `n` things are cut into the fewest parts of at most `most` things,
+/// as evenly as possible.
 pub(crate) fn even(n: usize, most: usize) -> usize {
     n.div_ceil(n.div_ceil(most).max(1)).max(1)
 }

@@ -9,19 +9,19 @@ mod routing;
 pub(crate) use routing::Routing;
 
 use crate::arch::{Kernel, Lanes, load, map, store};
-use crate::device::Cpu;
-use crate::elementwise::{self, WORK_RANGE};
-use crate::matmul;
+use crate::device::Device;
+use crate::elementwise;
+use crate::matmul::{PackBuffer, matmul_runs};
 use crate::memory::{values, values_mut};
-use crate::pool::{DisjointSlice, worker_scratch};
+use crate::pool::{DisjointSlice, WORK_RANGE, worker_scratch};
 use backend::{Activation, Choice, Experts, Tensor, math};
-use std::sync::PoisonError;
+use std::sync::Mutex;
 
 /// [`Experts::choose`], compiled for the instruction set.
 struct Choose<'a> {
     experts: &'a Experts,
     scores: &'a [f32],
-    /// Room for as many.
+    /// Scratch memory, a value for each score.
     powers: &'a mut [f32],
     order: &'a mut Vec<usize>,
     choice: &'a mut Choice,
@@ -44,7 +44,7 @@ impl Kernel for Choose<'_> {
     }
 }
 
-/// One row's experts, added up: `y = Σ_rank w part`.
+/// Adds up one row's experts: `y = Σ_rank w part`.
 struct Combine<'a> {
     /// By rank: an expert's weight, and where its result starts in `parts`.
     terms: &'a [(f32, usize)],
@@ -94,11 +94,11 @@ impl Kernel for Glu<'_> {
     }
 }
 
-/// Calls `row(i)` for all of `n` rows of `cols` values, on several workers if
-/// they are many.
-fn each_row(cpu: &Cpu, n: usize, cols: usize, row: impl Fn(usize) + Sync) {
+/// Calls `row(i)` for each of `n` rows of `cols` values, on several workers if there are enough
+/// values.
+fn each_row(device: &Device, n: usize, cols: usize, row: impl Fn(usize) + Sync) {
     let chunk = WORK_RANGE.div_ceil(cols.max(1));
-    cpu.pool.each(n, chunk, |_, range| range.for_each(&row));
+    device.pool.each(n, chunk, |_, range| range.for_each(&row));
 }
 
 /// The sum of each row's experts, `[n, H]`, chosen by `scores: [n, E]`.
@@ -106,28 +106,34 @@ fn each_row(cpu: &Cpu, n: usize, cols: usize, row: impl Fn(usize) + Sync) {
 /// # Panics
 ///
 /// If there is not a score for each row and expert.
-pub(crate) fn moe(cpu: &Cpu, x: &Tensor, scores: &Tensor, experts: &Experts) -> Tensor {
+pub(crate) fn moe(
+    device: &Device,
+    buffers: &[Mutex<PackBuffer>],
+    routing: &mut Routing,
+    x: &Tensor,
+    scores: &Tensor,
+    experts: &Experts,
+) -> Tensor {
     let (n, hidden, n_experts) = (x.rows(), x.cols(), experts.experts.len());
     assert_eq!(
         (scores.rows(), scores.cols()),
         (n, n_experts),
         "a score for each row and expert"
     );
-    let mut routing = cpu.routing.lock().unwrap_or_else(PoisonError::into_inner);
-    choose(cpu, scores, experts, &mut routing);
+    choose(device, scores, experts, routing);
     routing.sort(n, n_experts, hidden);
-    let routing = &*routing;
+    let (runs, rows) = (&routing.runs, &routing.rows);
     let expert = |i: usize| &experts.experts[routing.chosen[i]];
-    let x = gather(cpu, x, &routing.rows); // [places, H]
-    let both = matmul::matmul_runs(cpu, &x, &routing.runs, |i| &expert(i).gate_up); // [.., 2 I]
-    let inner = glu(cpu, &both, experts.activation); // [.., I]
-    let parts = matmul::matmul_runs(cpu, &inner, &routing.runs, |i| &expert(i).down); // [.., H]
-    combine(cpu, &parts, &routing.terms, (n, hidden))
+    let x = gather(device, x, rows); // [places, H]
+    let both = matmul_runs(device, buffers, &x, runs, |i| &expert(i).gate_up); // [.., 2 I]
+    let inner = glu(device, &both, experts.activation); // [.., I]
+    let parts = matmul_runs(device, buffers, &inner, runs, |i| &expert(i).down); // [.., H]
+    combine(device, &parts, &routing.terms, (n, hidden))
 }
 
 /// Chooses the experts of each row by its scores.
-fn choose(cpu: &Cpu, scores: &Tensor, experts: &Experts, routing: &mut Routing) {
-    let (n, n_experts, n_workers) = (scores.rows(), scores.cols(), cpu.pool.n_workers());
+fn choose(device: &Device, scores: &Tensor, experts: &Experts, routing: &mut Routing) {
+    let (n, n_experts, n_workers) = (scores.rows(), scores.cols(), device.pool.n_workers());
     let Routing {
         choices, orders, ..
     } = routing;
@@ -135,12 +141,12 @@ fn choose(cpu: &Cpu, scores: &Tensor, experts: &Experts, routing: &mut Routing) 
     if choices.len() < n {
         choices.resize_with(n, Choice::new);
     }
-    let mut powers = cpu.tensor(n_workers, n_experts);
+    let mut powers = device.tensor(n_workers, n_experts);
     let scores = values(scores);
     let powers = DisjointSlice::new(values_mut(&mut powers));
     let (orders, choices) = (DisjointSlice::new(orders), DisjointSlice::new(choices));
     let chunk = WORK_RANGE.div_ceil((64 * n_experts).max(1));
-    cpu.pool.each(n, chunk, |worker, range| {
+    device.pool.each(n, chunk, |worker, range| {
         // SAFETY: a worker's scratch memory is its own.
         let (powers, order) = unsafe {
             (
@@ -149,7 +155,7 @@ fn choose(cpu: &Cpu, scores: &Tensor, experts: &Experts, routing: &mut Routing) 
             )
         };
         for r in range {
-            cpu.isa.run(Choose {
+            device.isa.run(Choose {
                 experts,
                 scores: &scores[r * n_experts..][..n_experts],
                 powers,
@@ -162,11 +168,11 @@ fn choose(cpu: &Cpu, scores: &Tensor, experts: &Experts, routing: &mut Routing) 
 }
 
 /// Rows `rows` of `x`, copied on several workers if they are many.
-fn gather(cpu: &Cpu, x: &Tensor, rows: &[usize]) -> Tensor {
+fn gather(device: &Device, x: &Tensor, rows: &[usize]) -> Tensor {
     let cols = x.cols();
-    let mut gathered = cpu.tensor(rows.len(), cols);
+    let mut gathered = device.tensor(rows.len(), cols);
     let (from, to) = (values(x), DisjointSlice::new(values_mut(&mut gathered)));
-    each_row(cpu, rows.len(), cols, |i| {
+    each_row(device, rows.len(), cols, |i| {
         // SAFETY: every place is visited once.
         let to = unsafe { to.part(i * cols..(i + 1) * cols) };
         to.copy_from_slice(&from[rows[i] * cols..][..cols]);
@@ -175,14 +181,14 @@ fn gather(cpu: &Cpu, x: &Tensor, rows: &[usize]) -> Tensor {
 }
 
 /// `activation(gate) up` of rows `[gate, up]`, which are twice as wide as the result.
-fn glu(cpu: &Cpu, both: &Tensor, activation: Activation) -> Tensor {
+fn glu(device: &Device, both: &Tensor, activation: Activation) -> Tensor {
     let (n, cols) = (both.rows(), both.cols() / 2);
-    let mut y = cpu.tensor(n, cols);
+    let mut y = device.tensor(n, cols);
     let (from, to) = (values(both), DisjointSlice::new(values_mut(&mut y)));
-    each_row(cpu, n, cols, |i| {
+    each_row(device, n, cols, |i| {
         // SAFETY: every row is visited once.
         let y = unsafe { to.part(i * cols..(i + 1) * cols) };
-        cpu.isa.run(Glu {
+        device.isa.run(Glu {
             both: &from[2 * i * cols..][..2 * cols],
             activation,
             y,
@@ -193,24 +199,24 @@ fn glu(cpu: &Cpu, both: &Tensor, activation: Activation) -> Tensor {
 
 /// Adds up the experts of each row, `[n, H]`, from the results of all places.
 fn combine(
-    cpu: &Cpu,
+    device: &Device,
     parts: &Tensor,
     terms: &[(f32, usize)],
     (n, hidden): (usize, usize),
 ) -> Tensor {
-    let mut out = cpu.tensor(n, hidden);
+    let mut out = device.tensor(n, hidden);
     let (parts, to) = (values(parts), DisjointSlice::new(values_mut(&mut out)));
     let top_k = terms.len() / n.max(1);
-    each_row(cpu, n, top_k * hidden, |r| {
+    each_row(device, n, top_k * hidden, |r| {
         // SAFETY: every row is visited once.
         let y = unsafe { to.part(r * hidden..(r + 1) * hidden) };
         let terms = &terms[r * top_k..(r + 1) * top_k];
-        cpu.isa.run(Combine { terms, parts, y });
+        device.isa.run(Combine { terms, parts, y });
     });
     out
 }
 
-/// `activation(gate[r]) x[r]`
+/// `y = activation(gate) x` of one row.
 struct GateRow<'a> {
     gate: f32,
     activation: Activation,
@@ -229,22 +235,27 @@ impl Kernel for GateRow<'_> {
 }
 
 /// `activation(gate) * x`, one `gate: [n, 1]` for all of a row's columns.
-pub(crate) fn gate_rows(cpu: &Cpu, x: &Tensor, gate: &Tensor, activation: Activation) -> Tensor {
+pub(crate) fn gate_rows(
+    device: &Device,
+    x: &Tensor,
+    gate: &Tensor,
+    activation: Activation,
+) -> Tensor {
     assert_eq!((gate.rows(), gate.cols()), (x.rows(), 1), "one gate a row");
     let (n, cols) = (x.rows(), x.cols());
-    let mut y = cpu.tensor(n, cols);
+    let mut y = device.tensor(n, cols);
     {
         let (x, gates, out) = (
             values(x),
             values(gate),
             DisjointSlice::new(values_mut(&mut y)),
         );
-        each_row(cpu, n, cols, |r| {
+        each_row(device, n, cols, |r| {
             // SAFETY: every row is visited once.
             let y = unsafe { out.part(r * cols..(r + 1) * cols) };
             let x = &x[r * cols..][..cols];
             let gate = gates[r];
-            cpu.isa.run(GateRow {
+            device.isa.run(GateRow {
                 gate,
                 activation,
                 x,

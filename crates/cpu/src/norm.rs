@@ -1,14 +1,13 @@
 //! Root mean square normalization.
 
 use crate::arch::{Kernel, Lanes, for_each, map, map_two};
-use crate::device::Cpu;
-use crate::elementwise::WORK_RANGE_LONG;
+use crate::device::Device;
 use crate::memory::{values, values_mut};
-use crate::pool::DisjointSlice;
+use crate::pool::{DisjointSlice, WORK_RANGE_LONG};
 use backend::Tensor;
 
-/// `sum x²` with 16 partial sums. Absent lanes add a positive zero, which
-/// changes no bit of a sum of squares.
+/// `Σ x²` in 16 partial sums. Lanes past the end of `x` add a positive zero, which changes no
+/// bit of a sum of squares.
 #[inline(always)]
 pub(crate) fn sum_squares<L: Lanes>(x: &[f32]) -> f32 {
     let mut lanes = L::splat(0.0);
@@ -16,7 +15,7 @@ pub(crate) fn sum_squares<L: Lanes>(x: &[f32]) -> f32 {
     lanes.sum()
 }
 
-/// Whole runs of `width`.
+/// Normalizes whole runs of `width` values.
 struct Norm<'a> {
     x: &'a [f32],
     weight: Option<&'a [f32]>,
@@ -46,8 +45,12 @@ impl Kernel for Norm<'_> {
 }
 
 /// `x / sqrt(mean(x²) + eps) * weight` over each run of `width` columns.
+///
+/// # Panics
+///
+/// If rows of `x` are not whole runs, or there is not a weight for each column of a run.
 pub(crate) fn rms_norm(
-    cpu: &Cpu,
+    device: &Device,
     x: &Tensor,
     weight: Option<&Tensor>,
     width: usize,
@@ -61,17 +64,17 @@ pub(crate) fn rms_norm(
         assert_eq!(w.cols(), width, "a weight for each column of a run");
         values(w)
     });
-    let mut y = cpu.tensor(x.rows(), x.cols());
+    let mut y = device.tensor(x.rows(), x.cols());
     let (x, out) = (values(x), DisjointSlice::new(values_mut(&mut y)));
     let n = x.len() / width;
-    cpu.pool.each(
+    device.pool.each(
         n,
-        cpu.pool.even_chunk(n, WORK_RANGE_LONG.div_ceil(width)),
+        device.pool.even_chunk(n, WORK_RANGE_LONG.div_ceil(width)),
         |_, range| {
             let range = range.start * width..range.end * width;
             // SAFETY: ranges are disjoint.
             let y = unsafe { out.part(range.clone()) };
-            cpu.isa.run(Norm {
+            device.isa.run(Norm {
                 x: &x[range],
                 weight,
                 y,

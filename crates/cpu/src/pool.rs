@@ -1,10 +1,9 @@
-//! One job at a time for a fixed set of threads.
+//! A fixed set of threads that work on one job at a time.
 //!
-//! The caller is worker 0. The others spin for a while after each job, because
-//! the next one comes within microseconds during a step, then they park. A
-//! worker that wakes too late finds the job closed and misses nothing: work is
-//! claimed in pieces, so a job ends when its pieces do and not when the last
-//! thread has been scheduled.
+//! The caller is worker 0. The others spin for a while after each job, because during a step the
+//! next one comes within microseconds, and then park. Workers claim a job's work in pieces, so it
+//! ends with its last piece: a worker that wakes too late finds the job closed and has missed
+//! nothing, and no job waits until every thread has been scheduled.
 //!
 //! No queue, no futures, no allocation per job.
 
@@ -18,30 +17,47 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// Looks at the job counter before a worker parks: about a millisecond.
+/// Elements that one worker takes at a time where an op does little with each. Fewer than twice
+/// as many stay on the calling thread.
+pub(crate) const WORK_RANGE: usize = 16 << 10;
+
+/// Elements that one worker takes at a time where an op does more with each: dozens of
+/// instructions, or two reads, or a write of what the same worker reads next, as in a sum and the
+/// norm of it.
+pub(crate) const WORK_RANGE_LONG: usize = WORK_RANGE / 4;
+
+/// How often a worker looks for the next job before it parks, and a caller for the end of its job
+/// before it yields: about a millisecond.
 const SPINS: usize = 20_000;
 
-/// Shares of one job, at most; more workers begin with the same ones.
+/// The most shares that a job is cut into. Where there are more workers, several begin with the
+/// same share.
 const SHARES: usize = 32;
 
-/// Pieces of a share that were claimed, on a cache line of their own.
+/// How many pieces of a share were claimed; on a cache line of its own.
 #[repr(align(64))]
 struct Claimed(AtomicUsize);
 
-/// Work on a worker's number.
+/// A job, which each worker that takes it calls with its own number.
 type Job = dyn Fn(usize) + Sync;
 
-/// `state` is `generation << 32 | OPEN | workers that took the job`.
+/// The bit of [`Shared::state`] that says that workers may take the current job.
 const OPEN: u64 = 1 << 31;
 
+/// What the caller and the threads share.
 struct Shared {
+    /// `generation << 32 | OPEN | n`: the number of the current job, whether it is open, and
+    /// how many workers took it.
     state: AtomicU64,
-    /// Workers that took the current job and have left it.
+    /// How many of the workers that took the current job are done with it.
     left: AtomicUsize,
     /// Written before a generation opens, read by workers that took it.
     job: UnsafeCell<Option<*const Job>>,
+    /// For each worker, whether it is parked or about to be.
     parked: Vec<AtomicBool>,
+    /// The first panic of the current job.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// Whether the threads are to end.
     stop: AtomicBool,
 }
 
@@ -52,11 +68,13 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
+    /// Keeps a panic for the caller of the job, if it is the job's first.
     fn keep(&self, panic: Box<dyn Any + Send>) {
         let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert(panic);
     }
 
+    /// Takes one job after the other as worker `id`, until the pool is dropped.
     fn work(&self, id: usize) {
         let mut seen = 0;
         loop {
@@ -102,16 +120,17 @@ impl Shared {
     }
 }
 
-/// The threads.
+/// A fixed set of threads.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
+    /// The threads of all workers but worker 0.
     threads: Vec<JoinHandle<()>>,
-    /// Held by whoever runs a job.
+    /// Held by the caller whose job runs.
     turn: Mutex<()>,
 }
 
 impl Pool {
-    /// `n` workers, the caller among them.
+    /// Starts `n` workers, the caller among them.
     pub(crate) fn new(n: usize) -> Self {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -147,23 +166,23 @@ impl Pool {
     pub(crate) fn pin(&self) -> std::io::Result<()> {
         use std::os::unix::thread::JoinHandleExt;
         const SIZE: usize = size_of::<libc::cpu_set_t>();
-        // SAFETY: a set of cores is an array of numbers.
+        // SAFETY: a set of cores is an array of numbers, which may all be zero.
         let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the set has the size that is said.
+        // SAFETY: the set has `SIZE` bytes to write.
         if unsafe { libc::sched_getaffinity(0, SIZE, &raw mut allowed) } != 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: all numbers are below the size of the set.
+        // SAFETY: the numbers of cores that are asked for are below the bits of the set.
         let has = |&core: &usize| unsafe { libc::CPU_ISSET(core, &allowed) };
         let cores: Vec<usize> = (0..8 * SIZE).filter(has).collect();
         for (i, thread) in self.threads.iter().enumerate() {
-            // SAFETY: as above, of a core from the set.
+            // SAFETY: a set of cores may be all zeros, and the core is from a set of the same size.
             let one = unsafe {
                 let mut one: libc::cpu_set_t = std::mem::zeroed();
                 libc::CPU_SET(cores[(i + 1) % cores.len()], &mut one);
                 one
             };
-            // SAFETY: the thread lives as long as its handle is not joined.
+            // SAFETY: a thread exists until its handle is joined, and the set has `SIZE` bytes.
             let error = unsafe {
                 libc::pthread_setaffinity_np(thread.as_pthread_t(), SIZE, &raw const one)
             };
@@ -260,8 +279,8 @@ impl Pool {
         });
     }
 
-    /// A size of pieces of `0..n` for [`Pool::each`]: less than two of `size` stay one, and
-    /// each worker gets as many.
+    /// A size of pieces of `0..n` for [`Pool::each`]: at least about `size`, and such that all
+    /// workers get equally many pieces. Less than two times `size` stay one piece.
     pub(crate) fn even_chunk(&self, n: usize, size: usize) -> usize {
         let (pieces, workers) = ((n / size.max(1)).max(1), self.n_workers());
         n.div_ceil(match pieces > workers {
@@ -270,6 +289,7 @@ impl Pool {
         })
     }
 
+    /// Wakes the workers that are parked.
     fn wake(&self) {
         for (parked, thread) in self.shared.parked[1..].iter().zip(&self.threads) {
             if parked.load(SeqCst) {
@@ -298,10 +318,11 @@ pub(crate) struct DisjointSlice<'a, T> {
     slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: `part` hands out disjoint parts only, by its contract.
+// SAFETY: callers on different threads get disjoint parts only, by the contract of `part`.
 unsafe impl<T: Send> Sync for DisjointSlice<'_, T> {}
 
 impl<'a, T> DisjointSlice<'a, T> {
+    /// All of `slice`.
     pub(crate) fn new(slice: &'a mut [T]) -> Self {
         DisjointSlice {
             start: slice.as_mut_ptr(),
@@ -325,7 +346,7 @@ impl<'a, T> DisjointSlice<'a, T> {
             range.start <= range.end && range.end <= self.len,
             "a part lies in its slice"
         );
-        // SAFETY: in bounds, and not aliased by this function's contract.
+        // SAFETY: in bounds, and no other part that is alive overlaps, as promised.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
@@ -337,7 +358,7 @@ impl<'a, T> DisjointSlice<'a, T> {
     pub(crate) fn after(&self, start: usize) -> DisjointSlice<'a, T> {
         assert!(start <= self.len, "a part lies in its slice");
         DisjointSlice {
-            // SAFETY: in bounds.
+            // SAFETY: not past the end of the slice.
             start: unsafe { self.start.add(start) },
             len: self.len - start,
             slice: PhantomData,
@@ -348,7 +369,7 @@ impl<'a, T> DisjointSlice<'a, T> {
     ///
     /// # Safety
     ///
-    /// No part that is alive at once may overlap.
+    /// No part to write that is alive at the same time may overlap the range.
     ///
     /// # Panics
     ///
@@ -358,7 +379,7 @@ impl<'a, T> DisjointSlice<'a, T> {
             range.start <= range.end && range.end <= self.len,
             "a part lies in its slice"
         );
-        // SAFETY: in bounds, and not written by this function's contract.
+        // SAFETY: in bounds, and nobody writes the range meanwhile, as promised.
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 
@@ -374,24 +395,25 @@ impl<'a, T> DisjointSlice<'a, T> {
     #[inline(always)]
     pub(crate) unsafe fn write(&self, i: usize, value: T) {
         assert!(i < self.len, "an element of the slice");
-        // SAFETY: in bounds, and not aliased by this function's contract.
+        // SAFETY: in bounds, and nobody else uses the element meanwhile, as promised.
         unsafe { self.start.add(i).write(value) };
     }
 }
 
-/// Worker `worker`'s share of a scratch tensor with a row for each.
+/// The scratch memory of `worker`, in a tensor that has `len` values for each worker.
 ///
 /// # Safety
 ///
-/// The worker uses it in one place at a time.
+/// The worker uses the result in one place at a time.
 #[expect(clippy::mut_from_ref, reason = "as `DisjointSlice::part`")]
 pub(crate) unsafe fn worker_scratch<'a>(
     scratch: &'a DisjointSlice<'_, f32>,
     worker: usize,
-    room: usize,
+    len: usize,
 ) -> &'a mut [f32] {
-    // SAFETY: rooms of different workers are disjoint.
-    unsafe { scratch.part(worker * room..(worker + 1) * room) }
+    // SAFETY: the values of different workers are disjoint, and this worker's are used once at a
+    // time, as promised.
+    unsafe { scratch.part(worker * len..(worker + 1) * len) }
 }
 
 #[cfg(test)]

@@ -1,23 +1,22 @@
 //! Rotary position embedding.
 
 use crate::arch::{Kernel, Lanes, load, store};
-use crate::device::Cpu;
-use crate::elementwise::WORK_RANGE;
+use crate::device::Device;
 use crate::memory::values_mut;
-use crate::pool::{DisjointSlice, worker_scratch};
+use crate::pool::{DisjointSlice, WORK_RANGE, worker_scratch};
 use backend::{Batch, Rope, Row, Tensor, math};
 
-/// Turns the heads of some rows. Sine and cosine are computed once a row.
-struct Turn<'a> {
+/// Rotates the heads of some rows. Sines and cosines are computed once a row.
+struct Rotate<'a> {
     rope: &'a Rope,
     rows: &'a [Row],
     cols: usize,
     x: &'a mut [f32],
-    /// Room for the sines and cosines of all pairs.
+    /// Scratch memory for the sines and cosines of all pairs.
     angles: &'a mut [f32],
 }
 
-impl Kernel for Turn<'_> {
+impl Kernel for Rotate<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -63,32 +62,36 @@ impl Kernel for Turn<'_> {
     }
 }
 
-/// Turns every head of every row by its position.
-pub(crate) fn rope(cpu: &Cpu, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
+/// Rotates every head of every row by the row's position.
+///
+/// # Panics
+///
+/// If `x` does not have a row for each of the step's, or rows are not whole heads.
+pub(crate) fn rope(device: &Device, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tensor {
     let cols = x.cols();
     let pairs = rope.frequencies.len();
     assert_eq!(x.rows(), batch.n_rows(), "a row for each of the step's");
     assert!(cols.is_multiple_of(rope.head_dim), "whole heads");
     rope.check();
-    // A line apart, so that workers do not share one.
-    let room = (2 * pairs).next_multiple_of(16);
-    let mut angles = cpu.tensor(cpu.pool.n_workers(), room);
+    // Workers share no cache line.
+    let len = (2 * pairs).next_multiple_of(16);
+    let mut angles = device.tensor(device.pool.n_workers(), len);
     let (out, angles) = (
         DisjointSlice::new(values_mut(&mut x)),
         DisjointSlice::new(values_mut(&mut angles)),
     );
-    cpu.pool.each(
+    device.pool.each(
         batch.n_rows(),
         WORK_RANGE.div_ceil(cols.max(1)),
         |worker, range| {
-            // SAFETY: ranges of rows are disjoint, and a worker's room is its own.
+            // SAFETY: ranges of rows are disjoint, and a worker's scratch memory is its own.
             let (x, angles) = unsafe {
                 (
                     out.part(range.start * cols..range.end * cols),
-                    worker_scratch(&angles, worker, room),
+                    worker_scratch(&angles, worker, len),
                 )
             };
-            cpu.isa.run(Turn {
+            device.isa.run(Rotate {
                 rope,
                 rows: &batch.rows[range],
                 cols,
@@ -103,12 +106,12 @@ pub(crate) fn rope(cpu: &Cpu, mut x: Tensor, rope: &Rope, batch: &Batch) -> Tens
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CpuOptions;
     use crate::memory::values;
+    use crate::{Cpu, CpuOptions};
     use backend::{Ops, Position, Store};
 
     #[test]
-    fn position_zero_turns_nothing() {
+    fn position_zero_rotates_nothing() {
         let cpu = Cpu::new(CpuOptions::default()).unwrap();
         let x: Vec<f32> = (0..48).map(|i| i as f32 - 20.0).collect();
         let rotary = Rope {

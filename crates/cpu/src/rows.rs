@@ -1,16 +1,15 @@
-//! Ops that move rows and columns, and the one that picks a column.
+//! Ops that copy rows and columns, and argmax.
 
 use crate::arch::{Kernel, Lanes};
-use crate::device::Cpu;
-use crate::elementwise::WORK_RANGE;
+use crate::device::Device;
 use crate::memory::{values, values_mut};
-use crate::pool::DisjointSlice;
+use crate::pool::{DisjointSlice, WORK_RANGE};
 use backend::{Batch, NO_TOKEN, Tensor};
 
-/// Rows `rows` of `x`.
-pub(crate) fn gather(cpu: &Cpu, x: &Tensor, rows: &[usize]) -> Tensor {
+/// Rows `rows` of `x`, in this order.
+pub(crate) fn gather(device: &Device, x: &Tensor, rows: &[usize]) -> Tensor {
     let cols = x.cols();
-    let mut y = cpu.tensor(rows.len(), cols);
+    let mut y = device.tensor(rows.len(), cols);
     if cols > 0 {
         let from = values(x);
         for (to, &row) in values_mut(&mut y).chunks_exact_mut(cols).zip(rows) {
@@ -20,7 +19,7 @@ pub(crate) fn gather(cpu: &Cpu, x: &Tensor, rows: &[usize]) -> Tensor {
     y
 }
 
-/// `x` with rows of `embeddings` for the batch's media rows of this source.
+/// `x` with rows of `embeddings` in the place of the batch's media rows of this source.
 pub(crate) fn replace(mut x: Tensor, embeddings: &Tensor, source: u32, batch: &Batch) -> Tensor {
     let cols = x.cols();
     assert_eq!(cols, embeddings.cols(), "rows of one width");
@@ -33,8 +32,8 @@ pub(crate) fn replace(mut x: Tensor, embeddings: &Tensor, source: u32, batch: &B
 }
 
 /// Columns `first .. first + cols` of `x`.
-pub(crate) fn columns(cpu: &Cpu, x: &Tensor, first: usize, cols: usize) -> Tensor {
-    let mut y = cpu.tensor(x.rows(), cols);
+pub(crate) fn columns(device: &Device, x: &Tensor, first: usize, cols: usize) -> Tensor {
+    let mut y = device.tensor(x.rows(), cols);
     if cols > 0 {
         let rows = values(x).chunks_exact(x.cols());
         for (to, row) in values_mut(&mut y).chunks_exact_mut(cols).zip(rows) {
@@ -45,10 +44,10 @@ pub(crate) fn columns(cpu: &Cpu, x: &Tensor, first: usize, cols: usize) -> Tenso
 }
 
 /// The columns of `a`, then those of `b`.
-pub(crate) fn concat(cpu: &Cpu, a: &Tensor, b: &Tensor) -> Tensor {
+pub(crate) fn concat(device: &Device, a: &Tensor, b: &Tensor) -> Tensor {
     assert_eq!(a.rows(), b.rows(), "rows to join");
     let (left, right) = (a.cols(), b.cols());
-    let mut y = cpu.tensor(a.rows(), left + right);
+    let mut y = device.tensor(a.rows(), left + right);
     let (a, b) = (values(a), values(b));
     for (i, to) in values_mut(&mut y)
         .chunks_exact_mut((left + right).max(1))
@@ -60,7 +59,8 @@ pub(crate) fn concat(cpu: &Cpu, a: &Tensor, b: &Tensor) -> Tensor {
     y
 }
 
-/// The first of a row's largest values.
+/// Finds the column of a row's largest value, the first of equal ones; [`NO_TOKEN`] if a value is
+/// NaN or the largest one is not finite.
 struct Argmax<'a>(&'a [f32]);
 
 impl Kernel for Argmax<'_> {
@@ -103,20 +103,22 @@ impl Kernel for Argmax<'_> {
     }
 }
 
-/// The column of each row's largest value; the lowest of equal ones.
-pub(crate) fn argmax(cpu: &Cpu, x: &Tensor) -> Vec<u32> {
+/// The column of each row's largest value, the first of equal ones; [`NO_TOKEN`] if a value is NaN
+/// or the largest one is not finite.
+pub(crate) fn argmax(device: &Device, x: &Tensor) -> Vec<u32> {
     let cols = x.cols();
     let x = values(x);
     let mut best = vec![0; x.len() / cols.max(1)];
     let n = best.len();
     let out = DisjointSlice::new(&mut best);
     // Rows are searched whole; a long one is worth handing out.
-    cpu.pool
+    device
+        .pool
         .each(n, (2 * WORK_RANGE / cols.max(1)).max(1), |_, range| {
             for row in range {
                 // SAFETY: every row is visited once.
                 let best = unsafe { &mut out.part(row..row + 1)[0] };
-                *best = cpu.isa.run(Argmax(&x[row * cols..][..cols])) as u32;
+                *best = device.isa.run(Argmax(&x[row * cols..][..cols])) as u32;
             }
         });
     best

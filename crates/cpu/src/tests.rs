@@ -1,6 +1,7 @@
 //! The conformance suite on every instruction set and several thread counts.
 
 use crate::arch::Detected;
+use crate::device::Device;
 use crate::{Activations, Cpu, CpuError, CpuOptions, Isa, dot_int8};
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
@@ -11,6 +12,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Calls `check` for each instruction set and way of multiplying bytes that this CPU has, and for
+/// several numbers of threads.
 fn each(activations: Activations, check: impl Fn(&Cpu)) {
     for isa in Isa::available() {
         let variants = Detected::variants(isa);
@@ -19,7 +22,7 @@ fn each(activations: Activations, check: impl Fn(&Cpu)) {
             // Older ways of multiplying bytes change products only.
             let threads: &[usize] = if i == last { &[1, 2, 3] } else { &[2] };
             for &threads in threads {
-                check(&Cpu::with(variant, threads, activations));
+                check(&Cpu::on(Device::with(variant, threads, activations)));
             }
         }
     }
@@ -44,8 +47,8 @@ fn products_of_rounded_activations_have_the_bits_of_their_definition() {
     });
 }
 
-/// 19 rows of `format`, random; of a format that can only be read, random bytes
-/// without the numbers that are none.
+/// 19 random rows of `format`: encoded random values, or, where nothing encodes the format, random
+/// bytes of which no number is NaN or infinite.
 pub(crate) fn noise(format: &'static Format, cols: usize) -> Owned {
     let mut state = 9u64;
     let mut next = || {
@@ -103,7 +106,7 @@ fn products_of_every_format_are_those_of_its_definition_for_any_number_of_rows()
             .collect();
         for isa in Isa::available() {
             for variant in Detected::variants(isa) {
-                let cpu = Cpu::with(variant, 1, Activations::Int8);
+                let cpu = Cpu::on(Device::with(variant, 1, Activations::Int8));
                 let matrices = [1, 4].map(|parts| cpu.matrix(&vec![w.view(); parts]));
                 for n in rows.into_iter().filter(|&n| n < 64 || isa != Isa::Scalar) {
                     let x = cpu.upload(n, cols, &x[..n * cols]);
@@ -136,7 +139,7 @@ fn a_row_that_is_not_finite_stays_so_and_touches_no_other() {
         let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][i % 3];
         for isa in Isa::available() {
             for variant in Detected::variants(isa) {
-                let cpu = Cpu::with(variant, 2, Activations::Int8);
+                let cpu = Cpu::on(Device::with(variant, 2, Activations::Int8));
                 let matrix = cpu.matrix(&[w.view()]);
                 for n in [1, 2, 4, 9, 17] {
                     let sound: Vec<f32> = (0..n * cols)
@@ -212,7 +215,7 @@ fn matrices_that_stay_in_their_file_give_the_bits_of_packed_ones() {
         ];
         for isa in Isa::available() {
             for activations in [Activations::Int8, Activations::F32] {
-                let cpu = Cpu::with(Detected::new(isa).unwrap(), 2, activations);
+                let cpu = Cpu::on(Device::with(Detected::new(isa).unwrap(), 2, activations));
                 let packed = cpu.matrix(&[owned.view(), owned.view()]);
                 assert_eq!(cpu.left_in_files(), 0);
                 let mapped = cpu.matrix(&[stored, stored.slice(0..5), stored.slice(5..19)]);
@@ -269,10 +272,11 @@ fn what_this_cpu_lacks_is_an_error() {
     );
 }
 
-/// The reference, with [`dot_int8`] for matrices of one quantized format.
+/// The reference backend, but with [`dot_int8`] for products with matrices of one quantized
+/// format.
 struct Int8Reference;
 
-/// The reference's matrix, and the rows where they are quantized.
+/// A matrix of [`Int8Reference`]: the reference's own, and the stored rows if they are quantized.
 struct Both {
     plain: Matrix,
     coded: Option<Vec<Owned>>,
@@ -281,7 +285,7 @@ struct Both {
 impl Both {
     fn dot(&self, x: &[f32], row: usize) -> f32 {
         let mut row = row;
-        for part in self.coded.as_ref().expect("a quantised matrix") {
+        for part in self.coded.as_ref().expect("a quantized matrix") {
             if row < part.rows {
                 return dot_int8(part.format, part.view().row(row), x);
             }

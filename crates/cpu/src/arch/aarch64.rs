@@ -14,6 +14,8 @@ use std::arch::aarch64::{
 use std::arch::asm;
 use std::ops::{Add, Div, Mul, Sub};
 
+/// Runs a kernel compiled for NEON.
+///
 /// # Safety
 ///
 /// The CPU has NEON.
@@ -22,6 +24,8 @@ pub(super) unsafe fn neon<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Neon>()
 }
 
+/// Runs a kernel compiled for NEON.
+///
 /// # Safety
 ///
 /// The CPU has NEON.
@@ -30,6 +34,8 @@ pub(super) unsafe fn neon_bytes<K: ByteKernel>(kernel: K) -> K::Output {
     kernel.run::<NeonBytes<WIDENING>>()
 }
 
+/// Runs a kernel compiled for NEON and the dot product extension.
+///
 /// # Safety
 ///
 /// The CPU has NEON and the dot product extension.
@@ -38,6 +44,8 @@ pub(super) unsafe fn neon_dot_bytes<K: ByteKernel>(kernel: K) -> K::Output {
     kernel.run::<NeonBytes<DOT>>()
 }
 
+/// Runs a kernel compiled for NEON and the extensions of dot products and of 8-bit matrices.
+///
 /// # Safety
 ///
 /// The CPU has NEON and the extensions of dot products and of 8-bit matrices.
@@ -50,7 +58,7 @@ pub(super) unsafe fn neon_matrix_bytes<K: ByteKernel>(kernel: K) -> K::Output {
 #[derive(Clone, Copy)]
 pub(super) struct Neon([float32x4_t; 4]);
 
-/// An expression for each of the four vectors.
+/// The four vectors that an expression gives for `i` from 0 to 3.
 macro_rules! quarters {
     ($i:ident => $quarter:expr) => {
         Neon([quarters!(@ $i 0 $quarter), quarters!(@ $i 1 $quarter), quarters!(@ $i 2 $quarter), quarters!(@ $i 3 $quarter)])
@@ -208,18 +216,18 @@ impl Lanes for Neon {
     }
 }
 
-/// A way of multiplying bytes: by widening them.
+/// A way of multiplying bytes: `smull`, products of 16 bits.
 const WIDENING: u8 = 0;
-/// `sdot`.
+/// A way of multiplying bytes: `sdot`.
 const DOT: u8 = 1;
-/// `smmla` and `usmmla` for two rows at once, `sdot` for one.
+/// A way of multiplying bytes: `smmla` and `usmmla` for two rows at once, `sdot` for one.
 const MATRIX: u8 = 2;
 
-/// Products of bytes on four times 16 of them, in one of these ways.
+/// Products of bytes in four vectors of 16, in one of these ways.
 pub(super) struct NeonBytes<const WAY: u8>;
 
 impl<const WAY: u8> NeonBytes<WAY> {
-    /// Adds products with codes below 128, four to a lane.
+    /// Adds products of one vector, four to a lane, with codes below 128 or signed ones.
     #[inline(always)]
     fn quarter(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
         let codes = vreinterpretq_s8_u8(codes);

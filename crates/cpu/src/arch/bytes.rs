@@ -2,15 +2,19 @@
 
 use super::lanes::Lanes;
 
-/// A function over any way of multiplying bytes; as [`Kernel`](super::Kernel).
+/// A function over any way of multiplying bytes, inlined like a [`Kernel`](super::Kernel).
 pub(crate) trait ByteKernel {
     type Output;
     fn run<B: Bytes>(self) -> Self::Output;
 }
 
-/// 16 sums of products of four bytes each, exact in 32 bits.
+/// A way of multiplying bytes: 64 codes, four to a lane, with four activations, into exact sums
+/// in 16 lanes of 32 bits.
+///
+/// Only kernels may use it, inside [`Detected::run_bytes`](super::Detected::run_bytes) and its
+/// like, which know that the CPU has the instructions.
 pub(crate) trait Bytes: 'static {
-    /// What the sums become.
+    /// The lanes that sums are converted to.
     type Lanes: Lanes;
     /// 64 unsigned codes: four of each lane.
     type Codes: Copy;
@@ -23,9 +27,10 @@ pub(crate) trait Bytes: 'static {
         allow(dead_code, reason = "no other architecture has tiles")
     )]
     fn store(codes: Self::Codes, to: &mut [u8; 64]);
-    /// What signed codes are seen higher by than they are.
+    /// What is added to signed codes, by [`Bytes::signed`] and [`Bytes::table`], where the CPU
+    /// multiplies unsigned bytes only: their sums are too high by `OFFSET Σ x`.
     const OFFSET: i32;
-    /// Levels for [`Bytes::lookup`].
+    /// A table for [`Bytes::lookup`]: the levels, each plus [`Bytes::OFFSET`].
     #[inline(always)]
     fn table(levels: &[i8; 16]) -> Self::Codes {
         let mut table = [0; 64];
@@ -34,20 +39,21 @@ pub(crate) trait Bytes: 'static {
         }
         Self::load(&table)
     }
-    /// The table's entries at codes below 16.
+    /// `table[code]` for each code, all of which are below 16.
     fn lookup(table: Self::Codes, codes: Self::Codes) -> Self::Codes;
-    /// Signed codes as they are seen.
+    /// Signed codes, each plus [`Bytes::OFFSET`].
     fn signed(codes: Self::Codes) -> Self::Codes;
-    /// Adds as [`Bytes::add`] does, of codes from a table or signed ones.
+    /// Adds `Σ codes[j] x[j]` of each lane's four codes, which [`Bytes::lookup`] or
+    /// [`Bytes::signed`] made.
     fn add_signed(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums;
-    /// Whether two rows are worth multiplying at once, with [`Bytes::add_pair`].
+    /// Whether two rows are multiplied faster at once, by [`Bytes::add_pair`].
     const PAIRED: bool = false;
-    /// Sums of two rows in the order in which [`Bytes::add_pair`] keeps them.
+    /// Puts the sums of two rows in the order in which [`Bytes::add_pair`] keeps them.
     #[inline(always)]
     fn pair(sums: [Self::Sums; 2]) -> [Self::Sums; 2] {
         sums
     }
-    /// The sums of each row again.
+    /// Puts sums in the order of [`Bytes::add_pair`] back to those of each row.
     #[inline(always)]
     fn unpair(sums: [Self::Sums; 2]) -> [Self::Sums; 2] {
         sums
@@ -57,7 +63,7 @@ pub(crate) trait Bytes: 'static {
     ///
     /// # Safety
     ///
-    /// 16 values of `x` are readable.
+    /// Four values of `x` are readable: two of this row and two of the next.
     #[inline(always)]
     unsafe fn add_pair<const SIGNED: bool>(
         sums: [Self::Sums; 2],
@@ -68,7 +74,7 @@ pub(crate) trait Bytes: 'static {
         let mut sums = sums;
         for (row, sum) in sums.iter_mut().enumerate() {
             for (i, codes) in [first, second].into_iter().enumerate() {
-                // SAFETY: as promised.
+                // SAFETY: one of the four readable values.
                 let x = unsafe { *x.add(2 * row + i) };
                 *sum = match SIGNED {
                     true => Self::add_signed(*sum, codes, x),
@@ -78,9 +84,9 @@ pub(crate) trait Bytes: 'static {
         }
         sums
     }
-    /// Sums that all begin at `at`.
+    /// Sums that all are `at`.
     fn start(at: i32) -> Self::Sums;
-    /// Sums from memory.
+    /// Loads sums.
     #[cfg_attr(
         not(target_arch = "x86_64"),
         allow(dead_code, reason = "no other architecture has tiles")
@@ -90,17 +96,18 @@ pub(crate) trait Bytes: 'static {
     fn low(codes: Self::Codes) -> Self::Codes;
     /// The upper four bits of each code.
     fn high(codes: Self::Codes) -> Self::Codes;
+    /// Sums that all are 0.
     fn zero() -> Self::Sums;
     /// Adds `Σ codes[j] x[j]` of each lane's four codes, each below 16.
     fn add_small(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums;
     /// Adds `Σ codes[j] x[j]` of each lane's four codes.
     fn add(sums: Self::Sums, codes: Self::Codes, x: [i8; 4]) -> Self::Sums;
-    /// The sums, which are below 2²⁴, as numbers.
+    /// The sums as `f32`, exactly: they are below 2²⁴.
     fn float(sums: Self::Sums) -> Self::Lanes;
 }
 
-/// Four bytes as one word. Like all that a kernel does for each vector, without a closure:
-/// where the linker does not optimize, it may stay a call.
+/// Four bytes as one word. Written without a closure, like all that a kernel does for each
+/// vector: where the linker does not optimize, a closure may stay a call.
 #[inline(always)]
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),

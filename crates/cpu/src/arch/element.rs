@@ -4,10 +4,11 @@ use super::lanes::Lanes;
 use crate::memory::Plain;
 use half::{bf16, f16};
 
-/// A number that loads as `f32` lanes.
+/// A type of numbers that load as lanes of `f32`, and that lanes are rounded to when stored.
 pub(crate) trait Element: Plain + Default {
     fn load<L: Lanes>(x: &[Self; 16]) -> L;
     fn store<L: Lanes>(x: L, to: &mut [Self; 16]);
+    /// The number as `f32`.
     fn widen(self) -> f32;
 }
 

@@ -12,7 +12,7 @@ use super::x86_64::{self, ByteVariants, Variants, amx};
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// Whatever the compiler assumes.
+    /// Portable code, for any CPU of the architecture.
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
@@ -57,7 +57,7 @@ impl Isa {
             .expect("scalar code runs everywhere")
     }
 
-    /// The name users see.
+    /// The name in options and messages.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -68,12 +68,12 @@ impl Isa {
     }
 }
 
-/// How bytes are multiplied: an [`Isa`] has several ways, by age of the CPU.
+/// How a CPU multiplies bytes. CPUs of one [`Isa`] differ in this, by their age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "each architecture makes its own")]
 enum ByteProducts {
     Scalar,
-    /// AVX2's pairs of 16-bit sums.
+    /// `vpmaddubsw`: sums of two products in 16 bits.
     Avx2,
     /// `vpdpbusd` on 32 bytes.
     AvxVnni,
@@ -81,7 +81,7 @@ enum ByteProducts {
     Avx512Vnni,
     /// `vpdpbusd` on 64 bytes for few rows, AMX tiles for more.
     Amx,
-    /// Widening products.
+    /// `smull`: products of 16 bits.
     Neon,
     /// `sdot`.
     NeonDot,
@@ -89,7 +89,8 @@ enum ByteProducts {
     NeonMatrix,
 }
 
-/// An [`Isa`] that was found on this CPU: the right to enter its kernels.
+/// An [`Isa`] that was found on this CPU, and a way of multiplying bytes. Whoever has such a
+/// value may run kernels that are compiled for them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Detected {
     isa: Isa,
@@ -97,6 +98,7 @@ pub(crate) struct Detected {
 }
 
 impl Detected {
+    /// `isa` with the best way of multiplying bytes; `None` if this CPU lacks it.
     pub(crate) fn new(isa: Isa) -> Option<Self> {
         Self::variants(isa).pop()
     }
@@ -168,12 +170,16 @@ impl Detected {
         }
     }
 
-    /// Whether there are tiles.
+    /// Whether the CPU has AMX tiles, and this process may use them.
     pub(crate) fn has_tiles(self) -> bool {
         self.products == ByteProducts::Amx
     }
 
-    /// Runs `kernel` on tiles; only where [`Detected::has_tiles`].
+    /// Runs `kernel` on AMX tiles.
+    ///
+    /// # Panics
+    ///
+    /// If [`Detected::has_tiles`] says that there are none.
     #[inline]
     #[allow(unused_variables, reason = "other architectures have no tiles")]
     pub(crate) fn run_tiles<K: TileKernel>(self, kernel: K) -> K::Output {

@@ -3,14 +3,17 @@
 use backend::math::Float;
 use half::{bf16, f16};
 
-/// A function over any kind of lanes. `run` and all it calls with `L` must be
-/// `#[inline(always)]`, or they are compiled without the instruction set.
+/// A function over any kind of lanes.
+///
+/// `run`, and every function with lanes that it calls, must be `#[inline(always)]`: what is not
+/// inlined into [`Detected::run`](super::Detected::run)'s function is compiled without the
+/// instruction set.
 pub(crate) trait Kernel {
     type Output;
     fn run<L: Lanes>(self) -> Self::Output;
 }
 
-/// How many sums of 16 lanes fit the vector registers beside their operands: what decides how
+/// How many sums of 16 lanes the vector registers hold beside their operands, which decides how
 /// many rows and vectors a microkernel takes at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registers {
@@ -18,7 +21,7 @@ pub(crate) enum Registers {
     Wide,
     /// Up to 6: AVX2 has 16 registers of 8 lanes, NEON 32 of 4.
     Narrow,
-    /// One at a time, where nothing fits (scalar code) and small code is what counts.
+    /// One: scalar code, of which no sum fits the registers, and which is to be small.
     One,
 }
 
@@ -33,12 +36,12 @@ impl Registers {
     }
 }
 
-/// 16 lanes.
+/// A vector of 16 lanes of `f32`.
 ///
-/// Values may be made only inside [`Detected::run`](super::Detected::run), which is why these
-/// functions are safe to call.
+/// Only kernels may use it, inside [`Detected::run`](super::Detected::run) and its like, which
+/// know that the CPU has the instructions. That is why no function here is `unsafe`.
 pub(crate) trait Lanes: Float + Send + Sync + 'static {
-    /// How much the vector registers hold.
+    /// How many sums the vector registers hold.
     const REGISTERS: Registers;
 
     fn load(x: &[f32; 16]) -> Self;
@@ -52,7 +55,7 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     fn store_f16(self, to: &mut [f16; 16]);
     /// Stores integers in `-128..=127`.
     fn store_i8(self, to: &mut [i8; 16]);
-    /// Bytes as numbers.
+    /// Loads bytes as the numbers 0 to 255.
     #[inline(always)]
     fn load_u8(x: &[u8; 16]) -> Self {
         let mut wide = [0.0; 16];
@@ -61,7 +64,7 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
         }
         Self::load(&wide)
     }
-    /// The table's numbers at codes below 16.
+    /// `table[code]` for each code, all of which are below 16.
     #[inline(always)]
     fn lookup(table: &[f32; 16], codes: &[u8; 16]) -> Self {
         let mut found = [0.0; 16];
@@ -70,12 +73,12 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
         }
         Self::load(&found)
     }
-    /// Flips the sign, of zeros too.
+    /// Flips the sign of each lane, zeros and NaN included.
     fn negate(self) -> Self;
-    /// Asks for the cache line at `p`.
+    /// Prefetches the cache line at `p`, which may be any address.
     fn prefetch(p: *const u8);
 
-    /// [`backend::math::sum_tree`] of the lanes.
+    /// The sum of the lanes, in the order of [`backend::math::sum_tree`].
     #[inline(always)]
     fn sum(self) -> f32 {
         backend::math::sum_tree(self.to_array())
@@ -96,7 +99,7 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
             .fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
     }
 
-    /// The first lanes from `x`, zeros behind them.
+    /// Loads up to 16 values into the first lanes, and zeros into the others.
     #[inline(always)]
     fn load_part(x: &[f32]) -> Self {
         let mut lanes = [0.0; 16];
@@ -104,7 +107,7 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
         Self::load(&lanes)
     }
 
-    /// Stores the first lanes, as many as fit.
+    /// Stores the first `to.len()` lanes, of which there are at most 16.
     #[inline(always)]
     fn store_part(self, to: &mut [f32]) {
         let lanes = self.to_array();
@@ -120,7 +123,7 @@ pub(crate) trait Lanes: Float + Send + Sync + 'static {
     }
 }
 
-/// Up to 16 values, zeros behind them.
+/// Loads the first 16 values of `x`, with zeros for those that it lacks.
 #[inline(always)]
 pub(crate) fn load<L: Lanes>(x: &[f32]) -> L {
     match x.first_chunk::<16>() {
@@ -129,7 +132,7 @@ pub(crate) fn load<L: Lanes>(x: &[f32]) -> L {
     }
 }
 
-/// Stores as many lanes as fit.
+/// Stores the lanes to the first 16 values of `to`, or as many as it has.
 #[inline(always)]
 pub(crate) fn store<L: Lanes>(lanes: L, to: &mut [f32]) {
     match to.first_chunk_mut::<16>() {
@@ -138,8 +141,8 @@ pub(crate) fn store<L: Lanes>(lanes: L, to: &mut [f32]) {
     }
 }
 
-// `f` of the following is a few instructions: a closure with more may not be inlined,
-// and what is not inlined has none of its caller's instruction set.
+// The closures `f` that these functions take are a few instructions long: longer ones might not
+// be inlined, and what is not inlined is compiled without the caller's instruction set.
 
 /// Calls `f` with all of `x`, 16 values at a time, zeros behind the last.
 #[inline(always)]
@@ -153,7 +156,7 @@ pub(crate) fn for_each<L: Lanes>(x: &[f32], mut f: impl FnMut(L)) {
     }
 }
 
-/// `to = f(x)`
+/// `to = f(x)` for each value, 16 at a time.
 #[inline(always)]
 pub(crate) fn map<L: Lanes>(x: &[f32], to: &mut [f32], f: impl Fn(L) -> L) {
     debug_assert_eq!(x.len(), to.len(), "as many values");
@@ -166,7 +169,7 @@ pub(crate) fn map<L: Lanes>(x: &[f32], to: &mut [f32], f: impl Fn(L) -> L) {
     }
 }
 
-/// `to = f(x, y)`
+/// `to = f(x, y)` for each value, 16 at a time.
 #[inline(always)]
 pub(crate) fn map_two<L: Lanes>(x: &[f32], y: &[f32], to: &mut [f32], f: impl Fn(L, L) -> L) {
     debug_assert_eq!((x.len(), y.len()), (to.len(), to.len()), "as many values");
@@ -180,7 +183,7 @@ pub(crate) fn map_two<L: Lanes>(x: &[f32], y: &[f32], to: &mut [f32], f: impl Fn
     }
 }
 
-/// `x = f(x)`
+/// `x = f(x)` for each value, 16 at a time.
 #[inline(always)]
 pub(crate) fn update<L: Lanes>(x: &mut [f32], f: impl Fn(L) -> L) {
     let (x, rest) = x.as_chunks_mut::<16>();

@@ -1,10 +1,9 @@
-//! The logical vector: 16 lanes of `f32`, on whatever the CPU has.
+//! Instruction sets, behind one vector type: 16 lanes of `f32`.
 //!
-//! A kernel is one generic function over [`Lanes`]. [`Detected::run`] enters it
-//! through a function compiled for that instruction set, so everything below is
-//! inlined into it; the choice is made once per op or per job, never per row.
-//! Results have equal bits on all of them: lanes round alike, and sums over
-//! lanes go through [`backend::math::sum_tree`]'s order.
+//! A kernel is one generic function over [`Lanes`]. [`Detected::run`] enters it through a
+//! function that is compiled for an instruction set and into which the whole kernel is inlined;
+//! the choice is made once per op or per job, never per row. All instruction sets give equal
+//! bits: lanes round alike, and sums over lanes have the order of [`backend::math::sum_tree`].
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

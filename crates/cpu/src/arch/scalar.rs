@@ -1,7 +1,8 @@
-//! 16 lanes as an array: the definition, and the path of CPUs we do not know.
+//! 16 lanes as an array: the definition of each operation, and the code for CPUs without one of
+//! the other instruction sets.
 //!
-//! What takes a call for each lane where instructions lack is not inlined: kernels would
-//! repeat 16 of them at every use, which took a tenth of the crate's code.
+//! Operations that call a function for each lane are not inlined: kernels would repeat the 16
+//! calls at every use, which took a tenth of the crate's code.
 
 use super::lanes::{Lanes, Registers};
 use backend::math::Float;
@@ -9,6 +10,7 @@ use half::{bf16, f16};
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
 
+/// 16 lanes, on a cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct Scalar([f32; 16]);
@@ -106,7 +108,7 @@ impl Lanes for Scalar {
     fn prefetch(_: *const u8) {}
 }
 
-/// Bytes one by one.
+/// Products of bytes, one by one.
 pub(super) struct Bytes;
 
 impl super::bytes::Bytes for Bytes {

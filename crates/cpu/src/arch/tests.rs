@@ -46,7 +46,7 @@ fn samples() -> Vec<[f32; 16]> {
     out
 }
 
-/// Every function of the trait on one pair of samples.
+/// Computes every function of [`Lanes`] on one pair of samples.
 struct All<'a>(&'a [f32; 16], &'a [f32; 16]);
 impl Kernel for All<'_> {
     type Output = Vec<(&'static str, [f32; 16])>;
@@ -154,12 +154,12 @@ fn every_instruction_set_computes_the_same_bits() {
     }
 }
 
-/// Levels of a table, the extremes among them.
+/// The levels of a table, -128 and 127 among them.
 const LEVELS: [i8; 16] = [
     -128, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127,
 ];
 
-/// Sums of a few vectors of codes.
+/// Adds up products of a few vectors of codes in each way of [`Bytes`].
 struct Sums<'a>(&'a [[u8; 64]], &'a [[i8; 4]]);
 impl ByteKernel for Sums<'_> {
     type Output = [[f32; 16]; 5];

@@ -1,14 +1,14 @@
-//! Tile registers: 16 x 16 sums of products of bytes.
+//! Tile registers: one instruction adds up products of bytes into 16 x 16 sums.
 
 use super::bytes::Bytes;
 
-/// Rows of a tile.
+/// The most rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
 
-/// Columns of a tile.
+/// The most columns of a tile of bytes.
 pub(crate) const TILE_DEPTH: usize = 64;
 
-/// A function over tiles; as [`Kernel`](super::Kernel).
+/// A function over tile registers, inlined like a [`Kernel`](super::Kernel).
 #[cfg_attr(
     not(target_arch = "x86_64"),
     allow(dead_code, reason = "no other architecture has tiles")
@@ -18,13 +18,14 @@ pub(crate) trait TileKernel {
     fn run<T: TileRegisters>(self) -> Self::Output;
 }
 
-/// Registers of 16 x 16 sums.
+/// Tile registers that are configured: products of up to 16 rows of activations with 16 rows of
+/// codes.
 #[cfg_attr(
     not(target_arch = "x86_64"),
     allow(dead_code, reason = "no other architecture has tiles")
 )]
 pub(crate) trait TileRegisters: Sized {
-    /// Vectors beside the tiles.
+    /// The vectors that kernels use beside the tiles.
     type Bytes: Bytes;
 
     /// Makes tiles for `rows` rows of activations and products over `depth`
@@ -32,7 +33,8 @@ pub(crate) trait TileRegisters: Sized {
     ///
     /// # Safety
     ///
-    /// Only inside [`Detected::run_tiles`](super::Detected::run_tiles), and one at a time.
+    /// Call this only inside [`Detected::run_tiles`](super::Detected::run_tiles), and drop the
+    /// value before the next is made.
     unsafe fn configure(rows: usize, depth: usize) -> Self;
 
     /// Multiplies registers with each other: `4 * steps` whole tiles.
@@ -58,7 +60,7 @@ pub(crate) trait TileRegisters: Sized {
     ///
     /// # Safety
     ///
-    /// All of them are readable.
+    /// All rows of the tile are readable.
     unsafe fn load(&self, x: *const i8, x_stride: usize);
 
     /// Multiplies the rows loaded from `x` as [`multiply`](TileRegisters::multiply) does, over the
@@ -68,7 +70,8 @@ pub(crate) trait TileRegisters: Sized {
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The rows of `x`, the codes and the sums are as [`multiply`](TileRegisters::multiply)
+    /// needs them.
     unsafe fn multiply_in_turn<const SIGNED: bool, const TWICE: bool>(
         &self,
         turn: usize,

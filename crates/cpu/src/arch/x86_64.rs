@@ -11,9 +11,13 @@ use super::tiles::{TileKernel, TileRegisters};
 use avx2::{Avx2, Avx2Bytes};
 use avx512::{Avx512, Avx512Bytes};
 
-/// A kernel with the features of each instruction set. The compiler puts methods where
-/// their type is, and works on modules side by side: functions here would be one module.
+/// A kernel compiled for each instruction set.
+///
+/// These are methods, because the compiler puts methods into the module of their type and works
+/// on modules side by side: functions would all be in this module.
 pub(super) trait Variants: Kernel + Sized {
+    /// Runs the kernel compiled for AVX2.
+    ///
     /// # Safety
     ///
     /// The CPU has the features.
@@ -22,6 +26,8 @@ pub(super) trait Variants: Kernel + Sized {
         self.run::<Avx2>()
     }
 
+    /// Runs the kernel compiled for AVX-512.
+    ///
     /// # Safety
     ///
     /// The CPU has the features.
@@ -33,8 +39,10 @@ pub(super) trait Variants: Kernel + Sized {
 
 impl<K: Kernel> Variants for K {}
 
-/// As [`Variants`].
+/// A kernel compiled for each way of multiplying bytes, in methods like those of [`Variants`].
 pub(super) trait ByteVariants: ByteKernel + Sized {
+    /// Runs the kernel compiled for AVX2.
+    ///
     /// # Safety
     ///
     /// The CPU has the features.
@@ -43,6 +51,8 @@ pub(super) trait ByteVariants: ByteKernel + Sized {
         self.run::<Avx2Bytes<false>>()
     }
 
+    /// Runs the kernel compiled for AVX2 and AVX-VNNI.
+    ///
     /// # Safety
     ///
     /// The CPU has the features.
@@ -51,6 +61,8 @@ pub(super) trait ByteVariants: ByteKernel + Sized {
         self.run::<Avx2Bytes<true>>()
     }
 
+    /// Runs the kernel compiled for AVX-512 and AVX512-VNNI.
+    ///
     /// # Safety
     ///
     /// The CPU has the features.
@@ -62,9 +74,11 @@ pub(super) trait ByteVariants: ByteKernel + Sized {
 
 impl<K: ByteKernel> ByteVariants for K {}
 
+/// Runs a kernel on tiles, with AVX-512 beside them.
+///
 /// # Safety
 ///
-/// The CPU has the features and `T`'s.
+/// The CPU has the features and the tiles of `T`, which this process may use.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,gfni")]
 pub(super) unsafe fn avx512_tiles<T: TileRegisters, K: TileKernel>(kernel: K) -> K::Output {
     kernel.run::<T>()

@@ -24,7 +24,7 @@ use std::ops::Range;
 /// it reads, and more queries than these would need several calls.
 const MAX_DIRECT: usize = 8;
 
-/// What a task needs of the op's arguments.
+/// The arguments of the op, as tasks use them.
 pub(super) struct AttendArgs<'a> {
     /// `[rows, heads, e]`
     pub(super) q: &'a [f32],
@@ -115,7 +115,7 @@ pub(super) struct Attend<'a> {
     pub(super) args: &'a AttendArgs<'a>,
     pub(super) task: &'a Task,
     pub(super) scratch: Scratch<'a>,
-    /// The first cache row past those of the task.
+    /// The end of the task's cache rows.
     pub(super) end: usize,
     pub(super) out: &'a DisjointSlice<'a, f32>,
     /// Partial results, `[.., width + PARTIAL_STATE]`: the values, then maximum and sum.
@@ -376,7 +376,7 @@ impl Attend<'_> {
                 (first, last) = (first.max(s.first), last.min(s.last));
                 *c = s.correction;
             }
-            // Without keys in common, each query goes its own way.
+            // Without keys in common, each query is added up on its own.
             let common = first < last;
             for (m, c) in corrections[..m].iter_mut().enumerate() {
                 let s = self.scratch.states[i + m];

@@ -9,7 +9,7 @@ use crate::arch::{Lanes, load, store};
 use backend::math;
 use std::ops::Range;
 
-/// Keys of a block, a lane each.
+/// Keys of a block: one in each lane.
 const BLOCK: usize = 16;
 
 /// The state of one query.
@@ -18,9 +18,9 @@ pub(super) struct OnlineSoftmax {
     /// Maximum and sum of the current split.
     pub(super) max: f32,
     pub(super) sum: f32,
-    /// What results so far are multiplied with before the current page's are added.
+    /// The factor of the results so far, before those of the current page are added.
     pub(super) correction: f32,
-    /// Maximum and sum of the splits before.
+    /// Maximum and sum of the splits before the current one.
     pub(super) total_max: f32,
     /// Negative until there is a total.
     pub(super) total_sum: f32,
@@ -30,7 +30,7 @@ pub(super) struct OnlineSoftmax {
 }
 
 impl OnlineSoftmax {
-    /// A query that has seen nothing.
+    /// The state of a query that has seen nothing.
     pub(super) const FRESH: OnlineSoftmax = OnlineSoftmax {
         max: 0.0,
         sum: 0.0,

@@ -1,9 +1,9 @@
-//! What a step's rows have ready before the recurrence: convolved channels, normalized queries
-//! and keys, decays and gates.
+//! Prepares a step's rows for the recurrence: convolved channels, normalized queries and keys,
+//! decays and gates.
 
 use super::state::{LayerState, MAX_TAPS, Shape};
 use crate::arch::{Kernel, Lanes, load, store, update};
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::memory::{Buffer, values, values_mut};
 use crate::norm::sum_squares;
 use crate::pool::DisjointSlice;
@@ -131,7 +131,7 @@ impl Kernel for Gates<'_> {
 
 /// The op's arguments and outputs. Work is cut in *units*: some channels of one row.
 struct Prepare<'a> {
-    cpu: &'a Cpu,
+    device: &'a Device,
     shape: &'a Shape,
     state: &'a LayerState,
     batch: &'a Batch,
@@ -144,11 +144,11 @@ struct Prepare<'a> {
     taps: &'a [f32],
     decays: &'a [f32],
     dt_bias: &'a [f32],
-    /// What came before the first row of a sequence.
+    /// Zeros, for the rows before the first one of a sequence: `[C]`
     zeros: &'a [f32],
     /// Heads of a unit of queries and keys, which has whole heads.
     heads_a_unit: usize,
-    /// Units of queries and keys.
+    /// How many units a row's queries and keys are cut into.
     head_units: usize,
     /// `[n, C]`
     conv: DisjointSlice<'a, f32>,
@@ -203,7 +203,7 @@ impl<'a> Prepare<'a> {
             scale: 1.0 / (spec.key_dim as f32).sqrt(),
         });
         let at = r * channels;
-        self.cpu.isa.run(Convolve {
+        self.device.isa.run(Convolve {
             rows,
             taps,
             n_taps: spec.conv_taps,
@@ -213,7 +213,7 @@ impl<'a> Prepare<'a> {
         });
         if unit == 0 {
             let heads = r * spec.value_heads..(r + 1) * spec.value_heads;
-            self.cpu.isa.run(Gates {
+            self.device.isa.run(Gates {
                 a: &self.a[heads.clone()],
                 b: &self.b[heads.clone()],
                 decays: self.decays,
@@ -228,7 +228,7 @@ impl<'a> Prepare<'a> {
 /// Convolved channels of all rows, `[n, C]`, queries and keys normalized; and decays and gates,
 /// `[n, 2, nv]`.
 pub(super) fn prepare(
-    cpu: &Cpu,
+    device: &Device,
     shape: &Shape,
     state: &LayerState,
     weights: &DeltaWeights,
@@ -236,15 +236,15 @@ pub(super) fn prepare(
     batch: &Batch,
 ) -> (Tensor, Tensor) {
     let (spec, n) = (&shape.spec, batch.n_rows());
-    let mut zeros = cpu.tensor(1, shape.channels);
+    let mut zeros = device.tensor(1, shape.channels);
     values_mut(&mut zeros).fill(0.0);
-    let mut conv = cpu.tensor(n, shape.channels);
-    let mut gates = cpu.tensor(n, 2 * spec.value_heads);
+    let mut conv = device.tensor(n, shape.channels);
+    let mut gates = device.tensor(n, 2 * spec.value_heads);
     {
         let heads = 2 * spec.key_heads;
         let heads_a_unit = (CHANNELS / spec.key_dim).clamp(1, heads);
         let prepare = Prepare {
-            cpu,
+            device,
             shape,
             state,
             batch,
@@ -270,7 +270,9 @@ pub(super) fn prepare(
         if n * shape.channels * spec.conv_taps < MIN_PARALLEL {
             (0..n * units).for_each(unit);
         } else {
-            cpu.pool.each(n * units, 2, |_, range| range.for_each(unit));
+            device
+                .pool
+                .each(n * units, 2, |_, range| range.for_each(unit));
         }
     }
     (conv, gates)

@@ -14,7 +14,7 @@
 
 use super::state::{COLUMNS, LayerState, Shape, Slot};
 use crate::arch::{Kernel, Lanes, load, store};
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::memory::{values, values_mut};
 use crate::pool::{DisjointSlice, worker_scratch};
 use backend::{Batch, BatchSeq, MAX_TENTATIVE, Tensor};
@@ -104,7 +104,7 @@ struct Recurrence<'a> {
     shape: Shape,
     /// Rows of the step.
     rows: Range<usize>,
-    /// The first so many of them are certain.
+    /// How many of the rows, from the first on, are certain.
     certain: usize,
     head: usize,
     block: usize,
@@ -327,7 +327,7 @@ impl<'a> Recurrence<'a> {
 
 /// What all blocks of a step share. Work is cut in *units*: a block of a head of a sequence.
 struct Blocks<'a> {
-    cpu: &'a Cpu,
+    device: &'a Device,
     shape: &'a Shape,
     slots: &'a [Slot],
     states: DisjointSlice<'a, f32>,
@@ -381,7 +381,7 @@ impl Blocks<'_> {
                 worker_scratch(&self.scratch, worker, key_dim * COLUMNS),
             )
         };
-        self.cpu.isa.run(Recurrence {
+        self.device.isa.run(Recurrence {
             shape: *shape,
             rows: seq.rows.clone(),
             certain: seq.certain,
@@ -426,20 +426,20 @@ impl Blocks<'_> {
 
 /// Runs the recurrence over all rows of a step: `[n, nv dv]`.
 pub(super) fn recur(
-    cpu: &Cpu,
+    device: &Device,
     shape: &Shape,
     state: &mut LayerState,
     (conv, gates): (&Tensor, &Tensor),
     batch: &Batch,
 ) -> Tensor {
     let (spec, n) = (&shape.spec, batch.n_rows());
-    let mut out = cpu.tensor(n, spec.value_heads * spec.value_dim);
-    let mut scratch = cpu.tensor(cpu.pool.n_workers(), spec.key_dim * COLUMNS);
+    let mut out = device.tensor(n, spec.value_heads * spec.value_dim);
+    let mut scratch = device.tensor(device.pool.n_workers(), spec.key_dim * COLUMNS);
     let blocks = Blocks {
-        cpu,
+        device,
         shape,
         slots: &state.slots,
-        states: DisjointSlice::new(state.states.of_mut()),
+        states: DisjointSlice::new(state.states.elements_mut()),
         decays: DisjointSlice::new(&mut state.decays),
         keys: DisjointSlice::new(&mut state.keys),
         deltas: DisjointSlice::new(&mut state.deltas),
@@ -463,7 +463,7 @@ pub(super) fn recur(
     if n * spec.value_heads * spec.key_dim * spec.value_dim < MIN_PARALLEL {
         (0..total).for_each(|i| unit(0, i));
     } else {
-        cpu.pool.each(total, 1, |worker, range| {
+        device.pool.each(total, 1, |worker, range| {
             range.for_each(|i| unit(worker, i));
         });
     }

@@ -18,8 +18,8 @@ pub(super) struct LayerState {
     pub(super) slots: Vec<Slot>,
     /// `[slots, nv, dk, padded dv]`, each head cut in blocks of columns: see [`Shape`].
     pub(super) states: Region,
-    /// What tentative rows did, twice: one half is replayed while the other is
-    /// written. `[2, slots, MAX_TENTATIVE]` of decays, keys and `d`.
+    /// The updates of tentative rows, `[2, slots, MAX_TENTATIVE]` of decays, keys and `d`: one half
+    /// is replayed while the other is written.
     pub(super) decays: Vec<f32>,
     pub(super) keys: Vec<f32>,
     pub(super) deltas: Vec<f32>,
@@ -122,7 +122,7 @@ pub(crate) fn copy(delta: &mut Delta, from: usize, to: usize) {
     state.slots[to] = state.slots[from];
     let part = |n: usize| (from * n..(from + 1) * n, to * n);
     let (heads, at) = part(shape.spec.value_heads * shape.state());
-    state.states.of_mut::<f32>().copy_within(heads, at);
+    state.states.elements_mut::<f32>().copy_within(heads, at);
     let (history, at) = part(shape.ring * shape.channels);
     state.history.copy_within(history, at);
 }

@@ -1,19 +1,19 @@
-//! Rows of keys and values as their format stores them.
+//! Encodes rows of keys and values as their format stores them.
 
 use crate::arch::{Kernel, Lanes};
 use quant::{KvRowFormat, turbo};
 
-/// Columns of values that are converted together.
+/// How many columns of values are converted together.
 pub(crate) const STRIP: usize = 32;
 
-/// Which of the two a store holds.
+/// Whether a store holds keys or values.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum KeysOrValues {
     Keys,
     Values,
 }
 
-/// A worker's encoder for rows that are encoded, kept from step to step.
+/// A worker's memory for encoding rows, kept from step to step.
 #[derive(Default)]
 pub(crate) struct RowEncoder {
     /// A row in the cache's format.
@@ -27,7 +27,7 @@ pub(crate) struct RowEncoder {
 }
 
 impl RowEncoder {
-    /// `x` as codes and scales of groups of `group`.
+    /// Encodes `x` into codes and scales of groups of `group` columns.
     pub(super) fn unpack(&mut self, format: &KvRowFormat, x: &[f32], group: usize) {
         format.encode(x, &mut self.stored);
         self.codes.resize(x.len(), 0);
@@ -35,7 +35,7 @@ impl RowEncoder {
         format.unpack(&self.stored, &mut self.codes, &mut self.scales);
     }
 
-    /// The codes as they lie in memory, in `pairs` or each in a byte.
+    /// Packs the codes as they lie in memory, in pairs or each in a byte.
     pub(super) fn pack(&mut self, pairs: bool, kind: KeysOrValues) {
         let RowEncoder { codes, packed, .. } = self;
         packed.clear();
@@ -55,7 +55,7 @@ impl RowEncoder {
     }
 }
 
-/// Rotates and rounds one head of one row.
+/// Rotates one head of one row of values, rounds it to levels and packs their indices.
 pub(super) struct Rotate<'a> {
     pub(super) bits: u8,
     pub(super) encoder: &'a mut RowEncoder,
@@ -91,8 +91,10 @@ impl Kernel for Rotate<'_> {
     }
 }
 
-/// Bytes of the low two bits, and of the third ones, of a strip's indices of three.
+/// Bytes of the low two bits of a strip's indices of three bits.
 const LOW: usize = STRIP / 4;
+
+/// Bytes of the third bits of a strip's indices of three bits.
 const THIRD: usize = STRIP / 8;
 
 /// Packs indices of three bits as strip `strip` of `row`.
@@ -114,7 +116,7 @@ pub(super) fn put_triples(row: &mut [u8], strip: usize, codes: &[u8; STRIP]) {
     }
 }
 
-/// The indices of strip `strip`, 16 columns each.
+/// Unpacks the indices of strip `strip` of `row`: of its first 16 columns, and of the others.
 #[inline(always)]
 pub(super) fn indices(bits: u8, row: &[u8], strip: usize) -> [[u8; 16]; 2] {
     if bits == 4 {
@@ -138,7 +140,7 @@ pub(super) fn indices(bits: u8, row: &[u8], strip: usize) -> [[u8; 16]; 2] {
     [0, 2].map(|part| (eight(part) | eight(part + 1) << 64).to_le_bytes())
 }
 
-/// Low and high halves of bytes.
+/// The low and the high four bits of each byte.
 #[inline(always)]
 pub(super) fn nibbles(codes: &[u8; 16]) -> [[u8; 16]; 2] {
     let mut halves = [[0; 16]; 2];

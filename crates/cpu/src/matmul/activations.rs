@@ -9,11 +9,10 @@
 //! ```
 
 use crate::arch::{Detected, Kernel, Lanes, TILE_DEPTH};
-use crate::device::Cpu;
-use crate::elementwise::WORK_RANGE;
+use crate::device::Device;
 use crate::memory::{bytes, bytes_mut, values, values_mut};
 use crate::microkernel::even;
-use crate::pool::DisjointSlice;
+use crate::pool::{DisjointSlice, WORK_RANGE};
 use backend::Tensor;
 use std::ops::Range;
 
@@ -157,7 +156,7 @@ impl Kernel for QuantizeRows<'_> {
 
 /// Input and output of a quantization: what its workers share.
 struct Quantize<'a> {
-    cpu: &'a Cpu,
+    device: &'a Device,
     /// `[n_rows, cols]`
     x: &'a [f32],
     n_rows: usize,
@@ -188,7 +187,7 @@ impl Quantize<'_> {
                 self.factors.part(part(GROUP_FACTORS)),
             )
         };
-        self.cpu.isa.run(QuantizeRows {
+        self.device.isa.run(QuantizeRows {
             x: &self.x[rows.start * self.cols..rows.end.min(self.n_rows) * self.cols],
             cols: self.cols,
             groups,
@@ -205,12 +204,12 @@ impl Quantize<'_> {
     fn one_run(&self, run: &Range<usize>, end: usize) {
         let (block, groups) = (self.blocks.rows, self.cols / self.group);
         let some = self
-            .cpu
+            .device
             .pool
             .even_chunk(groups, QUANTIZED_RANGE / (block * self.group));
         let parts = groups.div_ceil(some);
         let n = run.len().div_ceil(block);
-        self.cpu.pool.each(n * parts, 1, |_, range| {
+        self.device.pool.each(n * parts, 1, |_, range| {
             for i in range {
                 let start = run.start + i / parts * block;
                 let first = i % parts * some;
@@ -228,7 +227,7 @@ impl Quantize<'_> {
     fn many_runs(&self, runs: &[Range<usize>]) {
         let (block, groups) = (self.blocks.rows, self.cols / self.group);
         let chunk = WORK_RANGE.div_ceil(self.cols * block);
-        self.cpu.pool.each(runs.len(), chunk, |_, range| {
+        self.device.pool.each(runs.len(), chunk, |_, range| {
             for run in &runs[range] {
                 for start in run.clone().step_by(block) {
                     let rows = start..(start + block).min(run.end);
@@ -243,7 +242,7 @@ impl Quantize<'_> {
 impl QuantizedActivations {
     /// Quantizes each of `runs` of `x` in groups of `group`; for tiles there must be one run.
     pub(crate) fn new(
-        cpu: &Cpu,
+        device: &Device,
         x: &Tensor,
         group: usize,
         blocks: RowBlocks,
@@ -257,13 +256,13 @@ impl QuantizedActivations {
             false => rows,
         };
         let line = blocks.line(group);
-        let mut q = cpu.tensor(1, (padded * groups * line + PAGE).div_ceil(4));
-        let mut factors = cpu.tensor(padded, GROUP_FACTORS * groups);
+        let mut q = device.tensor(1, (padded * groups * line + PAGE).div_ceil(4));
+        let mut factors = device.tensor(padded, GROUP_FACTORS * groups);
         {
             let q = bytes_mut::<i8>(values_mut(&mut q));
             let start = from_page(q);
             let quantize = Quantize {
-                cpu,
+                device,
                 x: values(x),
                 n_rows: rows,
                 cols,

@@ -19,7 +19,7 @@ use super::quantized::{
     TABLE4,
 };
 use crate::arch::{self, TILE_ROWS as M};
-use crate::device::Cpu;
+use crate::device::Device;
 use few::FewRows;
 use half::{bf16, f16};
 use quant::Scalar;
@@ -39,10 +39,10 @@ macro_rules! few {
         }
 
         /// Multiplies few rows.
-        fn few(cpu: &Cpu, work: QuantizedWork<'_>) {
+        fn few(device: &Device, work: QuantizedWork<'_>) {
             match (work.w.kind, work.w.group, work.w.span, work.w.scales) {
                 $(($kind, $group, $span, $layout) => {
-                    few!(@$group, cpu, work, ($kind, $span, $scales));
+                    few!(@$group, device, work, ($kind, $span, $scales));
                 })*
                 other => unreachable!("no kernel for {other:?}"),
             }
@@ -51,9 +51,9 @@ macro_rules! few {
     (@32, $($to:tt)*) => { few!(@@ 32, (8, 2), $($to)*) };
     (@64, $($to:tt)*) => { few!(@@ 64, (8, 2) (16, 1), $($to)*) };
     (@128, $($to:tt)*) => { few!(@@ 128, (16, 1), $($to)*) };
-    (@@ $group:tt, $(($block:tt, $panels:tt))*, $cpu:ident, $work:ident, $of:tt) => {
+    (@@ $group:tt, $(($block:tt, $panels:tt))*, $device:ident, $work:ident, $of:tt) => {
         match $work.x.block {
-            $($block => $cpu.isa.run_tiles(few!(@@@ $group, $block, $panels, $work, $of)),)*
+            $($block => $device.isa.run_tiles(few!(@@@ $group, $block, $panels, $work, $of)),)*
             other => unreachable!("no kernel for blocks of {other} rows"),
         }
     };
@@ -92,10 +92,10 @@ pub(crate) fn block(w: &QuantizedPanels, rows: usize) -> Option<usize> {
 }
 
 /// Multiplies in tiles. Only where there are tiles.
-pub(crate) fn multiply(cpu: &Cpu, work: QuantizedWork<'_>) {
+pub(crate) fn multiply(device: &Device, work: QuantizedWork<'_>) {
     match work.x.rows > M && work.x.block == M {
-        true => cpu.isa.run_tiles(work),
-        false => few(cpu, work),
+        true => device.isa.run_tiles(work),
+        false => few(device, work),
     }
 }
 

@@ -5,15 +5,17 @@
 //! vector registers ([`QuantizedWork::multiply`]) or in tiles ([`amx`]).
 
 use super::activations::{QuantizedActivations, RowBlocks};
+use super::pack_buffer::PackBuffer;
 use super::quantized::{QuantizedPanels, QuantizedWork};
 use super::weights::PackedWeights;
 use super::{amx, pack, plain};
 use crate::arch::Detected;
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::memory::{values, values_mut};
 use crate::pool::DisjointSlice;
 use backend::{Matrix, Tensor};
 use std::ops::Range;
+use std::sync::Mutex;
 
 /// Bytes of weights that one worker claims at a time.
 pub(crate) const WORK_RANGE_BYTES: usize = 128 << 10;
@@ -21,10 +23,10 @@ pub(crate) const WORK_RANGE_BYTES: usize = 128 << 10;
 /// Multiply-adds below which handing out work costs more than it saves.
 const MIN_PARALLEL: usize = 96 << 10;
 
-/// Matrices of one job; more are done in several.
+/// The most matrices of one job; more are done in several jobs.
 const MAX_MATRICES: usize = 8;
 
-/// How the kernels take `rows` rows of activations: in tiles where these are faster.
+/// The blocks in which kernels take `rows` rows of activations: for tiles where those are faster.
 fn row_blocks(w: &QuantizedPanels, isa: Detected, rows: usize) -> RowBlocks {
     let in_tiles = amx::block(w, rows).filter(|_| isa.has_tiles());
     in_tiles.map_or_else(
@@ -44,7 +46,7 @@ impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> Inputs<'a, F> {
     /// Quantizes each of `runs` of rows as each of `weights` needs it, in the blocks that
     /// `blocks` names.
     fn new<'w>(
-        cpu: &Cpu,
+        device: &Device,
         x: &'a Tensor,
         blocks: F,
         runs: &[Range<usize>],
@@ -59,7 +61,7 @@ impl<'a, F: Fn(&QuantizedPanels) -> RowBlocks> Inputs<'a, F> {
             let wanted = blocks(w);
             let mut made = quantized[..n].iter().flatten();
             if !made.any(|q| q.is_for(w.group, wanted)) {
-                quantized[n] = Some(QuantizedActivations::new(cpu, x, w.group, wanted, runs));
+                quantized[n] = Some(QuantizedActivations::new(device, x, w.group, wanted, runs));
                 n += 1;
             }
         }
@@ -95,7 +97,7 @@ struct Product<'a> {
 impl<'a> Product<'a> {
     /// `y = x wᵀ` for `rows` of `x`, whose work ranges follow `first` others.
     fn new(
-        cpu: &Cpu,
+        device: &Device,
         w: &'a Matrix,
         rows: Range<usize>,
         first: usize,
@@ -105,7 +107,7 @@ impl<'a> Product<'a> {
         let layout = weights.layout();
         let (n_panels, bytes) = (layout.n_panels(), layout.panel_bytes());
         // A few ranges for each worker at least, in fours, to feed the kernel.
-        let fair = n_panels.div_ceil(4 * cpu.pool.n_workers()).max(1);
+        let fair = n_panels.div_ceil(4 * device.pool.n_workers()).max(1);
         let chunk = (WORK_RANGE_BYTES / bytes.max(1)).clamp(1, fair);
         Product {
             weights,
@@ -121,11 +123,11 @@ impl<'a> Product<'a> {
         self.n_panels.div_ceil(self.chunk)
     }
 
-    /// Multiplies work range `i` of the job, as `worker`.
+    /// Multiplies work range `i` of the job, with a worker's pack buffer.
     fn run<F: Fn(&QuantizedPanels) -> RowBlocks>(
         &self,
-        cpu: &Cpu,
-        worker: usize,
+        device: &Device,
+        buffer: &Mutex<PackBuffer>,
         inputs: &Inputs<'_, F>,
         i: usize,
     ) {
@@ -135,11 +137,11 @@ impl<'a> Product<'a> {
             PackedWeights::Plain(w) => {
                 let cols = inputs.x.cols();
                 let x = &values(inputs.x)[self.rows.start * cols..self.rows.end * cols];
-                plain::multiply(cpu, worker, w, x, self.rows.len(), range, &self.y);
+                plain::multiply(device, buffer, w, x, self.rows.len(), range, &self.y);
             }
             PackedWeights::Quantized(w) => {
                 let (x, rows) = (inputs.quantized(w), self.rows.clone());
-                multiply_quantized(cpu, worker, w, x, rows, range, &self.y);
+                multiply_quantized(device, buffer, w, x, rows, range, &self.y);
             }
         }
     }
@@ -147,12 +149,12 @@ impl<'a> Product<'a> {
 
 /// Calls `work(worker, i)` for each of `n` work ranges, on one thread if the products take few
 /// multiply-adds.
-fn each_range(cpu: &Cpu, n: usize, multiply_adds: usize, work: impl Fn(usize, usize) + Sync) {
+fn each_range(device: &Device, n: usize, multiply_adds: usize, work: impl Fn(usize, usize) + Sync) {
     if multiply_adds < MIN_PARALLEL {
         (0..n).for_each(|i| work(0, i));
     } else {
         let each = |worker, range: Range<usize>| range.for_each(|i| work(worker, i));
-        cpu.pool.each(n, 1, each);
+        device.pool.each(n, 1, each);
     }
 }
 
@@ -161,14 +163,20 @@ fn each_range(cpu: &Cpu, n: usize, multiply_adds: usize, work: impl Fn(usize, us
 /// # Panics
 ///
 /// If there is not one output of the product's shape for each matrix.
-pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]) {
+pub(crate) fn matmul_into(
+    device: &Device,
+    buffers: &[Mutex<PackBuffer>],
+    x: &Tensor,
+    w: &[&Matrix],
+    y: &mut [Tensor],
+) {
     assert_eq!(w.len(), y.len(), "an output for each matrix");
     let rows = x.rows();
     for (w, y) in w.chunks(MAX_MATRICES).zip(y.chunks_mut(MAX_MATRICES)) {
         let inputs = Inputs::new(
-            cpu,
+            device,
             x,
-            |w: &QuantizedPanels| row_blocks(w, cpu.isa, rows),
+            |w: &QuantizedPanels| row_blocks(w, device.isa, rows),
             std::slice::from_ref(&(0..rows)),
             w.iter().map(|w| w.storage()),
         );
@@ -183,16 +191,16 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
                 "shapes of a product"
             );
             multiply_adds += rows * w.rows * w.cols;
-            let product = Product::new(cpu, w, 0..rows, n, DisjointSlice::new(values_mut(y)));
+            let product = Product::new(device, w, 0..rows, n, DisjointSlice::new(values_mut(y)));
             n += product.n_ranges();
             Some(product)
         });
-        each_range(cpu, n, multiply_adds, |worker, i| {
+        each_range(device, n, multiply_adds, |worker, i| {
             let mut products = products.iter().flatten();
             let product = products
                 .find(|product| i < product.first + product.n_ranges())
                 .expect("a work range of some matrix");
-            product.run(cpu, worker, &inputs, i);
+            product.run(device, &buffers[worker], &inputs, i);
         });
     }
 }
@@ -204,7 +212,8 @@ pub(crate) fn matmul_into(cpu: &Cpu, x: &Tensor, w: &[&Matrix], y: &mut [Tensor]
 ///
 /// If shapes differ.
 pub(crate) fn matmul_runs<'a>(
-    cpu: &Cpu,
+    device: &Device,
+    buffers: &[Mutex<PackBuffer>],
     x: &Tensor,
     runs: &[Range<usize>],
     w: impl Fn(usize) -> &'a Matrix + Sync,
@@ -214,27 +223,27 @@ pub(crate) fn matmul_runs<'a>(
     let alike = |w: &Matrix| (w.rows, w.cols) == (rows, x.cols());
     assert!(all().all(alike), "shapes of a product");
     let longest = runs.iter().map(Range::len).max().unwrap_or(0);
-    let blocks = |_: &QuantizedPanels| RowBlocks::vectors(cpu.isa, longest);
-    let inputs = Inputs::new(cpu, x, blocks, runs, all().map(|w| w.storage()));
-    let mut y = cpu.tensor(x.rows(), rows);
+    let blocks = |_: &QuantizedPanels| RowBlocks::vectors(device.isa, longest);
+    let inputs = Inputs::new(device, x, blocks, runs, all().map(|w| w.storage()));
+    let mut y = device.tensor(x.rows(), rows);
     {
         let out = DisjointSlice::new(values_mut(&mut y));
         let product = |i: usize| {
             let run = runs[i].clone();
             let y = out.after(run.start * rows);
-            Product::new(cpu, w(i), run, 0, y)
+            Product::new(device, w(i), run, 0, y)
         };
         // As many ranges for each, of which formats with smaller panels need fewer.
         let most = (0..runs.len()).map(|i| product(i).n_ranges()).max();
         let most = most.unwrap_or(0);
         each_range(
-            cpu,
+            device,
             runs.len() * most,
             x.rows() * rows * cols,
             |worker, i| {
                 let product = product(i / most);
                 if i % most < product.n_ranges() {
-                    product.run(cpu, worker, &inputs, i % most);
+                    product.run(device, &buffers[worker], &inputs, i % most);
                 }
             },
         );
@@ -247,7 +256,13 @@ pub(crate) fn matmul_runs<'a>(
 /// # Panics
 ///
 /// If shapes differ, rows have different numbers of ids, or an id is not a row of the matrix.
-pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor {
+pub(crate) fn matmul_rows(
+    device: &Device,
+    buffers: &[Mutex<PackBuffer>],
+    x: &Tensor,
+    w: &Matrix,
+    ids: &[Vec<u32>],
+) -> Tensor {
     assert_eq!(
         (w.cols, x.rows()),
         (x.cols(), ids.len()),
@@ -259,17 +274,19 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
     assert!(ids.iter().flatten().all(known), "rows of the matrix");
     let weights = w.storage::<PackedWeights>();
     let inputs = Inputs::new(
-        cpu,
+        device,
         x,
         |_: &QuantizedPanels| RowBlocks::SINGLE,
         std::slice::from_ref(&(0..x.rows())),
         std::iter::once(weights),
     );
-    let mut y = cpu.tensor(x.rows(), n_ids);
+    let mut y = device.tensor(x.rows(), n_ids);
     let panels = n_ids.div_ceil(16);
     let out = DisjointSlice::new(values_mut(&mut y));
     let chunk = (MIN_PARALLEL / 4 / (16 * w.cols).max(1)).max(1);
-    cpu.pool.each(ids.len() * panels, chunk, |worker, range| {
+    let n_panels = ids.len() * panels;
+    device.pool.each(n_panels, chunk, |worker, range| {
+        let buffer = &buffers[worker];
         for i in range {
             let (row, at) = (i / panels, i % panels * 16);
             let ids = &ids[row][at..(at + 16).min(n_ids)];
@@ -278,11 +295,11 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
             match weights {
                 PackedWeights::Plain(w) => {
                     let x = &values(inputs.x)[row * x.cols()..][..x.cols()];
-                    plain::multiply_selected(cpu, worker, w, x, ids, y);
+                    plain::multiply_selected(device, buffer, w, x, ids, y);
                 }
                 PackedWeights::Quantized(w) => {
                     let x = inputs.quantized(w);
-                    multiply_selected_quantized(cpu, worker, w, x, row, ids, y);
+                    multiply_selected_quantized(device, buffer, w, x, row, ids, y);
                 }
             }
         }
@@ -295,14 +312,14 @@ pub(crate) fn matmul_rows(cpu: &Cpu, x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -
 /// # Panics
 ///
 /// If a token is not a row of the table.
-pub(crate) fn embed(cpu: &Cpu, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
+pub(crate) fn embed(device: &Device, table: &Matrix, tokens: &[u32], scale: f32) -> Tensor {
     let weights = table.storage::<PackedWeights>();
     let cols = table.cols;
-    let mut y = cpu.tensor(tokens.len(), cols);
+    let mut y = device.tensor(tokens.len(), cols);
     let out = DisjointSlice::new(values_mut(&mut y));
     // A row is read 16 times as wide as it is, so few are worth sharing.
     let chunk = (MIN_PARALLEL / 16 / cols.max(1)).max(1);
-    cpu.pool.each(tokens.len(), chunk, |_, range| {
+    device.pool.each(tokens.len(), chunk, |_, range| {
         for i in range {
             let token = tokens[i] as usize;
             assert!(token < table.rows, "row {token} of {}", table.rows);
@@ -317,10 +334,11 @@ pub(crate) fn embed(cpu: &Cpu, table: &Matrix, tokens: &[u32], scale: f32) -> Te
     y
 }
 
-/// Multiplies panels `range` of `w` with rows `run` of `x`, as `worker`.
+/// Multiplies panels `range` of `w` with rows `run` of `x`. `buffer` is where a worker packs
+/// panels that are not packed already.
 fn multiply_quantized(
-    cpu: &Cpu,
-    worker: usize,
+    device: &Device,
+    buffer: &Mutex<PackBuffer>,
     w: &QuantizedPanels,
     x: &QuantizedActivations,
     run: Range<usize>,
@@ -328,7 +346,7 @@ fn multiply_quantized(
     y: &DisjointSlice<'_, f32>,
 ) {
     debug_assert_eq!((w.group, w.cols), (x.group, x.cols));
-    pack::each(cpu, w, worker, range, |range, data| {
+    pack::each(device, w, buffer, range, |range, data| {
         let work = QuantizedWork {
             w,
             data,
@@ -338,16 +356,17 @@ fn multiply_quantized(
             y,
         };
         match x.blocks.tiles {
-            true => amx::multiply(cpu, work),
-            false => work.multiply(cpu),
+            true => amx::multiply(device, work),
+            false => work.multiply(device),
         }
     });
 }
 
-/// Multiplies up to 16 selected rows of `w` with row `row` of `x`, as `worker`.
+/// Multiplies up to 16 selected rows of `w` with row `row` of `x`. `buffer` is where a worker
+/// packs rows that do not lie in one panel.
 fn multiply_selected_quantized(
-    cpu: &Cpu,
-    worker: usize,
+    device: &Device,
+    buffer: &Mutex<PackBuffer>,
     w: &QuantizedPanels,
     x: &QuantizedActivations,
     row: usize,
@@ -356,7 +375,7 @@ fn multiply_selected_quantized(
 ) {
     let n_out = y.len();
     let y = &DisjointSlice::new(y);
-    pack::selected(cpu, w, worker, ids, |data| {
+    pack::selected(device, w, buffer, ids, |data| {
         let work = QuantizedWork {
             w,
             data,
@@ -365,6 +384,6 @@ fn multiply_selected_quantized(
             range: 0..1,
             y,
         };
-        work.multiply(cpu);
+        work.multiply(device);
     });
 }

@@ -4,7 +4,7 @@ use super::dispatch::WORK_RANGE_BYTES;
 use super::pack::PanelSource;
 use super::weights::PackedWeights;
 use crate::arch::{ByteKernel, Bytes, Kernel, Lanes, TileKernel, TileRegisters};
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::microkernel::PREFETCH_DISTANCE;
 use backend::Matrix;
 use quant::Kept;
@@ -74,42 +74,40 @@ impl TileKernel for Saturate {
     }
 }
 
-impl Cpu {
-    /// Multiplies bytes in registers as fast as the CPU can, on all threads, and returns the
-    /// operations, a product and a sum being two: the peak rate of a product with 8-bit
-    /// activations. With `tiles` in AMX tiles; `None` where there are none.
-    pub fn saturate(&self, tiles: bool, steps: usize) -> Option<u64> {
-        let done = AtomicU64::new(0);
-        if tiles && !self.isa.has_tiles() {
-            return None;
-        }
-        self.pool.run(&|_| {
-            let products = match tiles {
-                true => {
-                    self.isa.run_tiles(Saturate { steps });
-                    4 * 16 * 16 * 64
-                }
-                false => {
-                    self.isa.run_bytes(Saturate { steps });
-                    Saturate::SUMS * 64
-                }
-            };
-            done.fetch_add((2 * products * steps) as u64, Relaxed);
-        });
-        Some(done.into_inner())
+/// Multiplies bytes in registers as fast as the CPU can, on all threads, and returns the
+/// operations, a product and a sum being two. With `tiles` in AMX tiles; `None` where there are
+/// none.
+pub(crate) fn saturate(device: &Device, tiles: bool, steps: usize) -> Option<u64> {
+    let done = AtomicU64::new(0);
+    if tiles && !device.isa.has_tiles() {
+        return None;
     }
+    device.pool.run(&|_| {
+        let products = match tiles {
+            true => {
+                device.isa.run_tiles(Saturate { steps });
+                4 * 16 * 16 * 64
+            }
+            false => {
+                device.isa.run_bytes(Saturate { steps });
+                Saturate::SUMS * 64
+            }
+        };
+        done.fetch_add((2 * products * steps) as u64, Relaxed);
+    });
+    Some(done.into_inner())
 }
 
 /// Reads all bytes of `w`, in the work ranges of a product, and returns their sum.
-pub(crate) fn read(cpu: &Cpu, w: &Matrix) -> u64 {
+pub(crate) fn read(device: &Device, w: &Matrix) -> u64 {
     let total = AtomicU64::new(0);
     let all = |bytes: &[u8]| {
-        cpu.pool.each(bytes.len(), WORK_RANGE_BYTES, |_, range| {
-            total.fetch_add(cpu.isa.run(Read(&bytes[range])), Relaxed);
+        device.pool.each(bytes.len(), WORK_RANGE_BYTES, |_, range| {
+            total.fetch_add(device.isa.run(Read(&bytes[range])), Relaxed);
         });
     };
     match w.storage::<PackedWeights>().layout().source() {
-        PanelSource::Packed(data) => all(data.of()),
+        PanelSource::Packed(data) => all(data.elements()),
         PanelSource::Mapped(kept) => {
             for part in kept.iter().map(Kept::view) {
                 [part.codes, part.scales, part.biases]

@@ -58,6 +58,6 @@ mod weights;
 
 pub use definition::dot;
 pub(crate) use dispatch::{embed, matmul_into, matmul_rows, matmul_runs};
-pub(crate) use measure::read;
+pub(crate) use measure::{read, saturate};
 pub(crate) use pack_buffer::PackBuffer;
 pub(crate) use weights::matrix;

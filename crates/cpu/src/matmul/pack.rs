@@ -7,12 +7,12 @@
 
 use super::pack_buffer::PackBuffer;
 use crate::arch::{Kernel, Lanes};
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::memory::Region;
 use crate::pool::DisjointSlice;
 use quant::{Kept, Stored};
 use std::ops::Range;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Panels packed at a time for a product.
 const PACKED_AT_ONCE: usize = 2;
@@ -62,10 +62,12 @@ impl<'a> MatrixParts<'a> {
     }
 }
 
-/// What a panel is made of: super-blocks of so many bytes, each some arrays of 16 elements, one a
-/// lane, and padding. An array is given as the number of its like and the bytes of an element.
+/// The super-blocks that a panel is made of: each has some arrays of 16 elements, one element for
+/// each lane, and then padding.
 pub(crate) struct SuperblockLayout {
+    /// Bytes of a super-block, padding included.
     pub(crate) bytes: usize,
+    /// The arrays in order: how many there are of a kind, and the bytes of their elements.
     pub(crate) arrays: [(usize, usize); 3],
 }
 
@@ -145,7 +147,7 @@ impl<P: PanelLayout> Kernel for Put<'_, P> {
 /// Writes `rows` of the matrix, at most 16, to the lanes of `panel`, and zeros to the lanes
 /// left.
 fn fill<P: PanelLayout>(
-    cpu: &Cpu,
+    device: &Device,
     to: &P,
     parts: MatrixParts<'_>,
     rows: impl ExactSizeIterator<Item = usize>,
@@ -157,14 +159,14 @@ fn fill<P: PanelLayout>(
     let Some(mut last) = stored.next() else {
         return panel.fill(0);
     };
-    // Rows that are not there are the last again, which costs less than asking.
+    // Missing rows are filled with the last one again, which costs less than a branch for each.
     let rows = std::array::from_fn(|lane| {
         if lane > 0 {
             last = stored.next().unwrap_or(last);
         }
         last
     });
-    cpu.isa.run(Put {
+    device.isa.run(Put {
         to,
         rows,
         buffer,
@@ -182,41 +184,51 @@ fn rows_of(to: &impl PanelLayout, p: usize) -> Range<usize> {
 
 /// The panels of `parts` in the layout `to`: mapped if all parts are to stay in their file, else
 /// packed.
-pub(crate) fn source<P: PanelLayout>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> PanelSource {
+pub(crate) fn source<P: PanelLayout>(
+    device: &Device,
+    buffers: &[Mutex<PackBuffer>],
+    to: &P,
+    parts: &[Stored<'_>],
+) -> PanelSource {
     let kept: Option<Vec<_>> = parts.iter().map(Stored::keep).collect();
     let all = MatrixParts::Stored(parts);
-    // Which worker packs what in a step is chance, so all get their buffers now, those for
-    // unpacked rows too.
-    for worker in 0..cpu.pool.n_workers() {
-        let buffer = &mut *buffer(cpu, worker);
+    // Any worker may pack any panel in a step, so all allocate their buffers now, those for unpacked
+    // rows too.
+    for buffer in buffers {
+        let buffer = &mut *lock(buffer);
         let mut panels = buffer.take(PACKED_AT_ONCE * to.panel_bytes());
         if kept.is_some() {
-            let panel = &mut panels.of_mut::<u8>()[..to.panel_bytes()];
-            fill(cpu, to, all, 0..to.rows().min(1), buffer, panel);
+            let panel = &mut panels.elements_mut::<u8>()[..to.panel_bytes()];
+            fill(device, to, all, 0..to.rows().min(1), buffer, panel);
         }
         buffer.panels = Some(panels);
     }
     match kept {
         Some(kept) => PanelSource::Mapped(kept),
-        None => PanelSource::Packed(pack_all(cpu, to, parts)),
+        None => PanelSource::Packed(pack_all(device, buffers, to, parts)),
     }
 }
 
 /// Packs all panels, on all workers.
-fn pack_all<P: PanelLayout>(cpu: &Cpu, to: &P, parts: &[Stored<'_>]) -> Region {
+fn pack_all<P: PanelLayout>(
+    device: &Device,
+    buffers: &[Mutex<PackBuffer>],
+    to: &P,
+    parts: &[Stored<'_>],
+) -> Region {
     let (n, bytes) = (to.n_panels(), to.panel_bytes());
     let mut data = Region::zeroed(n * bytes);
-    let all = DisjointSlice::new(data.of_mut::<u8>());
-    // As much as is given back at once, but some ranges for each worker.
-    let fair = n / (8 * cpu.pool.n_workers());
+    let all = DisjointSlice::new(data.elements_mut::<u8>());
+    // Ranges as large as what is given back at a time, but several for each worker.
+    let fair = n / (8 * device.pool.n_workers());
     let chunk = (LOAD_RANGE_BYTES / bytes.max(1)).min(fair).max(4);
-    cpu.pool.each(n, chunk, |worker, range| {
-        let buffer = &mut *buffer(cpu, worker);
+    device.pool.each(n, chunk, |worker, range| {
+        let buffer = &mut *lock(&buffers[worker]);
         let parts_of = MatrixParts::Stored(parts);
         for p in range.clone() {
             // SAFETY: every panel is visited once.
             let panel = unsafe { all.part(p * bytes..(p + 1) * bytes) };
-            fill(cpu, to, parts_of, rows_of(to, p), buffer, panel);
+            fill(device, to, parts_of, rows_of(to, p), buffer, panel);
         }
         release(parts, 16 * range.start..16 * range.end);
     });
@@ -236,18 +248,17 @@ fn release(parts: &[Stored<'_>], rows: Range<usize>) {
     }
 }
 
-/// The pack buffer of `worker`, which alone uses it.
-fn buffer(cpu: &Cpu, worker: usize) -> MutexGuard<'_, PackBuffer> {
-    let buffer = &cpu.pack_buffers[worker];
+/// A worker's pack buffer, which nobody else uses.
+fn lock(buffer: &Mutex<PackBuffer>) -> MutexGuard<'_, PackBuffer> {
     buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls `work(range, bytes)` for the panels of `range`: once if they are packed, else for some
 /// at a time.
 pub(crate) fn each<P: PanelLayout>(
-    cpu: &Cpu,
+    device: &Device,
     of: &P,
-    worker: usize,
+    buffer: &Mutex<PackBuffer>,
     range: Range<usize>,
     mut work: impl FnMut(Range<usize>, &[u8]),
 ) {
@@ -256,21 +267,21 @@ pub(crate) fn each<P: PanelLayout>(
         PanelSource::Packed(data) => {
             return work(
                 range.clone(),
-                &data.of()[range.start * bytes..range.end * bytes],
+                &data.elements()[range.start * bytes..range.end * bytes],
             );
         }
         PanelSource::Mapped(kept) => kept,
     };
-    let mut buffer = buffer(cpu, worker);
+    let mut buffer = lock(buffer);
     let mut panels = buffer.take(PACKED_AT_ONCE * bytes);
     for start in range.clone().step_by(PACKED_AT_ONCE) {
         let two = start..(start + PACKED_AT_ONCE).min(range.end);
         for (p, panel) in two
             .clone()
-            .zip(panels.of_mut::<u8>().chunks_exact_mut(bytes))
+            .zip(panels.elements_mut::<u8>().chunks_exact_mut(bytes))
         {
             fill(
-                cpu,
+                device,
                 of,
                 MatrixParts::Kept(kept),
                 rows_of(of, p),
@@ -278,16 +289,16 @@ pub(crate) fn each<P: PanelLayout>(
                 panel,
             );
         }
-        work(two.clone(), &panels.of()[..two.len() * bytes]);
+        work(two.clone(), &panels.elements()[..two.len() * bytes]);
     }
     buffer.panels = Some(panels);
 }
 
 /// Calls `work` with a panel of rows `ids`, at most 16.
 pub(crate) fn selected<P: PanelLayout>(
-    cpu: &Cpu,
+    device: &Device,
     of: &P,
-    worker: usize,
+    buffer: &Mutex<PackBuffer>,
     ids: &[u32],
     work: impl FnOnce(&[u8]),
 ) {
@@ -298,22 +309,29 @@ pub(crate) fn selected<P: PanelLayout>(
         && ids[0].is_multiple_of(16)
         && follow
     {
-        return work(&data.of()[start(ids[0])..][..bytes]);
+        return work(&data.elements()[start(ids[0])..][..bytes]);
     }
-    let mut buffer = buffer(cpu, worker);
+    let mut buffer = lock(buffer);
     let mut panels = buffer.take(PACKED_AT_ONCE * bytes);
-    let panel = &mut panels.of_mut::<u8>()[..bytes];
+    let panel = &mut panels.elements_mut::<u8>()[..bytes];
     match of.source() {
         PanelSource::Packed(data) => {
             let superblocks = of.superblocks();
             for (lane, &id) in ids.iter().enumerate() {
-                let from = &data.of()[start(id)..][..bytes];
+                let from = &data.elements()[start(id)..][..bytes];
                 superblocks.copy_lane(from, id as usize % 16, panel, lane);
             }
         }
         PanelSource::Mapped(kept) => {
             let rows = ids.iter().map(|&id| id as usize);
-            fill(cpu, of, MatrixParts::Kept(kept), rows, &mut buffer, panel);
+            fill(
+                device,
+                of,
+                MatrixParts::Kept(kept),
+                rows,
+                &mut buffer,
+                panel,
+            );
         }
     }
     work(panel);

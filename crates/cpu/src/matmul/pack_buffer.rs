@@ -26,7 +26,7 @@ pub(crate) struct PackBuffer {
 impl PackBuffer {
     /// At least `len` bytes for panels, taken out of the buffer to be put back by the caller.
     pub(crate) fn take(&mut self, len: usize) -> Region {
-        let fits = |region: &Region| region.of::<u8>().len() >= len;
+        let fits = |region: &Region| region.elements::<u8>().len() >= len;
         let old = self.panels.take().filter(fits);
         old.unwrap_or_else(|| Region::zeroed(len))
     }

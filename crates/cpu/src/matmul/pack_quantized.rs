@@ -9,8 +9,9 @@ use super::pack_buffer::{PackBuffer, UnpackedRow};
 use super::quantized::{
     AFFINE4, AFFINE8, CodeKind, LEVEL4, LEVEL8, QuantizedPanels, ScaleLayout, TABLE4, biased, pairs,
 };
-use crate::device::Cpu;
+use crate::device::Device;
 use quant::{Codes, Row, Scalar, Stored, WeightLayout, Zero};
+use std::sync::Mutex;
 
 /// Codes of `bits` as bytes, from a bit stream.
 fn expand(bits: usize, stream: &[u8], codes: &mut [u8]) {
@@ -78,7 +79,11 @@ const NEAR_SUPERBLOCKS: usize = 8;
 
 impl QuantizedPanels {
     /// Packs parts of one format with codes, as one matrix; `None` if they are not such.
-    pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Option<Self> {
+    pub(crate) fn pack(
+        device: &Device,
+        buffers: &[Mutex<PackBuffer>],
+        parts: &[Stored<'_>],
+    ) -> Option<Self> {
         let first = &parts[0];
         let view = first.format.codes()?;
         let alike = parts.iter().all(|p| p.format == first.format);
@@ -111,7 +116,7 @@ impl QuantizedPanels {
         packed.code_bytes = span * packed.vectors() * 64;
         packed.superblock_bytes = (packed.code_bytes + scale_bytes).next_multiple_of(64);
         packed.panel_bytes = first.cols / view.group / span * packed.superblock_bytes;
-        packed.source = pack::source(cpu, &packed, parts);
+        packed.source = pack::source(device, buffers, &packed, parts);
         Some(packed)
     }
 
@@ -512,13 +517,14 @@ mod tests {
                 ] {
                     for isa in Isa::available() {
                         let isa = Detected::new(isa).expect("one that there is");
-                        let cpu = Cpu::with(isa, 2, Activations::Int8);
-                        let w = QuantizedPanels::pack(&cpu, &parts).expect("codes");
+                        let device = Device::with(isa, 2, Activations::Int8);
+                        let buffers = [Mutex::default(), Mutex::default()];
+                        let w = QuantizedPanels::pack(&device, &buffers, &parts).expect("codes");
                         let PanelSource::Packed(data) = &w.source else {
                             panic!("no file")
                         };
                         assert!(
-                            data.of::<u8>() == expected_panels(&w, &parts),
+                            data.elements::<u8>() == expected_panels(&w, &parts),
                             "{}, {cols} columns, {isa:?}",
                             format.name
                         );

@@ -11,12 +11,13 @@
 use super::pack::{self, PanelLayout, PanelSource, StoredRow, SuperblockLayout};
 use super::pack_buffer::PackBuffer;
 use crate::arch::{Element, Kernel, Lanes, Registers, load, store, with_element};
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::memory::{bytes, elements};
 use crate::microkernel::{Operands, Prefetch, accumulate, even, microkernels};
 use crate::pool::DisjointSlice;
 use quant::{Scalar, Stored, WeightLayout};
 use std::ops::Range;
+use std::sync::Mutex;
 
 /// Columns that are worked on at a time when there are more rows than a microkernel takes at
 /// once: these columns of a panel then stay in the first-level cache.
@@ -32,7 +33,11 @@ pub(crate) struct PlainPanels {
 
 impl PlainPanels {
     /// Packs `parts` as one matrix.
-    pub(crate) fn pack(cpu: &Cpu, parts: &[Stored<'_>]) -> Self {
+    pub(crate) fn pack(
+        device: &Device,
+        buffers: &[Mutex<PackBuffer>],
+        parts: &[Stored<'_>],
+    ) -> Self {
         let cols = parts[0].cols;
         let rows = parts.iter().map(|p| p.rows).sum::<usize>();
         let scalar = match parts[0].format.layout {
@@ -47,7 +52,7 @@ impl PlainPanels {
             cols,
             source: PanelSource::Mapped(Vec::new()),
         };
-        panels.source = pack::source(cpu, &panels, parts);
+        panels.source = pack::source(device, buffers, &panels, parts);
         panels
     }
 
@@ -58,7 +63,7 @@ impl PlainPanels {
             PanelSource::Mapped(kept) => return pack::row(kept, row, factor, out),
         };
         with_element!(self.scalar, W => {
-            let values = data.of::<W>()[row / 16 * 16 * self.cols + row % 16..].iter().step_by(16);
+            let values = data.elements::<W>()[row / 16 * 16 * self.cols + row % 16..].iter().step_by(16);
             out.iter_mut().zip(values).for_each(|(out, w)| *out = w.widen() * factor);
         });
     }
@@ -215,7 +220,7 @@ impl<W: Element> PlainWork<'_, W> {
     ) {
         // More than four rows of a single panel: four of them, then one by one.
         if L::REGISTERS == Registers::Wide && r == 1 && m > 4 {
-            // SAFETY: as promised.
+            // SAFETY: rows `row .. row + m` and panel `p` exist, as promised.
             unsafe {
                 self.block::<L, 4, 1>((row, p), cols.clone());
                 for row in row + 4..row + m {
@@ -226,7 +231,7 @@ impl<W: Element> PlainWork<'_, W> {
         }
         microkernels! {
             (L::REGISTERS, m, r) => |M, R| {
-                // SAFETY: as promised, of `M` rows and `R` panels.
+                // SAFETY: `M` rows and `R` panels exist, as promised.
                 unsafe { self.block::<L, M, R>((row, p), cols) }
             };
             Wide:
@@ -290,25 +295,26 @@ impl<W: Element> PlainWork<'_, W> {
     }
 }
 
-/// Multiplies panels `range` of `w` with all rows of `x`, as `worker`.
+/// Multiplies panels `range` of `w` with all rows of `x`. `buffer` is where a worker packs panels
+/// that are not packed already.
 pub(crate) fn multiply(
-    cpu: &Cpu,
-    worker: usize,
+    device: &Device,
+    buffer: &Mutex<PackBuffer>,
     w: &PlainPanels,
     x: &[f32],
     rows: usize,
     range: Range<usize>,
     y: &DisjointSlice<'_, f32>,
 ) {
-    pack::each(cpu, w, worker, range, |range, panels| {
+    pack::each(device, w, buffer, range, |range, panels| {
         with_element!(w.scalar, W => {
             let weights = elements(panels);
-            cpu.isa.run(PlainWork::<W> { x, rows, panels: w, weights, range, y });
+            device.isa.run(PlainWork::<W> { x, rows, panels: w, weights, range, y });
         });
     });
 }
 
-/// One panel against one row of `x`.
+/// Multiplies one panel with one row of `x`.
 struct OnePanel<'a, W> {
     x: &'a [f32],
     weights: &'a [W],
@@ -337,18 +343,19 @@ impl<W: Element> Kernel for OnePanel<'_, W> {
     }
 }
 
-/// Multiplies up to 16 selected rows of `w` with one row `x`, as `worker`.
+/// Multiplies up to 16 selected rows of `w` with one row `x`. `buffer` is where a worker packs
+/// rows that do not lie in one panel.
 pub(crate) fn multiply_selected(
-    cpu: &Cpu,
-    worker: usize,
+    device: &Device,
+    buffer: &Mutex<PackBuffer>,
     w: &PlainPanels,
     x: &[f32],
     ids: &[u32],
     y: &mut [f32],
 ) {
-    pack::selected(cpu, w, worker, ids, |panel| {
+    pack::selected(device, w, buffer, ids, |panel| {
         with_element!(w.scalar, W => {
-            cpu.isa.run(OnePanel::<W> { x, weights: elements(panel), y });
+            device.isa.run(OnePanel::<W> { x, weights: elements(panel), y });
         });
     });
 }
@@ -383,14 +390,15 @@ mod tests {
                     }
                     for isa in Isa::available() {
                         let isa = Detected::new(isa).expect("one that there is");
-                        let cpu = Cpu::with(isa, 2, Activations::F32);
-                        let w = PlainPanels::pack(&cpu, &parts);
+                        let device = Device::with(isa, 2, Activations::F32);
+                        let buffers = [Mutex::default(), Mutex::default()];
+                        let w = PlainPanels::pack(&device, &buffers, &parts);
                         let PanelSource::Packed(data) = &w.source else {
                             panic!("no file")
                         };
                         assert_eq!(w.scalar, scalar);
                         assert!(
-                            data.of::<u8>() == want,
+                            data.elements::<u8>() == want,
                             "{}, {cols} columns, {isa:?}",
                             format.name
                         );

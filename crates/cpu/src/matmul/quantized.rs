@@ -30,15 +30,15 @@ use std::ops::Range;
 
 /// How codes lie in a panel and what they stand for: a constant parameter of kernels.
 pub(crate) type CodeKind = u8;
-/// Pairs, with biases.
+/// Two codes a byte, with biases.
 pub(crate) const AFFINE4: CodeKind = 0;
-/// Bytes, with biases.
+/// A code a byte, with biases.
 pub(crate) const AFFINE8: CodeKind = 1;
-/// Pairs; a code is its level plus 8.
+/// Two codes a byte; a code is its level plus 8.
 pub(crate) const LEVEL4: CodeKind = 2;
-/// Pairs that stand for levels of a table.
+/// Two codes a byte, which stand for levels of a table.
 pub(crate) const TABLE4: CodeKind = 3;
-/// Signed bytes, the levels themselves.
+/// A code a byte, signed: the levels themselves.
 pub(crate) const LEVEL8: CodeKind = 4;
 
 /// Whether codes lie in pairs.
@@ -54,7 +54,7 @@ pub(crate) const fn biased(kind: CodeKind) -> bool {
 /// How the scales and biases of a super-block are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScaleLayout {
-    /// Each group's own: its scale, then its bias if there are any.
+    /// A scale for each group, then its bias if there are any.
     Own(Scalar),
     /// Products of an integer of each group and a number that the super-block shares: `d` (and
     /// `m`) in half precision, then `s` (and `t`) of each group in bytes.
@@ -134,7 +134,7 @@ pub(crate) struct QuantizedPanels {
     /// Columns of a group.
     pub(crate) group: usize,
     pub(crate) kind: CodeKind,
-    /// What the codes of a table stand for; for other pairs without biases, what any code does.
+    /// The levels that codes of 4 bits without biases stand for.
     pub(crate) levels: [i8; 16],
     pub(crate) scales: ScaleLayout,
     /// Groups of a super-block. A power of two.
@@ -144,7 +144,8 @@ pub(crate) struct QuantizedPanels {
     pub(crate) code_bytes: usize,
     pub(crate) superblock_bytes: usize,
     pub(crate) panel_bytes: usize,
-    /// What a stored code is in the panel: the code plus `shift`, where that says it.
+    /// What each stored code becomes in the panel; if that is the code plus a number, `shift` is
+    /// that number.
     pub(crate) map: Box<[u8; 256]>,
     pub(crate) shift: Option<u8>,
     pub(crate) source: PanelSource,
@@ -209,7 +210,7 @@ impl QuantizedPanels {
         scales: *const u8,
         j: usize,
     ) -> (L, L) {
-        // SAFETY: as promised.
+        // SAFETY: the scales are readable and there is such a group, as promised.
         unsafe {
             match self.scales {
                 ScaleLayout::Own(scalar) => {
@@ -225,7 +226,7 @@ impl QuantizedPanels {
     /// Dequantizes row `row`, times `factor`.
     pub(crate) fn row(&self, row: usize, factor: f32, out: &mut [f32]) {
         let data = match &self.source {
-            PanelSource::Packed(data) => data.of::<u8>(),
+            PanelSource::Packed(data) => data.elements::<u8>(),
             PanelSource::Mapped(kept) => return pack::row(kept, row, factor, out),
         };
         let panel = &data[row / 16 * self.panel_bytes..][..self.panel_bytes];
@@ -272,13 +273,13 @@ impl QuantizedWork<'_> {
     ///
     /// # Safety
     ///
-    /// One at a time, and no other worker has the panel.
+    /// One result is used at a time, and no other worker has the panel.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the contract forbids overlap")]
     pub(crate) unsafe fn out(&self, row: usize, panel: usize) -> &mut [f32] {
         let start = row * self.n_out + panel * 16;
         let n = (self.n_out - panel * 16).min(16);
-        // SAFETY: as promised.
+        // SAFETY: only this worker has the panel, and one part at a time, as promised.
         unsafe { self.y.part(start..start + n) }
     }
 }

@@ -18,7 +18,7 @@ use super::quantized::{
     pairs,
 };
 use crate::arch::{Bytes, Lanes, Registers, store};
-use crate::device::Cpu;
+use crate::device::Device;
 use crate::microkernel::{PREFETCH_DISTANCE, microkernels};
 use backend::math::Float;
 
@@ -44,9 +44,9 @@ macro_rules! kernels {
 
         impl QuantizedWork<'_> {
             /// Multiplies in vector registers.
-            pub(crate) fn multiply(self, cpu: &Cpu) {
+            pub(crate) fn multiply(self, device: &Device) {
                 match self.w.kind {
-                    $($kind => cpu.isa.run_bytes($module::Multiply(self)),)*
+                    $($kind => device.isa.run_bytes($module::Multiply(self)),)*
                     kind => unreachable!("no matrix has codes of kind {kind}"),
                 }
             }
@@ -182,7 +182,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
         }
     }
 
-    /// Rows that are multiplied two at once: the first so many.
+    /// How many of the rows, from the first on, are multiplied two at a time.
     #[inline(always)]
     fn paired<B: Bytes>() -> usize {
         if B::PAIRED { M / 2 * 2 } else { 0 }
@@ -199,8 +199,8 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
         unsafe { self.factors.as_ptr().add(GROUP_FACTORS * g * M) }
     }
 
-    /// How far to prefetch from a super-block `at` bytes into its panel: where a panel ends,
-    /// its stream goes on `R` panels later.
+    /// How many bytes ahead to prefetch, from a super-block `at` bytes into its panel. Past the end
+    /// of a panel comes the one that is `R` panels further on, which is read next.
     #[inline(always)]
     fn ahead(&self, at: usize) -> usize {
         let panel = self.w.panel_bytes;
@@ -208,8 +208,8 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
         PREFETCH_DISTANCE + if ends { (R - 1) * panel } else { 0 }
     }
 
-    /// Sets the sums of group `g` to what they start from: levels are seen higher than they
-    /// are, so less that much of each activation.
+    /// Sets the sums of group `g` to what they start from. Codes of levels are multiplied with 8 or
+    /// [`Bytes::OFFSET`] added, so sums start that many times `Σ q` below zero.
     ///
     /// # Safety
     ///
@@ -335,7 +335,7 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
         codes: *const [u8; 64],
         table: B::Codes,
     ) -> (B::Codes, B::Codes) {
-        // SAFETY: as promised: one vector, or two where codes take a byte each.
+        // SAFETY: the first vector of eight columns, as promised.
         let line = B::load(unsafe { &*codes });
         match KIND {
             TABLE4 => (
@@ -343,12 +343,12 @@ impl<'a, const KIND: CodeKind, const M: usize, const R: usize> Block<'a, KIND, M
                 B::lookup(table, B::high(line)),
             ),
             AFFINE4 | LEVEL4 => (B::low(line), B::high(line)),
-            // SAFETY: as above.
+            // SAFETY: codes take a byte each, so eight columns are two vectors, as promised.
             LEVEL8 => (
                 B::signed(line),
                 B::signed(B::load(unsafe { &*codes.add(1) })),
             ),
-            // SAFETY: as above.
+            // SAFETY: codes take a byte each, so eight columns are two vectors, as promised.
             _ => (line, B::load(unsafe { &*codes.add(1) })),
         }
     }

@@ -1,11 +1,14 @@
 //! Packed weights: what a [`Matrix`] of this backend holds.
 
 use super::pack::{PanelLayout, PanelSource};
+use super::pack_buffer::PackBuffer;
 use super::plain::PlainPanels;
 use super::quantized::QuantizedPanels;
-use crate::device::{Activations, Cpu};
+use crate::device::{Activations, Device};
 use backend::Matrix;
 use quant::Stored;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A matrix in panels of 16 rows.
@@ -24,21 +27,27 @@ impl PackedWeights {
     }
 }
 
-/// Packs `parts` as one matrix, or leaves them in their file if all are to stay there.
+/// Packs `parts` as one matrix, or leaves them in their file if all are to stay there and adds
+/// the bytes that their panels would take to `left_in_files`.
 ///
 /// # Panics
 ///
 /// If the parts have different numbers of columns.
-pub(crate) fn matrix(cpu: &Cpu, parts: &[Stored<'_>]) -> Matrix {
+pub(crate) fn matrix(
+    device: &Device,
+    buffers: &[Mutex<PackBuffer>],
+    left_in_files: &AtomicU64,
+    parts: &[Stored<'_>],
+) -> Matrix {
     let cols = parts[0].cols;
     assert!(parts.iter().all(|p| p.cols == cols), "parts of one width");
     let rows = parts.iter().map(|p| p.rows).sum::<usize>();
-    let quantized = match cpu.activations {
-        Activations::Int8 => QuantizedPanels::pack(cpu, parts),
+    let quantized = match device.activations {
+        Activations::Int8 => QuantizedPanels::pack(device, buffers, parts),
         Activations::F32 => None,
     };
     let weights = quantized.map_or_else(
-        || PackedWeights::Plain(PlainPanels::pack(cpu, parts)),
+        || PackedWeights::Plain(PlainPanels::pack(device, buffers, parts)),
         PackedWeights::Quantized,
     );
     let layout = weights.layout();
@@ -46,7 +55,7 @@ pub(crate) fn matrix(cpu: &Cpu, parts: &[Stored<'_>]) -> Matrix {
     let held = match layout.source() {
         PanelSource::Packed(_) => bytes,
         PanelSource::Mapped(_) => {
-            cpu.left.fetch_add(bytes as u64, Relaxed);
+            left_in_files.fetch_add(bytes as u64, Relaxed);
             0
         }
     };

@@ -10,7 +10,7 @@ use std::ops::Range;
 /// and then of rows.
 #[derive(Default)]
 pub(crate) struct Routing {
-    /// The experts that each row has chosen, by rank; may have room for more rows.
+    /// The experts that each row has chosen, by rank; may be longer than the step has rows.
     pub(super) choices: Vec<Choice>,
     /// Scratch memory of each worker for [`backend::Experts::choose_into`].
     pub(super) orders: Vec<Vec<usize>>,

@@ -2,7 +2,7 @@
 //! 64 columns, in 16 cycles where `vpdpbusd` takes 128.
 //!
 //! The compiler knows no stable intrinsics, and the system must grant the
-//! registers first. TileRegisters 0, 1 and 2 hold sums, activations and codes; 3 to 5 more sums.
+//! registers first. Tiles 0, 1 and 2 hold sums, activations and codes; 3 to 5 more sums.
 //! A core has few registers behind the eight names, and its other thread may need them:
 //! products that use seven then take twice as long as with five (Sapphire Rapids).
 
@@ -18,7 +18,8 @@ pub(in crate::arch) fn granted() -> bool {
     *GRANTED.get_or_init(|| found() && permitted())
 }
 
-/// `CPUID` leaf 7: `AMX-TILE_ROWS` and `AMX-INT8`; and GFNI, which unpacks codes for them.
+/// Whether the CPU has `AMX-TILE` and `AMX-INT8` (`CPUID` leaf 7), and GFNI, which unpacks codes
+/// for the tiles.
 fn found() -> bool {
     const WANTED: u32 = 1 << 24 | 1 << 25;
     use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -27,7 +28,7 @@ fn found() -> bool {
         && is_x86_feature_detected!("gfni")
 }
 
-/// Asks for the registers, for all threads of the process.
+/// Asks the system for the tile registers, for all threads of the process.
 #[cfg(target_os = "linux")]
 fn permitted() -> bool {
     /// From the kernel's `asm/prctl.h`.
@@ -43,7 +44,7 @@ fn permitted() -> bool {
     false
 }
 
-/// What `ldtilecfg` reads.
+/// The operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Shapes {
     palette: u8,
@@ -53,7 +54,7 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-/// TileRegisters of the wanted shape, until dropped.
+/// Tile registers that are configured, until dropped.
 pub(in crate::arch) struct Amx(());
 
 impl Drop for Amx {

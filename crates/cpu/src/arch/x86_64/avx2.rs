@@ -12,10 +12,10 @@ use std::arch::x86_64::{
 };
 use std::ops::{Add, Div, Mul, Sub};
 
-/// Rounds toward the nearest integer, ties to even, quietly.
+/// The rounding mode: to the nearest, ties to even, without raising exceptions.
 pub(super) const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// The last steps of the sum tree.
+/// The sum of eight lanes, in the order of the last steps of [`backend::math::sum_tree`].
 #[inline(always)]
 pub(super) fn sum8(x: __m256) -> f32 {
     let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
@@ -23,13 +23,15 @@ pub(super) fn sum8(x: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
 }
 
+/// `2ˣ` of whole numbers, made as the exponents of floats.
 #[inline(always)]
 fn exp2_integer(x: __m256) -> __m256 {
     let n = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
     _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n))
 }
 
-/// The upper halves, rounded, as 32-bit integers.
+/// Rounds to the upper 16 bits, to nearest even, and moves them to the lower ones. A NaN becomes
+/// quiet and is not rounded.
 #[inline(always)]
 fn round_bf16(x: __m256) -> __m256i {
     let bits = _mm256_castps_si256(x);
@@ -214,11 +216,11 @@ impl Lanes for Avx2 {
     }
 }
 
-/// Products of bytes on two times 32 of them.
+/// Products of bytes in two vectors of 32, with `vpdpbusd` if `VNNI`.
 pub(in crate::arch) struct Avx2Bytes<const VNNI: bool>;
 
 impl<const VNNI: bool> Avx2Bytes<VNNI> {
-    /// Adds products with codes below 16, or any codes with VNNI.
+    /// Adds products of one vector. Without `VNNI` the codes are below 16.
     #[inline(always)]
     fn half(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
         if VNNI {

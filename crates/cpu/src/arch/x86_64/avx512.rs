@@ -14,6 +14,7 @@ use std::arch::x86_64::{
 };
 use std::ops::{Add, Div, Mul, Sub};
 
+/// 16 lanes in one vector.
 #[derive(Clone, Copy)]
 pub(in crate::arch) struct Avx512(__m512);
 
@@ -172,7 +173,7 @@ impl Lanes for Avx512 {
     }
 }
 
-/// Products of bytes on 64 of them.
+/// Products of bytes in one vector of 64, with `vpdpbusd`.
 pub(in crate::arch) struct Avx512Bytes;
 
 impl Bytes for Avx512Bytes {
@@ -246,8 +247,9 @@ impl Bytes for Avx512Bytes {
 /// The CPU has GFNI.
 #[inline(always)]
 pub(super) unsafe fn halves<const SIGNED: bool>(codes: __m512i) -> [__m512i; 2] {
-    /// Bit `i` of a result is the parity of the byte and the matrix's byte `7 - i`. A code
-    /// less 8 has the opposite of the code's bit 3 there and in all bits above.
+    /// The matrix that `gf2p8affineqb` multiplies a byte with: bit `i` of the result is the
+    /// parity of the byte and the matrix's byte `7 - i`. The four bits start at bit `from`. Of a
+    /// code less 8, bit 3 and all bits above are the opposite of the code's bit 3.
     const fn matrix(signed: bool, from: usize) -> i64 {
         let (mut rows, mut bit) = (0u64, 0);
         while bit < if signed { 8 } else { 4 } {

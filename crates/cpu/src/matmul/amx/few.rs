@@ -275,7 +275,8 @@ where
     ) {
         let step = round * R + PANEL;
         let product = step.wrapping_sub(PRODUCT_DELAY);
-        // SAFETY: as promised; stages are read after they are written.
+        // SAFETY: `steps` and cursors are of this kernel, as promised; a stage is read only by steps
+        // after the one that wrote it.
         unsafe {
             // The products of steps that there are not push out the sums of the last.
             if product < steps.n * R + TURNS {
@@ -295,7 +296,7 @@ where
     ///
     /// # Safety
     ///
-    /// As [`Self::step`].
+    /// `steps` is of this kernel, and the cursors are of panels and rows that there are.
     #[inline(always)]
     unsafe fn multiply<T: TileRegisters, const PANEL: usize>(
         tiles: &T,
@@ -330,7 +331,7 @@ where
     ///
     /// # Safety
     ///
-    /// As [`Self::step`].
+    /// `steps` is of this kernel, and the cursors are of panels and rows that there are.
     #[inline(always)]
     unsafe fn unpack<T: TileRegisters, const PANEL: usize>(
         steps: &Steps<'_>,
@@ -366,7 +367,7 @@ where
     ///
     /// # Safety
     ///
-    /// As [`Self::step`].
+    /// `steps` is of this kernel, and the cursors are of panels and rows that there are.
     #[inline(always)]
     #[expect(
         clippy::needless_range_loop,
