@@ -234,7 +234,7 @@ impl Checkpoint {
     }
 
     /// Whether matrices that are asked for from now on are to stay where they lie in
-    /// mapped files ([`Stored::keep`]), on devices that can leave them there.
+    /// mapped files ([`quant::Stored::keep`]), on devices that can leave them there.
     pub fn keep_mapped(&self, keep: bool) {
         self.mappings().for_each(|mapping| mapping.stay(keep));
     }

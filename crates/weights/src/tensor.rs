@@ -26,7 +26,7 @@ pub(crate) enum Writer {
 
 /// A stored tensor, and what has been made of it.
 pub(crate) struct Tensor {
-    /// The file, by its place in [`Checkpoint::files`].
+    /// The file, by its place among the checkpoint's files.
     pub(crate) file: usize,
     pub(crate) entry: Entry,
     used: AtomicBool,
