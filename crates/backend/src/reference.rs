@@ -1,11 +1,14 @@
 //! The definition of every op, as plain loops. Slow, and meant to be read.
 
+mod delta;
+
 use crate::math::{self, sum_tree};
 use crate::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
     MAX_TENTATIVE, Matrix, NO_TOKEN, Ops, PAGE_ROWS, Record, Rope, SPLIT_ROWS, Sample, Store,
     Tensor, TokenChoice, TokenList, gives_token,
 };
+use delta::{DeltaSlot, convolve, delta_head};
 use quant::Stored;
 use std::borrow::Cow;
 
@@ -18,37 +21,6 @@ pub struct Reference;
 struct KvRows {
     k: Vec<f32>,
     v: Vec<f32>,
-}
-
-/// One slot of a gated-delta layer.
-#[derive(Clone)]
-struct DeltaSlot {
-    /// `[nv, dk, dv]` after the certain rows of the last step.
-    state: Vec<f32>,
-    /// Rows before the convolution: `taps - 1` that end where `state` does, then
-    /// the tentative ones. `[taps - 1 + MAX_TENTATIVE, C]`
-    history: Vec<f32>,
-    /// What the tentative rows did to the state, by row and head.
-    updates: Vec<Vec<Update>>,
-}
-
-/// `S ← S decay + k dᵀ`
-#[derive(Clone)]
-struct Update {
-    decay: f32,
-    k: Vec<f32>,
-    d: Vec<f32>,
-}
-
-impl Update {
-    fn apply(&self, state: &mut [f32]) {
-        let dv = self.d.len();
-        for (i, row) in state.chunks_exact_mut(dv).enumerate() {
-            for (s, &d) in row.iter_mut().zip(&self.d) {
-                *s = self.k[i].mul_add(d, *s * self.decay);
-            }
-        }
-    }
 }
 
 /// `sum x²` in 16 lanes.
@@ -460,88 +432,34 @@ impl Ops for Reference {
         batch: &Batch,
     ) -> Tensor {
         let spec = state.spec;
-        let DeltaSpec {
-            key_heads,
-            value_heads,
-            key_dim,
-            value_dim,
-            conv_taps,
-            ..
-        } = spec;
-        let channels = spec.channels();
+        let (heads, value_dim) = (spec.value_heads, spec.value_dim);
+        let (channels, size) = (spec.channels(), spec.key_dim * value_dim);
         assert_eq!(
             (qkv.cols(), b.cols(), a.cols()),
-            (channels, value_heads, value_heads),
+            (channels, heads, heads),
             "columns of the projections"
         );
         let slots = state
             .storage
             .downcast_mut::<Vec<DeltaSlot>>()
             .expect("memory of this backend");
-        let mut out = vec![0.0; batch.n_rows() * value_heads * value_dim];
+        let mut out = vec![0.0; batch.n_rows() * heads * value_dim];
         for seq in &batch.seqs {
             let slot = &mut slots[seq.slot];
-            let size = key_dim * value_dim;
-            if seq.is_new {
-                slot.state.fill(0.0);
-                slot.history.fill(0.0);
-                slot.updates.clear();
-            }
-            for updates in slot.updates.drain(..).take(seq.kept) {
-                for (head, update) in updates.iter().enumerate() {
-                    update.apply(&mut slot.state[head * size..][..size]);
-                }
-            }
-            let past = (conv_taps - 1) * channels;
-            slot.history
-                .copy_within(seq.kept * channels..seq.kept * channels + past, 0);
-            let mut before = slot.history[..past].to_vec();
-            before.extend_from_slice(
-                &values(qkv)[seq.rows.start * channels..seq.rows.end * channels],
-            );
-
+            let rows = &values(qkv)[seq.rows.start * channels..seq.rows.end * channels];
+            let before = slot.begin(&spec, seq, rows);
             let mut running = slot.state.clone();
             for (i, r) in seq.rows.clone().enumerate() {
-                let conv: Vec<f32> = (0..channels)
-                    .map(|c| {
-                        let taps = &values(&weights.conv)[c * conv_taps..][..conv_taps];
-                        let column = |j: usize| before[(i + j) * channels + c];
-                        math::silu(
-                            (0..conv_taps).fold(0.0, |acc, j| taps[j].mul_add(column(j), acc)),
-                        )
-                    })
-                    .collect();
-                let normed = |first: usize, factor: f32| -> Vec<f32> {
-                    let x = &conv[first..first + key_dim];
-                    let inverse = 1.0 / (sum_squares(x) + 1e-6).sqrt();
-                    x.iter().map(|x| x * inverse * factor).collect()
-                };
-                let mut updates = Vec::with_capacity(value_heads);
-                for head in 0..value_heads {
-                    let key_head = head / (value_heads / key_heads);
-                    let q = normed(key_head * key_dim, 1.0 / (key_dim as f32).sqrt());
-                    let k = normed((key_heads + key_head) * key_dim, 1.0);
-                    let v = &conv[2 * key_heads * key_dim + head * value_dim..][..value_dim];
-                    let at = r * value_heads + head;
+                let conv = convolve(&spec, values(&weights.conv), &before[i * channels..]);
+                let mut updates = Vec::with_capacity(heads);
+                for head in 0..heads {
+                    let at = r * heads + head;
                     let softplus = math::softplus(values(a)[at] + values(&weights.dt_bias)[head]);
                     let decay = math::exp(values(&weights.decay)[head] * softplus);
                     let beta = math::sigmoid(values(b)[at]);
                     let s = &mut running[head * size..][..size];
-                    let d: Vec<f32> = (0..value_dim)
-                        .map(|j| {
-                            let sum = (0..key_dim).fold(0.0, |acc: f32, i| {
-                                (s[i * value_dim + j] * decay).mul_add(k[i], acc)
-                            });
-                            (v[j] - sum) * beta
-                        })
-                        .collect();
-                    let update = Update { decay, k, d };
-                    update.apply(s);
-                    for j in 0..value_dim {
-                        out[at * value_dim + j] = (0..key_dim)
-                            .fold(0.0, |acc: f32, i| s[i * value_dim + j].mul_add(q[i], acc));
-                    }
-                    updates.push(update);
+                    let out = &mut out[at * value_dim..][..value_dim];
+                    updates.push(delta_head(&spec, head, &conv, (decay, beta), s, out));
                 }
                 if i < seq.certain {
                     slot.state.copy_from_slice(&running);
@@ -557,7 +475,7 @@ impl Ops for Reference {
             let kept = &before[seq.certain * channels..];
             slot.history[..kept.len()].copy_from_slice(kept);
         }
-        tensor(batch.n_rows(), value_heads * value_dim, out)
+        tensor(batch.n_rows(), heads * value_dim, out)
     }
 }
 

@@ -38,20 +38,18 @@ mod source;
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
 pub use engine::{Engine, EngineOptions};
-pub use error::{EngineError, TooLarge, kept_formats};
+pub use error::{
+    DrafterReason, EngineError, FoundHead, MissingHead, NoHead, RefusedHead, Remedy, TooLarge,
+    Unmappable, kept_formats,
+};
 pub use footprint::RequestBytes;
 pub use info::{Model, ModelInfo};
 pub use load::load;
-pub use options::{
-    DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions, Placement,
-};
+pub use options::{DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions};
 pub use preflight::{
     Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
 };
-pub use reason::{
-    DrafterReason, FoundHead, MissingHead, NoHead, RefusedHead, Remedy, Unmappable, WeightsReason,
-    Words,
-};
+pub use reason::{Placement, WeightsReason, Words};
 pub use request::{
     CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Segment,
     Sink, Speculation, Timings, Usage, WrittenToken, full_context,

@@ -10,13 +10,12 @@
 
 use crate::drafters::pairing::{Found, Pairing, fits};
 use crate::drafters::{self, FALLBACK};
-use crate::error::EngineError;
+use crate::error::{DrafterReason, EngineError};
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key, Preflight, Probing};
-use crate::reason::DrafterReason;
 use crate::source::{Source, quantized};
 use backend::{Backend, KvFormat};
 use cache::{Memory, MemoryPlan, MemorySize};
@@ -365,7 +364,7 @@ impl Remembered {
                     reason: DrafterReason::Failed(refusal),
                 });
             }
-            let falls_back = !is_inexact && !drafters::is_plain(drafter);
+            let falls_back = !is_inexact && !preflight::is_plain(drafter);
             self.speculator
                 .replace_drafter(falls_back.then(FALLBACK.new));
             self.plans.truncate(1);

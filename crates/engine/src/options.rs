@@ -2,7 +2,7 @@
 
 use crate::error::EngineError;
 use crate::preflight::Probing;
-use crate::reason::Words;
+use crate::reason::{Placement, Words};
 use crate::shortlist::DraftVocabulary;
 use crate::source::Source;
 use backend::KvFormat;
@@ -28,18 +28,6 @@ pub enum DraftChoice {
     /// none is given, it is looked for in the checkpoint, beside it and in
     /// [`LoadOptions::drafters`].
     Named(&'static str, Option<Source>),
-}
-
-/// Where weights are to be while the model runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Placement {
-    /// Packed, unless packed weights and the KV cache take more than this many bytes.
-    Auto(u64),
-    /// Packed, or as the device has them.
-    #[default]
-    Packed,
-    /// In their memory-mapped files.
-    Mapped,
 }
 
 /// How to load a model.

@@ -5,9 +5,9 @@
 //! the file's pages, which the system can drop and read again, and every product packs
 //! what it multiplies. The results have the same bits.
 
-use crate::error::{EngineError, TooLarge};
-use crate::options::{LoadOptions, Placement};
-use crate::reason::{Unmappable, WeightsReason};
+use crate::error::{EngineError, TooLarge, Unmappable};
+use crate::options::LoadOptions;
+use crate::reason::{Placement, WeightsReason};
 use backend::Backend;
 use cache::{Memory, MemoryPlan, MemorySize};
 use models::Target;

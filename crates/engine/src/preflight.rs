@@ -13,11 +13,11 @@
 //! so only trying it tells. The trial takes a few dozen steps and is remembered
 //! under the hashes of everything it depends on.
 
-use crate::drafters::is_plain;
 use crate::hashes::{read_json, sha256, write_json};
 use models::Census;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use speculate::draft::PLAIN;
 use speculate::{DraftLength, Finish, RoundError, Sampling, Speculator, Stats, StreamOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -385,6 +385,11 @@ impl Key<'_> {
             result,
         }
     }
+}
+
+/// Whether the drafter called `name` depends on the text alone, on no model.
+pub(crate) fn is_plain(name: &str) -> bool {
+    PLAIN.iter().any(|kind| kind.name == name)
 }
 
 /// Runs the trial, or finds its result.

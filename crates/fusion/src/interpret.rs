@@ -43,21 +43,24 @@ pub struct Machine {
 }
 
 macro_rules! bound {
-    ($name:ident, $kind:ident, $type:ty) => {
+    ($name:ident, $kind:ident, $type:ty, $what:literal) => {
         fn $name(&self, operand: Operand) -> &$type {
             match self.operands.get(&operand.0) {
                 Some(Bound::$kind(bound)) => bound,
-                _ => panic!("operand {} is no {}", operand.0, stringify!($name)),
+                _ => panic!("operand {} is no {}", operand.0, $what),
             }
         }
     };
 }
 
 impl Machine {
-    bound!(matrix, Matrix, Matrix);
-    bound!(rope, Rope, backend::Rope);
-    bound!(batch, Batch, Batch);
-    bound!(experts, Experts, Experts);
+    bound!(matrix, Matrix, Matrix, "matrix");
+    bound!(rope, Rope, backend::Rope, "rope");
+    bound!(batch, Batch, Batch, "batch");
+    bound!(experts, Experts, Experts, "experts");
+    bound!(rows, Rows, [usize], "list of rows");
+    bound!(tokens, Tokens, [u32], "list of tokens");
+    bound!(groups, Groups, TokenGroups, "groups of tokens");
 
     /// Runs every op of `list`.
     ///
@@ -118,35 +121,15 @@ impl Machine {
                 table,
                 tokens,
                 scale,
-            } => {
-                let Some(Bound::Tokens(tokens)) = self.operands.get(&tokens.0) else {
-                    panic!("operand {} is no list of tokens", tokens.0);
-                };
-                vec![b.embed(self.matrix(*table), tokens, *scale)]
-            }
+            } => vec![b.embed(self.matrix(*table), self.tokens(*tokens), *scale)],
             Kind::Product { weights } => {
                 let each = weights.iter().map(|&w| product(&x[0], self.matrix(w)));
                 each.collect()
             }
             Kind::ChosenProduct { weights } => {
-                let ids = b.download(&x[1]).into_owned();
-                let ids = ids.chunks_exact(x[1].cols());
-                let ids: Vec<Vec<u32>> = ids
-                    .map(|row| row.iter().map(|id| id.to_bits()).collect())
-                    .collect();
-                vec![b.matmul_rows(&x[0], self.matrix(*weights), &ids)]
+                vec![chosen_product(&x[0], &x[1], self.matrix(*weights))]
             }
-            Kind::BestGroups { groups } => {
-                let Some(Bound::Groups(groups)) = self.operands.get(&groups.0) else {
-                    panic!("operand {} is no groups of tokens", groups.0);
-                };
-                let scores = b.download(&x[0]);
-                let ids = scores
-                    .chunks_exact(x[0].cols())
-                    .flat_map(|row| groups.best(row));
-                let bits: Vec<f32> = ids.map(f32::from_bits).collect();
-                vec![b.upload(x[0].rows(), bits.len() / x[0].rows(), &bits)]
-            }
+            Kind::BestGroups { groups } => vec![best_groups(&x[0], self.groups(*groups))],
             Kind::RmsNorm { width, eps, .. } => vec![b.rms_norm(&x[0], x.get(1), *width, *eps)],
             Kind::Add => {
                 let y = x.remove(1);
@@ -159,38 +142,17 @@ impl Machine {
                 vec![b.glu(x.remove(0), &y, *activation)]
             }
             Kind::GateRows { activation } => vec![b.gate_rows(&x[0], &x[1], *activation)],
-            Kind::Gather { rows } => {
-                let Some(Bound::Rows(rows)) = self.operands.get(&rows.0) else {
-                    panic!("operand {} is no list of rows", rows.0);
-                };
-                vec![b.gather(&x[0], rows)]
-            }
-            Kind::ReplaceRows { pairs, .. } => {
-                let Some(Bound::Rows(pairs)) = self.operands.get(&pairs.0) else {
-                    panic!("operand {} is no list of rows", pairs.0);
-                };
-                let (mut values, cols) = (b.download(&x[0]).into_owned(), x[0].cols());
-                let embeddings = b.download(&x[1]);
-                for pair in pairs.chunks_exact(2) {
-                    let from = &embeddings[pair[1] * cols..][..cols];
-                    values[pair[0] * cols..][..cols].copy_from_slice(from);
-                }
-                vec![b.upload(x[0].rows(), cols, &values)]
-            }
+            Kind::Gather { rows } => vec![b.gather(&x[0], self.rows(*rows))],
+            Kind::ReplaceRows { pairs, .. } => vec![replace_rows(&x[0], &x[1], self.rows(*pairs))],
             Kind::Columns { first } => {
                 let [_, cols] = list.shape(op.outputs[0]);
                 vec![b.columns(&x[0], *first, cols)]
             }
             Kind::Concat => vec![b.concat(&x[0], &x[1])],
             Kind::Rope(rope) => vec![self.rotate(x.remove(0), *rope)],
-            Kind::NormRope { rope, eps } => {
-                let heads = b.rms_norm(&x[0], Some(&x[1]), rope.head_dim, *eps);
-                vec![self.rotate(heads, *rope)]
-            }
             Kind::KvAppend {
                 kv, group, batch, ..
             } => self.append(*kv, &x[0], &x[1], *group, *batch),
-            Kind::HeadsAppend { .. } => self.heads_append(&op.kind, x),
             Kind::Attend {
                 kv,
                 attention,
@@ -204,6 +166,30 @@ impl Machine {
                 })
             }
             Kind::Delta { state, batch, .. } => vec![self.delta(*state, *batch, &mut x)],
+            Kind::Experts { experts, .. } => {
+                run_experts(&x[0], &x[1], self.experts(*experts)).into()
+            }
+            Kind::Combine { top_k } => vec![combine(&x[0], &x[1], *top_k)],
+            Kind::ToF16 => Vec::new(),
+            Kind::NormRope { .. }
+            | Kind::HeadsAppend { .. }
+            | Kind::DeltaNormGlu { .. }
+            | Kind::NormGlu { .. }
+            | Kind::GluColumns { .. }
+            | Kind::ExpertsBeside { .. }
+            | Kind::ResidualNorm { .. } => self.fused(list, op, x),
+        }
+    }
+
+    /// A fused op on its inputs `x`, as the ops that it stands for.
+    fn fused(&mut self, list: &OpList, op: &Op, mut x: Vec<Tensor>) -> Vec<Tensor> {
+        let b = &Reference;
+        match &op.kind {
+            Kind::NormRope { rope, eps } => {
+                let heads = b.rms_norm(&x[0], Some(&x[1]), rope.head_dim, *eps);
+                vec![self.rotate(heads, *rope)]
+            }
+            Kind::HeadsAppend { .. } => self.heads_append(&op.kind, x),
             Kind::DeltaNormGlu {
                 state,
                 batch,
@@ -234,9 +220,6 @@ impl Machine {
                 made.extend((op.outputs.len() > 1).then_some(c));
                 made
             }
-            Kind::Experts { experts, .. } => {
-                run_experts(&x[0], &x[1], self.experts(*experts)).into()
-            }
             Kind::ExpertsBeside {
                 experts,
                 activation,
@@ -252,9 +235,8 @@ impl Machine {
                 made.extend(z);
                 made
             }
-            Kind::Combine { top_k } => vec![combine(&x[0], &x[1], *top_k)],
-            Kind::ToF16 => Vec::new(),
             Kind::ResidualNorm { .. } => residual_norm(&op.kind, x),
+            other => unreachable!("`{}` is no fused op", other.name()),
         }
     }
 
@@ -347,6 +329,36 @@ fn product(x: &Tensor, w: &Matrix) -> Tensor {
     Reference.matmul_into(x, &[w], &mut y);
     let [y] = y;
     y
+}
+
+/// Products with the rows of `w` that the bits of `ids` name, row by row.
+fn chosen_product(x: &Tensor, ids: &Tensor, w: &Matrix) -> Tensor {
+    let bits = Reference.download(ids).into_owned();
+    let rows = bits.chunks_exact(ids.cols());
+    let ids: Vec<Vec<u32>> = rows
+        .map(|row| row.iter().map(|id| id.to_bits()).collect())
+        .collect();
+    Reference.matmul_rows(x, w, &ids)
+}
+
+/// The tokens of each row's best groups, as bits.
+fn best_groups(scores: &Tensor, groups: &TokenGroups) -> Tensor {
+    let values = Reference.download(scores);
+    let rows = values.chunks_exact(scores.cols());
+    let ids = rows.flat_map(|row| groups.best(row));
+    let bits: Vec<f32> = ids.map(f32::from_bits).collect();
+    Reference.upload(scores.rows(), bits.len() / scores.rows(), &bits)
+}
+
+/// `x` with rows of `embeddings`; `pairs` holds a row of `x` and one of `embeddings`, in turn.
+fn replace_rows(x: &Tensor, embeddings: &Tensor, pairs: &[usize]) -> Tensor {
+    let (mut values, cols) = (Reference.download(x).into_owned(), x.cols());
+    let embeddings = Reference.download(embeddings);
+    for pair in pairs.chunks_exact(2) {
+        let from = &embeddings[pair[1] * cols..][..cols];
+        values[pair[0] * cols..][..cols].copy_from_slice(from);
+    }
+    Reference.upload(x.rows(), cols, &values)
 }
 
 /// `parts` and `weights` of [`Kind::Experts`].

@@ -1,17 +1,13 @@
 //! A checkpoint of safetensors files: their tensors together, under canonical names.
 
-use crate::checkpoint::{Checkpoint, File, Tensor, Writer};
+use crate::checkpoint::Checkpoint;
 use crate::error::printable;
-use crate::folder;
-use crate::gguf::{Edit, Sizes};
+use crate::gguf::Edit;
 use crate::index::Index;
 use crate::mapped::Bytes;
-use crate::norms::Norms;
-use crate::{LoadError, mtp, names, safetensors};
+use crate::tensor::{File, Tensor, Writer};
+use crate::{LoadError, folder, mtp, names, safetensors};
 use serde_json::Value;
-use std::collections::{BTreeMap, btree_map};
-use std::sync::OnceLock;
-use std::sync::atomic::AtomicUsize;
 
 /// Tensors of one checkpoint. The largest known mixture of experts, one tensor
 /// an expert and matrix, has some 200 000.
@@ -61,7 +57,7 @@ pub(crate) fn assemble(
     let head = mtp::supplier(&checkpoint, &stored);
     for (name, tensor) in stored {
         let file = checkpoint.file_name(&tensor);
-        if name.starts_with(mtp::PREFIX) && Some(mtp::rank(file)) != head {
+        if name.starts_with(names::MTP) && Some(mtp::rank(file)) != head {
             let shadowed = format!("{} in {file}", tensor.entry.name);
             checkpoint.shadowed.push(shadowed);
             continue;
@@ -112,52 +108,4 @@ fn obey(
         true => LoadError::NotInShard { name, shard },
         false => LoadError::MissingShard { name, shard },
     })
-}
-
-impl Checkpoint {
-    /// A checkpoint without tensors.
-    pub(crate) fn empty(config: Value, config_bytes: Vec<u8>, files: Vec<File>) -> Checkpoint {
-        Checkpoint {
-            config,
-            config_bytes,
-            manifest: None,
-            files,
-            tensors: BTreeMap::new(),
-            shadowed: Vec::new(),
-            metadata: None,
-            sizes: Sizes::default(),
-            norms: Norms::default(),
-            hash: OnceLock::new(),
-            handed_out: AtomicUsize::new(0),
-        }
-    }
-
-    /// Adds a tensor under its canonical name.
-    ///
-    /// # Errors
-    ///
-    /// If another tensor has the name, unless both are copies of one tied head.
-    pub(crate) fn insert(&mut self, name: String, tensor: Tensor) -> Result<(), LoadError> {
-        let describe = |t: &Tensor| format!("`{}` in `{}`", t.entry.name, self.files[t.file].name);
-        match self.tensors.entry(name) {
-            btree_map::Entry::Vacant(place) => {
-                place.insert(tensor);
-                Ok(())
-            }
-            btree_map::Entry::Occupied(first) => {
-                let same = first.get().entry.shape == tensor.entry.shape
-                    && first.get().entry.dtype == tensor.entry.dtype
-                    && names::DUPLICATES.iter().any(|d| first.key().starts_with(d));
-                let bytes = |t: &Tensor| &self.files[t.file].bytes[t.entry.range.clone()];
-                if same && bytes(first.get()) == bytes(&tensor) {
-                    return Ok(());
-                }
-                Err(LoadError::NameClash {
-                    name: first.key().clone(),
-                    first: describe(first.get()),
-                    second: describe(&tensor),
-                })
-            }
-        }
-    }
 }

@@ -1,22 +1,15 @@
 //! A model's tensors on disk, by canonical name.
 
 use crate::LoadError;
-use crate::assemble::assemble;
-use crate::container::{Dtype, Entry};
-use crate::error::printable;
-use crate::folder;
-use crate::gguf::{self, Edit, Metadata, Place, Sizes};
-use crate::index::{INDEX, Index};
-use crate::mapped::Bytes;
+use crate::container::Dtype;
+use crate::folding::Norms;
+use crate::gguf::{Edit, Metadata, Place, Sizes};
 use crate::names;
-use crate::norms::Norms;
-use crate::quantized::{self, Derived};
-use quant::{Mapping, Owned, Scalar, Stored};
+use crate::tensor::{File, Tensor, Writer};
+use quant::Mapping;
 use serde_json::Value;
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::collections::{BTreeMap, btree_map};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 /// Bytes handed out before the memory of what was mapped is given back.
@@ -60,102 +53,51 @@ pub struct Checkpoint {
     pub(crate) handed_out: AtomicUsize,
 }
 
-/// A file of weights.
-pub(crate) struct File {
-    /// Relative to the folder.
-    pub(crate) name: String,
-    pub(crate) bytes: Bytes,
-    pub(crate) writer: Writer,
-}
-
-/// Whose conventions a file follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Writer {
-    HuggingFace,
-    Mlx,
-    Gguf,
-}
-
-/// A stored tensor, and what has been made of it.
-pub(crate) struct Tensor {
-    /// The file, by its place in [`Checkpoint::files`].
-    pub(crate) file: usize,
-    pub(crate) entry: Entry,
-    used: AtomicBool,
-    derived: OnceLock<Derived>,
-    /// What the file's writer did to the values; `undone` holds them without it.
-    pub(crate) edit: Edit,
-    undone: OnceLock<Owned>,
-}
-
-impl Tensor {
-    pub(crate) fn new(file: usize, entry: Entry, edit: Edit) -> Tensor {
-        Tensor {
-            file,
-            entry,
-            used: AtomicBool::new(false),
-            derived: OnceLock::new(),
-            edit,
-            undone: OnceLock::new(),
-        }
-    }
-}
-
 impl Checkpoint {
-    /// Opens a folder or a GGUF file. Weights are mapped, not read.
-    ///
-    /// A folder has `config.json`, weights in `model.safetensors` or in the files of
-    /// `model.safetensors.index.json`, and an MTP head in a file of its own if there is
-    /// one. A part of a split GGUF file stands for all of them.
-    ///
-    /// # Errors
-    ///
-    /// If a file is missing, cannot be mapped, or is malformed.
-    pub fn open(path: &Path) -> Result<Checkpoint, LoadError> {
-        if path.is_file() {
-            let name = |path: &Path| {
-                let name = path.file_name().unwrap_or_default();
-                printable(&name.to_string_lossy())
-            };
-            let parts = gguf::parts(path)?;
-            let files = parts
-                .iter()
-                .map(|path| Ok((name(path), Bytes::map(path)?)))
-                .collect::<Result<_, LoadError>>()?;
-            return gguf::assemble(files);
+    /// A checkpoint without tensors.
+    pub(crate) fn empty(config: Value, config_bytes: Vec<u8>, files: Vec<File>) -> Checkpoint {
+        Checkpoint {
+            config,
+            config_bytes,
+            manifest: None,
+            files,
+            tensors: BTreeMap::new(),
+            shadowed: Vec::new(),
+            metadata: None,
+            sizes: Sizes::default(),
+            norms: Norms::default(),
+            hash: OnceLock::new(),
+            handed_out: AtomicUsize::new(0),
         }
-        let folder = folder::open(path)?;
-        let mut checkpoint = assemble(folder.config, folder.index, folder.files)?;
-        checkpoint.manifest = folder.manifest;
-        Ok(checkpoint)
     }
 
-    /// Reads a checkpoint from memory: `config` is the text of `config.json`, `files`
-    /// are names relative to the folder and contents, an index among them or not. Of a
-    /// GGUF file, `files` are all parts in order, and `config` does not count.
+    /// Adds a tensor under its canonical name.
     ///
     /// # Errors
     ///
-    /// As [`Checkpoint::open`].
-    pub fn from_bytes(
-        config: &str,
-        files: Vec<(String, Cow<'static, [u8]>)>,
-    ) -> Result<Checkpoint, LoadError> {
-        if files.iter().any(|(name, _)| name.ends_with(gguf::SUFFIX)) {
-            let files = files.into_iter();
-            return gguf::assemble(files.map(|(name, b)| (name, Bytes::Memory(b))).collect());
-        }
-        let mut index = None;
-        let mut weights = Vec::new();
-        for (name, bytes) in files {
-            if name == INDEX {
-                index = Some(Index::parse(bytes)?);
-            } else {
-                weights.push((name, Bytes::Memory(bytes)));
+    /// If another tensor has the name, unless both are copies of one tied head.
+    pub(crate) fn insert(&mut self, name: String, tensor: Tensor) -> Result<(), LoadError> {
+        let describe = |t: &Tensor| format!("`{}` in `{}`", t.entry.name, self.files[t.file].name);
+        match self.tensors.entry(name) {
+            btree_map::Entry::Vacant(place) => {
+                place.insert(tensor);
+                Ok(())
+            }
+            btree_map::Entry::Occupied(first) => {
+                let same = first.get().entry.shape == tensor.entry.shape
+                    && first.get().entry.dtype == tensor.entry.dtype
+                    && names::DUPLICATES.iter().any(|d| first.key().starts_with(d));
+                let bytes = |t: &Tensor| &self.files[t.file].bytes[t.entry.range.clone()];
+                if same && bytes(first.get()) == bytes(&tensor) {
+                    return Ok(());
+                }
+                Err(LoadError::NameClash {
+                    name: first.key().clone(),
+                    first: describe(first.get()),
+                    second: describe(&tensor),
+                })
             }
         }
-        weights.sort_by(|a, b| a.0.cmp(&b.0));
-        assemble(config.into(), index, weights)
     }
 
     /// The metadata of a GGUF file; `None` for a folder.
@@ -200,124 +142,6 @@ impl Checkpoint {
     /// have names of their own. [`Checkpoint::weight_names`] lists whole weights.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
-    }
-
-    /// The logical shape of `name`: of a quantized matrix `[…, out, in]`, not
-    /// its packed words.
-    ///
-    /// `None` if there is no such tensor, or if it is quantized and its width
-    /// cannot be told: 4 bits in groups of 32 and 2 bits in groups of 64 pack to
-    /// the same shapes, and only `quantization` in the config, which may be wrong,
-    /// separates them. [`Checkpoint::matrix`] is told the width and has no such
-    /// doubt.
-    pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        if let Some(shape) = self.quantized_shape(name) {
-            return Some(shape);
-        }
-        let tensor = self.tensors.get(name)?;
-        let mut shape = tensor.entry.shape.clone();
-        if let Some((module, scales)) = self.scales_of(name) {
-            let (words, groups) = (*shape.last()?, *scales.entry.shape.last()?);
-            *shape.last_mut()? = self.packed_width(module, tensor, words, groups)?;
-        }
-        Some(shape)
-    }
-
-    /// Tensor `name` as a matrix `[rows, cols]`, the bytes where they lie.
-    ///
-    /// Plain elements, GGUF's blocks, or codes where scales are stored beside it
-    /// (`quantized` has the layouts): bits and group follow from the shapes, whatever
-    /// the config says. Where a GGUF file's writer moved rows or columns, they are
-    /// moved back into memory of their own, kept until the checkpoint is dropped.
-    /// Stacked and convolution weights count as matrices if their leading axes
-    /// multiply to `rows` and the others to `cols`. Marks the tensor and its scales
-    /// used.
-    ///
-    /// # Errors
-    ///
-    /// If it is missing, of another shape (none has no rows or no columns), or in a
-    /// format that is no [`quant::Format`].
-    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Stored<'_>, LoadError> {
-        if rows == 0 || cols == 0 {
-            return Err(LoadError::WrongShape {
-                name: name.into(),
-                expected: vec![rows, cols],
-                found: self.tensor(name)?.entry.shape.clone(),
-            });
-        }
-        if let Some(quantized) = self.quantized(name, rows, cols)? {
-            return Ok(quantized);
-        }
-        let tensor = self.tensor(name)?;
-        if tensor.entry.dtype.name == "U32" {
-            // Packed codes, whose scales some writer has dropped.
-            let module = name.strip_suffix("weight").unwrap_or(name);
-            return Err(LoadError::MissingTensor {
-                name: format!("{module}scales"),
-            });
-        }
-        let shape = &tensor.entry.shape;
-        // Blocks lie in rows of the innermost axis.
-        let blocks = tensor.entry.dtype.block().0;
-        if !splits_into(shape, rows, cols) || !cols.is_multiple_of(blocks) {
-            return Err(LoadError::WrongShape {
-                name: name.into(),
-                expected: vec![rows, cols],
-                found: shape.clone(),
-            });
-        }
-        let stored = self.stored(name, tensor)?;
-        Ok(Stored {
-            rows,
-            cols,
-            ..stored
-        })
-    }
-
-    /// A tensor of one piece with its natural rows, edits undone.
-    fn stored<'a>(&'a self, name: &str, tensor: &'a Tensor) -> Result<Stored<'a>, LoadError> {
-        let (rows, cols) = tensor.natural();
-        let as_written = match tensor.entry.dtype.format {
-            Some(format) => Stored::new(format, rows, cols, self.data(tensor)),
-            None => Stored::plain(self.scalar(name, tensor)?, rows, cols, self.data(tensor)),
-        };
-        let as_written = Stored {
-            mapping: self.mapping(tensor),
-            ..as_written
-        };
-        let factor = format!("{name}_scale_2");
-        let has_factor = as_written.format.name == "nvfp4" && self.find(&factor).is_some();
-        let moves = tensor.edit.changes(&self.sizes);
-        if !has_factor && !moves {
-            return Ok(as_written);
-        }
-        let shape = &tensor.entry.shape;
-        let count = shape[..shape.len().saturating_sub(2)].iter().product();
-        let factors = self.factors(tensor, has_factor.then_some(&factor), count, f64::from)?;
-        let undo = || {
-            let undo = |stored: &Stored<'_>| tensor.edit.undo(&self.sizes, stored);
-            if !has_factor {
-                return undo(&as_written);
-            }
-            let each = &factors.factors;
-            let times = quant::nvfp4_times(&as_written, |row| each[row * each.len() / rows]);
-            if moves { undo(&times.view()) } else { times }
-        };
-        Ok(tensor.undone.get_or_init(undo).view())
-    }
-
-    /// Tensor `name` of `n` elements in all, whatever its axes, as `f32`. Marks
-    /// it used.
-    ///
-    /// # Errors
-    ///
-    /// If it is missing, has another number of elements, or is not f32, f16 or
-    /// bf16.
-    pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
-        let tensor = self.tensor(name)?;
-        self.scalar(name, tensor)?;
-        tensor.has_elements(name, n)?;
-        Ok(self.stored(name, tensor)?.to_f32())
     }
 
     /// Tensor `name` of `n` integers, none negative. Marks it used.
@@ -389,7 +213,7 @@ impl Checkpoint {
         let unused = self
             .tensors
             .iter()
-            .filter(|(name, t)| !t.used.load(Relaxed) && !names::is_of_activations(name))
+            .filter(|(name, t)| !t.is_used() && !names::is_of_activations(name))
             .map(|(name, _)| name.clone());
         unused.chain(self.shadowed.iter().cloned()).collect()
     }
@@ -410,7 +234,7 @@ impl Checkpoint {
     }
 
     /// Whether matrices that are asked for from now on are to stay where they lie in
-    /// mapped files ([`Stored::keep`]), on devices that can leave them there.
+    /// mapped files ([`quant::Stored::keep`]), on devices that can leave them there.
     pub fn keep_mapped(&self, keep: bool) {
         self.mappings().for_each(|mapping| mapping.stay(keep));
     }
@@ -433,12 +257,10 @@ impl Checkpoint {
             let (module, part) = name.rsplit_once('.')?;
             let weight = self.tensors.get(&format!("{module}.weight"))?;
             let counts = !names::INERT_PARTS.iter().any(|inert| part.contains(inert));
-            Some(counts && weight.used.load(Relaxed))
+            Some(counts && weight.is_used())
         };
         let unread = self.tensors.iter().filter(|(name, tensor)| {
-            name.starts_with(prefix)
-                && !tensor.used.load(Relaxed)
-                && of_read_weight(name) == Some(true)
+            name.starts_with(prefix) && !tensor.is_used() && of_read_weight(name) == Some(true)
         });
         unread.map(|(name, _)| name.as_str()).collect()
     }
@@ -488,7 +310,7 @@ impl Checkpoint {
     /// Finds `name` and marks it used.
     pub(crate) fn tensor(&self, name: &str) -> Result<&Tensor, LoadError> {
         let tensor = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
-        tensor.used.store(true, Relaxed);
+        tensor.mark_used();
         Ok(tensor)
     }
 
@@ -498,7 +320,7 @@ impl Checkpoint {
             return orphan;
         }
         let module = name.strip_suffix("weight").unwrap_or(name);
-        let foreign = quantized::FOREIGN
+        let foreign = names::FOREIGN
             .iter()
             .find(|(end, _)| self.has(&format!("{module}{end}")));
         match foreign {
@@ -510,49 +332,21 @@ impl Checkpoint {
         }
     }
 
-    fn scalar(&self, name: &str, tensor: &Tensor) -> Result<Scalar, LoadError> {
-        let dtype = tensor.entry.dtype;
-        dtype.scalar().ok_or_else(|| LoadError::WrongType {
-            name: name.into(),
-            found: dtype.name.into(),
-            wanted: "f32, f16 or bf16",
-        })
+    /// Why there is no weight `name`, if a companion of it is there.
+    pub(crate) fn orphan(&self, name: &str) -> Option<LoadError> {
+        let module = name.strip_suffix("weight").unwrap_or(name);
+        let own = names::COMPANIONS.iter().map(|end| format!("{name}{end}"));
+        let mlx = ["scales", "biases"].map(|end| format!("{module}{end}"));
+        let found = own.chain(mlx).find(|n| self.find(n).is_some())?;
+        Some(self.without(name, &found))
     }
 
-    /// Module path and scales of `name` if it is quantized.
-    fn scales_of<'n>(&self, name: &'n str) -> Option<(&'n str, &Tensor)> {
-        let module = name.strip_suffix(".weight")?;
-        Some((module, self.tensors.get(&format!("{module}.scales"))?))
-    }
-
-    /// The columns of a quantized tensor, from its own entry or the default in
-    /// the config's `quantization`, where the shapes confirm it.
-    fn packed_width(
-        &self,
-        module: &str,
-        tensor: &Tensor,
-        words: usize,
-        groups: usize,
-    ) -> Option<usize> {
-        let config = ["quantization", "quantization_config"]
-            .iter()
-            .find_map(|key| self.config.get(key))?;
-        let stored = tensor.entry.name.strip_suffix(".weight")?;
-        [config.get(stored), config.get(module), Some(config)]
-            .into_iter()
-            .flatten()
-            .find_map(|settings| {
-                let setting = |key| {
-                    settings
-                        .get(key)
-                        .and_then(Value::as_u64)
-                        .and_then(|v| usize::try_from(v).ok())
-                };
-                let (bits, group) = (setting("bits")?, setting("group_size")?);
-                quant::affine(bits, group)?;
-                let cols = groups.checked_mul(group)?;
-                (cols.checked_mul(bits)? == words.checked_mul(32)?).then_some(cols)
-            })
+    /// The error of a tensor `missing` without which `of` means nothing.
+    pub(crate) fn without(&self, missing: &str, of: &str) -> LoadError {
+        LoadError::MissingCompanion {
+            name: missing.into(),
+            of: of.into(),
+        }
     }
 }
 
@@ -564,44 +358,4 @@ impl std::fmt::Debug for Checkpoint {
             .field("n_tensors", &self.tensors.len())
             .finish_non_exhaustive()
     }
-}
-
-impl Tensor {
-    /// What is derived from the codes here, once.
-    pub(crate) fn derived(&self, derive: impl FnOnce() -> Derived) -> &Derived {
-        self.derived.get_or_init(derive)
-    }
-
-    /// Rows and columns: the outermost axis and the others, of blocks the innermost
-    /// axis and the others.
-    pub(crate) fn natural(&self) -> (usize, usize) {
-        let shape = &self.entry.shape;
-        let split = match self.entry.dtype.format {
-            Some(_) => shape.len() - 1,
-            None => shape.len().min(1),
-        };
-        (
-            shape[..split].iter().product(),
-            shape[split..].iter().product(),
-        )
-    }
-
-    fn has_elements(&self, name: &str, n: usize) -> Result<(), LoadError> {
-        if self.entry.elements() != n {
-            return Err(LoadError::WrongShape {
-                name: name.into(),
-                expected: vec![n],
-                found: self.entry.shape.clone(),
-            });
-        }
-        Ok(())
-    }
-}
-
-/// Whether some leading axes multiply to `rows` and the rest to `cols`.
-fn splits_into(shape: &[usize], rows: usize, cols: usize) -> bool {
-    (0..=shape.len()).any(|at| {
-        shape[..at].iter().product::<usize>() == rows
-            && shape[at..].iter().product::<usize>() == cols
-    })
 }

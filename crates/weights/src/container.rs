@@ -3,6 +3,9 @@
 use quant::{Format, Scalar};
 use std::ops::Range;
 
+/// Files of one checkpoint; the largest known one has some 200.
+pub(crate) const MAX_FILES: usize = 1024;
+
 /// The element type of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Dtype {

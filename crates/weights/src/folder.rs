@@ -4,6 +4,7 @@
 //! [`mtp::FILES`] are taken whether the index lists them or not.
 
 use crate::LoadError;
+use crate::container::MAX_FILES;
 use crate::error::printable;
 use crate::index::{INDEX, Index, MAX_INDEX_BYTES};
 use crate::mapped::Bytes;
@@ -18,8 +19,6 @@ pub(crate) const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// Values in a configuration, which take some 50 bytes each; one for every module of
 /// the largest mixture comes to 100 000.
 pub(crate) const MAX_CONFIG_VALUES: u64 = 250_000;
-/// Files of one checkpoint; the largest known one has some 200.
-pub(crate) const MAX_FILES: usize = 1024;
 
 /// The file that holds all tensors where there is no index.
 const SINGLE: &str = "model.safetensors";

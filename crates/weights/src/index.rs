@@ -4,8 +4,8 @@
 //! its name stands in the text, and the number of its file.
 
 use crate::LoadError;
+use crate::container::MAX_FILES;
 use crate::error::printable;
-use crate::folder::MAX_FILES;
 use crate::safetensors::Name;
 use serde::de::{self, DeserializeSeed, MapAccess, Visitor};
 use std::borrow::Cow;

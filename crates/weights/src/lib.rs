@@ -8,12 +8,15 @@
 //! refusal is one line of [`LoadError`], every limit has a name.
 //!
 //! ```text
+//! open.rs                        a folder, a GGUF file or memory, from the first to the last step
 //! folder.rs, gguf/split.rs       which files make a checkpoint
 //! safetensors.rs, gguf/read.rs   one file a container: a proven `container::Entry` a tensor
 //! assemble.rs, gguf/assemble.rs  tensors of all files under canonical names
 //! families/                      what GGUF files and norms have of a family, as data
 //! quantized/                     one file a scheme: which tensors make a quantized weight
-//! checkpoint.rs, weight.rs       handing them out
+//! tensor.rs, checkpoint.rs       a stored tensor, and all of a model's by name
+//! reading.rs, norms.rs, weight.rs
+//!                                handing them out
 //! ```
 //!
 //! Deliberately absent: writing files (`convert` does), tokenizers, generation settings,
@@ -28,6 +31,7 @@ mod container;
 mod error;
 mod families;
 mod folder;
+mod folding;
 pub mod gguf;
 mod hash;
 mod index;
@@ -35,8 +39,11 @@ mod mapped;
 mod mtp;
 mod names;
 mod norms;
+mod open;
 mod quantized;
+mod reading;
 mod safetensors;
+mod tensor;
 mod weight;
 
 pub use checkpoint::Checkpoint;

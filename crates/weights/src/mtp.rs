@@ -4,11 +4,10 @@
 //! checkpoint of its own. The first file of [`FILES`] with a head supplies it; heads in
 //! other files are named as unused.
 
-use crate::checkpoint::{Checkpoint, Tensor};
+use crate::checkpoint::Checkpoint;
+use crate::names;
+use crate::tensor::Tensor;
 use serde_json::Value;
-
-/// How canonical names of the head's tensors begin.
-pub(crate) const PREFIX: &str = "mtp.";
 
 /// Files beside the weights that hold a head, in the order they are looked for, before
 /// the trunk's own files.
@@ -41,7 +40,9 @@ pub(crate) fn is_alone(config: &Value) -> bool {
 /// The [`rank`] of the files that supply the head of `stored`, tensors by canonical
 /// name; `None` where there is no head.
 pub(crate) fn supplier(checkpoint: &Checkpoint, stored: &[(String, Tensor)]) -> Option<usize> {
-    let head = stored.iter().filter(|(name, _)| name.starts_with(PREFIX));
+    let head = stored
+        .iter()
+        .filter(|(name, _)| name.starts_with(names::MTP));
     head.map(|(_, tensor)| rank(checkpoint.file_name(tensor)))
         .min()
 }
@@ -57,8 +58,8 @@ impl Checkpoint {
     pub(crate) fn mtp_is_apart(&self) -> bool {
         let mut head = self
             .tensors
-            .range(PREFIX.to_string()..)
-            .take_while(|(name, _)| name.starts_with(PREFIX));
+            .range(names::MTP.to_string()..)
+            .take_while(|(name, _)| name.starts_with(names::MTP));
         head.next()
             .is_some_and(|(_, tensor)| is_file(self.file_name(tensor)))
     }

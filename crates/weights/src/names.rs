@@ -10,8 +10,6 @@
 //! Only prefixes change: a tensor's meaning, and so its layout, never depends on
 //! its name alone.
 
-use crate::mtp;
-
 /// Prefixes that say only where a writer nested the language model. The first
 /// that fits is removed, so longer ones come first.
 pub(crate) const PREFIXES: &[&str] = &[
@@ -20,6 +18,9 @@ pub(crate) const PREFIXES: &[&str] = &[
     "language_model.",       // MLX: `lm_head`, `mtp.…`
     "model.",                // text only; vision and audio in Hugging Face files
 ];
+
+/// How names of an MTP head's tensors begin.
+pub(crate) const MTP: &str = "mtp.";
 
 /// Names that may be stored twice with equal bytes: tied heads that a writer
 /// saved under two prefixes.
@@ -45,6 +46,23 @@ const OF_ACTIVATIONS: &[&str] = &[
 /// keys and values, and the shape before packing.
 pub(crate) const INERT_PARTS: &[&str] = &["input", "output", "k_scale", "v_scale", "shape"];
 
+/// What other quantized formats store in place of `MODULE.weight`
+/// (`checkpoints.md` §1.1), to tell a format that cannot be read from a tensor
+/// that is not there.
+pub(crate) const FOREIGN: &[(&str, &str)] = &[("qweight", "GPTQ or AWQ")];
+
+/// What belongs to a tensor called `NAME`, by the end of its name: stored alone,
+/// the weight is missing.
+pub(crate) const COMPANIONS: &[&str] = &[
+    "_scale",
+    "_scale_inv",
+    "_scale_2",
+    "_global_scale",
+    "_zero_point",
+    "_shape",
+    "_g_idx",
+];
+
 /// The canonical name of `stored`. In a file of nothing but an MTP head
 /// (`is_mtp_file`) the prefix `mtp.` may be missing and is added.
 pub(crate) fn canonical(stored: &str, is_mtp_file: bool) -> String {
@@ -52,8 +70,8 @@ pub(crate) fn canonical(stored: &str, is_mtp_file: bool) -> String {
         .iter()
         .find_map(|p| stored.strip_prefix(p))
         .unwrap_or(stored);
-    if is_mtp_file && !name.starts_with(mtp::PREFIX) {
-        return format!("{}{name}", mtp::PREFIX);
+    if is_mtp_file && !name.starts_with(MTP) {
+        return format!("{}{name}", MTP);
     }
     name.into()
 }

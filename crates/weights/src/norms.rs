@@ -6,79 +6,10 @@
 //! wrong choice gives fluent nonsense or a head that is never accepted, so it is
 //! made once a part, from signs of who wrote the file, and checked by value.
 
-use crate::checkpoint::Writer;
 use crate::families::{is_convolution, is_offset_norm};
-use crate::{Checkpoint, LoadError, mtp};
-use std::sync::OnceLock;
-
-/// What the stored numbers of a part's offset norms are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Folding {
-    /// `w`.
-    Raw,
-    /// `1 + w`.
-    Folded,
-}
-
-/// The parts of a checkpoint that may come from different writers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    Trunk,
-    Mtp,
-}
-
-impl Part {
-    fn of(name: &str) -> Part {
-        if name.starts_with(mtp::PREFIX) {
-            Part::Mtp
-        } else {
-            Part::Trunk
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Part::Trunk => "trunk",
-            Part::Mtp => "MTP head",
-        }
-    }
-}
-
-/// Two facts that cannot both hold.
-#[derive(Clone, Debug)]
-struct Disagreement {
-    part: Part,
-    one: String,
-    other: String,
-}
-
-impl From<Disagreement> for LoadError {
-    fn from(d: Disagreement) -> LoadError {
-        LoadError::NormsDisagree {
-            part: d.part.name(),
-            one: d.one,
-            other: d.other,
-        }
-    }
-}
-
-/// What the offset norms of a checkpoint's parts hold, decided when it is first asked
-/// for.
-#[derive(Default)]
-pub(crate) struct Norms {
-    trunk: OnceLock<Result<Folding, Disagreement>>,
-    mtp: OnceLock<Result<Folding, Disagreement>>,
-}
-
-impl Norms {
-    fn folding(&self, checkpoint: &Checkpoint, part: Part) -> Result<Folding, Disagreement> {
-        let cell = match part {
-            Part::Trunk => &self.trunk,
-            Part::Mtp => &self.mtp,
-        };
-        cell.get_or_init(|| decide(checkpoint, part)).clone()
-    }
-}
+use crate::folding::{Disagreement, Folding, Part};
+use crate::tensor::Writer;
+use crate::{Checkpoint, LoadError};
 
 impl Checkpoint {
     /// The effective scale `1 + w` of the offset norm `name`, of `n` elements. Files that
@@ -95,7 +26,8 @@ impl Checkpoint {
     pub fn norm(&self, name: &str, n: usize) -> Result<Vec<f32>, LoadError> {
         assert!(is_offset_norm(name), "`{name}` is no offset norm");
         let mut scale = self.vector(name, n)?;
-        if self.norms.folding(self, Part::of(name))? == Folding::Raw {
+        let part = Part::of(name);
+        if self.norms.folding(part, || decide(self, part))? == Folding::Raw {
             scale.iter_mut().for_each(|w| *w += 1.0);
         }
         Ok(scale)

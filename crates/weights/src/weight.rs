@@ -1,7 +1,7 @@
 //! Tensors as whole weights: a matrix of codes with its scales, not one by one.
 
-use crate::quantized::COMPANIONS;
-use crate::{Checkpoint, LoadError, names};
+use crate::names::{self, COMPANIONS};
+use crate::{Checkpoint, LoadError};
 use quant::Stored;
 
 /// A weight of a checkpoint: a tensor with its scales, biases and zero points.

@@ -1,8 +1,7 @@
 //! The Gemma 4 assistant: a small model that reads the target's KV cache and has none.
 
 use super::pairing::{Found, HeadDrafter, Home, Pairing, Place};
-use crate::error::EngineError;
-use crate::reason::{FoundHead, MissingHead};
+use crate::error::{EngineError, FoundHead, MissingHead};
 use crate::source::quantized;
 use models::Gemma4Assistant;
 use speculate::draft::Assistant;

@@ -2,8 +2,7 @@
 //! layers of the target.
 
 use super::pairing::{Found, HeadDrafter, Home, Pairing, Place, fits};
-use crate::error::EngineError;
-use crate::reason::{FoundHead, MissingHead};
+use crate::error::{EngineError, FoundHead, MissingHead};
 use models::{ChainedHead, Eagle3};
 
 pub(crate) const KIND: HeadDrafter = HeadDrafter {

@@ -9,9 +9,8 @@ mod eagle3;
 mod mtp;
 pub(crate) mod pairing;
 
-use crate::error::EngineError;
+use crate::error::{DrafterReason, EngineError, MissingHead, NoHead, RefusedHead, Remedy};
 use crate::options::DraftChoice;
-use crate::reason::{DrafterReason, MissingHead, NoHead, RefusedHead, Remedy};
 use crate::source::Source;
 use models::ModelError;
 use pairing::{Found, HeadDrafter, Home, Pairing, Place};
@@ -61,11 +60,6 @@ pub fn drafter_kinds() -> impl Iterator<Item = DrafterKind> {
 /// is one that may be suggested by its width alone.
 pub fn suggested_width(config: &serde_json::Value) -> Option<u64> {
     HEADS.iter().find_map(|kind| (kind.target_width)(config))
-}
-
-/// Whether the drafter called `name` depends on the text alone, on no model.
-pub(crate) fn is_plain(name: &str) -> bool {
-    PLAIN.iter().any(|kind| kind.name == name)
 }
 
 /// The draft head that checkpoints of this architecture hold, if they are draft heads.

@@ -2,8 +2,7 @@
 //! conversion has dropped it.
 
 use super::pairing::{Found, HeadDrafter, Home, Pairing, Place};
-use crate::error::EngineError;
-use crate::reason::{FoundHead, MissingHead};
+use crate::error::{EngineError, FoundHead, MissingHead};
 use models::Qwen35Mtp;
 use weights::Checkpoint;
 

@@ -1,12 +1,11 @@
 //! What loading a drafter needs and yields: the target that it is paired with, and what is known
 //! of the pair.
 
-use crate::error::{EngineError, TooLarge};
+use crate::error::{DrafterReason, EngineError, FoundHead, MissingHead, TooLarge};
 use crate::hashes::Hashes;
 use crate::options::LoadOptions;
 use crate::placement::Budget;
 use crate::preflight::{Preflight, Probing};
-use crate::reason::{DrafterReason, FoundHead, MissingHead};
 use crate::source::{Source, same_tokens};
 use backend::{Backend, KvFormat};
 use cache::{Memory, MemoryPlan, MemorySize};

@@ -146,7 +146,7 @@ impl Family {
 pub(crate) fn is_offset_norm(name: &str) -> bool {
     let is_end = |f: &&Family| f.offset_norms.iter().any(|end| name.ends_with(end));
     name == "norm.weight"
-        || ((name.starts_with("layers.") || name.starts_with(crate::mtp::PREFIX))
+        || ((name.starts_with("layers.") || name.starts_with(crate::names::MTP))
             && FAMILIES.iter().any(is_end))
 }
 

@@ -2,7 +2,7 @@
 
 use super::value::Metadata;
 use crate::LoadError;
-use crate::folder::MAX_FILES;
+use crate::container::MAX_FILES;
 use std::path::{Path, PathBuf};
 
 /// The end of a file's name.

@@ -8,7 +8,7 @@ use quant::{Code, Stored};
 
 pub(super) const SCHEME: Scheme = Scheme {
     stores: |checkpoint, name| {
-        let is_fp8 = |tensor: &crate::checkpoint::Tensor| tensor.entry.dtype.name == "F8_E4M3";
+        let is_fp8 = |tensor: &crate::tensor::Tensor| tensor.entry.dtype.name == "F8_E4M3";
         let has_scales = || checkpoint.scales_beside(name).is_some();
         checkpoint
             .find(name)

@@ -1,8 +1,8 @@
 //! Weights as compressed-tensors packs them: codes in `@.weight_packed`, scales in
 //! `@.weight_scale`, and, for `pack-quantized`, `@.weight_zero_point` or none.
 
-use super::{Derived, NONE, Scheme, Stack, scale_type, wrong_shape, wrong_type};
-use crate::checkpoint::Tensor;
+use super::{NONE, Scheme, Stack, scale_type, wrong_shape, wrong_type};
+use crate::tensor::{Derived, Tensor};
 use crate::{Checkpoint, LoadError};
 use quant::{Code, Stored, Tiles};
 use serde_json::Value;

@@ -2,7 +2,7 @@
 //! factor in `f32` (NVFP4): compressed-tensors' and ModelOpt's.
 
 use super::{NONE, scale_type};
-use crate::checkpoint::Tensor;
+use crate::tensor::Tensor;
 use crate::{Checkpoint, LoadError};
 use quant::{Code, ScaleType, Stored};
 

@@ -27,7 +27,7 @@ mod fp4;
 mod mlx;
 mod settings;
 
-use crate::checkpoint::Tensor;
+use crate::tensor::{Derived, Tensor};
 use crate::{Checkpoint, LoadError};
 use quant::{Code, Format, Scalar, ScaleType, Stored, Tiles};
 
@@ -48,31 +48,6 @@ type ReadWeight = for<'a> fn(&'a Checkpoint, &str, usize, usize) -> Result<Store
 /// Every way, in the order in which they are looked for. A new one is a file beside
 /// this one and a line here.
 const SCHEMES: &[Scheme] = &[mlx::SCHEME, compressed_tensors::SCHEME, bytes::SCHEME];
-
-/// What other quantized formats store in place of `MODULE.weight`
-/// (`checkpoints.md` §1.1), to tell a format that cannot be read from a tensor
-/// that is not there.
-pub(crate) const FOREIGN: &[(&str, &str)] = &[("qweight", "GPTQ or AWQ")];
-
-/// What belongs to a tensor called `NAME`, by the end of its name: stored alone,
-/// the weight is missing.
-pub(crate) const COMPANIONS: &[&str] = &[
-    "_scale",
-    "_scale_inv",
-    "_scale_2",
-    "_global_scale",
-    "_zero_point",
-    "_shape",
-    "_g_idx",
-];
-
-/// Parts of a weight that are not read where they lie.
-pub(crate) struct Derived {
-    /// Zero points, a byte a tile.
-    zeros: Vec<u8>,
-    /// What scales are multiplied by, one for each matrix of a stack or for all.
-    pub(crate) factors: Vec<f64>,
-}
 
 /// A weight whose parts are all read where they lie.
 static NONE: Derived = Derived {
@@ -175,23 +150,6 @@ impl Checkpoint {
         let mut schemes = SCHEMES.iter();
         let scheme = schemes.find(|scheme| (scheme.stores)(self, name))?;
         (scheme.shape)(self, name)
-    }
-
-    /// Why there is no weight `name`, if a companion of it is there.
-    pub(crate) fn orphan(&self, name: &str) -> Option<LoadError> {
-        let module = name.strip_suffix("weight").unwrap_or(name);
-        let own = COMPANIONS.iter().map(|end| format!("{name}{end}"));
-        let mlx = ["scales", "biases"].map(|end| format!("{module}{end}"));
-        let found = own.chain(mlx).find(|n| self.find(n).is_some())?;
-        Some(self.without(name, &found))
-    }
-
-    /// The error of a tensor `missing` without which `of` means nothing.
-    fn without(&self, missing: &str, of: &str) -> LoadError {
-        LoadError::MissingCompanion {
-            name: missing.into(),
-            of: of.into(),
-        }
     }
 
     /// A companion without which `of` means nothing. Marks it used.
