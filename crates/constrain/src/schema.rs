@@ -10,8 +10,9 @@
 //!
 //! - Properties come in the order of `properties`, then those of `required` that it does not
 //!   list, then others.
-//! - White space as models write it: none, one space, or a line break and at most 60 spaces or
-//!   15 tabs of indentation, between any two parts. Never more, so no text is blank for ever.
+//! - White space is at most one space after each `,` and `:`, and none elsewhere: compact JSON
+//!   as programs and models write it. So no text is blank for ever, and names and punctuation
+//!   are forced, which makes them free to draft.
 //! - A character in a string is escaped only where JSON demands it, as `\"`, `\\`, `\b`, `\f`,
 //!   `\n`, `\r` or `\t`; other control characters cannot be written. So each string has one
 //!   spelling, and no property can be named twice by two spellings.
@@ -31,8 +32,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, Limits};
 
-/// White space between two parts of a JSON text.
-const WHITE_SPACE: &str = r"\x20|\r?\n(?:\x20{0,60}|\t{0,15})";
+/// What stands between two items of a list or two properties, a regular expression.
+const BETWEEN_ITEMS: &str = r",\x20?";
+/// What stands between the name and the value of a property, a regular expression.
+const AFTER_NAME: &str = r":\x20?";
 /// Characters that may follow a backslash in a string.
 const ESCAPES: &str = "nrbtf\\\"";
 
@@ -49,6 +52,7 @@ pub(crate) fn normalize(schema: &Value, limits: &Limits) -> Result<Value, Error>
         targets: Vec::new(),
         numbers: HashMap::new(),
         n_nodes: 0,
+        work: 0,
     };
     let root = normalizer.subschema(schema, "#", limits.depth)?;
     let mut definitions = Map::new();
@@ -73,7 +77,12 @@ pub(crate) fn normalize(schema: &Value, limits: &Limits) -> Result<Value, Error>
     root.insert("$defs".to_owned(), Value::Object(definitions));
     root.insert(
         "x-guidance".to_owned(),
-        json!({"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}),
+        json!({
+            "item_separator": BETWEEN_ITEMS,
+            "key_separator": AFTER_NAME,
+            "whitespace_flexible": false,
+            "json_allowed_escapes": ESCAPES,
+        }),
     );
     Ok(Value::Object(root))
 }
@@ -96,7 +105,13 @@ struct Normalizer<'a> {
     /// The number of each pointer in `targets`.
     numbers: HashMap<String, usize>,
     n_nodes: usize,
+    /// The squares of the numbers of properties of the objects so far, added up: what the engine
+    /// needs to compile them grows so.
+    work: u64,
 }
+
+/// Most of [`Normalizer::work`], about half a second. One object can have 1,000 properties.
+const WORK_MAX: u64 = 1_000_000;
 
 impl Normalizer<'_> {
     /// Counts a node of the schema.
@@ -107,6 +122,18 @@ impl Normalizer<'_> {
             false => Err(Error::TooLarge {
                 what: "number of subschemas, properties and enum entries",
                 limit: self.limits.schema_nodes as u64,
+            }),
+        }
+    }
+
+    /// Counts an object with `n` properties.
+    fn count_properties(&mut self, n: usize) -> Result<(), Error> {
+        self.work += (n as u64).saturating_mul(n as u64);
+        match self.work <= WORK_MAX {
+            true => Ok(()),
+            false => Err(Error::TooLarge {
+                what: "sum of the squares of the numbers of properties",
+                limit: WORK_MAX,
             }),
         }
     }

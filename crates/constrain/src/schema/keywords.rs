@@ -255,6 +255,7 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
         let Some(map) = value.as_object() else {
             return self.invalid(key, &format!("`{key}` is an object of schemas"));
         };
+        self.normalizer.count_properties(map.len())?;
         let pointer = join(self.pointer, key);
         let map = map.iter();
         map.map(|(name, schema)| Ok((name.clone(), self.inner(schema, &join(&pointer, name))?)))
@@ -512,6 +513,7 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
         let pointer = join(self.pointer, key);
         if let (Some(Value::Array(list)), true) = (names.get("enum"), only("enum")) {
             let mut properties = Map::new();
+            self.normalizer.count_properties(list.len())?;
             for name in list.iter().filter_map(Value::as_str) {
                 properties.insert(name.to_owned(), self.inner(&each, &pointer)?);
             }
