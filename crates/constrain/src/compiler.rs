@@ -326,12 +326,40 @@ fn build(shared: &Shared, top: TopLevelGrammar, what: &'static str) -> Result<Gr
     Ok(Grammar::new(fresh, vocabulary.clone(), bytes))
 }
 
+/// What the library only notices when it has put the parts of a schema together: words of its
+/// message, the keyword, and the reason. It does not say where.
+const UNSUPPORTED: &[(&str, &str, &str)] = &[
+    (
+        "min/maxProperties only supported",
+        "minProperties or maxProperties",
+        "some of the properties in `properties` may be left out",
+    ),
+    (
+        "patternProperty regex",
+        "patternProperties",
+        "two of its patterns may match the same name",
+    ),
+    (
+        "circular references with sibling keys",
+        "$ref",
+        "it leads to itself through a `$ref` with other keywords beside it",
+    ),
+    ("'multipleOf'", "multipleOf", "it has too many digits"),
+];
+
 /// The library's reason for refusing a grammar as an error of this crate.
 fn from_library(message: &str, what: &'static str, limits: &Limits) -> Error {
     let reason: String = message.chars().take(400).collect();
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
     if says(&["nsatisfiable"]) {
         return Error::Unsatisfiable { what, reason };
+    }
+    if let Some((_, keyword, why)) = UNSUPPORTED.iter().find(|(words, ..)| says(&[words])) {
+        return Error::UnsupportedKeyword {
+            keyword: (*keyword).to_owned(),
+            reason: (*why).to_owned(),
+            pointer: "#".to_owned(),
+        };
     }
     if says(&["fuel", "too complex", "too many states"]) {
         return Error::TooLarge {
