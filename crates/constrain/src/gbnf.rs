@@ -20,6 +20,7 @@
 //! their escapes, `.`, `* + ?`, `{m}`, `{m,}`, `{m,n}` and comments. Not its names of tokens.
 //! Left recursion, which llama.cpp refuses, is fine.
 
+mod automaton;
 mod emit;
 mod lexemes;
 mod parse;

@@ -302,7 +302,7 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
         };
         match value {
             Value::Number(number) => self.exact(key, number).map(drop),
-            Value::String(text) => match text.chars().any(|ch| unwritable(ch)) {
+            Value::String(text) => match text.chars().any(unwritable) {
                 true => {
                     self.unsupported(key, "a string has a control character that is not written")
                 }
@@ -504,9 +504,8 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
 
     /// Where nothing else has looked at the properties or items, the keyword is `same`.
     fn unevaluated(&mut self, key: &str, same: &str, value: &Value) -> Result<(), Error> {
-        let alone = !self.schema.contains_key(same)
-            && !IN_PLACE.iter().any(|key| self.schema.contains_key(*key))
-            && !(same == "items" && self.schema.contains_key("contains"));
+        let mut others = IN_PLACE.iter().chain([&same, &"contains"]);
+        let alone = !others.any(|key| self.schema.contains_key(*key));
         match value {
             Value::Bool(true) => Ok(()),
             _ if self.schema.contains_key(same)
