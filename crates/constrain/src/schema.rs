@@ -16,8 +16,9 @@
 //! - A character in a string is escaped only where JSON demands it, as `\"`, `\\`, `\b`, `\f`,
 //!   `\n`, `\r` or `\t`; other control characters cannot be written. So each string has one
 //!   spelling, and no property can be named twice by two spellings.
-//! - Numbers with bounds or `multipleOf` have no exponent, and integers no fraction. Integers
-//!   in `const`, `enum` and bounds have at most 53 bits.
+//! - Numbers with bounds or `multipleOf` have no exponent, integers no fraction, and multiples
+//!   of a fraction all of its digits (`0.50` for `multipleOf: 0.25`). Integers in `const`,
+//!   `enum` and bounds have at most 53 bits.
 //! - Formats are the strict forms of their standards; see [`formats`].
 //! - Beside `$ref` other keywords count, also in drafts where they did not.
 

@@ -83,6 +83,36 @@ fn forced_tokens_are_the_tokenizers_and_the_only_ones() {
 }
 
 #[test]
+fn a_plan_is_followed_to_its_end_even_if_its_rest_would_be_cut_differently() {
+    // A text of twelve bytes is cut in threes and others in letters.
+    let tokens = (0..=255).map(|byte| Token::Bytes(vec![byte]));
+    let more = [
+        Token::Bytes(b"abc".to_vec()),
+        Token::Special("<|end|>".to_owned()),
+    ];
+    let tokenize = |bytes: &[u8]| match bytes.len() == 12 {
+        true => vec![256; bytes.len() / 3],
+        false => bytes.iter().map(|&byte| u32::from(byte)).collect(),
+    };
+    let vocabulary = Vocabulary::new(tokens.chain(more).collect(), &[257], Arc::new(tokenize));
+    let vocabulary = vocabulary.unwrap();
+    let compiler = Compiler::new(vocabulary.clone(), Limits::default());
+    let grammar = compiler
+        .compile(&Spec::Choice(vec!["abcabcabcabc".to_owned()]))
+        .unwrap();
+    let mut matcher = grammar.start();
+    assert_eq!(matcher.forced(9), [256; 4]);
+    for left in [3, 2, 1] {
+        assert!(matcher.push(256).unwrap());
+        assert_eq!(matcher.forced(9), vec![256; left]);
+    }
+    matcher.pop(1);
+    assert_eq!(matcher.forced(9), [256, 256]);
+    assert_eq!(allowed(&mut matcher, &vocabulary), [256]);
+    assert!(!matcher.push(u32::from(b'a')).unwrap());
+}
+
+#[test]
 fn texts_of_one_grammar_do_not_touch_each_other() {
     let grammar = compiler().compile(&Spec::JsonObject).unwrap();
     let vocabulary = bytes();
