@@ -326,12 +326,40 @@ fn build(shared: &Shared, top: TopLevelGrammar, what: &'static str) -> Result<Gr
     Ok(Grammar::new(fresh, vocabulary.clone(), bytes))
 }
 
+/// What the library only notices when it has put the parts of a schema together: words of its
+/// message, the keyword, and the reason. It does not say where.
+const UNSUPPORTED: &[(&str, &str, &str)] = &[
+    (
+        "min/maxProperties only supported",
+        "minProperties or maxProperties",
+        "some of the properties in `properties` may be left out",
+    ),
+    (
+        "patternProperty regex",
+        "patternProperties",
+        "two of its patterns may match the same name",
+    ),
+    (
+        "circular references with sibling keys",
+        "$ref",
+        "it leads to itself through a `$ref` with other keywords beside it",
+    ),
+    ("'multipleOf'", "multipleOf", "it has too many digits"),
+];
+
 /// The library's reason for refusing a grammar as an error of this crate.
 fn from_library(message: &str, what: &'static str, limits: &Limits) -> Error {
     let reason: String = message.chars().take(400).collect();
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
     if says(&["nsatisfiable"]) {
         return Error::Unsatisfiable { what, reason };
+    }
+    if let Some((_, keyword, why)) = UNSUPPORTED.iter().find(|(words, ..)| says(&[words])) {
+        return Error::UnsupportedKeyword {
+            keyword: (*keyword).to_owned(),
+            reason: (*why).to_owned(),
+            pointer: "#".to_owned(),
+        };
     }
     if says(&["fuel", "too complex", "too many states"]) {
         return Error::TooLarge {
@@ -397,4 +425,103 @@ fn choice(texts: &[String]) -> Result<String, Error> {
 /// not spoil it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Token;
+
+    fn compiler(limits: Limits) -> Compiler {
+        let tokens = (0..=255).map(|byte| Token::Bytes(vec![byte]));
+        let tokens = tokens
+            .chain([Token::Special("<|end|>".to_owned())])
+            .collect();
+        let tokenize = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).collect();
+        let vocabulary = Vocabulary::new(tokens, &[256], Arc::new(tokenize)).unwrap();
+        Compiler::new(vocabulary, limits)
+    }
+
+    fn kept(compiler: &Compiler) -> Vec<String> {
+        let mut keys: Vec<String> = lock(&compiler.shared.kept)
+            .grammars
+            .keys()
+            .cloned()
+            .collect();
+        keys.sort();
+        keys
+    }
+
+    #[test]
+    fn the_grammars_that_were_used_last_are_kept() {
+        let compiler = compiler(Limits {
+            cached_grammars: 2,
+            ..Limits::default()
+        });
+        for text in ["a", "b", "a", "c"] {
+            compiler.compile(&Spec::Regex(text.to_owned())).unwrap();
+        }
+        assert_eq!(kept(&compiler), ["ra", "rc"]);
+        let sum: usize = {
+            let kept = lock(&compiler.shared.kept);
+            assert_eq!(
+                kept.bytes,
+                kept.grammars
+                    .values()
+                    .map(|(g, _)| g.bytes())
+                    .sum::<usize>()
+            );
+            kept.bytes
+        };
+        assert!(sum > 0);
+        // The error of a grammar is not kept.
+        assert!(compiler.compile(&Spec::Regex("(".to_owned())).is_err());
+        assert_eq!(kept(&compiler).len(), 2);
+    }
+
+    #[test]
+    fn what_is_kept_has_a_limit_in_bytes() {
+        let bytes = compiler(Limits::default())
+            .compile(&Spec::JsonObject)
+            .unwrap()
+            .bytes();
+        for (cached_bytes, n) in [(0, 0), (bytes, 1), (bytes * 5 / 2, 2)] {
+            let compiler = compiler(Limits {
+                cached_bytes,
+                ..Limits::default()
+            });
+            for i in 0..4 {
+                let schema = serde_json::json!({"type": "object", "title": i});
+                compiler.compile(&Spec::JsonSchema(schema)).unwrap();
+            }
+            assert_eq!(kept(&compiler).len(), n, "{cached_bytes} of {bytes}");
+        }
+    }
+
+    #[test]
+    fn sources_of_different_kinds_are_told_apart() {
+        let texts = ["a", "[\"a\"]"].map(str::to_owned);
+        let mut keys: Vec<String> = texts
+            .iter()
+            .flat_map(|text| {
+                [
+                    Spec::Regex(text.clone()),
+                    Spec::Lark(text.clone()),
+                    Spec::Gbnf(text.clone()),
+                    Spec::Choice(vec![text.clone()]),
+                    Spec::JsonSchema(text.clone().into()),
+                    Spec::LarkWithSchemas {
+                        lark: text.clone(),
+                        schemas: Vec::new(),
+                    },
+                ]
+            })
+            .chain([Spec::JsonObject])
+            .map(|spec| spec.key())
+            .collect();
+        keys.sort();
+        let n = keys.len();
+        keys.dedup();
+        assert_eq!(keys.len(), n);
+    }
 }

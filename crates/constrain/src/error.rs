@@ -14,7 +14,8 @@ pub enum Error {
         keyword: String,
         /// What about it is not supported.
         reason: String,
-        /// JSON pointer to the keyword, a URI fragment such as `#/properties/a/not`.
+        /// JSON pointer to the keyword, a URI fragment such as `#/properties/a/not`; `#` where it
+        /// only shows when several parts of the schema are put together.
         pointer: String,
     },
     /// A JSON Schema has a value that the specification does not allow at this place.

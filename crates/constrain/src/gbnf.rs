@@ -14,12 +14,13 @@
 //! would cost a parser step for each character of each token of the vocabulary.
 //!
 //! So parts of the grammar that are regular become lexemes where that is proven to change
-//! nothing ([`lexemes`]), and are broken up where it is not.
+//! nothing (`gbnf/lexemes.rs`), and are broken up where it is not.
 //!
 //! Supported is what llama.cpp documents: rules, alternatives, groups, literals and classes with
 //! their escapes, `.`, `* + ?`, `{m}`, `{m,}`, `{m,n}` and comments. Not its names of tokens.
 //! Left recursion, which llama.cpp refuses, is fine.
 
+mod automaton;
 mod emit;
 mod lexemes;
 mod parse;

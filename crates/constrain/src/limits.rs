@@ -49,7 +49,7 @@ impl Default for Limits {
             lexer_nodes: 1_000_000,
             lexer_states: 50_000,
             mask_lexer_nodes: 200_000,
-            mask_items: 100_000,
+            mask_items: 50_000,
             cached_grammars: 64,
             cached_bytes: 64 << 20,
         }

@@ -10,14 +10,15 @@
 //!
 //! - Properties come in the order of `properties`, then those of `required` that it does not
 //!   list, then others.
-//! - White space is one space after each comma between members and after each colon, as
-//!   Python's `json.dumps` writes it, and nowhere else: no text is blank for ever, and what
-//!   stands between two values is certain, so that it is drafted for nothing.
+//! - White space is at most one space after each `,` and `:`, and none elsewhere: compact JSON
+//!   as programs and models write it. So no text is blank for ever, and names and punctuation
+//!   are forced, which makes them free to draft.
 //! - A character in a string is escaped only where JSON demands it, as `\"`, `\\`, `\b`, `\f`,
 //!   `\n`, `\r` or `\t`; other control characters cannot be written. So each string has one
 //!   spelling, and no property can be named twice by two spellings.
-//! - Numbers with bounds or `multipleOf` have no exponent, and integers no fraction. Integers
-//!   in `const`, `enum` and bounds have at most 53 bits.
+//! - Numbers with bounds or `multipleOf` have no exponent, integers no fraction, and multiples
+//!   of a fraction all of its digits (`0.50` for `multipleOf: 0.25`). Integers in `const`,
+//!   `enum` and bounds have at most 53 bits.
 //! - Formats are the strict forms of their standards; see [`formats`].
 //! - Beside `$ref` other keywords count, also in drafts where they did not.
 
@@ -32,10 +33,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, Limits};
 
-/// What stands between members.
-const ITEM_SEPARATOR: &str = ", ";
-/// What stands between a name and its value.
-const KEY_SEPARATOR: &str = ": ";
+/// What stands between two items of a list or two properties, a regular expression.
+const BETWEEN_ITEMS: &str = r",\x20?";
+/// What stands between the name and the value of a property, a regular expression.
+const AFTER_NAME: &str = r":\x20?";
 /// Characters that may follow a backslash in a string.
 const ESCAPES: &str = "nrbtf\\\"";
 
@@ -52,6 +53,7 @@ pub(crate) fn normalize(schema: &Value, limits: &Limits) -> Result<Value, Error>
         targets: Vec::new(),
         numbers: HashMap::new(),
         n_nodes: 0,
+        work: 0,
     };
     let root = normalizer.subschema(schema, "#", limits.depth)?;
     let mut definitions = Map::new();
@@ -77,9 +79,9 @@ pub(crate) fn normalize(schema: &Value, limits: &Limits) -> Result<Value, Error>
     root.insert(
         "x-guidance".to_owned(),
         json!({
+            "item_separator": BETWEEN_ITEMS,
+            "key_separator": AFTER_NAME,
             "whitespace_flexible": false,
-            "item_separator": ITEM_SEPARATOR,
-            "key_separator": KEY_SEPARATOR,
             "json_allowed_escapes": ESCAPES,
         }),
     );
@@ -104,7 +106,13 @@ struct Normalizer<'a> {
     /// The number of each pointer in `targets`.
     numbers: HashMap<String, usize>,
     n_nodes: usize,
+    /// The squares of the numbers of properties of the objects so far, added up: what the engine
+    /// needs to compile them grows so.
+    work: u64,
 }
+
+/// Most of [`Normalizer::work`], about half a second. One object can have 1,000 properties.
+const WORK_MAX: u64 = 1_000_000;
 
 impl Normalizer<'_> {
     /// Counts a node of the schema.
@@ -115,6 +123,18 @@ impl Normalizer<'_> {
             false => Err(Error::TooLarge {
                 what: "number of subschemas, properties and enum entries",
                 limit: self.limits.schema_nodes as u64,
+            }),
+        }
+    }
+
+    /// Counts an object with `n` properties.
+    fn count_properties(&mut self, n: usize) -> Result<(), Error> {
+        self.work += (n as u64).saturating_mul(n as u64);
+        match self.work <= WORK_MAX {
+            true => Ok(()),
+            false => Err(Error::TooLarge {
+                what: "sum of the squares of the numbers of properties",
+                limit: WORK_MAX,
             }),
         }
     }

@@ -69,17 +69,47 @@ fn forced_tokens_are_the_tokenizers_and_the_only_ones() {
     let schema = json!({"type": "object", "properties": {"abc": {"type": "boolean"}}, "required": ["abc"], "additionalProperties": false});
     let grammar = compiler().compile(&Spec::JsonSchema(schema)).unwrap();
     let mut matcher = grammar.start();
-    // White space may follow the brace, so nothing longer is forced yet.
-    assert!(matcher.push(259).unwrap(), "`{{\"`");
     let forced = matcher.forced(9);
-    assert_eq!(forced.first(), Some(&266), "`abc` is one token: {forced:?}");
+    assert_eq!(forced[..2], [259, 266], "`{{\"` and `abc`: {forced:?}");
+    assert_eq!(matcher.forced(1), [259]);
     assert_eq!(matcher.forced(0), [0_u32; 0]);
-    assert_eq!(allowed(&mut matcher, &bytes()), [266]);
+    assert_eq!(allowed(&mut matcher, &bytes()), [259]);
     assert!(
-        !matcher.push(u32::from(b'a')).unwrap(),
+        !matcher.push(u32::from(b'{')).unwrap(),
         "it would be cut differently"
     );
-    assert!(matcher.push(266).unwrap());
+    assert!(matcher.push(259).unwrap());
+    assert_eq!(matcher.forced(1), [266]);
+}
+
+#[test]
+fn a_plan_is_followed_to_its_end_even_if_its_rest_would_be_cut_differently() {
+    // A text of twelve bytes is cut in threes and others in letters.
+    let tokens = (0..=255).map(|byte| Token::Bytes(vec![byte]));
+    let more = [
+        Token::Bytes(b"abc".to_vec()),
+        Token::Special("<|end|>".to_owned()),
+    ];
+    let tokenize = |bytes: &[u8]| match bytes.len() == 12 {
+        true => vec![256; bytes.len() / 3],
+        false => bytes.iter().map(|&byte| u32::from(byte)).collect(),
+    };
+    let vocabulary = Vocabulary::new(tokens.chain(more).collect(), &[257], Arc::new(tokenize));
+    let vocabulary = vocabulary.unwrap();
+    let compiler = Compiler::new(vocabulary.clone(), Limits::default());
+    let grammar = compiler
+        .compile(&Spec::Choice(vec!["abcabcabcabc".to_owned()]))
+        .unwrap();
+    let mut matcher = grammar.start();
+    assert_eq!(matcher.forced(9), [256; 4]);
+    for left in [3, 2, 1] {
+        assert!(matcher.push(256).unwrap());
+        assert_eq!(matcher.forced(9), vec![256; left]);
+    }
+    matcher.pop(1);
+    assert_eq!(matcher.forced(9), [256, 256]);
+    assert_eq!(allowed(&mut matcher, &vocabulary), [256]);
+    assert!(!matcher.push(u32::from(b'a')).unwrap());
 }
 
 #[test]
@@ -94,28 +124,6 @@ fn texts_of_one_grammar_do_not_touch_each_other() {
     assert_eq!(allowed(&mut b, &vocabulary), fresh);
     let moved = std::thread::spawn(move || a.push(u32::from(b'}')).unwrap());
     assert!(moved.join().unwrap());
-}
-
-#[test]
-fn grammars_are_kept_and_forgotten_by_use() {
-    let limits = Limits {
-        cached_grammars: 2,
-        ..Limits::default()
-    };
-    let compiler = Compiler::new(bytes(), limits);
-    let spec = |text: &str| Spec::Choice(vec![text.to_owned()]);
-    let time = |spec: &Spec| {
-        let begin = std::time::Instant::now();
-        compiler.compile(spec).unwrap();
-        begin.elapsed()
-    };
-    let kept = |spec: &Spec| time(spec).as_micros() < 40;
-    // What is kept takes no thread.
-    time(&spec("a"));
-    time(&spec("b"));
-    assert!((0..50).any(|_| kept(&spec("a"))));
-    assert!(compiler.compile(&spec("c")).is_ok());
-    assert!((0..50).any(|_| kept(&spec("a"))));
 }
 
 #[test]

@@ -16,6 +16,10 @@
 //! | `int32`, `int64`, `float`, `double` | OpenAPI | integers of more than 53 bits |
 //! | `password`, `binary`, `byte` | OpenAPI | (they are any string) |
 
+/// Strings in base64 as in RFC 4648, padded.
+pub(super) const BASE64: &str =
+    r"(?:[A-Za-z0-9+\x{2F}]{4})*(?:[A-Za-z0-9+\x{2F}]{2}==|[A-Za-z0-9+\x{2F}]{3}=)?";
+
 /// How a format is enforced.
 pub(super) enum Format {
     /// The string matches this from start to end.

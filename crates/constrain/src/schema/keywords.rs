@@ -15,9 +15,6 @@ const ANNOTATIONS: &[&str] = &[
     "$recursiveAnchor",
     "$schema",
     "$vocabulary",
-    "contentEncoding",
-    "contentMediaType",
-    "contentSchema",
     "default",
     "definitions",
     "deprecated",
@@ -80,6 +77,7 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
         for (key, value) in self.schema {
             self.keyword(key, value)?;
         }
+        self.check_property_counts()?;
         if !self.all.is_empty() {
             self.out.insert("allOf".to_owned(), Value::Array(self.all));
         }
@@ -129,6 +127,15 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
                 None => self.invalid(key, "`pattern` is a string"),
             },
             "format" => self.format(key, value),
+            "contentEncoding" => match value.as_str() {
+                Some("base64") => {
+                    self.all
+                        .push(json!({"pattern": format!("^(?:{})$", formats::BASE64)}));
+                    Ok(())
+                }
+                Some("7bit" | "8bit" | "binary") => Ok(()),
+                _ => self.unsupported(key, "only `base64` is supported"),
+            },
             "properties" => {
                 let map = self.map(key, value)?;
                 self.put(key, Value::Object(map))
@@ -193,6 +200,7 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
             | "dependencies" | "dependentRequired" | "dependentSchemas" | "$dynamicRef"
             | "$recursiveRef" => "it is not supported",
             "$id" => "only the whole schema may have one",
+            "contentMediaType" | "contentSchema" => "a grammar does not look into strings",
             _ => "it is no keyword that is known",
         };
         self.unsupported(key, reason)
@@ -255,6 +263,7 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
         let Some(map) = value.as_object() else {
             return self.invalid(key, &format!("`{key}` is an object of schemas"));
         };
+        self.normalizer.count_properties(map.len())?;
         let pointer = join(self.pointer, key);
         let map = map.iter();
         map.map(|(name, schema)| Ok((name.clone(), self.inner(schema, &join(&pointer, name))?)))
@@ -293,7 +302,7 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
         };
         match value {
             Value::Number(number) => self.exact(key, number).map(drop),
-            Value::String(text) => match text.chars().any(|ch| unwritable(ch)) {
+            Value::String(text) => match text.chars().any(unwritable) {
                 true => {
                     self.unsupported(key, "a string has a control character that is not written")
                 }
@@ -416,6 +425,40 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
         }
     }
 
+    /// Counts of properties can be enforced where all that are listed are required, or where at
+    /// least or at most one of the listed ones may be there and no other.
+    fn check_property_counts(&self) -> Result<(), Error> {
+        let count = |key: &str| self.out.get(key).and_then(Value::as_u64);
+        let (min, max) = (count("minProperties"), count("maxProperties"));
+        let listed = self.out.get("properties").and_then(Value::as_object);
+        let required = self.out.get("required").and_then(Value::as_array);
+        let required = required.map_or(&[][..], Vec::as_slice);
+        let is_required = |name: &String| required.iter().any(|other| *other == **name);
+        let n_optional = listed
+            .into_iter()
+            .flat_map(Map::keys)
+            .filter(|name| !is_required(name));
+        let n_required = required.len() as u64;
+        let min = min.unwrap_or(0).saturating_sub(n_required);
+        let max = max.map(|max| max.saturating_sub(n_required));
+        if n_optional.count() == 0 || (min == 0 && max.is_none()) {
+            return Ok(());
+        }
+        let closed = self.out.get("additionalProperties") == Some(&Value::Bool(false))
+            && !self.out.contains_key("patternProperties");
+        match min <= 1 && max.unwrap_or(1) == 1 && closed {
+            true => Ok(()),
+            false => self.unsupported(
+                if min > 0 {
+                    "minProperties"
+                } else {
+                    "maxProperties"
+                },
+                "some of the properties in `properties` may be left out",
+            ),
+        }
+    }
+
     fn pattern(&self, key: &str, text: &str) -> Result<String, Error> {
         let translated = pattern::to_schema(text, self.normalizer.limits);
         translated.or_else(|reason| self.unsupported(key, reason))
@@ -461,9 +504,8 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
 
     /// Where nothing else has looked at the properties or items, the keyword is `same`.
     fn unevaluated(&mut self, key: &str, same: &str, value: &Value) -> Result<(), Error> {
-        let alone = !self.schema.contains_key(same)
-            && !IN_PLACE.iter().any(|key| self.schema.contains_key(*key))
-            && !(same == "items" && self.schema.contains_key("contains"));
+        let mut others = IN_PLACE.iter().chain([&same, &"contains"]);
+        let alone = !others.any(|key| self.schema.contains_key(*key));
         match value {
             Value::Bool(true) => Ok(()),
             _ if self.schema.contains_key(same)
@@ -512,6 +554,7 @@ impl<'n, 'r, 's> Rewrite<'n, 'r, 's> {
         let pointer = join(self.pointer, key);
         if let (Some(Value::Array(list)), true) = (names.get("enum"), only("enum")) {
             let mut properties = Map::new();
+            self.normalizer.count_properties(list.len())?;
             for name in list.iter().filter_map(Value::as_str) {
                 properties.insert(name.to_owned(), self.inner(&each, &pointer)?);
             }

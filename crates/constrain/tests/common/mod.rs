@@ -97,8 +97,13 @@ pub fn allowed(matcher: &mut Matcher, vocabulary: &Vocabulary) -> Vec<u32> {
 /// Whether the text follows the grammar from start to end, a byte at a time or, where the
 /// grammar forces longer tokens, by those.
 pub fn accepts(grammar: &Grammar, text: &str) -> bool {
-    let vocabulary = bytes();
     let mut matcher = grammar.start();
+    follow(&mut matcher, text) && matcher.may_end()
+}
+
+/// Whether the text may come next; [`accepts`] says how it is cut.
+pub fn follow(matcher: &mut Matcher, text: &str) -> bool {
+    let vocabulary = bytes();
     let mut rest = text.as_bytes();
     while let Some(&byte) = rest.first() {
         let forced = matcher.forced(1);
@@ -109,5 +114,5 @@ pub fn accepts(grammar: &Grammar, text: &str) -> bool {
         }
         rest = &rest[word.len()..];
     }
-    matcher.may_end()
+    true
 }
