@@ -289,6 +289,7 @@ impl Timings {
 fn finish_reason(finish: &FinishReason) -> &'static str {
     match finish {
         FinishReason::Length => "length",
+        FinishReason::ToolCalls => "tool_calls",
         FinishReason::Stop | FinishReason::StopString(_) | FinishReason::Cancelled => "stop",
     }
 }

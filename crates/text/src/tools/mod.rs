@@ -309,11 +309,19 @@ pub struct ToolCalls {
     is_after_call: bool,
     n_begun: usize,
     n_whole: usize,
+    /// Calls of the reply, at most.
+    most: usize,
 }
 
 impl ToolCalls {
     /// Starts a reply in which the model may call `tools`.
     pub fn new(format: ToolFormat, tools: Arc<Tools>) -> Self {
+        ToolCalls::up_to(usize::MAX, format, tools)
+    }
+
+    /// Starts a reply in which the model may call `tools`, `most` times. What comes after the
+    /// last call is passed over.
+    pub fn up_to(most: usize, format: ToolFormat, tools: Arc<Tools>) -> Self {
         ToolCalls {
             format,
             tools,
@@ -324,7 +332,13 @@ impl ToolCalls {
             is_after_call: false,
             n_begun: 0,
             n_whole: 0,
+            most,
         }
+    }
+
+    /// Whether the reply has all the calls that it may have.
+    pub fn is_full(&self) -> bool {
+        self.n_whole >= self.most
     }
 
     /// Calls that are whole by now.
@@ -346,6 +360,11 @@ impl ToolCalls {
     pub fn mark(&self, token: u32) -> Option<ToolMark> {
         let mark = self.format.mark_of(token)?;
         (mark == ToolMark::Open || self.call.is_some()).then_some(mark)
+    }
+
+    /// How `token` is spelled if it is a mark, wherever it stands.
+    pub fn spelling_of(&self, token: u32) -> Option<&'static str> {
+        self.format.spelling(self.format.mark_of(token)?)
     }
 
     /// How `mark` is spelled.
@@ -386,6 +405,9 @@ impl ToolCalls {
     pub fn turn(&mut self, mark: ToolMark, emit: &mut dyn FnMut(ToolEvent<'_>)) {
         if self.call.as_ref().is_some_and(|call| call.is_whole) && mark != ToolMark::Close {
             self.end(emit);
+        }
+        if self.is_full() {
+            return;
         }
         match (mark, self.call.is_some()) {
             (ToolMark::Open, is_open) => {
@@ -433,6 +455,9 @@ impl ToolCalls {
     pub fn finish(&mut self, emit: &mut dyn FnMut(ToolEvent<'_>)) {
         let held = std::mem::take(&mut self.held);
         self.take(&held, emit);
+        if self.is_full() {
+            return;
+        }
         match &self.call {
             Some(call) if call.is_whole => self.end(emit),
             Some(_) => self.give_up("", emit),
@@ -517,6 +542,9 @@ impl ToolCalls {
 
     /// Writes text of the answer; white space at its end is held back.
     fn write(&mut self, text: &str, emit: &mut dyn FnMut(ToolEvent<'_>)) {
+        if self.is_full() {
+            return;
+        }
         let written = text.trim_end();
         if !written.is_empty() {
             let mut blank = std::mem::take(&mut self.blank);

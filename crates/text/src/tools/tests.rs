@@ -340,6 +340,24 @@ fn a_broken_call_does_not_hide_the_next() {
 }
 
 #[test]
+fn what_comes_after_the_last_call_is_passed_over() {
+    let call = "<tool_call>{\"name\": \"f\"}";
+    for (most, rest) in [(1, "</tool_call>"), (1, ""), (2, "</tool_call>"), (2, "\n")] {
+        let format = ToolFormat::named("hermes").unwrap();
+        let mut calls = ToolCalls::up_to(most, format, Arc::default());
+        let mut reply = Reply::default();
+        let text = format!("a\n{call}{rest}{call}{rest}{call} b");
+        for c in text.chars() {
+            calls.push(&c.to_string(), &mut |event| reply.take(event));
+        }
+        assert!(calls.is_full());
+        calls.finish(&mut |event| reply.take(event));
+        assert_eq!((reply.text.as_str(), reply.calls.len()), ("a", most));
+        assert_eq!(calls.n_whole(), most);
+    }
+}
+
+#[test]
 fn marks_are_tokens_where_the_vocabulary_has_them() {
     for (tokenizer, name) in [(&GEMMA, "gemma4"), (&QWEN, "qwen3.5"), (&QWEN, "hermes")] {
         for (form, text, ..) in GOOD.iter().filter(|good| good.0 == name) {
