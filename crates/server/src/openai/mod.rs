@@ -6,7 +6,7 @@
 //! | [`completions`] | `POST /v1/completions` |
 //! | [`models`] | `GET /v1/models`, `GET /v1/models/{id}` |
 //!
-//! [`tables`] says of every known field how it is treated.
+//! [`tools`] reads what a model may call and spells calls. [`tables`] says of every known field how it is treated.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -14,6 +14,7 @@ mod logprobs;
 mod messages;
 pub(crate) mod models;
 pub(crate) mod tables;
+mod tools;
 
 use std::sync::Arc;
 

@@ -13,4 +13,5 @@ mod paths;
 mod refusals;
 mod reuse;
 mod stream;
+mod tools;
 mod wire;

@@ -562,6 +562,11 @@ impl ToolCalls {
     }
 }
 
+/// Whether `name` can be the name of a tool in every wire form.
+pub fn is_tool_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(is_name)
+}
+
 /// Whether `c` may stand in the name of a tool.
 fn is_name(c: char) -> bool {
     !c.is_whitespace() && !c.is_control() && !"<>{}()[]\"'`,".contains(c)
