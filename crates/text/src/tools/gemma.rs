@@ -243,7 +243,7 @@ impl Gemma {
 }
 
 /// Whether `c` may stand in a name or a word without quotes.
-fn is_bare(c: char) -> bool {
+pub(super) fn is_bare(c: char) -> bool {
     !matches!(c, ',' | ':' | '{' | '}' | '[' | ']' | '"' | '\n' | '\r')
 }
 

@@ -24,9 +24,10 @@
 //!
 //! Every parser takes one character at a time and looks at none twice but for a tag's length,
 //! so the work is linear in the text. No sampling and no grammar here: a model may write what
-//! it likes.
+//! it likes. [`grammar`] writes what it may, where a call must come.
 
 mod gemma;
+pub mod grammar;
 mod hermes;
 mod json;
 mod qwen;

@@ -20,7 +20,11 @@ pub(super) struct Types(u8);
 impl Types {
     /// Strings alone.
     pub(super) const TEXT: Types = Types(1);
-    const NULL: Types = Types(2);
+    pub(super) const NULL: Types = Types(2);
+    /// Strings and null.
+    pub(super) const TEXT_OR_NULL: Types = Types(3);
+    /// No type.
+    pub(super) const NONE: Types = Types(0);
     const BOOL: Types = Types(4);
     const NUMBER: Types = Types(8);
     const LIST: Types = Types(16);
@@ -40,8 +44,23 @@ impl Types {
         }
     }
 
+    /// Whether none of the types is one of `others`.
+    pub(super) fn excludes(self, others: Types) -> bool {
+        self.0 & others.0 == 0
+    }
+
+    /// Whether all of the types are among `others`.
+    pub(super) fn within(self, others: Types) -> bool {
+        self.0 & !others.0 == 0
+    }
+
+    /// These types and `others`.
+    pub(super) fn or(self, others: Types) -> Types {
+        Types(self.0 | others.0)
+    }
+
     /// The type of `value`.
-    fn of(value: &Value) -> Types {
+    pub(super) fn of(value: &Value) -> Types {
         match value {
             Value::Null => Types::NULL,
             Value::Bool(_) => Types::BOOL,
@@ -53,7 +72,7 @@ impl Types {
     }
 
     /// The types that `schema` allows, a part of `root`; `left` schemas may still be looked at.
-    fn allowed(schema: &Value, root: &Value, left: &mut usize) -> Types {
+    pub(super) fn allowed(schema: &Value, root: &Value, left: &mut usize) -> Types {
         let Some(map) = schema.as_object() else {
             return Types::ANY;
         };
