@@ -32,7 +32,7 @@ impl Types {
     /// Every type.
     pub(super) const ANY: Types = Types(63);
 
-    fn named(name: &str) -> Types {
+    pub(super) fn named(name: &str) -> Types {
         match name {
             "string" => Types::TEXT,
             "null" => Types::NULL,

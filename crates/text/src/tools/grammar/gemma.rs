@@ -64,17 +64,8 @@ impl Writer {
             return Err(self.unsupported("$ref", at, "it leads back to itself, or nests too deep"));
         }
         let own = self.resolved(schema, at)?;
-        if let Some(values) = own.get("enum").and_then(Value::as_array).cloned() {
-            self.only(&own, &["type", "enum"], at)?;
-            let types = Types::allowed(&Value::Object(own), &self.root, &mut 256);
-            let values = values
-                .iter()
-                .filter(|value| !types.excludes(Types::of(value)));
-            return self.one_of(values, at);
-        }
-        if let Some(value) = own.get("const") {
-            self.only(&own, &["type", "const"], at)?;
-            return self.one_of(std::iter::once(value), at);
+        if let Some(values) = self.listed(&own, at)? {
+            return self.one_of(&values, at);
         }
         for key in ["anyOf", "oneOf"] {
             let Some(list) = own.get(key).and_then(Value::as_array) else {
@@ -177,11 +168,7 @@ impl Writer {
     }
 
     /// One of some values.
-    fn one_of<'v>(
-        &mut self,
-        values: impl Iterator<Item = &'v Value>,
-        at: &str,
-    ) -> Result<String, Unsupported> {
+    fn one_of(&mut self, values: &[Value], at: &str) -> Result<String, Unsupported> {
         let mut all = Vec::new();
         for value in values {
             all.push(match value {
@@ -201,9 +188,6 @@ impl Writer {
                 }
                 plain => literal(&plain.to_string()),
             });
-        }
-        if all.is_empty() {
-            return Err(self.unsupported("enum", at, "it has no value of its type"));
         }
         Ok(self.rule(&all.join(" | ")))
     }

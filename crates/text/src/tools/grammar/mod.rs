@@ -11,13 +11,12 @@
 
 mod gemma;
 mod qwen;
-#[cfg(test)]
-mod tests;
 
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
+use super::schema::Types;
 use super::{ToolFormat, ToolMark};
 
 /// Keywords that say nothing of what a value may be, or that only allow more than a grammar
@@ -178,7 +177,7 @@ impl Writer {
         self.tool = name.to_owned();
         self.root = match parameters {
             Value::Object(_) => parameters.clone(),
-            _ => json!({"type": "object", "properties": {}}),
+            _ => json!({"type": "object", "properties": {}, "additionalProperties": false}),
         };
         let (open, close) = (self.mark(ToolMark::Open), self.mark(ToolMark::Close));
         let root = self.root.clone();
@@ -311,6 +310,39 @@ impl Writer {
         match schema.keys().find(unknown) {
             None => Ok(()),
             Some(key) => Err(self.unsupported(key, at, "it has no form here")),
+        }
+    }
+
+    /// The values of `enum` or `const` in `schema` that are of its type; `None` if it has
+    /// neither.
+    fn listed(
+        &self,
+        schema: &Map<String, Value>,
+        at: &str,
+    ) -> Result<Option<Vec<Value>>, Unsupported> {
+        let (key, values) = match (schema.get("enum"), schema.get("const")) {
+            (Some(Value::Array(values)), _) => ("enum", values.clone()),
+            (Some(_), _) => return Err(self.unsupported("enum", at, "it must be a list")),
+            (None, Some(value)) => ("const", vec![value.clone()]),
+            (None, None) => return Ok(None),
+        };
+        self.only(schema, &["type", key], at)?;
+        let is_of = |value: &Value, name: &str| match name {
+            "integer" => value.as_f64().is_some_and(|x| x.fract() == 0.0),
+            name => Types::of(value).within(Types::named(name)),
+        };
+        let is_typed = |value: &Value| match schema.get("type") {
+            Some(Value::String(name)) => is_of(value, name),
+            Some(Value::Array(names)) => {
+                let mut names = names.iter().filter_map(Value::as_str);
+                names.any(|name| is_of(value, name))
+            }
+            _ => true,
+        };
+        let values: Vec<Value> = values.into_iter().filter(is_typed).collect();
+        match values.is_empty() {
+            true => Err(self.unsupported(key, at, "it has no value of the type")),
+            false => Ok(Some(values)),
         }
     }
 

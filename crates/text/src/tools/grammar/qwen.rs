@@ -37,11 +37,11 @@ impl Writer {
             let value = self.schema(schema.clone());
             return Ok(format!("{value} {}", literal(END)));
         }
-        let listed = own.get("enum").and_then(Value::as_array).cloned();
-        let listed = listed.or_else(|| Some(vec![own.get("const")?.clone()]));
-        if let Some(values) = listed {
-            return self.listed(&own, types, &values, at);
+        if let Some(values) = self.listed(&own, at)? {
+            return self.one_text(types, &values, at);
         }
+        let known = ["type", "anyOf", "oneOf", "minLength", "maxLength"];
+        self.only(&own, &known, at)?;
         // A text that is `null` is read as null, which is valid too; any other is a string.
         let texts = self.branches(&own, at)?;
         let [text] = &texts[..] else {
@@ -101,19 +101,9 @@ impl Writer {
     }
 
     /// One of some values, and what stands after it.
-    fn listed(
-        &mut self,
-        schema: &Map<String, Value>,
-        types: Types,
-        values: &[Value],
-        at: &str,
-    ) -> Result<String, Unsupported> {
-        self.only(schema, &["type", "enum", "const"], at)?;
+    fn one_text(&self, types: Types, values: &[Value], at: &str) -> Result<String, Unsupported> {
         let mut texts = Vec::new();
-        for value in values
-            .iter()
-            .filter(|value| !types.excludes(Types::of(value)))
-        {
+        for value in values {
             let text = match value {
                 Value::String(text) => text.clone(),
                 other => other.to_string(),
@@ -126,9 +116,6 @@ impl Writer {
                 return Err(self.unsupported("enum", at, reason));
             }
             texts.push(literal(&(text + END)));
-        }
-        if texts.is_empty() {
-            return Err(self.unsupported("enum", at, "it has no value of its type"));
         }
         Ok(format!("({})", texts.join(" | ")))
     }
