@@ -561,6 +561,41 @@ fn what_has_no_form_is_named() {
             .keyword,
         "required"
     );
+    // Schemas that mention each other many times are given up in time.
+    let mut definitions = Map::new();
+    for i in 0..12 {
+        let next = json!({"$ref": format!("#/$defs/d{}", i + 1)});
+        let many: Map<String, Value> = (0..9).map(|k| (format!("k{k}"), next.clone())).collect();
+        definitions.insert(
+            format!("d{i}"),
+            json!({"type": "object", "properties": many}),
+        );
+    }
+    definitions.insert("d12".to_owned(), json!({"type": "string"}));
+    let wide = json!({"properties": {"p": {"$ref": "#/$defs/d0"}}, "$defs": definitions});
+    let found = grammar(
+        &gemma.format,
+        &json!([tool("f", wide)]),
+        Want::Required,
+        None,
+    );
+    assert_eq!(found.unwrap_err().keyword, "properties");
+    let texts: Map<String, Value> = (0..3000)
+        .map(|k| {
+            (
+                format!("k{k}"),
+                json!({"type": "array", "items": {"$ref": "#/$defs/x"}}),
+            )
+        })
+        .collect();
+    let large = json!({"properties": texts, "$defs": {"x": {"enum": ["y".repeat(1000)]}}});
+    let found = grammar(
+        &qwen.format,
+        &json!([tool("f", large)]),
+        Want::Required,
+        None,
+    );
+    assert_eq!(found.unwrap_err().keyword, "$ref");
     // A tool that is not asked for is not looked at.
     let tools = json!([tool("f", json!({"not": {}})), tool("g", Value::Null)]);
     assert!(grammar(&gemma.format, &tools, Want::Named("g"), None).is_ok());

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::super::gemma::is_bare;
 use super::super::schema::Types;
 use super::super::{DEPTH_MAX, ToolMark};
-use super::{Unsupported, Writer, literal, times};
+use super::{RULES_MAX, Unsupported, Writer, literal, times};
 
 /// Deepest nesting of a schema; a `$ref` that leads back to itself ends here.
 const SCHEMA_DEPTH_MAX: usize = DEPTH_MAX / 4;
@@ -63,6 +63,9 @@ impl Writer {
         if depth > SCHEMA_DEPTH_MAX {
             return Err(self.unsupported("$ref", at, "it leads back to itself, or nests too deep"));
         }
+        if self.n_rules > RULES_MAX {
+            return Err(self.unsupported("properties", at, "the tools' schemas become too large"));
+        }
         let own = self.resolved(schema, at)?;
         if let Some(values) = self.listed(&own, at)? {
             return self.one_of(&values, at);
@@ -106,7 +109,7 @@ impl Writer {
             _ => {
                 self.only(&own, &[], at)?;
                 let text = self.quoted(None, None);
-                let number = self.schema(json!({"type": "number"}));
+                let number = self.schema(json!({"type": "number"}), at)?;
                 Ok(self.rule(&format!(
                     "{text} | {number} | \"true\" | \"false\" | \"null\""
                 )))
@@ -132,7 +135,7 @@ impl Writer {
             "integer" | "number" => {
                 let mut schema = schema.clone();
                 schema.insert("type".to_owned(), name.into());
-                Ok(self.schema(Value::Object(schema)))
+                self.schema(Value::Object(schema), at)
             }
             "boolean" => {
                 self.only(schema, &["type"], at)?;

@@ -95,6 +95,7 @@ pub fn grammar(
         out: CallGrammar::default(),
         n_rules: 0,
         n_schemas: 0,
+        n_bytes: 0,
     };
     let list = tools.as_array().map(Vec::as_slice).unwrap_or_default();
     let mut calls = Vec::new();
@@ -123,6 +124,8 @@ struct Writer {
     out: CallGrammar,
     n_rules: usize,
     n_schemas: usize,
+    /// Bytes of all schemas.
+    n_bytes: usize,
 }
 
 impl Writer {
@@ -198,8 +201,8 @@ impl Writer {
             }
             _ => {
                 let body = match is_strict {
-                    true => self.schema(root),
-                    false => self.schema(json!({"type": "object"})),
+                    true => self.schema(root, "")?,
+                    false => self.schema(json!({"type": "object"}), "")?,
                 };
                 let name = Value::from(name);
                 let head = format!("\n{{\"name\": {name}, \"arguments\": ");
@@ -249,19 +252,25 @@ impl Writer {
         name
     }
 
-    /// A JSON value under `schema`, a part of the tool's parameters.
-    fn schema(&mut self, mut schema: Value) -> String {
-        if let Some(map) = schema.as_object_mut() {
+    /// A JSON value under `schema`, the part at `at` of the tool's parameters.
+    fn schema(&mut self, mut schema: Value, at: &str) -> Result<String, Unsupported> {
+        if has_reference(&schema)
+            && let Some(map) = schema.as_object_mut()
+        {
             for name in ["$defs", "definitions"] {
                 if let Some(definitions) = self.root.get(name) {
                     map.entry(name).or_insert_with(|| definitions.clone());
                 }
             }
         }
+        self.n_bytes += schema.to_string().len();
+        if self.n_bytes > SCHEMA_BYTES_MAX {
+            return Err(self.unsupported("$ref", at, "the tools' schemas become too large"));
+        }
         let name = format!("s{}", self.n_schemas);
         self.n_schemas += 1;
         self.out.schemas.push((name.clone(), schema));
-        format!("@{name}")
+        Ok(format!("@{name}"))
     }
 
     /// The schema that `schema` stands for: where a `$ref` leads, or the only one of `allOf`.
@@ -399,6 +408,21 @@ impl Writer {
         Ok(all
             .map(|(key, schema, is)| (key.clone(), schema.clone(), is))
             .collect())
+    }
+}
+
+/// Rules and terminals of one grammar, at most. A schema may mention another one many times, and
+/// that one a third.
+const RULES_MAX: usize = 20_000;
+/// Bytes of the schemas of one grammar as JSON, at most.
+const SCHEMA_BYTES_MAX: usize = 1 << 20;
+
+/// Whether there is a `$ref` in `schema`.
+fn has_reference(schema: &Value) -> bool {
+    match schema {
+        Value::Object(map) => map.contains_key("$ref") || map.values().any(has_reference),
+        Value::Array(list) => list.iter().any(has_reference),
+        _ => false,
     }
 }
 

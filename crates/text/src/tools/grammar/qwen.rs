@@ -34,7 +34,7 @@ impl Writer {
         let own = self.resolved(schema, at)?;
         let types = Types::allowed(schema, &self.root, &mut 256);
         if types.excludes(Types::TEXT) {
-            let value = self.schema(schema.clone());
+            let value = self.schema(schema.clone(), at)?;
             return Ok(format!("{value} {}", literal(END)));
         }
         if let Some(values) = self.listed(&own, at)? {
