@@ -14,7 +14,7 @@ use crate::App;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::Fields;
 use crate::generation::Call;
-use crate::limits::{TOOLS_BYTES_MAX, TOOLS_MAX};
+use crate::limits::{IGNORED_FIELDS_MAX, TOOLS_BYTES_MAX, TOOLS_MAX};
 use crate::request::{Offer, ToolChoice};
 
 const TOOLS: &str = "tools";
@@ -162,17 +162,18 @@ fn offer(
         return Err(fields.error(name, message));
     }
     let mut names: Vec<&str> = Vec::new();
+    let mut ignored = Vec::new();
     let (mut definitions, mut strict) = (Vec::new(), Vec::new());
     for (i, tool) in list.iter().enumerate() {
         let path = format!("{name}[{i}]");
         let (path, function) = match name {
             TOOLS => (
                 format!("{path}.function"),
-                function_of(fields, &path, tool)?,
+                function_of(&path, tool, &mut ignored)?,
             ),
             _ => (path, tool),
         };
-        let (definition, is_strict) = definition(fields, app, &path, function)?;
+        let (definition, is_strict) = definition(app, &path, function, &mut ignored)?;
         let own = function["name"].as_str().unwrap_or_default();
         if names.contains(&own) {
             let message = format!("is the name of an earlier tool: `{}`", excerpt(own));
@@ -182,6 +183,7 @@ fn offer(
         definitions.push(definition);
         strict.push(is_strict);
     }
+    fields.note_ignored(ignored);
     if let ToolChoice::Named(asked) = &choice
         && !names.contains(&asked.as_str())
     {
@@ -212,9 +214,9 @@ fn offer(
 
 /// The function of a tool.
 fn function_of<'a>(
-    fields: &Fields<'_>,
     path: &str,
     tool: &'a Value,
+    ignored: &mut Vec<String>,
 ) -> Result<&'a Value, ApiError> {
     let Some(tool) = tool.as_object() else {
         return Err(ApiError::field(path, "must be an object"));
@@ -234,7 +236,8 @@ fn function_of<'a>(
         Some(_) => return Err(ApiError::field(format!("{path}.type"), "must be a string")),
     }
     let others = tool.keys().filter(|key| *key != "type" && *key != FUNCTION);
-    fields.note_ignored(others.map(|key| format!("{path}.{key}")));
+    let left = IGNORED_FIELDS_MAX.saturating_sub(ignored.len());
+    ignored.extend(others.take(left).map(|key| format!("{path}.{key}")));
     match tool.get(FUNCTION) {
         Some(function) => Ok(function),
         None => Err(ApiError::field(format!("{path}.function"), "is missing")),
@@ -243,10 +246,10 @@ fn function_of<'a>(
 
 /// What a model is told of a function, and whether its calls must fit its schema.
 fn definition(
-    fields: &Fields<'_>,
     app: &App,
     path: &str,
     function: &Value,
+    ignored: &mut Vec<String>,
 ) -> Result<(Value, bool), ApiError> {
     let at = |name: &str| format!("{path}.{name}");
     let Some(function) = function.as_object() else {
@@ -278,11 +281,14 @@ fn definition(
     };
     let mut told = Map::new();
     for (name, value) in function.iter().filter(|(_, value)| !value.is_null()) {
-        // A template that writes whole definitions would show the model what it never saw.
-        if TOLD.contains(&name.as_str()) || template_uses(app.engine.text(), name) {
+        // A template that writes whole definitions would show the model what it never saw. More
+        // unknown names than are listed are not looked at.
+        let is_known = TOLD.contains(&name.as_str());
+        let may_ask = ignored.len() < IGNORED_FIELDS_MAX && name != "strict";
+        if is_known || (may_ask && template_uses(app.engine.text(), name)) {
             told.insert(name.clone(), value.clone());
-        } else if name != "strict" {
-            fields.note_ignored([at(name)]);
+        } else if may_ask {
+            ignored.push(at(name));
         }
     }
     Ok((json!({"type": FUNCTION, "function": told}), is_strict))

@@ -184,6 +184,12 @@ const GOOD: &[(&str, &str, &str, &str)] = &[
     ),
     (
         "qwen3.5",
+        "<tool_call>\n<function=write>\n<parameter=text>\nx</parameter>\n</parameter>\n</function>\n</tool_call>",
+        "",
+        r#"[["write", {"text": "x</parameter>"}]]"#,
+    ),
+    (
+        "qwen3.5",
         "<tool_call>\n<function=write>\n<parameter=text>\n\n</parameter>\n</tool_call>",
         "",
         r#"[["write", {"text": ""}]]"#,
