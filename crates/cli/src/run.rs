@@ -116,6 +116,7 @@ fn record(
     let (finish, stop_string) = match &outcome.finish {
         FinishReason::Stop => ("stop", None),
         FinishReason::StopString(text) => ("stop_string", Some(text)),
+        FinishReason::ToolCalls => ("tool_calls", None),
         FinishReason::Length => ("length", None),
         FinishReason::Cancelled => ("cancelled", None),
     };

@@ -1,19 +1,23 @@
 //! Delivery: from a stream's tokens to the events of its request.
 //!
 //! ```text
-//! token ─ detokenizer ─ stop strings ─ reasoning ─→ segments by channel ─→ sink
+//! token ─ detokenizer ─ stop strings ─ reasoning ─ calls ─→ segments by channel ─→ sink
 //! ```
 //!
-//! Text is whole characters, and nothing that may still become a stop string is sent.
+//! A call inside reasoning is reasoning, and a mark of reasoning inside a call is text. Text is whole characters, and nothing that may still become a stop string is sent.
 
 use crate::request::{
-    CancelToken, Event, FinishReason, Request, RequestOutcome, Segment, Sink, Speculation, Timings,
-    Usage, WrittenToken,
+    CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, Segment, Sink,
+    Speculation, Timings, Usage, WrittenToken,
 };
 use speculate::{Accept, Finish, Stream};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use text::{
     Channel, Detokenizer, Reasoning, ReasoningMarks, Specials, StopOutcome, StopStrings, Text,
+    ToolCalls, ToolEvent,
 };
 
 /// A request that runs: its stream, and what turns its tokens into events.
@@ -45,6 +49,10 @@ pub(crate) struct Writing {
     /// Tells reasoning apart, if that is asked for and the model may reason.
     reasoning: Option<Reasoning>,
     reasoning_tokens: usize,
+    /// Tells calls apart, if tools are offered and the model can call them.
+    calls: Option<ToolCalls>,
+    /// Follows reasoning that is part of the text, where calls must be told from it.
+    unsplit: Option<Reasoning>,
     /// Marks of reasoning that are part of the text.
     shown_marks: Option<ReasoningMarks>,
     /// What the prompt has begun and the text shows.
@@ -60,14 +68,22 @@ impl Writing {
             Specials::Skip
         };
         let marks = text.reasoning.filter(|_| request.splits_reasoning);
-        let reasoning = marks.map(|m| Reasoning::new(m, &text.tokenizer, &request.prompt));
+        let reasoning = |m| Reasoning::new(m, &text.tokenizer, &request.prompt);
         let shown = request.shows_reasoning_marks && !request.splits_reasoning;
         let shown_marks = text.reasoning.filter(|_| shown);
         let begun = shown_marks.and_then(|m| m.begun(&text.tokenizer, &request.prompt));
+        let offered = text.tools.zip(request.tools.as_ref());
+        let calls = offered.map(|(format, offered)| {
+            let most = offered.calls_max.unwrap_or(usize::MAX);
+            ToolCalls::up_to(most, format, offered.tools.clone())
+        });
+        let is_unsplit = calls.is_some() && !request.splits_reasoning;
         Writing {
             detokenizer: Detokenizer::new(specials),
-            reasoning,
+            reasoning: marks.map(reasoning),
             reasoning_tokens: 0,
+            calls,
+            unsplit: text.reasoning.filter(|_| is_unsplit).map(reasoning),
             shown_marks,
             begun: begun.unwrap_or_default(),
         }
@@ -75,16 +91,163 @@ impl Writing {
 
     /// Sorts text into channels.
     fn say(&mut self, text: &str, segments: &mut Vec<Segment>) {
-        let mut emit = |channel, text: &str| {
-            if !text.is_empty() {
-                Segment::last_of(segments, channel).text.push_str(text);
+        let is_thought = self.unsplit.as_ref().is_some_and(Reasoning::is_open);
+        let calls = &mut self.calls;
+        let mut emit = |channel, text: &str| match calls {
+            _ if text.is_empty() => {}
+            Some(calls) if channel == Channel::Answer && !is_thought => {
+                calls.push(text, &mut |event| note(event, segments));
             }
+            _ => Segment::last_of(segments, channel).text.push_str(text),
         };
         match &mut self.reasoning {
             Some(reasoning) => reasoning.push(text, &mut emit),
             None => emit(Channel::Answer, text),
         }
     }
+
+    /// Takes one token.
+    fn take(
+        &mut self,
+        text: &Text,
+        token: u32,
+        stops: &mut StopStrings,
+        segments: &mut Vec<Segment>,
+    ) -> Taken {
+        let (was_reasoning, was_call) = (self.is_reasoning(), self.is_call());
+        let reasoning = self.reasoning.as_ref().filter(|_| !was_call);
+        let thought_mark = reasoning.and_then(|r| r.mark(token));
+        let is_free = thought_mark.is_none() && !was_reasoning;
+        let calls = self.calls.as_ref().filter(|_| is_free);
+        let call_mark =
+            calls.and_then(|calls| Some((calls.mark(token)?, calls.spelling_of(token)?)));
+        let splits = self.reasoning.is_some();
+        let mut is_reasoning = splits && (was_reasoning || thought_mark.is_some());
+        self.reasoning_tokens += usize::from(is_reasoning);
+        let mark = thought_mark.or(call_mark.map(|(_, spelling)| spelling));
+        let (piece, StopOutcome { emit, hit }) = match mark {
+            None => {
+                let piece = match self.shown(text, token, was_reasoning, was_call) {
+                    Some(mark) => self.detokenizer.part().to_owned() + mark,
+                    None => self.detokenizer.push(&text.tokenizer, token),
+                };
+                let reasoning = self.reasoning.as_ref();
+                is_reasoning |= reasoning.is_some_and(|r| r.skips(&piece));
+                let outcome = stops.push(&piece);
+                (piece, outcome)
+            }
+            Some(mark) => {
+                let mut emit = stops.push(self.detokenizer.part()).emit;
+                let passed = stops.pass(mark);
+                emit += &passed.emit;
+                (mark.to_owned(), StopOutcome { emit, ..passed })
+            }
+        };
+        self.say(&emit, segments);
+        if let Some(reasoning) = self.reasoning.as_mut().filter(|_| thought_mark.is_some()) {
+            reasoning.turn(token);
+        }
+        if let Some(unsplit) = self.unsplit.as_mut().filter(|_| !was_call)
+            && unsplit.mark(token).is_some()
+        {
+            unsplit.turn(token);
+        }
+        if let (Some(calls), Some((mark, _))) = (&mut self.calls, call_mark)
+            && hit.is_none()
+        {
+            calls.turn(mark, &mut |event| note(event, segments));
+        }
+        let channel = match is_reasoning {
+            true => Channel::Reasoning,
+            false if was_call || call_mark.is_some() => Channel::ToolCall,
+            false => Channel::Answer,
+        };
+        Taken {
+            text: piece,
+            channel,
+            hit,
+        }
+    }
+
+    /// The spelling of `token` if it is a mark that is text here, although it may be a special
+    /// token: one of reasoning that the text shows or that stands in a call, or one of calls that
+    /// stands in reasoning.
+    fn shown(
+        &self,
+        text: &Text,
+        token: u32,
+        is_reasoning: bool,
+        is_call: bool,
+    ) -> Option<&'static str> {
+        let thought = self.shown_marks.or(text.reasoning.filter(|_| is_call));
+        let thought = thought.and_then(|marks| marks.spelling(token));
+        let calls = self.calls.as_ref().filter(|_| is_reasoning);
+        thought.or_else(|| calls?.spelling_of(token))
+    }
+
+    /// Whether the text that comes next is reasoning.
+    fn is_reasoning(&self) -> bool {
+        let reasoning = self.reasoning.as_ref().or(self.unsplit.as_ref());
+        reasoning.is_some_and(Reasoning::is_open)
+    }
+
+    /// Whether the text that comes next is part of a call.
+    fn is_call(&self) -> bool {
+        self.calls.as_ref().is_some_and(ToolCalls::is_open)
+    }
+
+    /// Whether the text has all the calls that it may have.
+    fn is_full(&self) -> bool {
+        self.calls.as_ref().is_some_and(ToolCalls::is_full)
+    }
+
+    /// Ends the text, for `reason`: says what was held back as the beginning of a call.
+    fn finish(&mut self, reason: FinishReason, segments: &mut Vec<Segment>) -> FinishReason {
+        let Some(calls) = &mut self.calls else {
+            return reason;
+        };
+        calls.finish(&mut |event| note(event, segments));
+        match reason {
+            FinishReason::Stop | FinishReason::StopString(_) if calls.n_whole() > 0 => {
+                FinishReason::ToolCalls
+            }
+            reason => reason,
+        }
+    }
+}
+
+/// Writes what the parser of calls says into segments.
+fn note(event: ToolEvent<'_>, segments: &mut Vec<Segment>) {
+    match event {
+        ToolEvent::Text(text) => {
+            Segment::last_of(segments, Channel::Answer)
+                .text
+                .push_str(text);
+        }
+        ToolEvent::Begin { index, name } => {
+            Segment::last_of_call(segments, index).1.begin = Some(CallBegin {
+                id: call_id(),
+                name: name.to_owned(),
+            });
+        }
+        ToolEvent::Arguments { index, json } => {
+            Segment::last_of_call(segments, index).0.push_str(json);
+        }
+        ToolEvent::End { index, .. } => {
+            Segment::last_of_call(segments, index).1.end = Some(CallEnd::Whole);
+        }
+        ToolEvent::Broken { index } => {
+            Segment::last_of_call(segments, index).1.end = Some(CallEnd::Broken);
+        }
+    }
+}
+
+/// A call's id that no other call has: a hash, keyed by the system's randomness, of a counter.
+fn call_id() -> String {
+    static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let random = || KEY.hash_one(COUNT.fetch_add(1, Ordering::Relaxed));
+    format!("call_{:016x}{:08x}", random(), random() >> 32)
 }
 
 /// What became of a token.
@@ -118,7 +281,9 @@ impl Running {
         for i in self.delivered..end {
             let token = self.stream.output()[i];
             n_tokens += 1;
-            let taken = self.take(text, token, &mut segments);
+            let taken = self
+                .writing
+                .take(text, token, &mut self.stops, &mut segments);
             let written = WrittenToken {
                 id: token,
                 text: taken.text,
@@ -129,6 +294,10 @@ impl Running {
                 .push(written);
             if let Some(stop) = taken.hit {
                 reason = Some(FinishReason::StopString(self.stop_strings[stop].clone()));
+                break;
+            }
+            if self.writing.is_full() {
+                reason = Some(FinishReason::ToolCalls);
                 break;
             }
         }
@@ -158,62 +327,12 @@ impl Running {
                 self.writing.say(&stops.finish(), &mut segments);
             }
         }
+        let reason = reason.map(|reason| self.writing.finish(reason, &mut segments));
         let listening = (self.sink)(Event::Text(segments));
         if listening {
             reason
         } else {
             reason.or(Some(FinishReason::Cancelled))
-        }
-    }
-
-    /// Takes one token's text.
-    fn take(&mut self, text: &Text, token: u32, segments: &mut Vec<Segment>) -> Taken {
-        let mark = self.writing.reasoning.as_ref().and_then(|r| r.mark(token));
-        let was_open = self
-            .writing
-            .reasoning
-            .as_ref()
-            .is_some_and(Reasoning::is_open);
-        let mut is_reasoning = was_open || mark.is_some();
-        self.writing.reasoning_tokens += usize::from(is_reasoning);
-        let (piece, StopOutcome { emit, hit }) = match mark {
-            None => {
-                let shown = self
-                    .writing
-                    .shown_marks
-                    .as_ref()
-                    .and_then(|m| m.spelling(token));
-                let piece = match shown {
-                    Some(mark) => self.writing.detokenizer.part().to_owned() + mark,
-                    None => self.writing.detokenizer.push(&text.tokenizer, token),
-                };
-                is_reasoning |= self
-                    .writing
-                    .reasoning
-                    .as_ref()
-                    .is_some_and(|r| r.skips(&piece));
-                let outcome = self.stops.push(&piece);
-                (piece, outcome)
-            }
-            Some(mark) => {
-                let mut emit = self.stops.push(self.writing.detokenizer.part()).emit;
-                let passed = self.stops.pass(mark);
-                emit += &passed.emit;
-                (mark.to_owned(), StopOutcome { emit, ..passed })
-            }
-        };
-        self.writing.say(&emit, segments);
-        if let Some(reasoning) = self.writing.reasoning.as_mut().filter(|_| mark.is_some()) {
-            reasoning.turn(token);
-        }
-        Taken {
-            text: piece,
-            channel: if is_reasoning {
-                Channel::Reasoning
-            } else {
-                Channel::Answer
-            },
-            hit,
         }
     }
 
@@ -288,3 +407,6 @@ impl Running {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -51,12 +51,13 @@ pub use preflight::{
 };
 pub use reason::{Placement, WeightsReason, Words};
 pub use request::{
-    CancelToken, Event, FinishReason, PositionCounts, Rejected, Request, RequestOutcome, Segment,
-    Sink, Speculation, Timings, Usage, WrittenToken, full_context,
+    CallBegin, CallEnd, CallPart, CancelToken, Event, FinishReason, PositionCounts, Rejected,
+    Request, RequestOutcome, Segment, Sink, Speculation, Timings, ToolUse, Usage, WrittenToken,
+    full_context,
 };
 pub use sampler::{SAMPLER_NUMBERS, SamplerNumber};
 pub use scheduler::Counters;
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling};
-pub use text::{Channel, SamplingDefaults, Text};
+pub use text::{Channel, SamplingDefaults, Text, Tools};

@@ -5,7 +5,7 @@ use serde::Serialize;
 use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use text::Channel;
+use text::{Channel, Tools};
 
 /// One text to write.
 #[derive(Clone, Debug)]
@@ -28,6 +28,9 @@ pub struct Request {
     /// the model writes, and before them the one that the prompt ends with. Means nothing where
     /// `splits_reasoning` is set.
     pub shows_reasoning_marks: bool,
+    /// The tools that the prompt offers, so that calls come apart from the answer; calls are
+    /// text if absent.
+    pub tools: Option<ToolUse>,
     /// How long drafts are; as long as pays, up to the engine's own limit, if
     /// absent. At most 0 turns speculation off.
     pub draft: Option<DraftLength>,
@@ -54,12 +57,22 @@ impl Request {
             show_specials: false,
             splits_reasoning: false,
             shows_reasoning_marks: false,
+            tools: None,
             draft: None,
             logprobs: None,
             grammar: None,
             reasoning_budget: None,
         }
     }
+}
+
+/// What a model may call.
+#[derive(Clone, Debug)]
+pub struct ToolUse {
+    /// The tools.
+    pub tools: Arc<Tools>,
+    /// Calls of the text, at most; the text ends after the last.
+    pub calls_max: Option<usize>,
 }
 
 /// Receives a request's events, in order, on the engine's thread; it must not
@@ -166,26 +179,85 @@ pub enum Event {
 /// A part of a reply that belongs to one channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
-    /// What the part is. All is the answer unless [`Request::splits_reasoning`] is set.
+    /// What the part is. All is the answer unless [`Request::splits_reasoning`] or
+    /// [`Request::tools`] is set.
     pub channel: Channel,
-    /// The text of the part, in whole characters; may be empty.
+    /// The text of the part, in whole characters; may be empty. Of a call it is the next piece
+    /// of the arguments, which make up one JSON object.
     pub text: String,
     /// The tokens, without the stop token. What they complete may come in a later segment.
     pub tokens: Vec<WrittenToken>,
+    /// Which call the part belongs to; absent where it is none, and while it may be none.
+    pub call: Option<CallPart>,
 }
 
 impl Segment {
+    /// A part of `channel` without anything in it.
+    pub fn new(channel: Channel) -> Self {
+        Segment {
+            channel,
+            text: String::new(),
+            tokens: Vec::new(),
+            call: None,
+        }
+    }
+
     /// The last of `segments` if it belongs to `channel`, else a new one after it.
     pub fn last_of(segments: &mut Vec<Segment>, channel: Channel) -> &mut Segment {
         if segments.last().is_none_or(|last| last.channel != channel) {
-            segments.push(Segment {
-                channel,
-                text: String::new(),
-                tokens: Vec::new(),
-            });
+            segments.push(Segment::new(channel));
         }
         segments.last_mut().expect("one was pushed")
     }
+
+    /// The last of `segments` if it belongs to call `index`, else a new one after it; and its
+    /// call.
+    pub fn last_of_call(segments: &mut Vec<Segment>, index: usize) -> (&mut String, &mut CallPart) {
+        let is_same = |call: &CallPart| call.index == index;
+        let fits = |last: &Segment| {
+            last.channel == Channel::ToolCall && last.call.as_ref().is_none_or(is_same)
+        };
+        if !segments.last().is_some_and(fits) {
+            segments.push(Segment::new(Channel::ToolCall));
+        }
+        let last = segments.last_mut().expect("one was pushed");
+        let call = last.call.get_or_insert(CallPart {
+            index,
+            begin: None,
+            end: None,
+        });
+        (&mut last.text, call)
+    }
+}
+
+/// What a segment says of a tool call, beside a piece of its arguments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallPart {
+    /// The number of the call in the reply, from 0.
+    pub index: usize,
+    /// The call's beginning, in its first segment.
+    pub begin: Option<CallBegin>,
+    /// The call's end, in its last segment.
+    pub end: Option<CallEnd>,
+}
+
+/// The beginning of a tool call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallBegin {
+    /// The call's id; no other call has it.
+    pub id: String,
+    /// The name of the tool.
+    pub name: String,
+}
+
+/// The end of a tool call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallEnd {
+    /// The arguments are whole.
+    Whole,
+    /// The model left the form of calls, or its text ended. What it wrote for the call follows
+    /// as text of the answer.
+    Broken,
 }
 
 /// A token of a reply.
@@ -193,9 +265,9 @@ impl Segment {
 pub struct WrittenToken {
     /// The token's id.
     pub id: u32,
-    /// The characters that it completes, or how a mark of reasoning is spelled. All of a
-    /// reply's make up its text, but for a stop string, for a character that stays
-    /// unfinished, and for white space around reasoning.
+    /// The characters that it completes, or how a mark of reasoning or of a call is spelled. All
+    /// of a reply's make up its text, but for a stop string, for a character that stays
+    /// unfinished, for the form of calls, and for white space around reasoning and calls.
     pub text: String,
     /// How likely the target held it, if [`Request::logprobs`] asks for that.
     pub logprobs: Option<Logprobs>,
@@ -209,6 +281,8 @@ pub enum FinishReason {
     Stop,
     /// A stop string was written.
     StopString(String),
+    /// The text has ended by itself, and tools are called in it.
+    ToolCalls,
     /// The text has as many tokens as were asked for, or as fit the context.
     Length,
     /// The request was cancelled, or nobody listened any more.

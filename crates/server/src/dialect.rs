@@ -120,10 +120,11 @@ async fn compile(
 async fn encode(app: &App, worker: Worker, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
     let context = app.engine.info().context;
     match prompt {
-        Prompt::Conversation(conversation) => {
+        Prompt::Conversation(mut conversation) => {
             app.text_work(worker, move |text| {
+                let tools = conversation.tools.take();
                 let (messages, arguments) = conversation.for_template();
-                text.encode_chat_within(&messages, None, true, &arguments, context)
+                text.encode_chat_within(&messages, tools.as_deref(), true, &arguments, context)
             })
             .await
         }

@@ -20,8 +20,8 @@ use std::time::Instant;
 
 use axum::http::Extensions;
 use engine::{
-    CancelToken, Channel, Event, FinishReason, Logprobs, NO_TOKEN_REASON, Rejected, Request,
-    RequestOutcome, Segment, WrittenToken,
+    CallEnd, CallPart, CancelToken, Channel, Event, FinishReason, Logprobs, NO_TOKEN_REASON,
+    Rejected, Request, RequestOutcome, Segment, WrittenToken,
 };
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
@@ -61,7 +61,9 @@ impl Piece {
         for segment in &mut segments {
             segment.tokens.retain(|token| token.logprobs.is_some());
         }
-        segments.retain(|segment| !segment.text.is_empty() || !segment.tokens.is_empty());
+        segments.retain(|segment| {
+            !segment.text.is_empty() || !segment.tokens.is_empty() || segment.call.is_some()
+        });
         Piece { segments, n_tokens }
     }
 
@@ -81,8 +83,40 @@ impl Piece {
         })
     }
 
+    /// What is said of calls, in order: each part, and the piece of the arguments with it.
+    pub(crate) fn call_parts(&self) -> impl Iterator<Item = (&CallPart, &str)> {
+        let parts = self.segments.iter();
+        parts.filter_map(|segment| Some((segment.call.as_ref()?, segment.text.as_str())))
+    }
+
+    /// The calls that are whole, in order.
+    pub(crate) fn calls(&self) -> Vec<Call<'_>> {
+        let mut calls: Vec<(usize, bool, Call<'_>)> = Vec::new();
+        for (part, arguments) in self.call_parts() {
+            if let Some(begin) = &part.begin {
+                let call = Call {
+                    id: &begin.id,
+                    name: &begin.name,
+                    arguments: String::new(),
+                };
+                calls.push((part.index, false, call));
+            }
+            // Parts of one call follow each other.
+            if let Some((index, is_whole, call)) = calls.last_mut()
+                && *index == part.index
+            {
+                call.arguments.push_str(arguments);
+                *is_whole |= part.end == Some(CallEnd::Whole);
+            }
+        }
+        let whole = calls.into_iter().filter(|(_, is_whole, _)| *is_whole);
+        whole.map(|(.., call)| call).collect()
+    }
+
+    /// Whether there is something for a client to read.
     fn has_text(&self) -> bool {
-        self.segments.iter().any(|segment| !segment.text.is_empty())
+        let mut segments = self.segments.iter();
+        segments.any(|segment| !segment.text.is_empty() || segment.call.is_some())
     }
 
     fn is_empty(&self) -> bool {
@@ -95,20 +129,42 @@ impl Piece {
             let top = token.logprobs.iter().map(|l| size_of_val(l.top.as_slice()));
             size_of::<WrittenToken>() + token.text.len() + top.sum::<usize>()
         };
+        let of_call = |segment: &Segment| {
+            let begin = segment.call.as_ref().and_then(|call| call.begin.as_ref());
+            begin.map_or(0, |begin| begin.id.len() + begin.name.len())
+        };
         let of_segment = |segment: &Segment| {
-            segment.text.len() + segment.tokens.iter().map(of_token).sum::<usize>()
+            segment.text.len()
+                + of_call(segment)
+                + segment.tokens.iter().map(of_token).sum::<usize>()
         };
         self.segments.iter().map(of_segment).sum()
     }
 
     fn push(&mut self, next: Piece) {
         for mut segment in next.segments {
+            if let Some(part) = segment.call {
+                let (_, call) = Segment::last_of_call(&mut self.segments, part.index);
+                call.begin = call.begin.take().or(part.begin);
+                call.end = call.end.or(part.end);
+            }
             let last = Segment::last_of(&mut self.segments, segment.channel);
             last.text.push_str(&segment.text);
             last.tokens.append(&mut segment.tokens);
         }
         self.n_tokens += next.n_tokens;
     }
+}
+
+/// A call that is whole.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Call<'a> {
+    /// The call's id.
+    pub(crate) id: &'a str,
+    /// The name of the tool.
+    pub(crate) name: &'a str,
+    /// The arguments: one JSON object.
+    pub(crate) arguments: String,
 }
 
 /// How far a generation is that has no new text.
@@ -453,13 +509,14 @@ impl Drop for Inlet {
 
 #[cfg(test)]
 mod tests {
+    use engine::CallBegin;
+
     use super::*;
 
     fn said(reasoning: &str, answer: &str) -> Piece {
         let segment = |channel, text: &str| Segment {
-            channel,
             text: text.to_owned(),
-            tokens: Vec::new(),
+            ..Segment::new(channel)
         };
         Piece::new(vec![
             segment(Channel::Reasoning, reasoning),
@@ -490,6 +547,48 @@ mod tests {
     }
 
     #[test]
+    fn calls_grow_piece_by_piece_and_broken_ones_are_none() {
+        let part = |index, name: Option<&str>, json: &str, end| {
+            let begin = name.map(|name| CallBegin {
+                id: format!("call_{index}"),
+                name: name.to_owned(),
+            });
+            Piece::new(vec![Segment {
+                text: json.to_owned(),
+                call: Some(CallPart { index, begin, end }),
+                ..Segment::new(Channel::ToolCall)
+            }])
+        };
+        let (whole, broken) = (Some(CallEnd::Whole), Some(CallEnd::Broken));
+        let mailbox = Mailbox::new(100);
+        for piece in [
+            part(0, Some("f"), "", None),
+            part(0, None, "{\"a\":", None),
+            part(0, None, "1}", None),
+            part(0, None, "", whole),
+            part(1, Some("g"), "{\"b", None),
+            part(1, None, "", broken),
+            said("", "text"),
+            part(2, Some("f"), "{}", whole),
+        ] {
+            assert!(mailbox.push(piece));
+        }
+        let Some(Step::Text(piece)) = mailbox.take() else {
+            panic!("text");
+        };
+        let calls = piece.calls();
+        let calls: Vec<_> = calls
+            .iter()
+            .map(|c| (c.id, c.name, c.arguments.as_str()))
+            .collect();
+        assert_eq!(calls, [("call_0", "f", "{\"a\":1}"), ("call_2", "f", "{}")]);
+        assert_eq!(piece.text(Channel::Answer), "text");
+        assert_eq!(piece.call_parts().count(), 3);
+        // They count as what is kept for a slow reader.
+        assert!(!Mailbox::new(6).push(part(0, Some("f"), "", None)));
+    }
+
+    #[test]
     fn a_reader_too_far_behind_is_cut_off() {
         let mailbox = Mailbox::new(4);
         assert!(mailbox.push(said("ab", "cd")));
@@ -517,9 +616,8 @@ mod tests {
                 logprobs: Some(Logprobs::default()),
             };
             Piece::new(vec![Segment {
-                channel: Channel::Answer,
-                text: String::new(),
                 tokens: vec![token],
+                ..Segment::new(Channel::Answer)
             }])
         };
         let mailbox = Mailbox::new(1000);

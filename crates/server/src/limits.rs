@@ -42,6 +42,10 @@ pub const JSON_WEIGHT_MAX: usize = 1 << 20;
 pub const MESSAGES_WEIGHT_MAX: usize = 1 << 18;
 /// Weight of a list of tools.
 pub const TOOLS_WEIGHT_MAX: usize = 1 << 17;
+/// Tools of a request.
+pub const TOOLS_MAX: usize = 128;
+/// Bytes of a request's tools as JSON, as far as the model is told of them.
+pub const TOOLS_BYTES_MAX: usize = 512 << 10;
 /// Weight of what is not a prompt or a list of tools.
 pub const OTHER_WEIGHT_MAX: usize = 10_000;
 /// Entries of `logit_bias`.

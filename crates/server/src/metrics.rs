@@ -171,7 +171,7 @@ impl Metrics {
         self.generation_tokens
             .add(usage.completion_tokens as f64, 1);
         self.finished.count(match outcome.finish {
-            FinishReason::Stop | FinishReason::StopString(_) => "stop",
+            FinishReason::Stop | FinishReason::StopString(_) | FinishReason::ToolCalls => "stop",
             FinishReason::Length => "length",
             FinishReason::Cancelled => "abort",
         });

@@ -4,7 +4,9 @@
 //! Where a request is silent, the checkpoint's `generation_config.json` speaks,
 //! then OpenAI's defaults; the command line does the same.
 
-use engine::{DraftLength, Engine, GrammarSpec, Request, SAMPLER_NUMBERS, Sampling};
+use engine::{
+    DraftLength, Engine, GrammarSpec, Request, SAMPLER_NUMBERS, Sampling, ToolUse, Tools,
+};
 use serde_json::Value;
 use text::sampling::LOGIT_BIAS;
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
@@ -13,6 +15,7 @@ use crate::errors::ApiError;
 use crate::fields::{Fields, Unsupported, unless, whole};
 use crate::ids;
 use crate::limits::LOGIT_BIAS_MAX;
+use crate::request::Offer;
 
 /// Largest `top_k`; no vocabulary is larger.
 const TOP_K_MAX: i64 = 1 << 24;
@@ -49,6 +52,8 @@ pub(crate) struct Options {
     pub(crate) shows_reasoning_marks: bool,
     /// Whether tokens come with log-probabilities, and with how many of the likeliest.
     pub(crate) logprobs: Option<usize>,
+    /// What the model may call.
+    pub(crate) tools: Option<Offer>,
     pub(crate) stream: bool,
     /// What the answer has to follow.
     pub(crate) grammar: Option<Grammar>,
@@ -88,6 +93,7 @@ impl Options {
             splits_reasoning: false,
             shows_reasoning_marks: false,
             logprobs: None,
+            tools: None,
             stream,
             grammar: None,
             reasoning_budget: None,
@@ -105,6 +111,10 @@ impl Options {
             show_specials: self.show_specials,
             splits_reasoning: self.splits_reasoning,
             shows_reasoning_marks: self.shows_reasoning_marks,
+            tools: self.tools.map(|offer| ToolUse {
+                tools: Tools::new(&offer.definitions).into(),
+                calls_max: offer.calls_max,
+            }),
             draft: self.draft,
             logprobs: self.logprobs,
             grammar,

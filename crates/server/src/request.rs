@@ -1,5 +1,7 @@
 //! A request for text as the engine understands it, whatever API it came by.
 
+use std::sync::Arc;
+
 use axum::http::HeaderValue;
 use serde_json::{Map, Value, json};
 
@@ -33,6 +35,34 @@ pub(crate) struct Conversation {
     pub(crate) messages: Vec<Message>,
     /// Arguments of the model's chat template.
     pub(crate) arguments: Map<String, Value>,
+    /// The tools that the model is told of, as chat templates read them.
+    pub(crate) tools: Option<Arc<Value>>,
+}
+
+/// What a model may call.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer {
+    /// The tools, as chat templates read them: `{"type": "function", "function": {…}}` each.
+    pub(crate) definitions: Arc<Value>,
+    /// Which of the tools' calls must fit their schemas, in the same order.
+    pub(crate) strict: Vec<bool>,
+    /// Whether the model must call.
+    pub(crate) choice: ToolChoice,
+    /// Calls of one answer, at most.
+    pub(crate) calls_max: Option<usize>,
+}
+
+/// Whether a model must call a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    /// It must not.
+    None,
+    /// The model decides.
+    Auto,
+    /// It must call some tool.
+    Required,
+    /// It must call the tool of this name.
+    Named(String),
 }
 
 /// One message of a conversation.
@@ -136,6 +166,7 @@ mod tests {
                 message(Role::Tool, &["b", "c"], json!({})),
             ],
             arguments: Map::from_iter([("think".into(), json!(true))]),
+            tools: None,
         };
         let (messages, arguments) = conversation.for_template();
         assert_eq!(

@@ -7,6 +7,6 @@ pub enum Channel {
     Answer,
     /// What the model writes to itself before it answers ([`crate::Reasoning`]).
     Reasoning,
-    /// A call of a tool. Nothing tells calls from the answer yet.
+    /// A call of a tool ([`crate::ToolCalls`]).
     ToolCall,
 }

@@ -19,6 +19,7 @@
 //! | `probe` | finds that form by rendering small conversations |
 //! | [`stop`] | stop strings and stop tokens |
 //! | [`reasoning`] | tells reasoning from the answer |
+//! | [`tools`] | tells tool calls from the answer |
 //! | [`gguf`] | the vocabulary of a GGUF file |
 //! | [`sampling`] | the sampling that a checkpoint recommends |
 //!
@@ -48,6 +49,7 @@ pub mod template;
 #[cfg(test)]
 mod testing;
 pub mod tokenizer;
+pub mod tools;
 mod unescape;
 
 use std::fs::File;
@@ -69,6 +71,7 @@ pub use stop::{StopOutcome, StopStrings, StopTokens};
 pub use strftime::strftime;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
+pub use tools::{ToolCalls, ToolEvent, ToolFormat, ToolMark, Tools};
 
 use error::within;
 use tokenizer::TOKENIZER_FILE_BYTES_MAX;
@@ -151,6 +154,9 @@ impl TextFiles<'_> {
         let tokenizer = Arc::new(Tokenizer::from_bytes(self.tokenizer)?);
         let bos = stop::token_content(&tokenizer_config["bos_token"]);
         let reasoning = ReasoningMarks::new(&tokenizer);
+        let tools = template
+            .as_ref()
+            .and_then(|t| ToolFormat::new(&tokenizer, t));
         let control = match &template {
             Some(template) => {
                 let marks = reasoning.iter().flat_map(ReasoningMarks::ids);
@@ -169,6 +175,7 @@ impl TextFiles<'_> {
             bos: bos.and_then(|bos| tokenizer.id_of(bos)),
             add_bos: tokenizer_config["add_bos_token"].as_bool(),
             reasoning,
+            tools,
             allow_special_tokens: false,
             control,
             tokenizer,
@@ -190,6 +197,8 @@ pub struct Text {
     pub sampling: SamplingDefaults,
     /// The tokens that mark reasoning, if the model may reason.
     pub reasoning: Option<ReasoningMarks>,
+    /// The form in which the model writes tool calls, if its template knows tools.
+    pub tools: Option<ToolFormat>,
     /// Whether spellings of control tokens inside messages, tools and template arguments
     /// become control tokens. Unless set, they are text.
     pub allow_special_tokens: bool,

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use engine::{Channel, RequestOutcome};
+use engine::{Channel, FinishReason, RequestOutcome};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::logprobs::{self, ChatLogprobs};
-use super::tables::{self, Offer};
 use super::thinking::Thinking;
-use super::{Meta, StreamUsage, Tally, bytes, finish_reason, messages, structured};
+use super::tools::{self, CallDeltas, Calls, Spelling};
+use super::{Meta, StreamUsage, Tally, bytes, finish_reason, messages, structured, tables};
 use crate::App;
 use crate::dialect::Endpoint;
 use crate::errors::ApiError;
@@ -34,6 +34,8 @@ pub(crate) struct Chat {
     meta: Meta,
     tally: Tally,
     has_logprobs: bool,
+    /// How calls are spelled.
+    calls: Spelling,
 }
 
 impl Endpoint for Chat {
@@ -46,13 +48,6 @@ impl Endpoint for Chat {
         let fields = Fields::new(&object, tables::FIELDS);
         let model = app.check_model(&fields)?;
         fields.refuse(tables::REFUSED_BY_CHAT)?;
-        for Offer { offer, choice } in tables::OFFERS {
-            // What is offered and declined changes nothing; it is named as ignored.
-            if fields.string(choice[0].field).ok().flatten() != Some("none") {
-                fields.refuse(offer)?;
-            }
-            fields.refuse(choice)?;
-        }
         fields.refuse(tables::REFUSED)?;
         let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
         let usage = StreamUsage::read(&fields, options.stream)?;
@@ -65,17 +60,22 @@ impl Endpoint for Chat {
         options.shows_reasoning_marks = !options.splits_reasoning;
         options.logprobs = logprobs::read_chat(&fields)?;
         options.grammar = structured::read(&fields)?;
+        let (offer, calls) = tools::read(&fields, app)?;
+        let told = offer.as_ref().map(|offer| offer.definitions.clone());
+        options.tools = offer;
         let (messages, unread) = messages::read(messages, app.engine.text())?;
         fields.note_ignored(unread);
         let chat = Chat {
             meta: Meta::new(app, model, "chatcmpl", options.sampling.seed),
             tally: Tally::new(usage),
             has_logprobs: options.logprobs.is_some(),
+            calls,
         };
         let asked = Asked {
             prompt: Prompt::Conversation(Conversation {
                 messages,
                 arguments,
+                tools: told,
             }),
             options,
             ignored: ignored_header(&fields),
@@ -90,16 +90,20 @@ impl Endpoint for Chat {
     fn document(&self, whole: &Piece, outcome: &RequestOutcome) -> Vec<u8> {
         let (answer, reasoning) = (whole.text(Channel::Answer), whole.text(Channel::Reasoning));
         let logprobs = || ChatLogprobs::new(whole, self.meta.tokenizer());
+        let calls = whole.calls();
+        // An answer that only calls says nothing; any other one has a text, if an empty one.
+        let is_silent = answer.is_empty() && !calls.is_empty();
         let choice = Choice {
             index: 0,
             message: Message {
                 role: "assistant",
-                content: &answer,
+                content: (!is_silent).then_some(&answer),
                 reasoning_content: some(&reasoning),
+                calls: Calls::new(&calls, self.calls),
                 refusal: None,
             },
             logprobs: self.has_logprobs.then(logprobs),
-            finish_reason: finish_reason(&outcome.finish),
+            finish_reason: self.finish_reason(outcome),
         };
         bytes(
             &self
@@ -160,9 +164,11 @@ struct Choice<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    content: &'a str,
+    content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
+    #[serde(flatten)]
+    calls: Calls<'a>,
     refusal: Option<()>,
 }
 
@@ -182,9 +188,19 @@ struct Delta<'a> {
     content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
+    #[serde(flatten)]
+    calls: CallDeltas<'a>,
 }
 
 impl Chat {
+    /// The word for the end of a text; a call by the older name has one of its own.
+    fn finish_reason(&self, outcome: &RequestOutcome) -> &'static str {
+        match (&outcome.finish, self.calls) {
+            (FinishReason::ToolCalls, Spelling::Functions) => "function_call",
+            (finish, _) => finish_reason(finish),
+        }
+    }
+
     fn chunk(
         &self,
         delta: Delta<'_>,
@@ -193,7 +209,7 @@ impl Chat {
         finish: Option<&RequestOutcome>,
         frames: &mut Frames,
     ) {
-        let finish_reason = finish.map(|outcome| finish_reason(&outcome.finish));
+        let finish_reason = finish.map(|outcome| self.finish_reason(outcome));
         let choices = [ChunkChoice {
             index: 0,
             delta,
@@ -215,7 +231,7 @@ impl StreamFormat for Chat {
         let delta = Delta {
             role: Some("assistant"),
             content: Some(""),
-            reasoning_content: None,
+            ..Delta::default()
         };
         self.chunk(delta, None, Some(self.meta.seed), None, frames);
     }
@@ -241,6 +257,22 @@ impl StreamFormat for Chat {
             };
             let logprobs = self.has_logprobs.then_some(answer);
             self.chunk(delta, logprobs, None, None, frames);
+        }
+        for (call, arguments) in piece.call_parts() {
+            let mut send = |calls| {
+                let delta = Delta {
+                    calls,
+                    ..Delta::default()
+                };
+                self.chunk(delta, None, None, None, frames);
+            };
+            if let Some(begin) = &call.begin {
+                let (id, name) = (&begin.id, &begin.name);
+                send(CallDeltas::begin(call.index, id, name, self.calls));
+            }
+            if !arguments.is_empty() {
+                send(CallDeltas::arguments(call.index, arguments, self.calls));
+            }
         }
     }
 

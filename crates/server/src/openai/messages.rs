@@ -3,7 +3,7 @@
 //!
 //! How messages become a prompt is the text crate's part.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use text::Text;
 use text::messages::MESSAGES_MAX;
 
@@ -63,6 +63,18 @@ fn message(message: Value, role: Role) -> Message {
         unreachable!("checked to be an object");
     };
     others.remove("role");
+    // The older names of a call and of its result.
+    if let Some(call) = others
+        .remove("function_call")
+        .filter(|call| !call.is_null())
+    {
+        let call = json!({"type": "function", "function": call});
+        others.entry("tool_calls").or_insert_with(|| json!([call]));
+    }
+    let role = match role {
+        Role::Function => Role::Tool,
+        role => role,
+    };
     let content = match others.remove("content") {
         Some(Value::String(text)) => vec![Part::Text(text)],
         Some(Value::Array(parts)) => parts.into_iter().map(part).collect(),
@@ -169,7 +181,8 @@ impl<'a> Check<'a> {
                 .is_some_and(|value| !value.is_null() && value != &Value::Array(vec![]))
         };
         for name in ["tool_calls", "function_call"] {
-            if asks(name) && self.text.template.is_some() && !template_uses(self.text, name) {
+            let knows = template_uses(self.text, "tool_calls");
+            if asks(name) && self.text.template.is_some() && !knows {
                 return Err(ApiError::field(
                     at(&format!(".{name}")),
                     "cannot be read by this model: its chat template knows no such field",
@@ -198,6 +211,12 @@ impl<'a> Check<'a> {
                     "must be a string or a list of parts",
                 ));
             }
+        }
+        if let Some(call) = message.get("function_call").filter(|call| !call.is_null()) {
+            let Some(call) = call.as_object() else {
+                return Err(ApiError::field(at(".function_call"), "must be an object"));
+            };
+            self.note(&at(".function_call"), call, FUNCTION_FIELDS);
         }
         let calls = message.get("tool_calls").and_then(Value::as_array);
         for (j, call) in calls.into_iter().flatten().enumerate() {

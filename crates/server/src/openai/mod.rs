@@ -6,7 +6,7 @@
 //! | [`completions`] | `POST /v1/completions` |
 //! | [`models`] | `GET /v1/models`, `GET /v1/models/{id}` |
 //!
-//! [`tables`] says of every known field how it is treated.
+//! [`tools`] reads what a model may call and spells calls. [`tables`] says of every known field how it is treated.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -16,6 +16,7 @@ pub(crate) mod models;
 mod structured;
 pub(crate) mod tables;
 mod thinking;
+mod tools;
 
 use std::sync::Arc;
 
@@ -291,6 +292,7 @@ impl Timings {
 fn finish_reason(finish: &FinishReason) -> &'static str {
     match finish {
         FinishReason::Length => "length",
+        FinishReason::ToolCalls => "tool_calls",
         FinishReason::Stop | FinishReason::StopString(_) | FinishReason::Cancelled => "stop",
     }
 }

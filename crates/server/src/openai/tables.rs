@@ -200,6 +200,23 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
         "another name of `thinking_budget`",
     ),
     known(
+        "tools",
+        "functions that the model may call: 128 and 512 KB at most; the answer has `tool_calls`. `strict` is not supported yet",
+    ),
+    known(
+        "tool_choice",
+        "`\"auto\"` or `\"none\"`, which leaves `tools` out; `\"required\"` and a named function are not supported yet",
+    ),
+    known(
+        "parallel_tool_calls",
+        "`false` ends the text after the first call",
+    ),
+    known(
+        "functions",
+        "the older name of `tools`, for one call at most; the answer has `function_call`",
+    ),
+    known("function_call", "the older name of `tool_choice`"),
+    known(
         "reasoning_format",
         "`auto` and `deepseek` put reasoning into `reasoning_content`, `none` leaves it in `content`",
     ),
@@ -222,10 +239,7 @@ pub(crate) const HONORED_IN_MESSAGES: &[Known] = &[
         "tool_calls",
         "of an earlier turn, where the template knows them",
     ),
-    known(
-        "function_call",
-        "of an earlier turn, where the template knows them",
-    ),
+    known("function_call", "the older name of one `tool_calls`"),
 ];
 
 /// Refused by chat and by plain completions: they change the answer and are not implemented.
@@ -378,26 +392,6 @@ pub(crate) const REFUSED_BY_CHAT: &[Unsupported] = &[
     unless("parse_tool_calls", "[true]"),
 ];
 
-/// An offer of calls in a chat, and the field that may decline it with `"none"`.
-pub(crate) struct Offer {
-    /// The calls that are offered.
-    pub(crate) offer: [Unsupported; 1],
-    /// Which of them must be made.
-    pub(crate) choice: [Unsupported; 1],
-}
-
-/// Refused by chat unless the offer is declined: then it changes nothing.
-pub(crate) const OFFERS: &[Offer] = &[
-    Offer {
-        offer: [unless("tools", "[[]]")],
-        choice: [unless("tool_choice", r#"["none", "auto"]"#)],
-    },
-    Offer {
-        offer: [unless("functions", "[[]]")],
-        choice: [unless("function_call", r#"["none", "auto"]"#)],
-    },
-];
-
 /// Refused by chat whatever it holds: a chat template is a program.
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template";
 
@@ -448,7 +442,6 @@ pub(crate) const HARMLESS: &[Known] = &[
     known("verbose", "debugging output of llama-server"),
     known("timings_per_token", "`timings` come at the end"),
     known("return_progress", "comments in the stream say the progress"),
-    known("parallel_tool_calls", "there are no tools yet"),
     known("n_keep", "a context is never shifted"),
     known("n_discard", "a context is never shifted"),
     known("num_ctx", "`--context` sets it"),
@@ -520,10 +513,6 @@ pub(crate) fn markdown() -> String {
     ] {
         table.iter().for_each(|entry| refused(entry, of, path));
     }
-    for Offer { offer, choice } in OFFERS {
-        refused(&offer[0], chat, "");
-        refused(&choice[0], chat, "");
-    }
     let _ = writeln!(page, "| `{CHAT_TEMPLATE}` | {chat} | `null` |");
     page.push_str("\n### Ignored\n\n| field | why |\n| --- | --- |\n");
     for Known { field, about } in HARMLESS {
@@ -536,16 +525,11 @@ pub(crate) fn markdown() -> String {
 pub(crate) fn is_listed(path: &str) -> bool {
     let honored = [HONORED, HONORED_BY_CHAT, HONORED_BY_COMPLETIONS];
     let refused = [REFUSED, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS];
-    let offers = OFFERS.iter().flat_map(|o| o.offer.iter().chain(&o.choice));
     path == CHAT_TEMPLATE
         || honored.into_iter().flatten().any(|k| k.field == path)
         || SAMPLER_NUMBERS.iter().any(|n| n.name == path)
         || STRUCTURED.iter().any(|s| s.field == path)
-        || refused
-            .into_iter()
-            .flatten()
-            .chain(offers)
-            .any(|u| u.field == path)
+        || refused.into_iter().flatten().any(|u| u.field == path)
 }
 
 /// Whether ignoring the field `path` needs no warning.

@@ -14,4 +14,5 @@ mod refusals;
 mod reuse;
 mod stream;
 mod structured;
+mod tools;
 mod wire;

@@ -27,7 +27,6 @@ fn with(base: &Value, field: &str, value: Value) -> Value {
 #[tokio::test]
 async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
     let server = Server::start(Setup::default()).await;
-    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
     for (field, value) in [
         ("n", json!(2)),
         ("response_format", json!({"type": "json_object"})),
@@ -35,14 +34,6 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
             "response_format",
             json!({"type": "json_schema", "json_schema": {}}),
         ),
-        ("tools", tool.clone()),
-        ("tool_choice", json!("required")),
-        (
-            "tool_choice",
-            json!({"type": "function", "function": {"name": "f"}}),
-        ),
-        ("functions", tool),
-        ("function_call", json!({"name": "f"})),
         ("audio", json!({"voice": "x"})),
         ("modalities", json!(["text", "audio"])),
         ("web_search_options", json!({})),
@@ -656,7 +647,8 @@ async fn malformed_requests_get_an_answer_below_500() {
         "model": "default", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "n"}],
         "max_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 1, "stop": ["x"],
         "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1, "logit_bias": {"5": 1},
-        "stream": false, "stream_options": null, "ignore_eos": false, "speculation": "auto", "n": 1, "tools": [],
+        "stream": false, "stream_options": null, "ignore_eos": false, "speculation": "auto", "n": 1,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "tool_choice": "auto", "parallel_tool_calls": true,
         "chat_template_kwargs": {"enable_thinking": false}, "response_format": {"type": "text"}, "user": "u",
         "logprobs": true, "top_logprobs": 2,
     });
