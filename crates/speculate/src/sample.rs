@@ -4,22 +4,41 @@
 //! l_i    logits, then in this order
 //!        l_i / r if l_i > 0, else l_i r      repetition r, for i in prompt or output
 //!        l_i - (a + f c_i)                   presence a, frequency f; i is c_i > 0 times in the output
+//!        l_i - m b^(length(i) - n)           DRY: multiplier m, base b; if i would repeat length(i) >= n
+//!                                            tokens of the text (`dry.rs`)
 //!        l_i + b_i                           bias
-//!        -inf                                if i is suppressed
+//!        -inf                                if i is suppressed, or ends a text that is too short
 //! T = 0  token = argmax l
-//! T > 0  z_i  = l_i (1/T)
+//! T > 0  z_i  = l_i (1/T)                    dynamic temperature: T is
+//!                                            low + (high - low) (H(l) / ln n)^exponent
 //!        S    = {i: z_i > -inf}, then in this order
-//!        top-k   the k first by z
-//!        top-p   the shortest prefix by z whose mass is at least p times that of S
-//!        min-p   those with z_i >= max z + ln(min_p)
+//!        top-n-sigma  those with z_i >= max z - n sigma(l) / T
+//!        top-k        the k first by z
+//!        typical-p    of those that have a mass, the shortest prefix by |max z - z_i - D|
+//!                     whose mass exceeds p times that of S; D is the mean of max z - z
+//!        top-p        the shortest prefix by z whose mass is at least p times that of S
+//!        min-p        those with z_i >= max z + ln(min_p)
+//!        XTC          by a coin: without those that have at least a share t of the mass of S,
+//!                     but for the last of them by z
 //!        token = argmax over S of z_i + g_i,  g = noise(seed, position)
 //! ```
+//!
+//! The definitions are llama.cpp's, and so is the order but for two: temperature comes before
+//! truncation here, and bias after penalties. So H(l), the entropy at T = 1, is that of all `n`
+//! tokens with `l_i > -inf`, and low and high are `T` less and more `dynatemp_range`. Sigma is the
+//! standard deviation of those `l`. Typical-p compares surprises, `ln M - (z_i - max z)`, with
+//! the entropy, `ln M + D`: the mass `M` cancels.
+//!
+//! XTC's coin is a function of seed and position, of a stream of its own: target and drafter
+//! see the same, and a text with speculation is the text without. Length and breakers of DRY are
+//! functions of the tokens before.
 //!
 //! Of equal values the lower token id comes first, everywhere. Logits of which one is NaN, or
 //! the largest not finite, give no token ([`backend::NO_TOKEN`]). If edits leave S empty the
 //! token is the lowest id. If `max z` is infinite, S is `argmax l` alone. A mass is
 //! `exp(z - max z)`, rounded to a multiple of 2^-40, so that masses add up exactly in any
-//! order ([`backend::math::mass`]).
+//! order ([`backend::math::mass`]). What else is summed up, for D, H and sigma, is rounded to
+//! integers too (`moments.rs`).
 //!
 //! `g` is keyed by token id ([`crate::noise`]): two rows of similar logits choose
 //! the same token more often than not, which is what drafting lives on.
@@ -27,19 +46,23 @@
 //! Pure functions: no model, no cache, no clock, no state but [`Scratch`], which
 //! changes no result.
 
+mod dry;
 mod history;
 mod key;
+mod moments;
 mod row;
 mod sampling;
 mod support;
 #[cfg(test)]
 mod tests;
 
+pub use dry::Breakers;
 pub use history::History;
 pub use sampling::{MAX_LISTED_TOKENS, Sampling, SamplingError};
 
 use crate::noise::Noise;
 use backend::{NO_TOKEN, gives_token};
+use dry::Repeats;
 use key::{Key, best_of_keys};
 use row::Row;
 use support::{support, support_among};
@@ -53,6 +76,8 @@ pub const MAX_VOCAB: usize = 1 << 23;
 pub struct Scratch {
     /// Logits after penalties, bias and suppression.
     edited: Vec<f32>,
+    /// Repetitions in the text.
+    repeats: Repeats,
     /// The largest logit of each block.
     maxima: Vec<f32>,
     /// `maxima` again, to be partitioned.
@@ -97,18 +122,20 @@ pub fn choose(
     }
     let Scratch {
         edited,
+        repeats,
         maxima,
         ranked,
         keys,
         ..
     } = scratch;
-    let row = Row::new(sampling, history, logits, edited, maxima);
+    let row = Row::new(sampling, history, logits, edited, repeats, maxima);
     let Some(scale) = row.scale(sampling) else {
         return row.argmax();
     };
     let noise = Noise::new(sampling.seed, position);
     if sampling.truncates(logits.len()) {
-        best_of_keys(row.support(sampling, scale, ranked, keys), &noise)
+        let support = row.support(sampling, position, scale, ranked, keys);
+        best_of_keys(support, &noise)
     } else {
         row.best(scale, &noise)
     }
@@ -132,10 +159,11 @@ pub fn choose_among(
         return NO_TOKEN;
     }
     let noise = Noise::new(sampling.seed, position);
-    support_among(sampling, history, ids, logits, scratch).choose(&noise)
+    support_among(sampling, history, position, ids, logits, scratch).choose(&noise)
 }
 
-/// How likely [`choose`], or [`choose_among`] `ids`, is to choose each token, in no order.
+/// How likely [`choose`], or [`choose_among`] `ids`, is to choose each token after `position`
+/// others, in no order. What XTC does there is part of it; noise is not.
 ///
 /// # Panics
 ///
@@ -143,12 +171,13 @@ pub fn choose_among(
 pub fn token_probs(
     sampling: &Sampling,
     history: &History,
+    position: u64,
     ids: Option<&[u32]>,
     logits: &[f32],
     scratch: &mut Scratch,
 ) -> TokenProbs {
     match ids {
-        None => support(sampling, history, logits, scratch).probs(),
-        Some(ids) => support_among(sampling, history, ids, logits, scratch).probs(),
+        None => support(sampling, history, position, logits, scratch).probs(),
+        Some(ids) => support_among(sampling, history, position, ids, logits, scratch).probs(),
     }
 }
