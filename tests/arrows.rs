@@ -15,6 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("cache", &["backend", "quant"]),
     ("models", &["backend", "cache", "quant", "weights"]),
     ("text", &[]),
+    ("constrain", &[]),
     ("convert", &["models", "quant", "text", "weights"]),
     ("speculate", &["backend", "cache", "models"]),
     (
@@ -22,6 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "backend",
             "cache",
+            "constrain",
             "convert",
             "models",
             "quant",
