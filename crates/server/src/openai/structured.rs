@@ -11,7 +11,7 @@
 //! A grammar with `::=` is GBNF, any other is llguidance's Lark.
 
 use engine::GrammarSpec;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::tables::{STRUCTURED, StructuredKind};
 use crate::errors::ApiError;
@@ -29,10 +29,11 @@ pub(crate) fn read(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     let own = STRUCTURED.iter().map(|entry| {
         let value = fields.get(entry.field).filter(|value| !is_nothing(value));
         let spec = value.map(|value| spec(fields, entry.field, entry.kind, value));
-        Ok(spec.transpose()?.map(|spec| Grammar {
+        let grammar = |spec| Grammar {
             field: entry.field.to_owned(),
             spec,
-        }))
+        };
+        spec.transpose().map(|spec| spec.map(grammar))
     });
     for next in std::iter::once(Ok(structured)).chain(own) {
         match (&found, next?) {
@@ -181,7 +182,7 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> 
 mod tests {
     use super::*;
     use crate::openai::tables::FIELDS;
-    use serde_json::json;
+    use serde_json::{Map, json};
 
     fn asked(body: Value) -> Result<Option<(String, GrammarSpec)>, String> {
         let map: &Map<String, Value> = body.as_object().unwrap();

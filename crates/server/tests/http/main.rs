@@ -12,5 +12,6 @@ mod numbers;
 mod paths;
 mod refusals;
 mod reuse;
+mod sampling;
 mod stream;
 mod wire;

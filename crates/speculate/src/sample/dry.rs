@@ -41,7 +41,7 @@ impl Breakers {
     }
 
     /// The breakers, in no order.
-    pub(super) fn sequences(&self) -> impl Iterator<Item = Vec<u32>> {
+    pub fn sequences(&self) -> impl Iterator<Item = Vec<u32>> {
         let each = self.by_last.iter();
         let whole = |(last, before): (u32, &Vec<u32>)| {
             let mut sequence = before.clone();
@@ -236,6 +236,19 @@ mod tests {
             let passages = Passages::new(&sampling.dry_breakers, &text);
             assert_eq!(repeats(&sampling, &passages), expected, "{breakers:?}");
         }
+        // One that begins before the last tokens that count is not looked for.
+        let whole = dry(&[&[7, 9, 9]]);
+        let passages = Passages::new(&whole.dry_breakers, &[7, 9, 9, 9, 9]);
+        assert_eq!(repeats(&whole, &passages), [(9, 2)]);
+        let last_four = Sampling {
+            dry_penalty_last_n: Some(4),
+            ..whole
+        };
+        assert_eq!(repeats(&last_four, &passages), [(9, 3)]);
+        // Nor does one count that begins earlier than another, though it ends later.
+        let sampling = dry(&[&[3], &[2, 3, 9]]);
+        let passages = Passages::new(&sampling.dry_breakers, &[9, 4, 6, 2, 3, 9, 4]);
+        assert_eq!(repeats(&sampling, &passages), [(6, 2)]);
     }
 
     #[test]
