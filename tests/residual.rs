@@ -6,7 +6,7 @@ use cache::{Memory, MemorySize};
 use cpu::{Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Qwen35Mtp, Target, load_target};
 use speculate::draft::{Chained, Forced};
-use speculate::sample::{self, History, Scratch};
+use speculate::sample::{self, Breakers, History, Scratch};
 use speculate::{Accept, DraftLength, Drafter, Sampling, Speculator, StreamOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,8 +35,11 @@ fn size() -> MemorySize {
     }
 }
 
-fn sampling(vocab: usize, seed: u64) -> Sampling {
-    Sampling {
+/// What XTC does in the cases that have it.
+const XTC_PROBABILITY: f32 = 0.4;
+
+fn sampling(vocab: usize, is_shaped: bool, seed: u64) -> Sampling {
+    let plain = Sampling {
         temperature: 2.0,
         suppress: (0..vocab as u32)
             .filter(|t| !ALPHABET.contains(t))
@@ -44,12 +47,45 @@ fn sampling(vocab: usize, seed: u64) -> Sampling {
         presence_penalty: 0.7,
         seed,
         ..Sampling::default()
+    };
+    if !is_shaped {
+        return plain;
+    }
+    Sampling {
+        dynatemp_range: 1.0,
+        dynatemp_exponent: 0.5,
+        top_n_sigma: 4.0,
+        xtc_probability: XTC_PROBABILITY,
+        xtc_threshold: 0.4,
+        dry_multiplier: 0.5,
+        dry_allowed_length: 1,
+        dry_breakers: Breakers::new([vec![ALPHABET[2]]]),
+        ..plain
     }
 }
 
+/// How likely each token is to follow `text`, over all seeds: XTC acts on a part of them.
+fn next_probs(sampling: &Sampling, text: &[u32], row: &[f32]) -> BTreeMap<u32, f64> {
+    let mut history = History::new(sampling, &PROMPT);
+    text.iter().for_each(|&token| history.push(token));
+    let acts = sampling.xtc_probability;
+    let mut next = BTreeMap::new();
+    for (xtc_probability, weight) in [(0.0, 1.0 - acts), (1.0, acts)] {
+        let sampling = Sampling {
+            xtc_probability,
+            ..sampling.clone()
+        };
+        let scratch = &mut Scratch::default();
+        for (token, prob) in sample::token_probs(&sampling, &history, 0, None, row, scratch) {
+            *next.entry(token).or_insert(0.0) += f64::from(weight) * f64::from(prob);
+        }
+    }
+    next
+}
+
 /// The probability of every text.
-fn text_probs(b: &dyn Backend, target: &dyn Target) -> BTreeMap<Vec<u32>, f64> {
-    let sampling = sampling(target.vocab_size(), 0);
+fn text_probs(b: &dyn Backend, target: &dyn Target, is_shaped: bool) -> BTreeMap<Vec<u32>, f64> {
+    let sampling = sampling(target.vocab_size(), is_shaped, 0);
     let mut texts = BTreeMap::from([(Vec::new(), 1.0)]);
     for _ in 0..TOKENS {
         let mut longer = BTreeMap::new();
@@ -63,15 +99,11 @@ fn text_probs(b: &dyn Backend, target: &dyn Target) -> BTreeMap<Vec<u32>, f64> {
                 .unwrap();
             let hidden = target.forward(b, &batch, &mut memory);
             let logits = target.logits(b, &b.gather(&hidden, &[tokens.len() - 1]));
-            let mut history = History::new(&sampling, &PROMPT);
-            text.iter().for_each(|&token| history.push(token));
-            let row = b.download(&logits);
-            let next =
-                sample::token_probs(&sampling, &history, None, &row, &mut Scratch::default());
+            let next = next_probs(&sampling, &text, &b.download(&logits));
             assert_eq!(next.len(), ALPHABET.len());
             for (token, share) in next {
                 let text = text.iter().copied().chain([token]).collect();
-                longer.insert(text, probability * f64::from(share));
+                longer.insert(text, probability * share);
             }
         }
         texts = longer;
@@ -100,17 +132,20 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
             }
         }
     };
-    for (model, drafter) in [
-        ("gemma4-dense", "gemma4-dense-eagle3"),
-        ("qwen3_5-dense", "qwen3_5-dense-eagle3"),
-        ("qwen3_5-dense", "mtp"),
-        ("gemma4-dense", "forced"),
+    for (model, drafter, is_shaped) in [
+        ("gemma4-dense", "gemma4-dense-eagle3", false),
+        ("qwen3_5-dense", "qwen3_5-dense-eagle3", true),
+        ("qwen3_5-dense", "mtp", false),
+        ("qwen3_5-dense", "mtp", true),
+        ("gemma4-dense", "forced", false),
+        ("gemma4-dense", "forced", true),
     ] {
         let target = load_target(&*b, &checkpoint(model)).unwrap();
         let vocab = target.vocab_size();
-        let text_probs = text_probs(&*b, &*target);
+        let text_probs = text_probs(&*b, &*target, is_shaped);
         let drafter = head(drafter, &*target);
-        let name = format!("{model} with {}", drafter.name());
+        let what = if is_shaped { ", every sampler" } else { "" };
+        let name = format!("{model} with {}{what}", drafter.name());
         let memory = Memory::new(&*b, target.plan(), size());
         let mut speculator =
             Speculator::new(b.clone(), target, memory, Some(drafter)).accepting(Accept::Residual);
@@ -118,7 +153,7 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
         let (mut drafted, mut accepted) = (0, 0);
         for seed in 0..TEXTS {
             let options = StreamOptions {
-                sampling: sampling(vocab, seed),
+                sampling: sampling(vocab, is_shaped, seed),
                 max_tokens: TOKENS,
                 stop_tokens: Arc::new([]),
                 draft: DraftLength::Fixed(2),

@@ -31,6 +31,8 @@ const STREAM_GUMBEL: u32 = 0;
 const STREAM_RECOVERING: u32 = 1;
 /// Fourth counter word of [`coin`].
 const STREAM_COIN: u32 = 2;
+/// Fourth counter word of [`xtc_coin`].
+const STREAM_XTC: u32 = 3;
 
 /// Bits of a draw: a draw and a half is exact in an `f32`.
 const DRAW_BITS: u32 = 23;
@@ -140,10 +142,21 @@ pub fn gumbel(seed: u64, position: u64, token: u32) -> f32 {
     Noise::new(seed, position).gumbel(token)
 }
 
-/// A number between 0 and 1, neither of them, independent of the noise at `position`.
+/// A number between 0 and 1, neither of them, independent of the noise at `position`: whether
+/// residual acceptance keeps a drafted token.
 pub fn coin(seed: u64, position: u64) -> f32 {
+    uniform_at(seed, position, STREAM_COIN)
+}
+
+/// A number between 0 and 1, neither of them, independent of the noise and of [`coin`] at
+/// `position`: whether XTC acts there.
+pub fn xtc_coin(seed: u64, position: u64) -> f32 {
+    uniform_at(seed, position, STREAM_XTC)
+}
+
+fn uniform_at(seed: u64, position: u64, stream: u32) -> f32 {
     let [lo, hi] = words(position);
-    let x = philox([0, lo, hi, STREAM_COIN], words(seed))[0];
+    let x = philox([0, lo, hi, stream], words(seed))[0];
     uniform(x >> (32 - DRAW_BITS))
 }
 
@@ -253,5 +266,28 @@ mod tests {
         let exact = std::f64::consts::PI.powi(2) / 6.0;
         assert!((mean - 0.577_215_664_9).abs() < 4.0 * (exact / n).sqrt());
         assert!((variance - exact).abs() < 4.0 * exact * (4.4 / n).sqrt());
+    }
+
+    #[test]
+    fn coins_are_even_and_have_nothing_to_do_with_each_other() {
+        let n = 100_000;
+        let heads = |pair: fn(u64) -> bool| (0..n).filter(|&i| pair(i)).count() as f64 / n as f64;
+        assert!((0..n).all(|i| (f32::MIN_POSITIVE..1.0).contains(&xtc_coin(7, i))));
+        // Four standard errors.
+        let near = |share: f64, exact: f64| (share - exact).abs() < 4.0 * (0.25 / n as f64).sqrt();
+        assert!(near(heads(|i| xtc_coin(7, i) < 0.3), 0.3));
+        assert!(near(
+            heads(|i| (xtc_coin(7, i) < 0.5) == (coin(7, i) < 0.5)),
+            0.5
+        ));
+        assert!(near(
+            heads(|i| (xtc_coin(7, i) < 0.5) == (xtc_coin(8, i) < 0.5)),
+            0.5
+        ));
+        // -ln ln 2, the median of Gumbel variables.
+        assert!(near(
+            heads(|i| (xtc_coin(7, i) < 0.5) == (gumbel(7, i, 0) > 0.366_513)),
+            0.5
+        ));
     }
 }

@@ -60,7 +60,7 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     if output.verbose > 0 {
         say!("{}", model::describe(engine.info()));
     }
-    let sampling = reply::sampling(&args.text, &engine.text().sampling);
+    let sampling = reply::sampling_for(&args.text, &engine)?;
     let is_interactive = io::stdin().is_terminal();
     let mut input = Input::open()?;
     if is_interactive && !output.quiet {

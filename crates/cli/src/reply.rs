@@ -136,6 +136,15 @@ pub(crate) fn sampling(args: &TextArgs, defaults: &SamplingDefaults) -> Sampling
     sampling
 }
 
+/// [`sampling`] as `engine` needs it: with what no repetition of DRY reaches over, where DRY is on.
+pub(crate) fn sampling_for(args: &TextArgs, engine: &Engine) -> Result<Sampling> {
+    let mut sampling = sampling(args, &engine.text().sampling);
+    if sampling.dry_multiplier > 0.0 {
+        sampling.dry_breakers = engine::sequence_breakers(engine, engine::DRY_BREAKERS)?;
+    }
+    Ok(sampling)
+}
+
 /// Refuses numbers that no sampler takes, before a model is loaded for them.
 pub(crate) fn check(args: &TextArgs) -> Result<()> {
     let sampling = sampling(args, &SamplingDefaults::default());

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
         );
     }
     let ids = encode(engine.text(), args, &prompt)?;
-    let sampling = reply::sampling(&args.text, &engine.text().sampling);
+    let sampling = reply::sampling_for(&args.text, &engine)?;
     let mut request = Request::new(ids.clone());
     request.sampling = sampling.clone();
     request.max_tokens = Some(args.text.max_tokens);

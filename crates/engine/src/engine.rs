@@ -6,6 +6,7 @@ use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink
 use crate::sampler::check_ranges;
 use crate::scheduler::{Counters, Job, Scheduler};
 use constrain::{Grammar, Spec};
+use speculate::sample::MAX_LISTED_TOKENS;
 use speculate::{MAX_TOP_LOGPROBS, Sampling};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
@@ -205,6 +206,18 @@ impl Engine {
         };
         sampling.validate(vocab_size).map_err(|e| bad(&e))?;
         StopStrings::new(&request.stop).map_err(|e| bad(&e))?;
+        let stop_tokens = &request.stop_token_ids;
+        if stop_tokens.len() > MAX_LISTED_TOKENS {
+            return Err(Rejected::BadParameter(format!(
+                "stop_token_ids has {} tokens, at most {MAX_LISTED_TOKENS} are allowed",
+                stop_tokens.len()
+            )));
+        }
+        if let Some(token) = stop_tokens.iter().find(|&&t| t as usize >= vocab_size) {
+            return Err(Rejected::BadParameter(format!(
+                "stop_token_ids has token {token}, but the vocabulary ends at {vocab_size}"
+            )));
+        }
         if request.draft.is_some_and(|n| n.max() > self.info.draft_max) {
             let limit = self.info.draft_max;
             return Err(Rejected::BadParameter(format!(

@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod breakers;
 mod constraint;
 mod delivery;
 mod drafters;
@@ -35,6 +36,7 @@ mod scheduler;
 mod shortlist;
 mod source;
 
+pub use breakers::{DRY_BREAKERS, sequence_breakers};
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
 pub use engine::{Engine, EngineOptions};

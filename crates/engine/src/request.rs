@@ -12,13 +12,16 @@ use text::{Channel, Tools};
 pub struct Request {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
-    /// How tokens are chosen.
+    /// How tokens are chosen. Its [`end_tokens`](Sampling::end_tokens) are those that end this
+    /// text, whatever it says.
     pub sampling: Sampling,
     /// Tokens to write, at most; as many as fit the context if absent.
     pub max_tokens: Option<usize>,
     /// Strings that end the text; they are not part of it.
     pub stop: Vec<String>,
-    /// Whether to write on after a stop token, as benchmarks do.
+    /// Tokens that end the text, beside the model's own; they are not part of it.
+    pub stop_token_ids: Vec<u32>,
+    /// Whether to write on after the model's own stop tokens, as benchmarks do.
     pub ignore_eos: bool,
     /// Whether stop tokens and other special tokens show up in the text.
     pub show_specials: bool,
@@ -53,6 +56,7 @@ impl Request {
             sampling: Sampling::default(),
             max_tokens: None,
             stop: Vec::new(),
+            stop_token_ids: Vec::new(),
             ignore_eos: false,
             show_specials: false,
             splits_reasoning: false,

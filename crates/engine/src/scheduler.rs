@@ -174,13 +174,14 @@ impl Scheduler {
             let request = job.request;
             let writing = Writing::new(&self.text, &request);
             let constraint = self.constraint(&request);
-            let stop_tokens: Arc<[u32]> = if request.ignore_eos {
-                Arc::new([])
-            } else {
-                self.text.stop_tokens.ids().into()
+            let stop_tokens = self.stop_tokens(&request);
+            let mut sampling = request.sampling;
+            sampling.end_tokens = match sampling.min_tokens {
+                0 => Vec::new(),
+                _ => stop_tokens.to_vec(),
             };
             let options = StreamOptions {
-                sampling: request.sampling,
+                sampling,
                 max_tokens: request.max_tokens.unwrap_or(usize::MAX),
                 stop_tokens,
                 draft: request.draft.unwrap_or(DraftLength::UpTo(self.draft_max)),
@@ -224,6 +225,15 @@ impl Scheduler {
         }
         // A request for no tokens at all has ended before its first round.
         self.leave(|running| running.stream.finish().map(|_| FinishReason::Length));
+    }
+
+    /// The tokens that end the reply to `request`.
+    fn stop_tokens(&self, request: &Request) -> Arc<[u32]> {
+        let own = match request.ignore_eos {
+            true => &[],
+            false => self.text.stop_tokens.ids(),
+        };
+        [own, &request.stop_token_ids].concat().into()
     }
 
     /// What limits the reply to `request`, if anything does.

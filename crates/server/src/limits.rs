@@ -50,6 +50,12 @@ pub const TOOLS_BYTES_MAX: usize = 512 << 10;
 pub const OTHER_WEIGHT_MAX: usize = 10_000;
 /// Entries of `logit_bias`.
 pub const LOGIT_BIAS_MAX: usize = 1024;
+/// Entries of `stop_token_ids`.
+pub const STOP_TOKENS_MAX: usize = 1024;
+/// Entries of `dry_sequence_breakers`.
+pub const DRY_BREAKERS_MAX: usize = 32;
+/// Characters of an entry of `dry_sequence_breakers`.
+pub const DRY_BREAKER_CHARS_MAX: usize = 40;
 /// Characters of an echoed `X-Request-Id`.
 pub const REQUEST_ID_CHARS_MAX: usize = 128;
 /// Names listed in the `x-ignored-fields` response header.

@@ -5,16 +5,18 @@
 //! then OpenAI's defaults; the command line does the same.
 
 use engine::{
-    DraftLength, Engine, GrammarSpec, Request, SAMPLER_NUMBERS, Sampling, ToolUse, Tools,
+    DRY_BREAKERS, DraftLength, Engine, GrammarSpec, Request, SAMPLER_NUMBERS, Sampling, ToolUse,
+    Tools, sequence_breakers,
 };
+use serde::Deserialize;
 use serde_json::Value;
-use text::sampling::LOGIT_BIAS;
+use text::sampling::{LOGIT_BIAS, TEMPERATURE};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, Unsupported, unless, whole};
 use crate::ids;
-use crate::limits::LOGIT_BIAS_MAX;
+use crate::limits::{DRY_BREAKER_CHARS_MAX, DRY_BREAKERS_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
 use crate::request::Offer;
 
 /// Largest `top_k`; no vocabulary is larger.
@@ -43,6 +45,7 @@ pub(crate) struct Options {
     pub(crate) sampling: Sampling,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) stop: Vec<String>,
+    pub(crate) stop_token_ids: Vec<u32>,
     pub(crate) ignore_eos: bool,
     pub(crate) show_specials: bool,
     pub(crate) draft: Option<DraftLength>,
@@ -83,10 +86,19 @@ impl Options {
             // -1 is how clients of several local servers spell "no limit".
             limit = limit.or(fields.integer(name, -1..=MAX_TOKENS_MAX)?);
         }
+        let max_tokens = limit.map_or(max_tokens, |n| usize::try_from(n).ok());
+        let sampling = sampling(fields, engine, names.sampling)?;
+        if let Some(most) = max_tokens.filter(|&most| sampling.min_tokens > most) {
+            return Err(fields.error(
+                "min_tokens",
+                format!("must be {most} at most, as many as may be written"),
+            ));
+        }
         Ok(Options {
-            sampling: sampling(fields, engine, names.sampling)?,
-            max_tokens: limit.map_or(max_tokens, |n| usize::try_from(n).ok()),
+            sampling,
+            max_tokens,
             stop: stop(fields, names.stop)?,
+            stop_token_ids: stop_token_ids(fields, engine.info().vocab_size)?,
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
             show_specials: !fields.bool("skip_special_tokens")?.unwrap_or(true),
             draft: speculation(fields, engine.info().draft_max)?,
@@ -107,6 +119,7 @@ impl Options {
             sampling: self.sampling,
             max_tokens: self.max_tokens,
             stop: self.stop,
+            stop_token_ids: self.stop_token_ids,
             ignore_eos: self.ignore_eos,
             show_specials: self.show_specials,
             splits_reasoning: self.splits_reasoning,
@@ -152,6 +165,13 @@ fn sampling(
             }
         }
     }
+    dynamic_temperature(fields, &mut sampling)?;
+    dry(fields, engine, &mut sampling)?;
+    for name in ["min_tokens", "min_new_tokens"] {
+        if let Some(n) = fields.integer(name, 0..=MAX_TOKENS_MAX)? {
+            sampling.min_tokens = n as usize;
+        }
+    }
     let penalties = [
         sampling.repetition_penalty - 1.0,
         sampling.presence_penalty,
@@ -162,7 +182,7 @@ fn sampling(
     } else {
         fields.integer(LAST_TOKENS[0].field, -1..=MAX_TOKENS_MAX)?;
     }
-    sampling.logit_bias = logit_bias(fields, engine.info().vocab_size)?;
+    logit_bias(fields, engine, &mut sampling)?;
     sampling.seed = seed(fields)?;
     Ok(sampling)
 }
@@ -178,35 +198,182 @@ fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
     seed.ok_or_else(|| fields.error("seed", "must be a whole number that fits 64 bits"))
 }
 
-fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>, ApiError> {
-    const NAME: &str = "logit_bias";
-    let Some(map) = fields.object(NAME)? else {
-        return Ok(Vec::new());
-    };
-    if map.len() > LOGIT_BIAS_MAX {
-        return Err(fields.error(
-            NAME,
-            format!("has {} entries, {LOGIT_BIAS_MAX} at most", map.len()),
-        ));
+/// Dynamic temperature between two bounds, as text-generation-webui has it.
+fn dynamic_temperature(fields: &Fields<'_>, sampling: &mut Sampling) -> Result<(), ApiError> {
+    let is_on = fields.bool("dynamic_temperature")?.unwrap_or(false);
+    let low = fields.number("dynatemp_low", TEMPERATURE)?.unwrap_or(1.0);
+    let high = fields.number("dynatemp_high", TEMPERATURE)?.unwrap_or(1.0);
+    if !is_on {
+        return Ok(());
     }
-    let entry = |(id, bias): (&String, &Value)| {
-        let id = id
-            .parse::<u32>()
-            .ok()
-            .filter(|&id| (id as usize) < vocab_size);
-        let bias = bias.as_f64().filter(|bias| LOGIT_BIAS.contains(bias));
-        Some((id?, bias? as f32))
+    if low > high {
+        return Err(fields.error("dynatemp_low", "must not exceed `dynatemp_high`"));
+    }
+    if sampling.dynatemp_range > 0.0 {
+        let message = "says the same as `dynamic_temperature`; send one of the two";
+        return Err(fields.error("dynatemp_range", message));
+    }
+    sampling.temperature = ((low + high) / 2.0) as f32;
+    sampling.dynatemp_range = ((high - low) / 2.0) as f32;
+    Ok(())
+}
+
+/// DRY, but for its numbers.
+fn dry(fields: &Fields<'_>, engine: &Engine, sampling: &mut Sampling) -> Result<(), ApiError> {
+    const BREAKERS: &str = "dry_sequence_breakers";
+    if let Some(n) = fields.integer("dry_allowed_length", 0..=MAX_TOKENS_MAX)? {
+        sampling.dry_allowed_length = n as usize;
+    }
+    if let Some(n) = fields.integer("dry_penalty_last_n", -1..=MAX_TOKENS_MAX)? {
+        sampling.dry_penalty_last_n = usize::try_from(n).ok();
+    }
+    let breakers = dry_breakers(fields, BREAKERS)?;
+    if sampling.dry_multiplier > 0.0 && sampling.dry_penalty_last_n != Some(0) {
+        let breakers = match breakers {
+            Some(strings) => sequence_breakers(engine, &strings),
+            None => sequence_breakers(engine, DRY_BREAKERS),
+        };
+        sampling.dry_breakers = breakers.map_err(|e| fields.error(BREAKERS, e.to_string()))?;
+    }
+    Ok(())
+}
+
+/// A list of strings, or its JSON text with brackets or without.
+fn dry_breakers(fields: &Fields<'_>, name: &'static str) -> Result<Option<Vec<String>>, ApiError> {
+    let strings = match fields.get(name) {
+        None => return Ok(None),
+        Some(Value::String(text)) if text.trim_start().starts_with('[') => {
+            serde_json::from_str(text).ok()
+        }
+        Some(Value::String(text)) => serde_json::from_str(&format!("[{text}]")).ok(),
+        Some(value) => Vec::<String>::deserialize(value).ok(),
     };
+    let strings: Vec<String> =
+        strings.ok_or_else(|| fields.error(name, "must be a list of strings"))?;
+    if strings.len() > DRY_BREAKERS_MAX {
+        let message = format!("has {} strings, {DRY_BREAKERS_MAX} at most", strings.len());
+        return Err(fields.error(name, message));
+    }
+    let longest = strings.iter().map(|string| string.chars().count()).max();
+    if let Some(n) = longest.filter(|&n| n > DRY_BREAKER_CHARS_MAX) {
+        let message = format!("has a string of {n} characters, {DRY_BREAKER_CHARS_MAX} at most");
+        return Err(fields.error(name, message));
+    }
+    Ok(Some(strings))
+}
+
+/// Tokens, each by its id or by a text whose tokens it stands for.
+enum Biased {
+    Id(u32),
+    Text(String),
+}
+
+/// Reads `logit_bias` into `sampling`: an object, or a list of pairs. A bias that is `false`
+/// rules its tokens out.
+fn logit_bias(
+    fields: &Fields<'_>,
+    engine: &Engine,
+    sampling: &mut Sampling,
+) -> Result<(), ApiError> {
+    const NAME: &str = "logit_bias";
+    let vocab_size = engine.info().vocab_size;
     let wrong = || {
         let message = format!(
-            "must be an object from token ids below {vocab_size} to numbers from -100 to 100"
+            "must be an object, or a list of pairs, from token ids below {vocab_size} or texts to \
+             numbers from -100 to 100 or `false`"
         );
         fields.error(NAME, message)
     };
-    map.iter()
-        .map(entry)
-        .collect::<Option<_>>()
-        .ok_or_else(wrong)
+    let entries: Option<Vec<(Biased, &Value)>> = match fields.get(NAME) {
+        None => return Ok(()),
+        // A key that is a number is an id, even where a token is spelled like that.
+        Some(Value::Object(map)) => {
+            let key = |key: &String| match key.parse::<u64>() {
+                Ok(id) => u32::try_from(id).ok().map(Biased::Id),
+                Err(_) => Some(Biased::Text(key.clone())),
+            };
+            map.iter().map(|(k, bias)| Some((key(k)?, bias))).collect()
+        }
+        Some(Value::Array(list)) => {
+            let pair = |pair: &'_ Value| match pair.as_array()?.as_slice() {
+                [Value::String(text), _] => Some(Biased::Text(text.clone())),
+                [id, _] => Some(Biased::Id(u32::try_from(whole(id)?).ok()?)),
+                _ => None,
+            };
+            list.iter()
+                .map(|entry| Some((pair(entry)?, &entry[1])))
+                .collect()
+        }
+        Some(_) => None,
+    };
+    let entries = entries.ok_or_else(wrong)?;
+    if entries.len() > LOGIT_BIAS_MAX {
+        let message = format!("has {} entries, {LOGIT_BIAS_MAX} at most", entries.len());
+        return Err(fields.error(NAME, message));
+    }
+    for (tokens, bias) in entries {
+        let bias = match bias {
+            Value::Bool(false) => None,
+            bias => Some(
+                bias.as_f64()
+                    .filter(|b| LOGIT_BIAS.contains(b))
+                    .ok_or_else(wrong)?,
+            ),
+        };
+        let tokens = match tokens {
+            Biased::Id(id) if (id as usize) < vocab_size => vec![id],
+            Biased::Id(_) => return Err(wrong()),
+            Biased::Text(text) => text_tokens(fields, engine, NAME, &text)?,
+        };
+        match bias {
+            Some(bias) => {
+                let biased = tokens.into_iter().map(|token| (token, bias as f32));
+                sampling.logit_bias.extend(biased);
+            }
+            None => sampling.suppress.extend(tokens),
+        }
+    }
+    Ok(())
+}
+
+/// The tokens of a text in the field `name`.
+fn text_tokens(
+    fields: &Fields<'_>,
+    engine: &Engine,
+    name: &'static str,
+    text: &str,
+) -> Result<Vec<u32>, ApiError> {
+    let n_chars = text.chars().count();
+    if n_chars == 0 || n_chars > STOP_CHARS_MAX {
+        let message = format!("has a text of {n_chars} characters, must be 1 to {STOP_CHARS_MAX}");
+        return Err(fields.error(name, message));
+    }
+    let tokens = engine.text().tokenizer.encode(text, false);
+    tokens.map_err(|e| fields.error(name, e.to_string()))
+}
+
+/// Ids of tokens that end the text.
+fn stop_token_ids(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+    const NAME: &str = "stop_token_ids";
+    let wrong = || {
+        fields.error(
+            NAME,
+            format!("must be a list of token ids below {vocab_size}"),
+        )
+    };
+    let list = match fields.get(NAME) {
+        None => return Ok(Vec::new()),
+        Some(value) => value.as_array().ok_or_else(wrong)?,
+    };
+    if list.len() > STOP_TOKENS_MAX {
+        let message = format!("has {} tokens, {STOP_TOKENS_MAX} at most", list.len());
+        return Err(fields.error(NAME, message));
+    }
+    let id = |value: &Value| {
+        let id = u32::try_from(whole(value)?).ok()?;
+        ((id as usize) < vocab_size).then_some(id)
+    };
+    list.iter().map(id).collect::<Option<_>>().ok_or_else(wrong)
 }
 
 /// A string or a list of strings.

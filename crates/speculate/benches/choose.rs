@@ -69,6 +69,41 @@ fn main() {
                 top_k: 40,
                 top_p: 0.9,
                 repetition_penalty: 1.1,
+                ..greedy.clone()
+            },
+        ),
+        (
+            "T=1 typical-p 0.9",
+            Sampling {
+                temperature: 1.0,
+                typical_p: 0.9,
+                ..greedy.clone()
+            },
+        ),
+        (
+            "T=1 top-n-sigma 1",
+            Sampling {
+                temperature: 1.0,
+                top_n_sigma: 1.0,
+                ..greedy.clone()
+            },
+        ),
+        (
+            "T=1±0.5 min-p 0.05, XTC",
+            Sampling {
+                temperature: 1.0,
+                dynatemp_range: 0.5,
+                min_p: 0.05,
+                xtc_probability: 0.5,
+                ..greedy.clone()
+            },
+        ),
+        (
+            "T=0.7 top-k 40, DRY",
+            Sampling {
+                temperature: 0.7,
+                top_k: 40,
+                dry_multiplier: 0.8,
                 ..greedy
             },
         ),

@@ -303,7 +303,8 @@ impl Speculator {
                 && rejects
                 && gives_token(scores)
             {
-                let target = sample::token_probs(sampling, history, None, scores, scratch);
+                let target =
+                    sample::token_probs(sampling, history, position, None, scores, scratch);
                 return residual(
                     drafted,
                     &target,

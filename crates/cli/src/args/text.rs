@@ -32,6 +32,39 @@ pub(crate) struct TextArgs {
     /// Keep tokens with at least this share of the likeliest one's probability
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
+    /// Keep the tokens closest to the mean surprise that make up this probability
+    #[arg(
+        long,
+        visible_alias = "typical",
+        value_name = "P",
+        allow_negative_numbers = true
+    )]
+    pub(crate) typical_p: Option<f32>,
+    /// Keep tokens within this many standard deviations of the largest logit
+    #[arg(
+        long,
+        visible_alias = "top-nsigma",
+        value_name = "X",
+        allow_negative_numbers = true
+    )]
+    pub(crate) top_n_sigma: Option<f32>,
+    /// How likely XTC is to drop all but the least likely of the tokens above its threshold
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) xtc_probability: Option<f32>,
+    /// Probability from which on XTC drops tokens [default: 0.1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) xtc_threshold: Option<f32>,
+    /// Lower the temperature by up to this where the model is sure, raise it where it is not
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) dynatemp_range: Option<f32>,
+    /// Power of the entropy that dynamic temperature goes by [default: 1]
+    #[arg(
+        long,
+        visible_alias = "dynatemp-exp",
+        value_name = "X",
+        allow_negative_numbers = true
+    )]
+    pub(crate) dynatemp_exponent: Option<f32>,
     /// Divide the logits of tokens that occur in prompt or reply; 1 changes nothing
     #[arg(
         long,
@@ -46,6 +79,12 @@ pub(crate) struct TextArgs {
     /// Subtract this from a token's logit for each time that the reply contains it
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
+    /// Subtract this, and more, from the logits of tokens that would go on with a repetition (DRY)
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) dry_multiplier: Option<f32>,
+    /// Factor of that for each token that the repetition is longer [default: 1.75]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) dry_base: Option<f32>,
     /// Add VALUE to the logit of token ID; may be repeated
     #[arg(long, value_name = "ID=VALUE", value_parser = bias, value_delimiter = ',')]
     pub(crate) logit_bias: Vec<(u32, f32)>,
@@ -80,6 +119,14 @@ impl TextArgs {
             "repetition_penalty" => self.repetition_penalty,
             "presence_penalty" => self.presence_penalty,
             "frequency_penalty" => self.frequency_penalty,
+            "typical_p" => self.typical_p,
+            "top_n_sigma" => self.top_n_sigma,
+            "xtc_probability" => self.xtc_probability,
+            "xtc_threshold" => self.xtc_threshold,
+            "dynatemp_range" => self.dynatemp_range,
+            "dynatemp_exponent" => self.dynatemp_exponent,
+            "dry_multiplier" => self.dry_multiplier,
+            "dry_base" => self.dry_base,
             _ => unreachable!("the sampler's number `{name}` has no flag"),
         }
     }

@@ -33,12 +33,17 @@ use crate::{App, ids};
 /// How OpenAI's API spells what all of its paths share.
 pub(crate) const DIALECT: Dialect = Dialect { error };
 
-/// The names of options in which OpenAI's API differs from others; `repeat_penalty` is
-/// llama-server's.
+/// The names of options in which OpenAI's API differs from others; the samplers' other names are
+/// those of llama-server and text-generation-webui.
 const NAMES: Names = Names {
     max_tokens: &["max_tokens"],
     stop: "stop",
-    sampling: &[("repeat_penalty", "repetition_penalty")],
+    sampling: &[
+        ("repeat_penalty", "repetition_penalty"),
+        ("typ_p", "typical_p"),
+        ("typical", "typical_p"),
+        ("nsigma", "top_n_sigma"),
+    ],
 };
 
 /// An error's document: `{"error": {message, type, param, code}}`.

@@ -12,6 +12,7 @@ mod numbers;
 mod paths;
 mod refusals;
 mod reuse;
+mod sampling;
 mod stream;
 mod structured;
 mod tools;

@@ -331,6 +331,11 @@ async fn harmless_variants_of_a_request_are_the_same_request() {
         json!({"model": "tiny-qwen3.5", "presence_penalty": 0, "repeat_penalty": 1}),
         json!({"model": "gpt-4o", "repeat_penalty": 1, "repeat_last_n": 64, "top_p": 0}),
         json!({"typ_p": 1, "tfs_z": 1.0, "top_n_sigma": -1, "dry_multiplier": 0, "dry_base": 1.75, "mirostat_tau": 5}),
+        json!({
+            "typical_p": 1, "xtc_probability": 0, "xtc_threshold": 0.1, "dynatemp_range": 0, "dynatemp_exponent": 1,
+            "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dry_sequence_breakers": ["\n"], "min_tokens": 0,
+            "stop_token_ids": [], "dynamic_temperature": false, "dynatemp_low": 1, "dynatemp_high": 1, "nsigma": 0,
+        }),
     ] {
         let reply = server.chat(&with(&hello(8), more.clone())).await;
         assert_eq!(reply.text(), plain, "{more}");

@@ -174,6 +174,7 @@ fn choose(
             draft_probs.push(sample::token_probs(
                 sampling,
                 history,
+                position,
                 scored.ids(i),
                 row,
                 scratch,

@@ -1,9 +1,11 @@
-//! Tokens of a support as keys that sort: top-k, top-p and min-p over them, and the choice
-//! among what is left.
+//! Tokens of a support as keys that sort: top-k, typical-p, top-p, min-p and XTC over them, and
+//! the choice among what is left.
 
 use super::Sampling;
+use super::moments::Surprise;
 use crate::noise::{self, Noise, gumbel_ceiling, gumbel_of};
 use backend::math::mass;
+use std::cmp::Ordering;
 
 /// A token of the support. Ascending keys are descending `z`, then ascending ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,34 +42,74 @@ impl Key {
     }
 }
 
-/// Applies top-k, top-p and min-p to `keys`: how many of them stay, at the front.
-/// `total` is the mass that top-p is a share of, if it is not that of the keys
-/// that top-k leaves.
+/// Applies top-k, typical-p, top-p, min-p and XTC to `keys`, which noise at `position` decides
+/// between: how many of them stay, at the front. `top` is the largest `z`. `total` is the mass
+/// that top-p is a share of, if it is not that of the keys that are left then.
 pub(super) fn truncate(
     sampling: &Sampling,
+    position: u64,
     top: f32,
     total: Option<u64>,
     keys: &mut [Key],
 ) -> usize {
-    let mut keys = keys;
+    let (mut top, mut keys) = (top, keys);
     if (1..keys.len()).contains(&sampling.top_k) {
         keys.select_nth_unstable(sampling.top_k - 1);
         keys = &mut keys[..sampling.top_k];
     }
+    if sampling.typical_p < 1.0 {
+        let n = typical(sampling, top, keys);
+        keys = &mut keys[..n];
+        top = keys.iter().min().expect("a token stays").z();
+    }
     if sampling.top_p < 1.0 {
         let total = total.unwrap_or_else(|| total_mass(keys, top));
-        let n = prefix(keys, top, prefix_mass(sampling, total));
+        let n = prefix(keys, top, prefix_mass(sampling, total), Key::cmp);
         keys = &mut keys[..n];
     }
     let least = min_p_cut(sampling, top);
+    let n = retain(keys, |key| key.z() >= least);
+    if sampling.excludes_top(position) {
+        return exclude_top(sampling, top, &mut keys[..n]);
+    }
+    n
+}
+
+/// Moves the keys that `stays` to the front: how many there are.
+fn retain(keys: &mut [Key], stays: impl Fn(&Key) -> bool) -> usize {
     let mut n = 0;
     for i in 0..keys.len() {
-        if keys[i].z() >= least {
+        if stays(&keys[i]) {
             keys.swap(n, i);
             n += 1;
         }
     }
     n
+}
+
+/// Applies typical-p: how many of `keys` stay, at the front. One does.
+fn typical(sampling: &Sampling, top: f32, keys: &mut [Key]) -> usize {
+    let n = retain(keys, |key| mass(key.z() - top) > 0);
+    let keys = &mut keys[..n];
+    let mut surprise = Surprise::default();
+    surprise.extend(top, keys.iter().map(|key| key.z()));
+    let mean = surprise.mean();
+    let deviation = |key: &Key| ((top - key.z()) - mean).abs();
+    let wanted = f64::from(sampling.typical_p) * surprise.mass() as f64;
+    // The mass must exceed what is wanted, that of top-p need only reach it.
+    prefix(keys, top, wanted.floor() as u64 + 1, |a, b| {
+        deviation(a).total_cmp(&deviation(b)).then(a.cmp(b))
+    })
+}
+
+/// Applies XTC: how many of `keys` stay, at the front. One does.
+fn exclude_top(sampling: &Sampling, top: f32, keys: &mut [Key]) -> usize {
+    let wanted = f64::from(sampling.xtc_threshold) * total_mass(keys, top) as f64;
+    let is_top = |key: &&Key| mass(key.z() - top) as f64 >= wanted;
+    match keys.iter().filter(is_top).max().copied() {
+        Some(last) => retain(keys, |&key| key >= last),
+        None => keys.len(),
+    }
 }
 
 /// The least `z` that min-p keeps, `top` being the largest; never -inf.
@@ -80,14 +122,19 @@ pub(super) fn prefix_mass(sampling: &Sampling, total: u64) -> u64 {
     (f64::from(sampling.top_p) * total as f64).ceil() as u64
 }
 
-/// Partitions the shortest prefix of mass `wanted` to the front: its length, or
-/// all if they hold less.
-fn prefix(keys: &mut [Key], top: f32, wanted: u64) -> usize {
+/// Partitions the shortest prefix of mass `wanted` by the order `compare` to the front: its
+/// length, or all if they hold less.
+fn prefix(
+    keys: &mut [Key],
+    top: f32,
+    wanted: u64,
+    compare: impl Fn(&Key, &Key) -> Ordering,
+) -> usize {
     // The prefix contains `..from`, whose mass is `before`, and ends by `to`.
     let (mut from, mut to, mut before) = (0, keys.len(), 0);
     while to - from > 1 {
         let half = (to - from) / 2;
-        keys[from..to].select_nth_unstable(half);
+        keys[from..to].select_nth_unstable_by(half, &compare);
         let mass = total_mass(&keys[from..from + half], top);
         if before + mass >= wanted {
             to = from + half;

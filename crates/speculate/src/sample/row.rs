@@ -3,6 +3,7 @@
 //! A first pass keeps the largest logit of each block of 64 tokens. What follows
 //! skips every block that cannot matter:
 //!
+//! - Top-n-sigma leaves nothing below its cut, which one more pass finds.
 //! - The k-th largest block maximum is at most the k-th largest value.
 //! - Blocks 29 below the maximum have no mass. Let `M` be the mass of all `n` and
 //!   `c = max z - ln(n / ((1-p) M))`: tokens below `c` hold less than `(1-p) M`, so
@@ -11,7 +12,9 @@
 //!   out most blocks before their noise is drawn, by `MAX_GUMBEL`, and nearly all of
 //!   the rest before a logarithm is taken, by the ceiling of their largest draw.
 
+use super::dry::Repeats;
 use super::key::{Key, min_p_cut, prefix_mass, total_mass, truncate};
+use super::moments::{Deviation, Surprise};
 use super::{History, MAX_VOCAB, Sampling};
 use crate::noise::{self, BLOCK, Noise, gumbel_ceiling, gumbel_of};
 use backend::math::{MASS_ONE, NO_MASS, ln, mass};
@@ -32,11 +35,12 @@ impl<'a> Row<'a> {
         history: &History,
         logits: &'a [f32],
         buffer: &'a mut Vec<f32>,
+        repeats: &mut Repeats,
         maxima: &'a mut Vec<f32>,
     ) -> Self {
         assert!((1..=MAX_VOCAB).contains(&logits.len()), "a vocabulary");
         let n = logits.len();
-        let logits = sampling.edited(history, logits, buffer, |token| {
+        let logits = sampling.edited(history, logits, buffer, repeats, |token| {
             Some(token as usize).filter(|&i| i < n)
         });
         maxima.clear();
@@ -51,7 +55,15 @@ impl<'a> Row<'a> {
 
     /// `1/T`, unless the largest logit decides alone.
     pub(super) fn scale(&self, sampling: &Sampling) -> Option<f32> {
-        sampling.scale(self.top)
+        sampling.scale(self.top, || {
+            let is_number = |l: &&f32| **l > f32::NEG_INFINITY;
+            let n = self.logits.iter().filter(is_number).count();
+            let mut surprise = Surprise::default();
+            for (_, logits) in self.blocks_from(self.top - NO_MASS, 1.0) {
+                surprise.extend(self.top, logits.iter().copied());
+            }
+            (n, surprise)
+        })
     }
 
     /// The token of the largest logit; 0 if every logit is -inf or NaN.
@@ -105,10 +117,11 @@ impl<'a> Row<'a> {
         id
     }
 
-    /// The support, in no order. It is not empty: `top` is finite.
+    /// The support at `position`, in no order. It is not empty: `top` is finite.
     pub(super) fn support<'k>(
         &self,
         sampling: &Sampling,
+        position: u64,
         scale: f32,
         ranked: &mut Vec<f32>,
         keys: &'k mut Vec<Key>,
@@ -116,6 +129,9 @@ impl<'a> Row<'a> {
         let n = self.logits.len();
         let top = self.top * scale;
         let mut mass = None;
+        let floor = sampling.sigma_cut(top, scale, || {
+            Deviation::of(self.top, self.logits.iter().copied()).sigma()
+        });
         if (1..n).contains(&sampling.top_k) {
             // As many blocks have a value that large.
             let cut = if sampling.top_k <= self.maxima.len() {
@@ -127,7 +143,11 @@ impl<'a> Row<'a> {
             } else {
                 f32::MIN
             };
-            self.gather(cut, scale, keys);
+            self.gather(cut.max(floor), scale, keys);
+        } else if sampling.typical_p < 1.0 {
+            self.gather(floor.max(top - NO_MASS), scale, keys);
+        } else if floor > f32::MIN {
+            self.gather(floor, scale, keys);
         } else {
             let least = min_p_cut(sampling, top);
             if sampling.top_p < 1.0 {
@@ -145,7 +165,7 @@ impl<'a> Row<'a> {
                 self.gather(least, scale, keys);
             }
         }
-        let keep = truncate(sampling, top, mass, keys);
+        let keep = truncate(sampling, position, top, mass, keys);
         &mut keys[..keep]
     }
 

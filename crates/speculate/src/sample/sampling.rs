@@ -1,11 +1,15 @@
 //! The options of sampling: defaults, what each may be, and what they do to logits.
 //!
 //! An option that is one number is a field of [`Sampling`], an entry of [`NUMBERS`] and an
-//! effect: on logits in [`Sampling::edited`], on which tokens stay in `key.rs`.
+//! effect: on logits in [`Sampling::edited`], on the temperature in [`Sampling::scale`], on which
+//! tokens stay in `key.rs`.
 
+use super::dry::{Breakers, Repeats};
 use super::history::{Count, History};
+use super::moments::Surprise;
+use crate::noise::xtc_coin;
 use backend::TokenChoice;
-use backend::math::ln;
+use backend::math::{exp, ln};
 
 /// Tokens a request may bias, and tokens it may suppress.
 pub const MAX_LISTED_TOKENS: usize = 16_384;
@@ -15,23 +19,53 @@ pub const MAX_LISTED_TOKENS: usize = 16_384;
 pub struct Sampling {
     /// Divides the logits; 0 is greedy.
     pub temperature: f32,
+    /// How far dynamic temperature goes from [`temperature`](Sampling::temperature), down where
+    /// the model is sure and up where it is not; 0 is off. Greedy stays greedy.
+    pub dynatemp_range: f32,
+    /// Power of the entropy that dynamic temperature goes by; 1 is the entropy itself.
+    pub dynatemp_exponent: f32,
+    /// How many standard deviations below the largest logit tokens stay; 0 and less keeps all.
+    pub top_n_sigma: f32,
     /// How many of the likeliest tokens stay; 0 keeps all.
     pub top_k: usize,
+    /// Probability mass that stays, of the tokens whose surprise is closest to the mean
+    /// (locally typical sampling); 1 keeps all.
+    pub typical_p: f32,
     /// Probability mass that stays; 1 keeps all.
     pub top_p: f32,
     /// Least probability that stays, as a share of the likeliest token's; 0 keeps all,
     /// and so does a number too small to be normal.
     pub min_p: f32,
+    /// How likely XTC ("exclude top choices") is to act on a token of output; 0 is off.
+    pub xtc_probability: f32,
+    /// Probability from which on XTC drops tokens, but for the least likely of them; above 0.5
+    /// there is never more than one.
+    pub xtc_threshold: f32,
     /// Factor against tokens of prompt and output; 1 changes nothing.
     pub repetition_penalty: f32,
     /// Subtracted from the logits of tokens in the output; 0 changes nothing.
     pub presence_penalty: f32,
     /// Subtracted from a token's logit for each time it is in the output; 0 changes nothing.
     pub frequency_penalty: f32,
+    /// Subtracted from the logits of tokens that would go on with a repetition of
+    /// [`dry_allowed_length`](Sampling::dry_allowed_length) tokens; 0 is off, and so is DRY.
+    pub dry_multiplier: f32,
+    /// Factor of that for each token that the repetition is longer; at least 1.
+    pub dry_base: f32,
+    /// Tokens that may be repeated before DRY acts on the next.
+    pub dry_allowed_length: usize,
+    /// How many of the last tokens DRY looks at, those of the prompt among them; all if absent.
+    pub dry_penalty_last_n: Option<usize>,
+    /// What no repetition reaches over.
+    pub dry_breakers: Breakers,
     /// Tokens and what is added to their logits.
     pub logit_bias: Vec<(u32, f32)>,
     /// Tokens that are never chosen.
     pub suppress: Vec<u32>,
+    /// Tokens of output before any of [`end_tokens`](Sampling::end_tokens) is chosen.
+    pub min_tokens: usize,
+    /// Tokens that end a text.
+    pub end_tokens: Vec<u32>,
     /// Key of the noise: the same seed gives the same text.
     pub seed: u64,
 }
@@ -40,14 +74,27 @@ impl Default for Sampling {
     fn default() -> Self {
         Sampling {
             temperature: 0.0,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
+            top_n_sigma: 0.0,
             top_k: 0,
+            typical_p: 1.0,
             top_p: 1.0,
             min_p: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_penalty_last_n: None,
+            dry_breakers: Breakers::default(),
             logit_bias: Vec::new(),
             suppress: Vec::new(),
+            min_tokens: 0,
+            end_tokens: Vec::new(),
             seed: 0,
         }
     }
@@ -73,6 +120,30 @@ const NUMBERS: &[Number] = &[
         is_allowed: |x| x == 0.0 || (x >= f32::MIN_POSITIVE && x.is_finite()),
     },
     Number {
+        name: "dynatemp_range",
+        get: |s| s.dynatemp_range,
+        allowed: "at least 0",
+        is_allowed: |x| x >= 0.0 && x.is_finite(),
+    },
+    Number {
+        name: "dynatemp_exponent",
+        get: |s| s.dynatemp_exponent,
+        allowed: "at least 0",
+        is_allowed: |x| x >= 0.0 && x.is_finite(),
+    },
+    Number {
+        name: "top_n_sigma",
+        get: |s| s.top_n_sigma,
+        allowed: "finite",
+        is_allowed: f32::is_finite,
+    },
+    Number {
+        name: "typical_p",
+        get: |s| s.typical_p,
+        allowed: "at least 0 and at most 1",
+        is_allowed: |x| (0.0..=1.0).contains(&x),
+    },
+    Number {
         name: "top_p",
         get: |s| s.top_p,
         allowed: "above 0 and at most 1",
@@ -81,6 +152,18 @@ const NUMBERS: &[Number] = &[
     Number {
         name: "min_p",
         get: |s| s.min_p,
+        allowed: "at least 0 and at most 1",
+        is_allowed: |x| (0.0..=1.0).contains(&x),
+    },
+    Number {
+        name: "xtc_probability",
+        get: |s| s.xtc_probability,
+        allowed: "at least 0 and at most 1",
+        is_allowed: |x| (0.0..=1.0).contains(&x),
+    },
+    Number {
+        name: "xtc_threshold",
+        get: |s| s.xtc_threshold,
         allowed: "at least 0 and at most 1",
         is_allowed: |x| (0.0..=1.0).contains(&x),
     },
@@ -101,6 +184,18 @@ const NUMBERS: &[Number] = &[
         get: |s| s.frequency_penalty,
         allowed: "finite",
         is_allowed: f32::is_finite,
+    },
+    Number {
+        name: "dry_multiplier",
+        get: |s| s.dry_multiplier,
+        allowed: "at least 0",
+        is_allowed: |x| x >= 0.0 && x.is_finite(),
+    },
+    Number {
+        name: "dry_base",
+        get: |s| s.dry_base,
+        allowed: "at least 1",
+        is_allowed: |x| x >= 1.0 && x.is_finite(),
     },
 ];
 
@@ -123,12 +218,21 @@ impl Sampling {
             check("logit_bias", "finite", bias, f32::is_finite)?;
         }
         let biased = self.logit_bias.iter().map(|&(token, _)| token).collect();
-        for (name, tokens) in [("logit_bias", &biased), ("suppress", &self.suppress)] {
+        let out_of_vocab = |&token: &u32| token as usize >= vocab;
+        if let Some(token) = self.dry_breakers.sequences().flatten().find(out_of_vocab) {
+            let name = "dry_breakers";
+            return Err(SamplingError::UnknownToken { name, token, vocab });
+        }
+        for (name, tokens) in [
+            ("logit_bias", &biased),
+            ("suppress", &self.suppress),
+            ("end_tokens", &self.end_tokens),
+        ] {
             let found = Vec::len(tokens);
             if found > MAX_LISTED_TOKENS {
                 return Err(SamplingError::TooManyTokens { name, found });
             }
-            if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
+            if let Some(token) = tokens.iter().copied().find(out_of_vocab) {
                 return Err(SamplingError::UnknownToken { name, token, vocab });
             }
         }
@@ -148,7 +252,8 @@ impl Sampling {
             0.0 => 0.0,
             temperature => 1.0 / temperature,
         };
-        (!self.edits_logits()).then_some(TokenChoice {
+        let needs_host = self.edits_logits() || self.truncates_by_host();
+        (!needs_host).then_some(TokenChoice {
             seed: self.seed,
             position,
             scale,
@@ -160,10 +265,15 @@ impl Sampling {
 
     /// Whether any option changes logits before they are compared.
     pub(super) fn edits_logits(&self) -> bool {
-        self.counts_tokens() || !self.logit_bias.is_empty() || !self.suppress.is_empty()
+        self.depends_on_text() || !self.logit_bias.is_empty() || !self.suppress.is_empty()
     }
 
-    /// Whether a choice depends on which tokens came before.
+    /// Whether a choice depends on which tokens came before, or on how many.
+    pub(super) fn depends_on_text(&self) -> bool {
+        self.counts_tokens() || self.penalizes_passages() || self.min_tokens > 0
+    }
+
+    /// Whether a choice depends on how often tokens came before.
     pub(super) fn counts_tokens(&self) -> bool {
         self.counts_prompt() || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
@@ -173,15 +283,78 @@ impl Sampling {
         self.repetition_penalty != 1.0
     }
 
-    /// Whether any option but noise rules out tokens of a row of `n` logits.
-    pub(super) fn truncates(&self, n: usize) -> bool {
-        (1..n).contains(&self.top_k) || self.top_p < 1.0 || self.min_p > 0.0
+    /// Whether a choice depends on the order of the tokens before, those of the prompt among them.
+    pub(super) fn penalizes_passages(&self) -> bool {
+        self.dry_multiplier != 0.0 && self.dry_penalty_last_n != Some(0)
     }
 
-    /// `1/T`; none if the largest logit, `top`, decides alone.
-    pub(super) fn scale(&self, top: f32) -> Option<f32> {
-        let scale = 1.0 / self.temperature;
-        (self.temperature != 0.0 && (top * scale).is_finite()).then_some(scale)
+    /// Whether an option that devices do not know has a part in which tokens noise decides between.
+    fn truncates_by_host(&self) -> bool {
+        self.temperature != 0.0
+            && (self.dynatemp_range > 0.0
+                || self.top_n_sigma > 0.0
+                || self.typical_p < 1.0
+                || self.xtc_probability > 0.0)
+    }
+
+    /// Whether any option but noise rules out tokens of a row of `n` logits.
+    pub(super) fn truncates(&self, n: usize) -> bool {
+        (1..n).contains(&self.top_k)
+            || self.top_n_sigma > 0.0
+            || self.typical_p < 1.0
+            || self.top_p < 1.0
+            || self.min_p > 0.0
+            || self.xtc_probability > 0.0
+    }
+
+    /// `1/T`; none if the largest logit, `top`, decides alone. `surprise` tells how many logits
+    /// are above -inf and how surprising they are as they are; dynamic temperature asks for it.
+    pub(super) fn scale(
+        &self,
+        top: f32,
+        surprise: impl FnOnce() -> (usize, Surprise),
+    ) -> Option<f32> {
+        if self.temperature == 0.0 || !top.is_finite() {
+            return None;
+        }
+        let temperature = match self.dynatemp_range > 0.0 {
+            true => self.dynamic_temperature(surprise()),
+            false => self.temperature,
+        };
+        let scale = 1.0 / temperature;
+        (temperature >= f32::MIN_POSITIVE && (top * scale).is_finite()).then_some(scale)
+    }
+
+    /// The temperature by the entropy of `n` logits: the lowest where the model is sure, the
+    /// highest where all are alike.
+    fn dynamic_temperature(&self, (n, surprise): (usize, Surprise)) -> f32 {
+        if n < 2 {
+            return self.temperature;
+        }
+        let share = (surprise.entropy() / ln(n as f32)).clamp(0.0, 1.0);
+        let power = match share >= f32::MIN_POSITIVE {
+            true => exp(self.dynatemp_exponent * ln(share)),
+            false if self.dynatemp_exponent == 0.0 => 1.0,
+            false => 0.0,
+        };
+        let lowest = (self.temperature - self.dynatemp_range).max(0.0);
+        let highest = self.temperature + self.dynatemp_range;
+        lowest + (highest - lowest) * power
+    }
+
+    /// The least `z` that top-n-sigma keeps, `top` being the largest and `sigma` the standard
+    /// deviation of the logits before scaling; never -inf.
+    pub(super) fn sigma_cut(&self, top: f32, scale: f32, sigma: impl FnOnce() -> f64) -> f32 {
+        if self.top_n_sigma <= 0.0 {
+            return f32::MIN;
+        }
+        let distance = f64::from(self.top_n_sigma) * sigma() * f64::from(scale);
+        ((f64::from(top) - distance) as f32).max(f32::MIN)
+    }
+
+    /// Whether XTC acts on the token after `position` others.
+    pub(super) fn excludes_top(&self, position: u64) -> bool {
+        self.xtc_probability > 0.0 && xtc_coin(self.seed, position) < self.xtc_probability
     }
 
     /// `ln(min_p)`, -inf where min-p is off.
@@ -200,6 +373,7 @@ impl Sampling {
         history: &History,
         logits: &'a [f32],
         buffer: &'a mut Vec<f32>,
+        repeats: &mut Repeats,
         place: impl Fn(u32) -> Option<usize>,
     ) -> &'a [f32] {
         if !self.edits_logits() {
@@ -213,17 +387,41 @@ impl Sampling {
                 buffer[i] = self.penalized(buffer[i], count);
             }
         }
+        if let Some(passages) = history.passages() {
+            for (token, length) in passages.repeats(self, repeats) {
+                if let Some(i) = place(token) {
+                    buffer[i] -= self.dry_penalty(length);
+                }
+            }
+        }
         for &(token, bias) in &self.logit_bias {
             if let Some(i) = place(token) {
                 buffer[i] += bias;
             }
         }
-        for &token in &self.suppress {
+        let is_early = history.n_output() < self.min_tokens;
+        let early = if is_early { &self.end_tokens[..] } else { &[] };
+        for &token in self.suppress.iter().chain(early) {
             if let Some(i) = place(token) {
                 buffer[i] = f32::NEG_INFINITY;
             }
         }
         buffer
+    }
+
+    /// What DRY subtracts from the logit of a token that `length` tokens of a repetition lead to.
+    fn dry_penalty(&self, length: usize) -> f32 {
+        // By squaring: equal bits everywhere, which `powi` does not promise.
+        let (mut power, mut square) = (1.0, f64::from(self.dry_base));
+        let mut exponent = length - self.dry_allowed_length;
+        while exponent > 0 {
+            if exponent % 2 == 1 {
+                power *= square;
+            }
+            square *= square;
+            exponent /= 2;
+        }
+        (f64::from(self.dry_multiplier) * power).min(f64::from(f32::MAX)) as f32
     }
 
     /// A token's logit after repetition, presence and frequency penalties.
@@ -308,6 +506,14 @@ mod tests {
             repetition_penalty: 1.5,
             presence_penalty: 2.5,
             frequency_penalty: 3.5,
+            dynatemp_range: 0.75,
+            dynatemp_exponent: 1.25,
+            top_n_sigma: 1.75,
+            typical_p: 0.875,
+            xtc_probability: 0.375,
+            xtc_threshold: 0.0625,
+            dry_multiplier: 4.5,
+            dry_base: 5.5,
             ..Sampling::default()
         };
         let fields = format!("{sampling:?}");
@@ -352,11 +558,61 @@ mod tests {
             },
             Sampling {
                 suppress: vec![0],
+                ..greedy.clone()
+            },
+            Sampling {
+                dry_multiplier: 0.8,
+                ..greedy.clone()
+            },
+            Sampling {
+                min_tokens: 1,
                 ..greedy
             },
         ] {
             assert!(!other.is_plain_greedy());
+            assert_eq!(other.on_device(3).is_some(), other.temperature > 0.0);
         }
+    }
+
+    #[test]
+    fn a_device_makes_no_choice_that_it_does_not_know() {
+        let greedy = Sampling::default();
+        let mut shaped = std::array::from_fn::<Sampling, 4, _>(|_| greedy.clone());
+        shaped[0].dynatemp_range = 0.5;
+        shaped[1].top_n_sigma = 1.0;
+        shaped[2].typical_p = 0.9;
+        shaped[3].xtc_probability = 0.5;
+        for sampling in shaped {
+            // Greedy choices are the argmax all the same.
+            assert!(sampling.is_plain_greedy() && sampling.on_device(3).is_some());
+            let sampled = Sampling {
+                temperature: 1.0,
+                ..sampling
+            };
+            assert_eq!(sampled.on_device(3), None, "{sampled:?}");
+        }
+        let off = Sampling {
+            temperature: 1.0,
+            top_n_sigma: -1.0,
+            dry_multiplier: 0.8,
+            dry_penalty_last_n: Some(0),
+            ..greedy
+        };
+        assert!(off.on_device(3).is_some());
+    }
+
+    #[test]
+    fn dry_grows_with_the_repetition_and_stays_a_number() {
+        let sampling = Sampling {
+            dry_multiplier: 0.5,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            ..Sampling::default()
+        };
+        for (length, power) in [(2, 1.0), (3, 1.75), (4, 3.062_5), (5, 5.359_375)] {
+            assert_eq!(sampling.dry_penalty(length), 0.5 * power);
+        }
+        assert_eq!(sampling.dry_penalty(100_000), f32::MAX);
     }
 
     #[test]
@@ -437,6 +693,46 @@ mod tests {
             },
             Sampling {
                 logit_bias: vec![(100, 0.0)],
+                ..good.clone()
+            },
+            Sampling {
+                dynatemp_range: -0.1,
+                ..good.clone()
+            },
+            Sampling {
+                dynatemp_exponent: f32::INFINITY,
+                ..good.clone()
+            },
+            Sampling {
+                top_n_sigma: f32::NAN,
+                ..good.clone()
+            },
+            Sampling {
+                typical_p: 1.5,
+                ..good.clone()
+            },
+            Sampling {
+                xtc_probability: -0.5,
+                ..good.clone()
+            },
+            Sampling {
+                xtc_threshold: 1.5,
+                ..good.clone()
+            },
+            Sampling {
+                dry_multiplier: -1.0,
+                ..good.clone()
+            },
+            Sampling {
+                dry_base: 0.5,
+                ..good.clone()
+            },
+            Sampling {
+                dry_breakers: Breakers::new([vec![1, 100]]),
+                ..good.clone()
+            },
+            Sampling {
+                end_tokens: vec![100],
                 ..good.clone()
             },
         ] {

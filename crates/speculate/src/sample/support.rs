@@ -1,6 +1,7 @@
 //! The support: the tokens that noise decides between, and how likely each of them is.
 
 use super::key::{Key, best_of_keys, truncate};
+use super::moments::{Deviation, Surprise};
 use super::row::Row;
 use super::{History, MAX_VOCAB, Sampling, Scratch, TokenProbs};
 use crate::noise::Noise;
@@ -41,20 +42,22 @@ impl Support<'_> {
 pub(super) fn support<'a>(
     sampling: &Sampling,
     history: &History,
+    position: u64,
     logits: &[f32],
     scratch: &'a mut Scratch,
 ) -> Support<'a> {
     let Scratch {
         edited,
+        repeats,
         maxima,
         ranked,
         keys,
         ..
     } = scratch;
-    let row = Row::new(sampling, history, logits, edited, maxima);
+    let row = Row::new(sampling, history, logits, edited, repeats, maxima);
     match row.scale(sampling) {
         None => Support::One(row.argmax()),
-        Some(scale) => Support::Keys(row.support(sampling, scale, ranked, keys)),
+        Some(scale) => Support::Keys(row.support(sampling, position, scale, ranked, keys)),
     }
 }
 
@@ -66,6 +69,7 @@ pub(super) fn support<'a>(
 pub(super) fn support_among<'a>(
     sampling: &Sampling,
     history: &History,
+    position: u64,
     ids: &[u32],
     logits: &[f32],
     scratch: &'a mut Scratch,
@@ -74,13 +78,14 @@ pub(super) fn support_among<'a>(
     assert!((1..=MAX_VOCAB).contains(&ids.len()), "a vocabulary");
     let Scratch {
         edited: buffer,
+        repeats,
         keys,
         places,
         ..
     } = scratch;
     let row = if sampling.edits_logits() {
         place(ids, places);
-        let row = sampling.edited(history, logits, buffer, |token| {
+        let row = sampling.edited(history, logits, buffer, repeats, |token| {
             let place = *places.get(token as usize)?;
             (place as usize).checked_sub(1)
         });
@@ -101,13 +106,24 @@ pub(super) fn support_among<'a>(
     let Some(first) = fill(keys, 1.0) else {
         return Support::One(*ids.iter().min().expect("at least one"));
     };
-    let Some(scale) = sampling.scale(first.z()) else {
+    let unscaled = first.z();
+    let surprise = || {
+        let mut surprise = Surprise::default();
+        surprise.extend(unscaled, keys.iter().map(|key| key.z()));
+        (keys.len(), surprise)
+    };
+    let Some(scale) = sampling.scale(unscaled, surprise) else {
         return Support::One(first.id());
     };
     let Some(first) = fill(keys, scale) else {
         return Support::One(first.id());
     };
-    let keep = truncate(sampling, first.z(), None, keys);
+    let sigma = || Deviation::of(unscaled, row.iter().copied()).sigma();
+    let floor = sampling.sigma_cut(first.z(), scale, sigma);
+    if floor > f32::MIN {
+        keys.retain(|key| key.z() >= floor);
+    }
+    let keep = truncate(sampling, position, first.z(), None, keys);
     Support::Keys(&mut keys[..keep])
 }
 
