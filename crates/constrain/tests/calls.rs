@@ -461,6 +461,51 @@ fn a_strict_call_fits_and_text_around_it_is_free() {
 }
 
 #[test]
+fn marks_may_be_characters() {
+    let tools = tools();
+    for (name, call) in [
+        (
+            "hermes",
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x\", \"n\": 1}}\n</tool_call>",
+        ),
+        (
+            "qwen3.5",
+            "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ] {
+        let format = ToolFormat::named(name).unwrap();
+        let compile = |want| {
+            let grammar = grammar(&format, &tools, want, None).unwrap();
+            let spec = Spec::LarkWithSchemas {
+                lark: grammar.lark,
+                schemas: grammar.schemas,
+            };
+            common::compiler().compile(&spec).unwrap()
+        };
+        let wrong = call.replace(['1'], "one");
+        let required = compile(Want::Required);
+        assert!(common::accepts(&required, call));
+        assert!(common::accepts(&required, &format!("{call}\n{call}")));
+        assert!(!common::accepts(&required, &wrong));
+        assert!(!common::accepts(&required, &format!("So {call}")));
+        let strict = compile(Want::Strict(&[true, false]));
+        let free = call.replace("=f>", "=g>").replace("\"f\"", "\"g\"");
+        for text in [
+            "",
+            "So <t",
+            call,
+            &format!("So <tool {call}\n{call} then"),
+            &free,
+        ] {
+            assert!(common::accepts(&strict, text), "{text}");
+        }
+        for text in [&wrong, &format!("So {wrong}"), &format!("{call}{wrong}")] {
+            assert!(!common::accepts(&strict, text), "{text}");
+        }
+    }
+}
+
+#[test]
 fn what_has_no_form_is_named() {
     let with = |schema: Value| {
         json!([tool(

@@ -109,7 +109,7 @@ pub fn grammar(
             Want::Strict(strict) => strict.get(i).copied().unwrap_or(false),
         };
         let parameters = function.get("parameters").unwrap_or(&Value::Null);
-        calls.push(writer.call(name, parameters, is_strict)?);
+        calls.push(writer.call(name, parameters, want, is_strict)?);
     }
     writer.start(&calls, want, calls_max);
     Ok(writer.out)
@@ -141,8 +141,19 @@ impl Writer {
             _ => literal("\n"),
         };
         let start = match (want, most) {
+            (Want::Strict(_), most) if self.format.id(ToolMark::Open).is_none() => {
+                // A text goes on until a mark that ends it, so the mark is part of it.
+                let open = regex(self.format.spelling(ToolMark::Open).unwrap_or_default());
+                let opened = self.until(&open);
+                let last = self.terminal(&format!("/(?s:.+)/ & ~/(?s:.*){open}(?s:.*)/"));
+                match most {
+                    Some(1) => format!("{opened} {call} | {last}?"),
+                    Some(n) => format!("({opened} {call}){{0,{}}} {last}?", n.max(1)),
+                    None => format!("({opened} {call})* {last}?"),
+                }
+            }
             (Want::Strict(_), most) => {
-                let text = self.free_text();
+                let text = self.terminal("/(?s:.+)/");
                 match most {
                     Some(1) => format!("{text}? {call}?"),
                     Some(n) => format!("({text}? {call}){{0,{}}} {text}?", n.max(1)),
@@ -157,17 +168,12 @@ impl Writer {
         self.out.lark = format!("start: {start}\n{lark}");
     }
 
-    /// Writes the terminal of text that is no call.
-    fn free_text(&mut self) -> String {
-        // Where marks are tokens, they are not in text.
-        let outside = match self.format.id(ToolMark::Open) {
-            Some(_) => String::new(),
-            None => {
-                let open = regex(self.format.spelling(ToolMark::Open).unwrap_or_default());
-                format!(" & ~/(?s:.*){open}(?s:.*)/")
-            }
-        };
-        self.terminal(&format!("/(?s:.+)/{outside}"))
+    /// Writes the rule of a text that ends at the first `mark`, a regular expression; its name.
+    fn until(&mut self, mark: &str) -> String {
+        self.n_rules += 1;
+        let name = format!("r{}", self.n_rules);
+        let _ = writeln!(self.out.lark, "{name}[lazy]: /(?s:.*){mark}/");
+        name
     }
 
     /// Writes the rule of a call of the tool `name`; its name.
@@ -175,6 +181,7 @@ impl Writer {
         &mut self,
         name: &str,
         parameters: &Value,
+        want: Want<'_>,
         is_strict: bool,
     ) -> Result<String, Unsupported> {
         self.tool = name.to_owned();
@@ -182,48 +189,52 @@ impl Writer {
             Value::Object(_) => parameters.clone(),
             _ => json!({"type": "object", "properties": {}, "additionalProperties": false}),
         };
-        let (open, close) = (self.mark(ToolMark::Open), self.mark(ToolMark::Close));
+        let open = match (want, self.format.id(ToolMark::Open)) {
+            // The text before the call ends with the mark.
+            (Want::Strict(_), None) => String::new(),
+            _ => self.mark(ToolMark::Open),
+        };
+        let close = self.mark(ToolMark::Close);
         let root = self.root.clone();
-        let (head, body, end) = match self.format.name() {
+        let (head, body) = match self.format.name() {
             "gemma4" => {
                 let body = match is_strict {
-                    true => self.gemma(&root)?,
+                    true => format!("{} {close}", self.gemma(&root)?),
                     false => format!("{} {}", literal("{"), self.loose()),
                 };
-                (format!("call:{name}"), body, String::new())
+                (format!("call:{name}"), body)
             }
             "qwen3.5" => {
+                let end = literal("</function>\n");
                 let body = match is_strict {
-                    true => format!("{} {}", self.qwen(&root)?, literal("</function>\n")),
+                    true => format!("{} {end} {close}", self.qwen(&root)?),
                     false => self.loose(),
                 };
-                (format!("\n<function={name}>\n"), body, String::new())
+                (format!("\n<function={name}>\n"), body)
             }
             _ => {
-                let body = match is_strict {
-                    true => self.schema(root, "")?,
-                    false => self.schema(json!({"type": "object"}), "")?,
+                let schema = match is_strict {
+                    true => root,
+                    false => json!({"type": "object"}),
                 };
+                let body = format!("{} {} {close}", self.schema(schema, "")?, literal("}\n"));
                 let name = Value::from(name);
-                let head = format!("\n{{\"name\": {name}, \"arguments\": ");
-                (head, body, literal("}\n"))
+                (format!("\n{{\"name\": {name}, \"arguments\": "), body)
             }
         };
-        Ok(self.rule(&format!("{open} {} {body} {end} {close}", literal(&head))))
+        Ok(self.rule(&format!("{open} {} {body}", literal(&head))))
     }
 
-    /// Anything up to the closing mark.
+    /// Anything up to the closing mark, and the mark.
     fn loose(&mut self) -> String {
-        let text = match self.format.id(ToolMark::Close) {
-            Some(_) => self.terminal("/(?s:.+)/"),
-            None => {
-                let close = regex(self.format.spelling(ToolMark::Close).unwrap_or_default());
-                self.terminal(&format!("/(?s:.+)/ & ~/(?s:.*){close}(?s:.*)/"))
-            }
+        let Some(close) = self.format.id(ToolMark::Close) else {
+            let close = regex(self.format.spelling(ToolMark::Close).unwrap_or_default());
+            return self.until(&close);
         };
+        let text = self.terminal("/(?s:.+)/");
         match self.format.id(ToolMark::Quote) {
-            Some(id) => format!("({text} | <[{id}]>)*"),
-            None => format!("{text}?"),
+            Some(quote) => format!("({text} | <[{quote}]>)* <[{close}]>"),
+            None => format!("{text}? <[{close}]>"),
         }
     }
 
