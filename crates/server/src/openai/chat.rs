@@ -61,6 +61,10 @@ impl Endpoint for Chat {
         options.logprobs = logprobs::read_chat(&fields)?;
         options.grammar = structured::read(&fields)?;
         let (offer, calls) = tools::read(&fields, app)?;
+        if let Some(offer) = &offer {
+            let answer = options.grammar.take();
+            options.grammar = tools::hold(offer, calls, answer, app.engine.text())?;
+        }
         let told = offer.as_ref().map(|offer| offer.definitions.clone());
         options.tools = offer;
         let (messages, unread) = messages::read(messages, app.engine.text())?;

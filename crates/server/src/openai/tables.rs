@@ -237,11 +237,11 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
     ),
     known(
         "tools",
-        "functions that the model may call: 128 and 512 KB at most; the answer has `tool_calls`. `strict` is not supported yet",
+        "functions that the model may call: 128 and 512 KB at most; the answer has `tool_calls`. Calls of a tool with `strict: true` always fit its schema",
     ),
     known(
         "tool_choice",
-        "`\"auto\"` or `\"none\"`, which leaves `tools` out; `\"required\"` and a named function are not supported yet",
+        "`\"auto\"`; `\"none\"`, which leaves `tools` out; `\"required\"` or a named function: the answer is calls, or one of it, whose arguments fit its schema",
     ),
     known(
         "parallel_tool_calls",

@@ -5,9 +5,12 @@
 
 use std::sync::Arc;
 
+use engine::GrammarSpec;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use text::Text;
 use text::tools::NAME_BYTES_MAX;
+use text::tools::grammar::{CallGrammar, Want, grammar};
 
 use super::messages::template_uses;
 use crate::App;
@@ -15,6 +18,7 @@ use crate::errors::{ApiError, excerpt};
 use crate::fields::Fields;
 use crate::generation::Call;
 use crate::limits::{IGNORED_FIELDS_MAX, TOOLS_BYTES_MAX, TOOLS_MAX};
+use crate::options::Grammar;
 use crate::request::{Offer, ToolChoice};
 
 const TOOLS: &str = "tools";
@@ -65,31 +69,69 @@ pub(super) fn read(fields: &Fields<'_>, app: &App) -> Result<(Option<Offer>, Spe
     if !parallel || spelling == Spelling::Functions {
         offer.calls_max = Some(1);
     }
-    refuse_forced(&offer, fields, spelling)?;
     Ok((Some(offer), spelling))
 }
 
-/// Refuses what only a grammar can keep: a call that must come, and arguments that must fit a
-/// schema.
-fn refuse_forced(offer: &Offer, fields: &Fields<'_>, spelling: Spelling) -> Result<(), ApiError> {
+/// What an answer has to follow so that calls come where they must and fit their schemas: the
+/// grammar of the calls, and of `answer` where the model may answer instead.
+///
+/// # Errors
+///
+/// 400 for a schema that calls of this model cannot be held to, and for calls that must come
+/// beside an answer that must follow something else.
+pub(super) fn hold(
+    offer: &Offer,
+    spelling: Spelling,
+    answer: Option<Grammar>,
+    text: &Text,
+) -> Result<Option<Grammar>, ApiError> {
     let [choice, tools] = match spelling {
         Spelling::Tools => ["tool_choice", TOOLS],
         Spelling::Functions => ["function_call", FUNCTIONS],
     };
-    match &offer.choice {
-        ToolChoice::Required | ToolChoice::Named(_) => {
-            let _ = fields.get(choice);
-            Err(ApiError::unsupported(choice, ", or send \"auto\""))
+    let strict = offer.strict.iter().position(|&is_strict| is_strict);
+    let (field, want) = match (&offer.choice, strict, &answer) {
+        (ToolChoice::Required, ..) => (choice.to_owned(), Want::Required),
+        (ToolChoice::Named(name), ..) => (choice.to_owned(), Want::Named(name)),
+        // Free text follows no grammar, so calls beside an answer that does are all held.
+        (_, _, Some(answer)) => (answer.field.clone(), Want::Required),
+        (_, Some(i), None) => {
+            let inner = if tools == TOOLS { ".function" } else { "" };
+            let path = format!("{tools}[{i}]{inner}.strict");
+            (path, Want::Strict(&offer.strict))
         }
-        ToolChoice::None | ToolChoice::Auto => match offer.strict.iter().position(|&s| s) {
-            Some(i) => {
-                let inner = if tools == TOOLS { ".function" } else { "" };
-                let path = format!("{tools}[{i}]{inner}.strict");
-                Err(ApiError::unsupported(path, ", or send false"))
-            }
-            None => Ok(()),
-        },
+        (_, None, None) => return Ok(None),
+    };
+    if let (ToolChoice::Required | ToolChoice::Named(_), Some(answer)) = (&offer.choice, &answer) {
+        let message = format!("asks for calls, and `{choice}` leaves no room for an answer");
+        return Err(ApiError::field(answer.field.clone(), message));
     }
+    let Some(format) = &text.tools else {
+        return Ok(answer);
+    };
+    let calls = grammar(format, &offer.definitions, want, offer.calls_max);
+    let CallGrammar { lark, mut schemas } = calls
+        .map_err(|error| ApiError::field(field.clone(), format!("cannot be kept: {error}")))?;
+    let lark = match answer.map(|answer| answer.spec) {
+        None => lark,
+        Some(spec) => {
+            let schema = match spec {
+                GrammarSpec::JsonSchema(schema) => schema,
+                GrammarSpec::JsonObject => json!({"type": "object"}),
+                _ => {
+                    let message = "cannot be combined with `tools`; only JSON can";
+                    return Err(ApiError::field(field, message));
+                }
+            };
+            schemas.push(("answer".to_owned(), schema));
+            format!(
+                "start: @answer | calls\n{}",
+                lark.replacen("start:", "calls:", 1)
+            )
+        }
+    };
+    let spec = GrammarSpec::LarkWithSchemas { lark, schemas };
+    Ok(Some(Grammar { field, spec }))
 }
 
 /// Reads which calls must be made.

@@ -325,20 +325,17 @@ async fn offers_that_cannot_be_read_are_named() {
             "function_call",
             json!({"tools": [], "functions": [{"name": "f"}], "function_call": "required"}),
         ),
-        // What only a grammar can keep.
-        ("tool_choice", json!({"tool_choice": "required"})),
-        (
-            "tool_choice",
-            json!({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}),
-        ),
+        // What a call cannot be held to.
         (
             "tools[0].function.strict",
-            json!({"tools": function(json!({"strict": true}))}),
+            json!({"tools": function(json!({"strict": true, "parameters": {
+                "type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}}))}),
         ),
         (
-            "function_call",
-            json!({"tools": [], "functions": [{"name": "f"}], "function_call": {"name": "f"}}),
+            "response_format",
+            json!({"tool_choice": "required", "response_format": {"type": "json_object"}}),
         ),
+        ("regex", json!({"regex": "a"})),
     ] {
         let reply = server.chat(&with(&ask(), more.clone())).await;
         let shown = format!("{more:.200}");
@@ -383,4 +380,153 @@ async fn a_template_without_tools_cannot_offer_any() {
     );
     let declined = with(&ask(), json!({"tool_choice": "none"}));
     assert_eq!(server.chat(&declined).await.status, 200);
+}
+
+/// A tool of several kinds of arguments.
+fn booking() -> Value {
+    json!({"type": "function", "function": {"name": "book_table", "parameters": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 10},
+            "guests": {"type": "integer", "minimum": 1, "maximum": 9},
+            "outside": {"type": "boolean"},
+            "courses": {"type": "array", "items": {"enum": ["soup", "fish"]}, "minItems": 1, "maxItems": 2},
+        },
+        "required": ["name", "guests", "outside", "courses"],
+        "additionalProperties": false,
+    }}})
+}
+
+/// Asserts that `call` is one of [`weather`] or [`booking`], and fits.
+fn assert_fits(call: &Value, what: &str) {
+    let arguments = call["function"]["arguments"].as_str().expect(what);
+    let arguments: Value = serde_json::from_str(arguments).expect(what);
+    match call["function"]["name"].as_str().unwrap() {
+        "get_weather" => assert!(arguments["city"].is_string(), "{what}"),
+        "book_table" => {
+            let guests = arguments["guests"].as_u64().expect(what);
+            let name = arguments["name"].as_str().expect(what);
+            let courses = arguments["courses"].as_array().expect(what);
+            assert!(
+                (1..=9).contains(&guests) && name.chars().count() <= 10,
+                "{what}"
+            );
+            assert!(arguments["outside"].is_boolean(), "{what}");
+            assert!((1..=2).contains(&courses.len()), "{what}");
+            assert!(courses.iter().all(|c| c == "soup" || c == "fish"), "{what}");
+            assert_eq!(arguments.as_object().unwrap().len(), 4, "{what}");
+        }
+        other => panic!("no such tool: {other} in {what}"),
+    }
+}
+
+#[tokio::test]
+async fn calls_that_must_come_come_and_fit_with_speculation_as_without() {
+    for model in ["tiny-gemma4", "tiny-qwen3.5"] {
+        let server = Server::start(Setup {
+            model,
+            context: 2048,
+            ..Setup::default()
+        })
+        .await;
+        let named = json!({"type": "function", "function": {"name": "book_table"}});
+        for (choice, parallel) in [
+            (json!("required"), true),
+            (json!("required"), false),
+            (named, true),
+        ] {
+            for temperature in [0.0, 0.8, 1.5] {
+                let mut body = with(
+                    &ask(),
+                    json!({
+                        "tools": [weather(), booking()], "tool_choice": choice, "max_tokens": 600,
+                        "parallel_tool_calls": parallel, "temperature": temperature, "seed": 5,
+                    }),
+                );
+                let reply = server.chat(&body).await.json();
+                let what = format!("{model} {choice} {parallel} {temperature}: {reply}");
+                let answer = &reply["choices"][0];
+                let calls = answer["message"]["tool_calls"].as_array().expect(&what);
+                assert!(!calls.is_empty(), "{what}");
+                if answer["finish_reason"] != "length" {
+                    assert_eq!(answer["finish_reason"], "tool_calls", "{what}");
+                    calls.iter().for_each(|call| assert_fits(call, &what));
+                }
+                if !parallel || choice.is_object() {
+                    assert_eq!(calls.len(), 1, "{what}");
+                    assert_ne!(answer["finish_reason"], "length", "{what}");
+                }
+                if choice.is_object() {
+                    assert_eq!(calls[0]["function"]["name"], "book_table", "{what}");
+                }
+                assert_eq!(answer["message"]["content"], Value::Null, "{what}");
+                assert!(
+                    reply["speculation"]["forced"].as_u64().unwrap() > 0,
+                    "{what}"
+                );
+
+                body["speculation"] = json!("off");
+                let plain = server.chat(&body).await.json();
+                let functions = |reply: &Value| -> Vec<Value> {
+                    let calls = reply["choices"][0]["message"]["tool_calls"].as_array();
+                    calls
+                        .unwrap()
+                        .iter()
+                        .map(|call| call["function"].clone())
+                        .collect()
+                };
+                assert_eq!(functions(&plain), functions(&reply), "{what}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_strict_tool_s_calls_fit_and_text_stays_free() {
+    for model in ["tiny-gemma4", "tiny-qwen3.5"] {
+        let server = Server::start(Setup {
+            model,
+            context: 1024,
+            ..Setup::default()
+        })
+        .await;
+        let mut tool = weather();
+        tool["function"]["strict"] = json!(true);
+        tool["function"]["parameters"]["additionalProperties"] = json!(false);
+        let body = with(&ask(), json!({"tools": [tool]}));
+        let reply = server.chat(&body).await.json();
+        let call = &reply["choices"][0]["message"]["tool_calls"][0];
+        assert_fits(call, &reply.to_string());
+        let body = with(
+            &body,
+            json!({"messages": [{"role": "user", "content": "Tell me a story about a kite."}]}),
+        );
+        let free = server.chat(&body).await.json();
+        let text = free["choices"][0]["message"]["content"].as_str();
+        assert!(text.is_some_and(|text| text.len() > 20), "{free}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_may_call_or_answer_in_json() {
+    let server = Server::start(Setup {
+        context: 1024,
+        ..Setup::default()
+    })
+    .await;
+    let schema = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
+    let format =
+        json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}});
+    let reply = server.chat(&with(&ask(), format)).await.json();
+    let message = &reply["choices"][0]["message"];
+    match message["tool_calls"].get(0) {
+        Some(call) => assert_fits(call, &reply.to_string()),
+        None => {
+            let text = message["content"].as_str().unwrap();
+            assert!(
+                ["{\"a\": true}", "{\"a\": false}"]
+                    .contains(&&*text.replace(":t", ": t").replace(":f", ": f"))
+            );
+        }
+    }
 }
