@@ -16,13 +16,8 @@
 //! between them. Later ones are written where they stand if the template does that,
 //! and else become part of a user turn ([`SystemPlace`]).
 //!
-//! **A tool's result says whose it is.** Where only the id of the call is there, the result
-//! gets the name of the tool that was called, which some templates write.
-//!
 //! Fields not named here, such as `reasoning_content`, `name` or
 //! `tool_call_id`, pass through.
-
-use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
@@ -116,9 +111,7 @@ pub(crate) fn normalize(messages: &Value, reads: &Reads) -> Result<Value, TextEr
             one(message, reads).map_err(|reason| TextError::BadMessage { index, reason })
         })
         .collect();
-    let mut normal = normal?;
-    name_results(&mut normal);
-    let mut placed = place_instructions(normal, reads.place);
+    let mut placed = place_instructions(normal?, reads.place);
     for message in &mut placed {
         if reads.form(role(message)) == ContentForm::Parts {
             let content = &mut message["content"];
@@ -168,25 +161,6 @@ fn one(message: &Value, reads: &Reads) -> Result<Map<String, Value>, &'static st
         out.insert("reasoning_content".to_owned(), reasoning);
     }
     Ok(out)
-}
-
-/// Gives results of tools the names of the tools, by the ids of the calls they answer.
-fn name_results(messages: &mut [Map<String, Value>]) {
-    let mut names: HashMap<String, Value> = HashMap::new();
-    for message in messages {
-        let calls = message.get("tool_calls").and_then(Value::as_array);
-        for call in calls.into_iter().flatten() {
-            let function = call.get("function").unwrap_or(call);
-            if let (Some(id), Some(name)) = (call["id"].as_str(), function.get("name")) {
-                names.insert(id.to_owned(), name.clone());
-            }
-        }
-        let id = message.get("tool_call_id").and_then(Value::as_str);
-        let name = id.and_then(|id| names.get(id));
-        if let Some(name) = name.filter(|_| role(message) == "tool") {
-            message.entry("name").or_insert_with(|| name.clone());
-        }
-    }
 }
 
 /// Moves reasoning that stands inside the content of the model's own messages to where
@@ -532,22 +506,6 @@ mod tests {
         assert_eq!(call(""), json!({}));
         assert_eq!(call("{broken"), json!("{broken"));
         assert_eq!(call("[1]"), json!("[1]"));
-    }
-
-    #[test]
-    fn results_get_the_names_of_the_tools_they_come_from() {
-        let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name}});
-        let messages = text(json!([
-            {"role": "assistant", "tool_calls": [call("a", "f"), call("b", "g"), {"function": {"name": "h"}}]},
-            {"role": "tool", "tool_call_id": "b", "content": "1"},
-            {"role": "tool", "tool_call_id": "a", "content": "2"},
-            {"role": "tool", "tool_call_id": "a", "name": "own", "content": "3"},
-            {"role": "tool", "tool_call_id": "c", "content": "4"},
-            {"role": "tool", "content": "5"},
-            {"role": "user", "tool_call_id": "a", "content": "6"},
-        ]));
-        let names: Vec<_> = (1..7).map(|i| messages[i]["name"].as_str()).collect();
-        assert_eq!(names, [Some("g"), Some("f"), Some("own"), None, None, None]);
     }
 
     #[test]

@@ -23,8 +23,8 @@
 //! text came before as well.
 //!
 //! Every parser takes one character at a time and looks at none twice but for a tag's length,
-//! so the work is linear in the text. No sampling and no grammar here: a model may write what
-//! it likes. [`grammar`] writes what it may, where a call must come.
+//! so the work is linear in the text. Nothing here keeps a model to a form: it may write what
+//! it likes, unless its choices follow a [`grammar`].
 
 mod gemma;
 pub mod grammar;
