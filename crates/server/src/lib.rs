@@ -37,6 +37,7 @@ mod ids;
 mod lanes;
 pub mod limits;
 mod metrics;
+mod offer;
 mod openai;
 mod options;
 mod paths;

@@ -17,7 +17,7 @@ use crate::errors::ApiError;
 use crate::fields::{Fields, Unsupported, unless, whole};
 use crate::ids;
 use crate::limits::{DRY_BREAKER_CHARS_MAX, DRY_BREAKERS_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
-use crate::request::Offer;
+use crate::offer::Offer;
 
 /// Largest `top_k`; no vocabulary is larger.
 const TOP_K_MAX: i64 = 1 << 24;

@@ -39,32 +39,6 @@ pub(crate) struct Conversation {
     pub(crate) tools: Option<Arc<Value>>,
 }
 
-/// What a model may call.
-#[derive(Clone, Debug)]
-pub(crate) struct Offer {
-    /// The tools, as chat templates read them: `{"type": "function", "function": {…}}` each.
-    pub(crate) definitions: Arc<Value>,
-    /// Which of the tools' calls must fit their schemas, in the same order.
-    pub(crate) strict: Vec<bool>,
-    /// Whether the model must call.
-    pub(crate) choice: ToolChoice,
-    /// Calls of one answer, at most.
-    pub(crate) calls_max: Option<usize>,
-}
-
-/// Whether a model must call a tool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ToolChoice {
-    /// It must not.
-    None,
-    /// The model decides.
-    Auto,
-    /// It must call some tool.
-    Required,
-    /// It must call the tool of this name.
-    Named(String),
-}
-
 /// One message of a conversation.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Message {

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accept;
+mod constrained;
 mod constraint;
 pub mod draft;
 mod forward;

@@ -28,7 +28,7 @@ pub(super) enum Format {
     Length(&'static str, u32),
     /// The number is between these.
     Range(i64, i64),
-    /// It says nothing about the value.
+    /// The format says nothing about the value.
     Anything,
 }
 

@@ -164,7 +164,7 @@ impl Thinking {
         }
     }
 
-    /// Of several budgets the least counts.
+    /// Takes a budget of `tokens`; the least of several counts.
     fn least(&mut self, tokens: usize) {
         self.budget = Some(self.budget.map_or(tokens, |budget| budget.min(tokens)));
     }

@@ -18,8 +18,8 @@ use crate::errors::{ApiError, excerpt};
 use crate::fields::Fields;
 use crate::generation::Call;
 use crate::limits::{IGNORED_FIELDS_MAX, TOOLS_BYTES_MAX, TOOLS_MAX};
+use crate::offer::{Offer, ToolChoice};
 use crate::options::Grammar;
-use crate::request::{Offer, ToolChoice};
 
 const TOOLS: &str = "tools";
 const FUNCTIONS: &str = "functions";

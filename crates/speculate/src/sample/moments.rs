@@ -15,7 +15,7 @@ pub(super) struct Deviation {
 }
 
 impl Deviation {
-    /// That of the numbers above -inf among `logits`, `top` being the largest of the row.
+    /// The deviation of the numbers above -inf among `logits`, `top` being the largest of the row.
     pub(super) fn of(top: f32, logits: impl Iterator<Item = f32>) -> Self {
         let mut deviation = Deviation::default();
         deviation.extend(top, logits);

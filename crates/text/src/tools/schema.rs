@@ -54,7 +54,7 @@ impl Types {
         self.0 & !others.0 == 0
     }
 
-    /// These types and `others`.
+    /// The union with `others`.
     pub(super) fn or(self, others: Types) -> Types {
         Types(self.0 | others.0)
     }
