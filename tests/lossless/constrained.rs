@@ -46,7 +46,7 @@ impl Pattern {
         let last = n.checked_sub(1).map_or(self.salt, |i| self.text[i]);
         match (n as u32 + self.salt) % 11 {
             // Runs of one token each: six in a row, and one alone.
-            0..=5 if (n as u32 / 11 + self.salt) % 2 == 0 => {
+            0..=5 if (n as u32 / 11 + self.salt).is_multiple_of(2) => {
                 Next::One((last.wrapping_mul(7) + n as u32) % self.vocab)
             }
             6 => Next::One((last + 1) % self.vocab),

@@ -2,7 +2,8 @@
 
 use constrain::{Compiler, Error, Grammar, Limits, Spec, Token, Vocabulary};
 use std::sync::{Arc, OnceLock};
-use text::Text;
+use text::tools::ToolMark;
+use text::{ReasoningMarks, Text};
 
 /// Compiles what replies of one model are to follow.
 pub(crate) struct Grammars {
@@ -35,10 +36,18 @@ impl Grammars {
 /// The first `n` tokens of the model as a grammar sees them.
 fn vocabulary(text: &Arc<Text>, n: usize) -> Result<Vocabulary, Error> {
     let tokenizer = &text.tokenizer;
+    // Some models' marks are no special tokens, and plain text must not hold them all the same.
+    let of_tools = text
+        .tools
+        .iter()
+        .flat_map(|format| ToolMark::ALL.map(|mark| format.id(mark)));
+    let of_reasoning = text.reasoning.iter().flat_map(ReasoningMarks::ids);
+    let marks: Vec<u32> = of_tools.flatten().chain(of_reasoning).collect();
     let token = |id: u32| {
         let bytes = tokenizer.token_bytes(id);
+        let is_special = tokenizer.is_special(id) || marks.contains(&id);
         match tokenizer.entry(id) {
-            Some(spelling) if tokenizer.is_special(id) => Token::Special(spelling),
+            Some(spelling) if is_special => Token::Special(spelling),
             Some(_) if !bytes.is_empty() => Token::Bytes(bytes.to_vec()),
             _ => Token::Unused,
         }

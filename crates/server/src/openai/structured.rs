@@ -113,45 +113,41 @@ fn grammar(text: String) -> GrammarSpec {
 fn response_format(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     const NAME: &str = "response_format";
     const SCHEMA: &str = "response_format.json_schema.schema";
+    const BESIDE: &str = "response_format.schema";
     let Some(map) = fields.object(NAME)? else {
         return Ok(None);
     };
     let inner = fields.inside(map, "response_format.");
-    let (field, spec) = match inner.string("type")? {
-        Some("text") => return Ok(None),
-        // llama-server's clients put a schema beside the type.
-        Some("json_object") => match inner.get("schema") {
-            None => (NAME, GrammarSpec::JsonObject),
-            Some(value) => {
-                let field = "response_format.schema";
-                (
-                    field,
-                    GrammarSpec::JsonSchema(schema(fields, field, value)?),
-                )
-            }
-        },
-        Some("json_schema") => {
-            let missing = || ApiError::field(SCHEMA, "is missing");
-            let format = inner.object("json_schema")?;
-            let format = match format {
-                Some(format) => fields.inside(format, "response_format.json_schema."),
-                None => return Err(missing()),
-            };
-            // They name and describe the schema; it is always enforced.
-            for name in ["name", "description", "strict"] {
-                format.get(name);
-            }
-            let value = format.get("schema").or_else(|| inner.get("schema"));
-            let value = schema(fields, SCHEMA, value.ok_or_else(missing)?)?;
-            fields.note_ignored(format.ignored());
-            (SCHEMA, GrammarSpec::JsonSchema(value))
+    let mut found = None;
+    if let Some(format) = inner.object("json_schema")? {
+        let format = fields.inside(format, "response_format.json_schema.");
+        // These name and describe the schema, which is always enforced.
+        format.string("name")?;
+        format.string("description")?;
+        format.bool("strict")?;
+        if let Some(value) = format.get("schema") {
+            found = Some((SCHEMA, schema(fields, SCHEMA, value)?));
         }
-        Some(_) => {
+        fields.note_ignored(format.ignored());
+    }
+    // llama-server's clients put a schema beside the type.
+    if let (None, Some(value)) = (&found, inner.get("schema")) {
+        found = Some((BESIDE, schema(fields, BESIDE, value)?));
+    }
+    let spec = match (inner.string("type")?, found) {
+        (Some("text"), _) => return Ok(None),
+        (Some("json_object"), None) => (NAME, GrammarSpec::JsonObject),
+        (Some("json_object" | "json_schema"), Some((field, value))) => {
+            (field, GrammarSpec::JsonSchema(value))
+        }
+        (Some("json_schema"), None) => return Err(ApiError::field(SCHEMA, "is missing")),
+        (Some(_), _) => {
             return Err(inner.error("type", "must be one of text, json_object, json_schema"));
         }
-        None => return Err(inner.error("type", "is missing")),
+        (None, _) => return Err(inner.error("type", "is missing")),
     };
     fields.note_ignored(inner.ignored());
+    let (field, spec) = spec;
     Ok(Some(Grammar {
         field: field.to_owned(),
         spec,

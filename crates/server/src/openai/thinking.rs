@@ -79,14 +79,14 @@ impl Thinking {
             return Ok(());
         };
         let inner = fields.inside(map, "thinking.");
+        if let Some(tokens) = inner.integer("budget_tokens", 0..=BUDGET_MAX)? {
+            self.limit(fields, NAME, tokens)?;
+        }
         match inner.string("type")? {
             Some("enabled") => self.turn(fields, NAME, true)?,
             Some("disabled") => self.turn(fields, NAME, false)?,
             Some("adaptive" | "auto") => {}
             _ => return Err(inner.error("type", "must be one of enabled, disabled, adaptive")),
-        }
-        if let Some(tokens) = inner.integer("budget_tokens", 0..=BUDGET_MAX)? {
-            self.limit(fields, NAME, tokens)?;
         }
         fields.note_ignored(inner.ignored());
         Ok(())

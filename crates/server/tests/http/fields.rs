@@ -26,7 +26,10 @@ fn with(mut body: Value, path: &str, value: Value) -> Value {
         Some(("messages[]", name)) => body["messages"][0][name] = value,
         Some((object, name)) => {
             body["stream"] = json!(true);
-            body[object] = json!({ name: value });
+            body[object] = with(json!({}), name, value);
+            if let Some(inner) = body[object].as_object_mut() {
+                inner.remove("stream");
+            }
         }
     }
     body

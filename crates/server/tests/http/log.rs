@@ -78,7 +78,7 @@ fn ask(id: &str, body: &Value) -> Vec<u8> {
 async fn a_refusal_is_logged_with_code_and_message_and_without_the_prompt() {
     let (log, server) = (log(), Server::start(Setup::default()).await);
     let secret = "xylophone-4711";
-    let body = json!({"messages": [{"role": "user", "content": secret}], "typ_p": 0.5});
+    let body = json!({"messages": [{"role": "user", "content": secret}], "tfs_z": 0.5});
     server.send(&ask("refused-1", &body)).await;
     let lines = log.lines("refused-1", "response").await;
     let line = lines
@@ -87,7 +87,7 @@ async fn a_refusal_is_logged_with_code_and_message_and_without_the_prompt() {
         .unwrap();
     for part in [
         "code=\"unsupported_parameter\"",
-        "`typ_p` is not supported yet",
+        "`tfs_z` is not supported yet",
     ] {
         assert!(line.contains(part), "{line}");
     }

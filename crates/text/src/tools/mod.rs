@@ -110,7 +110,10 @@ pub enum ToolMark {
     Quote,
 }
 
-const MARKS: [ToolMark; 3] = [ToolMark::Open, ToolMark::Close, ToolMark::Quote];
+impl ToolMark {
+    /// Every mark.
+    pub const ALL: [ToolMark; 3] = [ToolMark::Open, ToolMark::Close, ToolMark::Quote];
+}
 
 /// The wire form in which a model writes calls.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +134,7 @@ impl ToolFormat {
         }
         FORMATS.iter().find_map(|format| {
             let found = ToolFormat { format, ids: None };
-            let ids = MARKS.map(|mark| tokenizer.id_of(found.spelling(mark)?));
+            let ids = ToolMark::ALL.map(|mark| tokenizer.id_of(found.spelling(mark)?));
             let needed = [true, true, format.quote.is_some()];
             let has_tokens = (0..3).all(|i| ids[i].is_some() || !needed[i]);
             let fits = (has_tokens || !format.needs_tokens) && says(format.hint);
@@ -169,21 +172,25 @@ impl ToolFormat {
 
     /// The token id of `mark`; `None` if the mark is characters or the form does not have it.
     pub fn id(&self, mark: ToolMark) -> Option<u32> {
-        let at = MARKS.iter().position(|&m| m == mark)?;
+        let at = ToolMark::ALL.iter().position(|&m| m == mark)?;
         self.ids?[at]
     }
 
     /// The mark that `token` is.
     pub fn mark_of(&self, token: u32) -> Option<ToolMark> {
         let at = self.ids?.iter().position(|&id| id == Some(token))?;
-        Some(MARKS[at])
+        Some(ToolMark::ALL[at])
     }
 
     /// The mark that `text` begins with, and whether `text` is the beginning of one.
     fn spelled_at(&self, text: &str) -> (Option<ToolMark>, bool) {
         let spelled = |mark| self.spelling(mark).unwrap_or("\0");
-        let mark = MARKS.into_iter().find(|&m| text.starts_with(spelled(m)));
-        let begins = MARKS.into_iter().any(|m| spelled(m).starts_with(text));
+        let mark = ToolMark::ALL
+            .into_iter()
+            .find(|&m| text.starts_with(spelled(m)));
+        let begins = ToolMark::ALL
+            .into_iter()
+            .any(|m| spelled(m).starts_with(text));
         (mark, begins)
     }
 }

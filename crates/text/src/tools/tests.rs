@@ -105,7 +105,7 @@ fn read(name: &str, text: &str) -> Reply {
 fn read_tokens(tokenizer: &Tokenizer, name: &str, text: &str) -> Reply {
     let format = FORMATS.iter().find(|f| f.name == name).unwrap();
     let found = ToolFormat { format, ids: None };
-    let ids = MARKS.map(|mark| tokenizer.id_of(found.spelling(mark)?));
+    let ids = ToolMark::ALL.map(|mark| tokenizer.id_of(found.spelling(mark)?));
     let format = ToolFormat {
         format,
         ids: Some(ids),
