@@ -48,7 +48,7 @@ def scalar(rng):
     if kind == 5:
         return {"type": "string", "pattern": rng.choice(["^[A-Z][a-z]{2,8}$", "^\\d{3}-\\d{4}$", "^(ab|cd)+e{1,3}$"]), "maxLength": 20}
     if kind == 6:
-        return {"type": "string", "format": rng.choice(["date", "time", "uuid", "ipv4"])}
+        return {"type": "string", "format": rng.choice(["date", "uuid", "ipv4"])}
     if kind == 7:
         return {"type": "number", "minimum": 0, "exclusiveMaximum": 10}
     if kind == 8:
