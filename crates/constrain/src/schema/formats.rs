@@ -5,7 +5,7 @@
 //!
 //! | format | standard | left out |
 //! | --- | --- | --- |
-//! | `date-time`, `date`, `time` | RFC 3339 | leap seconds, lower-case `t` and `z` |
+//! | `date-time`, `date`, `time` | RFC 3339 | leap seconds, lower-case `t` and `z`, the year 0, which few programs read |
 //! | `duration` | ISO 8601 as in RFC 3339, appendix A | |
 //! | `email` | RFC 5321, mailbox | quoted local parts, address literals, parts over 64 characters |
 //! | `hostname` | RFC 1123 | a last label of digits, a name over 253 characters |
@@ -32,11 +32,11 @@ pub(super) enum Format {
     Anything,
 }
 
-/// Days of all years; then 29 February of leap years: those divisible by 4 that do not end in
+/// Days of all years from 1 on; then 29 February of leap years: those divisible by 4 that do not end in
 /// 00, and those that end in 00 whose first two digits are divisible by 4.
 macro_rules! date {
     () => {
-        "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+        "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)"
     };
 }
 
