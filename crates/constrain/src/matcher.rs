@@ -34,8 +34,13 @@ impl Grammar {
     pub fn start(&self) -> Matcher {
         let fresh = self.shared.fresh.lock();
         let fresh = fresh.unwrap_or_else(PoisonError::into_inner);
+        let inner = fresh.deep_clone();
         Matcher {
-            inner: fresh.deep_clone(),
+            fresh: inner.clone(),
+            base: inner.clone(),
+            base_len: 0,
+            tokens: Vec::new(),
+            inner,
             vocabulary: self.shared.vocabulary.clone(),
             state: State::default(),
             before: Vec::new(),
@@ -89,6 +94,14 @@ impl Plan {
 /// popped, whatever else was asked or taken back between.
 pub struct Matcher {
     inner: llguidance::Matcher,
+    /// The parser before the first token. All of this text's parsers share what they learn.
+    fresh: llguidance::Matcher,
+    /// The parser after the first `base_len` tokens, from where tokens are taken back: the
+    /// parser's own way back leaves it in states that refuse tokens of its masks.
+    base: llguidance::Matcher,
+    base_len: usize,
+    /// The tokens that the parser has seen.
+    tokens: Vec<u32>,
     vocabulary: Vocabulary,
     state: State,
     before: Vec<State>,
@@ -185,6 +198,7 @@ impl Matcher {
         };
         if !next.ended {
             self.inner.consume_token(token).map_err(too_complex)?;
+            self.tokens.push(token);
         }
         self.before.push(std::mem::replace(&mut self.state, next));
         Ok(true)
@@ -206,9 +220,23 @@ impl Matcher {
         self.state = self.before[kept].clone();
         self.before.truncate(kept);
         if n_parsed > 0 {
-            // Fails only in a matcher that has failed before, whose every call says so.
-            let _ = self.inner.rollback(n_parsed);
+            self.rebuild(n_parsed);
         }
+    }
+
+    /// Builds the parser anew without the last `n` tokens that it has seen.
+    fn rebuild(&mut self, n: usize) {
+        let kept = self.tokens.len() - n;
+        self.tokens.truncate(kept);
+        if kept < self.base_len {
+            (self.base, self.base_len) = (self.fresh.clone(), 0);
+        }
+        for &token in &self.tokens[self.base_len..] {
+            // Fails only where it failed before, and then every call says so.
+            let _ = self.base.consume_token(token);
+        }
+        self.base_len = kept;
+        self.inner = self.base.clone();
     }
 
     /// The number of tokens of the text, the one that ended it included.

@@ -255,3 +255,61 @@ proptest! {
         }
     }
 }
+
+/// A schema with values of every kind, some of which begin alike.
+fn booking() -> serde_json::Value {
+    let phone = json!({"type": "string", "pattern": "^\\d{3}-\\d{4}$", "maxLength": 20});
+    json!({"type": "object", "properties": {
+        "name": {"type": "string", "format": "ipv4"},
+        "color": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 15}, {"type": "object", "properties": {"owner": phone}, "required": ["owner"], "additionalProperties": false}]},
+        "price": {"type": "object", "properties": {
+            "is_open": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2},
+            "notes": {"type": "array", "items": {"type": "null"}, "minItems": 0, "maxItems": 0},
+            "age": {"type": "array", "items": phone, "maxItems": 1},
+        }, "required": ["is_open", "age"], "additionalProperties": false},
+    }, "required": ["name", "color", "price"], "additionalProperties": false})
+}
+
+#[test]
+fn tokens_that_come_without_a_mask_between_are_those_of_a_fresh_matcher() {
+    let vocabulary = vocabulary(&bundled("tiny-gemma4"));
+    let compiler = Compiler::new(vocabulary.clone(), Limits::default());
+    let grammar = compiler.compile(&Spec::JsonSchema(booking())).unwrap();
+    let mut seed = 7u64;
+    let mut below = move |n: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) as usize % n
+    };
+    for _ in 0..40 {
+        let (mut matcher, mut fresh) = (grammar.start(), grammar.start());
+        for _ in 0..150 {
+            // A draft: forced tokens, then a guess; all of it is taken back, once with masks
+            // and once without.
+            for has_masks in [false, true] {
+                let mut draft = matcher.forced(16);
+                draft.push(below(vocabulary.len()) as u32);
+                let mut pushed = 0;
+                for token in draft {
+                    if has_masks {
+                        allowed(&mut matcher, &vocabulary);
+                    }
+                    pushed += usize::from(matcher.push(token).unwrap());
+                }
+                matcher.pop(pushed);
+            }
+            // The text goes on by the forced tokens and one more.
+            for token in fresh.forced(16) {
+                assert!(fresh.push(token).unwrap());
+                assert!(matcher.push(token).unwrap());
+            }
+            assert_eq!(matcher.must_end(), fresh.must_end());
+            if fresh.must_end() {
+                break;
+            }
+            let ids = allowed(&mut fresh, &vocabulary);
+            let token = ids[below(ids.len())];
+            assert!(fresh.push(token).unwrap());
+            assert!(matcher.push(token).unwrap(), "{token} of {ids:?}");
+        }
+    }
+}

@@ -213,3 +213,35 @@ async fn a_budget_closes_the_reasoning_with_the_model_s_own_mark() {
         "{text}"
     );
 }
+
+/// Going back over forced tokens once left the parser refusing a token of its own mask.
+#[tokio::test]
+async fn drafts_of_forced_tokens_that_are_taken_back_leave_no_trace() {
+    let server = Server::start(Setup {
+        model: "tiny-gemma4",
+        context: 2048,
+        draft: engine::DraftChoice::Named("ngram", None),
+        ..Setup::default()
+    })
+    .await;
+    let schema: Value = serde_json::from_str(
+        r#"{"type": "object", "properties": {"name": {"type": "string", "format": "ipv4"}, "color": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 15}, {"type": "object", "properties": {"tags": {"type": "string", "minLength": 2, "maxLength": 7}, "name": {"type": "string", "minLength": 2, "maxLength": 5}, "owner": {"type": "string", "pattern": "^\\d{3}-\\d{4}$", "maxLength": 20}}, "required": ["owner"], "additionalProperties": false}]}, "owner": {"type": "object", "properties": {"name": {"type": "array", "items": {"type": "string", "minLength": 0, "maxLength": 16}, "minItems": 0, "maxItems": 2}, "color": {"type": ["string", "null"], "maxLength": 10}, "notes": {"type": "array", "items": {"type": ["string", "null"], "maxLength": 10}, "minItems": 1, "maxItems": 1}, "age": {"type": "string", "pattern": "^\\d{3}-\\d{4}$", "maxLength": 20}, "id": {"type": "object", "properties": {"color": {"type": "string", "format": "uuid"}, "city": {"type": "null"}}, "required": ["color", "city"], "additionalProperties": false}}, "required": ["name", "color", "age", "id"], "additionalProperties": false}, "age": {"anyOf": [{"type": "string", "pattern": "^[A-Z][a-z]{2,8}$", "maxLength": 20}, {"type": "string", "minLength": 1, "maxLength": 10}]}, "price": {"type": "object", "properties": {"is_open": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}, "color": {"type": "null"}, "notes": {"type": "array", "items": {"type": "null"}, "minItems": 0, "maxItems": 0}, "age": {"type": "array", "items": {"type": "string", "pattern": "^\\d{3}-\\d{4}$", "maxLength": 20}, "minItems": 0, "maxItems": 1}, "owner": {"type": "array", "items": {"type": "number", "minimum": 0, "exclusiveMaximum": 10}, "minItems": 0, "maxItems": 1}}, "required": ["is_open", "age", "owner"], "additionalProperties": false}}, "required": ["name", "color", "owner", "age", "price"], "additionalProperties": false}"#,
+    )
+    .unwrap();
+    for thinking in [false, true] {
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "Describe something as JSON."}],
+            "max_tokens": 600, "temperature": 0.8, "seed": 11, "enable_thinking": thinking,
+            "thinking_budget": 32, "speculation": "auto",
+        });
+        let more = format(schema.clone());
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let drafted = server.chat(&body).await;
+        assert_eq!(drafted.status, 200, "{drafted:?}");
+        body["speculation"] = json!("off");
+        let plain = server.chat(&body).await.json();
+        assert_eq!(drafted.json()["choices"], plain["choices"]);
+    }
+}
