@@ -32,11 +32,9 @@ impl Grammar {
     /// The matcher of a new text. It shares nothing that changes with other texts, so what
     /// others write cannot change a mask or an error of this one.
     pub fn start(&self) -> Matcher {
-        let fresh = self.shared.fresh.lock();
-        let fresh = fresh.unwrap_or_else(PoisonError::into_inner);
-        let inner = fresh.deep_clone();
+        let inner = self.parser();
         Matcher {
-            fresh: inner.clone(),
+            grammar: self.clone(),
             base: inner.clone(),
             base_len: 0,
             tokens: Vec::new(),
@@ -45,6 +43,12 @@ impl Grammar {
             state: State::default(),
             before: Vec::new(),
         }
+    }
+
+    /// A parser that has seen nothing.
+    fn parser(&self) -> llguidance::Matcher {
+        let fresh = self.shared.fresh.lock();
+        fresh.unwrap_or_else(PoisonError::into_inner).deep_clone()
     }
 
     /// About how many bytes the compiled grammar holds.
@@ -94,8 +98,7 @@ impl Plan {
 /// popped, whatever else was asked or taken back between.
 pub struct Matcher {
     inner: llguidance::Matcher,
-    /// The parser before the first token. All of this text's parsers share what they learn.
-    fresh: llguidance::Matcher,
+    grammar: Grammar,
     /// The parser after the first `base_len` tokens, from where tokens are taken back: the
     /// parser's own way back leaves it in states that refuse tokens of its masks.
     base: llguidance::Matcher,
@@ -116,13 +119,17 @@ impl Matcher {
     ///
     /// # Errors
     ///
-    /// [`Error::TooComplex`] if the grammar is too ambiguous here. The matcher cannot be used
-    /// afterwards.
+    /// [`Error::TooComplex`] if the grammar is too ambiguous here, whatever was pushed and
+    /// taken back before.
     ///
     /// # Panics
     ///
     /// If `words` is shorter than [`Vocabulary::words`].
     pub fn allowed(&mut self, words: &mut [u32]) -> Result<(), Error> {
+        self.twice(|matcher| matcher.try_allowed(words))
+    }
+
+    fn try_allowed(&mut self, words: &mut [u32]) -> Result<(), Error> {
         let n_words = self.vocabulary.words();
         assert!(words.len() >= n_words, "a mask has a bit for each token");
         words.fill(0);
@@ -165,6 +172,10 @@ impl Matcher {
     ///
     /// As [`Matcher::allowed`].
     pub fn push(&mut self, token: u32) -> Result<bool, Error> {
+        self.twice(|matcher| matcher.try_push(token))
+    }
+
+    fn try_push(&mut self, token: u32) -> Result<bool, Error> {
         if self.state.ended || token as usize >= self.vocabulary.len() {
             return Ok(false);
         }
@@ -224,12 +235,25 @@ impl Matcher {
         }
     }
 
+    /// Does `work`; if it fails, once more with a parser that has seen the text and nothing else:
+    /// what failed may have been left by tokens that were taken back.
+    fn twice<T>(
+        &mut self,
+        mut work: impl FnMut(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        work(self).or_else(|_| {
+            (self.base, self.base_len) = (self.grammar.parser(), 0);
+            self.rebuild(0);
+            work(self)
+        })
+    }
+
     /// Builds the parser anew without the last `n` tokens that it has seen.
     fn rebuild(&mut self, n: usize) {
         let kept = self.tokens.len() - n;
         self.tokens.truncate(kept);
         if kept < self.base_len {
-            (self.base, self.base_len) = (self.fresh.clone(), 0);
+            (self.base, self.base_len) = (self.grammar.parser(), 0);
         }
         for &token in &self.tokens[self.base_len..] {
             // Fails only where it failed before, and then every call says so.

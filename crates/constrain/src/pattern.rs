@@ -13,7 +13,7 @@
 //! - Not `\b`, look-around and references to groups, which are not regular or not supported:
 //!   an error.
 //!
-//! The same dialect serves [`Spec::Regex`](crate::Spec::Regex), which matches from start to end.
+//! [`Spec::Regex`](crate::Spec::Regex) has this dialect too, and matches from start to end.
 
 mod parse;
 

@@ -101,7 +101,7 @@ struct Normalizer<'a> {
     root: &'a Value,
     limits: &'a Limits,
     /// Pointers of the subschemas that a `$ref` leads to, in the order in which they were met.
-    /// They become `#/$defs/0` and so on.
+    /// The subschemas become `#/$defs/0` and so on.
     targets: Vec<String>,
     /// The number of each pointer in `targets`.
     numbers: HashMap<String, usize>,

@@ -117,7 +117,7 @@ fn chains_and_loops_of_references() {
     };
     assert!(bounded_schema(chain(100)).is_ok());
     too_large(bounded_schema(chain(5_000)));
-    // The same, of references alone.
+    // A chain of references alone.
     let alone: serde_json::Map<_, _> = (0..10_000)
         .map(|i| {
             (

@@ -2,12 +2,12 @@
 // (mma.sync), and the merge of split-KV partial results. attention.cuh says how sums go, and goes before this.
 //
 //   global               shared                          registers
-//   q ── f16 ──────────> [query tiles] ────────────────> A ┐
-//   keys, page by page ─> (pipelined: stages of tiles) ─> B ┴ mma ─> scores ─ mask ─ softmax of a page ─┐ shared
-//   values ────────────> (pipelined: stages of tiles) ─> B ┐                       probabilities, f16 <─┘
-//                                     probabilities ───> A ┴ mma ─> unit's output ─> PartialOutput: global, then
+//   q -- f16 ----------> [query tiles] ----------------> A +
+//   keys, page by page -> (pipelined: stages of tiles) -> B + mma -> scores - mask - softmax of a page -+ shared
+//   values ------------> (pipelined: stages of tiles) -> B +                       probabilities, f16 <-+
+//                                     probabilities ---> A + mma -> unit's output -> PartialOutput: global, then
 //                                                                                    attention_merge (split-KV)
-//                                                                                  └> RunningOutput: shared, then y
+//                                                                                  +> RunningOutput: shared, then y
 //
 //   f32, or odd head sizes          attention_decode, attention_all            a block a row and head
 //   tensor cores, short windows     attention_decode_pages                     4 warps, 16 queries, a page at a time

@@ -3,11 +3,11 @@
 // here.
 //
 //                 global             shared                               registers
-//                 q ── f16 ───────>  queries ──────────────────────> A ┐
-//   producer warp keys,   ── TMA ──> [stages] of 128 columns ──────> B ┴ wgmma ─> scores ─ softmax of a page ┐
-//   producer warp values, ── TMA ──> [stages] of 128 columns ──────> B ┐                                     │
-//                                    probabilities <─────────────────────────────────────────────────────────┘
-//                                                  └─────────────────> A ┴ wgmma ─> x ─ rescale ─> totals ─> y
+//                 q -- f16 ------->  queries ----------------------> A +
+//   producer warp keys,   -- TMA --> [stages] of 128 columns ------> B + wgmma -> scores - softmax of a page +
+//   producer warp values, -- TMA --> [stages] of 128 columns ------> B +                                     |
+//                                    probabilities <---------------------------------------------------------+
+//                                                  +-----------------> A + wgmma -> x - rescale -> totals -> y
 //
 // Two consumer warpgroups multiply, and a producer warp for each of their pipelines has the copy engine fill STAGES
 // stages of 128 columns of a page's keys or values. With heads of 256 columns a warpgroup has 64 queries of its own,

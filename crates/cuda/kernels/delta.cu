@@ -1,8 +1,8 @@
 // Gated DeltaNet: the causal convolution and the gated delta rule between a layer's projections. math.cuh and rows.cuh
 // go before this.
 //
-//   global: qkv, b, a ──> convolution, SiLU, L2 norms, gates ──> shared: rows [query | key | values | decay, beta]
-//   global: state     ──────────────────────────────────────> registers: DK / PARTS rows of a column a thread
+//   global: qkv, b, a --> convolution, SiLU, L2 norms, gates --> shared: rows [query | key | values | decay, beta]
+//   global: state     --------------------------------------> registers: DK / PARTS rows of a column a thread
 //                                                              S = S decay + k (beta (v - k S))     y = q S
 //   many rows: delta_conv, then delta_rule; few rows: delta_fused, which also does the norm and the gate that follow
 //

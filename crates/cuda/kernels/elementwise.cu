@@ -1,8 +1,8 @@
 // Kernels that look at one row, or one value, at a time: moves, elementwise functions, RMS norms, rotary embedding,
 // argmax. common.cuh, math.cuh and rows.cuh go before this.
 //
-//   global ──> registers (a thread a value, or a block or cluster a row: RowFragment) ──> y in f32
-//                                                                                     └─> Activations (f16), if the
+//   global --> registers (a thread a value, or a block or cluster a row: RowFragment) --> y in f32
+//                                                                                     +-> Activations (f16), if the
 //                                                                                         next op is a matrix product
 
 // x[i] (op) y[i], in place. `n` values.

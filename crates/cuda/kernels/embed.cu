@@ -1,7 +1,7 @@
 // Lookups in a table of packed weights (token embeddings), and random weights for measurements. weight_tile.cuh goes
 // before this.
 //
-//   global: one code, its scale and bias ──> registers: f32 ──> y
+//   global: one code, its scale and bias --> registers: f32 --> y
 
 // A thread a value of y: row `token` times `scale`. `tokens` null: the step's own.
 KERNEL embed(const u8 *w, const u32 *tokens, Batch batch, float *y, int rows, int cols, int k_tiles, float scale,

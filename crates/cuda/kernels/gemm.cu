@@ -2,9 +2,9 @@
 // this; gemm_wgmma.cu does the same where there are warpgroup products.
 //
 //   global            shared, STAGES deep (cp.async)         registers                       shared           global
-//   weights x8   ──>  [8 packed tiles]              ─load──> Tile ─dequantize─> A ┐
-//   activations  ──>  [BLOCK_ROWS rows, 64 columns] ───────> B ──────────────────┴ mma ─> accumulators
-//                                                                                    └ end of a slice ─> totals ─> y
+//   weights x8   -->  [8 packed tiles]              -load--> Tile -dequantize-> A +
+//   activations  -->  [BLOCK_ROWS rows, 64 columns] -------> B ------------------+ mma -> accumulators
+//                                                                                    + end of a slice -> totals -> y
 //
 // A block takes BLOCK_TILES row tiles by BLOCK_ROWS activation rows; each of its 8 warps WARP_TILES row tiles by
 // 8 WARP_COLUMNS activation rows, all of K. Packed weights go through shared memory, plain ones straight to registers,

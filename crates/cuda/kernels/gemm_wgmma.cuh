@@ -3,10 +3,10 @@
 // this.
 //
 //                 global                    shared: STAGES stages               registers
-//   producer warp  packed weights x8  ─TMA─> [8 packed tiles]           ─load──> Tile ─dequantize─> A ┐
-//                  swizzled           ─TMA─> [ROWS rows, 64 columns,   ──────────────────────────> B ┴ wgmma
-//                  activations               slice scales]                                              │
-//                                     full/empty mbarriers a stage               end of a slice: totals ┴─> y
+//   producer warp  packed weights x8  -TMA-> [8 packed tiles]           -load--> Tile -dequantize-> A +
+//                  swizzled           -TMA-> [ROWS rows, 64 columns,   --------------------------> B + wgmma
+//                  activations               slice scales]                                              |
+//                                     full/empty mbarriers a stage               end of a slice: totals +-> y
 //
 // A persistent block takes BLOCK_TILES row tiles by ROWS activation rows at a time. Two consumer warpgroups multiply,
 // four row tiles each: a warp dequantizes one tile into the A fragments that the tensor cores take from registers;

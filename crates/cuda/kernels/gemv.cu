@@ -3,8 +3,8 @@
 // before this, gemv_epilogue.cuh too.
 //
 //   global                     registers                                                       shared       global
-//   packed weights ─load──> Tile ─dequantize─> A ┐
-//   activations    ─load──> ActivationFragment B ┴ mma ──> accumulators ── one slice a warp ──> add slices ──> y
+//   packed weights -load--> Tile -dequantize-> A +
+//   activations    -load--> ActivationFragment B + mma --> accumulators -- one slice a warp --> add slices --> y
 //
 // A block takes M row tiles by 8 N activation rows; K is cut among its warps, a slice each (sliced-K).
 

@@ -2,11 +2,11 @@
 // moe_gemv.cu share. weight_tile.cuh and mbarrier.cuh go before this.
 //
 //   global                           shared: a pipeline a warp            registers                  shared
-//   packed  ─ cp.async, or TMA ──>  [stages][M row tiles]     ── load ──> Tile ─dequantize─> A ┐
-//   weights                                                                                    ├─ mma ─> accumulators
-//   activations ─ cp.async, or ──>  [stages][activation rows] ─────────────────────────────> B ┘    │ one slice
+//   packed  - cp.async, or TMA -->  [stages][M row tiles]     -- load --> Tile -dequantize-> A +
+//   weights                                                                                    +- mma -> accumulators
+//   activations - cp.async, or -->  [stages][activation rows] -----------------------------> B +    | one slice
 //                 loads of L2                                                                        v a warp
-//                                                       y <── epilogue <── add slices <── [stage][warp][partials]
+//                                                       y <-- epilogue <-- add slices <-- [stage][warp][partials]
 //
 // A persistent block takes a run of the row tiles of all matrices, M at a time (`row_tiles_per_stage`); each of its
 // warps has a slice of K (sliced-K) and a pipeline of its own, a stage of which is one tile of each of the M row tiles.

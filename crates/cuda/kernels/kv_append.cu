@@ -1,7 +1,7 @@
 // Writes keys and values to the paged KV cache, alone or fused with the norms and the rotary embedding of heads.
 // rows.cuh and attention.cuh, which says how pages lie, go before this.
 //
-//   q, k, v of a row and head ──> RowFragment: RMS norm ──> shared: head ──> RoPE ──> y, or a row of a page
+//   q, k, v of a row and head --> RowFragment: RMS norm --> shared: head --> RoPE --> y, or a row of a page
 
 // Stores column `c` of the key or value of cache row `index` in its page of a head. With tiles, a warp has the 32
 // columns of one.

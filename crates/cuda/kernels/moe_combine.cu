@@ -1,9 +1,9 @@
 // The end of a mixture of experts: a row's weighted sum over its experts, alone or fused with what follows it in a
 // model's layer (a shared expert or a dense block beside it, the residual and norms). rows.cuh goes before this.
 //
-//   experts' outputs [row, rank] ─┐
-//   shared expert, or dense ──────┼─> RowFragment (registers) ──> + residual ──> norm epilogue ──> f32 and f16
-//   residual ─────────────────────┘
+//   experts' outputs [row, rank] -+
+//   shared expert, or dense ------+-> RowFragment (registers) --> + residual --> norm epilogue --> f32 and f16
+//   residual ---------------------+
 
 // Outputs of the experts for each pair, the weights of the pairs, and where their weighted sum goes.
 struct ExpertOutputs {

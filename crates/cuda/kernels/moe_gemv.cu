@@ -1,10 +1,10 @@
 // GEMV of experts, the first product of a mixture (gate and up): few pairs of row and expert. moe.cuh says what the
 // lists are, weight_tile.cuh how sums go; gemv_epilogue.cuh and gemv_pipelined.cuh go before this.
 //
-//   moe_gemv_8, _16       every architecture: expert's weights ──> registers, as in gemv.cu; block (2 row tiles,
-//   expert) moe_gemv_pipelined_*  at most 8 rows:     expert's weights ──> pipeline in shared memory, as in
+//   moe_gemv_8, _16       every architecture: expert's weights --> registers, as in gemv.cu; block (2 row tiles,
+//   expert) moe_gemv_pipelined_*  at most 8 rows:     expert's weights --> pipeline in shared memory, as in
 //   gemv_pipelined.cuh,
-//                                             all rows' activations ──> shared memory, once a block
+//                                             all rows' activations --> shared memory, once a block
 //
 // A pair reads activation row `by_pair ? pair : pair / top_k` and writes row `pair` of y.
 

@@ -2,8 +2,8 @@
 // moe.cuh says what the lists are, weight_tile.cuh how sums go; math.cuh and gemv_pipelined.cuh go before this.
 //
 //   global                             shared, made by each block                 registers
-//   gate, up of a pair ─ GLU, f32 ──>  [pair][tile] f16, in slices' scales ──> B ┐
-//   expert's weights ───────────────────────────────────────────────> Tile ─> A ┴ mma ──> accumulators, totals ──> y
+//   gate, up of a pair - GLU, f32 -->  [pair][tile] f16, in slices' scales --> B +
+//   expert's weights -----------------------------------------------> Tile -> A + mma --> accumulators, totals --> y
 //
 // A warp has a row tile and all of K, slice after slice. Beside the experts goes the same product of an expert that all
 // rows share, if there is one (`SharedExpert`): its gate has been computed before. The kernel before is the first

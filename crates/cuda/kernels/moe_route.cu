@@ -1,8 +1,8 @@
 // Routing of a mixture of experts: which experts a row takes (softmax and top-k, as Experts::choose in
 // backend/src/moe.rs defines it, bit for bit), and the pairs of row and expert sorted by expert, as moe.cuh says.
 //
-//   scores [row, expert] ──> a warp a row: softmax, top_k ──> chosen, weights [row, rank]
-//                                                             └─> one block: counting sort ──> lists, pairs, blocks
+//   scores [row, expert] --> a warp a row: softmax, top_k --> chosen, weights [row, rank]
+//                                                             +-> one block: counting sort --> lists, pairs, blocks
 
 // A warp's row: softmax summed in ascending order, the top_k largest, divided by their sum in order of rank, times the
 // expert's own factor. `powers` holds a float for each expert, and a lane has a rank: there are at most 32. Where

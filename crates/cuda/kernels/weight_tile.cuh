@@ -2,9 +2,9 @@
 // activation rows at a time (mma.sync m16n8k16: A weights, B activations). src/pack.rs defines the tiles; common.cuh
 // goes before this.
 //
-//   packed tile ── load ──> codes, scales ── dequantize(j) ──> A fragment, 16 columns ┐
-//   (global or shared)      (registers)                        (registers)            ├─ mma ──> accumulators, f32
-//   activations ── load ──> ActivationFragment, 64 columns ──> B fragment, 16 columns ┘
+//   packed tile -- load --> codes, scales -- dequantize(j) --> A fragment, 16 columns +
+//   (global or shared)      (registers)                        (registers)            +- mma --> accumulators, f32
+//   activations -- load --> ActivationFragment, 64 columns --> B fragment, 16 columns +
 //
 // FORMAT: 16 plain f16; 2 3 4 5 6 8 codes of so many bits, with a scale and a bias for every GROUP (32 or 64)
 // columns; 9 f8 e4m3 with a scale. Tensor cores take weights as f16: what a code, its scale and its bias come to is

@@ -9,7 +9,7 @@
 //! The grammar sees the answer alone. A mark decides which part a token belongs to, so a
 //! draft may cross from one part to the next, and each of its rows has the mask of its own part.
 
-use constrain::{Grammar, Matcher};
+use constrain::Matcher;
 use speculate::{Constraint, ConstraintError};
 use text::{ReasoningMarks, ReplyStart, Tokenizer};
 
@@ -68,19 +68,17 @@ pub(crate) struct ReplyConstraint {
     answer: Option<Box<dyn Constraint>>,
     /// Tokens that end a reply.
     stop_tokens: Vec<u32>,
-    vocab: usize,
     part: Part,
     pushed: Vec<Pushed>,
 }
 
 impl ReplyConstraint {
-    /// Limits reasoning by `reasoning`, if the model reasons, and the answer by `answer`, in a
-    /// vocabulary of `vocab` tokens. `None` if that limits nothing.
+    /// Limits reasoning by `reasoning`, if the model reasons, and the answer by `answer`.
+    /// `None` if that limits nothing.
     pub(crate) fn new(
         reasoning: Option<ReasoningRules>,
         answer: Option<Box<dyn Constraint>>,
         stop_tokens: Vec<u32>,
-        vocab: usize,
     ) -> Option<Self> {
         let has_budget = reasoning.as_ref().is_some_and(|r| r.budget.is_some());
         if answer.is_none() && !has_budget {
@@ -95,7 +93,6 @@ impl ReplyConstraint {
             reasoning,
             answer,
             stop_tokens,
-            vocab,
             part,
             pushed: Vec::new(),
         })
@@ -162,7 +159,8 @@ impl Constraint for ReplyConstraint {
             return Ok(false);
         };
         if let Part::Reasoning(_) = self.part {
-            (0..self.vocab as u32).for_each(|token| set(allowed, token));
+            // Bits past the vocabulary count for nothing.
+            allowed.fill(u32::MAX);
             for &token in &self.stop_tokens {
                 allowed[token as usize / 32] &= !(1 << (token % 32));
             }
@@ -228,67 +226,31 @@ impl Constraint for ReplyConstraint {
 }
 
 /// A text that follows a grammar.
-pub(crate) struct Following {
-    grammar: Grammar,
-    matcher: Matcher,
-    text: Vec<u32>,
-    /// Whether the matcher has failed. It did so after tokens that a draft only guessed, or the
-    /// stream has failed with it.
-    has_failed: bool,
-}
+pub(crate) struct Following(pub(crate) Matcher);
 
-impl Following {
-    pub(crate) fn new(grammar: Grammar) -> Self {
-        Following {
-            matcher: grammar.start(),
-            grammar,
-            text: Vec::new(),
-            has_failed: false,
-        }
-    }
-
-    fn noting<T>(&mut self, result: Result<T, constrain::Error>) -> Result<T, ConstraintError> {
-        result.map_err(|error| {
-            self.has_failed = true;
-            ConstraintError(error.to_string())
-        })
-    }
+fn failed(error: constrain::Error) -> ConstraintError {
+    ConstraintError(error.to_string())
 }
 
 impl Constraint for Following {
     fn allowed(&mut self, allowed: &mut [u32]) -> Result<bool, ConstraintError> {
-        let result = self.matcher.allowed(allowed);
-        self.noting(result).map(|()| true)
+        self.0.allowed(allowed).map(|()| true).map_err(failed)
     }
 
     fn push(&mut self, token: u32) -> Result<bool, ConstraintError> {
-        let result = self.matcher.push(token);
-        let is_allowed = self.noting(result)?;
-        if is_allowed {
-            self.text.push(token);
-        }
-        Ok(is_allowed)
+        self.0.push(token).map_err(failed)
     }
 
     fn pop(&mut self, n: usize) {
-        let left = self.text.len().checked_sub(n);
-        self.text.truncate(left.expect("a push for every pop"));
-        if !self.has_failed {
-            self.matcher.pop(n);
-            return;
-        }
-        // A matcher that has failed cannot go back, and what failed may have been a guess.
-        self.matcher = self.grammar.start();
-        let pushed = self.text.iter().map(|&token| self.matcher.push(token));
-        self.has_failed = pushed.fold(false, |failed, pushed| failed | (pushed != Ok(true)));
+        self.0.pop(n);
     }
 
     fn forced(&mut self, most: usize) -> Vec<u32> {
-        self.matcher.forced(most)
+        self.0.forced(most)
     }
 
     fn must_end(&mut self) -> bool {
-        self.matcher.must_end()
+        self.0.must_end()
     }
 }
 
@@ -347,7 +309,7 @@ mod tests {
             let text = text.to_vec();
             Box::new(Exactly { text, n: 0 }) as Box<dyn Constraint>
         });
-        ReplyConstraint::new(Some(rules), answer, vec![STOP], VOCAB).expect("limits something")
+        ReplyConstraint::new(Some(rules), answer, vec![STOP]).expect("limits something")
     }
 
     fn allowed(reply: &mut ReplyConstraint) -> Option<Vec<u32>> {
@@ -405,7 +367,7 @@ mod tests {
             assert_eq!(reply.push(token), Ok(true));
         }
         assert_eq!((allowed(&mut reply), reply.must_end()), (None, false));
-        assert!(ReplyConstraint::new(None, None, vec![], VOCAB).is_none());
+        assert!(ReplyConstraint::new(None, None, vec![]).is_none());
     }
 
     #[test]

@@ -243,11 +243,10 @@ impl Scheduler {
         let budget = request.reasoning_budget;
         let (tokenizer, prompt) = (&self.text.tokenizer, &request.prompt);
         let rules = marks.map(|marks| ReasoningRules::new(marks, tokenizer, prompt, budget));
-        let grammar = request.grammar.clone();
-        let answer = grammar.map(|g| Box::new(Following::new(g)) as Box<dyn Constraint>);
+        let answer = request.grammar.as_ref();
+        let answer = answer.map(|g| Box::new(Following(g.start())) as Box<dyn Constraint>);
         let stops = self.text.stop_tokens.ids().to_vec();
-        let vocab = self.speculator.target().vocab_size();
-        ReplyConstraint::new(rules, answer, stops, vocab)
+        ReplyConstraint::new(rules, answer, stops)
     }
 
     fn drop_cancelled(&mut self) {

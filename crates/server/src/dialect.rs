@@ -23,7 +23,7 @@ use crate::errors::ApiError;
 use crate::generation::{Generation, Piece};
 use crate::lanes::Worker;
 use crate::limits::Limits;
-use crate::options::Grammar;
+use crate::options::AnswerGrammar;
 use crate::request::{Asked, Prompt};
 use crate::sse::{self, StreamFormat};
 
@@ -102,9 +102,9 @@ pub(crate) async fn answer<E: Endpoint>(
 async fn compile(
     app: &Arc<App>,
     worker: Worker,
-    grammar: Option<Grammar>,
+    grammar: Option<AnswerGrammar>,
 ) -> Result<(Worker, Option<engine::Grammar>), ApiError> {
-    let Some(Grammar { field, spec }) = grammar else {
+    let Some(AnswerGrammar { field, spec }) = grammar else {
         return Ok((worker, None));
     };
     let of = app.clone();

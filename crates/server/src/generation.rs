@@ -584,7 +584,7 @@ mod tests {
         assert_eq!(calls, [("call_0", "f", "{\"a\":1}"), ("call_2", "f", "{}")]);
         assert_eq!(piece.text(Channel::Answer), "text");
         assert_eq!(piece.call_parts().count(), 3);
-        // They count as what is kept for a slow reader.
+        // What is kept for a slow reader includes calls.
         assert!(!Mailbox::new(6).push(part(0, Some("f"), "", None)));
     }
 
@@ -640,7 +640,7 @@ mod tests {
         );
         assert!(matches!(mailbox.take(), Some(Step::Failed(_))));
         assert!(mailbox.take().is_none());
-        // They count as what is kept for a slow reader.
+        // What is kept for a slow reader includes calls.
         let small = Mailbox::new(20);
         assert!(!small.push(token(1)));
     }

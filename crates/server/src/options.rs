@@ -59,14 +59,14 @@ pub(crate) struct Options {
     pub(crate) tools: Option<Offer>,
     pub(crate) stream: bool,
     /// What the answer has to follow.
-    pub(crate) grammar: Option<Grammar>,
+    pub(crate) grammar: Option<AnswerGrammar>,
     /// Tokens of reasoning, at most.
     pub(crate) reasoning_budget: Option<usize>,
 }
 
 /// What an answer has to follow, and the field that says so.
 #[derive(Clone, Debug)]
-pub(crate) struct Grammar {
+pub(crate) struct AnswerGrammar {
     /// Path of the field.
     pub(crate) field: String,
     pub(crate) spec: GrammarSpec,

@@ -1,12 +1,11 @@
 //! A stream under a constraint: the masks of its rows, drafts that fit, and tokens that end it.
 
 use crate::constraint::{Constraint, ConstraintError, mask};
-use crate::sample::TokenProbs;
 use crate::stream::{Finish, Stream};
 use backend::TokenMask;
 
 impl Stream {
-    /// Has `constraint` decide which tokens the stream may write. It has seen none yet.
+    /// Has `constraint`, which has seen no token yet, decide which tokens the stream may write.
     ///
     /// # Panics
     ///
@@ -83,47 +82,45 @@ impl Stream {
             return;
         };
         let guesses = std::mem::take(&mut self.draft);
-        let mut probs = std::mem::take(&mut self.draft_probs).into_iter();
-        let mut fitted = Fitted::default();
-        while fitted.draft.len() < room && !constraint.must_end() {
-            let forced = constraint.forced(room - fitted.draft.len());
-            let is_forced = !forced.is_empty();
-            for token in forced {
-                let guessed = guesses.get(fitted.draft.len()) == Some(&token);
-                probs.next();
-                fitted.goes_on &= guessed;
-                if constraint.push(token) != Ok(true) {
-                    fitted.ends = true;
-                    break;
-                }
-                fitted.push(token, vec![(token, 1.0)], true);
-            }
-            if is_forced && !fitted.ends {
-                continue;
-            }
-            let guess = guesses.get(fitted.draft.len()).copied();
-            let Some(guess) = guess.filter(|_| fitted.goes_on && !fitted.ends) else {
-                break;
+        let mut guess_probs = std::mem::take(&mut self.draft_probs).into_iter();
+        let mut draft: Vec<u32> = Vec::new();
+        let (mut n_forced, mut n_guessed, mut n_refused) = (0, None, 0);
+        while draft.len() < room && !constraint.must_end() {
+            let at = draft.len();
+            let forced = constraint.forced(room - at);
+            // A guess counts as long as all before it are in the draft.
+            let guess = guesses.get(at).filter(|_| guesses.starts_with(&draft));
+            let tokens = match (forced.is_empty(), guess) {
+                (false, _) => &forced[..],
+                (true, Some(guess)) => std::slice::from_ref(guess),
+                (true, None) => break,
             };
-            let prob = probs.next();
-            let is_allowed = constraint.push(guess) == Ok(true);
-            if is_allowed || keeps_refused {
-                fitted.push(guess, prob.unwrap_or_else(|| vec![(guess, 1.0)]), false);
+            if !forced.is_empty() {
+                n_guessed.get_or_insert(at);
+                n_forced += forced.len();
             }
-            if !is_allowed {
-                fitted.n_refused = usize::from(keeps_refused);
+            for &token in tokens {
+                if constraint.push(token) != Ok(true) {
+                    n_refused = 1;
+                }
+                let prob = guess_probs.next().filter(|_| forced.is_empty());
+                if keeps_refused {
+                    let point = || vec![(token, 1.0)];
+                    self.draft_probs.push(prob.unwrap_or_else(point));
+                }
+                draft.push(token);
+            }
+            if n_refused > 0 {
                 break;
             }
         }
-        constraint.pop(fitted.draft.len() - fitted.n_refused);
-        self.stats.forced += fitted.n_forced as u64;
-        self.n_guessed = fitted.n_guessed.unwrap_or(fitted.draft.len());
-        self.draft = fitted.draft;
-        self.draft_probs = if keeps_refused {
-            fitted.probs
-        } else {
-            Vec::new()
-        };
+        constraint.pop(draft.len() - n_refused);
+        if !keeps_refused {
+            draft.truncate(draft.len() - n_refused);
+        }
+        self.stats.forced += n_forced as u64;
+        self.n_guessed = n_guessed.unwrap_or(draft.len());
+        self.draft = draft;
     }
 
     /// Appends `token` to the text, if the constraint lets it; ends the stream if not, or if the
@@ -152,44 +149,5 @@ impl Stream {
     fn fail(&mut self, error: ConstraintError) {
         self.failure = Some(error);
         self.finish = Some(Finish::Constraint);
-    }
-}
-
-/// A draft while it is fitted to a constraint.
-struct Fitted {
-    draft: Vec<u32>,
-    probs: Vec<TokenProbs>,
-    /// Whether the drafter's guesses still follow the draft.
-    goes_on: bool,
-    ends: bool,
-    n_forced: usize,
-    /// Tokens before the first forced one, if there is one.
-    n_guessed: Option<usize>,
-    /// 1 if the last token may not come.
-    n_refused: usize,
-}
-
-impl Default for Fitted {
-    fn default() -> Self {
-        Fitted {
-            draft: Vec::new(),
-            probs: Vec::new(),
-            goes_on: true,
-            ends: false,
-            n_forced: 0,
-            n_guessed: None,
-            n_refused: 0,
-        }
-    }
-}
-
-impl Fitted {
-    fn push(&mut self, token: u32, probs: TokenProbs, is_forced: bool) {
-        if is_forced {
-            self.n_guessed.get_or_insert(self.draft.len());
-            self.n_forced += 1;
-        }
-        self.draft.push(token);
-        self.probs.push(probs);
     }
 }

@@ -132,7 +132,7 @@ fn an_eagle3_head_drafts_for_the_target_it_was_made_for() {
     assert_eq!(drafted["text"], plain["text"]);
     assert_eq!(drafted["speculation"]["drafter"], "eagle3");
     assert_eq!(drafted["speculation"]["engaged"], true);
-    // Its weights are random: tried, it is dead.
+    // The head has random weights: tried, it is dead.
     let dead = bad(paceline(&folder, &["run", PROMPT, "--draft", &choice]));
     assert!(
         dead.contains(

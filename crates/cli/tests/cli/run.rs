@@ -56,7 +56,7 @@ fn a_folder_and_its_bundled_copy_are_one_model() {
     let args = [PROMPT, "-n", "12"];
     let run = |args: &[&str]| {
         let mut record = run_json(&folder, args);
-        // The same trial: whichever comes first runs it, the other remembers it.
+        // Whichever run comes first does the trial, the other remembers it.
         record["model"]["preflight"]["trial"]["cached"].take();
         record
     };

@@ -24,9 +24,9 @@ pub(super) const BASE64: &str =
 pub(super) enum Format {
     /// The string matches this from start to end.
     Pattern(&'static str),
-    /// The same, with a largest length.
+    /// The string matches the pattern from start to end and has at most so many characters.
     Length(&'static str, u32),
-    /// The number is between these.
+    /// The number is between these two.
     Range(i64, i64),
     /// The format says nothing about the value.
     Anything,

@@ -16,20 +16,20 @@ use serde_json::Value;
 use super::tables::{STRUCTURED, StructuredKind};
 use crate::errors::ApiError;
 use crate::fields::Fields;
-use crate::options::Grammar;
+use crate::options::AnswerGrammar;
 
 /// What the answer has to follow, if anything.
 ///
 /// # Errors
 ///
 /// 400 for a wrong value, and if two fields ask for something.
-pub(crate) fn read(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
-    let mut found: Option<Grammar> = response_format(fields)?;
+pub(crate) fn read(fields: &Fields<'_>) -> Result<Option<AnswerGrammar>, ApiError> {
+    let mut found: Option<AnswerGrammar> = response_format(fields)?;
     let structured = structured_outputs(fields)?;
     let own = STRUCTURED.iter().map(|entry| {
         let value = fields.get(entry.field).filter(|value| !is_nothing(value));
         let spec = value.map(|value| spec(fields, entry.field, entry.kind, value));
-        let grammar = |spec| Grammar {
+        let grammar = |spec| AnswerGrammar {
             field: entry.field.to_owned(),
             spec,
         };
@@ -110,7 +110,7 @@ fn grammar(text: String) -> GrammarSpec {
     }
 }
 
-fn response_format(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+fn response_format(fields: &Fields<'_>) -> Result<Option<AnswerGrammar>, ApiError> {
     const NAME: &str = "response_format";
     const SCHEMA: &str = "response_format.json_schema.schema";
     const BESIDE: &str = "response_format.schema";
@@ -148,13 +148,13 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     };
     fields.note_ignored(inner.ignored());
     let (field, spec) = spec;
-    Ok(Some(Grammar {
+    Ok(Some(AnswerGrammar {
         field: field.to_owned(),
         spec,
     }))
 }
 
-fn structured_outputs(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+fn structured_outputs(fields: &Fields<'_>) -> Result<Option<AnswerGrammar>, ApiError> {
     const NAME: &str = "structured_outputs";
     let Some(map) = fields.object(NAME)? else {
         return Ok(None);
@@ -178,7 +178,7 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> 
     fields.note_ignored(inner.ignored());
     let mut found = found.into_iter();
     match (found.next(), found.next()) {
-        (Some((name, spec)), None) => Ok(Some(Grammar {
+        (Some((name, spec)), None) => Ok(Some(AnswerGrammar {
             field: format!("{NAME}.{name}"),
             spec,
         })),

@@ -19,7 +19,7 @@ use crate::fields::Fields;
 use crate::generation::Call;
 use crate::limits::{IGNORED_FIELDS_MAX, TOOLS_BYTES_MAX, TOOLS_MAX};
 use crate::offer::{Offer, ToolChoice};
-use crate::options::Grammar;
+use crate::options::AnswerGrammar;
 
 const TOOLS: &str = "tools";
 const FUNCTIONS: &str = "functions";
@@ -82,9 +82,9 @@ pub(super) fn read(fields: &Fields<'_>, app: &App) -> Result<(Option<Offer>, Spe
 pub(super) fn hold(
     offer: &Offer,
     spelling: Spelling,
-    answer: Option<Grammar>,
+    answer: Option<AnswerGrammar>,
     text: &Text,
-) -> Result<Option<Grammar>, ApiError> {
+) -> Result<Option<AnswerGrammar>, ApiError> {
     let [choice, tools] = match spelling {
         Spelling::Tools => ["tool_choice", TOOLS],
         Spelling::Functions => ["function_call", FUNCTIONS],
@@ -131,7 +131,7 @@ pub(super) fn hold(
         }
     };
     let spec = GrammarSpec::LarkWithSchemas { lark, schemas };
-    Ok(Some(Grammar { field, spec }))
+    Ok(Some(AnswerGrammar { field, spec }))
 }
 
 /// Reads which calls must be made.
