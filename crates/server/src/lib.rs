@@ -46,6 +46,7 @@ mod resting;
 mod router;
 mod sse;
 mod strict;
+mod thinking;
 mod turns;
 
 use std::fmt::Write;

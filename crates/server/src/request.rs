@@ -1,9 +1,11 @@
 //! A request for text as the engine understands it, whatever API it came by.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
 use serde_json::{Map, Value, json};
+use text::Text;
 
 use crate::options::Options;
 
@@ -122,6 +124,41 @@ impl Message {
     }
 }
 
+/// Gives results of tools that say which call they answer, and no name, the name of the tool:
+/// templates tell results of several calls apart by it.
+pub(crate) fn name_results(messages: &mut [Message]) {
+    let mut names: HashMap<String, Value> = HashMap::new();
+    for Message { role, others, .. } in messages {
+        let calls = others.get("tool_calls").and_then(Value::as_array);
+        for call in calls.into_iter().flatten() {
+            if let Some(id) = call["id"].as_str() {
+                names.insert(id.to_owned(), call["function"]["name"].clone());
+            }
+        }
+        let answered = others.get("tool_call_id").and_then(Value::as_str);
+        let name = answered.and_then(|id| names.get(id));
+        let is_unnamed = others.get("name").is_none_or(Value::is_null);
+        if let Some(name) = name.filter(|_| *role == Role::Tool && is_unnamed).cloned() {
+            others.insert("name".to_owned(), name);
+        }
+    }
+}
+
+/// Whether the model's chat template has the word `name`, so that a field or an argument
+/// of that name may change the prompt.
+pub(crate) fn template_uses(text: &Text, name: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    text.template.as_ref().is_some_and(|template| {
+        let source = template.source();
+        let mut found = source.match_indices(name);
+        found.any(|(at, _)| {
+            !name.is_empty()
+                && !source[..at].ends_with(is_part)
+                && !source[at + name.len()..].starts_with(is_part)
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,5 +193,41 @@ mod tests {
             assert_eq!(Role::named(role.name()), Some(role));
         }
         assert_eq!(Role::named("robot"), None);
+    }
+
+    #[test]
+    fn results_get_the_names_of_the_calls_that_they_answer() {
+        let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name}});
+        let list = [
+            json!({"role": "assistant", "tool_calls": [call("a", "first"), call("b", "second")]}),
+            json!({"role": "tool", "tool_call_id": "b"}),
+            json!({"role": "tool", "tool_call_id": "a", "content": "1", "name": null}),
+            json!({"role": "tool", "tool_call_id": "a", "content": "1", "name": "own"}),
+            json!({"role": "tool", "tool_call_id": "c", "content": "3"}),
+            json!({"role": "user", "tool_call_id": "a", "content": "4"}),
+        ];
+        let message = |value: Value| {
+            let role = Role::named(value["role"].as_str().unwrap()).unwrap();
+            let others = value.as_object().unwrap().clone();
+            Message {
+                role,
+                content: Vec::new(),
+                others,
+            }
+        };
+        let mut messages: Vec<Message> = list.into_iter().map(message).collect();
+        name_results(&mut messages);
+        let names = messages.iter().map(|m| m.others.get("name").cloned());
+        assert_eq!(
+            names.collect::<Vec<_>>(),
+            [
+                None,
+                Some(json!("second")),
+                Some(json!("first")),
+                Some(json!("own")),
+                None,
+                None
+            ]
+        );
     }
 }

@@ -7,7 +7,6 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::logprobs::{self, ChatLogprobs};
-use super::thinking::Thinking;
 use super::tools::{self, CallDeltas, Calls, Spelling};
 use super::{Meta, StreamUsage, Tally, bytes, finish_reason, messages, structured, tables};
 use crate::App;
@@ -16,9 +15,11 @@ use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::generation::Piece;
 use crate::limits::{IGNORED_FIELDS_MAX, Limits};
+use crate::offer::hold;
 use crate::options::{Names, Options};
-use crate::request::{Asked, Conversation, Prompt};
+use crate::request::{Asked, Conversation, Prompt, template_uses};
 use crate::sse::{Frames, StreamFormat};
+use crate::thinking::Thinking;
 
 const OBJECT: &str = "chat.completion";
 const CHUNK: &str = "chat.completion.chunk";
@@ -54,7 +55,7 @@ impl Endpoint for Chat {
         let mut arguments = template_arguments(&fields, app)?;
         let thinking = Thinking::read(&fields)?;
         options.reasoning_budget = thinking.tell(&mut arguments, |name| {
-            messages::template_uses(app.engine.text(), name)
+            template_uses(app.engine.text(), name)
         });
         options.splits_reasoning = splits_reasoning(&fields)?;
         options.shows_reasoning_marks = !options.splits_reasoning;
@@ -63,7 +64,7 @@ impl Endpoint for Chat {
         let (offer, calls) = tools::read(&fields, app)?;
         if let Some(offer) = &offer {
             let answer = options.grammar.take();
-            options.grammar = tools::hold(offer, calls, answer, app.engine.text())?;
+            options.grammar = hold(offer, calls.fields(), answer, app.engine.text())?;
         }
         let told = offer.as_ref().map(|offer| offer.definitions.clone());
         options.tools = offer;
@@ -136,7 +137,7 @@ fn template_arguments(fields: &Fields<'_>, app: &App) -> Result<Map<String, Valu
     if arguments.contains_key(tables::CHAT_TEMPLATE) {
         return refused("chat_template_kwargs.chat_template");
     }
-    let unused = |name: &&String| !messages::template_uses(app.engine.text(), name);
+    let unused = |name: &&String| !template_uses(app.engine.text(), name);
     let unused = arguments.keys().filter(unused).take(IGNORED_FIELDS_MAX);
     fields.note_ignored(unused.map(|name| format!("{NAME}.{name}")));
     Ok(arguments.clone())

@@ -3,8 +3,6 @@
 //!
 //! How messages become a prompt is the text crate's part.
 
-use std::collections::HashMap;
-
 use serde_json::{Map, Value, json};
 use text::Text;
 use text::messages::MESSAGES_MAX;
@@ -13,7 +11,7 @@ use super::tables;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::is_neutral;
 use crate::limits::IGNORED_FIELDS_MAX;
-use crate::request::{Message, Part, Role};
+use crate::request::{Message, Part, Role, name_results, template_uses};
 
 /// Types of a content part that is text.
 const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text", "refusal"];
@@ -59,26 +57,6 @@ pub(super) fn read(messages: Value, text: &Text) -> Result<(Vec<Message>, Vec<St
     let mut messages: Vec<Message> = messages.collect();
     name_results(&mut messages);
     Ok((messages, ignored))
-}
-
-/// Gives results of tools that say which call they answer, and no name, the name of the tool:
-/// templates tell results of several calls apart by it.
-fn name_results(messages: &mut [Message]) {
-    let mut names: HashMap<String, Value> = HashMap::new();
-    for Message { role, others, .. } in messages {
-        let calls = others.get("tool_calls").and_then(Value::as_array);
-        for call in calls.into_iter().flatten() {
-            if let Some(id) = call["id"].as_str() {
-                names.insert(id.to_owned(), call["function"]["name"].clone());
-            }
-        }
-        let answered = others.get("tool_call_id").and_then(Value::as_str);
-        let name = answered.and_then(|id| names.get(id));
-        let is_unnamed = others.get("name").is_none_or(Value::is_null);
-        if let Some(name) = name.filter(|_| *role == Role::Tool && is_unnamed).cloned() {
-            others.insert("name".to_owned(), name);
-        }
-    }
 }
 
 /// A message that has been checked.
@@ -127,21 +105,6 @@ fn part(part: Value) -> Part {
         _ => unreachable!("checked to be a part"),
     };
     Part::Text(text)
-}
-
-/// Whether the model's chat template has the word `name`, so that a field or an argument
-/// of that name may change the prompt.
-pub(super) fn template_uses(text: &Text, name: &str) -> bool {
-    let is_part = |c: char| c.is_alphanumeric() || c == '_';
-    text.template.as_ref().is_some_and(|template| {
-        let source = template.source();
-        let mut found = source.match_indices(name);
-        found.any(|(at, _)| {
-            !name.is_empty()
-                && !source[..at].ends_with(is_part)
-                && !source[at + name.len()..].starts_with(is_part)
-        })
-    })
 }
 
 /// A conversation on its way through the checks.
@@ -289,41 +252,5 @@ impl<'a> Check<'a> {
         }
         self.note(path, part, &["type", "text", kind]);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn results_get_the_names_of_the_calls_that_they_answer() {
-        let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name}});
-        let list = [
-            json!({"role": "assistant", "tool_calls": [call("a", "first"), call("b", "second")]}),
-            json!({"role": "tool", "tool_call_id": "b", "content": "2"}),
-            json!({"role": "tool", "tool_call_id": "a", "content": "1", "name": null}),
-            json!({"role": "tool", "tool_call_id": "a", "content": "1", "name": "own"}),
-            json!({"role": "tool", "tool_call_id": "c", "content": "3"}),
-            json!({"role": "user", "tool_call_id": "a", "content": "4"}),
-        ];
-        let message = |value: Value| {
-            let role = Role::named(value["role"].as_str().unwrap()).unwrap();
-            message(value, role)
-        };
-        let mut messages: Vec<Message> = list.into_iter().map(message).collect();
-        name_results(&mut messages);
-        let names = messages.iter().map(|m| m.others.get("name").cloned());
-        assert_eq!(
-            names.collect::<Vec<_>>(),
-            [
-                None,
-                Some(json!("second")),
-                Some(json!("first")),
-                Some(json!("own")),
-                None,
-                None
-            ]
-        );
     }
 }

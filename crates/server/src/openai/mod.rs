@@ -15,7 +15,6 @@ mod messages;
 pub(crate) mod models;
 mod structured;
 pub(crate) mod tables;
-mod thinking;
 mod tools;
 
 use std::sync::Arc;
