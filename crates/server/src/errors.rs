@@ -112,17 +112,6 @@ impl ApiError {
         }
     }
 
-    /// 400: a list of `n` prompts in one request.
-    pub(crate) fn many_prompts(n: usize) -> Self {
-        Self {
-            code: Some("unsupported_parameter"),
-            ..Self::field(
-                "prompt",
-                format!("has {n} prompts; send one prompt in each request"),
-            )
-        }
-    }
-
     /// 401.
     pub(crate) fn unauthorized() -> Self {
         Self {

@@ -42,6 +42,8 @@ pub const JSON_WEIGHT_MAX: usize = 1 << 20;
 pub const MESSAGES_WEIGHT_MAX: usize = 1 << 18;
 /// Weight of a list of tools.
 pub const TOOLS_WEIGHT_MAX: usize = 1 << 17;
+/// Prompts of a request.
+pub const PROMPTS_MAX: usize = 128;
 /// Tools of a request.
 pub const TOOLS_MAX: usize = 128;
 /// Bytes of a request's tools as JSON, as far as the model is told of them.

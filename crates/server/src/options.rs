@@ -28,6 +28,11 @@ const MAX_TOKENS_MAX: i64 = u32::MAX as i64;
 /// the text where one is set.
 const LAST_TOKENS: &[Unsupported] = &[unless("repeat_last_n", "[-1]")];
 
+/// Most answers to one prompt.
+const N_MAX: i64 = 128;
+/// Fields that are the number of answers to one prompt; the second is llama-server's.
+const N: &[&str] = &["n", "n_cmpl"];
+
 /// The names of fields in which dialects differ.
 #[derive(Debug)]
 pub(crate) struct Names {
@@ -58,6 +63,8 @@ pub(crate) struct Options {
     /// What the model may call.
     pub(crate) tools: Option<Offer>,
     pub(crate) stream: bool,
+    /// Answers to each prompt.
+    pub(crate) n: usize,
     /// What the answer has to follow.
     pub(crate) grammar: Option<AnswerGrammar>,
     /// Tokens of reasoning, at most.
@@ -107,13 +114,27 @@ impl Options {
             logprobs: None,
             tools: None,
             stream,
+            n: 1,
             grammar: None,
             reasoning_budget: None,
         })
     }
 
+    /// The engine's request for the answer number `i` to `prompt`, which follows `grammar`. Each
+    /// answer has a seed of its own, the first that of the request.
+    pub(crate) fn request_of(
+        &self,
+        i: usize,
+        prompt: Vec<u32>,
+        grammar: Option<engine::Grammar>,
+    ) -> Request {
+        let mut options = self.clone();
+        options.sampling.seed = seed_of(options.sampling.seed, i);
+        options.request(prompt, grammar)
+    }
+
     /// The engine's request for `prompt`, with an answer that follows `grammar`.
-    pub(crate) fn request(self, prompt: Vec<u32>, grammar: Option<engine::Grammar>) -> Request {
+    fn request(self, prompt: Vec<u32>, grammar: Option<engine::Grammar>) -> Request {
         Request {
             prompt,
             sampling: self.sampling,
@@ -134,6 +155,30 @@ impl Options {
             reasoning_budget: self.reasoning_budget,
         }
     }
+}
+
+/// The seed of the answer number `i` of a request whose seed is `seed`.
+pub(crate) fn seed_of(seed: u64, i: usize) -> u64 {
+    seed.wrapping_add(i as u64)
+}
+
+/// How many answers each prompt gets. `best_of` is the number to choose from, which is the same
+/// where none is left out.
+pub(crate) fn answers(fields: &Fields<'_>) -> Result<usize, ApiError> {
+    const BEST_OF: &str = "best_of";
+    let mut n = 1;
+    for &name in N {
+        if let Some(asked) = fields.integer(name, 1..=N_MAX)? {
+            n = asked;
+        }
+    }
+    if let Some(of) = fields.integer(BEST_OF, 1..=N_MAX)?
+        && of != n
+    {
+        let message = "is not supported; ask for as many answers by `n`, and choose among them by their log-probabilities";
+        return Err(fields.error(BEST_OF, message));
+    }
+    Ok(n as usize)
 }
 
 fn sampling(

@@ -28,6 +28,8 @@ pub(crate) enum Prompt {
     Text(String),
     /// Token ids.
     Tokens(Vec<u32>),
+    /// Several texts or lists of token ids, each of which gets answers of its own.
+    Several(Vec<Prompt>),
 }
 
 /// Messages to answer.

@@ -232,6 +232,16 @@ impl Stream {
         self.n_reused
     }
 
+    /// The most of its first rows, `rows` at most, that the stream can share once it has read its
+    /// prompt.
+    pub(crate) fn will_share(&self, memory: &Memory, rows: usize) -> usize {
+        match self.snapshot_at {
+            _ if memory.delta.is_empty() => rows / PAGE_ROWS * PAGE_ROWS,
+            Some(at) if at <= rows => at,
+            _ => 0,
+        }
+    }
+
     /// Why the stream has ended, if it has.
     pub fn finish(&self) -> Option<Finish> {
         self.finish

@@ -44,6 +44,12 @@ pub(crate) const HONORED: &[Known] = &[
         "any name is answered by the model that is served; the response names the true one",
     ),
     known("max_tokens", "-1 is no limit"),
+    known(
+        "n",
+        "answers to each prompt, 1 to 128, with the seeds `seed`, `seed` + 1, …; they share the prompt's rows",
+    ),
+    known("n_cmpl", "another name of `n`"),
+    known("best_of", "must be `n`"),
     known("top_k", "0 and -1 keep all tokens"),
     known("repeat_penalty", "another name of `repetition_penalty`"),
     known("typ_p", "another name of `typical_p`"),
@@ -261,7 +267,7 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
 /// Honored by plain completions alone.
 pub(crate) const HONORED_BY_COMPLETIONS: &[Known] = &[known(
     "prompt",
-    "a text or a list of token ids, not empty; a list of one of these",
+    "a text or a list of token ids, not empty; a list of up to 128 of these",
 )];
 
 /// Honored in a message.
@@ -280,10 +286,7 @@ pub(crate) const HONORED_IN_MESSAGES: &[Known] = &[
 
 /// Refused by chat and by plain completions: they change the answer and are not implemented.
 pub(crate) const REFUSED: &[Unsupported] = &[
-    // Several answers, and other searches than sampling.
-    unless("n", "[1]"),
-    unless("n_cmpl", "[1]"),
-    unless("best_of", "[1]"),
+    // Other searches than sampling.
     unless("use_beam_search", "[false]"),
     unless("num_beams", "[1]"),
     unless("length_penalty", "[1]"),
