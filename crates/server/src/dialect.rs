@@ -28,19 +28,22 @@ use crate::request::{Asked, Prompt};
 use crate::sse::{self, StreamFormat};
 
 /// Header that lists the request's fields that changed nothing.
-const X_IGNORED_FIELDS: &str = "x-ignored-fields";
+pub(crate) const X_IGNORED_FIELDS: &str = "x-ignored-fields";
 
 /// What all paths of an API have in common.
 pub(crate) struct Dialect {
-    /// The JSON document that tells a client of an error.
-    pub(crate) error: fn(&ApiError) -> String,
+    /// The JSON document that tells a client of an error of the request with this id.
+    pub(crate) error: fn(&ApiError, &str) -> String,
+    /// The header in which the API's clients look for the id of their request, beside
+    /// `x-request-id`.
+    pub(crate) id_header: Option<&'static str>,
 }
 
 impl Dialect {
-    /// Gives a response that says there is an error the document for it.
-    pub(crate) fn spell_error(&self, response: &mut Response<Body>) {
+    /// Gives a response that says there is an error the document for it; `id` is the request's.
+    pub(crate) fn spell_error(&self, response: &mut Response<Body>, id: &str) {
         if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-            *response.body_mut() = Body::from((self.error)(&error));
+            *response.body_mut() = Body::from((self.error)(&error, id));
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }
     }
@@ -82,7 +85,7 @@ pub(crate) async fn answer<E: Endpoint>(
         ignored,
     } = asked;
     let (worker, grammar) = compile(&app, worker, options.grammar.take()).await?;
-    let prompt = encode(&app, worker, prompt).await?;
+    let prompt = encode(&app, worker, prompt, app.engine.info().context).await?;
     endpoint.begin(prompt.len());
     let streams = options.stream;
     let generation = Generation::start(&app, &head.extensions, options.request(prompt, grammar))?;
@@ -116,21 +119,25 @@ async fn compile(
     }
 }
 
-/// The tokens of a prompt.
-async fn encode(app: &App, worker: Worker, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
-    let context = app.engine.info().context;
+/// The tokens of a prompt, unless a rough bound shows that it has more than `limit`.
+pub(crate) async fn encode(
+    app: &App,
+    worker: Worker,
+    prompt: Prompt,
+    limit: usize,
+) -> Result<Vec<u32>, ApiError> {
     match prompt {
         Prompt::Conversation(mut conversation) => {
             app.text_work(worker, move |text| {
                 let tools = conversation.tools.take();
                 let (messages, arguments) = conversation.for_template();
-                text.encode_chat_within(&messages, tools.as_deref(), true, &arguments, context)
+                text.encode_chat_within(&messages, tools.as_deref(), true, &arguments, limit)
             })
             .await
         }
         Prompt::Text(prompt) => {
             app.text_work(worker, move |text| {
-                text.encode_prompt_within(&prompt, context)
+                text.encode_prompt_within(&prompt, limit)
             })
             .await
         }

@@ -341,7 +341,6 @@ impl ApiError {
     }
 
     /// The HTTP status it is sent with, where the response has not begun.
-    #[cfg(test)]
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }
