@@ -98,6 +98,11 @@ impl Thinking {
             }
         }
         thinking.effort = effort.map(str::to_owned);
+        if let Some((_, false)) = thinking.switch {
+            // Clients that did not ask for it read the first block as the answer; a model may
+            // begin to reason whatever its template says.
+            thinking.budget = Some(0);
+        }
         Ok(thinking)
     }
 
@@ -264,7 +269,7 @@ mod tests {
     #[test]
     fn messages_reason_where_they_ask_for_it() {
         for (body, effort, on, budget) in [
-            (json!({}), Some("high"), false, None),
+            (json!({}), Some("high"), false, Some(0)),
             (json!({"thinking": {"type": "adaptive"}}), None, true, None),
             (
                 json!({"thinking": {"type": "adaptive"}}),
@@ -282,7 +287,7 @@ mod tests {
                 json!({"thinking": {"type": "disabled"}}),
                 Some("high"),
                 false,
-                None,
+                Some(0),
             ),
         ] {
             let fields = Fields::new(body.as_object().unwrap(), FIELDS);

@@ -75,12 +75,16 @@ enum Block {
 
 /// A piece of a block.
 #[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 enum Delta<'a> {
-    ThinkingDelta { thinking: &'a str },
-    SignatureDelta { signature: &'static str },
-    TextDelta { text: &'a str },
-    InputJsonDelta { partial_json: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: &'static str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
 }
 
 /// A message, as far as it is known.
@@ -379,7 +383,7 @@ impl Message {
     fn stop_block(&mut self, frames: &mut Frames) {
         let Some(kind) = self.open.take() else { return };
         if kind == Kind::Thinking {
-            self.delta(Delta::SignatureDelta { signature: "" }, frames);
+            self.delta(Delta::Signature { signature: "" }, frames);
         }
         let index = self.n_closed;
         Event::ContentBlockStop { index }.send(frames);
@@ -398,7 +402,7 @@ impl Message {
             self.start_block(kind, block, frames);
         }
         if !partial_json.is_empty() {
-            self.delta(Delta::InputJsonDelta { partial_json }, frames);
+            self.delta(Delta::InputJson { partial_json }, frames);
         }
         if part.end.is_some() && self.open == Some(kind) {
             self.stop_block(frames);
@@ -420,11 +424,11 @@ impl StreamFormat for Message {
                 _ if text.is_empty() => {}
                 (Channel::Reasoning, None) => {
                     self.ensure_block(Kind::Thinking, Block::thinking, frames);
-                    self.delta(Delta::ThinkingDelta { thinking: text }, frames);
+                    self.delta(Delta::Thinking { thinking: text }, frames);
                 }
                 (Channel::Answer | Channel::ToolCall, None) => {
                     self.ensure_block(Kind::Text, Block::text, frames);
-                    self.delta(Delta::TextDelta { text }, frames);
+                    self.delta(Delta::Text { text }, frames);
                 }
             }
         }

@@ -39,6 +39,10 @@ pub(crate) const DIALECT: Dialect = Dialect {
 /// The header that every client of Anthropic's API sends, and no other.
 const VERSION: &str = "anthropic-version";
 
+/// Codes of errors upon which libraries send another request of their own accord: the whole
+/// conversation, where they wanted the server to keep it.
+const DETAILED: &[&str] = &["thread_not_found"];
+
 /// Whether the client of a request with these headers speaks Anthropic's API.
 pub(crate) fn is_spoken(headers: &HeaderMap) -> bool {
     headers.contains_key(VERSION)
@@ -59,6 +63,14 @@ struct ErrorDocument {
 struct ErrorBody {
     r#type: &'static str,
     message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<Details>,
+}
+
+/// What programs go by, for the errors that they can do something about.
+#[derive(Debug, Serialize)]
+struct Details {
+    error_code: &'static str,
 }
 
 impl ErrorDocument {
@@ -74,6 +86,10 @@ impl ErrorDocument {
             error: ErrorBody {
                 r#type: kind(error.status()),
                 message,
+                details: error
+                    .code
+                    .filter(|code| DETAILED.contains(code))
+                    .map(|error_code| Details { error_code }),
             },
             request_id: id.map(str::to_owned),
         }
@@ -127,6 +143,10 @@ mod tests {
         ] {
             assert_eq!(spell(&error)["error"]["type"], kind);
         }
+        assert_eq!(
+            spell(&ApiError::no_thread("thread"))["error"]["details"],
+            json!({"error_code": "thread_not_found"})
+        );
         let long = spell(&ApiError::too_long("9 of 8".to_owned()));
         assert_eq!(long["error"]["message"], "prompt is too long: 9 of 8");
     }

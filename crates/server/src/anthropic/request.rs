@@ -56,6 +56,7 @@ pub(super) fn read(
     if length == Length::Required && fields.get("max_tokens").is_none() {
         return Err(fields.error("max_tokens", "is missing"));
     }
+    thread(&fields)?;
     let config = output_config(&fields)?;
     let thinking = Thinking::read_messages(&fields, config.effort)?;
     let mut arguments = Map::new();
@@ -81,6 +82,24 @@ pub(super) fn read(
         ignored: ignored_header(&fields),
     };
     Ok(Read { asked, model })
+}
+
+/// Refuses to go on from a conversation that the server was to keep. To begin one asks for nothing
+/// yet: the request has all of the messages.
+fn thread(fields: &Fields<'_>) -> Result<(), ApiError> {
+    const NAME: &str = "thread";
+    let Some(thread) = fields.object(NAME)? else {
+        return Ok(());
+    };
+    let inner = fields.inside(thread, "thread.");
+    inner.string("previous_message_id")?;
+    match inner.string("type")? {
+        Some("create") => {}
+        Some("continue") => return Err(ApiError::no_thread(NAME)),
+        _ => return Err(inner.error("type", "must be one of create, continue")),
+    }
+    fields.note_ignored(inner.ignored());
+    Ok(())
 }
 
 /// What `output_config` and the older `output_format` say.

@@ -85,6 +85,12 @@ const HONORED: &[Known] = &[
         "tool_choice.disable_parallel_tool_use",
         "`true` ends the text after the first call",
     ),
+    known("thread", "see its fields; no conversation is kept"),
+    known(
+        "thread.type",
+        "`create` changes nothing; `continue` is answered by `thread_not_found`, upon which libraries send the whole conversation",
+    ),
+    known("thread.previous_message_id", "names what is not kept"),
     known(
         "cache_control",
         "anywhere, and changes nothing: every prompt is looked for in the cache",
@@ -121,7 +127,6 @@ const REFUSED: &[Unsupported] = &[
     // What Anthropic's servers keep, run or ask others for.
     unless("container", "[]"),
     unless("mcp_servers", "[[]]"),
-    unless("thread", "[]"),
     // Names of OpenAI's and other APIs for what has a name of its own here.
     unless("stop", "[[]]"),
     unless("prompt", r#"[""]"#),

@@ -812,6 +812,7 @@ async fn what_cannot_be_read_is_named() {
             "tool_choice.type",
             json!({"tools": [weather()], "tool_choice": {"type": "required"}}),
         ),
+        ("thread.type", json!({"thread": {}})),
         ("container", json!({"container": "c"})),
         ("mcp_servers", json!({"mcp_servers": [{"type": "url"}]})),
         ("stop", json!({"stop": "x"})),
@@ -963,6 +964,23 @@ async fn refusals_of_every_kind_have_anthropic_s_shape() {
         ))
         .await;
     assert_eq!(reply.error()["code"], "invalid_api_key");
+}
+
+#[tokio::test]
+async fn a_conversation_is_not_kept_and_libraries_are_told_to_send_it() {
+    let server = Server::start(Setup::default()).await;
+    let created = with(&ask("Hi", 4), json!({"thread": {"type": "create"}}));
+    let reply = server.post(MESSAGES, &created).await;
+    assert_eq!(
+        said(&reply.json()),
+        said(&server.post(MESSAGES, &ask("Hi", 4)).await.json())
+    );
+    let go_on = json!({"thread": {"type": "continue", "previous_message_id": reply.json()["id"]}});
+    let reply = server.post(MESSAGES, &with(&ask("Hi", 4), go_on)).await;
+    assert_eq!(reply.status, 404);
+    let error = reply.json()["error"].clone();
+    assert_eq!(error["type"], "not_found_error");
+    assert_eq!(error["details"], json!({"error_code": "thread_not_found"}));
 }
 
 #[tokio::test]
