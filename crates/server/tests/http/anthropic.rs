@@ -1091,3 +1091,74 @@ async fn a_template_without_calls_refuses_earlier_ones() {
         Some("messages[1].content[0].thinking")
     );
 }
+
+/// The requests of Claude Code's first turn with a call, as it sends them, with other texts and
+/// some of its tools.
+const CLAUDE_CODE: &str = include_str!("../../../../tests/clients/recorded/claude-code.json");
+
+#[tokio::test]
+async fn claude_code_s_requests_are_answered() {
+    let recorded: Value = serde_json::from_str(CLAUDE_CODE).unwrap();
+    for model in ["tiny-qwen3.5", "tiny-gemma4"] {
+        let mut setup = Setup {
+            model,
+            context: 8192,
+            ..Setup::default()
+        };
+        setup.config.keys = server::Keys::new(["none".to_owned()]);
+        let server = Server::start(setup).await;
+        let mut n = 0;
+        for request in recorded["requests"].as_array().unwrap() {
+            let path = request["path"].as_str().unwrap();
+            if request["method"] == "HEAD" {
+                assert_eq!(path, "/");
+                continue;
+            }
+            // A body that such a model can answer within a test.
+            let mut body = with(&request["body"], json!({"temperature": 0}));
+            body["max_tokens"] = json!(60);
+            let headers: String = request["headers"]
+                .as_object()
+                .unwrap()
+                .iter()
+                .filter(|(name, _)| *name != "content-type")
+                .map(|(name, value)| format!("{name}: {}\r\n", value.as_str().unwrap()))
+                .collect();
+            let send = async |path: &str, body: &Value| {
+                let body = body.to_string();
+                let bytes = crate::client::request(path, &headers, body.as_bytes());
+                let reply = server.send(&bytes).await;
+                assert_eq!(reply.status, 200, "{reply:?}");
+                reply
+            };
+            let reply = send(path, &body).await;
+            assert_eq!(
+                reply.header("x-ignored-fields"),
+                Some("context_management, metadata")
+            );
+            let message = joined(&events(&reply));
+            let count = send(&path.replace('?', "/count_tokens?"), &body)
+                .await
+                .json();
+            let usage = &message["usage"];
+            assert_eq!(
+                count["input_tokens"].as_u64().unwrap(),
+                usage["input_tokens"].as_u64().unwrap()
+                    + usage["cache_read_input_tokens"].as_u64().unwrap()
+            );
+            assert!(!message["content"].as_array().unwrap().is_empty());
+            // Repeated without a stream and without speculation, it is the same.
+            let repeated = with(&body, json!({"stream": false, "speculation": "off"}));
+            assert_eq!(said(&send(path, &repeated).await.json()), said(&message));
+            // Another billing line is the same prompt.
+            body["system"][0]["text"] =
+                json!("x-anthropic-billing-header: cc_version=9; cc_entrypoint=cli; cch=0a1b2;");
+            assert_eq!(
+                said(&joined(&events(&send(path, &body).await))),
+                said(&message)
+            );
+            n += 1;
+        }
+        assert_eq!(n, 2);
+    }
+}
