@@ -48,9 +48,6 @@ pub const TOOLS_MAX: usize = 128;
 pub const TOOLS_BYTES_MAX: usize = 512 << 10;
 /// Weight of what is not a prompt or a list of tools.
 pub const OTHER_WEIGHT_MAX: usize = 10_000;
-/// Tokens of a prompt that are counted without an answer; no context is longer, and more would
-/// keep a core busy for seconds.
-pub const COUNTED_TOKENS_MAX: usize = 1 << 20;
 /// Entries of `logit_bias`.
 pub const LOGIT_BIAS_MAX: usize = 1024;
 /// Entries of `stop_token_ids`.

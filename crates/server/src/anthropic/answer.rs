@@ -39,6 +39,8 @@ pub(crate) struct Message {
     model: String,
     seed: u64,
     prompt_tokens: usize,
+    /// Tokens that were asked for, at most.
+    max_tokens: Option<usize>,
     /// The block of a stream that is being written.
     open: Option<Kind>,
     /// Blocks of a stream that have been closed.
@@ -111,12 +113,18 @@ struct Stop<'a> {
 }
 
 impl<'a> Stop<'a> {
-    fn new(finish: &'a FinishReason) -> Self {
-        let (reason, sequence) = match finish {
+    /// The end of an answer that was to have `max_tokens` at most.
+    fn new(outcome: &'a RequestOutcome, max_tokens: Option<usize>) -> Self {
+        let written = outcome.usage.completion_tokens;
+        let (reason, sequence) = match &outcome.finish {
             FinishReason::Stop | FinishReason::Cancelled => ("end_turn", None),
             FinishReason::StopString(stop) => ("stop_sequence", Some(stop.as_str())),
             FinishReason::ToolCalls => ("tool_use", None),
-            FinishReason::Length => ("max_tokens", None),
+            FinishReason::Length if max_tokens.is_some_and(|most| written >= most) => {
+                ("max_tokens", None)
+            }
+            // More tokens may be asked for in vain.
+            FinishReason::Length => ("model_context_window_exceeded", None),
         };
         Stop {
             stop_reason: Some(reason),
@@ -255,6 +263,7 @@ impl Endpoint for Message {
             model,
             seed: asked.options.sampling.seed,
             prompt_tokens: 0,
+            max_tokens: asked.options.max_tokens,
             open: None,
             n_closed: 0,
         };
@@ -268,7 +277,7 @@ impl Endpoint for Message {
     fn document(&self, whole: &Piece, outcome: &RequestOutcome) -> Vec<u8> {
         openai::bytes(&Document {
             content: blocks(whole.segments()),
-            stop: Stop::new(&outcome.finish),
+            stop: Stop::new(outcome, self.max_tokens),
             usage: Usage::new(outcome),
             record: Record::new(self.seed, Some(outcome)),
             ..self.empty()
@@ -441,7 +450,7 @@ impl StreamFormat for Message {
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
         self.stop_block(frames);
         let event = Event::MessageDelta {
-            delta: Stop::new(&outcome.finish),
+            delta: Stop::new(outcome, self.max_tokens),
             usage: Usage::new(outcome),
             record: Record::new(self.seed, Some(outcome)),
         };

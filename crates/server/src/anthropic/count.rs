@@ -14,10 +14,10 @@ use super::request::{self, Length};
 use crate::App;
 use crate::dialect::{self, X_IGNORED_FIELDS};
 use crate::errors::ApiError;
-use crate::limits::COUNTED_TOKENS_MAX;
 use crate::openai;
 
-/// Counts the tokens of a prompt, which may be longer than the context.
+/// Counts the tokens of a prompt, which may be longer than the context: only what a template may
+/// render ([`text::template`]) bounds it.
 pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
@@ -27,13 +27,7 @@ pub(crate) async fn count_tokens(
     let limit = app.config.limits.chat_body_bytes;
     let (object, worker) = app.read_object(&head.headers, body, limit).await?;
     let asked = request::read(object, &app, Length::Optional)?.asked;
-    let prompt = dialect::encode(&app, worker, asked.prompt, COUNTED_TOKENS_MAX).await;
-    let prompt = prompt.map_err(|error| match error.code {
-        Some("context_length_exceeded") => ApiError::request(format!(
-            "the prompt has more than {COUNTED_TOKENS_MAX} tokens, which is as far as they are counted"
-        )),
-        _ => error,
-    })?;
+    let prompt = dialect::encode(&app, worker, asked.prompt, usize::MAX).await?;
     let count = json!({"input_tokens": prompt.len()});
     let mut response = dialect::json(openai::bytes(&count));
     if let Some(ignored) = asked.ignored {

@@ -26,7 +26,7 @@ use crate::request::{Message, Part, Role, name_results, template_uses};
 /// the prefix cache; and it is for Anthropic's accounts, not for the model. It is taken out
 /// where it begins `system`.
 const BILLING: &str = "x-anthropic-billing-header:";
-/// What a result says that is an error, where its own text does not begin by saying so.
+/// The first word of a result that says that its call has failed.
 const ERROR: &str = "Error";
 
 /// Fields of blocks and messages that pass without a word: clients send back what they got, and
@@ -267,7 +267,7 @@ impl Turns<'_> {
             Some(_) => return Err(ApiError::field(at("is_error"), "must be true or false")),
         };
         if is_error {
-            // Templates have no word for it, so the text says it.
+            // Templates have no place for it, so the text says it, unless it does already.
             let first = texts.first().map_or("", |text| text.trim_start());
             let begins = first.get(..ERROR.len());
             match texts.is_empty() {

@@ -62,6 +62,16 @@ async fn an_end_is_named_and_a_stop_sequence_told() {
     let stopped = answer(&server, &body).await;
     assert_eq!(stopped["stop_reason"], "stop_sequence");
     assert_eq!(stopped["stop_sequence"], stop);
+    // A text that fills the context has not as many tokens as it may have.
+    let endless = json!({"ignore_eos": true, "max_tokens": 32000});
+    let full = answer(&server, &with(&ask(STORY, 1), endless)).await;
+    assert_eq!(full["stop_reason"], "model_context_window_exceeded");
+    let written = full["usage"]["output_tokens"].as_u64().unwrap();
+    assert_eq!(
+        written + full["usage"]["input_tokens"].as_u64().unwrap(),
+        512
+    );
+
     let before = &text[..text.find(&stop).unwrap()];
     assert_eq!(stopped["content"][0]["text"], before);
 }
