@@ -30,19 +30,22 @@ use crate::request::{Asked, Prompt};
 use crate::sse::{self, StreamFormat};
 
 /// Header that lists the request's fields that changed nothing.
-const X_IGNORED_FIELDS: &str = "x-ignored-fields";
+pub(crate) const X_IGNORED_FIELDS: &str = "x-ignored-fields";
 
 /// What all paths of an API have in common.
 pub(crate) struct Dialect {
-    /// The JSON document that tells a client of an error.
-    pub(crate) error: fn(&ApiError) -> String,
+    /// The JSON document that tells a client of an error of the request with this id.
+    pub(crate) error: fn(&ApiError, &str) -> String,
+    /// The header in which the API's clients look for the id of their request, beside
+    /// `x-request-id`.
+    pub(crate) id_header: Option<&'static str>,
 }
 
 impl Dialect {
-    /// Gives a response that says there is an error the document for it.
-    pub(crate) fn spell_error(&self, response: &mut Response<Body>) {
+    /// Gives a response that says there is an error the document for it; `id` is the request's.
+    pub(crate) fn spell_error(&self, response: &mut Response<Body>, id: &str) {
         if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-            *response.body_mut() = Body::from((self.error)(&error));
+            *response.body_mut() = Body::from((self.error)(&error, id));
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }
     }
@@ -97,7 +100,7 @@ pub(crate) async fn answer<E: Endpoint>(
         ignored,
     } = asked;
     let (worker, grammar) = compile(&app, worker, options.grammar.take()).await?;
-    let prompts = encode(&app, worker, prompt).await?;
+    let prompts = encode(&app, worker, prompt, app.engine.info().context).await?;
     let n = prompts.len() * options.n;
     let most = app.engine.places_max();
     if n > most {
@@ -144,29 +147,33 @@ async fn compile(
     }
 }
 
-/// The tokens of each prompt.
-async fn encode(app: &App, worker: Worker, prompt: Prompt) -> Result<Vec<Vec<u32>>, ApiError> {
-    let context = app.engine.info().context;
+/// The tokens of each prompt, unless a rough bound shows that one has more than `limit`.
+pub(crate) async fn encode(
+    app: &App,
+    worker: Worker,
+    prompt: Prompt,
+    limit: usize,
+) -> Result<Vec<Vec<u32>>, ApiError> {
     app.text_work(worker, move |text| {
         let prompts = match prompt {
             Prompt::Several(prompts) => prompts,
             one => vec![one],
         };
         let prompts = prompts.into_iter();
-        prompts.map(|one| encode_one(text, one, context)).collect()
+        prompts.map(|one| encode_one(text, one, limit)).collect()
     })
     .await
 }
 
-/// The tokens of a prompt that fits `context`.
-fn encode_one(text: &Text, prompt: Prompt, context: usize) -> Result<Vec<u32>, TextError> {
+/// The tokens of a prompt that has no more than `limit` by a rough bound.
+fn encode_one(text: &Text, prompt: Prompt, limit: usize) -> Result<Vec<u32>, TextError> {
     match prompt {
         Prompt::Conversation(mut conversation) => {
             let tools = conversation.tools.take();
             let (messages, arguments) = conversation.for_template();
-            text.encode_chat_within(&messages, tools.as_deref(), true, &arguments, context)
+            text.encode_chat_within(&messages, tools.as_deref(), true, &arguments, limit)
         }
-        Prompt::Text(prompt) => text.encode_prompt_within(&prompt, context),
+        Prompt::Text(prompt) => text.encode_prompt_within(&prompt, limit),
         Prompt::Tokens(prompt) => Ok(prompt),
         Prompt::Several(_) => unreachable!("no list holds lists of prompts"),
     }

@@ -189,6 +189,17 @@ impl ApiError {
         }
     }
 
+    /// 404: a conversation that the server was to keep.
+    pub(crate) fn no_thread(param: &str) -> Self {
+        Self {
+            code: Some("thread_not_found"),
+            param: Some(param.to_owned()),
+            ..Self::not_found(format!(
+                "`{param}` goes on from a conversation, and none is kept here; send all of its messages"
+            ))
+        }
+    }
+
     /// 404: no such model.
     pub(crate) fn no_model(asked: &str, served: &str) -> Self {
         Self {
@@ -330,7 +341,6 @@ impl ApiError {
     }
 
     /// The HTTP status it is sent with, where the response has not begun.
-    #[cfg(test)]
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }

@@ -1,4 +1,4 @@
-//! HTTP: OpenAI's API over one engine.
+//! HTTP: OpenAI's and Anthropic's APIs over one engine.
 //!
 //! ```text
 //! socket ─ connection ─ router (host, origin, key) ─ dialect ─ generation ─→ engine
@@ -19,6 +19,7 @@
 //! | `generation` | a request on its way through the engine |
 //! | `sse` | a generation as a stream |
 //! | `openai/*` | OpenAI's dialect, one file an endpoint |
+//! | `anthropic/*` | Anthropic's dialect |
 //! | `metrics` | what Prometheus reads |
 //! | [`limits`] | every limit, by name |
 //!
@@ -26,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod anthropic;
 pub mod auth;
 mod body;
 mod connection;
@@ -81,6 +83,12 @@ const ANY_MODEL: &[&str] = &["", "default"];
 /// honored, refused and ignored.
 pub fn fields_as_markdown() -> String {
     openai::tables::markdown()
+}
+
+/// The table of request fields of Anthropic's Messages API as Markdown, as it stands in
+/// `docs/server.md`.
+pub fn messages_fields_as_markdown() -> String {
+    anthropic::tables::markdown()
 }
 
 /// How a server behaves.

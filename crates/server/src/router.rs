@@ -21,6 +21,7 @@ use axum::routing::{MethodRouter, get, post};
 use futures_util::FutureExt;
 use tracing::Instrument;
 
+use crate::anthropic;
 use crate::auth::{self, Origin};
 use crate::connection::Stage;
 use crate::dialect::{Dialect, answer};
@@ -102,7 +103,31 @@ const ROUTES: &[Route] = &[
         dialect: &openai::DIALECT,
         methods: || post(answer::<completions::Completion>),
     },
+    Route {
+        path: "/v1/messages",
+        method: "POST",
+        is_public: false,
+        dialect: &anthropic::DIALECT,
+        methods: || post(answer::<anthropic::answer::Message>),
+    },
+    Route {
+        path: "/v1/messages/count_tokens",
+        method: "POST",
+        is_public: false,
+        dialect: &anthropic::DIALECT,
+        methods: || post(anthropic::count::count_tokens),
+    },
 ];
+
+/// The dialect of a request: its path's, or the one that its headers speak where several APIs
+/// have the path or none has it.
+fn dialect(route: Option<&Route>, headers: &HeaderMap) -> &'static Dialect {
+    let is_shared = route.is_none_or(|route| route.path.starts_with("/v1/models"));
+    match is_shared && anthropic::is_spoken(headers) {
+        true => &anthropic::DIALECT,
+        false => route.map_or(&openai::DIALECT, |route| route.dialect),
+    }
+}
 
 /// The router over all of [`ROUTES`].
 pub(crate) fn router(app: Arc<App>) -> Router {
@@ -169,6 +194,7 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
     let id = request_id(request.headers());
     let route = matched(request.extensions().get::<MatchedPath>());
     let label = route.map_or("unmatched", |r| r.path);
+    let dialect = dialect(route, request.headers());
     let method = request.method().clone();
     // At the level of errors, so that no line of a request is ever without its id.
     let span = tracing::error_span!("request", id, %method, route = label);
@@ -178,10 +204,12 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
         app.metrics.faults.count("panic");
         (ApiError::internal().into_response(), Origin::Same)
     });
-    let dialect = route.map_or(&openai::DIALECT, |route| route.dialect);
-    dialect.spell_error(&mut response);
+    dialect.spell_error(&mut response, &id);
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
+        if let Some(name) = dialect.id_header {
+            headers.insert(HeaderName::from_static(name), id.clone());
+        }
         headers.insert(X_REQUEST_ID, id);
     }
     headers.insert(

@@ -3,7 +3,7 @@
 //! ```text
 //! opening   at once, before the prompt has run
 //! text      a round's text, or several rounds' if the client is slow
-//! : …       a comment every 10 s without a frame, with the progress
+//! quiet     every 10 s without a frame: a comment with the progress, or an event
 //! end | error
 //! ```
 //!
@@ -29,6 +29,11 @@ pub(crate) trait StreamFormat: Send + 'static {
     fn open(&mut self, frames: &mut Frames);
     /// Writes a piece of text, or tokens that left none; not empty.
     fn text(&mut self, piece: &Piece, frames: &mut Frames);
+    /// Writes a sign of life where nothing has been written for a while: a comment with the
+    /// progress, unless the API has an event for it.
+    fn quiet(&mut self, progress: Progress, frames: &mut Frames) {
+        frames.comment(progress);
+    }
     /// Writes what comes after the text.
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames);
     /// Writes what comes after the ends of all texts of a request, whose `outcomes` are in the
@@ -55,7 +60,6 @@ impl Frames {
     }
 
     /// Adds a document as an event of this name, for APIs whose streams name events.
-    #[allow(dead_code, reason = "OpenAI's events have no names")]
     pub(crate) fn event(&mut self, name: &str, document: &impl Serialize) {
         let _ = writeln!(self.0, "event: {name}");
         self.data(document);
@@ -130,7 +134,7 @@ impl<F: StreamFormat> Sending<F> {
         let format = &mut self.formats[place];
         match step {
             Step::Text(piece) => format.text(&piece, &mut frames),
-            Step::Quiet(progress) => frames.comment(progress),
+            Step::Quiet(progress) => format.quiet(progress, &mut frames),
             Step::End(outcome) => {
                 format.end(&outcome, &mut frames);
                 self.outcomes[place] = Some(outcome);

@@ -30,11 +30,14 @@ use crate::options::{Names, Options, seed_of};
 use crate::{App, ids};
 
 /// How OpenAI's API spells what all of its paths share.
-pub(crate) const DIALECT: Dialect = Dialect { error };
+pub(crate) const DIALECT: Dialect = Dialect {
+    error: |error, _| self::error(error),
+    id_header: None,
+};
 
 /// The names of options in which OpenAI's API differs from others; the samplers' other names are
 /// those of llama-server and text-generation-webui.
-const NAMES: Names = Names {
+pub(crate) const NAMES: Names = Names {
     max_tokens: &["max_tokens"],
     stop: "stop",
     sampling: &[
@@ -320,7 +323,7 @@ impl Usage {
 
 /// Times, under llama-server's names.
 #[derive(Serialize)]
-struct Timings {
+pub(crate) struct Timings {
     queued_ms: f64,
     /// Tokens of the prompt that another request had left, and those that ran.
     cache_n: usize,
@@ -335,7 +338,8 @@ struct Timings {
 }
 
 impl Timings {
-    fn new(outcome: &RequestOutcome) -> Self {
+    /// The times of a request that has ended.
+    pub(crate) fn new(outcome: &RequestOutcome) -> Self {
         let times = outcome.timings;
         Timings {
             queued_ms: times.queued_ms,
@@ -362,7 +366,7 @@ fn finish_reason(finish: &FinishReason) -> &'static str {
 }
 
 /// A whole JSON document.
-fn bytes(document: &impl Serialize) -> Vec<u8> {
+pub(crate) fn bytes(document: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(document).expect("responses have string keys")
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Known {
     pub(crate) about: &'static str,
 }
 
-const fn known(field: &'static str, about: &'static str) -> Known {
+pub(crate) const fn known(field: &'static str, about: &'static str) -> Known {
     Known { field, about }
 }
 

@@ -3,6 +3,7 @@
 //! The client here is written by hand, so that it can send what no library
 //! would and see every byte that comes back.
 
+mod anthropic;
 mod choices;
 mod client;
 mod fields;
