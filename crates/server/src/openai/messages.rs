@@ -205,14 +205,11 @@ impl<'a> Check<'a> {
             };
             self.note(&at(".function_call"), call, FUNCTION_FIELDS);
         }
-        let calls = message.get("tool_calls").and_then(Value::as_array);
-        for (j, call) in calls.into_iter().flatten().enumerate() {
-            let path = at(&format!(".tool_calls[{j}]"));
-            if let Some(call) = call.as_object() {
-                self.note(&path, call, CALL_FIELDS);
-                if let Some(function) = call.get("function").and_then(Value::as_object) {
-                    self.note(&format!("{path}.function"), function, FUNCTION_FIELDS);
-                }
+        self.calls(path, message)?;
+        for name in ["name", "tool_call_id"] {
+            let value = message.get(name).filter(|value| !value.is_null());
+            if value.is_some_and(|value| !value.is_string()) {
+                return Err(ApiError::field(at(&format!(".{name}")), "must be a string"));
             }
         }
         let honored = tables::HONORED_IN_MESSAGES.iter().map(|k| k.field);
@@ -221,6 +218,51 @@ impl<'a> Check<'a> {
         let known: Vec<&str> = honored.chain(refused).chain(quiet).collect();
         self.note(path, message, &known);
         Ok(role)
+    }
+
+    /// Checks the calls of a message, if it has any.
+    fn calls(&mut self, path: &str, message: &'a Map<String, Value>) -> Result<(), ApiError> {
+        let calls = match message.get("tool_calls") {
+            None | Some(Value::Null) => return Ok(()),
+            Some(Value::Array(calls)) => calls,
+            Some(_) => {
+                return Err(ApiError::field(
+                    format!("{path}.tool_calls"),
+                    "must be a list",
+                ));
+            }
+        };
+        for (j, call) in calls.iter().enumerate() {
+            let path = format!("{path}.tool_calls[{j}]");
+            let Some(call) = call.as_object() else {
+                return Err(ApiError::field(path, "must be an object"));
+            };
+            self.note(&path, call, CALL_FIELDS);
+            // Some clients send a call without its wrapping.
+            let function = match call.get("function") {
+                None | Some(Value::Null) => continue,
+                Some(Value::Object(function)) => function,
+                Some(_) => {
+                    return Err(ApiError::field(
+                        format!("{path}.function"),
+                        "must be an object",
+                    ));
+                }
+            };
+            let path = format!("{path}.function");
+            self.note(&path, function, FUNCTION_FIELDS);
+            if function.get("name").is_some_and(|name| !name.is_string()) {
+                return Err(ApiError::field(format!("{path}.name"), "must be a string"));
+            }
+            match function.get("arguments") {
+                None | Some(Value::Null | Value::String(_) | Value::Object(_)) => {}
+                Some(_) => {
+                    let message = "must be a JSON object, or its text";
+                    return Err(ApiError::field(format!("{path}.arguments"), message));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn part(&mut self, path: &str, part: &'a Value) -> Result<(), ApiError> {

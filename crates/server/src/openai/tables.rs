@@ -431,6 +431,14 @@ pub(crate) const REFUSED_BY_COMPLETIONS: &[Unsupported] = &[
     unless("add_special_tokens", "[true]"),
 ];
 
+/// Refused in `structured_outputs`: other white space, and other properties than the schema has.
+pub(crate) const REFUSED_IN_STRUCTURED_OUTPUTS: &[Unsupported] = &[
+    unless("whitespace_pattern", "[]"),
+    unless("disable_any_whitespace", "[false]"),
+    unless("disable_additional_properties", "[false]"),
+    unless("structural_tag", "[]"),
+];
+
 /// Refused in a message.
 pub(crate) const REFUSED_IN_MESSAGES: &[Unsupported] = &[
     unless("audio", "[]"),
@@ -526,6 +534,7 @@ pub(crate) fn markdown() -> String {
     for (table, of, path) in [
         (REFUSED, both, ""),
         (REFUSED_BY_CHAT, chat, ""),
+        (REFUSED_IN_STRUCTURED_OUTPUTS, both, "structured_outputs."),
         (REFUSED_IN_MESSAGES, chat, "messages[]."),
         (REFUSED_BY_COMPLETIONS, plain, ""),
     ] {
@@ -543,7 +552,15 @@ pub(crate) fn markdown() -> String {
 pub(crate) fn is_listed(path: &str) -> bool {
     let honored = [HONORED, HONORED_BY_CHAT, HONORED_BY_COMPLETIONS];
     let refused = [REFUSED, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS];
+    let is_refused_inside = path
+        .strip_prefix("structured_outputs.")
+        .is_some_and(|field| {
+            REFUSED_IN_STRUCTURED_OUTPUTS
+                .iter()
+                .any(|u| u.field == field)
+        });
     path == CHAT_TEMPLATE
+        || is_refused_inside
         || honored.into_iter().flatten().any(|k| k.field == path)
         || SAMPLER_NUMBERS.iter().any(|n| n.name == path)
         || STRUCTURED.iter().any(|s| s.field == path)

@@ -4,7 +4,7 @@
 //! by them is answered by them, with one call at most.
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::App;
 use crate::errors::{ApiError, excerpt};
@@ -113,10 +113,19 @@ fn choice(fields: &Fields<'_>, name: &'static str) -> Result<Option<ToolChoice>,
             let is_typed = map.get("type").is_none_or(|kind| kind == FUNCTION);
             let function = map.get("function").and_then(Value::as_object);
             let named = function.unwrap_or(map).get("name").and_then(Value::as_str);
-            match named.filter(|_| is_typed) {
-                Some(named) => ToolChoice::Named(named.to_owned()),
-                None => return Err(wrong()),
-            }
+            let Some(named) = named.filter(|_| is_typed) else {
+                return Err(wrong());
+            };
+            let is_other = |key: &&String| !["type", FUNCTION, "name"].contains(&key.as_str());
+            let others = map
+                .keys()
+                .filter(is_other)
+                .map(|key| format!("{name}.{key}"));
+            let inner = function.into_iter().flat_map(Map::keys);
+            let inner = inner.filter(|key| *key != "name");
+            let inner = inner.map(|key| format!("{name}.{FUNCTION}.{key}"));
+            fields.note_ignored(others.chain(inner).take(IGNORED_FIELDS_MAX));
+            ToolChoice::Named(named.to_owned())
         }
         _ => return Err(wrong()),
     };
