@@ -1,6 +1,7 @@
 //! The same on a GPU. Each test says so and tests nothing where there is none.
 
 use crate::constrained::assert_constraints_hold;
+use crate::edits::assert_edits_hold;
 use crate::guesses::assert_same_guesses;
 use crate::long::assert_lossless_over_splits;
 use crate::reuse::assert_reuse_changes_nothing;
@@ -37,6 +38,18 @@ fn speculation_never_changes_a_token_of_a_constrained_text_on_a_gpu() {
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_constraints_hold(s, subject, &gpu);
     }
+}
+
+#[test]
+fn edits_on_a_gpu_make_the_texts_of_the_host() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    // Leaves edits and choices to the host.
+    let host = Box::new(cuda::Cuda::new(gpu_options()).unwrap());
+    let host: Arc<dyn Backend> = Arc::new(Recorder::new(host));
+    assert_edits_hold(&gpu, &host);
 }
 
 #[test]

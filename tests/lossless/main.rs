@@ -11,8 +11,10 @@
 //! knows the text and spoils some of it, and the small trained models of `models/`
 //! draft with their own heads.
 
+mod bounded;
 mod constrained;
 mod edge;
+mod edits;
 mod gpu;
 mod guesses;
 mod long;

@@ -4,8 +4,8 @@
 
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
-    DeltaWeights, DeviceError, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, Sample, Store, Tensor,
-    TokenChoice, TokenGroups, TokenList, TokenMask,
+    DeltaWeights, DeviceError, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, RowEdits, Sample,
+    Store, Tensor, TokenChoice, TokenGroups, TokenList, TokenMask,
 };
 use cache::MemoryFull;
 use serde_json::{Map, Value};
@@ -31,6 +31,7 @@ pub struct Recorder {
     notes: Mutex<HashMap<String, Vec<Vec<f32>>>>,
     mistake: Option<fn(&mut Batch)>,
     chains: bool,
+    chooses: bool,
 }
 
 /// How `choice` samples.
@@ -58,6 +59,7 @@ impl Recorder {
             notes: Mutex::new(HashMap::new()),
             mistake: None,
             chains: false,
+            chooses: false,
         }
     }
 
@@ -75,6 +77,15 @@ impl Recorder {
     pub fn chaining(inner: Box<dyn Backend>) -> Self {
         Recorder {
             chains: true,
+            ..Recorder::new(inner)
+        }
+    }
+
+    /// Runs on `inner`, and edits logits and chooses tokens like a device that keeps its logits to
+    /// itself, by the definition.
+    pub fn choosing(inner: Box<dyn Backend>) -> Self {
+        Recorder {
+            chooses: true,
             ..Recorder::new(inner)
         }
     }
@@ -99,7 +110,13 @@ macro_rules! delegate {
 impl Backend for Recorder {
     delegate! {
         name() -> String;
-        capabilities() -> Capabilities;
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            edits: self.chooses,
+            ..self.inner.capabilities()
+        }
     }
 }
 
@@ -176,6 +193,19 @@ impl Sample for Recorder {
     delegate! {
         argmax(x: &Tensor) -> Vec<u32>;
         mask_logits(x: Tensor, masks: &[Option<TokenMask>]) -> Tensor;
+        edit_logits(x: Tensor, edits: &[RowEdits]) -> Tensor;
+    }
+
+    fn choose_tokens(
+        &self,
+        x: &Tensor,
+        list: Option<&TokenList>,
+        choices: &[TokenChoice],
+    ) -> Option<Vec<u32>> {
+        let logits = self.chooses.then(|| self.inner.download(x))?;
+        let rows = logits.chunks_exact(x.cols()).zip(choices);
+        let ids = list.map(TokenList::ids);
+        Some(rows.map(|(row, choice)| choice.choose(row, ids)).collect())
     }
 }
 

@@ -56,6 +56,11 @@ pub struct Capabilities {
     /// ([`Sample::mask_logits`](crate::Sample::mask_logits)). Otherwise that waits for the device, and
     /// all logits are copied twice.
     pub masks: bool,
+    /// Whether the device edits logits where they lie
+    /// ([`Sample::edit_logits`](crate::Sample::edit_logits)) and chooses tokens of them there
+    /// ([`Sample::choose_tokens`](crate::Sample::choose_tokens)). Otherwise whoever asks does both
+    /// with a copy of the logits.
+    pub edits: bool,
     /// Whether the device has memory of its own. It then says itself when that is full,
     /// and takes nothing from a limit on the host's memory.
     pub own_memory: bool,
@@ -69,6 +74,7 @@ impl Default for Capabilities {
             prompt_rows: 256,
             mapped_weights: false,
             masks: false,
+            edits: false,
             own_memory: false,
         }
     }

@@ -4,6 +4,7 @@ use crate::math::{MASS_ONE, ln, mass};
 use crate::noise::Noise;
 use crate::{Backend, Tensor};
 use std::cmp::Ordering;
+use std::sync::OnceLock;
 
 /// What stands for the token of a row that gives none ([`gives_token`]). No vocabulary has
 /// a token of this id.
@@ -197,6 +198,8 @@ impl Likeliest {
 pub struct TokenList {
     ids: Vec<u32>,
     on_device: Tensor,
+    /// Tokens and their columns by ascending token, once somebody has asked for one.
+    columns: OnceLock<Vec<(u32, u32)>>,
 }
 
 /// The bits of `ids` as those of numbers, `[1, m]`.
@@ -211,12 +214,31 @@ impl TokenList {
         TokenList {
             on_device: upload(b, &ids),
             ids,
+            columns: OnceLock::new(),
         }
     }
 
     /// The tokens, by column.
     pub fn ids(&self) -> &[u32] {
         &self.ids
+    }
+
+    /// The column that stands for `token`, if one does; the first of several.
+    ///
+    /// ```
+    /// # use backend::{Reference, TokenList};
+    /// let list = TokenList::new(&Reference, vec![7, 2, 9]);
+    /// assert_eq!([2, 9, 3].map(|token| list.column(token)), [Some(1), Some(2), None]);
+    /// ```
+    pub fn column(&self, token: u32) -> Option<u32> {
+        let columns = self.columns.get_or_init(|| {
+            let mut columns: Vec<(u32, u32)> = self.ids.iter().copied().zip(0..).collect();
+            columns.sort_unstable();
+            columns
+        });
+        let first = columns.partition_point(|&(other, _)| other < token);
+        let found = columns.get(first).filter(|(other, _)| *other == token);
+        found.map(|&(_, column)| column)
     }
 
     /// The same where a device can read them: their bits, `[1, m]`.

@@ -43,6 +43,7 @@ pub mod batch;
 mod capabilities;
 mod choice;
 pub mod conformance;
+mod edit;
 mod mask;
 pub mod math;
 pub mod moe;
@@ -60,6 +61,7 @@ pub use batch::{
 };
 pub use capabilities::{Capabilities, KvFormats};
 pub use choice::{Likeliest, NO_TOKEN, TokenChoice, TokenGroups, TokenList, gives_token};
+pub use edit::{Edit, RowEdits};
 pub use mask::TokenMask;
 pub use moe::{Choice, Expert, Experts};
 pub use ops::{Activation, Attention, DeltaWeights, Ops, Rope};

@@ -1,6 +1,6 @@
 //! Sampling: which tokens the rows of logits give, without sending the logits.
 
-use crate::{Likeliest, Store, Tensor, TokenChoice, TokenList, TokenMask};
+use crate::{Likeliest, RowEdits, Store, Tensor, TokenChoice, TokenList, TokenMask};
 #[cfg(doc)]
 use crate::{NO_TOKEN, gives_token};
 
@@ -39,6 +39,21 @@ pub trait Sample: Store {
         let (rows, cols) = (x.rows(), x.cols());
         let mut logits = self.download(&x).into_owned();
         TokenMask::apply(masks, cols, &mut logits);
+        self.upload(rows, cols, &logits)
+    }
+
+    /// `x`, rows of logits, each after its [edits](RowEdits::apply): what penalties, biases and
+    /// suppression make of it, bit for bit. A row without edits stays as it is.
+    ///
+    /// The default changes a copy of the logits on the host, for which it waits for the device.
+    ///
+    /// # Panics
+    ///
+    /// If there are not edits for each row, or one is of a column that `x` does not have.
+    fn edit_logits(&self, x: Tensor, edits: &[RowEdits]) -> Tensor {
+        let (rows, cols) = (x.rows(), x.cols());
+        let mut logits = self.download(&x).into_owned();
+        RowEdits::apply_all(edits, cols, &mut logits);
         self.upload(rows, cols, &logits)
     }
 

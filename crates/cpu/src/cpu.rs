@@ -6,7 +6,8 @@ use crate::memory::{values, values_mut};
 use crate::{attention, delta, elementwise, kv, matmul, moe, norm, rope, rows};
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Delta, DeltaSpec, DeltaWeights,
-    DeviceError, Experts, Kv, KvSpec, Matrix, Ops, Record, Rope, Sample, Store, Tensor, TokenMask,
+    DeviceError, Experts, Kv, KvSpec, Matrix, Ops, Record, Rope, RowEdits, Sample, Store, Tensor,
+    TokenMask,
 };
 use quant::Stored;
 use std::borrow::Cow;
@@ -248,6 +249,11 @@ impl Sample for Cpu {
 
     fn mask_logits(&self, mut x: Tensor, masks: &[Option<TokenMask>]) -> Tensor {
         TokenMask::apply(masks, x.cols(), values_mut(&mut x));
+        x
+    }
+
+    fn edit_logits(&self, mut x: Tensor, edits: &[RowEdits]) -> Tensor {
+        RowEdits::apply_all(edits, x.cols(), values_mut(&mut x));
         x
     }
 }

@@ -3,7 +3,8 @@
 // a row; what tokens weigh, by how far they are below it; which is the last to be kept,
 // the only one with a block a row; the best of each part; the best. Nothing depends on
 // the order in which threads come: masses are integers, and of equal scores the lower
-// token wins. Before them, `mask_logits` takes away the tokens that may not follow.
+// token wins. Before them, `mask_logits` takes away the tokens that may not follow, and
+// `edit_logits` does what penalties and biases ask for.
 
 // As src/choose.rs lays it out.
 struct TokenChoice {
@@ -145,6 +146,34 @@ KERNEL __launch_bounds__(THREADS) mask_logits(float *x, const u32 *masks, int co
     each_of_part(cols, [&](u32 i) {
         if (!(masks[i >> 5] >> (i & 31) & 1)) x[i] = -INF;
     });
+}
+
+#define EDIT_SHIFT 30 // as in src/choose.rs
+
+// x[row][column] after the row's edits, each rounded on its own, as `Edit` in backend/src/edit.rs has them: 0 divides
+// by a number or multiplies with it, 1 adds it, 2 makes -inf. `edits`: for each row the word at which its edits start,
+// and where the last row's end; then two words an edit, what is done over the column, and the number. Edits of a column
+// lie side by side, and the thread of the first one does them all. What is NaN or inf stays. Block (edits, row).
+KERNEL __launch_bounds__(THREADS) edit_logits(float *x, const u32 *edits, int cols) {
+    pdl_sync();
+    const u32 first = edits[blockIdx.y], end = edits[blockIdx.y + 1];
+    u32 at = first + 2 * (blockIdx.x * THREADS + threadIdx.x);
+    if (at >= end) return;
+    const u32 below = (1u << EDIT_SHIFT) - 1, column = edits[at] & below;
+    if (at > first && (edits[at - 2] & below) == column) return;
+    x += (u64) blockIdx.y * cols + column;
+    float l = *x;
+    if (!(l < INF)) return;
+#pragma unroll 1
+    for (; at < end && (edits[at] & below) == column; at += 2) {
+        const u32 what = edits[at] >> EDIT_SHIFT;
+        const float by = __uint_as_float(edits[at + 1]);
+        if (what == 0)
+            l = l > 0.0f ? __fdiv_rn(l, by) : __fmul_rn(l, by);
+        else
+            l = what == 1 ? __fadd_rn(l, by) : -INF;
+    }
+    *x = l;
 }
 
 // `ids`, here and below: the tokens of a row's columns, those of the next row `apart` words behind; null if a column is

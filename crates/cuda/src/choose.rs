@@ -3,9 +3,10 @@
 use crate::args::{Address, Args};
 use crate::launch::Device;
 use crate::machine::Grid;
-use crate::memory::{Cell, cell, tensor};
+use crate::memory::{Buffer, Cell, cell, tensor};
 use crate::{Cuda, Kernel, elementwise};
-use backend::{Likeliest, Tensor, TokenChoice, TokenList, TokenMask};
+use backend::{Edit, Likeliest, RowEdits, Tensor, TokenChoice, TokenList, TokenMask};
+use std::sync::Arc;
 
 /// Columns of a block that has a part of a row, and its threads, as in the kernels.
 const PART: usize = 2048;
@@ -150,9 +151,25 @@ pub(crate) fn choose_tokens(
 /// Instead of where a row's mask starts, if it has none (kernels/choose.cu).
 const NO_MASK: u32 = u32::MAX;
 
-/// Words of masks that are copied at once: 64 KiB, two masks of 262,144 tokens. Of more, the driver
-/// would wait until the device has come so far.
+/// Words that are copied at once: 64 KiB, two masks of 262,144 tokens. Of more, the driver would wait
+/// until the device has come so far.
 const PIECE: usize = 16 << 10;
+
+/// `words` on the device, without a wait for it.
+fn send(device: &Device, words: &[u32]) -> Buffer {
+    let sent = device.arena.buffer(4 * words.len());
+    let pieces = words.chunks(PIECE).zip((sent.address..).step_by(4 * PIECE));
+    pieces.for_each(|(piece, to)| device.driver.write(to, piece));
+    sent
+}
+
+/// `x` as another tensor in the same place, for it is about to be changed there: an f16 copy of `x`
+/// would be one of other values.
+fn renamed(x: Tensor) -> Arc<Cell> {
+    let same_place = Cell::f32(x.rows(), x.cols());
+    cell(&x).give(&same_place);
+    same_place
+}
 
 /// For each row of `cols` logits the word at which its mask starts, or [`NO_MASK`], and then the masks.
 /// Neighbors that share the bits of one mask have it once.
@@ -181,15 +198,8 @@ pub(crate) fn mask_logits(cuda: &Cuda, x: Tensor, masks: &[Option<TokenMask>]) -
     // Launches what makes the logits, so that the device computes them while the masks are put together.
     cuda.address(&x);
     let device = &cuda.device;
-    let words = mask_words(cols, masks);
-    let masks = device.arena.buffer(4 * words.len());
-    let pieces = words
-        .chunks(PIECE)
-        .zip((masks.address..).step_by(4 * PIECE));
-    pieces.for_each(|(piece, to)| device.driver.write(to, piece));
-    // In place, but as a tensor of its own: an f16 copy of `x` would be one of other values.
-    let masked = Cell::f32(rows, cols);
-    cell(&x).give(&masked);
+    let masks = send(device, &mask_words(cols, masks));
+    let masked = renamed(x);
     let args = Args::default()
         .ptr(masked.address(&device.arena))
         .ptr(masks.address)
@@ -197,6 +207,56 @@ pub(crate) fn mask_logits(cuda: &Cuda, x: Tensor, masks: &[Option<TokenMask>]) -
     let grid = Grid::rect(cols.div_ceil(PART), rows, THREADS);
     device.launch(&Kernel::new("choose", "mask_logits"), grid, args);
     tensor(masked)
+}
+
+/// Edits of all rows, as `edit_logits` of kernels/choose.cu reads them: for each row the word at which
+/// its edits start, where the last row's end, and two words an edit: what is done in the two highest bits
+/// of the first, the column below them, and the number it is done with.
+fn edit_words(cols: usize, edits: &[RowEdits]) -> Vec<u32> {
+    let n_edits: usize = edits.iter().map(|row| row.as_slice().len()).sum();
+    let mut words = Vec::with_capacity(edits.len() + 1 + 2 * n_edits);
+    let mut start = edits.len() + 1;
+    words.push(start as u32);
+    for row in edits {
+        start += 2 * row.as_slice().len();
+        words.push(start as u32);
+    }
+    for &(column, edit) in edits.iter().flat_map(RowEdits::as_slice) {
+        assert!((column as usize) < cols, "a column of the row");
+        let (what, number) = match edit {
+            Edit::Divide(by) => (0, by),
+            Edit::Add(x) => (1, x),
+            Edit::Suppress => (2, 0.0),
+        };
+        words.extend([what << EDIT_SHIFT | column, number.to_bits()]);
+    }
+    words
+}
+
+/// Bits of an edit's column: below what is done to its logit, as in kernels/choose.cu.
+const EDIT_SHIFT: u32 = 30;
+
+/// `x`, each row after its edits. Does not wait for the device.
+pub(crate) fn edit_logits(cuda: &Cuda, x: Tensor, edits: &[RowEdits]) -> Tensor {
+    let (rows, cols) = (x.rows(), x.cols());
+    assert_eq!(edits.len(), rows, "edits for each row");
+    let most = edits.iter().map(|row| row.as_slice().len()).max();
+    let most = most.unwrap_or(0);
+    if most == 0 {
+        return x;
+    }
+    // Launches what makes the logits, so that the device computes them while the edits are sent.
+    cuda.address(&x);
+    let device = &cuda.device;
+    let words = send(device, &edit_words(cols, edits));
+    let edited = renamed(x);
+    let args = Args::default()
+        .ptr(edited.address(&device.arena))
+        .ptr(words.address)
+        .int(cols);
+    let grid = Grid::rect(most.div_ceil(THREADS), rows, THREADS);
+    device.launch(&Kernel::new("choose", "edit_logits"), grid, args);
+    tensor(edited)
 }
 
 pub(crate) fn likeliest(
@@ -255,6 +315,26 @@ pub(crate) fn likeliest(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn edits_lie_behind_where_each_rows_start() {
+        let rows = [
+            vec![
+                (7, Edit::Add(-0.5)),
+                (3, Edit::Suppress),
+                (7, Edit::Divide(1.5)),
+            ],
+            vec![],
+            vec![(9, Edit::Divide(2.0))],
+        ];
+        let number = f32::to_bits;
+        let words = [4, 10, 10, 12]
+            .into_iter()
+            .chain([2 << 30 | 3, 0, 1 << 30 | 7, number(-0.5), 7, number(1.5)])
+            .chain([9, number(2.0)]);
+        let words: Vec<u32> = words.collect();
+        assert_eq!(edit_words(10, &rows.map(RowEdits::new)), words);
+    }
 
     #[test]
     fn masks_lie_behind_where_they_start_and_neighbors_share_theirs() {

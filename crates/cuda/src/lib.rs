@@ -46,8 +46,8 @@ pub use machine::CudaError;
 use args::{Address, Args};
 use backend::{
     Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec, DeviceError, Kv, KvSpec,
-    Likeliest, Link, Matrix, Record, Sample, StepKey, Store, Tensor, TokenChoice, TokenList,
-    TokenMask,
+    Likeliest, Link, Matrix, Record, RowEdits, Sample, StepKey, Store, Tensor, TokenChoice,
+    TokenList, TokenMask,
 };
 use driver::Driver;
 use launch::Device;
@@ -82,6 +82,7 @@ pub const EQUAL_OPS: &[&str] = &[
     "choose_tokens",
     "likeliest",
     "mask_logits",
+    "edit_logits",
 ];
 
 /// What a GPU is, and which kernels it gets.
@@ -292,6 +293,7 @@ impl Backend for Cuda {
             kv: attention::formats(),
             prompt_rows: 1024,
             masks: true,
+            edits: true,
             own_memory: true,
             ..Capabilities::default()
         }
@@ -350,6 +352,10 @@ impl Sample for Cuda {
 
     fn mask_logits(&self, x: Tensor, masks: &[Option<TokenMask>]) -> Tensor {
         choose::mask_logits(self, x, masks)
+    }
+
+    fn edit_logits(&self, x: Tensor, edits: &[RowEdits]) -> Tensor {
+        choose::edit_logits(self, x, edits)
     }
 
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<Likeliest> {

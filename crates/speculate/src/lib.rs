@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accept;
+mod choosing;
 mod constrained;
 mod constraint;
 pub mod draft;

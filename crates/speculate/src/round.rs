@@ -15,13 +15,14 @@
 //! pending token. A chunk that does not reach the prompt's end chooses nothing.
 
 use crate::accept::{Accept, Verdict, accept_with, residual};
+use crate::choosing::{Chosen, Source};
 use crate::draft::{DraftRequest, TargetView};
 use crate::length::{LengthInput, RoundCost};
 use crate::logprobs::Logprobs;
 use crate::sample;
 use crate::speculator::Speculator;
 use crate::stream::{Finish, Stream};
-use backend::{Backend, DeviceError, NO_TOKEN, Tensor, TokenChoice, gives_token};
+use backend::{DeviceError, NO_TOKEN, Tensor, gives_token};
 use cache::{MemoryFull, RowKey};
 use models::Taps;
 use std::ops::Range;
@@ -48,7 +49,7 @@ pub const NO_TOKEN_REASON: &str = "the model computed a value that is not a numb
     the checkpoint may be damaged: fetch or convert it again";
 
 /// One stream's rows in a round: known tokens, then its draft.
-struct StreamRows {
+pub(crate) struct StreamRows {
     /// Number of the first row in the batch.
     first: usize,
     /// Rows that the stream's sequence had before.
@@ -56,9 +57,9 @@ struct StreamRows {
     /// Rows of known tokens.
     n_known: usize,
     /// Rows of the draft.
-    n_drafted: usize,
+    pub(crate) n_drafted: usize,
     /// Whether the rows reach the end of the text, so that a token is chosen.
-    reaches_end: bool,
+    pub(crate) reaches_end: bool,
 }
 
 impl StreamRows {
@@ -91,13 +92,8 @@ struct Verified {
     hidden: Tensor,
     /// The rows inside the target that the drafter reads, `[n, H]` each.
     taps: Vec<Tensor>,
-    /// Logits of the rows after which a token is chosen, one stream after the other; those of
-    /// tokens that may not come are -inf.
-    logits: Option<Tensor>,
-    /// The logits as they are, where they differ and their log-probabilities are asked for.
-    unmasked: Option<Tensor>,
-    /// The choices after all of those rows, if the device has made them.
-    chosen: Option<Vec<u32>>,
+    /// The rows after which a token is chosen, one stream after the other, if there are any.
+    chosen: Option<Chosen>,
 }
 
 /// Tokens that a stream may be drafted for.
@@ -196,44 +192,18 @@ impl Speculator {
         });
         // All of it asked for before the wait, so that a device goes on with it at once. The
         // host finds the masks while the device computes what they are for.
-        let (logits, unmasked) = match logits {
-            Some(logits) => mask_logits(b, logits, streams, rows),
-            None => (None, None),
+        let source = Source {
+            hidden: &hidden,
+            choosing: &choosing,
         };
-        let chosen = logits.as_ref();
-        let chosen = chosen.and_then(|logits| self.choose_on_device(streams, rows, logits));
-        b.finish()?;
+        let choose = |logits| self.choose_on_device(streams, rows, logits, source);
+        let chosen = logits.map(choose);
+        self.b.finish()?;
         Ok(Verified {
             hidden,
             taps,
-            logits,
-            unmasked,
             chosen,
         })
-    }
-
-    /// The choices after all rows of `logits`, if the device can make them.
-    fn choose_on_device(
-        &self,
-        streams: &[&mut Stream],
-        rows: &[StreamRows],
-        logits: &Tensor,
-    ) -> Option<Vec<u32>> {
-        let choosing = streams.iter().zip(rows).filter(|(_, r)| r.reaches_end);
-        let is_greedy = |(s, _): (&&mut Stream, _)| s.options.sampling.is_plain_greedy();
-        if choosing.clone().all(is_greedy) {
-            return Some(self.b.argmax(logits));
-        }
-        let choice = |(s, i): (&&mut Stream, usize)| {
-            let sampling = &s.options.sampling;
-            let is_exact = self.accept.with(sampling) == Accept::Exact;
-            sampling
-                .on_device((s.tokens.len() + i) as u64)
-                .filter(|_| is_exact)
-        };
-        let each = choosing.flat_map(|(s, r)| (0..=r.n_drafted).map(move |i| (s, i)));
-        let choices: Option<Vec<TokenChoice>> = each.map(choice).collect();
-        self.b.choose_tokens(logits, None, &choices?)
     }
 
     /// Appends to each stream what stays of its draft, and the token after it.
@@ -243,28 +213,25 @@ impl Speculator {
         rows: &[StreamRows],
         verified: &Verified,
     ) {
-        let Some(logits) = &verified.logits else {
+        let Some(chosen) = &verified.chosen else {
             return;
         };
-        let scores = match verified.chosen {
-            Some(_) => Default::default(),
-            None => self.b.download(logits),
-        };
-        let (cols, context) = (logits.cols(), self.memory.size().context);
-        let mut row = 0;
+        let open = chosen.open();
+        let scores = open.map_or_else(Default::default, |open| self.b.download(open));
+        let cols = open.map_or(0, Tensor::cols);
+        let context = self.memory.size().context;
+        let (mut row, mut first_open) = (0, 0);
         for (stream, rows) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
             let own = row..row + rows.n_drafted + 1;
             row = own.end;
+            let made = &chosen.tokens[own];
+            let n_open = made.iter().filter(|token| token.is_none()).count();
+            let scores = &scores[first_open * cols..][..n_open * cols];
+            first_open += n_open;
             if stream.finish.is_some() {
                 continue;
             }
-            let verdict = match &verified.chosen {
-                Some(chosen) => self.verdict(stream, &Choices::Made(&chosen[own])),
-                None => {
-                    let scores = &scores[own.start * cols..own.end * cols];
-                    self.verdict(stream, &Choices::Open { scores, cols })
-                }
-            };
+            let verdict = self.verdict(stream, &Choices { made, scores, cols });
             stream.emit(&verdict, context);
             if !rows.is_prefill(stream) {
                 let n_accepted = verdict.n_accepted;
@@ -290,30 +257,29 @@ impl Speculator {
         } = stream;
         let (sampling, scratch) = (&options.sampling, &mut self.scratch);
         let rejects = self.accept.with(sampling) == Accept::Residual;
+        let mut open = choices.scores.chunks_exact(choices.cols.max(1));
         let verdict = accept_with(draft, |i| {
             if i > 0 {
                 history.push(draft[i - 1]);
             }
-            let scores = match choices {
-                Choices::Made(chosen) => return chosen[i],
-                Choices::Open { scores, cols } => &scores[i * cols..(i + 1) * cols],
-            };
-            let position = (tokens.len() + i) as u64;
-            if let Some(&drafted) = draft.get(i)
-                && rejects
-                && gives_token(scores)
-            {
-                let target =
-                    sample::token_probs(sampling, history, position, None, scores, scratch);
-                return residual(
-                    drafted,
-                    &target,
-                    draft_probs.get(i),
-                    sampling.seed,
-                    position,
-                );
+            if let Some(token) = choices.made[i] {
+                return token;
             }
-            sample::choose(sampling, history, position, scores, scratch)
+            let scores = open.next().expect("logits where no choice is made");
+            let position = (tokens.len() + i) as u64;
+            let token = match draft.get(i) {
+                Some(&drafted) if rejects && gives_token(scores) => {
+                    let target =
+                        sample::token_probs(sampling, history, position, None, scores, scratch);
+                    let drawn_from = draft_probs.get(i);
+                    residual(drafted, &target, drawn_from, sampling.seed, position)
+                }
+                _ => sample::choose(sampling, history, position, scores, scratch),
+            };
+            if token != NO_TOKEN {
+                sample::observe(sampling, history, position, scores, token, scratch);
+            }
+            token
         });
         if verdict.pending != NO_TOKEN {
             history.push(verdict.pending);
@@ -329,7 +295,7 @@ impl Speculator {
         rows: &[StreamRows],
         verified: &Verified,
     ) -> Result<(), DeviceError> {
-        let Some(logits) = verified.unmasked.as_ref().or(verified.logits.as_ref()) else {
+        let Some(logits) = verified.chosen.as_ref().map(Chosen::as_they_are) else {
             return Ok(());
         };
         let mut asked = Vec::new();
@@ -513,34 +479,11 @@ impl Speculator {
     }
 }
 
-/// `logits` under the masks of the rows after which a token is chosen, and as they are if they
-/// differ and a stream asks for log-probabilities. Streams whose constraint fails have ended.
-fn mask_logits(
-    b: &dyn Backend,
-    logits: Tensor,
-    streams: &mut [&mut Stream],
-    rows: &[StreamRows],
-) -> (Option<Tensor>, Option<Tensor>) {
-    if streams.iter().all(|stream| stream.constraint.is_none()) {
-        return (Some(logits), None);
-    }
-    let (vocab, mut masks, mut has_logprobs) = (logits.cols(), Vec::new(), false);
-    for (stream, _) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
-        masks.append(&mut stream.masks(vocab));
-        has_logprobs |= stream.options.logprobs.is_some();
-    }
-    if masks.iter().all(Option::is_none) {
-        return (Some(logits), None);
-    }
-    let all: Vec<usize> = (0..logits.rows()).collect();
-    let unmasked = has_logprobs.then(|| b.gather(&logits, &all));
-    (Some(b.mask_logits(logits, &masks)), unmasked)
-}
-
 /// The target's choices after the last known token of a stream and each token of its draft.
-enum Choices<'a> {
-    /// The device has made them.
-    Made(&'a [u32]),
-    /// The choices are to be made from `scores`, the logits of `cols` tokens for each.
-    Open { scores: &'a [f32], cols: usize },
+struct Choices<'a> {
+    /// The device's; none where one is to be made.
+    made: &'a [Option<u32>],
+    /// Rows of `cols` logits to make the others from, one after the other.
+    scores: &'a [f32],
+    cols: usize,
 }

@@ -23,6 +23,9 @@
 //!        token = argmax over S of z_i + g_i,  g = noise(seed, position)
 //! ```
 //!
+//! Mirostat stands for all of what truncates, and for dynamic temperature (`mirostat.rs`). Penalties look
+//! at the last tokens of the text only where a number of them is given.
+//!
 //! The definitions are llama.cpp's, and so is the order but for two: temperature comes before
 //! truncation here, and bias after penalties. So H(l), the entropy at T = 1, is that of all `n`
 //! tokens with `l_i > -inf`, and low and high are `T` less and more `dynatemp_range`. Sigma is the
@@ -51,6 +54,7 @@
 mod dry;
 mod history;
 mod key;
+mod mirostat;
 mod moments;
 mod row;
 mod sampling;
@@ -60,6 +64,8 @@ mod tests;
 
 pub use dry::Breakers;
 pub use history::History;
+pub use mirostat::Mirostat;
+pub(crate) use mirostat::observe;
 pub use sampling::{MAX_LISTED_TOKENS, Sampling, SamplingError};
 
 use crate::noise::Noise;

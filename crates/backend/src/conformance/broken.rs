@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::{
-    Activation, Attention, Batch, Chained, Delta, DeltaSpec, DeltaWeights, DeviceError, Experts,
-    Kv, KvSpec, Link, Matrix, Ops, Record, Rope, Sample, StepKey, Store, TokenChoice, TokenGroups,
-    TokenList, TokenMask,
+    Activation, Attention, Batch, Chained, Delta, DeltaSpec, DeltaWeights, DeviceError, Edit,
+    Experts, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, RowEdits, Sample, StepKey, Store,
+    TokenChoice, TokenGroups, TokenList, TokenMask,
 };
 use quant::Stored;
 use std::borrow::Cow;
@@ -41,6 +41,8 @@ enum Fault {
     Likeliest,
     /// Lets a token pass that its mask does not allow.
     Mask,
+    /// Edits logits without one part of the definition.
+    Edit(EditPart),
     /// Chooses other rows of a matrix than the best groups.
     Groups,
     /// A step's last tensor is not what its ops make.
@@ -66,6 +68,24 @@ enum Part {
     Ties,
     /// That damaged rows give no token.
     Damage,
+}
+
+/// A part of what defines edited logits ([`crate::RowEdits`]).
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum EditPart {
+    /// That edits of a column are done one after the other, in their order.
+    Order,
+    /// That a repetition penalty multiplies what is not positive.
+    Sign,
+    /// That a quotient is rounded once: not a product with a reciprocal.
+    Quotient,
+    /// That every sum is rounded.
+    Rounding,
+    Suppress,
+    /// That what is no number stays.
+    Damage,
+    /// The last row's edits.
+    Row,
 }
 
 /// The reference with one wrong op: a value moves by one bit, in one row of
@@ -274,6 +294,36 @@ impl Sample for Broken {
         }
         Reference.mask_logits(x, &masks)
     }
+    fn edit_logits(&self, x: Tensor, edits: &[RowEdits]) -> Tensor {
+        let Fault::Edit(part) = self.0 else {
+            return Reference.edit_logits(x, edits);
+        };
+        let cols = x.cols();
+        let mut logits = Reference.download(&x).into_owned();
+        let of_row = |row: &mut [f32], edits: &RowEdits| {
+            let mut edits = edits.as_slice().to_vec();
+            if part == EditPart::Order {
+                edits.reverse();
+            }
+            for (column, edit) in edits {
+                let l = &mut row[column as usize];
+                let is_number = *l < f32::INFINITY;
+                *l = match (part, edit) {
+                    (EditPart::Damage, _) => edit.apply(*l),
+                    _ if !is_number => *l,
+                    (EditPart::Suppress, Edit::Suppress) => f32::MIN,
+                    (EditPart::Sign, Edit::Divide(by)) => *l / by,
+                    (EditPart::Quotient, Edit::Divide(by)) if *l > 0.0 => *l * by.recip(),
+                    (EditPart::Rounding, Edit::Add(x)) => f32::from_bits((*l + x).to_bits() & !1),
+                    _ => edit.apply(*l),
+                };
+            }
+        };
+        let rows = logits.chunks_exact_mut(cols).zip(edits);
+        let n = edits.len() - usize::from(part == EditPart::Row);
+        rows.take(n).for_each(|(row, edits)| of_row(row, edits));
+        Reference.upload(edits.len(), cols, &logits)
+    }
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<crate::Likeliest> {
         let mut all = Reference.likeliest(x, asked, n);
         if self.0 == Fault::Likeliest {
@@ -368,6 +418,13 @@ fn one_wrong_bit_in_any_op_fails() {
         (Choose(Part::Damage), "choose_tokens", "choose_tokens ("),
         (Likeliest, "likeliest", "likeliest"),
         (Mask, "mask_logits", "mask_logits ("),
+        (Edit(EditPart::Order), "edit_logits", "edit_logits ("),
+        (Edit(EditPart::Sign), "edit_logits", "edit_logits ("),
+        (Edit(EditPart::Quotient), "edit_logits", "edit_logits ("),
+        (Edit(EditPart::Rounding), "edit_logits", "edit_logits ("),
+        (Edit(EditPart::Suppress), "edit_logits", "edit_logits ("),
+        (Edit(EditPart::Damage), "edit_logits", "edit_logits ("),
+        (Edit(EditPart::Row), "edit_logits", "edit_logits ("),
     ];
     for (fault, case, op) in faults {
         let cases = EQUAL_CASES.iter().filter(|(name, _)| *name == case);

@@ -13,6 +13,7 @@ mod attend;
 mod broken;
 mod choose;
 mod delta;
+mod edit;
 mod elementwise;
 mod matmul;
 mod moe;
@@ -46,6 +47,7 @@ pub const EQUAL_CASES: &[(&str, EqualCase)] = &[
     ("choose_tokens", choose::chosen_tokens_equal),
     ("likeliest", sample::likeliest_equals),
     ("mask_logits", sample::masked_logits_equal),
+    ("edit_logits", edit::edited_logits_equal),
 ];
 
 /// Every op that could mix rows, and every record of ops, compared with the same device's ops.

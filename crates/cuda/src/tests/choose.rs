@@ -2,7 +2,7 @@
 
 use super::gpu;
 use crate::{Cuda, DryRun};
-use backend::{Backend, Record, Sample, Store, TokenChoice, TokenList, TokenMask};
+use backend::{Backend, Edit, Record, RowEdits, Sample, Store, TokenChoice, TokenList, TokenMask};
 
 /// Tokens that stay on the device, chosen in every way, among all columns and among some.
 #[test]
@@ -70,4 +70,27 @@ fn masks_are_one_launch_and_rows_without_them_none() {
         ["choose::mask_logits <<<3x4, 256, 0, 1>>> (@, @, 1388)"]
     );
     assert!(cuda.capabilities().masks);
+}
+
+/// Needs no GPU: what a GPU would be asked to launch.
+#[test]
+fn edits_are_one_launch_and_rows_without_them_none() {
+    let cuda = Cuda::dry_run(DryRun::default());
+    let cols = 5000;
+    let edited = |edits: &[RowEdits]| {
+        let x = cuda.upload(edits.len(), cols, &vec![0.0; edits.len() * cols]);
+        cuda.take_launches();
+        let edited = cuda.edit_logits(x, edits);
+        assert_eq!((edited.rows(), edited.cols()), (edits.len(), cols));
+        cuda.take_launches()
+    };
+    let none = RowEdits::default();
+    assert_eq!(edited(&[none.clone(), none.clone()]), [""; 0]);
+    let many = (0..600).map(|column| (column, Edit::Divide(1.1))).collect();
+    let one = RowEdits::new(vec![(4999, Edit::Suppress)]);
+    assert_eq!(
+        edited(&[one, none, RowEdits::new(many)]),
+        ["choose::edit_logits <<<3x3, 256, 0, 1>>> (@, @, 1388)"]
+    );
+    assert!(cuda.capabilities().edits);
 }

@@ -4,7 +4,8 @@
 use super::{DraftRequest, newest};
 use crate::sample::{self, Scratch};
 use backend::{
-    Backend, Batch, Chain, Link, NO_TOKEN, StepKey, Tensor, TokenChoice, TokenList, gives_token,
+    Backend, Batch, Chain, Link, NO_TOKEN, RowEdits, StepKey, Tensor, TokenChoice, TokenList,
+    gives_token,
 };
 use models::{HeadLogits, Scored};
 
@@ -65,7 +66,7 @@ impl Stretch<'_> {
             }
             if !take_given(self.active, requests, drafts) {
                 let scored = score(z.as_ref().unwrap_or(&x));
-                choose(b, &scored, self.active, requests, drafts, scratch);
+                choose(b, scored, self.active, requests, drafts, scratch);
                 replace_given(self.active, requests, drafts);
             }
         }
@@ -83,7 +84,7 @@ impl Stretch<'_> {
         drafts: &[Vec<u32>],
     ) -> Option<backend::Chained> {
         let choices: Option<Vec<Vec<TokenChoice>>> = (0..self.batches.len())
-            .map(|i| choices(self.active, requests, drafts, i))
+            .map(|i| choices(self.active, requests, drafts, i, TokenChoices::OfLogits))
             .collect();
         let chain = Chain {
             key: self.chain,
@@ -112,20 +113,20 @@ impl Stretch<'_> {
 /// will use, and remembers it. Row `i` of `scored` belongs to request `active[i]`.
 fn choose(
     b: &dyn Backend,
-    scored: &HeadLogits<'_>,
+    scored: HeadLogits<'_>,
     active: &[usize],
     requests: &mut [DraftRequest<'_>],
     drafts: &mut [Vec<u32>],
     scratch: &mut Scratch,
 ) {
-    let HeadLogits { logits, scored } = scored;
+    let HeadLogits { mut logits, scored } = scored;
     let by_row = matches!(scored, Scored::ByRow(_));
     let greedy = !by_row
         && active
             .iter()
             .all(|&r| requests[r].sampling.is_plain_greedy());
     if greedy {
-        for (i, (&r, best)) in active.iter().zip(b.argmax(logits)).enumerate() {
+        for (i, (&r, best)) in active.iter().zip(b.argmax(&logits)).enumerate() {
             let token = match scored.ids(i) {
                 Some(ids) if best != NO_TOKEN => ids[best as usize],
                 _ => best,
@@ -136,18 +137,27 @@ fn choose(
     }
     let list = match scored {
         Scored::All => Some(None),
-        Scored::Same(list) => Some(Some(*list)),
+        Scored::Same(list) => Some(Some(list)),
         Scored::ByRow(_) => None,
     };
-    let chosen =
-        list.and_then(|list| b.choose_tokens(logits, list, &choices(active, requests, drafts, 0)?));
-    if let Some(tokens) = chosen {
-        for (&r, token) in active.iter().zip(tokens) {
-            drafts[r].push(token);
+    if let Some(list) = list
+        && let Some(choices) = choices(active, requests, drafts, 0, TokenChoices::OfEdited)
+    {
+        let has_edits = active.iter().any(|&r| requests[r].sampling.edits_logits());
+        if !has_edits || b.capabilities().edits {
+            if has_edits {
+                let edits = edits(active, requests, drafts, (list, logits.cols()), scratch);
+                logits = b.edit_logits(logits, &edits);
+            }
+            if let Some(tokens) = b.choose_tokens(&logits, list, &choices) {
+                for (&r, token) in active.iter().zip(tokens) {
+                    drafts[r].push(token);
+                }
+                return;
+            }
         }
-        return;
     }
-    let scores = b.download(logits);
+    let scores = b.download(&logits);
     for (i, (&r, row)) in active
         .iter()
         .zip(scores.chunks_exact(logits.cols()))
@@ -222,21 +232,59 @@ fn replace_given(active: &[usize], requests: &mut [DraftRequest<'_>], drafts: &m
     }
 }
 
-/// How the draft tokens of `active` are chosen once `later` more are drafted, if they
-/// depend on nothing but their logits and nobody asks for their probabilities.
+/// What choices are made of.
+#[derive(Clone, Copy, PartialEq)]
+enum TokenChoices {
+    /// Logits as they are, which is all that a chain of steps has.
+    OfLogits,
+    /// Logits after the edits of the text so far.
+    OfEdited,
+}
+
+/// How the draft tokens of `active` are chosen once `later` more are drafted, if a device can
+/// and nobody asks for their probabilities.
 fn choices(
     active: &[usize],
     requests: &[DraftRequest<'_>],
     drafts: &[Vec<u32>],
     later: usize,
+    of: TokenChoices,
 ) -> Option<Vec<TokenChoice>> {
     let choice = |&r: &usize| {
         let request = &requests[r];
         let n_drafted = drafts[r].len() + later;
         let position = (request.tokens.len() + n_drafted) as u64;
-        let choice = request.sampling.on_device(position)?;
+        let choice = match of {
+            TokenChoices::OfLogits => request.sampling.on_device(position)?,
+            TokenChoices::OfEdited => request.sampling.of_edited(position)?,
+        };
         let is_open = request.draft_probs.is_none() && n_drafted >= request.given.len();
         is_open.then_some(choice)
     };
     active.iter().map(choice).collect()
+}
+
+/// The edits of the next row of logits of each of `active`, after what is drafted. Columns are the
+/// tokens of a list, or all `cols` of them.
+fn edits(
+    active: &[usize],
+    requests: &mut [DraftRequest<'_>],
+    drafts: &[Vec<u32>],
+    (list, cols): (Option<&TokenList>, usize),
+    scratch: &mut Scratch,
+) -> Vec<RowEdits> {
+    let place = |token: u32| match list {
+        Some(list) => list.column(token),
+        None => Some(token).filter(|&token| (token as usize) < cols),
+    };
+    let of = |&r: &usize| {
+        let request = &mut requests[r];
+        drafts[r]
+            .iter()
+            .for_each(|&token| request.history.push(token));
+        let edits = request.sampling.edits(request.history, scratch, place);
+        drafts[r].iter().for_each(|_| request.history.pop());
+        edits
+    };
+    active.iter().map(of).collect()
 }

@@ -76,7 +76,7 @@ pub(super) fn truncate(
 }
 
 /// Moves the keys that `stays` to the front: how many there are.
-fn retain(keys: &mut [Key], stays: impl Fn(&Key) -> bool) -> usize {
+pub(super) fn retain(keys: &mut [Key], stays: impl Fn(&Key) -> bool) -> usize {
     let mut n = 0;
     for i in 0..keys.len() {
         if stays(&keys[i]) {

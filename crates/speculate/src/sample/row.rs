@@ -14,6 +14,7 @@
 
 use super::dry::Repeats;
 use super::key::{Key, min_p_cut, prefix_mass, total_mass, truncate};
+use super::mirostat::{Mirostat, bound};
 use super::moments::{Deviation, Surprise};
 use super::{History, MAX_VOCAB, Sampling};
 use crate::noise::{self, BLOCK, Noise, gumbel_ceiling, gumbel_of};
@@ -26,6 +27,8 @@ pub(super) struct Row<'a> {
     maxima: &'a [f32],
     /// The largest logit.
     top: f32,
+    /// The bound of mirostat.
+    bound: f32,
 }
 
 impl<'a> Row<'a> {
@@ -50,6 +53,7 @@ impl<'a> Row<'a> {
             logits,
             maxima,
             top,
+            bound: history.bound(),
         }
     }
 
@@ -128,6 +132,11 @@ impl<'a> Row<'a> {
     ) -> &'k mut [Key] {
         let n = self.logits.len();
         let top = self.top * scale;
+        if sampling.mirostat != Mirostat::Off {
+            self.gather(top - NO_MASS, scale, keys);
+            let keep = bound(sampling, self.bound, n, top, keys);
+            return &mut keys[..keep];
+        }
         let mut mass = None;
         let floor = sampling.sigma_cut(top, scale, || {
             Deviation::of(self.top, self.logits.iter().copied()).sigma()

@@ -4,12 +4,14 @@
 //! effect: on logits in [`Sampling::edited`], on the temperature in [`Sampling::scale`], on which
 //! tokens stay in `key.rs`.
 
+use super::Scratch;
 use super::dry::{Breakers, Repeats};
-use super::history::{Count, History};
+use super::history::History;
+use super::mirostat::Mirostat;
 use super::moments::Surprise;
 use crate::noise::xtc_coin;
-use backend::TokenChoice;
 use backend::math::{exp, ln};
+use backend::{Edit, RowEdits, TokenChoice};
 
 /// Tokens a request may bias, and tokens it may suppress.
 pub const MAX_LISTED_TOKENS: usize = 16_384;
@@ -41,12 +43,21 @@ pub struct Sampling {
     /// Probability from which on XTC drops tokens, but for the least likely of them; above 0.5
     /// there is never more than one.
     pub xtc_threshold: f32,
+    /// What decides which tokens stay instead of the seven options above, dynamic temperature among
+    /// them, if it is on.
+    pub mirostat: Mirostat,
+    /// How surprising tokens are to be, in bits; matters with [`mirostat`](Sampling::mirostat) only.
+    pub mirostat_tau: f32,
+    /// How fast mirostat follows the text.
+    pub mirostat_eta: f32,
     /// Factor against tokens of prompt and output; 1 changes nothing.
     pub repetition_penalty: f32,
     /// Subtracted from the logits of tokens in the output; 0 changes nothing.
     pub presence_penalty: f32,
     /// Subtracted from a token's logit for each time it is in the output; 0 changes nothing.
     pub frequency_penalty: f32,
+    /// How many of the last tokens of prompt and output the three penalties look at; all if absent.
+    pub repeat_last_n: Option<usize>,
     /// Subtracted from the logits of tokens that would go on with a repetition of
     /// [`dry_allowed_length`](Sampling::dry_allowed_length) tokens; 0 is off, and so is DRY.
     pub dry_multiplier: f32,
@@ -83,9 +94,13 @@ impl Default for Sampling {
             min_p: 0.0,
             xtc_probability: 0.0,
             xtc_threshold: 0.1,
+            mirostat: Mirostat::Off,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            repeat_last_n: None,
             dry_multiplier: 0.0,
             dry_base: 1.75,
             dry_allowed_length: 2,
@@ -168,6 +183,18 @@ const NUMBERS: &[Number] = &[
         is_allowed: |x| (0.0..=1.0).contains(&x),
     },
     Number {
+        name: "mirostat_tau",
+        get: |s| s.mirostat_tau,
+        allowed: "at least 0 and at most 1000",
+        is_allowed: |x| (0.0..=1000.0).contains(&x),
+    },
+    Number {
+        name: "mirostat_eta",
+        get: |s| s.mirostat_eta,
+        allowed: "at least 0 and at most 1000",
+        is_allowed: |x| (0.0..=1000.0).contains(&x),
+    },
+    Number {
         name: "repetition_penalty",
         get: |s| s.repetition_penalty,
         allowed: "positive",
@@ -248,12 +275,18 @@ impl Sampling {
     /// The choice of the token after `position` others as a device can make it; none if
     /// it depends on more than the logits.
     pub fn on_device(&self, position: u64) -> Option<TokenChoice> {
+        let choice = self.of_edited(position);
+        choice.filter(|_| !self.edits_logits())
+    }
+
+    /// The choice of the token after `position` others as a device can make it among logits that
+    /// are edited already; none if an option stands in the way that devices do not know.
+    pub(crate) fn of_edited(&self, position: u64) -> Option<TokenChoice> {
         let scale = match self.temperature {
             0.0 => 0.0,
             temperature => 1.0 / temperature,
         };
-        let needs_host = self.edits_logits() || self.truncates_by_host();
-        (!needs_host).then_some(TokenChoice {
+        (!self.truncates_by_host(position)).then_some(TokenChoice {
             seed: self.seed,
             position,
             scale,
@@ -264,7 +297,7 @@ impl Sampling {
     }
 
     /// Whether any option changes logits before they are compared.
-    pub(super) fn edits_logits(&self) -> bool {
+    pub(crate) fn edits_logits(&self) -> bool {
         self.depends_on_text() || !self.logit_bias.is_empty() || !self.suppress.is_empty()
     }
 
@@ -275,12 +308,13 @@ impl Sampling {
 
     /// Whether a choice depends on how often tokens came before.
     pub(super) fn counts_tokens(&self) -> bool {
-        self.counts_prompt() || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+        let counts_output = self.presence_penalty != 0.0 || self.frequency_penalty != 0.0;
+        self.counts_prompt() || counts_output && self.repeat_last_n != Some(0)
     }
 
     /// Whether a choice depends on the tokens of the prompt too.
     pub(super) fn counts_prompt(&self) -> bool {
-        self.repetition_penalty != 1.0
+        self.repetition_penalty != 1.0 && self.repeat_last_n != Some(0)
     }
 
     /// Whether a choice depends on the order of the tokens before, those of the prompt among them.
@@ -288,18 +322,21 @@ impl Sampling {
         self.dry_multiplier != 0.0 && self.dry_penalty_last_n != Some(0)
     }
 
-    /// Whether an option that devices do not know has a part in which tokens noise decides between.
-    fn truncates_by_host(&self) -> bool {
+    /// Whether an option that devices do not know has a part in which tokens noise decides between
+    /// after `position` others.
+    fn truncates_by_host(&self, position: u64) -> bool {
         self.temperature != 0.0
-            && (self.dynatemp_range > 0.0
+            && (self.mirostat != Mirostat::Off
+                || self.dynatemp_range > 0.0
                 || self.top_n_sigma > 0.0
                 || self.typical_p < 1.0
-                || self.xtc_probability > 0.0)
+                || self.excludes_top(position))
     }
 
     /// Whether any option but noise rules out tokens of a row of `n` logits.
     pub(super) fn truncates(&self, n: usize) -> bool {
-        (1..n).contains(&self.top_k)
+        self.mirostat != Mirostat::Off
+            || (1..n).contains(&self.top_k)
             || self.top_n_sigma > 0.0
             || self.typical_p < 1.0
             || self.top_p < 1.0
@@ -317,7 +354,8 @@ impl Sampling {
         if self.temperature == 0.0 || !top.is_finite() {
             return None;
         }
-        let temperature = match self.dynatemp_range > 0.0 {
+        let is_dynamic = self.dynatemp_range > 0.0 && self.mirostat == Mirostat::Off;
+        let temperature = match is_dynamic {
             true => self.dynamic_temperature(surprise()),
             false => self.temperature,
         };
@@ -381,32 +419,66 @@ impl Sampling {
         }
         buffer.clear();
         buffer.extend_from_slice(logits);
-        // Each entry concerns its own token, so their order does not show.
-        for (token, count) in history.counts() {
+        self.each_edit(history, repeats, |token, edit| {
             if let Some(i) = place(token) {
-                buffer[i] = self.penalized(buffer[i], count);
+                buffer[i] = edit.apply(buffer[i]);
+            }
+        });
+        buffer
+    }
+
+    /// The edits of a row of logits, for a device to do. `place(token)` is the column of the
+    /// token's logit, if it has one.
+    pub(crate) fn edits(
+        &self,
+        history: &History,
+        scratch: &mut Scratch,
+        place: impl Fn(u32) -> Option<u32>,
+    ) -> RowEdits {
+        let mut edits = Vec::new();
+        self.each_edit(history, &mut scratch.repeats, |token, edit| {
+            edits.extend(place(token).map(|column| (column, edit)));
+        });
+        RowEdits::new(edits)
+    }
+
+    /// Hands out what penalties, bias and suppression do to logits: tokens and edits, those of one
+    /// token in the order in which they are done.
+    fn each_edit(&self, history: &History, repeats: &mut Repeats, mut edit: impl FnMut(u32, Edit)) {
+        let penalty = self.repetition_penalty;
+        for (token, count) in history.counts() {
+            let is_seen = count.n_prompt > 0 || count.n_output > 0;
+            // Neither a factor of 1 nor a sum with 0 changes a bit.
+            if is_seen && penalty != 1.0 {
+                edit(token, Edit::Divide(penalty));
+            }
+            let subtracted = self.count_penalty(count.n_output);
+            if subtracted != 0.0 {
+                edit(token, Edit::Add(-subtracted));
             }
         }
         if let Some(passages) = history.passages() {
             for (token, length) in passages.repeats(self, repeats) {
-                if let Some(i) = place(token) {
-                    buffer[i] -= self.dry_penalty(length);
-                }
+                edit(token, Edit::Add(-self.dry_penalty(length)));
             }
         }
         for &(token, bias) in &self.logit_bias {
-            if let Some(i) = place(token) {
-                buffer[i] += bias;
-            }
+            edit(token, Edit::Add(bias));
         }
         let is_early = history.n_output() < self.min_tokens;
         let early = if is_early { &self.end_tokens[..] } else { &[] };
         for &token in self.suppress.iter().chain(early) {
-            if let Some(i) = place(token) {
-                buffer[i] = f32::NEG_INFINITY;
-            }
+            edit(token, Edit::Suppress);
         }
-        buffer
+    }
+
+    /// What presence and frequency penalties subtract from the logit of a token that is `n` times in
+    /// the output.
+    fn count_penalty(&self, n: u32) -> f32 {
+        match n {
+            0 => 0.0,
+            n => self.presence_penalty + self.frequency_penalty * n as f32,
+        }
     }
 
     /// What DRY subtracts from the logit of a token that `length` tokens of a repetition lead to.
@@ -422,22 +494,6 @@ impl Sampling {
             exponent /= 2;
         }
         (f64::from(self.dry_multiplier) * power).min(f64::from(f32::MAX)) as f32
-    }
-
-    /// A token's logit after repetition, presence and frequency penalties.
-    fn penalized(&self, logit: f32, count: Count) -> f32 {
-        let mut l = logit;
-        if count.in_prompt || count.n_output > 0 {
-            l = if l > 0.0 {
-                l / self.repetition_penalty
-            } else {
-                l * self.repetition_penalty
-            };
-        }
-        if count.n_output > 0 {
-            l -= self.presence_penalty + self.frequency_penalty * count.n_output as f32;
-        }
-        l
     }
 }
 
@@ -514,6 +570,8 @@ mod tests {
             xtc_threshold: 0.0625,
             dry_multiplier: 4.5,
             dry_base: 5.5,
+            mirostat_tau: 6.5,
+            mirostat_eta: 0.03125,
             ..Sampling::default()
         };
         let fields = format!("{sampling:?}");
@@ -581,7 +639,7 @@ mod tests {
         shaped[0].dynatemp_range = 0.5;
         shaped[1].top_n_sigma = 1.0;
         shaped[2].typical_p = 0.9;
-        shaped[3].xtc_probability = 0.5;
+        shaped[3].mirostat = Mirostat::V2;
         for sampling in shaped {
             // Greedy choices are the argmax all the same.
             assert!(sampling.is_plain_greedy() && sampling.on_device(3).is_some());
@@ -590,6 +648,17 @@ mod tests {
                 ..sampling
             };
             assert_eq!(sampled.on_device(3), None, "{sampled:?}");
+        }
+        // XTC stands in the way where its coin has it act, and is nothing elsewhere.
+        let excluding = Sampling {
+            temperature: 1.0,
+            xtc_probability: 0.5,
+            ..greedy.clone()
+        };
+        let acts: Vec<bool> = (0..50).map(|at| excluding.excludes_top(at)).collect();
+        assert!(acts.contains(&true) && acts.contains(&false));
+        for (at, acts) in (0..).zip(acts) {
+            assert_eq!(excluding.on_device(at).is_none(), acts);
         }
         let off = Sampling {
             temperature: 1.0,

@@ -1,6 +1,7 @@
 //! The support: the tokens that noise decides between, and how likely each of them is.
 
 use super::key::{Key, best_of_keys, truncate};
+use super::mirostat::{Mirostat, bound};
 use super::moments::{Deviation, Surprise};
 use super::row::Row;
 use super::{History, MAX_VOCAB, Sampling, Scratch, TokenProbs};
@@ -118,6 +119,10 @@ pub(super) fn support_among<'a>(
     let Some(first) = fill(keys, scale) else {
         return Support::One(first.id());
     };
+    if sampling.mirostat != Mirostat::Off {
+        let keep = bound(sampling, history.bound(), ids.len(), first.z(), keys);
+        return Support::Keys(&mut keys[..keep]);
+    }
     let sigma = || Deviation::of(unscaled, row.iter().copied()).sigma();
     let floor = sampling.sigma_cut(first.z(), scale, sigma);
     if floor > f32::MIN {

@@ -43,10 +43,14 @@ fn naive_edits(
         0.0 => HashMap::new(),
         _ => naive_repeats(sampling, &[prompt, output].concat()),
     };
+    let last = sampling.repeat_last_n.unwrap_or(usize::MAX);
+    let of_output = &output[output.len() - output.len().min(last)..];
+    let last = last - of_output.len();
+    let of_prompt = &prompt[prompt.len() - prompt.len().min(last)..];
     let edited = ids.iter().zip(logits).map(|(&id, &l)| {
-        let n_output = output.iter().filter(|&&token| token == id).count();
+        let n_output = of_output.iter().filter(|&&token| token == id).count();
         let mut l = l;
-        if n_output > 0 || prompt.contains(&id) {
+        if n_output > 0 || of_prompt.contains(&id) {
             let r = sampling.repetition_penalty;
             l = if l > 0.0 { l / r } else { l * r };
         }
@@ -251,6 +255,7 @@ fn samplings() -> impl Strategy<Value = Sampling> {
         select(vec![1.0, 1.0, 1.3, 0.5]),
         select(vec![0.0, 0.0, 1.5]),
         select(vec![0.0, 0.0, 0.25, -0.5]),
+        select(vec![None, None, Some(0), Some(1), Some(6), Some(20)]),
     );
     let shapes = (
         select(vec![0.0, 0.0, 0.3, 1.0, 3.0]),
@@ -276,7 +281,7 @@ fn samplings() -> impl Strategy<Value = Sampling> {
     (ours, shapes, dry, ends).prop_map(|(ours, shapes, dry, ends)| {
         let (truncation, penalties, logit_bias, suppress, seed) = ours;
         let (temperature, top_k, top_p, min_p) = truncation;
-        let (repetition_penalty, presence_penalty, frequency_penalty) = penalties;
+        let (repetition_penalty, presence_penalty, frequency_penalty, repeat_last_n) = penalties;
         let (dynatemp_range, dynatemp_exponent, top_n_sigma, typical_p, xtc, xtc_threshold) =
             shapes;
         let (dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, breakers) = dry;
@@ -291,9 +296,13 @@ fn samplings() -> impl Strategy<Value = Sampling> {
             min_p,
             xtc_probability: xtc,
             xtc_threshold,
+            mirostat: Mirostat::Off,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
             repetition_penalty,
             presence_penalty,
             frequency_penalty,
+            repeat_last_n,
             dry_multiplier,
             dry_base,
             dry_allowed_length,
@@ -401,6 +410,54 @@ proptest! {
         let ids: Vec<u32> = (0..n as u32).rev().map(|i| 2 * i + 1).collect();
         let chosen = choose_among(&sampling, &history, position, &ids, &logits, scratch);
         prop_assert_eq!(chosen, choice.choose(&logits, Some(&ids)));
+    }
+
+    #[test]
+    fn edits_and_a_choice_by_a_device_give_the_hosts_token(
+        drawn in samplings(),
+        (kind, seed, n) in (0usize..6, any::<u64>(), 1usize..700),
+        prompt in texts(),
+        output in texts(),
+        position in any::<u64>(),
+    ) {
+        let sampling = Sampling {
+            dynatemp_range: 0.0,
+            top_n_sigma: 0.0,
+            typical_p: 1.0,
+            ..drawn
+        };
+        let (logits, history) = (row(kind, seed, n), history(&sampling, &prompt, &output));
+        let scratch = &mut Scratch::default();
+        let column = |token: u32| Some(token).filter(|&token| (token as usize) < n);
+        // Columns of every other token, in descending order.
+        let ids: Vec<u32> = (0..n as u32).rev().map(|i| 2 * i).collect();
+        let listed = |token: u32| ids.iter().position(|&id| id == token).map(|i| i as u32);
+        for position in (0..4).map(|i| position.wrapping_add(i)) {
+            let Some(choice) = sampling.of_edited(position) else {
+                prop_assert!(sampling.excludes_top(position));
+                continue;
+            };
+            for ids in [None, Some(&ids[..])] {
+                let edits = match ids {
+                    None => sampling.edits(&history, scratch, column),
+                    Some(_) => sampling.edits(&history, scratch, listed),
+                };
+                let mut edited = logits.clone();
+                edits.apply(&mut edited);
+                let token = choice.choose(&edited, ids);
+                let want = match ids {
+                    None => choose(&sampling, &history, position, &logits, scratch),
+                    Some(ids) => choose_among(&sampling, &history, position, ids, &logits, scratch),
+                };
+                // What an edited row does not tell, the host does.
+                if token != NO_TOKEN {
+                    prop_assert_eq!(token, want);
+                } else if want != NO_TOKEN {
+                    let top = edited.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    prop_assert!(!edits.is_empty() && !top.is_finite());
+                }
+            }
+        }
     }
 
     #[test]
