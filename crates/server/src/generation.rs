@@ -67,6 +67,12 @@ impl Piece {
         Piece { segments, n_tokens }
     }
 
+    /// The parts, in the order in which they were written; their tokens are those with
+    /// log-probabilities.
+    pub(crate) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
     /// The text of one channel.
     pub(crate) fn text(&self, channel: Channel) -> Cow<'_, str> {
         let of_channel = self.segments.iter().filter(|s| s.channel == channel);

@@ -72,6 +72,7 @@ use errors::ApiError;
 use fields::Fields;
 use lanes::{Lanes, Worker};
 use metrics::Metrics;
+use openai::responses::store::Store;
 use turns::Turns;
 
 /// Names that a server takes for its model even where it is strict about names.
@@ -80,7 +81,7 @@ const ANY_MODEL: &[&str] = &["", "default"];
 /// The tables of request fields as Markdown, as they stand in `docs/server.md`: what is
 /// honored, refused and ignored.
 pub fn fields_as_markdown() -> String {
-    openai::tables::markdown()
+    openai::tables::markdown() + &openai::responses::tables::markdown()
 }
 
 /// How a server behaves.
@@ -161,6 +162,8 @@ pub(crate) struct App {
     bodies: Budget,
     lanes: Lanes,
     turns: Turns,
+    /// What the Responses API keeps.
+    responses: Store,
     metrics: Arc<Metrics>,
 }
 
@@ -181,6 +184,7 @@ impl App {
             bodies: Budget::new(config.limits.bodies_bytes),
             lanes: Lanes::new(&config.limits),
             turns: Turns::new(config.limits.turn_grace),
+            responses: Store::new(&config.limits),
             names,
             engine,
             config,

@@ -51,7 +51,6 @@ impl Frames {
     }
 
     /// Adds a document as an event of this name, for APIs whose streams name events.
-    #[allow(dead_code, reason = "OpenAI's events have no names")]
     pub(crate) fn event(&mut self, name: &str, document: &impl Serialize) {
         let _ = writeln!(self.0, "event: {name}");
         self.data(document);

@@ -29,7 +29,7 @@ pub(crate) struct Known {
     pub(crate) about: &'static str,
 }
 
-const fn known(field: &'static str, about: &'static str) -> Known {
+pub(crate) const fn known(field: &'static str, about: &'static str) -> Known {
     Known { field, about }
 }
 
@@ -170,7 +170,7 @@ pub(crate) enum StructuredKind {
 }
 
 impl StructuredKind {
-    fn about(self) -> &'static str {
+    pub(crate) fn about(self) -> &'static str {
         match self {
             StructuredKind::Schema => {
                 "a JSON schema that the answer follows, or the JSON text of one"
