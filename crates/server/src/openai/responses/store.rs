@@ -251,7 +251,8 @@ mod tests {
         let there = |id: &str| store.get(id, None).is_some();
         assert!(there("a") && !there("b") && there("c") && there("d"));
         assert!(store.forget("c", None) && !store.forget("c", None));
-        assert_eq!(store.state().entries.len(), store.state().by_use.len());
+        let state = store.state();
+        assert_eq!((state.entries.len(), state.by_use.len()), (2, 2));
     }
 
     #[test]
