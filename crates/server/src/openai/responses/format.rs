@@ -96,7 +96,9 @@ fn format_of(fields: &Fields<'_>, inner: &Fields<'_>) -> Result<Option<AnswerGra
     inner.string("name")?;
     inner.string("description")?;
     inner.bool("strict")?;
-    let (field, spec) = match (inner.string("type")?, schema) {
+    let kind = inner.string("type")?;
+    fields.note_ignored(inner.ignored());
+    let (field, spec) = match (kind, schema) {
         (Some("text"), _) => return Ok(None),
         (Some("json_object"), _) => ("text.format", GrammarSpec::JsonObject),
         (Some("json_schema"), Some(value)) => {
@@ -109,7 +111,6 @@ fn format_of(fields: &Fields<'_>, inner: &Fields<'_>) -> Result<Option<AnswerGra
         }
         (None, _) => return Err(inner.error("type", "is missing")),
     };
-    fields.note_ignored(inner.ignored());
     Ok(Some(AnswerGrammar {
         field: field.to_owned(),
         spec,

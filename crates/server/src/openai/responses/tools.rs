@@ -137,8 +137,18 @@ fn offer(
     let others = places.filter(|(_, function)| function.is_none());
     let others = others.take(IGNORED_FIELDS_MAX);
     fields.note_ignored(others.map(|(i, _)| format!("{TOOLS}[{i}]")));
-    let n = functions.iter().flatten().count();
-    if n == 0 {
+    if choice.tool == ToolChoice::None {
+        // What is offered and declined changes nothing.
+        let declined = functions.iter().flatten().take(1);
+        fields.note_ignored(declined.map(|_| TOOLS.to_owned()));
+        return Ok(None);
+    }
+    let is_allowed = |function: &Value| match &choice.allowed {
+        None => true,
+        Some(allowed) => allowed.iter().any(|name| function["name"] == *name),
+    };
+    let n = functions.iter().flatten().filter(|f| is_allowed(f)).count();
+    if n == 0 && choice.allowed.as_ref().is_none_or(Vec::is_empty) {
         return match choice.tool {
             ToolChoice::None | ToolChoice::Auto => Ok(None),
             ToolChoice::Required | ToolChoice::Named(_) => {
@@ -147,24 +157,14 @@ fn offer(
             }
         };
     }
-    if choice.tool == ToolChoice::None {
-        // What is offered and declined changes nothing.
-        fields.note_ignored([TOOLS.to_owned()]);
-        return Ok(None);
-    }
     let mut offering = Offering::new(app.engine.text(), n, TOOLS)?;
     let mut missing: Vec<&str> = choice.allowed.clone().unwrap_or_default();
     for (i, function) in functions.iter().enumerate() {
-        let name = function
-            .as_ref()
-            .and_then(|function| function["name"].as_str());
-        missing.retain(|allowed| name != Some(allowed));
-        let is_allowed = match &choice.allowed {
-            None => true,
-            Some(allowed) => name.is_some_and(|name| allowed.contains(&name)),
-        };
         match function {
-            Some(function) if is_allowed => offering.add(&format!("{TOOLS}[{i}]"), function)?,
+            Some(function) if is_allowed(function) => {
+                missing.retain(|allowed| function["name"] != *allowed);
+                offering.add(&format!("{TOOLS}[{i}]"), function)?;
+            }
             _ => offering.skip(),
         }
     }

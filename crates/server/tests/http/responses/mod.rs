@@ -400,6 +400,20 @@ async fn reasoning_is_an_item_before_the_answer_and_comes_back() {
     assert_eq!(tokens(Some(summary)).await, own);
     let foreign = json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"});
     assert_eq!(tokens(Some(foreign)).await, without);
+    // It is one message with what follows it, as a chat has it.
+    let said = json!({"role": "assistant", "content": "I see."});
+    let user = json!({"role": "user", "content": "What is 3 + 4?"});
+    let items = json!({"input": [user, reasoning, said, call, result], "max_output_tokens": 1, "temperature": 0});
+    let items = respond(&server, &items).await;
+    let function = json!({"name": "get_weather", "arguments": "{}"});
+    let messages = json!([user, {"role": "assistant", "content": "I see.", "reasoning_content": words,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}]}, {"role": "tool", "tool_call_id": "c", "content": "1"}]);
+    let chat = json!({"messages": messages, "max_tokens": 1, "temperature": 0});
+    let chat = server.chat(&chat).await.json();
+    assert_eq!(
+        chat["usage"]["prompt_tokens"],
+        items["usage"]["input_tokens"]
+    );
     // Off is off.
     let off = with(
         &body,

@@ -96,6 +96,15 @@ async fn calls_that_must_come_come_and_others_cannot() {
         let few = respond(&server, &with(&ask(), few)).await;
         let one = respond(&server, &with(&ask(), json!({"tools": [other]}))).await;
         assert_eq!(few["usage"]["input_tokens"], one["usage"]["input_tokens"]);
+        // Where nothing may be called nothing is offered.
+        let nothing =
+            json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]});
+        let nothing = respond(&server, &with(&ask(), json!({"tool_choice": nothing}))).await;
+        let plain = respond(&server, &with(&ask(), json!({"tools": []}))).await;
+        assert_eq!(
+            nothing["usage"]["input_tokens"],
+            plain["usage"]["input_tokens"]
+        );
         let none = respond(&server, &with(&ask(), json!({"tool_choice": "none"}))).await;
         assert_eq!(none["output"][0]["type"], "message");
     }
