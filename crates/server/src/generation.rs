@@ -67,8 +67,7 @@ impl Piece {
         Piece { segments, n_tokens }
     }
 
-    /// The parts, in the order in which they were written; their tokens are those with
-    /// log-probabilities.
+    /// The parts of the reply, in order.
     pub(crate) fn segments(&self) -> &[Segment] {
         &self.segments
     }

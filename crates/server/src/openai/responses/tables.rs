@@ -9,8 +9,8 @@ use engine::{SAMPLER_NUMBERS, SamplerNumber};
 
 use crate::fields::{self, Unsupported, neutral, unless};
 use crate::openai::tables::{
-    CHAT_TEMPLATE, HARMLESS, HONORED, HONORED_BY_CHAT, Known, REFUSED, REFUSED_BY_CHAT, STRUCTURED,
-    Structured, known,
+    self, CHAT_TEMPLATE, HARMLESS, HONORED, HONORED_BY_CHAT, Known, REFUSED, REFUSED_BY_CHAT,
+    STRUCTURED, Structured, known,
 };
 
 /// What is known of the fields of requests to the Responses API.
@@ -129,8 +129,11 @@ pub(super) const RENAMED: &[(&str, &str)] = &[
     ("logprobs", "top_logprobs"),
 ];
 
-/// Refused here alone.
+/// Refused here, whatever other paths do with it.
 const OWN_REFUSED: &[Unsupported] = &[
+    unless("n", "[1]"),
+    unless("n_cmpl", "[1]"),
+    unless("best_of", "[1]"),
     unless("background", "[false]"),
     unless("conversation", "[]"),
     unless("prompt", "[]"),
@@ -161,7 +164,11 @@ fn shared() -> impl Iterator<Item = &'static Known> {
 
 /// Fields that change what is written and are not implemented.
 pub(super) fn refused() -> impl Iterator<Item = &'static Unsupported> {
-    let is_own = |field: &str| OWN.iter().any(|known| known.field == field);
+    let is_own = |field: &str| {
+        let honored = OWN.iter().map(|known| known.field);
+        let refused = OWN_REFUSED.iter().map(|entry| entry.field);
+        honored.chain(refused).any(|own| own == field)
+    };
     let is_renamed = |field: &str| RENAMED.iter().any(|(name, _)| *name == field);
     let others = REFUSED.iter().chain(REFUSED_BY_CHAT);
     let others = others.filter(move |entry| !is_own(entry.field) && !is_renamed(entry.field));
@@ -170,7 +177,9 @@ pub(super) fn refused() -> impl Iterator<Item = &'static Unsupported> {
 
 /// Whether a handler may read the field `path`.
 fn is_listed(path: &str) -> bool {
-    path == CHAT_TEMPLATE
+    // Readers that all of OpenAI's paths share look inside objects.
+    (path.contains('.') && tables::is_listed(path))
+        || path == CHAT_TEMPLATE
         || OWN.iter().chain(shared()).any(|known| known.field == path)
         || SAMPLER_NUMBERS.iter().any(|number| number.name == path)
         || STRUCTURED.iter().any(|entry| entry.field == path)
