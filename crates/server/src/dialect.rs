@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Response, header};
+use axum::http::{HeaderMap, HeaderValue, Response, header};
 use engine::RequestOutcome;
 use futures_util::future::try_join_all;
 use serde_json::{Map, Value};
@@ -57,12 +57,16 @@ pub(crate) trait Endpoint: StreamFormat + Sized {
     /// Bytes that the body of a request may have.
     fn body_bytes(limits: &Limits) -> usize;
 
-    /// Reads a request, and how its answer is to be spelled.
+    /// Reads a request with these headers, and how its answer is to be spelled.
     ///
     /// # Errors
     ///
     /// 400 for a field that is wrong, missing, or asks for what is not implemented.
-    fn read(object: Map<String, Value>, app: &Arc<App>) -> Result<(Asked, Self), ApiError>;
+    fn read(
+        object: Map<String, Value>,
+        headers: &HeaderMap,
+        app: &Arc<App>,
+    ) -> Result<(Asked, Self), ApiError>;
 
     /// Spells each of `n` answers, in their order. Only a dialect that reads requests for several
     /// is asked for more than one.
@@ -93,7 +97,7 @@ pub(crate) async fn answer<E: Endpoint>(
     let (head, body) = request.into_parts();
     let limit = E::body_bytes(&app.config.limits);
     let (object, worker) = app.read_object(&head.headers, body, limit).await?;
-    let (asked, endpoint) = E::read(object, &app)?;
+    let (asked, endpoint) = E::read(object, &head.headers, &app)?;
     let Asked {
         prompt,
         mut options,

@@ -216,6 +216,47 @@ impl ApiError {
         }
     }
 
+    /// 404: the response `asked` is not kept, or `missing` is not, which it goes on from; `param`
+    /// is the field that names it, if one does.
+    pub(crate) fn no_response(param: Option<&str>, asked: &str, missing: &str) -> Self {
+        let (asked, missing) = (excerpt(asked), excerpt(missing));
+        let which = match asked == missing {
+            true => format!("`{asked}`"),
+            false => format!("`{missing}`, which `{asked}` goes on from"),
+        };
+        let instead = match param {
+            Some(_) => "; send the whole conversation as `input`",
+            None => "",
+        };
+        Self {
+            code: Some("response_not_found"),
+            param: param.map(str::to_owned),
+            ..Self::new(
+                StatusCode::NOT_FOUND,
+                "invalid_request_error",
+                format!(
+                    "no such response is kept: it was never stored, was deleted, or made room for newer ones{instead}: {which}"
+                ),
+            )
+        }
+    }
+
+    /// 404: no response that is kept has the item `id`, which `param` names.
+    pub(crate) fn no_item(param: String, id: &str) -> Self {
+        Self {
+            code: Some("item_not_found"),
+            param: Some(param),
+            ..Self::new(
+                StatusCode::NOT_FOUND,
+                "invalid_request_error",
+                format!(
+                    "no response that is kept has this item; send the item itself: `{}`",
+                    excerpt(id)
+                ),
+            )
+        }
+    }
+
     /// 405: the path is served, but not with the method `used`.
     pub(crate) fn method(allowed: &str, used: &str) -> Self {
         Self {

@@ -74,6 +74,7 @@ use errors::ApiError;
 use fields::Fields;
 use lanes::{Lanes, Worker};
 use metrics::Metrics;
+use openai::responses::store::Store;
 use turns::Turns;
 
 /// Names that a server takes for its model even where it is strict about names.
@@ -82,7 +83,7 @@ const ANY_MODEL: &[&str] = &["", "default"];
 /// The tables of request fields as Markdown, as they stand in `docs/server.md`: what is
 /// honored, refused and ignored.
 pub fn fields_as_markdown() -> String {
-    openai::tables::markdown()
+    openai::tables::markdown() + &openai::responses::tables::markdown()
 }
 
 /// The table of request fields of Anthropic's Messages API as Markdown, as it stands in
@@ -169,6 +170,8 @@ pub(crate) struct App {
     bodies: Budget,
     lanes: Lanes,
     turns: Turns,
+    /// What the Responses API keeps.
+    responses: Store,
     metrics: Arc<Metrics>,
 }
 
@@ -189,6 +192,7 @@ impl App {
             bodies: Budget::new(config.limits.bodies_bytes),
             lanes: Lanes::new(&config.limits),
             turns: Turns::new(config.limits.turn_grace),
+            responses: Store::new(&config.limits),
             names,
             engine,
             config,

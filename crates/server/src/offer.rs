@@ -23,6 +23,8 @@ pub(crate) struct Offer {
     pub(crate) definitions: Arc<Value>,
     /// Which of the tools' calls must fit their schemas, in the same order.
     pub(crate) strict: Vec<bool>,
+    /// The place of each tool in the request's list, which may have others that are not offered.
+    places: Vec<usize>,
     /// Whether the model must call.
     pub(crate) choice: ToolChoice,
     /// Calls of one answer, at most.
@@ -59,6 +61,8 @@ pub(crate) struct Offering<'a> {
     names: Vec<&'a str>,
     definitions: Vec<Value>,
     strict: Vec<bool>,
+    places: Vec<usize>,
+    n_skipped: usize,
     /// Paths of fields that change nothing.
     pub(crate) ignored: Vec<String>,
 }
@@ -83,8 +87,15 @@ impl<'a> Offering<'a> {
             names: Vec::new(),
             definitions: Vec::new(),
             strict: Vec::new(),
+            places: Vec::new(),
+            n_skipped: 0,
             ignored: Vec::new(),
         })
+    }
+
+    /// Passes over the next tool of the request's list: it is not offered.
+    pub(crate) fn skip(&mut self) {
+        self.n_skipped += 1;
     }
 
     /// Adds the function at `path`: an object with `name`, `description`, `parameters` and
@@ -138,6 +149,7 @@ impl<'a> Offering<'a> {
                 self.ignored.push(at(name));
             }
         }
+        self.places.push(self.names.len() + self.n_skipped);
         self.names.push(name);
         self.definitions
             .push(json!({"type": "function", "function": told}));
@@ -174,6 +186,7 @@ impl<'a> Offering<'a> {
         let offer = Offer {
             definitions: Arc::new(definitions),
             strict: self.strict,
+            places: self.places,
             choice,
             calls_max: None,
         };
@@ -202,7 +215,8 @@ pub(crate) fn hold(
         // Free text follows no grammar, so calls beside an answer that does are all held.
         (_, _, Some(answer)) => (answer.field.clone(), Want::Required),
         (_, Some(i), None) => {
-            let path = format!("{}[{i}]{}.strict", fields.tools, fields.function);
+            let place = offer.places[i];
+            let path = format!("{}[{place}]{}.strict", fields.tools, fields.function);
             (path, Want::Strict(&offer.strict))
         }
         (_, None, None) => return Ok(None),

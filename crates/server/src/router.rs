@@ -27,12 +27,13 @@ use crate::connection::Stage;
 use crate::dialect::{Dialect, answer};
 use crate::errors::{ApiError, Refusal};
 use crate::limits::{ECHO_CHARS_MAX, REQUEST_ID_CHARS_MAX};
+use crate::openai::responses::{Respond, stored};
 use crate::openai::{self, chat, completions, models};
 use crate::{App, ids, paths};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Methods that some route knows.
-const METHODS: &str = "GET, POST, OPTIONS";
+const METHODS: &str = "GET, POST, DELETE, OPTIONS";
 /// Seconds a browser may remember a preflight.
 const PREFLIGHT_SECONDS: &str = "600";
 /// Response headers that pages of other origins may read.
@@ -117,6 +118,34 @@ const ROUTES: &[Route] = &[
         dialect: &anthropic::DIALECT,
         methods: || post(anthropic::count::count_tokens),
     },
+    Route {
+        path: "/v1/responses",
+        method: "POST",
+        is_public: false,
+        dialect: &openai::DIALECT,
+        methods: || post(answer::<Respond>),
+    },
+    Route {
+        path: "/v1/responses/{id}",
+        method: "GET or DELETE",
+        is_public: false,
+        dialect: &openai::DIALECT,
+        methods: || get(stored::get).delete(stored::delete),
+    },
+    Route {
+        path: "/v1/responses/{id}/input_items",
+        method: "GET",
+        is_public: false,
+        dialect: &openai::DIALECT,
+        methods: || get(stored::input_items),
+    },
+    Route {
+        path: "/v1/responses/{id}/cancel",
+        method: "POST",
+        is_public: false,
+        dialect: &openai::DIALECT,
+        methods: || post(stored::cancel),
+    },
 ];
 
 /// The dialect of a request: its path's, or the one that its headers speak where several APIs
@@ -154,7 +183,7 @@ fn matched(path: Option<&MatchedPath>) -> Option<&'static Route> {
 /// The paths that a client can use.
 fn served() -> Vec<&'static str> {
     let paths = ROUTES.iter().map(|route| route.path);
-    paths.filter(|path| !path.contains('*')).collect()
+    paths.filter(|path| !path.contains('{')).collect()
 }
 
 /// 404, with the path that was probably meant, or what API is not served.
@@ -366,7 +395,9 @@ mod tests {
     fn a_route_says_which_method_it_takes() {
         for route in ROUTES {
             let taken = format!("{:?}", (route.methods)());
-            assert!(taken.contains(route.method), "{}: {taken}", route.path);
+            for method in route.method.split(" or ") {
+                assert!(taken.contains(method), "{}: {taken}", route.path);
+            }
         }
     }
 

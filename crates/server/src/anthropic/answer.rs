@@ -14,6 +14,7 @@
 
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
 use engine::{CallEnd, CallPart, Channel, FinishReason, RequestOutcome, Segment, Speculation};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -256,7 +257,11 @@ impl Endpoint for Message {
         limits.chat_body_bytes
     }
 
-    fn read(object: Map<String, Value>, app: &Arc<App>) -> Result<(Asked, Self), ApiError> {
+    fn read(
+        object: Map<String, Value>,
+        _: &HeaderMap,
+        app: &Arc<App>,
+    ) -> Result<(Asked, Self), ApiError> {
         let request::Read { asked, model } = request::read(object, app, Length::Required)?;
         let message = Message {
             id: format!("msg_{}", ids::unique()),

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
 use engine::{Channel, FinishReason, RequestOutcome};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -48,7 +49,11 @@ impl Endpoint for Chat {
         limits.chat_body_bytes
     }
 
-    fn read(mut object: Map<String, Value>, app: &Arc<App>) -> Result<(Asked, Self), ApiError> {
+    fn read(
+        mut object: Map<String, Value>,
+        _headers: &HeaderMap,
+        app: &Arc<App>,
+    ) -> Result<(Asked, Self), ApiError> {
         let messages = object.remove("messages").unwrap_or_default();
         let fields = Fields::new(&object, tables::FIELDS);
         let model = app.check_model(&fields)?;
@@ -121,7 +126,10 @@ impl Endpoint for Chat {
 
 /// Arguments for the chat template; those that it does not use are noted as ignored. A
 /// template itself is a program and is refused, wherever it stands.
-fn template_arguments(fields: &Fields<'_>, app: &App) -> Result<Map<String, Value>, ApiError> {
+pub(super) fn template_arguments(
+    fields: &Fields<'_>,
+    app: &App,
+) -> Result<Map<String, Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
     let refused = |at: &str| {
         let message = "is refused: a chat template is a program, and only the model's own runs";

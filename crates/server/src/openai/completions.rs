@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
 use engine::{Channel, RequestOutcome};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -40,7 +41,11 @@ impl Endpoint for Completion {
         limits.body_bytes
     }
 
-    fn read(mut object: Map<String, Value>, app: &Arc<App>) -> Result<(Asked, Self), ApiError> {
+    fn read(
+        mut object: Map<String, Value>,
+        _headers: &HeaderMap,
+        app: &Arc<App>,
+    ) -> Result<(Asked, Self), ApiError> {
         let prompt = object.remove("prompt").unwrap_or_default();
         let fields = Fields::new(&object, tables::FIELDS);
         let model = app.check_model(&fields)?;

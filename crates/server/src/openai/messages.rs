@@ -266,33 +266,44 @@ impl<'a> Check<'a> {
     }
 
     fn part(&mut self, path: &str, part: &'a Value) -> Result<(), ApiError> {
-        let at = |rest: &str| format!("{path}{rest}");
-        if part.is_string() {
-            return Ok(());
+        text_of(path, part)?;
+        if let Some(part) = part.as_object() {
+            let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
+            self.note(path, part, &["type", "text", kind]);
         }
-        let Some(part) = part.as_object() else {
-            return Err(ApiError::field(at(""), "must be an object"));
-        };
-        let kind = match part.get("type") {
-            Some(Value::String(kind)) => kind.as_str(),
-            None => "text",
-            Some(_) => return Err(ApiError::field(at(".type"), "must be a string")),
-        };
-        if !TEXT_PARTS.contains(&kind) {
-            return Err(ApiError::unsupported(
-                at(""),
-                &format!(
-                    " (it is of type `{}`, and only text is read)",
-                    excerpt(kind)
-                ),
-            ));
-        }
-        // A refusal carries its words under its own name.
-        match part.get("text").or_else(|| part.get(kind)) {
-            Some(Value::String(_)) => {}
-            _ => return Err(ApiError::field(at(".text"), "must be a string")),
-        }
-        self.note(path, part, &["type", "text", kind]);
         Ok(())
+    }
+}
+
+/// The text of a part at `path`: the part itself if it is a string, else what stands in it under
+/// `text`, or under the part's type, as the words of a refusal do.
+///
+/// # Errors
+///
+/// 400 for a part that is malformed, or that is no text.
+pub(super) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
+    let at = |rest: &str| format!("{path}{rest}");
+    let part = match part {
+        Value::String(text) => return Ok(text),
+        Value::Object(part) => part,
+        _ => return Err(ApiError::field(at(""), "must be an object")),
+    };
+    let kind = match part.get("type") {
+        Some(Value::String(kind)) => kind.as_str(),
+        None => "text",
+        Some(_) => return Err(ApiError::field(at(".type"), "must be a string")),
+    };
+    if !TEXT_PARTS.contains(&kind) {
+        return Err(ApiError::unsupported(
+            at(""),
+            &format!(
+                " (it is of type `{}`, and only text is read)",
+                excerpt(kind)
+            ),
+        ));
+    }
+    match part.get("text").or_else(|| part.get(kind)) {
+        Some(Value::String(text)) => Ok(text),
+        _ => Err(ApiError::field(at(".text"), "must be a string")),
     }
 }

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`chat`] | `POST /v1/chat/completions` |
 //! | [`completions`] | `POST /v1/completions` |
+//! | [`responses`] | `/v1/responses` |
 //! | [`models`] | `GET /v1/models`, `GET /v1/models/{id}` |
 //!
 //! [`tools`] reads what a model may call and spells calls. [`tables`] says of every known field how it is treated.
@@ -13,6 +14,7 @@ pub(crate) mod completions;
 mod logprobs;
 mod messages;
 pub(crate) mod models;
+pub(crate) mod responses;
 mod structured;
 pub(crate) mod tables;
 mod tools;

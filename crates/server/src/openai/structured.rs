@@ -84,7 +84,7 @@ fn spec(
 }
 
 /// A schema as an object, as `true` or `false`, or as JSON text of one.
-fn schema(fields: &Fields<'_>, field: &str, value: &Value) -> Result<Value, ApiError> {
+pub(super) fn schema(fields: &Fields<'_>, field: &str, value: &Value) -> Result<Value, ApiError> {
     let wrong = || {
         fields.error(
             field,

@@ -176,7 +176,7 @@ pub(crate) enum StructuredKind {
 }
 
 impl StructuredKind {
-    fn about(self) -> &'static str {
+    pub(crate) fn about(self) -> &'static str {
         match self {
             StructuredKind::Schema => {
                 "a JSON schema that the answer follows, or the JSON text of one"

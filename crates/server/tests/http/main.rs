@@ -13,6 +13,7 @@ mod logprobs;
 mod numbers;
 mod paths;
 mod refusals;
+mod responses;
 mod reuse;
 mod sampling;
 mod stream;

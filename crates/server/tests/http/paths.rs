@@ -69,10 +69,6 @@ async fn a_wrong_path_or_method_is_told_the_right_one() {
             "/v1/messages/batches",
             "Anthropic's Message Batches API is not supported yet",
         ),
-        (
-            "/v1/responses",
-            "OpenAI's Responses API is not supported yet",
-        ),
     ] {
         let told = message(path).await;
         assert!(told.starts_with(name), "{told}");

@@ -615,7 +615,7 @@ async fn a_preflight_answers_with_200_and_title_case_and_the_connection_lives_on
     for line in [
         "HTTP/1.1 200 OK",
         "Access-Control-Allow-Origin: http://localhost:3000",
-        "Access-Control-Allow-Methods: GET, POST, OPTIONS",
+        "Access-Control-Allow-Methods: GET, POST, DELETE, OPTIONS",
         "Content-Length: 0",
     ] {
         assert!(head.lines().any(|l| l == line), "{line} in {head}");
