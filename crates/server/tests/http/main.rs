@@ -10,6 +10,7 @@ mod log;
 mod logprobs;
 mod numbers;
 mod paths;
+mod recorded;
 mod refusals;
 mod reuse;
 mod sampling;
