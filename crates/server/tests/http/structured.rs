@@ -251,7 +251,8 @@ async fn drafts_of_forced_tokens_that_are_taken_back_leave_no_trace() {
 async fn no_thought_stands_before_an_answer_that_was_not_to_reason() {
     let server = server("tiny-gemma4").await;
     let format = json!({"response_format": {"type": "json_schema",
-        "json_schema": {"name": "person", "schema": person()}}});
+        "json_schema": {"name": "person", "schema": person()}},
+        "messages": [{"role": "user", "content": "Invent a pet."}]});
     // Of what the model would say by itself, the mask leaves little but the mark of a thought.
     for more in [
         json!({}),
