@@ -81,10 +81,10 @@ pub(crate) async fn answer<E: Endpoint>(
         mut options,
         ignored,
     } = asked;
-    let (worker, grammar) = compile(&app, worker, options.grammar.take()).await?;
-    if grammar.is_some() && is_without_reasoning(&app, &prompt) {
+    if options.grammar.is_some() && is_without_reasoning(&app, &prompt) {
         options.reasoning_budget = Some(0);
     }
+    let (worker, grammar) = compile(&app, worker, options.grammar.take()).await?;
     let prompt = encode(&app, worker, prompt).await?;
     endpoint.begin(prompt.len());
     let streams = options.stream;
@@ -117,15 +117,6 @@ async fn compile(
         (worker, Ok(grammar)) => Ok((worker, Some(grammar))),
         (_, Err(error)) => Err(ApiError::grammar(field, &error)),
     }
-}
-
-/// Whether the model's template is told to leave reasoning out.
-fn is_without_reasoning(app: &App, prompt: &Prompt) -> bool {
-    let Prompt::Conversation(conversation) = prompt else {
-        return false;
-    };
-    let template = app.engine.text().template.as_ref();
-    template.is_some_and(|template| template.turns_reasoning_off(&conversation.arguments))
 }
 
 /// The tokens of a prompt.
@@ -161,4 +152,13 @@ pub(crate) fn json(document: Vec<u8>) -> Response<Body> {
         HeaderValue::from_static("application/json"),
     );
     response
+}
+
+/// Whether the model's template is told to leave reasoning out.
+fn is_without_reasoning(app: &App, prompt: &Prompt) -> bool {
+    let Prompt::Conversation(conversation) = prompt else {
+        return false;
+    };
+    let template = app.engine.text().template.as_ref();
+    template.is_some_and(|template| template.turns_reasoning_off(&conversation.arguments))
 }
