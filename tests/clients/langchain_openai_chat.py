@@ -81,7 +81,8 @@ def case_tools_that_must_come(server):
 
 
 def case_structured_output(server):
-    for method, strict in (("function_calling", None), ("function_calling", True), ("json_schema", True), ("json_schema", None)):
+    ways = [("function_calling", None), ("function_calling", True), ("json_schema", True), ("json_schema", None)]
+    for method, strict in ways:
         for seed in range(4):
             model = chat(server, temperature=1, seed=seed)
             city = model.with_structured_output(City, method=method, strict=strict).invoke("Name a city.")

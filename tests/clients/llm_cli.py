@@ -6,11 +6,11 @@ import subprocess
 import sys
 import tempfile
 
-from common import main
+from common import QUESTION, main
 
 
-def llm(server, *arguments, text=None):
-    """What `llm` prints."""
+def llm(server, *arguments, text=None, logs=False):
+    """What `llm` prints: the answer, or what it logs."""
     with tempfile.TemporaryDirectory() as folder:
         models = [
             {
@@ -27,7 +27,7 @@ def llm(server, *arguments, text=None):
         command = [sys.executable, "-m", "llm", *arguments]
         ran = subprocess.run(command, input=text, env=environment, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
-    return ran.stdout.strip()
+    return (ran.stderr if logs else ran.stdout).strip()
 
 
 def options(**more):
@@ -42,19 +42,10 @@ def case_text(server):
 
 
 def case_tool(server):
-    said = llm(
-        server,
-        "-m",
-        "local",
-        *options(),
-        "--functions",
-        "def get_weather(city: str) -> str:\n    'Get the current weather in a city.'\n    return '21 degrees'\n",
-        "--chain-limit",
-        "4",
-        "--td",
-        "What is the weather in Rome?",
-    )
-    assert said
+    function = "def get_weather(city: str) -> str:\n    'Get the current weather in a city.'\n    return '21 degrees'\n"
+    words = ["-m", "local", *options(), "--functions", function, "--chain-limit", "4", "--td", QUESTION]
+    logged = llm(server, *words, logs=True)
+    assert "Tool call: get_weather(" in logged and "21 degrees" in logged, logged
 
 
 def case_tool_of_llm_itself(server):

@@ -59,7 +59,8 @@ def case_chat(server):
 
 
 def case_speculation_changes_nothing(server):
-    for more in ({"temperature": 0}, {"temperature": 1}, {"temperature": 1, "response_format": {"type": "json_object"}}):
+    any_object = {"response_format": {"type": "json_object"}}
+    for more in ({"temperature": 0}, {"temperature": 1}, {"temperature": 1, **any_object}):
         one = chat(server, **more).choices[0]
         two = chat(server, **more, extra_body={"speculation": "off"}).choices[0]
         assert one.message.content == two.message.content, (one, two)
