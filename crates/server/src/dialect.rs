@@ -103,6 +103,9 @@ pub(crate) async fn answer<E: Endpoint>(
         mut options,
         ignored,
     } = asked;
+    if options.grammar.is_some() && is_without_reasoning(&app, &prompt) {
+        options.reasoning_budget = Some(0);
+    }
     let (worker, grammar) = compile(&app, worker, options.grammar.take()).await?;
     let prompts = encode(&app, worker, prompt, app.engine.info().context).await?;
     let n = prompts.len() * options.n;
@@ -191,4 +194,13 @@ pub(crate) fn json(document: Vec<u8>) -> Response<Body> {
         HeaderValue::from_static("application/json"),
     );
     response
+}
+
+/// Whether the model's template is told to leave reasoning out.
+fn is_without_reasoning(app: &App, prompt: &Prompt) -> bool {
+    let Prompt::Conversation(conversation) = prompt else {
+        return false;
+    };
+    let template = app.engine.text().template.as_ref();
+    template.is_some_and(|template| template.turns_reasoning_off(&conversation.arguments))
 }

@@ -12,6 +12,7 @@ mod log;
 mod logprobs;
 mod numbers;
 mod paths;
+mod recorded;
 mod refusals;
 mod responses;
 mod reuse;

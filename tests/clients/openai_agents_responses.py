@@ -1,6 +1,6 @@
 """openai-agents over the Responses API: an agent with one function, run, streamed, with an object as its answer.
 
-Called with the address of a running server: `python3 openai_agents.py http://127.0.0.1:8080`.
+Called with the address of a running server: `python3 openai_agents_responses.py http://127.0.0.1:8080`.
 """
 
 import asyncio
