@@ -93,6 +93,9 @@ const OWN: &[Known] = &[
 /// Fields of `HONORED` that are not here, with all fields inside them.
 const NOT_HERE: &[&str] = &[
     "max_tokens",
+    "n",
+    "n_cmpl",
+    "best_of",
     "stream_options",
     "logprobs",
     "response_format",
