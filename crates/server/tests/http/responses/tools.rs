@@ -196,9 +196,9 @@ async fn codex_is_answered() {
         // A whole turn, with a call that the model makes if it must; a small model may write one
         // without end.
         let mut made = None;
-        for seed in 0..10 {
+        for seed in 0..40 {
             let must = json!({"tool_choice": {"type": "function", "name": "exec_command"},
-                "max_output_tokens": 300, "temperature": 0.8, "seed": seed, "thinking_budget": 16});
+                "max_output_tokens": 200, "temperature": 1.2, "seed": seed, "thinking_budget": 16});
             let all = events(&server.post(RESPONSES, &with(&body(0), must)).await);
             let items = all.last().unwrap()["response"]["output"].clone();
             let mut items = items.as_array().unwrap().iter();
