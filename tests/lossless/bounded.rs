@@ -15,10 +15,10 @@ fn speculation_never_changes_a_token_of_a_text_under_mirostat() {
     let backend: Arc<dyn Backend> = backend(Isa::available().pop().unwrap(), 2);
     let ways = [
         (Mirostat::V1, 2.0, 0.1),
-        (Mirostat::V1, 4.0, 0.6),
+        (Mirostat::V1, 1.0, 0.6),
         (Mirostat::V2, 1.0, 0.5),
         (Mirostat::V2, 3.0, 0.1),
-        (Mirostat::V2, 5.0, 0.9),
+        (Mirostat::V2, 2.0, 0.9),
     ];
     for (s, &subject) in TINY.iter().enumerate() {
         let prompts = prompts(4, vocab(subject), 270 + s as u64);
@@ -48,7 +48,7 @@ fn speculation_never_changes_a_token_of_a_text_under_mirostat() {
             let alone = setup(Draft::None, Fixed(0), 512, 2);
             let want = write(&alone, &prompts, 0, &sampling, &[]).texts;
             let without = write(&alone, &prompts, 0, &beside, &[]).texts;
-            assert_ne!(want, without, "{mirostat:?} {tau} {eta} bounds something");
+            assert!(want != without, "{mirostat:?} {tau} {eta} bounds nothing");
             let what = format!("{mirostat:?} tau {tau} eta {eta}");
             let cases = [
                 (Draft::Oracle, [Fixed(5), UpTo(8)][i % 2], 64, [1, 3][i % 2]),
