@@ -53,6 +53,7 @@
 //! changes no result.
 
 mod dry;
+mod edits;
 mod history;
 mod key;
 mod mirostat;
