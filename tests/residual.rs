@@ -6,7 +6,7 @@ use cache::{Memory, MemorySize};
 use cpu::{Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Qwen35Mtp, Target, load_target};
 use speculate::draft::{Chained, Forced};
-use speculate::sample::{self, Breakers, History, Scratch};
+use speculate::sample::{self, Breakers, History, Mirostat, Scratch};
 use speculate::{Accept, DraftLength, Drafter, Sampling, Speculator, StreamOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +38,18 @@ fn size() -> MemorySize {
 /// What XTC does in the cases that have it.
 const XTC_PROBABILITY: f32 = 0.4;
 
-fn sampling(vocab: usize, is_shaped: bool, seed: u64) -> Sampling {
+/// How the texts of a case are sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    /// With temperature and penalties.
+    Plain,
+    /// With every sampler but mirostat.
+    Shaped,
+    /// With mirostat, whose bound each token moves.
+    Mirostat,
+}
+
+fn sampling(vocab: usize, way: Way, seed: u64) -> Sampling {
     let plain = Sampling {
         temperature: 2.0,
         suppress: (0..vocab as u32)
@@ -48,8 +59,16 @@ fn sampling(vocab: usize, is_shaped: bool, seed: u64) -> Sampling {
         seed,
         ..Sampling::default()
     };
-    if !is_shaped {
+    if way == Way::Plain {
         return plain;
+    }
+    if way == Way::Mirostat {
+        return Sampling {
+            mirostat: Mirostat::V2,
+            mirostat_tau: 1.0,
+            mirostat_eta: 0.7,
+            ..plain
+        };
     }
     Sampling {
         dynatemp_range: 1.0,
@@ -64,10 +83,16 @@ fn sampling(vocab: usize, is_shaped: bool, seed: u64) -> Sampling {
     }
 }
 
-/// How likely each token is to follow `text`, over all seeds: XTC acts on a part of them.
-fn next_probs(sampling: &Sampling, text: &[u32], row: &[f32]) -> BTreeMap<u32, f64> {
+/// How likely each token is to follow `text`, over all seeds: XTC acts on a part of them. `rows` are
+/// the logits from which each token of the text was chosen, and those of the next.
+fn next_probs(sampling: &Sampling, text: &[u32], rows: &[&[f32]]) -> BTreeMap<u32, f64> {
+    let scratch = &mut Scratch::default();
     let mut history = History::new(sampling, &PROMPT);
-    text.iter().for_each(|&token| history.push(token));
+    for (&token, row) in text.iter().zip(rows) {
+        sample::observe(sampling, &mut history, 0, row, token, scratch);
+        history.push(token);
+    }
+    let row = rows[text.len()];
     let acts = sampling.xtc_probability;
     let mut next = BTreeMap::new();
     for (xtc_probability, weight) in [(0.0, 1.0 - acts), (1.0, acts)] {
@@ -75,7 +100,6 @@ fn next_probs(sampling: &Sampling, text: &[u32], row: &[f32]) -> BTreeMap<u32, f
             xtc_probability,
             ..sampling.clone()
         };
-        let scratch = &mut Scratch::default();
         for (token, prob) in sample::token_probs(&sampling, &history, 0, None, row, scratch) {
             *next.entry(token).or_insert(0.0) += f64::from(weight) * f64::from(prob);
         }
@@ -84,9 +108,10 @@ fn next_probs(sampling: &Sampling, text: &[u32], row: &[f32]) -> BTreeMap<u32, f
 }
 
 /// The probability of every text.
-fn text_probs(b: &dyn Backend, target: &dyn Target, is_shaped: bool) -> BTreeMap<Vec<u32>, f64> {
-    let sampling = sampling(target.vocab_size(), is_shaped, 0);
+fn text_probs(b: &dyn Backend, target: &dyn Target, way: Way) -> BTreeMap<Vec<u32>, f64> {
+    let sampling = sampling(target.vocab_size(), way, 0);
     let mut texts = BTreeMap::from([(Vec::new(), 1.0)]);
+    let mut bounded = false;
     for _ in 0..TOKENS {
         let mut longer = BTreeMap::new();
         for (text, probability) in texts {
@@ -98,9 +123,16 @@ fn text_probs(b: &dyn Backend, target: &dyn Target, is_shaped: bool) -> BTreeMap
                 .push(&mut batch, &mut sequence, &tokens, tokens.len())
                 .unwrap();
             let hidden = target.forward(b, &batch, &mut memory);
-            let logits = target.logits(b, &b.gather(&hidden, &[tokens.len() - 1]));
-            let next = next_probs(&sampling, &text, &b.download(&logits));
-            assert_eq!(next.len(), ALPHABET.len());
+            let choosing: Vec<usize> = (PROMPT.len() - 1..tokens.len()).collect();
+            let logits = target.logits(b, &b.gather(&hidden, &choosing));
+            let values = b.download(&logits);
+            let rows: Vec<&[f32]> = values.chunks_exact(logits.cols()).collect();
+            let next = next_probs(&sampling, &text, &rows);
+            if way == Way::Mirostat {
+                bounded |= next.len() < ALPHABET.len();
+            } else {
+                assert_eq!(next.len(), ALPHABET.len());
+            }
             for (token, share) in next {
                 let text = text.iter().copied().chain([token]).collect();
                 longer.insert(text, probability * share);
@@ -108,6 +140,7 @@ fn text_probs(b: &dyn Backend, target: &dyn Target, is_shaped: bool) -> BTreeMap
         }
         texts = longer;
     }
+    assert_eq!(bounded, way == Way::Mirostat, "a bound rules tokens out");
     texts
 }
 
@@ -132,20 +165,21 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
             }
         }
     };
-    for (model, drafter, is_shaped) in [
-        ("gemma4-dense", "gemma4-dense-eagle3", false),
-        ("qwen3_5-dense", "qwen3_5-dense-eagle3", true),
-        ("qwen3_5-dense", "mtp", false),
-        ("qwen3_5-dense", "mtp", true),
-        ("gemma4-dense", "forced", false),
-        ("gemma4-dense", "forced", true),
+    for (model, drafter, way) in [
+        ("gemma4-dense", "gemma4-dense-eagle3", Way::Plain),
+        ("qwen3_5-dense", "qwen3_5-dense-eagle3", Way::Shaped),
+        ("qwen3_5-dense", "mtp", Way::Plain),
+        ("qwen3_5-dense", "mtp", Way::Shaped),
+        ("qwen3_5-dense", "mtp", Way::Mirostat),
+        ("gemma4-dense", "forced", Way::Plain),
+        ("gemma4-dense", "forced", Way::Shaped),
+        ("gemma4-dense", "forced", Way::Mirostat),
     ] {
         let target = load_target(&*b, &checkpoint(model)).unwrap();
         let vocab = target.vocab_size();
-        let text_probs = text_probs(&*b, &*target, is_shaped);
+        let text_probs = text_probs(&*b, &*target, way);
         let drafter = head(drafter, &*target);
-        let what = if is_shaped { ", every sampler" } else { "" };
-        let name = format!("{model} with {}{what}", drafter.name());
+        let name = format!("{model} with {}, {way:?}", drafter.name());
         let memory = Memory::new(&*b, target.plan(), size());
         let mut speculator =
             Speculator::new(b.clone(), target, memory, Some(drafter)).accepting(Accept::Residual);
@@ -153,7 +187,7 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
         let (mut drafted, mut accepted) = (0, 0);
         for seed in 0..TEXTS {
             let options = StreamOptions {
-                sampling: sampling(vocab, is_shaped, seed),
+                sampling: sampling(vocab, way, seed),
                 max_tokens: TOKENS,
                 stop_tokens: Arc::new([]),
                 draft: DraftLength::Fixed(2),
@@ -194,8 +228,10 @@ fn residual_acceptance_writes_texts_as_often_as_the_target_would() {
         let limit = freedom + 5.5 * f64::sqrt(2.0 * freedom);
         println!("{name}: {accepted} of {drafted} accepted, chi-square {chi2:.1} of {freedom}");
         assert!(chi2 < limit, "{name}: chi-square {chi2}, at most {limit}");
+        // Mirostat rules most texts out.
+        let least = if way == Way::Mirostat { 5.0 } else { 25.0 };
         assert!(
-            freedom > 25.0 && 0 < accepted && accepted < drafted,
+            freedom > least && 0 < accepted && accepted < drafted,
             "{name}"
         );
     }

@@ -15,11 +15,12 @@ fn speculation_never_changes_a_token_of_a_text_under_mirostat() {
     let backend: Arc<dyn Backend> = backend(Isa::available().pop().unwrap(), 2);
     let ways = [
         (Mirostat::V1, 2.0, 0.1),
-        (Mirostat::V1, 4.0, 0.6),
+        (Mirostat::V1, 1.0, 0.6),
         (Mirostat::V2, 1.0, 0.5),
         (Mirostat::V2, 3.0, 0.1),
-        (Mirostat::V2, 5.0, 0.9),
+        (Mirostat::V2, 2.0, 0.9),
     ];
+    let mut n_bounded = 0;
     for (s, &subject) in TINY.iter().enumerate() {
         let prompts = prompts(4, vocab(subject), 270 + s as u64);
         for (i, (mirostat, tau, eta)) in ways.into_iter().enumerate() {
@@ -48,7 +49,9 @@ fn speculation_never_changes_a_token_of_a_text_under_mirostat() {
             let alone = setup(Draft::None, Fixed(0), 512, 2);
             let want = write(&alone, &prompts, 0, &sampling, &[]).texts;
             let without = write(&alone, &prompts, 0, &beside, &[]).texts;
-            assert_ne!(want, without, "{mirostat:?} {tau} {eta} bounds something");
+            // Under a constraint a bound can be so high that nothing exceeds it: tokens without a choice
+            // are no surprise.
+            n_bounded += usize::from(want != without);
             let what = format!("{mirostat:?} tau {tau} eta {eta}");
             let cases = [
                 (Draft::Oracle, [Fixed(5), UpTo(8)][i % 2], 64, [1, 3][i % 2]),
@@ -68,4 +71,7 @@ fn speculation_never_changes_a_token_of_a_text_under_mirostat() {
             }
         }
     }
+    let n = TINY.len() * ways.len();
+    println!("{n_bounded} of {n} texts bounded");
+    assert!(n_bounded * 4 > n * 3, "{n_bounded} of {n} bounded");
 }

@@ -124,7 +124,7 @@ fn assert_edits_are_the_hosts(
             let lacks = draft == Draft::Head && !subject.has_head()
                 || draft == Draft::Eagle3 && subject.eagle3.is_none();
             // Of the drafters one a sampling, in turn.
-            if lacks || c > 1 && (c + i + s) % 3 != 0 {
+            if lacks || c > 1 && !(c + i + s).is_multiple_of(3) {
                 continue;
             }
             let setup = setup(device, draft, length, chunk, width);

@@ -61,5 +61,6 @@ pub use sampler::{SAMPLER_NUMBERS, SamplerNumber};
 pub use scheduler::Counters;
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
+pub use speculate::sample::Mirostat;
 pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling};
 pub use text::{Channel, SamplingDefaults, Text, Tools};

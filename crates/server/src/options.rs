@@ -5,16 +5,17 @@
 //! then OpenAI's defaults; the command line does the same.
 
 use engine::{
-    DRY_BREAKERS, DraftLength, Engine, GrammarSpec, Request, SAMPLER_NUMBERS, Sampling, ToolUse,
-    Tools, sequence_breakers,
+    DRY_BREAKERS, DraftLength, Engine, GrammarSpec, Mirostat, Request, SAMPLER_NUMBERS, Sampling,
+    ToolUse, Tools, sequence_breakers,
 };
 use serde::Deserialize;
 use serde_json::Value;
+use std::ops::RangeInclusive;
 use text::sampling::{LOGIT_BIAS, TEMPERATURE};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
 use crate::errors::ApiError;
-use crate::fields::{Fields, Unsupported, unless, whole};
+use crate::fields::{Fields, whole};
 use crate::ids;
 use crate::limits::{DRY_BREAKER_CHARS_MAX, DRY_BREAKERS_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
 use crate::offer::Offer;
@@ -24,9 +25,8 @@ const TOP_K_MAX: i64 = 1 << 24;
 /// Largest `max_tokens`; no context is longer.
 const MAX_TOKENS_MAX: i64 = u32::MAX as i64;
 
-/// How much of the text penalties look at: all of it here, so any other number changes
-/// the text where one is set.
-const LAST_TOKENS: &[Unsupported] = &[unless("repeat_last_n", "[-1]")];
+/// What the numbers of mirostat may be.
+const MIROSTAT: RangeInclusive<f64> = 0.0..=100.0;
 
 /// Most answers to one prompt.
 const N_MAX: i64 = 128;
@@ -217,16 +217,10 @@ fn sampling(
             sampling.min_tokens = n as usize;
         }
     }
-    let penalties = [
-        sampling.repetition_penalty - 1.0,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
-    ];
-    if penalties.iter().any(|&p| p != 0.0) {
-        fields.refuse(LAST_TOKENS)?;
-    } else {
-        fields.integer(LAST_TOKENS[0].field, -1..=MAX_TOKENS_MAX)?;
+    if let Some(n) = fields.integer("repeat_last_n", -1..=MAX_TOKENS_MAX)? {
+        sampling.repeat_last_n = usize::try_from(n).ok();
     }
+    mirostat(fields, &mut sampling)?;
     logit_bias(fields, engine, &mut sampling)?;
     sampling.seed = seed(fields)?;
     Ok(sampling)
@@ -260,6 +254,26 @@ fn dynamic_temperature(fields: &Fields<'_>, sampling: &mut Sampling) -> Result<(
     }
     sampling.temperature = ((low + high) / 2.0) as f32;
     sampling.dynatemp_range = ((high - low) / 2.0) as f32;
+    Ok(())
+}
+
+/// Mirostat: a version of it, and its numbers.
+fn mirostat(fields: &Fields<'_>, sampling: &mut Sampling) -> Result<(), ApiError> {
+    for name in ["mirostat", "mirostat_mode"] {
+        if let Some(version) = fields.integer(name, 0..=2)? {
+            sampling.mirostat = match version {
+                0 => Mirostat::Off,
+                1 => Mirostat::V1,
+                _ => Mirostat::V2,
+            };
+        }
+    }
+    if let Some(tau) = fields.number("mirostat_tau", MIROSTAT)? {
+        sampling.mirostat_tau = tau as f32;
+    }
+    if let Some(eta) = fields.number("mirostat_eta", MIROSTAT)? {
+        sampling.mirostat_eta = eta as f32;
+    }
     Ok(())
 }
 

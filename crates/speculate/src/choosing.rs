@@ -12,10 +12,13 @@
 //!
 //! What the host still chooses, of rows that it reads back for that, a row at a time:
 //!
-//! - dynamic temperature, top-n-sigma and typical-p, which depend on sums over a whole row. Theirs are
-//!   of integers and have the same bits in any order, but top-n-sigma's take 128 bits, and the tokens
-//!   that typical-p keeps are no prefix by value, which is all that the kernels can cut;
-//! - XTC at positions where its coin has it act, for the same reason; at others it is no option at all;
+//! - dynamic temperature and top-n-sigma: the temperature, or the least logit to keep, follows from sums
+//!   over the whole row. They are sums of integers, the same in any order, but some take 128 bits, and the
+//!   choice could begin only after one more pass over the row and a wait for it;
+//! - typical-p, and XTC at positions where its coin has it act: what they keep is no prefix of the tokens by
+//!   value, which is all that the kernels can cut. Elsewhere XTC is no option at all;
+//! - mirostat: the bound of a row follows from the token of the row before, so that rows of one round
+//!   cannot be chosen together;
 //! - residual acceptance, which needs the probabilities of all tokens;
 //! - rows that give no token once they are edited. Either they gave none before, or edits have left
 //!   nothing to choose from: the logits are computed once more, and the host tells the two apart.

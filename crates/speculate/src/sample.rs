@@ -36,7 +36,8 @@
 //! see the same, and a text with speculation is the text without. Length and breakers of DRY are
 //! functions of the tokens before.
 //!
-//! Where no option needs more than the logits, this is [`backend::TokenChoice`], which devices carry out too.
+//! Where no option needs more than the logits, edited or not, this is [`backend::RowEdits`] and
+//! [`backend::TokenChoice`], which devices carry out too.
 //!
 //! Of equal values the lower token id comes first, everywhere. Logits of which one is NaN, or
 //! the largest not finite, give no token ([`backend::NO_TOKEN`]). If edits leave S empty the
@@ -52,6 +53,7 @@
 //! changes no result.
 
 mod dry;
+mod edits;
 mod history;
 mod key;
 mod mirostat;
@@ -64,8 +66,7 @@ mod tests;
 
 pub use dry::Breakers;
 pub use history::History;
-pub use mirostat::Mirostat;
-pub(crate) use mirostat::observe;
+pub use mirostat::{Mirostat, observe};
 pub use sampling::{MAX_LISTED_TOKENS, Sampling, SamplingError};
 
 use crate::noise::Noise;

@@ -152,7 +152,20 @@ pub(crate) const HONORED: &[Known] = &[
     known("structured_outputs.json_object", "`true`: any JSON object"),
     known(
         "repeat_last_n",
-        "-1 (the whole text), or any number where no penalty is set",
+        "how many of the last tokens of prompt and output the penalties look at; -1, the default, is all, 0 is none",
+    ),
+    known(
+        "mirostat",
+        "0, 1 or 2, a version; it stands for `top_k`, `top_p`, `min_p` and all else that rules tokens out, and for dynamic temperature; 0 is off",
+    ),
+    known("mirostat_mode", "`mirostat` by another name"),
+    known(
+        "mirostat_tau",
+        "0 to 100, 5 by default: how surprising tokens are to be, in bits; matters with `mirostat` only",
+    ),
+    known(
+        "mirostat_eta",
+        "0 to 100, 0.1 by default: how fast `mirostat` follows the text; matters with it only",
     ),
 ];
 
@@ -364,10 +377,6 @@ pub(crate) const REFUSED: &[Unsupported] = &[
     unless("eta_cutoff", "[0]"),
     unless("smoothing_factor", "[0]"),
     unless("adaptive_target", "[-1]"),
-    // Mirostat's bound moves with how surprising each token was to the model, so it is a function of
-    // the logits of the whole text, which a history of tokens does not keep.
-    unless("mirostat", "[0]"),
-    unless("mirostat_mode", "[0]"),
     unless("min_keep", "[0]"),
     unless("rep_pen", "[1]"),
     unless("encoder_repetition_penalty", "[1]"),
@@ -484,8 +493,6 @@ pub(crate) const HARMLESS: &[Known] = &[
     known("num_ctx", "`--context` sets it"),
     known("truncation_side", "nothing is truncated"),
     known("truncation_length", "nothing is truncated"),
-    known("mirostat_tau", "matters with `mirostat` only"),
-    known("mirostat_eta", "matters with `mirostat` only"),
     known("smoothing_curve", "matters with `smoothing_factor` only"),
     known("adaptive_decay", "matters with `adaptive_target` only"),
     known("rep_pen_range", "matters with `rep_pen` only"),

@@ -195,24 +195,29 @@ async fn pictures_and_beginnings_in_a_message_are_refused() {
 }
 
 #[tokio::test]
-async fn how_far_penalties_look_matters_only_with_a_penalty() {
+async fn penalties_look_at_as_many_tokens_as_asked_for() {
     let server = Server::start(Setup::default()).await;
-    let ask = async |more: &[(&str, f64)]| {
-        let body = more
-            .iter()
-            .fold(chat(), |body, (name, value)| with(body, name, json!(value)));
-        server.chat(&body).await
+    let text = async |more: &[(&str, f64)]| {
+        let story =
+            json!([{"role": "user", "content": "Tell me a story about a rabbit and a kite."}]);
+        let body = with(with(chat(), "messages", story), "max_tokens", json!(48));
+        let set = |body, (name, value): &(&str, f64)| with(body, name, json!(value));
+        let reply = server.chat(&more.iter().fold(body, set)).await;
+        assert_eq!(reply.status, 200, "{more:?}");
+        reply.text()
     };
-    assert_eq!(ask(&[("repeat_last_n", 64.0)]).await.status, 200);
+    let last = |n: f64| ("repeat_last_n", n);
+    let plain = text(&[last(64.0)]).await;
     for penalty in [
-        ("repeat_penalty", 1.1),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", 0.5),
+        ("repeat_penalty", 20.0),
+        ("presence_penalty", -2.0),
+        ("frequency_penalty", -2.0),
     ] {
-        assert_eq!(ask(&[("repeat_last_n", -1.0), penalty]).await.status, 200);
-        let reply = ask(&[("repeat_last_n", 64.0), penalty]).await;
-        assert_eq!(reply.status, 400);
-        assert_eq!(reply.error()["param"], "repeat_last_n");
-        assert_eq!(reply.error()["code"], "unsupported_parameter");
+        let all = text(&[penalty]).await;
+        assert_ne!(all, plain, "{penalty:?}");
+        assert_eq!(text(&[penalty, last(-1.0)]).await, all, "{penalty:?}");
+        assert_eq!(text(&[penalty, last(1e5)]).await, all, "{penalty:?}");
+        assert_eq!(text(&[penalty, last(0.0)]).await, plain, "{penalty:?}");
+        assert_ne!(text(&[penalty, last(1.0)]).await, all, "{penalty:?}");
     }
 }

@@ -122,6 +122,18 @@ async fn every_sampler_changes_the_text_and_speculation_does_not() {
             json!({"temperature": 0, "dry_multiplier": 40, "dry_allowed_length": 1, "dry_sequence_breakers": "\"a\", \"\\n\""}),
             json!({"temperature": 0, "dry_multiplier": 40, "dry_allowed_length": 1, "dry_sequence_breakers": ["a", "\n"]}),
         ),
+        (
+            json!({"mirostat": 1}),
+            json!({"mirostat": 1.0, "mirostat_tau": 5, "mirostat_eta": 0.1, "top_k": 3}),
+        ),
+        (
+            json!({"mirostat": 2, "mirostat_tau": 2}),
+            json!({"mirostat_mode": 2, "mirostat_tau": 2.0, "min_p": 0.5}),
+        ),
+        (
+            json!({"temperature": 0, "repeat_penalty": 20, "repeat_last_n": 30}),
+            json!({"temperature": 0, "repetition_penalty": 20, "repeat_last_n": 30.0}),
+        ),
     ] {
         let text = server.chat(&with(&base, more.clone())).await.text();
         let is_greedy = more.get("temperature") == Some(&json!(0));

@@ -109,7 +109,7 @@ fn log_mass(keys: &[Key], top: f32) -> f32 {
 /// # Panics
 ///
 /// As [`choose`](super::choose).
-pub(crate) fn observe(
+pub fn observe(
     sampling: &Sampling,
     history: &mut History,
     position: u64,

@@ -1,17 +1,15 @@
 //! The options of sampling: defaults, what each may be, and what they do to logits.
 //!
 //! An option that is one number is a field of [`Sampling`], an entry of [`NUMBERS`] and an
-//! effect: on logits in [`Sampling::edited`], on the temperature in [`Sampling::scale`], on which
+//! effect: on logits in `edits.rs`, on the temperature in [`Sampling::scale`], on which
 //! tokens stay in `key.rs`.
 
-use super::Scratch;
-use super::dry::{Breakers, Repeats};
-use super::history::History;
+use super::dry::Breakers;
 use super::mirostat::Mirostat;
 use super::moments::Surprise;
 use crate::noise::xtc_coin;
+use backend::TokenChoice;
 use backend::math::{exp, ln};
-use backend::{Edit, RowEdits, TokenChoice};
 
 /// Tokens a request may bias, and tokens it may suppress.
 pub const MAX_LISTED_TOKENS: usize = 16_384;
@@ -403,98 +401,6 @@ impl Sampling {
             f32::NEG_INFINITY
         }
     }
-
-    /// The logits after penalties, bias and suppression: in `buffer`, or as they are where no
-    /// option changes any. `place(token)` is the index of the token's logit, if it has one.
-    pub(super) fn edited<'a>(
-        &self,
-        history: &History,
-        logits: &'a [f32],
-        buffer: &'a mut Vec<f32>,
-        repeats: &mut Repeats,
-        place: impl Fn(u32) -> Option<usize>,
-    ) -> &'a [f32] {
-        if !self.edits_logits() {
-            return logits;
-        }
-        buffer.clear();
-        buffer.extend_from_slice(logits);
-        self.each_edit(history, repeats, |token, edit| {
-            if let Some(i) = place(token) {
-                buffer[i] = edit.apply(buffer[i]);
-            }
-        });
-        buffer
-    }
-
-    /// The edits of a row of logits, for a device to do. `place(token)` is the column of the
-    /// token's logit, if it has one.
-    pub(crate) fn edits(
-        &self,
-        history: &History,
-        scratch: &mut Scratch,
-        place: impl Fn(u32) -> Option<u32>,
-    ) -> RowEdits {
-        let mut edits = Vec::new();
-        self.each_edit(history, &mut scratch.repeats, |token, edit| {
-            edits.extend(place(token).map(|column| (column, edit)));
-        });
-        RowEdits::new(edits)
-    }
-
-    /// Hands out what penalties, bias and suppression do to logits: tokens and edits, those of one
-    /// token in the order in which they are done.
-    fn each_edit(&self, history: &History, repeats: &mut Repeats, mut edit: impl FnMut(u32, Edit)) {
-        let penalty = self.repetition_penalty;
-        for (token, count) in history.counts() {
-            let is_seen = count.n_prompt > 0 || count.n_output > 0;
-            // Neither a factor of 1 nor a sum with 0 changes a bit.
-            if is_seen && penalty != 1.0 {
-                edit(token, Edit::Divide(penalty));
-            }
-            let subtracted = self.count_penalty(count.n_output);
-            if subtracted != 0.0 {
-                edit(token, Edit::Add(-subtracted));
-            }
-        }
-        if let Some(passages) = history.passages() {
-            for (token, length) in passages.repeats(self, repeats) {
-                edit(token, Edit::Add(-self.dry_penalty(length)));
-            }
-        }
-        for &(token, bias) in &self.logit_bias {
-            edit(token, Edit::Add(bias));
-        }
-        let is_early = history.n_output() < self.min_tokens;
-        let early = if is_early { &self.end_tokens[..] } else { &[] };
-        for &token in self.suppress.iter().chain(early) {
-            edit(token, Edit::Suppress);
-        }
-    }
-
-    /// What presence and frequency penalties subtract from the logit of a token that is `n` times in
-    /// the output.
-    fn count_penalty(&self, n: u32) -> f32 {
-        match n {
-            0 => 0.0,
-            n => self.presence_penalty + self.frequency_penalty * n as f32,
-        }
-    }
-
-    /// What DRY subtracts from the logit of a token that `length` tokens of a repetition lead to.
-    fn dry_penalty(&self, length: usize) -> f32 {
-        // By squaring: equal bits everywhere, which `powi` does not promise.
-        let (mut power, mut square) = (1.0, f64::from(self.dry_base));
-        let mut exponent = length - self.dry_allowed_length;
-        while exponent > 0 {
-            if exponent % 2 == 1 {
-                power *= square;
-            }
-            square *= square;
-            exponent /= 2;
-        }
-        (f64::from(self.dry_multiplier) * power).min(f64::from(f32::MAX)) as f32
-    }
 }
 
 /// Why sampling options are refused.
@@ -668,20 +574,6 @@ mod tests {
             ..greedy
         };
         assert!(off.on_device(3).is_some());
-    }
-
-    #[test]
-    fn dry_grows_with_the_repetition_and_stays_a_number() {
-        let sampling = Sampling {
-            dry_multiplier: 0.5,
-            dry_base: 1.75,
-            dry_allowed_length: 2,
-            ..Sampling::default()
-        };
-        for (length, power) in [(2, 1.0), (3, 1.75), (4, 3.062_5), (5, 5.359_375)] {
-            assert_eq!(sampling.dry_penalty(length), 0.5 * power);
-        }
-        assert_eq!(sampling.dry_penalty(100_000), f32::MAX);
     }
 
     #[test]
