@@ -8,14 +8,14 @@ Three kinds of requests take turns, each with speculation off and on, so that dr
 falls on all of them alike: `free` without a grammar; `same` with the grammar `(.|\\n)*`, which
 allows every text, so that its answers are those of `free` and the ratio is the price of masks
 alone; `schema` with a strict JSON schema. Printed are medians over the requests of a kind: tokens
-a second, rounds a second, tokens a round, and the ratios to `free`. Answers of `same` that differ from `free` fail the run.
+a second, rounds a second, tokens a round, and the ratios to `free`. Answers of `same` that differ
+from `free` are counted: a special token other than the end is no text, so the grammar rules it out.
 
 Needs Python 3.9.
 """
 import argparse
 import json
 import statistics
-import sys
 import urllib.request
 
 PROMPTS = ["Describe a friend as JSON.", "List some animals as JSON.", "Tell of a day as JSON.", "Describe a town as JSON."]
@@ -83,7 +83,6 @@ def main():
         speed, rounds, length = (statistics.median(row[i] for row in rows) for i in range(3))
         print(f"{speculation:11} {kind:7} {speed:8.1f} {ratios[0]:7.3f} {rounds:9.1f} {ratios[1]:7.3f} {length:9.2f}")
     print(f"{differs} of {2 * args.turns} answers under the grammar that allows every text differ from free ones")
-    sys.exit(1 if differs else 0)
 
 
 if __name__ == "__main__":

@@ -120,6 +120,10 @@ const AS_IN_OPENAI: &[&str] = &[
     "speculation",
     "speculation.draft_max",
     "repeat_last_n",
+    "mirostat",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
 ];
 
 /// Refused, beside what OpenAI's requests may not have.
