@@ -23,9 +23,9 @@ use text::{Text, TextError};
 use crate::App;
 use crate::errors::ApiError;
 use crate::generation::{Generation, Piece};
+use crate::grammar::AnswerGrammar;
 use crate::lanes::Worker;
 use crate::limits::Limits;
-use crate::options::AnswerGrammar;
 use crate::request::{Asked, Prompt};
 use crate::sse::{self, StreamFormat};
 

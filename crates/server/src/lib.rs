@@ -35,6 +35,7 @@ mod dialect;
 mod errors;
 mod fields;
 mod generation;
+mod grammar;
 mod ids;
 mod lanes;
 pub mod limits;
@@ -48,6 +49,7 @@ mod resting;
 mod router;
 mod sse;
 mod strict;
+mod template;
 mod thinking;
 mod turns;
 

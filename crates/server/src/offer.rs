@@ -9,9 +9,9 @@ use text::tools::NAME_BYTES_MAX;
 use text::tools::grammar::{CallGrammar, Want, grammar};
 
 use crate::errors::{ApiError, excerpt};
+use crate::grammar::AnswerGrammar;
 use crate::limits::{IGNORED_FIELDS_MAX, TOOLS_BYTES_MAX, TOOLS_MAX};
-use crate::options::AnswerGrammar;
-use crate::request::template_uses;
+use crate::template::template_uses;
 
 /// Fields of a function that a model is told of.
 const TOLD: &[&str] = &["name", "description", "parameters"];

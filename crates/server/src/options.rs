@@ -5,8 +5,8 @@
 //! then OpenAI's defaults; the command line does the same.
 
 use engine::{
-    DRY_BREAKERS, DraftLength, Engine, GrammarSpec, Mirostat, Request, SAMPLER_NUMBERS, Sampling,
-    ToolUse, Tools, sequence_breakers,
+    DRY_BREAKERS, DraftLength, Engine, Mirostat, Request, SAMPLER_NUMBERS, Sampling, ToolUse,
+    Tools, sequence_breakers,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -16,6 +16,7 @@ use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, whole};
+use crate::grammar::AnswerGrammar;
 use crate::ids;
 use crate::limits::{DRY_BREAKER_CHARS_MAX, DRY_BREAKERS_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
 use crate::offer::Offer;
@@ -69,14 +70,6 @@ pub(crate) struct Options {
     pub(crate) grammar: Option<AnswerGrammar>,
     /// Tokens of reasoning, at most.
     pub(crate) reasoning_budget: Option<usize>,
-}
-
-/// What an answer has to follow, and the field that says so.
-#[derive(Clone, Debug)]
-pub(crate) struct AnswerGrammar {
-    /// Path of the field.
-    pub(crate) field: String,
-    pub(crate) spec: GrammarSpec,
 }
 
 impl Options {

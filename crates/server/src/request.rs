@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use axum::http::HeaderValue;
 use serde_json::{Map, Value, json};
-use text::Text;
 
 use crate::options::Options;
 
@@ -144,21 +143,6 @@ pub(crate) fn name_results(messages: &mut [Message]) {
             others.insert("name".to_owned(), name);
         }
     }
-}
-
-/// Whether the model's chat template has the word `name`, so that a field or an argument
-/// of that name may change the prompt.
-pub(crate) fn template_uses(text: &Text, name: &str) -> bool {
-    let is_part = |c: char| c.is_alphanumeric() || c == '_';
-    text.template.as_ref().is_some_and(|template| {
-        let source = template.source();
-        let mut found = source.match_indices(name);
-        found.any(|(at, _)| {
-            !name.is_empty()
-                && !source[..at].ends_with(is_part)
-                && !source[at + name.len()..].starts_with(is_part)
-        })
-    })
 }
 
 #[cfg(test)]

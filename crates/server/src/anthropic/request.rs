@@ -9,10 +9,12 @@ use super::{tables, tools, turns};
 use crate::App;
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
+use crate::grammar::AnswerGrammar;
 use crate::offer::hold;
 use crate::openai;
-use crate::options::{AnswerGrammar, Names, Options};
-use crate::request::{Asked, Conversation, Prompt, template_uses};
+use crate::options::{Names, Options};
+use crate::request::{Asked, Conversation, Prompt};
+use crate::template::template_uses;
 use crate::thinking::Thinking;
 
 /// The names of options in which this API differs from others.

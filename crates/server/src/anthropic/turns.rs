@@ -19,7 +19,8 @@ use text::messages::MESSAGES_MAX;
 
 use crate::errors::{ApiError, excerpt};
 use crate::limits::IGNORED_FIELDS_MAX;
-use crate::request::{Message, Part, Role, name_results, template_uses};
+use crate::request::{Message, Part, Role, name_results};
+use crate::template::template_uses;
 
 /// How a line begins that Claude Code puts before its instructions. It differs from version to
 /// version and may differ from request to request, so that a prompt with it is never found in

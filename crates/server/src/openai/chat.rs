@@ -19,8 +19,9 @@ use crate::generation::{Call, Piece};
 use crate::limits::{IGNORED_FIELDS_MAX, Limits};
 use crate::offer::hold;
 use crate::options::{Names, Options, answers};
-use crate::request::{Asked, Conversation, Prompt, template_uses};
+use crate::request::{Asked, Conversation, Prompt};
 use crate::sse::{Frames, StreamFormat};
+use crate::template::template_uses;
 use crate::thinking::Thinking;
 
 const OBJECT: &str = "chat.completion";

@@ -11,7 +11,8 @@ use super::tables;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::is_neutral;
 use crate::limits::IGNORED_FIELDS_MAX;
-use crate::request::{Message, Part, Role, name_results, template_uses};
+use crate::request::{Message, Part, Role, name_results};
+use crate::template::template_uses;
 
 /// Types of a content part that is text.
 const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text", "refusal"];

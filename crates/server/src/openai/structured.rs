@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::tables::{self, STRUCTURED, StructuredKind};
 use crate::errors::ApiError;
 use crate::fields::Fields;
-use crate::options::AnswerGrammar;
+use crate::grammar::AnswerGrammar;
 
 /// What the answer has to follow, if anything.
 ///

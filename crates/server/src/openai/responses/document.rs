@@ -39,11 +39,11 @@ pub(super) struct Echo {
 
 /// How a response stands.
 pub(super) enum End<'a> {
-    /// It is being written.
+    /// The text is being written.
     Not,
-    /// It is written.
+    /// The text is written.
     Ended(&'a RequestOutcome),
-    /// There will be no more.
+    /// The text has ended early, for this reason.
     Failed(&'a ApiError),
 }
 

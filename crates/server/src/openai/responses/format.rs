@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 
 use crate::errors::ApiError;
 use crate::fields::Fields;
+use crate::grammar::AnswerGrammar;
 use crate::openai::logprobs::MOST;
 use crate::openai::structured;
-use crate::options::AnswerGrammar;
 
 /// Pairs of `metadata`.
 const METADATA_MAX: usize = 16;

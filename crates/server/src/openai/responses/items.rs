@@ -20,7 +20,8 @@ use crate::errors::{ApiError, excerpt};
 use crate::ids;
 use crate::limits::IGNORED_FIELDS_MAX;
 use crate::openai::messages::text_of;
-use crate::request::{Message, Part, Role, name_results, template_uses};
+use crate::request::{Message, Part, Role, name_results};
+use crate::template::template_uses;
 
 /// The field that items come in.
 pub(super) const INPUT: &str = "input";

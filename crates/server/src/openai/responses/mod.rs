@@ -49,8 +49,9 @@ use crate::ids;
 use crate::limits::Limits;
 use crate::offer::hold;
 use crate::options::{Names, Options};
-use crate::request::{Asked, Conversation, Message, Prompt, template_uses};
+use crate::request::{Asked, Conversation, Message, Prompt};
 use crate::sse::{Frames, StreamFormat};
+use crate::template::template_uses;
 use crate::thinking::Thinking;
 
 /// The names of options in requests.
