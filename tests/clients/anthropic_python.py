@@ -6,11 +6,9 @@ model writes: blocks, valid calls, numbers of tokens, errors. An answer may be c
 
 import asyncio
 import json
-import sys
-import time
-import traceback
 
 import anthropic
+from common import main
 
 STORY = [{"role": "user", "content": "Tell me a story about a rabbit."}]
 QUESTION = [{"role": "user", "content": "What is the weather in Rome?"}]
@@ -226,23 +224,4 @@ def case_errors(server):
     refused(anthropic.NotFoundError, "not_found_error", lambda: server.client.messages.batches.list())
 
 
-def main():
-    if len(sys.argv) != 2:
-        sys.exit(f"usage: {sys.argv[0]} http://HOST:PORT")
-    server, failed = Server(sys.argv[1]), []
-    for name, case in list(globals().items()):
-        if not name.startswith("case_"):
-            continue
-        start = time.monotonic()
-        try:
-            case(server)
-        except Exception:
-            failed.append(name)
-            traceback.print_exc()
-        word = "FAILED" if name in failed else "ok"
-        print(f"{word} {name[5:]} ({time.monotonic() - start:.1f} s)", flush=True)
-    if failed:
-        sys.exit(f"{len(failed)} failed with {server.model}: {' '.join(failed)}")
-
-
-main()
+main(globals(), Server)

@@ -61,17 +61,21 @@ class Server:
             self.model = json.load(answer)["data"][0]["id"]
 
 
-def main(names):
-    """Runs the functions called `case_…` among `names` in their order; exits with 1 if one fails."""
+def main(names, open_server=Server, call=lambda case, server: case(server)):
+    """Runs the functions called `case_…` among `names` in their order; exits with 1 if one fails.
+
+    `open_server` makes of the address what cases are given, with the name of its `model`; `call`
+    runs a case.
+    """
     if len(sys.argv) != 2:
         sys.exit(f"usage: {sys.argv[0]} http://HOST:PORT")
-    server, failed = Server(sys.argv[1]), []
+    server, failed = open_server(sys.argv[1]), []
     for name, case in list(names.items()):
         if not name.startswith("case_"):
             continue
         start = time.monotonic()
         try:
-            case(server)
+            call(case, server)
         except Exception:
             failed.append(name)
             traceback.print_exc()

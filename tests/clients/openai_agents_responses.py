@@ -4,7 +4,6 @@ Called with the address of a running server: `python3 openai_agents_responses.py
 """
 
 import asyncio
-import sys
 from typing import Annotated, Literal
 
 import openai
@@ -16,6 +15,7 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
+from common import main
 from pydantic import BaseModel, ConfigDict, Field
 
 #: Cities that the agent has asked for.
@@ -72,24 +72,11 @@ async def case_object(model):
     assert isinstance(result.final_output, Answer), result.final_output
 
 
-def main():
-    set_tracing_disabled(True)
-    address = sys.argv[1].rstrip("/")
-    base = address if address.endswith("/v1") else address + "/v1"
-    name = openai.OpenAI(base_url=base, api_key="none").models.list().data[0].id
-    failed = 0
-    for case_name, case in list(globals().items()):
-        if not case_name.startswith("case_"):
-            continue
-        client = openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0, timeout=120)
-        try:
-            asyncio.run(case(OpenAIResponsesModel(model=name, openai_client=client)))
-            print(f"ok {case_name[5:]}", flush=True)
-        except Exception as error:
-            failed += 1
-            print(f"FAILED {case_name[5:]}: {error!r}", flush=True)
-    sys.exit(1 if failed else 0)
+def call(case, server):
+    """Runs a case with a model whose client belongs to the case's event loop."""
+    client = openai.AsyncOpenAI(base_url=server.v1, api_key="none", max_retries=0, timeout=120)
+    asyncio.run(case(OpenAIResponsesModel(model=server.model, openai_client=client)))
 
 
-if __name__ == "__main__":
-    main()
+set_tracing_disabled(True)
+main(globals(), call=call)

@@ -4,10 +4,10 @@ Called with the address of a running server: `python3 openai_responses.py http:/
 """
 
 import json
-import sys
 from typing import Annotated, Literal
 
 import openai
+from common import main
 from pydantic import BaseModel, ConfigDict, Field
 
 WEATHER = {
@@ -189,22 +189,10 @@ def case_errors(client, model):
             raise AssertionError(f"{param} was taken")
 
 
-def main():
-    address = sys.argv[1].rstrip("/")
-    base = address if address.endswith("/v1") else address + "/v1"
-    client = openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=120)
-    model = client.models.list().data[0].id
-    failed = 0
-    for name, case in list(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case(client, model)
-                print(f"ok {name[5:]}", flush=True)
-            except Exception as error:
-                failed += 1
-                print(f"FAILED {name[5:]}: {error!r}", flush=True)
-    sys.exit(1 if failed else 0)
+def call(case, server):
+    """Runs a case with a client of its own."""
+    client = openai.OpenAI(base_url=server.v1, api_key="none", max_retries=0, timeout=120)
+    case(client, server.model)
 
 
-if __name__ == "__main__":
-    main()
+main(globals(), call=call)

@@ -240,9 +240,12 @@ impl Scheduler {
     /// Whether most of the prompt of `request` is being read for another one that runs.
     fn should_wait(&self, request: &Request) -> bool {
         let running: Vec<&Stream> = self.running.iter().map(|r| &r.stream).collect();
+        if !running.iter().any(|stream| stream.is_reading()) {
+            return false;
+        }
         let drafts = request.draft.is_none_or(|draft| draft.max() > 0);
-        let prompt = || Prompt::from(request.prompt.clone());
-        !running.is_empty() && self.speculator.should_wait(&running, &prompt(), drafts)
+        let prompt = Prompt::from(request.prompt.clone());
+        self.speculator.should_wait(&running, &prompt, drafts)
     }
 
     /// The tokens that end the reply to `request`.

@@ -161,6 +161,9 @@ pub(crate) async fn encode(
     prompt: Prompt,
     limit: usize,
 ) -> Result<Vec<Vec<u32>>, ApiError> {
+    if let Prompt::Tokens(tokens) = prompt {
+        return Ok(vec![tokens]);
+    }
     app.text_work(worker, move |text| {
         let prompts = match prompt {
             Prompt::Several(prompts) => prompts,

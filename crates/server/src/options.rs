@@ -4,6 +4,8 @@
 //! Where a request is silent, the checkpoint's `generation_config.json` speaks,
 //! then OpenAI's defaults; the command line does the same.
 
+use std::sync::Arc;
+
 use engine::{
     DRY_BREAKERS, DraftLength, Engine, Mirostat, Request, SAMPLER_NUMBERS, Sampling, ToolUse,
     Tools, sequence_breakers,
@@ -11,6 +13,7 @@ use engine::{
 use serde::Deserialize;
 use serde_json::Value;
 use std::ops::RangeInclusive;
+use text::Text;
 use text::sampling::{LOGIT_BIAS, TEMPERATURE};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
@@ -19,7 +22,7 @@ use crate::fields::{Fields, whole};
 use crate::grammar::AnswerGrammar;
 use crate::ids;
 use crate::limits::{DRY_BREAKER_CHARS_MAX, DRY_BREAKERS_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
-use crate::offer::Offer;
+use crate::offer::{Offer, OfferFields, hold};
 
 /// Largest `top_k`; no vocabulary is larger.
 const TOP_K_MAX: i64 = 1 << 24;
@@ -111,6 +114,26 @@ impl Options {
             grammar: None,
             reasoning_budget: None,
         })
+    }
+
+    /// Offers the model tools, which stand in `fields`, beside the answer that is asked for so far.
+    /// Returns their definitions, for the chat template.
+    ///
+    /// # Errors
+    ///
+    /// As [`hold`].
+    pub(crate) fn offer(
+        &mut self,
+        offer: Option<Offer>,
+        fields: &OfferFields,
+        text: &Text,
+    ) -> Result<Option<Arc<Value>>, ApiError> {
+        if let Some(offer) = &offer {
+            self.grammar = hold(offer, fields, self.grammar.take(), text)?;
+        }
+        let told = offer.as_ref().map(|offer| offer.definitions.clone());
+        self.tools = offer;
+        Ok(told)
     }
 
     /// The engine's request for the answer number `i` to `prompt`, which follows `grammar`. Each

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use axum::http::HeaderValue;
 use serde_json::{Map, Value, json};
+use text::messages::MESSAGES_MAX;
 
+use crate::errors::ApiError;
 use crate::options::Options;
 
 /// What a client asks for.
@@ -123,6 +125,28 @@ impl Message {
         message.extend(self.others);
         Value::Object(message)
     }
+}
+
+/// The messages of a request's field `messages`.
+///
+/// # Errors
+///
+/// 400 for a field that is missing, no list, empty or too long.
+pub(crate) fn message_list(messages: Option<Value>) -> Result<Vec<Value>, ApiError> {
+    const NAME: &str = "messages";
+    let list = match messages {
+        None | Some(Value::Null) => return Err(ApiError::field(NAME, "is missing")),
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(ApiError::field(NAME, "must be a list")),
+    };
+    if list.is_empty() {
+        return Err(ApiError::field(NAME, "is empty"));
+    }
+    if list.len() > MESSAGES_MAX {
+        let message = format!("has {} messages, {MESSAGES_MAX} at most", list.len());
+        return Err(ApiError::field(NAME, message));
+    }
+    Ok(list)
 }
 
 /// Gives results of tools that say which call they answer, and no name, the name of the tool:

@@ -128,7 +128,7 @@ impl<F: StreamFormat> Sending<F> {
         }
         let next = self.generations.iter_mut();
         let next = next.map(|(_, generation)| Box::pin(generation.next()));
-        // Those that are not ready lose nothing when they are dropped.
+        // Dropping a wait that is not ready loses nothing: what comes stays in the mailbox.
         let (step, ready, _) = select_all(next).await;
         let place = self.generations[ready].0;
         let format = &mut self.formats[place];

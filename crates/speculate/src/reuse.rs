@@ -72,9 +72,10 @@ impl Speculator {
             half
         };
         let drafts = options.draft.max() > 0;
-        let parked = self.best_parked(&prompt.keys(), drafts);
+        let keys = prompt.keys();
+        let parked = self.best_parked(&keys, drafts);
         let parked = parked.filter(|&(rows, _)| rows >= enough.max(1));
-        let shared = self.best_fork(running, &prompt, drafts);
+        let shared = self.best_shared(running, &keys, drafts);
         let shared = shared.filter(|&(_, rows)| parked.as_ref().is_none_or(|p| rows > p.0));
         if let (None, Some((_, parked))) = (shared, parked) {
             return self.resume(parked, prompt, options);
@@ -92,15 +93,12 @@ impl Speculator {
     /// that begins like it, and will have at least half of its rows to share, and more than there
     /// are now. `drafts` says whether the stream will be drafted for.
     pub fn should_wait(&self, running: &[&Stream], prompt: &Prompt, drafts: bool) -> bool {
-        let reading = |s: &&&Stream| s.n_prefilled() < s.n_prompt();
-        if !running.iter().any(|s| reading(&s)) {
-            return false;
-        }
         let keys = prompt.keys();
         let parked = self.best_parked(&keys, drafts).map_or(0, |(rows, _)| rows);
-        let shared = self.best_fork(running, prompt, drafts).map_or(0, |f| f.1);
+        let shared = self.best_shared(running, &keys, drafts);
+        let shared = shared.map_or(0, |(_, rows)| rows);
         let least = (keys.len() / 2).max(parked.max(shared) + 1);
-        running.iter().filter(reading).any(|s| {
+        running.iter().filter(|s| s.is_reading()).any(|s| {
             let alike = self.index.alike(s.entry, &keys).min(s.n_prompt());
             let later = reusable(&keys, alike, |rows| s.will_share(&self.memory, rows));
             later >= least && s.n_prefilled() < later
@@ -172,11 +170,20 @@ impl Speculator {
         prompt: &Prompt,
         drafts: bool,
     ) -> Option<(usize, usize)> {
-        let keys = prompt.keys();
-        let matches = self.index.matches(&keys).into_iter();
+        self.best_shared(streams, &prompt.keys(), drafts)
+    }
+
+    /// [`Speculator::best_fork`] of a prompt of `keys`.
+    fn best_shared(
+        &self,
+        streams: &[&Stream],
+        keys: &[RowKey],
+        drafts: bool,
+    ) -> Option<(usize, usize)> {
+        let matches = self.index.matches(keys).into_iter();
         let shared = matches.filter_map(|found| {
             let i = streams.iter().position(|s| s.entry == found.entry)?;
-            Some((i, self.shareable(streams[i], &keys, found.rows, drafts)))
+            Some((i, self.shareable(streams[i], keys, found.rows, drafts)))
         });
         shared
             .filter(|&(_, rows)| rows > 0)

@@ -226,6 +226,11 @@ impl Stream {
         self.state.sequence.len().min(self.n_prompt)
     }
 
+    /// Whether rows of the prompt have still to run.
+    pub fn is_reading(&self) -> bool {
+        self.n_prefilled() < self.n_prompt
+    }
+
     /// Prompt rows that ran for another text ([`resume`](crate::Speculator::resume),
     /// [`fork`](crate::Speculator::fork)).
     pub fn n_reused(&self) -> usize {

@@ -1,7 +1,7 @@
 //! `POST /v1/messages/count_tokens`: how many tokens the prompt of a request has.
 //!
-//! The same code reads the request and writes its prompt as for `POST /v1/messages`, so the
-//! number is that of the answer's usage: `input_tokens` and `cache_read_input_tokens` together.
+//! The request is read and its prompt written by the code of `POST /v1/messages`, so the number
+//! is that of the answer's usage: `input_tokens` and `cache_read_input_tokens` together.
 
 use std::sync::Arc;
 

@@ -10,7 +10,6 @@ use crate::App;
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::grammar::AnswerGrammar;
-use crate::offer::hold;
 use crate::openai;
 use crate::options::{Names, Options};
 use crate::request::{Asked, Conversation, Prompt};
@@ -66,12 +65,7 @@ pub(super) fn read(
     options.splits_reasoning = true;
     options.grammar = config.format;
     let offer = tools::read(&fields, app)?;
-    if let Some(offer) = &offer {
-        let answer = options.grammar.take();
-        options.grammar = hold(offer, tools::FIELDS, answer, text)?;
-    }
-    let told = offer.as_ref().map(|offer| offer.definitions.clone());
-    options.tools = offer;
+    let told = options.offer(offer, tools::FIELDS, text)?;
     let (messages, unread) = turns::read(system, messages, text)?;
     fields.note_ignored(unread);
     let asked = Asked {

@@ -15,11 +15,10 @@
 
 use serde_json::{Map, Value, json};
 use text::Text;
-use text::messages::MESSAGES_MAX;
 
 use crate::errors::{ApiError, excerpt};
 use crate::limits::IGNORED_FIELDS_MAX;
-use crate::request::{Message, Part, Role, name_results};
+use crate::request::{Message, Part, Role, message_list, name_results};
 use crate::template::template_uses;
 
 /// How a line begins that Claude Code puts before its instructions. It differs from version to
@@ -47,18 +46,7 @@ pub(super) fn read(
     messages: Option<Value>,
     text: &Text,
 ) -> Result<(Vec<Message>, Vec<String>), ApiError> {
-    let list = match messages {
-        None | Some(Value::Null) => return Err(ApiError::field("messages", "is missing")),
-        Some(Value::Array(list)) => list,
-        Some(_) => return Err(ApiError::field("messages", "must be a list")),
-    };
-    if list.is_empty() {
-        return Err(ApiError::field("messages", "is empty"));
-    }
-    if list.len() > MESSAGES_MAX {
-        let message = format!("has {} messages, {MESSAGES_MAX} at most", list.len());
-        return Err(ApiError::field("messages", message));
-    }
+    let list = message_list(messages)?;
     let mut turns = Turns {
         text,
         messages: Vec::new(),

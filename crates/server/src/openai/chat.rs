@@ -17,7 +17,6 @@ use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::generation::{Call, Piece};
 use crate::limits::{IGNORED_FIELDS_MAX, Limits};
-use crate::offer::hold;
 use crate::options::{Names, Options, answers};
 use crate::request::{Asked, Conversation, Prompt};
 use crate::sse::{Frames, StreamFormat};
@@ -73,12 +72,7 @@ impl Endpoint for Chat {
         options.logprobs = logprobs::read_chat(&fields)?;
         options.grammar = structured::read(&fields)?;
         let (offer, calls) = tools::read(&fields, app)?;
-        if let Some(offer) = &offer {
-            let answer = options.grammar.take();
-            options.grammar = hold(offer, calls.fields(), answer, app.engine.text())?;
-        }
-        let told = offer.as_ref().map(|offer| offer.definitions.clone());
-        options.tools = offer;
+        let told = options.offer(offer, calls.fields(), app.engine.text())?;
         let (messages, unread) = messages::read(messages, app.engine.text())?;
         fields.note_ignored(unread);
         let chat = Chat {

@@ -129,7 +129,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// The same without anything borrowed, for an answer that is put together piece by piece.
+    /// An entry that owns its texts, for an answer that is put together piece by piece.
     pub(super) fn into_owned(self) -> Entry<'static> {
         let top = self.top_logprobs.into_iter().map(Likely::into_owned);
         Entry {

@@ -5,13 +5,12 @@
 
 use serde_json::{Map, Value, json};
 use text::Text;
-use text::messages::MESSAGES_MAX;
 
 use super::tables;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::is_neutral;
 use crate::limits::IGNORED_FIELDS_MAX;
-use crate::request::{Message, Part, Role, name_results};
+use crate::request::{Message, Part, Role, message_list, name_results};
 use crate::template::template_uses;
 
 /// Types of a content part that is text.
@@ -28,18 +27,7 @@ const FUNCTION_FIELDS: &[&str] = &["name", "arguments"];
 ///
 /// 400 for the first message that is not one, or that asks for what is not implemented.
 pub(super) fn read(messages: Value, text: &Text) -> Result<(Vec<Message>, Vec<String>), ApiError> {
-    let list = match messages {
-        Value::Null => return Err(ApiError::field("messages", "is missing")),
-        Value::Array(list) => list,
-        _ => return Err(ApiError::field("messages", "must be a list")),
-    };
-    if list.is_empty() {
-        return Err(ApiError::field("messages", "is empty"));
-    }
-    if list.len() > MESSAGES_MAX {
-        let message = format!("has {} messages, {MESSAGES_MAX} at most", list.len());
-        return Err(ApiError::field("messages", message));
-    }
+    let list = message_list(Some(messages))?;
     let mut check = Check {
         text,
         names: Vec::new(),

@@ -47,7 +47,6 @@ use crate::fields::{Fields, ignored_header};
 use crate::generation::Piece;
 use crate::ids;
 use crate::limits::Limits;
-use crate::offer::hold;
 use crate::options::{Names, Options};
 use crate::request::{Asked, Conversation, Message, Prompt};
 use crate::sse::{Frames, StreamFormat};
@@ -97,10 +96,8 @@ impl Endpoint for Respond {
         let asked = tools::read(&fields, app)?;
         options.splits_reasoning = true;
         options.logprobs = include.logprobs;
-        options.grammar = match &asked.offer {
-            Some(offer) => hold(offer, tools::FIELDS, format.grammar, app.engine.text())?,
-            None => format.grammar,
-        };
+        options.grammar = format.grammar;
+        let told = options.offer(asked.offer, tools::FIELDS, app.engine.text())?;
         let arguments = arguments(&fields, app, format.verbosity, &mut options)?;
         let caller = auth::caller(&app.config.keys, headers);
         let mut input = items::list(input)?;
@@ -125,8 +122,6 @@ impl Endpoint for Respond {
             tools: asked.functions,
             ..echo(&fields, &object, app, &options)?
         };
-        let told = asked.offer.as_ref().map(|offer| offer.definitions.clone());
-        options.tools = asked.offer;
         let respond = Respond {
             app: app.clone(),
             caller,
@@ -356,7 +351,7 @@ impl StreamFormat for Respond {
             code: Option<&'a str>,
             message: &'a str,
             param: Option<&'a str>,
-            /// The same once more, where libraries look for it.
+            /// The error again, under the name where OpenAI's libraries look for it.
             error: Inner<'a>,
         }
         #[derive(Serialize)]

@@ -34,7 +34,7 @@ async fn an_answer_has_blocks_usage_and_the_decision_record() {
     assert_eq!(message["speculation"]["drafter"], "mtp");
     assert_eq!(message["timings"]["predicted_n"], 12);
 
-    // The same prompt and text as OpenAI's.
+    // The prompt and the text are those of OpenAI's chat completions.
     let chat = json!({"messages": [user(json!(STORY))], "max_tokens": 12, "temperature": 0, "seed": 7, "enable_thinking": false});
     let chat = server.chat(&chat).await.json();
     assert_eq!(block["text"], chat["choices"][0]["message"]["content"]);

@@ -143,7 +143,7 @@ async fn responses_are_kept_read_and_deleted() {
             (404, &json!("response_not_found"))
         );
     }
-    // Its conversation is gone, and the message says which part of it.
+    // The third response's conversation is gone, and the message says which part of it.
     let third = with(&hello(), json!({"previous_response_id": second["id"]}));
     let reply = server.post(RESPONSES, &third).await;
     assert_eq!(reply.status, 404);
