@@ -107,6 +107,10 @@ async fn checked(server: &Server, body: &Value, seed: u64, what: &str) -> (Value
 
 /// The second request of a recorded turn, as the client would send it for `call` of this server.
 fn with_result(recorded: &Value, call: &Value) -> Value {
+    // Ids are random, and smolagents writes them into the prompt: with one id of theirs the answer
+    // is the same in every run.
+    let mut call = call.clone();
+    call["id"] = json!("call_0123456789abcdef01234567");
     let (id, name) = (&call["id"], &call["function"]["name"]);
     let mut body = recorded.clone();
     for message in body["messages"].as_array_mut().unwrap() {
