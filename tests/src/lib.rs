@@ -126,7 +126,12 @@ impl Store for Recorder {
         upload(rows: usize, cols: usize, values: &[f32]) -> Tensor;
         kv(spec: KvSpec) -> Kv;
         delta(spec: DeltaSpec) -> Delta;
+        kv_copy(kv: &mut Kv, from: usize, to: usize);
+        kv_save(kv: &Kv, page: usize) -> Vec<u8>;
+        kv_load(kv: &mut Kv, page: usize, bytes: &[u8]) -> bool;
         delta_copy(delta: &mut Delta, from: usize, to: usize);
+        delta_save(delta: &Delta, slot: usize) -> Vec<u8>;
+        delta_load(delta: &mut Delta, slot: usize, bytes: &[u8]) -> bool;
         scratch(rows: usize, cols: usize) -> Tensor;
     }
 

@@ -23,6 +23,12 @@ struct KvRows {
     v: Vec<f32>,
 }
 
+/// Which keys or values of a layer are those of page `page`.
+fn page_values(spec: &KvSpec, page: usize) -> std::ops::Range<usize> {
+    let n = spec.heads * PAGE_ROWS * spec.head_dim;
+    page * n..(page + 1) * n
+}
+
 /// `sum x²` in 16 lanes.
 fn sum_squares(x: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 16];
@@ -145,10 +151,48 @@ impl Store for Reference {
         }
     }
 
+    fn kv_copy(&self, kv: &mut Kv, from: usize, to: usize) {
+        let bytes = self.kv_save(kv, from);
+        self.kv_load(kv, to, &bytes);
+    }
+
+    fn kv_save(&self, kv: &Kv, page: usize) -> Vec<u8> {
+        let rows = kv.storage.downcast_ref::<KvRows>();
+        let rows = rows.expect("memory of this backend");
+        let page = page_values(&kv.spec, page);
+        let values = rows.k[page.clone()].iter().chain(&rows.v[page]);
+        values.flat_map(|value| value.to_le_bytes()).collect()
+    }
+
+    fn kv_load(&self, kv: &mut Kv, page: usize, bytes: &[u8]) -> bool {
+        let rows = kv.storage.downcast_mut::<KvRows>();
+        let rows = rows.expect("memory of this backend");
+        let page = page_values(&kv.spec, page);
+        if bytes.len() != 2 * size_of::<f32>() * page.len() {
+            return false;
+        }
+        let values = rows.k[page.clone()].iter_mut().chain(&mut rows.v[page]);
+        for (value, bytes) in values.zip(bytes.as_chunks().0) {
+            *value = f32::from_le_bytes(*bytes);
+        }
+        true
+    }
+
     fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
         let slots = delta.storage.downcast_mut::<Vec<DeltaSlot>>();
         let slots = slots.expect("memory of this backend");
         slots[to] = slots[from].clone();
+    }
+
+    fn delta_save(&self, delta: &Delta, slot: usize) -> Vec<u8> {
+        let slots = delta.storage.downcast_ref::<Vec<DeltaSlot>>();
+        slots.expect("memory of this backend")[slot].save()
+    }
+
+    fn delta_load(&self, delta: &mut Delta, slot: usize, bytes: &[u8]) -> bool {
+        let slots = delta.storage.downcast_mut::<Vec<DeltaSlot>>();
+        let slots = slots.expect("memory of this backend");
+        slots[slot].load(&delta.spec, bytes)
     }
 
     fn scratch(&self, rows: usize, cols: usize) -> Tensor {

@@ -33,9 +33,29 @@ pub trait Store: Send + Sync {
     /// Memory for one gated-delta layer.
     fn delta(&self, spec: DeltaSpec) -> Delta;
 
-    /// Makes slot `to` of a gated-delta layer what slot `from` is, whose newest rows are
-    /// all certain.
+    /// Makes page `to` of an attention layer what page `from` is.
+    fn kv_copy(&self, kv: &mut Kv, from: usize, to: usize);
+
+    /// The bytes of page `page` of an attention layer, in an order of the device's own.
+    /// Waits for the device.
+    fn kv_save(&self, kv: &Kv, page: usize) -> Vec<u8>;
+
+    /// Makes page `page` of an attention layer what [`Store::kv_save`] has saved on the same
+    /// kind of device. Returns false, and changes nothing, if `bytes` are not as many as a page
+    /// has.
+    fn kv_load(&self, kv: &mut Kv, page: usize, bytes: &[u8]) -> bool;
+
+    /// Makes slot `to` of a gated-delta layer what slot `from` is: its state, the updates of the
+    /// tentative rows of its last step, and the rows before the convolution.
     fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize);
+
+    /// The bytes of slot `slot` of a gated-delta layer, in an order of the device's own. Waits for
+    /// the device.
+    fn delta_save(&self, delta: &Delta, slot: usize) -> Vec<u8>;
+
+    /// Makes slot `slot` of a gated-delta layer what [`Store::delta_save`] has saved on the same
+    /// kind of device. Returns false, and changes nothing, if `bytes` cannot be those of a slot.
+    fn delta_load(&self, delta: &mut Delta, slot: usize, bytes: &[u8]) -> bool;
 
     /// Reads every byte of `w` once and computes next to nothing, as fast as the
     /// device can: how long this takes is the floor of a product with `w`. Returns

@@ -133,8 +133,28 @@ impl Store for Cpu {
         delta::delta(spec)
     }
 
+    fn kv_copy(&self, kv: &mut Kv, from: usize, to: usize) {
+        kv::copy_page(kv, from, to);
+    }
+
+    fn kv_save(&self, kv: &Kv, page: usize) -> Vec<u8> {
+        kv::save_page(kv, page)
+    }
+
+    fn kv_load(&self, kv: &mut Kv, page: usize, bytes: &[u8]) -> bool {
+        kv::load_page(kv, page, bytes)
+    }
+
     fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
         delta::copy(delta, from, to);
+    }
+
+    fn delta_save(&self, delta: &Delta, slot: usize) -> Vec<u8> {
+        delta::save(delta, slot)
+    }
+
+    fn delta_load(&self, delta: &mut Delta, slot: usize, bytes: &[u8]) -> bool {
+        delta::load(delta, slot, bytes)
     }
 
     fn read(&self, w: &Matrix) -> Option<u64> {

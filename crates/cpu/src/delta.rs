@@ -8,7 +8,7 @@ mod prepare;
 mod recur;
 mod state;
 
-pub(crate) use state::{copy, delta};
+pub(crate) use state::{copy, delta, load, save};
 
 use crate::device::Device;
 use crate::memory::values;

@@ -120,6 +120,12 @@ impl KvStore {
         }
     }
 
+    /// Where page `page` of a layer of `heads` heads lies, in bytes.
+    fn page(&self, heads: usize, page: usize) -> Range<usize> {
+        let bytes = heads * self.layout.bytes(self.cols).1;
+        page * bytes..(page + 1) * bytes
+    }
+
     pub(crate) fn view(&self) -> KvView<'_> {
         KvView {
             layout: self.layout,
@@ -142,6 +148,44 @@ pub(crate) fn kv(spec: KvSpec) -> Kv {
         spec,
         storage: Box::new(pages),
     }
+}
+
+/// Makes page `to` of a layer what page `from` is.
+pub(crate) fn copy_page(kv: &mut Kv, from: usize, to: usize) {
+    let heads = kv.spec.heads;
+    let pages = kv.storage.downcast_mut::<KvPages>();
+    let pages = pages.expect("memory of this backend");
+    for store in [&mut pages.k, &mut pages.v] {
+        let (from, to) = (store.page(heads, from), store.page(heads, to));
+        let bytes = store.region.elements_mut::<u8>();
+        bytes.copy_within(from, to.start);
+    }
+}
+
+/// The bytes of page `page` of a layer: its keys, then its values.
+pub(crate) fn save_page(kv: &Kv, page: usize) -> Vec<u8> {
+    let pages = kv.storage.downcast_ref::<KvPages>();
+    let pages = pages.expect("memory of this backend");
+    let bytes = |store: &KvStore| {
+        let page = store.page(kv.spec.heads, page);
+        store.region.elements::<u8>()[page].to_vec()
+    };
+    [bytes(&pages.k), bytes(&pages.v)].concat()
+}
+
+/// Makes page `page` of a layer what [`save_page`] has saved, if `bytes` are as many.
+pub(crate) fn load_page(kv: &mut Kv, page: usize, bytes: &[u8]) -> bool {
+    let heads = kv.spec.heads;
+    let pages = kv.storage.downcast_mut::<KvPages>();
+    let pages = pages.expect("memory of this backend");
+    let (k, v) = (pages.k.page(heads, page), pages.v.page(heads, page));
+    if bytes.len() != k.len() + v.len() {
+        return false;
+    }
+    let (keys, values) = bytes.split_at(k.len());
+    pages.k.region.elements_mut::<u8>()[k].copy_from_slice(keys);
+    pages.v.region.elements_mut::<u8>()[v].copy_from_slice(values);
+    true
 }
 
 /// Where element or byte `i` of row `row` lies in a unit whose rows have `n` of them.

@@ -322,8 +322,23 @@ impl Store for Int8Reference {
     fn delta(&self, spec: DeltaSpec) -> Delta {
         Reference.delta(spec)
     }
+    fn kv_copy(&self, kv: &mut Kv, from: usize, to: usize) {
+        Reference.kv_copy(kv, from, to);
+    }
+    fn kv_save(&self, kv: &Kv, page: usize) -> Vec<u8> {
+        Reference.kv_save(kv, page)
+    }
+    fn kv_load(&self, kv: &mut Kv, page: usize, bytes: &[u8]) -> bool {
+        Reference.kv_load(kv, page, bytes)
+    }
     fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
         Reference.delta_copy(delta, from, to);
+    }
+    fn delta_save(&self, delta: &Delta, slot: usize) -> Vec<u8> {
+        Reference.delta_save(delta, slot)
+    }
+    fn delta_load(&self, delta: &mut Delta, slot: usize, bytes: &[u8]) -> bool {
+        Reference.delta_load(delta, slot, bytes)
     }
     fn scratch(&self, rows: usize, cols: usize) -> Tensor {
         Reference.scratch(rows, cols)

@@ -1,6 +1,6 @@
 //! Keys, values and attention (kernels/attention*.cu, kernels/kv_append.cu).
 
-use crate::args::{Activations, Args, AttentionArgs, HeadJobs};
+use crate::args::{Activations, Address, Args, AttentionArgs, HeadJobs};
 use crate::constants::{ATTENTION_WGMMA, PAGE_UNIT_KEYS, SPLIT_KEYS};
 use crate::elementwise::threads;
 use crate::launch::{Device, Launch};
@@ -211,6 +211,51 @@ pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
                 .and_then(|e| Prompts::new(e, cuda.device.driver.shared)),
         })),
     }
+}
+
+/// Where page `page` of a layer's keys and of its values lie, and the bytes of either.
+fn page_blocks(kv: &Kv, page: usize) -> ([Address; 2], usize) {
+    let pages = pages(kv);
+    let bytes = pages.keys.bytes / kv.spec.pages;
+    let blocks = [&pages.keys, &pages.values];
+    (
+        blocks.map(|block| block.address + (page * bytes) as Address),
+        bytes,
+    )
+}
+
+/// Copies a page.
+pub(crate) fn copy(cuda: &Cuda, kv: &Kv, from: usize, to: usize) {
+    cuda.flush();
+    let (from, bytes) = page_blocks(kv, from);
+    let (to, _) = page_blocks(kv, to);
+    for (to, from) in to.into_iter().zip(from) {
+        cuda.device.driver.copy(to, from, bytes);
+    }
+}
+
+/// The bytes of a page: its keys, then its values.
+pub(crate) fn save(cuda: &Cuda, kv: &Kv, page: usize) -> Vec<u8> {
+    cuda.flush();
+    let (blocks, bytes) = page_blocks(kv, page);
+    let mut saved = vec![0; 2 * bytes];
+    for (to, from) in saved.chunks_exact_mut(bytes.max(1)).zip(blocks) {
+        cuda.device.driver.read(to, from);
+    }
+    saved
+}
+
+/// Makes a page what [`save`] has saved, if `bytes` are as many.
+pub(crate) fn load(cuda: &Cuda, kv: &Kv, page: usize, bytes: &[u8]) -> bool {
+    let (blocks, n) = page_blocks(kv, page);
+    if bytes.len() != 2 * n {
+        return false;
+    }
+    cuda.flush();
+    for (to, from) in blocks.into_iter().zip(bytes.chunks_exact(n.max(1))) {
+        cuda.device.driver.write(to, from);
+    }
+    true
 }
 
 /// A layer's keys and values on the device.

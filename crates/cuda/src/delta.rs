@@ -85,12 +85,46 @@ pub(crate) fn states(delta: &Delta) -> &Arc<States> {
 /// Copies a slot.
 pub(crate) fn copy(cuda: &Cuda, delta: &Delta, from: usize, to: usize) {
     cuda.flush();
-    let states = states(delta);
-    for block in [&states.state, &states.history, &states.updates] {
-        let bytes = block.bytes / delta.spec.slots;
-        let at = |slot: usize| block.address + (slot * bytes) as Address;
-        cuda.device.driver.copy(at(to), at(from), bytes);
+    let (from, to) = (slot_blocks(delta, from), slot_blocks(delta, to));
+    for ((from, bytes), (to, _)) in from.into_iter().zip(to) {
+        cuda.device.driver.copy(to, from, bytes);
     }
+}
+
+/// Where the parts of a slot lie, and the bytes of each: state, history and updates.
+fn slot_blocks(delta: &Delta, slot: usize) -> [(Address, usize); 3] {
+    let states = states(delta);
+    [&states.state, &states.history, &states.updates].map(|block| {
+        let bytes = block.bytes / delta.spec.slots;
+        (block.address + (slot * bytes) as Address, bytes)
+    })
+}
+
+/// The bytes of a slot.
+pub(crate) fn save(cuda: &Cuda, delta: &Delta, slot: usize) -> Vec<u8> {
+    cuda.flush();
+    let mut saved = Vec::new();
+    for (from, bytes) in slot_blocks(delta, slot) {
+        let first = saved.len();
+        saved.resize(first + bytes, 0);
+        cuda.device.driver.read(&mut saved[first..], from);
+    }
+    saved
+}
+
+/// Makes a slot what [`save`] has saved, if `bytes` are as many.
+pub(crate) fn load(cuda: &Cuda, delta: &Delta, slot: usize, mut bytes: &[u8]) -> bool {
+    let blocks = slot_blocks(delta, slot);
+    if blocks.iter().map(|(_, n)| n).sum::<usize>() != bytes.len() {
+        return false;
+    }
+    cuda.flush();
+    for (to, n) in blocks {
+        let (part, rest) = bytes.split_at(n);
+        cuda.device.driver.write(to, part);
+        bytes = rest;
+    }
+    true
 }
 
 /// Threads of a block that share a column, as many as keep a column's part in registers, and a

@@ -327,8 +327,28 @@ impl Store for Cuda {
         delta::delta(self, spec)
     }
 
+    fn kv_copy(&self, kv: &mut Kv, from: usize, to: usize) {
+        attention::copy(self, kv, from, to);
+    }
+
+    fn kv_save(&self, kv: &Kv, page: usize) -> Vec<u8> {
+        attention::save(self, kv, page)
+    }
+
+    fn kv_load(&self, kv: &mut Kv, page: usize, bytes: &[u8]) -> bool {
+        attention::load(self, kv, page, bytes)
+    }
+
     fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
         delta::copy(self, delta, from, to);
+    }
+
+    fn delta_save(&self, delta: &Delta, slot: usize) -> Vec<u8> {
+        delta::save(self, delta, slot)
+    }
+
+    fn delta_load(&self, delta: &mut Delta, slot: usize, bytes: &[u8]) -> bool {
+        delta::load(self, delta, slot, bytes)
     }
 
     fn scratch(&self, rows: usize, cols: usize) -> Tensor {

@@ -3,8 +3,8 @@
 use super::*;
 use crate::{
     Activation, Attention, Batch, Chained, Delta, DeltaSpec, DeltaWeights, DeviceError, Edit,
-    Experts, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, RowEdits, Sample, StepKey, Store,
-    TokenChoice, TokenGroups, TokenList, TokenMask,
+    Experts, Kv, KvSpec, Link, MAX_TENTATIVE, Matrix, Ops, Record, Rope, RowEdits, Sample, StepKey,
+    Store, TokenChoice, TokenGroups, TokenList, TokenMask,
 };
 use quant::Stored;
 use std::borrow::Cow;
@@ -33,6 +33,9 @@ enum Fault {
     /// Forgets that rows were taken back.
     Kept,
     DeltaCopy,
+    DeltaSave,
+    KvCopy,
+    KvLoad,
     Moe,
     GateRows,
     Argmax,
@@ -126,10 +129,39 @@ impl Store for Broken {
     fn delta(&self, spec: DeltaSpec) -> Delta {
         Reference.delta(spec)
     }
+    fn kv_copy(&self, kv: &mut Kv, from: usize, to: usize) {
+        if self.0 != Fault::KvCopy {
+            Reference.kv_copy(kv, from, to);
+        }
+    }
+    fn kv_save(&self, kv: &Kv, page: usize) -> Vec<u8> {
+        Reference.kv_save(kv, page)
+    }
+    fn kv_load(&self, kv: &mut Kv, page: usize, bytes: &[u8]) -> bool {
+        let mut bytes = bytes.to_vec();
+        if self.0 == Fault::KvLoad {
+            bytes.reverse();
+        }
+        Reference.kv_load(kv, page, &bytes)
+    }
     fn delta_copy(&self, delta: &mut Delta, from: usize, to: usize) {
         if self.0 != Fault::DeltaCopy {
             Reference.delta_copy(delta, from, to);
         }
+    }
+    fn delta_save(&self, delta: &Delta, slot: usize) -> Vec<u8> {
+        let mut bytes = Reference.delta_save(delta, slot);
+        if self.0 == Fault::DeltaSave {
+            // All but the updates that are still to be replayed.
+            let spec = &delta.spec;
+            let state = spec.value_heads * spec.key_dim * spec.value_dim;
+            let history = (spec.conv_taps - 1 + MAX_TENTATIVE) * spec.channels();
+            bytes.truncate(4 * (state + history));
+        }
+        bytes
+    }
+    fn delta_load(&self, delta: &mut Delta, slot: usize, bytes: &[u8]) -> bool {
+        Reference.delta_load(delta, slot, bytes)
     }
     fn scratch(&self, rows: usize, cols: usize) -> Tensor {
         Reference.scratch(rows, cols)
@@ -400,6 +432,9 @@ fn one_wrong_bit_in_any_op_fails() {
         (GatedDelta, "gated_delta", "gated_delta ("),
         (Kept, "gated_delta", "gated_delta ("),
         (DeltaCopy, "gated_delta", "gated_delta ("),
+        (DeltaSave, "gated_delta", "gated_delta ("),
+        (KvCopy, "attend", "attend ("),
+        (KvLoad, "attend", "attend ("),
         (Moe, "moe", "moe ("),
         (GateRows, "moe", "gate_rows ("),
         (Argmax, "argmax", "argmax"),

@@ -150,11 +150,27 @@ pub(super) fn gated_delta_equals(got: &dyn Backend, want: &dyn Backend) {
         let n_steps = steps.len();
         // Slot 1 as it is then goes on in slot 0, and in itself.
         steps.push(vec![(0, 3, 1, Some(0)), (1, 2, 2, Some(0))]);
-        steps.push(vec![(1, 1, 1, Some(0)), (0, 1, 0, Some(1))]);
+        // Slot 0 with tentative rows goes on in slot 2, some of them kept, and in slot 1 what
+        // was saved of it.
+        steps.push(vec![(1, 1, 1, Some(0)), (0, 5, 1, Some(1))]);
+        let moves = steps.len();
+        steps.push(vec![
+            (2, 2, 1, Some(3)),
+            (1, 2, 1, Some(2)),
+            (0, 1, 1, Some(4)),
+        ]);
+        steps.push(vec![(2, 1, 1, Some(1)), (1, 1, 1, Some(0))]);
         for (i, shares) in steps.iter().enumerate() {
             if i == n_steps {
                 pair.got.delta_copy(&mut state, 1, 0);
                 pair.want.delta_copy(&mut state_want, 1, 0);
+            } else if i == moves {
+                for (b, state) in [(pair.got, &mut state), (pair.want, &mut state_want)] {
+                    b.delta_copy(state, 0, 2);
+                    let bytes = b.delta_save(state, 0);
+                    assert!(!b.delta_load(state, 1, &bytes[1..]), "not a slot's bytes");
+                    assert!(b.delta_load(state, 1, &bytes), "what was saved is loaded");
+                }
             }
             let batch = delta_batch(shares);
             let rows = DeltaRows::new(&mut noise, spec, batch.n_rows());

@@ -1,7 +1,7 @@
 //! The gated delta rule, row by row and head by head, and what a slot remembers of it.
 
 use super::sum_squares;
-use crate::{BatchSeq, DeltaSpec, math};
+use crate::{BatchSeq, DeltaSpec, MAX_TENTATIVE, math};
 
 /// One slot of a gated-delta layer.
 #[derive(Clone)]
@@ -37,6 +37,45 @@ impl DeltaSlot {
         let mut before = self.history[..past].to_vec();
         before.extend_from_slice(rows);
         before
+    }
+}
+
+impl DeltaSlot {
+    /// State, history and updates, in little-endian order.
+    pub(super) fn save(&self) -> Vec<u8> {
+        let updates = self.updates.iter().flatten();
+        let updates =
+            updates.flat_map(|u| [u.decay].into_iter().chain(u.k.clone()).chain(u.d.clone()));
+        let lasting = self.state.iter().chain(&self.history).copied();
+        let values = lasting.chain(updates);
+        values.flat_map(f32::to_le_bytes).collect()
+    }
+
+    /// Becomes what [`DeltaSlot::save`] has saved of a slot of `spec`, if `bytes` can be that.
+    pub(super) fn load(&mut self, spec: &DeltaSpec, bytes: &[u8]) -> bool {
+        let (values, odd) = bytes.as_chunks();
+        let values: Vec<f32> = values.iter().map(|&v| f32::from_le_bytes(v)).collect();
+        let n_lasting = self.state.len() + self.history.len();
+        let update = 1 + spec.key_dim + spec.value_dim;
+        let Some(updates) = values.get(n_lasting..).filter(|_| odd.is_empty()) else {
+            return false;
+        };
+        let row = spec.value_heads * update;
+        if !updates.len().is_multiple_of(row) || updates.len() / row > MAX_TENTATIVE {
+            return false;
+        }
+        let (state, history) = values[..n_lasting].split_at(self.state.len());
+        self.state.copy_from_slice(state);
+        self.history.copy_from_slice(history);
+        let head = |values: &[f32]| Update {
+            decay: values[0],
+            k: values[1..=spec.key_dim].to_vec(),
+            d: values[1 + spec.key_dim..].to_vec(),
+        };
+        let rows = updates.chunks_exact(row);
+        let rows = rows.map(|row| row.chunks_exact(update).map(head).collect());
+        self.updates = rows.collect();
+        true
     }
 }
 

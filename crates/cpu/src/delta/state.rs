@@ -113,21 +113,110 @@ pub(crate) fn delta(spec: DeltaSpec) -> Delta {
     }
 }
 
-/// Copies a slot whose newest rows are all certain: there is nothing to replay.
+/// Copies a slot, with the updates that its last step has left to replay.
 pub(crate) fn copy(delta: &mut Delta, from: usize, to: usize) {
     let shape = Shape::new(delta.spec);
     let state = delta.storage.downcast_mut::<LayerState>();
     let state = state.expect("memory of this backend");
-    debug_assert_eq!(state.slots[from].n_updates, 0, "all rows are certain");
     state.slots[to] = state.slots[from];
-    let part = |n: usize| (from * n..(from + 1) * n, to * n);
-    let (heads, at) = part(shape.spec.value_heads * shape.state());
-    state.states.elements_mut::<f32>().copy_within(heads, at);
-    let (history, at) = part(shape.ring * shape.channels);
-    state.history.copy_within(history, at);
+    let (from, to) = (state.parts(&shape, from), state.parts(&shape, to));
+    let heads = state.states.elements_mut::<f32>();
+    heads.copy_within(from.state, to.state.start);
+    state.history.copy_within(from.history, to.history.start);
+    state.decays.copy_within(from.decays, to.decays.start);
+    state.keys.copy_within(from.keys, to.keys.start);
+    state.deltas.copy_within(from.deltas, to.deltas.start);
+}
+
+/// The bytes of a slot: how many updates there are and where the ring starts, then state, history
+/// and the updates' decays, keys and deltas.
+pub(crate) fn save(delta: &Delta, slot: usize) -> Vec<u8> {
+    let shape = Shape::new(delta.spec);
+    let state = delta.storage.downcast_ref::<LayerState>();
+    let state = state.expect("memory of this backend");
+    let Slot {
+        n_updates, start, ..
+    } = state.slots[slot];
+    let parts = state.parts(&shape, slot);
+    let numbers = [n_updates, start].map(|n| (n as u32).to_le_bytes());
+    let values = [
+        &state.states.elements::<f32>()[parts.state],
+        &state.history[parts.history],
+        &state.decays[parts.decays],
+        &state.keys[parts.keys],
+        &state.deltas[parts.deltas],
+    ];
+    let values = values.into_iter().flatten();
+    let values = values.map(|value| value.to_le_bytes());
+    numbers.into_iter().chain(values).flatten().collect()
+}
+
+/// Makes a slot what [`save`] has saved, if `bytes` can be that.
+pub(crate) fn load(delta: &mut Delta, slot: usize, bytes: &[u8]) -> bool {
+    let shape = Shape::new(delta.spec);
+    let state = delta.storage.downcast_mut::<LayerState>();
+    let state = state.expect("memory of this backend");
+    let (words, []) = bytes.as_chunks() else {
+        return false;
+    };
+    let [n_updates, start, values @ ..] = words else {
+        return false;
+    };
+    let [n_updates, start] = [n_updates, start].map(|&n| u32::from_le_bytes(n) as usize);
+    if n_updates > MAX_TENTATIVE || start >= shape.ring {
+        return false;
+    }
+    let loaded = Slot {
+        half: 0,
+        n_updates,
+        start,
+    };
+    let before = std::mem::replace(&mut state.slots[slot], loaded);
+    let parts = state.parts(&shape, slot);
+    let all = [
+        &mut state.states.elements_mut::<f32>()[parts.state],
+        &mut state.history[parts.history],
+        &mut state.decays[parts.decays],
+        &mut state.keys[parts.keys],
+        &mut state.deltas[parts.deltas],
+    ];
+    if all.iter().map(|part| part.len()).sum::<usize>() != values.len() {
+        state.slots[slot] = before;
+        return false;
+    }
+    for (to, from) in all.into_iter().flatten().zip(values) {
+        *to = f32::from_le_bytes(*from);
+    }
+    true
+}
+
+/// Where the parts of a slot lie that somebody may still read.
+struct Parts {
+    state: Range<usize>,
+    history: Range<usize>,
+    decays: Range<usize>,
+    keys: Range<usize>,
+    deltas: Range<usize>,
 }
 
 impl LayerState {
+    /// Where the parts of `slot` lie; of the updates, those of its last step.
+    fn parts(&self, shape: &Shape, slot: usize) -> Parts {
+        let Slot {
+            half, n_updates, ..
+        } = self.slots[slot];
+        let first = (half * self.slots.len() + slot) * MAX_TENTATIVE;
+        let part = |i: usize, n: usize| i * n..(i + 1) * n;
+        let updates = |n: usize| first * n..(first + n_updates) * n;
+        Parts {
+            state: part(slot, shape.spec.value_heads * shape.state()),
+            history: part(slot, shape.ring * shape.channels),
+            decays: updates(shape.spec.value_heads),
+            keys: updates(shape.keys()),
+            deltas: updates(shape.deltas()),
+        }
+    }
+
     /// Row `u` of those before the convolution that a slot keeps, `u` counted from the first
     /// that the step's first row needs.
     pub(super) fn history_row(&self, shape: &Shape, seq: &BatchSeq, u: usize) -> &[f32] {
