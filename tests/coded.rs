@@ -2,7 +2,7 @@
 //! these codes as plain floats: same logits, same text.
 
 use backend::{Backend, Batch, Reference};
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::load_target;
 use suites::{CODED, Rng, repository};
@@ -64,6 +64,7 @@ fn greedy(b: &dyn Backend, checkpoint: &Checkpoint, prompt: &[u32], n: usize) ->
         context: prompt.len() + n,
         step_rows: prompt.len(),
         kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kept: KeptSize::default(),
     };
     let mut memory = Memory::new(b, target.plan(), size);
     let mut sequence = memory.open().unwrap();

@@ -3,7 +3,7 @@
 //! `lossless`.
 
 use backend::{Backend, Batch, Store};
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use convert::{Growth, Quantize, convert, inflate};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
@@ -61,6 +61,7 @@ fn size() -> MemorySize {
         context: 128,
         step_rows: 64,
         kv_format: backend::KvFormat::both(&quant::kv::BF16),
+        kept: KeptSize::default(),
     }
 }
 

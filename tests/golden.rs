@@ -2,7 +2,7 @@
 //! checkpoints, made by `tests/golden/make.py`, and greedy text of real ones.
 
 use backend::{Backend, Batch, KvFormat, Ops, Reference, Sample, Store};
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
 use std::collections::HashMap;
@@ -75,6 +75,7 @@ fn size() -> MemorySize {
         context: 128,
         step_rows: 128,
         kv_format: KvFormat::both(&quant::kv::F32),
+        kept: KeptSize::default(),
     }
 }
 

@@ -2,7 +2,7 @@
 //! is refused and why, and that a head's memory never holds a guess.
 
 use backend::{Backend, Batch, Reference, Store, Tensor};
-use cache::{Memory, MemoryFull, MemorySize};
+use cache::{KeptSize, Memory, MemoryFull, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{
     ChainedHead, Eagle3, Gemma4Assistant, HeadLogits, Qwen35Mtp, Shortlist, Taps, Target,
@@ -86,6 +86,7 @@ fn size(sequences: usize) -> MemorySize {
         context: 256,
         step_rows: 64,
         kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kept: KeptSize::default(),
     }
 }
 
@@ -425,13 +426,14 @@ struct TwinStates {
 }
 
 impl DraftState for TwinStates {
-    fn restorable(&self, _rows: usize) -> usize {
-        0
+    fn keep(&mut self) {
+        self.often.keep();
+        self.seldom.keep();
     }
 
-    fn truncate(&mut self, backend: &dyn Backend, rows: usize) {
-        self.often.truncate(backend, rows);
-        self.seldom.truncate(backend, rows);
+    fn cut(&mut self, rows: usize) {
+        self.often.cut(rows);
+        self.seldom.cut(rows);
     }
 
     fn forkable(&self, _rows: usize) -> usize {

@@ -2,7 +2,7 @@
 //! fusion no longer finds what it looks for, these lists grow.
 
 use backend::{Batch, KvFormat, Store, Tensor};
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use cuda::{Cuda, DryRun};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target};
 use suites::repository;
@@ -18,6 +18,7 @@ fn size() -> MemorySize {
         context: 4096,
         step_rows: 256,
         kv_format: KvFormat::both(&quant::kv::BF16),
+        kept: KeptSize::default(),
     }
 }
 

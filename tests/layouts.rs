@@ -6,7 +6,7 @@
 //! file's hash says that it is the one the tools read.
 
 use backend::Backend;
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target};
 use quant::Stored;
@@ -307,6 +307,7 @@ fn size() -> MemorySize {
         context: 64,
         step_rows: 64,
         kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kept: KeptSize::default(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Rows whose inputs come from elsewhere than the table of token embeddings.
 
 use backend::{Backend, Batch, KvFormat, MediaRow, Reference, StepKey};
-use cache::{Memory, MemorySize, Sequence};
+use cache::{KeptSize, Memory, MemorySize, Sequence};
 use cpu::{Cpu, CpuOptions};
 use models::{Taps, Target, load_target};
 use suites::golden;
@@ -31,6 +31,7 @@ fn memory(b: &dyn Backend, target: &dyn Target) -> Memory {
         context: 64,
         step_rows: 64,
         kv_format: KvFormat::both(&quant::kv::BF16),
+        kept: KeptSize::default(),
     };
     Memory::new(b, target.plan(), size)
 }

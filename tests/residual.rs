@@ -2,7 +2,7 @@
 //! probability of every text can be computed.
 
 use backend::{Backend, Batch};
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Qwen35Mtp, Target, load_target};
 use speculate::draft::{Chained, Forced};
@@ -32,6 +32,7 @@ fn size() -> MemorySize {
         context: 64,
         step_rows: 16,
         kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kept: KeptSize::default(),
     }
 }
 

@@ -2,7 +2,7 @@
 //! log-probabilities of a written text say.
 
 use backend::Backend;
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions};
 use models::load_target;
 use speculate::{DraftLength, RoundError, Sampling, Speculator, Stream, StreamOptions};
@@ -24,6 +24,7 @@ fn speculator(model: &str, step_rows: usize) -> Speculator {
         context: CONTEXT,
         step_rows,
         kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kept: KeptSize::default(),
     };
     let memory = Memory::new(&*b, target.plan(), size);
     Speculator::new(b, target, memory, None)

@@ -17,6 +17,7 @@ mod edge;
 mod edits;
 mod gpu;
 mod guesses;
+mod kept;
 mod long;
 mod reuse;
 mod share;

@@ -4,7 +4,7 @@ use crate::constrained::Pattern;
 use crate::subjects::{Draft, Subject};
 use crate::{CONTEXT, MAX_TOKENS};
 use backend::{Backend, KvFormat};
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::draft::{Assistant, Chained, Forced, Ngram};
@@ -147,6 +147,10 @@ pub(crate) fn speculator(
         context: setup.context,
         step_rows: setup.chunk,
         kv_format: setup.kv_format,
+        kept: KeptSize {
+            pages: 10,
+            snapshots: 4,
+        },
     };
     let memory = Memory::new(&**b, target.plan(), size);
     // So many that some texts are covered and others are not.

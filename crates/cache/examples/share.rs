@@ -4,7 +4,7 @@
 //! `cargo run -p cache --example share`
 
 use backend::{Batch, KvFormat, Reference};
-use cache::{GroupPlan, Memory, MemoryPlan, MemorySize, PrefixIndex, RowKey};
+use cache::{GroupPlan, KeptSize, Memory, MemoryPlan, MemorySize, Namespace, PrefixIndex, RowKey};
 
 fn main() {
     // One layer of full attention: two key/value heads of 16 columns.
@@ -20,6 +20,7 @@ fn main() {
         context: 512,
         step_rows: 256,
         kv_format: KvFormat::both(&quant::kv::BF16),
+        kept: KeptSize::default(),
     };
     println!("{} bytes are planned", Memory::bytes(&plan, &size));
     let mut memory = Memory::new(&Reference, plan, size);
@@ -32,17 +33,21 @@ fn main() {
     memory
         .push(&mut batch, &mut first, &prompt, prompt.len())
         .expect("the cache has room");
-    let entry = index.insert(prompt.iter().copied().map(RowKey::Token));
+    let everybody = Namespace::default();
+    let entry = index.insert(everybody, prompt.iter().copied().map(RowKey::Token));
     println!(
         "the first prompt: {} rows in {} pages",
         first.len(),
         first.n_pages()
     );
 
-    // The second one is like it for 150 tokens: two whole pages.
+    // The second one is like it for 150 tokens: two whole pages, and 22 rows of a third one,
+    // which are copied.
     let prompt: Vec<u32> = (0..150).chain(1000..1050).collect();
     let keys: Vec<RowKey> = prompt.iter().copied().map(RowKey::Token).collect();
-    let found = index.longest(&keys).expect("it begins like the first");
+    let found = index
+        .longest(everybody, &keys)
+        .expect("it begins like the first");
     assert_eq!((found.entry, found.rows), (entry, 150));
     let rows = memory.forkable(&first, found.rows);
     let mut second = memory

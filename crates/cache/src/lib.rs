@@ -1,30 +1,27 @@
 //! What sequences remember of their rows, how they forget it, and how they share it.
 //!
 //! [`Memory`] owns the device memory of one model for all its sequences: pages of keys and
-//! values by attention group, slots of recurrent state, and snapshots of such state. A
-//! [`Sequence`] is a handle on its part of it: page tables, a slot, snapshots, and how many
-//! rows it holds. Dropping it gives all of that back.
+//! values by attention group, and slots of recurrent state. A [`Sequence`] is a handle on its
+//! part of it: page tables, a slot, snapshots, and how many rows it holds. Dropping it gives
+//! all of that back.
 //!
 //! | verb | what happens |
 //! | --- | --- |
 //! | [`Memory::push`] | gives a sequence rows in a step |
 //! | [`Memory::truncate`] | rollback: forgets the newest tentative rows |
-//! | [`Memory::snapshot`] | saves recurrent state, so that a sequence can go back to it |
-//! | [`Memory::restore`] | goes back to any row that [`Memory::restorable`] allows |
-//! | [`Memory::fork`] | begins another sequence with the same first rows |
+//! | [`Memory::snapshot`] | saves what only the newest rows still have: recurrent state, and pages that leave a window |
+//! | [`Memory::keep`] | ends a sequence, whose rows others may go on from |
+//! | [`Memory::fork`] | begins a sequence with the first rows of another one, running or kept |
+//! | [`Memory::cut`] | has a kept sequence forget its newest rows |
 //!
 //! Keys and values are cut by length, recurrent state by the number of tentative rows that
 //! stay. Nothing is computed again for a rollback.
 //!
 //! # Sharing
 //!
-//! Pages and snapshots count their owners ([`PagePool`]). Sequences share whole pages only,
-//! and only pages whose rows are certain: whoever owns a page alone may write to it, and a
-//! page with two owners is never written again. A partly filled page stays with the one
-//! who fills it; the other sequence computes those rows, 63 at most, in a page of its own.
-//! Copying it would give the same bits, since a row's result does not depend on the step it
-//! is computed in, but it would take an op of every device to save less than one chunk of a
-//! prompt.
+//! Pages count their owners ([`PagePool`]). A page is written by the sequence that took it, row
+//! after row, and rows that anybody else has are certain: they never change until the last
+//! owner gives the page back. Forks share whole pages, and copy the one that they go on in.
 //!
 //! [`PrefixIndex`] finds who remembers the beginning of a prompt. It compares [`RowKey`]s,
 //! never hashes or token ids alone.
@@ -41,13 +38,17 @@ mod memory;
 mod pages;
 mod prefix;
 mod sequence;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
-pub use memory::{Memory, MemorySize, SNAPSHOTS_A_SEQUENCE};
+pub use memory::{KeptSize, Memory, MemorySize};
 pub use pages::PagePool;
-pub use prefix::{Entry, Match, PrefixIndex, RowKey, whole_spans};
+pub use prefix::{Entry, Match, Namespace, PrefixIndex, RowKey, whole_spans};
 pub use sequence::Sequence;
+pub use snapshot::Snapshot;
+
+use backend::{KvFormat, MAX_TENTATIVE, PAGE_ROWS};
 
 /// What a model remembers of each row.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -67,6 +68,28 @@ pub struct GroupPlan {
     pub layers: Vec<(usize, usize)>,
 }
 
+impl MemoryPlan {
+    /// Bytes of a slot of recurrent state, over all layers.
+    pub(crate) fn state_bytes(&self) -> usize {
+        let layer = |d: &backend::DeltaSpec| {
+            let state = d.value_heads * d.key_dim * d.value_dim;
+            let updates = MAX_TENTATIVE * d.value_heads * (d.key_dim + d.value_dim + 1);
+            let history = (d.conv_taps - 1 + MAX_TENTATIVE) * d.channels();
+            4 * (state + updates + history)
+        };
+        self.delta.iter().map(layer).sum()
+    }
+}
+
+impl GroupPlan {
+    /// Bytes of a page, over all layers.
+    pub(crate) fn page_bytes(&self, format: KvFormat) -> usize {
+        let layers = self.layers.iter();
+        let rows = layers.map(|&(heads, head_dim)| heads * format.row_bytes(head_dim));
+        PAGE_ROWS * rows.sum::<usize>()
+    }
+}
+
 /// Why a sequence cannot have what it asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -74,6 +97,9 @@ pub enum MemoryFull {
     /// All slots are taken.
     #[error("all {0} sequence slots are taken")]
     Sequences(usize),
+    /// Snapshots have all slots of recurrent state.
+    #[error("snapshots have taken all {0} slots of recurrent state")]
+    Snapshots(usize),
     /// All pages of a group are taken.
     #[error("all {0} pages of the key/value cache are taken")]
     Pages(usize),

@@ -7,10 +7,9 @@ use backend::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Snapshots of recurrent state that one sequence may refer to. Each costs every sequence
-/// as much memory as its state ([`Memory::bytes`] plans with it), so that no sequence finds
-/// the pool empty.
-pub const SNAPSHOTS_A_SEQUENCE: usize = 1;
+/// Snapshots of recurrent state that there is always room for, for each sequence: as much memory
+/// again as the states of running sequences take.
+const SNAPSHOTS_A_SEQUENCE: usize = 1;
 
 /// How much to remember.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,12 +22,58 @@ pub struct MemorySize {
     pub step_rows: usize,
     /// How keys and values are stored.
     pub kv_format: KvFormat,
+    /// Room for what ended texts leave, beyond what running sequences do not need.
+    pub kept: KeptSize,
+}
+
+/// Room for what ended texts leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptSize {
+    /// Pages of each group without a window.
+    pub pages: usize,
+    /// Snapshots: slots of recurrent state, and pages of each group with a window.
+    pub snapshots: usize,
+}
+
+impl KeptSize {
+    /// What `budget` bytes have room for, of all of `plans` beside a memory of `size`: as many bytes
+    /// of snapshots as of pages, where models have either.
+    pub fn within(budget: u64, plans: &[MemoryPlan], size: &MemorySize) -> Self {
+        let bytes = |kept| {
+            let size = MemorySize { kept, ..*size };
+            Memory::all_bytes(plans, &size) as u64
+        };
+        let none = bytes(KeptSize::default());
+        let one = |pages, snapshots| bytes(KeptSize { pages, snapshots }).saturating_sub(none);
+        let (page, snapshot) = (one(1, 0), one(0, 1));
+        let share = if page > 0 && snapshot > 0 {
+            budget / 2
+        } else {
+            budget
+        };
+        let number = |each: u64| usize::try_from(share.checked_div(each).unwrap_or(0));
+        KeptSize {
+            pages: number(page).unwrap_or(usize::MAX),
+            snapshots: number(snapshot).unwrap_or(usize::MAX),
+        }
+    }
 }
 
 impl MemorySize {
-    /// Snapshots of recurrent state that there can be at once.
-    pub fn snapshots(&self) -> usize {
-        self.sequences.saturating_mul(SNAPSHOTS_A_SEQUENCE)
+    /// Slots of recurrent state: of sequences, and of snapshots.
+    fn slots(&self) -> usize {
+        let planned = self.sequences.saturating_mul(1 + SNAPSHOTS_A_SEQUENCE);
+        planned.saturating_add(self.kept.snapshots)
+    }
+
+    /// Pages of a group with `window`, for all sequences and what ended ones leave.
+    fn all_pages(&self, window: Option<usize>) -> usize {
+        let kept = match window {
+            None => self.kept.pages,
+            Some(w) => self.kept.snapshots.saturating_mul(window_pages(w)),
+        };
+        let planned = self.sequences.saturating_mul(self.pages(window));
+        planned.saturating_add(kept)
     }
 
     /// Pages one sequence can need at once in a group with `window`.
@@ -45,11 +90,16 @@ impl MemorySize {
     }
 }
 
+/// Pages that have the rows which a row behind them sees through a window of `window` rows.
+fn window_pages(window: usize) -> usize {
+    window.div_ceil(PAGE_ROWS) + 1
+}
+
 /// Keys, values and recurrent states of all sequences of one model.
 pub struct Memory {
     /// By group, by layer of the group.
     pub kv: Vec<Vec<Kv>>,
-    /// By gated-delta layer: slots of all sequences, then of all snapshots.
+    /// By gated-delta layer: slots of all sequences and snapshots.
     pub delta: Vec<Delta>,
     plan: MemoryPlan,
     size: MemorySize,
@@ -62,10 +112,10 @@ pub struct Memory {
 pub(crate) struct Pools {
     /// By attention group.
     pub(crate) pages: Vec<PagePool>,
-    /// A slot a sequence: where its recurrent state lies.
+    /// Where the recurrent states of sequences and of snapshots lie.
     pub(crate) slots: PagePool,
-    /// Saved recurrent states.
-    pub(crate) snapshots: PagePool,
+    /// Sequences that are open and not kept.
+    pub(crate) n_open: usize,
 }
 
 impl Pools {
@@ -85,7 +135,7 @@ impl Memory {
         let pools: Vec<PagePool> = plan
             .groups
             .iter()
-            .map(|g| PagePool::new(size.sequences * size.pages(g.window)))
+            .map(|g| PagePool::new(size.all_pages(g.window)))
             .collect();
         let kv = plan
             .groups
@@ -111,15 +161,15 @@ impl Memory {
             .iter()
             .map(|&spec| {
                 backend.delta(DeltaSpec {
-                    slots: size.sequences + size.snapshots(),
+                    slots: size.slots(),
                     ..spec
                 })
             })
             .collect();
         let pools = Pools {
             pages: pools,
-            slots: PagePool::new(size.sequences),
-            snapshots: PagePool::new(size.snapshots()),
+            slots: PagePool::new(size.slots()),
+            n_open: 0,
         };
         Memory {
             kv,
@@ -133,21 +183,13 @@ impl Memory {
     /// Bytes that `plan` takes at `size`, for a plan made before loading. More than there can
     /// be count as `usize::MAX`.
     pub fn bytes(plan: &MemoryPlan, size: &MemorySize) -> usize {
-        let product = |factors: &[usize]| factors.iter().fold(1usize, |n, &f| n.saturating_mul(f));
-        let kv = plan.groups.iter().flat_map(|g| {
-            let rows = product(&[size.sequences, size.pages(g.window), PAGE_ROWS]);
-            g.layers.iter().map(move |&(heads, head_dim)| {
-                product(&[rows, heads, size.kv_format.row_bytes(head_dim)])
-            })
+        let groups = plan.groups.iter();
+        let pages = groups.map(|group| {
+            let bytes = group.page_bytes(size.kv_format);
+            size.all_pages(group.window).saturating_mul(bytes)
         });
-        let slots = size.sequences.saturating_add(size.snapshots());
-        let delta = plan.delta.iter().map(|d| {
-            let state = d.value_heads * d.key_dim * d.value_dim;
-            let updates = MAX_TENTATIVE * d.value_heads * (d.key_dim + d.value_dim + 1);
-            let history = (d.conv_taps - 1 + MAX_TENTATIVE) * d.channels();
-            product(&[4, slots, state + updates + history])
-        });
-        kv.chain(delta).fold(0, usize::saturating_add)
+        let states = size.slots().saturating_mul(plan.state_bytes());
+        pages.fold(states, usize::saturating_add)
     }
 
     /// Bytes of several `plans` at `size`, as of [`Memory::bytes`].
@@ -159,9 +201,8 @@ impl Memory {
     /// Whether pages, slots and snapshots of `plan` at `size` have numbers: fewer than
     /// 2³² − 1 of a kind.
     pub fn has_numbers(plan: &MemoryPlan, size: &MemorySize) -> bool {
-        let pages = plan.groups.iter().map(|g| size.pages(g.window)).max();
-        let slots = 1 + SNAPSHOTS_A_SEQUENCE;
-        let most = pages.unwrap_or(0).max(slots).checked_mul(size.sequences);
+        let pages = plan.groups.iter().map(|g| size.all_pages(g.window));
+        let most = pages.chain([size.slots()]).max();
         most.is_some_and(|n| n < NO_PAGE as usize)
     }
 
@@ -184,19 +225,33 @@ impl Memory {
         (all - free, all)
     }
 
-    /// Sequences that are open.
+    /// The fewest free pages of a group.
+    pub fn n_free_pages(&self) -> usize {
+        let pools = Pools::lock(&self.pools);
+        let free = pools.pages.iter().map(PagePool::n_free).min();
+        free.unwrap_or(usize::MAX)
+    }
+
+    /// Sequences that are open and not [kept](Memory::keep).
     pub fn n_open(&self) -> usize {
-        self.size.sequences - Pools::lock(&self.pools).slots.n_free()
+        Pools::lock(&self.pools).n_open
     }
 
     /// A new, empty sequence.
     ///
     /// # Errors
     ///
-    /// [`MemoryFull::Sequences`] if as many as planned are open.
+    /// [`MemoryFull::Sequences`] if as many as planned are open, [`MemoryFull::Snapshots`] if
+    /// snapshots have taken all slots of recurrent state.
     pub fn open(&mut self) -> Result<Sequence, MemoryFull> {
-        let slot = Pools::lock(&self.pools).slots.take();
-        let slot = slot.ok_or(MemoryFull::Sequences(self.size.sequences))?;
+        let mut pools = Pools::lock(&self.pools);
+        if pools.n_open == self.size.sequences {
+            return Err(MemoryFull::Sequences(self.size.sequences));
+        }
+        let slot = pools.slots.take();
+        let slot = slot.ok_or(MemoryFull::Snapshots(pools.slots.n_pages()))?;
+        pools.n_open += 1;
+        drop(pools);
         Ok(Sequence::new(self, slot))
     }
 
@@ -216,7 +271,7 @@ impl Memory {
     /// # Panics
     ///
     /// If more rows are tentative than [`MAX_TENTATIVE`], there are more rows than the
-    /// plan's `step_rows`, or the first row's page has another owner.
+    /// plan's `step_rows`, or the sequence is [kept](Memory::keep).
     pub fn push(
         &mut self,
         batch: &mut Batch,
@@ -232,6 +287,7 @@ impl Memory {
             tokens.len() <= self.size.step_rows + MAX_TENTATIVE,
             "rows of a step have a limit"
         );
+        let slot = sequence.slot.expect("a sequence that is not kept") as usize;
         let len = sequence.len + tokens.len();
         if len > self.size.context {
             return Err(MemoryFull::Context(self.size.context));
@@ -245,7 +301,7 @@ impl Memory {
         let tables = push_tables(batch, sequence);
         batch.seqs.push(BatchSeq {
             rows,
-            slot: sequence.slot as usize,
+            slot,
             is_new: sequence.len == 0,
             kept: sequence.len - sequence.base,
             certain,
@@ -264,7 +320,7 @@ impl Memory {
     ///
     /// # Panics
     ///
-    /// If the sequence is empty.
+    /// If the sequence is empty or [kept](Memory::keep).
     pub fn peek(&self, batch: &mut Batch, sequence: &Sequence, token: u32) {
         assert!(sequence.len > 0, "there is something to read");
         let row = batch.n_rows();
@@ -273,7 +329,7 @@ impl Memory {
         let tables = push_tables(batch, sequence);
         batch.seqs.push(BatchSeq {
             rows: row..row + 1,
-            slot: sequence.slot as usize,
+            slot: sequence.slot.expect("a sequence that is not kept") as usize,
             is_new: false,
             kept: 0,
             certain: 0,
@@ -285,10 +341,6 @@ impl Memory {
     /// needs no more.
     fn take_pages(&self, sequence: &mut Sequence, len: usize) -> Result<(), MemoryFull> {
         let mut pools = Pools::lock(&self.pools);
-        assert!(
-            sequence.can_write(&pools, sequence.len),
-            "a page with two owners is not written"
-        );
         let wanted = len.div_ceil(PAGE_ROWS);
         self.release(&mut pools, sequence, wanted);
         for (pool, table) in pools.pages.iter().zip(&sequence.tables) {
@@ -306,7 +358,7 @@ impl Memory {
 
     /// Gives back the oldest pages of `sequence` that no later row can see, as many as it
     /// would have above its share with `wanted` pages in all. The others stay for
-    /// [`Memory::restore`] and [`Memory::fork`].
+    /// [`Memory::fork`].
     fn release(&self, pools: &mut Pools, sequence: &mut Sequence, wanted: usize) {
         let tables = sequence.tables.iter_mut().zip(&self.plan.groups);
         for (pool, (table, group)) in pools.pages.iter_mut().zip(tables) {

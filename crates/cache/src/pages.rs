@@ -2,7 +2,7 @@
 
 /// Pages of one kind, by number: which are free, and how many owners each other one has.
 ///
-/// Also counts the slots and the snapshots of recurrent state.
+/// Also counts the slots of recurrent state.
 #[derive(Clone, Debug)]
 pub struct PagePool {
     free: Vec<u32>,
@@ -34,7 +34,7 @@ impl PagePool {
         Some(page)
     }
 
-    /// Gives `page` one owner more. From now on, nobody may write to it.
+    /// Gives `page` one owner more, who reads rows that it has: these never change from now on.
     ///
     /// # Panics
     ///

@@ -5,14 +5,16 @@
 //! begin with the same pages:
 //!
 //! ```text
-//! h_0 = hash(0, keys[0..64])     h_i = hash(h_{i-1}, keys[64 i .. 64 (i + 1)])
+//! h_0 = hash(namespace, keys[0..64])     h_i = hash(h_{i-1}, keys[64 i .. 64 (i + 1)])
 //! ```
+//!
+//! A text is found by prompts of its own [`Namespace`] only.
 //!
 //! Hashes say where to look. What counts is decided by comparing keys, so two texts of one
 //! hash cost time and never share a row.
 //!
-//! Deliberately absent: pages, snapshots and what they cost. [`crate::Memory`] says how far
-//! back a sequence can go, whoever keeps sequences which of the matches is worth it.
+//! Deliberately absent: pages, snapshots and what they cost. [`crate::Memory`] says with how many
+//! rows a fork can begin, whoever keeps sequences which of the matches is worth it.
 
 use backend::PAGE_ROWS;
 use std::collections::{HashMap, HashSet};
@@ -34,6 +36,10 @@ pub enum RowKey {
         row: u32,
     },
 }
+
+/// Whose texts a prompt may find: those of the same namespace, and no others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Namespace(pub [u8; 32]);
 
 /// The most of the first `n` of `keys` that end in no span of media rows: `n`, or where the
 /// span begins that row `n` continues.
@@ -68,8 +74,9 @@ pub struct PrefixIndex {
 }
 
 /// One text's keys and the chained hashes of its whole pages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Keys {
+    namespace: Namespace,
     keys: Vec<RowKey>,
     hashes: Vec<u64>,
 }
@@ -96,11 +103,20 @@ impl PrefixIndex {
         }
     }
 
-    /// Adds a text that begins with `keys`.
-    pub fn insert(&mut self, keys: impl IntoIterator<Item = RowKey>) -> Entry {
+    /// Adds a text of `namespace` that begins with `keys`.
+    pub fn insert(
+        &mut self,
+        namespace: Namespace,
+        keys: impl IntoIterator<Item = RowKey>,
+    ) -> Entry {
         let entry = Entry(self.next);
         self.next += 1;
-        self.texts.insert(entry, Keys::default());
+        let text = Keys {
+            namespace,
+            keys: Vec::new(),
+            hashes: Vec::new(),
+        };
+        self.texts.insert(entry, text);
         self.extend(entry, keys);
         entry
     }
@@ -115,7 +131,8 @@ impl PrefixIndex {
         text.keys.extend(keys);
         let n_hashed = text.hashes.len();
         for page in text.keys[n_hashed * PAGE_ROWS..].chunks_exact(PAGE_ROWS) {
-            let before = text.hashes.last().copied().unwrap_or(0);
+            let seed = || hashed(&text.namespace);
+            let before = text.hashes.last().copied().unwrap_or_else(seed);
             let hash = (self.hash)(before, page);
             let holders = self.pages.entry((text.hashes.len(), hash)).or_default();
             holders.push(entry);
@@ -149,16 +166,16 @@ impl PrefixIndex {
         self.texts.is_empty()
     }
 
-    /// The text that begins with most of `keys`; the newest of several.
-    pub fn longest(&self, keys: &[RowKey]) -> Option<Match> {
-        self.matches(keys).into_iter().next()
+    /// The text of `namespace` that begins with most of `keys`; the newest of several.
+    pub fn longest(&self, namespace: Namespace, keys: &[RowKey]) -> Option<Match> {
+        self.matches(namespace, keys).into_iter().next()
     }
 
-    /// All texts that begin with the first of `keys`: those with most of them first, and the
-    /// newest first among equal ones.
-    pub fn matches(&self, keys: &[RowKey]) -> Vec<Match> {
+    /// All texts of `namespace` that begin with the first of `keys`: those with most of them
+    /// first, and the newest first among equal ones.
+    pub fn matches(&self, namespace: Namespace, keys: &[RowKey]) -> Vec<Match> {
         let mut holders = Vec::new();
-        let mut before = 0;
+        let mut before = hashed(&namespace);
         for (i, page) in keys.chunks_exact(PAGE_ROWS).enumerate() {
             before = (self.hash)(before, page);
             match self.pages.get(&(i, before)) {
@@ -175,7 +192,7 @@ impl PrefixIndex {
             .filter(|&&entry| seen.insert(entry))
             .map(|&entry| Match {
                 entry,
-                rows: self.alike(entry, keys),
+                rows: self.alike(entry, namespace, keys),
             })
             .filter(|found| found.rows > 0)
             .collect();
@@ -184,22 +201,41 @@ impl PrefixIndex {
     }
 
     /// How many of `keys` the text of `entry` begins with, cut back to a whole number of
-    /// spans.
+    /// spans; 0 for a text of another namespace than `namespace`.
     ///
     /// # Panics
     ///
     /// If the text has been removed.
-    pub fn alike(&self, entry: Entry, keys: &[RowKey]) -> usize {
-        let pairs = self.texts[&entry].keys.iter().zip(keys);
+    pub fn alike(&self, entry: Entry, namespace: Namespace, keys: &[RowKey]) -> usize {
+        let text = &self.texts[&entry];
+        if text.namespace != namespace {
+            return 0;
+        }
+        let pairs = text.keys.iter().zip(keys);
         whole_spans(keys, pairs.take_while(|(a, b)| a == b).count())
     }
+
+    /// The namespace and all keys of the text of `entry`.
+    ///
+    /// # Panics
+    ///
+    /// If the text has been removed.
+    pub fn text(&self, entry: Entry) -> (Namespace, &[RowKey]) {
+        let text = &self.texts[&entry];
+        (text.namespace, &text.keys)
+    }
+}
+
+/// A hash of `x`.
+fn hashed(x: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    x.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The hash of a page after one of hash `before`.
 fn chained(before: u64, page: &[RowKey]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (before, page).hash(&mut hasher);
-    hasher.finish()
+    hashed(&(before, page))
 }
 
 #[cfg(test)]
@@ -207,6 +243,8 @@ mod tests {
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
+
+    const HOME: Namespace = Namespace([0; 32]);
 
     fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<RowKey> {
         ids.into_iter().map(RowKey::Token).collect()
@@ -225,26 +263,26 @@ mod tests {
     #[test]
     fn the_longest_prefix_is_found_to_the_row_and_the_newest_of_equal_ones() {
         let mut index = PrefixIndex::new();
-        let long = index.insert(tokens(0..200));
-        let short = index.insert(tokens(0..70));
-        let twin = index.insert(tokens(0..70));
-        index.insert(tokens(300..500));
+        let long = index.insert(HOME, tokens(0..200));
+        let short = index.insert(HOME, tokens(0..70));
+        let twin = index.insert(HOME, tokens(0..70));
+        index.insert(HOME, tokens(300..500));
         let prompt = tokens((0..150).chain([999]).chain(151..220));
-        let found = index.matches(&prompt);
+        let found = index.matches(HOME, &prompt);
         let found: Vec<_> = found.iter().map(|m| (m.entry, m.rows)).collect();
         assert_eq!(found, [(long, 150), (twin, 70), (short, 70)]);
         index.remove(long);
-        assert_eq!(index.longest(&prompt).map(|m| m.entry), Some(twin));
+        assert_eq!(index.longest(HOME, &prompt).map(|m| m.entry), Some(twin));
         index.extend(short, tokens(70..140));
-        assert_eq!(index.longest(&prompt).map(|m| m.rows), Some(140));
+        assert_eq!(index.longest(HOME, &prompt).map(|m| m.rows), Some(140));
     }
 
     #[test]
     fn pictures_of_equal_placeholders_share_only_what_precedes_them() {
         let mut index = PrefixIndex::new();
-        let one = index.insert(with_picture(1));
-        assert_eq!(index.alike(one, &with_picture(1)), 200);
-        assert_eq!(index.alike(one, &with_picture(2)), 80);
+        let one = index.insert(HOME, with_picture(1));
+        assert_eq!(index.alike(one, HOME, &with_picture(1)), 200);
+        assert_eq!(index.alike(one, HOME, &with_picture(2)), 80);
     }
 
     #[test]
@@ -252,8 +290,8 @@ mod tests {
         let mut index = PrefixIndex::new();
         let whole = with_picture(1);
         // A text that was cut off inside the picture.
-        let entry = index.insert(whole[..100].iter().copied());
-        assert_eq!(index.alike(entry, &whole), 80);
+        let entry = index.insert(HOME, whole[..100].iter().copied());
+        assert_eq!(index.alike(entry, HOME, &whole), 80);
         for n in 0..=whole.len() {
             let inside = (81..150).contains(&n);
             assert_eq!(whole_spans(&whole, n), if inside { 80 } else { n });
@@ -261,13 +299,31 @@ mod tests {
     }
 
     #[test]
+    fn a_text_is_found_in_its_own_namespace_only() {
+        let mut index = PrefixIndex::new();
+        let other = Namespace([1; 32]);
+        let theirs = index.insert(other, tokens(0..200));
+        assert_eq!(index.longest(HOME, &tokens(0..200)), None);
+        assert_eq!(index.alike(theirs, HOME, &tokens(0..200)), 0);
+        let ours = index.insert(HOME, tokens(0..100));
+        let found = index
+            .longest(HOME, &tokens(0..200))
+            .map(|m| (m.entry, m.rows));
+        assert_eq!(found, Some((ours, 100)));
+        let found = index
+            .longest(other, &tokens(0..10))
+            .map(|m| (m.entry, m.rows));
+        assert_eq!(found, Some((theirs, 10)));
+    }
+
+    #[test]
     fn nothing_is_left_of_a_removed_text() {
         let mut index = PrefixIndex::new();
-        for entry in [0, 1].map(|_| index.insert(tokens(0..300))) {
+        for entry in [0, 1].map(|_| index.insert(HOME, tokens(0..300))) {
             index.remove(entry);
         }
         assert!(index.is_empty() && index.pages.is_empty());
-        assert_eq!(index.longest(&tokens(0..300)), None);
+        assert_eq!(index.longest(HOME, &tokens(0..300)), None);
     }
 
     proptest! {
@@ -285,13 +341,16 @@ mod tests {
             let hash = if coarse { |before, page: &[RowKey]| chained(before, page) % 2 } else { chained };
             let mut index = PrefixIndex::with_hash(hash);
             let mut naive = Vec::new();
-            for text in &texts {
+            for (i, text) in texts.iter().enumerate() {
                 // In two parts, as texts grow.
                 let keys = runs(text);
                 let half = keys.len() / 2;
-                let entry = index.insert(keys[..half].iter().copied());
+                let namespace = Namespace([u8::from(i % 3 == 2); 32]);
+                let entry = index.insert(namespace, keys[..half].iter().copied());
                 index.extend(entry, keys[half..].iter().copied());
-                naive.push((entry, keys));
+                if namespace == HOME {
+                    naive.push((entry, keys));
+                }
             }
             if removed < naive.len() {
                 index.remove(naive.remove(removed).0);
@@ -301,7 +360,7 @@ mod tests {
             let mut want: Vec<(usize, Entry)> = naive.iter().map(|(e, k)| (alike(k), *e)).collect();
             want.retain(|&(rows, _)| rows > 0);
             want.sort_by(|a, b| b.cmp(a));
-            let got: Vec<(usize, Entry)> = index.matches(&prompt).iter().map(|m| (m.rows, m.entry)).collect();
+            let got: Vec<(usize, Entry)> = index.matches(HOME, &prompt).iter().map(|m| (m.rows, m.entry)).collect();
             prop_assert_eq!(got, want);
         }
     }

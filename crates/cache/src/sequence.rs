@@ -1,9 +1,10 @@
-//! Sequences: one text's part of a memory, and every way to make it forget, go back or
-//! share.
+//! Sequences: one text's part of a memory, and every way to make it forget, stay or share.
 
-use crate::memory::{Memory, Pools, SNAPSHOTS_A_SEQUENCE};
-use crate::{MemoryFull, PagePool};
+use crate::memory::{Memory, Pools};
+use crate::snapshot::Held;
+use crate::{MemoryFull, PagePool, Snapshot};
 use backend::{Backend, NO_PAGE, PAGE_ROWS};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 /// One text's part of a [`Memory`]. Dropping it gives back all that it holds.
@@ -15,20 +16,12 @@ pub struct Sequence {
     pub(crate) pools: Arc<Mutex<Pools>>,
     pub(crate) len: usize,
     pub(crate) base: usize,
-    pub(crate) slot: u32,
+    /// Where the recurrent state lies; none once the sequence is kept.
+    pub(crate) slot: Option<u32>,
     /// By group: page of rows `i * PAGE_ROWS ..`, or [`NO_PAGE`] once it has left the window.
     pub(crate) tables: Vec<Vec<u32>>,
-    /// Recurrent state as it was, ascending by rows.
-    snapshots: Vec<Snapshot>,
-}
-
-/// A saved copy of recurrent state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Snapshot {
-    /// Number of the snapshot in its pool, which counts how many sequences refer to it.
-    id: u32,
-    /// Rows that the state has seen.
-    rows: usize,
+    /// Where forks can begin besides, ascending by rows.
+    pub(crate) snapshots: Vec<Arc<Snapshot>>,
 }
 
 impl Sequence {
@@ -42,10 +35,26 @@ impl Sequence {
         self.len == 0
     }
 
-    /// Pages that it holds, over all groups; those it shares included.
+    /// The first rows that are certain: [`Memory::truncate`] forgets none of them.
+    pub fn certain(&self) -> usize {
+        self.base
+    }
+
+    /// Pages in its tables, over all groups; those it shares included.
     pub fn n_pages(&self) -> usize {
         let pages = self.tables.iter().flatten();
         pages.filter(|&&page| page != NO_PAGE).count()
+    }
+
+    /// Pages that the sequence would have to take in a group before it has `rows` rows.
+    pub fn lacking_pages(&self, rows: usize) -> usize {
+        let held = self.tables.iter().map(Vec::len).min().unwrap_or(usize::MAX);
+        rows.div_ceil(PAGE_ROWS).saturating_sub(held)
+    }
+
+    /// Its snapshots, ascending by rows; some of them may be freed.
+    pub fn snapshots(&self) -> &[Arc<Snapshot>] {
+        &self.snapshots
     }
 
     pub(crate) fn new(memory: &Memory, slot: u32) -> Self {
@@ -53,20 +62,10 @@ impl Sequence {
             pools: memory.pools.clone(),
             len: 0,
             base: 0,
-            slot,
+            slot: Some(slot),
             tables: vec![Vec::new(); memory.plan().groups.len()],
             snapshots: Vec::new(),
         }
-    }
-
-    /// Whether row `len` could be written: it begins a page, or its page has no other
-    /// owner.
-    pub(crate) fn can_write(&self, pools: &Pools, len: usize) -> bool {
-        let alone = |(pool, table): (&PagePool, &Vec<u32>)| {
-            let page = table.get(len / PAGE_ROWS);
-            page.is_none_or(|&page| page == NO_PAGE || pool.owners(page) == 1)
-        };
-        len.is_multiple_of(PAGE_ROWS) || pools.pages.iter().zip(&self.tables).all(alone)
     }
 
     /// Forgets the rows from row `len` on, and gives back the pages that have none left.
@@ -74,15 +73,8 @@ impl Sequence {
         self.len = len;
         let mut pools = Pools::lock(&self.pools);
         for (pool, table) in pools.pages.iter_mut().zip(&mut self.tables) {
-            give(pool, table.drain(len.div_ceil(PAGE_ROWS)..));
-        }
-    }
-
-    /// Gives back the snapshots of more than `rows` rows.
-    fn drop_snapshots_after(&mut self, rows: usize) {
-        let mut pools = Pools::lock(&self.pools);
-        while let Some(newest) = self.snapshots.pop_if(|snapshot| snapshot.rows > rows) {
-            pools.snapshots.give(newest.id);
+            let first = len.div_ceil(PAGE_ROWS).min(table.len());
+            give(pool, table.drain(first..));
         }
     }
 }
@@ -90,9 +82,9 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         let mut pools = Pools::lock(&self.pools);
-        pools.slots.give(self.slot);
-        for snapshot in self.snapshots.drain(..) {
-            pools.snapshots.give(snapshot.id);
+        if let Some(slot) = self.slot {
+            pools.slots.give(slot);
+            pools.n_open -= 1;
         }
         for (pool, table) in pools.pages.iter_mut().zip(&mut self.tables) {
             give(pool, table.drain(..));
@@ -101,7 +93,7 @@ impl Drop for Sequence {
 }
 
 /// Ends one owner's hold on each of `pages`.
-fn give(pool: &mut PagePool, pages: impl Iterator<Item = u32>) {
+pub(crate) fn give(pool: &mut PagePool, pages: impl Iterator<Item = u32>) {
     pages
         .filter(|&page| page != NO_PAGE)
         .for_each(|page| pool.give(page));
@@ -123,104 +115,79 @@ impl Memory {
         sequence.cut(len);
     }
 
-    /// Saves the recurrent state after all rows of `sequence`, so that it and its forks can
-    /// go back to it. The oldest snapshot makes room if the sequence has
-    /// [`SNAPSHOTS_A_SEQUENCE`] already. Does nothing for a model without recurrent state.
+    /// Ends `sequence`, so that another one can be opened, and keeps its rows for
+    /// [`Memory::fork`]. All of them are certain from now on. Its recurrent state becomes a
+    /// snapshot where it lies.
     ///
     /// # Panics
     ///
-    /// If some rows are tentative.
-    pub fn snapshot(&mut self, backend: &dyn Backend, sequence: &mut Sequence) {
-        assert_eq!(sequence.base, sequence.len, "all rows are certain");
-        if self.delta.is_empty() || sequence.is_empty() {
-            return;
-        }
-        let id = {
-            let mut pools = Pools::lock(&self.pools);
-            if sequence.snapshots.len() == SNAPSHOTS_A_SEQUENCE {
-                pools.snapshots.give(sequence.snapshots.remove(0).id);
-            }
-            let id = pools.snapshots.take();
-            id.expect("as many snapshots as all sequences may refer to")
-        };
-        let to = self.snapshot_slot(id);
-        for delta in &mut self.delta {
-            backend.delta_copy(delta, sequence.slot as usize, to);
-        }
-        let rows = sequence.len;
-        sequence.snapshots.push(Snapshot { id, rows });
-    }
-
-    /// The most rows, `len` at most, that `sequence` can go back to by
-    /// [`Memory::restore`]: its windows still hold all that the next row would see, a
-    /// snapshot has the recurrent state, and no other sequence reads the page that the next
-    /// row would be written to.
-    pub fn restorable(&self, sequence: &Sequence, len: usize) -> usize {
-        let pools = Pools::lock(&self.pools);
-        let mut len = len.min(sequence.len);
-        if !sequence.can_write(&pools, len) {
-            len -= len % PAGE_ROWS;
-        }
-        if !self.delta.is_empty() && len < sequence.base {
-            let snapshots = sequence.snapshots.iter().rev();
-            let mut usable =
-                snapshots.filter(|s| s.rows <= len && sequence.can_write(&pools, s.rows));
-            len = usable.next().map_or(0, |snapshot| snapshot.rows);
-        }
-        if self.windows_hold(sequence, len) {
-            len
+    /// If the sequence is kept already.
+    pub fn keep(&mut self, sequence: &mut Sequence) {
+        let slot = sequence.slot.take().expect("a sequence that is not kept");
+        sequence.snapshots.retain(|s| !s.is_freed());
+        let (base, len) = (sequence.base, sequence.len);
+        let mut snapshots = sequence.snapshots.iter();
+        let exists = snapshots.any(|s| s.base == base && s.len >= len);
+        let mut pools = Pools::lock(&self.pools);
+        pools.n_open -= 1;
+        if self.has_state() && base > 0 && !exists {
+            let held = Held {
+                slot: Some(slot),
+                windows: Vec::new(),
+            };
+            let snapshot = Snapshot::new(sequence, (base, len), held);
+            sequence.snapshots.push(snapshot);
         } else {
-            0
+            pools.slots.give(slot);
         }
+        sequence.base = sequence.len;
     }
 
-    /// Forgets all rows of `sequence` from row `len` on, certain or not, so that another text
-    /// can go on from there.
+    /// Has a kept sequence forget its rows from row `rows` on, and its snapshots of more.
     ///
     /// # Panics
     ///
-    /// If the sequence cannot go back there ([`Memory::restorable`]).
-    pub fn restore(&mut self, backend: &dyn Backend, sequence: &mut Sequence, len: usize) {
-        assert_eq!(
-            self.restorable(sequence, len),
-            len,
-            "a sequence of {} rows can go back there",
-            sequence.len
-        );
-        if len < sequence.base {
-            if len > 0 {
-                self.load_snapshot(backend, sequence, sequence.slot, len);
-            }
-            sequence.base = len;
+    /// If the sequence is not [kept](Memory::keep).
+    pub fn cut(&mut self, sequence: &mut Sequence, rows: usize) {
+        assert!(sequence.slot.is_none(), "a kept sequence");
+        if rows < sequence.len {
+            sequence.snapshots.retain(|snapshot| snapshot.len <= rows);
+            sequence.cut(rows);
+            sequence.base = rows;
         }
-        sequence.drop_snapshots_after(len);
-        sequence.cut(len);
     }
 
     /// The most rows, `len` at most, with which [`Memory::fork`] can begin another
-    /// sequence: whole pages of certain rows, as far as windows still hold all that the next
-    /// row would see and a snapshot has the recurrent state.
+    /// sequence: certain rows, as far as windows hold all that the next row would see and a
+    /// snapshot has the recurrent state.
     pub fn forkable(&self, sequence: &Sequence, len: usize) -> usize {
-        let certain = len.min(sequence.len).min(sequence.base);
-        let mut rows = certain / PAGE_ROWS * PAGE_ROWS;
-        if !self.delta.is_empty() {
-            let mut snapshots = sequence.snapshots.iter().rev();
-            let usable = snapshots.find(|s| s.rows <= rows && s.rows.is_multiple_of(PAGE_ROWS));
-            rows = usable.map_or(0, |snapshot| snapshot.rows);
+        let len = len.min(sequence.len).min(sequence.base);
+        if !self.has_state() && self.windows_hold(sequence, len) {
+            return len;
         }
-        if self.windows_hold(sequence, rows) {
-            rows
-        } else {
-            0
-        }
+        let newest_first = sequence.snapshots.iter().rev();
+        let mut depths = newest_first.flat_map(|s| [(s, s.len.min(len)), (s, s.base)]);
+        let usable = depths.find(|&(snapshot, rows)| {
+            rows <= len && self.usable(sequence, snapshot, rows).is_some()
+        });
+        usable.map_or(0, |(_, rows)| rows)
     }
 
-    /// A new sequence that remembers the first `rows` rows of `sequence`, whose pages and
-    /// snapshots both own from now on. Either can go on, forget and end as if alone.
+    /// What `snapshot` holds, if a fork of `sequence` can begin with `rows` rows from there.
+    fn usable(&self, sequence: &Sequence, snapshot: &Snapshot, rows: usize) -> Option<Held> {
+        let is_near = (snapshot.base..=snapshot.len).contains(&rows);
+        let held = snapshot.held().filter(|_| is_near)?;
+        let own = rows == snapshot.base && held.has_windows();
+        (own || self.windows_hold(sequence, rows)).then_some(held)
+    }
+
+    /// A new sequence that remembers the first `rows` rows of `sequence`, running or kept. Either
+    /// can go on, forget and end as if alone.
     ///
     /// # Errors
     ///
-    /// [`MemoryFull::Sequences`] if as many sequences as planned are open.
+    /// As [`Memory::open`], and [`MemoryFull::Pages`] if there is no page for the rows of the last
+    /// page that is not full, which is copied.
     ///
     /// # Panics
     ///
@@ -238,73 +205,132 @@ impl Memory {
             sequence.len
         );
         let mut fork = self.open()?;
-        if rows > 0 && !self.delta.is_empty() {
-            self.load_snapshot(backend, sequence, fork.slot, rows);
+        if rows == 0 {
+            return Ok(fork);
         }
+        let in_tables = self.windows_hold(sequence, rows);
+        let mut newest_first = sequence.snapshots.iter().rev();
+        let usable = newest_first.find_map(|s| Some((s, self.usable(sequence, s, rows)?)));
         fork.len = rows;
         fork.base = rows;
+        if self.has_state() {
+            let (snapshot, held) = usable.as_ref().expect("forkable");
+            let (from, to) = (held.slot.expect("state"), fork.slot.expect("running"));
+            for delta in &mut self.delta {
+                backend.delta_copy(delta, from as usize, to as usize);
+            }
+            fork.base = snapshot.base;
+        }
+        let seen = usable.as_ref().filter(|_| !in_tables);
+        let seen = seen.map(|(_, held)| &held.windows[..]);
+        self.share_pages(&mut fork, sequence, seen, rows);
+        if !rows.is_multiple_of(PAGE_ROWS) {
+            self.copy_last_page(backend, &mut fork, sequence, seen)?;
+        }
+        let inherited = sequence.snapshots.iter().filter(|s| s.len <= rows);
+        fork.snapshots = inherited.cloned().collect();
+        Ok(fork)
+    }
+
+    /// Shares the whole pages of the first `rows` rows of `sequence` with `fork`; of windows, those
+    /// that `seen` has, if that is given.
+    fn share_pages(
+        &self,
+        fork: &mut Sequence,
+        sequence: &Sequence,
+        seen: Option<&[(usize, Vec<u32>)]>,
+        rows: usize,
+    ) {
         let mut pools = Pools::lock(&self.pools);
-        let tables = fork.tables.iter_mut().zip(&sequence.tables);
-        for (pool, (shared, table)) in pools.pages.iter_mut().zip(tables) {
-            shared.extend_from_slice(&table[..rows / PAGE_ROWS]);
-            let pages = shared.iter().filter(|&&page| page != NO_PAGE);
+        let n_whole = rows / PAGE_ROWS;
+        for (g, (pool, table)) in pools.pages.iter_mut().zip(&mut fork.tables).enumerate() {
+            match seen.filter(|_| self.plan().groups[g].window.is_some()) {
+                None => table.extend_from_slice(&sequence.tables[g][..n_whole]),
+                Some(windows) => {
+                    let (first, pages) = &windows[g];
+                    table.resize((*first).min(n_whole), NO_PAGE);
+                    table.extend(pages.iter().take(n_whole - table.len()));
+                }
+            }
+            let pages = table.iter().filter(|&&page| page != NO_PAGE);
             pages.for_each(|&page| pool.share(page));
         }
-        let snapshots = sequence.snapshots.iter();
-        fork.snapshots = snapshots.filter(|s| s.rows <= rows).copied().collect();
-        let ids = fork.snapshots.iter().map(|snapshot| snapshot.id);
-        ids.for_each(|id| pools.snapshots.share(id));
-        drop(pools);
-        Ok(fork)
+    }
+
+    /// Gives `fork`, which has as many whole pages as it can, a copy of the page after those.
+    fn copy_last_page(
+        &mut self,
+        backend: &dyn Backend,
+        fork: &mut Sequence,
+        sequence: &Sequence,
+        seen: Option<&[(usize, Vec<u32>)]>,
+    ) -> Result<(), MemoryFull> {
+        for g in 0..fork.tables.len() {
+            let at = fork.tables[g].len();
+            let has_window = self.plan().groups[g].window.is_some();
+            let from = match seen.filter(|_| has_window) {
+                None => sequence.tables[g][at],
+                Some(windows) => windows[g].1[at - windows[g].0],
+            };
+            let mut pools = Pools::lock(&self.pools);
+            let pool = &mut pools.pages[g];
+            let to = pool.take().ok_or(MemoryFull::Pages(pool.n_pages()))?;
+            drop(pools);
+            fork.tables[g].push(to);
+            for kv in &mut self.kv[g] {
+                backend.kv_copy(kv, from as usize, to as usize);
+            }
+        }
+        Ok(())
     }
 
     /// Pages that belong to `sequences` and to nobody else, over all groups.
     pub fn pages_only_of<'a>(&self, sequences: impl Iterator<Item = &'a Sequence>) -> usize {
-        let pools = Pools::lock(&self.pools);
-        let mut held: Vec<Vec<usize>> = pools.pages.iter().map(|p| vec![0; p.n_pages()]).collect();
+        self.group_pages_only_of(sequences).iter().sum()
+    }
+
+    /// Bytes of the pages that belong to `sequences` and to nobody else, and of the recurrent states
+    /// that their snapshots have.
+    pub fn bytes_only_of<'a>(
+        &self,
+        sequences: impl Iterator<Item = &'a Sequence> + Clone,
+    ) -> usize {
+        let snapshots = sequences.clone().flat_map(Sequence::snapshots);
+        let slots: HashSet<u32> = snapshots.filter_map(|s| s.held()?.slot).collect();
+        let pages = self.group_pages_only_of(sequences).into_iter();
+        let pages = pages.zip(&self.plan().groups);
+        let pages = pages.map(|(n, group)| n * group.page_bytes(self.size().kv_format));
+        pages.sum::<usize>() + slots.len() * self.plan().state_bytes()
+    }
+
+    /// [`Memory::pages_only_of`], by group.
+    fn group_pages_only_of<'a>(&self, sequences: impl Iterator<Item = &'a Sequence>) -> Vec<usize> {
+        let mut seen = HashSet::new();
+        let mut held: Vec<Vec<u32>> = vec![Vec::new(); self.plan().groups.len()];
+        let mut note = |g: usize, pages: &[u32]| {
+            let pages = pages.iter().filter(|&&page| page != NO_PAGE);
+            held[g].extend(pages);
+        };
         for sequence in sequences {
-            for (held, table) in held.iter_mut().zip(&sequence.tables) {
-                let pages = table.iter().filter(|&&page| page != NO_PAGE);
-                pages.for_each(|&page| held[page as usize] += 1);
+            for (g, table) in sequence.tables.iter().enumerate() {
+                note(g, table);
+            }
+            for snapshot in &sequence.snapshots {
+                let held = snapshot
+                    .held()
+                    .filter(|_| seen.insert(Arc::as_ptr(snapshot)));
+                for (g, (_, pages)) in held.iter().flat_map(|h| h.windows.iter().enumerate()) {
+                    note(g, pages);
+                }
             }
         }
-        let only = |(pool, held): (&PagePool, Vec<usize>)| {
-            let pages = (0..).zip(held).filter(|&(_, n)| n > 0);
-            pages.filter(|&(page, n)| n == pool.owners(page)).count()
+        let pools = Pools::lock(&self.pools);
+        let only = |(pool, mut held): (&PagePool, Vec<u32>)| {
+            held.sort_unstable();
+            let pages = held.chunk_by(|a, b| a == b);
+            let alone = pages.filter(|page| page.len() == pool.owners(page[0]));
+            alone.count()
         };
-        pools.pages.iter().zip(held).map(only).sum()
-    }
-
-    /// Copies the snapshot of `rows` rows that `sequence` refers to into `slot`.
-    fn load_snapshot(
-        &mut self,
-        backend: &dyn Backend,
-        sequence: &Sequence,
-        slot: u32,
-        rows: usize,
-    ) {
-        if self.delta.is_empty() {
-            return;
-        }
-        let snapshot = sequence.snapshots.iter().find(|s| s.rows == rows);
-        let from = self.snapshot_slot(snapshot.expect("restorable or forkable").id);
-        for delta in &mut self.delta {
-            backend.delta_copy(delta, from, slot as usize);
-        }
-    }
-
-    /// Where a snapshot lies among the slots of recurrent state: after those of sequences.
-    fn snapshot_slot(&self, id: u32) -> usize {
-        self.size().sequences + id as usize
-    }
-
-    /// Whether all that a row after the first `len` rows would see is still there.
-    fn windows_hold(&self, sequence: &Sequence, len: usize) -> bool {
-        let mut tables = sequence.tables.iter().zip(&self.plan().groups);
-        tables.all(|(table, group)| {
-            let window = group.window.unwrap_or(usize::MAX);
-            let first = (len + 1).saturating_sub(window) / PAGE_ROWS;
-            table.get(first).is_none_or(|&page| page != NO_PAGE)
-        })
+        pools.pages.iter().zip(held).map(only).collect()
     }
 }

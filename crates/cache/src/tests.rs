@@ -1,7 +1,7 @@
 //! What a memory promises, tried by random interleavings of what can be asked of it.
 
 use crate::memory::Pools;
-use crate::{GroupPlan, Memory, MemoryFull, MemoryPlan, MemorySize, Sequence};
+use crate::{GroupPlan, KeptSize, Memory, MemoryFull, MemoryPlan, MemorySize, Sequence};
 use backend::{
     Attention, Batch, DeltaSpec, DeltaWeights, KvFormat, NO_PAGE, Ops, PAGE_ROWS, Reference, Store,
 };
@@ -26,6 +26,7 @@ fn memory(sequences: usize) -> Memory {
         context: 1000,
         step_rows: 70,
         kv_format: KvFormat::both(&quant::kv::F32),
+        kept: KeptSize::default(),
     };
     Memory::new(&Reference, plan(), size)
 }
@@ -95,27 +96,28 @@ proptest! {
     }
 
     #[test]
-    fn a_sequence_goes_back_to_where_all_is_seen(steps in proptest::collection::vec((1usize..70, 0usize..400), 1..40)) {
-        let mut memory = memory(1);
+    fn a_fork_begins_where_all_is_seen(steps in proptest::collection::vec((1usize..70, 0usize..400), 1..40)) {
+        let mut memory = memory(2);
         let mut sequence = memory.open().unwrap();
         for (n, back) in steps {
             if memory.push(&mut Batch::default(), &mut sequence, &vec![0; n], n).is_err() {
-                memory.restore(&Reference, &mut sequence, 0);
-                prop_assert_eq!(sequence.n_pages(), 0);
+                drop(sequence);
+                sequence = memory.open().unwrap();
                 continue;
             }
             let len = sequence.len().saturating_sub(back);
-            let rows = memory.restorable(&sequence, len);
+            let rows = memory.forkable(&sequence, len);
             // Nothing is gone before a window and more than a step have passed.
             prop_assert!(rows == len || rows == 0 && sequence.len() > WINDOW + 70);
-            memory.restore(&Reference, &mut sequence, rows);
-            prop_assert_eq!(sequence.len(), rows);
-            for (table, window) in sequence.tables.iter().zip([Some(WINDOW), None]) {
+            let fork = memory.fork(&Reference, &sequence, rows).unwrap();
+            prop_assert_eq!(fork.len(), rows);
+            for (table, window) in fork.tables.iter().zip([Some(WINDOW), None]) {
                 prop_assert_eq!(table.len(), rows.div_ceil(PAGE_ROWS));
                 let first = window.map_or(0, |w| (rows + 1).saturating_sub(w) / PAGE_ROWS);
                 let seen = table.iter().skip(first);
                 prop_assert!(seen.clone().all(|&page| page != NO_PAGE), "{:?}", table);
             }
+            sequence = fork;
             prop_assert_eq!(sequence.n_pages(), memory.pages_used().0);
         }
     }
@@ -147,6 +149,7 @@ struct Written {
     sequence: Sequence,
     tokens: Vec<u32>,
     outputs: Vec<Vec<u32>>,
+    is_kept: bool,
 }
 
 impl Toy {
@@ -168,6 +171,7 @@ impl Toy {
             context: 400,
             step_rows: 70,
             kv_format: KvFormat::both(&quant::kv::F32),
+            kept: KeptSize::default(),
         };
         let column = |n: usize, value: f32| Reference.upload(1, n, &vec![value; n]);
         Toy {
@@ -185,6 +189,7 @@ impl Toy {
             sequence: self.memory.open()?,
             tokens: Vec::new(),
             outputs: Vec::new(),
+            is_kept: false,
         })
     }
 
@@ -242,25 +247,60 @@ impl Toy {
         text.outputs.truncate(text.sequence.len());
     }
 
-    /// Asserts that each page has as many owners as tables name it, and that pages without
-    /// one are free; likewise slots and snapshots.
+    /// Asserts that each page has as many owners as tables and snapshots name it, and that
+    /// pages and slots without one are free.
     fn check_owners(&self, texts: &[Written]) {
+        let all = texts.iter().flat_map(|text| text.sequence.snapshots());
+        let mut snapshots: Vec<_> = all.collect();
+        snapshots.sort_by_key(|s| std::sync::Arc::as_ptr(s));
+        snapshots.dedup_by_key(|s| std::sync::Arc::as_ptr(s));
+        let held: Vec<_> = snapshots.iter().filter_map(|s| s.held()).collect();
         let pools = Pools::lock(&self.memory.pools);
         for (g, pool) in pools.pages.iter().enumerate() {
-            let named = |page: u32| {
-                let tables = texts.iter().flat_map(|text| &text.sequence.tables[g]);
-                tables.filter(|&&p| p == page).count()
-            };
-            let owners = (0..pool.n_pages() as u32).map(|page| (named(page), pool.owners(page)));
-            let owners: Vec<(usize, usize)> = owners.collect();
-            assert!(
-                owners.iter().all(|(named, owners)| named == owners),
-                "{owners:?}"
-            );
-            let free = owners.iter().filter(|(_, owners)| *owners == 0);
+            let tables = texts.iter().flat_map(|text| &text.sequence.tables[g]);
+            let windows = held.iter().filter_map(|held| held.windows.get(g));
+            let named = tables.chain(windows.flat_map(|(_, pages)| pages));
+            let mut owners = vec![0; pool.n_pages()];
+            named
+                .filter(|&&p| p != NO_PAGE)
+                .for_each(|&p| owners[p as usize] += 1);
+            let counted: Vec<usize> = (0..pool.n_pages() as u32).map(|p| pool.owners(p)).collect();
+            assert_eq!(owners, counted);
+            let free = owners.iter().filter(|&&owners| owners == 0);
             assert_eq!(free.count(), pool.n_free());
         }
-        assert_eq!(pools.slots.n_free() + texts.len(), pools.slots.n_pages());
+        let running = texts.iter().filter(|text| !text.is_kept).count();
+        assert_eq!(pools.n_open, running);
+        let saved = held.iter().filter(|held| held.slot.is_some()).count();
+        assert_eq!(
+            pools.slots.n_free() + running + saved,
+            pools.slots.n_pages()
+        );
+    }
+
+    /// Does `work`; where there is no room for it, forgets one of the kept `texts` after the other,
+    /// and then snapshots of running ones, until there is.
+    fn with_room<T>(
+        &mut self,
+        texts: &mut Vec<Written>,
+        mut work: impl FnMut(&mut Self, &mut Vec<Written>) -> Result<T, MemoryFull>,
+    ) -> Result<T, MemoryFull> {
+        loop {
+            match work(self, texts) {
+                Err(MemoryFull::Pages(_) | MemoryFull::Snapshots(_)) => {}
+                done => return done,
+            }
+            // Never the first one, which work is done with.
+            match texts.iter().skip(1).position(|text| text.is_kept) {
+                Some(i) => drop(texts.remove(i + 1)),
+                None => {
+                    let all = texts.iter().flat_map(|text| text.sequence.snapshots());
+                    let mut all = all.filter(|s| !s.is_freed()).peekable();
+                    assert!(all.peek().is_some(), "running texts alone always have room");
+                    all.for_each(|snapshot| snapshot.free());
+                }
+            }
+        }
     }
 }
 
@@ -276,49 +316,58 @@ fn noise(token: u32, salt: u32) -> f32 {
 enum Event {
     /// So many certain and tentative rows, and how many of the latter are rolled back.
     Push(usize, usize, usize),
+    /// A snapshot of all certain rows, at the most.
     Snapshot,
     /// Another one begins with rows up to so many.
     Fork(usize),
-    /// The sequence goes back to so many rows, or as many fewer as it must.
-    Restore(usize),
+    /// The text has ended.
+    Keep,
+    /// A text that has ended loses its rows from so many on.
+    Cut(usize),
     Close,
 }
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        6 => (1usize..70, 0usize..9, 0usize..9).prop_map(|(n, t, f)| Event::Push(n, t, f.min(t))),
-        2 => Just(Event::Snapshot),
-        3 => (0usize..300).prop_map(Event::Fork),
-        2 => (0usize..300).prop_map(Event::Restore),
+        8 => (1usize..70, 0usize..9, 0usize..9).prop_map(|(n, t, f)| Event::Push(n, t, f.min(t))),
+        3 => Just(Event::Snapshot),
+        5 => (0usize..300).prop_map(Event::Fork),
+        2 => Just(Event::Keep),
+        1 => (0usize..300).prop_map(Event::Cut),
         1 => Just(Event::Close),
     ]
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// Whatever several texts do that share pages, each row comes to what it comes to in a
-    /// text that was alone from its start: no page or state is written by two owners.
+    /// text that was alone from its start: no row or state is written by two owners.
     #[test]
     fn texts_that_share_pages_are_as_if_alone(
         has_delta: bool,
-        events in proptest::collection::vec((0usize..4, event()), 1..50),
+        events in proptest::collection::vec((0usize..8, event()), 1..60),
     ) {
         let mut toy = Toy::new(4, has_delta);
-        let mut texts = vec![toy.open().unwrap()];
+        let mut texts: Vec<Written> = Vec::new();
         let mut next = 0;
-        let mut shared = 0;
         for (i, event) in events {
-            if texts.is_empty() {
-                texts.push(toy.open().unwrap());
+            if texts.iter().all(|text| text.is_kept) {
+                let open = |toy: &mut Toy, _: &mut Vec<Written>| toy.open();
+                let text = toy.with_room(&mut texts, open);
+                texts.push(text.unwrap());
             }
             let i = i % texts.len();
-            let text = &mut texts[i];
+            texts.swap(0, i);
+            let text = &mut texts[0];
             match event {
-                Event::Push(certain, tentative, forget) => {
+                Event::Push(certain, tentative, forget) if !text.is_kept => {
                     let tokens: Vec<u32> = (next..).take(certain + tentative).collect();
                     next += tokens.len() as u32;
-                    match toy.push(text, &tokens, certain) {
+                    let push = |toy: &mut Toy, texts: &mut Vec<Written>| toy.push(&mut texts[0], &tokens, certain);
+                    let pushed = toy.with_room(&mut texts, push);
+                    let text = &mut texts[0];
+                    match pushed {
                         Ok(()) => {
                             let len = text.sequence.len() - forget;
                             toy.memory.truncate(&mut text.sequence, len);
@@ -327,39 +376,41 @@ proptest! {
                         Err(full) => prop_assert_eq!(full, MemoryFull::Context(400)),
                     }
                 }
-                // At the end of a page, as only whole pages are shared.
-                Event::Snapshot => {
-                    let missing = text.sequence.len().next_multiple_of(PAGE_ROWS) - text.sequence.len();
-                    let tokens: Vec<u32> = (next..).take(missing.max(1)).collect();
-                    next += tokens.len() as u32;
-                    if toy.push(text, &tokens, tokens.len()).is_ok() {
-                        toy.memory.snapshot(&Reference, &mut text.sequence);
+                Event::Snapshot if !text.is_kept => {
+                    let rows = text.sequence.certain();
+                    if toy.memory.has_for_snapshot(&text.sequence, rows) {
+                        toy.memory.snapshot(&Reference, &mut text.sequence, rows);
                     }
                 }
                 Event::Fork(len) => {
-                    let rows = toy.memory.forkable(&text.sequence, len);
-                    prop_assert!(rows <= len && rows.is_multiple_of(PAGE_ROWS));
-                    match toy.memory.fork(&Reference, &text.sequence, rows) {
-                        Ok(sequence) => {
-                            shared += rows;
-                            prop_assert_eq!(sequence.len(), rows);
-                            let fork = Written {
-                                sequence,
-                                tokens: text.tokens[..rows].to_vec(),
-                                outputs: text.outputs[..rows].to_vec(),
-                            };
-                            texts.push(fork);
-                        }
-                        Err(full) => prop_assert_eq!((full, texts.len()), (MemoryFull::Sequences(4), 4)),
+                    let fork = |toy: &mut Toy, texts: &mut Vec<Written>| {
+                        let text = &texts[0];
+                        let rows = toy.memory.forkable(&text.sequence, len);
+                        assert!(rows <= len);
+                        let sequence = toy.memory.fork(&Reference, &text.sequence, rows)?;
+                        assert_eq!(sequence.len(), rows);
+                        Ok(Written {
+                            sequence,
+                            tokens: text.tokens[..rows].to_vec(),
+                            outputs: text.outputs[..rows].to_vec(),
+                            is_kept: false,
+                        })
+                    };
+                    match toy.with_room(&mut texts, fork) {
+                        Ok(fork) => texts.push(fork),
+                        Err(full) => prop_assert_eq!(full, MemoryFull::Sequences(4)),
                     }
                 }
-                Event::Restore(len) => {
-                    let rows = toy.memory.restorable(&text.sequence, len);
-                    prop_assert!(rows <= len);
-                    toy.memory.restore(&Reference, &mut text.sequence, rows);
+                Event::Keep if !text.is_kept => {
+                    toy.memory.keep(&mut text.sequence);
+                    text.is_kept = true;
+                }
+                Event::Cut(rows) if text.is_kept => {
+                    toy.memory.cut(&mut text.sequence, rows);
                     Toy::forget(text);
                 }
-                Event::Close => drop(texts.swap_remove(i)),
+                Event::Close => drop(texts.swap_remove(0)),
+                _ => {}
             }
             toy.check_owners(&texts);
         }
@@ -370,12 +421,12 @@ proptest! {
             for tokens in text.tokens.chunks(70) {
                 alone.push(&mut cold, tokens, tokens.len()).unwrap();
             }
-            prop_assert!(cold.outputs == text.outputs, "of {} rows, {shared} shared in all", text.tokens.len());
+            prop_assert!(cold.outputs == text.outputs, "of {} rows", text.tokens.len());
         }
         drop(texts);
         prop_assert_eq!(toy.memory.pages_used().0, 0);
         let pools = Pools::lock(&toy.memory.pools);
-        prop_assert_eq!(pools.snapshots.n_free(), pools.snapshots.n_pages());
+        prop_assert_eq!(pools.slots.n_free(), pools.slots.n_pages());
     }
 }
 
@@ -385,27 +436,32 @@ fn written(toy: &mut Toy, n: u32) -> Written {
     for (i, tokens) in (0..n).collect::<Vec<u32>>().chunks(PAGE_ROWS).enumerate() {
         toy.push(&mut text, tokens, tokens.len()).unwrap();
         if i == 0 {
-            toy.memory.snapshot(&Reference, &mut text.sequence);
+            assert!(
+                toy.memory
+                    .snapshot(&Reference, &mut text.sequence, PAGE_ROWS)
+            );
         }
     }
     text
 }
 
 #[test]
-fn two_live_sequences_share_the_pages_of_their_prefix() {
-    for (has_delta, shared) in [(false, 128), (true, 64)] {
+fn sequences_share_the_whole_pages_of_their_prefix() {
+    for (has_delta, shared) in [(false, 149), (true, 64)] {
         let mut toy = Toy::new(2, has_delta);
-        let first = written(&mut toy, 150);
+        let mut first = written(&mut toy, 150);
         let rows = toy.memory.forkable(&first.sequence, 149);
-        assert_eq!(rows, shared, "whole pages, and where there is a snapshot");
+        assert_eq!(rows, shared, "to the row, or where there is a snapshot");
         let used = toy.memory.pages_used().0;
         let second = toy.memory.fork(&Reference, &first.sequence, rows).unwrap();
-        assert_eq!(toy.memory.pages_used().0, used, "a fork takes no page");
-        assert_eq!(second.n_pages(), 2 * rows / PAGE_ROWS);
+        let copied = if has_delta { 0 } else { 2 };
+        assert_eq!(toy.memory.pages_used().0, used + copied);
         let both = [&first.sequence, &second];
-        assert_eq!(toy.memory.pages_only_of(both.into_iter()), used);
+        assert_eq!(toy.memory.pages_only_of(both.into_iter()), used + copied);
         let only = toy.memory.pages_only_of([&second].into_iter());
-        assert_eq!(only, 0, "all of its pages have two owners");
+        assert_eq!(only, copied, "its other pages have two owners");
+        toy.memory.keep(&mut first.sequence);
+        assert_eq!(toy.memory.n_open(), 1, "a kept sequence is not open");
         drop(first);
         assert_eq!(
             toy.memory.pages_used().0,
@@ -418,16 +474,63 @@ fn two_live_sequences_share_the_pages_of_their_prefix() {
 }
 
 #[test]
-fn a_sequence_does_not_go_back_into_a_page_that_another_one_reads() {
+fn a_kept_sequence_goes_on_at_its_end_and_at_its_snapshots() {
+    for has_delta in [false, true] {
+        let mut toy = Toy::new(2, has_delta);
+        let mut text = written(&mut toy, 150);
+        // Three tentative rows, of which two stay.
+        toy.push(&mut text, &[200, 201, 202, 203], 1).unwrap();
+        toy.memory.truncate(&mut text.sequence, 153);
+        Toy::forget(&mut text);
+        toy.memory.keep(&mut text.sequence);
+        let rows = |len| toy.memory.forkable(&text.sequence, len);
+        let ends = [500, 153, 152, 151, 150, 64].map(rows);
+        match has_delta {
+            true => assert_eq!(ends, [153, 153, 152, 151, 64, 64]),
+            false => assert_eq!(ends, [153, 153, 152, 151, 150, 64]),
+        }
+        for rows in [153, 152, 64] {
+            let mut fork = Written {
+                sequence: toy.memory.fork(&Reference, &text.sequence, rows).unwrap(),
+                tokens: text.tokens[..rows].to_vec(),
+                outputs: text.outputs[..rows].to_vec(),
+                is_kept: false,
+            };
+            let tokens: Vec<u32> = (300..370).collect();
+            toy.push(&mut fork, &tokens, 70).unwrap();
+            let mut alone = Toy::new(1, has_delta);
+            let mut cold = alone.open().unwrap();
+            for tokens in fork.tokens.chunks(70) {
+                alone.push(&mut cold, tokens, tokens.len()).unwrap();
+            }
+            assert!(
+                cold.outputs == fork.outputs,
+                "{rows} rows, recurrent state: {has_delta}"
+            );
+        }
+        toy.memory.cut(&mut text.sequence, 100);
+        let left = toy.memory.forkable(&text.sequence, 500);
+        assert_eq!(left, if has_delta { 64 } else { 100 });
+    }
+}
+
+#[test]
+fn a_snapshot_has_the_rows_of_windows_that_the_sequence_gives_back() {
     let mut toy = Toy::new(2, false);
-    let first = written(&mut toy, 150);
-    assert_eq!(toy.memory.restorable(&first.sequence, 100), 100);
-    let second = toy.memory.fork(&Reference, &first.sequence, 128).unwrap();
-    assert_eq!(toy.memory.restorable(&first.sequence, 100), 64);
-    assert_eq!(toy.memory.restorable(&first.sequence, 140), 140);
-    assert_eq!(toy.memory.restorable(&second, 100), 64);
-    drop(second);
-    assert_eq!(toy.memory.restorable(&first.sequence, 100), 100);
+    let text = written(&mut toy, 390);
+    assert!(text.sequence.tables[0][0] == NO_PAGE, "out of the window");
+    assert_eq!(toy.memory.forkable(&text.sequence, 120), 64);
+    let fork = toy.memory.fork(&Reference, &text.sequence, 64).unwrap();
+    let mut fork = Written {
+        sequence: fork,
+        tokens: text.tokens[..64].to_vec(),
+        outputs: text.outputs[..64].to_vec(),
+        is_kept: false,
+    };
+    toy.push(&mut fork, &text.tokens[64..120], 56).unwrap();
+    assert_eq!(fork.outputs, text.outputs[..120]);
+    text.sequence.snapshots()[0].free();
+    assert_eq!(toy.memory.forkable(&text.sequence, 120), 0);
 }
 
 #[test]
@@ -436,25 +539,31 @@ fn rows_that_may_be_rolled_back_are_not_shared() {
     let mut text = toy.open().unwrap();
     let tokens: Vec<u32> = (0..70).collect();
     toy.push(&mut text, &tokens, 60).unwrap();
-    assert_eq!(toy.memory.forkable(&text.sequence, 70), 0);
+    assert_eq!(toy.memory.forkable(&text.sequence, 70), 60);
     toy.push(&mut text, &[1], 1).unwrap();
-    assert_eq!(toy.memory.forkable(&text.sequence, 70), 64);
+    assert_eq!(toy.memory.forkable(&text.sequence, 70), 70);
 }
 
 #[test]
-fn a_fork_computes_what_the_first_sequence_did() {
-    for has_delta in [false, true] {
-        let mut toy = Toy::new(2, has_delta);
-        let first = written(&mut toy, 150);
-        let rows = toy.memory.forkable(&first.sequence, 149);
-        let mut fork = Written {
-            sequence: toy.memory.fork(&Reference, &first.sequence, rows).unwrap(),
-            tokens: first.tokens[..rows].to_vec(),
-            outputs: first.outputs[..rows].to_vec(),
-        };
-        for tokens in first.tokens[rows..].chunks(50) {
-            toy.push(&mut fork, tokens, tokens.len()).unwrap();
+fn room_for_ended_texts_is_what_the_budget_buys() {
+    let size = *memory(2).size();
+    for delta in [false, true] {
+        let mut plan = plan();
+        if delta {
+            plan.delta = Toy::new(1, true).memory.plan().delta.clone();
         }
-        assert_eq!(fork.outputs, first.outputs, "recurrent state: {has_delta}");
+        let plans = [plan];
+        let bytes = |kept| Memory::all_bytes(&plans, &MemorySize { kept, ..size });
+        let none = bytes(KeptSize::default());
+        assert_eq!(KeptSize::within(0, &plans, &size), KeptSize::default());
+        for budget in [100_000, 1_000_000] {
+            let kept = KeptSize::within(budget, &plans, &size);
+            assert!(kept.pages > 0 && kept.snapshots > 0);
+            let taken = bytes(kept) - none;
+            assert!(
+                (budget as usize / 2..=budget as usize).contains(&taken),
+                "{taken} of {budget}"
+            );
+        }
     }
 }

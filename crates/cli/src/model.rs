@@ -98,6 +98,7 @@ pub(crate) fn options(
             (Weights::Packed, _) | (Weights::Auto, None) => Placement::Packed,
         },
         memory_limit: memory,
+        prefix_cache_memory: args.prefix_cache_memory.unwrap_or(0),
         allow_special_tokens: args.allow_special_tokens,
     })
 }

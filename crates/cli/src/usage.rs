@@ -160,6 +160,7 @@ mod tests {
         ),
         ("weights", LOADING, "where weights are"),
         ("memory", LOADING, "the models that are loaded"),
+        ("prefix-cache-memory", LOADING, "the KV cache's bytes"),
         ("chunk", LOADING, "rows of a prefill step"),
         ("device", LOADING, "the backend"),
         ("threads", LOADING, "threads of the backend"),

@@ -1,7 +1,7 @@
 //! What a request takes beside the weights.
 
 use crate::Model;
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 
 /// Bytes that one request's KV cache and recurrent state take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,7 @@ impl Model {
             context,
             step_rows: self.chunk,
             kv_format: self.speculator.memory().size().kv_format,
+            kept: KeptSize::default(),
         };
         let mut bytes = self.plans.iter().map(|p| Memory::bytes(p, &size) as u64);
         RequestBytes {

@@ -37,6 +37,7 @@ mod shortlist;
 mod source;
 
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
+pub use cache::Namespace;
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
 pub use engine::{Engine, EngineOptions};

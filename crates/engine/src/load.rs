@@ -18,7 +18,7 @@ use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key, Preflight, Probing};
 use crate::source::{Source, quantized};
 use backend::{Backend, KvFormat};
-use cache::{Memory, MemoryPlan, MemorySize};
+use cache::{KeptSize, Memory, MemoryPlan, MemorySize};
 use models::{ModelError, Target};
 use speculate::Speculator;
 use std::sync::Arc;
@@ -92,14 +92,19 @@ fn place(
     options: &LoadOptions,
 ) -> Result<PlacedTarget, EngineError> {
     let device = b.capabilities();
-    let size = |target: &dyn Target| MemorySize {
-        sequences: options.sequences,
-        context: options
-            .context
-            .unwrap_or(DEFAULT_CONTEXT)
-            .min(target.max_context()),
-        step_rows: options.chunk.unwrap_or(device.prompt_rows),
-        kv_format: options.kv_format,
+    let size = |target: &dyn Target| {
+        let size = MemorySize {
+            sequences: options.sequences,
+            context: options
+                .context
+                .unwrap_or(DEFAULT_CONTEXT)
+                .min(target.max_context()),
+            step_rows: options.chunk.unwrap_or(device.prompt_rows),
+            kv_format: options.kv_format,
+            kept: KeptSize::default(),
+        };
+        let kept = KeptSize::within(options.prefix_cache_memory, &[target.plan()], &size);
+        MemorySize { kept, ..size }
     };
     let (target, weights) = placement::load_target(b, checkpoint, options, size)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {

@@ -67,6 +67,9 @@ pub struct LoadOptions {
     /// Bytes of the host's memory that packed weights and the KV cache may take together;
     /// no limit if absent. A device with memory of its own has limits of its own and ignores it.
     pub memory_limit: Option<u64>,
+    /// Bytes of the prefix cache beyond what running requests leave free of theirs: of keys, values
+    /// and states of the target. A draft head's cache gets as many pages.
+    pub prefix_cache_memory: u64,
     /// Whether control tokens that messages, tools and template arguments spell are control
     /// tokens ([`text::Text::allow_special_tokens`]); otherwise they are text.
     pub allow_special_tokens: bool,
@@ -90,6 +93,7 @@ impl Default for LoadOptions {
             quantize: None,
             weights: Placement::default(),
             memory_limit: None,
+            prefix_cache_memory: 0,
             allow_special_tokens: false,
         }
     }

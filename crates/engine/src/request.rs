@@ -1,5 +1,6 @@
 //! What goes into the engine and what comes out.
 
+use cache::Namespace;
 use constrain::Grammar;
 use serde::Serialize;
 use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats};
@@ -46,6 +47,11 @@ pub struct Request {
     pub grammar: Option<Grammar>,
     /// Tokens of reasoning, at most; then it is closed by the model's own mark.
     pub reasoning_budget: Option<usize>,
+    /// Whose texts the prompt may begin like in the prefix cache: those of requests of the same
+    /// namespace, and no others.
+    pub namespace: Namespace,
+    /// Whether the prompt is looked for in the prefix cache.
+    pub reuse: bool,
 }
 
 impl Request {
@@ -66,6 +72,8 @@ impl Request {
             logprobs: None,
             grammar: None,
             reasoning_budget: None,
+            namespace: Namespace::default(),
+            reuse: true,
         }
     }
 }

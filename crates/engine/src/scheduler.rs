@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A request is admitted when a sequence is free, and leaves in the round it
-//! ends in. Its keys and values stay, until a request whose prompt begins like its text
-//! goes on from there, or another one needs the room. Requests that run share the pages of a
+//! ends in. Its keys and values stay for requests whose prompts begin like its text, until
+//! others need the room. Requests that run share the pages of a
 //! common beginning: one whose prompt begins like a prompt that is being read waits for it, and
 //! those behind it in the queue are admitted before. Prompts run in chunks beside the
 //! others' decoding ([`crate::pace`]). A cancelled request leaves before the next round; the
@@ -61,6 +61,14 @@ pub struct Counters {
     pub pages_used: AtomicUsize,
     /// Pages of keys and values.
     pub pages: AtomicUsize,
+    /// Texts in the prefix cache that have ended.
+    pub kept_texts: AtomicUsize,
+    /// Bytes of keys, values and states that only those texts have.
+    pub kept_bytes: AtomicUsize,
+    /// Texts that made room in the prefix cache, whole or in part.
+    pub evicted_texts: AtomicU64,
+    /// Snapshots that made room in the prefix cache while their texts stayed.
+    pub evicted_snapshots: AtomicU64,
 }
 
 /// A request on its way to the engine's thread.
@@ -170,7 +178,8 @@ impl Scheduler {
         });
         let mut next = 0;
         while self.running.len() < sequences && next < self.waiting.len() {
-            if self.reuse && self.should_wait(&self.waiting[next].request) {
+            let request = &self.waiting[next].request;
+            if self.reuse && request.reuse && self.should_wait(request) {
                 next += 1;
                 continue;
             }
@@ -182,6 +191,7 @@ impl Scheduler {
             let writing = Writing::new(&self.text, &request);
             let constraint = self.constraint(&request);
             let stop_tokens = self.stop_tokens(&request);
+            let prompt = self.prompt(&request);
             let mut sampling = request.sampling;
             sampling.end_tokens = match sampling.min_tokens {
                 0 => Vec::new(),
@@ -197,9 +207,11 @@ impl Scheduler {
             let stops = StopStrings::new(&request.stop);
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
-            let running = self.running.iter().filter(|_| self.reuse);
-            let running: Vec<&Stream> = running.map(|r| &r.stream).collect();
-            let stream = self.speculator.start(request.prompt, options, &running);
+            let running: Vec<&Stream> = self.running.iter().map(|r| &r.stream).collect();
+            let stream = match self.reuse && request.reuse {
+                true => self.speculator.start(prompt, options, &running),
+                false => self.speculator.start_afresh(prompt, options, &running),
+            };
             match (stream, stops) {
                 (Ok(mut stream), Ok(stops)) => {
                     if let Some(constraint) = constraint {
@@ -244,8 +256,18 @@ impl Scheduler {
             return false;
         }
         let drafts = request.draft.is_none_or(|draft| draft.max() > 0);
-        let prompt = Prompt::from(request.prompt.clone());
+        let prompt = self.prompt(request);
         self.speculator.should_wait(&running, &prompt, drafts)
+    }
+
+    /// The prompt of `request`. Its messages end with tokens that end a text.
+    fn prompt(&self, request: &Request) -> Prompt {
+        let ends = self.text.stop_tokens.ids();
+        let tokens = (1..).zip(&request.prompt);
+        let marks = tokens.filter(|(_, token)| ends.contains(token));
+        let marks = marks.map(|(rows, _)| rows).collect();
+        let prompt = Prompt::from(request.prompt.clone());
+        prompt.with_marks(marks).in_namespace(request.namespace)
     }
 
     /// The tokens that end the reply to `request`.
@@ -384,5 +406,13 @@ impl Scheduler {
         let (running, all) = self.speculator.pages_running();
         self.counters.pages_used.store(running, Ordering::Relaxed);
         self.counters.pages.store(all, Ordering::Relaxed);
+        let (texts, bytes) = self.speculator.kept();
+        self.counters.kept_texts.store(texts, Ordering::Relaxed);
+        self.counters.kept_bytes.store(bytes, Ordering::Relaxed);
+        let evictions = self.speculator.evictions();
+        let of = &self.counters;
+        of.evicted_texts.store(evictions.texts, Ordering::Relaxed);
+        of.evicted_snapshots
+            .store(evictions.snapshots, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,7 @@
 //! One step of a bundled model on the CPU: `cargo run -p models --example step`.
 
 use backend::{Batch, KvFormat, Store};
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions};
 use std::path::Path;
 use weights::Checkpoint;
@@ -16,6 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         context: 128,
         step_rows: 16,
         kv_format: KvFormat::both(&quant::kv::BF16),
+        kept: KeptSize::default(),
     };
     let mut memory = Memory::new(&b, target.plan(), size);
     let mut sequence = memory.open()?;

@@ -21,6 +21,7 @@ use serde_json::{Map, Value};
 use text::{Text, TextError};
 
 use crate::App;
+use crate::auth;
 use crate::errors::ApiError;
 use crate::generation::{Generation, Piece};
 use crate::grammar::AnswerGrammar;
@@ -103,6 +104,7 @@ pub(crate) async fn answer<E: Endpoint>(
         mut options,
         ignored,
     } = asked;
+    options.keep_apart(auth::caller(&app.config.keys, &head.headers));
     if options.grammar.is_some() && is_without_reasoning(&app, &prompt) {
         options.reasoning_budget = Some(0);
     }

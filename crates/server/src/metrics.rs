@@ -274,6 +274,26 @@ const SERIES: &[Series] = {
             Counter(|c| &c.cached_tokens),
         ),
         series(
+            "paceline:prefix_cache_texts",
+            "Ended texts in the prefix cache.",
+            Gauge(|c| gauge(&c.kept_texts)),
+        ),
+        series(
+            "paceline:prefix_cache_bytes",
+            "Bytes of keys, values and states that only those texts have.",
+            Gauge(|c| gauge(&c.kept_bytes)),
+        ),
+        series(
+            "paceline:prefix_cache_evicted_texts_total",
+            "Ended texts that made room, whole or in part.",
+            Counter(|c| &c.evicted_texts),
+        ),
+        series(
+            "paceline:prefix_cache_evicted_snapshots_total",
+            "Snapshots that made room while their texts stayed.",
+            Counter(|c| &c.evicted_snapshots),
+        ),
+        series(
             "vllm:generation_tokens_total",
             "Tokens written.",
             Counter(|c| &c.completion_tokens),

@@ -7,16 +7,18 @@
 use std::sync::Arc;
 
 use engine::{
-    DRY_BREAKERS, DraftLength, Engine, Mirostat, Request, SAMPLER_NUMBERS, Sampling, ToolUse,
-    Tools, sequence_breakers,
+    DRY_BREAKERS, DraftLength, Engine, Mirostat, Namespace, Request, SAMPLER_NUMBERS, Sampling,
+    ToolUse, Tools, sequence_breakers,
 };
 use serde::Deserialize;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use std::ops::RangeInclusive;
 use text::Text;
 use text::sampling::{LOGIT_BIAS, TEMPERATURE};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
+use crate::auth::Caller;
 use crate::errors::ApiError;
 use crate::fields::{Fields, whole};
 use crate::grammar::AnswerGrammar;
@@ -73,6 +75,10 @@ pub(crate) struct Options {
     pub(crate) grammar: Option<AnswerGrammar>,
     /// Tokens of reasoning, at most.
     pub(crate) reasoning_budget: Option<usize>,
+    /// Whose texts the prompts may begin like in the prefix cache.
+    pub(crate) namespace: Namespace,
+    /// Whether the prompts are looked for in the prefix cache.
+    pub(crate) reuse: bool,
 }
 
 impl Options {
@@ -113,7 +119,14 @@ impl Options {
             n: 1,
             grammar: None,
             reasoning_budget: None,
+            namespace: salted(fields.string("cache_salt")?),
+            reuse: fields.bool("cache_prompt")?.unwrap_or(true),
         })
+    }
+
+    /// Keeps the prompts apart from those of other callers in the prefix cache.
+    pub(crate) fn keep_apart(&mut self, caller: Option<Caller>) {
+        self.namespace = owned(self.namespace, caller);
     }
 
     /// Offers the model tools, which stand in `fields`, beside the answer that is asked for so far.
@@ -169,8 +182,25 @@ impl Options {
             logprobs: self.logprobs,
             grammar,
             reasoning_budget: self.reasoning_budget,
+            namespace: self.namespace,
+            reuse: self.reuse,
         }
     }
+}
+
+/// The namespace of requests with this `cache_salt`.
+fn salted(salt: Option<&str>) -> Namespace {
+    salt.map_or_else(Namespace::default, |salt| {
+        Namespace(Sha256::digest(salt.as_bytes()).into())
+    })
+}
+
+/// The part of `namespace` that is the caller's with this key alone.
+fn owned(namespace: Namespace, caller: Option<Caller>) -> Namespace {
+    caller.map_or(namespace, |caller| {
+        let hash = Sha256::new().chain_update(caller).chain_update(namespace.0);
+        Namespace(hash.finalize().into())
+    })
 }
 
 /// The seed of the answer number `i` of a request whose seed is `seed`.

@@ -3,7 +3,7 @@
 //! `cargo run -p speculate --example write`
 
 use backend::{Backend, KvFormat};
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions};
 use models::{ChainedHead, Qwen35Mtp, load_target};
 use speculate::draft::Chained;
@@ -21,6 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         context: 256,
         step_rows: 64,
         kv_format: KvFormat::both(&quant::kv::BF16),
+        kept: KeptSize::default(),
     };
     let write = |drafts: usize| -> Result<Vec<u32>, Box<dyn std::error::Error>> {
         let target = load_target(&*b, &checkpoint)?;

@@ -15,7 +15,7 @@ impl Speculator {
         &mut self,
         work: impl FnOnce(&mut Self, &mut Sequence) -> Result<T, RoundError>,
     ) -> Result<T, RoundError> {
-        let mut sequence = self.memory.open()?;
+        let mut sequence = self.with_room(None, &[], |this| this.memory.open())?;
         let result = work(self, &mut sequence);
         self.memory.close(sequence);
         result
@@ -31,7 +31,9 @@ impl Speculator {
         certain: usize,
     ) -> Result<Tensor, RoundError> {
         let mut batch = Batch::default();
-        self.memory.push(&mut batch, sequence, tokens, certain)?;
+        self.with_room(None, &[], |this| {
+            this.memory.push(&mut batch, sequence, tokens, certain)
+        })?;
         Ok(self.target.forward(&*self.b, &batch, &mut self.memory))
     }
 

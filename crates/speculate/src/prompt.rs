@@ -1,6 +1,6 @@
 //! Prompts: tokens, and which of them stand for rows of pictures, video or sound.
 
-use cache::RowKey;
+use cache::{Namespace, RowKey};
 use std::ops::Range;
 
 /// What a stream goes on from. Made of tokens alone by `Prompt::from(tokens)`.
@@ -8,6 +8,10 @@ use std::ops::Range;
 pub struct Prompt {
     pub(crate) tokens: Vec<u32>,
     pub(crate) spans: Spans,
+    /// Whose texts it may begin like.
+    pub(crate) namespace: Namespace,
+    /// Rows after which later prompts may part from it, ascending.
+    pub(crate) marks: Vec<usize>,
 }
 
 /// Rows of a prompt that one picture, video or sound is encoded as. A step takes all of them
@@ -25,7 +29,7 @@ impl From<Vec<u32>> for Prompt {
     fn from(tokens: Vec<u32>) -> Self {
         Prompt {
             tokens,
-            spans: Spans::default(),
+            ..Prompt::default()
         }
     }
 }
@@ -45,8 +49,26 @@ impl Prompt {
             );
             free = rows.end;
         }
-        let spans = Spans(media);
-        Prompt { tokens, spans }
+        Prompt {
+            tokens,
+            spans: Spans(media),
+            ..Prompt::default()
+        }
+    }
+
+    /// The prompt of a text that only prompts of the same `namespace` find.
+    #[must_use]
+    pub fn in_namespace(mut self, namespace: Namespace) -> Self {
+        self.namespace = namespace;
+        self
+    }
+
+    /// The prompt with the rows after which a message of it ends, ascending: where a later
+    /// prompt that begins like it is likely to part from it.
+    #[must_use]
+    pub fn with_marks(mut self, marks: Vec<usize>) -> Self {
+        self.marks = marks;
+        self
     }
 
     /// One token a row.

@@ -1,53 +1,66 @@
-//! Reuse of rows: a stream begins with rows that have run for another text.
+//! The prefix cache: a stream begins with rows that have run for another text.
 //!
-//! An ended stream leaves what it remembers in its place, *parked*, until another stream goes
-//! on from there ([`Speculator::resume`]) or needs the place. A running stream shares the first
-//! pages of its rows ([`Speculator::fork`]). Either way the new stream writes what a cold start
-//! would: rows have the same bits in whatever step they ran. A prompt that begins like one that
-//! is being read had better wait for it ([`Speculator::should_wait`]).
+//! An ended stream leaves what it remembers behind, *parked*, until the room is wanted for
+//! something of more worth ([`crate::kept`]). A stream shares the first rows of a parked or of a
+//! running one ([`Speculator::start`]). Either way it writes what a cold start would: rows
+//! have the same bits in whatever step they ran. A prompt that begins like one that is being read
+//! had better wait for it ([`Speculator::should_wait`]).
 //!
 //! Texts are compared by what their rows are computed from ([`cache::RowKey`]), in one index of
-//! all streams. The drafter's state goes back and is shared with the target's rows, so a hit
-//! is as long as both allow.
+//! all streams, and found by prompts of their own namespace only. The drafter's state is shared with
+//! the target's rows, so a hit is as long as both allow.
 
-use crate::parked::Parked;
+use crate::kept::{Evictions, Parked, Victim};
 use crate::prompt::Prompt;
 use crate::speculator::Speculator;
 use crate::stream::{Stream, StreamOptions, StreamState};
+use backend::MAX_TENTATIVE;
 use cache::{Entry, MemoryFull, RowKey, whole_spans};
 
-/// Rows that are worth more than whatever else a parked stream remembers.
-const WORTH_KEEPING: usize = 64;
+/// Fewest rows that are worth to be shared: fewer cost nothing beside those that have to run.
+const LEAST_HIT: usize = 16;
 
 impl Speculator {
-    /// Ends a stream and keeps what it remembers, which no failed round may have touched.
+    /// Ends a stream and keeps what it remembers, which no failed round may have touched. Texts
+    /// that are a part of it go.
     pub fn park(&mut self, stream: Stream) -> Parked {
-        self.ended.texts.push((stream.entry, stream.state));
-        self.count_ended();
-        Parked(stream.entry)
+        let (entry, mut state) = (stream.entry, stream.state);
+        state.keep(&mut self.memory);
+        let (namespace, keys) = self.index.text(entry);
+        let is_part = |text: &crate::kept::KeptText| {
+            let (theirs, part) = self.index.text(text.entry);
+            namespace == theirs
+                && keys.starts_with(part)
+                && state.has_all_of(&self.memory, &text.state)
+        };
+        let parts = self.kept.texts.iter().filter(|text| is_part(text));
+        let parts: Vec<Entry> = parts.map(|text| text.entry).collect();
+        for part in parts {
+            self.unpark(part);
+        }
+        self.kept.push(entry, state);
+        if let Some(surplus) = self.kept.surplus() {
+            self.unpark(surplus);
+        }
+        self.count_kept();
+        Parked(entry)
     }
 
-    /// Frees what is left of an ended stream.
-    ///
-    /// # Panics
-    ///
-    /// If nothing is left: it was discarded or resumed.
+    /// Frees what is left of an ended stream, if anything is.
     pub fn discard(&mut self, parked: Parked) {
         self.unpark(parked.0);
     }
 
     /// Frees what is left of all ended streams.
     pub fn discard_all(&mut self) {
-        while let Some(&(entry, _)) = self.ended.texts.first() {
-            self.unpark(entry);
+        while let Some(text) = self.kept.texts.first() {
+            self.unpark(text.entry);
         }
     }
 
-    /// Starts a stream after `prompt` with the rows of an earlier text that begins like it: from
-    /// what an ended one has left, if that is half of the prompt, or 64 rows where a place has to
-    /// be made anyway, or sharing pages with one of the streams `running`, whichever has more of
-    /// them. Else all rows are to be run. The longest ended text makes place if there is no free
-    /// one.
+    /// Starts a stream after `prompt` with the rows of another text that begins like it: of an
+    /// ended one or of one of the streams `running`, whichever has more of them. Else all rows
+    /// are to be run.
     ///
     /// # Errors
     ///
@@ -64,29 +77,46 @@ impl Speculator {
     ) -> Result<Stream, MemoryFull> {
         let prompt = prompt.into();
         self.check(&prompt)?;
-        let is_full = self.memory.n_open() == self.memory.size().sequences;
-        let half = prompt.tokens.len() / 2;
-        let enough = if is_full {
-            half.min(WORTH_KEEPING)
-        } else {
-            half
-        };
         let drafts = options.draft.max() > 0;
         let keys = prompt.keys();
-        let parked = self.best_parked(&keys, drafts);
-        let parked = parked.filter(|&(rows, _)| rows >= enough.max(1));
-        let shared = self.best_shared(running, &keys, drafts);
-        let shared = shared.filter(|&(_, rows)| parked.as_ref().is_none_or(|p| rows > p.0));
-        if let (None, Some((_, parked))) = (shared, parked) {
-            return self.resume(parked, prompt, options);
-        }
-        if is_full && let Some(&(oldest, _)) = self.ended.texts.first() {
-            self.unpark(oldest);
-        }
-        match shared {
-            Some((i, _)) => self.fork(running[i], prompt, options),
-            None => self.open(prompt, options),
-        }
+        let parked = self.best_parked(&prompt, &keys, drafts);
+        let shared = self.best_shared(running, &prompt, &keys, drafts);
+        let parked = parked.filter(|&(rows, _)| {
+            rows >= LEAST_HIT && shared.is_none_or(|(_, shared)| rows >= shared)
+        });
+        let state = match (parked, shared) {
+            (Some((rows, Parked(entry))), _) => self.fork_parked(entry, rows, running)?,
+            (None, Some((i, rows))) if rows >= LEAST_HIT => self.fork_running(running[i], rows)?,
+            _ => None,
+        };
+        let state = match state {
+            Some(state) => state,
+            None => self.fresh_state(running)?,
+        };
+        Ok(self.begin(state, keys, prompt, options))
+    }
+
+    /// Starts a stream after `prompt`, all of whose rows are to be run, beside the streams `running`:
+    /// what ended ones have left makes room.
+    ///
+    /// # Errors
+    ///
+    /// As [`Speculator::open`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Speculator::open`].
+    pub fn start_afresh(
+        &mut self,
+        prompt: impl Into<Prompt>,
+        options: StreamOptions,
+        running: &[&Stream],
+    ) -> Result<Stream, MemoryFull> {
+        let prompt = prompt.into();
+        self.check(&prompt)?;
+        let state = self.fresh_state(running)?;
+        let keys = prompt.keys();
+        Ok(self.begin(state, keys, prompt, options))
     }
 
     /// Whether a stream after `prompt` should start later: one of `running` is reading a prompt
@@ -94,19 +124,23 @@ impl Speculator {
     /// are now. `drafts` says whether the stream will be drafted for.
     pub fn should_wait(&self, running: &[&Stream], prompt: &Prompt, drafts: bool) -> bool {
         let keys = prompt.keys();
-        let parked = self.best_parked(&keys, drafts).map_or(0, |(rows, _)| rows);
-        let shared = self.best_shared(running, &keys, drafts);
-        let shared = shared.map_or(0, |(_, rows)| rows);
-        let least = (keys.len() / 2).max(parked.max(shared) + 1);
+        let parked = self.best_parked(prompt, &keys, drafts);
+        let shared = self.best_shared(running, prompt, &keys, drafts);
+        let now = parked
+            .map_or(0, |(rows, _)| rows)
+            .max(shared.map_or(0, |(_, rows)| rows));
+        let least = (keys.len() / 2).max(now + 1);
         running.iter().filter(|s| s.is_reading()).any(|s| {
-            let alike = self.index.alike(s.entry, &keys).min(s.n_prompt());
-            let later = reusable(&keys, alike, |rows| s.will_share(&self.memory, rows));
+            let alike = self.index.alike(s.entry, prompt.namespace, &keys);
+            let later = reusable(&keys, alike.min(s.n_prompt()), |rows| {
+                s.will_share(&self.memory, rows)
+            });
             later >= least && s.n_prefilled() < later
         })
     }
 
     /// Starts a stream after `prompt` with as many rows as what is left of `parked` and the
-    /// prompt have in common, as far as that can go back; the rest of it is forgotten.
+    /// prompt have in common, as far as they can be shared; the rest of it is forgotten.
     ///
     /// # Errors
     ///
@@ -114,7 +148,7 @@ impl Speculator {
     ///
     /// # Panics
     ///
-    /// As [`Speculator::open`], and if nothing is left of `parked`.
+    /// As [`Speculator::open`].
     pub fn resume(
         &mut self,
         parked: Parked,
@@ -122,19 +156,17 @@ impl Speculator {
         options: StreamOptions,
     ) -> Result<Stream, MemoryFull> {
         let (prompt, entry) = (prompt.into(), parked.0);
-        if let Err(full) = self.check(&prompt) {
-            self.unpark(entry);
-            return Err(full);
-        }
-        let keys = prompt.keys();
-        let alike = self.index.alike(entry, &keys);
-        let mut state = self.unpark(entry);
-        let drafts = options.draft.max() > 0;
-        let rows = reusable(&keys, alike, |rows| {
-            state.restorable(&self.memory, rows, drafts)
+        let result = self.check(&prompt).and_then(|()| {
+            let keys = prompt.keys();
+            let rows = self.reusable_of(entry, &prompt, &keys, options.draft.max() > 0);
+            let state = match self.fork_parked(entry, rows, &[])? {
+                Some(state) => state,
+                None => self.fresh_state(&[])?,
+            };
+            Ok(self.begin(state, keys, prompt, options))
         });
-        state.restore(&*self.b, &mut self.memory, rows);
-        Ok(self.begin(state, keys, prompt, options))
+        self.unpark(entry);
+        result
     }
 
     /// Starts a stream after `prompt` that shares what it can of the first rows of `stream`,
@@ -156,10 +188,124 @@ impl Speculator {
         let prompt = prompt.into();
         self.check(&prompt)?;
         let keys = prompt.keys();
-        let alike = self.index.alike(stream.entry, &keys);
+        let alike = self.index.alike(stream.entry, prompt.namespace, &keys);
         let rows = self.shareable(stream, &keys, alike, options.draft.max() > 0);
-        let state = stream.state.fork(&*self.b, &mut self.memory, rows)?;
+        let state = match self.fork_running(stream, rows)? {
+            Some(state) => state,
+            None => self.fresh_state(&[])?,
+        };
         Ok(self.begin(state, keys, prompt, options))
+    }
+
+    /// What has been evicted so far.
+    pub fn evictions(&self) -> Evictions {
+        self.kept.evictions
+    }
+
+    /// Texts that have ended and of which something is left, and the bytes of the target's memory
+    /// that only they have.
+    pub fn kept(&self) -> (usize, usize) {
+        (self.kept.texts.len(), self.kept.n_bytes)
+    }
+
+    /// Does `work`; where there is no room for it, evicts what is of least worth, but nothing of the
+    /// text of `spared`, until there is.
+    pub(crate) fn with_room<T>(
+        &mut self,
+        spared: Option<Entry>,
+        running: &[&Stream],
+        mut work: impl FnMut(&mut Self) -> Result<T, MemoryFull>,
+    ) -> Result<T, MemoryFull> {
+        loop {
+            match work(self) {
+                Err(full) if self.evict(full, spared, running) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Makes some room where `full` says that there is none: what ended streams have left goes
+    /// first, but nothing of the text of `spared`, then the snapshots of `running` ones. Returns
+    /// false if there is nothing that could go.
+    pub(crate) fn evict(
+        &mut self,
+        full: MemoryFull,
+        spared: Option<Entry>,
+        running: &[&Stream],
+    ) -> bool {
+        if let Some(victim) = self.kept.victim(&self.memory, full, spared) {
+            self.kept.note(&victim);
+            match victim {
+                Victim::Text(i, 0) => {
+                    let entry = self.kept.texts[i].entry;
+                    self.unpark(entry);
+                }
+                Victim::Text(i, rows) => {
+                    self.kept.texts[i].state.cut(&mut self.memory, rows);
+                    self.count_kept();
+                }
+                Victim::Snapshot(snapshot, _) => snapshot.free(),
+            }
+            return true;
+        }
+        let is_room = matches!(full, MemoryFull::Pages(_) | MemoryFull::Snapshots(_));
+        let all = running.iter().flat_map(|s| s.state.sequence.snapshots());
+        let mut held = all.filter(|snapshot| is_room && spared.is_none() && !snapshot.is_freed());
+        held.next().map(|snapshot| snapshot.free()).is_some()
+    }
+
+    /// Has the drafter's own memory ready for a round of `streams`, for it takes pages where nothing
+    /// can be evicted.
+    pub(crate) fn make_room_for_drafter(&mut self, streams: &[&mut Stream], chunk: usize) {
+        let Some(drafter) = &self.drafter else { return };
+        let context = self.memory.size().context;
+        let lacks = |stream: &&mut Stream| {
+            let rows = stream.state.sequence.len() + chunk + 2 * MAX_TENTATIVE;
+            let draft = stream.state.draft.as_ref();
+            draft.map_or(0, |draft| draft.lacking_pages(rows.min(context)))
+        };
+        let wanted: usize = streams.iter().map(lacks).sum();
+        if drafter.n_free_pages() >= wanted {
+            return;
+        }
+        let full = MemoryFull::Pages(wanted);
+        while self
+            .drafter
+            .as_ref()
+            .is_some_and(|d| d.n_free_pages() < wanted)
+            && self.evict(full, None, &[])
+        {}
+    }
+
+    /// The state of a stream that begins with the first `rows` rows of the ended text of `entry`;
+    /// none if there is no room for it beside that text.
+    fn fork_parked(
+        &mut self,
+        entry: Entry,
+        rows: usize,
+        running: &[&Stream],
+    ) -> Result<Option<StreamState>, MemoryFull> {
+        let forked = self.with_room(Some(entry), running, |this| {
+            let i = this.kept.position(entry).expect("a text that is spared");
+            this.kept.touch(i);
+            this.kept.texts[i]
+                .state
+                .fork(&*this.b, &mut this.memory, rows)
+        });
+        as_far_as_there_is_room(forked)
+    }
+
+    /// The state of a stream that begins with the first `rows` rows of `stream`; none if there is no
+    /// room for it.
+    fn fork_running(
+        &mut self,
+        stream: &Stream,
+        rows: usize,
+    ) -> Result<Option<StreamState>, MemoryFull> {
+        let forked = self.with_room(Some(stream.entry), &[], |this| {
+            stream.state.fork(&*this.b, &mut this.memory, rows)
+        });
+        as_far_as_there_is_room(forked)
     }
 
     /// Which of `streams` a stream after `prompt` could share most rows with, and how many;
@@ -170,17 +316,18 @@ impl Speculator {
         prompt: &Prompt,
         drafts: bool,
     ) -> Option<(usize, usize)> {
-        self.best_shared(streams, &prompt.keys(), drafts)
+        self.best_shared(streams, prompt, &prompt.keys(), drafts)
     }
 
     /// [`Speculator::best_fork`] of a prompt of `keys`.
     fn best_shared(
         &self,
         streams: &[&Stream],
+        prompt: &Prompt,
         keys: &[RowKey],
         drafts: bool,
     ) -> Option<(usize, usize)> {
-        let matches = self.index.matches(keys).into_iter();
+        let matches = self.index.matches(prompt.namespace, keys).into_iter();
         let shared = matches.filter_map(|found| {
             let i = streams.iter().position(|s| s.entry == found.entry)?;
             Some((i, self.shareable(streams[i], keys, found.rows, drafts)))
@@ -193,7 +340,7 @@ impl Speculator {
     /// Pages of keys and values in use by streams that run, and pages in all.
     pub fn pages_running(&self) -> (usize, usize) {
         let (used, all) = self.memory.pages_used();
-        (used - self.ended.n_pages, all)
+        (used - self.kept.n_pages.min(used), all)
     }
 
     /// Rows that a stream after a prompt of `keys`, the first `alike` of which are those of
@@ -204,36 +351,67 @@ impl Speculator {
         })
     }
 
-    /// The parked text in which a stream after a prompt of `keys` finds most rows, and how
+    /// Rows that a stream after `prompt`, of `keys`, could share with the ended text of `entry`.
+    fn reusable_of(&self, entry: Entry, prompt: &Prompt, keys: &[RowKey], drafts: bool) -> usize {
+        let i = self
+            .kept
+            .position(entry)
+            .expect("something is left of the stream");
+        let alike = self.index.alike(entry, prompt.namespace, keys);
+        let state = &self.kept.texts[i].state;
+        reusable(keys, alike, |rows| {
+            state.forkable(&self.memory, rows, drafts)
+        })
+    }
+
+    /// The parked text in which a stream after `prompt`, of `keys`, finds most rows, and how
     /// many; the newest of several.
-    fn best_parked(&self, keys: &[RowKey], drafts: bool) -> Option<(usize, Parked)> {
-        let matches = self.index.matches(keys).into_iter();
-        let found = matches.filter_map(|found| {
-            let texts = &self.ended.texts;
-            let age = texts.iter().position(|&(entry, _)| entry == found.entry)?;
-            let state = &texts[age].1;
-            let rows = reusable(keys, found.rows, |rows| {
-                state.restorable(&self.memory, rows, drafts)
-            });
-            Some((rows, age, found.entry))
-        });
-        let best = found.max_by_key(|&(rows, age, _)| (rows, age));
-        best.map(|(rows, _, entry)| (rows, Parked(entry)))
+    fn best_parked(
+        &self,
+        prompt: &Prompt,
+        keys: &[RowKey],
+        drafts: bool,
+    ) -> Option<(usize, Parked)> {
+        let matches = self.index.matches(prompt.namespace, keys).into_iter();
+        let parked = matches.filter(|found| self.kept.position(found.entry).is_some());
+        let mut best: Option<(usize, Parked)> = None;
+        for found in parked {
+            // The others have fewer rows alike.
+            if best.is_some_and(|(rows, _)| rows >= found.rows) {
+                break;
+            }
+            let rows = self.reusable_of(found.entry, prompt, keys, drafts);
+            if rows > 0 && best.is_none_or(|(most, _)| rows > most) {
+                best = Some((rows, Parked(found.entry)));
+            }
+        }
+        best
     }
 
-    /// Takes what is left of an ended stream out of its place and the index.
-    fn unpark(&mut self, entry: Entry) -> StreamState {
-        let texts = &mut self.ended.texts;
-        let i = texts.iter().position(|(e, _)| *e == entry);
-        let (_, state) = texts.remove(i.expect("something is left of the stream"));
-        self.index.remove(entry);
-        self.count_ended();
-        state
+    /// Frees what is left of an ended stream, if anything is, and takes it out of the index.
+    fn unpark(&mut self, entry: Entry) {
+        if let Some(i) = self.kept.position(entry) {
+            self.kept.texts.remove(i);
+            self.index.remove(entry);
+            self.count_kept();
+        }
     }
 
-    fn count_ended(&mut self) {
-        let sequences = self.ended.texts.iter().map(|(_, state)| &state.sequence);
-        self.ended.n_pages = self.memory.pages_only_of(sequences);
+    fn count_kept(&mut self) {
+        let sequences = self.kept.texts.iter().map(|text| &text.state.sequence);
+        self.kept.n_pages = self.memory.pages_only_of(sequences.clone());
+        self.kept.n_bytes = self.memory.bytes_only_of(sequences);
+    }
+}
+
+/// What came of a fork; none where there was no room beside what it was to begin with.
+fn as_far_as_there_is_room(
+    forked: Result<StreamState, MemoryFull>,
+) -> Result<Option<StreamState>, MemoryFull> {
+    match forked {
+        Ok(state) => Ok(Some(state)),
+        Err(MemoryFull::Pages(_) | MemoryFull::Snapshots(_)) => Ok(None),
+        Err(full) => Err(full),
     }
 }
 

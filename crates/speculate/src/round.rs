@@ -141,7 +141,9 @@ impl Speculator {
     ) -> Result<Vec<StreamRows>, MemoryFull> {
         self.batch.clear();
         let mut rows = Vec::with_capacity(streams.len());
-        for stream in streams {
+        self.make_room_for_drafter(streams, chunk);
+        for i in 0..streams.len() {
+            let stream = &mut *streams[i];
             let n_before = stream.state.sequence.len();
             let n_known = stream.next_chunk(chunk);
             let reaches_end = n_before + n_known == stream.tokens.len();
@@ -151,14 +153,24 @@ impl Speculator {
             let first = self.batch.n_rows();
             let mut tokens = stream.tokens[n_before..n_before + n_known].to_vec();
             tokens.extend_from_slice(&stream.draft);
-            let sequence = &mut stream.state.sequence;
-            self.memory
-                .push(&mut self.batch, sequence, &tokens, n_known)?;
+            let n_drafted = stream.draft.len();
+            let certain = stream.certain_rows(n_known);
+            loop {
+                let sequence = &mut streams[i].state.sequence;
+                let pushed = self
+                    .memory
+                    .push(&mut self.batch, sequence, &tokens, certain);
+                let Err(full) = pushed else { break };
+                let running: Vec<&Stream> = streams.iter().map(|stream| &**stream).collect();
+                if !self.evict(full, None, &running) {
+                    return Err(full);
+                }
+            }
             rows.push(StreamRows {
                 first,
                 n_before,
                 n_known,
-                n_drafted: stream.draft.len(),
+                n_drafted,
                 reaches_end,
             });
         }
@@ -339,11 +351,24 @@ impl Speculator {
             } else {
                 rows.n_before + rows.n_known
             };
-            let sequence = &mut stream.state.sequence;
-            self.memory.truncate(sequence, len);
-            if stream.snapshot_at == Some(len) {
-                self.memory.snapshot(&*self.b, sequence);
-            }
+            self.memory.truncate(&mut stream.state.sequence, len);
+            self.take_snapshots(stream);
+        }
+    }
+
+    /// Takes the snapshots of `stream` that are due and can be had. One of more worth than another
+    /// that somebody has left takes its place.
+    fn take_snapshots(&mut self, stream: &mut Stream) {
+        let sequence = &mut stream.state.sequence;
+        while let Some(&due) = stream.snapshots_due.first()
+            && self.memory.has_for_snapshot(sequence, due.rows)
+        {
+            stream.snapshots_due.remove(0);
+            let full = MemoryFull::Snapshots(0);
+            while !self.memory.snapshot(&*self.b, sequence, due.rows)
+                && !due.is_extra
+                && self.evict(full, None, &[])
+            {}
         }
     }
 

@@ -2,8 +2,8 @@
 
 use crate::accept::Accept;
 use crate::draft::{DraftState, Drafter};
+use crate::kept::Kept;
 use crate::length::Lengths;
-use crate::parked::Ended;
 use crate::prompt::Prompt;
 use crate::sample::Scratch;
 use crate::stream::{Stream, StreamOptions, StreamState};
@@ -22,7 +22,8 @@ pub struct Speculator {
     pub(crate) memory: Memory,
     /// All texts, running or ended, by what their rows are computed from.
     pub(crate) index: PrefixIndex,
-    pub(crate) ended: Ended,
+    /// What ended streams have left.
+    pub(crate) kept: Kept,
     pub(crate) batch: Batch,
     pub(crate) scratch: Scratch,
     pub(crate) key: StepKey,
@@ -42,9 +43,9 @@ impl Speculator {
             drafter,
             lengths: Lengths::default(),
             accept: Accept::Exact,
+            kept: Kept::new(&memory),
             memory,
             index: PrefixIndex::new(),
-            ended: Ended::default(),
             batch: Batch::default(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
@@ -89,7 +90,8 @@ impl Speculator {
     ///
     /// If a stream is open or parked: the drafter would not have seen its rows.
     pub fn replace_drafter(&mut self, drafter: Option<Box<dyn Drafter>>) {
-        assert_eq!(self.memory.n_open(), 0, "no stream is open");
+        let is_idle = self.memory.n_open() == 0 && self.kept.texts.is_empty();
+        assert!(is_idle, "no stream is open or parked");
         self.drafter = drafter;
         // The old drafter's guesses say nothing of what the new one's are worth.
         self.lengths = Lengths::default();
@@ -100,8 +102,7 @@ impl Speculator {
     /// # Errors
     ///
     /// [`MemoryFull::Context`] if the prompt does not fit, [`MemoryFull::Span`] if one of its
-    /// media spans does not fit a step, [`MemoryFull::Sequences`] if too many streams are open
-    /// or parked.
+    /// media spans does not fit a step, [`MemoryFull::Sequences`] if too many streams are open.
     ///
     /// # Panics
     ///
@@ -111,19 +112,20 @@ impl Speculator {
         prompt: impl Into<Prompt>,
         options: StreamOptions,
     ) -> Result<Stream, MemoryFull> {
-        let prompt = prompt.into();
-        self.check(&prompt)?;
-        let state = StreamState {
-            sequence: self.memory.open()?,
-            draft: self.draft_state()?,
-        };
-        let keys = prompt.keys();
-        Ok(self.begin(state, keys, prompt, options))
+        self.start_afresh(prompt, options, &[])
     }
 
     /// Ends a stream and frees what nobody else owns of what it remembers.
     pub fn close(&mut self, stream: Stream) {
         self.index.remove(stream.entry);
+    }
+
+    /// The state of a new text. Where there is no room for it, what ended streams have left goes,
+    /// and then the snapshots of `running` ones.
+    pub(crate) fn fresh_state(&mut self, running: &[&Stream]) -> Result<StreamState, MemoryFull> {
+        let sequence = self.with_room(None, running, |this| this.memory.open())?;
+        let draft = self.draft_state()?;
+        Ok(StreamState { sequence, draft })
     }
 
     /// An empty state of the drafter, if there is one.
@@ -159,7 +161,7 @@ impl Speculator {
         prompt: Prompt,
         options: StreamOptions,
     ) -> Stream {
-        let entry = self.index.insert(keys);
+        let entry = self.index.insert(prompt.namespace, keys);
         Stream::new(state, entry, prompt, options, &self.memory)
     }
 }

@@ -61,31 +61,8 @@ pub(crate) struct StreamState {
 }
 
 impl StreamState {
-    /// The most rows, `rows` at most, that [`StreamState::restore`] can go back to. Where
-    /// drafts are wanted (`drafts`), the drafter has learned all of them.
-    pub(crate) fn restorable(&self, memory: &Memory, rows: usize, drafts: bool) -> usize {
-        let draft = self.draft.as_ref().filter(|_| drafts);
-        settle(
-            rows,
-            |rows| memory.restorable(&self.sequence, rows),
-            |rows| draft.map_or(rows, |draft| draft.restorable(rows)),
-        )
-    }
-
-    /// Forgets all rows from row `rows` on.
-    ///
-    /// # Panics
-    ///
-    /// If that is not [`StreamState::restorable`].
-    pub(crate) fn restore(&mut self, b: &dyn Backend, memory: &mut Memory, rows: usize) {
-        memory.restore(b, &mut self.sequence, rows);
-        if let Some(draft) = &mut self.draft {
-            draft.truncate(b, draft.restorable(rows));
-        }
-    }
-
-    /// The most rows, `rows` at most, that [`StreamState::fork`] can share; `drafts` as for
-    /// [`StreamState::restorable`].
+    /// The most rows, `rows` at most, that [`StreamState::fork`] can share. Where drafts are
+    /// wanted (`drafts`), the drafter has learned all of them.
     pub(crate) fn forkable(&self, memory: &Memory, rows: usize, drafts: bool) -> usize {
         let draft = self.draft.as_ref().filter(|_| drafts);
         settle(
@@ -93,6 +70,34 @@ impl StreamState {
             |rows| memory.forkable(&self.sequence, rows),
             |rows| draft.map_or(rows, |draft| draft.forkable(rows)),
         )
+    }
+
+    /// Ends the text: the state is only forked and cut from now on.
+    pub(crate) fn keep(&mut self, memory: &mut Memory) {
+        memory.keep(&mut self.sequence);
+        if let Some(draft) = &mut self.draft {
+            draft.keep();
+        }
+    }
+
+    /// Whether whoever could go on from `part`, the state of a text that this one begins with, can
+    /// as well go on from here.
+    pub(crate) fn has_all_of(&self, memory: &Memory, part: &StreamState) -> bool {
+        let rows = part.sequence.len();
+        let learned = part.draft.as_ref().map_or(0, |draft| draft.forkable(rows));
+        let mut theirs = part.sequence.snapshots().iter().filter(|s| !s.is_freed());
+        let own = self.sequence.snapshots();
+        theirs.all(|s| own.iter().any(|own| Arc::ptr_eq(own, s)))
+            && memory.forkable(&self.sequence, rows) >= memory.forkable(&part.sequence, rows)
+            && self.draft.as_ref().map_or(0, |draft| draft.forkable(rows)) >= learned
+    }
+
+    /// Has the state of an ended text forget all rows from row `rows` on.
+    pub(crate) fn cut(&mut self, memory: &mut Memory, rows: usize) {
+        memory.cut(&mut self.sequence, rows);
+        if let Some(draft) = &mut self.draft {
+            draft.cut(rows);
+        }
     }
 
     /// The state of another text that begins with the same `rows` rows.
@@ -159,8 +164,19 @@ pub struct Stream {
     pub(crate) ledger: Ledger,
     /// Rows of the prompt that another text had left or shares.
     n_reused: usize,
-    /// Rows after which a snapshot of recurrent state is to be taken, if one is.
-    pub(crate) snapshot_at: Option<usize>,
+    /// Snapshots that are to be taken while the prompt is read, ascending by rows.
+    pub(crate) snapshots_due: Vec<SnapshotDue>,
+    /// Whether the target has recurrent state, which is saved as it is after a step.
+    has_state: bool,
+}
+
+/// A snapshot that is to be taken while a prompt is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotDue {
+    /// Rows after which.
+    pub(crate) rows: usize,
+    /// Whether nothing makes room for it.
+    pub(crate) is_extra: bool,
 }
 
 impl Stream {
@@ -172,16 +188,20 @@ impl Stream {
         options: StreamOptions,
         memory: &Memory,
     ) -> Self {
-        let Prompt { tokens, spans } = prompt;
         let n_reused = state.sequence.len();
-        let snapshot_at = snapshot_at(tokens.len(), &spans);
-        let takes_snapshot = !memory.delta.is_empty() && snapshot_at > n_reused;
+        let mut snapshots_due = match memory.takes_snapshots() {
+            true => snapshots_due(&prompt),
+            false => Vec::new(),
+        };
+        snapshots_due.retain(|due| due.rows > n_reused);
+        let Prompt { tokens, spans, .. } = prompt;
         let has_room = options.max_tokens > 0 && tokens.len() < memory.size().context;
         Stream {
             state,
             entry,
             n_reused,
-            snapshot_at: takes_snapshot.then_some(snapshot_at),
+            snapshots_due,
+            has_state: memory.has_state(),
             n_prompt: tokens.len(),
             draft: Vec::new(),
             draft_probs: Vec::new(),
@@ -240,11 +260,12 @@ impl Stream {
     /// The most of its first rows, `rows` at most, that the stream can share once it has read its
     /// prompt.
     pub(crate) fn will_share(&self, memory: &Memory, rows: usize) -> usize {
-        match self.snapshot_at {
-            _ if memory.delta.is_empty() => rows / PAGE_ROWS * PAGE_ROWS,
-            Some(at) if at <= rows => at,
-            _ => 0,
+        if !memory.has_state() {
+            return rows;
         }
+        let due = self.snapshots_due.iter().rev();
+        let due = due.filter(|due| !due.is_extra).map(|due| due.rows);
+        due.into_iter().find(|&due| due <= rows).unwrap_or(0)
     }
 
     /// Why the stream has ended, if it has.
@@ -285,13 +306,35 @@ impl Stream {
     }
 
     /// Known tokens that the next step runs: `chunk` at most but for a longer media span, none
-    /// past a snapshot that is due, and no part of a span.
+    /// past a snapshot that is due, and no part of a span. The last rows of a prompt go along
+    /// with those before a snapshot, as rows that could be taken back ([`Stream::certain_rows`]).
     pub(crate) fn next_chunk(&self, chunk: usize) -> usize {
         let first = self.state.sequence.len();
-        let due = self.snapshot_at.filter(|&rows| rows > first);
-        let due = due.map_or(usize::MAX, |rows| rows - first);
-        let n = (self.tokens.len() - first).min(chunk).min(due);
-        self.spans.whole_chunk(first, n)
+        let left = (self.tokens.len() - first).min(chunk);
+        let reaches_end = first + left == self.tokens.len();
+        let due = self.next_snapshot();
+        let is_last = due.is_some_and(|due| {
+            reaches_end && self.snapshots_due.len() == 1 && self.tokens.len() - due <= MAX_TENTATIVE
+        });
+        let due = due
+            .filter(|_| !is_last)
+            .map_or(usize::MAX, |due| due - first);
+        self.spans.whole_chunk(first, left.min(due))
+    }
+
+    /// How many of the next `n` known rows the recurrent state is to have seen for good after their
+    /// step: those before a snapshot, as it saves the state.
+    pub(crate) fn certain_rows(&self, n: usize) -> usize {
+        let first = self.state.sequence.len();
+        let due = self.next_snapshot().map(|due| due - first);
+        due.filter(|&rows| rows < n).unwrap_or(n)
+    }
+
+    /// Rows after which the next snapshot of recurrent state is due.
+    fn next_snapshot(&self) -> Option<usize> {
+        let first = self.state.sequence.len();
+        let mut due = self.snapshots_due.iter().map(|due| due.rows);
+        due.find(|&rows| rows > first).filter(|_| self.has_state)
     }
 
     /// Appends what stays of the draft and the pending token, as far as there is room, up to a
@@ -358,17 +401,52 @@ impl Stream {
     }
 }
 
-/// Fewest rows of a prompt that are worth a snapshot, and so a step that ends there.
+/// Fewest rows of a prompt without marks that are worth a snapshot, and so a step that ends there.
 const LEAST_SNAPSHOT: usize = 128;
 
-/// Last rows of a prompt that a snapshot leaves out: often a template's way to begin the
-/// reply, which a later turn writes in another way.
+/// Fewest rows that are worth a snapshot at the last mark, which costs no step.
+const LEAST_LAST: usize = 16;
+
+/// Fewest rows that are worth a snapshot at the first mark, and fewest between it and the last.
+const LEAST_FIRST: usize = 32;
+
+/// Rows of a long prompt between snapshots that are taken where there is room.
+const STRIDE: usize = 1024;
+
+/// Last rows of a prompt without marks that a snapshot leaves out: often a template's way to begin
+/// the reply, which a later turn writes in another way.
 const REPLY_ROWS: usize = 16;
 
-/// After how many rows of a prompt of `n` a snapshot of recurrent state is taken, for texts
-/// that begin like it; 0 for none. Whole pages, so that a fork can share them, and whole
-/// spans.
-fn snapshot_at(n: usize, spans: &Spans) -> usize {
+/// The snapshots to take while `prompt` is read, for texts that begin like it: at the first mark,
+/// where the system prompt ends, at the last, from which a later turn goes on however it writes the
+/// reply, and on the way at every [`STRIDE`] rows. Each leaves all media spans whole.
+fn snapshots_due(prompt: &Prompt) -> Vec<SnapshotDue> {
+    let (n, spans) = (prompt.tokens.len(), &prompt.spans);
+    let marks = prompt.marks.iter().copied();
+    let marks: Vec<usize> = marks.filter(|&at| at < n && spans.can_cut(at)).collect();
+    let mut rows = match (marks.first(), marks.last()) {
+        (Some(&first), Some(&last)) => vec![first, last],
+        _ => vec![last_page(n, spans)],
+    };
+    rows.retain(|&rows| rows >= LEAST_LAST);
+    if let [first, last] = rows[..]
+        && (first < LEAST_FIRST || last - first < LEAST_FIRST)
+    {
+        rows.remove(0);
+    }
+    let due = |is_extra| move |rows| SnapshotDue { rows, is_extra };
+    let far = |at: &usize| rows.iter().all(|rows| rows.abs_diff(*at) >= STRIDE / 2);
+    let strides = (STRIDE..n).step_by(STRIDE);
+    let strides = strides.filter(|at| spans.can_cut(*at) && far(at));
+    let mut all: Vec<SnapshotDue> = strides.map(due(true)).collect();
+    all.extend(rows.iter().copied().map(due(false)));
+    all.sort_by_key(|due| due.rows);
+    all
+}
+
+/// After how many rows of a prompt of `n` without marks a snapshot is taken; 0 for none. Whole
+/// pages, and whole spans.
+fn last_page(n: usize, spans: &Spans) -> usize {
     let mut rows = n.saturating_sub(REPLY_ROWS) / PAGE_ROWS * PAGE_ROWS;
     while !spans.can_cut(rows) {
         rows -= PAGE_ROWS;
@@ -382,10 +460,10 @@ mod tests {
     use crate::prompt::MediaSpan;
 
     #[test]
-    fn a_snapshot_is_taken_after_whole_pages_before_the_reply() {
+    fn without_marks_a_snapshot_is_taken_after_whole_pages_before_the_reply() {
         let none = Spans::default();
         for (n, rows) in [(0, 0), (143, 0), (144, 128), (207, 128), (208, 192)] {
-            assert_eq!(snapshot_at(n, &none), rows, "prompt of {n}");
+            assert_eq!(last_page(n, &none), rows, "prompt of {n}");
         }
     }
 
@@ -396,9 +474,32 @@ mod tests {
             hash: [0; 16],
         };
         let spans = |rows| Prompt::with_media(vec![0; 400], vec![span(rows)]).spans;
-        assert_eq!(snapshot_at(400, &spans(300..390)), 384 - 64 - 64);
-        assert_eq!(snapshot_at(400, &spans(384..390)), 384);
-        assert_eq!(snapshot_at(400, &spans(10..390)), 0);
+        assert_eq!(last_page(400, &spans(300..390)), 384 - 64 - 64);
+        assert_eq!(last_page(400, &spans(384..390)), 384);
+        assert_eq!(last_page(400, &spans(10..390)), 0);
+        let prompt = Prompt::with_media(vec![0; 400], vec![span(300..390)]);
+        let due = snapshots_due(&prompt.with_marks(vec![250, 350]));
+        assert_eq!(due.iter().map(|due| due.rows).collect::<Vec<_>>(), [250]);
+    }
+
+    #[test]
+    fn snapshots_are_due_at_the_first_and_the_last_mark_and_on_the_way() {
+        let due = |n: usize, marks: &[usize]| {
+            let prompt = Prompt::from(vec![0; n]).with_marks(marks.to_vec());
+            let due = snapshots_due(&prompt).into_iter();
+            due.map(|due| (due.rows, due.is_extra)).collect::<Vec<_>>()
+        };
+        assert_eq!(due(300, &[100, 150, 290]), [(100, false), (290, false)]);
+        assert_eq!(due(300, &[20, 290]), [(290, false)]);
+        assert_eq!(due(300, &[270, 290]), [(290, false)]);
+        assert_eq!(due(30, &[10, 25]), [(25, false)]);
+        assert_eq!(due(20, &[10]), []);
+        let long = due(4000, &[900, 3990]);
+        let extra = [(2048, true), (3072, true)];
+        assert_eq!(
+            long,
+            [&[(900, false)], &extra[..], &[(3990, false)]].concat()
+        );
     }
 
     #[test]

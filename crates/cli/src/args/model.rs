@@ -37,6 +37,10 @@ pub(crate) struct LoadArgs {
     /// more is not started [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<u64>,
+    /// Memory of the prefix cache, such as 2GB, beyond what running requests leave free of their KV
+    /// cache
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) prefix_cache_memory: Option<u64>,
     /// Prompt tokens of one prefill step, at most [default: 256, on a GPU 1024]
     #[arg(long, value_name = "TOKENS", value_parser = count)]
     pub(crate) chunk: Option<usize>,

@@ -116,6 +116,8 @@ const AS_IN_OPENAI: &[&str] = &[
     "min_tokens",
     "min_new_tokens",
     "ignore_eos",
+    "cache_salt",
+    "cache_prompt",
     "skip_special_tokens",
     "speculation",
     "speculation.draft_max",

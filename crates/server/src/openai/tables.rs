@@ -101,6 +101,14 @@ pub(crate) const HONORED: &[Known] = &[
     ),
     known("min_new_tokens", "another name of `min_tokens`"),
     known("ignore_eos", "writes on after the model's own end of text"),
+    known(
+        "cache_salt",
+        "a string: the prompt is looked for in the prefix cache among those of the same string and the same API key only",
+    ),
+    known(
+        "cache_prompt",
+        "`false`: the prompt is not looked for in the prefix cache",
+    ),
     known("skip_special_tokens", "`false` shows special tokens"),
     known("stream", "server-sent events"),
     known("stream_options", "see its fields; needs `stream: true`"),
@@ -406,8 +414,7 @@ pub(crate) const REFUSED: &[Unsupported] = &[
     unless("return_hidden_states", "[false]"),
     unless("response_fields", "[[]]"),
     unless("spaces_between_special_tokens", "[true]"),
-    // Caches that are kept apart or elsewhere.
-    unless("cache_salt", "[]"),
+    // Caches that are kept elsewhere.
     unless("kv_transfer_params", "[{}]"),
     unless("ec_transfer_params", "[{}]"),
 ];
@@ -471,7 +478,6 @@ pub(crate) const HARMLESS: &[Known] = &[
         "every prompt is looked for in the cache",
     ),
     known("prompt_cache_retention", "the cache keeps what fits"),
-    known("cache_prompt", "changes speed only"),
     known("n_cache_reuse", "changes speed only"),
     known("id_slot", "changes speed only"),
     known("keep_alive", "the model stays loaded"),

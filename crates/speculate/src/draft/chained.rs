@@ -155,6 +155,10 @@ impl<H: ChainedHead> Drafter for Chained<H> {
         Ok(Box::new(ChainedState::new(&self.memory, sequence)))
     }
 
+    fn n_free_pages(&self) -> usize {
+        lock(&self.memory).n_free_pages()
+    }
+
     fn draft(
         &mut self,
         target: TargetView<'_>,
@@ -195,6 +199,11 @@ impl ChainedState {
         }
     }
 
+    /// Values of the features of a row that waits; 0 if none does.
+    fn width(&self) -> usize {
+        self.unread.len().checked_div(self.n_unread).unwrap_or(0)
+    }
+
     /// Rows learned, read or not.
     fn learned(&self) -> usize {
         self.sequence.len() + self.n_unread
@@ -202,35 +211,38 @@ impl ChainedState {
 }
 
 impl DraftState for ChainedState {
-    fn restorable(&self, rows: usize) -> usize {
-        let rows = rows.min(self.learned());
-        if rows > self.sequence.len() {
-            return rows;
-        }
-        lock(&self.memory).restorable(&self.sequence, rows)
+    fn keep(&mut self) {
+        lock(&self.memory).keep(&mut self.sequence);
     }
 
-    fn truncate(&mut self, backend: &dyn Backend, rows: usize) {
-        assert!(rows <= self.learned(), "rows that the state has learned");
-        let n_unread = rows.saturating_sub(self.sequence.len());
-        // Without unread rows there are no features to cut.
-        let width = self.unread.len() / self.n_unread.max(1);
-        self.unread.truncate(n_unread * width);
+    fn cut(&mut self, rows: usize) {
+        let n_unread = rows.saturating_sub(self.sequence.len()).min(self.n_unread);
+        self.unread.truncate(n_unread * self.width());
         self.n_unread = n_unread;
-        if n_unread == 0 {
-            lock(&self.memory).restore(backend, &mut self.sequence, rows);
-        }
-        self.coverage = Coverage::default();
+        lock(&self.memory).cut(&mut self.sequence, rows);
     }
 
-    /// Whole pages that the head has read: rows that wait are not shared.
+    fn lacking_pages(&self, rows: usize) -> usize {
+        self.sequence.lacking_pages(rows)
+    }
+
     fn forkable(&self, rows: usize) -> usize {
-        lock(&self.memory).forkable(&self.sequence, rows)
+        let read = self.sequence.len();
+        let memory = lock(&self.memory);
+        // Rows that wait come after all that was read.
+        if rows > read && memory.forkable(&self.sequence, read) == read {
+            return rows.min(self.learned());
+        }
+        memory.forkable(&self.sequence, rows)
     }
 
     fn fork(&self, backend: &dyn Backend, rows: usize) -> Result<Box<dyn DraftState>, MemoryFull> {
-        let sequence = lock(&self.memory).fork(backend, &self.sequence, rows)?;
-        Ok(Box::new(ChainedState::new(&self.memory, sequence)))
+        let read = rows.min(self.sequence.len());
+        let sequence = lock(&self.memory).fork(backend, &self.sequence, read)?;
+        let mut fork = ChainedState::new(&self.memory, sequence);
+        fork.n_unread = rows - read;
+        fork.unread = self.unread[..fork.n_unread * self.width()].to_vec();
+        Ok(Box::new(fork))
     }
 }
 

@@ -109,6 +109,11 @@ pub trait Drafter: Send {
         Ok(Box::new(NoState))
     }
 
+    /// Free pages of the drafter's own memory.
+    fn n_free_pages(&self) -> usize {
+        usize::MAX
+    }
+
     /// Learns the rows that stay of a round, then drafts up to `limit` tokens for
     /// each request, in order. `hidden: [n, H]` are all of the round's rows.
     fn draft(

@@ -6,22 +6,22 @@ use std::any::Any;
 
 /// What a drafter remembers of one text.
 ///
-/// It belongs to the text, as the target's sequence does, and not to the drafter: it is cut
-/// back and forked with the sequence. Dropping it gives back the memory that it holds.
+/// It belongs to the text, as the target's sequence does, and not to the drafter: it is kept and
+/// forked with the sequence. Dropping it gives back the memory that it holds.
 ///
 /// Rows are counted as in the target: a state that has learned `n` rows has seen the first
 /// `n` rows of the text and, with each, the token after it.
 pub trait DraftState: Any + Send {
-    /// The most rows, `rows` at most, that [`DraftState::truncate`] can go back to.
-    fn restorable(&self, rows: usize) -> usize;
+    /// Ends the text: the state is only forked and cut from now on.
+    fn keep(&mut self) {}
 
-    /// Forgets all rows from row `rows` on. The text may differ there from now on, but for the
-    /// token after the last row that stays.
-    ///
-    /// # Panics
-    ///
-    /// If the state cannot go back there ([`DraftState::restorable`]).
-    fn truncate(&mut self, backend: &dyn Backend, rows: usize);
+    /// Has the state of an ended text forget all rows from row `rows` on.
+    fn cut(&mut self, rows: usize);
+
+    /// Pages of the drafter's own memory that the state lacks before it has learned `rows` rows.
+    fn lacking_pages(&self, _rows: usize) -> usize {
+        0
+    }
 
     /// The most rows, `rows` at most, with which [`DraftState::fork`] can begin another state.
     fn forkable(&self, rows: usize) -> usize;
@@ -56,11 +56,7 @@ impl dyn DraftState {
 pub trait Derived: Default + Send + 'static {}
 
 impl<S: Derived> DraftState for S {
-    fn restorable(&self, rows: usize) -> usize {
-        rows
-    }
-
-    fn truncate(&mut self, _backend: &dyn Backend, _rows: usize) {
+    fn cut(&mut self, _rows: usize) {
         *self = S::default();
     }
 
