@@ -407,7 +407,7 @@ const LEAST_SNAPSHOT: usize = 128;
 /// Fewest rows that are worth a snapshot at the last mark, which costs no step.
 const LEAST_LAST: usize = 16;
 
-/// Fewest rows that are worth a snapshot at the first mark, and fewest between it and the last.
+/// Fewest rows that are worth a snapshot at the first mark, and so a step that ends there.
 const LEAST_FIRST: usize = 32;
 
 /// Rows of a long prompt between snapshots that are taken where there is room.
@@ -424,16 +424,17 @@ fn snapshots_due(prompt: &Prompt) -> Vec<SnapshotDue> {
     let (n, spans) = (prompt.tokens.len(), &prompt.spans);
     let marks = prompt.marks.iter().copied();
     let marks: Vec<usize> = marks.filter(|&at| at < n && spans.can_cut(at)).collect();
+    let page = last_page(n, spans);
     let mut rows = match (marks.first(), marks.last()) {
-        (Some(&first), Some(&last)) => vec![first, last],
-        _ => vec![last_page(n, spans)],
+        (Some(&first), Some(&last)) if first < last => {
+            vec![if first >= LEAST_FIRST { first } else { last }, last]
+        }
+        // Prompts of one message may part within it.
+        (_, Some(&last)) => vec![page.min(last), last],
+        _ => vec![page],
     };
     rows.retain(|&rows| rows >= LEAST_LAST);
-    if let [first, last] = rows[..]
-        && (first < LEAST_FIRST || last - first < LEAST_FIRST)
-    {
-        rows.remove(0);
-    }
+    rows.dedup();
     let due = |is_extra| move |rows| SnapshotDue { rows, is_extra };
     let far = |at: &usize| rows.iter().all(|rows| rows.abs_diff(*at) >= STRIDE / 2);
     let strides = (STRIDE..n).step_by(STRIDE);
@@ -491,7 +492,7 @@ mod tests {
         };
         assert_eq!(due(300, &[100, 150, 290]), [(100, false), (290, false)]);
         assert_eq!(due(300, &[20, 290]), [(290, false)]);
-        assert_eq!(due(300, &[270, 290]), [(290, false)]);
+        assert_eq!(due(300, &[270, 290]), [(270, false), (290, false)]);
         assert_eq!(due(30, &[10, 25]), [(25, false)]);
         assert_eq!(due(20, &[10]), []);
         let long = due(4000, &[900, 3990]);
