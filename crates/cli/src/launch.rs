@@ -9,7 +9,7 @@ use crate::serve::{self, Background};
 use crate::servers;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
-use std::io::{ErrorKind, Write as _};
+use std::io::Write as _;
 use std::process::{Command, ExitCode};
 
 /// What a client must know.
@@ -186,6 +186,9 @@ fn gptme(target: &Target<'_>) -> Setup {
 pub(crate) fn run(args: LaunchArgs, output: OutputArgs) -> Result<ExitCode> {
     let client = CLIENTS.iter().find(|client| client.name == args.client);
     let client = client.context("no such client")?;
+    if !args.print && !is_installed(client.program) {
+        bail!("`{}` is not installed: {}", client.program, client.install);
+    }
     let place = place(&args)?;
     let key = args.api_key.as_deref().unwrap_or("paceline");
     let setup = (client.setup)(&Target {
@@ -208,18 +211,22 @@ pub(crate) fn run(args: LaunchArgs, output: OutputArgs) -> Result<ExitCode> {
         .args(&args.arguments)
         .envs(setup.variables)
         .spawn();
-    let mut child = match child {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            bail!("`{}` is not installed: {}", client.program, client.install)
-        }
-        child => child.with_context(|| format!("cannot start `{}`", client.program))?,
-    };
+    let mut child = child.with_context(|| format!("cannot start `{}`", client.program))?;
     let status = interrupts.ignored_until(|| child.try_wait())?;
     if let Some(background) = place.background {
         background.stop()?;
     }
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// Whether a program is in one of the folders of `PATH`.
+fn is_installed(program: &str) -> bool {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let suffixed = format!("{program}{}", std::env::consts::EXE_SUFFIX);
+    // On Windows, npm installs scripts.
+    let names = [suffixed, format!("{program}.cmd")];
+    std::env::split_paths(&paths).any(|path| names.iter().any(|name| path.join(name).is_file()))
 }
 
 /// A server for a client.

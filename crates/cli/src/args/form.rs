@@ -3,12 +3,10 @@
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// The form of a reply.
+/// The form of a reply: any text, or one JSON object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TextForm {
-    /// Any text
     Text,
-    /// One JSON object
     Json,
 }
 
