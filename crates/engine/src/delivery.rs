@@ -41,6 +41,8 @@ pub(crate) struct Running {
     pub(crate) accept: Accept,
     /// When the first token came, if one has come.
     pub(crate) first_token: Option<Instant>,
+    /// Who asked.
+    pub(crate) client: u64,
 }
 
 /// What turns tokens into text by channel.

@@ -29,6 +29,7 @@ mod options;
 mod pace;
 mod placement;
 mod preflight;
+mod queue;
 mod reason;
 mod request;
 mod sampler;

@@ -46,6 +46,10 @@ pub struct Request {
     pub grammar: Option<Grammar>,
     /// Tokens of reasoning, at most; then it is closed by the model's own mark.
     pub reasoning_budget: Option<usize>,
+    /// Whose turn it is when more requests wait than can run: the smallest comes first.
+    pub priority: i64,
+    /// Who asks. Clients with equal priority take turns.
+    pub client: u64,
 }
 
 impl Request {
@@ -66,6 +70,8 @@ impl Request {
             logprobs: None,
             grammar: None,
             reasoning_budget: None,
+            priority: 0,
+            client: 0,
         }
     }
 }

@@ -17,11 +17,11 @@ use crate::constraint::{Following, ReasoningRules, ReplyConstraint};
 use crate::delivery::{Running, Writing};
 use crate::info::Model;
 use crate::pace::Pace;
+use crate::queue::Queue;
 use crate::request::{CancelToken, Event, FinishReason, Request, Sink};
 use speculate::{
     Constraint, DraftLength, Finish, NO_TOKEN_REASON, Prompt, Speculator, Stream, StreamOptions,
 };
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -80,7 +80,7 @@ pub(crate) struct Scheduler {
     draft_max: usize,
     no_draft: Option<String>,
     inbox: Receiver<Job>,
-    waiting: VecDeque<Job>,
+    waiting: Queue,
     running: Vec<Running>,
     reuse: bool,
     counters: Arc<Counters>,
@@ -104,7 +104,7 @@ impl Scheduler {
             draft_max: info.draft_max,
             no_draft: info.drafter.is_none().then_some(info.drafter_reason),
             inbox,
-            waiting: VecDeque::new(),
+            waiting: Queue::default(),
             running: Vec::new(),
             reuse,
             counters,
@@ -144,13 +144,13 @@ impl Scheduler {
     fn receive(&mut self) -> bool {
         if self.running.is_empty() && self.waiting.is_empty() {
             match self.inbox.recv() {
-                Ok(job) => self.waiting.push_back(job),
+                Ok(job) => self.waiting.push(job),
                 Err(_) => return false,
             }
         }
         loop {
             match self.inbox.try_recv() {
-                Ok(job) => self.waiting.push_back(job),
+                Ok(job) => self.waiting.push(job),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
@@ -168,15 +168,11 @@ impl Scheduler {
             }
             keep
         });
-        let mut next = 0;
-        while self.running.len() < sequences && next < self.waiting.len() {
-            if self.reuse && self.should_wait(&self.waiting[next].request) {
-                next += 1;
-                continue;
-            }
-            let Some(mut job) = self.waiting.remove(next) else {
+        while self.running.len() < sequences {
+            let Some(mut job) = self.next() else {
                 break;
             };
+            let client = job.request.client;
             self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
             let request = job.request;
             let writing = Writing::new(&self.text, &request);
@@ -218,6 +214,7 @@ impl Scheduler {
                         speculates,
                         accept,
                         first_token: None,
+                        client,
                     });
                 }
                 (stream, stops) => {
@@ -235,6 +232,17 @@ impl Scheduler {
         }
         // A request for no tokens at all has ended before its first round.
         self.leave(|running| running.stream.finish().map(|_| FinishReason::Length));
+    }
+
+    /// The next request to start; `None` if none waits that should start now.
+    fn next(&mut self) -> Option<Job> {
+        let running: Vec<u64> = self.running.iter().map(|running| running.client).collect();
+        let mut order = self.waiting.order(&running).into_iter();
+        let index = order.find(|&index| {
+            let request = &self.waiting.get(index).request;
+            !(self.reuse && self.should_wait(request))
+        })?;
+        Some(self.waiting.take(index))
     }
 
     /// Whether most of the prompt of `request` is being read for another one that runs.

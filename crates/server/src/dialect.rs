@@ -21,6 +21,7 @@ use serde_json::{Map, Value};
 use text::{Text, TextError};
 
 use crate::App;
+use crate::auth;
 use crate::errors::ApiError;
 use crate::generation::{Generation, Piece};
 use crate::grammar::AnswerGrammar;
@@ -28,6 +29,7 @@ use crate::lanes::Worker;
 use crate::limits::Limits;
 use crate::request::{Asked, Prompt};
 use crate::sse::{self, StreamFormat};
+use crate::turns::Client;
 
 /// Header that lists the request's fields that changed nothing.
 pub(crate) const X_IGNORED_FIELDS: &str = "x-ignored-fields";
@@ -114,13 +116,18 @@ pub(crate) async fn answer<E: Endpoint>(
         let message = format!("asks for {n} answers in all, and this server takes {most} at once");
         return Err(ApiError::field("n", message));
     }
+    let client = head.extensions.get::<Arc<Client>>();
+    let caller = auth::caller(&app.config.keys, &head.headers);
+    let client = client.map_or(0, |client| client.number(caller.as_ref()));
     let mut choices = endpoint.choices(n);
     let mut generations = Vec::with_capacity(n);
     for (i, choice) in choices.iter_mut().enumerate() {
         let prompt = &prompts[i / options.n];
         choice.begin(prompt.len());
-        let request = options.request_of(i % options.n, prompt.clone(), grammar.clone());
-        generations.push(Generation::start(&app, &head.extensions, request)?);
+        let mut request = options.request_of(i % options.n, prompt.clone(), grammar.clone());
+        request.client = client;
+        let generation = Generation::start(&app, &head.extensions, request, options.timeout)?;
+        generations.push(generation);
     }
     let mut response = if options.stream {
         sse::respond(generations, choices)

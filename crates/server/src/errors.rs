@@ -329,7 +329,7 @@ impl ApiError {
     }
 
     /// 504: the request took longer than it may.
-    pub(crate) fn timed_out(seconds: u64) -> Self {
+    pub(crate) fn timed_out(after: Duration) -> Self {
         Self {
             code: Some("request_timeout"),
             // A retry would run into the same limit after the same work.
@@ -337,7 +337,10 @@ impl ApiError {
             ..Self::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 "server_error",
-                format!("the request ran longer than {seconds} seconds and was stopped"),
+                format!(
+                    "the request took longer than {} seconds and was stopped",
+                    after.as_secs_f64()
+                ),
             )
         }
     }
@@ -545,7 +548,7 @@ mod tests {
         assert_eq!(later.headers()["retry-after"], "3");
         assert_eq!(later.headers()["retry-after-ms"], "2250");
         assert_eq!(full.headers()["x-should-retry"], "true");
-        let late = ApiError::timed_out(1).into_response();
+        let late = ApiError::timed_out(Duration::from_secs(1)).into_response();
         assert_eq!(late.headers()["x-should-retry"], "false");
     }
 

@@ -16,7 +16,7 @@
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::Extensions;
 use engine::{
@@ -190,6 +190,8 @@ pub(crate) struct Generation {
     has_ended: bool,
     stage: watch::Receiver<Stage>,
     started: Instant,
+    /// How long the request may take.
+    timeout: Duration,
     client: Option<Arc<Client>>,
     /// The span of the request, whose id every line in the log carries: a stream is sent
     /// after its handler has ended.
@@ -198,13 +200,16 @@ pub(crate) struct Generation {
 }
 
 impl Generation {
-    /// Submits `request`, of the client that `from` names.
+    /// Submits `request`, of the client that `from` names. It may take as long as `timeout` says,
+    /// and no longer than the server lets any.
     pub(crate) fn start(
         app: &Arc<App>,
         from: &Extensions,
         request: Request,
+        timeout: Option<Duration>,
     ) -> Result<Self, ApiError> {
         let client = from.get::<Arc<Client>>().cloned();
+        let most = app.config.limits.request_timeout;
         let mailbox = Arc::new(Mailbox::new(app.config.limits.stream_buffer_bytes));
         let inlet = Inlet {
             mailbox: mailbox.clone(),
@@ -222,6 +227,7 @@ impl Generation {
             has_ended: false,
             stage: app.stage.clone(),
             started: Instant::now(),
+            timeout: timeout.map_or(most, |timeout| timeout.min(most)),
             client,
             span: tracing::Span::current(),
             app: app.clone(),
@@ -231,7 +237,7 @@ impl Generation {
     /// Waits for what comes next; nothing comes after `End` and `Failed`.
     pub(crate) async fn next(&mut self) -> Step {
         let limits = &self.app.config.limits;
-        let deadline = (self.started + limits.request_timeout).into();
+        let deadline = (self.started + self.timeout).into();
         let quiet = sleep(limits.keep_alive);
         tokio::pin!(quiet);
         let step = loop {
@@ -246,7 +252,7 @@ impl Generation {
                 () = self.mailbox.ready.notified() => {}
                 _ = self.stage.changed() => {}
                 () = sleep_until(deadline) => {
-                    break Step::Failed(ApiError::timed_out(limits.request_timeout.as_secs()));
+                    break Step::Failed(ApiError::timed_out(self.timeout));
                 }
                 () = &mut quiet => break Step::Quiet(self.mailbox.progress()),
             }

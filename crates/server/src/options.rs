@@ -13,6 +13,7 @@ use engine::{
 use serde::Deserialize;
 use serde_json::Value;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 use text::Text;
 use text::sampling::{LOGIT_BIAS, TEMPERATURE};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
@@ -31,6 +32,11 @@ const MAX_TOKENS_MAX: i64 = u32::MAX as i64;
 
 /// What the numbers of mirostat may be.
 const MIROSTAT: RangeInclusive<f64> = 0.0..=100.0;
+
+/// Whose turn it is, as vLLM counts it: the smallest comes first.
+const PRIORITY: RangeInclusive<i64> = -1000..=1000;
+/// Seconds that a request may take.
+const TIMEOUT: RangeInclusive<f64> = 0.001..=86_400.0;
 
 /// Most answers to one prompt.
 const N_MAX: i64 = 128;
@@ -73,6 +79,10 @@ pub(crate) struct Options {
     pub(crate) grammar: Option<AnswerGrammar>,
     /// Tokens of reasoning, at most.
     pub(crate) reasoning_budget: Option<usize>,
+    /// Whose turn it is when requests wait; the smallest comes first.
+    pub(crate) priority: i64,
+    /// How long the request may take, with the time that it waits.
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Options {
@@ -113,6 +123,10 @@ impl Options {
             n: 1,
             grammar: None,
             reasoning_budget: None,
+            priority: fields.integer("priority", PRIORITY)?.unwrap_or(0),
+            timeout: fields
+                .number("timeout", TIMEOUT)?
+                .map(Duration::from_secs_f64),
         })
     }
 
@@ -169,6 +183,8 @@ impl Options {
             logprobs: self.logprobs,
             grammar,
             reasoning_budget: self.reasoning_budget,
+            priority: self.priority,
+            client: 0,
         }
     }
 }

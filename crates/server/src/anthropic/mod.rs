@@ -139,7 +139,7 @@ mod tests {
             ),
             (ApiError::internal(), "api_error"),
             (ApiError::busy(), "overloaded_error"),
-            (ApiError::timed_out(1), "timeout_error"),
+            (ApiError::timed_out(std::time::Duration::from_secs(1)), "timeout_error"),
         ] {
             assert_eq!(spell(&error)["error"]["type"], kind);
         }

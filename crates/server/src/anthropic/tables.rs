@@ -115,6 +115,8 @@ const AS_IN_OPENAI: &[&str] = &[
     "stop_token_ids",
     "min_tokens",
     "min_new_tokens",
+    "priority",
+    "timeout",
     "ignore_eos",
     "skip_special_tokens",
     "speculation",

@@ -100,6 +100,14 @@ pub(crate) const HONORED: &[Known] = &[
         "tokens before one that ends the text is chosen; stop strings and grammars end it earlier",
     ),
     known("min_new_tokens", "another name of `min_tokens`"),
+    known(
+        "priority",
+        "-1000 to 1000, 0 by default: of requests that wait, those with the smallest start first. Callers (by API key, else by address) with equal priority take turns",
+    ),
+    known(
+        "timeout",
+        "seconds that the request may take, with the time it waits; after that it is stopped with a 504, or an error in its stream",
+    ),
     known("ignore_eos", "writes on after the model's own end of text"),
     known("skip_special_tokens", "`false` shows special tokens"),
     known("stream", "server-sent events"),
@@ -465,7 +473,6 @@ pub(crate) const HARMLESS: &[Known] = &[
     known("service_tier", "there is one"),
     known("request_id", "send the header `x-request-id` instead"),
     known("session_id", "names a conversation"),
-    known("priority", "requests run in the order they come"),
     known(
         "prompt_cache_key",
         "every prompt is looked for in the cache",

@@ -12,6 +12,7 @@ mod log;
 mod logprobs;
 mod numbers;
 mod paths;
+mod queue;
 mod recorded;
 mod refusals;
 mod responses;
