@@ -51,6 +51,7 @@ mod report;
 mod resolve;
 mod run;
 mod serve;
+mod templates;
 mod usage;
 mod words;
 mod wrap;

@@ -4,7 +4,7 @@
 //! taking requests and lets the running ones finish; a second ends the program.
 
 use crate::args::{OutputArgs, ServeArgs};
-use crate::{INTERRUPTED, TERMINATED, machine, model};
+use crate::{INTERRUPTED, TERMINATED, machine, model, templates};
 use anyhow::{Context, Result, bail};
 use engine::{Engine, EngineOptions};
 use server::{Config, Keys, Limits};
@@ -23,7 +23,7 @@ const KEY_FILE_BYTES_MAX: u64 = 1 << 20;
 const OTHER_FILES: usize = 64;
 
 /// Runs the command.
-pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
+pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     let mut keys = args.api_key.clone();
     if let Some(file) = &args.api_key_file {
         keys.extend(read_keys(file)?);
@@ -35,12 +35,17 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         insecure: args.insecure,
         model_names: args.alias.clone(),
         strict_model_names: args.strict_model_names,
+        whole_assistant_turns: args.no_prefill_assistant,
+        reasoning: args.reasoning.default_of_requests(),
         limits: Limits {
             drain_timeout: Duration::from_secs(args.drain_timeout),
             connections: connections(machine::open_files()),
             ..Limits::default()
         },
     };
+    if let Some(template) = &args.chat_template {
+        args.load.chat_template = Some(templates::source(template)?);
+    }
     if args.dry_run {
         return dry_run(&args);
     }

@@ -6,6 +6,7 @@
 //!
 //! A call inside reasoning is reasoning, and a mark of reasoning inside a call is text. Text is whole characters, and nothing that may still become a stop string is sent.
 
+use crate::lines::Lines;
 use crate::request::{
     CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, Segment, Sink,
     Speculation, Timings, Usage, WrittenToken,
@@ -57,6 +58,7 @@ pub(crate) struct Writing {
     shown_marks: Option<ReasoningMarks>,
     /// What the prompt has begun and the text shows.
     begun: String,
+    lines: Lines,
 }
 
 impl Writing {
@@ -68,10 +70,14 @@ impl Writing {
             Specials::Skip
         };
         let marks = text.reasoning.filter(|_| request.splits_reasoning);
-        let reasoning = |m| Reasoning::new(m, &text.tokenizer, &request.prompt);
+        let reasoning = |m| match request.continues {
+            None => Reasoning::new(m, &text.tokenizer, &request.prompt),
+            Some(channel) => Reasoning::within(m, channel == Channel::Reasoning),
+        };
         let shown = request.shows_reasoning_marks && !request.splits_reasoning;
         let shown_marks = text.reasoning.filter(|_| shown);
-        let begun = shown_marks.and_then(|m| m.begun(&text.tokenizer, &request.prompt));
+        let begins = shown_marks.filter(|_| request.continues.is_none());
+        let begun = begins.and_then(|m| m.begun(&text.tokenizer, &request.prompt));
         let offered = text.tools.zip(request.tools.as_ref());
         let calls = offered.map(|(format, offered)| {
             let most = offered.calls_max.unwrap_or(usize::MAX);
@@ -86,6 +92,7 @@ impl Writing {
             unsplit: text.reasoning.filter(|_| is_unsplit).map(reasoning),
             shown_marks,
             begun: begun.unwrap_or_default(),
+            lines: Lines::new(request.lines),
         }
     }
 
@@ -125,7 +132,7 @@ impl Writing {
         let mut is_reasoning = splits && (was_reasoning || thought_mark.is_some());
         self.reasoning_tokens += usize::from(is_reasoning);
         let mark = thought_mark.or(call_mark.map(|(_, spelling)| spelling));
-        let (piece, StopOutcome { emit, hit }) = match mark {
+        let (piece, StopOutcome { mut emit, hit }) = match mark {
             None => {
                 let piece = match self.shown(text, token, was_reasoning, was_call) {
                     Some(mark) => self.detokenizer.part().to_owned() + mark,
@@ -143,6 +150,8 @@ impl Writing {
                 (mark.to_owned(), StopOutcome { emit, ..passed })
             }
         };
+        let last = self.lines.push(&emit);
+        emit.truncate(last.unwrap_or(emit.len()));
         self.say(&emit, segments);
         if let Some(reasoning) = self.reasoning.as_mut().filter(|_| thought_mark.is_some()) {
             reasoning.turn(token);
@@ -166,6 +175,7 @@ impl Writing {
             text: piece,
             channel,
             hit,
+            is_last: last.is_some(),
         }
     }
 
@@ -257,6 +267,8 @@ struct Taken {
     channel: Channel,
     /// The stop string that they complete.
     hit: Option<usize>,
+    /// Whether the text ends with them by its [`LineLimits`](crate::LineLimits).
+    is_last: bool,
 }
 
 impl Running {
@@ -264,7 +276,13 @@ impl Running {
     pub(crate) fn deliver(&mut self, text: &Text) -> Option<FinishReason> {
         let (done, total) = (self.stream.n_prefilled(), self.stream.n_prompt());
         if self.stream.output().is_empty() && self.stream.finish().is_none() {
-            let listening = (self.sink)(Event::Prefill { done, total });
+            let cached = self.stream.n_reused();
+            let progress = Event::Prefill {
+                done,
+                total,
+                cached,
+            };
+            let listening = (self.sink)(progress);
             return (!listening).then_some(FinishReason::Cancelled);
         }
         self.first_token.get_or_insert_with(Instant::now);
@@ -298,6 +316,10 @@ impl Running {
             }
             if self.writing.is_full() {
                 reason = Some(FinishReason::ToolCalls);
+                break;
+            }
+            if taken.is_last {
+                reason = Some(FinishReason::Length);
                 break;
             }
         }

@@ -29,6 +29,7 @@ use tokio::time::{sleep, sleep_until};
 use crate::connection::Stage;
 use crate::errors::ApiError;
 use crate::metrics::Metrics;
+use crate::run::{Run, Slots};
 use crate::turns::Client;
 use crate::{App, ids};
 
@@ -37,6 +38,8 @@ use crate::{App, ids};
 pub(crate) enum Step {
     /// Text, or tokens that left none; not empty.
     Text(Piece),
+    /// More rows of the prompt have run, where that is asked for.
+    Prefill(Prefill),
     /// Nothing for a while: it is time for a sign of life.
     Quiet(Progress),
     /// The text has ended.
@@ -45,20 +48,29 @@ pub(crate) enum Step {
     Failed(ApiError),
 }
 
-/// Text, and its tokens where log-probabilities are asked for. While no text comes the
+/// What is told of a generation beside its text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wants {
+    /// Every token, also one without log-probabilities.
+    pub(crate) tokens: bool,
+    /// The progress of the prompt.
+    pub(crate) prefill: bool,
+}
+
+/// Text, and its tokens where they or log-probabilities are asked for. While no text comes the
 /// tokens wait for it, as a character or a possible stop string is held back.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Piece {
-    /// Parts of the reply, in order; only tokens with log-probabilities are kept.
+    /// Parts of the reply, in order; only tokens that are asked for are kept.
     segments: Vec<Segment>,
     /// Tokens written since the last piece.
     pub(crate) n_tokens: usize,
 }
 
 impl Piece {
-    fn new(mut segments: Vec<Segment>) -> Self {
+    fn new(mut segments: Vec<Segment>, keeps_tokens: bool) -> Self {
         let n_tokens = segments.iter().map(|segment| segment.tokens.len()).sum();
-        for segment in &mut segments {
+        for segment in segments.iter_mut().filter(|_| !keeps_tokens) {
             segment.tokens.retain(|token| token.logprobs.is_some());
         }
         segments.retain(|segment| {
@@ -78,6 +90,11 @@ impl Piece {
         let mut texts = of_channel.map(|segment| segment.text.as_str());
         let first = texts.next().unwrap_or_default();
         texts.fold(Cow::Borrowed(first), |whole, text| whole + text)
+    }
+
+    /// The tokens that are kept, in order.
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = &WrittenToken> {
+        self.segments.iter().flat_map(|segment| &segment.tokens)
     }
 
     /// The tokens that come with log-probabilities, in order, each with its channel.
@@ -122,6 +139,12 @@ impl Piece {
     fn has_text(&self) -> bool {
         let mut segments = self.segments.iter();
         segments.any(|segment| !segment.text.is_empty() || segment.call.is_some())
+    }
+
+    /// Whether the text has a line break.
+    fn has_line_break(&self) -> bool {
+        let mut segments = self.segments.iter();
+        segments.any(|segment| segment.text.contains('\n'))
     }
 
     fn is_empty(&self) -> bool {
@@ -172,13 +195,24 @@ pub(crate) struct Call<'a> {
     pub(crate) arguments: String,
 }
 
+/// Rows of a prompt that have run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Prefill {
+    /// Rows that have run, those of `cached` among them.
+    pub(crate) done: usize,
+    /// Rows of the prompt.
+    pub(crate) total: usize,
+    /// Rows that were found in the prefix cache.
+    pub(crate) cached: usize,
+}
+
 /// How far a generation is that has no new text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// The request waits for its turn.
     Queued,
-    /// The request's prompt runs: rows done, and rows in all.
-    Prefill(usize, usize),
+    /// The request's prompt runs.
+    Prefill(Prefill),
     /// The request writes.
     Decode,
 }
@@ -186,6 +220,7 @@ pub(crate) enum Progress {
 /// A submitted request.
 pub(crate) struct Generation {
     mailbox: Arc<Mailbox>,
+    run: Arc<Run>,
     cancel: CancelToken,
     has_ended: bool,
     stage: watch::Receiver<Stage>,
@@ -203,12 +238,16 @@ impl Generation {
         app: &Arc<App>,
         from: &Extensions,
         request: Request,
+        wants: Wants,
     ) -> Result<Self, ApiError> {
         let client = from.get::<Arc<Client>>().cloned();
-        let mailbox = Arc::new(Mailbox::new(app.config.limits.stream_buffer_bytes));
+        let mailbox = Arc::new(Mailbox::new(app.config.limits.stream_buffer_bytes, wants));
+        let run = app.slots.run(&request);
         let inlet = Inlet {
             mailbox: mailbox.clone(),
             metrics: app.metrics.clone(),
+            slots: app.slots.clone(),
+            run: run.clone(),
             started: Instant::now(),
             span: tracing::Span::current(),
             last: None,
@@ -218,6 +257,7 @@ impl Generation {
         })?;
         Ok(Generation {
             mailbox,
+            run,
             cancel,
             has_ended: false,
             stage: app.stage.clone(),
@@ -226,6 +266,11 @@ impl Generation {
             span: tracing::Span::current(),
             app: app.clone(),
         })
+    }
+
+    /// What is known of the request while it runs.
+    pub(crate) fn run(&self) -> &Arc<Run> {
+        &self.run
     }
 
     /// Waits for what comes next; nothing comes after `End` and `Failed`.
@@ -252,7 +297,7 @@ impl Generation {
             }
         };
         match &step {
-            Step::Text(_) | Step::Quiet(_) => {}
+            Step::Text(_) | Step::Prefill(_) | Step::Quiet(_) => {}
             Step::End(outcome) => self.log_end(outcome),
             Step::Failed(error) => {
                 self.app.metrics.faults.count(error.label());
@@ -270,7 +315,7 @@ impl Generation {
         loop {
             match self.next().await {
                 Step::Text(piece) => whole.push(piece),
-                Step::Quiet(_) => {}
+                Step::Prefill(_) | Step::Quiet(_) => {}
                 Step::End(outcome) => return Ok((whole, outcome)),
                 Step::Failed(error) => return Err(error),
             }
@@ -354,12 +399,15 @@ struct Mailbox {
     state: Mutex<State>,
     ready: Notify,
     limit: usize,
+    wants: Wants,
 }
 
 struct State {
     piece: Piece,
     end: Option<End>,
     progress: Progress,
+    /// Progress of the prompt that the reader has not been told of.
+    prefill: Option<Prefill>,
     /// When the reader left, if it has.
     left: Option<Instant>,
 }
@@ -370,17 +418,19 @@ enum End {
 }
 
 impl Mailbox {
-    fn new(limit: usize) -> Self {
+    fn new(limit: usize, wants: Wants) -> Self {
         let state = State {
             piece: Piece::default(),
             end: None,
             progress: Progress::Queued,
+            prefill: None,
             left: None,
         };
         Mailbox {
             state: Mutex::new(state),
             ready: Notify::new(),
             limit,
+            wants,
         }
     }
 
@@ -390,6 +440,9 @@ impl Mailbox {
 
     fn take(&self) -> Option<Step> {
         let mut state = self.state();
+        if let Some(prefill) = state.prefill.take() {
+            return Some(Step::Prefill(prefill));
+        }
         let is_last = state.end.is_some() && !state.piece.segments.is_empty();
         if is_last || state.piece.has_text() {
             return Some(Step::Text(std::mem::take(&mut state.piece)));
@@ -404,6 +457,19 @@ impl Mailbox {
         self.state().progress
     }
 
+    /// Notes how far the prompt is; whether anyone listens.
+    fn prefill(&self, prefill: Prefill) -> bool {
+        let mut state = self.state();
+        state.progress = Progress::Prefill(prefill);
+        let is_heard = state.left.is_none();
+        if self.wants.prefill {
+            state.prefill = Some(prefill);
+            drop(state);
+            self.ready.notify_one();
+        }
+        is_heard
+    }
+
     fn leave(&self) {
         self.state().left.get_or_insert_with(Instant::now);
     }
@@ -413,6 +479,11 @@ impl Mailbox {
         let mut state = self.state();
         if state.left.is_some() || matches!(state.end, Some(End::Failed(_))) {
             return false;
+        }
+        if let Progress::Prefill(prefill) = state.progress {
+            // The last rows of a prompt have run with the first token.
+            let done = prefill.total;
+            state.prefill = self.wants.prefill.then_some(Prefill { done, ..prefill });
         }
         state.progress = Progress::Decode;
         if state.piece.len() + piece.len() > self.limit {
@@ -443,6 +514,8 @@ impl Mailbox {
 struct Inlet {
     mailbox: Arc<Mailbox>,
     metrics: Arc<Metrics>,
+    slots: Arc<Slots>,
+    run: Arc<Run>,
     started: Instant,
     span: tracing::Span,
     /// When the newest text came.
@@ -456,14 +529,23 @@ impl Inlet {
 
     fn take(&mut self, event: Event) -> bool {
         match event {
-            Event::Prefill { done, total } => {
-                let mut state = self.mailbox.state();
-                state.progress = Progress::Prefill(done, total);
-                state.left.is_none()
+            Event::Prefill {
+                done,
+                total,
+                cached,
+            } => {
+                self.slots.admit(&self.run, total, cached);
+                let prefill = Prefill {
+                    done,
+                    total,
+                    cached,
+                };
+                self.mailbox.prefill(prefill)
             }
             Event::Text(segments) => {
                 let now = Instant::now();
-                let piece = Piece::new(segments);
+                let piece = Piece::new(segments, self.mailbox.wants.tokens);
+                self.run.wrote(piece.n_tokens, piece.has_line_break());
                 match self.last.replace(now) {
                     None => self.metrics.time_to_first_token.observe(now - self.started),
                     Some(last) => self.metrics.count_tokens(piece.n_tokens, now - last),
@@ -497,6 +579,7 @@ impl Inlet {
 
 impl Drop for Inlet {
     fn drop(&mut self) {
+        self.slots.leave(&self.run);
         let left = self.mailbox.state().left;
         match left {
             Some(left) => self.metrics.cancel_latency.observe(left.elapsed()),
@@ -523,15 +606,18 @@ mod tests {
             text: text.to_owned(),
             ..Segment::new(channel)
         };
-        Piece::new(vec![
-            segment(Channel::Reasoning, reasoning),
-            segment(Channel::Answer, answer),
-        ])
+        Piece::new(
+            vec![
+                segment(Channel::Reasoning, reasoning),
+                segment(Channel::Answer, answer),
+            ],
+            false,
+        )
     }
 
     #[test]
     fn text_grows_into_one_piece_and_the_end_comes_after_it() {
-        let mailbox = Mailbox::new(100);
+        let mailbox = Mailbox::new(100, Wants::default());
         assert!(mailbox.take().is_none());
         assert!(mailbox.push(said("", "a")));
         assert!(mailbox.push(said("", "")) && mailbox.push(said("c", "b")));
@@ -558,14 +644,17 @@ mod tests {
                 id: format!("call_{index}"),
                 name: name.to_owned(),
             });
-            Piece::new(vec![Segment {
-                text: json.to_owned(),
-                call: Some(CallPart { index, begin, end }),
-                ..Segment::new(Channel::ToolCall)
-            }])
+            Piece::new(
+                vec![Segment {
+                    text: json.to_owned(),
+                    call: Some(CallPart { index, begin, end }),
+                    ..Segment::new(Channel::ToolCall)
+                }],
+                false,
+            )
         };
         let (whole, broken) = (Some(CallEnd::Whole), Some(CallEnd::Broken));
-        let mailbox = Mailbox::new(100);
+        let mailbox = Mailbox::new(100, Wants::default());
         for piece in [
             part(0, Some("f"), "", None),
             part(0, None, "{\"a\":", None),
@@ -590,12 +679,12 @@ mod tests {
         assert_eq!(piece.text(Channel::Answer), "text");
         assert_eq!(piece.call_parts().count(), 3);
         // What is kept for a slow reader includes calls.
-        assert!(!Mailbox::new(6).push(part(0, Some("f"), "", None)));
+        assert!(!Mailbox::new(6, Wants::default()).push(part(0, Some("f"), "", None)));
     }
 
     #[test]
     fn a_reader_too_far_behind_is_cut_off() {
-        let mailbox = Mailbox::new(4);
+        let mailbox = Mailbox::new(4, Wants::default());
         assert!(mailbox.push(said("ab", "cd")));
         assert!(!mailbox.push(said("", "e")));
         assert!(!mailbox.push(said("", "")));
@@ -606,7 +695,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_for_a_reader_that_left() {
-        let mailbox = Mailbox::new(4);
+        let mailbox = Mailbox::new(4, Wants::default());
         mailbox.leave();
         assert!(!mailbox.push(said("", "a")));
         assert!(mailbox.take().is_none());
@@ -620,12 +709,15 @@ mod tests {
                 text: String::new(),
                 logprobs: Some(Logprobs::default()),
             };
-            Piece::new(vec![Segment {
-                tokens: vec![token],
-                ..Segment::new(Channel::Answer)
-            }])
+            Piece::new(
+                vec![Segment {
+                    tokens: vec![token],
+                    ..Segment::new(Channel::Answer)
+                }],
+                false,
+            )
         };
-        let mailbox = Mailbox::new(1000);
+        let mailbox = Mailbox::new(1000, Wants::default());
         assert!(mailbox.push(token(1)));
         assert!(mailbox.take().is_none());
         assert!(mailbox.push(said("", "a")));
@@ -646,17 +738,20 @@ mod tests {
         assert!(matches!(mailbox.take(), Some(Step::Failed(_))));
         assert!(mailbox.take().is_none());
         // What is kept for a slow reader includes calls.
-        let small = Mailbox::new(20);
+        let small = Mailbox::new(20, Wants::default());
         assert!(!small.push(token(1)));
     }
 
     #[test]
     fn an_engine_that_lets_go_without_a_word_is_an_error_and_not_a_hang() {
         let metrics = Arc::new(Metrics::new(8));
-        let mailbox = Arc::new(Mailbox::new(4));
+        let mailbox = Arc::new(Mailbox::new(4, Wants::default()));
+        let slots = Arc::new(Slots::new(1));
         let inlet = || Inlet {
             mailbox: mailbox.clone(),
             metrics: metrics.clone(),
+            slots: slots.clone(),
+            run: slots.run(&Request::new(vec![1])),
             started: Instant::now(),
             span: tracing::Span::none(),
             last: None,
@@ -666,7 +761,11 @@ mod tests {
         assert!(is_failed(mailbox.take()));
         assert!(!metrics.engine_lost.load(Ordering::Relaxed));
         let mut lost = inlet();
-        assert!(lost.take(Event::Prefill { done: 1, total: 2 }));
+        assert!(lost.take(Event::Prefill {
+            done: 1,
+            total: 2,
+            cached: 0
+        }));
         let engine = std::thread::spawn(move || {
             let _lost = lost;
             panic!("on purpose");
@@ -674,5 +773,41 @@ mod tests {
         engine.join().unwrap_err();
         assert!(is_failed(mailbox.take()));
         assert!(metrics.engine_lost.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn the_progress_of_a_prompt_is_told_to_those_who_ask() {
+        let prefill = |done| Prefill {
+            done,
+            total: 9,
+            cached: 2,
+        };
+        let told = |mailbox: &Mailbox| match mailbox.take() {
+            Some(Step::Prefill(prefill)) => Some(prefill),
+            _ => None,
+        };
+        let wants = Wants {
+            prefill: true,
+            ..Wants::default()
+        };
+        let mailbox = Mailbox::new(100, wants);
+        assert!(mailbox.prefill(prefill(2)));
+        assert_eq!(told(&mailbox), Some(prefill(2)));
+        assert_eq!(told(&mailbox), None);
+        assert!(mailbox.prefill(prefill(4)) && mailbox.prefill(prefill(6)));
+        assert_eq!(told(&mailbox), Some(prefill(6)));
+        assert!(mailbox.push(said("", "a")));
+        assert_eq!(
+            told(&mailbox),
+            Some(prefill(9)),
+            "all of it, before the text"
+        );
+        assert!(matches!(mailbox.take(), Some(Step::Text(_))));
+        let other = Mailbox::new(100, Wants::default());
+        assert!(other.prefill(prefill(2)));
+        assert_eq!(other.progress(), Progress::Prefill(prefill(2)));
+        assert!(other.take().is_none());
+        other.leave();
+        assert!(!other.prefill(prefill(4)));
     }
 }

@@ -318,4 +318,31 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_text_that_spells_special_tokens_is_text() {
+        for tokenizer in MODELS {
+            let special = tokenizer
+                .added()
+                .iter()
+                .filter(|&&id| tokenizer.is_special(id));
+            let spelled: Vec<String> = special.filter_map(|&id| tokenizer.entry(id)).collect();
+            assert!(spelled.len() > 2);
+            for text in ["", "a", "One two\n\tthree 媽 🤗", "<think>a</think>"] {
+                let plain = tokenizer.encode(text, false).unwrap();
+                if plain.iter().all(|&id| !tokenizer.is_special(id)) {
+                    assert_eq!(tokenizer.encode_as_text(text).unwrap(), plain, "{text:?}");
+                }
+            }
+            for spelling in &spelled {
+                let text = format!("a {spelling}{spelling} b");
+                let ids = tokenizer.encode_as_text(&text).unwrap();
+                assert!(
+                    ids.iter().all(|&id| !tokenizer.is_special(id)),
+                    "{spelling}"
+                );
+                assert_eq!(tokenizer.detokenize(&ids, crate::Specials::Show), text);
+            }
+        }
+    }
 }
