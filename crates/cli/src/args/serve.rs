@@ -95,14 +95,11 @@ pub(crate) struct ServeArgs {
     pub(crate) draft: DraftArgs,
 }
 
-/// Whether the model reasons where a request does not say.
+/// Whether the model reasons where a request does not say, as `--reasoning` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Reasoning {
-    /// It does.
     On,
-    /// It does not.
     Off,
-    /// Its chat template decides.
     Auto,
 }
 
