@@ -260,6 +260,15 @@ fn call_id() -> String {
     format!("call_{:016x}{:08x}", random(), random() >> 32)
 }
 
+/// How far the prompt of `stream` is.
+pub(crate) fn progress(stream: &Stream) -> Event {
+    Event::Prefill {
+        done: stream.n_prefilled(),
+        total: stream.n_prompt(),
+        cached: stream.n_reused(),
+    }
+}
+
 /// What became of a token.
 struct Taken {
     /// The characters that it completes.
@@ -274,15 +283,8 @@ struct Taken {
 impl Running {
     /// Sends the newest tokens; the reason to end, if there is one.
     pub(crate) fn deliver(&mut self, text: &Text) -> Option<FinishReason> {
-        let (done, total) = (self.stream.n_prefilled(), self.stream.n_prompt());
         if self.stream.output().is_empty() && self.stream.finish().is_none() {
-            let cached = self.stream.n_reused();
-            let progress = Event::Prefill {
-                done,
-                total,
-                cached,
-            };
-            let listening = (self.sink)(progress);
+            let listening = (self.sink)(progress(&self.stream));
             return (!listening).then_some(FinishReason::Cancelled);
         }
         self.first_token.get_or_insert_with(Instant::now);

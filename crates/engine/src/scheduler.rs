@@ -14,7 +14,7 @@
 //! others do not notice.
 
 use crate::constraint::{Following, ReasoningRules, ReplyConstraint};
-use crate::delivery::{Running, Writing};
+use crate::delivery::{Running, Writing, progress};
 use crate::info::Model;
 use crate::pace::Pace;
 use crate::request::{CancelToken, Event, FinishReason, Request, Sink};
@@ -206,11 +206,7 @@ impl Scheduler {
                         stream.constrain(Box::new(constraint));
                     }
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
-                    (job.sink)(Event::Prefill {
-                        done: stream.n_prefilled(),
-                        total: stream.n_prompt(),
-                        cached: stream.n_reused(),
-                    });
+                    (job.sink)(progress(&stream));
                     self.running.push(Running {
                         stream,
                         sink: job.sink,

@@ -229,7 +229,7 @@ impl Completion {
         if let Some(outcome) = finish.filter(|_| is_alone && !self.tally.asked.at_end) {
             chunk = chunk.with_record(self.meta.seed, outcome);
         }
-        if let Some(outcome) = finish {
+        if let Some(outcome) = finish.filter(|_| self.index == 0) {
             chunk.verbose = self.meta.verbose("", None, outcome);
         }
         frames.data(&chunk);

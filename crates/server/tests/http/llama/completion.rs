@@ -211,6 +211,7 @@ async fn lines_end_a_text() {
         (2, "a\n  b\n    c\nd", "a\n  b\n    c\n", "limit"),
         (2, "a\n\t\tb", "a\n\t\tb", "eos"),
         (2, "a\n\n  b", "a\n", "limit"),
+        (2, "a\n b", "a\n ", "limit"),
         (0, "a\nb", "a\nb", "eos"),
     ] {
         let asked = json!({"grammar": text(written), "n_indent": indent, "n_predict": 60});
