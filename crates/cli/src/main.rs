@@ -56,6 +56,7 @@ mod resolve;
 mod run;
 mod serve;
 mod servers;
+mod templates;
 mod usage;
 mod words;
 mod wrap;

@@ -99,6 +99,7 @@ pub(crate) fn options(
         },
         memory_limit: memory,
         allow_special_tokens: args.allow_special_tokens,
+        chat_template: args.chat_template.clone(),
     })
 }
 

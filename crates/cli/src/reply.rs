@@ -59,7 +59,7 @@ pub(crate) fn stream(
     let mut is_aside = false;
     loop {
         match inbox.recv_timeout(INTERRUPT_POLL) {
-            Ok(Event::Prefill { done, total }) => bar.set(done, total),
+            Ok(Event::Prefill { done, total, .. }) => bar.set(done, total),
             Ok(Event::Text(segments)) => {
                 bar.clear();
                 if first_text_ms == 0.0 {

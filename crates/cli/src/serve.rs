@@ -5,7 +5,7 @@
 
 use crate::args::{LaunchArgs, OutputArgs, ServeArgs};
 use crate::servers::{self, Server};
-use crate::{INTERRUPTED, TERMINATED, bundled, machine, model};
+use crate::{INTERRUPTED, TERMINATED, bundled, machine, model, templates};
 use anyhow::{Context, Result, anyhow, bail};
 use engine::{Engine, EngineOptions};
 use server::{Config, Keys, Limits};
@@ -27,7 +27,7 @@ const KEY_FILE_BYTES_MAX: u64 = 1 << 20;
 const OTHER_FILES: usize = 64;
 
 /// Runs the command.
-pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
+pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     let mut keys = args.api_key.clone();
     if let Some(file) = &args.api_key_file {
         keys.extend(read_keys(file)?);
@@ -39,12 +39,17 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         insecure: args.insecure,
         model_names: args.alias.clone(),
         strict_model_names: args.strict_model_names,
+        whole_assistant_turns: args.no_prefill_assistant,
+        reasoning: args.reasoning.default_of_requests(),
         limits: Limits {
             drain_timeout: Duration::from_secs(args.drain_timeout),
             connections: connections(machine::open_files()),
             ..Limits::default()
         },
     };
+    if let Some(template) = &args.chat_template {
+        args.load.chat_template = Some(templates::source(template)?);
+    }
     if args.dry_run {
         return dry_run(&args);
     }

@@ -229,7 +229,10 @@ impl Engine {
                 "drafts of this engine have at most {limit} tokens"
             )));
         }
-        if request.logprobs.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
+        if request
+            .logprobs
+            .is_some_and(|asked| asked.top > MAX_TOP_LOGPROBS)
+        {
             return Err(Rejected::BadParameter(format!(
                 "log-probabilities come with at most {MAX_TOP_LOGPROBS} of the likeliest tokens"
             )));

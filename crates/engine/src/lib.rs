@@ -24,6 +24,7 @@ mod footprint;
 mod grammars;
 mod hashes;
 mod info;
+mod lines;
 mod load;
 mod options;
 mod pace;
@@ -47,6 +48,7 @@ pub use error::{
 };
 pub use footprint::RequestBytes;
 pub use info::{Model, ModelInfo};
+pub use lines::LineLimits;
 pub use load::load;
 pub use options::{DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions};
 pub use preflight::{
@@ -63,5 +65,8 @@ pub use scheduler::Counters;
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::sample::Mirostat;
-pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling};
-pub use text::{Channel, SamplingDefaults, Text, Tools};
+pub use speculate::{
+    Accept, DraftLength, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling,
+    TopLogprobs,
+};
+pub use text::{Channel, PromptEnd, SamplingDefaults, Text, Tools};

@@ -62,7 +62,7 @@ fn open(source: &Source, options: &LoadOptions) -> Result<Opened, EngineError> {
     }
     let checkpoint = quantized(checkpoint, options.quantize.as_ref())?;
     // After the check above: a drafter has no tokenizer to complain about.
-    let mut text = source.text(&checkpoint)?;
+    let mut text = source.text(&checkpoint, options.chat_template.as_deref())?;
     text.allow_special_tokens = options.allow_special_tokens;
     // Before the weights are there a second time.
     let mut hashes = Hashes::open(options.probing.cache());

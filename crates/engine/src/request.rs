@@ -1,8 +1,9 @@
 //! What goes into the engine and what comes out.
 
+use crate::lines::LineLimits;
 use constrain::Grammar;
 use serde::Serialize;
-use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats};
+use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats, TopLogprobs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use text::{Channel, Tools};
@@ -37,10 +38,9 @@ pub struct Request {
     /// How long drafts are; as long as pays, up to the engine's own limit, if
     /// absent. At most 0 turns speculation off.
     pub draft: Option<DraftLength>,
-    /// Whether tokens come with their log-probabilities, and beside each with those of how
-    /// many of the likeliest; [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS) at most. They are those
+    /// Whether tokens come with their log-probabilities, and with which. Those of the logits are
     /// of all tokens, whatever a grammar allows.
-    pub logprobs: Option<usize>,
+    pub logprobs: Option<TopLogprobs>,
     /// What the answer has to follow ([`Engine::compile`](crate::Engine::compile)). Reasoning before it is free, where
     /// `splits_reasoning` or `shows_reasoning_marks` says that there may be some.
     pub grammar: Option<Grammar>,
@@ -50,6 +50,11 @@ pub struct Request {
     pub priority: i64,
     /// Who asks. Clients with equal priority take turns.
     pub client: u64,
+    /// What the reply goes on with where the prompt ends in the middle of it, its answer or its
+    /// reasoning; otherwise the prompt's last tokens tell what the reply begins with.
+    pub continues: Option<Channel>,
+    /// Limits that count from the text's first line break.
+    pub lines: LineLimits,
 }
 
 impl Request {
@@ -72,6 +77,8 @@ impl Request {
             reasoning_budget: None,
             priority: 0,
             client: 0,
+            continues: None,
+            lines: LineLimits::default(),
         }
     }
 }
@@ -170,12 +177,15 @@ pub fn full_context(tokens: usize, context: usize) -> &'static str {
 /// and `Failed`.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Rows of the prompt that have run, of how many.
+    /// Rows of the prompt that have run, of how many. The first says that the request is
+    /// admitted.
     Prefill {
-        /// Rows that have run.
+        /// Rows that have run, those of `cached` among them.
         done: usize,
         /// Rows of the prompt.
         total: usize,
+        /// Rows that were found in the prefix cache.
+        cached: usize,
     },
     /// Tokens of one round and the text that they complete, in order. While a character or a
     /// possible stop string is held back, segments have tokens and no text.

@@ -14,7 +14,7 @@
 //! others do not notice.
 
 use crate::constraint::{Following, ReasoningRules, ReplyConstraint};
-use crate::delivery::{Running, Writing};
+use crate::delivery::{Running, Writing, progress};
 use crate::info::Model;
 use crate::pace::Pace;
 use crate::queue::Queue;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
-use text::{StopStrings, Text};
+use text::{Channel, ReasoningMarks, ReplyStart, StopStrings, Text};
 
 /// What the engine has done since it started.
 #[derive(Debug, Default)]
@@ -202,6 +202,7 @@ impl Scheduler {
                         stream.constrain(Box::new(constraint));
                     }
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
+                    (job.sink)(progress(&stream));
                     self.running.push(Running {
                         stream,
                         sink: job.sink,
@@ -271,7 +272,12 @@ impl Scheduler {
         let marks = self.text.reasoning.filter(|_| may_reason);
         let budget = request.reasoning_budget;
         let (tokenizer, prompt) = (&self.text.tokenizer, &request.prompt);
-        let rules = marks.map(|marks| ReasoningRules::new(marks, tokenizer, prompt, budget));
+        let start = |marks: &ReasoningMarks| match request.continues {
+            None => marks.start(tokenizer, prompt),
+            Some(Channel::Reasoning) => ReplyStart::Reasoning,
+            Some(Channel::Answer | Channel::ToolCall) => ReplyStart::Answer,
+        };
+        let rules = marks.map(|marks| ReasoningRules::new(marks, tokenizer, start(&marks), budget));
         let answer = request.grammar.as_ref();
         let answer = answer.map(|g| Box::new(Following(g.start())) as Box<dyn Constraint>);
         let stops = self.text.stop_tokens.ids().to_vec();

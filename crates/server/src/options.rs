@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use engine::{
-    DRY_BREAKERS, DraftLength, Engine, Mirostat, Request, SAMPLER_NUMBERS, Sampling, ToolUse,
-    Tools, sequence_breakers,
+    Channel, DRY_BREAKERS, DraftLength, Engine, LineLimits, LogprobsOf, Mirostat, Request,
+    SAMPLER_NUMBERS, Sampling, ToolUse, Tools, TopLogprobs, sequence_breakers,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -20,10 +20,12 @@ use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, whole};
+use crate::generation::Wants;
 use crate::grammar::AnswerGrammar;
 use crate::ids;
 use crate::limits::{DRY_BREAKER_CHARS_MAX, DRY_BREAKERS_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
 use crate::offer::{Offer, OfferFields, hold};
+use crate::samplers;
 
 /// Largest `top_k`; no vocabulary is larger.
 const TOP_K_MAX: i64 = 1 << 24;
@@ -52,6 +54,8 @@ pub(crate) struct Names {
     pub(crate) stop: &'static str,
     /// Other names of sampling options, each with the option's own.
     pub(crate) sampling: &'static [(&'static str, &'static str)],
+    /// Whether llama-server's sampler `infill` is passed over, instead of refused.
+    pub(crate) passes_infill: bool,
 }
 
 /// The options of one request.
@@ -70,6 +74,10 @@ pub(crate) struct Options {
     pub(crate) shows_reasoning_marks: bool,
     /// Whether tokens come with log-probabilities, and with how many of the likeliest.
     pub(crate) logprobs: Option<usize>,
+    /// What these say.
+    pub(crate) logprobs_of: LogprobsOf,
+    /// What is told beside the text.
+    pub(crate) wants: Wants,
     /// What the model may call.
     pub(crate) tools: Option<Offer>,
     pub(crate) stream: bool,
@@ -83,6 +91,8 @@ pub(crate) struct Options {
     pub(crate) priority: i64,
     /// How long the request may take, with the time that it waits.
     pub(crate) timeout: Option<Duration>,
+    /// Limits that count from the text's first line break.
+    pub(crate) lines: LineLimits,
 }
 
 impl Options {
@@ -100,7 +110,7 @@ impl Options {
             limit = limit.or(fields.integer(name, -1..=MAX_TOKENS_MAX)?);
         }
         let max_tokens = limit.map_or(max_tokens, |n| usize::try_from(n).ok());
-        let sampling = sampling(fields, engine, names.sampling)?;
+        let sampling = sampling(fields, engine, names)?;
         if let Some(most) = max_tokens.filter(|&most| sampling.min_tokens > most) {
             return Err(fields.error(
                 "min_tokens",
@@ -118,6 +128,8 @@ impl Options {
             splits_reasoning: false,
             shows_reasoning_marks: false,
             logprobs: None,
+            logprobs_of: LogprobsOf::Logits,
+            wants: Wants::default(),
             tools: None,
             stream,
             n: 1,
@@ -127,6 +139,7 @@ impl Options {
             timeout: fields
                 .number("timeout", TIMEOUT)?
                 .map(Duration::from_secs_f64),
+            lines: LineLimits::default(),
         })
     }
 
@@ -150,17 +163,22 @@ impl Options {
         Ok(told)
     }
 
-    /// The engine's request for the answer number `i` to `prompt`, which follows `grammar`. Each
-    /// answer has a seed of its own, the first that of the request.
+    /// The engine's request for the answer number `i` to `prompt`, which follows `grammar` and
+    /// goes on with what `continues` says. Each answer has a seed of its own, the first that of
+    /// the request.
     pub(crate) fn request_of(
         &self,
         i: usize,
         prompt: Vec<u32>,
         grammar: Option<engine::Grammar>,
+        continues: Option<Channel>,
     ) -> Request {
         let mut options = self.clone();
         options.sampling.seed = seed_of(options.sampling.seed, i);
-        options.request(prompt, grammar)
+        Request {
+            continues,
+            ..options.request(prompt, grammar)
+        }
     }
 
     /// The engine's request for `prompt`, with an answer that follows `grammar`.
@@ -180,11 +198,16 @@ impl Options {
                 calls_max: offer.calls_max,
             }),
             draft: self.draft,
-            logprobs: self.logprobs,
+            logprobs: self.logprobs.map(|top| TopLogprobs {
+                top,
+                of: self.logprobs_of,
+            }),
             grammar,
             reasoning_budget: self.reasoning_budget,
             priority: self.priority,
             client: 0,
+            continues: None,
+            lines: self.lines,
         }
     }
 }
@@ -213,11 +236,7 @@ pub(crate) fn answers(fields: &Fields<'_>) -> Result<usize, ApiError> {
     Ok(n as usize)
 }
 
-fn sampling(
-    fields: &Fields<'_>,
-    engine: &Engine,
-    aliases: &[(&'static str, &'static str)],
-) -> Result<Sampling, ApiError> {
+fn sampling(fields: &Fields<'_>, engine: &Engine, names: &Names) -> Result<Sampling, ApiError> {
     let advice = &engine.text().sampling;
     let mut sampling = Sampling {
         top_k: match fields.integer("top_k", -1..=TOP_K_MAX)? {
@@ -232,7 +251,7 @@ fn sampling(
         if let Some(advised) = (option.advised)(advice) {
             (option.set)(&mut sampling, advised);
         }
-        let aliases = aliases.iter().filter(|(_, own)| *own == option.name);
+        let aliases = names.sampling.iter().filter(|(_, own)| *own == option.name);
         for name in [option.name]
             .into_iter()
             .chain(aliases.map(|(name, _)| *name))
@@ -253,6 +272,7 @@ fn sampling(
         sampling.repeat_last_n = usize::try_from(n).ok();
     }
     mirostat(fields, &mut sampling)?;
+    samplers::read(fields, &mut sampling, names.passes_infill)?;
     logit_bias(fields, engine, &mut sampling)?;
     sampling.seed = seed(fields)?;
     Ok(sampling)

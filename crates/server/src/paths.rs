@@ -22,10 +22,6 @@ const FOREIGN: &[(&str, &str)] = &[
     ("/v1/threads", "OpenAI's Assistants API"),
     ("/v1/rerank", "the Rerank API"),
     ("/v1beta", "Google's Gemini API"),
-    ("/completion", "llama-server's own API"),
-    ("/infill", "llama-server's own API"),
-    ("/tokenize", "llama-server's and vLLM's tokenizer API"),
-    ("/detokenize", "llama-server's and vLLM's tokenizer API"),
     ("/generate", "TGI's API"),
 ];
 

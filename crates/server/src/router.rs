@@ -27,8 +27,10 @@ use crate::connection::Stage;
 use crate::dialect::{Dialect, answer};
 use crate::errors::{ApiError, Refusal};
 use crate::limits::{ECHO_CHARS_MAX, REQUEST_ID_CHARS_MAX};
+use crate::llama;
+use crate::llama::completion::{Completion, Continued, Filled};
 use crate::openai::responses::{Respond, stored};
-use crate::openai::{self, chat, completions, models};
+use crate::openai::{self, chat, models};
 use crate::{App, ids, paths};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -102,7 +104,63 @@ const ROUTES: &[Route] = &[
         method: "POST",
         is_public: false,
         dialect: &openai::DIALECT,
-        methods: || post(answer::<completions::Completion>),
+        methods: || post(llama::completion::completions),
+    },
+    Route {
+        path: "/completion",
+        method: "POST",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || post(answer::<Completion<Continued>>),
+    },
+    Route {
+        path: "/infill",
+        method: "POST",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || post(answer::<Completion<Filled>>),
+    },
+    Route {
+        path: "/tokenize",
+        method: "POST",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || post(llama::tokens::tokenize),
+    },
+    Route {
+        path: "/detokenize",
+        method: "POST",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || post(llama::tokens::detokenize),
+    },
+    Route {
+        path: "/apply-template",
+        method: "POST",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || post(llama::tokens::apply_template),
+    },
+    Route {
+        path: "/props",
+        method: "GET",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || get(llama::props::props).post(llama::props::set_props),
+    },
+    Route {
+        path: "/slots",
+        method: "GET",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || get(llama::props::slots),
+    },
+    Route {
+        path: "/lora-adapters",
+        method: "GET",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || get(llama::props::adapters).post(llama::props::set_adapters),
     },
     Route {
         path: "/v1/messages",

@@ -21,7 +21,7 @@ use futures_util::stream;
 use serde::Serialize;
 
 use crate::errors::ApiError;
-use crate::generation::{Generation, Piece, Progress, Step};
+use crate::generation::{Generation, Piece, Prefill, Progress, Step};
 
 /// How an API spells a stream.
 pub(crate) trait StreamFormat: Send + 'static {
@@ -29,6 +29,9 @@ pub(crate) trait StreamFormat: Send + 'static {
     fn open(&mut self, frames: &mut Frames);
     /// Writes a piece of text, or tokens that left none; not empty.
     fn text(&mut self, piece: &Piece, frames: &mut Frames);
+    /// Writes how far the prompt is, where [`Options::wants`](crate::options::Options::wants) asks
+    /// for it.
+    fn prefill(&mut self, _prefill: Prefill, _frames: &mut Frames) {}
     /// Writes a sign of life where nothing has been written for a while: a comment with the
     /// progress, unless the API has an event for it.
     fn quiet(&mut self, progress: Progress, frames: &mut Frames) {
@@ -68,7 +71,9 @@ impl Frames {
     fn comment(&mut self, progress: Progress) {
         let _ = match progress {
             Progress::Queued => write!(self.0, ": queued\n\n"),
-            Progress::Prefill(done, total) => write!(self.0, ": prefill {done}/{total}\n\n"),
+            Progress::Prefill(Prefill { done, total, .. }) => {
+                write!(self.0, ": prefill {done}/{total}\n\n")
+            }
             Progress::Decode => write!(self.0, ": decode\n\n"),
         };
     }
@@ -134,6 +139,7 @@ impl<F: StreamFormat> Sending<F> {
         let format = &mut self.formats[place];
         match step {
             Step::Text(piece) => format.text(&piece, &mut frames),
+            Step::Prefill(prefill) => format.prefill(prefill, &mut frames),
             Step::Quiet(progress) => format.quiet(progress, &mut frames),
             Step::End(outcome) => {
                 format.end(&outcome, &mut frames);
@@ -162,7 +168,11 @@ mod tests {
     fn a_frame_is_one_line_whatever_it_carries() {
         let mut frames = Frames::default();
         frames.data(&"a\r\nb\u{2028}");
-        frames.comment(Progress::Prefill(1, 2));
+        frames.comment(Progress::Prefill(Prefill {
+            done: 1,
+            total: 2,
+            cached: 0,
+        }));
         frames.event("ping", &1);
         assert_eq!(
             frames.0,

@@ -22,6 +22,7 @@ const BUDGETS: &[&str] = &[
     "thinking_token_budget",
     "reasoning_budget",
     "reasoning_budget_tokens",
+    "thinking_budget_tokens",
 ];
 /// Most tokens of a budget; no context is longer.
 const BUDGET_MAX: i64 = u32::MAX as i64;
@@ -70,6 +71,14 @@ impl Thinking {
             }
         }
         Ok(thinking)
+    }
+
+    /// What is meant where a request says nothing: `default`, if there is one.
+    pub(crate) fn or(mut self, default: Option<bool>) -> Self {
+        if let (true, Some(on)) = (self == Thinking::default(), default) {
+            self.switch = Some(("reasoning", on));
+        }
+        self
     }
 
     /// Reads what a request of Anthropic's Messages API says of reasoning: its `thinking`, and

@@ -19,11 +19,13 @@
 //!   value, which is all that the kernels can cut. Elsewhere XTC is no option at all;
 //! - mirostat: the bound of a row follows from the token of the row before, so that rows of one round
 //!   cannot be chosen together;
-//! - residual acceptance, which needs the probabilities of all tokens;
+//! - residual acceptance, and the log-probabilities of what tokens are chosen from, which need the
+//!   probabilities of all tokens;
 //! - rows that give no token once they are edited. Either they gave none before, or edits have left
 //!   nothing to choose from: the logits are computed once more, and the host tells the two apart.
 
 use crate::accept::Accept;
+use crate::logprobs::LogprobsOf;
 use crate::round::StreamRows;
 use crate::speculator::Speculator;
 use crate::stream::Stream;
@@ -86,7 +88,11 @@ impl Speculator {
         let b = &*self.b;
         let masked = mask_rows(b, logits, streams, rows);
         let choosing = || streams.iter().zip(rows).filter(|(_, r)| r.reaches_end);
-        if choosing().all(|(s, _)| s.options.sampling.is_plain_greedy()) {
+        let is_plain = |s: &Stream| {
+            s.options.sampling.is_plain_greedy()
+                && s.options.logprobs_of(LogprobsOf::Choice).is_none()
+        };
+        if choosing().all(|(s, _)| is_plain(s)) {
             let tokens = b.argmax(&masked.logits).into_iter().map(Some).collect();
             return Chosen {
                 tokens,
@@ -97,9 +103,10 @@ impl Speculator {
         }
         let choice = |(s, i): (&&mut Stream, usize)| {
             let sampling = &s.options.sampling;
-            let is_exact = self.accept.with(sampling) == Accept::Exact;
+            let needs_all = self.accept.with(sampling) == Accept::Residual
+                || s.options.logprobs_of(LogprobsOf::Choice).is_some();
             let choice = sampling.of_edited((s.tokens.len() + i) as u64);
-            choice.filter(|_| is_exact)
+            choice.filter(|_| !needs_all)
         };
         let each = choosing().flat_map(|(s, r)| (0..=r.n_drafted).map(move |i| (s, i)));
         let choices: Vec<Option<TokenChoice>> = each.map(choice).collect();
@@ -135,7 +142,9 @@ impl Speculator {
         let mut open_rows: Vec<usize> = (0..choices.len()).filter(is_open).collect();
         let mut open = (!open_rows.is_empty()).then(|| b.gather(&logits, &open_rows));
         let has_edits = edits.iter().any(|row| !row.is_empty());
-        let has_logprobs = streams.iter().any(|s| s.options.logprobs.is_some());
+        let has_logprobs = streams
+            .iter()
+            .any(|s| s.options.logprobs_of(LogprobsOf::Logits).is_some());
         if has_edits && has_logprobs && as_they_are.is_none() {
             as_they_are = Some(copy(b, &logits));
         }
@@ -254,7 +263,7 @@ fn mask_rows(
     if streams.iter().any(|stream| stream.constraint.is_some()) {
         for (stream, _) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
             masks.append(&mut stream.masks(vocab));
-            has_logprobs |= stream.options.logprobs.is_some();
+            has_logprobs |= stream.options.logprobs_of(LogprobsOf::Logits).is_some();
         }
     }
     if masks.iter().all(Option::is_none) {

@@ -39,7 +39,7 @@ pub use backend::noise;
 pub use constraint::{Constraint, ConstraintError};
 pub use draft::Drafter;
 pub use length::DraftLength;
-pub use logprobs::{Logprobs, MAX_TOP_LOGPROBS};
+pub use logprobs::{Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, TopLogprobs};
 pub use parked::Parked;
 pub use probe::Difference;
 pub use prompt::{MediaSpan, Prompt};

@@ -4,7 +4,7 @@ use crate::accept::Verdict;
 use crate::constraint::{Constraint, ConstraintError};
 use crate::draft::{DraftRequest, DraftState};
 use crate::length::{DraftLength, Ledger, LengthInput};
-use crate::logprobs::Logprobs;
+use crate::logprobs::{Logprobs, LogprobsOf, TopLogprobs};
 use crate::prompt::{Prompt, Spans};
 use crate::sample::{History, Sampling, TokenProbs};
 use crate::stats::Stats;
@@ -47,9 +47,16 @@ pub struct StreamOptions {
     pub stop_tokens: Arc<[u32]>,
     /// How long its drafts are; at most 0 turns speculation off for this stream.
     pub draft: DraftLength,
-    /// Whether its tokens come with their log-probabilities, and beside each with those of
-    /// how many of the likeliest; [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS) at most.
-    pub logprobs: Option<usize>,
+    /// Whether its tokens come with their log-probabilities, and with which.
+    pub logprobs: Option<TopLogprobs>,
+}
+
+impl StreamOptions {
+    /// How many of the likeliest tokens are asked for `of` one or the other, if any are.
+    pub(crate) fn logprobs_of(&self, of: LogprobsOf) -> Option<usize> {
+        let asked = self.logprobs.filter(|asked| asked.of == of);
+        asked.map(|asked| asked.top)
+    }
 }
 
 /// What is remembered of one text: cut back and forked as one.

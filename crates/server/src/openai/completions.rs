@@ -6,6 +6,7 @@ use axum::http::HeaderMap;
 use engine::{Channel, RequestOutcome};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use text::Infill;
 
 use super::logprobs::{self, CompletionLogprobs};
 use super::{Meta, Record, StreamUsage, Tally, bytes, finish_reason, structured, tables};
@@ -13,10 +14,12 @@ use crate::App;
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
-use crate::generation::Piece;
+use crate::generation::{Piece, Prefill};
 use crate::limits::{Limits, PROMPTS_MAX};
+use crate::llama::completion::{check_infill, end_at_marks};
 use crate::options::{Options, answers};
 use crate::request::{Asked, Prompt};
+use crate::run::Run;
 use crate::sse::{Frames, StreamFormat};
 
 const OBJECT: &str = "text_completion";
@@ -56,16 +59,24 @@ impl Endpoint for Completion {
         let usage = StreamUsage::read(&fields, options.stream)?;
         options.logprobs = logprobs::read_completion(&fields)?;
         options.grammar = structured::read(&fields)?;
+        let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
+        let mut prompt = prompt_of(prompt)?;
+        if let Some(suffix) = suffix {
+            prompt = with_suffix(prompt, suffix, app)?;
+            end_at_marks(&mut options, app);
+        }
+        let mut meta = Meta::new(app, model, "cmpl", &options);
+        options.wants = meta.read_live(&fields, &options, &object)?;
         let ignored = ignored_header(&fields);
         let completion = Completion {
-            meta: Meta::new(app, model, "cmpl", &options),
+            meta,
             index: 0,
             tally: Tally::new(usage),
             has_logprobs: options.logprobs.is_some(),
             offset: 0,
         };
         let asked = Asked {
-            prompt: prompt_of(prompt)?,
+            prompt,
             options,
             ignored,
         };
@@ -85,6 +96,14 @@ impl Endpoint for Completion {
         self.tally.prompt_tokens = prompt_tokens;
     }
 
+    fn note_prompt(&mut self, prompt: &[u32]) {
+        self.meta.note_prompt(prompt);
+    }
+
+    fn note_run(&mut self, run: &Arc<Run>) {
+        self.meta.note_run(run);
+    }
+
     fn document(&self, answers: &[Answer]) -> Vec<u8> {
         let choices = answers.iter().enumerate();
         let texts = answers.iter();
@@ -96,7 +115,29 @@ impl Endpoint for Completion {
             .map(|((i, answer), texts)| self.choice(i, answer, texts));
         let choices: Vec<_> = choices.collect();
         let outcomes: Vec<_> = answers.iter().map(|answer| &*answer.outcome).collect();
-        bytes(&self.meta.ended(OBJECT, &choices, &outcomes))
+        let whole = answers.first().map(|answer| &answer.whole);
+        let mut document = self.meta.ended(OBJECT, &choices, &outcomes);
+        document.verbose = self.meta.verbose(&texts[0], whole, outcomes[0]);
+        bytes(&document)
+    }
+}
+
+/// The prompt of what fills the gap between `prompt` and `suffix`.
+fn with_suffix(prompt: Prompt, suffix: &str, app: &App) -> Result<Prompt, ApiError> {
+    const NAME: &str = "suffix";
+    check_infill(app, NAME)?;
+    match prompt {
+        Prompt::Text(prefix) => Ok(Prompt::Infill(Infill {
+            prefix,
+            suffix: suffix.to_owned(),
+            room: usize::MAX,
+            ..Infill::default()
+        })),
+        Prompt::Several(prompts) => {
+            let prompts = prompts.into_iter().map(|one| with_suffix(one, suffix, app));
+            prompts.collect::<Result<_, _>>().map(Prompt::Several)
+        }
+        _ => Err(ApiError::field(NAME, "needs a prompt that is a text")),
     }
 }
 
@@ -136,7 +177,8 @@ fn prompt_of(prompt: Value) -> Result<Prompt, ApiError> {
     }
 }
 
-fn tokens(list: &[Value]) -> Option<Prompt> {
+/// A prompt of token ids, if the list is one.
+pub(crate) fn tokens(list: &[Value]) -> Option<Prompt> {
     let ids = list.iter().map(|id| u32::try_from(id.as_u64()?).ok());
     ids.collect::<Option<_>>().map(Prompt::Tokens)
 }
@@ -182,9 +224,13 @@ impl Completion {
         }];
         let mut chunk = self.meta.envelope(OBJECT, &choices);
         chunk.usage = self.tally.of_chunk(finish);
+        chunk.timings = self.meta.timings_so_far().filter(|_| finish.is_none());
         let is_alone = self.meta.n_choices == 1;
         if let Some(outcome) = finish.filter(|_| is_alone && !self.tally.asked.at_end) {
             chunk = chunk.with_record(self.meta.seed, outcome);
+        }
+        if let Some(outcome) = finish.filter(|_| self.index == 0) {
+            chunk.verbose = self.meta.verbose("", None, outcome);
         }
         frames.data(&chunk);
     }
@@ -201,6 +247,20 @@ impl StreamFormat for Completion {
         let logprobs = self.has_logprobs.then(whole);
         self.chunk(&piece.text(Channel::Answer), logprobs, None, frames);
         self.offset = offset;
+    }
+
+    fn prefill(&mut self, prefill: Prefill, frames: &mut Frames) {
+        let choices = [Choice {
+            index: self.index,
+            text: "",
+            logprobs: None,
+            finish_reason: None,
+            record: None,
+        }];
+        let mut chunk = self.meta.envelope(OBJECT, &choices);
+        chunk.usage = self.tally.of_chunk(None);
+        chunk.prompt_progress = Some(self.meta.progress(prefill));
+        frames.data(&chunk);
     }
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {

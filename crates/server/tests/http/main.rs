@@ -8,6 +8,7 @@ mod choices;
 mod client;
 mod fields;
 mod lifecycle;
+mod llama;
 mod log;
 mod logprobs;
 mod numbers;
