@@ -54,13 +54,15 @@ pub use preflight::{
 pub use reason::{Placement, WeightsReason, Words};
 pub use request::{
     CallBegin, CallEnd, CallPart, CancelToken, Event, FinishReason, PositionCounts, Rejected,
-    Request, RequestOutcome, Segment, Sink, Speculation, Timings, ToolUse, Usage, WrittenToken,
-    full_context,
+    Request, RequestOutcome, RoundEvent, Segment, Sink, Speculation, Timings, ToolUse, TracedToken,
+    Usage, WrittenToken, full_context,
 };
 pub use sampler::{SAMPLER_NUMBERS, SamplerNumber};
 pub use scheduler::Counters;
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::sample::Mirostat;
-pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling};
+pub use speculate::{
+    Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling, TokenSource,
+};
 pub use text::{Channel, SamplingDefaults, Text, Tools};

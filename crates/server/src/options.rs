@@ -64,6 +64,8 @@ pub(crate) struct Options {
     pub(crate) shows_reasoning_marks: bool,
     /// Whether tokens come with log-probabilities, and with how many of the likeliest.
     pub(crate) logprobs: Option<usize>,
+    /// Whether rounds say what they did.
+    pub(crate) trace: bool,
     /// What the model may call.
     pub(crate) tools: Option<Offer>,
     pub(crate) stream: bool,
@@ -108,6 +110,7 @@ impl Options {
             splits_reasoning: false,
             shows_reasoning_marks: false,
             logprobs: None,
+            trace: false,
             tools: None,
             stream,
             n: 1,
@@ -167,6 +170,7 @@ impl Options {
             }),
             draft: self.draft,
             logprobs: self.logprobs,
+            trace: self.trace,
             grammar,
             reasoning_budget: self.reasoning_budget,
         }

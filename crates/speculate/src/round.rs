@@ -232,8 +232,10 @@ impl Speculator {
                 continue;
             }
             let verdict = self.verdict(stream, &Choices { made, scores, cols });
+            let (n_known, is_prefill) = (stream.tokens.len(), rows.is_prefill(stream));
             stream.emit(&verdict, context);
-            if !rows.is_prefill(stream) {
+            stream.note_round(n_known, rows.n_drafted, &verdict, is_prefill);
+            if !is_prefill {
                 let n_accepted = verdict.n_accepted;
                 stream.stats.count(rows.n_drafted, n_accepted);
                 // Forced tokens say nothing of what the drafter's guesses are worth.

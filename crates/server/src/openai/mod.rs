@@ -18,6 +18,7 @@ pub(crate) mod responses;
 mod structured;
 pub(crate) mod tables;
 mod tools;
+mod trace;
 
 use std::sync::Arc;
 
@@ -28,6 +29,7 @@ use text::Tokenizer;
 use crate::dialect::Dialect;
 use crate::errors::ApiError;
 use crate::fields::Fields;
+use crate::generation::Piece;
 use crate::options::{Names, Options, seed_of};
 use crate::{App, ids};
 
@@ -151,6 +153,11 @@ impl Meta {
             [only] => envelope.with_record(self.seed, only),
             _ => envelope,
         }
+    }
+
+    /// What the rounds of `piece` did.
+    fn trace<'a>(&self, piece: &'a Piece) -> Vec<trace::Round<'a>> {
+        trace::rounds(piece, self.app.engine.info().drafter)
     }
 
     fn tokenizer(&self) -> &Tokenizer {

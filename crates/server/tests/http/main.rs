@@ -20,4 +20,5 @@ mod sampling;
 mod stream;
 mod structured;
 mod tools;
+mod trace;
 mod wire;
