@@ -20,6 +20,7 @@
 //! | `sse` | a generation as a stream |
 //! | `openai/*` | OpenAI's dialect, one file an endpoint |
 //! | `anthropic/*` | Anthropic's dialect |
+//! | `page` | the chat page for browsers, whose files are in `page/` |
 //! | `metrics` | what Prometheus reads |
 //! | [`limits`] | every limit, by name |
 //!
@@ -43,6 +44,7 @@ mod metrics;
 mod offer;
 mod openai;
 mod options;
+mod page;
 mod paths;
 mod request;
 mod resting;

@@ -11,6 +11,7 @@ mod lifecycle;
 mod log;
 mod logprobs;
 mod numbers;
+mod page;
 mod paths;
 mod recorded;
 mod refusals;
