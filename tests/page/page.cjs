@@ -16,12 +16,17 @@ const shown = (page) => page.locator('.message').allInnerTexts()
 const assistant = (page) => page.locator('.message.assistant').last()
 
 // Stands between the page and the server, so that it can go away. `slow` holds back what is
-// streamed until it is called off; `seen` has the bodies of chat requests.
+// streamed until it is called off; `key` is the API key that it wants; `seen` has the bodies of
+// chat requests.
 async function between(address) {
   const to = new URL(address)
-  const state = { isDown: false, isSlow: false, seen: [], sockets: new Set() }
+  const state = { key: null, isDown: false, isSlow: false, seen: [], sockets: new Set() }
   const server = http.createServer((request, response) => {
     if (state.isDown) return request.socket.destroy()
+    if (state.key && request.url.startsWith('/v1/') && request.headers.authorization !== `Bearer ${state.key}`) {
+      response.writeHead(401, { 'content-type': 'application/json' })
+      return response.end(JSON.stringify({ error: { message: 'send a valid API key' } }))
+    }
     const body = []
     request.on('data', (part) => body.push(part))
     request.on('end', () => {
@@ -321,6 +326,38 @@ const CASES = {
     check((await page.locator('.message.assistant .branches').innerText()).includes('2/2'), 'what was written first is kept')
   },
 
+  async a_key_is_asked_for_and_kept({ browser, via }) {
+    via.key = 'right'
+    const { page, context, wrongs } = await open(browser, via.address, { allowed: /status of 401/ })
+    await page.waitForSelector('#ask-dialog[open]')
+    await page.fill('#ask-input', 'wrong')
+    await page.press('#ask-input', 'Enter')
+    await page.waitForSelector('#ask-text >> text=not one of the server')
+    await page.fill('#ask-input', 'right')
+    await page.press('#ask-input', 'Enter')
+    await ready(page)
+    check((await answer(page)).length > 20, 'answered with the key')
+    await page.reload()
+    await ready(page)
+    check(await page.locator('#ask-dialog').isHidden(), 'asked for once')
+    check(wrongs.length === 0, wrongs)
+    await context.close()
+  },
+
+  async two_tabs_agree({ page, context }) {
+    await answer(page)
+    const other = await context.newPage()
+    await other.goto(page.url())
+    await ready(other)
+    await answer(other, 'Tell me another one.')
+    await page.evaluate(() => document.dispatchEvent(new Event('visibilitychange')))
+    await page.waitForFunction(() => document.querySelectorAll('.message').length === 4)
+    await answer(page, 'And one more.')
+    await other.reload()
+    await ready(other)
+    check((await other.locator('.message').count()) === 6, 'nothing is lost')
+  },
+
   async keys_and_dialogs({ page }) {
     await ready(page)
     await page.locator('#help').focus()
@@ -436,7 +473,7 @@ async function settledOrRefused(page) {
 }
 
 // What the browser itself reports where a case takes the server away or asks for what is refused.
-const ALLOWED = { a_lost_server_is_said_and_found_again: /ERR_|Failed to load/, files_and_pictures: /status of 400/ }
+const ALLOWED = { a_key_is_asked_for_and_kept: /status of 401/, a_lost_server_is_said_and_found_again: /ERR_|Failed to load/, files_and_pictures: /status of 400/ }
 
 async function main() {
   const [address, ...wanted] = process.argv.slice(2)
@@ -457,7 +494,7 @@ async function main() {
     const { page, context, wrongs } = await open(browser, via.address, { allowed: ALLOWED[name] })
     let said
     try {
-      said = await run({ page, browser, via, address: via.address })
+      said = await run({ page, context, browser, via, address: via.address })
       check(wrongs.length === 0, wrongs)
     } catch (error) {
       failed.push(name)

@@ -10,7 +10,7 @@ async function main() {
   }
   const browser = await launch()
   const take = async (name, options, work) => {
-    const { page, context } = await open(browser, address, { viewport: { width: 1200, height: 760 }, reducedMotion: 'reduce', ...options })
+    const { page, context } = await open(browser, address, { viewport: { width: 1120, height: 720 }, reducedMotion: 'reduce', ...options })
     await ready(page)
     await work(page)
     await page.mouse.move(0, 0)
@@ -26,15 +26,20 @@ async function main() {
     await page.evaluate(() => document.querySelector('#scroller').scrollTo(0, 1e6))
   })
   await take('page-twin.png', { colorScheme: 'dark' }, async (page) => {
+    await page.click('#open-settings')
+    await page.fill('[name=stop]', ' "I like')
+    await page.click('#close-settings')
+    await page.click('#open-sidebar')
     await answer(page, 'Tell me a story about a boat.')
     await page.click('#tint')
     await page.click('[aria-label="Compare with speculation off"]')
     await page.waitForSelector('.verdict b')
-    await page.evaluate(() => document.querySelector('#scroller').scrollTo(0, 1e6))
     await page.evaluate(() => document.querySelector('.report').remove())
+    await page.evaluate(() => document.querySelector('.twins').scrollIntoView())
   })
   await take('page-phone.png', { viewport: { width: 390, height: 760 }, isMobile: true, hasTouch: true, colorScheme: 'light' }, async (page) => {
     await answer(page, PROMPT)
+    await page.tap('#tint')
     await toTop(page)
   })
   await browser.close()

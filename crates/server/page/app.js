@@ -153,8 +153,8 @@ function body(conversation, node) {
     if (role === 'tool') return { role, content, tool_call_id: callId, name }
     return { role, content, ...(calls?.length && { tool_calls: calls }) }
   })
-  const system = conversation.settings.system
-  if (system) messages.unshift({ role: 'system', content: system })
+  // As it was when the answer was asked for, so that a twin gets the same.
+  if (node.system) messages.unshift({ role: 'system', content: node.system })
   return { messages, stream: true, ...node.sent }
 }
 
@@ -208,7 +208,7 @@ async function generate(conversation, parent) {
   const own = conversation.settings
   const sent = { ...settings.fields(own), model: model()?.id, seed: own.seed ?? Math.floor(Math.random() * 2 ** 32) }
   sent.speculation = { trace: true, ...(own.draft_max !== undefined && { draft_max: own.draft_max }) }
-  const node = tree.add(conversation, parent, { role: 'assistant', content: '', rounds: [], sent, model: sent.model })
+  const node = tree.add(conversation, parent, { role: 'assistant', content: '', rounds: [], sent, ...(own.system && { system: own.system }) })
   const isOff = own.draft_max === 0
   $('announce').textContent = ''
   await during(conversation, node, async (signal) => {
@@ -566,6 +566,7 @@ function listen() {
     $('to-end').hidden = isAtEnd()
   }, { passive: true })
   document.addEventListener('keydown', keys)
+  document.addEventListener('visibilitychange', () => document.hidden || store.isKept().then((isKept) => isKept && synchronize()))
   let depth = 0
   const isFiles = (event) => [...event.dataTransfer.types].includes('Files')
   addEventListener('dragenter', (event) => isFiles(event) && ($('drop').hidden = ++depth < 1))
@@ -585,6 +586,21 @@ function settle(conversation) {
     if (node.role === 'assistant' && !node.record && !node.error) node.isStopped = true
     if (node.twin && !node.twin.record && !node.twin.error) delete node.twin
   }
+}
+
+// Takes over what another tab of this browser has changed, but for what is being written here.
+async function synchronize() {
+  const stored = await store.all()
+  const own = new Map(conversations.map((one) => [one.id, one]))
+  const isNewer = (one) => one.updated > (own.get(one.id)?.updated ?? -1)
+  const taken = stored.filter((one) => isNewer(one) && !(own.has(one.id) && isRunning(own.get(one.id))))
+  const kept = conversations.filter((one) => isRunning(one) || stored.some(({ id }) => id === one.id))
+  if (!taken.length && kept.length === conversations.length) return
+  taken.forEach((one) => own.set(one.id, one))
+  conversations = [...new Set([...kept, ...taken].map(({ id }) => own.get(id)))].sort((a, b) => b.updated - a.updated)
+  const again = conversations.find(({ id }) => id === current.id)
+  if (again && again !== current) open(again)
+  else history()
 }
 
 async function start() {

@@ -83,7 +83,7 @@ export function worth({ record, twin }) {
 
 const fixed = (x, digits = 0) => x.toLocaleString('en', { maximumFractionDigits: digits, minimumFractionDigits: digits })
 const percent = (x) => `${fixed(100 * x)}\u202f%`
-export const milliseconds = (ms) => (Math.abs(ms) >= 10_000 ? `${fixed(ms / 1000, 1)} s` : `${fixed(ms)} ms`)
+export const milliseconds = (ms) => (Math.abs(ms) >= 1000 ? `${fixed(ms / 1000, 2)} s` : `${fixed(ms)} ms`)
 
 function saving(of) {
   const ms = of.measured ?? of.bound
