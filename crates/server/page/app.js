@@ -1,6 +1,7 @@
 // The page: what is open, what is being written, and what keys and buttons do.
 import * as api from './api.js'
-import { $, ask, download, el, icon, iconButton, plural, setIcon } from './dom.js'
+import { $, ask, download, el, icon, plural, setIcon } from './dom.js'
+import * as composer from './composer.js'
 import * as files from './files.js'
 import { showHistory } from './history.js'
 import { MessageView } from './message.js'
@@ -17,8 +18,6 @@ const { remembered } = store
 let conversations = []
 let current
 let models = []
-let attachments = []
-let pastes = 0
 // Views of the messages that are shown, by id.
 let views = new Map()
 // What is being written, by id of the message: how to stop it, and how far the server is.
@@ -249,15 +248,10 @@ function stop() {
 
 function submit() {
   if (isRunning(current)) return stop()
-  const text = $('composer').value
-  if (!text.trim() && !attachments.length) return
+  const message = composer.take()
+  if (!message) return
   const parent = tree.path(current).at(-1)?.id ?? tree.ROOT
-  const node = tree.add(current, parent, { role: 'user', content: text, ...(attachments.length && { files: attachments }) })
-  $('composer').value = ''
-  attachments = []
-  showAttachments()
-  grow()
-  generate(current, node.id)
+  generate(current, tree.add(current, parent, { role: 'user', ...message }).id)
 }
 
 // What the buttons of a message do.
@@ -355,43 +349,6 @@ async function imported(file) {
   }
 }
 
-// --- Files
-
-function showAttachments() {
-  $('attachments').hidden = !attachments.length
-  $('attachments').replaceChildren(...attachments.map((file) => files.chip(file, () => {
-    attachments = attachments.filter((other) => other !== file)
-    showAttachments()
-    $('composer').focus()
-  })))
-}
-
-async function attach(list) {
-  for (const file of list) {
-    try {
-      attachments.push(await files.read(file))
-    } catch (error) {
-      banner(error.message)
-    }
-  }
-  showAttachments()
-  $('composer').focus()
-}
-
-function paste(event) {
-  const pasted = [...event.clipboardData.files]
-  const text = event.clipboardData.getData('text/plain')
-  if (pasted.length) {
-    event.preventDefault()
-    attach(pasted)
-  } else if (text.length > files.PASTE_CHARS) {
-    event.preventDefault()
-    attachments.push(files.pasted(text, ++pastes))
-    showAttachments()
-    status('The long paste is a file now')
-  }
-}
-
 // --- Server
 
 let isWaiting = false
@@ -471,13 +428,6 @@ function turnTheme() {
   showTheme()
 }
 
-// Gives the composer the height of its text.
-function grow() {
-  const field = $('composer')
-  field.style.height = 'auto'
-  field.style.height = `${field.scrollHeight}px`
-}
-
 const last = (role) => tree.path(current).findLast((node) => node.role === role)
 const press = (node, label) => views.get(node?.id)?.element.querySelector(`button[aria-label="${label}"]`)?.click()
 
@@ -529,20 +479,11 @@ function listen() {
     event.preventDefault()
     submit()
   })
-  $('composer').addEventListener('keydown', (event) => {
-    if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return
-    event.preventDefault()
-    if (!isRunning(current)) submit()
+  composer.listen({ submit: () => isRunning(current) || submit(), status, banner })
+  $('import-file').addEventListener('change', () => {
+    imported($('import-file').files[0])
+    $('import-file').value = ''
   })
-  $('composer').addEventListener('input', grow)
-  $('composer').addEventListener('paste', paste)
-  $('attach').addEventListener('click', () => $('attach-file').click())
-  for (const [id, take] of [['attach-file', attach], ['import-file', ([file]) => imported(file)]]) {
-    $(id).addEventListener('change', () => {
-      take([...$(id).files])
-      $(id).value = ''
-    })
-  }
   $('import').addEventListener('click', () => $('import-file').click())
   $('export-all').addEventListener('click', () => exported(conversations))
   $('new-chat').addEventListener('click', fresh)
@@ -567,17 +508,6 @@ function listen() {
   }, { passive: true })
   document.addEventListener('keydown', keys)
   document.addEventListener('visibilitychange', () => document.hidden || store.isKept().then((isKept) => isKept && synchronize()))
-  let depth = 0
-  const isFiles = (event) => [...event.dataTransfer.types].includes('Files')
-  addEventListener('dragenter', (event) => isFiles(event) && ($('drop').hidden = ++depth < 1))
-  addEventListener('dragleave', (event) => isFiles(event) && ($('drop').hidden = --depth < 1))
-  addEventListener('dragover', (event) => event.preventDefault())
-  addEventListener('drop', (event) => {
-    event.preventDefault()
-    depth = 0
-    $('drop').hidden = true
-    attach([...event.dataTransfer.files])
-  })
 }
 
 // What was being written when the page was closed has stopped.

@@ -53,6 +53,7 @@ const FILES: &[File] = &[
     file!("icon.svg", SVG),
     file!("api.js", SCRIPT),
     file!("app.js", SCRIPT),
+    file!("composer.js", SCRIPT),
     file!("dom.js", SCRIPT),
     file!("files.js", SCRIPT),
     file!("history.js", SCRIPT),
