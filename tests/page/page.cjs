@@ -192,6 +192,8 @@ const CASES = {
     await page.reload()
     await ready(page)
     check((await page.locator('.verdict').innerText()).includes('The same text'), 'a twin is kept')
+    await page.keyboard.press('Alt+t')
+    check((await page.locator('.twins').count()) === 0, 'and closed by its key')
   },
 
   async tints_say_who_guessed_each_token({ page }) {

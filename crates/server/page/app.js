@@ -216,9 +216,9 @@ async function generate(conversation, parent) {
     const jobs = [write(conversation, node, node, body(conversation, node), signal)]
     if (own.twin === 'beside' && !isOff) jobs.push(writeTwin(conversation, node, signal, true))
     await Promise.all(jobs)
-    if (own.twin === 'after' && node.record?.speculation?.engaged) await writeTwin(conversation, node, signal, false)
-    // A comparison with an answer that has not ended says nothing.
-    if (node.twin && !(node.record && (node.twin.record || node.twin.error))) delete node.twin
+    if (own.twin === 'after' && node.record?.speculation?.engaged && !node.calls) await writeTwin(conversation, node, signal, false)
+    // Texts are compared, and only those that have ended.
+    if (node.twin && (node.calls || !node.record || !(node.twin.record || node.twin.error))) delete node.twin
   })
   if (current === conversation) {
     showContext()
@@ -438,7 +438,7 @@ const SHORTCUTS = [
   ['Ctrl+K', 'search conversations'],
   ['Alt+N', 'new conversation', 'KeyN', fresh],
   ['Alt+S', 'show which tokens were guessed', 'KeyS', toggleTint],
-  ['Alt+T', 'compare the last answer with its twin', 'KeyT', () => last('assistant')?.record?.speculation?.engaged && act.twin(last('assistant'))],
+  ['Alt+T', 'compare the last answer with its twin', 'KeyT', () => press(last('assistant'), last('assistant')?.twin ? 'Close the comparison' : 'Compare with speculation off')],
   ['Alt+R', 'write another answer', 'KeyR', () => last('assistant') && act.again(last('assistant'))],
   ['Alt+E', 'edit your last message', 'KeyE', () => press(last('user'), 'Edit')],
   ['Alt+J, Alt+L', 'earlier and later version of the last answer', 'KeyJ', () => last('assistant') && act.turn(last('assistant'), -1)],

@@ -192,7 +192,7 @@ export class MessageView {
     const of = worth(node)
     const isLast = act.isLast(node)
     const line = of && el('button', { type: 'button', className: 'summary', 'aria-pressed': String(act.isTinted()), title: 'Show which tokens were guessed', onclick: act.toggleTint }, summary(of))
-    const twin = of?.engaged && iconButton('twin', node.twin ? 'Close the comparison' : 'Compare with speculation off', () => act.twin(node))
+    const twin = of?.engaged && !node.calls?.length && iconButton('twin', node.twin ? 'Close the comparison' : 'Compare with speculation off', () => act.twin(node))
     return [line, ...[copy, iconButton('again', 'Write another answer', () => act.again(node)), twin, branches].map((b) => b && (isLast ? b : act.quiet(b)))]
   }
 

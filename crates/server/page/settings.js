@@ -4,7 +4,7 @@ import { $, el } from './dom.js'
 
 const MAIN = ['temperature', 'top_p', 'top_k', 'min_p']
 const REASONING = {
-  '': 'as the model does', none: 'off', minimal: 'minimal', low: 'low', medium: 'medium', high: 'high',
+  '': 'auto', none: 'off', minimal: 'minimal', low: 'low', medium: 'medium', high: 'high',
 }
 const FORMATS = { '': 'any text', json: 'a JSON object', schema: 'a JSON schema' }
 const TWINS = { '': 'on request', after: 'after each answer', beside: 'beside each answer' }
@@ -95,7 +95,7 @@ export function show(settings, model, changed) {
   const schema = area('JSON schema', 'schema', 6, '{"type": "object", …}', (text) => jsonProblem(text, isObject, 'A schema is an object.'))
   schema.hidden = settings.format !== 'schema'
   const draft = model?.meta?.speculation ?? {}
-  const drafts = { '': 'as long as pays', ...Object.fromEntries(Array.from({ length: (draft.draft_max ?? 0) + 1 }, (_, i) => [i, i === 0 ? 'off' : `${i} at most`])) }
+  const drafts = { '': 'auto', ...Object.fromEntries(Array.from({ length: (draft.draft_max ?? 0) + 1 }, (_, i) => [i, i === 0 ? 'off' : `${i} at most`])) }
   const draftChoice = el('select', { name: 'draft_max' }, ...Object.entries(drafts).map(([value, text]) => el('option', { value, selected: String(settings.draft_max ?? '') === value }, text)))
   draftChoice.addEventListener('change', () => set('draft_max', draftChoice.value === '' ? '' : Number(draftChoice.value)))
   const named = (name) => options.find((option) => option.name === name)
@@ -108,7 +108,7 @@ export function show(settings, model, changed) {
     group('Reasoning', choice('Effort', 'reasoning', REASONING, 'for models that think before they answer')),
     group('Form of the answer', choice('The answer is', 'format', FORMATS), schema,
       area('Tools', 'tools', 3, '[{"type": "function", …}]', (text) => jsonProblem(text, Array.isArray, 'Tools are a list.'), 'functions that the model may call, as the API takes them')),
-    group('Speculation', field('Drafts', draftChoice, draft.drafter ? `drafted by ${draft.drafter}; the text is the same` : draft.reason ?? 'the text is the same'),
+    group('Speculation', field('Drafts', draftChoice, draft.drafter ? `by ${draft.drafter}, as long as pays; the text is the same` : draft.reason ?? 'the text is the same'),
       choice('Twin without it', 'twin', TWINS, 'the same request with speculation off; “after” measures each alone, “beside” lets both run at once')),
     el('details', {}, el('summary', {}, `All other samplers (${others.length})`), el('div', {}, ...others.map(number))),
   )

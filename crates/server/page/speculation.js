@@ -11,7 +11,7 @@ const who = (token) => (token.forced ? 'grammar' : token.drafter)
 
 function titleOf(token, round) {
   if (token.position === 0) return round.round === 0 ? 'the first token, from the prompt' : `round ${round.round}: the model’s own token; ${round.accepted} of ${round.drafted} guessed before it stayed`
-  const by = token.forced ? 'left no choice by the grammar' : `guessed by the ${nameOf(token.drafter)}`
+  const by = token.forced ? 'forced by the grammar' : `guessed by the ${nameOf(token.drafter)}`
   return `round ${round.round}: token ${token.position} of ${round.drafted}, ${by}`
 }
 
@@ -111,7 +111,7 @@ function legend(of, rounds) {
   const tokens = rounds.flatMap((round) => round.tokens)
   const deepest = Math.min(STEPS_SHOWN, Math.max(0, ...tokens.filter((t) => t.drafter).map((t) => t.position)))
   const keys = Array.from({ length: deepest }, (_, i) => key(`${of.drafter} p${i + 1}`, i === 0 ? `1st guess of the ${nameOf(of.drafter)}` : `${i + 1}${['', 'nd', 'rd'][i] ?? 'th'}`))
-  if (tokens.some((token) => token.forced)) keys.push(key('grammar p2', 'left no choice by the grammar'))
+  if (tokens.some((token) => token.forced)) keys.push(key('grammar p2', 'forced by the grammar'))
   return el('div', { className: 'legend' }, key('target', 'the model’s own'), ...keys)
 }
 
