@@ -78,6 +78,22 @@ const CASES = {
     check((await page.title()).startsWith(PROMPT.slice(0, 10)), await page.title())
   },
 
+  async copies_with_and_without_a_clipboard({ page }) {
+    const text = await answer(page)
+    await page.click('.message.assistant [aria-label="Copy"]')
+    const norm = (one) => one.replace(/\s+/g, ' ').trim()
+    check(norm(await page.evaluate(() => navigator.clipboard.readText())) === norm(text), 'the answer is on the clipboard')
+    await page.evaluate(() => {
+      navigator.clipboard.writeText('') // and then none, as under a plain address of the network
+      globalThis.copied = ''
+      navigator.clipboard.writeText = () => Promise.reject(new Error('no clipboard'))
+      document.addEventListener('copy', () => (globalThis.copied = String(document.activeElement.value)))
+    })
+    await page.locator('.message.user').hover()
+    await page.click('.message.user [aria-label="Copy"]')
+    await page.waitForFunction((prompt) => globalThis.copied === prompt, PROMPT)
+  },
+
   async stops_and_keeps_what_was_written({ page, via }) {
     via.isSlow = true
     await say(page, PROMPT)

@@ -88,6 +88,24 @@ export function ask({ title, text = '', label, value = '', ok = 'OK', type = 'te
   })
 }
 
+// Copies a text; `button` says so for a moment, showing `done` in place of what it shows.
+export async function copy(text, button, ...done) {
+  try {
+    await navigator.clipboard.writeText(text)
+  } catch {
+    // Under a plain address of the network browsers have no clipboard but this.
+    const field = el('textarea', { value: text, className: 'hidden' })
+    button.after(field)
+    field.select()
+    document.execCommand('copy')
+    field.remove()
+    button.focus()
+  }
+  const shown = [...button.childNodes]
+  button.replaceChildren(...done)
+  setTimeout(() => button.replaceChildren(...shown), 1500)
+}
+
 // Hands a file to the browser's downloads.
 export function download(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: 'application/json' }))

@@ -1,6 +1,6 @@
 // Markdown as elements: headings, lists, tables, quotes, code, emphasis, links. What a model
 // writes becomes text nodes, so nothing of it is ever markup.
-import { el, icon } from './dom.js'
+import { copy, el } from './dom.js'
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/
 const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)[ \t#]*$/
@@ -93,11 +93,11 @@ const all = (text, depth) => split(text).map(({ source }) => block(source, depth
 function code(lines, [, fence, language]) {
   const isClosed = lines.length > 1 && lines.at(-1).trim().startsWith(fence)
   const text = lines.slice(1, isClosed ? -1 : undefined).join('\n')
-  const copy = el('button', { type: 'button', className: 'quiet', 'data-copy': '' }, 'Copy')
+  const button = el('button', { type: 'button', className: 'quiet', 'data-copy': '' }, 'Copy')
   const name = language.trim().split(/\s/)[0]
   return el(
     'div', { className: 'code' },
-    el('div', { className: 'code-head', 'data-aside': '' }, el('span', {}, name || 'text'), copy),
+    el('div', { className: 'code-head', 'data-aside': '' }, el('span', {}, name || 'text'), button),
     el('pre', { tabIndex: 0, 'aria-label': `Code${name ? ` in ${name}` : ''}`, role: 'region' }, el('code', {}, text)),
   )
 }
@@ -193,9 +193,6 @@ export function inline(text, depth = 0) {
 }
 
 // Copies the code beside a button that was pressed.
-export async function copyCode(button) {
-  const text = button.closest('.code').querySelector('code').textContent
-  await navigator.clipboard.writeText(text)
-  button.replaceChildren(icon('check'), ' Copied')
-  setTimeout(() => button.replaceChildren('Copy'), 1500)
+export function copyCode(button) {
+  if (button.textContent === 'Copy') copy(button.closest('.code').querySelector('code').textContent, button, 'Copied')
 }

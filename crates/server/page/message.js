@@ -1,6 +1,6 @@
 // One message on the page. A view is made once and refreshed while its message grows.
 import { chip } from './files.js'
-import { el, icon, iconButton } from './dom.js'
+import { copy, el, icon, iconButton } from './dom.js'
 import { block, copyCode, split } from './markdown.js'
 import { milliseconds, report, spans, summary, tint, verdict, worth } from './speculation.js'
 import { siblings } from './tree.js'
@@ -182,18 +182,14 @@ export class MessageView {
       el('span', {}, `${at + 1}/${all.length}`),
       iconButton('right', 'Later version', () => act.turn(node, 1), { disabled: at === all.length - 1 }),
     )
-    const copy = iconButton('copy', 'Copy', async () => {
-      await navigator.clipboard.writeText(node.content)
-      copy.replaceChildren(icon('check'))
-      setTimeout(() => copy.replaceChildren(icon('copy')), 1500)
-    })
-    if (node.role === 'user') return [copy, iconButton('edit', 'Edit', () => this.edit()), branches].map((b) => b && act.quiet(b))
+    const copier = iconButton('copy', 'Copy', () => copier.querySelector('.done') || copy(node.content, copier, el('span', { className: 'done' }, icon('check'))))
+    if (node.role === 'user') return [act.quiet(copier), act.quiet(iconButton('edit', 'Edit', () => this.edit())), branches]
     if (!node.content && !node.reasoning && !node.record) return [branches]
     const of = worth(node)
     const isLast = act.isLast(node)
     const line = of && el('button', { type: 'button', className: 'summary', 'aria-pressed': String(act.isTinted()), title: 'Show which tokens were guessed', onclick: act.toggleTint }, summary(of))
     const twin = of?.engaged && !node.calls?.length && iconButton('twin', node.twin ? 'Close the comparison' : 'Compare with speculation off', () => act.twin(node))
-    return [line, ...[copy, iconButton('again', 'Write another answer', () => act.again(node)), twin, branches].map((b) => b && (isLast ? b : act.quiet(b)))]
+    return [line, ...[copier, iconButton('again', 'Write another answer', () => act.again(node)), twin].map((b) => b && (isLast ? b : act.quiet(b))), branches]
   }
 
   // Turns a message of the user into a field to edit it in; what is sent is another version.

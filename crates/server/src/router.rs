@@ -65,7 +65,7 @@ const ROUTES: &[Route] = &[
     Route {
         path: page::FILE,
         method: "GET",
-        is_public: false,
+        is_public: true,
         dialect: &openai::DIALECT,
         methods: || get(page::file),
     },
@@ -399,13 +399,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_health_is_public() {
+    fn only_health_and_the_files_of_the_page_are_public() {
         let public: Vec<&str> = ROUTES
             .iter()
             .filter(|r| r.is_public)
             .map(|r| r.path)
             .collect();
-        assert_eq!(public, ["/health"]);
+        assert_eq!(public, [page::FILE, "/health"]);
     }
 
     #[test]
