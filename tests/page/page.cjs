@@ -309,6 +309,7 @@ const CASES = {
     await answer(page, 'What is the weather in Rome?').catch(() => {})
     await page.waitForSelector('.call >> text=get_weather')
     await page.fill('.call textarea', '21 degrees')
+    await page.click('#tint')
     await page.click('text=Send the result')
     await page.waitForFunction(() => document.querySelectorAll('.message.assistant').length === 2)
     await settled(page)

@@ -133,9 +133,11 @@ export class MessageView {
   showCalls() {
     const { node, act } = this
     const calls = node.calls ?? []
-    if (this.calls.children.length === calls.length && !act.isWriting(node) && this.callsDone) return
-    this.callsDone = !act.isWriting(node)
-    const isOpen = this.callsDone && calls.length > 0 && act.isLast(node)
+    const isOpen = !act.isWriting(node) && calls.length > 0 && act.isLast(node)
+    // Made anew only where something is new: a result may be half typed.
+    const key = JSON.stringify([isOpen, calls])
+    if (this.callsKey === key) return
+    this.callsKey = key
     const inputs = []
     const boxes = calls.map(({ function: { name, arguments: given } }) => {
       let shown = given
