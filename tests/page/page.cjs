@@ -301,6 +301,12 @@ const CASES = {
     await settledOrRefused(page)
     const [picture] = via.seen.at(-1).messages[0].content
     check(picture.image_url.url === `data:image/png;base64,${png}`, picture)
+    await page.locator('.message.user').hover()
+    await page.click('.message.user [aria-label="Edit"]')
+    await page.click('.editor [aria-label="Remove dot.png"]')
+    await page.press('.editor textarea', 'Enter')
+    await settled(page)
+    check(via.seen.at(-1).messages[0].content === 'What is this?', via.seen.at(-1).messages)
   },
 
   async tools_are_called_and_answered({ page, via }) {

@@ -1,6 +1,7 @@
-//! Programs and libraries that speak to OpenAI's or Anthropic's API, against a live server: the scripts of
-//! `tests/clients`, and that of the chat page in `tests/page`, each with both bundled models that draft. A client whose package is not
-//! installed is named as skipped; `tests/clients/README.md` says how to install them.
+//! Programs and libraries that speak to OpenAI's or Anthropic's API, against a live server: the
+//! scripts of `tests/clients`, and that of the chat page in `tests/page`, each with both bundled
+//! models that draft. A client whose package is not installed is named as skipped;
+//! `tests/clients/README.md` says how to install them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

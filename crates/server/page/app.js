@@ -281,9 +281,9 @@ const act = {
     if (!node.content && !node.reasoning) tree.remove(current, node)
     generate(current, node.parent)
   },
-  edited(node, text) {
-    if (isRunning(current)) return
-    const made = tree.add(current, node.parent, { role: 'user', content: text, ...(node.files && { files: node.files }) })
+  edited(node, text, kept) {
+    if (isRunning(current) || (!text.trim() && !kept.length)) return
+    const made = tree.add(current, node.parent, { role: 'user', content: text, ...(kept.length && { files: kept }) })
     generate(current, made.id)
   },
   results(node, texts) {

@@ -197,6 +197,16 @@ export class MessageView {
   // Turns a message of the user into a field to edit it in; what is sent is another version.
   edit() {
     const field = el('textarea', { value: this.node.content, 'aria-label': 'Edit the message' })
+    // Files can be left out, such as a picture that the server refuses.
+    let kept = this.node.files ?? []
+    const chips = el('div', { className: 'attachments' }, ...kept.map((file) => {
+      const shown = chip(file, () => {
+        kept = kept.filter((other) => other !== file)
+        shown.remove()
+        field.focus()
+      })
+      return shown
+    }))
     const close = () => {
       editor.remove()
       for (const child of this.element.children) child.hidden = false
@@ -204,10 +214,10 @@ export class MessageView {
     }
     const save = () => {
       close()
-      this.act.edited(this.node, field.value)
+      this.act.edited(this.node, field.value, kept)
     }
     const editor = el(
-      'div', { className: 'editor' }, field,
+      'div', { className: 'editor' }, kept.length > 0 && chips, field,
       el('div', { className: 'dialog-buttons' }, el('button', { type: 'button', onclick: close }, 'Cancel'), el('button', { type: 'button', className: 'primary', onclick: save }, 'Send')),
     )
     field.addEventListener('keydown', (event) => {
