@@ -100,7 +100,7 @@ pub(crate) fn stream(
                 });
             }
             Ok(Event::Failed(reason)) => return Err(anyhow!(reason)),
-            Err(RecvTimeoutError::Timeout) => {}
+            Ok(Event::Round(_)) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("the engine has stopped")),
         }
         if interrupts.is_set() {

@@ -41,6 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for event in inbox {
         match event {
             Event::Prefill { done, total, .. } => eprintln!("prompt: {done} of {total} tokens"),
+            Event::Round(_) => {}
             Event::Text(segments) => {
                 for segment in segments.iter().filter(|s| s.channel == Channel::Answer) {
                     print!("{}", segment.text);

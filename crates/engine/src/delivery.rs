@@ -8,10 +8,10 @@
 
 use crate::lines::Lines;
 use crate::request::{
-    CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, Segment, Sink,
-    Speculation, Timings, Usage, WrittenToken,
+    CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, RoundEvent,
+    Segment, Sink, Speculation, Timings, TracedToken, Usage, WrittenToken,
 };
-use speculate::{Accept, Finish, Stream};
+use speculate::{Accept, Finish, RoundTrace, Stream, TokenSource};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -271,6 +271,20 @@ pub(crate) fn progress(stream: &Stream) -> Event {
     }
 }
 
+impl RoundEvent {
+    /// The event of a round, without its tokens, and the sources of these.
+    fn new(round: RoundTrace) -> (Self, std::vec::IntoIter<TokenSource>) {
+        let event = RoundEvent {
+            number: round.number,
+            drafted: round.drafted,
+            forced: round.forced,
+            accepted: round.accepted,
+            tokens: Vec::new(),
+        };
+        (event, round.sources.into_iter())
+    }
+}
+
 /// What became of a token.
 struct Taken {
     /// The characters that it completes.
@@ -299,6 +313,7 @@ impl Running {
         }
         let mut n_tokens = 0;
         let mut logprobs = self.stream.take_logprobs().into_iter();
+        let mut round = self.stream.take_rounds().pop().map(RoundEvent::new);
         let mut reason = None;
         for i in self.delivered..end {
             let token = self.stream.output()[i];
@@ -306,6 +321,15 @@ impl Running {
             let taken = self
                 .writing
                 .take(text, token, &mut self.stops, &mut segments);
+            if let Some((event, sources)) = &mut round {
+                event
+                    .tokens
+                    .extend(sources.next().map(|source| TracedToken {
+                        text: taken.text.clone(),
+                        channel: taken.channel,
+                        source,
+                    }));
+            }
             let written = WrittenToken {
                 id: token,
                 text: taken.text,
@@ -354,6 +378,10 @@ impl Running {
             }
         }
         let reason = reason.map(|reason| self.writing.finish(reason, &mut segments));
+        // Text comes after what tells of it; a sink that has stopped listening says so again.
+        if let Some((event, _)) = round {
+            (self.sink)(Event::Round(Box::new(event)));
+        }
         let listening = (self.sink)(Event::Text(segments));
         if listening {
             reason

@@ -164,7 +164,7 @@ impl Engine {
         let (mut whole, mut ids) = (String::new(), Vec::new());
         for event in inbox {
             match event {
-                Event::Prefill { .. } => {}
+                Event::Prefill { .. } | Event::Round(_) => {}
                 Event::Text(segments) => {
                     for segment in segments {
                         if segment.channel == Channel::Answer {

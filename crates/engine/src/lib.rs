@@ -57,8 +57,8 @@ pub use preflight::{
 pub use reason::{Placement, WeightsReason, Words};
 pub use request::{
     CallBegin, CallEnd, CallPart, CancelToken, Event, FinishReason, PositionCounts, Rejected,
-    Request, RequestOutcome, Segment, Sink, Speculation, Timings, ToolUse, Usage, WrittenToken,
-    full_context,
+    Request, RequestOutcome, RoundEvent, Segment, Sink, Speculation, Timings, ToolUse, TracedToken,
+    Usage, WrittenToken, full_context,
 };
 pub use sampler::{SAMPLER_NUMBERS, SamplerNumber};
 pub use scheduler::Counters;
@@ -67,6 +67,6 @@ pub use source::{ModelFiles, Source};
 pub use speculate::sample::Mirostat;
 pub use speculate::{
     Accept, DraftLength, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling,
-    TopLogprobs,
+    TokenSource, TopLogprobs,
 };
 pub use text::{Channel, PromptEnd, SamplingDefaults, Text, Tools};

@@ -3,7 +3,7 @@
 use crate::lines::LineLimits;
 use constrain::Grammar;
 use serde::Serialize;
-use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats, TopLogprobs};
+use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats, TokenSource, TopLogprobs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use text::{Channel, Tools};
@@ -41,6 +41,8 @@ pub struct Request {
     /// Whether tokens come with their log-probabilities, and with which. Those of the logits are
     /// of all tokens, whatever a grammar allows.
     pub logprobs: Option<TopLogprobs>,
+    /// Whether each round says what it did ([`Event::Round`]).
+    pub trace: bool,
     /// What the answer has to follow ([`Engine::compile`](crate::Engine::compile)). Reasoning before it is free, where
     /// `splits_reasoning` or `shows_reasoning_marks` says that there may be some.
     pub grammar: Option<Grammar>,
@@ -73,6 +75,7 @@ impl Request {
             tools: None,
             draft: None,
             logprobs: None,
+            trace: false,
             grammar: None,
             reasoning_budget: None,
             priority: 0,
@@ -173,8 +176,8 @@ pub fn full_context(tokens: usize, context: usize) -> &'static str {
     }
 }
 
-/// What happens to a request, in order: `Prefill`*, `Text`*, then one of `Done`
-/// and `Failed`.
+/// What happens to a request, in order: `Prefill`*, then `Text`*, each after a `Round` if
+/// [`Request::trace`] is set, then one of `Done` and `Failed`.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// Rows of the prompt that have run, of how many. The first says that the request is
@@ -187,6 +190,8 @@ pub enum Event {
         /// Rows that were found in the prefix cache.
         cached: usize,
     },
+    /// What the round did whose text comes next; only where [`Request::trace`] is set.
+    Round(Box<RoundEvent>),
     /// Tokens of one round and the text that they complete, in order. While a character or a
     /// possible stop string is held back, segments have tokens and no text.
     Text(Vec<Segment>),
@@ -291,6 +296,33 @@ pub struct WrittenToken {
     pub text: String,
     /// How likely the target held it, if [`Request::logprobs`] asks for that.
     pub logprobs: Option<Logprobs>,
+}
+
+/// What one round did for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoundEvent {
+    /// The number of the round, from 1. 0 is the prompt's last step, which is no round and writes
+    /// the first token.
+    pub number: u64,
+    /// Tokens of the draft that was verified.
+    pub drafted: usize,
+    /// Tokens of the draft that a grammar left no choice about.
+    pub forced: usize,
+    /// Tokens of the draft that were accepted, those behind the end of the text among them.
+    pub accepted: usize,
+    /// The tokens that the round has written, in order, without the stop token.
+    pub tokens: Vec<TracedToken>,
+}
+
+/// A token of a reply, and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TracedToken {
+    /// The characters that the token completes, as [`WrittenToken::text`] has them.
+    pub text: String,
+    /// What the token is a part of.
+    pub channel: Channel,
+    /// Where the token came from.
+    pub source: TokenSource,
 }
 
 /// Why a text has ended.

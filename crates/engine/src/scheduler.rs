@@ -201,6 +201,9 @@ impl Scheduler {
                     if let Some(constraint) = constraint {
                         stream.constrain(Box::new(constraint));
                     }
+                    if request.trace {
+                        stream.trace();
+                    }
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
                     (job.sink)(progress(&stream));
                     self.running.push(Running {

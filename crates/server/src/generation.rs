@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use axum::http::Extensions;
 use engine::{
     CallEnd, CallPart, CancelToken, Channel, Event, FinishReason, Logprobs, NO_TOKEN_REASON,
-    Rejected, Request, RequestOutcome, Segment, WrittenToken,
+    Rejected, Request, RequestOutcome, RoundEvent, Segment, WrittenToken,
 };
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
@@ -63,6 +63,8 @@ pub(crate) struct Wants {
 pub(crate) struct Piece {
     /// Parts of the reply, in order; only tokens that are asked for are kept.
     segments: Vec<Segment>,
+    /// What the rounds did that wrote it, where that is asked for.
+    pub(crate) rounds: Vec<RoundEvent>,
     /// Tokens written since the last piece.
     pub(crate) n_tokens: usize,
 }
@@ -76,7 +78,11 @@ impl Piece {
         segments.retain(|segment| {
             !segment.text.is_empty() || !segment.tokens.is_empty() || segment.call.is_some()
         });
-        Piece { segments, n_tokens }
+        Piece {
+            segments,
+            rounds: Vec::new(),
+            n_tokens,
+        }
     }
 
     /// The parts of the reply, in order.
@@ -148,7 +154,7 @@ impl Piece {
     }
 
     fn is_empty(&self) -> bool {
-        self.segments.is_empty() && self.n_tokens == 0
+        self.segments.is_empty() && self.rounds.is_empty() && self.n_tokens == 0
     }
 
     /// Bytes of text and tokens.
@@ -166,7 +172,12 @@ impl Piece {
                 + of_call(segment)
                 + segment.tokens.iter().map(of_token).sum::<usize>()
         };
-        self.segments.iter().map(of_segment).sum()
+        let of_round = |round: &RoundEvent| {
+            let texts = round.tokens.iter().map(|token| token.text.len());
+            size_of::<RoundEvent>() + size_of_val(round.tokens.as_slice()) + texts.sum::<usize>()
+        };
+        let segments = self.segments.iter().map(of_segment).sum::<usize>();
+        segments + self.rounds.iter().map(of_round).sum::<usize>()
     }
 
     fn push(&mut self, next: Piece) {
@@ -180,6 +191,7 @@ impl Piece {
             last.text.push_str(&segment.text);
             last.tokens.append(&mut segment.tokens);
         }
+        self.rounds.extend(next.rounds);
         self.n_tokens += next.n_tokens;
     }
 }
@@ -449,7 +461,8 @@ impl Mailbox {
         if let Some(prefill) = state.prefill.take() {
             return Some(Step::Prefill(prefill));
         }
-        let is_last = state.end.is_some() && !state.piece.segments.is_empty();
+        let State { piece, end, .. } = &*state;
+        let is_last = end.is_some() && !(piece.segments.is_empty() && piece.rounds.is_empty());
         if is_last || state.piece.has_text() {
             return Some(Step::Text(std::mem::take(&mut state.piece)));
         }
@@ -548,6 +561,10 @@ impl Inlet {
                 };
                 self.mailbox.prefill(prefill)
             }
+            Event::Round(round) => self.mailbox.push(Piece {
+                rounds: vec![*round],
+                ..Piece::default()
+            }),
             Event::Text(segments) => {
                 let now = Instant::now();
                 let piece = Piece::new(segments, self.mailbox.wants.tokens);

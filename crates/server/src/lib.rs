@@ -23,6 +23,7 @@
 //! | `openai/*` | OpenAI's dialect, one file an endpoint |
 //! | `anthropic/*` | Anthropic's dialect |
 //! | `llama/*` | llama-server's dialect |
+//! | `page` | the chat page for browsers, whose files are in `page/` |
 //! | `metrics` | what Prometheus reads |
 //! | [`limits`] | every limit, by name |
 //!
@@ -47,6 +48,7 @@ mod metrics;
 mod offer;
 mod openai;
 mod options;
+mod page;
 mod paths;
 mod request;
 mod resting;

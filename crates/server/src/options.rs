@@ -78,6 +78,8 @@ pub(crate) struct Options {
     pub(crate) logprobs_of: LogprobsOf,
     /// What is told beside the text.
     pub(crate) wants: Wants,
+    /// Whether rounds say what they did.
+    pub(crate) trace: bool,
     /// What the model may call.
     pub(crate) tools: Option<Offer>,
     pub(crate) stream: bool,
@@ -130,6 +132,7 @@ impl Options {
             logprobs: None,
             logprobs_of: LogprobsOf::Logits,
             wants: Wants::default(),
+            trace: false,
             tools: None,
             stream,
             n: 1,
@@ -202,6 +205,7 @@ impl Options {
                 top,
                 of: self.logprobs_of,
             }),
+            trace: self.trace,
             grammar,
             reasoning_budget: self.reasoning_budget,
             priority: self.priority,

@@ -31,7 +31,7 @@ use crate::llama;
 use crate::llama::completion::{Completion, Continued, Filled};
 use crate::openai::responses::{Respond, stored};
 use crate::openai::{self, chat, models};
-use crate::{App, ids, paths};
+use crate::{App, ids, page, paths};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Methods that some route knows.
@@ -58,11 +58,18 @@ struct Route {
 /// Every path of the server.
 const ROUTES: &[Route] = &[
     Route {
-        path: "/",
+        path: page::ROOT,
         method: "GET",
         is_public: false,
         dialect: &openai::DIALECT,
         methods: || get(greeting),
+    },
+    Route {
+        path: page::FILE,
+        method: "GET",
+        is_public: true,
+        dialect: &openai::DIALECT,
+        methods: || get(page::file),
     },
     Route {
         path: "/health",
@@ -344,12 +351,18 @@ async fn pass(
     if from == Ok(Origin::Allowed) && request.method() == Method::OPTIONS {
         return (preflight(headers), Origin::Allowed);
     }
-    let host = auth::check_host(&app.config, app.local, &request);
+    // The page's files hold nothing of this server, and its requests bring the key that makes up for
+    // the Host: so a person can reach it under any name where there are keys.
+    let is_page = route.is_some_and(|route| page::is_asked(route.path, headers));
+    let host = match is_page && !app.config.keys.is_empty() {
+        true => Ok(()),
+        false => auth::check_host(&app.config, app.local, &request),
+    };
     let from = match host.and(from) {
         Ok(from) => from,
         Err(error) => return (error.into_response(), Origin::Same),
     };
-    let is_public = route.is_some_and(|route| route.is_public);
+    let is_public = is_page || route.is_some_and(|route| route.is_public);
     if !is_public && let Err(error) = auth::check_key(&app.config.keys, headers) {
         return (error.into_response(), from);
     }
@@ -391,15 +404,19 @@ fn request_id(headers: &HeaderMap) -> String {
         .map_or_else(|| format!("req_{}", ids::unique()), str::to_owned)
 }
 
-/// `GET /`: a line for whoever opens the address in a browser.
-async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> String {
-    format!(
+/// `GET /`: the chat page for browsers, a few lines for programs.
+async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
+    if page::wants_html(&headers) {
+        return page::document(&headers);
+    }
+    let text = format!(
         "paceline {} serves {}\nOpenAI base URL: {}\npaths: {}\n",
         env!("CARGO_PKG_VERSION"),
         app.model(),
         base_url(&app, &headers),
         served().join(", ")
-    )
+    );
+    ([(header::VARY, "accept")], text).into_response()
 }
 
 /// `GET /health`: 200 while requests are taken.
@@ -440,13 +457,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_health_is_public() {
+    fn only_health_and_the_files_of_the_page_are_public() {
         let public: Vec<&str> = ROUTES
             .iter()
             .filter(|r| r.is_public)
             .map(|r| r.path)
             .collect();
-        assert_eq!(public, ["/health"]);
+        assert_eq!(public, [page::FILE, "/health"]);
     }
 
     #[test]

@@ -33,6 +33,7 @@ mod speculator;
 mod stats;
 mod stream;
 mod timing;
+mod trace;
 
 pub use accept::Accept;
 pub use backend::noise;
@@ -48,3 +49,4 @@ pub use sample::Sampling;
 pub use speculator::Speculator;
 pub use stats::{Position, Stats};
 pub use stream::{Finish, Stream, StreamOptions};
+pub use trace::{RoundTrace, TokenSource};

@@ -233,12 +233,14 @@ impl Speculator {
             }
             let n_judged = stream.logprobs.len();
             let verdict = self.verdict(stream, &Choices { made, scores, cols });
+            let (n_known, is_prefill) = (stream.tokens.len(), rows.is_prefill(stream));
             stream.emit(&verdict, context);
             if stream.options.logprobs_of(LogprobsOf::Choice).is_some() {
                 let n_emitted = rows.emitted(stream).len();
                 stream.logprobs.truncate(n_judged + n_emitted);
             }
-            if !rows.is_prefill(stream) {
+            stream.note_round(n_known, rows.n_drafted, &verdict, is_prefill);
+            if !is_prefill {
                 let n_accepted = verdict.n_accepted;
                 stream.stats.count(rows.n_drafted, n_accepted);
                 // Forced tokens say nothing of what the drafter's guesses are worth.

@@ -8,6 +8,7 @@ use crate::logprobs::{Logprobs, LogprobsOf, TopLogprobs};
 use crate::prompt::{Prompt, Spans};
 use crate::sample::{History, Sampling, TokenProbs};
 use crate::stats::Stats;
+use crate::trace::RoundTrace;
 use backend::{Backend, MAX_TENTATIVE, NO_TOKEN, PAGE_ROWS};
 use cache::{Entry, Memory, MemoryFull, Sequence};
 use std::ops::Range;
@@ -161,8 +162,12 @@ pub struct Stream {
     pub(crate) given: Vec<u32>,
     /// Tokens of the draft that the drafter has guessed, before the first forced one.
     pub(crate) n_guessed: usize,
+    /// Which tokens of the draft the constraint left no choice about; empty without one.
+    pub(crate) draft_forced: Vec<bool>,
     pub(crate) finish: Option<Finish>,
     pub(crate) stats: Stats,
+    /// What the newest rounds did, if that is to be noted.
+    pub(crate) trace: Option<Vec<RoundTrace>>,
     pub(crate) ledger: Ledger,
     /// Rows of the prompt that another text had left or shares.
     n_reused: usize,
@@ -198,6 +203,8 @@ impl Stream {
             failure: None,
             given: Vec::new(),
             n_guessed: 0,
+            draft_forced: Vec::new(),
+            trace: None,
             finish: (!has_room).then_some(Finish::Length),
             stats: Stats::default(),
             ledger: Ledger::default(),

@@ -11,7 +11,9 @@ use text::PromptEnd;
 
 use super::logprobs::{self, ChatLogprobs};
 use super::tools::{self, CallDeltas, Calls, Spelling};
-use super::{Meta, Record, StreamUsage, Tally, bytes, finish_reason, messages, structured, tables};
+use super::{
+    Meta, Record, StreamUsage, Tally, bytes, finish_reason, messages, structured, tables, trace,
+};
 use crate::App;
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
@@ -42,6 +44,7 @@ pub(crate) struct Chat {
     index: usize,
     tally: Tally,
     has_logprobs: bool,
+    has_trace: bool,
     /// How calls are spelled.
     calls: Spelling,
 }
@@ -116,11 +119,13 @@ pub(crate) fn read(
 ) -> Result<(Asked, Chat), ApiError> {
     let text = app.engine.text();
     let messages = object.remove("messages").unwrap_or_default();
+    let has_trace = trace::take(&mut object)?;
     let fields = Fields::new(&object, tables::FIELDS);
     let model = app.check_model(&fields)?;
     fields.refuse(tables::REFUSED_BY_CHAT)?;
     fields.refuse(tables::REFUSED)?;
     let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
+    options.trace = has_trace;
     options.n = answers(&fields)?;
     let usage = StreamUsage::read(&fields, options.stream)?;
     let mut arguments = template_arguments(&fields, app)?;
@@ -148,6 +153,7 @@ pub(crate) fn read(
         index: 0,
         tally: Tally::new(usage),
         has_logprobs: options.logprobs.is_some(),
+        has_trace,
         calls,
     };
     let asked = Asked {
@@ -244,6 +250,8 @@ struct Choice<'a> {
     message: Message<'a>,
     logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<Vec<trace::Round<'a>>>,
     #[serde(flatten)]
     record: Option<Record<'a>>,
 }
@@ -265,6 +273,8 @@ struct ChunkChoice<'a> {
     delta: Delta<'a>,
     logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<Vec<trace::Round<'a>>>,
     #[serde(flatten)]
     record: Option<Record<'a>>,
 }
@@ -321,6 +331,7 @@ impl Chat {
             },
             logprobs: self.has_logprobs.then(logprobs),
             finish_reason: self.finish_reason(outcome),
+            trace: self.has_trace.then(|| self.meta.trace(whole)),
             record: self.meta.record_of(index, outcome),
         }
     }
@@ -341,14 +352,25 @@ impl Chat {
         finish: Option<&RequestOutcome>,
         frames: &mut Frames,
     ) {
-        let finish_reason = finish.map(|outcome| self.finish_reason(outcome));
-        let choices = [ChunkChoice {
+        let choice = ChunkChoice {
             index: self.index,
             delta,
             logprobs,
-            finish_reason,
+            finish_reason: finish.map(|outcome| self.finish_reason(outcome)),
+            trace: None,
             record: finish.and_then(|outcome| self.meta.record_of(self.index, outcome)),
-        }];
+        };
+        self.send(choice, seed, finish, frames);
+    }
+
+    fn send(
+        &self,
+        choice: ChunkChoice<'_>,
+        seed: Option<u64>,
+        finish: Option<&RequestOutcome>,
+        frames: &mut Frames,
+    ) {
+        let choices = [choice];
         let mut chunk = self.meta.envelope(CHUNK, &choices);
         chunk.seed = seed;
         chunk.usage = self.tally.of_chunk(finish);
@@ -378,6 +400,18 @@ impl StreamFormat for Chat {
 
     fn text(&mut self, piece: &Piece, frames: &mut Frames) {
         self.tally.completion_tokens += piece.n_tokens;
+        // In a chunk of its own before the text that it tells of.
+        if !piece.rounds.is_empty() {
+            let choice = ChunkChoice {
+                index: self.index,
+                delta: Delta::default(),
+                logprobs: None,
+                finish_reason: None,
+                trace: Some(self.meta.trace(piece)),
+                record: None,
+            };
+            self.send(choice, None, None, frames);
+        }
         let (reasoning, answer) = ChatLogprobs::new(piece, self.meta.tokenizer()).apart();
         // Clients show one of the two at a time, so they come in chunks of their own.
         let text = piece.text(Channel::Reasoning);
@@ -422,6 +456,7 @@ impl StreamFormat for Chat {
             delta: Delta::default(),
             logprobs: None,
             finish_reason: None,
+            trace: None,
             record: None,
         }];
         let mut chunk = self.meta.envelope(CHUNK, &choices);

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use text::Infill;
 
 use super::logprobs::{self, CompletionLogprobs};
-use super::{Meta, Record, StreamUsage, Tally, bytes, finish_reason, structured, tables};
+use super::{Meta, Record, StreamUsage, Tally, bytes, finish_reason, structured, tables, trace};
 use crate::App;
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
@@ -35,6 +35,7 @@ pub(crate) struct Completion {
     index: usize,
     tally: Tally,
     has_logprobs: bool,
+    has_trace: bool,
     /// Characters sent, as far as tokens tell.
     offset: usize,
 }
@@ -50,11 +51,13 @@ impl Endpoint for Completion {
         app: &Arc<App>,
     ) -> Result<(Asked, Self), ApiError> {
         let prompt = object.remove("prompt").unwrap_or_default();
+        let has_trace = trace::take(&mut object)?;
         let fields = Fields::new(&object, tables::FIELDS);
         let model = app.check_model(&fields)?;
         fields.refuse(tables::REFUSED_BY_COMPLETIONS)?;
         fields.refuse(tables::REFUSED)?;
         let mut options = Options::read(&fields, &app.engine, &super::NAMES, Some(MAX_TOKENS))?;
+        options.trace = has_trace;
         options.n = answers(&fields)?;
         let usage = StreamUsage::read(&fields, options.stream)?;
         options.logprobs = logprobs::read_completion(&fields)?;
@@ -73,6 +76,7 @@ impl Endpoint for Completion {
             index: 0,
             tally: Tally::new(usage),
             has_logprobs: options.logprobs.is_some(),
+            has_trace,
             offset: 0,
         };
         let asked = Asked {
@@ -189,6 +193,8 @@ struct Choice<'a> {
     text: &'a str,
     logprobs: Option<CompletionLogprobs<'a>>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<Vec<trace::Round<'a>>>,
     #[serde(flatten)]
     record: Option<Record<'a>>,
 }
@@ -203,6 +209,7 @@ impl Completion {
             text,
             logprobs: self.has_logprobs.then(logprobs),
             finish_reason: Some(finish_reason(&outcome.finish)),
+            trace: self.has_trace.then(|| self.meta.trace(whole)),
             record: self.meta.record_of(index, outcome),
         }
     }
@@ -211,6 +218,7 @@ impl Completion {
         &self,
         text: &str,
         logprobs: Option<CompletionLogprobs<'_>>,
+        trace: Option<Vec<trace::Round<'_>>>,
         finish: Option<&RequestOutcome>,
         frames: &mut Frames,
     ) {
@@ -220,6 +228,7 @@ impl Completion {
             text,
             logprobs,
             finish_reason,
+            trace,
             record: finish.and_then(|outcome| self.meta.record_of(self.index, outcome)),
         }];
         let mut chunk = self.meta.envelope(OBJECT, &choices);
@@ -245,7 +254,8 @@ impl StreamFormat for Completion {
         let mut offset = self.offset;
         let whole = || CompletionLogprobs::new(piece, self.meta.tokenizer(), &mut offset);
         let logprobs = self.has_logprobs.then(whole);
-        self.chunk(&piece.text(Channel::Answer), logprobs, None, frames);
+        let trace = (!piece.rounds.is_empty()).then(|| self.meta.trace(piece));
+        self.chunk(&piece.text(Channel::Answer), logprobs, trace, None, frames);
         self.offset = offset;
     }
 
@@ -255,6 +265,7 @@ impl StreamFormat for Completion {
             text: "",
             logprobs: None,
             finish_reason: None,
+            trace: None,
             record: None,
         }];
         let mut chunk = self.meta.envelope(OBJECT, &choices);
@@ -264,7 +275,7 @@ impl StreamFormat for Completion {
     }
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
-        self.chunk("", None, Some(outcome), frames);
+        self.chunk("", None, None, Some(outcome), frames);
     }
 
     fn close(&mut self, outcomes: &[Box<RequestOutcome>], frames: &mut Frames) {

@@ -18,6 +18,7 @@ pub(crate) mod responses;
 pub(crate) mod structured;
 pub(crate) mod tables;
 mod tools;
+mod trace;
 
 use std::sync::Arc;
 
@@ -230,6 +231,11 @@ impl Meta {
             [only] => envelope.with_record(self.seed, only),
             _ => envelope,
         }
+    }
+
+    /// What the rounds of `piece` did.
+    fn trace<'a>(&self, piece: &'a Piece) -> Vec<trace::Round<'a>> {
+        trace::rounds(piece, self.app.engine.info().drafter)
     }
 
     fn tokenizer(&self) -> &Tokenizer {

@@ -252,6 +252,7 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
         "the newer name of `max_tokens`; comes first",
     ),
     known("top_logprobs", "0 to 20; needs `logprobs: true`"),
+    TRACE,
     known(
         "chat_template_kwargs",
         "arguments of the model's chat template, such as `{\"enable_thinking\": true}`; names that the template does not use are ignored",
@@ -324,7 +325,15 @@ pub(crate) const HONORED_BY_COMPLETIONS: &[Known] = &[
         "suffix",
         "what follows the text: it fills the gap, where the vocabulary has tokens that mark one",
     ),
+    TRACE,
 ];
+
+/// Honored by chat and by plain completions, and by no other path: only their answers have a place
+/// for a trace.
+const TRACE: Known = known(
+    "speculation.trace",
+    "`true`: `trace` of each choice says of every round which tokens came from where ([more](speculation.md#the-trace))",
+);
 
 /// Honored in a message.
 pub(crate) const HONORED_IN_MESSAGES: &[Known] = &[
