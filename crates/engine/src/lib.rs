@@ -35,6 +35,7 @@ mod sampler;
 mod scheduler;
 mod shortlist;
 mod source;
+mod stored;
 
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};

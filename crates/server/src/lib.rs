@@ -1,4 +1,4 @@
-//! HTTP: OpenAI's and Anthropic's APIs over one engine.
+//! HTTP: OpenAI's, Anthropic's and Ollama's APIs over one engine.
 //!
 //! ```text
 //! socket ─ connection ─ router (host, origin, key) ─ dialect ─ generation ─→ engine
@@ -20,6 +20,7 @@
 //! | `sse` | a generation as a stream |
 //! | `openai/*` | OpenAI's dialect, one file an endpoint |
 //! | `anthropic/*` | Anthropic's dialect |
+//! | `ollama/*` | Ollama's dialect |
 //! | `metrics` | what Prometheus reads |
 //! | [`limits`] | every limit, by name |
 //!
@@ -41,6 +42,7 @@ mod lanes;
 pub mod limits;
 mod metrics;
 mod offer;
+mod ollama;
 mod openai;
 mod options;
 mod paths;
@@ -92,6 +94,11 @@ pub fn fields_as_markdown() -> String {
 /// `docs/server.md`.
 pub fn messages_fields_as_markdown() -> String {
     anthropic::tables::markdown()
+}
+
+/// The table of request fields of Ollama's API as Markdown, as it stands in `docs/server.md`.
+pub fn ollama_fields_as_markdown() -> String {
+    ollama::tables::markdown()
 }
 
 /// How a server behaves.

@@ -11,7 +11,7 @@ const COMPLETIONS: &str = "/v1/completions";
 
 /// Begin and end of the tables in `docs/server.md`, and what writes them.
 type Tables = (&'static str, &'static str, fn() -> String);
-const TABLES: [Tables; 2] = [
+const TABLES: [Tables; 3] = [
     (
         "<!-- fields: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
         "<!-- end of fields -->\n",
@@ -21,6 +21,11 @@ const TABLES: [Tables; 2] = [
         "<!-- messages: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
         "<!-- end of messages -->\n",
         server::messages_fields_as_markdown,
+    ),
+    (
+        "<!-- ollama: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
+        "<!-- end of ollama -->\n",
+        server::ollama_fields_as_markdown,
     ),
 ];
 

@@ -11,6 +11,7 @@ mod lifecycle;
 mod log;
 mod logprobs;
 mod numbers;
+mod ollama;
 mod paths;
 mod recorded;
 mod refusals;
