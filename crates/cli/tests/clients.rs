@@ -1,4 +1,4 @@
-//! Programs and libraries that speak to OpenAI's or Anthropic's API, against a live server: the scripts of
+//! Programs and libraries that speak to OpenAI's, Anthropic's or Ollama's API, against a live server: the scripts of
 //! `tests/clients`, each with both bundled models that draft. A client whose package is not
 //! installed is named as skipped; `tests/clients/README.md` says how to install them.
 
@@ -204,6 +204,8 @@ clients! {
     langchain: "langchain-openai", "langchain_openai_chat.py", ["langchain_openai"];
     smolagents: "smolagents", "smolagents_agents.py", ["smolagents", "openai"];
     llm: "llm", "llm_cli.py", ["llm"];
+    ollama: "ollama-python", "ollama_python.py", ["ollama"];
+    langchain_ollama: "langchain-ollama", "langchain_ollama_chat.py", ["langchain_ollama"];
     litellm: "litellm", "litellm_completion.py", ["litellm"];
     openai_agents: "openai-agents", "openai_agents_chat.py", ["agents", "openai"];
     openai_agents_responses: "openai-agents", "openai_agents_responses.py", ["agents", "openai"];
