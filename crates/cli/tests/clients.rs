@@ -1,5 +1,5 @@
-//! Programs and libraries that speak to OpenAI's or Anthropic's API, against a live server: the
-//! scripts of `tests/clients`, and that of the chat page in `tests/page`, each with both bundled
+//! Programs and libraries that speak to OpenAI's, Anthropic's or Ollama's API, against a live server:
+//! the scripts of `tests/clients`, and that of the chat page in `tests/page`, each with both bundled
 //! models that draft. A client whose package is not installed is named as skipped;
 //! `tests/clients/README.md` says how to install them.
 
@@ -206,6 +206,8 @@ clients! {
     langchain: "langchain-openai", "langchain_openai_chat.py", ["langchain_openai"];
     smolagents: "smolagents", "smolagents_agents.py", ["smolagents", "openai"];
     llm: "llm", "llm_cli.py", ["llm"];
+    ollama: "ollama-python", "ollama_python.py", ["ollama"];
+    langchain_ollama: "langchain-ollama", "langchain_ollama_chat.py", ["langchain_ollama"];
     litellm: "litellm", "litellm_completion.py", ["litellm"];
     openai_agents: "openai-agents", "openai_agents_chat.py", ["agents", "openai"];
     openai_agents_responses: "openai-agents", "openai_agents_responses.py", ["agents", "openai"];

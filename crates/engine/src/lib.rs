@@ -37,6 +37,7 @@ mod sampler;
 mod scheduler;
 mod shortlist;
 mod source;
+mod stored;
 
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};

@@ -72,6 +72,16 @@ pub(crate) trait Endpoint: StreamFormat + Sized {
         app: &Arc<App>,
     ) -> Result<(Asked, Self), ApiError>;
 
+    /// The answer to a request that asks for no text, such as one that only wants the model to
+    /// be loaded.
+    ///
+    /// # Errors
+    ///
+    /// 404 for a model that is not served, where names are strict.
+    fn at_once(_object: &Map<String, Value>, _app: &App) -> Result<Option<Vec<u8>>, ApiError> {
+        Ok(None)
+    }
+
     /// Spells each of `n` answers, in their order. Only a dialect that reads requests for several
     /// is asked for more than one.
     fn choices(self, n: usize) -> Vec<Self> {
@@ -144,6 +154,9 @@ pub(crate) async fn answer_received<E: Endpoint>(
         object,
         worker,
     } = received;
+    if let Some(document) = E::at_once(&object, app)? {
+        return Ok(json(document));
+    }
     let (asked, endpoint) = E::read(object, &head.headers, app)?;
     let Asked {
         prompt,

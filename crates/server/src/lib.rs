@@ -1,4 +1,4 @@
-//! HTTP: OpenAI's, Anthropic's and llama-server's APIs over one engine.
+//! HTTP: OpenAI's, Anthropic's, llama-server's and Ollama's APIs over one engine.
 //!
 //! ```text
 //! socket ─ connection ─ router (host, origin, key) ─ dialect ─ generation ─→ engine
@@ -24,6 +24,7 @@
 //! | `anthropic/*` | Anthropic's dialect |
 //! | `llama/*` | llama-server's dialect |
 //! | `page` | the chat page for browsers, whose files are in `page/` |
+//! | `ollama/*` | Ollama's dialect |
 //! | `metrics` | what Prometheus reads |
 //! | [`limits`] | every limit, by name |
 //!
@@ -46,6 +47,7 @@ pub mod limits;
 mod llama;
 mod metrics;
 mod offer;
+mod ollama;
 mod openai;
 mod options;
 mod page;
@@ -107,6 +109,11 @@ pub fn messages_fields_as_markdown() -> String {
 /// `docs/server.md`.
 pub fn llama_fields_as_markdown() -> String {
     llama::tables::markdown()
+}
+
+/// The table of request fields of Ollama's API as Markdown, as it stands in `docs/server.md`.
+pub fn ollama_fields_as_markdown() -> String {
+    ollama::tables::markdown()
 }
 
 /// How a server behaves.

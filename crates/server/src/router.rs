@@ -17,7 +17,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::IntoResponse;
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use futures_util::FutureExt;
 use tracing::Instrument;
 
@@ -29,6 +29,7 @@ use crate::errors::{ApiError, Refusal};
 use crate::limits::{ECHO_CHARS_MAX, REQUEST_ID_CHARS_MAX};
 use crate::llama;
 use crate::llama::completion::{Completion, Continued, Filled};
+use crate::ollama;
 use crate::openai::responses::{Respond, stored};
 use crate::openai::{self, chat, models};
 use crate::{App, ids, page, paths};
@@ -210,6 +211,90 @@ const ROUTES: &[Route] = &[
         is_public: false,
         dialect: &openai::DIALECT,
         methods: || post(stored::cancel),
+    },
+    Route {
+        path: "/api/version",
+        method: "GET",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || get(ollama::models::version),
+    },
+    Route {
+        path: "/api/tags",
+        method: "GET",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || get(ollama::models::tags),
+    },
+    Route {
+        path: "/api/ps",
+        method: "GET",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || get(ollama::models::ps),
+    },
+    Route {
+        path: "/api/show",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::show),
+    },
+    Route {
+        path: "/api/chat",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(answer::<ollama::answer::Chat>),
+    },
+    Route {
+        path: "/api/generate",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(answer::<ollama::answer::Generate>),
+    },
+    Route {
+        path: "/api/pull",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::refuse_change),
+    },
+    Route {
+        path: "/api/push",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::refuse_change),
+    },
+    Route {
+        path: "/api/create",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::refuse_change),
+    },
+    Route {
+        path: "/api/copy",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::refuse_change),
+    },
+    Route {
+        path: "/api/delete",
+        method: "DELETE",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || delete(ollama::models::refuse_change),
+    },
+    Route {
+        path: "/api/blobs/{digest}",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::refuse_change),
     },
 ];
 

@@ -1,4 +1,4 @@
-//! Server-sent events: a generation as a stream of frames.
+//! A generation as a stream of frames: server-sent events, or lines of JSON.
 //!
 //! ```text
 //! opening   at once, before the prompt has run
@@ -25,6 +25,8 @@ use crate::generation::{Generation, Piece, Prefill, Progress, Step};
 
 /// How an API spells a stream.
 pub(crate) trait StreamFormat: Send + 'static {
+    /// The media type of the stream.
+    const CONTENT_TYPE: &str = "text/event-stream; charset=utf-8";
     /// Writes what comes before the text; may be nothing.
     fn open(&mut self, frames: &mut Frames);
     /// Writes a piece of text, or tokens that left none; not empty.
@@ -55,6 +57,13 @@ impl Frames {
     pub(crate) fn data(&mut self, document: &impl Serialize) {
         let json = serde_json::to_string(document).expect("responses have string keys");
         self.raw(&json);
+    }
+
+    /// Adds a document as a line of its own, for streams of lines of JSON.
+    pub(crate) fn line(&mut self, document: &impl Serialize) {
+        let json = serde_json::to_string(document).expect("responses have string keys");
+        self.0 += &json;
+        self.0.push('\n');
     }
 
     /// Adds one line of data; JSON has no raw line breaks.
@@ -102,13 +111,18 @@ pub(crate) fn respond<F: StreamFormat>(
         formats,
     };
     let frames = stream::unfold(sending, async |mut sending| {
-        let frames = sending.advance().await?;
-        Some((Ok::<_, Infallible>(Bytes::from(frames.0)), sending))
+        loop {
+            let frames = sending.advance().await?;
+            // An empty chunk would end the body.
+            if !frames.0.is_empty() {
+                return Some((Ok::<_, Infallible>(Bytes::from(frames.0)), sending));
+            }
+        }
     });
     let mut response = Response::new(Body::from_stream(frames));
     let headers = response.headers_mut();
     let mut set = |name, value| headers.insert(name, HeaderValue::from_static(value));
-    set(header::CONTENT_TYPE, "text/event-stream; charset=utf-8");
+    set(header::CONTENT_TYPE, F::CONTENT_TYPE);
     set(header::CACHE_CONTROL, "no-cache");
     // Asks nginx not to collect the stream before passing it on.
     set(header::HeaderName::from_static("x-accel-buffering"), "no");
@@ -123,10 +137,7 @@ impl<F: StreamFormat> Sending<F> {
             self.formats
                 .iter_mut()
                 .for_each(|format| format.open(&mut frames));
-            // An empty chunk would end the body.
-            if !frames.0.is_empty() {
-                return Some(frames);
-            }
+            return Some(frames);
         }
         if self.generations.is_empty() {
             return None;

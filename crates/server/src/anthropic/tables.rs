@@ -98,7 +98,7 @@ const HONORED: &[Known] = &[
 ];
 
 /// Read as OpenAI's requests have it.
-const AS_IN_OPENAI: &[&str] = &[
+pub(crate) const AS_IN_OPENAI: &[&str] = &[
     "top_k",
     "repeat_penalty",
     "typ_p",

@@ -12,12 +12,12 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 mod logprobs;
-mod messages;
+pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod responses;
 pub(crate) mod structured;
 pub(crate) mod tables;
-mod tools;
+pub(crate) mod tools;
 mod trace;
 
 use std::sync::Arc;

@@ -11,7 +11,7 @@ const COMPLETIONS: &str = "/v1/completions";
 
 /// Begin and end of the tables in `docs/server.md`, and what writes them.
 type Tables = (&'static str, &'static str, fn() -> String);
-const TABLES: [Tables; 3] = [
+const TABLES: [Tables; 4] = [
     (
         "<!-- fields: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
         "<!-- end of fields -->\n",
@@ -26,6 +26,11 @@ const TABLES: [Tables; 3] = [
         "<!-- llama: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
         "<!-- end of llama -->\n",
         server::llama_fields_as_markdown,
+    ),
+    (
+        "<!-- ollama: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
+        "<!-- end of ollama -->\n",
+        server::ollama_fields_as_markdown,
     ),
 ];
 

@@ -12,6 +12,7 @@ mod llama;
 mod log;
 mod logprobs;
 mod numbers;
+mod ollama;
 mod page;
 mod paths;
 mod queue;
