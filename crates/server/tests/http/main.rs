@@ -6,6 +6,7 @@
 mod anthropic;
 mod choices;
 mod client;
+mod deploy;
 mod fields;
 mod lifecycle;
 mod llama;
