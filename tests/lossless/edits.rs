@@ -38,7 +38,7 @@ fn editing(vocab: u32) -> Vec<(&'static str, Sampling)> {
     };
     let lists = Sampling {
         top_p: 0.95,
-        // The same token twice: sums are rounded one after the other.
+        // Token 9 comes three times: its sums are rounded one after the other.
         logit_bias: vec![(9, 0.1), (3, 1.5), (9, 0.7), (5, -2.0), (9, -0.3)],
         suppress: vec![9, 11, 3],
         ..base.clone()
@@ -161,7 +161,7 @@ fn edits_on_a_device_make_the_texts_of_the_host() {
     assert_edits_are_the_hosts(0, TRAINED[0], &device, &host);
 }
 
-/// The same on a GPU.
+/// Asserts that rows edited on `device`, a GPU, give the texts of rows edited on `host`.
 pub(crate) fn assert_edits_hold(device: &Arc<dyn Backend>, host: &Arc<dyn Backend>) {
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_edits_are_the_hosts(s, subject, device, host);

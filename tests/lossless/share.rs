@@ -92,7 +92,10 @@ fn share(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
         warm.round(&mut [&mut first, &mut second], setup.chunk)
             .unwrap();
     }
-    let mut third = warm.fork(&second, prompts[2].clone(), options(2)).unwrap();
+    // As the scheduler starts a request: it finds the second stream, which has most in common.
+    let running = [&first, &second];
+    let third = warm.start(prompts[2].clone(), options(2), &running);
+    let mut third = third.unwrap();
     assert_eq!(third.n_reused(), SHARED, "{what}: a fork of a fork");
     // The first ends while the others still read its pages.
     let mut texts = Vec::new();

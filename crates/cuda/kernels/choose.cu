@@ -170,10 +170,8 @@ KERNEL __launch_bounds__(THREADS) edit_logits(float *x, const u32 *edits, int co
     for (; at < end && (edits[at] & below) == column; at += 2) {
         const u32 what = edits[at] >> EDIT_SHIFT;
         const float by = __uint_as_float(edits[at + 1]);
-        if (what == 0)
-            l = l > 0.0f ? __fdiv_rn(l, by) : __fmul_rn(l, by);
-        else
-            l = what == 1 ? __fadd_rn(l, by) : -INF;
+        if (what == 0) l = l > 0.0f ? __fdiv_rn(l, by) : __fmul_rn(l, by);
+        else l = what == 1 ? __fadd_rn(l, by) : -INF;
     }
     *x = l;
 }

@@ -74,7 +74,9 @@ pub(crate) struct ReplyConstraint {
 
 impl ReplyConstraint {
     /// Limits reasoning by `reasoning`, if the model reasons, and the answer by `answer`.
-    /// `None` if that limits nothing.
+    /// `None` if that limits nothing. With a budget of 0, a reply whose answer is limited begins
+    /// with the answer: of all that such a model would write, the mask would leave little but
+    /// the mark that opens reasoning.
     pub(crate) fn new(
         reasoning: Option<ReasoningRules>,
         answer: Option<Box<dyn Constraint>>,
@@ -84,10 +86,11 @@ impl ReplyConstraint {
         if answer.is_none() && !has_budget {
             return None;
         }
+        let is_off = reasoning.as_ref().is_some_and(|r| r.budget == Some(0));
         let part = match reasoning.as_ref().map(|r| r.start) {
             Some(ReplyStart::Reasoning) => Part::Reasoning(0),
-            Some(ReplyStart::Free) => Part::Start,
-            Some(ReplyStart::Answer) | None => Part::Answer,
+            Some(ReplyStart::Free) if answer.is_none() || !is_off => Part::Start,
+            Some(ReplyStart::Free | ReplyStart::Answer) | None => Part::Answer,
         };
         Some(ReplyConstraint {
             reasoning,
@@ -381,5 +384,14 @@ mod tests {
         assert_eq!(reply.push(OPEN), Ok(true));
         assert_eq!(reply.push(CLOSE), Ok(true));
         assert_eq!(allowed(&mut reply), Some(vec![7]));
+    }
+
+    #[test]
+    fn a_reply_that_may_not_reason_begins_with_the_answer() {
+        let mut reply = reply(ReplyStart::Free, Some(0), Some(&[1, 2]));
+        assert_eq!(allowed(&mut reply), Some(vec![1]));
+        assert_eq!(reply.forced(9), [1, 2]);
+        assert_eq!(reply.push(OPEN), Ok(false));
+        assert_eq!(reply.push(1), Ok(true));
     }
 }

@@ -20,8 +20,8 @@ use text::{Channel, StopStrings, Text};
 pub struct EngineOptions {
     /// Requests that may wait for a free sequence.
     pub queue: usize,
-    /// Whether a request goes on from what an ended one has left, if its prompt begins like
-    /// that one's text. Its own text is the same.
+    /// Whether requests use the keys and values of others, ended or running, whose text begins
+    /// like their prompt. What they write is the same.
     pub reuse: bool,
 }
 
@@ -135,6 +135,11 @@ impl Engine {
     pub fn places(&self) -> usize {
         let waiting = self.counters.waiting.load(Ordering::Acquire);
         self.most_waiting().saturating_sub(waiting)
+    }
+
+    /// Requests that can be taken at once when nothing runs.
+    pub fn places_max(&self) -> usize {
+        self.queue.saturating_add(self.info.sequences)
     }
 
     /// Requests that may wait: for their turn, or for the thread to start them.

@@ -6,8 +6,10 @@
 //! ```
 //!
 //! A request is admitted when a sequence is free, and leaves in the round it
-//! ends in. What it remembers stays, until a request whose prompt begins like its text
-//! goes on from there, or another one needs the room. Prompts run in chunks beside the
+//! ends in. Its keys and values stay, until a request whose prompt begins like its text
+//! goes on from there, or another one needs the room. Requests that run share the pages of a
+//! common beginning: one whose prompt begins like a prompt that is being read waits for it, and
+//! those behind it in the queue are admitted before. Prompts run in chunks beside the
 //! others' decoding ([`crate::pace`]). A cancelled request leaves before the next round; the
 //! others do not notice.
 
@@ -17,7 +19,7 @@ use crate::info::Model;
 use crate::pace::Pace;
 use crate::request::{CancelToken, Event, FinishReason, Request, Sink};
 use speculate::{
-    Constraint, DraftLength, Finish, NO_TOKEN_REASON, Speculator, Stream, StreamOptions,
+    Constraint, DraftLength, Finish, NO_TOKEN_REASON, Prompt, Speculator, Stream, StreamOptions,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -85,8 +87,8 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler that takes requests from `inbox`; with `reuse`, one goes on from what an ended
-    /// one has left, if its prompt begins like that one's text.
+    /// A scheduler that takes requests from `inbox`; with `reuse`, they use the keys and values of
+    /// others whose text begins like their prompt.
     pub(crate) fn new(
         model: Model,
         reuse: bool,
@@ -166,8 +168,13 @@ impl Scheduler {
             }
             keep
         });
-        while self.running.len() < sequences {
-            let Some(mut job) = self.waiting.pop_front() else {
+        let mut next = 0;
+        while self.running.len() < sequences && next < self.waiting.len() {
+            if self.reuse && self.should_wait(&self.waiting[next].request) {
+                next += 1;
+                continue;
+            }
+            let Some(mut job) = self.waiting.remove(next) else {
                 break;
             };
             self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
@@ -190,7 +197,10 @@ impl Scheduler {
             let stops = StopStrings::new(&request.stop);
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
-            match (self.speculator.start(request.prompt, options), stops) {
+            let running = self.running.iter().filter(|_| self.reuse);
+            let running: Vec<&Stream> = running.map(|r| &r.stream).collect();
+            let stream = self.speculator.start(request.prompt, options, &running);
+            match (stream, stops) {
                 (Ok(mut stream), Ok(stops)) => {
                     if let Some(constraint) = constraint {
                         stream.constrain(Box::new(constraint));
@@ -225,6 +235,17 @@ impl Scheduler {
         }
         // A request for no tokens at all has ended before its first round.
         self.leave(|running| running.stream.finish().map(|_| FinishReason::Length));
+    }
+
+    /// Whether most of the prompt of `request` is being read for another one that runs.
+    fn should_wait(&self, request: &Request) -> bool {
+        let running: Vec<&Stream> = self.running.iter().map(|r| &r.stream).collect();
+        if !running.iter().any(|stream| stream.is_reading()) {
+            return false;
+        }
+        let drafts = request.draft.is_none_or(|draft| draft.max() > 0);
+        let prompt = Prompt::from(request.prompt.clone());
+        self.speculator.should_wait(&running, &prompt, drafts)
     }
 
     /// The tokens that end the reply to `request`.

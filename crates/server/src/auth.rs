@@ -27,6 +27,9 @@ const SINGLE_HEADERS: [HeaderName; 4] = [
 /// The allowed origin that stands for every page of this machine.
 const LOOPBACK_ORIGINS: &str = "localhost";
 
+/// The hash of the API key that a request carries: what one key stores another one cannot read.
+pub(crate) type Caller = [u8; 32];
+
 /// The API keys of a server, as hashes. None means that everyone may ask.
 #[derive(Clone, Default)]
 pub struct Keys(Vec<[u8; 32]>);
@@ -99,16 +102,24 @@ pub(crate) fn check_key(keys: &Keys, headers: &HeaderMap) -> Result<(), ApiError
     }
 }
 
+/// The hash of the key that a request was let in with; nothing where everyone may ask.
+pub(crate) fn caller(keys: &Keys, headers: &HeaderMap) -> Option<Caller> {
+    let mut valid = sent_keys(headers).filter(|key| keys.contains(key));
+    valid.next().map(|key| Sha256::digest(key).into())
+}
+
 /// Whether a request carries one of `keys`.
 fn has_key(keys: &Keys, headers: &HeaderMap) -> bool {
+    sent_keys(headers).any(|key| keys.contains(key))
+}
+
+/// What a request has in the headers for keys.
+fn sent_keys(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let bearer = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| bearer(value.as_bytes()));
     let plain = headers.get(X_API_KEY).map(|value| value.as_bytes());
-    [bearer, plain]
-        .into_iter()
-        .flatten()
-        .any(|key| keys.contains(key))
+    [bearer, plain].into_iter().flatten()
 }
 
 /// The credentials of `Bearer KEY`; the scheme's case does not matter.

@@ -14,33 +14,38 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Response, header};
+use axum::http::{HeaderMap, HeaderValue, Response, header};
 use engine::RequestOutcome;
+use futures_util::future::try_join_all;
 use serde_json::{Map, Value};
+use text::{Text, TextError};
 
 use crate::App;
 use crate::errors::ApiError;
 use crate::generation::{Generation, Piece};
+use crate::grammar::AnswerGrammar;
 use crate::lanes::Worker;
 use crate::limits::Limits;
-use crate::options::AnswerGrammar;
 use crate::request::{Asked, Prompt};
 use crate::sse::{self, StreamFormat};
 
 /// Header that lists the request's fields that changed nothing.
-const X_IGNORED_FIELDS: &str = "x-ignored-fields";
+pub(crate) const X_IGNORED_FIELDS: &str = "x-ignored-fields";
 
 /// What all paths of an API have in common.
 pub(crate) struct Dialect {
-    /// The JSON document that tells a client of an error.
-    pub(crate) error: fn(&ApiError) -> String,
+    /// The JSON document that tells a client of an error of the request with this id.
+    pub(crate) error: fn(&ApiError, &str) -> String,
+    /// The header in which the API's clients look for the id of their request, beside
+    /// `x-request-id`.
+    pub(crate) id_header: Option<&'static str>,
 }
 
 impl Dialect {
-    /// Gives a response that says there is an error the document for it.
-    pub(crate) fn spell_error(&self, response: &mut Response<Body>) {
+    /// Gives a response that says there is an error the document for it; `id` is the request's.
+    pub(crate) fn spell_error(&self, response: &mut Response<Body>, id: &str) {
         if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-            *response.body_mut() = Body::from((self.error)(&error));
+            *response.body_mut() = Body::from((self.error)(&error, id));
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }
     }
@@ -52,18 +57,35 @@ pub(crate) trait Endpoint: StreamFormat + Sized {
     /// Bytes that the body of a request may have.
     fn body_bytes(limits: &Limits) -> usize;
 
-    /// Reads a request, and how its answer is to be spelled.
+    /// Reads a request with these headers, and how its answer is to be spelled.
     ///
     /// # Errors
     ///
     /// 400 for a field that is wrong, missing, or asks for what is not implemented.
-    fn read(object: Map<String, Value>, app: &Arc<App>) -> Result<(Asked, Self), ApiError>;
+    fn read(
+        object: Map<String, Value>,
+        headers: &HeaderMap,
+        app: &Arc<App>,
+    ) -> Result<(Asked, Self), ApiError>;
+
+    /// Spells each of `n` answers, in their order. Only a dialect that reads requests for several
+    /// is asked for more than one.
+    fn choices(self, n: usize) -> Vec<Self> {
+        assert_eq!(n, 1, "the dialect reads no request for several answers");
+        vec![self]
+    }
 
     /// Notes how many tokens the prompt has, before anything of the answer is spelled.
     fn begin(&mut self, prompt_tokens: usize);
 
-    /// The whole answer as one JSON document.
-    fn document(&self, whole: &Piece, outcome: &RequestOutcome) -> Vec<u8>;
+    /// All answers as one JSON document; called on the first of [`choices`](Endpoint::choices).
+    fn document(&self, answers: &[Answer]) -> Vec<u8>;
+}
+
+/// A whole answer.
+pub(crate) struct Answer {
+    pub(crate) whole: Piece,
+    pub(crate) outcome: Box<RequestOutcome>,
 }
 
 /// Handles a request for text of any dialect.
@@ -75,22 +97,38 @@ pub(crate) async fn answer<E: Endpoint>(
     let (head, body) = request.into_parts();
     let limit = E::body_bytes(&app.config.limits);
     let (object, worker) = app.read_object(&head.headers, body, limit).await?;
-    let (asked, mut endpoint) = E::read(object, &app)?;
+    let (asked, endpoint) = E::read(object, &head.headers, &app)?;
     let Asked {
         prompt,
         mut options,
         ignored,
     } = asked;
+    if options.grammar.is_some() && is_without_reasoning(&app, &prompt) {
+        options.reasoning_budget = Some(0);
+    }
     let (worker, grammar) = compile(&app, worker, options.grammar.take()).await?;
-    let prompt = encode(&app, worker, prompt).await?;
-    endpoint.begin(prompt.len());
-    let streams = options.stream;
-    let generation = Generation::start(&app, &head.extensions, options.request(prompt, grammar))?;
-    let mut response = if streams {
-        sse::respond(generation, endpoint)
+    let prompts = encode(&app, worker, prompt, app.engine.info().context).await?;
+    let n = prompts.len() * options.n;
+    let most = app.engine.places_max();
+    if n > most {
+        let message = format!("asks for {n} answers in all, and this server takes {most} at once");
+        return Err(ApiError::field("n", message));
+    }
+    let mut choices = endpoint.choices(n);
+    let mut generations = Vec::with_capacity(n);
+    for (i, choice) in choices.iter_mut().enumerate() {
+        let prompt = &prompts[i / options.n];
+        choice.begin(prompt.len());
+        let request = options.request_of(i % options.n, prompt.clone(), grammar.clone());
+        generations.push(Generation::start(&app, &head.extensions, request)?);
+    }
+    let mut response = if options.stream {
+        sse::respond(generations, choices)
     } else {
-        let (whole, outcome) = generation.collect().await?;
-        json(endpoint.document(&whole, &outcome))
+        let answers = generations.into_iter().map(Generation::collect);
+        let answers = try_join_all(answers).await?.into_iter();
+        let answers = answers.map(|(whole, outcome)| Answer { whole, outcome });
+        json(choices[0].document(&answers.collect::<Vec<_>>()))
     };
     if let Some(ignored) = ignored {
         response.headers_mut().insert(X_IGNORED_FIELDS, ignored);
@@ -116,28 +154,38 @@ async fn compile(
     }
 }
 
-/// The tokens of a prompt.
-async fn encode(app: &App, worker: Worker, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
-    let context = app.engine.info().context;
+/// The tokens of each prompt, unless a rough bound shows that one has more than `limit`.
+pub(crate) async fn encode(
+    app: &App,
+    worker: Worker,
+    prompt: Prompt,
+    limit: usize,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    if let Prompt::Tokens(tokens) = prompt {
+        return Ok(vec![tokens]);
+    }
+    app.text_work(worker, move |text| {
+        let prompts = match prompt {
+            Prompt::Several(prompts) => prompts,
+            one => vec![one],
+        };
+        let prompts = prompts.into_iter();
+        prompts.map(|one| encode_one(text, one, limit)).collect()
+    })
+    .await
+}
+
+/// The tokens of a prompt that has no more than `limit` by a rough bound.
+fn encode_one(text: &Text, prompt: Prompt, limit: usize) -> Result<Vec<u32>, TextError> {
     match prompt {
         Prompt::Conversation(mut conversation) => {
-            app.text_work(worker, move |text| {
-                let tools = conversation.tools.take();
-                let (messages, arguments) = conversation.for_template();
-                text.encode_chat_within(&messages, tools.as_deref(), true, &arguments, context)
-            })
-            .await
+            let tools = conversation.tools.take();
+            let (messages, arguments) = conversation.for_template();
+            text.encode_chat_within(&messages, tools.as_deref(), true, &arguments, limit)
         }
-        Prompt::Text(prompt) => {
-            app.text_work(worker, move |text| {
-                text.encode_prompt_within(&prompt, context)
-            })
-            .await
-        }
-        Prompt::Tokens(prompt) => {
-            drop(worker);
-            Ok(prompt)
-        }
+        Prompt::Text(prompt) => text.encode_prompt_within(&prompt, limit),
+        Prompt::Tokens(prompt) => Ok(prompt),
+        Prompt::Several(_) => unreachable!("no list holds lists of prompts"),
     }
 }
 
@@ -149,4 +197,13 @@ pub(crate) fn json(document: Vec<u8>) -> Response<Body> {
         HeaderValue::from_static("application/json"),
     );
     response
+}
+
+/// Whether the model's template is told to leave reasoning out.
+fn is_without_reasoning(app: &App, prompt: &Prompt) -> bool {
+    let Prompt::Conversation(conversation) = prompt else {
+        return false;
+    };
+    let template = app.engine.text().template.as_ref();
+    template.is_some_and(|template| template.turns_reasoning_off(&conversation.arguments))
 }

@@ -112,17 +112,6 @@ impl ApiError {
         }
     }
 
-    /// 400: a list of `n` prompts in one request.
-    pub(crate) fn many_prompts(n: usize) -> Self {
-        Self {
-            code: Some("unsupported_parameter"),
-            ..Self::field(
-                "prompt",
-                format!("has {n} prompts; send one prompt in each request"),
-            )
-        }
-    }
-
     /// 401.
     pub(crate) fn unauthorized() -> Self {
         Self {
@@ -200,6 +189,17 @@ impl ApiError {
         }
     }
 
+    /// 404: a conversation that the server was to keep.
+    pub(crate) fn no_thread(param: &str) -> Self {
+        Self {
+            code: Some("thread_not_found"),
+            param: Some(param.to_owned()),
+            ..Self::not_found(format!(
+                "`{param}` goes on from a conversation, and none is kept here; send all of its messages"
+            ))
+        }
+    }
+
     /// 404: no such model.
     pub(crate) fn no_model(asked: &str, served: &str) -> Self {
         Self {
@@ -211,6 +211,47 @@ impl ApiError {
                 format!(
                     "the model `{}` is not served here; use `{served}`",
                     excerpt(asked)
+                ),
+            )
+        }
+    }
+
+    /// 404: the response `asked` is not kept, or `missing` is not, which it goes on from; `param`
+    /// is the field that names it, if one does.
+    pub(crate) fn no_response(param: Option<&str>, asked: &str, missing: &str) -> Self {
+        let (asked, missing) = (excerpt(asked), excerpt(missing));
+        let which = match asked == missing {
+            true => format!("`{asked}`"),
+            false => format!("`{missing}`, which `{asked}` goes on from"),
+        };
+        let instead = match param {
+            Some(_) => "; send the whole conversation as `input`",
+            None => "",
+        };
+        Self {
+            code: Some("response_not_found"),
+            param: param.map(str::to_owned),
+            ..Self::new(
+                StatusCode::NOT_FOUND,
+                "invalid_request_error",
+                format!(
+                    "no such response is kept: it was never stored, was deleted, or made room for newer ones{instead}: {which}"
+                ),
+            )
+        }
+    }
+
+    /// 404: no response that is kept has the item `id`, which `param` names.
+    pub(crate) fn no_item(param: String, id: &str) -> Self {
+        Self {
+            code: Some("item_not_found"),
+            param: Some(param),
+            ..Self::new(
+                StatusCode::NOT_FOUND,
+                "invalid_request_error",
+                format!(
+                    "no response that is kept has this item; send the item itself: `{}`",
+                    excerpt(id)
                 ),
             )
         }
@@ -341,7 +382,6 @@ impl ApiError {
     }
 
     /// The HTTP status it is sent with, where the response has not begun.
-    #[cfg(test)]
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }

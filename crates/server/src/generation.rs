@@ -67,6 +67,11 @@ impl Piece {
         Piece { segments, n_tokens }
     }
 
+    /// The parts of the reply, in order.
+    pub(crate) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
     /// The text of one channel.
     pub(crate) fn text(&self, channel: Channel) -> Cow<'_, str> {
         let of_channel = self.segments.iter().filter(|s| s.channel == channel);

@@ -1,4 +1,4 @@
-//! HTTP: OpenAI's API over one engine.
+//! HTTP: OpenAI's and Anthropic's APIs over one engine.
 //!
 //! ```text
 //! socket ─ connection ─ router (host, origin, key) ─ dialect ─ generation ─→ engine
@@ -19,6 +19,7 @@
 //! | `generation` | a request on its way through the engine |
 //! | `sse` | a generation as a stream |
 //! | `openai/*` | OpenAI's dialect, one file an endpoint |
+//! | `anthropic/*` | Anthropic's dialect |
 //! | `metrics` | what Prometheus reads |
 //! | [`limits`] | every limit, by name |
 //!
@@ -26,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod anthropic;
 pub mod auth;
 mod body;
 mod connection;
@@ -33,6 +35,7 @@ mod dialect;
 mod errors;
 mod fields;
 mod generation;
+mod grammar;
 mod ids;
 mod lanes;
 pub mod limits;
@@ -46,6 +49,8 @@ mod resting;
 mod router;
 mod sse;
 mod strict;
+mod template;
+mod thinking;
 mod turns;
 
 use std::fmt::Write;
@@ -71,6 +76,7 @@ use errors::ApiError;
 use fields::Fields;
 use lanes::{Lanes, Worker};
 use metrics::Metrics;
+use openai::responses::store::Store;
 use turns::Turns;
 
 /// Names that a server takes for its model even where it is strict about names.
@@ -79,7 +85,13 @@ const ANY_MODEL: &[&str] = &["", "default"];
 /// The tables of request fields as Markdown, as they stand in `docs/server.md`: what is
 /// honored, refused and ignored.
 pub fn fields_as_markdown() -> String {
-    openai::tables::markdown()
+    openai::tables::markdown() + &openai::responses::tables::markdown()
+}
+
+/// The table of request fields of Anthropic's Messages API as Markdown, as it stands in
+/// `docs/server.md`.
+pub fn messages_fields_as_markdown() -> String {
+    anthropic::tables::markdown()
 }
 
 /// How a server behaves.
@@ -160,6 +172,8 @@ pub(crate) struct App {
     bodies: Budget,
     lanes: Lanes,
     turns: Turns,
+    /// What the Responses API keeps.
+    responses: Store,
     metrics: Arc<Metrics>,
 }
 
@@ -180,6 +194,7 @@ impl App {
             bodies: Budget::new(config.limits.bodies_bytes),
             lanes: Lanes::new(&config.limits),
             turns: Turns::new(config.limits.turn_grace),
+            responses: Store::new(&config.limits),
             names,
             engine,
             config,

@@ -19,6 +19,10 @@ pub const BODIES_BYTES_MAX: usize = 512 << 20;
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Text of a stream that its client has not read yet.
 pub const STREAM_BUFFER_BYTES_MAX: usize = 256 << 10;
+/// Responses of the Responses API that are kept at one time.
+pub const STORED_RESPONSES_MAX: usize = 1024;
+/// Bytes of all of these.
+pub const STORED_BYTES_MAX: usize = 64 << 20;
 /// Bytes of a request that is read, rendered and tokenized beside other small ones: some
 /// milliseconds of a core.
 pub const SHORT_BODY_BYTES: usize = 8 << 10;
@@ -42,6 +46,8 @@ pub const JSON_WEIGHT_MAX: usize = 1 << 20;
 pub const MESSAGES_WEIGHT_MAX: usize = 1 << 18;
 /// Weight of a list of tools.
 pub const TOOLS_WEIGHT_MAX: usize = 1 << 17;
+/// Prompts of a request.
+pub const PROMPTS_MAX: usize = 128;
 /// Tools of a request.
 pub const TOOLS_MAX: usize = 128;
 /// Bytes of a request's tools as JSON, as far as the model is told of them.
@@ -95,6 +101,11 @@ pub struct Limits {
     pub connections: usize,
     /// Text of a stream that its client has not read yet.
     pub stream_buffer_bytes: usize,
+    /// Responses of the Responses API that are kept at one time; the one that was used longest
+    /// ago makes room for a new one.
+    pub stored_responses: usize,
+    /// Bytes of memory that kept responses and their inputs take together.
+    pub stored_bytes: usize,
     /// Requests up to [`SHORT_BODY_BYTES`] that are rendered and tokenized at one time.
     pub text_workers: usize,
 }
@@ -116,6 +127,8 @@ impl Default for Limits {
             bodies_bytes: BODIES_BYTES_MAX,
             connections: CONNECTIONS_MAX,
             stream_buffer_bytes: STREAM_BUFFER_BYTES_MAX,
+            stored_responses: STORED_RESPONSES_MAX,
+            stored_bytes: STORED_BYTES_MAX,
             text_workers: TEXT_WORKERS_MAX,
         }
     }

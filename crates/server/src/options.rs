@@ -4,21 +4,25 @@
 //! Where a request is silent, the checkpoint's `generation_config.json` speaks,
 //! then OpenAI's defaults; the command line does the same.
 
+use std::sync::Arc;
+
 use engine::{
-    DRY_BREAKERS, DraftLength, Engine, GrammarSpec, Mirostat, Request, SAMPLER_NUMBERS, Sampling,
-    ToolUse, Tools, sequence_breakers,
+    DRY_BREAKERS, DraftLength, Engine, Mirostat, Request, SAMPLER_NUMBERS, Sampling, ToolUse,
+    Tools, sequence_breakers,
 };
 use serde::Deserialize;
 use serde_json::Value;
 use std::ops::RangeInclusive;
+use text::Text;
 use text::sampling::{LOGIT_BIAS, TEMPERATURE};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, whole};
+use crate::grammar::AnswerGrammar;
 use crate::ids;
 use crate::limits::{DRY_BREAKER_CHARS_MAX, DRY_BREAKERS_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
-use crate::offer::Offer;
+use crate::offer::{Offer, OfferFields, hold};
 
 /// Largest `top_k`; no vocabulary is larger.
 const TOP_K_MAX: i64 = 1 << 24;
@@ -27,6 +31,11 @@ const MAX_TOKENS_MAX: i64 = u32::MAX as i64;
 
 /// What the numbers of mirostat may be.
 const MIROSTAT: RangeInclusive<f64> = 0.0..=100.0;
+
+/// Most answers to one prompt.
+const N_MAX: i64 = 128;
+/// Fields that are the number of answers to one prompt; the second is llama-server's.
+const N: &[&str] = &["n", "n_cmpl"];
 
 /// The names of fields in which dialects differ.
 #[derive(Debug)]
@@ -58,18 +67,12 @@ pub(crate) struct Options {
     /// What the model may call.
     pub(crate) tools: Option<Offer>,
     pub(crate) stream: bool,
+    /// Answers to each prompt.
+    pub(crate) n: usize,
     /// What the answer has to follow.
     pub(crate) grammar: Option<AnswerGrammar>,
     /// Tokens of reasoning, at most.
     pub(crate) reasoning_budget: Option<usize>,
-}
-
-/// What an answer has to follow, and the field that says so.
-#[derive(Clone, Debug)]
-pub(crate) struct AnswerGrammar {
-    /// Path of the field.
-    pub(crate) field: String,
-    pub(crate) spec: GrammarSpec,
 }
 
 impl Options {
@@ -107,13 +110,47 @@ impl Options {
             logprobs: None,
             tools: None,
             stream,
+            n: 1,
             grammar: None,
             reasoning_budget: None,
         })
     }
 
+    /// Offers the model tools, which stand in `fields`, beside the answer that is asked for so far.
+    /// Returns their definitions, for the chat template.
+    ///
+    /// # Errors
+    ///
+    /// As [`hold`].
+    pub(crate) fn offer(
+        &mut self,
+        offer: Option<Offer>,
+        fields: &OfferFields,
+        text: &Text,
+    ) -> Result<Option<Arc<Value>>, ApiError> {
+        if let Some(offer) = &offer {
+            self.grammar = hold(offer, fields, self.grammar.take(), text)?;
+        }
+        let told = offer.as_ref().map(|offer| offer.definitions.clone());
+        self.tools = offer;
+        Ok(told)
+    }
+
+    /// The engine's request for the answer number `i` to `prompt`, which follows `grammar`. Each
+    /// answer has a seed of its own, the first that of the request.
+    pub(crate) fn request_of(
+        &self,
+        i: usize,
+        prompt: Vec<u32>,
+        grammar: Option<engine::Grammar>,
+    ) -> Request {
+        let mut options = self.clone();
+        options.sampling.seed = seed_of(options.sampling.seed, i);
+        options.request(prompt, grammar)
+    }
+
     /// The engine's request for `prompt`, with an answer that follows `grammar`.
-    pub(crate) fn request(self, prompt: Vec<u32>, grammar: Option<engine::Grammar>) -> Request {
+    fn request(self, prompt: Vec<u32>, grammar: Option<engine::Grammar>) -> Request {
         Request {
             prompt,
             sampling: self.sampling,
@@ -134,6 +171,30 @@ impl Options {
             reasoning_budget: self.reasoning_budget,
         }
     }
+}
+
+/// The seed of the answer number `i` of a request whose seed is `seed`.
+pub(crate) fn seed_of(seed: u64, i: usize) -> u64 {
+    seed.wrapping_add(i as u64)
+}
+
+/// How many answers each prompt gets. `best_of` is the number to choose from, which is the same
+/// where none is left out.
+pub(crate) fn answers(fields: &Fields<'_>) -> Result<usize, ApiError> {
+    const BEST_OF: &str = "best_of";
+    let mut n = 1;
+    for &name in N {
+        if let Some(asked) = fields.integer(name, 1..=N_MAX)? {
+            n = asked;
+        }
+    }
+    if let Some(of) = fields.integer(BEST_OF, 1..=N_MAX)?
+        && of != n
+    {
+        let message = "is not supported; ask for as many answers by `n`, and choose among them by their log-probabilities";
+        return Err(fields.error(BEST_OF, message));
+    }
+    Ok(n as usize)
 }
 
 fn sampling(

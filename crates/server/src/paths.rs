@@ -10,9 +10,8 @@ const COMPARED_CHARS_MAX: usize = 128;
 /// without `/v1` are compared as they are.
 const FOREIGN: &[(&str, &str)] = &[
     ("/api", "Ollama's API"),
-    ("/v1/messages", "Anthropic's Messages API"),
+    ("/v1/messages/batches", "Anthropic's Message Batches API"),
     ("/v1/complete", "Anthropic's Text Completions API"),
-    ("/v1/responses", "OpenAI's Responses API"),
     ("/v1/embeddings", "OpenAI's Embeddings API"),
     ("/v1/audio", "OpenAI's Audio API"),
     ("/v1/images", "OpenAI's Images API"),
@@ -178,14 +177,13 @@ mod tests {
         for (path, name) in [
             ("/api/tags", Some("Ollama's API")),
             ("/api/", Some("Ollama's API")),
-            ("/v1/messages", Some("Anthropic's Messages API")),
             (
-                "/v1/messages/count_tokens",
-                Some("Anthropic's Messages API"),
+                "/v1/messages/batches/b_1",
+                Some("Anthropic's Message Batches API"),
             ),
-            ("/messages", Some("Anthropic's Messages API")),
-            ("/v1/responses", Some("OpenAI's Responses API")),
-            ("/responses/resp_1", Some("OpenAI's Responses API")),
+            ("/messages/batches", Some("Anthropic's Message Batches API")),
+            ("/v1/messages", None),
+            ("/v1/responses", None),
             ("/v1beta/models/x", Some("Google's Gemini API")),
             ("/apiary", None),
             ("/v1/messagesx", None),

@@ -1,10 +1,13 @@
 //! A request for text as the engine understands it, whatever API it came by.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
 use serde_json::{Map, Value, json};
+use text::messages::MESSAGES_MAX;
 
+use crate::errors::ApiError;
 use crate::options::Options;
 
 /// What a client asks for.
@@ -26,6 +29,8 @@ pub(crate) enum Prompt {
     Text(String),
     /// Token ids.
     Tokens(Vec<u32>),
+    /// Several texts or lists of token ids, each of which gets answers of its own.
+    Several(Vec<Prompt>),
 }
 
 /// Messages to answer.
@@ -122,6 +127,48 @@ impl Message {
     }
 }
 
+/// The messages of a request's field `messages`.
+///
+/// # Errors
+///
+/// 400 for a field that is missing, no list, empty or too long.
+pub(crate) fn message_list(messages: Option<Value>) -> Result<Vec<Value>, ApiError> {
+    const NAME: &str = "messages";
+    let list = match messages {
+        None | Some(Value::Null) => return Err(ApiError::field(NAME, "is missing")),
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(ApiError::field(NAME, "must be a list")),
+    };
+    if list.is_empty() {
+        return Err(ApiError::field(NAME, "is empty"));
+    }
+    if list.len() > MESSAGES_MAX {
+        let message = format!("has {} messages, {MESSAGES_MAX} at most", list.len());
+        return Err(ApiError::field(NAME, message));
+    }
+    Ok(list)
+}
+
+/// Gives results of tools that say which call they answer, and no name, the name of the tool:
+/// templates tell results of several calls apart by it.
+pub(crate) fn name_results(messages: &mut [Message]) {
+    let mut names: HashMap<String, Value> = HashMap::new();
+    for Message { role, others, .. } in messages {
+        let calls = others.get("tool_calls").and_then(Value::as_array);
+        for call in calls.into_iter().flatten() {
+            if let Some(id) = call["id"].as_str() {
+                names.insert(id.to_owned(), call["function"]["name"].clone());
+            }
+        }
+        let answered = others.get("tool_call_id").and_then(Value::as_str);
+        let name = answered.and_then(|id| names.get(id));
+        let is_unnamed = others.get("name").is_none_or(Value::is_null);
+        if let Some(name) = name.filter(|_| *role == Role::Tool && is_unnamed).cloned() {
+            others.insert("name".to_owned(), name);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,5 +203,41 @@ mod tests {
             assert_eq!(Role::named(role.name()), Some(role));
         }
         assert_eq!(Role::named("robot"), None);
+    }
+
+    #[test]
+    fn results_get_the_names_of_the_calls_that_they_answer() {
+        let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name}});
+        let list = [
+            json!({"role": "assistant", "tool_calls": [call("a", "first"), call("b", "second")]}),
+            json!({"role": "tool", "tool_call_id": "b"}),
+            json!({"role": "tool", "tool_call_id": "a", "content": "1", "name": null}),
+            json!({"role": "tool", "tool_call_id": "a", "content": "1", "name": "own"}),
+            json!({"role": "tool", "tool_call_id": "c", "content": "3"}),
+            json!({"role": "user", "tool_call_id": "a", "content": "4"}),
+        ];
+        let message = |value: Value| {
+            let role = Role::named(value["role"].as_str().unwrap()).unwrap();
+            let others = value.as_object().unwrap().clone();
+            Message {
+                role,
+                content: Vec::new(),
+                others,
+            }
+        };
+        let mut messages: Vec<Message> = list.into_iter().map(message).collect();
+        name_results(&mut messages);
+        let names = messages.iter().map(|m| m.others.get("name").cloned());
+        assert_eq!(
+            names.collect::<Vec<_>>(),
+            [
+                None,
+                Some(json!("second")),
+                Some(json!("first")),
+                Some(json!("own")),
+                None,
+                None
+            ]
+        );
     }
 }

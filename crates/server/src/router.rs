@@ -21,17 +21,19 @@ use axum::routing::{MethodRouter, get, post};
 use futures_util::FutureExt;
 use tracing::Instrument;
 
+use crate::anthropic;
 use crate::auth::{self, Origin};
 use crate::connection::Stage;
 use crate::dialect::{Dialect, answer};
 use crate::errors::{ApiError, Refusal};
 use crate::limits::{ECHO_CHARS_MAX, REQUEST_ID_CHARS_MAX};
+use crate::openai::responses::{Respond, stored};
 use crate::openai::{self, chat, completions, models};
 use crate::{App, ids, paths};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Methods that some route knows.
-const METHODS: &str = "GET, POST, OPTIONS";
+const METHODS: &str = "GET, POST, DELETE, OPTIONS";
 /// Seconds a browser may remember a preflight.
 const PREFLIGHT_SECONDS: &str = "600";
 /// Response headers that pages of other origins may read.
@@ -102,7 +104,59 @@ const ROUTES: &[Route] = &[
         dialect: &openai::DIALECT,
         methods: || post(answer::<completions::Completion>),
     },
+    Route {
+        path: "/v1/messages",
+        method: "POST",
+        is_public: false,
+        dialect: &anthropic::DIALECT,
+        methods: || post(answer::<anthropic::answer::Message>),
+    },
+    Route {
+        path: "/v1/messages/count_tokens",
+        method: "POST",
+        is_public: false,
+        dialect: &anthropic::DIALECT,
+        methods: || post(anthropic::count::count_tokens),
+    },
+    Route {
+        path: "/v1/responses",
+        method: "POST",
+        is_public: false,
+        dialect: &openai::DIALECT,
+        methods: || post(answer::<Respond>),
+    },
+    Route {
+        path: "/v1/responses/{id}",
+        method: "GET or DELETE",
+        is_public: false,
+        dialect: &openai::DIALECT,
+        methods: || get(stored::get).delete(stored::delete),
+    },
+    Route {
+        path: "/v1/responses/{id}/input_items",
+        method: "GET",
+        is_public: false,
+        dialect: &openai::DIALECT,
+        methods: || get(stored::input_items),
+    },
+    Route {
+        path: "/v1/responses/{id}/cancel",
+        method: "POST",
+        is_public: false,
+        dialect: &openai::DIALECT,
+        methods: || post(stored::cancel),
+    },
 ];
+
+/// The dialect of a request: its path's, or the one that its headers speak where several APIs
+/// have the path or none has it.
+fn dialect(route: Option<&Route>, headers: &HeaderMap) -> &'static Dialect {
+    let is_shared = route.is_none_or(|route| route.path.starts_with("/v1/models"));
+    match is_shared && anthropic::is_spoken(headers) {
+        true => &anthropic::DIALECT,
+        false => route.map_or(&openai::DIALECT, |route| route.dialect),
+    }
+}
 
 /// The router over all of [`ROUTES`].
 pub(crate) fn router(app: Arc<App>) -> Router {
@@ -129,7 +183,7 @@ fn matched(path: Option<&MatchedPath>) -> Option<&'static Route> {
 /// The paths that a client can use.
 fn served() -> Vec<&'static str> {
     let paths = ROUTES.iter().map(|route| route.path);
-    paths.filter(|path| !path.contains('*')).collect()
+    paths.filter(|path| !path.contains('{')).collect()
 }
 
 /// 404, with the path that was probably meant, or what API is not served.
@@ -169,6 +223,7 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
     let id = request_id(request.headers());
     let route = matched(request.extensions().get::<MatchedPath>());
     let label = route.map_or("unmatched", |r| r.path);
+    let dialect = dialect(route, request.headers());
     let method = request.method().clone();
     // At the level of errors, so that no line of a request is ever without its id.
     let span = tracing::error_span!("request", id, %method, route = label);
@@ -178,10 +233,12 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
         app.metrics.faults.count("panic");
         (ApiError::internal().into_response(), Origin::Same)
     });
-    let dialect = route.map_or(&openai::DIALECT, |route| route.dialect);
-    dialect.spell_error(&mut response);
+    dialect.spell_error(&mut response, &id);
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
+        if let Some(name) = dialect.id_header {
+            headers.insert(HeaderName::from_static(name), id.clone());
+        }
         headers.insert(X_REQUEST_ID, id);
     }
     headers.insert(
@@ -338,7 +395,9 @@ mod tests {
     fn a_route_says_which_method_it_takes() {
         for route in ROUTES {
             let taken = format!("{:?}", (route.methods)());
-            assert!(taken.contains(route.method), "{}: {taken}", route.path);
+            for method in route.method.split(" or ") {
+                assert!(taken.contains(method), "{}: {taken}", route.path);
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! opening   at once, before the prompt has run
 //! text      a round's text, or several rounds' if the client is slow
-//! : …       a comment every 10 s without a frame, with the progress
+//! quiet     every 10 s without a frame: a comment with the progress, or an event
 //! end | error
 //! ```
 //!
@@ -16,6 +16,7 @@ use std::fmt::Write;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use engine::RequestOutcome;
+use futures_util::future::select_all;
 use futures_util::stream;
 use serde::Serialize;
 
@@ -28,8 +29,16 @@ pub(crate) trait StreamFormat: Send + 'static {
     fn open(&mut self, frames: &mut Frames);
     /// Writes a piece of text, or tokens that left none; not empty.
     fn text(&mut self, piece: &Piece, frames: &mut Frames);
+    /// Writes a sign of life where nothing has been written for a while: a comment with the
+    /// progress, unless the API has an event for it.
+    fn quiet(&mut self, progress: Progress, frames: &mut Frames) {
+        frames.comment(progress);
+    }
     /// Writes what comes after the text.
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames);
+    /// Writes what comes after the ends of all texts of a request, whose `outcomes` are in the
+    /// order of the texts; called on the first.
+    fn close(&mut self, _outcomes: &[Box<RequestOutcome>], _frames: &mut Frames) {}
     /// Writes what comes instead of the rest.
     fn fail(&mut self, error: &ApiError, frames: &mut Frames);
 }
@@ -51,7 +60,6 @@ impl Frames {
     }
 
     /// Adds a document as an event of this name, for APIs whose streams name events.
-    #[allow(dead_code, reason = "OpenAI's events have no names")]
     pub(crate) fn event(&mut self, name: &str, document: &impl Serialize) {
         let _ = writeln!(self.0, "event: {name}");
         self.data(document);
@@ -66,18 +74,31 @@ impl Frames {
     }
 }
 
-/// Where a stream is.
-enum At<F> {
-    Opening(Generation, F),
-    Running(Generation, F),
-    Ended,
+/// The texts of one request that are being sent.
+struct Sending<F> {
+    /// Whether nothing has been sent yet.
+    is_opening: bool,
+    /// Texts that have not ended, each with its place in `formats`.
+    generations: Vec<(usize, Generation)>,
+    formats: Vec<F>,
+    /// How the texts have ended, by place.
+    outcomes: Vec<Option<Box<RequestOutcome>>>,
 }
 
-/// Sends a generation as it comes.
-pub(crate) fn respond<F: StreamFormat>(generation: Generation, format: F) -> Response<Body> {
-    let frames = stream::unfold(At::Opening(generation, format), async |at| {
-        let (frames, at) = advance(at).await?;
-        Some((Ok::<_, Infallible>(Bytes::from(frames.0)), at))
+/// Sends generations as they come, each in its own format.
+pub(crate) fn respond<F: StreamFormat>(
+    generations: Vec<Generation>,
+    formats: Vec<F>,
+) -> Response<Body> {
+    let sending = Sending {
+        is_opening: true,
+        outcomes: formats.iter().map(|_| None).collect(),
+        generations: generations.into_iter().enumerate().collect(),
+        formats,
+    };
+    let frames = stream::unfold(sending, async |mut sending| {
+        let frames = sending.advance().await?;
+        Some((Ok::<_, Infallible>(Bytes::from(frames.0)), sending))
     });
     let mut response = Response::new(Body::from_stream(frames));
     let headers = response.headers_mut();
@@ -89,46 +110,48 @@ pub(crate) fn respond<F: StreamFormat>(generation: Generation, format: F) -> Res
     response
 }
 
-async fn advance<F: StreamFormat>(at: At<F>) -> Option<(Frames, At<F>)> {
-    let mut frames = Frames::default();
-    let (mut generation, mut format) = match at {
-        At::Ended => return None,
-        At::Opening(generation, mut format) => {
-            format.open(&mut frames);
+impl<F: StreamFormat> Sending<F> {
+    /// Waits for what any of the texts brings; `None` after the last.
+    async fn advance(&mut self) -> Option<Frames> {
+        let mut frames = Frames::default();
+        if std::mem::take(&mut self.is_opening) {
+            self.formats
+                .iter_mut()
+                .for_each(|format| format.open(&mut frames));
             // An empty chunk would end the body.
             if !frames.0.is_empty() {
-                return Some((frames, At::Running(generation, format)));
+                return Some(frames);
             }
-            (generation, format)
         }
-        At::Running(generation, format) => (generation, format),
-    };
-    let is_over = match generation.next().await {
-        Step::Text(piece) => {
-            format.text(&piece, &mut frames);
-            false
+        if self.generations.is_empty() {
+            return None;
         }
-        Step::Quiet(progress) => {
-            frames.comment(progress);
-            false
+        let next = self.generations.iter_mut();
+        let next = next.map(|(_, generation)| Box::pin(generation.next()));
+        // Dropping a wait that is not ready loses nothing: what comes stays in the mailbox.
+        let (step, ready, _) = select_all(next).await;
+        let place = self.generations[ready].0;
+        let format = &mut self.formats[place];
+        match step {
+            Step::Text(piece) => format.text(&piece, &mut frames),
+            Step::Quiet(progress) => format.quiet(progress, &mut frames),
+            Step::End(outcome) => {
+                format.end(&outcome, &mut frames);
+                self.outcomes[place] = Some(outcome);
+                self.generations.remove(ready);
+                if self.generations.is_empty() {
+                    let outcomes: Vec<_> = self.outcomes.drain(..).flatten().collect();
+                    self.formats[0].close(&outcomes, &mut frames);
+                }
+            }
+            Step::Failed(error) => {
+                format.fail(&error, &mut frames);
+                // One that fails ends all: the error is the last frame.
+                self.generations.clear();
+            }
         }
-        Step::End(outcome) => {
-            format.end(&outcome, &mut frames);
-            true
-        }
-        Step::Failed(error) => {
-            format.fail(&error, &mut frames);
-            true
-        }
-    };
-    Some((
-        frames,
-        if is_over {
-            At::Ended
-        } else {
-            At::Running(generation, format)
-        },
-    ))
+        Some(frames)
+    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use crate::limits::{
 /// Fields that carry what a model is to read, with the weight that each may have.
 const LARGE_FIELDS: &[(&str, usize)] = &[
     ("messages", MESSAGES_WEIGHT_MAX),
+    ("input", MESSAGES_WEIGHT_MAX),
     ("prompt", JSON_WEIGHT_MAX),
     ("tools", TOOLS_WEIGHT_MAX),
     ("functions", TOOLS_WEIGHT_MAX),
@@ -165,7 +166,7 @@ impl Reader<'_> {
         let objects = most / (VALUE + OBJECT + NAME);
         let beside = match LARGE_FIELDS.iter().any(|(name, _)| *name == field) {
             true => "",
-            false => ", with all other fields but messages, prompt and tools",
+            false => ", with all other fields but messages, input, prompt and tools",
         };
         Err(self.refuse(ApiError::field(
             field,

@@ -72,7 +72,7 @@ struct Masked {
 pub(crate) struct Source<'a> {
     /// The target's hidden rows, `[n, H]`.
     pub(crate) hidden: &'a Tensor,
-    /// Those after which a token is chosen, by number.
+    /// Numbers of the rows after which a token is chosen.
     pub(crate) choosing: &'a [usize],
 }
 

@@ -3,7 +3,8 @@
 //! An ended stream leaves what it remembers in its place, *parked*, until another stream goes
 //! on from there ([`Speculator::resume`]) or needs the place. A running stream shares the first
 //! pages of its rows ([`Speculator::fork`]). Either way the new stream writes what a cold start
-//! would: rows have the same bits in whatever step they ran.
+//! would: rows have the same bits in whatever step they ran. A prompt that begins like one that
+//! is being read had better wait for it ([`Speculator::should_wait`]).
 //!
 //! Texts are compared by what their rows are computed from ([`cache::RowKey`]), in one index of
 //! all streams. The drafter's state goes back and is shared with the target's rows, so a hit
@@ -42,9 +43,11 @@ impl Speculator {
         }
     }
 
-    /// Starts a stream after `prompt`: from what an ended one has left, if the prompt begins
-    /// like its text by half of the prompt, or by 64 rows where a place has to be
-    /// made anyway; else anew, in the place of the longest ended one if there is no free one.
+    /// Starts a stream after `prompt` with the rows of an earlier text that begins like it: from
+    /// what an ended one has left, if that is half of the prompt, or 64 rows where a place has to
+    /// be made anyway, or sharing pages with one of the streams `running`, whichever has more of
+    /// them. Else all rows are to be run. The longest ended text makes place if there is no free
+    /// one.
     ///
     /// # Errors
     ///
@@ -57,6 +60,7 @@ impl Speculator {
         &mut self,
         prompt: impl Into<Prompt>,
         options: StreamOptions,
+        running: &[&Stream],
     ) -> Result<Stream, MemoryFull> {
         let prompt = prompt.into();
         self.check(&prompt)?;
@@ -68,15 +72,37 @@ impl Speculator {
             half
         };
         let drafts = options.draft.max() > 0;
-        match self.best_parked(&prompt.keys(), drafts) {
-            Some((rows, parked)) if rows >= enough.max(1) => self.resume(parked, prompt, options),
-            _ => {
-                if is_full && let Some(&(oldest, _)) = self.ended.texts.first() {
-                    self.unpark(oldest);
-                }
-                self.open(prompt, options)
-            }
+        let keys = prompt.keys();
+        let parked = self.best_parked(&keys, drafts);
+        let parked = parked.filter(|&(rows, _)| rows >= enough.max(1));
+        let shared = self.best_shared(running, &keys, drafts);
+        let shared = shared.filter(|&(_, rows)| parked.as_ref().is_none_or(|p| rows > p.0));
+        if let (None, Some((_, parked))) = (shared, parked) {
+            return self.resume(parked, prompt, options);
         }
+        if is_full && let Some(&(oldest, _)) = self.ended.texts.first() {
+            self.unpark(oldest);
+        }
+        match shared {
+            Some((i, _)) => self.fork(running[i], prompt, options),
+            None => self.open(prompt, options),
+        }
+    }
+
+    /// Whether a stream after `prompt` should start later: one of `running` is reading a prompt
+    /// that begins like it, and will have at least half of its rows to share, and more than there
+    /// are now. `drafts` says whether the stream will be drafted for.
+    pub fn should_wait(&self, running: &[&Stream], prompt: &Prompt, drafts: bool) -> bool {
+        let keys = prompt.keys();
+        let parked = self.best_parked(&keys, drafts).map_or(0, |(rows, _)| rows);
+        let shared = self.best_shared(running, &keys, drafts);
+        let shared = shared.map_or(0, |(_, rows)| rows);
+        let least = (keys.len() / 2).max(parked.max(shared) + 1);
+        running.iter().filter(|s| s.is_reading()).any(|s| {
+            let alike = self.index.alike(s.entry, &keys).min(s.n_prompt());
+            let later = reusable(&keys, alike, |rows| s.will_share(&self.memory, rows));
+            later >= least && s.n_prefilled() < later
+        })
     }
 
     /// Starts a stream after `prompt` with as many rows as what is left of `parked` and the
@@ -144,11 +170,20 @@ impl Speculator {
         prompt: &Prompt,
         drafts: bool,
     ) -> Option<(usize, usize)> {
-        let keys = prompt.keys();
-        let matches = self.index.matches(&keys).into_iter();
+        self.best_shared(streams, &prompt.keys(), drafts)
+    }
+
+    /// [`Speculator::best_fork`] of a prompt of `keys`.
+    fn best_shared(
+        &self,
+        streams: &[&Stream],
+        keys: &[RowKey],
+        drafts: bool,
+    ) -> Option<(usize, usize)> {
+        let matches = self.index.matches(keys).into_iter();
         let shared = matches.filter_map(|found| {
             let i = streams.iter().position(|s| s.entry == found.entry)?;
-            Some((i, self.shareable(streams[i], &keys, found.rows, drafts)))
+            Some((i, self.shareable(streams[i], keys, found.rows, drafts)))
         });
         shared
             .filter(|&(_, rows)| rows > 0)

@@ -226,10 +226,25 @@ impl Stream {
         self.state.sequence.len().min(self.n_prompt)
     }
 
+    /// Whether rows of the prompt have still to run.
+    pub fn is_reading(&self) -> bool {
+        self.n_prefilled() < self.n_prompt
+    }
+
     /// Prompt rows that ran for another text ([`resume`](crate::Speculator::resume),
     /// [`fork`](crate::Speculator::fork)).
     pub fn n_reused(&self) -> usize {
         self.n_reused
+    }
+
+    /// The most of its first rows, `rows` at most, that the stream can share once it has read its
+    /// prompt.
+    pub(crate) fn will_share(&self, memory: &Memory, rows: usize) -> usize {
+        match self.snapshot_at {
+            _ if memory.delta.is_empty() => rows / PAGE_ROWS * PAGE_ROWS,
+            Some(at) if at <= rows => at,
+            _ => 0,
+        }
     }
 
     /// Why the stream has ended, if it has.

@@ -64,6 +64,9 @@ pub const RESERVED_ARGUMENTS: &[&str] = &[
     "tools",
 ];
 
+/// The argument that turns reasoning on or off.
+const ENABLE_THINKING: &str = "enable_thinking";
+
 /// The name of the template that is used without tools.
 const DEFAULT: &str = "default";
 /// The name of the template that is used with tools, if the checkpoint has one.
@@ -79,6 +82,9 @@ pub struct ChatTemplate {
     tokens: Map<String, Value>,
     /// The form of messages that the template reads.
     reads: Reads,
+    /// Whether a prompt that says nothing of `enable_thinking` has the model reason; `None` if
+    /// the argument changes no prompt.
+    reasons_unasked: Option<bool>,
 }
 
 impl ChatTemplate {
@@ -109,8 +115,10 @@ impl ChatTemplate {
             sources,
             tokens,
             reads: Reads::all(ContentForm::Either, SystemPlace::First),
+            reasons_unasked: None,
         };
         template.reads = probe(|messages| template.run(messages, None, false, &Map::new()));
+        template.reasons_unasked = template.reasons_unasked();
         Ok(template)
     }
 
@@ -152,6 +160,28 @@ impl ChatTemplate {
             });
         }
         normalize(messages, &self.reads)
+    }
+
+    /// Whether `extra` has the model answer without reasoning: `enable_thinking` is false, or is
+    /// left out of a template that takes its absence for false.
+    pub fn turns_reasoning_off(&self, extra: &Map<String, Value>) -> bool {
+        let asked = extra.get(ENABLE_THINKING).and_then(Value::as_bool);
+        self.reasons_unasked
+            .is_some_and(|unasked| !asked.unwrap_or(unasked))
+    }
+
+    /// Finds [`reasons_unasked`](Self::reasons_unasked) by rendering a small conversation.
+    fn reasons_unasked(&self) -> Option<bool> {
+        let messages = normalize(&json!([{"role": "user", "content": "Hi"}]), &self.reads).ok()?;
+        let prompt = |extra: Value| {
+            let extra = extra.as_object()?;
+            self.run(&messages, None, true, extra).ok()
+        };
+        let [on, off] = [true, false].map(|on| prompt(json!({ENABLE_THINKING: on})));
+        match (prompt(json!({}))?, on?, off?) {
+            (_, on, off) if on == off => None,
+            (unasked, on, _) => Some(unasked == on),
+        }
     }
 
     /// The source of the template that is used without tools.

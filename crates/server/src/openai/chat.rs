@@ -1,24 +1,27 @@
 //! `POST /v1/chat/completions`.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
 use engine::{Channel, FinishReason, RequestOutcome};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::logprobs::{self, ChatLogprobs};
-use super::thinking::Thinking;
 use super::tools::{self, CallDeltas, Calls, Spelling};
-use super::{Meta, StreamUsage, Tally, bytes, finish_reason, messages, structured, tables};
+use super::{Meta, Record, StreamUsage, Tally, bytes, finish_reason, messages, structured, tables};
 use crate::App;
-use crate::dialect::Endpoint;
+use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
-use crate::generation::Piece;
+use crate::generation::{Call, Piece};
 use crate::limits::{IGNORED_FIELDS_MAX, Limits};
-use crate::options::{Names, Options};
+use crate::options::{Names, Options, answers};
 use crate::request::{Asked, Conversation, Prompt};
 use crate::sse::{Frames, StreamFormat};
+use crate::template::template_uses;
+use crate::thinking::Thinking;
 
 const OBJECT: &str = "chat.completion";
 const CHUNK: &str = "chat.completion.chunk";
@@ -30,8 +33,11 @@ const NAMES: &Names = &Names {
 };
 
 /// An answer to a conversation, whole or as a stream.
+#[derive(Clone)]
 pub(crate) struct Chat {
     meta: Meta,
+    /// Number of the answer.
+    index: usize,
     tally: Tally,
     has_logprobs: bool,
     /// How calls are spelled.
@@ -43,34 +49,35 @@ impl Endpoint for Chat {
         limits.chat_body_bytes
     }
 
-    fn read(mut object: Map<String, Value>, app: &Arc<App>) -> Result<(Asked, Self), ApiError> {
+    fn read(
+        mut object: Map<String, Value>,
+        _headers: &HeaderMap,
+        app: &Arc<App>,
+    ) -> Result<(Asked, Self), ApiError> {
         let messages = object.remove("messages").unwrap_or_default();
         let fields = Fields::new(&object, tables::FIELDS);
         let model = app.check_model(&fields)?;
         fields.refuse(tables::REFUSED_BY_CHAT)?;
         fields.refuse(tables::REFUSED)?;
         let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
+        options.n = answers(&fields)?;
         let usage = StreamUsage::read(&fields, options.stream)?;
         let mut arguments = template_arguments(&fields, app)?;
         let thinking = Thinking::read(&fields)?;
         options.reasoning_budget = thinking.tell(&mut arguments, |name| {
-            messages::template_uses(app.engine.text(), name)
+            template_uses(app.engine.text(), name)
         });
         options.splits_reasoning = splits_reasoning(&fields)?;
         options.shows_reasoning_marks = !options.splits_reasoning;
         options.logprobs = logprobs::read_chat(&fields)?;
         options.grammar = structured::read(&fields)?;
         let (offer, calls) = tools::read(&fields, app)?;
-        if let Some(offer) = &offer {
-            let answer = options.grammar.take();
-            options.grammar = tools::hold(offer, calls, answer, app.engine.text())?;
-        }
-        let told = offer.as_ref().map(|offer| offer.definitions.clone());
-        options.tools = offer;
+        let told = options.offer(offer, calls.fields(), app.engine.text())?;
         let (messages, unread) = messages::read(messages, app.engine.text())?;
         fields.note_ignored(unread);
         let chat = Chat {
-            meta: Meta::new(app, model, "chatcmpl", options.sampling.seed),
+            meta: Meta::new(app, model, "chatcmpl", &options),
+            index: 0,
             tally: Tally::new(usage),
             has_logprobs: options.logprobs.is_some(),
             calls,
@@ -87,41 +94,37 @@ impl Endpoint for Chat {
         Ok((asked, chat))
     }
 
+    fn choices(mut self, n: usize) -> Vec<Self> {
+        self.meta.n_choices = n;
+        let choice = |index| Self {
+            index,
+            ..self.clone()
+        };
+        (0..n).map(choice).collect()
+    }
+
     fn begin(&mut self, prompt_tokens: usize) {
         self.tally.prompt_tokens = prompt_tokens;
     }
 
-    fn document(&self, whole: &Piece, outcome: &RequestOutcome) -> Vec<u8> {
-        let (answer, reasoning) = (whole.text(Channel::Answer), whole.text(Channel::Reasoning));
-        let logprobs = || ChatLogprobs::new(whole, self.meta.tokenizer());
-        let calls = whole.calls();
-        // An answer that only calls says nothing; any other one has a text, if an empty one.
-        let is_silent = answer.is_empty() && !calls.is_empty();
-        let choice = Choice {
-            index: 0,
-            message: Message {
-                role: "assistant",
-                content: (!is_silent).then_some(&answer),
-                reasoning_content: some(&reasoning),
-                calls: Calls::new(&calls, self.calls),
-                refusal: None,
-            },
-            logprobs: self.has_logprobs.then(logprobs),
-            finish_reason: self.finish_reason(outcome),
-        };
-        bytes(
-            &self
-                .meta
-                .envelope(OBJECT, &[choice])
-                .with_usage(outcome)
-                .with_record(self.meta.seed, outcome),
-        )
+    fn document(&self, answers: &[Answer]) -> Vec<u8> {
+        let choices = answers.iter().enumerate();
+        let texts: Vec<_> = answers.iter().map(Texts::new).collect();
+        let choices = choices
+            .zip(&texts)
+            .map(|((i, answer), texts)| self.choice(i, answer, texts));
+        let choices: Vec<_> = choices.collect();
+        let outcomes: Vec<_> = answers.iter().map(|answer| &*answer.outcome).collect();
+        bytes(&self.meta.ended(OBJECT, &choices, &outcomes))
     }
 }
 
 /// Arguments for the chat template; those that it does not use are noted as ignored. A
 /// template itself is a program and is refused, wherever it stands.
-fn template_arguments(fields: &Fields<'_>, app: &App) -> Result<Map<String, Value>, ApiError> {
+pub(super) fn template_arguments(
+    fields: &Fields<'_>,
+    app: &App,
+) -> Result<Map<String, Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
     let refused = |at: &str| {
         let message = "is refused: a chat template is a program, and only the model's own runs";
@@ -136,7 +139,7 @@ fn template_arguments(fields: &Fields<'_>, app: &App) -> Result<Map<String, Valu
     if arguments.contains_key(tables::CHAT_TEMPLATE) {
         return refused("chat_template_kwargs.chat_template");
     }
-    let unused = |name: &&String| !messages::template_uses(app.engine.text(), name);
+    let unused = |name: &&String| !template_uses(app.engine.text(), name);
     let unused = arguments.keys().filter(unused).take(IGNORED_FIELDS_MAX);
     fields.note_ignored(unused.map(|name| format!("{NAME}.{name}")));
     Ok(arguments.clone())
@@ -159,10 +162,12 @@ fn some(text: &str) -> Option<&str> {
 
 #[derive(Serialize)]
 struct Choice<'a> {
-    index: u32,
+    index: usize,
     message: Message<'a>,
     logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: &'static str,
+    #[serde(flatten)]
+    record: Option<Record<'a>>,
 }
 
 #[derive(Serialize)]
@@ -178,10 +183,12 @@ struct Message<'a> {
 
 #[derive(Serialize)]
 struct ChunkChoice<'a> {
-    index: u32,
+    index: usize,
     delta: Delta<'a>,
     logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: Option<&'static str>,
+    #[serde(flatten)]
+    record: Option<Record<'a>>,
 }
 
 #[derive(Default, Serialize)]
@@ -196,7 +203,50 @@ struct Delta<'a> {
     calls: CallDeltas<'a>,
 }
 
+/// The texts of a whole answer.
+struct Texts<'a> {
+    answer: Cow<'a, str>,
+    reasoning: Cow<'a, str>,
+    calls: Vec<Call<'a>>,
+}
+
+impl<'a> Texts<'a> {
+    fn new(Answer { whole, .. }: &'a Answer) -> Self {
+        Texts {
+            answer: whole.text(Channel::Answer),
+            reasoning: whole.text(Channel::Reasoning),
+            calls: whole.calls(),
+        }
+    }
+}
+
 impl Chat {
+    /// The answer number `index`, whole.
+    fn choice<'a>(&'a self, index: usize, answer: &'a Answer, texts: &'a Texts<'a>) -> Choice<'a> {
+        let Answer { whole, outcome } = answer;
+        let Texts {
+            answer,
+            reasoning,
+            calls,
+        } = texts;
+        // An answer that only calls says nothing; any other one has a text, if an empty one.
+        let is_silent = answer.is_empty() && !calls.is_empty();
+        let logprobs = || ChatLogprobs::new(whole, self.meta.tokenizer());
+        Choice {
+            index,
+            message: Message {
+                role: "assistant",
+                content: (!is_silent).then_some(answer),
+                reasoning_content: some(reasoning),
+                calls: Calls::new(calls, self.calls),
+                refusal: None,
+            },
+            logprobs: self.has_logprobs.then(logprobs),
+            finish_reason: self.finish_reason(outcome),
+            record: self.meta.record_of(index, outcome),
+        }
+    }
+
     /// The word for the end of a text; a call by the older name has one of its own.
     fn finish_reason(&self, outcome: &RequestOutcome) -> &'static str {
         match (&outcome.finish, self.calls) {
@@ -215,15 +265,17 @@ impl Chat {
     ) {
         let finish_reason = finish.map(|outcome| self.finish_reason(outcome));
         let choices = [ChunkChoice {
-            index: 0,
+            index: self.index,
             delta,
             logprobs,
             finish_reason,
+            record: finish.and_then(|outcome| self.meta.record_of(self.index, outcome)),
         }];
         let mut chunk = self.meta.envelope(CHUNK, &choices);
         chunk.seed = seed;
         chunk.usage = self.tally.of_chunk(finish);
-        if let Some(outcome) = finish.filter(|_| !self.tally.asked.at_end) {
+        let is_alone = self.meta.n_choices == 1;
+        if let Some(outcome) = finish.filter(|_| is_alone && !self.tally.asked.at_end) {
             chunk = chunk.with_record(self.meta.seed, outcome);
         }
         frames.data(&chunk);
@@ -237,7 +289,9 @@ impl StreamFormat for Chat {
             content: Some(""),
             ..Delta::default()
         };
-        self.chunk(delta, None, Some(self.meta.seed), None, frames);
+        // Several answers say their seeds at their ends.
+        let seed = (self.meta.n_choices == 1).then_some(self.meta.seed);
+        self.chunk(delta, None, seed, None, frames);
     }
 
     fn text(&mut self, piece: &Piece, frames: &mut Frames) {
@@ -282,14 +336,13 @@ impl StreamFormat for Chat {
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
         self.chunk(Delta::default(), None, None, Some(outcome), frames);
+    }
+
+    fn close(&mut self, outcomes: &[Box<RequestOutcome>], frames: &mut Frames) {
         if self.tally.asked.at_end {
             let nothing: [ChunkChoice<'_>; 0] = [];
-            let last = self.meta.envelope(CHUNK, &nothing);
-            frames.data(
-                &last
-                    .with_usage(outcome)
-                    .with_record(self.meta.seed, outcome),
-            );
+            let outcomes: Vec<_> = outcomes.iter().map(|outcome| &**outcome).collect();
+            frames.data(&self.meta.ended(CHUNK, &nothing, &outcomes));
         }
         frames.raw("[DONE]");
     }

@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
 use engine::{Channel, RequestOutcome};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::logprobs::{self, CompletionLogprobs};
-use super::{Meta, StreamUsage, Tally, bytes, finish_reason, structured, tables};
+use super::{Meta, Record, StreamUsage, Tally, bytes, finish_reason, structured, tables};
 use crate::App;
-use crate::dialect::Endpoint;
+use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::generation::Piece;
-use crate::limits::Limits;
-use crate::options::Options;
+use crate::limits::{Limits, PROMPTS_MAX};
+use crate::options::{Options, answers};
 use crate::request::{Asked, Prompt};
 use crate::sse::{Frames, StreamFormat};
 
@@ -24,8 +25,11 @@ const OBJECT: &str = "text_completion";
 const MAX_TOKENS: usize = 16;
 
 /// A continuation of a prompt, whole or as a stream.
+#[derive(Clone)]
 pub(crate) struct Completion {
     meta: Meta,
+    /// Number of the answer.
+    index: usize,
     tally: Tally,
     has_logprobs: bool,
     /// Characters sent, as far as tokens tell.
@@ -37,19 +41,25 @@ impl Endpoint for Completion {
         limits.body_bytes
     }
 
-    fn read(mut object: Map<String, Value>, app: &Arc<App>) -> Result<(Asked, Self), ApiError> {
+    fn read(
+        mut object: Map<String, Value>,
+        _headers: &HeaderMap,
+        app: &Arc<App>,
+    ) -> Result<(Asked, Self), ApiError> {
         let prompt = object.remove("prompt").unwrap_or_default();
         let fields = Fields::new(&object, tables::FIELDS);
         let model = app.check_model(&fields)?;
         fields.refuse(tables::REFUSED_BY_COMPLETIONS)?;
         fields.refuse(tables::REFUSED)?;
         let mut options = Options::read(&fields, &app.engine, &super::NAMES, Some(MAX_TOKENS))?;
+        options.n = answers(&fields)?;
         let usage = StreamUsage::read(&fields, options.stream)?;
         options.logprobs = logprobs::read_completion(&fields)?;
         options.grammar = structured::read(&fields)?;
         let ignored = ignored_header(&fields);
         let completion = Completion {
-            meta: Meta::new(app, model, "cmpl", options.sampling.seed),
+            meta: Meta::new(app, model, "cmpl", &options),
+            index: 0,
             tally: Tally::new(usage),
             has_logprobs: options.logprobs.is_some(),
             offset: 0,
@@ -62,49 +72,67 @@ impl Endpoint for Completion {
         Ok((asked, completion))
     }
 
+    fn choices(mut self, n: usize) -> Vec<Self> {
+        self.meta.n_choices = n;
+        let choice = |index| Self {
+            index,
+            ..self.clone()
+        };
+        (0..n).map(choice).collect()
+    }
+
     fn begin(&mut self, prompt_tokens: usize) {
         self.tally.prompt_tokens = prompt_tokens;
     }
 
-    fn document(&self, whole: &Piece, outcome: &RequestOutcome) -> Vec<u8> {
-        let logprobs = || CompletionLogprobs::new(whole, self.meta.tokenizer(), &mut 0);
-        let choice = Choice {
-            index: 0,
-            text: &whole.text(Channel::Answer),
-            logprobs: self.has_logprobs.then(logprobs),
-            finish_reason: Some(finish_reason(&outcome.finish)),
-        };
-        bytes(
-            &self
-                .meta
-                .envelope(OBJECT, &[choice])
-                .with_usage(outcome)
-                .with_record(self.meta.seed, outcome),
-        )
+    fn document(&self, answers: &[Answer]) -> Vec<u8> {
+        let choices = answers.iter().enumerate();
+        let texts = answers.iter();
+        let texts: Vec<_> = texts
+            .map(|answer| answer.whole.text(Channel::Answer))
+            .collect();
+        let choices = choices
+            .zip(&texts)
+            .map(|((i, answer), texts)| self.choice(i, answer, texts));
+        let choices: Vec<_> = choices.collect();
+        let outcomes: Vec<_> = answers.iter().map(|answer| &*answer.outcome).collect();
+        bytes(&self.meta.ended(OBJECT, &choices, &outcomes))
     }
 }
 
-/// A string, a list of token ids, or a list of one of these.
+/// A string, a list of token ids, or a list of these.
 fn prompt_of(prompt: Value) -> Result<Prompt, ApiError> {
     const NAME: &str = "prompt";
-    let wrong = || ApiError::field(NAME, "must be a string or a list of token ids");
-    let list = match prompt {
-        Value::Null => return Err(ApiError::field(NAME, "is missing")),
-        Value::String(text) if text.is_empty() => return Err(ApiError::field(NAME, "is empty")),
-        Value::String(text) => return Ok(Prompt::Text(text)),
-        Value::Array(list) => list,
-        _ => return Err(wrong()),
+    let wrong = || {
+        let message =
+            "must be a string, a list of token ids, or a list of strings or of such lists";
+        ApiError::field(NAME, message)
     };
-    match <[Value; 1]>::try_from(list) {
-        Ok([Value::String(text)]) => prompt_of(Value::String(text)),
-        Ok([Value::Array(inner)]) if inner.iter().all(Value::is_number) => {
-            prompt_of(Value::Array(inner))
+    match prompt {
+        Value::Null => Err(ApiError::field(NAME, "is missing")),
+        Value::String(text) if text.is_empty() => Err(ApiError::field(NAME, "is empty")),
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(list) if list.iter().any(|one| one.is_string() || one.is_array()) => {
+            if list.len() > PROMPTS_MAX {
+                let message = format!("has {} prompts, {PROMPTS_MAX} at most", list.len());
+                return Err(ApiError::field(NAME, message));
+            }
+            let several = list.into_iter().enumerate().map(|(i, one)| match one {
+                Value::String(text) if text.is_empty() => {
+                    Err(ApiError::field(format!("{NAME}[{i}]"), "is empty"))
+                }
+                Value::String(text) => Ok(Prompt::Text(text)),
+                Value::Array(ids) => tokens(&ids).ok_or_else(wrong),
+                _ => Err(wrong()),
+            });
+            let several: Vec<Prompt> = several.collect::<Result<_, _>>()?;
+            Ok(match <[Prompt; 1]>::try_from(several) {
+                Ok([one]) => one,
+                Err(several) => Prompt::Several(several),
+            })
         }
-        Ok([one]) => tokens(&[one]).ok_or_else(wrong),
-        Err(list) if list.iter().any(|item| item.is_string() || item.is_array()) => {
-            Err(ApiError::many_prompts(list.len()))
-        }
-        Err(list) => tokens(&list).ok_or_else(wrong),
+        Value::Array(ids) => tokens(&ids).ok_or_else(wrong),
+        _ => Err(wrong()),
     }
 }
 
@@ -115,13 +143,28 @@ fn tokens(list: &[Value]) -> Option<Prompt> {
 
 #[derive(Serialize)]
 struct Choice<'a> {
-    index: u32,
+    index: usize,
     text: &'a str,
     logprobs: Option<CompletionLogprobs<'a>>,
     finish_reason: Option<&'static str>,
+    #[serde(flatten)]
+    record: Option<Record<'a>>,
 }
 
 impl Completion {
+    /// The answer number `index`, whole.
+    fn choice<'a>(&'a self, index: usize, answer: &'a Answer, text: &'a str) -> Choice<'a> {
+        let Answer { whole, outcome } = answer;
+        let logprobs = || CompletionLogprobs::new(whole, self.meta.tokenizer(), &mut 0);
+        Choice {
+            index,
+            text,
+            logprobs: self.has_logprobs.then(logprobs),
+            finish_reason: Some(finish_reason(&outcome.finish)),
+            record: self.meta.record_of(index, outcome),
+        }
+    }
+
     fn chunk(
         &self,
         text: &str,
@@ -131,14 +174,16 @@ impl Completion {
     ) {
         let finish_reason = finish.map(|outcome| finish_reason(&outcome.finish));
         let choices = [Choice {
-            index: 0,
+            index: self.index,
             text,
             logprobs,
             finish_reason,
+            record: finish.and_then(|outcome| self.meta.record_of(self.index, outcome)),
         }];
         let mut chunk = self.meta.envelope(OBJECT, &choices);
         chunk.usage = self.tally.of_chunk(finish);
-        if let Some(outcome) = finish.filter(|_| !self.tally.asked.at_end) {
+        let is_alone = self.meta.n_choices == 1;
+        if let Some(outcome) = finish.filter(|_| is_alone && !self.tally.asked.at_end) {
             chunk = chunk.with_record(self.meta.seed, outcome);
         }
         frames.data(&chunk);
@@ -160,14 +205,13 @@ impl StreamFormat for Completion {
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
         self.chunk("", None, Some(outcome), frames);
+    }
+
+    fn close(&mut self, outcomes: &[Box<RequestOutcome>], frames: &mut Frames) {
         if self.tally.asked.at_end {
             let nothing: [Choice<'_>; 0] = [];
-            let last = self.meta.envelope(OBJECT, &nothing);
-            frames.data(
-                &last
-                    .with_usage(outcome)
-                    .with_record(self.meta.seed, outcome),
-            );
+            let outcomes: Vec<_> = outcomes.iter().map(|outcome| &**outcome).collect();
+            frames.data(&self.meta.ended(OBJECT, &nothing, &outcomes));
         }
         frames.raw("[DONE]");
     }
@@ -183,7 +227,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_prompt_is_text_or_tokens_and_only_one() {
+    fn prompts_are_texts_or_tokens() {
         let text = |text: &str| Some(Prompt::Text(text.into()));
         for (value, prompt) in [
             (json!("a"), text("a")),
@@ -198,9 +242,23 @@ mod tests {
             (json!([""]), None),
             (json!(1), None),
             (json!({}), None),
-            (json!(["a", "b"]), None),
-            (json!([[1], [2]]), None),
+            (
+                json!(["a", "b"]),
+                Some(Prompt::Several(
+                    ["a", "b"].map(|t| Prompt::Text(t.into())).into(),
+                )),
+            ),
+            (
+                json!([[1], [2, 3], "a"]),
+                Some(Prompt::Several(vec![
+                    Prompt::Tokens(vec![1]),
+                    Prompt::Tokens(vec![2, 3]),
+                    Prompt::Text("a".into()),
+                ])),
+            ),
             (json!([1, "a"]), None),
+            (json!(["a", ""]), None),
+            (json!(vec!["a"; PROMPTS_MAX + 1]), None),
             (json!([1.5, 2]), None),
             (json!([-1, 2]), None),
             (json!([4294967296_u64]), None),

@@ -19,7 +19,7 @@ use crate::generation::Piece;
 /// What OpenAI says of a token that is next to impossible; JSON has no infinity.
 const LEAST: f32 = -9999.0;
 
-const MOST: i64 = MAX_TOP_LOGPROBS as i64;
+pub(super) const MOST: i64 = MAX_TOP_LOGPROBS as i64;
 
 /// Chat's fields: how many of the likeliest tokens come beside each, if any do.
 pub(super) fn read_chat(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
@@ -83,34 +83,58 @@ impl<'a> ChatLogprobs<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct Entry<'a> {
+/// The log-probability of one token, and of the likeliest beside it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Entry<'a> {
     #[serde(flatten)]
     own: Likely<'a>,
     top_logprobs: Vec<Likely<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Debug, Serialize)]
 struct Likely<'a> {
     token: Cow<'a, str>,
     logprob: f32,
-    bytes: &'a [u8],
+    bytes: Cow<'a, [u8]>,
+}
+
+impl Likely<'_> {
+    fn into_owned(self) -> Likely<'static> {
+        Likely {
+            token: Cow::Owned(self.token.into_owned()),
+            logprob: self.logprob,
+            bytes: Cow::Owned(self.bytes.into_owned()),
+        }
+    }
 }
 
 impl<'a> Entry<'a> {
-    fn new(token: &'a WrittenToken, logprobs: &'a Logprobs, tokenizer: &'a Tokenizer) -> Self {
+    pub(super) fn new(
+        token: &'a WrittenToken,
+        logprobs: &'a Logprobs,
+        tokenizer: &'a Tokenizer,
+    ) -> Self {
         let likely = |&(id, logprob): &(u32, f32)| Likely {
             token: spelled(id, tokenizer),
             logprob: finite(logprob),
-            bytes: tokenizer.token_bytes(id),
+            bytes: Cow::Borrowed(tokenizer.token_bytes(id)),
         };
         Entry {
             own: Likely {
                 token: Cow::Borrowed(&token.text),
                 logprob: finite(logprobs.logprob),
-                bytes: tokenizer.token_bytes(token.id),
+                bytes: Cow::Borrowed(tokenizer.token_bytes(token.id)),
             },
             top_logprobs: logprobs.top.iter().map(likely).collect(),
+        }
+    }
+
+    /// An entry that owns its texts, for an answer that is put together piece by piece.
+    pub(super) fn into_owned(self) -> Entry<'static> {
+        let top = self.top_logprobs.into_iter().map(Likely::into_owned);
+        Entry {
+            own: self.own.into_owned(),
+            top_logprobs: top.collect(),
         }
     }
 }

@@ -3,17 +3,15 @@
 //!
 //! How messages become a prompt is the text crate's part.
 
-use std::collections::HashMap;
-
 use serde_json::{Map, Value, json};
 use text::Text;
-use text::messages::MESSAGES_MAX;
 
 use super::tables;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::is_neutral;
 use crate::limits::IGNORED_FIELDS_MAX;
-use crate::request::{Message, Part, Role};
+use crate::request::{Message, Part, Role, message_list, name_results};
+use crate::template::template_uses;
 
 /// Types of a content part that is text.
 const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text", "refusal"];
@@ -29,18 +27,7 @@ const FUNCTION_FIELDS: &[&str] = &["name", "arguments"];
 ///
 /// 400 for the first message that is not one, or that asks for what is not implemented.
 pub(super) fn read(messages: Value, text: &Text) -> Result<(Vec<Message>, Vec<String>), ApiError> {
-    let list = match messages {
-        Value::Null => return Err(ApiError::field("messages", "is missing")),
-        Value::Array(list) => list,
-        _ => return Err(ApiError::field("messages", "must be a list")),
-    };
-    if list.is_empty() {
-        return Err(ApiError::field("messages", "is empty"));
-    }
-    if list.len() > MESSAGES_MAX {
-        let message = format!("has {} messages, {MESSAGES_MAX} at most", list.len());
-        return Err(ApiError::field("messages", message));
-    }
+    let list = message_list(Some(messages))?;
     let mut check = Check {
         text,
         names: Vec::new(),
@@ -59,26 +46,6 @@ pub(super) fn read(messages: Value, text: &Text) -> Result<(Vec<Message>, Vec<St
     let mut messages: Vec<Message> = messages.collect();
     name_results(&mut messages);
     Ok((messages, ignored))
-}
-
-/// Gives results of tools that say which call they answer, and no name, the name of the tool:
-/// templates tell results of several calls apart by it.
-fn name_results(messages: &mut [Message]) {
-    let mut names: HashMap<String, Value> = HashMap::new();
-    for Message { role, others, .. } in messages {
-        let calls = others.get("tool_calls").and_then(Value::as_array);
-        for call in calls.into_iter().flatten() {
-            if let Some(id) = call["id"].as_str() {
-                names.insert(id.to_owned(), call["function"]["name"].clone());
-            }
-        }
-        let answered = others.get("tool_call_id").and_then(Value::as_str);
-        let name = answered.and_then(|id| names.get(id));
-        let is_unnamed = others.get("name").is_none_or(Value::is_null);
-        if let Some(name) = name.filter(|_| *role == Role::Tool && is_unnamed).cloned() {
-            others.insert("name".to_owned(), name);
-        }
-    }
 }
 
 /// A message that has been checked.
@@ -127,21 +94,6 @@ fn part(part: Value) -> Part {
         _ => unreachable!("checked to be a part"),
     };
     Part::Text(text)
-}
-
-/// Whether the model's chat template has the word `name`, so that a field or an argument
-/// of that name may change the prompt.
-pub(super) fn template_uses(text: &Text, name: &str) -> bool {
-    let is_part = |c: char| c.is_alphanumeric() || c == '_';
-    text.template.as_ref().is_some_and(|template| {
-        let source = template.source();
-        let mut found = source.match_indices(name);
-        found.any(|(at, _)| {
-            !name.is_empty()
-                && !source[..at].ends_with(is_part)
-                && !source[at + name.len()..].starts_with(is_part)
-        })
-    })
 }
 
 /// A conversation on its way through the checks.
@@ -242,14 +194,11 @@ impl<'a> Check<'a> {
             };
             self.note(&at(".function_call"), call, FUNCTION_FIELDS);
         }
-        let calls = message.get("tool_calls").and_then(Value::as_array);
-        for (j, call) in calls.into_iter().flatten().enumerate() {
-            let path = at(&format!(".tool_calls[{j}]"));
-            if let Some(call) = call.as_object() {
-                self.note(&path, call, CALL_FIELDS);
-                if let Some(function) = call.get("function").and_then(Value::as_object) {
-                    self.note(&format!("{path}.function"), function, FUNCTION_FIELDS);
-                }
+        self.calls(path, message)?;
+        for name in ["name", "tool_call_id"] {
+            let value = message.get(name).filter(|value| !value.is_null());
+            if value.is_some_and(|value| !value.is_string()) {
+                return Err(ApiError::field(at(&format!(".{name}")), "must be a string"));
             }
         }
         let honored = tables::HONORED_IN_MESSAGES.iter().map(|k| k.field);
@@ -260,70 +209,90 @@ impl<'a> Check<'a> {
         Ok(role)
     }
 
+    /// Checks the calls of a message, if it has any.
+    fn calls(&mut self, path: &str, message: &'a Map<String, Value>) -> Result<(), ApiError> {
+        let calls = match message.get("tool_calls") {
+            None | Some(Value::Null) => return Ok(()),
+            Some(Value::Array(calls)) => calls,
+            Some(_) => {
+                return Err(ApiError::field(
+                    format!("{path}.tool_calls"),
+                    "must be a list",
+                ));
+            }
+        };
+        for (j, call) in calls.iter().enumerate() {
+            let path = format!("{path}.tool_calls[{j}]");
+            let Some(call) = call.as_object() else {
+                return Err(ApiError::field(path, "must be an object"));
+            };
+            self.note(&path, call, CALL_FIELDS);
+            // Some clients send a call without its wrapping.
+            let function = match call.get("function") {
+                None | Some(Value::Null) => continue,
+                Some(Value::Object(function)) => function,
+                Some(_) => {
+                    return Err(ApiError::field(
+                        format!("{path}.function"),
+                        "must be an object",
+                    ));
+                }
+            };
+            let path = format!("{path}.function");
+            self.note(&path, function, FUNCTION_FIELDS);
+            if function.get("name").is_some_and(|name| !name.is_string()) {
+                return Err(ApiError::field(format!("{path}.name"), "must be a string"));
+            }
+            match function.get("arguments") {
+                None | Some(Value::Null | Value::String(_) | Value::Object(_)) => {}
+                Some(_) => {
+                    let message = "must be a JSON object, or its text";
+                    return Err(ApiError::field(format!("{path}.arguments"), message));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn part(&mut self, path: &str, part: &'a Value) -> Result<(), ApiError> {
-        let at = |rest: &str| format!("{path}{rest}");
-        if part.is_string() {
-            return Ok(());
+        text_of(path, part)?;
+        if let Some(part) = part.as_object() {
+            let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
+            self.note(path, part, &["type", "text", kind]);
         }
-        let Some(part) = part.as_object() else {
-            return Err(ApiError::field(at(""), "must be an object"));
-        };
-        let kind = match part.get("type") {
-            Some(Value::String(kind)) => kind.as_str(),
-            None => "text",
-            Some(_) => return Err(ApiError::field(at(".type"), "must be a string")),
-        };
-        if !TEXT_PARTS.contains(&kind) {
-            return Err(ApiError::unsupported(
-                at(""),
-                &format!(
-                    " (it is of type `{}`, and only text is read)",
-                    excerpt(kind)
-                ),
-            ));
-        }
-        // A refusal carries its words under its own name.
-        match part.get("text").or_else(|| part.get(kind)) {
-            Some(Value::String(_)) => {}
-            _ => return Err(ApiError::field(at(".text"), "must be a string")),
-        }
-        self.note(path, part, &["type", "text", kind]);
         Ok(())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn results_get_the_names_of_the_calls_that_they_answer() {
-        let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name}});
-        let list = [
-            json!({"role": "assistant", "tool_calls": [call("a", "first"), call("b", "second")]}),
-            json!({"role": "tool", "tool_call_id": "b", "content": "2"}),
-            json!({"role": "tool", "tool_call_id": "a", "content": "1", "name": null}),
-            json!({"role": "tool", "tool_call_id": "a", "content": "1", "name": "own"}),
-            json!({"role": "tool", "tool_call_id": "c", "content": "3"}),
-            json!({"role": "user", "tool_call_id": "a", "content": "4"}),
-        ];
-        let message = |value: Value| {
-            let role = Role::named(value["role"].as_str().unwrap()).unwrap();
-            message(value, role)
-        };
-        let mut messages: Vec<Message> = list.into_iter().map(message).collect();
-        name_results(&mut messages);
-        let names = messages.iter().map(|m| m.others.get("name").cloned());
-        assert_eq!(
-            names.collect::<Vec<_>>(),
-            [
-                None,
-                Some(json!("second")),
-                Some(json!("first")),
-                Some(json!("own")),
-                None,
-                None
-            ]
-        );
+/// The text of a part at `path`: the part itself if it is a string, else what stands in it under
+/// `text`, or under the part's type, as the words of a refusal do.
+///
+/// # Errors
+///
+/// 400 for a part that is malformed, or that is no text.
+pub(super) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
+    let at = |rest: &str| format!("{path}{rest}");
+    let part = match part {
+        Value::String(text) => return Ok(text),
+        Value::Object(part) => part,
+        _ => return Err(ApiError::field(at(""), "must be an object")),
+    };
+    let kind = match part.get("type") {
+        Some(Value::String(kind)) => kind.as_str(),
+        None => "text",
+        Some(_) => return Err(ApiError::field(at(".type"), "must be a string")),
+    };
+    if !TEXT_PARTS.contains(&kind) {
+        return Err(ApiError::unsupported(
+            at(""),
+            &format!(
+                " (it is of type `{}`, and only text is read)",
+                excerpt(kind)
+            ),
+        ));
+    }
+    match part.get("text").or_else(|| part.get(kind)) {
+        Some(Value::String(text)) => Ok(text),
+        _ => Err(ApiError::field(at(".text"), "must be a string")),
     }
 }

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`chat`] | `POST /v1/chat/completions` |
 //! | [`completions`] | `POST /v1/completions` |
+//! | [`responses`] | `/v1/responses` |
 //! | [`models`] | `GET /v1/models`, `GET /v1/models/{id}` |
 //!
 //! [`tools`] reads what a model may call and spells calls. [`tables`] says of every known field how it is treated.
@@ -13,9 +14,9 @@ pub(crate) mod completions;
 mod logprobs;
 mod messages;
 pub(crate) mod models;
+pub(crate) mod responses;
 mod structured;
 pub(crate) mod tables;
-mod thinking;
 mod tools;
 
 use std::sync::Arc;
@@ -27,15 +28,18 @@ use text::Tokenizer;
 use crate::dialect::Dialect;
 use crate::errors::ApiError;
 use crate::fields::Fields;
-use crate::options::Names;
+use crate::options::{Names, Options, seed_of};
 use crate::{App, ids};
 
 /// How OpenAI's API spells what all of its paths share.
-pub(crate) const DIALECT: Dialect = Dialect { error };
+pub(crate) const DIALECT: Dialect = Dialect {
+    error: |error, _| self::error(error),
+    id_header: None,
+};
 
 /// The names of options in which OpenAI's API differs from others; the samplers' other names are
 /// those of llama-server and text-generation-webui.
-const NAMES: Names = Names {
+pub(crate) const NAMES: Names = Names {
     max_tokens: &["max_tokens"],
     stop: "stop",
     sampling: &[
@@ -96,23 +100,56 @@ impl StreamUsage {
 }
 
 /// What every document of one response repeats.
+#[derive(Clone)]
 struct Meta {
     id: String,
     created: u64,
     app: Arc<App>,
     /// The name that the request gave the model.
     model: String,
+    /// The seed of the first answer.
     seed: u64,
+    /// Answers to each prompt.
+    n: usize,
+    /// Answers to all prompts.
+    n_choices: usize,
 }
 
 impl Meta {
-    fn new(app: &Arc<App>, model: String, prefix: &str, seed: u64) -> Self {
+    fn new(app: &Arc<App>, model: String, prefix: &str, options: &Options) -> Self {
         Meta {
             id: format!("{prefix}-{}", ids::unique()),
             created: ids::unix_seconds(),
             app: app.clone(),
             model,
-            seed,
+            seed: options.sampling.seed,
+            n: options.n,
+            n_choices: 1,
+        }
+    }
+
+    /// How the answer number `i` was written, where it is not the only one.
+    fn record_of<'a>(&self, i: usize, outcome: &'a RequestOutcome) -> Option<Record<'a>> {
+        (self.n_choices > 1).then(|| Record {
+            seed: seed_of(self.seed, i % self.n),
+            speculation: &outcome.speculation,
+            timings: Timings::new(outcome),
+        })
+    }
+
+    /// A document of answers that have ended so, with the tokens of all; of an only one it says
+    /// how it was written too.
+    fn ended<'a, C>(
+        &'a self,
+        object: &'static str,
+        choices: &'a [C],
+        outcomes: &[&'a RequestOutcome],
+    ) -> Envelope<'a, C> {
+        let mut envelope = self.envelope(object, choices);
+        envelope.usage = Some(Some(Usage::of_all(outcomes, self.n)));
+        match outcomes {
+            [only] => envelope.with_record(self.seed, only),
+            _ => envelope,
         }
     }
 
@@ -166,14 +203,19 @@ impl<'a, C> Envelope<'a, C> {
         self.timings = Some(Timings::new(outcome));
         self
     }
+}
 
-    fn with_usage(mut self, outcome: &RequestOutcome) -> Self {
-        self.usage = Some(Some(Usage::new(outcome)));
-        self
-    }
+/// How one of several answers was written.
+#[derive(Serialize)]
+struct Record<'a> {
+    /// The seed that reproduces the answer alone.
+    seed: u64,
+    speculation: &'a Speculation,
+    timings: Timings,
 }
 
 /// The tokens of a stream so far, and where it says them.
+#[derive(Clone)]
 struct Tally {
     asked: StreamUsage,
     prompt_tokens: usize,
@@ -257,11 +299,33 @@ impl Usage {
                 .then_some(TokenDetails { reasoning_tokens }),
         }
     }
+
+    /// The usage of a request for `n` answers to each of its prompts, which ended so: each prompt
+    /// counts once.
+    fn of_all(outcomes: &[&RequestOutcome], n: usize) -> Self {
+        let mut prompts = outcomes.iter().step_by(n).map(|of| Usage::new(of));
+        let mut all = prompts.next().expect("a request has an answer");
+        for usage in prompts {
+            all.prompt_tokens += usage.prompt_tokens;
+            if let (Some(all), Some(one)) =
+                (&mut all.prompt_tokens_details, usage.prompt_tokens_details)
+            {
+                all.cached_tokens += one.cached_tokens;
+            }
+        }
+        let written = outcomes.iter().map(|of| of.usage);
+        all.completion_tokens = written.clone().map(|u| u.completion_tokens).sum();
+        all.total_tokens = all.prompt_tokens + all.completion_tokens;
+        let reasoning_tokens = written.map(|u| u.reasoning_tokens).sum();
+        all.completion_tokens_details =
+            (reasoning_tokens > 0).then_some(TokenDetails { reasoning_tokens });
+        all
+    }
 }
 
 /// Times, under llama-server's names.
 #[derive(Serialize)]
-struct Timings {
+pub(crate) struct Timings {
     queued_ms: f64,
     /// Tokens of the prompt that another request had left, and those that ran.
     cache_n: usize,
@@ -276,7 +340,8 @@ struct Timings {
 }
 
 impl Timings {
-    fn new(outcome: &RequestOutcome) -> Self {
+    /// The times of a request that has ended.
+    pub(crate) fn new(outcome: &RequestOutcome) -> Self {
         let times = outcome.timings;
         Timings {
             queued_ms: times.queued_ms,
@@ -303,7 +368,7 @@ fn finish_reason(finish: &FinishReason) -> &'static str {
 }
 
 /// A whole JSON document.
-fn bytes(document: &impl Serialize) -> Vec<u8> {
+pub(crate) fn bytes(document: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(document).expect("responses have string keys")
 }
 

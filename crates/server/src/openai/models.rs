@@ -5,15 +5,19 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::Response;
+use axum::http::{HeaderMap, Response};
 use serde_json::{Value, json};
 
 use crate::App;
+use crate::anthropic;
 use crate::dialect;
 use crate::errors::ApiError;
 
-/// Lists the one model.
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Response<Body> {
+/// Lists the one model, in the form of the API that the client speaks.
+pub(crate) async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
+    if anthropic::is_spoken(&headers) {
+        return document(&anthropic::models::list(&app));
+    }
     let name = app.model();
     // llama-server's clients look for capabilities in a list of its own.
     let models = [json!({"name": name, "model": name, "capabilities": ["completion"]})];
@@ -23,15 +27,18 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Response<Body> {
 /// Describes the model, for any of its names.
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response<Body>, ApiError> {
     let Path(id) = id.map_err(|_| ApiError::request("the path is not UTF-8"))?;
     let id = id.strip_suffix('/').unwrap_or(&id);
-    if app.names.iter().any(|name| name == id) {
-        Ok(document(&model(&app)))
-    } else {
-        Err(ApiError::no_model(id, app.model()))
+    if app.names.iter().all(|name| name != id) {
+        return Err(ApiError::no_model(id, app.model()));
     }
+    Ok(document(&match anthropic::is_spoken(&headers) {
+        true => anthropic::models::model(&app),
+        false => model(&app),
+    }))
 }
 
 fn document(document: &Value) -> Response<Body> {

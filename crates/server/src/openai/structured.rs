@@ -13,10 +13,10 @@
 use engine::GrammarSpec;
 use serde_json::Value;
 
-use super::tables::{STRUCTURED, StructuredKind};
+use super::tables::{self, STRUCTURED, StructuredKind};
 use crate::errors::ApiError;
 use crate::fields::Fields;
-use crate::options::AnswerGrammar;
+use crate::grammar::AnswerGrammar;
 
 /// What the answer has to follow, if anything.
 ///
@@ -84,7 +84,7 @@ fn spec(
 }
 
 /// A schema as an object, as `true` or `false`, or as JSON text of one.
-fn schema(fields: &Fields<'_>, field: &str, value: &Value) -> Result<Value, ApiError> {
+pub(super) fn schema(fields: &Fields<'_>, field: &str, value: &Value) -> Result<Value, ApiError> {
     let wrong = || {
         fields.error(
             field,
@@ -135,7 +135,10 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<AnswerGrammar>, ApiErro
         found = Some((BESIDE, schema(fields, BESIDE, value)?));
     }
     let spec = match (inner.string("type")?, found) {
-        (Some("text"), _) => return Ok(None),
+        (Some("text"), _) => {
+            fields.note_ignored(inner.ignored());
+            return Ok(None);
+        }
         (Some("json_object"), None) => (NAME, GrammarSpec::JsonObject),
         (Some("json_object" | "json_schema"), Some((field, value))) => {
             (field, GrammarSpec::JsonSchema(value))
@@ -160,6 +163,7 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<AnswerGrammar>, ApiE
         return Ok(None);
     };
     let inner = fields.inside(map, "structured_outputs.");
+    inner.refuse(tables::REFUSED_IN_STRUCTURED_OUTPUTS)?;
     let kinds = [
         ("json", StructuredKind::Schema),
         ("regex", StructuredKind::Regex),

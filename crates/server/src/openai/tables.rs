@@ -29,7 +29,7 @@ pub(crate) struct Known {
     pub(crate) about: &'static str,
 }
 
-const fn known(field: &'static str, about: &'static str) -> Known {
+pub(crate) const fn known(field: &'static str, about: &'static str) -> Known {
     Known { field, about }
 }
 
@@ -44,6 +44,12 @@ pub(crate) const HONORED: &[Known] = &[
         "any name is answered by the model that is served; the response names the true one",
     ),
     known("max_tokens", "-1 is no limit"),
+    known(
+        "n",
+        "answers to each prompt, 1 to 128, with the seeds `seed`, `seed` + 1, …; they share the prompt's rows",
+    ),
+    known("n_cmpl", "another name of `n`"),
+    known("best_of", "must be `n`"),
     known("top_k", "0 and -1 keep all tokens"),
     known("repeat_penalty", "another name of `repetition_penalty`"),
     known("typ_p", "another name of `typical_p`"),
@@ -183,7 +189,7 @@ pub(crate) enum StructuredKind {
 }
 
 impl StructuredKind {
-    fn about(self) -> &'static str {
+    pub(crate) fn about(self) -> &'static str {
         match self {
             StructuredKind::Schema => {
                 "a JSON schema that the answer follows, or the JSON text of one"
@@ -274,7 +280,7 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
 /// Honored by plain completions alone.
 pub(crate) const HONORED_BY_COMPLETIONS: &[Known] = &[known(
     "prompt",
-    "a text or a list of token ids, not empty; a list of one of these",
+    "a text or a list of token ids, not empty; a list of up to 128 of these",
 )];
 
 /// Honored in a message.
@@ -293,10 +299,7 @@ pub(crate) const HONORED_IN_MESSAGES: &[Known] = &[
 
 /// Refused by chat and by plain completions: they change the answer and are not implemented.
 pub(crate) const REFUSED: &[Unsupported] = &[
-    // Several answers, and other searches than sampling.
-    unless("n", "[1]"),
-    unless("n_cmpl", "[1]"),
-    unless("best_of", "[1]"),
+    // Other searches than sampling.
     unless("use_beam_search", "[false]"),
     unless("num_beams", "[1]"),
     unless("length_penalty", "[1]"),
@@ -437,6 +440,14 @@ pub(crate) const REFUSED_BY_COMPLETIONS: &[Unsupported] = &[
     unless("add_special_tokens", "[true]"),
 ];
 
+/// Refused in `structured_outputs`: other white space, and other properties than the schema has.
+pub(crate) const REFUSED_IN_STRUCTURED_OUTPUTS: &[Unsupported] = &[
+    unless("whitespace_pattern", "[]"),
+    unless("disable_any_whitespace", "[false]"),
+    unless("disable_additional_properties", "[false]"),
+    unless("structural_tag", "[]"),
+];
+
 /// Refused in a message.
 pub(crate) const REFUSED_IN_MESSAGES: &[Unsupported] = &[
     unless("audio", "[]"),
@@ -530,6 +541,7 @@ pub(crate) fn markdown() -> String {
     for (table, of, path) in [
         (REFUSED, both, ""),
         (REFUSED_BY_CHAT, chat, ""),
+        (REFUSED_IN_STRUCTURED_OUTPUTS, both, "structured_outputs."),
         (REFUSED_IN_MESSAGES, chat, "messages[]."),
         (REFUSED_BY_COMPLETIONS, plain, ""),
     ] {
@@ -547,7 +559,15 @@ pub(crate) fn markdown() -> String {
 pub(crate) fn is_listed(path: &str) -> bool {
     let honored = [HONORED, HONORED_BY_CHAT, HONORED_BY_COMPLETIONS];
     let refused = [REFUSED, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS];
+    let is_refused_inside = path
+        .strip_prefix("structured_outputs.")
+        .is_some_and(|field| {
+            REFUSED_IN_STRUCTURED_OUTPUTS
+                .iter()
+                .any(|u| u.field == field)
+        });
     path == CHAT_TEMPLATE
+        || is_refused_inside
         || honored.into_iter().flatten().any(|k| k.field == path)
         || SAMPLER_NUMBERS.iter().any(|n| n.name == path)
         || STRUCTURED.iter().any(|s| s.field == path)

@@ -3,31 +3,20 @@
 //! `functions` and `function_call` are the older names of `tools` and `tool_choice`; who asks
 //! by them is answered by them, with one call at most.
 
-use std::sync::Arc;
-
-use engine::GrammarSpec;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
-use text::Text;
-use text::tools::NAME_BYTES_MAX;
-use text::tools::grammar::{CallGrammar, Want, grammar};
+use serde_json::{Map, Value};
 
-use super::messages::template_uses;
 use crate::App;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::Fields;
 use crate::generation::Call;
-use crate::limits::{IGNORED_FIELDS_MAX, TOOLS_BYTES_MAX, TOOLS_MAX};
-use crate::offer::{Offer, ToolChoice};
-use crate::options::AnswerGrammar;
+use crate::limits::IGNORED_FIELDS_MAX;
+use crate::offer::{Offer, OfferFields, Offering, ToolChoice};
 
 const TOOLS: &str = "tools";
 const FUNCTIONS: &str = "functions";
 /// The only type of tool that a model can be offered.
 const FUNCTION: &str = "function";
-/// Fields of a function that a model is told of.
-const TOLD: &[&str] = &["name", "description", "parameters"];
-
 /// How calls are spelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
@@ -35,6 +24,24 @@ pub(super) enum Spelling {
     Tools,
     /// `function_call`, one.
     Functions,
+}
+
+impl Spelling {
+    /// The fields of requests that are answered by this spelling.
+    pub(super) fn fields(self) -> &'static OfferFields {
+        match self {
+            Spelling::Tools => &OfferFields {
+                tools: TOOLS,
+                function: ".function",
+                choice: "tool_choice",
+            },
+            Spelling::Functions => &OfferFields {
+                tools: FUNCTIONS,
+                function: "",
+                choice: "function_call",
+            },
+        }
+    }
 }
 
 /// Reads what a request offers the model to call, if it offers anything, and how calls are to
@@ -72,66 +79,12 @@ pub(super) fn read(fields: &Fields<'_>, app: &App) -> Result<(Option<Offer>, Spe
     Ok((Some(offer), spelling))
 }
 
-/// What an answer has to follow so that calls come where they must and fit their schemas: the
-/// grammar of the calls, and of `answer` where the model may answer instead.
-///
-/// # Errors
-///
-/// 400 for a schema that calls of this model cannot be held to, and for calls that must come
-/// beside an answer that must follow something else.
-pub(super) fn hold(
-    offer: &Offer,
-    spelling: Spelling,
-    answer: Option<AnswerGrammar>,
-    text: &Text,
-) -> Result<Option<AnswerGrammar>, ApiError> {
-    let [choice, tools] = match spelling {
-        Spelling::Tools => ["tool_choice", TOOLS],
-        Spelling::Functions => ["function_call", FUNCTIONS],
-    };
-    let strict = offer.strict.iter().position(|&is_strict| is_strict);
-    let (field, want) = match (&offer.choice, strict, &answer) {
-        (ToolChoice::Required, ..) => (choice.to_owned(), Want::Required),
-        (ToolChoice::Named(name), ..) => (choice.to_owned(), Want::Named(name)),
-        // Free text follows no grammar, so calls beside an answer that does are all held.
-        (_, _, Some(answer)) => (answer.field.clone(), Want::Required),
-        (_, Some(i), None) => {
-            let inner = if tools == TOOLS { ".function" } else { "" };
-            let path = format!("{tools}[{i}]{inner}.strict");
-            (path, Want::Strict(&offer.strict))
-        }
-        (_, None, None) => return Ok(None),
-    };
-    if let (ToolChoice::Required | ToolChoice::Named(_), Some(answer)) = (&offer.choice, &answer) {
-        let message = format!("asks for calls, and `{choice}` leaves no room for an answer");
-        return Err(ApiError::field(answer.field.clone(), message));
+/// The fields that offer tools by the name `name`.
+fn fields_of(name: &str) -> &'static OfferFields {
+    match name {
+        TOOLS => Spelling::Tools.fields(),
+        _ => Spelling::Functions.fields(),
     }
-    let Some(format) = &text.tools else {
-        return Ok(answer);
-    };
-    let calls = grammar(format, &offer.definitions, want, offer.calls_max);
-    let CallGrammar { lark, mut schemas } = calls
-        .map_err(|error| ApiError::field(field.clone(), format!("cannot be kept: {error}")))?;
-    let lark = match answer.map(|answer| answer.spec) {
-        None => lark,
-        Some(spec) => {
-            let schema = match spec {
-                GrammarSpec::JsonSchema(schema) => schema,
-                GrammarSpec::JsonObject => json!({"type": "object"}),
-                _ => {
-                    let message = "cannot be combined with `tools`; only JSON can";
-                    return Err(ApiError::field(field, message));
-                }
-            };
-            schemas.push(("answer".to_owned(), schema));
-            format!(
-                "start: @answer | calls\n{}",
-                lark.replacen("start:", "calls:", 1)
-            )
-        }
-    };
-    let spec = GrammarSpec::LarkWithSchemas { lark, schemas };
-    Ok(Some(AnswerGrammar { field, spec }))
 }
 
 /// Reads which calls must be made.
@@ -160,10 +113,19 @@ fn choice(fields: &Fields<'_>, name: &'static str) -> Result<Option<ToolChoice>,
             let is_typed = map.get("type").is_none_or(|kind| kind == FUNCTION);
             let function = map.get("function").and_then(Value::as_object);
             let named = function.unwrap_or(map).get("name").and_then(Value::as_str);
-            match named.filter(|_| is_typed) {
-                Some(named) => ToolChoice::Named(named.to_owned()),
-                None => return Err(wrong()),
-            }
+            let Some(named) = named.filter(|_| is_typed) else {
+                return Err(wrong());
+            };
+            let is_other = |key: &&String| !["type", FUNCTION, "name"].contains(&key.as_str());
+            let others = map
+                .keys()
+                .filter(is_other)
+                .map(|key| format!("{name}.{key}"));
+            let inner = function.into_iter().flat_map(Map::keys);
+            let inner = inner.filter(|key| *key != "name");
+            let inner = inner.map(|key| format!("{name}.{FUNCTION}.{key}"));
+            fields.note_ignored(others.chain(inner).take(IGNORED_FIELDS_MAX));
+            ToolChoice::Named(named.to_owned())
         }
         _ => return Err(wrong()),
     };
@@ -186,72 +148,25 @@ fn offer(
         return match choice {
             ToolChoice::None | ToolChoice::Auto => Ok(None),
             ToolChoice::Required | ToolChoice::Named(_) => {
-                let field = if name == TOOLS {
-                    "tool_choice"
-                } else {
-                    "function_call"
-                };
-                Err(fields.error(field, format!("needs `{name}`, and there are none")))
+                let message = format!("needs `{name}`, and there are none");
+                Err(fields.error(fields_of(name).choice, message))
             }
         };
     }
-    if list.len() > TOOLS_MAX {
-        let message = format!("has {} tools, {TOOLS_MAX} at most", list.len());
-        return Err(fields.error(name, message));
-    }
-    if app.engine.text().tools.is_none() {
-        let message = "cannot be offered to this model: its chat template knows no tools";
-        return Err(fields.error(name, message));
-    }
-    let mut names: Vec<&str> = Vec::new();
-    let mut ignored = Vec::new();
-    let (mut definitions, mut strict) = (Vec::new(), Vec::new());
+    let mut offering = Offering::new(app.engine.text(), list.len(), name)?;
     for (i, tool) in list.iter().enumerate() {
         let path = format!("{name}[{i}]");
-        let (path, function) = match name {
-            TOOLS => (
-                format!("{path}.function"),
-                function_of(&path, tool, &mut ignored)?,
-            ),
-            _ => (path, tool),
-        };
-        let (definition, is_strict) = definition(app, &path, function, &mut ignored)?;
-        let own = function["name"].as_str().unwrap_or_default();
-        if names.contains(&own) {
-            let message = format!("is the name of an earlier tool: `{}`", excerpt(own));
-            return Err(ApiError::field(format!("{path}.name"), message));
+        match name {
+            TOOLS => {
+                let function = function_of(&path, tool, &mut offering.ignored)?;
+                offering.add(&format!("{path}.function"), function)?;
+            }
+            _ => offering.add(&path, tool)?,
         }
-        names.push(own);
-        definitions.push(definition);
-        strict.push(is_strict);
     }
+    let (offer, ignored) = offering.finish(choice, fields_of(name))?;
     fields.note_ignored(ignored);
-    if let ToolChoice::Named(asked) = &choice
-        && !names.contains(&asked.as_str())
-    {
-        let field = if name == TOOLS {
-            "tool_choice"
-        } else {
-            "function_call"
-        };
-        let message = format!(
-            "names a tool that `{name}` does not have: `{}`",
-            excerpt(asked)
-        );
-        return Err(fields.error(field, message));
-    }
-    let definitions = Value::Array(definitions);
-    let bytes = definitions.to_string().len();
-    if bytes > TOOLS_BYTES_MAX {
-        let message = format!("has {bytes} bytes of JSON, {TOOLS_BYTES_MAX} at most");
-        return Err(fields.error(name, message));
-    }
-    Ok(Some(Offer {
-        definitions: Arc::new(definitions),
-        strict,
-        choice,
-        calls_max: None,
-    }))
+    Ok(Some(offer))
 }
 
 /// The function of a tool.
@@ -284,56 +199,6 @@ fn function_of<'a>(
         Some(function) => Ok(function),
         None => Err(ApiError::field(format!("{path}.function"), "is missing")),
     }
-}
-
-/// What a model is told of a function, and whether its calls must fit its schema.
-fn definition(
-    app: &App,
-    path: &str,
-    function: &Value,
-    ignored: &mut Vec<String>,
-) -> Result<(Value, bool), ApiError> {
-    let at = |name: &str| format!("{path}.{name}");
-    let Some(function) = function.as_object() else {
-        return Err(ApiError::field(path, "must be an object"));
-    };
-    let field = |name: &str| function.get(name).filter(|value| !value.is_null());
-    match field("name") {
-        Some(Value::String(name)) if text::tools::is_tool_name(name) => {}
-        Some(Value::String(name)) => {
-            let message = format!(
-                "must have 1 to {NAME_BYTES_MAX} bytes, without white space, quotes and brackets: `{}`",
-                excerpt(name)
-            );
-            return Err(ApiError::field(at("name"), message));
-        }
-        Some(_) => return Err(ApiError::field(at("name"), "must be a string")),
-        None => return Err(ApiError::field(at("name"), "is missing")),
-    }
-    if field("description").is_some_and(|text| !text.is_string()) {
-        return Err(ApiError::field(at("description"), "must be a string"));
-    }
-    if field("parameters").is_some_and(|schema| !schema.is_object()) {
-        return Err(ApiError::field(at("parameters"), "must be an object"));
-    }
-    let is_strict = match field("strict") {
-        None => false,
-        Some(Value::Bool(is_strict)) => *is_strict,
-        Some(_) => return Err(ApiError::field(at("strict"), "must be true or false")),
-    };
-    let mut told = Map::new();
-    for (name, value) in function.iter().filter(|(_, value)| !value.is_null()) {
-        // A template that writes whole definitions would show the model what it never saw. More
-        // unknown names than are listed are not looked at.
-        let is_known = TOLD.contains(&name.as_str());
-        let may_ask = ignored.len() < IGNORED_FIELDS_MAX && name != "strict";
-        if is_known || (may_ask && template_uses(app.engine.text(), name)) {
-            told.insert(name.clone(), value.clone());
-        } else if may_ask {
-            ignored.push(at(name));
-        }
-    }
-    Ok((json!({"type": FUNCTION, "function": told}), is_strict))
 }
 
 /// A call in a whole answer.

@@ -9,10 +9,19 @@ use crate::client::{Server, Setup};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Begin and end of the tables in `docs/server.md`.
-const MARKS: [&str; 2] = [
-    "<!-- fields: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
-    "<!-- end of fields -->\n",
+/// Begin and end of the tables in `docs/server.md`, and what writes them.
+type Tables = (&'static str, &'static str, fn() -> String);
+const TABLES: [Tables; 2] = [
+    (
+        "<!-- fields: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
+        "<!-- end of fields -->\n",
+        server::fields_as_markdown,
+    ),
+    (
+        "<!-- messages: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
+        "<!-- end of messages -->\n",
+        server::messages_fields_as_markdown,
+    ),
 ];
 
 fn chat() -> Value {
@@ -39,14 +48,16 @@ fn with(mut body: Value, path: &str, value: Value) -> Value {
 fn the_page_about_the_server_has_the_tables_of_the_code() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/server.md");
     let page = std::fs::read_to_string(&path).unwrap();
-    let [begin, end] = MARKS.map(|mark| page.find(mark).unwrap());
-    let begin = begin + MARKS[0].len();
-    let tables = format!("\n{}\n", server::fields_as_markdown());
+    let mut written = page.clone();
+    for (begin, end, tables) in TABLES {
+        let begin = written.find(begin).unwrap() + begin.len();
+        let end = written.find(end).unwrap();
+        written.replace_range(begin..end, &format!("\n{}\n", tables()));
+    }
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        let page = format!("{}{tables}{}", &page[..begin], &page[end..]);
-        std::fs::write(&path, page).unwrap();
+        std::fs::write(&path, written).unwrap();
     } else {
-        assert!(page[begin..end] == tables, "UPDATE_DOCS=1 writes them anew");
+        assert!(page == written, "UPDATE_DOCS=1 writes them anew");
     }
 }
 
@@ -74,6 +85,50 @@ async fn honoured_fields_are_read() {
         }
     }
     assert!(n > 40, "{n}");
+}
+
+#[tokio::test]
+async fn honoured_fields_of_messages_are_read() {
+    let server = Server::start(Setup::default()).await;
+    let tables = server::messages_fields_as_markdown();
+    let honoured = tables.lines().filter(|line| line.contains("| honored |"));
+    let mut n = 0;
+    for fields in honoured.map(|line| line.split('|').nth(1).unwrap()) {
+        for field in fields
+            .split(',')
+            .map(|field| field.trim().trim_matches('`'))
+        {
+            // Objects and lists are read field by field; anything is taken for a place to cache.
+            if field == "cache_control" {
+                continue;
+            }
+            let (outer, inner) = field.rsplit_once('.').unwrap_or(("", field));
+            let outer: Vec<&str> = outer.split('.').filter(|name| !name.is_empty()).collect();
+            let mut value = json!({inner: 1e300});
+            for name in outer.iter().rev() {
+                value = match name.strip_suffix("[]") {
+                    Some(name) => json!({name: [value]}),
+                    None => json!({*name: value}),
+                };
+            }
+            let mut body = chat();
+            body.as_object_mut()
+                .unwrap()
+                .extend(value.as_object().unwrap().clone());
+            let reply = server.post("/v1/messages", &body).await;
+            assert_eq!(reply.status, 400, "{field}: {reply:?}");
+            let told = reply.json()["error"]["message"].clone();
+            let path = field.replace("[]", "[0]");
+            let whole = format!("`{path}`");
+            let missing = path.rsplit_once('.').map(|(outer, _)| format!("`{outer}."));
+            let told = told.as_str().unwrap();
+            let is_named = told.starts_with(&whole)
+                || missing.is_some_and(|missing| told.starts_with(&missing));
+            assert!(is_named, "{field}: {told}");
+            n += 1;
+        }
+    }
+    assert!(n > 50, "{n}");
 }
 
 #[tokio::test]

@@ -3,6 +3,8 @@
 //! The client here is written by hand, so that it can send what no library
 //! would and see every byte that comes back.
 
+mod anthropic;
+mod choices;
 mod client;
 mod fields;
 mod lifecycle;
@@ -10,7 +12,9 @@ mod log;
 mod logprobs;
 mod numbers;
 mod paths;
+mod recorded;
 mod refusals;
+mod responses;
 mod reuse;
 mod sampling;
 mod stream;

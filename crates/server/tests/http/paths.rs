@@ -21,7 +21,12 @@ async fn every_path_is_served_with_and_without_v1_and_a_slash() {
     }
     let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
     let plain = json!({"prompt": "Hi", "max_tokens": 1});
-    for (path, body) in [("/chat/completions", chat), ("/completions", plain)] {
+    for (path, body) in [
+        ("/chat/completions", chat.clone()),
+        ("/completions", plain),
+        ("/messages", chat.clone()),
+        ("/messages/count_tokens", chat),
+    ] {
         for spelled in [
             path.to_owned(),
             format!("{path}/"),
@@ -61,16 +66,8 @@ async fn a_wrong_path_or_method_is_told_the_right_one() {
         ("/api/tags", "Ollama's API is not supported yet"),
         ("/api/chat", "Ollama's API is not supported yet"),
         (
-            "/v1/messages",
-            "Anthropic's Messages API is not supported yet",
-        ),
-        (
-            "/v1/messages/count_tokens",
-            "Anthropic's Messages API is not supported yet",
-        ),
-        (
-            "/v1/responses",
-            "OpenAI's Responses API is not supported yet",
+            "/v1/messages/batches",
+            "Anthropic's Message Batches API is not supported yet",
         ),
     ] {
         let told = message(path).await;

@@ -28,7 +28,6 @@ fn with(base: &Value, field: &str, value: Value) -> Value {
 async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
     let server = Server::start(Setup::default()).await;
     for (field, value) in [
-        ("n", json!(2)),
         ("structural_tag", json!({"type": "structural_tag"})),
         ("guided_whitespace_pattern", json!(" ?")),
         ("audio", json!({"voice": "x"})),
@@ -56,13 +55,7 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
         assert_eq!(error["code"], "unsupported_parameter", "{field} {value}");
     }
     let prompt = json!({"prompt": "a", "max_tokens": 1});
-    for (field, value) in [
-        ("n", json!(2)),
-        ("best_of", json!(2)),
-        ("echo", json!(true)),
-        ("suffix", json!("b")),
-        ("prompt", json!(["a", "b"])),
-    ] {
+    for (field, value) in [("echo", json!(true)), ("suffix", json!("b"))] {
         let reply = server
             .post(COMPLETIONS, &with(&prompt, field, value.clone()))
             .await;
@@ -83,6 +76,82 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
             (reply.status, &reply.error()["param"]),
             (400, &json!("messages[0].content[1]"))
         );
+    }
+}
+
+#[tokio::test]
+async fn mistyped_values_inside_objects_are_named_with_their_paths() {
+    let server = Server::start(Setup::default()).await;
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let said = |more: Value| {
+        let user = json!({"role": "user", "content": "Hi"});
+        json!({"messages": [user.clone(), more, user], "max_tokens": 1})
+    };
+    let calls = |call: Value| said(json!({"role": "assistant", "tool_calls": call}));
+    let result = |field: &str, value: Value| {
+        let mut message = json!({"role": "tool", "content": "1"});
+        message[field] = value;
+        said(message)
+    };
+    let schema = json!({"type": "object"});
+    for (body, param) in [
+        (calls(json!("x")), "messages[1].tool_calls"),
+        (calls(json!(["x"])), "messages[1].tool_calls[0]"),
+        (
+            calls(json!([{"function": 1}])),
+            "messages[1].tool_calls[0].function",
+        ),
+        (
+            calls(json!([{"function": {"name": 5, "arguments": "{}"}}])),
+            "messages[1].tool_calls[0].function.name",
+        ),
+        (
+            calls(json!([{"function": {"name": "f", "arguments": [1]}}])),
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        (result("tool_call_id", json!(5)), "messages[1].tool_call_id"),
+        (result("name", json!(5)), "messages[1].name"),
+        (
+            with(
+                &hello(),
+                "structured_outputs",
+                json!({"json": schema, "whitespace_pattern": " "}),
+            ),
+            "structured_outputs.whitespace_pattern",
+        ),
+        (
+            with(
+                &hello(),
+                "structured_outputs",
+                json!({"json": schema, "disable_any_whitespace": true}),
+            ),
+            "structured_outputs.disable_any_whitespace",
+        ),
+    ] {
+        let reply = server.chat(&body).await;
+        assert_eq!(
+            (reply.status, &reply.error()["param"]),
+            (400, &json!(param)),
+            "{body}"
+        );
+    }
+    // What changes nothing is listed.
+    for (field, value, listed) in [
+        (
+            "response_format",
+            json!({"type": "text", "odd": 1}),
+            "response_format.odd",
+        ),
+        (
+            "tool_choice",
+            json!({"type": "function", "odd": 1, "function": {"name": "f", "even": 2}}),
+            "tool_choice.function.even, tool_choice.odd",
+        ),
+    ] {
+        let body = with(&with(&hello(), "tools", tools.clone()), field, value);
+        let reply = server.chat(&body).await;
+        assert_eq!(reply.status, 200, "{body}");
+        assert_eq!(reply.header("x-ignored-fields"), Some(listed), "{body}");
     }
 }
 
@@ -550,7 +619,7 @@ async fn a_preflight_answers_with_200_and_title_case_and_the_connection_lives_on
     for line in [
         "HTTP/1.1 200 OK",
         "Access-Control-Allow-Origin: http://localhost:3000",
-        "Access-Control-Allow-Methods: GET, POST, OPTIONS",
+        "Access-Control-Allow-Methods: GET, POST, DELETE, OPTIONS",
         "Content-Length: 0",
     ] {
         assert!(head.lines().any(|l| l == line), "{line} in {head}");

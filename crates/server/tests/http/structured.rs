@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::client::{Server, Setup};
+use crate::wire::with;
 
 /// A server of the bundled model of this name.
 async fn server(name: &'static str) -> Server {
@@ -244,4 +245,38 @@ async fn drafts_of_forced_tokens_that_are_taken_back_leave_no_trace() {
         let plain = server.chat(&body).await.json();
         assert_eq!(drafted.json()["choices"], plain["choices"]);
     }
+}
+
+#[tokio::test]
+async fn no_thought_stands_before_an_answer_that_was_not_to_reason() {
+    let server = server("tiny-gemma4").await;
+    let format = json!({"response_format": {"type": "json_schema",
+        "json_schema": {"name": "person", "schema": person()}},
+        "messages": [{"role": "user", "content": "Invent a pet."}]});
+    // Of what the model would say by itself, the mask leaves little but the mark of a thought.
+    for more in [
+        json!({}),
+        json!({"enable_thinking": false}),
+        json!({"temperature": 1.0}),
+        json!({"speculation": "off"}),
+    ] {
+        let body = with(&asking(&format), more.clone());
+        let document = server.chat(&body).await.json();
+        let choice = &document["choices"][0];
+        assert_eq!(choice["finish_reason"], "stop", "{more}: {choice}");
+        let message = &choice["message"];
+        assert!(
+            message.get("reasoning_content").is_none(),
+            "{more}: {message}"
+        );
+        let text = message["content"].as_str().unwrap();
+        assert!(
+            fits(&person(), &serde_json::from_str(text).unwrap()),
+            "{text}"
+        );
+    }
+    let thinking = with(&asking(&format), json!({"enable_thinking": true}));
+    let document = server.chat(&thinking).await.json();
+    let message = &document["choices"][0]["message"];
+    assert!(message["reasoning_content"].is_string(), "{message}");
 }

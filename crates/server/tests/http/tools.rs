@@ -21,7 +21,7 @@ fn ask() -> Value {
 }
 
 /// What a client puts together from the chunks of a stream, and how it ended.
-fn joined(events: &[Value]) -> (Value, String) {
+pub(crate) fn joined(events: &[Value]) -> (Value, String) {
     let mut message = json!({"content": ""});
     let mut finish = String::new();
     for event in events {

@@ -325,3 +325,28 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn reasoning_is_off_where_it_is_not_asked_for_or_declined() {
+    let arguments = |value: Value| value.as_object().unwrap().clone();
+    for (source, expected) in [
+        (
+            "{% if enable_thinking %}think{% endif %}",
+            [true, false, true],
+        ),
+        (
+            "{% if enable_thinking is not defined or enable_thinking %}think{% endif %}",
+            [false, false, true],
+        ),
+        ("{{ messages[0].content }}", [false, false, false]),
+    ] {
+        let template = template(source);
+        let said = [
+            json!({}),
+            json!({"enable_thinking": true}),
+            json!({"enable_thinking": false}),
+        ];
+        let found = said.map(|extra| template.turns_reasoning_off(&arguments(extra)));
+        assert_eq!(found, expected, "{source}");
+    }
+}

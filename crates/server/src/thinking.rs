@@ -72,6 +72,40 @@ impl Thinking {
         Ok(thinking)
     }
 
+    /// Reads what a request of Anthropic's Messages API says of reasoning: its `thinking`, and
+    /// the `effort` of its `output_config`. Silence turns reasoning off and `adaptive` on; the
+    /// effort limits reasoning, and does not turn it on or off.
+    ///
+    /// # Errors
+    ///
+    /// 400 for a wrong value.
+    pub(crate) fn read_messages(
+        fields: &Fields<'_>,
+        effort: Option<&str>,
+    ) -> Result<Self, ApiError> {
+        const NAME: &str = "thinking";
+        let mut thinking = Thinking::default();
+        thinking.read_thinking(fields)?;
+        if thinking.switch.is_none() {
+            thinking.turn(fields, NAME, fields.get(NAME).is_some())?;
+        }
+        match effort {
+            None | Some("medium" | "high" | "xhigh" | "max") => {}
+            Some("low") => thinking.least(LOW_EFFORT_TOKENS),
+            Some(_) => {
+                let message = "must be one of low, medium, high, xhigh, max";
+                return Err(fields.error("output_config.effort", message));
+            }
+        }
+        thinking.effort = effort.map(str::to_owned);
+        if let Some((_, false)) = thinking.switch {
+            // Clients that did not ask for it read the first block as the answer; a model may
+            // begin to reason whatever its template says.
+            thinking.budget = Some(0);
+        }
+        Ok(thinking)
+    }
+
     /// Anthropic's: `{"type": "enabled", "budget_tokens": 1024}`.
     fn read_thinking(&mut self, fields: &Fields<'_>) -> Result<(), ApiError> {
         const NAME: &str = "thinking";
@@ -229,6 +263,46 @@ mod tests {
             let thinking = read(body.clone()).unwrap();
             assert_eq!(thinking.switch.map(|(_, on)| on), on, "{body}");
             assert_eq!(thinking.budget, budget, "{body}");
+        }
+    }
+
+    #[test]
+    fn messages_reason_where_they_ask_for_it() {
+        for (body, effort, on, budget) in [
+            (json!({}), Some("high"), false, Some(0)),
+            (json!({"thinking": {"type": "adaptive"}}), None, true, None),
+            (
+                json!({"thinking": {"type": "adaptive"}}),
+                Some("low"),
+                true,
+                Some(1024),
+            ),
+            (
+                json!({"thinking": {"type": "enabled", "budget_tokens": 9}}),
+                Some("max"),
+                true,
+                Some(9),
+            ),
+            (
+                json!({"thinking": {"type": "disabled"}}),
+                Some("high"),
+                false,
+                Some(0),
+            ),
+        ] {
+            let fields = Fields::new(body.as_object().unwrap(), FIELDS);
+            let thinking = Thinking::read_messages(&fields, effort).unwrap();
+            assert_eq!(thinking.switch.map(|(_, on)| on), Some(on), "{body}");
+            assert_eq!(thinking.budget, budget, "{body}");
+            assert_eq!(thinking.effort.as_deref(), effort);
+        }
+        for (body, effort, param) in [
+            (json!({}), "huge", "output_config.effort"),
+            (json!({"thinking": {"type": "x"}}), "low", "thinking.type"),
+        ] {
+            let fields = Fields::new(body.as_object().unwrap(), FIELDS);
+            let error = Thinking::read_messages(&fields, Some(effort)).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param));
         }
     }
 

@@ -1,0 +1,385 @@
+//! `/v1/responses`: OpenAI's Responses API.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | [`tables`] | how every known field is treated |
+//! | [`items`] | the items of a conversation → messages |
+//! | [`tools`], [`format`] | what a request says of tools, and of the form of its answer |
+//! | [`output`] | what is written → items and events |
+//! | [`document`] | the response object |
+//! | [`store`] | responses that are kept |
+//! | [`stored`] | the paths that read, delete and cancel them |
+//!
+//! Absent: tools that the server runs, conversations and prompts that are kept by name,
+//! responses in the background.
+
+mod document;
+mod format;
+mod items;
+mod output;
+pub(crate) mod store;
+pub(crate) mod stored;
+pub(crate) mod tables;
+mod tools;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use axum::http::HeaderMap;
+use engine::RequestOutcome;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use text::Text;
+use text::messages::MESSAGES_MAX;
+
+use self::document::{Document, Echo, End};
+use self::format::{Include, TextFormat, metadata, spell_reasoning, spell_text};
+use self::items::{INPUT, Turns};
+use self::output::{Events, Output, Status};
+use self::store::Stored;
+use super::bytes;
+use super::chat::template_arguments;
+use crate::App;
+use crate::auth::{self, Caller};
+use crate::dialect::{Answer, Endpoint};
+use crate::errors::ApiError;
+use crate::fields::{Fields, ignored_header};
+use crate::generation::Piece;
+use crate::ids;
+use crate::limits::Limits;
+use crate::options::{Names, Options};
+use crate::request::{Asked, Conversation, Message, Prompt};
+use crate::sse::{Frames, StreamFormat};
+use crate::template::template_uses;
+use crate::thinking::Thinking;
+
+/// The names of options in requests.
+const NAMES: &Names = &Names {
+    max_tokens: &["max_output_tokens"],
+    ..super::NAMES
+};
+/// The field that names the response to go on from.
+const PREVIOUS: &str = "previous_response_id";
+/// The argument of chat templates that says how much the model is to say.
+const VERBOSITY: &str = "verbosity";
+
+/// A response, whole or as a stream.
+pub(crate) struct Respond {
+    app: Arc<App>,
+    caller: Option<Caller>,
+    echo: Echo,
+    /// The items of the input, if the response is to be kept.
+    input: Arc<Vec<Map<String, Value>>>,
+    output: Output,
+    has_sealed_reasoning: bool,
+    /// The number of the stream's next event.
+    next_event: u64,
+}
+
+impl Endpoint for Respond {
+    fn body_bytes(limits: &Limits) -> usize {
+        limits.chat_body_bytes
+    }
+
+    fn read(
+        mut object: Map<String, Value>,
+        headers: &HeaderMap,
+        app: &Arc<App>,
+    ) -> Result<(Asked, Self), ApiError> {
+        let input = object.remove(INPUT).unwrap_or_default();
+        let fields = Fields::new(&object, tables::FIELDS);
+        let model = app.check_model(&fields)?;
+        refuse(&fields)?;
+        let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
+        let include = Include::read(&fields)?;
+        let format = TextFormat::read(&fields)?;
+        let asked = tools::read(&fields, app)?;
+        options.splits_reasoning = true;
+        options.logprobs = include.logprobs;
+        options.grammar = format.grammar;
+        let told = options.offer(asked.offer, tools::FIELDS, app.engine.text())?;
+        let arguments = arguments(&fields, app, format.verbosity, &mut options)?;
+        let caller = auth::caller(&app.config.keys, headers);
+        let mut input = items::list(input)?;
+        resolve(&mut input, app, caller)?;
+        let (messages, unread) = conversation(&fields, &input, app, caller)?;
+        fields.note_ignored(unread);
+        let store = fields.bool("store")?.unwrap_or(true);
+        let kept = match store {
+            true => {
+                input.iter_mut().for_each(items::complete);
+                input
+            }
+            false => Vec::new(),
+        };
+        let echo = Echo {
+            model,
+            store,
+            top_logprobs: include.logprobs.unwrap_or(0),
+            max_tool_calls: asked.calls_max,
+            parallel_tool_calls: asked.parallel,
+            tool_choice: asked.choice.cloned().unwrap_or_else(|| json!("auto")),
+            tools: asked.functions,
+            ..echo(&fields, &object, app, &options)?
+        };
+        let respond = Respond {
+            app: app.clone(),
+            caller,
+            echo,
+            input: Arc::new(kept),
+            output: Output::new(include.sealed_reasoning),
+            has_sealed_reasoning: include.sealed_reasoning,
+            next_event: 0,
+        };
+        let asked = Asked {
+            prompt: Prompt::Conversation(Conversation {
+                messages,
+                arguments,
+                tools: told,
+            }),
+            options,
+            ignored: ignored_header(&fields),
+        };
+        Ok((asked, respond))
+    }
+
+    fn begin(&mut self, _prompt_tokens: usize) {}
+
+    fn document(&self, answers: &[Answer]) -> Vec<u8> {
+        let Answer { whole, outcome } = &answers[0];
+        let mut output = Output::new(self.has_sealed_reasoning);
+        let mut events = Events::unread();
+        let end = End::Ended(outcome);
+        output.take(whole, &self.app.engine.text().tokenizer, &mut events);
+        output.finish(end.status(), &mut events);
+        let document = bytes(&self.echo.document(&output.items, &end));
+        self.keep(&output, &document);
+        document
+    }
+}
+
+/// What the response repeats of the request, with OpenAI's defaults for what is not read here.
+fn echo(
+    fields: &Fields<'_>,
+    object: &Map<String, Value>,
+    app: &App,
+    options: &Options,
+) -> Result<Echo, ApiError> {
+    let owned = |name| fields.string(name).map(|text| text.map(str::to_owned));
+    let sampling = &options.sampling;
+    Ok(Echo {
+        id: format!("resp_{}", ids::unique()),
+        created_at: ids::unix_seconds(),
+        model: String::new(),
+        fingerprint: app.fingerprint.clone(),
+        seed: sampling.seed,
+        instructions: owned("instructions")?,
+        max_output_tokens: options.max_tokens,
+        max_tool_calls: None,
+        metadata: metadata(fields)?,
+        parallel_tool_calls: true,
+        previous_response_id: owned(PREVIOUS)?,
+        prompt_cache_key: owned("prompt_cache_key")?,
+        reasoning: spell_reasoning(object),
+        safety_identifier: owned("safety_identifier")?,
+        store: false,
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        text: spell_text(object),
+        tool_choice: json!("auto"),
+        tools: Vec::new(),
+        top_logprobs: 0,
+        user: owned("user")?,
+    })
+}
+
+/// Refuses what is not implemented, and what has another name here.
+fn refuse(fields: &Fields<'_>) -> Result<(), ApiError> {
+    for &(name, instead) in tables::RENAMED {
+        if fields.get(name).is_some() {
+            let message = format!("is a field of another API; send `{instead}`");
+            return Err(fields.error(name, message));
+        }
+    }
+    for entry in tables::refused() {
+        fields.refuse(std::slice::from_ref(entry))?;
+    }
+    match fields.string("truncation")? {
+        None | Some("auto" | "disabled") => {}
+        Some(_) => return Err(fields.error("truncation", "must be auto or disabled")),
+    }
+    if let Some(map) = fields.object("stream_options")? {
+        let inner = fields.inside(map, "stream_options.");
+        fields.note_ignored(inner.ignored());
+    }
+    Ok(())
+}
+
+/// Arguments for the chat template, and how long the model may reason.
+fn arguments(
+    fields: &Fields<'_>,
+    app: &App,
+    verbosity: Option<String>,
+    options: &mut Options,
+) -> Result<Map<String, Value>, ApiError> {
+    let uses = |name: &str| template_uses(app.engine.text(), name);
+    let mut arguments = template_arguments(fields, app)?;
+    let thinking = Thinking::read(fields)?;
+    options.reasoning_budget = thinking.tell(&mut arguments, uses);
+    match verbosity {
+        Some(verbosity) if uses(VERBOSITY) => {
+            arguments.entry(VERBOSITY).or_insert(json!(verbosity));
+        }
+        Some(verbosity) if verbosity != "medium" => {
+            fields.note_ignored([format!("text.{VERBOSITY}")]);
+        }
+        _ => {}
+    }
+    Ok(arguments)
+}
+
+/// Puts stored items in the places of references to them.
+fn resolve(
+    input: &mut [Map<String, Value>],
+    app: &App,
+    caller: Option<Caller>,
+) -> Result<(), ApiError> {
+    let ids: HashSet<&str> = input.iter().filter_map(items::reference).collect();
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let mut found = app.responses.items(&ids, caller);
+    for (i, item) in input.iter_mut().enumerate() {
+        let Some(id) = items::reference(item) else {
+            continue;
+        };
+        // Nobody has a use for the same item twice.
+        match found.remove(id) {
+            Some(stored) => *item = stored,
+            None => {
+                let at = format!("{INPUT}[{i}].id");
+                return Err(ApiError::no_item(at, id));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The messages: instructions, what came before, and `input`; beside them the paths of fields
+/// that change nothing.
+fn conversation(
+    fields: &Fields<'_>,
+    input: &[Map<String, Value>],
+    app: &App,
+    caller: Option<Caller>,
+) -> Result<(Vec<Message>, Vec<String>), ApiError> {
+    let text: &Text = app.engine.text();
+    let before = match fields.string(PREVIOUS)? {
+        None => Vec::new(),
+        Some(id) => {
+            let found = app.responses.conversation(id, caller);
+            found.map_err(|missing| ApiError::no_response(Some(PREVIOUS), id, &missing))?
+        }
+    };
+    let n_before: usize = before.iter().map(|stored| stored.items().count()).sum();
+    if n_before + input.len() > MESSAGES_MAX {
+        let message = format!("make a conversation of more than {MESSAGES_MAX} items");
+        return Err(ApiError::field(INPUT, message));
+    }
+    let mut turns = Turns::new(text, fields.string("instructions")?);
+    for item in before.iter().flat_map(|stored| stored.items()) {
+        turns.add(PREVIOUS, item)?;
+    }
+    for (i, item) in input.iter().enumerate() {
+        turns.add(&format!("{INPUT}[{i}]"), item)?;
+    }
+    Ok(turns.finish())
+}
+
+#[derive(Serialize)]
+struct OfResponse<'a> {
+    response: Document<'a>,
+}
+
+impl Respond {
+    /// Keeps the response, if it is to be kept.
+    fn keep(&self, output: &Output, document: &[u8]) {
+        if !self.echo.store {
+            return;
+        }
+        self.app.responses.keep(Stored {
+            id: self.echo.id.clone(),
+            caller: self.caller,
+            previous: self.echo.previous_response_id.clone(),
+            input: self.input.clone(),
+            output: output.items.iter().map(|item| item.for_store()).collect(),
+            document: String::from_utf8_lossy(document).into_owned(),
+        });
+    }
+}
+
+impl StreamFormat for Respond {
+    fn open(&mut self, frames: &mut Frames) {
+        let mut events = Events::into_frames(frames, &mut self.next_event);
+        for name in ["response.created", "response.in_progress"] {
+            let response = self.echo.document(&[], &End::Not);
+            events.send(name, OfResponse { response });
+        }
+    }
+
+    fn text(&mut self, piece: &Piece, frames: &mut Frames) {
+        let mut events = Events::into_frames(frames, &mut self.next_event);
+        let tokenizer = &self.app.engine.text().tokenizer;
+        self.output.take(piece, tokenizer, &mut events);
+    }
+
+    fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
+        let end = End::Ended(outcome);
+        let mut events = Events::into_frames(frames, &mut self.next_event);
+        self.output.finish(end.status(), &mut events);
+        let response = self.echo.document(&self.output.items, &end);
+        let kept = self.echo.store.then(|| bytes(&response));
+        events.send(end.event(), OfResponse { response });
+        self.keep(&self.output, &kept.unwrap_or_default());
+    }
+
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        #[derive(Serialize)]
+        struct OfError<'a> {
+            code: Option<&'a str>,
+            message: &'a str,
+            param: Option<&'a str>,
+            /// The error again, under the name where OpenAI's libraries look for it.
+            error: Inner<'a>,
+        }
+        #[derive(Serialize)]
+        struct Inner<'a> {
+            r#type: &'a str,
+            code: Option<&'a str>,
+            message: &'a str,
+            param: Option<&'a str>,
+        }
+        let end = End::Failed(error);
+        self.output
+            .finish(Status::Incomplete, &mut Events::unread());
+        let (code, message, param) = (error.code, &*error.message, error.param.as_deref());
+        let mut events = Events::into_frames(frames, &mut self.next_event);
+        let inner = Inner {
+            r#type: error.kind,
+            code,
+            message,
+            param,
+        };
+        let body = OfError {
+            code,
+            message,
+            param,
+            error: inner,
+        };
+        events.send("error", body);
+        let response = self.echo.document(&self.output.items, &end);
+        events.send(end.event(), OfResponse { response });
+    }
+}
