@@ -21,7 +21,7 @@ use backend::{
     DeltaWeights, DeviceError, Experts, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, Sample,
     StepKey, Store, Tensor, TokenChoice, TokenMask,
 };
-use cache::{Memory, MemorySize};
+use cache::{KeptSize, Memory, MemorySize};
 use cuda::{Cuda, CudaOptions};
 use models::{ChainedHead, Qwen35Mtp};
 use quant::Stored;
@@ -89,6 +89,11 @@ impl Store for Random {
         kv(spec: KvSpec) -> Kv;
         delta(spec: DeltaSpec) -> Delta;
         delta_copy(delta: &mut Delta, from: usize, to: usize);
+        kv_copy(kv: &mut Kv, from: usize, to: usize);
+        kv_save(kv: &Kv, page: usize) -> Vec<u8>;
+        kv_load(kv: &mut Kv, page: usize, bytes: &[u8]) -> bool;
+        delta_save(delta: &Delta, slot: usize) -> Vec<u8>;
+        delta_load(delta: &mut Delta, slot: usize, bytes: &[u8]) -> bool;
         scratch(rows: usize, cols: usize) -> Tensor;
     }
 }
@@ -509,6 +514,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         context: 33_000,
         step_rows: 2048,
         kv_format: backend::KvFormat::both(&quant::kv::BF16),
+        kept: KeptSize::default(),
     };
     let mut memory = Memory::new(&b, target.plan(), size);
     let mut batch = Batch::default();

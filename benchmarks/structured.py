@@ -11,6 +11,11 @@ answers that were cut off by `max_tokens`, tokens a round, and drafted tokens th
 `--suite FOLDER` adds the schemas of the JSON Schema Test Suite (its folder `tests/draft2020-12`);
 those that the server refuses by name are counted by keyword.
 
+`--tools N` asks for calls of N lists of tools too, in four modes: `required` (some tool, one
+call), `named` (one tool), `parallel` (some tools, up to several calls) and `strict` (the model may
+call or not). Each call's arguments must fit the schema of the tool that it names. A bias on the
+token that opens a call makes calls in the last two modes frequent, whatever the model would do; it knows Gemma 4's and Qwen's tokens.
+
 Needs Python 3.9 and `jsonschema`; the exit status says whether everything held.
 """
 import argparse
@@ -28,6 +33,11 @@ import urllib.request
 import jsonschema
 
 NAMES = ["name", "age", "city", "kind", "is_open", "items", "price", "tags", "owner", "color", "notes", "id"]
+# How much likelier a family's opening of a call becomes, and the end of its turn less likely.
+CALL_OFTEN = {
+    "gemma": {"<|tool_call>": 16, "<turn|>": -12, "<|tool_response>": -12, "<eos>": -12},
+    "qwen": {"<tool_call>": 16, "<|im_end|>": -12},
+}
 WORDS = ["red", "green", "blue", "small", "large", "cat", "dog", "Monday", "yes", "no"]
 
 
@@ -95,11 +105,65 @@ def own(n, seed):
         yield f"own-{i}", whole
 
 
+def tool_value(rng, depth):
+    """A schema of an argument that the wire forms of all families can spell."""
+    kind = rng.randrange(9 if depth else 7)
+    if kind == 0:
+        return {"type": "string"}
+    if kind == 1:
+        low = rng.randint(0, 3)
+        return {"type": "string", "minLength": low, "maxLength": low + rng.randint(1, 16)}
+    if kind == 2:
+        return {"enum": rng.sample(WORDS, rng.randint(1, 4))}
+    if kind == 3:
+        low = rng.randint(-50, 50)
+        return {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 300)}
+    if kind == 4:
+        return {"type": "boolean"}
+    if kind == 5:
+        return {"type": ["string", "null"]}
+    if kind == 6:
+        return {"type": "number", "minimum": 0}
+    if kind == 7:
+        return {"type": "array", "items": tool_value(rng, 0), "minItems": 1, "maxItems": 3}
+    return parameters(rng, depth - 1)
+
+
+def parameters(rng, depth):
+    names = rng.sample(NAMES, rng.randint(1, 4))
+    return {
+        "type": "object",
+        "properties": {name: tool_value(rng, depth) for name in names},
+        "required": [name for name in names if rng.random() < 0.7],
+        "additionalProperties": False,
+    }
+
+
+def offers(n, seed, often):
+    """`n` lists of tools, each in every mode: a name, and the fields of the request; `often` is a
+    bias that makes calls frequent."""
+    rng = random.Random(seed + 1)
+    for i in range(n):
+        names = rng.sample(["search", "write_file", "weather", "send", "run", "lookup"], rng.randint(1, 4))
+        tools = [
+            {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": parameters(rng, 2)}}
+            for name in names
+        ]
+        strict = json.loads(json.dumps(tools))
+        for tool in strict:
+            tool["function"]["strict"] = True
+        named = {"type": "function", "function": {"name": rng.choice(names)}}
+        yield f"required-{i}", {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+        yield f"named-{i}", {"tools": tools, "tool_choice": named}
+        yield f"parallel-{i}", {"tools": tools, "tool_choice": "required", "logit_bias": often}
+        yield f"strict-{i}", {"tools": strict, "tool_choice": "auto", "logit_bias": often}
+
+
 def suite(folder):
     """The schemas of the JSON Schema Test Suite."""
     for path in sorted(pathlib.Path(folder).glob("*.json")):
         for i, case in enumerate(json.loads(path.read_text())):
-            yield f"{path.stem}-{i}", case["schema"]
+            yield f"suite-{path.stem}-{i}", case["schema"]
 
 
 class Counts:
@@ -121,27 +185,87 @@ def post(url, body):
         return error.code, json.load(error)
 
 
-def ask(args, name, schema, thinking, temperature, speculation):
+def call_often(url):
+    with urllib.request.urlopen(url.rstrip("/") + "/v1/models") as response:
+        model = json.load(response)["data"][0]["id"]
+    return CALL_OFTEN["gemma" if "gemma" in model.lower() else "qwen"]
+
+
+def wants(schema):
+    """The field that asks for an answer under `schema`."""
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+
+
+def ask(args, name, fields, thinking, temperature, speculation):
+    what = "Describe something as JSON." if "response_format" in fields else "Use a tool."
     body = {
-        "messages": [{"role": "user", "content": "Describe something as JSON."}],
+        "messages": [{"role": "user", "content": what}],
         "max_tokens": args.max_tokens,
         "temperature": temperature,
         "seed": 11,
         "speculation": speculation,
         "enable_thinking": thinking,
         "thinking_budget": 32,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+        **fields,
     }
     return post(args.url.rstrip("/") + "/v1/chat/completions", body)
 
 
+def errors_of(text, schema):
+    """What is wrong with a JSON text under `schema`."""
+    try:
+        validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+        return [str(error) for error in validator.iter_errors(json.loads(text))]
+    except ValueError as error:
+        return [str(error)]
+
+
+def faults_of(choice, fields, counts):
+    """What is wrong with an answer to a request with `fields`; of one that was cut off, with its
+    calls before the last."""
+    is_whole = choice["finish_reason"] != "length"
+    if "response_format" in fields:
+        if not is_whole:
+            return []
+        schema = fields["response_format"]["json_schema"]["schema"]
+        return errors_of(choice["message"]["content"] or "", schema)
+    calls = choice["message"].get("tool_calls") or []
+    calls = calls if is_whole else calls[:-1]
+    counts.cells["calls"] += len(calls)
+    counts.cells["several calls"] += len(calls) > 1
+    faults = []
+    if is_whole and not calls and fields["tool_choice"] != "auto":
+        faults.append("no call")
+    if len(calls) > 1 and (fields.get("parallel_tool_calls") is False or isinstance(fields["tool_choice"], dict)):
+        faults.append(f"{len(calls)} calls")
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in fields["tools"]}
+    if isinstance(fields["tool_choice"], dict):
+        name = fields["tool_choice"]["function"]["name"]
+        schemas = {name: schemas[name]}
+    for call in calls:
+        function = call["function"]
+        if function["name"] not in schemas:
+            faults.append(f"calls {function['name']}")
+        else:
+            faults += errors_of(function["arguments"], schemas[function["name"]])
+    return faults
+
+
+def without_ids(answer):
+    """The choices of an answer; calls are numbered at random."""
+    for choice in answer["choices"]:
+        for call in choice["message"].get("tool_calls") or []:
+            del call["id"]
+    return answer["choices"]
+
+
 def check(args, counts, cell):
-    name, schema, thinking, temperature = cell
+    name, fields, thinking, temperature = cell
     what = f"{name} thinking={thinking} T={temperature}"
     start = time.perf_counter()
     status, on = ask(args, *cell, "auto")
     counts.ms.append(1e3 * (time.perf_counter() - start))
-    if status == 400 and not name.startswith("own-"):
+    if status == 400 and name.startswith("suite-"):
         message = on["error"]["message"]
         keyword = message.split("`")[3] if message.count("`") > 3 else message
         counts.refused[keyword] += 1
@@ -156,27 +280,21 @@ def check(args, counts, cell):
     counts.forced += record.get("forced", 0)
     counts.tokens += on["usage"]["completion_tokens"]
     counts.cells["engaged"] += record["engaged"]
-    text = choice["message"]["content"] or ""
     if choice["finish_reason"] == "length":
         counts.cells["cut off"] += 1
-    else:
-        try:
-            value = json.loads(text)
-            validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
-            errors = list(validator.iter_errors(value))
-        except ValueError as error:
-            errors = [error]
-        if errors:
-            counts.faults.append((what, "invalid", str(errors[0])[:200], text, json.dumps(schema)))
+    faults = faults_of(choice, fields, counts)
+    if faults:
+        counts.faults.append((what, "invalid", faults[0][:200], choice["message"], json.dumps(fields)))
     status, off = ask(args, *cell, "off")
-    if status != 200 or off["choices"] != on["choices"]:
-        counts.faults.append((what, "differs", text, off))
+    if status != 200 or without_ids(off) != without_ids(on):
+        counts.faults.append((what, "differs", choice, off))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("url")
     parser.add_argument("--schemas", type=int, default=150)
+    parser.add_argument("--tools", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--suite")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0, 0.8, 1.5])
@@ -187,11 +305,12 @@ def main():
     schemas = list(own(args.schemas, args.seed))
     if args.suite:
         schemas += suite(args.suite)
+    asked = [(name, wants(schema)) for name, schema in schemas] + list(offers(args.tools, args.seed, call_often(args.url)))
     thinking = {"both": [False, True], "on": [True], "off": [False]}[args.thinking]
     held = True
     for width in args.concurrency:
         counts = Counts()
-        cells = [(n, s, t, temp) for n, s in schemas for t in thinking for temp in args.temperatures]
+        cells = [(name, fields, t, temp) for name, fields in asked for t in thinking for temp in args.temperatures]
         # Every width takes its share of the cells, so that all widths together take each once.
         share = cells[args.concurrency.index(width):: len(args.concurrency)]
         start = time.perf_counter()

@@ -5,7 +5,9 @@ use backend::Backend;
 use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions};
 use models::load_target;
-use speculate::{DraftLength, RoundError, Sampling, Speculator, Stream, StreamOptions};
+use speculate::{
+    DraftLength, RoundError, Sampling, Speculator, Stream, StreamOptions, TopLogprobs,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use suites::repository;
@@ -63,7 +65,7 @@ fn a_written_text_has_the_scores_that_its_log_probabilities_say() {
             max_tokens: 40,
             stop_tokens: Arc::new([]),
             draft: DraftLength::Fixed(0),
-            logprobs: Some(0),
+            logprobs: Some(TopLogprobs::of_logits(0)),
         };
         let mut stream: Stream = speculator.open(prompt.clone(), options).unwrap();
         while stream.finish().is_none() {

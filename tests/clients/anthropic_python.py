@@ -185,6 +185,17 @@ def case_schema(server):
             assert answer["sky"] in ("sunny", "cloudy") and isinstance(answer["rain"], bool), message
 
 
+def case_beginning(server):
+    begun = [*STORY, {"role": "assistant", "content": "Once upon a time"}]
+    client = server.client
+    fields = {"model": server.model, "max_tokens": 20, "messages": begun, "extra_body": {"temperature": 0}}
+    answer = client.messages.create(**fields)
+    text = answer.content[0].text
+    assert text and not text.startswith("Once upon a time"), answer
+    with client.messages.stream(**fields) as stream:
+        assert "".join(stream.text_stream) == text
+
+
 def case_many_at_once(server):
     async def ask():
         client = anthropic.AsyncAnthropic(base_url=server.address, api_key="none", timeout=120)

@@ -4,6 +4,7 @@ import json
 from typing import Annotated, Literal
 
 from common import QUESTION, main
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
@@ -40,6 +41,13 @@ def case_stream(server):
     chunks = list(chat(server, stream_usage=True).stream("Tell me a story."))
     assert "".join(chunk.content for chunk in chunks) == chat(server).invoke("Tell me a story.").content
     assert any(chunk.usage_metadata for chunk in chunks)
+
+
+def case_beginning(server):
+    begun = [("user", "Tell me a story."), ("assistant", "Once upon a time")]
+    answer = chat(server, max_tokens=20).invoke(begun)
+    assert answer.content and not answer.content.startswith("Once upon a time"), answer
+    assert "".join(chunk.content for chunk in chat(server, max_tokens=20).stream(begun)) == answer.content
 
 
 def case_batch(server):
@@ -119,6 +127,8 @@ def case_a_context_that_is_full(server):
         chat(server).invoke("word " * 30000)
     except BadRequestError as full:
         assert full.code == "context_length_exceeded", full
+        # Programs on top of LangChain shorten the conversation upon this one.
+        assert isinstance(full, ContextOverflowError), type(full).__mro__
     else:
         raise AssertionError("no error")
 

@@ -5,7 +5,7 @@ use crate::subjects::{Draft, TINY, prompts, vocab};
 use crate::writing::{Setup, Text, assert_same, backend, speculator, write};
 use cpu::Isa;
 use speculate::DraftLength::{Fixed, UpTo};
-use speculate::{Sampling, Speculator, Stream, StreamOptions};
+use speculate::{Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
 
 /// No multiple of a page's rows, so that the last page is not full.
@@ -64,7 +64,7 @@ fn prompt_and_output_fill_the_context_and_no_more() {
                     max_tokens: usize::MAX,
                     stop_tokens: Arc::new([]),
                     draft: length,
-                    logprobs: Some(i % 4),
+                    logprobs: Some(TopLogprobs::of_logits(i % 4)),
                 };
                 let first = again.open(prompt.clone(), options()).unwrap();
                 let first = finished(&mut again, first);

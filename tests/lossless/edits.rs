@@ -61,6 +61,14 @@ fn editing(vocab: u32) -> Vec<(&'static str, Sampling)> {
         repeat_last_n: Some(12),
         ..base.clone()
     };
+    let shapes = Sampling {
+        repetition_penalty: 1.1,
+        dynatemp_range: 0.7,
+        dynatemp_exponent: 1.3,
+        top_n_sigma: 2.0,
+        top_p: 0.9,
+        ..base.clone()
+    };
     // Nothing is left to choose from: the lowest token, though edited rows give none.
     let nothing = Sampling {
         suppress: (0..vocab).collect(),
@@ -77,6 +85,7 @@ fn editing(vocab: u32) -> Vec<(&'static str, Sampling)> {
         ("a least length", early),
         ("penalties and XTC", coins),
         ("penalties of the last tokens", window),
+        ("dynamic temperature and sigma", shapes),
         ("nothing to choose from", nothing),
         (penalties, all),
         (every, shaped),

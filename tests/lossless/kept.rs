@@ -8,7 +8,7 @@ use backend::{Backend, KvFormat};
 use cache::Namespace;
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
-use speculate::{Prompt, Sampling, Speculator, Stream, StreamOptions};
+use speculate::{Prompt, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
 use suites::Rng;
 
@@ -94,7 +94,7 @@ fn converse(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
                 max_tokens: 6 + turn % 9,
                 stop_tokens: Arc::new([]),
                 draft: Fixed(if turn % 5 == 4 { 0 } else { 3 }),
-                logprobs: Some(turn % 3),
+                logprobs: Some(TopLogprobs::of_logits(turn % 3)),
             };
             let others: Vec<&Stream> = running.iter().map(|turn| &turn.stream).collect();
             let stream = warm

@@ -6,7 +6,7 @@ use crate::{CONTEXT, samplings};
 use backend::{Backend, KvFormat};
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
-use speculate::{Drafter, Parked, Sampling, Speculator, Stream, StreamOptions};
+use speculate::{Drafter, Parked, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::{Arc, Mutex};
 use suites::{Noting, Rng};
 
@@ -59,7 +59,7 @@ pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<d
                 max_tokens: 20 + (turn + 3 * of) % 7,
                 stop_tokens: Arc::new([]),
                 draft: Fixed(if turn % 4 == 3 { 0 } else { 3 }),
-                logprobs: Some(of),
+                logprobs: Some(TopLogprobs::of_logits(of)),
             };
             let way = |of: usize| (turn + of * (turn / WAYS + 1)) % WAYS;
             let mut streams = Vec::new();

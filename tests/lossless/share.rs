@@ -7,7 +7,7 @@ use crate::{CONTEXT, samplings};
 use backend::{Backend, KvFormat, PAGE_ROWS};
 use cpu::Isa;
 use speculate::DraftLength::Fixed;
-use speculate::{MediaSpan, Prompt, Sampling, Speculator, Stream, StreamOptions};
+use speculate::{MediaSpan, Prompt, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
 use suites::Rng;
 
@@ -71,7 +71,7 @@ fn share(setup: &Setup<'_>, sampling: &Sampling, seed: u64) {
         max_tokens: 30 + 10 * of,
         stop_tokens: Arc::new([]),
         draft: Fixed(3),
-        logprobs: Some(of),
+        logprobs: Some(TopLogprobs::of_logits(of)),
     };
     let what = format!(
         "{} {:?} chunk {}",

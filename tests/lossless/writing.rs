@@ -8,7 +8,9 @@ use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Cpu, CpuOptions, Isa};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, load_target};
 use speculate::draft::{Assistant, Chained, Forced, Ngram};
-use speculate::{DraftLength, Drafter, Logprobs, Sampling, Speculator, Stream, StreamOptions};
+use speculate::{
+    DraftLength, Drafter, Logprobs, Sampling, Speculator, Stream, StreamOptions, TopLogprobs,
+};
 use std::sync::Arc;
 use suites::repository;
 use weights::Checkpoint;
@@ -95,7 +97,7 @@ pub(crate) fn write_with(
                 max_tokens: MAX_TOKENS - (first + i) % 5,
                 stop_tokens: Arc::new([]),
                 draft: setup.length,
-                logprobs: Some((first + i) % 4),
+                logprobs: Some(TopLogprobs::of_logits((first + i) % 4)),
             };
             let mut stream = speculator.open(prompt.clone(), options).unwrap();
             if setup.constrained {

@@ -31,7 +31,7 @@ pub fn gives_token(row: &[f32]) -> bool {
 /// ```text
 /// 1/T = 0  token = argmax l
 /// 1/T > 0  z_i   = l_i (1/T)
-///          S     = {i: z_i > -inf}, then in this order
+///          S     = {i: z_i >= floor}, then in this order
 ///          top-k   the k first by z
 ///          top-p   the shortest prefix by z whose mass is at least p times that of S
 ///          min-p   those with z_i >= max z + ln(min_p)
@@ -59,6 +59,9 @@ pub struct TokenChoice {
     pub ln_min_p: f32,
     /// Most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
+    /// Least scaled logit to keep, at most the largest of the row; [`f32::MIN`] keeps all numbers, and
+    /// none is below.
+    pub floor: f32,
 }
 
 impl TokenChoice {
@@ -73,7 +76,8 @@ impl TokenChoice {
     /// use backend::TokenChoice;
     ///
     /// let (top_p, ln_min_p) = (1.0, f32::NEG_INFINITY);
-    /// let choice = TokenChoice { seed: 7, position: 0, scale: 1.25, top_p, ln_min_p, top_k: 2 };
+    /// let floor = f32::MIN;
+    /// let choice = TokenChoice { seed: 7, position: 0, scale: 1.25, top_p, ln_min_p, top_k: 2, floor };
     /// let logits = [1.0, 3.0, -2.0, 2.5];
     /// let token = choice.choose(&logits, None);
     /// assert!([1, 3].contains(&token), "one of the two likeliest");
@@ -108,7 +112,7 @@ impl TokenChoice {
     /// Keeps those of `row`, scaled logits and their tokens, that the noise decides between. `top` is
     /// the largest of them.
     fn keep_support(&self, top: f32, row: &mut Vec<(f32, u32)>) {
-        row.retain(|&(z, _)| z > f32::NEG_INFINITY);
+        row.retain(|&(z, _)| z >= self.floor);
         row.sort_by(best_first);
         if self.top_k > 0 {
             row.truncate(self.top_k as usize);
@@ -345,6 +349,7 @@ mod tests {
             top_p: 1.0,
             ln_min_p: f32::NEG_INFINITY,
             top_k: 0,
+            floor: f32::MIN,
         };
         assert_eq!(chosen(all, &logits), [0, 1, 2, 3, 4]);
         // Of equal ones the lower token comes first.
@@ -357,6 +362,20 @@ mod tests {
         for (min_p, want) in [(0.51f32, vec![0]), (0.49, vec![0, 2, 3])] {
             let ln_min_p = ln(min_p);
             assert_eq!(chosen(TokenChoice { ln_min_p, ..all }, &logits), want);
+        }
+        // A floor comes before top-k and top-p: 0.4 is half of what it leaves.
+        for (floor, top_p, want) in [
+            (0.5, 1.0, vec![0, 2, 3]),
+            (1.0, 1.0, vec![0]),
+            (0.5, 0.49, vec![0]),
+            (0.5, 0.55, vec![0, 2]),
+        ] {
+            let floored = TokenChoice {
+                floor,
+                top_p,
+                ..all
+            };
+            assert_eq!(chosen(floored, &logits), want);
         }
         // Top-p is a share of what top-k leaves: 0.4 of 0.6.
         let (top_k, top_p) = (2, 0.65);
@@ -386,6 +405,7 @@ mod tests {
                 top_p: 1.0,
                 ln_min_p: f32::NEG_INFINITY,
                 top_k: 0,
+                floor: f32::MIN,
             };
             let token = choice.choose(&logits, Some(&ids));
             let mut row = logits;

@@ -47,6 +47,7 @@ mod edit;
 mod mask;
 pub mod math;
 pub mod moe;
+pub mod moments;
 pub mod noise;
 mod ops;
 mod record;

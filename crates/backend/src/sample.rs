@@ -1,5 +1,6 @@
 //! Sampling: which tokens the rows of logits give, without sending the logits.
 
+use crate::moments::Moments;
 use crate::{Likeliest, RowEdits, Store, Tensor, TokenChoice, TokenList, TokenMask};
 #[cfg(doc)]
 use crate::{NO_TOKEN, gives_token};
@@ -55,6 +56,14 @@ pub trait Sample: Store {
         let mut logits = self.download(&x).into_owned();
         RowEdits::apply_all(edits, cols, &mut logits);
         self.upload(rows, cols, &logits)
+    }
+
+    /// What some ways of sampling ask of the whole `rows` of `x`, as [`Moments::of`] has it. Waits for
+    /// the device.
+    fn moments(&self, x: &Tensor, rows: &[usize]) -> Vec<Moments> {
+        let (values, cols) = (self.download(x), x.cols());
+        let of = |&row: &usize| Moments::of(&values[row * cols..(row + 1) * cols]);
+        rows.iter().map(of).collect()
     }
 
     /// What the rows of logits that `asked` names say of the token beside each, and their

@@ -28,7 +28,15 @@ const PREFIX: &str = "PACELINE_";
 /// Largest file; every option set once takes 2 KB.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Commands that options are for.
-const COMMANDS: &[&str] = &["run", "chat", "serve", "inspect", "bench", "perplexity"];
+const COMMANDS: &[&str] = &[
+    "run",
+    "chat",
+    "serve",
+    "launch",
+    "inspect",
+    "bench",
+    "perplexity",
+];
 /// Options whose values are not printed.
 const SECRETS: &[&str] = &["api-key"];
 

@@ -7,6 +7,9 @@ use signal_hook::flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The time between two looks at another program that the signals are for.
+const POLL: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// The signals that have come.
 ///
 /// The first signal sets `interrupted`. A signal that finds it set ends the program, so the
@@ -80,6 +83,20 @@ impl Interrupts {
     /// Forgets a signal that has come.
     pub(crate) fn clear(&self) {
         self.interrupted.store(false, Ordering::Relaxed);
+    }
+
+    /// Waits until `look` finds something. Signals that come until then are for another program.
+    pub(crate) fn ignored_until<T>(
+        &self,
+        mut look: impl FnMut() -> std::io::Result<Option<T>>,
+    ) -> std::io::Result<T> {
+        loop {
+            self.clear();
+            if let Some(found) = look()? {
+                return Ok(found);
+            }
+            std::thread::sleep(POLL);
+        }
     }
 
     /// Does `work` during which a signal ends the program.

@@ -10,8 +10,10 @@
 //! | `usage`, `prompt` | options that cancel each other, hints; the prompt of `run` |
 //! | `resolve` | what `-m` names, and where its drafter may lie |
 //! | `model` | `-m` and its companions → a loaded model |
+//! | `form` | options that constrain a reply → a grammar |
 //! | `reply` | one request → text on a stream, and a line about it |
 //! | `run`, `chat`, `serve`, `inspect`, `bench`, `perplexity`, `convert`, `pull`, `doctor` | the commands |
+//! | `launch`, `servers` | clients that are started; which servers run |
 //! | `machine`, `gpu` | the memory of this machine, and its GPUs |
 //! | `progress`, `interrupts` | signs of life, and Ctrl-C |
 //!
@@ -36,9 +38,11 @@ mod chat;
 mod config;
 mod convert;
 mod doctor;
+mod form;
 mod gpu;
 mod inspect;
 mod interrupts;
+mod launch;
 mod machine;
 mod model;
 mod perplexity;
@@ -51,14 +55,17 @@ mod report;
 mod resolve;
 mod run;
 mod serve;
+mod servers;
+mod templates;
 mod usage;
 mod words;
 mod wrap;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use args::{Cli, Command, ConfigCommand, OutputArgs};
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -127,6 +134,12 @@ fn start() -> Result<ExitCode> {
             log(output, LevelFilter::INFO);
             serve::run(*args, output)
         }
+        Command::Launch(args) => {
+            log(output, LevelFilter::ERROR);
+            launch::run(*args, output)
+        }
+        Command::Ps(args) => servers::list(&args),
+        Command::Stop(args) => servers::stop(&args, output),
         Command::Inspect(args) => inspect::run(&args, output),
         Command::Bench(args) => {
             log(output, LevelFilter::WARN);
@@ -147,7 +160,21 @@ fn start() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Completions { shell } => completions(shell),
+        Command::Man { folder } => manual(folder.as_deref()),
     }
+}
+
+/// Prints the manual page, or writes those of all commands into `folder`.
+fn manual(folder: Option<&Path>) -> Result<ExitCode> {
+    match folder {
+        None => clap_mangen::Man::new(Cli::command()).render(&mut io::stdout())?,
+        Some(folder) => {
+            let cannot = || format!("cannot write `{}`", folder.display());
+            std::fs::create_dir_all(folder).with_context(cannot)?;
+            clap_mangen::generate_to(Cli::command(), folder).with_context(cannot)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {

@@ -20,6 +20,12 @@ pub(crate) fn heads() -> Option<PathBuf> {
     Some(under("XDG_DATA_HOME", ".local/share")?.join("heads"))
 }
 
+/// The folder for what is remembered of runs (the history of `chat`, which servers run):
+/// `$XDG_STATE_HOME/paceline`. `None` without a home folder.
+pub(crate) fn state() -> Option<PathBuf> {
+    under("XDG_STATE_HOME", ".local/state")
+}
+
 /// The folder `paceline` in the folder that `variable` names, else in `in_home` of the home
 /// folder.
 fn under(variable: &str, in_home: &str) -> Option<PathBuf> {

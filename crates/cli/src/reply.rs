@@ -59,7 +59,7 @@ pub(crate) fn stream(
     let mut is_aside = false;
     loop {
         match inbox.recv_timeout(INTERRUPT_POLL) {
-            Ok(Event::Prefill { done, total }) => bar.set(done, total),
+            Ok(Event::Prefill { done, total, .. }) => bar.set(done, total),
             Ok(Event::Text(segments)) => {
                 bar.clear();
                 if first_text_ms == 0.0 {
@@ -100,7 +100,7 @@ pub(crate) fn stream(
                 });
             }
             Ok(Event::Failed(reason)) => return Err(anyhow!(reason)),
-            Err(RecvTimeoutError::Timeout) => {}
+            Ok(Event::Round(_)) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("the engine has stopped")),
         }
         if interrupts.is_set() {

@@ -5,6 +5,7 @@
 //! writes before it answers.
 
 use crate::args::{OutputArgs, RunArgs};
+use crate::form::{self, Constraint};
 use crate::interrupts::Interrupts;
 use crate::reply::{Reply, TextOut};
 use crate::{model, prompt, reply, words};
@@ -19,6 +20,8 @@ use std::time::Instant;
 pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
     let prompt = prompt::read(args, output)?;
     reply::check(&args.text)?;
+    // Before a model is loaded for it.
+    let form = form::read(&args.form)?;
     let interrupts = Interrupts::of_all()?;
     let start = Instant::now();
     // Nothing is lost if loading is interrupted, and it may take long.
@@ -40,6 +43,10 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
     request.stop = args.text.stop.clone();
     request.ignore_eos = args.text.ignore_eos;
     request.splits_reasoning = !args.raw;
+    let arguments = args.text.chat_template_kwargs.as_ref();
+    if let Some(form) = form {
+        Constraint::new(&engine, form, arguments)?.hold(&mut request);
+    }
 
     let mut stdout = TextOut::stdout();
     let reply = if args.json {

@@ -3,9 +3,10 @@
 //! The async runtime is started here and nowhere else. The first signal stops
 //! taking requests and lets the running ones finish; a second ends the program.
 
-use crate::args::{OutputArgs, ServeArgs};
-use crate::{INTERRUPTED, TERMINATED, machine, model};
-use anyhow::{Context, Result, bail};
+use crate::args::{LaunchArgs, OutputArgs, ServeArgs};
+use crate::servers::{self, Server};
+use crate::{INTERRUPTED, TERMINATED, bundled, machine, model, templates};
+use anyhow::{Context, Result, anyhow, bail};
 use engine::{Engine, EngineOptions};
 use server::{Config, Keys, Limits};
 use std::io::{Read, Write as _};
@@ -13,8 +14,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 
 /// Largest file of API keys.
 const KEY_FILE_BYTES_MAX: u64 = 1 << 20;
@@ -23,7 +27,7 @@ const KEY_FILE_BYTES_MAX: u64 = 1 << 20;
 const OTHER_FILES: usize = 64;
 
 /// Runs the command.
-pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
+pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     let mut keys = args.api_key.clone();
     if let Some(file) = &args.api_key_file {
         keys.extend(read_keys(file)?);
@@ -35,19 +39,21 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         insecure: args.insecure,
         model_names: args.alias.clone(),
         strict_model_names: args.strict_model_names,
+        whole_assistant_turns: args.no_prefill_assistant,
+        reasoning: args.reasoning.default_of_requests(),
         limits: Limits {
             drain_timeout: Duration::from_secs(args.drain_timeout),
             connections: connections(machine::open_files()),
             ..Limits::default()
         },
     };
+    if let Some(template) = &args.chat_template {
+        args.load.chat_template = Some(templates::source(template)?);
+    }
     if args.dry_run {
         return dry_run(&args);
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("cannot start threads")?;
+    let runtime = runtime()?;
     let needs_key = !config.keys.is_empty();
     // Bound before the model is loaded: a port that is taken should not cost a minute to find out.
     let listener = runtime.block_on(listen(&args.host, args.port, &config))?;
@@ -58,8 +64,19 @@ pub(crate) fn run(args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         reuse: !args.no_prefix_cache,
     };
     let engine = Arc::new(Engine::start(model, options));
+    let url = url(address);
+    let _registered = servers::register(&Server {
+        pid: std::process::id(),
+        address,
+        url: url.clone(),
+        model: args.alias.first().unwrap_or(&engine.info().name).clone(),
+        context: engine.info().context,
+        needs_key,
+        started: servers::now(),
+        drain_timeout: args.drain_timeout,
+    });
     if !output.quiet {
-        greet(&engine, address, needs_key);
+        greet(&engine, &url, needs_key);
     }
     runtime.block_on(async {
         let stop = stop().context("cannot handle signals")?;
@@ -159,9 +176,8 @@ impl Signals {
     }
 }
 
-/// Says where the server is and how to try it.
-fn greet(engine: &Engine, address: SocketAddr, needs_key: bool) {
-    let info = engine.info();
+/// The URL under which this machine reaches a server, without a path.
+fn url(address: SocketAddr) -> String {
     // What listens everywhere is reached here under the loopback address.
     let host = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => "127.0.0.1".to_owned(),
@@ -169,21 +185,104 @@ fn greet(engine: &Engine, address: SocketAddr, needs_key: bool) {
         IpAddr::V4(ip) => ip.to_string(),
         IpAddr::V6(ip) => format!("[{ip}]"),
     };
-    let base = format!("http://{host}:{}", address.port());
-    let key = if needs_key {
+    format!("http://{host}:{}", address.port())
+}
+
+/// Says where the server is and how to try it.
+fn greet(engine: &Engine, url: &str, needs_key: bool) {
+    say!("{}", model::describe(engine.info()));
+    say!("OpenAI base URL: {url}/v1");
+    let key = if needs_key { "KEY" } else { "none" };
+    let header = if needs_key {
         " -H 'Authorization: Bearer KEY'"
     } else {
         ""
     };
-    say!("{}", model::describe(info));
-    say!("OpenAI base URL: {base}/v1");
     let mut path = "chat/completions";
     let mut body = r#""messages": [{"role": "user", "content": "Tell me a story."}]"#;
-    if let Err(why) = model::check_chats(engine.text()) {
+    let chats = model::check_chats(engine.text());
+    if let Err(why) = &chats {
         say!("{why}");
         (path, body) = ("completions", r#""prompt": "Once upon a time""#);
     }
-    say!("try: curl {base}/v1/{path}{key} -H 'Content-Type: application/json' -d '{{{body}}}'");
+    say!(
+        "curl:   curl {url}/v1/{path}{header} -H 'Content-Type: application/json' -d '{{{body}}}'"
+    );
+    say!("python: openai.OpenAI(base_url=\"{url}/v1\", api_key=\"{key}\")");
+    if chats.is_ok() {
+        say!(
+            "claude: ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={key} claude, or `paceline launch claude`"
+        );
+    }
+}
+
+/// A server that runs in this process beside something else.
+pub(crate) struct Background {
+    /// Where it is reached, without a path.
+    pub(crate) url: String,
+    /// The name of its model.
+    pub(crate) model: String,
+    /// Tokens that prompt and answer may have.
+    pub(crate) context: usize,
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<Result<(), server::ServeError>>,
+}
+
+impl Background {
+    /// Ends the server, with what it is writing.
+    pub(crate) fn stop(self) -> Result<()> {
+        // A server that has ended by itself listens no more.
+        let _ = self.stop.send(());
+        let ended = self.thread.join();
+        ended
+            .map_err(|_| anyhow!("the server has panicked"))?
+            .context("the server has stopped")
+    }
+}
+
+/// Loads a model and serves it on a free port of the loopback address, without a key.
+///
+/// # Errors
+///
+/// If the model cannot be loaded, or there is no port.
+pub(crate) fn background(args: &LaunchArgs) -> Result<Background> {
+    let parallel = 4;
+    let name = args.model.as_deref().unwrap_or(bundled::DEFAULT);
+    let model = model::load(name, &args.load, &args.draft, parallel)?;
+    model::check_chats(&model.text)?;
+    let engine = Arc::new(Engine::start(model, EngineOptions::default()));
+    let config = Config {
+        limits: Limits {
+            drain_timeout: Duration::ZERO,
+            connections: connections(machine::open_files()),
+            ..Limits::default()
+        },
+        ..Config::default()
+    };
+    let runtime = runtime()?;
+    let listener = runtime.block_on(listen("127.0.0.1", 0, &config))?;
+    let address = listener.local_addr().context("the port has no address")?;
+    let (name, context) = (engine.info().name.clone(), engine.info().context);
+    let (stop, stopped) = oneshot::channel();
+    let thread = thread::spawn(move || {
+        let stopped = async move {
+            let _ = stopped.await;
+        };
+        runtime.block_on(server::serve(config, engine, listener, stopped))
+    });
+    Ok(Background {
+        url: url(address),
+        model: name,
+        context,
+        stop,
+        thread,
+    })
+}
+
+/// The threads that serve.
+fn runtime() -> Result<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.enable_all().build().context("cannot start threads")
 }
 
 /// The keys in a file, a line each; `#` begins a comment.

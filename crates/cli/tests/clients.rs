@@ -1,6 +1,7 @@
-//! Programs and libraries that speak to OpenAI's or Anthropic's API, against a live server: the scripts of
-//! `tests/clients`, each with both bundled models that draft. A client whose package is not
-//! installed is named as skipped; `tests/clients/README.md` says how to install them.
+//! Programs and libraries that speak to OpenAI's, Anthropic's or Ollama's API, against a live server:
+//! the scripts of `tests/clients`, and that of the chat page in `tests/page`, each with both bundled
+//! models that draft. A client whose package is not installed is named as skipped;
+//! `tests/clients/README.md` says how to install them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -142,7 +143,8 @@ fn passes(client: Client) {
     if let Some(why) = missing(&client) {
         return skip(client.name, &why);
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("client-{}", client.script));
+    let name = client.script.replace('/', "-");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("client-{name}"));
     fs::create_dir_all(&folder).unwrap();
     for model in MODELS {
         let server = Server::start(&folder, model);
@@ -204,10 +206,14 @@ clients! {
     langchain: "langchain-openai", "langchain_openai_chat.py", ["langchain_openai"];
     smolagents: "smolagents", "smolagents_agents.py", ["smolagents", "openai"];
     llm: "llm", "llm_cli.py", ["llm"];
+    ollama: "ollama-python", "ollama_python.py", ["ollama"];
+    langchain_ollama: "langchain-ollama", "langchain_ollama_chat.py", ["langchain_ollama"];
     litellm: "litellm", "litellm_completion.py", ["litellm"];
     openai_agents: "openai-agents", "openai_agents_chat.py", ["agents", "openai"];
     openai_agents_responses: "openai-agents", "openai_agents_responses.py", ["agents", "openai"];
     llama_index: "llama-index", "llama_index_openai_like.py", ["llama_index.llms.openai_like"];
     openai_node: "openai-node", "openai_node.cjs", ["openai", "zod"];
     ai_sdk: "ai-sdk", "ai_sdk.cjs", ["ai", "@ai-sdk/openai-compatible", "zod"];
+    // The chat page in a browser.
+    page: "page", "../page/page.cjs", ["playwright-core"];
 }

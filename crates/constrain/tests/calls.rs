@@ -160,6 +160,7 @@ impl Model {
         // What ends strings, lists and calls: no random walk would find it.
         const ENDS: &[&str] = &[
             "\n</parameter>\n",
+            "</parameter>\n",
             "<|\"|>",
             "\"",
             "}",
@@ -429,6 +430,49 @@ fn whatever_follows_a_grammar_is_read_as_calls_that_fit() {
                 n_arguments > 0 || schema["properties"] == json!({}),
                 "{schema}"
             );
+        }
+    }
+}
+
+#[test]
+fn a_string_may_end_without_a_line_break() {
+    let [_, model, _] = models();
+    let value = |a: &str| format!("<parameter=a>\n{a}</parameter>\n");
+    for (lengths, text, read) in [
+        (json!({}), "", Some("")),
+        (json!({}), "\n", Some("")),
+        (json!({}), "x", Some("x")),
+        (json!({}), "x\n\n", Some("x\n")),
+        (json!({"maxLength": 2}), "xy", Some("xy")),
+        (json!({"maxLength": 2}), "xy\n", Some("xy")),
+        (json!({"maxLength": 2}), "xyz", None),
+        (json!({"minLength": 1}), "", None),
+        (json!({"minLength": 1}), "\n", None),
+        (json!({"minLength": 1}), "\n\n", Some("\n")),
+        (json!({"minLength": 2, "maxLength": 2}), "xy", Some("xy")),
+        (json!({"minLength": 2, "maxLength": 2}), "x\n", None),
+        (json!({"minLength": 2, "maxLength": 2}), "x", None),
+    ] {
+        let mut schema = lengths.clone();
+        schema["type"] = json!("string");
+        let tools = json!([tool(
+            "f",
+            json!({"properties": {"a": schema}, "required": ["a"]})
+        )]);
+        let grammar = model.compile(&tools, Want::Required, None);
+        let call = format!(
+            "<tool_call>\n<function=f>\n{}</function>\n</tool_call>",
+            value(text)
+        );
+        assert_eq!(
+            model.follows(&grammar, &call),
+            read.is_some(),
+            "{lengths} {call:?}"
+        );
+        if let Some(read) = read {
+            let tokens = model.text.tokenizer.encode(&call, false).unwrap();
+            let (_, calls) = model.read(&tools, &tokens);
+            assert_eq!(calls, [("f".to_owned(), json!({"a": read}))], "{call:?}");
         }
     }
 }

@@ -13,6 +13,8 @@ struct TokenChoice {
     float top_p;
     float min_p; // its logarithm, -inf if there is none
     u32 top_k;   // 0 if there is none
+    float floor; // the least scaled logit, LEAST or more
+    u32 unused;
 };
 
 #define THREADS 256
@@ -206,7 +208,7 @@ KERNEL __launch_bounds__(THREADS) choose_weigh(const float *x, const u32 *ids, i
     u32 far = 0;
     each_of_part(cols, [&](u32 i) {
         const float z = row.z(i);
-        if (!(z >= LEAST)) return;
+        if (!(z >= row.c.floor)) return;
         const int bucket = row.bucket(z);
         if (bucket == BUCKETS - 1) {
             far++;
@@ -316,7 +318,7 @@ __device__ __forceinline__ u32 collect(const Row &row, int bucket, u64 *keys, Sh
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < row.cols; i += CUT_THREADS) {
         const float z = row.z(i);
-        if (z >= LEAST && row.bucket(z) == bucket) keys[atomicAdd(&s.n_keys, 1u)] = key(z, row.id(i));
+        if (z >= row.c.floor && row.bucket(z) == bucket) keys[atomicAdd(&s.n_keys, 1u)] = key(z, row.id(i));
     }
     __syncthreads();
     return s.n_keys;
@@ -376,7 +378,7 @@ KERNEL __launch_bounds__(THREADS) choose_noise(const float *x, const u32 *ids, i
     const Row row(x, ids, apart, choices, tops, blockIdx.y, cols);
     if (row.alone()) return;
     const u64 limit = limits ? limits[blockIdx.y] : ~0ull;
-    const float least = larger(row.top + row.c.min_p, LEAST);
+    const float least = larger(row.top + row.c.min_p, row.c.floor);
     auto noise = [&](u32 id) { return gumbel(draw(row.c, id)); };
     // The largest has some noise; who could not beat it has none drawn. Of those that are
     // equal once scaled, another may be all that is left.
@@ -399,6 +401,42 @@ KERNEL __launch_bounds__(THREADS) choose_best(const float *x, const u32 *ids, in
     Best best = {0.0f, row.first};
     if (!row.alone()) best = best_part(bests + blockIdx.x * row.parts, row.parts);
     if (threadIdx.x == 0) chosen[blockIdx.x] = best.id;
+}
+
+// What some ways of sampling ask of a whole row of logits (`Moments` in backend/src/moments.rs). `out`: for each part of
+// each row that `rows` names how many are above -inf, their distances from the row's largest in units of 2^-12, the
+// squares of those, the tokens' mass, and mass times distance; then the bits of the largest. Block (part, named row).
+KERNEL __launch_bounds__(THREADS) moments(const float *x, const u32 *rows, const Best *tops, u64 *out, int cols) {
+    __shared__ u64 sums[5];
+    pdl_sync();
+    const u32 row = rows[blockIdx.y];
+    x += (u64) row * cols;
+    if (threadIdx.x < 5) sums[threadIdx.x] = 0;
+    // Waits for the zeros, too.
+    const float top = best_part(tops + (u64) row * gridDim.x, gridDim.x).score;
+    u64 own[5] = {0, 0, 0, 0, 0};
+    if (fabsf(top) < INF) {
+        each_of_part(cols, [&](u32 i) {
+            const float l = x[i];
+            if (!(l > -INF)) return;
+            const u64 distance = min(__float2uint_rz((top - l) * 4096.0f), 1u << 24), m = mass(l - top);
+            own[0]++;
+            own[1] += distance;
+            own[2] += distance * distance;
+            own[3] += m;
+            own[4] += m * __float2uint_rz((top - l) * 1048576.0f) >> 20;
+        });
+    }
+#pragma unroll
+    for (int i = 0; i < 5; i++) {
+#pragma unroll
+        for (int o = 16; o; o >>= 1) own[i] += __shfl_xor_sync(~0u, own[i], o);
+        if ((threadIdx.x & 31) == 0) atomicAdd(&sums[i], own[i]);
+    }
+    __syncthreads();
+    out += ((u64) blockIdx.y * gridDim.x + blockIdx.x) * 6;
+    if (threadIdx.x < 5) out[threadIdx.x] = sums[threadIdx.x];
+    if (threadIdx.x == 5) out[5] = __float_as_uint(top);
 }
 
 // What a row says of its tokens, `Likeliest` in backend/src/choice.rs. Three kernels: the

@@ -5,6 +5,7 @@ use crate::launch::Device;
 use crate::machine::Grid;
 use crate::memory::{Buffer, Cell, cell, tensor};
 use crate::{Cuda, Kernel, elementwise};
+use backend::moments::{Deviation, Moments, Surprise};
 use backend::{Edit, Likeliest, RowEdits, Tensor, TokenChoice, TokenList, TokenMask};
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ const CUT_THREADS: usize = 1024;
 const WEIGHTS: usize = 2 * 256 * 8;
 
 /// Words of a [`TokenChoice`] on the device.
-pub(crate) const WORDS: usize = 8;
+pub(crate) const WORDS: usize = 10;
 
 /// A choice, as `TokenChoice` in kernels/choose.cu has it.
 pub(crate) fn words(c: &TokenChoice) -> [u32; WORDS] {
@@ -33,6 +34,8 @@ pub(crate) fn words(c: &TokenChoice) -> [u32; WORDS] {
         c.top_p.to_bits(),
         c.ln_min_p.to_bits(),
         c.top_k,
+        c.floor.to_bits(),
+        0,
     ]
 }
 
@@ -257,6 +260,51 @@ pub(crate) fn edit_logits(cuda: &Cuda, x: Tensor, edits: &[RowEdits]) -> Tensor 
     let grid = Grid::rect(most.div_ceil(THREADS), rows, THREADS);
     device.launch(&Kernel::new("choose", "edit_logits"), grid, args);
     tensor(edited)
+}
+
+/// Sums of a part of a row, as `moments` of kernels/choose.cu writes them, and the row's largest logit.
+const SUMS: usize = 6;
+
+pub(crate) fn moments(cuda: &Cuda, x: &Tensor, rows: &[usize]) -> Vec<Moments> {
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    let (cols, parts) = (x.cols(), x.cols().div_ceil(PART));
+    let device = &cuda.device;
+    let asked: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
+    assert!(rows.iter().all(|&row| row < x.rows()), "a row of `x`");
+    let asked = device.arena.of(&asked);
+    let tops = device.arena.buffer(8 * x.rows() * parts);
+    let out = device.arena.buffer(8 * rows.len() * parts * SUMS);
+    let at = Args::default().ptr(cuda.address(x));
+    let of_tops = at.clone().ptr(0).int(0).ptr(tops.address).ptr(0).int(cols);
+    let each_part = Grid::rect(parts, x.rows(), THREADS);
+    device.launch(&Kernel::new("choose", "choose_tops"), each_part, of_tops);
+    let args = at.ptr(asked.address).ptr(tops.address).ptr(out.address);
+    let each_part = Grid::rect(parts, rows.len(), THREADS);
+    device.launch(&Kernel::new("choose", "moments"), each_part, args.int(cols));
+    let mut words = vec![0u32; 2 * rows.len() * parts * SUMS];
+    device.driver.read(&mut words, out.address);
+    let sums = words.chunks_exact(2);
+    let sums: Vec<u64> = sums
+        .map(|w| u64::from(w[1]) << 32 | u64::from(w[0]))
+        .collect();
+    let of_row = |parts: &[u64]| {
+        let total = |i| parts.iter().skip(i).step_by(SUMS).sum::<u64>();
+        let squares = parts
+            .iter()
+            .skip(2)
+            .step_by(SUMS)
+            .copied()
+            .map(u128::from)
+            .sum();
+        Moments {
+            largest: f32::from_bits(parts[SUMS - 1] as u32),
+            deviation: Deviation::of_sums(total(0), total(1), squares),
+            surprise: Surprise::of_sums(total(3), total(4)),
+        }
+    };
+    sums.chunks_exact(parts * SUMS).map(of_row).collect()
 }
 
 pub(crate) fn likeliest(

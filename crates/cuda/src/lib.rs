@@ -44,6 +44,7 @@ pub use gpu::device_count;
 pub use machine::CudaError;
 
 use args::{Address, Args};
+use backend::moments::Moments;
 use backend::{
     Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec, DeviceError, Kv, KvSpec,
     Likeliest, Link, Matrix, Record, RowEdits, Sample, StepKey, Store, Tensor, TokenChoice,
@@ -81,6 +82,7 @@ pub const EQUAL_OPS: &[&str] = &[
     "argmax",
     "choose_tokens",
     "likeliest",
+    "moments",
     "mask_logits",
     "edit_logits",
 ];
@@ -376,6 +378,10 @@ impl Sample for Cuda {
 
     fn edit_logits(&self, x: Tensor, edits: &[RowEdits]) -> Tensor {
         choose::edit_logits(self, x, edits)
+    }
+
+    fn moments(&self, x: &Tensor, rows: &[usize]) -> Vec<Moments> {
+        choose::moments(self, x, rows)
     }
 
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<Likeliest> {

@@ -40,7 +40,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     engine.submit(request, Box::new(move |event| events.send(event).is_ok()))?;
     for event in inbox {
         match event {
-            Event::Prefill { done, total } => eprintln!("prompt: {done} of {total} tokens"),
+            Event::Prefill { done, total, .. } => eprintln!("prompt: {done} of {total} tokens"),
+            Event::Round(_) => {}
             Event::Text(segments) => {
                 for segment in segments.iter().filter(|s| s.channel == Channel::Answer) {
                     print!("{}", segment.text);

@@ -29,13 +29,13 @@ impl ReasoningRules {
     pub(crate) fn new(
         marks: ReasoningMarks,
         tokenizer: &Tokenizer,
-        prompt: &[u32],
+        start: ReplyStart,
         budget: Option<usize>,
     ) -> Self {
         ReasoningRules {
             marks: marks.ids(),
             separator: marks.separator(tokenizer),
-            start: marks.start(tokenizer, prompt),
+            start,
             budget,
         }
     }

@@ -6,11 +6,12 @@
 //!
 //! A call inside reasoning is reasoning, and a mark of reasoning inside a call is text. Text is whole characters, and nothing that may still become a stop string is sent.
 
+use crate::lines::Lines;
 use crate::request::{
-    CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, Segment, Sink,
-    Speculation, Timings, Usage, WrittenToken,
+    CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, RoundEvent,
+    Segment, Sink, Speculation, Timings, TracedToken, Usage, WrittenToken,
 };
-use speculate::{Accept, Finish, Stream};
+use speculate::{Accept, Finish, RoundTrace, Stream, TokenSource};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +42,8 @@ pub(crate) struct Running {
     pub(crate) accept: Accept,
     /// When the first token came, if one has come.
     pub(crate) first_token: Option<Instant>,
+    /// Who asked.
+    pub(crate) client: u64,
 }
 
 /// What turns tokens into text by channel.
@@ -57,6 +60,7 @@ pub(crate) struct Writing {
     shown_marks: Option<ReasoningMarks>,
     /// What the prompt has begun and the text shows.
     begun: String,
+    lines: Lines,
 }
 
 impl Writing {
@@ -68,10 +72,14 @@ impl Writing {
             Specials::Skip
         };
         let marks = text.reasoning.filter(|_| request.splits_reasoning);
-        let reasoning = |m| Reasoning::new(m, &text.tokenizer, &request.prompt);
+        let reasoning = |m| match request.continues {
+            None => Reasoning::new(m, &text.tokenizer, &request.prompt),
+            Some(channel) => Reasoning::within(m, channel == Channel::Reasoning),
+        };
         let shown = request.shows_reasoning_marks && !request.splits_reasoning;
         let shown_marks = text.reasoning.filter(|_| shown);
-        let begun = shown_marks.and_then(|m| m.begun(&text.tokenizer, &request.prompt));
+        let begins = shown_marks.filter(|_| request.continues.is_none());
+        let begun = begins.and_then(|m| m.begun(&text.tokenizer, &request.prompt));
         let offered = text.tools.zip(request.tools.as_ref());
         let calls = offered.map(|(format, offered)| {
             let most = offered.calls_max.unwrap_or(usize::MAX);
@@ -86,6 +94,7 @@ impl Writing {
             unsplit: text.reasoning.filter(|_| is_unsplit).map(reasoning),
             shown_marks,
             begun: begun.unwrap_or_default(),
+            lines: Lines::new(request.lines),
         }
     }
 
@@ -125,7 +134,7 @@ impl Writing {
         let mut is_reasoning = splits && (was_reasoning || thought_mark.is_some());
         self.reasoning_tokens += usize::from(is_reasoning);
         let mark = thought_mark.or(call_mark.map(|(_, spelling)| spelling));
-        let (piece, StopOutcome { emit, hit }) = match mark {
+        let (piece, StopOutcome { mut emit, hit }) = match mark {
             None => {
                 let piece = match self.shown(text, token, was_reasoning, was_call) {
                     Some(mark) => self.detokenizer.part().to_owned() + mark,
@@ -143,6 +152,8 @@ impl Writing {
                 (mark.to_owned(), StopOutcome { emit, ..passed })
             }
         };
+        let last = self.lines.push(&emit);
+        emit.truncate(last.unwrap_or(emit.len()));
         self.say(&emit, segments);
         if let Some(reasoning) = self.reasoning.as_mut().filter(|_| thought_mark.is_some()) {
             reasoning.turn(token);
@@ -166,6 +177,7 @@ impl Writing {
             text: piece,
             channel,
             hit,
+            is_last: last.is_some(),
         }
     }
 
@@ -250,6 +262,29 @@ fn call_id() -> String {
     format!("call_{:016x}{:08x}", random(), random() >> 32)
 }
 
+/// How far the prompt of `stream` is.
+pub(crate) fn progress(stream: &Stream) -> Event {
+    Event::Prefill {
+        done: stream.n_prefilled(),
+        total: stream.n_prompt(),
+        cached: stream.n_reused(),
+    }
+}
+
+impl RoundEvent {
+    /// The event of a round, without its tokens, and the sources of these.
+    fn new(round: RoundTrace) -> (Self, std::vec::IntoIter<TokenSource>) {
+        let event = RoundEvent {
+            number: round.number,
+            drafted: round.drafted,
+            forced: round.forced,
+            accepted: round.accepted,
+            tokens: Vec::new(),
+        };
+        (event, round.sources.into_iter())
+    }
+}
+
 /// What became of a token.
 struct Taken {
     /// The characters that it completes.
@@ -257,14 +292,15 @@ struct Taken {
     channel: Channel,
     /// The stop string that they complete.
     hit: Option<usize>,
+    /// Whether the text ends with them by its [`LineLimits`](crate::LineLimits).
+    is_last: bool,
 }
 
 impl Running {
     /// Sends the newest tokens; the reason to end, if there is one.
     pub(crate) fn deliver(&mut self, text: &Text) -> Option<FinishReason> {
-        let (done, total) = (self.stream.n_prefilled(), self.stream.n_prompt());
         if self.stream.output().is_empty() && self.stream.finish().is_none() {
-            let listening = (self.sink)(Event::Prefill { done, total });
+            let listening = (self.sink)(progress(&self.stream));
             return (!listening).then_some(FinishReason::Cancelled);
         }
         self.first_token.get_or_insert_with(Instant::now);
@@ -277,6 +313,7 @@ impl Running {
         }
         let mut n_tokens = 0;
         let mut logprobs = self.stream.take_logprobs().into_iter();
+        let mut round = self.stream.take_rounds().pop().map(RoundEvent::new);
         let mut reason = None;
         for i in self.delivered..end {
             let token = self.stream.output()[i];
@@ -284,6 +321,15 @@ impl Running {
             let taken = self
                 .writing
                 .take(text, token, &mut self.stops, &mut segments);
+            if let Some((event, sources)) = &mut round {
+                event
+                    .tokens
+                    .extend(sources.next().map(|source| TracedToken {
+                        text: taken.text.clone(),
+                        channel: taken.channel,
+                        source,
+                    }));
+            }
             let written = WrittenToken {
                 id: token,
                 text: taken.text,
@@ -298,6 +344,10 @@ impl Running {
             }
             if self.writing.is_full() {
                 reason = Some(FinishReason::ToolCalls);
+                break;
+            }
+            if taken.is_last {
+                reason = Some(FinishReason::Length);
                 break;
             }
         }
@@ -328,6 +378,10 @@ impl Running {
             }
         }
         let reason = reason.map(|reason| self.writing.finish(reason, &mut segments));
+        // Text comes after what tells of it; a sink that has stopped listening says so again.
+        if let Some((event, _)) = round {
+            (self.sink)(Event::Round(Box::new(event)));
+        }
         let listening = (self.sink)(Event::Text(segments));
         if listening {
             reason

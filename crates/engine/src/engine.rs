@@ -164,7 +164,7 @@ impl Engine {
         let (mut whole, mut ids) = (String::new(), Vec::new());
         for event in inbox {
             match event {
-                Event::Prefill { .. } => {}
+                Event::Prefill { .. } | Event::Round(_) => {}
                 Event::Text(segments) => {
                     for segment in segments {
                         if segment.channel == Channel::Answer {
@@ -229,7 +229,10 @@ impl Engine {
                 "drafts of this engine have at most {limit} tokens"
             )));
         }
-        if request.logprobs.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
+        if request
+            .logprobs
+            .is_some_and(|asked| asked.top > MAX_TOP_LOGPROBS)
+        {
             return Err(Rejected::BadParameter(format!(
                 "log-probabilities come with at most {MAX_TOP_LOGPROBS} of the likeliest tokens"
             )));

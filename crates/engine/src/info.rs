@@ -22,6 +22,18 @@ pub struct ModelInfo {
     pub context_max: usize,
     /// Tokens in the vocabulary.
     pub vocab_size: usize,
+    /// Numbers of a hidden row, and so of an embedding.
+    pub hidden_size: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Numbers in the weights of the checkpoint.
+    pub parameters: u64,
+    /// The name of the number format of most weights, such as `bf16` or `q4_k`.
+    pub weight_format: &'static str,
+    /// The kind of the checkpoint's files: `safetensors` or `gguf`.
+    pub container: &'static str,
+    /// Whether weights and memory are in memory of the device's own, which a GPU has.
+    pub own_memory: bool,
     /// Requests that run at once.
     pub sequences: usize,
     /// Bytes of the checkpoint's files.

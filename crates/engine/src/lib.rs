@@ -24,17 +24,20 @@ mod footprint;
 mod grammars;
 mod hashes;
 mod info;
+mod lines;
 mod load;
 mod options;
 mod pace;
 mod placement;
 mod preflight;
+mod queue;
 mod reason;
 mod request;
 mod sampler;
 mod scheduler;
 mod shortlist;
 mod source;
+mod stored;
 
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
 pub use cache::Namespace;
@@ -47,6 +50,7 @@ pub use error::{
 };
 pub use footprint::RequestBytes;
 pub use info::{Model, ModelInfo};
+pub use lines::LineLimits;
 pub use load::load;
 pub use options::{DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions};
 pub use preflight::{
@@ -55,13 +59,16 @@ pub use preflight::{
 pub use reason::{Placement, WeightsReason, Words};
 pub use request::{
     CallBegin, CallEnd, CallPart, CancelToken, Event, FinishReason, PositionCounts, Rejected,
-    Request, RequestOutcome, Segment, Sink, Speculation, Timings, ToolUse, Usage, WrittenToken,
-    full_context,
+    Request, RequestOutcome, RoundEvent, Segment, Sink, Speculation, Timings, ToolUse, TracedToken,
+    Usage, WrittenToken, full_context,
 };
 pub use sampler::{SAMPLER_NUMBERS, SamplerNumber};
 pub use scheduler::Counters;
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::sample::Mirostat;
-pub use speculate::{Accept, DraftLength, Logprobs, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling};
-pub use text::{Channel, SamplingDefaults, Text, Tools};
+pub use speculate::{
+    Accept, DraftLength, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling,
+    TokenSource, TopLogprobs,
+};
+pub use text::{Channel, PromptEnd, SamplingDefaults, Text, Tools};

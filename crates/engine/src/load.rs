@@ -17,6 +17,7 @@ use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key, Preflight, Probing};
 use crate::source::{Source, quantized};
+use crate::stored::Stored;
 use backend::{Backend, KvFormat};
 use cache::{KeptSize, Memory, MemoryPlan, MemorySize};
 use models::{ModelError, Target};
@@ -62,7 +63,7 @@ fn open(source: &Source, options: &LoadOptions) -> Result<Opened, EngineError> {
     }
     let checkpoint = quantized(checkpoint, options.quantize.as_ref())?;
     // After the check above: a drafter has no tokenizer to complain about.
-    let mut text = source.text(&checkpoint)?;
+    let mut text = source.text(&checkpoint, options.chat_template.as_deref())?;
     text.allow_special_tokens = options.allow_special_tokens;
     // Before the weights are there a second time.
     let mut hashes = Hashes::open(options.probing.cache());
@@ -204,7 +205,9 @@ struct Facts {
     step_bytes: u64,
     weights: (&'static str, String),
     unused_tensors: Vec<String>,
+    stored: Stored,
     device: String,
+    own_memory: bool,
 }
 
 impl Facts {
@@ -230,7 +233,9 @@ impl Facts {
             step_bytes: placed.target.step_bytes(checkpoint),
             weights: (place, (options.words.weights)(&placed.weights.reason)),
             unused_tensors,
+            stored: Stored::new(checkpoint),
             device: b.name(),
+            own_memory: b.capabilities().own_memory,
         }
     }
 }
@@ -318,6 +323,12 @@ fn attempt(
         context: size.context,
         context_max: target.max_context(),
         vocab_size: target.vocab_size(),
+        hidden_size: target.hidden_size(),
+        layers: target.n_layers(),
+        parameters: facts.stored.parameters,
+        weight_format: facts.stored.format,
+        container: facts.stored.container,
+        own_memory: facts.own_memory,
         sequences: size.sequences,
         weight_bytes: facts.weight_bytes,
         drafter_weight_bytes: found.weight_bytes,

@@ -73,6 +73,8 @@ pub struct LoadOptions {
     /// Whether control tokens that messages, tools and template arguments spell are control
     /// tokens ([`text::Text::allow_special_tokens`]); otherwise they are text.
     pub allow_special_tokens: bool,
+    /// A chat template in place of the checkpoint's own: a Jinja program.
+    pub chat_template: Option<String>,
 }
 
 impl Default for LoadOptions {
@@ -95,6 +97,7 @@ impl Default for LoadOptions {
             memory_limit: None,
             prefix_cache_memory: 0,
             allow_special_tokens: false,
+            chat_template: None,
         }
     }
 }

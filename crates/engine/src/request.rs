@@ -1,9 +1,10 @@
 //! What goes into the engine and what comes out.
 
+use crate::lines::LineLimits;
 use cache::Namespace;
 use constrain::Grammar;
 use serde::Serialize;
-use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats};
+use speculate::{Accept, DraftLength, Logprobs, Sampling, Stats, TokenSource, TopLogprobs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use text::{Channel, Tools};
@@ -38,10 +39,11 @@ pub struct Request {
     /// How long drafts are; as long as pays, up to the engine's own limit, if
     /// absent. At most 0 turns speculation off.
     pub draft: Option<DraftLength>,
-    /// Whether tokens come with their log-probabilities, and beside each with those of how
-    /// many of the likeliest; [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS) at most. They are those
+    /// Whether tokens come with their log-probabilities, and with which. Those of the logits are
     /// of all tokens, whatever a grammar allows.
-    pub logprobs: Option<usize>,
+    pub logprobs: Option<TopLogprobs>,
+    /// Whether each round says what it did ([`Event::Round`]).
+    pub trace: bool,
     /// What the answer has to follow ([`Engine::compile`](crate::Engine::compile)). Reasoning before it is free, where
     /// `splits_reasoning` or `shows_reasoning_marks` says that there may be some.
     pub grammar: Option<Grammar>,
@@ -52,6 +54,15 @@ pub struct Request {
     pub namespace: Namespace,
     /// Whether the prompt is looked for in the prefix cache.
     pub reuse: bool,
+    /// Whose turn it is when more requests wait than can run: the smallest comes first.
+    pub priority: i64,
+    /// Who asks. Clients with equal priority take turns.
+    pub client: u64,
+    /// What the reply goes on with where the prompt ends in the middle of it, its answer or its
+    /// reasoning; otherwise the prompt's last tokens tell what the reply begins with.
+    pub continues: Option<Channel>,
+    /// Limits that count from the text's first line break.
+    pub lines: LineLimits,
 }
 
 impl Request {
@@ -70,10 +81,15 @@ impl Request {
             tools: None,
             draft: None,
             logprobs: None,
+            trace: false,
             grammar: None,
             reasoning_budget: None,
             namespace: Namespace::default(),
             reuse: true,
+            priority: 0,
+            client: 0,
+            continues: None,
+            lines: LineLimits::default(),
         }
     }
 }
@@ -168,17 +184,22 @@ pub fn full_context(tokens: usize, context: usize) -> &'static str {
     }
 }
 
-/// What happens to a request, in order: `Prefill`*, `Text`*, then one of `Done`
-/// and `Failed`.
+/// What happens to a request, in order: `Prefill`*, then `Text`*, each after a `Round` if
+/// [`Request::trace`] is set, then one of `Done` and `Failed`.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Rows of the prompt that have run, of how many.
+    /// Rows of the prompt that have run, of how many. The first says that the request is
+    /// admitted.
     Prefill {
-        /// Rows that have run.
+        /// Rows that have run, those of `cached` among them.
         done: usize,
         /// Rows of the prompt.
         total: usize,
+        /// Rows that were found in the prefix cache.
+        cached: usize,
     },
+    /// What the round did whose text comes next; only where [`Request::trace`] is set.
+    Round(Box<RoundEvent>),
     /// Tokens of one round and the text that they complete, in order. While a character or a
     /// possible stop string is held back, segments have tokens and no text.
     Text(Vec<Segment>),
@@ -283,6 +304,33 @@ pub struct WrittenToken {
     pub text: String,
     /// How likely the target held it, if [`Request::logprobs`] asks for that.
     pub logprobs: Option<Logprobs>,
+}
+
+/// What one round did for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoundEvent {
+    /// The number of the round, from 1. 0 is the prompt's last step, which is no round and writes
+    /// the first token.
+    pub number: u64,
+    /// Tokens of the draft that was verified.
+    pub drafted: usize,
+    /// Tokens of the draft that a grammar left no choice about.
+    pub forced: usize,
+    /// Tokens of the draft that were accepted, those behind the end of the text among them.
+    pub accepted: usize,
+    /// The tokens that the round has written, in order, without the stop token.
+    pub tokens: Vec<TracedToken>,
+}
+
+/// A token of a reply, and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TracedToken {
+    /// The characters that the token completes, as [`WrittenToken::text`] has them.
+    pub text: String,
+    /// What the token is a part of.
+    pub channel: Channel,
+    /// Where the token came from.
+    pub source: TokenSource,
 }
 
 /// Why a text has ended.

@@ -14,19 +14,19 @@
 //! others do not notice.
 
 use crate::constraint::{Following, ReasoningRules, ReplyConstraint};
-use crate::delivery::{Running, Writing};
+use crate::delivery::{Running, Writing, progress};
 use crate::info::Model;
 use crate::pace::Pace;
+use crate::queue::Queue;
 use crate::request::{CancelToken, Event, FinishReason, Request, Sink};
 use speculate::{
     Constraint, DraftLength, Finish, NO_TOKEN_REASON, Prompt, Speculator, Stream, StreamOptions,
 };
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
-use text::{StopStrings, Text};
+use text::{Channel, ReasoningMarks, ReplyStart, StopStrings, Text};
 
 /// What the engine has done since it started.
 #[derive(Debug, Default)]
@@ -88,7 +88,7 @@ pub(crate) struct Scheduler {
     draft_max: usize,
     no_draft: Option<String>,
     inbox: Receiver<Job>,
-    waiting: VecDeque<Job>,
+    waiting: Queue,
     running: Vec<Running>,
     reuse: bool,
     counters: Arc<Counters>,
@@ -112,7 +112,7 @@ impl Scheduler {
             draft_max: info.draft_max,
             no_draft: info.drafter.is_none().then_some(info.drafter_reason),
             inbox,
-            waiting: VecDeque::new(),
+            waiting: Queue::default(),
             running: Vec::new(),
             reuse,
             counters,
@@ -152,13 +152,13 @@ impl Scheduler {
     fn receive(&mut self) -> bool {
         if self.running.is_empty() && self.waiting.is_empty() {
             match self.inbox.recv() {
-                Ok(job) => self.waiting.push_back(job),
+                Ok(job) => self.waiting.push(job),
                 Err(_) => return false,
             }
         }
         loop {
             match self.inbox.try_recv() {
-                Ok(job) => self.waiting.push_back(job),
+                Ok(job) => self.waiting.push(job),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
@@ -176,16 +176,11 @@ impl Scheduler {
             }
             keep
         });
-        let mut next = 0;
-        while self.running.len() < sequences && next < self.waiting.len() {
-            let request = &self.waiting[next].request;
-            if self.reuse && request.reuse && self.should_wait(request) {
-                next += 1;
-                continue;
-            }
-            let Some(mut job) = self.waiting.remove(next) else {
+        while self.running.len() < sequences {
+            let Some(mut job) = self.next() else {
                 break;
             };
+            let client = job.request.client;
             self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
             let request = job.request;
             let writing = Writing::new(&self.text, &request);
@@ -217,7 +212,11 @@ impl Scheduler {
                     if let Some(constraint) = constraint {
                         stream.constrain(Box::new(constraint));
                     }
+                    if request.trace {
+                        stream.trace();
+                    }
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
+                    (job.sink)(progress(&stream));
                     self.running.push(Running {
                         stream,
                         sink: job.sink,
@@ -230,6 +229,7 @@ impl Scheduler {
                         speculates,
                         accept,
                         first_token: None,
+                        client,
                     });
                 }
                 (stream, stops) => {
@@ -247,6 +247,17 @@ impl Scheduler {
         }
         // A request for no tokens at all has ended before its first round.
         self.leave(|running| running.stream.finish().map(|_| FinishReason::Length));
+    }
+
+    /// The next request to start; `None` if none waits that should start now.
+    fn next(&mut self) -> Option<Job> {
+        let running: Vec<u64> = self.running.iter().map(|running| running.client).collect();
+        let mut order = self.waiting.order(&running).into_iter();
+        let index = order.find(|&index| {
+            let request = &self.waiting.get(index).request;
+            !(self.reuse && request.reuse && self.should_wait(request))
+        })?;
+        Some(self.waiting.take(index))
     }
 
     /// Whether most of the prompt of `request` is being read for another one that runs.
@@ -285,7 +296,12 @@ impl Scheduler {
         let marks = self.text.reasoning.filter(|_| may_reason);
         let budget = request.reasoning_budget;
         let (tokenizer, prompt) = (&self.text.tokenizer, &request.prompt);
-        let rules = marks.map(|marks| ReasoningRules::new(marks, tokenizer, prompt, budget));
+        let start = |marks: &ReasoningMarks| match request.continues {
+            None => marks.start(tokenizer, prompt),
+            Some(Channel::Reasoning) => ReplyStart::Reasoning,
+            Some(Channel::Answer | Channel::ToolCall) => ReplyStart::Answer,
+        };
+        let rules = marks.map(|marks| ReasoningRules::new(marks, tokenizer, start(&marks), budget));
         let answer = request.grammar.as_ref();
         let answer = answer.map(|g| Box::new(Following(g.start())) as Box<dyn Constraint>);
         let stops = self.text.stop_tokens.ids().to_vec();

@@ -97,16 +97,27 @@ impl Source {
         })
     }
 
-    pub(crate) fn text(&self, checkpoint: &Checkpoint) -> Result<Text, EngineError> {
+    /// Loads the model's text side, with `template` for its chat template if there is one.
+    pub(crate) fn text(
+        &self,
+        checkpoint: &Checkpoint,
+        template: Option<&str>,
+    ) -> Result<Text, EngineError> {
         if let Some(metadata) = checkpoint.metadata() {
-            return Ok(convert::vocabulary(&metadata).load()?);
+            let mut vocabulary = convert::vocabulary(&metadata);
+            if let Some(template) = template {
+                vocabulary.chat_template = Some(Cow::Borrowed(template));
+            }
+            return Ok(vocabulary.load()?);
         }
         Ok(match self {
-            Source::Folder(path) => TextFiles::open(path)?,
+            Source::Folder(path) => TextFiles::open_with(path, template)?,
             Source::Files(files) => TextFiles {
                 tokenizer: &files.tokenizer,
                 tokenizer_config: files.tokenizer_config.as_deref(),
-                chat_template: files.chat_template.as_deref(),
+                chat_template: template
+                    .map(str::as_bytes)
+                    .or(files.chat_template.as_deref()),
                 generation_config: files.generation_config.as_deref(),
                 config: Some(files.config.as_bytes()),
             }

@@ -129,7 +129,8 @@ async fn serve(
     let _ = stream.set_nodelay(true);
     let close = activity.close.clone();
     let _leave = Leave(activity.clone());
-    let client = Arc::<Client>::default();
+    let address = stream.peer_addr().ok();
+    let client = Arc::new(Client::new(address.map(|address| address.ip())));
     let service = service_fn({
         let activity = activity.clone();
         move |mut request: hyper::Request<Incoming>| {

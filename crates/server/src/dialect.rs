@@ -14,11 +14,12 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Response, header};
 use engine::RequestOutcome;
 use futures_util::future::try_join_all;
 use serde_json::{Map, Value};
-use text::{Text, TextError};
+use text::{PromptEnd, Text, TextError};
 
 use crate::App;
 use crate::auth;
@@ -28,7 +29,9 @@ use crate::grammar::AnswerGrammar;
 use crate::lanes::Worker;
 use crate::limits::Limits;
 use crate::request::{Asked, Prompt};
+use crate::run::Run;
 use crate::sse::{self, StreamFormat};
+use crate::turns::Client;
 
 /// Header that lists the request's fields that changed nothing.
 pub(crate) const X_IGNORED_FIELDS: &str = "x-ignored-fields";
@@ -69,6 +72,16 @@ pub(crate) trait Endpoint: StreamFormat + Sized {
         app: &Arc<App>,
     ) -> Result<(Asked, Self), ApiError>;
 
+    /// The answer to a request that asks for no text, such as one that only wants the model to
+    /// be loaded.
+    ///
+    /// # Errors
+    ///
+    /// 404 for a model that is not served, where names are strict.
+    fn at_once(_object: &Map<String, Value>, _app: &App) -> Result<Option<Vec<u8>>, ApiError> {
+        Ok(None)
+    }
+
     /// Spells each of `n` answers, in their order. Only a dialect that reads requests for several
     /// is asked for more than one.
     fn choices(self, n: usize) -> Vec<Self> {
@@ -78,6 +91,12 @@ pub(crate) trait Endpoint: StreamFormat + Sized {
 
     /// Notes how many tokens the prompt has, before anything of the answer is spelled.
     fn begin(&mut self, prompt_tokens: usize);
+
+    /// Notes the tokens of the prompt, for a dialect whose answers repeat it.
+    fn note_prompt(&mut self, _prompt: &[u32]) {}
+
+    /// Notes where it can be seen how far the request is.
+    fn note_run(&mut self, _run: &Arc<Run>) {}
 
     /// All answers as one JSON document; called on the first of [`choices`](Endpoint::choices).
     fn document(&self, answers: &[Answer]) -> Vec<u8>;
@@ -89,40 +108,94 @@ pub(crate) struct Answer {
     pub(crate) outcome: Box<RequestOutcome>,
 }
 
+/// A request whose body has been read.
+pub(crate) struct Received {
+    head: Parts,
+    /// The body.
+    pub(crate) object: Map<String, Value>,
+    /// The right to work on its text.
+    pub(crate) worker: Worker,
+}
+
+impl Received {
+    /// Receives a request with a body of at most `limit` bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`App::read_object`], and once a shutdown has begun.
+    pub(crate) async fn new(app: &App, request: Request, limit: usize) -> Result<Self, ApiError> {
+        app.refuse_late()?;
+        let (head, body) = request.into_parts();
+        let (object, worker) = app.read_object(&head.headers, body, limit).await?;
+        Ok(Received {
+            head,
+            object,
+            worker,
+        })
+    }
+}
+
 /// Handles a request for text of any dialect.
 pub(crate) async fn answer<E: Endpoint>(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    app.refuse_late()?;
-    let (head, body) = request.into_parts();
     let limit = E::body_bytes(&app.config.limits);
-    let (object, worker) = app.read_object(&head.headers, body, limit).await?;
-    let (asked, endpoint) = E::read(object, &head.headers, &app)?;
+    answer_received::<E>(&app, Received::new(&app, request, limit).await?).await
+}
+
+/// Handles a request for text whose body has been read.
+pub(crate) async fn answer_received<E: Endpoint>(
+    app: &Arc<App>,
+    received: Received,
+) -> Result<Response<Body>, ApiError> {
+    let Received {
+        head,
+        object,
+        worker,
+    } = received;
+    if let Some(document) = E::at_once(&object, app)? {
+        return Ok(json(document));
+    }
+    let (asked, endpoint) = E::read(object, &head.headers, app)?;
     let Asked {
         prompt,
         mut options,
         ignored,
     } = asked;
-    options.keep_apart(auth::caller(&app.config.keys, &head.headers));
-    if options.grammar.is_some() && is_without_reasoning(&app, &prompt) {
+    let caller = auth::caller(&app.config.keys, &head.headers);
+    options.keep_apart(caller);
+    let continues = match &prompt {
+        Prompt::Conversation(conversation) => conversation.continues(),
+        _ => None,
+    };
+    let is_begun = continues.is_some();
+    if options.grammar.is_some() && !is_begun && is_without_reasoning(app, &prompt) {
         options.reasoning_budget = Some(0);
     }
-    let (worker, grammar) = compile(&app, worker, options.grammar.take()).await?;
-    let prompts = encode(&app, worker, prompt, app.engine.info().context).await?;
+    let (worker, grammar) = compile(app, worker, options.grammar.take()).await?;
+    let prompts = encode(app, worker, prompt, app.engine.info().context).await?;
     let n = prompts.len() * options.n;
     let most = app.engine.places_max();
     if n > most {
         let message = format!("asks for {n} answers in all, and this server takes {most} at once");
         return Err(ApiError::field("n", message));
     }
+    let client = head.extensions.get::<Arc<Client>>();
+    let client = client.map_or(0, |client| client.number(caller.as_ref()));
     let mut choices = endpoint.choices(n);
     let mut generations = Vec::with_capacity(n);
     for (i, choice) in choices.iter_mut().enumerate() {
         let prompt = &prompts[i / options.n];
         choice.begin(prompt.len());
-        let request = options.request_of(i % options.n, prompt.clone(), grammar.clone());
-        generations.push(Generation::start(&app, &head.extensions, request)?);
+        choice.note_prompt(prompt);
+        let mut request =
+            options.request_of(i % options.n, prompt.clone(), grammar.clone(), continues);
+        request.client = client;
+        let (wants, timeout) = (options.wants, options.timeout);
+        let generation = Generation::start(app, &head.extensions, request, wants, timeout)?;
+        choice.note_run(generation.run());
+        generations.push(generation);
     }
     let mut response = if options.stream {
         sse::respond(generations, choices)
@@ -182,13 +255,31 @@ fn encode_one(text: &Text, prompt: Prompt, limit: usize) -> Result<Vec<u32>, Tex
     match prompt {
         Prompt::Conversation(mut conversation) => {
             let tools = conversation.tools.take();
+            let end = conversation.end.unwrap_or(PromptEnd::Turn);
             let (messages, arguments) = conversation.for_template();
-            text.encode_chat_within(&messages, tools.as_deref(), true, &arguments, limit)
+            text.encode_chat_within(&messages, tools.as_deref(), end, &arguments, limit)
         }
         Prompt::Text(prompt) => text.encode_prompt_within(&prompt, limit),
         Prompt::Tokens(prompt) => Ok(prompt),
+        Prompt::Mixed(parts) => encode_mixed(text, parts, limit),
+        Prompt::Infill(infill) => {
+            let prompt = text.encode_infill(&infill)?;
+            Ok(prompt.expect("checked to have marks when the request was read"))
+        }
         Prompt::Several(_) => unreachable!("no list holds lists of prompts"),
     }
+}
+
+/// The tokens of parts that follow each other: a first text begins as a prompt does.
+fn encode_mixed(text: &Text, parts: Vec<Prompt>, limit: usize) -> Result<Vec<u32>, TextError> {
+    let mut tokens = Vec::new();
+    for (i, part) in parts.into_iter().enumerate() {
+        match part {
+            Prompt::Text(part) if i > 0 => tokens.extend(text.tokenizer.encode(&part, false)?),
+            part => tokens.extend(encode_one(text, part, limit)?),
+        }
+    }
+    Ok(tokens)
 }
 
 /// A JSON document as a response.

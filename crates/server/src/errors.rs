@@ -32,10 +32,21 @@ pub(crate) struct ApiError {
     /// Whether the same request may succeed later; unset where clients decide
     /// rightly by the status alone.
     should_retry: Option<bool>,
-    /// How long to wait before trying again.
-    retry_after: Option<Duration>,
+    /// Milliseconds to wait before trying again.
+    retry_after_ms: Option<u32>,
     /// What the log says instead of `message`, where that may repeat a prompt.
     logged: Option<&'static str>,
+    /// What did not fit, where a prompt did not.
+    pub(crate) overflow: Option<Box<Overflow>>,
+}
+
+/// A prompt that does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overflow {
+    /// Tokens of the prompt, or a lower bound of them.
+    pub(crate) prompt_tokens: usize,
+    /// Tokens of the context.
+    pub(crate) context: usize,
 }
 
 /// Why a request was refused, as an extension of the response, for the log.
@@ -56,15 +67,16 @@ impl ApiError {
             param: None,
             message: message.into(),
             should_retry: None,
-            retry_after: None,
+            retry_after_ms: None,
             logged: None,
+            overflow: None,
         }
     }
 
     /// This error, with the time after which the client should try again.
     pub(crate) fn retry_after(self, wait: Duration) -> Self {
         Self {
-            retry_after: Some(wait),
+            retry_after_ms: Some(u32::try_from(wait.as_millis()).unwrap_or(u32::MAX)),
             ..self
         }
     }
@@ -104,11 +116,40 @@ impl ApiError {
         }
     }
 
-    /// 400: the prompt does not fit the context.
-    pub(crate) fn too_long(message: String) -> Self {
+    /// 400: the prompt, of so many tokens, does not fit the `context`.
+    ///
+    /// Programs tell that by OpenAI's code, by llama-server's class of error, or by how
+    /// Anthropic begins to say so.
+    pub(crate) fn too_long(message: &str, prompt_tokens: usize, context: usize) -> Self {
         Self {
+            kind: "exceed_context_size_error",
             code: Some("context_length_exceeded"),
-            ..Self::request(message)
+            overflow: Some(Box::new(Overflow {
+                prompt_tokens,
+                context,
+            })),
+            ..Self::request(format!("prompt is too long: {message}"))
+        }
+    }
+
+    /// 501: this server deliberately has no such thing.
+    pub(crate) fn not_here(message: &str) -> Self {
+        Self {
+            should_retry: Some(false),
+            ..Self::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message)
+        }
+    }
+
+    /// 503: every slot is taken.
+    pub(crate) fn no_slot() -> Self {
+        Self {
+            code: Some("no_slot_available"),
+            should_retry: Some(true),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "unavailable_error",
+                "no slot is free",
+            )
         }
     }
 
@@ -329,7 +370,7 @@ impl ApiError {
     }
 
     /// 504: the request took longer than it may.
-    pub(crate) fn timed_out(seconds: u64) -> Self {
+    pub(crate) fn timed_out(after: Duration) -> Self {
         Self {
             code: Some("request_timeout"),
             // A retry would run into the same limit after the same work.
@@ -337,7 +378,10 @@ impl ApiError {
             ..Self::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 "server_error",
-                format!("the request ran longer than {seconds} seconds and was stopped"),
+                format!(
+                    "the request took longer than {} seconds and was stopped",
+                    after.as_secs_f64()
+                ),
             )
         }
     }
@@ -413,7 +457,8 @@ impl IntoResponse for ApiError {
         match self.should_retry {
             Some(true) => {
                 set(retry, "true");
-                let wait = self.retry_after.unwrap_or(RETRY_AFTER);
+                let wait = self.retry_after_ms.map(u64::from);
+                let wait = wait.map_or(RETRY_AFTER, Duration::from_millis);
                 // SDKs know both; whole seconds alone would bring all back together.
                 let millis = header::HeaderName::from_static("retry-after-ms");
                 let seconds = wait.as_secs_f64().ceil() as u64;
@@ -435,13 +480,13 @@ impl From<Rejected> for ApiError {
         match rejected {
             Rejected::EmptyPrompt => Self::request("the prompt is empty"),
             Rejected::PromptTooLong {
+                tokens,
                 context,
                 context_max,
-                ..
-            } => Self::too_long(format!(
-                "{rejected}{}",
-                crate::longer_context(context, context_max)
-            )),
+            } => {
+                let longer = crate::longer_context(context, context_max);
+                Self::too_long(&format!("{rejected}{longer}"), tokens, context)
+            }
             Rejected::BadToken { .. } => Self::request(rejected.to_string()),
             Rejected::BadParameter(message) => Self::request(message),
             Rejected::QueueFull { waiting } => Self {
@@ -470,7 +515,9 @@ impl From<TextError> for ApiError {
                 code: Some("no_chat_template"),
                 ..Self::request("the model has no chat template; use /v1/completions")
             },
-            TextError::TooManyTokens { .. } => Self::too_long(error.to_string()),
+            TextError::TooManyTokens { at_least, limit } => {
+                Self::too_long(&error.to_string(), *at_least, *limit)
+            }
             // Conversations differ in what they ask of a template, so these
             // are the request's doing more often than the checkpoint's.
             TextError::OutOfFuel { .. } => Self::request(error.to_string()),
@@ -545,7 +592,7 @@ mod tests {
         assert_eq!(later.headers()["retry-after"], "3");
         assert_eq!(later.headers()["retry-after-ms"], "2250");
         assert_eq!(full.headers()["x-should-retry"], "true");
-        let late = ApiError::timed_out(1).into_response();
+        let late = ApiError::timed_out(Duration::from_secs(1)).into_response();
         assert_eq!(late.headers()["x-should-retry"], "false");
     }
 

@@ -16,12 +16,12 @@
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::Extensions;
 use engine::{
     CallEnd, CallPart, CancelToken, Channel, Event, FinishReason, Logprobs, NO_TOKEN_REASON,
-    Rejected, Request, RequestOutcome, Segment, WrittenToken,
+    Rejected, Request, RequestOutcome, RoundEvent, Segment, WrittenToken,
 };
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
@@ -29,6 +29,7 @@ use tokio::time::{sleep, sleep_until};
 use crate::connection::Stage;
 use crate::errors::ApiError;
 use crate::metrics::Metrics;
+use crate::run::{Run, Slots};
 use crate::turns::Client;
 use crate::{App, ids};
 
@@ -37,6 +38,8 @@ use crate::{App, ids};
 pub(crate) enum Step {
     /// Text, or tokens that left none; not empty.
     Text(Piece),
+    /// More rows of the prompt have run, where that is asked for.
+    Prefill(Prefill),
     /// Nothing for a while: it is time for a sign of life.
     Quiet(Progress),
     /// The text has ended.
@@ -45,26 +48,41 @@ pub(crate) enum Step {
     Failed(ApiError),
 }
 
-/// Text, and its tokens where log-probabilities are asked for. While no text comes the
+/// What is told of a generation beside its text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wants {
+    /// Every token, also one without log-probabilities.
+    pub(crate) tokens: bool,
+    /// The progress of the prompt.
+    pub(crate) prefill: bool,
+}
+
+/// Text, and its tokens where they or log-probabilities are asked for. While no text comes the
 /// tokens wait for it, as a character or a possible stop string is held back.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Piece {
-    /// Parts of the reply, in order; only tokens with log-probabilities are kept.
+    /// Parts of the reply, in order; only tokens that are asked for are kept.
     segments: Vec<Segment>,
+    /// What the rounds did that wrote it, where that is asked for.
+    pub(crate) rounds: Vec<RoundEvent>,
     /// Tokens written since the last piece.
     pub(crate) n_tokens: usize,
 }
 
 impl Piece {
-    fn new(mut segments: Vec<Segment>) -> Self {
+    fn new(mut segments: Vec<Segment>, keeps_tokens: bool) -> Self {
         let n_tokens = segments.iter().map(|segment| segment.tokens.len()).sum();
-        for segment in &mut segments {
+        for segment in segments.iter_mut().filter(|_| !keeps_tokens) {
             segment.tokens.retain(|token| token.logprobs.is_some());
         }
         segments.retain(|segment| {
             !segment.text.is_empty() || !segment.tokens.is_empty() || segment.call.is_some()
         });
-        Piece { segments, n_tokens }
+        Piece {
+            segments,
+            rounds: Vec::new(),
+            n_tokens,
+        }
     }
 
     /// The parts of the reply, in order.
@@ -78,6 +96,11 @@ impl Piece {
         let mut texts = of_channel.map(|segment| segment.text.as_str());
         let first = texts.next().unwrap_or_default();
         texts.fold(Cow::Borrowed(first), |whole, text| whole + text)
+    }
+
+    /// The tokens that are kept, in order.
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = &WrittenToken> {
+        self.segments.iter().flat_map(|segment| &segment.tokens)
     }
 
     /// The tokens that come with log-probabilities, in order, each with its channel.
@@ -124,8 +147,14 @@ impl Piece {
         segments.any(|segment| !segment.text.is_empty() || segment.call.is_some())
     }
 
+    /// Whether the text has a line break.
+    fn has_line_break(&self) -> bool {
+        let mut segments = self.segments.iter();
+        segments.any(|segment| segment.text.contains('\n'))
+    }
+
     fn is_empty(&self) -> bool {
-        self.segments.is_empty() && self.n_tokens == 0
+        self.segments.is_empty() && self.rounds.is_empty() && self.n_tokens == 0
     }
 
     /// Bytes of text and tokens.
@@ -143,7 +172,12 @@ impl Piece {
                 + of_call(segment)
                 + segment.tokens.iter().map(of_token).sum::<usize>()
         };
-        self.segments.iter().map(of_segment).sum()
+        let of_round = |round: &RoundEvent| {
+            let texts = round.tokens.iter().map(|token| token.text.len());
+            size_of::<RoundEvent>() + size_of_val(round.tokens.as_slice()) + texts.sum::<usize>()
+        };
+        let segments = self.segments.iter().map(of_segment).sum::<usize>();
+        segments + self.rounds.iter().map(of_round).sum::<usize>()
     }
 
     fn push(&mut self, next: Piece) {
@@ -157,6 +191,7 @@ impl Piece {
             last.text.push_str(&segment.text);
             last.tokens.append(&mut segment.tokens);
         }
+        self.rounds.extend(next.rounds);
         self.n_tokens += next.n_tokens;
     }
 }
@@ -172,13 +207,24 @@ pub(crate) struct Call<'a> {
     pub(crate) arguments: String,
 }
 
+/// Rows of a prompt that have run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Prefill {
+    /// Rows that have run, those of `cached` among them.
+    pub(crate) done: usize,
+    /// Rows of the prompt.
+    pub(crate) total: usize,
+    /// Rows that were found in the prefix cache.
+    pub(crate) cached: usize,
+}
+
 /// How far a generation is that has no new text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// The request waits for its turn.
     Queued,
-    /// The request's prompt runs: rows done, and rows in all.
-    Prefill(usize, usize),
+    /// The request's prompt runs.
+    Prefill(Prefill),
     /// The request writes.
     Decode,
 }
@@ -186,10 +232,13 @@ pub(crate) enum Progress {
 /// A submitted request.
 pub(crate) struct Generation {
     mailbox: Arc<Mailbox>,
+    run: Arc<Run>,
     cancel: CancelToken,
     has_ended: bool,
     stage: watch::Receiver<Stage>,
     started: Instant,
+    /// How long the request may take.
+    timeout: Duration,
     client: Option<Arc<Client>>,
     /// The span of the request, whose id every line in the log carries: a stream is sent
     /// after its handler has ended.
@@ -198,17 +247,24 @@ pub(crate) struct Generation {
 }
 
 impl Generation {
-    /// Submits `request`, of the client that `from` names.
+    /// Submits `request`, of the client that `from` names. It may take as long as `timeout` says,
+    /// and no longer than the server lets any.
     pub(crate) fn start(
         app: &Arc<App>,
         from: &Extensions,
         request: Request,
+        wants: Wants,
+        timeout: Option<Duration>,
     ) -> Result<Self, ApiError> {
         let client = from.get::<Arc<Client>>().cloned();
-        let mailbox = Arc::new(Mailbox::new(app.config.limits.stream_buffer_bytes));
+        let most = app.config.limits.request_timeout;
+        let mailbox = Arc::new(Mailbox::new(app.config.limits.stream_buffer_bytes, wants));
+        let run = app.slots.run(&request);
         let inlet = Inlet {
             mailbox: mailbox.clone(),
             metrics: app.metrics.clone(),
+            slots: app.slots.clone(),
+            run: run.clone(),
             started: Instant::now(),
             span: tracing::Span::current(),
             last: None,
@@ -218,20 +274,27 @@ impl Generation {
         })?;
         Ok(Generation {
             mailbox,
+            run,
             cancel,
             has_ended: false,
             stage: app.stage.clone(),
             started: Instant::now(),
+            timeout: timeout.map_or(most, |timeout| timeout.min(most)),
             client,
             span: tracing::Span::current(),
             app: app.clone(),
         })
     }
 
+    /// What is known of the request while it runs.
+    pub(crate) fn run(&self) -> &Arc<Run> {
+        &self.run
+    }
+
     /// Waits for what comes next; nothing comes after `End` and `Failed`.
     pub(crate) async fn next(&mut self) -> Step {
         let limits = &self.app.config.limits;
-        let deadline = (self.started + limits.request_timeout).into();
+        let deadline = (self.started + self.timeout).into();
         let quiet = sleep(limits.keep_alive);
         tokio::pin!(quiet);
         let step = loop {
@@ -246,13 +309,13 @@ impl Generation {
                 () = self.mailbox.ready.notified() => {}
                 _ = self.stage.changed() => {}
                 () = sleep_until(deadline) => {
-                    break Step::Failed(ApiError::timed_out(limits.request_timeout.as_secs()));
+                    break Step::Failed(ApiError::timed_out(self.timeout));
                 }
                 () = &mut quiet => break Step::Quiet(self.mailbox.progress()),
             }
         };
         match &step {
-            Step::Text(_) | Step::Quiet(_) => {}
+            Step::Text(_) | Step::Prefill(_) | Step::Quiet(_) => {}
             Step::End(outcome) => self.log_end(outcome),
             Step::Failed(error) => {
                 self.app.metrics.faults.count(error.label());
@@ -270,7 +333,7 @@ impl Generation {
         loop {
             match self.next().await {
                 Step::Text(piece) => whole.push(piece),
-                Step::Quiet(_) => {}
+                Step::Prefill(_) | Step::Quiet(_) => {}
                 Step::End(outcome) => return Ok((whole, outcome)),
                 Step::Failed(error) => return Err(error),
             }
@@ -354,12 +417,15 @@ struct Mailbox {
     state: Mutex<State>,
     ready: Notify,
     limit: usize,
+    wants: Wants,
 }
 
 struct State {
     piece: Piece,
     end: Option<End>,
     progress: Progress,
+    /// Progress of the prompt that the reader has not been told of.
+    prefill: Option<Prefill>,
     /// When the reader left, if it has.
     left: Option<Instant>,
 }
@@ -370,17 +436,19 @@ enum End {
 }
 
 impl Mailbox {
-    fn new(limit: usize) -> Self {
+    fn new(limit: usize, wants: Wants) -> Self {
         let state = State {
             piece: Piece::default(),
             end: None,
             progress: Progress::Queued,
+            prefill: None,
             left: None,
         };
         Mailbox {
             state: Mutex::new(state),
             ready: Notify::new(),
             limit,
+            wants,
         }
     }
 
@@ -390,7 +458,11 @@ impl Mailbox {
 
     fn take(&self) -> Option<Step> {
         let mut state = self.state();
-        let is_last = state.end.is_some() && !state.piece.segments.is_empty();
+        if let Some(prefill) = state.prefill.take() {
+            return Some(Step::Prefill(prefill));
+        }
+        let State { piece, end, .. } = &*state;
+        let is_last = end.is_some() && !(piece.segments.is_empty() && piece.rounds.is_empty());
         if is_last || state.piece.has_text() {
             return Some(Step::Text(std::mem::take(&mut state.piece)));
         }
@@ -404,6 +476,19 @@ impl Mailbox {
         self.state().progress
     }
 
+    /// Notes how far the prompt is; whether anyone listens.
+    fn prefill(&self, prefill: Prefill) -> bool {
+        let mut state = self.state();
+        state.progress = Progress::Prefill(prefill);
+        let is_heard = state.left.is_none();
+        if self.wants.prefill {
+            state.prefill = Some(prefill);
+            drop(state);
+            self.ready.notify_one();
+        }
+        is_heard
+    }
+
     fn leave(&self) {
         self.state().left.get_or_insert_with(Instant::now);
     }
@@ -413,6 +498,11 @@ impl Mailbox {
         let mut state = self.state();
         if state.left.is_some() || matches!(state.end, Some(End::Failed(_))) {
             return false;
+        }
+        if let Progress::Prefill(prefill) = state.progress {
+            // The last rows of a prompt have run with the first token.
+            let done = prefill.total;
+            state.prefill = self.wants.prefill.then_some(Prefill { done, ..prefill });
         }
         state.progress = Progress::Decode;
         if state.piece.len() + piece.len() > self.limit {
@@ -443,6 +533,8 @@ impl Mailbox {
 struct Inlet {
     mailbox: Arc<Mailbox>,
     metrics: Arc<Metrics>,
+    slots: Arc<Slots>,
+    run: Arc<Run>,
     started: Instant,
     span: tracing::Span,
     /// When the newest text came.
@@ -456,14 +548,27 @@ impl Inlet {
 
     fn take(&mut self, event: Event) -> bool {
         match event {
-            Event::Prefill { done, total } => {
-                let mut state = self.mailbox.state();
-                state.progress = Progress::Prefill(done, total);
-                state.left.is_none()
+            Event::Prefill {
+                done,
+                total,
+                cached,
+            } => {
+                self.slots.admit(&self.run, total, cached);
+                let prefill = Prefill {
+                    done,
+                    total,
+                    cached,
+                };
+                self.mailbox.prefill(prefill)
             }
+            Event::Round(round) => self.mailbox.push(Piece {
+                rounds: vec![*round],
+                ..Piece::default()
+            }),
             Event::Text(segments) => {
                 let now = Instant::now();
-                let piece = Piece::new(segments);
+                let piece = Piece::new(segments, self.mailbox.wants.tokens);
+                self.run.wrote(piece.n_tokens, piece.has_line_break());
                 match self.last.replace(now) {
                     None => self.metrics.time_to_first_token.observe(now - self.started),
                     Some(last) => self.metrics.count_tokens(piece.n_tokens, now - last),
@@ -497,6 +602,7 @@ impl Inlet {
 
 impl Drop for Inlet {
     fn drop(&mut self) {
+        self.slots.leave(&self.run);
         let left = self.mailbox.state().left;
         match left {
             Some(left) => self.metrics.cancel_latency.observe(left.elapsed()),
@@ -513,166 +619,4 @@ impl Drop for Inlet {
 }
 
 #[cfg(test)]
-mod tests {
-    use engine::CallBegin;
-
-    use super::*;
-
-    fn said(reasoning: &str, answer: &str) -> Piece {
-        let segment = |channel, text: &str| Segment {
-            text: text.to_owned(),
-            ..Segment::new(channel)
-        };
-        Piece::new(vec![
-            segment(Channel::Reasoning, reasoning),
-            segment(Channel::Answer, answer),
-        ])
-    }
-
-    #[test]
-    fn text_grows_into_one_piece_and_the_end_comes_after_it() {
-        let mailbox = Mailbox::new(100);
-        assert!(mailbox.take().is_none());
-        assert!(mailbox.push(said("", "a")));
-        assert!(mailbox.push(said("", "")) && mailbox.push(said("c", "b")));
-        mailbox.end(End::Failed(ApiError::internal()));
-        mailbox.end(End::Failed(ApiError::busy()));
-        let Some(Step::Text(whole)) = mailbox.take() else {
-            panic!("text");
-        };
-        // In the order in which it was written, and whole by channel.
-        assert_eq!(whole.segments.len(), 3);
-        assert_eq!(whole.text(Channel::Reasoning), "c");
-        assert_eq!(whole.text(Channel::Answer), "ab");
-        assert_eq!(whole.text(Channel::ToolCall), "");
-        assert!(
-            matches!(mailbox.take(), Some(Step::Failed(error)) if error == ApiError::internal())
-        );
-        assert!(mailbox.take().is_none());
-    }
-
-    #[test]
-    fn calls_grow_piece_by_piece_and_broken_ones_are_none() {
-        let part = |index, name: Option<&str>, json: &str, end| {
-            let begin = name.map(|name| CallBegin {
-                id: format!("call_{index}"),
-                name: name.to_owned(),
-            });
-            Piece::new(vec![Segment {
-                text: json.to_owned(),
-                call: Some(CallPart { index, begin, end }),
-                ..Segment::new(Channel::ToolCall)
-            }])
-        };
-        let (whole, broken) = (Some(CallEnd::Whole), Some(CallEnd::Broken));
-        let mailbox = Mailbox::new(100);
-        for piece in [
-            part(0, Some("f"), "", None),
-            part(0, None, "{\"a\":", None),
-            part(0, None, "1}", None),
-            part(0, None, "", whole),
-            part(1, Some("g"), "{\"b", None),
-            part(1, None, "", broken),
-            said("", "text"),
-            part(2, Some("f"), "{}", whole),
-        ] {
-            assert!(mailbox.push(piece));
-        }
-        let Some(Step::Text(piece)) = mailbox.take() else {
-            panic!("text");
-        };
-        let calls = piece.calls();
-        let calls: Vec<_> = calls
-            .iter()
-            .map(|c| (c.id, c.name, c.arguments.as_str()))
-            .collect();
-        assert_eq!(calls, [("call_0", "f", "{\"a\":1}"), ("call_2", "f", "{}")]);
-        assert_eq!(piece.text(Channel::Answer), "text");
-        assert_eq!(piece.call_parts().count(), 3);
-        // What is kept for a slow reader includes calls.
-        assert!(!Mailbox::new(6).push(part(0, Some("f"), "", None)));
-    }
-
-    #[test]
-    fn a_reader_too_far_behind_is_cut_off() {
-        let mailbox = Mailbox::new(4);
-        assert!(mailbox.push(said("ab", "cd")));
-        assert!(!mailbox.push(said("", "e")));
-        assert!(!mailbox.push(said("", "")));
-        assert!(
-            matches!(mailbox.take(), Some(Step::Failed(error)) if error == ApiError::slow_reader(4))
-        );
-    }
-
-    #[test]
-    fn nothing_is_kept_for_a_reader_that_left() {
-        let mailbox = Mailbox::new(4);
-        mailbox.leave();
-        assert!(!mailbox.push(said("", "a")));
-        assert!(mailbox.take().is_none());
-    }
-
-    #[test]
-    fn tokens_wait_for_text_but_not_beyond_the_end() {
-        let token = |id| {
-            let token = WrittenToken {
-                id,
-                text: String::new(),
-                logprobs: Some(Logprobs::default()),
-            };
-            Piece::new(vec![Segment {
-                tokens: vec![token],
-                ..Segment::new(Channel::Answer)
-            }])
-        };
-        let mailbox = Mailbox::new(1000);
-        assert!(mailbox.push(token(1)));
-        assert!(mailbox.take().is_none());
-        assert!(mailbox.push(said("", "a")));
-        let whole = |piece: &Piece| {
-            (
-                piece.judged().count(),
-                piece.text(Channel::Answer).into_owned(),
-            )
-        };
-        assert!(
-            matches!(mailbox.take(), Some(Step::Text(piece)) if whole(&piece) == (1, "a".into()))
-        );
-        assert!(mailbox.push(token(2)));
-        mailbox.end(End::Failed(ApiError::internal()));
-        assert!(
-            matches!(mailbox.take(), Some(Step::Text(piece)) if whole(&piece) == (1, "".into()))
-        );
-        assert!(matches!(mailbox.take(), Some(Step::Failed(_))));
-        assert!(mailbox.take().is_none());
-        // What is kept for a slow reader includes calls.
-        let small = Mailbox::new(20);
-        assert!(!small.push(token(1)));
-    }
-
-    #[test]
-    fn an_engine_that_lets_go_without_a_word_is_an_error_and_not_a_hang() {
-        let metrics = Arc::new(Metrics::new(8));
-        let mailbox = Arc::new(Mailbox::new(4));
-        let inlet = || Inlet {
-            mailbox: mailbox.clone(),
-            metrics: metrics.clone(),
-            started: Instant::now(),
-            span: tracing::Span::none(),
-            last: None,
-        };
-        let is_failed = |step| matches!(step, Some(Step::Failed(e)) if e == ApiError::internal());
-        drop(inlet());
-        assert!(is_failed(mailbox.take()));
-        assert!(!metrics.engine_lost.load(Ordering::Relaxed));
-        let mut lost = inlet();
-        assert!(lost.take(Event::Prefill { done: 1, total: 2 }));
-        let engine = std::thread::spawn(move || {
-            let _lost = lost;
-            panic!("on purpose");
-        });
-        engine.join().unwrap_err();
-        assert!(is_failed(mailbox.take()));
-        assert!(metrics.engine_lost.load(Ordering::Relaxed));
-    }
-}
+mod tests;

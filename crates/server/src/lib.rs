@@ -1,4 +1,4 @@
-//! HTTP: OpenAI's and Anthropic's APIs over one engine.
+//! HTTP: OpenAI's, Anthropic's, llama-server's and Ollama's APIs over one engine.
 //!
 //! ```text
 //! socket ─ connection ─ router (host, origin, key) ─ dialect ─ generation ─→ engine
@@ -17,9 +17,14 @@
 //! | `dialect` | what an API has to say of itself, and the way of a request that all share |
 //! | `request`, `options` | a request as the engine understands it, and its options |
 //! | `generation` | a request on its way through the engine |
+//! | `run` | how far the requests are that run, and in which slots |
+//! | `samplers` | which samplers act |
 //! | `sse` | a generation as a stream |
 //! | `openai/*` | OpenAI's dialect, one file an endpoint |
 //! | `anthropic/*` | Anthropic's dialect |
+//! | `llama/*` | llama-server's dialect |
+//! | `page` | the chat page for browsers, whose files are in `page/` |
+//! | `ollama/*` | Ollama's dialect |
 //! | `metrics` | what Prometheus reads |
 //! | [`limits`] | every limit, by name |
 //!
@@ -39,14 +44,19 @@ mod grammar;
 mod ids;
 mod lanes;
 pub mod limits;
+mod llama;
 mod metrics;
 mod offer;
+mod ollama;
 mod openai;
 mod options;
+mod page;
 mod paths;
 mod request;
 mod resting;
 mod router;
+mod run;
+mod samplers;
 mod sse;
 mod strict;
 mod template;
@@ -77,6 +87,7 @@ use fields::Fields;
 use lanes::{Lanes, Worker};
 use metrics::Metrics;
 use openai::responses::store::Store;
+use run::Slots;
 use turns::Turns;
 
 /// Names that a server takes for its model even where it is strict about names.
@@ -94,6 +105,17 @@ pub fn messages_fields_as_markdown() -> String {
     anthropic::tables::markdown()
 }
 
+/// The table of request fields of llama-server's own API as Markdown, as it stands in
+/// `docs/server.md`.
+pub fn llama_fields_as_markdown() -> String {
+    llama::tables::markdown()
+}
+
+/// The table of request fields of Ollama's API as Markdown, as it stands in `docs/server.md`.
+pub fn ollama_fields_as_markdown() -> String {
+    ollama::tables::markdown()
+}
+
 /// How a server behaves.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
@@ -103,6 +125,12 @@ pub struct Config {
     /// Whether a request for a model of another name is refused. Otherwise the model that
     /// is served answers it, and the response names that one.
     pub strict_model_names: bool,
+    /// Whether a conversation that ends with a message of the assistant is answered by a turn of
+    /// its own; otherwise the answer goes on from that message, unless a request says which.
+    pub whole_assistant_turns: bool,
+    /// Whether the model reasons where a request does not say; otherwise its chat template
+    /// decides. Messages of Anthropic's API always say.
+    pub reasoning: Option<bool>,
     /// The API keys, one of which a request must carry; without any, everyone may ask.
     pub keys: Keys,
     /// Whether the network may ask without a key.
@@ -175,6 +203,7 @@ pub(crate) struct App {
     /// What the Responses API keeps.
     responses: Store,
     metrics: Arc<Metrics>,
+    slots: Arc<Slots>,
 }
 
 impl App {
@@ -195,6 +224,7 @@ impl App {
             lanes: Lanes::new(&config.limits),
             turns: Turns::new(config.limits.turn_grace),
             responses: Store::new(&config.limits),
+            slots: Arc::new(Slots::new(engine.info().sequences)),
             names,
             engine,
             config,
@@ -262,11 +292,14 @@ impl App {
         done.await
             .map_err(|_| ApiError::internal())?
             .map_err(|error| match error {
-                TextError::TooManyTokens { at_least, limit } => ApiError::too_long(format!(
-                    "{error}{}{}",
-                    engine::full_context(at_least, limit),
-                    longer_context(limit, self.engine.info().context_max)
-                )),
+                TextError::TooManyTokens { at_least, limit } => {
+                    let message = format!(
+                        "{error}{}{}",
+                        engine::full_context(at_least, limit),
+                        longer_context(limit, self.engine.info().context_max)
+                    );
+                    ApiError::too_long(&message, at_least, limit)
+                }
                 error => error.into(),
             })
     }

@@ -7,13 +7,14 @@
 use std::sync::Arc;
 
 use engine::{
-    DRY_BREAKERS, DraftLength, Engine, Mirostat, Namespace, Request, SAMPLER_NUMBERS, Sampling,
-    ToolUse, Tools, sequence_breakers,
+    Channel, DRY_BREAKERS, DraftLength, Engine, LineLimits, LogprobsOf, Mirostat, Namespace,
+    Request, SAMPLER_NUMBERS, Sampling, ToolUse, Tools, TopLogprobs, sequence_breakers,
 };
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 use text::Text;
 use text::sampling::{LOGIT_BIAS, TEMPERATURE};
 use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
@@ -21,10 +22,12 @@ use text::stop::{STOP_CHARS_MAX, STOPS_MAX};
 use crate::auth::Caller;
 use crate::errors::ApiError;
 use crate::fields::{Fields, whole};
+use crate::generation::Wants;
 use crate::grammar::AnswerGrammar;
 use crate::ids;
 use crate::limits::{DRY_BREAKER_CHARS_MAX, DRY_BREAKERS_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX};
 use crate::offer::{Offer, OfferFields, hold};
+use crate::samplers;
 
 /// Largest `top_k`; no vocabulary is larger.
 const TOP_K_MAX: i64 = 1 << 24;
@@ -33,6 +36,11 @@ const MAX_TOKENS_MAX: i64 = u32::MAX as i64;
 
 /// What the numbers of mirostat may be.
 const MIROSTAT: RangeInclusive<f64> = 0.0..=100.0;
+
+/// Whose turn it is, as vLLM counts it: the smallest comes first.
+const PRIORITY: RangeInclusive<i64> = -1000..=1000;
+/// Seconds that a request may take.
+const TIMEOUT: RangeInclusive<f64> = 0.001..=86_400.0;
 
 /// Most answers to one prompt.
 const N_MAX: i64 = 128;
@@ -48,6 +56,8 @@ pub(crate) struct Names {
     pub(crate) stop: &'static str,
     /// Other names of sampling options, each with the option's own.
     pub(crate) sampling: &'static [(&'static str, &'static str)],
+    /// Whether llama-server's sampler `infill` is passed over, instead of refused.
+    pub(crate) passes_infill: bool,
 }
 
 /// The options of one request.
@@ -66,6 +76,12 @@ pub(crate) struct Options {
     pub(crate) shows_reasoning_marks: bool,
     /// Whether tokens come with log-probabilities, and with how many of the likeliest.
     pub(crate) logprobs: Option<usize>,
+    /// What these say.
+    pub(crate) logprobs_of: LogprobsOf,
+    /// What is told beside the text.
+    pub(crate) wants: Wants,
+    /// Whether rounds say what they did.
+    pub(crate) trace: bool,
     /// What the model may call.
     pub(crate) tools: Option<Offer>,
     pub(crate) stream: bool,
@@ -79,6 +95,12 @@ pub(crate) struct Options {
     pub(crate) namespace: Namespace,
     /// Whether the prompts are looked for in the prefix cache.
     pub(crate) reuse: bool,
+    /// Whose turn it is when requests wait; the smallest comes first.
+    pub(crate) priority: i64,
+    /// How long the request may take, with the time that it waits.
+    pub(crate) timeout: Option<Duration>,
+    /// Limits that count from the text's first line break.
+    pub(crate) lines: LineLimits,
 }
 
 impl Options {
@@ -96,7 +118,7 @@ impl Options {
             limit = limit.or(fields.integer(name, -1..=MAX_TOKENS_MAX)?);
         }
         let max_tokens = limit.map_or(max_tokens, |n| usize::try_from(n).ok());
-        let sampling = sampling(fields, engine, names.sampling)?;
+        let sampling = sampling(fields, engine, names)?;
         if let Some(most) = max_tokens.filter(|&most| sampling.min_tokens > most) {
             return Err(fields.error(
                 "min_tokens",
@@ -114,6 +136,9 @@ impl Options {
             splits_reasoning: false,
             shows_reasoning_marks: false,
             logprobs: None,
+            logprobs_of: LogprobsOf::Logits,
+            wants: Wants::default(),
+            trace: false,
             tools: None,
             stream,
             n: 1,
@@ -121,6 +146,11 @@ impl Options {
             reasoning_budget: None,
             namespace: salted(fields.string("cache_salt")?),
             reuse: fields.bool("cache_prompt")?.unwrap_or(true),
+            priority: fields.integer("priority", PRIORITY)?.unwrap_or(0),
+            timeout: fields
+                .number("timeout", TIMEOUT)?
+                .map(Duration::from_secs_f64),
+            lines: LineLimits::default(),
         })
     }
 
@@ -149,17 +179,22 @@ impl Options {
         Ok(told)
     }
 
-    /// The engine's request for the answer number `i` to `prompt`, which follows `grammar`. Each
-    /// answer has a seed of its own, the first that of the request.
+    /// The engine's request for the answer number `i` to `prompt`, which follows `grammar` and
+    /// goes on with what `continues` says. Each answer has a seed of its own, the first that of
+    /// the request.
     pub(crate) fn request_of(
         &self,
         i: usize,
         prompt: Vec<u32>,
         grammar: Option<engine::Grammar>,
+        continues: Option<Channel>,
     ) -> Request {
         let mut options = self.clone();
         options.sampling.seed = seed_of(options.sampling.seed, i);
-        options.request(prompt, grammar)
+        Request {
+            continues,
+            ..options.request(prompt, grammar)
+        }
     }
 
     /// The engine's request for `prompt`, with an answer that follows `grammar`.
@@ -179,11 +214,19 @@ impl Options {
                 calls_max: offer.calls_max,
             }),
             draft: self.draft,
-            logprobs: self.logprobs,
+            logprobs: self.logprobs.map(|top| TopLogprobs {
+                top,
+                of: self.logprobs_of,
+            }),
+            trace: self.trace,
             grammar,
             reasoning_budget: self.reasoning_budget,
             namespace: self.namespace,
             reuse: self.reuse,
+            priority: self.priority,
+            client: 0,
+            continues: None,
+            lines: self.lines,
         }
     }
 }
@@ -227,11 +270,7 @@ pub(crate) fn answers(fields: &Fields<'_>) -> Result<usize, ApiError> {
     Ok(n as usize)
 }
 
-fn sampling(
-    fields: &Fields<'_>,
-    engine: &Engine,
-    aliases: &[(&'static str, &'static str)],
-) -> Result<Sampling, ApiError> {
+fn sampling(fields: &Fields<'_>, engine: &Engine, names: &Names) -> Result<Sampling, ApiError> {
     let advice = &engine.text().sampling;
     let mut sampling = Sampling {
         top_k: match fields.integer("top_k", -1..=TOP_K_MAX)? {
@@ -246,7 +285,7 @@ fn sampling(
         if let Some(advised) = (option.advised)(advice) {
             (option.set)(&mut sampling, advised);
         }
-        let aliases = aliases.iter().filter(|(_, own)| *own == option.name);
+        let aliases = names.sampling.iter().filter(|(_, own)| *own == option.name);
         for name in [option.name]
             .into_iter()
             .chain(aliases.map(|(name, _)| *name))
@@ -267,6 +306,7 @@ fn sampling(
         sampling.repeat_last_n = usize::try_from(n).ok();
     }
     mirostat(fields, &mut sampling)?;
+    samplers::read(fields, &mut sampling, names.passes_infill)?;
     logit_bias(fields, engine, &mut sampling)?;
     sampling.seed = seed(fields)?;
     Ok(sampling)

@@ -9,7 +9,7 @@ const COMPARED_CHARS_MAX: usize = 128;
 /// APIs that are known and not served: how their paths begin, and what they are. Those
 /// without `/v1` are compared as they are.
 const FOREIGN: &[(&str, &str)] = &[
-    ("/api", "Ollama's API"),
+    ("/api", "this part of Ollama's API"),
     ("/v1/messages/batches", "Anthropic's Message Batches API"),
     ("/v1/complete", "Anthropic's Text Completions API"),
     ("/v1/embeddings", "OpenAI's Embeddings API"),
@@ -22,10 +22,6 @@ const FOREIGN: &[(&str, &str)] = &[
     ("/v1/threads", "OpenAI's Assistants API"),
     ("/v1/rerank", "the Rerank API"),
     ("/v1beta", "Google's Gemini API"),
-    ("/completion", "llama-server's own API"),
-    ("/infill", "llama-server's own API"),
-    ("/tokenize", "llama-server's and vLLM's tokenizer API"),
-    ("/detokenize", "llama-server's and vLLM's tokenizer API"),
     ("/generate", "TGI's API"),
 ];
 
@@ -175,8 +171,8 @@ mod tests {
     #[test]
     fn foreign_apis_are_known_by_their_folder() {
         for (path, name) in [
-            ("/api/tags", Some("Ollama's API")),
-            ("/api/", Some("Ollama's API")),
+            ("/api/embed", Some("this part of Ollama's API")),
+            ("/api/", Some("this part of Ollama's API")),
             (
                 "/v1/messages/batches/b_1",
                 Some("Anthropic's Message Batches API"),

@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
+use engine::Channel;
 use serde_json::{Map, Value, json};
 use text::messages::MESSAGES_MAX;
+use text::{Infill, PromptEnd, Text};
 
 use crate::errors::ApiError;
 use crate::options::Options;
@@ -29,7 +31,11 @@ pub(crate) enum Prompt {
     Text(String),
     /// Token ids.
     Tokens(Vec<u32>),
-    /// Several texts or lists of token ids, each of which gets answers of its own.
+    /// Texts and lists of token ids that follow each other.
+    Mixed(Vec<Prompt>),
+    /// What stands around a gap to fill.
+    Infill(Infill),
+    /// Several prompts of the kinds before, each of which gets answers of its own.
     Several(Vec<Prompt>),
 }
 
@@ -42,6 +48,8 @@ pub(crate) struct Conversation {
     pub(crate) arguments: Map<String, Value>,
     /// The tools that the model is told of, as chat templates read them.
     pub(crate) tools: Option<Arc<Value>>,
+    /// Where the prompt ends: after the beginning of the model's turn, if absent.
+    pub(crate) end: Option<PromptEnd>,
 }
 
 /// One message of a conversation.
@@ -103,7 +111,88 @@ impl Role {
     }
 }
 
+/// Whether an answer goes on from the last message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Continue {
+    /// If that is the assistant's, and calls nothing.
+    IfPossible,
+    /// If that is the assistant's.
+    IfLast,
+    /// From what it says, or what it has reasoned where it says nothing.
+    Always,
+    /// From what it says.
+    Content,
+    /// From what it has reasoned.
+    Reasoning,
+    /// Never.
+    Never,
+}
+
 impl Conversation {
+    /// Has the answer go on from the last message where `asked` says so; `name` is the field that
+    /// does, or the list of messages.
+    ///
+    /// # Errors
+    ///
+    /// 400 if the answer cannot go on from that message, or the one before is the assistant's too.
+    pub(crate) fn go_on(
+        &mut self,
+        asked: Continue,
+        name: &str,
+        text: &Text,
+    ) -> Result<(), ApiError> {
+        let last = self.messages.last();
+        let last = last.filter(|last| last.role == Role::Assistant);
+        let calls = last.is_some_and(Message::has_calls);
+        let is_left = match asked {
+            Continue::Never => true,
+            Continue::IfPossible => last.is_none() || calls,
+            Continue::IfLast => last.is_none(),
+            Continue::Always | Continue::Content | Continue::Reasoning => false,
+        };
+        if is_left {
+            return Ok(());
+        }
+        let Some(last) = last else {
+            let message = "needs a last message of the assistant";
+            return Err(ApiError::field(name, message));
+        };
+        if calls {
+            let message = "cannot go on from a message that calls tools; send their results";
+            return Err(ApiError::field(name, message));
+        }
+        let before = self.messages.iter().rev().nth(1);
+        if before.is_some_and(|before| before.role == Role::Assistant) {
+            let path = format!("messages[{}]", self.messages.len() - 1);
+            let message = "is the second message of the assistant at the end, and an answer goes on from one; join the two, or send `continue_final_message: false`";
+            return Err(ApiError::field(path, message));
+        }
+        let end = match asked {
+            Continue::Content => PromptEnd::Content,
+            Continue::Reasoning => PromptEnd::Reasoning,
+            _ => {
+                let said: String = last
+                    .content
+                    .iter()
+                    .map(|Part::Text(text)| &**text)
+                    .collect();
+                let mut message = last.others.clone();
+                message.insert("content".to_owned(), said.into());
+                text.continuation(&Value::Object(message))
+            }
+        };
+        self.end = Some(end);
+        Ok(())
+    }
+
+    /// What the answer goes on with where it goes on from the last message.
+    pub(crate) fn continues(&self) -> Option<Channel> {
+        match self.end {
+            Some(PromptEnd::Content) => Some(Channel::Answer),
+            Some(PromptEnd::Reasoning) => Some(Channel::Reasoning),
+            Some(PromptEnd::Turn | PromptEnd::Message) | None => None,
+        }
+    }
     /// The messages in the form that the text crate takes, and the template's arguments.
     pub(crate) fn for_template(self) -> (Value, Map<String, Value>) {
         let messages = self.messages.into_iter().map(Message::for_template);
@@ -112,6 +201,12 @@ impl Conversation {
 }
 
 impl Message {
+    /// Whether the message calls tools.
+    fn has_calls(&self) -> bool {
+        let calls = self.others.get("tool_calls").and_then(Value::as_array);
+        calls.is_some_and(|calls| !calls.is_empty())
+    }
+
     fn for_template(self) -> Value {
         let mut texts = self.content.into_iter().map(|Part::Text(text)| text);
         let content = match (texts.next(), texts.len()) {
@@ -188,6 +283,7 @@ mod tests {
             ],
             arguments: Map::from_iter([("think".into(), json!(true))]),
             tools: None,
+            end: None,
         };
         let (messages, arguments) = conversation.for_template();
         assert_eq!(

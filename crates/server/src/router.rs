@@ -17,7 +17,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::IntoResponse;
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use futures_util::FutureExt;
 use tracing::Instrument;
 
@@ -27,9 +27,12 @@ use crate::connection::Stage;
 use crate::dialect::{Dialect, answer};
 use crate::errors::{ApiError, Refusal};
 use crate::limits::{ECHO_CHARS_MAX, REQUEST_ID_CHARS_MAX};
+use crate::llama;
+use crate::llama::completion::{Completion, Continued, Filled};
+use crate::ollama;
 use crate::openai::responses::{Respond, stored};
-use crate::openai::{self, chat, completions, models};
-use crate::{App, ids, paths};
+use crate::openai::{self, chat, models};
+use crate::{App, ids, page, paths};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Methods that some route knows.
@@ -56,11 +59,18 @@ struct Route {
 /// Every path of the server.
 const ROUTES: &[Route] = &[
     Route {
-        path: "/",
+        path: page::ROOT,
         method: "GET",
         is_public: false,
         dialect: &openai::DIALECT,
         methods: || get(greeting),
+    },
+    Route {
+        path: page::FILE,
+        method: "GET",
+        is_public: true,
+        dialect: &openai::DIALECT,
+        methods: || get(page::file),
     },
     Route {
         path: "/health",
@@ -102,7 +112,63 @@ const ROUTES: &[Route] = &[
         method: "POST",
         is_public: false,
         dialect: &openai::DIALECT,
-        methods: || post(answer::<completions::Completion>),
+        methods: || post(llama::completion::completions),
+    },
+    Route {
+        path: "/completion",
+        method: "POST",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || post(answer::<Completion<Continued>>),
+    },
+    Route {
+        path: "/infill",
+        method: "POST",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || post(answer::<Completion<Filled>>),
+    },
+    Route {
+        path: "/tokenize",
+        method: "POST",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || post(llama::tokens::tokenize),
+    },
+    Route {
+        path: "/detokenize",
+        method: "POST",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || post(llama::tokens::detokenize),
+    },
+    Route {
+        path: "/apply-template",
+        method: "POST",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || post(llama::tokens::apply_template),
+    },
+    Route {
+        path: "/props",
+        method: "GET",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || get(llama::props::props).post(llama::props::set_props),
+    },
+    Route {
+        path: "/slots",
+        method: "GET",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || get(llama::props::slots),
+    },
+    Route {
+        path: "/lora-adapters",
+        method: "GET",
+        is_public: false,
+        dialect: &llama::DIALECT,
+        methods: || get(llama::props::adapters).post(llama::props::set_adapters),
     },
     Route {
         path: "/v1/messages",
@@ -145,6 +211,90 @@ const ROUTES: &[Route] = &[
         is_public: false,
         dialect: &openai::DIALECT,
         methods: || post(stored::cancel),
+    },
+    Route {
+        path: "/api/version",
+        method: "GET",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || get(ollama::models::version),
+    },
+    Route {
+        path: "/api/tags",
+        method: "GET",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || get(ollama::models::tags),
+    },
+    Route {
+        path: "/api/ps",
+        method: "GET",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || get(ollama::models::ps),
+    },
+    Route {
+        path: "/api/show",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::show),
+    },
+    Route {
+        path: "/api/chat",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(answer::<ollama::answer::Chat>),
+    },
+    Route {
+        path: "/api/generate",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(answer::<ollama::answer::Generate>),
+    },
+    Route {
+        path: "/api/pull",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::refuse_change),
+    },
+    Route {
+        path: "/api/push",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::refuse_change),
+    },
+    Route {
+        path: "/api/create",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::refuse_change),
+    },
+    Route {
+        path: "/api/copy",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::refuse_change),
+    },
+    Route {
+        path: "/api/delete",
+        method: "DELETE",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || delete(ollama::models::refuse_change),
+    },
+    Route {
+        path: "/api/blobs/{digest}",
+        method: "POST",
+        is_public: false,
+        dialect: &ollama::DIALECT,
+        methods: || post(ollama::models::refuse_change),
     },
 ];
 
@@ -286,12 +436,18 @@ async fn pass(
     if from == Ok(Origin::Allowed) && request.method() == Method::OPTIONS {
         return (preflight(headers), Origin::Allowed);
     }
-    let host = auth::check_host(&app.config, app.local, &request);
+    // The page's files hold nothing of this server, and its requests bring the key that makes up for
+    // the Host: so a person can reach it under any name where there are keys.
+    let is_page = route.is_some_and(|route| page::is_asked(route.path, headers));
+    let host = match is_page && !app.config.keys.is_empty() {
+        true => Ok(()),
+        false => auth::check_host(&app.config, app.local, &request),
+    };
     let from = match host.and(from) {
         Ok(from) => from,
         Err(error) => return (error.into_response(), Origin::Same),
     };
-    let is_public = route.is_some_and(|route| route.is_public);
+    let is_public = is_page || route.is_some_and(|route| route.is_public);
     if !is_public && let Err(error) = auth::check_key(&app.config.keys, headers) {
         return (error.into_response(), from);
     }
@@ -333,15 +489,19 @@ fn request_id(headers: &HeaderMap) -> String {
         .map_or_else(|| format!("req_{}", ids::unique()), str::to_owned)
 }
 
-/// `GET /`: a line for whoever opens the address in a browser.
-async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> String {
-    format!(
+/// `GET /`: the chat page for browsers, a few lines for programs.
+async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
+    if page::wants_html(&headers) {
+        return page::document(&headers);
+    }
+    let text = format!(
         "paceline {} serves {}\nOpenAI base URL: {}\npaths: {}\n",
         env!("CARGO_PKG_VERSION"),
         app.model(),
         base_url(&app, &headers),
         served().join(", ")
-    )
+    );
+    ([(header::VARY, "accept")], text).into_response()
 }
 
 /// `GET /health`: 200 while requests are taken.
@@ -382,13 +542,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_health_is_public() {
+    fn only_health_and_the_files_of_the_page_are_public() {
         let public: Vec<&str> = ROUTES
             .iter()
             .filter(|r| r.is_public)
             .map(|r| r.path)
             .collect();
-        assert_eq!(public, ["/health"]);
+        assert_eq!(public, [page::FILE, "/health"]);
     }
 
     #[test]

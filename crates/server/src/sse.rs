@@ -1,4 +1,4 @@
-//! Server-sent events: a generation as a stream of frames.
+//! A generation as a stream of frames: server-sent events, or lines of JSON.
 //!
 //! ```text
 //! opening   at once, before the prompt has run
@@ -21,14 +21,19 @@ use futures_util::stream;
 use serde::Serialize;
 
 use crate::errors::ApiError;
-use crate::generation::{Generation, Piece, Progress, Step};
+use crate::generation::{Generation, Piece, Prefill, Progress, Step};
 
 /// How an API spells a stream.
 pub(crate) trait StreamFormat: Send + 'static {
+    /// The media type of the stream.
+    const CONTENT_TYPE: &str = "text/event-stream; charset=utf-8";
     /// Writes what comes before the text; may be nothing.
     fn open(&mut self, frames: &mut Frames);
     /// Writes a piece of text, or tokens that left none; not empty.
     fn text(&mut self, piece: &Piece, frames: &mut Frames);
+    /// Writes how far the prompt is, where [`Options::wants`](crate::options::Options::wants) asks
+    /// for it.
+    fn prefill(&mut self, _prefill: Prefill, _frames: &mut Frames) {}
     /// Writes a sign of life where nothing has been written for a while: a comment with the
     /// progress, unless the API has an event for it.
     fn quiet(&mut self, progress: Progress, frames: &mut Frames) {
@@ -54,6 +59,13 @@ impl Frames {
         self.raw(&json);
     }
 
+    /// Adds a document as a line of its own, for streams of lines of JSON.
+    pub(crate) fn line(&mut self, document: &impl Serialize) {
+        let json = serde_json::to_string(document).expect("responses have string keys");
+        self.0 += &json;
+        self.0.push('\n');
+    }
+
     /// Adds one line of data; JSON has no raw line breaks.
     pub(crate) fn raw(&mut self, line: &str) {
         let _ = write!(self.0, "data: {line}\n\n");
@@ -68,7 +80,9 @@ impl Frames {
     fn comment(&mut self, progress: Progress) {
         let _ = match progress {
             Progress::Queued => write!(self.0, ": queued\n\n"),
-            Progress::Prefill(done, total) => write!(self.0, ": prefill {done}/{total}\n\n"),
+            Progress::Prefill(Prefill { done, total, .. }) => {
+                write!(self.0, ": prefill {done}/{total}\n\n")
+            }
             Progress::Decode => write!(self.0, ": decode\n\n"),
         };
     }
@@ -97,13 +111,18 @@ pub(crate) fn respond<F: StreamFormat>(
         formats,
     };
     let frames = stream::unfold(sending, async |mut sending| {
-        let frames = sending.advance().await?;
-        Some((Ok::<_, Infallible>(Bytes::from(frames.0)), sending))
+        loop {
+            let frames = sending.advance().await?;
+            // An empty chunk would end the body.
+            if !frames.0.is_empty() {
+                return Some((Ok::<_, Infallible>(Bytes::from(frames.0)), sending));
+            }
+        }
     });
     let mut response = Response::new(Body::from_stream(frames));
     let headers = response.headers_mut();
     let mut set = |name, value| headers.insert(name, HeaderValue::from_static(value));
-    set(header::CONTENT_TYPE, "text/event-stream; charset=utf-8");
+    set(header::CONTENT_TYPE, F::CONTENT_TYPE);
     set(header::CACHE_CONTROL, "no-cache");
     // Asks nginx not to collect the stream before passing it on.
     set(header::HeaderName::from_static("x-accel-buffering"), "no");
@@ -118,10 +137,7 @@ impl<F: StreamFormat> Sending<F> {
             self.formats
                 .iter_mut()
                 .for_each(|format| format.open(&mut frames));
-            // An empty chunk would end the body.
-            if !frames.0.is_empty() {
-                return Some(frames);
-            }
+            return Some(frames);
         }
         if self.generations.is_empty() {
             return None;
@@ -134,6 +150,7 @@ impl<F: StreamFormat> Sending<F> {
         let format = &mut self.formats[place];
         match step {
             Step::Text(piece) => format.text(&piece, &mut frames),
+            Step::Prefill(prefill) => format.prefill(prefill, &mut frames),
             Step::Quiet(progress) => format.quiet(progress, &mut frames),
             Step::End(outcome) => {
                 format.end(&outcome, &mut frames);
@@ -162,7 +179,11 @@ mod tests {
     fn a_frame_is_one_line_whatever_it_carries() {
         let mut frames = Frames::default();
         frames.data(&"a\r\nb\u{2028}");
-        frames.comment(Progress::Prefill(1, 2));
+        frames.comment(Progress::Prefill(Prefill {
+            done: 1,
+            total: 2,
+            cached: 0,
+        }));
         frames.event("ping", &1);
         assert_eq!(
             frames.0,

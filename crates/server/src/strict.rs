@@ -21,6 +21,8 @@ const LARGE_FIELDS: &[(&str, usize)] = &[
     ("messages", MESSAGES_WEIGHT_MAX),
     ("input", MESSAGES_WEIGHT_MAX),
     ("prompt", JSON_WEIGHT_MAX),
+    ("tokens", JSON_WEIGHT_MAX),
+    ("content", JSON_WEIGHT_MAX),
     ("tools", TOOLS_WEIGHT_MAX),
     ("functions", TOOLS_WEIGHT_MAX),
 ];

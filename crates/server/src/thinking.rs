@@ -22,6 +22,7 @@ const BUDGETS: &[&str] = &[
     "thinking_token_budget",
     "reasoning_budget",
     "reasoning_budget_tokens",
+    "thinking_budget_tokens",
 ];
 /// Most tokens of a budget; no context is longer.
 const BUDGET_MAX: i64 = u32::MAX as i64;
@@ -51,14 +52,7 @@ impl Thinking {
         if let Some(on) = fields.bool(ENABLE)? {
             thinking.turn(fields, ENABLE, on)?;
         }
-        match fields.get("think") {
-            None => {}
-            Some(Value::Bool(on)) => thinking.turn(fields, "think", *on)?,
-            Some(_) => {
-                let effort = fields.string("think")?.unwrap_or_default();
-                thinking.set_effort(fields, "think", effort)?;
-            }
-        }
+        thinking.think(fields)?;
         if let Some(effort) = fields.string(EFFORT)? {
             thinking.set_effort(fields, EFFORT, effort)?;
         }
@@ -70,6 +64,38 @@ impl Thinking {
             }
         }
         Ok(thinking)
+    }
+
+    /// What is meant where a request says nothing: `default`, if there is one.
+    pub(crate) fn or(mut self, default: Option<bool>) -> Self {
+        if let (true, Some(on)) = (self == Thinking::default(), default) {
+            self.switch = Some(("reasoning", on));
+        }
+        self
+    }
+
+    /// Reads what a request of Ollama's API says of reasoning: its `think`.
+    ///
+    /// # Errors
+    ///
+    /// 400 for a wrong value.
+    pub(crate) fn read_think(fields: &Fields<'_>) -> Result<Self, ApiError> {
+        let mut thinking = Thinking::default();
+        thinking.think(fields)?;
+        Ok(thinking)
+    }
+
+    /// Ollama's: on, off, or an effort by name.
+    fn think(&mut self, fields: &Fields<'_>) -> Result<(), ApiError> {
+        const NAME: &str = "think";
+        match fields.get(NAME) {
+            None => Ok(()),
+            Some(Value::Bool(on)) => self.turn(fields, NAME, *on),
+            Some(_) => {
+                let effort = fields.string(NAME)?.unwrap_or_default();
+                self.set_effort(fields, NAME, effort)
+            }
+        }
     }
 
     /// Reads what a request of Anthropic's Messages API says of reasoning: its `thinking`, and

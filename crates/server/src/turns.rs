@@ -9,8 +9,12 @@
 //! A client is a connection: what it is owed ends with it.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
+
+use crate::auth::Caller;
 
 /// Ended requests that the rate is reckoned from.
 const ENDED_MAX: usize = 32;
@@ -22,6 +26,8 @@ const WAIT: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(30)
 /// One connection.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
+    /// Where the connection comes from.
+    address: Option<IpAddr>,
     /// When a request of this client last ended.
     served: Mutex<Option<Instant>>,
 }
@@ -130,6 +136,25 @@ impl Owed {
 }
 
 impl Client {
+    /// A connection from `address`.
+    pub(crate) fn new(address: Option<IpAddr>) -> Self {
+        Client {
+            address,
+            ..Client::default()
+        }
+    }
+
+    /// A number that the connections of one caller share: of the key that they carry, else of the
+    /// address that they come from.
+    pub(crate) fn number(&self, key: Option<&Caller>) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match key {
+            Some(key) => key.hash(&mut hasher),
+            None => self.address.hash(&mut hasher),
+        }
+        hasher.finish()
+    }
+
     fn served(&self) -> Option<Instant> {
         *self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -10,23 +10,27 @@
 //! The device edits and chooses with the host's bits, so who does it never shows in a text. The host
 //! sends it the edits alone, and no row of logits comes back.
 //!
+//! Dynamic temperature and top-n-sigma go by sums over the whole edited row, of integers and so the same in
+//! any order: the device tells them ([`backend::moments`]), and the host finds the choice by them.
+//!
 //! What the host still chooses, of rows that it reads back for that, a row at a time:
 //!
-//! - dynamic temperature and top-n-sigma: the temperature, or the least logit to keep, follows from sums
-//!   over the whole row. They are sums of integers, the same in any order, but some take 128 bits, and the
-//!   choice could begin only after one more pass over the row and a wait for it;
 //! - typical-p, and XTC at positions where its coin has it act: what they keep is no prefix of the tokens by
 //!   value, which is all that the kernels can cut. Elsewhere XTC is no option at all;
 //! - mirostat: the bound of a row follows from the token of the row before, so that rows of one round
 //!   cannot be chosen together;
-//! - residual acceptance, which needs the probabilities of all tokens;
+//! - residual acceptance, and the log-probabilities of what tokens are chosen from, which need the
+//!   probabilities of all tokens;
 //! - rows that give no token once they are edited. Either they gave none before, or edits have left
 //!   nothing to choose from: the logits are computed once more, and the host tells the two apart.
 
 use crate::accept::Accept;
+use crate::logprobs::LogprobsOf;
 use crate::round::StreamRows;
+use crate::sample::ByDevice;
 use crate::speculator::Speculator;
 use crate::stream::Stream;
+use backend::moments::Moments;
 use backend::{Backend, NO_TOKEN, RowEdits, Tensor, TokenChoice, TokenMask};
 
 /// What is known of the tokens after the rows of a round.
@@ -86,7 +90,11 @@ impl Speculator {
         let b = &*self.b;
         let masked = mask_rows(b, logits, streams, rows);
         let choosing = || streams.iter().zip(rows).filter(|(_, r)| r.reaches_end);
-        if choosing().all(|(s, _)| s.options.sampling.is_plain_greedy()) {
+        let is_plain = |s: &Stream| {
+            s.options.sampling.is_plain_greedy()
+                && s.options.logprobs_of(LogprobsOf::Choice).is_none()
+        };
+        if choosing().all(|(s, _)| is_plain(s)) {
             let tokens = b.argmax(&masked.logits).into_iter().map(Some).collect();
             return Chosen {
                 tokens,
@@ -95,33 +103,38 @@ impl Speculator {
                 as_they_are: masked.as_they_are,
             };
         }
-        let choice = |(s, i): (&&mut Stream, usize)| {
+        let plan = |(s, i): (&&mut Stream, usize)| {
             let sampling = &s.options.sampling;
-            let is_exact = self.accept.with(sampling) == Accept::Exact;
-            let choice = sampling.of_edited((s.tokens.len() + i) as u64);
-            choice.filter(|_| is_exact)
+            let needs_all = self.accept.with(sampling) == Accept::Residual
+                || s.options.logprobs_of(LogprobsOf::Choice).is_some();
+            match needs_all {
+                false => sampling.by_device((s.tokens.len() + i) as u64),
+                true => ByDevice::Nothing,
+            }
         };
         let each = choosing().flat_map(|(s, r)| (0..=r.n_drafted).map(move |i| (s, i)));
-        let choices: Vec<Option<TokenChoice>> = each.map(choice).collect();
+        let plans: Vec<ByDevice> = each.map(plan).collect();
         let edits = choosing().any(|(s, _)| s.options.sampling.edits_logits());
-        let takes_all = !edits && choices.iter().all(Option::is_some);
-        let takes_some = choices.iter().any(Option::is_some) && b.capabilities().edits;
+        let is_choice = |plan: &ByDevice| matches!(plan, ByDevice::Choice(_));
+        let takes_all = !edits && plans.iter().all(is_choice);
+        let is_open = |plan: &ByDevice| *plan == ByDevice::Nothing;
+        let takes_some = !plans.iter().all(is_open) && b.capabilities().edits;
         if !takes_all && !takes_some {
             return masked.left_to_the_host();
         }
         let edits = match edits {
-            true => self.row_edits(streams, rows, &choices, masked.logits.cols()),
-            false => vec![RowEdits::default(); choices.len()],
+            true => self.row_edits(streams, rows, &plans, masked.logits.cols()),
+            false => vec![RowEdits::default(); plans.len()],
         };
-        self.choose_edited(streams, masked, &choices, &edits, source)
+        self.choose_edited((streams, rows), masked, &plans, &edits, source)
     }
 
-    /// Has the device edit the rows and choose a token of each that has one of `choices`.
+    /// Has the device edit the rows and choose a token of each that `plans` leave to it.
     fn choose_edited(
         &self,
-        streams: &[&mut Stream],
+        (streams, rows): (&[&mut Stream], &[StreamRows]),
         masked: Masked,
-        choices: &[Option<TokenChoice>],
+        plans: &[ByDevice],
         edits: &[RowEdits],
         source: Source<'_>,
     ) -> Chosen {
@@ -131,11 +144,13 @@ impl Speculator {
             mut as_they_are,
             masks,
         } = masked;
-        let is_open = |&row: &usize| choices[row].is_none();
-        let mut open_rows: Vec<usize> = (0..choices.len()).filter(is_open).collect();
+        let is_open = |&row: &usize| plans[row] == ByDevice::Nothing;
+        let mut open_rows: Vec<usize> = (0..plans.len()).filter(is_open).collect();
         let mut open = (!open_rows.is_empty()).then(|| b.gather(&logits, &open_rows));
         let has_edits = edits.iter().any(|row| !row.is_empty());
-        let has_logprobs = streams.iter().any(|s| s.options.logprobs.is_some());
+        let has_logprobs = streams
+            .iter()
+            .any(|s| s.options.logprobs_of(LogprobsOf::Logits).is_some());
         if has_edits && has_logprobs && as_they_are.is_none() {
             as_they_are = Some(copy(b, &logits));
         }
@@ -143,11 +158,8 @@ impl Speculator {
             true => b.edit_logits(logits, edits),
             false => logits,
         };
-        // Nobody looks at what an open row gives.
-        let known = choices.iter().flatten().next().copied();
-        let known = known.expect("a row that the device chooses of");
-        let all: Vec<TokenChoice> = choices.iter().map(|c| c.unwrap_or(known)).collect();
-        let Some(tokens) = b.choose_tokens(&edited, None, &all) else {
+        let choices = choices(b, &edited, (streams, rows), plans);
+        let Some(tokens) = b.choose_tokens(&edited, None, &choices) else {
             assert!(!has_edits, "a device that edits logits chooses tokens");
             let masked = Masked {
                 logits: edited,
@@ -158,7 +170,7 @@ impl Speculator {
         };
         let is_lost = |row: usize| tokens[row] == NO_TOKEN && !edits[row].is_empty();
         let n_open = open_rows.len();
-        open_rows.extend((0..tokens.len()).filter(|&row| choices[row].is_some() && is_lost(row)));
+        open_rows.extend((0..tokens.len()).filter(|row| !is_open(row) && is_lost(*row)));
         if open_rows.len() > n_open {
             open_rows.sort_unstable();
             open = Some(self.logits_again(&open_rows, &masks, source));
@@ -195,10 +207,10 @@ impl Speculator {
         &mut self,
         streams: &mut [&mut Stream],
         rows: &[StreamRows],
-        choices: &[Option<TokenChoice>],
+        plans: &[ByDevice],
         cols: usize,
     ) -> Vec<RowEdits> {
-        let mut edits = Vec::with_capacity(choices.len());
+        let mut edits = Vec::with_capacity(plans.len());
         let place = |token: u32| Some(token).filter(|&token| (token as usize) < cols);
         for (stream, rows) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
             let Stream {
@@ -214,9 +226,9 @@ impl Speculator {
                     history.push(draft[i - 1]);
                     pushed += 1;
                 }
-                edits.push(match choices[edits.len()] {
-                    Some(_) => options.sampling.edits(history, &mut self.scratch, place),
-                    None => RowEdits::default(),
+                edits.push(match plans[edits.len()] {
+                    ByDevice::Nothing => RowEdits::default(),
+                    _ => options.sampling.edits(history, &mut self.scratch, place),
                 });
             }
             (0..pushed).for_each(|_| history.pop());
@@ -237,6 +249,39 @@ impl Masked {
     }
 }
 
+/// The choice of each row of `edited`. Nobody looks at what comes of the one for a row that the host
+/// chooses of.
+fn choices(
+    b: &dyn Backend,
+    edited: &Tensor,
+    (streams, rows): (&[&mut Stream], &[StreamRows]),
+    plans: &[ByDevice],
+) -> Vec<TokenChoice> {
+    let asks = |&row: &usize| plans[row] == ByDevice::Moments;
+    let asked: Vec<usize> = (0..plans.len()).filter(asks).collect();
+    let moments = match asked.is_empty() {
+        true => Vec::new(),
+        false => b.moments(edited, &asked),
+    };
+    let mut moments = moments.into_iter();
+    let choosing = streams.iter().zip(rows).filter(|(_, r)| r.reaches_end);
+    let each = choosing.flat_map(|(s, r)| (0..=r.n_drafted).map(move |i| (s, i)));
+    let choice = |((stream, i), plan): ((&&mut Stream, usize), &ByDevice)| {
+        let sampling = &stream.options.sampling;
+        let position = (stream.tokens.len() + i) as u64;
+        match plan {
+            ByDevice::Choice(choice) => *choice,
+            ByDevice::Moments => {
+                let moments = moments.next().expect("the moments of each row that asks");
+                sampling.of_row(position, &moments)
+            }
+            // Of no logits at all: greedy.
+            ByDevice::Nothing => sampling.of_row(position, &Moments::of(&[])),
+        }
+    };
+    each.zip(plans).map(choice).collect()
+}
+
 /// The rows of `logits`, once more.
 fn copy(b: &dyn Backend, logits: &Tensor) -> Tensor {
     let all: Vec<usize> = (0..logits.rows()).collect();
@@ -254,7 +299,7 @@ fn mask_rows(
     if streams.iter().any(|stream| stream.constraint.is_some()) {
         for (stream, _) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
             masks.append(&mut stream.masks(vocab));
-            has_logprobs |= stream.options.logprobs.is_some();
+            has_logprobs |= stream.options.logprobs_of(LogprobsOf::Logits).is_some();
         }
     }
     if masks.iter().all(Option::is_none) {

@@ -85,6 +85,7 @@ impl Stream {
         let mut guess_probs = std::mem::take(&mut self.draft_probs).into_iter();
         let mut draft: Vec<u32> = Vec::new();
         let (mut n_forced, mut n_guessed, mut n_refused) = (0, None, 0);
+        self.draft_forced.clear();
         while draft.len() < room && !constraint.must_end() {
             let at = draft.len();
             let forced = constraint.forced(room - at);
@@ -109,6 +110,7 @@ impl Stream {
                     self.draft_probs.push(prob.unwrap_or_else(point));
                 }
                 draft.push(token);
+                self.draft_forced.push(!forced.is_empty());
             }
             if n_refused > 0 {
                 break;

@@ -18,7 +18,7 @@ use crate::accept::{Accept, Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
 use crate::draft::{DraftRequest, TargetView};
 use crate::length::{LengthInput, RoundCost};
-use crate::logprobs::Logprobs;
+use crate::logprobs::{Logprobs, LogprobsOf};
 use crate::sample;
 use crate::speculator::Speculator;
 use crate::stream::{Finish, Stream};
@@ -243,9 +243,16 @@ impl Speculator {
             if stream.finish.is_some() {
                 continue;
             }
+            let n_judged = stream.logprobs.len();
             let verdict = self.verdict(stream, &Choices { made, scores, cols });
+            let (n_known, is_prefill) = (stream.tokens.len(), rows.is_prefill(stream));
             stream.emit(&verdict, context);
-            if !rows.is_prefill(stream) {
+            if stream.options.logprobs_of(LogprobsOf::Choice).is_some() {
+                let n_emitted = rows.emitted(stream).len();
+                stream.logprobs.truncate(n_judged + n_emitted);
+            }
+            stream.note_round(n_known, rows.n_drafted, &verdict, is_prefill);
+            if !is_prefill {
                 let n_accepted = verdict.n_accepted;
                 stream.stats.count(rows.n_drafted, n_accepted);
                 // Forced tokens say nothing of what the drafter's guesses are worth.
@@ -265,9 +272,11 @@ impl Speculator {
             draft_probs,
             history,
             options,
+            logprobs,
             ..
         } = stream;
         let (sampling, scratch) = (&options.sampling, &mut self.scratch);
+        let top_of_choice = options.logprobs_of(LogprobsOf::Choice);
         let rejects = self.accept.with(sampling) == Accept::Residual;
         let mut open = choices.scores.chunks_exact(choices.cols.max(1));
         let verdict = accept_with(draft, |i| {
@@ -288,6 +297,10 @@ impl Speculator {
                 }
                 _ => sample::choose(sampling, history, position, scores, scratch),
             };
+            if let Some(top) = top_of_choice.filter(|_| token != NO_TOKEN) {
+                let probs = sample::token_probs(sampling, history, position, None, scores, scratch);
+                logprobs.push(Logprobs::of_choice(probs, token, top));
+            }
             if token != NO_TOKEN {
                 sample::observe(sampling, history, position, scores, token, scratch);
             }
@@ -299,8 +312,8 @@ impl Speculator {
         verdict
     }
 
-    /// Computes log-probabilities of the tokens just chosen, for the streams that asked for
-    /// them.
+    /// Computes log-probabilities of the tokens just chosen by the logits as they are, for the
+    /// streams that asked for these.
     fn collect_logprobs(
         &self,
         streams: &mut [&mut Stream],
@@ -314,7 +327,7 @@ impl Speculator {
         let mut most = 0;
         let mut row = 0;
         for (stream, rows) in streams.iter().zip(rows).filter(|(_, r)| r.reaches_end) {
-            if let Some(top) = stream.options.logprobs {
+            if let Some(top) = stream.options.logprobs_of(LogprobsOf::Logits) {
                 most = most.max(top);
                 let emitted = rows.emitted(stream).iter().copied();
                 asked.extend((row..).zip(emitted));
@@ -327,7 +340,7 @@ impl Speculator {
         let mut likeliest = self.b.likeliest(logits, &asked, most).into_iter();
         self.b.finish()?;
         for (stream, rows) in streams.iter_mut().zip(rows) {
-            if let Some(top) = stream.options.logprobs {
+            if let Some(top) = stream.options.logprobs_of(LogprobsOf::Logits) {
                 let n_emitted = rows.emitted(stream).len();
                 let own = likeliest.by_ref().take(n_emitted).map(|mut row| {
                     row.top.truncate(top);

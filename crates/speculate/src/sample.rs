@@ -44,7 +44,7 @@
 //! token is the lowest id. If `max z` is infinite, S is `argmax l` alone. A mass is
 //! `exp(z - max z)`, rounded to a multiple of 2^-40, so that masses add up exactly in any
 //! order ([`backend::math::mass`]). What else is summed up, for D, H and sigma, is rounded to
-//! integers too (`moments.rs`).
+//! integers too ([`backend::moments`]).
 //!
 //! `g` is keyed by token id ([`crate::noise`]): two rows of similar logits choose
 //! the same token more often than not, which is what drafting lives on.
@@ -57,7 +57,6 @@ mod edits;
 mod history;
 mod key;
 mod mirostat;
-mod moments;
 mod row;
 mod sampling;
 mod support;
@@ -67,6 +66,7 @@ mod tests;
 pub use dry::Breakers;
 pub use history::History;
 pub use mirostat::{Mirostat, observe};
+pub(crate) use sampling::ByDevice;
 pub use sampling::{MAX_LISTED_TOKENS, Sampling, SamplingError};
 
 use crate::noise::Noise;

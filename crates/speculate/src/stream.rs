@@ -4,10 +4,11 @@ use crate::accept::Verdict;
 use crate::constraint::{Constraint, ConstraintError};
 use crate::draft::{DraftRequest, DraftState};
 use crate::length::{DraftLength, Ledger, LengthInput};
-use crate::logprobs::Logprobs;
+use crate::logprobs::{Logprobs, LogprobsOf, TopLogprobs};
 use crate::prompt::{Prompt, Spans};
 use crate::sample::{History, Sampling, TokenProbs};
 use crate::stats::Stats;
+use crate::trace::RoundTrace;
 use backend::{Backend, MAX_TENTATIVE, NO_TOKEN, PAGE_ROWS};
 use cache::{Entry, Memory, MemoryFull, Sequence};
 use std::ops::Range;
@@ -47,9 +48,16 @@ pub struct StreamOptions {
     pub stop_tokens: Arc<[u32]>,
     /// How long its drafts are; at most 0 turns speculation off for this stream.
     pub draft: DraftLength,
-    /// Whether its tokens come with their log-probabilities, and beside each with those of
-    /// how many of the likeliest; [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS) at most.
-    pub logprobs: Option<usize>,
+    /// Whether its tokens come with their log-probabilities, and with which.
+    pub logprobs: Option<TopLogprobs>,
+}
+
+impl StreamOptions {
+    /// How many of the likeliest tokens are asked for `of` one or the other, if any are.
+    pub(crate) fn logprobs_of(&self, of: LogprobsOf) -> Option<usize> {
+        let asked = self.logprobs.filter(|asked| asked.of == of);
+        asked.map(|asked| asked.top)
+    }
 }
 
 /// What is remembered of one text: cut back and forked as one.
@@ -159,8 +167,12 @@ pub struct Stream {
     pub(crate) given: Vec<u32>,
     /// Tokens of the draft that the drafter has guessed, before the first forced one.
     pub(crate) n_guessed: usize,
+    /// Which tokens of the draft the constraint left no choice about; empty without one.
+    pub(crate) draft_forced: Vec<bool>,
     pub(crate) finish: Option<Finish>,
     pub(crate) stats: Stats,
+    /// What the newest rounds did, if that is to be noted.
+    pub(crate) trace: Option<Vec<RoundTrace>>,
     pub(crate) ledger: Ledger,
     /// Rows of the prompt that another text had left or shares.
     n_reused: usize,
@@ -211,6 +223,8 @@ impl Stream {
             failure: None,
             given: Vec::new(),
             n_guessed: 0,
+            draft_forced: Vec::new(),
+            trace: None,
             finish: (!has_room).then_some(Finish::Length),
             stats: Stats::default(),
             ledger: Ledger::default(),

@@ -17,6 +17,8 @@
 //! | [`template`] | messages → prompt, with the checkpoint's Jinja program on a budget |
 //! | [`messages`] | clients' forms of messages → the form that a template reads |
 //! | `probe` | finds that form by rendering small conversations |
+//! | [`conversation`] | messages → prompt → ids, up to the end that is asked for |
+//! | [`infill`] | what stands around a gap → ids |
 //! | [`stop`] | stop strings and stop tokens |
 //! | [`reasoning`] | tells reasoning from the answer |
 //! | [`tools`] | tells tool calls from the answer |
@@ -33,10 +35,12 @@
 mod added;
 mod channel;
 mod control;
+pub mod conversation;
 mod cover;
 pub mod detokenizer;
 mod error;
 pub mod gguf;
+pub mod infill;
 pub mod messages;
 pub mod pieces;
 mod probe;
@@ -57,13 +61,15 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::control::ControlTokens;
 
 pub use channel::Channel;
+pub use conversation::PromptEnd;
 pub use detokenizer::{Detokenizer, Specials};
 pub use error::TextError;
+pub use infill::{Infill, InfillMarks};
 pub use messages::{ContentForm, Reads, SystemPlace};
 pub use reasoning::{Reasoning, ReasoningMarks, ReplyStart};
 pub use sampling::SamplingDefaults;
@@ -105,6 +111,16 @@ impl TextFiles<'_> {
     ///
     /// If a file cannot be read, is over its limit or is unusable.
     pub fn open(folder: &Path) -> Result<Text, TextError> {
+        Self::open_with(folder, None)
+    }
+
+    /// Loads the text side of the checkpoint in `folder`, with `template` for its chat template if
+    /// there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`TextFiles::open`].
+    pub fn open_with(folder: &Path, template: Option<&str>) -> Result<Text, TextError> {
         let tokenizer = read(folder, "tokenizer.json", TOKENIZER_FILE_BYTES_MAX)?;
         let optional = |name: &str, limit| match read(folder, name, limit) {
             Ok(bytes) => Ok(Some(bytes)),
@@ -120,7 +136,7 @@ impl TextFiles<'_> {
         TextFiles {
             tokenizer: &tokenizer,
             tokenizer_config: tokenizer_config.as_deref(),
-            chat_template: chat_template.as_deref(),
+            chat_template: template.map(str::as_bytes).or(chat_template.as_deref()),
             generation_config: generation_config.as_deref(),
             config: config.as_deref(),
         }
@@ -175,6 +191,7 @@ impl TextFiles<'_> {
             bos: bos.and_then(|bos| tokenizer.id_of(bos)),
             add_bos: tokenizer_config["add_bos_token"].as_bool(),
             reasoning,
+            infill: InfillMarks::new(&tokenizer),
             tools,
             allow_special_tokens: false,
             control,
@@ -197,6 +214,8 @@ pub struct Text {
     pub sampling: SamplingDefaults,
     /// The tokens that mark reasoning, if the model may reason.
     pub reasoning: Option<ReasoningMarks>,
+    /// The tokens that mark a gap to fill, if the vocabulary has them.
+    pub infill: Option<InfillMarks>,
     /// The form in which the model writes tool calls, if its template knows tools.
     pub tools: Option<ToolFormat>,
     /// Whether spellings of control tokens inside messages, tools and template arguments
@@ -211,66 +230,6 @@ pub struct Text {
 }
 
 impl Text {
-    /// Renders a conversation and encodes it, however long it is.
-    ///
-    /// # Errors
-    ///
-    /// As [`Text::encode_chat_within`].
-    pub fn encode_chat(
-        &self,
-        messages: &Value,
-        tools: Option<&Value>,
-        add_generation_prompt: bool,
-        extra: &Map<String, Value>,
-    ) -> Result<Vec<u32>, TextError> {
-        self.encode_chat_within(messages, tools, add_generation_prompt, extra, usize::MAX)
-    }
-
-    /// Renders a conversation and encodes it, unless a lower bound shows that it has more than
-    /// `limit` tokens. The result may have more all the same: the bound is a rough one.
-    ///
-    /// The template writes every special token, the beginning-of-sequence
-    /// token included, so the tokenizer adds none. Control tokens spelled in messages, tools
-    /// and template arguments are text, unless [`Text::allow_special_tokens`] is set.
-    ///
-    /// # Errors
-    ///
-    /// As [`ChatTemplate::render`] and [`Tokenizer::encode`], and
-    /// [`TextError::TooManyTokens`].
-    pub fn encode_chat_within(
-        &self,
-        messages: &Value,
-        tools: Option<&Value>,
-        add_generation_prompt: bool,
-        extra: &Map<String, Value>,
-        limit: usize,
-    ) -> Result<Vec<u32>, TextError> {
-        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let mut prepared = template.prepare(messages, extra)?;
-        let control = self.control.as_ref().filter(|_| !self.allow_special_tokens);
-        if let (Some(_), Some(marks)) = (control, &self.reasoning) {
-            messages::take_reasoning_out(&mut prepared, marks);
-        }
-        let escaped = match control {
-            Some(control) => control
-                .escape(&prepared, tools, extra)?
-                .map(|escaped| (control, escaped)),
-            None => None,
-        };
-        let Some((control, escaped)) = escaped else {
-            let prompt = template.run(&prepared, tools, add_generation_prompt, extra)?;
-            self.tokenizer.refuse_over(&prompt, limit)?;
-            messages::check_all_said(messages, &prompt)?;
-            return self.tokenizer.encode(&prompt, false);
-        };
-        let (tools, extra) = (escaped.tools.as_ref(), &escaped.extra);
-        let rendered = template.run(&escaped.messages, tools, add_generation_prompt, extra)?;
-        let prompt = self.tokenizer.unescape(&rendered, &escaped.placeholders);
-        self.tokenizer.refuse_over(&prompt.text, limit)?;
-        messages::check_all_said(messages, &prompt.text)?;
-        self.tokenizer.encode_unescaped(prompt, control)
-    }
-
     /// Encodes a prompt without a template, however long it is.
     ///
     /// # Errors
@@ -308,6 +267,12 @@ impl Text {
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
+
+    /// Whether the prompt of a plain completion begins with the beginning-of-sequence token.
+    fn begins_with_bos(&self) -> bool {
+        let empty = self.encode_prompt("");
+        empty.is_ok_and(|ids| ids.first().copied() == self.bos && self.bos.is_some())
+    }
 }
 
 /// Reads the file `name` in `folder`, of at most `limit` bytes.
@@ -338,7 +303,7 @@ fn json(file: &'static str, bytes: Option<&[u8]>) -> Result<Value, TextError> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Map, json};
 
     use super::*;
     use crate::testing::{model_dir, small_bpe};

@@ -140,6 +140,22 @@ impl ReasoningMarks {
         Some((reasoning.trim().to_owned(), answer.to_owned()))
     }
 
+    /// The reasoning that a reply begins with and does not end; `None` if it does end, or begins
+    /// with something else.
+    pub(crate) fn split_open(&self, reply: &str) -> Option<String> {
+        let Spelling {
+            open, close, name, ..
+        } = *self.spelling;
+        let reasoning = reply.trim_start().strip_prefix(open)?;
+        if reasoning.contains(close) {
+            return None;
+        }
+        let reasoning = name.map_or(reasoning, |name| {
+            reasoning.strip_prefix(name).unwrap_or(reasoning)
+        });
+        Some(reasoning.trim_start().to_owned())
+    }
+
     /// The part of the reasoning's name that follows the mark at the end of `prompt`; `None` if
     /// the reply does not begin with reasoning.
     fn opened(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Option<String> {
@@ -181,6 +197,19 @@ impl Reasoning {
             is_open: opened.is_some(),
             is_start: opened.is_some(),
             head: opened.filter(|_| marks.spelling.name.is_some()),
+            blank: String::new(),
+            has_reasoned: false,
+        }
+    }
+
+    /// Goes on with a reply whose beginning the prompt holds, in the middle of its reasoning or of
+    /// its answer: nothing is taken for the white space around a mark.
+    pub fn within(marks: ReasoningMarks, is_open: bool) -> Self {
+        Reasoning {
+            marks,
+            is_open,
+            is_start: false,
+            head: None,
             blank: String::new(),
             has_reasoned: false,
         }

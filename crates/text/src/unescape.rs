@@ -69,28 +69,80 @@ impl Tokenizer {
         })
     }
 
-    /// [`encode_unescaped`](Self::encode_unescaped), with the errors of the `tokenizers` crate.
-    fn encode_split(
+    /// Turns a text into ids in which no special token is one: whatever the text spells is text.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_as_text(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        within("text bytes", text.len(), TEXT_BYTES_MAX)?;
+        let added = self.added_tokens();
+        let is_text = |id: u32| self.is_special(id);
+        let mut found = Vec::new();
+        added.plain.find(text, 0, &mut found);
+        contain("the tokenizer", || {
+            let pieces = added.plain.split(text, found, |id, _, _| !is_text(id));
+            let mut prompt = self
+                .split_at(text, &pieces, |text, found| {
+                    added
+                        .normalized
+                        .split(text.get(), found, |id, _, _| !is_text(id))
+                })
+                .map_err(failed)?;
+            self.encode_pieces(&mut prompt).map_err(failed)
+        })
+    }
+
+    /// `text`, split at `pieces`, and what lies between them normalized and split again by
+    /// `split`, which is given the added tokens found there.
+    fn split_at(
         &self,
-        prompt: Prompt,
-        control: &ControlTokens,
-    ) -> tokenizers::Result<Vec<u32>> {
+        text: &str,
+        pieces: &[Piece],
+        split: impl Fn(&NormalizedString, Vec<(usize, std::ops::Range<usize>)>) -> Vec<Piece>,
+    ) -> tokenizers::Result<PreTokenizedString> {
         let (inner, added) = (self.inner(), self.added_tokens());
-        let Prompt {
-            text,
-            escaped,
-            found,
-        } = prompt;
-        let pieces = added.plain.split(&text, found, |_, _, _| true);
-        let mut prompt = PreTokenizedString::from(text.as_str());
-        prompt.split(|_, text| Ok(sliced(&text, pieces.clone())))?;
+        let mut prompt = PreTokenizedString::from(text);
+        prompt.split(|_, text| Ok(sliced(&text, pieces.to_vec())))?;
         prompt.split(|_, mut text| {
             if let Some(normalizer) = inner.get_normalizer() {
                 normalizer.normalize(&mut text)?;
             }
             let mut found = Vec::new();
             added.normalized.find(text.get(), 0, &mut found);
-            let pieces = added
+            let pieces = split(&text, found);
+            Ok(sliced(&text, pieces))
+        })?;
+        Ok(prompt)
+    }
+
+    /// The ids of a text that is split at its added tokens.
+    fn encode_pieces(&self, prompt: &mut PreTokenizedString) -> tokenizers::Result<Vec<u32>> {
+        let inner = self.inner();
+        if let Some(pre_tokenizer) = inner.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(prompt)?;
+        }
+        inner.get_model().tokenize_in_pretokenized(prompt, None)?;
+        let prompt = std::mem::replace(prompt, PreTokenizedString::from(""));
+        let encoding = prompt.into_encoding(None, 0, OffsetType::None)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// [`encode_unescaped`](Self::encode_unescaped), with the errors of the `tokenizers` crate.
+    fn encode_split(
+        &self,
+        prompt: Prompt,
+        control: &ControlTokens,
+    ) -> tokenizers::Result<Vec<u32>> {
+        let added = self.added_tokens();
+        let Prompt {
+            text,
+            escaped,
+            found,
+        } = prompt;
+        let pieces = added.plain.split(&text, found, |_, _, _| true);
+        let mut prompt = self.split_at(&text, &pieces, |text, found| {
+            added
                 .normalized
                 .split(text.get(), found, |id, token, bytes| {
                     let Some(slice) = text.slice(Range::Normalized(bytes.clone())) else {
@@ -101,8 +153,7 @@ impl Tokenizer {
                     let is_whole = escaped.get(next).is_none_or(|&at| at >= end);
                     !control.contains(id)
                         || is_whole && slice.get_original().trim() == token.content
-                });
-            Ok(sliced(&text, pieces))
+                })
         })?;
         let is_control = |id: &&u32| control.contains(**id);
         let count = |ids: &[u32]| ids.iter().filter(is_control).count();
@@ -116,16 +167,7 @@ impl Tokenizer {
             .flatten()
             .map(|token| token.id)
             .collect();
-        if let Some(pre_tokenizer) = inner.get_pre_tokenizer() {
-            pre_tokenizer.pre_tokenize(&mut prompt)?;
-        }
-        inner
-            .get_model()
-            .tokenize_in_pretokenized(&mut prompt, None)?;
-        let ids = prompt
-            .into_encoding(None, 0, OffsetType::None)?
-            .get_ids()
-            .to_vec();
+        let ids = self.encode_pieces(&mut prompt)?;
         if count(&ids) != count(&split) {
             return Err(
                 "a message spells a control token that this tokenizer also has as a word: leave it out"
@@ -273,6 +315,33 @@ mod tests {
             for model in MODELS {
                 let whole = format!("{text}<{text}");
                 proptest::prop_assert_eq!(split(model, &whole, "<"), model.encode(&whole, false).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_that_spells_special_tokens_is_text() {
+        for tokenizer in MODELS {
+            let special = tokenizer
+                .added()
+                .iter()
+                .filter(|&&id| tokenizer.is_special(id));
+            let spelled: Vec<String> = special.filter_map(|&id| tokenizer.entry(id)).collect();
+            assert!(spelled.len() > 2);
+            for text in ["", "a", "One two\n\tthree 媽 🤗", "<think>a</think>"] {
+                let plain = tokenizer.encode(text, false).unwrap();
+                if plain.iter().all(|&id| !tokenizer.is_special(id)) {
+                    assert_eq!(tokenizer.encode_as_text(text).unwrap(), plain, "{text:?}");
+                }
+            }
+            for spelling in &spelled {
+                let text = format!("a {spelling}{spelling} b");
+                let ids = tokenizer.encode_as_text(&text).unwrap();
+                assert!(
+                    ids.iter().all(|&id| !tokenizer.is_special(id)),
+                    "{spelling}"
+                );
+                assert_eq!(tokenizer.detokenize(&ids, crate::Specials::Show), text);
             }
         }
     }

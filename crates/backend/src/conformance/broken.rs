@@ -42,6 +42,8 @@ enum Fault {
     /// Chooses tokens without one part of the definition.
     Choose(Part),
     Likeliest,
+    /// Sums distances that are one unit off.
+    Moments,
     /// Lets a token pass that its mask does not allow.
     Mask,
     /// Edits logits without one part of the definition.
@@ -61,6 +63,7 @@ enum Part {
     TopK,
     TopP,
     MinP,
+    Floor,
     /// The seed's upper half.
     Seed,
     /// The position's upper half.
@@ -296,10 +299,14 @@ impl Sample for Broken {
         let mut choices = choices.to_vec();
         for choice in &mut choices {
             match part {
-                Part::Temperature if choice.scale > 0.0 => choice.scale = 1.0,
+                // The floor with it: it could be above all that is scaled otherwise.
+                Part::Temperature if choice.scale > 0.0 => {
+                    (choice.scale, choice.floor) = (1.0, f32::MIN);
+                }
                 Part::TopK => choice.top_k = 0,
                 Part::TopP => choice.top_p = 1.0,
                 Part::MinP => choice.ln_min_p = f32::NEG_INFINITY,
+                Part::Floor => choice.floor = f32::MIN,
                 Part::Seed => choice.seed &= u64::from(u32::MAX),
                 Part::Position => choice.position &= u64::from(u32::MAX),
                 _ => {}
@@ -355,6 +362,16 @@ impl Sample for Broken {
         let n = edits.len() - usize::from(part == EditPart::Row);
         rows.take(n).for_each(|(row, edits)| of_row(row, edits));
         Reference.upload(edits.len(), cols, &logits)
+    }
+    fn moments(&self, x: &Tensor, rows: &[usize]) -> Vec<crate::moments::Moments> {
+        let mut all = Reference.moments(x, rows);
+        if self.0 == Fault::Moments
+            && let Some(last) = all.last_mut()
+        {
+            let (n, sum) = (last.deviation.n(), 1);
+            last.deviation = crate::moments::Deviation::of_sums(n, sum, 1);
+        }
+        all
     }
     fn likeliest(&self, x: &Tensor, asked: &[(usize, u32)], n: usize) -> Vec<crate::Likeliest> {
         let mut all = Reference.likeliest(x, asked, n);
@@ -452,6 +469,8 @@ fn one_wrong_bit_in_any_op_fails() {
         (Choose(Part::Ties), "choose_tokens", "choose_tokens ("),
         (Choose(Part::Damage), "choose_tokens", "choose_tokens ("),
         (Likeliest, "likeliest", "likeliest"),
+        (Choose(Part::Floor), "choose_tokens", "choose_tokens ("),
+        (Moments, "moments", "moments ("),
         (Mask, "mask_logits", "mask_logits ("),
         (Edit(EditPart::Order), "edit_logits", "edit_logits ("),
         (Edit(EditPart::Sign), "edit_logits", "edit_logits ("),

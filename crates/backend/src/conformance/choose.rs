@@ -61,12 +61,30 @@ fn choices() -> Vec<TokenChoice> {
                         top_p,
                         ln_min_p,
                         top_k,
+                        floor: f32::MIN,
                     });
                 }
             }
         }
     }
     all
+}
+
+/// The least scaled logit to keep of a row: none for two thirds of the rows, else one of its own or
+/// something below the largest.
+fn floor(noise: &mut Noise, scale: f32, logits: &[f32]) -> f32 {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) * scale;
+    let any = logits[noise.below(logits.len())] * scale;
+    let floor = match noise.below(6) {
+        0 => any,
+        1 => largest - 0.1 * noise.below(50) as f32,
+        _ => f32::MIN,
+    };
+    if floor <= largest {
+        floor.max(f32::MIN)
+    } else {
+        f32::MIN
+    }
 }
 
 /// Compares the tokens of rows of `n` logits, a choice and a kind of logits each, among all tokens and
@@ -83,10 +101,12 @@ fn compare(
         .collect();
     let choices: Vec<TokenChoice> = rows
         .iter()
-        .map(|&(choice, _)| TokenChoice {
+        .zip(values.chunks_exact(n))
+        .map(|(&(choice, _), logits)| TokenChoice {
             seed: noise.next(),
             // Small and large ones.
             position: noise.next() >> noise.below(64),
+            floor: floor(noise, choice.scale, logits),
             ..choice
         })
         .collect();

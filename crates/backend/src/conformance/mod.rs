@@ -46,6 +46,7 @@ pub const EQUAL_CASES: &[(&str, EqualCase)] = &[
     ("argmax", sample::argmax_equals),
     ("choose_tokens", choose::chosen_tokens_equal),
     ("likeliest", sample::likeliest_equals),
+    ("moments", sample::moments_equal),
     ("mask_logits", sample::masked_logits_equal),
     ("edit_logits", edit::edited_logits_equal),
 ];

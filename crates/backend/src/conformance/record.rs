@@ -119,6 +119,7 @@ pub(super) fn chains_choose_what_single_steps_do(b: &dyn Backend) {
                     top_p,
                     ln_min_p: [f32::NEG_INFINITY, -2.0][row as usize % 2],
                     top_k,
+                    floor: f32::MIN,
                 };
                 let step = |i| (0..ROWS as u64).map(|row| choice(i, row)).collect();
                 let choices: Vec<Vec<TokenChoice>> = (0..steps as u64).map(step).collect();

@@ -76,6 +76,29 @@ pub(super) fn likeliest_equals(got: &dyn Backend, want: &dyn Backend) {
     }
 }
 
+pub(super) fn moments_equal(got: &dyn Backend, want: &dyn Backend) {
+    let mut noise = Noise(24);
+    for row in odd_logits(&mut noise) {
+        let m = row.len();
+        // Far apart, so that distances are as large as they count; and with some that are -inf.
+        let apart = row.iter().map(|x| x * 3000.0);
+        let some = row.iter().enumerate();
+        let some = some.map(|(i, &x)| {
+            if i % 3 == 1 {
+                f32::NEG_INFINITY
+            } else {
+                x * 20.0
+            }
+        });
+        let values: Vec<f32> = row.iter().copied().chain(apart).chain(some).collect();
+        for rows in [vec![0, 1, 2], vec![2], vec![1, 0, 1], vec![]] {
+            let run = |b: &dyn Backend| b.moments(&b.upload(3, m, &values), &rows);
+            let case = format!("rows {rows:?} of {m} values from {:?} on", &row[..m.min(5)]);
+            assert_eq!(run(got), run(want), "moments ({case})");
+        }
+    }
+}
+
 /// Rows of a vocabulary of `n_tokens`, with some that are not numbers, with each kind of mask.
 fn masked_rows(noise: &mut Noise, n_tokens: usize) -> Vec<(Vec<f32>, Option<TokenMask>)> {
     let mask = |allowed: &mut dyn Iterator<Item = u32>| Some(TokenMask::new(n_tokens, allowed));

@@ -8,8 +8,9 @@
 //! | --- | --- |
 //! | `model` | every command that loads a model: which one, and how |
 //! | `draft` | every command that drafts: who guesses ahead, and how far |
-//! | `text` | `run` and `chat`: how tokens are chosen |
+//! | `text`, `form` | `run` and `chat`: how tokens are chosen, what the text has to follow |
 //! | `serve`, `convert` | these commands |
+//! | `launch` | `launch`, `ps` and `stop` |
 //! | `measure` | `bench` and `perplexity` |
 //! | `mod` | the other commands, and verbosity |
 //!
@@ -17,6 +18,8 @@
 
 mod convert;
 mod draft;
+mod form;
+mod launch;
 mod measure;
 mod model;
 mod serve;
@@ -25,6 +28,8 @@ mod values;
 
 pub(crate) use convert::{Container, ConvertArgs};
 pub(crate) use draft::DraftArgs;
+pub(crate) use form::{FormArgs, TextForm};
+pub(crate) use launch::{LaunchArgs, PsArgs, StopArgs};
 pub(crate) use measure::{BenchArgs, PerplexityArgs};
 pub(crate) use model::{Activations, Device, LoadArgs, ModelArg, Weights};
 pub(crate) use serve::ServeArgs;
@@ -33,6 +38,7 @@ pub(crate) use text::{ChatArgs, RunArgs, TextArgs};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
 An option may also come from the environment (PACELINE_DRAFT_MAX for --draft-max) or from \
@@ -45,7 +51,18 @@ Examples:
   paceline run \"Tell me a story about a kite.\"
   cat letter.txt | paceline run \"Summarize this letter:\"
   paceline run -m ORG/NAME --temperature 0.7 --seed 1 -n 200 \"Write a poem.\"
+  paceline run --schema city.schema.json \"Describe a city.\"
   paceline run --raw --json \"Once upon a time\" > record.json";
+
+/// Below the help of `launch`.
+const LAUNCH_EXAMPLES: &str = "\
+The client uses the server that runs, or one that is started for it and ends with it. Its own \
+configuration files are neither read nor changed for that.
+
+Examples:
+  paceline launch claude -m ORG/NAME
+  paceline launch codex -- exec \"Explain this repository.\"
+  paceline launch opencode --print";
 
 /// Runs language models with speculative decoding: same text, sooner
 #[derive(Debug, Parser)]
@@ -75,6 +92,13 @@ pub(crate) enum Command {
     Chat(Box<ChatArgs>),
     /// Serve the OpenAI API over HTTP
     Serve(Box<ServeArgs>),
+    /// Start a coding agent or another client that uses a model here
+    #[command(after_help = LAUNCH_EXAMPLES)]
+    Launch(Box<LaunchArgs>),
+    /// List the servers that run
+    Ps(PsArgs),
+    /// Stop servers, after what they are writing
+    Stop(StopArgs),
     /// Show what a model is, who drafts for it and how much memory it takes
     Inspect(Box<InspectArgs>),
     /// Measure steps, prefill and what speculation saves
@@ -97,6 +121,12 @@ pub(crate) enum Command {
     Completions {
         /// The shell
         shell: Shell,
+    },
+    /// Print the manual page, or write one for every command into a folder
+    Man {
+        /// The folder; it is made if it is missing
+        #[arg(value_name = "FOLDER")]
+        folder: Option<PathBuf>,
     },
 }
 

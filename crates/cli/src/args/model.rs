@@ -65,6 +65,9 @@ pub(crate) struct LoadArgs {
     /// bit and that drafts are accepted. Its result is remembered, so only the first start takes longer
     #[arg(long)]
     pub(crate) no_probe: bool,
+    /// A chat template in place of the model's own, which only `serve` has an option for.
+    #[arg(skip)]
+    pub(crate) chat_template: Option<String>,
     /// Instruction set to compute with, to measure or to find a fault
     #[arg(long, hide = true, value_parser = isa)]
     pub(crate) isa: Option<cpu::Isa>,

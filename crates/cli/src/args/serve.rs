@@ -2,7 +2,7 @@
 
 use super::draft::DraftArgs;
 use super::model::{LoadArgs, ModelArg};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use server::Limits;
 use std::path::PathBuf;
 
@@ -64,6 +64,23 @@ pub(crate) struct ServeArgs {
     /// Refuse requests for a model of another name; otherwise this model answers them
     #[arg(long, help_heading = "Server")]
     pub(crate) strict_model_names: bool,
+    /// Chat template in place of the model's own: a file with a Jinja program, or the name of a
+    /// built-in one: chatml
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Server")]
+    pub(crate) chat_template: Option<String>,
+    /// Whether the model reasons where a request does not say: on, off, or auto, which leaves it to
+    /// the chat template. Requests of Anthropic's API always say
+    #[arg(
+        long,
+        value_name = "WHEN",
+        default_value = "auto",
+        help_heading = "Server"
+    )]
+    pub(crate) reasoning: Reasoning,
+    /// Answer a conversation that ends with a message of the assistant by a turn of its own, unless
+    /// the request says otherwise; without this the answer goes on from that message
+    #[arg(long, help_heading = "Server")]
+    pub(crate) no_prefill_assistant: bool,
     /// Seconds that running requests get to finish after Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().drain_timeout.as_secs(), help_heading = "Server")]
     pub(crate) drain_timeout: u64,
@@ -76,6 +93,25 @@ pub(crate) struct ServeArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) draft: DraftArgs,
+}
+
+/// Whether the model reasons where a request does not say, as `--reasoning` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Reasoning {
+    On,
+    Off,
+    Auto,
+}
+
+impl Reasoning {
+    /// What requests that do not say mean, if that is one or the other.
+    pub(crate) fn default_of_requests(self) -> Option<bool> {
+        match self {
+            Reasoning::On => Some(true),
+            Reasoning::Off => Some(false),
+            Reasoning::Auto => None,
+        }
+    }
 }
 
 /// A key that keeps somebody out: an empty one, of a variable that is not set, would

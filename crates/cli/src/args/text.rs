@@ -1,6 +1,7 @@
 //! The commands that write a text, `run` and `chat`, and how its tokens are chosen.
 
 use super::draft::DraftArgs;
+use super::form::FormArgs;
 use super::model::{LoadArgs, ModelArg};
 use super::values::count;
 use clap::Args;
@@ -163,6 +164,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) text: TextArgs,
     #[command(flatten)]
+    pub(crate) form: FormArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArg,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
@@ -178,6 +181,8 @@ pub(crate) struct RunArgs {
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) text: TextArgs,
+    #[command(flatten)]
+    pub(crate) form: FormArgs,
     #[command(flatten)]
     pub(crate) model: ModelArg,
     #[command(flatten)]

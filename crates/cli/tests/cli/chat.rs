@@ -130,6 +130,90 @@ fn chat_without_a_terminal_takes_a_line_a_turn() {
 }
 
 #[test]
+fn conversations_go_on_from_files_and_options_change_between_turns() {
+    let folder = folder("chat-commands");
+    let say = |input: &str| {
+        let output = feed(
+            paceline(&folder, &["chat", "--temperature=0", "-n", "20"]),
+            input,
+        );
+        (text(&output.stdout), text(&output.stderr))
+    };
+    let (whole, _) = say("Hello!\n/save a.json\nAnd then?\n/save whole.json\n");
+    let second = whole.lines().nth(1).unwrap();
+    let (resumed, _) = say("/load a.json\nAnd then?\n/save resumed.json\n/export story.md\n");
+    assert_eq!(resumed.trim_end(), second);
+    let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+    assert_eq!(read("resumed.json"), read("whole.json"));
+    let story = read("story.md");
+    assert!(
+        story
+            .starts_with("# Conversation with tiny-gemma4\n\n## You\n\nHello!\n\n## tiny-gemma4\n"),
+        "{story}"
+    );
+    assert!(story.contains("\n## You\n\nAnd then?\n"), "{story}");
+
+    // Text is the same whatever is drafted; the seed alone changes it.
+    let (drafted, shown) =
+        say("/set temperature 1\n/set seed 5\nHello!\n/draft\n/set temperature\n");
+    assert!(
+        shown.contains("assistant drafts as many tokens as pay"),
+        "{shown}"
+    );
+    assert!(shown.ends_with("temperature 1\n"), "{shown}");
+    let (plain, shown) =
+        say("/draft off\n/set temperature 1\n/set seed 5\nHello!\n/draft\n/stats\n");
+    assert_eq!(drafted, plain);
+    assert!(
+        shown.contains("speculation is off") && shown.contains("0 tokens drafted"),
+        "{shown}"
+    );
+    let (twice, _) = say("/set temperature 1\n/set seed 4\nHello!\n/retry\n/save b.json\n");
+    assert_eq!(twice.lines().last(), drafted.trim_end().lines().last());
+    assert_eq!(
+        serde_json::from_str::<Value>(&read("b.json"))
+            .unwrap()
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    let (stopped, _) = say("/set max-tokens 3\nHello!\n");
+    assert!(stopped.len() < whole.lines().next().unwrap().len());
+    let (_, list) = say("/set\n");
+    assert!(
+        list.contains("top_k") && list.contains("dry_multiplier"),
+        "{list}"
+    );
+
+    fs::write(
+        folder.join("odd.json"),
+        r#"[{"role": "user", "content": "a"}]"#,
+    )
+    .unwrap();
+    for (line, said) in [
+        ("/set speed 3", "there is no option `speed`"),
+        ("/set top_p 2", "top_p takes 0 to 1"),
+        ("/set seed x", "seed takes a whole number, not `x`"),
+        (
+            "/draft 99",
+            "/draft takes auto, off, or a number of tokens up to",
+        ),
+        ("/retry", "there is no answer yet"),
+        ("/load", "/load needs the name of a file"),
+        ("/load missing.json", "cannot read `missing.json`"),
+        (
+            "/load odd.json",
+            "questions (user) and answers (assistant) in turn",
+        ),
+        ("/export story.md", "cannot create `story.md`"),
+    ] {
+        let (_, error) = say(&format!("{line}\n"));
+        assert!(error.contains(said), "{line}: {error}");
+    }
+}
+
+#[test]
 fn a_model_that_cannot_chat_says_so_at_once() {
     let folder = folder("no-template");
     let model = copy(&folder, "tiny-gemma4");

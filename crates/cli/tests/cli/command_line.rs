@@ -14,6 +14,10 @@ fn help_is_as_written() {
         "run",
         "chat",
         "serve",
+        "launch",
+        "ps",
+        "stop",
+        "man",
         "inspect",
         "bench",
         "perplexity",
@@ -51,6 +55,26 @@ fn completions_know_the_commands() {
         for word in ["inspect", "draft-max", WITH_MTP] {
             assert!(stdout.contains(word), "{shell} {word}");
         }
+    }
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let folder = folder("man");
+    let (page, _) = good(paceline(&folder, &["man"]));
+    assert!(page.contains(".TH paceline 1"), "{page}");
+    good(paceline(&folder, &["man", "pages/man1"]));
+    let (help, _) = good(paceline(&folder, &["--help"]));
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let commands = commands.take_while(|line| !line.is_empty());
+    let names: Vec<&str> = commands
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert!(names.contains(&"launch"), "{help}");
+    for name in names.into_iter().filter(|name| *name != "help") {
+        let page = folder.join(format!("pages/man1/paceline-{name}.1"));
+        let page = fs::read_to_string(page).unwrap();
+        assert!(page.contains(&format!(".TH paceline-{name} 1")), "{page}");
     }
 }
 

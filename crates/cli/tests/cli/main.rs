@@ -10,6 +10,7 @@ mod config;
 mod convert;
 mod doctor;
 mod drafters;
+mod form;
 #[path = "../../../hub/tests/it/server.rs"]
 #[allow(dead_code, reason = "not every fault of the test's hub is needed here")]
 mod hub_server;
@@ -20,6 +21,8 @@ mod perplexity;
 mod pull;
 mod run;
 mod serve;
+#[cfg(unix)]
+mod servers;
 
 use serde_json::Value;
 use std::fs;

@@ -131,3 +131,53 @@ fn a_server_for_the_network_needs_a_key() {
     ));
     assert!(error.ends_with("there is no API key in `keys`"), "{error}");
 }
+
+#[test]
+#[cfg(unix)]
+fn a_server_has_the_template_and_the_reasoning_that_it_is_told() {
+    let folder = folder("serve-template");
+    fs::write(folder.join("own.jinja"), "{{ messages[0].content }}!").unwrap();
+    let user = json!({"role": "user", "content": "Hi"});
+    let assistant = json!({"role": "assistant", "content": "Yo"});
+    let prompt = |options: &[&str], messages: Value| {
+        let mut server = Server::start(&folder, options);
+        let body = json!({"messages": messages}).to_string();
+        let answer = server.post("/apply-template", "", &body);
+        signal(&server.child, "TERM");
+        assert!(server.child.wait().unwrap().success());
+        let document: Value =
+            serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+        document["prompt"].as_str().unwrap().to_owned()
+    };
+    let chatml = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+    let built_in = ["--chat-template", "chatml"];
+    assert_eq!(prompt(&built_in, json!([user])), chatml);
+    let begun = prompt(&built_in, json!([user, assistant]));
+    assert_eq!(begun, format!("{chatml}Yo"));
+    let whole = ["--chat-template", "chatml", "--no-prefill-assistant"];
+    let whole = prompt(&whole, json!([user, assistant]));
+    assert_eq!(
+        whole,
+        format!("{chatml}Yo<|im_end|>\n<|im_start|>assistant\n")
+    );
+    assert_eq!(
+        prompt(&["--chat-template", "own.jinja"], json!([user])),
+        "Hi!"
+    );
+    let [on, off] = ["on", "off"].map(|when| prompt(&["--reasoning", when], json!([user])));
+    assert!(
+        on.contains("<|think|>") && !off.contains("<|think|>"),
+        "{on} {off}"
+    );
+    for (template, told) in [
+        ("none", "those that are built in are chatml: `none`"),
+        ("broken.jinja", "template"),
+    ] {
+        fs::write(folder.join("broken.jinja"), "{% if").unwrap();
+        let error = bad(paceline(
+            &folder,
+            &["serve", "--port", "0", "--chat-template", template],
+        ));
+        assert!(error.contains(told), "{error}");
+    }
+}

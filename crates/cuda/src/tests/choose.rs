@@ -39,6 +39,7 @@ fn gpu_rows_without_a_token_are_told() {
                     top_p,
                     ln_min_p: f32::NEG_INFINITY,
                     top_k,
+                    floor: f32::MIN,
                 };
                 let tokens = b.choose_tokens(&x, list.as_ref(), &vec![choice; rows.len()]);
                 let tokens = tokens.expect("a device that chooses");

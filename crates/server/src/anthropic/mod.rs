@@ -75,17 +75,11 @@ struct Details {
 
 impl ErrorDocument {
     fn new(error: &ApiError, id: Option<&str>) -> Self {
-        // Programs tell a prompt that does not fit, and shorten it, by how Anthropic begins to
-        // say so.
-        let message = match error.code {
-            Some("context_length_exceeded") => format!("prompt is too long: {}", error.message),
-            _ => error.message.clone(),
-        };
         ErrorDocument {
             r#type: "error",
             error: ErrorBody {
                 r#type: kind(error.status()),
-                message,
+                message: error.message.clone(),
                 details: error
                     .code
                     .filter(|code| DETAILED.contains(code))
@@ -139,7 +133,10 @@ mod tests {
             ),
             (ApiError::internal(), "api_error"),
             (ApiError::busy(), "overloaded_error"),
-            (ApiError::timed_out(1), "timeout_error"),
+            (
+                ApiError::timed_out(std::time::Duration::from_secs(1)),
+                "timeout_error",
+            ),
         ] {
             assert_eq!(spell(&error)["error"]["type"], kind);
         }
@@ -147,7 +144,7 @@ mod tests {
             spell(&ApiError::no_thread("thread"))["error"]["details"],
             json!({"error_code": "thread_not_found"})
         );
-        let long = spell(&ApiError::too_long("9 of 8".to_owned()));
+        let long = spell(&ApiError::too_long("9 of 8", 9, 8));
         assert_eq!(long["error"]["message"], "prompt is too long: 9 of 8");
     }
 }

@@ -12,12 +12,13 @@ use crate::fields::{Fields, ignored_header};
 use crate::grammar::AnswerGrammar;
 use crate::openai;
 use crate::options::{Names, Options};
-use crate::request::{Asked, Conversation, Prompt};
+use crate::request::{Asked, Continue, Conversation, Prompt};
 use crate::template::template_uses;
 use crate::thinking::Thinking;
 
 /// The names of options in which this API differs from others.
 const NAMES: &Names = &Names {
+    max_tokens: &["max_tokens"],
     stop: "stop_sequences",
     ..openai::NAMES
 };
@@ -68,12 +69,15 @@ pub(super) fn read(
     let told = options.offer(offer, tools::FIELDS, text)?;
     let (messages, unread) = turns::read(system, messages, text)?;
     fields.note_ignored(unread);
+    let mut conversation = Conversation {
+        messages,
+        arguments,
+        tools: told,
+        end: None,
+    };
+    conversation.go_on(Continue::IfLast, "messages", text)?;
     let asked = Asked {
-        prompt: Prompt::Conversation(Conversation {
-            messages,
-            arguments,
-            tools: told,
-        }),
+        prompt: Prompt::Conversation(conversation),
         options,
         ignored: ignored_header(&fields),
     };

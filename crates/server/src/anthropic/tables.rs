@@ -31,7 +31,7 @@ const HONORED: &[Known] = &[
     known("messages", "see its fields"),
     known(
         "messages[].role",
-        "`user`, `assistant` or `system`; the last message may not be the assistant's",
+        "`user`, `assistant` or `system`; the answer goes on from a last message of the assistant",
     ),
     known(
         "messages[].content",
@@ -98,7 +98,7 @@ const HONORED: &[Known] = &[
 ];
 
 /// Read as OpenAI's requests have it.
-const AS_IN_OPENAI: &[&str] = &[
+pub(crate) const AS_IN_OPENAI: &[&str] = &[
     "top_k",
     "repeat_penalty",
     "typ_p",
@@ -115,6 +115,8 @@ const AS_IN_OPENAI: &[&str] = &[
     "stop_token_ids",
     "min_tokens",
     "min_new_tokens",
+    "priority",
+    "timeout",
     "ignore_eos",
     "cache_salt",
     "cache_prompt",
@@ -126,6 +128,7 @@ const AS_IN_OPENAI: &[&str] = &[
     "mirostat_mode",
     "mirostat_tau",
     "mirostat_eta",
+    "samplers",
 ];
 
 /// Refused, beside what OpenAI's requests may not have.
@@ -140,6 +143,10 @@ const REFUSED: &[Unsupported] = &[
     unless("stop", "[[]]"),
     unless("prompt", r#"[""]"#),
     unless("max_completion_tokens", "[]"),
+    unless("n_predict", "[-1]"),
+    unless("suffix", r#"[""]"#),
+    unless("continue_final_message", "[false]"),
+    unless("add_generation_prompt", "[true]"),
     unless("parallel_tool_calls", "[true]"),
     unless("functions", "[[]]"),
     unless("function_call", "[]"),
@@ -161,6 +168,7 @@ const REFUSED: &[Unsupported] = &[
     unless("thinking_token_budget", "[]"),
     unless("reasoning_budget", "[]"),
     unless("reasoning_budget_tokens", "[]"),
+    unless("thinking_budget_tokens", "[]"),
     unless("reasoning_format", r#"["auto", "deepseek"]"#),
     unless("chat_template_kwargs", "[{}]"),
     unless(openai::CHAT_TEMPLATE, "[]"),
@@ -180,6 +188,9 @@ const HARMLESS: &[Known] = &[
     ),
     known("compaction", "nothing is taken out of a conversation"),
     known("thinking.display", "reasoning is always shown"),
+    known("timings_per_token", "`timings` come at the end"),
+    known("return_progress", "comments in the stream say the progress"),
+    known("verbose", "debugging output of llama-server"),
     known("inference_geo", "the model runs where the server is"),
     known("user_profile_id", "names the caller"),
     known("workspace_id", "names the caller"),
@@ -284,7 +295,11 @@ mod tests {
         let own = tables.into_iter().flatten().map(|k| k.field);
         let own = own.filter(|path| !path.contains('.') && *path != "stream_options");
         for field in own.chain(openai::STRUCTURED.iter().map(|s| s.field)) {
-            assert!(is_listed(field), "`{field}` would be ignored");
+            let is_harmless = HARMLESS.iter().any(|k| k.field == field);
+            assert!(
+                is_listed(field) || is_harmless,
+                "`{field}` would be ignored"
+            );
         }
     }
 }

@@ -7,18 +7,22 @@ use axum::http::HeaderMap;
 use engine::{Channel, FinishReason, RequestOutcome};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use text::PromptEnd;
 
 use super::logprobs::{self, ChatLogprobs};
 use super::tools::{self, CallDeltas, Calls, Spelling};
-use super::{Meta, Record, StreamUsage, Tally, bytes, finish_reason, messages, structured, tables};
+use super::{
+    Meta, Record, StreamUsage, Tally, bytes, finish_reason, messages, structured, tables, trace,
+};
 use crate::App;
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
-use crate::generation::{Call, Piece};
+use crate::generation::{Call, Piece, Prefill};
 use crate::limits::{IGNORED_FIELDS_MAX, Limits};
 use crate::options::{Names, Options, answers};
-use crate::request::{Asked, Conversation, Prompt};
+use crate::request::{Asked, Continue, Conversation, Prompt};
+use crate::run::Run;
 use crate::sse::{Frames, StreamFormat};
 use crate::template::template_uses;
 use crate::thinking::Thinking;
@@ -28,7 +32,7 @@ const CHUNK: &str = "chat.completion.chunk";
 
 /// The names of options in chat requests.
 const NAMES: &Names = &Names {
-    max_tokens: &["max_completion_tokens", "max_tokens"],
+    max_tokens: &["n_predict", "max_completion_tokens", "max_tokens"],
     ..super::NAMES
 };
 
@@ -40,6 +44,7 @@ pub(crate) struct Chat {
     index: usize,
     tally: Tally,
     has_logprobs: bool,
+    has_trace: bool,
     /// How calls are spelled.
     calls: Spelling,
 }
@@ -50,48 +55,11 @@ impl Endpoint for Chat {
     }
 
     fn read(
-        mut object: Map<String, Value>,
+        object: Map<String, Value>,
         _headers: &HeaderMap,
         app: &Arc<App>,
     ) -> Result<(Asked, Self), ApiError> {
-        let messages = object.remove("messages").unwrap_or_default();
-        let fields = Fields::new(&object, tables::FIELDS);
-        let model = app.check_model(&fields)?;
-        fields.refuse(tables::REFUSED_BY_CHAT)?;
-        fields.refuse(tables::REFUSED)?;
-        let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
-        options.n = answers(&fields)?;
-        let usage = StreamUsage::read(&fields, options.stream)?;
-        let mut arguments = template_arguments(&fields, app)?;
-        let thinking = Thinking::read(&fields)?;
-        options.reasoning_budget = thinking.tell(&mut arguments, |name| {
-            template_uses(app.engine.text(), name)
-        });
-        options.splits_reasoning = splits_reasoning(&fields)?;
-        options.shows_reasoning_marks = !options.splits_reasoning;
-        options.logprobs = logprobs::read_chat(&fields)?;
-        options.grammar = structured::read(&fields)?;
-        let (offer, calls) = tools::read(&fields, app)?;
-        let told = options.offer(offer, calls.fields(), app.engine.text())?;
-        let (messages, unread) = messages::read(messages, app.engine.text())?;
-        fields.note_ignored(unread);
-        let chat = Chat {
-            meta: Meta::new(app, model, "chatcmpl", &options),
-            index: 0,
-            tally: Tally::new(usage),
-            has_logprobs: options.logprobs.is_some(),
-            calls,
-        };
-        let asked = Asked {
-            prompt: Prompt::Conversation(Conversation {
-                messages,
-                arguments,
-                tools: told,
-            }),
-            options,
-            ignored: ignored_header(&fields),
-        };
-        Ok((asked, chat))
+        read(object, app, Turns::Model)
     }
 
     fn choices(mut self, n: usize) -> Vec<Self> {
@@ -107,6 +75,14 @@ impl Endpoint for Chat {
         self.tally.prompt_tokens = prompt_tokens;
     }
 
+    fn note_prompt(&mut self, prompt: &[u32]) {
+        self.meta.note_prompt(prompt);
+    }
+
+    fn note_run(&mut self, run: &Arc<Run>) {
+        self.meta.note_run(run);
+    }
+
     fn document(&self, answers: &[Answer]) -> Vec<u8> {
         let choices = answers.iter().enumerate();
         let texts: Vec<_> = answers.iter().map(Texts::new).collect();
@@ -115,8 +91,116 @@ impl Endpoint for Chat {
             .map(|((i, answer), texts)| self.choice(i, answer, texts));
         let choices: Vec<_> = choices.collect();
         let outcomes: Vec<_> = answers.iter().map(|answer| &*answer.outcome).collect();
-        bytes(&self.meta.ended(OBJECT, &choices, &outcomes))
+        let mut document = self.meta.ended(OBJECT, &choices, &outcomes);
+        let whole = Some(&answers[0].whole);
+        document.verbose = self.meta.verbose(&texts[0].answer, whole, outcomes[0]);
+        bytes(&document)
     }
+}
+
+/// Whose turn it may be after a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turns {
+    /// The model's.
+    Model,
+    /// Anyone's: the prompt is only shown.
+    Any,
+}
+
+/// Reads a request for the next turn of a conversation.
+///
+/// # Errors
+///
+/// 400 for a field that is wrong, missing, or asks for what is not implemented.
+pub(crate) fn read(
+    mut object: Map<String, Value>,
+    app: &Arc<App>,
+    turns: Turns,
+) -> Result<(Asked, Chat), ApiError> {
+    let text = app.engine.text();
+    let messages = object.remove("messages").unwrap_or_default();
+    let has_trace = trace::take(&mut object)?;
+    let fields = Fields::new(&object, tables::FIELDS);
+    let model = app.check_model(&fields)?;
+    fields.refuse(tables::REFUSED_BY_CHAT)?;
+    fields.refuse(tables::REFUSED)?;
+    let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
+    options.trace = has_trace;
+    options.n = answers(&fields)?;
+    let usage = StreamUsage::read(&fields, options.stream)?;
+    let mut arguments = template_arguments(&fields, app)?;
+    let thinking = Thinking::read(&fields)?.or(app.config.reasoning);
+    options.reasoning_budget = thinking.tell(&mut arguments, |name| template_uses(text, name));
+    options.splits_reasoning = splits_reasoning(&fields)?;
+    options.shows_reasoning_marks = !options.splits_reasoning;
+    options.logprobs = logprobs::read_chat(&fields)?;
+    options.grammar = structured::read(&fields)?;
+    let (offer, calls) = tools::read(&fields, app)?;
+    let told = options.offer(offer, calls.fields(), text)?;
+    let (messages, unread) = messages::read(messages, text)?;
+    fields.note_ignored(unread);
+    let mut conversation = Conversation {
+        messages,
+        arguments,
+        tools: told,
+        end: None,
+    };
+    end_prompt(&fields, &mut conversation, app, turns)?;
+    let mut meta = Meta::new(app, model, "chatcmpl", &options);
+    options.wants = meta.read_live(&fields, &options, &object)?;
+    let chat = Chat {
+        meta,
+        index: 0,
+        tally: Tally::new(usage),
+        has_logprobs: options.logprobs.is_some(),
+        has_trace,
+        calls,
+    };
+    let asked = Asked {
+        prompt: Prompt::Conversation(conversation),
+        options,
+        ignored: ignored_header(&fields),
+    };
+    Ok((asked, chat))
+}
+
+/// Reads whether the answer goes on from the last message: vLLM's two fields, and llama-server's
+/// rule where they are silent.
+fn end_prompt(
+    fields: &Fields<'_>,
+    conversation: &mut Conversation,
+    app: &App,
+    turns: Turns,
+) -> Result<(), ApiError> {
+    const CONTINUE: &str = "continue_final_message";
+    const TURN: &str = "add_generation_prompt";
+    let begins_turn = fields.bool(TURN)?;
+    let asked = match fields.get(CONTINUE) {
+        None if app.config.whole_assistant_turns || begins_turn == Some(true) => Continue::Never,
+        None => Continue::IfPossible,
+        Some(Value::Bool(false)) => Continue::Never,
+        Some(Value::Bool(true)) => Continue::Always,
+        Some(Value::String(part)) if part == "content" => Continue::Content,
+        Some(Value::String(part)) if part == "reasoning_content" => Continue::Reasoning,
+        Some(_) => {
+            let message = "must be true, false, \"content\" or \"reasoning_content\"";
+            return Err(fields.error(CONTINUE, message));
+        }
+    };
+    let is_asked = !matches!(asked, Continue::Never | Continue::IfPossible);
+    if is_asked && begins_turn == Some(true) {
+        let message = format!("cannot be combined with `{TURN}: true`; send one of the two");
+        return Err(fields.error(CONTINUE, message));
+    }
+    conversation.go_on(asked, CONTINUE, app.engine.text())?;
+    if conversation.end.is_none() && begins_turn == Some(false) {
+        if turns == Turns::Model {
+            let hint = ", or send true: an answer begins with the model's turn";
+            return Err(ApiError::unsupported(TURN, hint));
+        }
+        conversation.end = Some(PromptEnd::Message);
+    }
+    Ok(())
 }
 
 /// Arguments for the chat template; those that it does not use are noted as ignored. A
@@ -166,6 +250,8 @@ struct Choice<'a> {
     message: Message<'a>,
     logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<Vec<trace::Round<'a>>>,
     #[serde(flatten)]
     record: Option<Record<'a>>,
 }
@@ -187,6 +273,8 @@ struct ChunkChoice<'a> {
     delta: Delta<'a>,
     logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<Vec<trace::Round<'a>>>,
     #[serde(flatten)]
     record: Option<Record<'a>>,
 }
@@ -243,6 +331,7 @@ impl Chat {
             },
             logprobs: self.has_logprobs.then(logprobs),
             finish_reason: self.finish_reason(outcome),
+            trace: self.has_trace.then(|| self.meta.trace(whole)),
             record: self.meta.record_of(index, outcome),
         }
     }
@@ -263,20 +352,35 @@ impl Chat {
         finish: Option<&RequestOutcome>,
         frames: &mut Frames,
     ) {
-        let finish_reason = finish.map(|outcome| self.finish_reason(outcome));
-        let choices = [ChunkChoice {
+        let choice = ChunkChoice {
             index: self.index,
             delta,
             logprobs,
-            finish_reason,
+            finish_reason: finish.map(|outcome| self.finish_reason(outcome)),
+            trace: None,
             record: finish.and_then(|outcome| self.meta.record_of(self.index, outcome)),
-        }];
+        };
+        self.send(choice, seed, finish, frames);
+    }
+
+    fn send(
+        &self,
+        choice: ChunkChoice<'_>,
+        seed: Option<u64>,
+        finish: Option<&RequestOutcome>,
+        frames: &mut Frames,
+    ) {
+        let choices = [choice];
         let mut chunk = self.meta.envelope(CHUNK, &choices);
         chunk.seed = seed;
         chunk.usage = self.tally.of_chunk(finish);
+        chunk.timings = self.meta.timings_so_far().filter(|_| finish.is_none());
         let is_alone = self.meta.n_choices == 1;
         if let Some(outcome) = finish.filter(|_| is_alone && !self.tally.asked.at_end) {
             chunk = chunk.with_record(self.meta.seed, outcome);
+        }
+        if let Some(outcome) = finish.filter(|_| self.index == 0) {
+            chunk.verbose = self.meta.verbose("", None, outcome);
         }
         frames.data(&chunk);
     }
@@ -296,6 +400,18 @@ impl StreamFormat for Chat {
 
     fn text(&mut self, piece: &Piece, frames: &mut Frames) {
         self.tally.completion_tokens += piece.n_tokens;
+        // In a chunk of its own before the text that it tells of.
+        if !piece.rounds.is_empty() {
+            let choice = ChunkChoice {
+                index: self.index,
+                delta: Delta::default(),
+                logprobs: None,
+                finish_reason: None,
+                trace: Some(self.meta.trace(piece)),
+                record: None,
+            };
+            self.send(choice, None, None, frames);
+        }
         let (reasoning, answer) = ChatLogprobs::new(piece, self.meta.tokenizer()).apart();
         // Clients show one of the two at a time, so they come in chunks of their own.
         let text = piece.text(Channel::Reasoning);
@@ -332,6 +448,21 @@ impl StreamFormat for Chat {
                 send(CallDeltas::arguments(call.index, arguments, self.calls));
             }
         }
+    }
+
+    fn prefill(&mut self, prefill: Prefill, frames: &mut Frames) {
+        let choices = [ChunkChoice {
+            index: self.index,
+            delta: Delta::default(),
+            logprobs: None,
+            finish_reason: None,
+            trace: None,
+            record: None,
+        }];
+        let mut chunk = self.meta.envelope(CHUNK, &choices);
+        chunk.usage = self.tally.of_chunk(None);
+        chunk.prompt_progress = Some(self.meta.progress(prefill));
+        frames.data(&chunk);
     }
 
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {

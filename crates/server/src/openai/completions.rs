@@ -6,17 +6,20 @@ use axum::http::HeaderMap;
 use engine::{Channel, RequestOutcome};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use text::Infill;
 
 use super::logprobs::{self, CompletionLogprobs};
-use super::{Meta, Record, StreamUsage, Tally, bytes, finish_reason, structured, tables};
+use super::{Meta, Record, StreamUsage, Tally, bytes, finish_reason, structured, tables, trace};
 use crate::App;
 use crate::dialect::{Answer, Endpoint};
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
-use crate::generation::Piece;
+use crate::generation::{Piece, Prefill};
 use crate::limits::{Limits, PROMPTS_MAX};
+use crate::llama::completion::{check_infill, end_at_marks};
 use crate::options::{Options, answers};
 use crate::request::{Asked, Prompt};
+use crate::run::Run;
 use crate::sse::{Frames, StreamFormat};
 
 const OBJECT: &str = "text_completion";
@@ -32,6 +35,7 @@ pub(crate) struct Completion {
     index: usize,
     tally: Tally,
     has_logprobs: bool,
+    has_trace: bool,
     /// Characters sent, as far as tokens tell.
     offset: usize,
 }
@@ -47,25 +51,36 @@ impl Endpoint for Completion {
         app: &Arc<App>,
     ) -> Result<(Asked, Self), ApiError> {
         let prompt = object.remove("prompt").unwrap_or_default();
+        let has_trace = trace::take(&mut object)?;
         let fields = Fields::new(&object, tables::FIELDS);
         let model = app.check_model(&fields)?;
         fields.refuse(tables::REFUSED_BY_COMPLETIONS)?;
         fields.refuse(tables::REFUSED)?;
         let mut options = Options::read(&fields, &app.engine, &super::NAMES, Some(MAX_TOKENS))?;
+        options.trace = has_trace;
         options.n = answers(&fields)?;
         let usage = StreamUsage::read(&fields, options.stream)?;
         options.logprobs = logprobs::read_completion(&fields)?;
         options.grammar = structured::read(&fields)?;
+        let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
+        let mut prompt = prompt_of(prompt)?;
+        if let Some(suffix) = suffix {
+            prompt = with_suffix(prompt, suffix, app)?;
+            end_at_marks(&mut options, app);
+        }
+        let mut meta = Meta::new(app, model, "cmpl", &options);
+        options.wants = meta.read_live(&fields, &options, &object)?;
         let ignored = ignored_header(&fields);
         let completion = Completion {
-            meta: Meta::new(app, model, "cmpl", &options),
+            meta,
             index: 0,
             tally: Tally::new(usage),
             has_logprobs: options.logprobs.is_some(),
+            has_trace,
             offset: 0,
         };
         let asked = Asked {
-            prompt: prompt_of(prompt)?,
+            prompt,
             options,
             ignored,
         };
@@ -85,6 +100,14 @@ impl Endpoint for Completion {
         self.tally.prompt_tokens = prompt_tokens;
     }
 
+    fn note_prompt(&mut self, prompt: &[u32]) {
+        self.meta.note_prompt(prompt);
+    }
+
+    fn note_run(&mut self, run: &Arc<Run>) {
+        self.meta.note_run(run);
+    }
+
     fn document(&self, answers: &[Answer]) -> Vec<u8> {
         let choices = answers.iter().enumerate();
         let texts = answers.iter();
@@ -96,7 +119,29 @@ impl Endpoint for Completion {
             .map(|((i, answer), texts)| self.choice(i, answer, texts));
         let choices: Vec<_> = choices.collect();
         let outcomes: Vec<_> = answers.iter().map(|answer| &*answer.outcome).collect();
-        bytes(&self.meta.ended(OBJECT, &choices, &outcomes))
+        let whole = answers.first().map(|answer| &answer.whole);
+        let mut document = self.meta.ended(OBJECT, &choices, &outcomes);
+        document.verbose = self.meta.verbose(&texts[0], whole, outcomes[0]);
+        bytes(&document)
+    }
+}
+
+/// The prompt of what fills the gap between `prompt` and `suffix`.
+fn with_suffix(prompt: Prompt, suffix: &str, app: &App) -> Result<Prompt, ApiError> {
+    const NAME: &str = "suffix";
+    check_infill(app, NAME)?;
+    match prompt {
+        Prompt::Text(prefix) => Ok(Prompt::Infill(Infill {
+            prefix,
+            suffix: suffix.to_owned(),
+            room: usize::MAX,
+            ..Infill::default()
+        })),
+        Prompt::Several(prompts) => {
+            let prompts = prompts.into_iter().map(|one| with_suffix(one, suffix, app));
+            prompts.collect::<Result<_, _>>().map(Prompt::Several)
+        }
+        _ => Err(ApiError::field(NAME, "needs a prompt that is a text")),
     }
 }
 
@@ -136,7 +181,8 @@ fn prompt_of(prompt: Value) -> Result<Prompt, ApiError> {
     }
 }
 
-fn tokens(list: &[Value]) -> Option<Prompt> {
+/// A prompt of token ids, if the list is one.
+pub(crate) fn tokens(list: &[Value]) -> Option<Prompt> {
     let ids = list.iter().map(|id| u32::try_from(id.as_u64()?).ok());
     ids.collect::<Option<_>>().map(Prompt::Tokens)
 }
@@ -147,6 +193,8 @@ struct Choice<'a> {
     text: &'a str,
     logprobs: Option<CompletionLogprobs<'a>>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<Vec<trace::Round<'a>>>,
     #[serde(flatten)]
     record: Option<Record<'a>>,
 }
@@ -161,6 +209,7 @@ impl Completion {
             text,
             logprobs: self.has_logprobs.then(logprobs),
             finish_reason: Some(finish_reason(&outcome.finish)),
+            trace: self.has_trace.then(|| self.meta.trace(whole)),
             record: self.meta.record_of(index, outcome),
         }
     }
@@ -169,6 +218,7 @@ impl Completion {
         &self,
         text: &str,
         logprobs: Option<CompletionLogprobs<'_>>,
+        trace: Option<Vec<trace::Round<'_>>>,
         finish: Option<&RequestOutcome>,
         frames: &mut Frames,
     ) {
@@ -178,13 +228,18 @@ impl Completion {
             text,
             logprobs,
             finish_reason,
+            trace,
             record: finish.and_then(|outcome| self.meta.record_of(self.index, outcome)),
         }];
         let mut chunk = self.meta.envelope(OBJECT, &choices);
         chunk.usage = self.tally.of_chunk(finish);
+        chunk.timings = self.meta.timings_so_far().filter(|_| finish.is_none());
         let is_alone = self.meta.n_choices == 1;
         if let Some(outcome) = finish.filter(|_| is_alone && !self.tally.asked.at_end) {
             chunk = chunk.with_record(self.meta.seed, outcome);
+        }
+        if let Some(outcome) = finish.filter(|_| self.index == 0) {
+            chunk.verbose = self.meta.verbose("", None, outcome);
         }
         frames.data(&chunk);
     }
@@ -199,12 +254,28 @@ impl StreamFormat for Completion {
         let mut offset = self.offset;
         let whole = || CompletionLogprobs::new(piece, self.meta.tokenizer(), &mut offset);
         let logprobs = self.has_logprobs.then(whole);
-        self.chunk(&piece.text(Channel::Answer), logprobs, None, frames);
+        let trace = (!piece.rounds.is_empty()).then(|| self.meta.trace(piece));
+        self.chunk(&piece.text(Channel::Answer), logprobs, trace, None, frames);
         self.offset = offset;
     }
 
+    fn prefill(&mut self, prefill: Prefill, frames: &mut Frames) {
+        let choices = [Choice {
+            index: self.index,
+            text: "",
+            logprobs: None,
+            finish_reason: None,
+            trace: None,
+            record: None,
+        }];
+        let mut chunk = self.meta.envelope(OBJECT, &choices);
+        chunk.usage = self.tally.of_chunk(None);
+        chunk.prompt_progress = Some(self.meta.progress(prefill));
+        frames.data(&chunk);
+    }
+
     fn end(&mut self, outcome: &RequestOutcome, frames: &mut Frames) {
-        self.chunk("", None, Some(outcome), frames);
+        self.chunk("", None, None, Some(outcome), frames);
     }
 
     fn close(&mut self, outcomes: &[Box<RequestOutcome>], frames: &mut Frames) {

@@ -26,7 +26,7 @@ const FUNCTION_FIELDS: &[&str] = &["name", "arguments"];
 /// # Errors
 ///
 /// 400 for the first message that is not one, or that asks for what is not implemented.
-pub(super) fn read(messages: Value, text: &Text) -> Result<(Vec<Message>, Vec<String>), ApiError> {
+pub(crate) fn read(messages: Value, text: &Text) -> Result<(Vec<Message>, Vec<String>), ApiError> {
     let list = message_list(Some(messages))?;
     let mut check = Check {
         text,

@@ -12,23 +12,28 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 mod logprobs;
-mod messages;
+pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod responses;
-mod structured;
+pub(crate) mod structured;
 pub(crate) mod tables;
-mod tools;
+pub(crate) mod tools;
+mod trace;
 
 use std::sync::Arc;
 
 use engine::{FinishReason, RequestOutcome, Speculation};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use text::Tokenizer;
 
 use crate::dialect::Dialect;
 use crate::errors::ApiError;
 use crate::fields::Fields;
+use crate::generation::{Piece, Prefill, Wants};
+use crate::llama::document::{Note, Progress, Shape, Spelling};
 use crate::options::{Names, Options, seed_of};
+use crate::run::Run;
 use crate::{App, ids};
 
 /// How OpenAI's API spells what all of its paths share.
@@ -40,7 +45,7 @@ pub(crate) const DIALECT: Dialect = Dialect {
 /// The names of options in which OpenAI's API differs from others; the samplers' other names are
 /// those of llama-server and text-generation-webui.
 pub(crate) const NAMES: Names = Names {
-    max_tokens: &["max_tokens"],
+    max_tokens: &["n_predict", "max_tokens"],
     stop: "stop",
     sampling: &[
         ("repeat_penalty", "repetition_penalty"),
@@ -48,6 +53,7 @@ pub(crate) const NAMES: Names = Names {
         ("typical", "typical_p"),
         ("nsigma", "top_n_sigma"),
     ],
+    passes_infill: false,
 };
 
 /// An error's document: `{"error": {message, type, param, code}}`.
@@ -62,12 +68,22 @@ fn error(error: &ApiError) -> String {
         r#type: &'a str,
         param: Option<&'a str>,
         code: Option<&'a str>,
+        /// Under llama-server's names.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        n_prompt_tokens: Option<usize>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        n_ctx: Option<usize>,
     }
     let error = Inner {
         message: &error.message,
         r#type: error.kind,
         param: error.param.as_deref(),
         code: error.code,
+        n_prompt_tokens: error
+            .overflow
+            .as_ref()
+            .map(|overflow| overflow.prompt_tokens),
+        n_ctx: error.overflow.as_ref().map(|overflow| overflow.context),
     };
     serde_json::to_string(&Document { error }).expect("strings serialize")
 }
@@ -113,6 +129,12 @@ struct Meta {
     n: usize,
     /// Answers to all prompts.
     n_choices: usize,
+    /// Whether chunks have times.
+    has_timings: bool,
+    /// How llama-server would spell the answer, where that is asked for too.
+    spelling: Option<Arc<Spelling>>,
+    /// What becomes known of the answer's request.
+    note: Note,
 }
 
 impl Meta {
@@ -125,7 +147,65 @@ impl Meta {
             seed: options.sampling.seed,
             n: options.n,
             n_choices: 1,
+            has_timings: false,
+            spelling: None,
+            note: Note::default(),
         }
+    }
+
+    /// Reads what llama-server's clients ask for while a text is written, in a request with this
+    /// `body` that has been read as `options`; what of it the generation has to tell.
+    fn read_live(
+        &mut self,
+        fields: &Fields<'_>,
+        options: &Options,
+        body: &Map<String, Value>,
+    ) -> Result<Wants, ApiError> {
+        self.has_timings = fields.bool("timings_per_token")?.unwrap_or(false);
+        let has_progress = fields.bool("return_progress")?.unwrap_or(false);
+        if fields.bool("verbose")?.unwrap_or(false) {
+            let model = self.model.clone();
+            let spelling = Spelling::new(&self.app, model, options, body, Shape::default());
+            self.spelling = Some(Arc::new(spelling));
+        }
+        Ok(Wants {
+            tokens: false,
+            prefill: options.stream && has_progress,
+        })
+    }
+
+    /// Keeps the tokens of the prompt, if the answer repeats it.
+    fn note_prompt(&mut self, prompt: &[u32]) {
+        if self.spelling.is_some() {
+            self.note.prompt.get_or_init(|| prompt.to_vec());
+        }
+    }
+
+    fn note_run(&mut self, run: &Arc<Run>) {
+        self.note.run.get_or_init(|| run.clone());
+    }
+
+    /// The times so far, where chunks have them.
+    fn timings_so_far(&self) -> Option<Timings> {
+        let run = self.note.run.get().filter(|_| self.has_timings);
+        run.filter(|run| run.written() > 0)
+            .map(|run| Timings::so_far(run))
+    }
+
+    /// How far the prompt is.
+    fn progress(&self, prefill: Prefill) -> Progress {
+        Progress::new(prefill, self.note.run.get())
+    }
+
+    /// llama-server's document of an answer that has ended, where that is asked for too.
+    fn verbose(
+        &self,
+        content: &str,
+        whole: Option<&Piece>,
+        outcome: &RequestOutcome,
+    ) -> Option<Value> {
+        let spelling = self.spelling.as_ref()?;
+        Some(spelling.last_value(&self.note, content, whole, outcome))
     }
 
     /// How the answer number `i` was written, where it is not the only one.
@@ -153,6 +233,11 @@ impl Meta {
         }
     }
 
+    /// What the rounds of `piece` did.
+    fn trace<'a>(&self, piece: &'a Piece) -> Vec<trace::Round<'a>> {
+        trace::rounds(piece, self.app.engine.info().drafter)
+    }
+
     fn tokenizer(&self) -> &Tokenizer {
         &self.app.engine.text().tokenizer
     }
@@ -170,6 +255,8 @@ impl Meta {
             usage: None,
             speculation: None,
             timings: None,
+            prompt_progress: None,
+            verbose: None,
         }
     }
 }
@@ -193,6 +280,10 @@ struct Envelope<'a, C> {
     speculation: Option<&'a Speculation>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Timings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<Progress>,
+    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
+    verbose: Option<Value>,
 }
 
 impl<'a, C> Envelope<'a, C> {
@@ -331,30 +422,78 @@ pub(crate) struct Timings {
     cache_n: usize,
     prompt_n: usize,
     prompt_ms: f64,
+    prompt_per_token_ms: f64,
     prompt_per_second: f64,
     predicted_n: usize,
     predicted_ms: f64,
+    predicted_per_token_ms: f64,
     predicted_per_second: f64,
-    draft_n: u64,
-    draft_n_accepted: u64,
+    /// Absent as long as they are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n_accepted: Option<u64>,
 }
 
 impl Timings {
     /// The times of a request that has ended.
     pub(crate) fn new(outcome: &RequestOutcome) -> Self {
         let times = outcome.timings;
+        let (prompt_n, predicted_n) = (
+            outcome.usage.prompt_tokens - outcome.usage.cached_tokens,
+            outcome.usage.completion_tokens,
+        );
         Timings {
             queued_ms: times.queued_ms,
             cache_n: outcome.usage.cached_tokens,
-            prompt_n: outcome.usage.prompt_tokens - outcome.usage.cached_tokens,
+            prompt_n,
             prompt_ms: times.prefill_ms,
+            prompt_per_token_ms: share(times.prefill_ms, prompt_n),
             prompt_per_second: times.prefill_tokens_per_second,
-            predicted_n: outcome.usage.completion_tokens,
+            predicted_n,
             predicted_ms: times.decode_ms,
+            predicted_per_token_ms: share(times.decode_ms, predicted_n.saturating_sub(1)),
             predicted_per_second: times.decode_tokens_per_second,
-            draft_n: outcome.speculation.drafted,
-            draft_n_accepted: outcome.speculation.accepted,
+            draft_n: Some(outcome.speculation.drafted),
+            draft_n_accepted: Some(outcome.speculation.accepted),
         }
+    }
+
+    /// The times of a request that still runs, as the server sees them.
+    pub(crate) fn so_far(run: &Run) -> Self {
+        let so_far = run.so_far();
+        let prompt_n = so_far.prompt_tokens - so_far.cached_tokens;
+        let since_first = so_far.written.saturating_sub(1);
+        Timings {
+            queued_ms: so_far.queued_ms,
+            cache_n: so_far.cached_tokens,
+            prompt_n,
+            prompt_ms: so_far.prompt_ms,
+            prompt_per_token_ms: share(so_far.prompt_ms, prompt_n),
+            prompt_per_second: rate(prompt_n, so_far.prompt_ms),
+            predicted_n: so_far.written,
+            predicted_ms: so_far.written_ms,
+            predicted_per_token_ms: share(so_far.written_ms, since_first),
+            predicted_per_second: rate(since_first, so_far.written_ms),
+            draft_n: None,
+            draft_n_accepted: None,
+        }
+    }
+}
+
+/// `ms` for each of `n`; 0 if there is none.
+fn share(ms: f64, n: usize) -> f64 {
+    match n {
+        0 => 0.0,
+        n => ms / n as f64,
+    }
+}
+
+/// `n` in `ms`, a second; 0 in no time.
+fn rate(n: usize, ms: f64) -> f64 {
+    match ms > 0.0 {
+        true => n as f64 / ms * 1e3,
+        false => 0.0,
     }
 }
 
@@ -375,7 +514,7 @@ pub(crate) fn bytes(document: &impl Serialize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     #[test]
     fn errors_have_openai_s_shape() {

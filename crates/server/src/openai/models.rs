@@ -6,8 +6,10 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Response};
+use engine::{SAMPLER_NUMBERS, Sampling};
 use serde_json::{Value, json};
 
+use super::tables;
 use crate::App;
 use crate::anthropic;
 use crate::dialect;
@@ -64,6 +66,7 @@ fn model(app: &App) -> Value {
             "kv_format": info.kv_format,
             "memory_bytes": info.memory_bytes,
             "has_chat_template": app.engine.text().template.is_some(),
+            "options": options(app),
             "speculation": {
                 "drafter": info.drafter,
                 "reason": info.drafter_reason,
@@ -75,4 +78,97 @@ fn model(app: &App) -> Value {
             "unused_tensors": info.unused_tensors,
         },
     })
+}
+
+/// A whole number, or a number that is not one of the sampler's table, among a request's options.
+struct Other {
+    name: &'static str,
+    is_whole: bool,
+    low: i64,
+    high: Option<i64>,
+}
+
+const fn whole(name: &'static str, low: i64, high: Option<i64>) -> Other {
+    Other {
+        name,
+        is_whole: true,
+        low,
+        high,
+    }
+}
+
+/// The options that are numbers, beside those of [`SAMPLER_NUMBERS`] and without other names of
+/// these.
+const OTHERS: &[Other] = &[
+    whole("top_k", -1, None),
+    whole("max_tokens", -1, None),
+    whole("min_tokens", 0, None),
+    whole("seed", 0, None),
+    whole("repeat_last_n", -1, None),
+    whole("dry_allowed_length", 0, None),
+    whole("dry_penalty_last_n", -1, None),
+    whole("mirostat", 0, Some(2)),
+    Other {
+        is_whole: false,
+        ..whole("mirostat_tau", 0, Some(100))
+    },
+    Other {
+        is_whole: false,
+        ..whole("mirostat_eta", 0, Some(100))
+    },
+];
+
+/// The numbers that a request may set, with what they may be and what silence means; what depends
+/// on more than the model has no default.
+fn options(app: &App) -> Value {
+    let advice = &app.engine.text().sampling;
+    let own = Sampling::default();
+    let numbers = SAMPLER_NUMBERS.iter().map(|number| {
+        let usual = (number.advised)(advice).unwrap_or_else(|| (number.get)(&own));
+        // As it would be written, and not as the nearest number of twice the digits.
+        let usual: f64 = usual
+            .to_string()
+            .parse()
+            .expect("a number as it is written");
+        json!({
+            "name": number.name,
+            "type": "number",
+            "low": number.range.start(),
+            "high": number.range.end(),
+            "default": usual,
+            "about": number.about,
+        })
+    });
+    let others = OTHERS.iter().map(|option| {
+        let about = tables::HONORED.iter().find(|k| k.field == option.name);
+        json!({
+            "name": option.name,
+            "type": if option.is_whole { "integer" } else { "number" },
+            "low": option.low,
+            "high": option.high,
+            "default": match option.name {
+                "top_k" => Some(advice.top_k.unwrap_or(0)),
+                _ => None,
+            },
+            "about": about.map(|known| known.about),
+        })
+    });
+    numbers.chain(others).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_that_is_reported_is_one_that_requests_may_set() {
+        for option in OTHERS {
+            assert!(
+                tables::HONORED.iter().any(|k| k.field == option.name),
+                "{}",
+                option.name
+            );
+            assert!(SAMPLER_NUMBERS.iter().all(|n| n.name != option.name));
+        }
+    }
 }

@@ -44,6 +44,7 @@ pub(crate) const HONORED: &[Known] = &[
         "any name is answered by the model that is served; the response names the true one",
     ),
     known("max_tokens", "-1 is no limit"),
+    known("n_predict", "another name of `max_tokens`; comes first"),
     known(
         "n",
         "answers to each prompt, 1 to 128, with the seeds `seed`, `seed` + 1, …; they share the prompt's rows",
@@ -100,6 +101,14 @@ pub(crate) const HONORED: &[Known] = &[
         "tokens before one that ends the text is chosen; stop strings and grammars end it earlier",
     ),
     known("min_new_tokens", "another name of `min_tokens`"),
+    known(
+        "priority",
+        "-1000 to 1000, 0 by default: of requests that wait, those with the smallest start first. Callers (by API key, else by address) with equal priority take turns",
+    ),
+    known(
+        "timeout",
+        "seconds that the request may take, with the time it waits; after that it is stopped with a 504, or an error in its stream",
+    ),
     known("ignore_eos", "writes on after the model's own end of text"),
     known(
         "cache_salt",
@@ -175,6 +184,22 @@ pub(crate) const HONORED: &[Known] = &[
         "mirostat_eta",
         "0 to 100, 0.1 by default: how fast `mirostat` follows the text; matters with it only",
     ),
+    known(
+        "samplers",
+        "the samplers that act, in this order: `penalties`, `dry`, `top_n_sigma`, `top_k`, `typ_p`, `top_p`, `min_p`, `xtc`, and `temperature` anywhere; a list, a string with `;`, or llama-server's letters. Those left out do nothing; a list in another order is refused",
+    ),
+    known(
+        "timings_per_token",
+        "`true`: every chunk of a stream has `timings`; the last one has them anyway",
+    ),
+    known(
+        "return_progress",
+        "`true`: chunks of a stream tell how far the prompt is, under `prompt_progress`",
+    ),
+    known(
+        "verbose",
+        "`true`: llama-server's own document of the first answer, under `__verbose`",
+    ),
 ];
 
 /// A field that says what an answer has to follow.
@@ -235,6 +260,7 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
         "the newer name of `max_tokens`; comes first",
     ),
     known("top_logprobs", "0 to 20; needs `logprobs: true`"),
+    TRACE,
     known(
         "chat_template_kwargs",
         "arguments of the model's chat template, such as `{\"enable_thinking\": true}`; names that the template does not use are ignored",
@@ -258,6 +284,10 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
     ),
     known("thinking_token_budget", "another name of `thinking_budget`"),
     known("reasoning_budget", "another name of `thinking_budget`"),
+    known(
+        "thinking_budget_tokens",
+        "another name of `thinking_budget`",
+    ),
     known(
         "reasoning_budget_tokens",
         "another name of `thinking_budget`",
@@ -283,13 +313,35 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
         "reasoning_format",
         "`auto` and `deepseek` put reasoning into `reasoning_content`, `none` leaves it in `content`",
     ),
+    known(
+        "continue_final_message",
+        "`true`: the answer goes on from the last message, which is the assistant's, from its `content` or, where that is empty, its `reasoning_content`; either by name says which. `false`: never. Left out, it goes on from a last message of the assistant (`--no-prefill-assistant` changes that)",
+    ),
+    known(
+        "add_generation_prompt",
+        "`true`: the model begins a turn, whoever spoke last; `false` needs an answer that goes on from the last message",
+    ),
 ];
 
 /// Honored by plain completions alone.
-pub(crate) const HONORED_BY_COMPLETIONS: &[Known] = &[known(
-    "prompt",
-    "a text or a list of token ids, not empty; a list of up to 128 of these",
-)];
+pub(crate) const HONORED_BY_COMPLETIONS: &[Known] = &[
+    known(
+        "prompt",
+        "a text or a list of token ids, not empty; a list of up to 128 of these",
+    ),
+    known(
+        "suffix",
+        "what follows the text: it fills the gap, where the vocabulary has tokens that mark one",
+    ),
+    TRACE,
+];
+
+/// Honored by chat and by plain completions, and by no other path: only their answers have a place
+/// for a trace.
+const TRACE: Known = known(
+    "speculation.trace",
+    "`true`: `trace` of each choice says of every round which tokens came from where ([more](speculation.md#the-trace))",
+);
 
 /// Honored in a message.
 pub(crate) const HONORED_IN_MESSAGES: &[Known] = &[
@@ -322,7 +374,6 @@ pub(crate) const REFUSED: &[Unsupported] = &[
     unless("json", "[]"),
     unless("format", r#"[""]"#),
     // Lengths and ends.
-    unless("n_predict", "[-1]"),
     unless("num_predict", "[-1]"),
     unless("max_new_tokens", "[]"),
     unless("max_output_tokens", "[]"),
@@ -373,7 +424,6 @@ pub(crate) const REFUSED: &[Unsupported] = &[
     unless("watermark", "[false]"),
     unless("watermarking", "[false]"),
     // Samplers.
-    unless("samplers", "[]"),
     unless("sampler_order", "[[]]"),
     unless("sampler_priority", "[[]]"),
     unless("temp", "[]"),
@@ -397,7 +447,6 @@ pub(crate) const REFUSED: &[Unsupported] = &[
     unless("vllm_xargs", "[{}]"),
     unless("custom_params", "[]"),
     // Thinking.
-    unless("reasoning_control", "[false]"),
     unless("include_reasoning", "[true]"),
     unless("separate_reasoning", "[true]"),
     // What the response would hold besides.
@@ -431,8 +480,6 @@ pub(crate) const REFUSED_BY_CHAT: &[Unsupported] = &[
     unless("media_io_kwargs", "[{}]"),
     unless("echo", "[false]"),
     unless("add_special_tokens", "[false]"),
-    unless("add_generation_prompt", "[true]"),
-    unless("continue_final_message", "[false]"),
     unless("generation_prompt", r#"[""]"#),
     unless("parse_tool_calls", "[true]"),
 ];
@@ -443,7 +490,6 @@ pub(crate) const CHAT_TEMPLATE: &str = "chat_template";
 /// Refused by plain completions alone.
 pub(crate) const REFUSED_BY_COMPLETIONS: &[Unsupported] = &[
     unless("echo", "[false]"),
-    unless("suffix", r#"[""]"#),
     unless("add_special_tokens", "[true]"),
 ];
 
@@ -472,7 +518,6 @@ pub(crate) const HARMLESS: &[Known] = &[
     known("service_tier", "there is one"),
     known("request_id", "send the header `x-request-id` instead"),
     known("session_id", "names a conversation"),
-    known("priority", "requests run in the order they come"),
     known(
         "prompt_cache_key",
         "every prompt is looked for in the cache",
@@ -491,9 +536,6 @@ pub(crate) const HARMLESS: &[Known] = &[
         "stream_options.include_obfuscation",
         "chunks are not padded",
     ),
-    known("verbose", "debugging output of llama-server"),
-    known("timings_per_token", "`timings` come at the end"),
-    known("return_progress", "comments in the stream say the progress"),
     known("n_keep", "a context is never shifted"),
     known("n_discard", "a context is never shifted"),
     known("num_ctx", "`--context` sets it"),
@@ -502,6 +544,10 @@ pub(crate) const HARMLESS: &[Known] = &[
     known("smoothing_curve", "matters with `smoothing_factor` only"),
     known("adaptive_decay", "matters with `adaptive_target` only"),
     known("rep_pen_range", "matters with `rep_pen` only"),
+    known(
+        "reasoning_control",
+        "reasoning that has begun ends by a budget, and not from outside",
+    ),
     known("reasoning_budget_message", "matters with a budget only"),
     known("reasoning_budget_start_tag", "matters with a budget only"),
     known("reasoning_budget_end_tag", "matters with a budget only"),

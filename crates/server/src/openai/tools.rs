@@ -19,7 +19,7 @@ const FUNCTIONS: &str = "functions";
 const FUNCTION: &str = "function";
 /// How calls are spelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spelling {
+pub(crate) enum Spelling {
     /// `tool_calls`, a list.
     Tools,
     /// `function_call`, one.
@@ -28,7 +28,7 @@ pub(super) enum Spelling {
 
 impl Spelling {
     /// The fields of requests that are answered by this spelling.
-    pub(super) fn fields(self) -> &'static OfferFields {
+    pub(crate) fn fields(self) -> &'static OfferFields {
         match self {
             Spelling::Tools => &OfferFields {
                 tools: TOOLS,
@@ -133,7 +133,11 @@ fn choice(fields: &Fields<'_>, name: &'static str) -> Result<Option<ToolChoice>,
 }
 
 /// Reads the tools in the field `name`; nothing if there are none.
-fn offer(
+///
+/// # Errors
+///
+/// 400 for an offer that is malformed or not supported.
+pub(crate) fn offer(
     fields: &Fields<'_>,
     app: &App,
     name: &'static str,

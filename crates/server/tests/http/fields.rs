@@ -11,7 +11,7 @@ const COMPLETIONS: &str = "/v1/completions";
 
 /// Begin and end of the tables in `docs/server.md`, and what writes them.
 type Tables = (&'static str, &'static str, fn() -> String);
-const TABLES: [Tables; 2] = [
+const TABLES: [Tables; 4] = [
     (
         "<!-- fields: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
         "<!-- end of fields -->\n",
@@ -21,6 +21,16 @@ const TABLES: [Tables; 2] = [
         "<!-- messages: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
         "<!-- end of messages -->\n",
         server::messages_fields_as_markdown,
+    ),
+    (
+        "<!-- llama: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
+        "<!-- end of llama -->\n",
+        server::llama_fields_as_markdown,
+    ),
+    (
+        "<!-- ollama: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
+        "<!-- end of ollama -->\n",
+        server::ollama_fields_as_markdown,
     ),
 ];
 
@@ -129,6 +139,50 @@ async fn honoured_fields_of_messages_are_read() {
         }
     }
     assert!(n > 50, "{n}");
+}
+
+#[tokio::test]
+async fn honoured_fields_of_llama_server_are_read() {
+    let server = Server::start(Setup::default()).await;
+    let tables = server::llama_fields_as_markdown();
+    let honoured = tables.lines().filter(|line| line.contains("| honored |"));
+    let mut n = 0;
+    for line in honoured {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let about = cells[3];
+        let (path, base) = match about {
+            _ if about.starts_with("`/infill`") => {
+                ("/infill", json!({"input_prefix": "a", "input_suffix": "b"}))
+            }
+            _ if about.starts_with("`/tokenize`") => ("/tokenize", json!({"content": "a"})),
+            _ if about.starts_with("`/detokenize`") => ("/detokenize", json!({})),
+            _ => ("/completion", json!({"prompt": "Hi", "n_predict": 1})),
+        };
+        for field in cells[1]
+            .split(',')
+            .map(|field| field.trim().trim_matches('`'))
+        {
+            let mut base = base.clone();
+            // One of several names of the length counts.
+            if field.starts_with("max_") {
+                base.as_object_mut().unwrap().remove("n_predict");
+            }
+            let mut value = json!(1e300);
+            let (outer, inner) = field.rsplit_once('.').unwrap_or(("", field));
+            value = json!({inner: value});
+            for name in outer.rsplit('.').filter(|name| !name.is_empty()) {
+                value = json!({name: value});
+            }
+            base.as_object_mut()
+                .unwrap()
+                .extend(value.as_object().unwrap().clone());
+            let reply = server.post(path, &base).await;
+            assert_eq!(reply.status, 400, "{field}: {reply:?}");
+            assert_eq!(reply.json()["error"]["param"], field, "{reply:?}");
+            n += 1;
+        }
+    }
+    assert!(n > 60, "{n}");
 }
 
 #[tokio::test]

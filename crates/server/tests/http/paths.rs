@@ -63,8 +63,10 @@ async fn a_wrong_path_or_method_is_told_the_right_one() {
     assert!(!told.contains("did you mean"), "{told}");
     assert!(told.contains("/v1/models"), "{told}");
     for (path, name) in [
-        ("/api/tags", "Ollama's API is not supported yet"),
-        ("/api/chat", "Ollama's API is not supported yet"),
+        (
+            "/api/embed",
+            "this part of Ollama's API is not supported yet",
+        ),
         (
             "/v1/messages/batches",
             "Anthropic's Message Batches API is not supported yet",

@@ -35,12 +35,9 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
         ("web_search_options", json!({})),
         ("min_length", json!(3)),
         ("echo", json!(true)),
-        ("continue_final_message", json!(true)),
-        ("n_predict", json!(5)),
         ("max_new_tokens", json!(5)),
         ("stop_sequences", json!(["a"])),
         ("banned_tokens", json!(["a"])),
-        ("samplers", json!(["top_k"])),
         ("tfs_z", json!(0.5)),
         ("stopping_strings", json!(["a"])),
         ("return_token_ids", json!(true)),
@@ -55,7 +52,7 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
         assert_eq!(error["code"], "unsupported_parameter", "{field} {value}");
     }
     let prompt = json!({"prompt": "a", "max_tokens": 1});
-    for (field, value) in [("echo", json!(true)), ("suffix", json!("b"))] {
+    for (field, value) in [("echo", json!(true)), ("return_full_text", json!(true))] {
         let reply = server
             .post(COMPLETIONS, &with(&prompt, field, value.clone()))
             .await;
@@ -307,8 +304,9 @@ async fn a_prompt_over_the_context_is_refused_with_counts() {
         assert_eq!(error["code"], "context_length_exceeded");
         assert!(error["message"].as_str().unwrap().contains("64"));
     }
-    // LiteLLM and programs on top of it know an overflow by these words.
-    let known = "this model's maximum context length is 64 tokens; the prompt has ";
+    // LiteLLM, LangChain and programs on top of them know an overflow by these words.
+    let known =
+        "prompt is too long: this model's maximum context length is 64 tokens; the prompt has ";
     let option = " (--context sets the length, up to ";
     for (words, end) in [(80, "93 tokens"), (20_000, "at least 65 tokens")] {
         let text = json!([{"role": "user", "content": "word ".repeat(words)}]);

@@ -2,9 +2,9 @@
 //! the choice among what is left.
 
 use super::Sampling;
-use super::moments::Surprise;
 use crate::noise::{self, Noise, gumbel_ceiling, gumbel_of};
 use backend::math::mass;
+use backend::moments::Surprise;
 use std::cmp::Ordering;
 
 /// A token of the support. Ascending keys are descending `z`, then ascending ids.

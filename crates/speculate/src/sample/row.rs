@@ -15,10 +15,10 @@
 use super::dry::Repeats;
 use super::key::{Key, min_p_cut, prefix_mass, total_mass, truncate};
 use super::mirostat::{Mirostat, bound};
-use super::moments::{Deviation, Surprise};
 use super::{History, MAX_VOCAB, Sampling};
 use crate::noise::{self, BLOCK, Noise, gumbel_ceiling, gumbel_of};
 use backend::math::{MASS_ONE, NO_MASS, ln, mass};
+use backend::moments::{Deviation, Surprise};
 
 /// A row of logits over the whole vocabulary, edited, with its block maxima.
 pub(super) struct Row<'a> {

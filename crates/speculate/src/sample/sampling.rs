@@ -6,10 +6,10 @@
 
 use super::dry::Breakers;
 use super::mirostat::Mirostat;
-use super::moments::Surprise;
 use crate::noise::xtc_coin;
 use backend::TokenChoice;
 use backend::math::{exp, ln};
+use backend::moments::{Moments, Surprise};
 
 /// Tokens a request may bias, and tokens it may suppress.
 pub const MAX_LISTED_TOKENS: usize = 16_384;
@@ -111,6 +111,17 @@ impl Default for Sampling {
             seed: 0,
         }
     }
+}
+
+/// What a device can do about the choice of a token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ByDevice {
+    /// It can make this one.
+    Choice(TokenChoice),
+    /// It can make one once the row's moments are known ([`Sampling::of_row`]).
+    Moments,
+    /// An option stands in the way that devices do not know.
+    Nothing,
 }
 
 /// An option that is one number, and what it must be for the sampler to compute with it.
@@ -280,18 +291,57 @@ impl Sampling {
     /// The choice of the token after `position` others as a device can make it among logits that
     /// are edited already; none if an option stands in the way that devices do not know.
     pub(crate) fn of_edited(&self, position: u64) -> Option<TokenChoice> {
+        match self.by_device(position) {
+            ByDevice::Choice(choice) => Some(choice),
+            ByDevice::Moments | ByDevice::Nothing => None,
+        }
+    }
+
+    /// What a device can do about the choice of the token after `position` others, among logits that
+    /// are edited already.
+    pub(crate) fn by_device(&self, position: u64) -> ByDevice {
+        if self.truncates_by_host(position) {
+            ByDevice::Nothing
+        } else if self.needs_moments() {
+            ByDevice::Moments
+        } else {
+            ByDevice::Choice(self.plain_choice(position))
+        }
+    }
+
+    /// The choice of the token after `position` others, in an edited row of these moments.
+    pub(crate) fn of_row(&self, position: u64, moments: &Moments) -> TokenChoice {
+        let (largest, deviation) = (moments.largest, &moments.deviation);
+        let surprise = || (deviation.n() as usize, moments.surprise);
+        let plain = self.plain_choice(position);
+        match self.scale(largest, surprise) {
+            None => TokenChoice {
+                scale: 0.0,
+                ..plain
+            },
+            Some(scale) => TokenChoice {
+                scale,
+                floor: self.sigma_cut(largest * scale, scale, || deviation.sigma()),
+                ..plain
+            },
+        }
+    }
+
+    /// The choice of the token after `position` others by what a device knows of an option.
+    fn plain_choice(&self, position: u64) -> TokenChoice {
         let scale = match self.temperature {
             0.0 => 0.0,
             temperature => 1.0 / temperature,
         };
-        (!self.truncates_by_host(position)).then_some(TokenChoice {
+        TokenChoice {
             seed: self.seed,
             position,
             scale,
             top_p: self.top_p,
             ln_min_p: self.ln_min_p(),
             top_k: u32::try_from(self.top_k).unwrap_or(0),
-        })
+            floor: f32::MIN,
+        }
     }
 
     /// Whether any option changes logits before they are compared.
@@ -325,10 +375,13 @@ impl Sampling {
     fn truncates_by_host(&self, position: u64) -> bool {
         self.temperature != 0.0
             && (self.mirostat != Mirostat::Off
-                || self.dynatemp_range > 0.0
-                || self.top_n_sigma > 0.0
                 || self.typical_p < 1.0
                 || self.excludes_top(position))
+    }
+
+    /// Whether a choice depends on sums over a whole row, which a device tells of.
+    fn needs_moments(&self) -> bool {
+        self.temperature != 0.0 && (self.dynatemp_range > 0.0 || self.top_n_sigma > 0.0)
     }
 
     /// Whether any option but noise rules out tokens of a row of `n` logits.

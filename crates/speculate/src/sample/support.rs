@@ -2,11 +2,11 @@
 
 use super::key::{Key, best_of_keys, truncate};
 use super::mirostat::{Mirostat, bound};
-use super::moments::{Deviation, Surprise};
 use super::row::Row;
 use super::{History, MAX_VOCAB, Sampling, Scratch, TokenProbs};
 use crate::noise::Noise;
 use backend::math::exp;
+use backend::moments::{Deviation, Surprise};
 
 /// The tokens that noise decides between.
 pub(super) enum Support<'a> {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::noise;
 use backend::math::{MASS_ONE, exp, ln, mass};
+use backend::moments::Moments;
 use proptest::prelude::*;
 use proptest::sample::select;
 use std::collections::HashMap;
@@ -420,12 +421,7 @@ proptest! {
         output in texts(),
         position in any::<u64>(),
     ) {
-        let sampling = Sampling {
-            dynatemp_range: 0.0,
-            top_n_sigma: 0.0,
-            typical_p: 1.0,
-            ..drawn
-        };
+        let sampling = Sampling { typical_p: 1.0, ..drawn };
         let (logits, history) = (row(kind, seed, n), history(&sampling, &prompt, &output));
         let scratch = &mut Scratch::default();
         let column = |token: u32| Some(token).filter(|&token| (token as usize) < n);
@@ -433,10 +429,11 @@ proptest! {
         let ids: Vec<u32> = (0..n as u32).rev().map(|i| 2 * i).collect();
         let listed = |token: u32| ids.iter().position(|&id| id == token).map(|i| i as u32);
         for position in (0..4).map(|i| position.wrapping_add(i)) {
-            let Some(choice) = sampling.of_edited(position) else {
+            let plan = sampling.by_device(position);
+            if plan == ByDevice::Nothing {
                 prop_assert!(sampling.excludes_top(position));
                 continue;
-            };
+            }
             for ids in [None, Some(&ids[..])] {
                 let edits = match ids {
                     None => sampling.edits(&history, scratch, column),
@@ -444,6 +441,10 @@ proptest! {
                 };
                 let mut edited = logits.clone();
                 edits.apply(&mut edited);
+                let choice = match plan {
+                    ByDevice::Choice(choice) => choice,
+                    _ => sampling.of_row(position, &Moments::of(&edited)),
+                };
                 let token = choice.choose(&edited, ids);
                 let want = match ids {
                     None => choose(&sampling, &history, position, &logits, scratch),

@@ -136,6 +136,7 @@ impl Endpoint for Respond {
                 messages,
                 arguments,
                 tools: told,
+                end: None,
             }),
             options,
             ignored: ignored_header(&fields),
@@ -226,7 +227,7 @@ fn arguments(
 ) -> Result<Map<String, Value>, ApiError> {
     let uses = |name: &str| template_uses(app.engine.text(), name);
     let mut arguments = template_arguments(fields, app)?;
-    let thinking = Thinking::read(fields)?;
+    let thinking = Thinking::read(fields)?.or(app.config.reasoning);
     options.reasoning_budget = thinking.tell(&mut arguments, uses);
     match verbosity {
         Some(verbosity) if uses(VERBOSITY) => {

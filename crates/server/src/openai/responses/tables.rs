@@ -96,9 +96,10 @@ const NOT_HERE: &[&str] = &[
     "n_cmpl",
     "best_of",
     "max_tokens",
-    "n",
-    "n_cmpl",
-    "best_of",
+    "n_predict",
+    "timings_per_token",
+    "return_progress",
+    "verbose",
     "stream_options",
     "logprobs",
     "response_format",
@@ -121,12 +122,14 @@ const AS_IN_CHAT: &[&str] = &[
     "thinking_token_budget",
     "reasoning_budget",
     "reasoning_budget_tokens",
+    "thinking_budget_tokens",
 ];
 
 /// Fields of other APIs for what this one has under another name, and that name.
 pub(super) const RENAMED: &[(&str, &str)] = &[
     ("messages", "input"),
     ("max_tokens", "max_output_tokens"),
+    ("n_predict", "max_output_tokens"),
     ("max_completion_tokens", "max_output_tokens"),
     ("response_format", "text.format"),
     ("functions", "tools"),
@@ -140,6 +143,8 @@ const OWN_REFUSED: &[Unsupported] = &[
     unless("n", "[1]"),
     unless("n_cmpl", "[1]"),
     unless("best_of", "[1]"),
+    unless("continue_final_message", "[false]"),
+    unless("add_generation_prompt", "[true]"),
     unless("background", "[false]"),
     unless("conversation", "[]"),
     unless("prompt", "[]"),
@@ -153,6 +158,9 @@ const OWN_HARMLESS: &[Known] = &[
     known("reasoning.summary", "there are no summaries"),
     known("reasoning.generate_summary", "there are no summaries"),
     known("context_management", "nothing is compacted"),
+    known("timings_per_token", "`timings` come at the end"),
+    known("return_progress", "comments in the stream say the progress"),
+    known("verbose", "debugging output of llama-server"),
     known("prompt_cache_options", "the cache keeps what fits"),
     known("stream_options.include_usage", "`usage` always comes"),
 ];

@@ -88,8 +88,8 @@ async fn what_cannot_be_read_is_named() {
             answer(json!({"type": "thinking"})),
         ),
         (
-            "messages[1]",
-            json!({"messages": [user(json!("Hi")), {"role": "assistant", "content": "I"}]}),
+            "messages[2]",
+            json!({"messages": [user(json!("Hi")), {"role": "assistant", "content": "I"}, {"role": "assistant", "content": "am"}]}),
         ),
         ("system", json!({"system": 3})),
         ("system[0]", json!({"system": [{"type": "image"}]})),

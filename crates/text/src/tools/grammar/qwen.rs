@@ -121,10 +121,22 @@ impl Writer {
     }
 
     /// A string of `least` to `most` characters, and what stands after it.
+    ///
+    /// The line break before the closing tag may be missing, for a model that has begun to write
+    /// the tag without it could not end the string. The break is never part of the string, so
+    /// a string that ends without one has its `least` characters before any break.
     fn text(&mut self, least: Option<u64>, most: Option<u64>) -> String {
-        let times = times(least, most);
+        let whole = times(least, most);
+        let without_break = match least {
+            None | Some(0) => format!("(?s:.){whole}"),
+            Some(least) => {
+                let before_last = times(Some(least - 1), most.map(|most| most.saturating_sub(1)));
+                format!(r"(?s:.){before_last}[^\n]")
+            }
+        };
+        let end = r"<\/parameter>\n";
         self.terminal(&format!(
-            r"/(?s:.){times}\n<\/parameter>\n/ & ~/(?s:.*)<\/parameter>(?s:..+)/"
+            r"/((?s:.){whole}\n|{without_break}){end}/ & ~/(?s:.*)<\/parameter>(?s:..+)/"
         ))
     }
 }

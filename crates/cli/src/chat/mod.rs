@@ -5,53 +5,51 @@
 //! replies, so that a script can hold a conversation. Reasoning goes to stderr,
 //! dimmed on a terminal.
 
+mod files;
+mod history;
+mod input;
+mod settings;
+
 use crate::args::{ChatArgs, OutputArgs};
+use crate::form::{self, Constraint};
 use crate::interrupts::Interrupts;
 use crate::reply::{Reply, TextOut};
 use crate::{is_broken_pipe, model, one_line, reply};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use console::style;
-use engine::{Engine, EngineOptions, FinishReason, Rejected, Request, Sampling};
-use rustyline::DefaultEditor;
-use rustyline::error::ReadlineError;
-use rustyline::history::DefaultHistory;
+use engine::{Engine, EngineOptions, FinishReason, Rejected, Request};
+use input::Input;
 use serde_json::{Value, json};
-use std::io::{self, BufRead, IsTerminal, Read, Write};
-use std::path::PathBuf;
+use settings::Settings;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
-
-/// Most lines of input in the history.
-const HISTORY_LINES_MAX: usize = 1000;
-/// Longest line of input without a terminal, in bytes.
-const LINE_BYTES_MAX: usize = 1 << 20;
-
-/// The prompt for a new line of input.
-const PROMPT: &str = "> ";
-/// The prompt for a line that continues the one before it.
-const MORE_PROMPT: &str = ". ";
 
 /// The commands that end the program.
 const LEAVE: &[&str] = &["/exit", "/quit", "/bye"];
-
-/// The mark that begins and ends a text of several lines.
-const FENCE: &str = "\"\"\"";
 
 /// The answer to `/help`.
 const HELP: &str = "\
 /clear, /reset   forget the conversation
 /system TEXT     set the system prompt, or clear it; forgets the conversation
 /drop N          forget the N oldest questions and their answers
+/retry           forget the last answer and write another, with the next seed
+/set NAME VALUE  change a sampling option, such as temperature; /set lists them
+/draft WORD      auto, off, or the most tokens to draft
 /stats           tokens, speed and context used so far
 /save FILE       write the conversation to a new file, as JSON messages
+/load FILE       go on with the conversation in such a file
+/export FILE     write the conversation to a new file, as Markdown
 /help            this list
 /exit, /quit     leave, as does Ctrl-D
 \\ at the end of a line continues it on the next; so does \"\"\" until the next \"\"\"
 // at the start of a line is a plain /
-Ctrl-C stops the reply";
+Ctrl-C stops the reply, Ctrl-R searches the lines that were typed before";
 
 /// Runs `paceline chat`.
 pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     reply::check(&args.text)?;
+    // Before a model is loaded for it.
+    let form = form::read(&args.form)?;
     let interrupts = Interrupts::of_ctrl_c()?;
     let engine =
         interrupts.while_idle(|| model::load(&args.model.model, &args.load, &args.draft, 1))?;
@@ -60,7 +58,9 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     if output.verbose > 0 {
         say!("{}", model::describe(engine.info()));
     }
-    let sampling = reply::sampling_for(&args.text, &engine)?;
+    let settings = Settings::new(args, &engine)?;
+    let arguments = args.text.chat_template_kwargs.as_ref();
+    let constraint = form.map(|form| Constraint::new(&engine, form, arguments));
     let is_interactive = io::stdin().is_terminal();
     let mut input = Input::open()?;
     if is_interactive && !output.quiet {
@@ -76,7 +76,8 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
     let mut chat = Chat {
         engine: &engine,
         args,
-        sampling,
+        settings,
+        constraint: constraint.transpose()?,
         interrupts: &interrupts,
         system: args.text.system.clone(),
         turns: Vec::new(),
@@ -107,7 +108,9 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
 struct Chat<'a> {
     engine: &'a Engine,
     args: &'a ChatArgs,
-    sampling: Sampling,
+    settings: Settings,
+    /// What every reply has to follow.
+    constraint: Option<Constraint>,
     interrupts: &'a Interrupts,
     /// The system prompt.
     system: Option<String>,
@@ -157,8 +160,39 @@ impl Chat<'_> {
                 self.system = Some(rest.to_owned()).filter(|text| !text.is_empty());
                 self.reset();
             }
+            "retry" => self.retry()?,
+            "set" => {
+                let shown = self.settings.set(rest, self.engine)?;
+                self.show(shown, || format!("{rest} from now on"));
+            }
+            "draft" => {
+                let shown = self.settings.draft(rest, self.engine)?;
+                self.show(shown, || format!("drafts: {rest} from now on"));
+            }
             "stats" => say!("{}", self.stats()),
-            "save" => self.save(rest)?,
+            "save" => {
+                files::save(file_of("save", rest, "chat.json")?, &self.messages())?;
+                self.note(&format!(
+                    "{} messages written to `{rest}`",
+                    self.messages().len()
+                ));
+            }
+            "load" => {
+                (self.system, self.turns) = files::load(file_of("load", rest, "chat.json")?)?;
+                self.totals.context = 0;
+                self.note(&format!(
+                    "{} messages read from `{rest}`",
+                    self.messages().len()
+                ));
+            }
+            "export" => {
+                let name = &self.engine.info().name;
+                files::export(file_of("export", rest, "chat.md")?, name, &self.messages())?;
+                self.note(&format!(
+                    "{} messages written to `{rest}`",
+                    self.messages().len()
+                ));
+            }
             "help" => say!("{HELP}"),
             _ => bail!("no command `/{name}`; /help lists them"),
         }
@@ -192,6 +226,29 @@ impl Chat<'_> {
         }
     }
 
+    /// Shows the answer of a command, or where there is none says what it has done.
+    fn show(&self, shown: Option<String>, note: impl FnOnce() -> String) {
+        match shown {
+            Some(shown) => say!("{shown}"),
+            None => self.note(&note()),
+        }
+    }
+
+    /// Writes another answer to the last question.
+    fn retry(&mut self) -> Result<()> {
+        let Some(last) = self.turns.pop() else {
+            bail!("there is no answer yet to write again");
+        };
+        self.settings.next_seed();
+        let question = self
+            .turns
+            .pop()
+            .expect("a question stands before its answer");
+        let words = question["content"].as_str().unwrap_or_default().to_owned();
+        self.say(&words)
+            .inspect_err(|_| self.turns.extend([question, last]))
+    }
+
     /// The conversation as messages, with the system prompt.
     fn messages(&self) -> Vec<Value> {
         let system = self
@@ -213,7 +270,7 @@ impl Chat<'_> {
             } else {
                 ""
             };
-            let summary = reply::short_summary(&reply.outcome, self.args.text.max_tokens);
+            let summary = reply::short_summary(&reply.outcome, self.settings.max_tokens);
             say!(
                 "{}",
                 style(format!("{stopped}{summary}")).for_stderr().dim()
@@ -235,11 +292,12 @@ impl Chat<'_> {
         let arguments = text.chat_template_kwargs.as_ref();
         let prompt = model::encode_chat(self.engine.text(), self.messages(), arguments)?;
         let mut request = Request::new(prompt);
-        request.sampling = self.sampling.clone();
-        request.max_tokens = Some(text.max_tokens);
-        request.stop = text.stop.clone();
+        self.settings.hold(&mut request);
         request.ignore_eos = text.ignore_eos;
         request.splits_reasoning = true;
+        if let Some(constraint) = &self.constraint {
+            constraint.hold(&mut request);
+        }
         self.interrupts.clear();
         let mut stdout = TextOut::wrapped_stdout();
         let mut reasoning = TextOut::reasoning(self.shows_reasoning);
@@ -300,22 +358,13 @@ impl Chat<'_> {
              rounds   {rounds}: {drafted} tokens drafted, {share:.0} % accepted"
         )
     }
+}
 
-    /// Writes the conversation as messages of JSON to a new `file`.
-    fn save(&self, file: &str) -> Result<()> {
-        if file.is_empty() {
-            bail!("/save needs the name of a new file, as in `/save chat.json`");
-        }
-        // A slip of the finger must not overwrite anything.
-        let mut out =
-            std::fs::File::create_new(file).with_context(|| format!("cannot create `{file}`"))?;
-        let text = serde_json::to_string_pretty(&self.messages()).expect("messages are JSON");
-        writeln!(out, "{text}").with_context(|| format!("cannot write `{file}`"))?;
-        self.note(&format!(
-            "{} messages written to `{file}`",
-            self.messages().len()
-        ));
-        Ok(())
+/// The file that a command names.
+fn file_of<'a>(command: &str, file: &'a str, example: &str) -> Result<&'a str> {
+    match file {
+        "" => bail!("/{command} needs the name of a file, as in `/{command} {example}`"),
+        file => Ok(file),
     }
 }
 
@@ -330,190 +379,5 @@ impl Totals {
         self.drafted += outcome.speculation.drafted;
         self.accepted += outcome.speculation.accepted;
         self.decode_ms += outcome.timings.decode_ms;
-    }
-}
-
-/// The source of lines of input.
-enum Input {
-    /// A terminal, with line editing.
-    Terminal {
-        editor: Box<DefaultEditor>,
-        /// The file of the history, if there can be one.
-        history: Option<PathBuf>,
-    },
-    /// Standard input that is not a terminal.
-    Pipe,
-}
-
-impl Input {
-    /// Opens standard input, and on a terminal the history.
-    fn open() -> Result<Self> {
-        if !io::stdin().is_terminal() {
-            return Ok(Input::Pipe);
-        }
-        let config = rustyline::Config::builder()
-            .max_history_size(HISTORY_LINES_MAX)?
-            .auto_add_history(false)
-            .build();
-        let mut editor =
-            DefaultEditor::with_history(config.clone(), DefaultHistory::with_config(&config))?;
-        let history = history_file();
-        if let Some(file) = &history {
-            // There is none at first; one that cannot be read is not worth a message.
-            let _ = editor.load_history(file);
-        }
-        Ok(Input::Terminal {
-            editor: Box::new(editor),
-            history,
-        })
-    }
-
-    /// The next line of input together with the lines that continue it; `None` at the end.
-    fn next(&mut self) -> Result<Option<String>> {
-        let mut whole = String::new();
-        let mut fenced = false;
-        loop {
-            let Some(line) = self.line(if whole.is_empty() && !fenced {
-                PROMPT
-            } else {
-                MORE_PROMPT
-            })?
-            else {
-                return Ok(Some(whole).filter(|w| !w.is_empty()));
-            };
-            match line {
-                Line::Abandoned => {
-                    if whole.is_empty() {
-                        say!("press Ctrl-D or type /exit to leave");
-                    }
-                    whole.clear();
-                    fenced = false;
-                }
-                Line::Text(text) if fenced => match text.trim_end().strip_suffix(FENCE) {
-                    Some(end) => {
-                        whole += end;
-                        let whole = whole.trim_matches('\n').to_owned();
-                        self.remember(&format!("{FENCE}{whole}{FENCE}"));
-                        return Ok(Some(whole));
-                    }
-                    None => {
-                        whole += &text;
-                        whole.push('\n');
-                    }
-                },
-                Line::Text(text) if whole.is_empty() && text.trim_start().starts_with(FENCE) => {
-                    let begun = &text.trim_start()[FENCE.len()..];
-                    if let Some(one_line) = begun.trim_end().strip_suffix(FENCE) {
-                        return Ok(Some(one_line.to_owned()));
-                    }
-                    fenced = true;
-                    whole = format!("{begun}\n");
-                }
-                Line::Text(text) => match text.strip_suffix('\\') {
-                    Some(begun) => {
-                        whole += begun;
-                        whole.push('\n');
-                    }
-                    None => {
-                        whole += &text;
-                        if !is_command(&whole) {
-                            self.remember(&whole);
-                        }
-                        return Ok(Some(whole));
-                    }
-                },
-            }
-        }
-    }
-
-    /// Reads one line; `None` at the end of input.
-    fn line(&mut self, prompt: &str) -> Result<Option<Line>> {
-        match self {
-            Input::Terminal { editor, .. } => match editor.readline(prompt) {
-                Ok(line) => Ok(Some(Line::Text(line))),
-                Err(ReadlineError::Interrupted) => Ok(Some(Line::Abandoned)),
-                Err(ReadlineError::Eof) => Ok(None),
-                Err(error) => Err(error).context("cannot read from the terminal"),
-            },
-            Input::Pipe => read_line(&mut io::stdin().lock()).map(|line| line.map(Line::Text)),
-        }
-    }
-
-    /// Adds a line of input to the history. A failure is not worth a message.
-    fn remember(&mut self, whole: &str) {
-        if let Input::Terminal { editor, history } = self {
-            let _ = editor.add_history_entry(whole);
-            if let Some(file) = history {
-                let _ = editor.append_history(file);
-            }
-        }
-    }
-}
-
-/// Whether a line is a command for this program, and not for the model.
-fn is_command(line: &str) -> bool {
-    let line = line.trim();
-    line.starts_with('/') && !line.starts_with("//")
-}
-
-/// A line of input.
-enum Line {
-    /// The text that was typed.
-    Text(String),
-    /// The user pressed Ctrl-C: what was typed does not count.
-    Abandoned,
-}
-
-/// Reads a line of at most [`LINE_BYTES_MAX`], without its line break; `None` at the end.
-fn read_line(input: &mut impl BufRead) -> Result<Option<String>> {
-    let mut bytes = Vec::new();
-    let read = input
-        .by_ref()
-        .take(LINE_BYTES_MAX as u64 + 1)
-        .read_until(b'\n', &mut bytes);
-    if read.context("cannot read stdin")? == 0 {
-        return Ok(None);
-    }
-    if bytes.len() > LINE_BYTES_MAX {
-        bail!("a line of stdin has more than {LINE_BYTES_MAX} bytes: split it");
-    }
-    let text = String::from_utf8(bytes).context("stdin is not UTF-8 text")?;
-    Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
-}
-
-/// The file of the history, `$XDG_STATE_HOME/paceline/history`; `None` if its folder cannot be
-/// made.
-fn history_file() -> Option<PathBuf> {
-    let variable = |name| {
-        std::env::var_os(name)
-            .filter(|v| !v.is_empty())
-            .map(PathBuf::from)
-    };
-    let state =
-        variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")))?;
-    let folder = state.join("paceline");
-    std::fs::create_dir_all(&folder).ok()?;
-    Some(folder.join("history"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_end_anyhow_and_have_a_limit() {
-        let mut input = io::Cursor::new("a\r\n\nb".as_bytes());
-        let mut next = || read_line(&mut input).unwrap();
-        assert_eq!(
-            [next(), next(), next(), next()],
-            [
-                Some("a".into()),
-                Some(String::new()),
-                Some("b".into()),
-                None
-            ]
-        );
-        assert!(read_line(&mut io::Cursor::new(vec![b'a'; LINE_BYTES_MAX + 1])).is_err());
-        assert!(read_line(&mut io::Cursor::new(b"\xff\n")).is_err());
     }
 }

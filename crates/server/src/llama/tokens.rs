@@ -1,0 +1,159 @@
+//! `POST /tokenize`, `POST /detokenize` and `POST /apply-template`: what a prompt is made of.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Response;
+use serde_json::{Value, json};
+use text::{PromptEnd, Specials, Text, TextError};
+
+use super::prompt;
+use super::tables::TOKENIZER_FIELDS;
+use crate::App;
+use crate::dialect::{self, Received, X_IGNORED_FIELDS};
+use crate::errors::ApiError;
+use crate::fields::{Fields, ignored_header};
+use crate::openai::{self, chat, completions};
+use crate::request::Prompt;
+
+/// How a text becomes tokens.
+#[derive(Clone, Copy)]
+struct Tokenizing {
+    add_special: bool,
+    parse_special: bool,
+}
+
+/// `POST /tokenize`: the tokens of a text, which may be longer than the context.
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    const CONTENT: &str = "content";
+    let received = Received::new(&app, request, app.config.limits.body_bytes).await?;
+    let Received {
+        mut object, worker, ..
+    } = received;
+    let content = match object.remove(CONTENT) {
+        None | Some(Value::Null) => return Err(ApiError::field(CONTENT, "is missing")),
+        Some(Value::Object(_)) => {
+            let message = "must be a text, or a list of texts and token ids";
+            return Err(ApiError::field(CONTENT, message));
+        }
+        Some(content) => prompt::read_one(CONTENT, content)?,
+    };
+    let fields = Fields::new(&object, TOKENIZER_FIELDS);
+    let how = Tokenizing {
+        add_special: fields.bool("add_special")?.unwrap_or(false),
+        parse_special: fields.bool("parse_special")?.unwrap_or(true),
+    };
+    let with_pieces = fields.bool("with_pieces")?.unwrap_or(false);
+    let ignored = ignored_header(&fields);
+    let vocab_size = app.engine.info().vocab_size;
+    let tokens = app
+        .text_work(worker, move |text| how.tokens(text, content))
+        .await?;
+    check(CONTENT, &tokens, vocab_size)?;
+    let tokenizer = &app.engine.text().tokenizer;
+    let piece = |&id: &u32| {
+        let bytes = tokenizer.token_bytes(id);
+        let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), |text| json!(text));
+        json!({"id": id, "piece": piece})
+    };
+    let document = match with_pieces {
+        true => json!({"tokens": tokens.iter().map(piece).collect::<Vec<_>>()}),
+        false => json!({"tokens": tokens}),
+    };
+    let mut response = dialect::json(openai::bytes(&document));
+    if let Some(ignored) = ignored {
+        response.headers_mut().insert(X_IGNORED_FIELDS, ignored);
+    }
+    Ok(response)
+}
+
+impl Tokenizing {
+    /// The tokens of `content`; a first text may begin as a prompt does.
+    fn tokens(self, text: &Text, content: Prompt) -> Result<Vec<u32>, TextError> {
+        let parts = match content {
+            Prompt::Mixed(parts) => parts,
+            one => vec![one],
+        };
+        let mut tokens = Vec::new();
+        for (i, part) in parts.into_iter().enumerate() {
+            match part {
+                Prompt::Text(part) => tokens.extend(self.text_tokens(text, &part, i == 0)?),
+                Prompt::Tokens(ids) => tokens.extend(ids),
+                _ => unreachable!("a list has texts and token ids"),
+            }
+        }
+        Ok(tokens)
+    }
+
+    fn text_tokens(self, text: &Text, part: &str, is_first: bool) -> Result<Vec<u32>, TextError> {
+        let begins = self.add_special && is_first;
+        match (begins, self.parse_special) {
+            (true, true) => text.encode_prompt(part),
+            (false, true) => text.tokenizer.encode(part, false),
+            (false, false) => text.tokenizer.encode_as_text(part),
+            (true, false) => {
+                let mut tokens = text.encode_prompt("")?;
+                tokens.extend(text.tokenizer.encode_as_text(part)?);
+                Ok(tokens)
+            }
+        }
+    }
+}
+
+/// `POST /detokenize`: the text of tokens, with special ones as they are spelled.
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    const TOKENS: &str = "tokens";
+    let received = Received::new(&app, request, app.config.limits.body_bytes).await?;
+    let list = match received.object.get(TOKENS) {
+        Some(Value::Array(list)) => list,
+        None | Some(Value::Null) => return Err(ApiError::field(TOKENS, "is missing")),
+        Some(_) => return Err(ApiError::field(TOKENS, "must be a list of token ids")),
+    };
+    let Some(Prompt::Tokens(tokens)) = completions::tokens(list) else {
+        return Err(ApiError::field(TOKENS, "must be a list of token ids"));
+    };
+    check(TOKENS, &tokens, app.engine.info().vocab_size)?;
+    let work = move |text: &Text| Ok(text.tokenizer.detokenize(&tokens, Specials::Show));
+    let content = app.text_work(received.worker, work).await?;
+    Ok(dialect::json(openai::bytes(&json!({"content": content}))))
+}
+
+/// Refuses ids in the field `name` that are in no vocabulary of this size.
+fn check(name: &str, tokens: &[u32], vocab_size: usize) -> Result<(), ApiError> {
+    match tokens.iter().find(|&&id| id as usize >= vocab_size) {
+        None => Ok(()),
+        Some(id) => {
+            let message = format!("has a token outside the vocabulary of {vocab_size}: {id}");
+            Err(ApiError::field(name, message))
+        }
+    }
+}
+
+/// `POST /apply-template`: the prompt of a request for a chat completion, as text.
+pub(crate) async fn apply_template(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response<Body>, ApiError> {
+    let received = Received::new(&app, request, app.config.limits.chat_body_bytes).await?;
+    let (asked, _) = chat::read(received.object, &app, chat::Turns::Any)?;
+    let Prompt::Conversation(mut conversation) = asked.prompt else {
+        unreachable!("chats are conversations");
+    };
+    let tools = conversation.tools.take();
+    let end = conversation.end.unwrap_or(PromptEnd::Turn);
+    let (messages, arguments) = conversation.for_template();
+    let work = move |text: &Text| text.render_chat(&messages, tools.as_deref(), end, &arguments);
+    let prompt = app.text_work(received.worker, work).await?;
+    let mut response = dialect::json(openai::bytes(&json!({"prompt": prompt})));
+    if let Some(ignored) = asked.ignored {
+        response.headers_mut().insert(X_IGNORED_FIELDS, ignored);
+    }
+    Ok(response)
+}

@@ -1,0 +1,147 @@
+//! Whose turn it is when requests wait, and how long a request may take.
+
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use server::{Config, Keys};
+use tokio::time::timeout;
+
+use crate::client::{PATIENCE, Server, Setup, request};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A request of a caller whose key is `key`.
+fn of(key: &str, body: &Value) -> Vec<u8> {
+    let headers = format!("authorization: Bearer {key}\r\n");
+    request(CHAT, &headers, body.to_string().as_bytes())
+}
+
+fn ask(more: &Value) -> Value {
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Once upon a time"}], "temperature": 0, "max_tokens": 4,
+    });
+    body.as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// A server that runs one request at a time.
+async fn narrow() -> Server {
+    Server::start(Setup {
+        sequences: 1,
+        context: 8 << 10,
+        config: Config {
+            keys: Keys::new(["ann", "ben", "cat"]),
+            ..Config::default()
+        },
+        ..Setup::default()
+    })
+    .await
+}
+
+/// The order in which requests, each a key and a priority, end that came one after the other
+/// while another one ran for `first`.
+async fn ended(first: &str, requests: &[(&str, i64)]) -> Vec<usize> {
+    let server = narrow().await;
+    let endless = ask(&json!({"max_tokens": 8000, "ignore_eos": true, "stream": true}));
+    let mut running = server.open(&of(first, &endless)).await;
+    running.until("\"content\":\" ").await;
+    let mut waiting = Vec::new();
+    for (i, (key, priority)) in requests.iter().enumerate() {
+        let body = ask(&json!({"priority": priority}));
+        waiting.push(server.open(&of(key, &body)).await);
+        server
+            .until("it waits", |c| c.waiting.load(Ordering::Acquire) == i + 1)
+            .await;
+    }
+    drop(running);
+    let order = Mutex::new(Vec::new());
+    let ends = waiting.iter_mut().enumerate().map(|(i, exchange)| {
+        let order = &order;
+        async move {
+            let reply = timeout(PATIENCE, exchange.reply())
+                .await
+                .expect("an answer");
+            assert_eq!(reply.status, 200, "{reply:?}");
+            order.lock().unwrap().push(i);
+        }
+    });
+    join_all(ends).await;
+    order.into_inner().unwrap()
+}
+
+#[tokio::test]
+async fn the_smallest_priority_goes_first() {
+    let requests = [("ann", 0), ("ann", 7), ("ann", -7), ("ann", 0)];
+    assert_eq!(ended("ann", &requests).await, [2, 0, 3, 1]);
+}
+
+#[tokio::test]
+async fn callers_take_turns() {
+    let requests = [
+        ("ann", 0),
+        ("ann", 0),
+        ("ann", 0),
+        ("ben", 0),
+        ("cat", 0),
+        ("ben", 0),
+    ];
+    let order = ended("cat", &requests).await;
+    // The request that ran was a turn of the third caller.
+    assert_eq!(order, [0, 3, 4, 1, 5, 2]);
+}
+
+#[tokio::test]
+async fn a_request_may_take_as_long_as_it_says() {
+    let server = narrow().await;
+    let endless = |more: Value| {
+        let mut body = ask(&json!({"max_tokens": 8000, "ignore_eos": true}));
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        of("ann", &body)
+    };
+    let reply = server.send(&endless(json!({"timeout": 0.2}))).await;
+    assert_eq!(
+        (reply.status, reply.header("x-should-retry")),
+        (504, Some("false"))
+    );
+    let message = reply.error()["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("longer than 0.2 seconds"), "{message}");
+
+    // A stream says so in an event; one that waits for its turn is stopped as well.
+    let mut running = server.open(&endless(json!({"stream": true}))).await;
+    running.until("\"content\":\" ").await;
+    let reply = server
+        .send(&endless(json!({"stream": true, "timeout": 0.2})))
+        .await;
+    assert_eq!(reply.status, 200);
+    assert!(reply.body.contains("request_timeout"), "{reply:?}");
+    server
+        .until("none waits", |c| c.waiting.load(Ordering::Acquire) == 0)
+        .await;
+    assert_eq!(server.engine.counters().running.load(Ordering::Acquire), 1);
+
+    for wrong in [
+        json!({"timeout": 0}),
+        json!({"timeout": "5"}),
+        json!({"priority": 1.5}),
+        json!({"priority": 1001}),
+    ] {
+        let reply = server.send(&of("ann", &ask(&wrong))).await;
+        assert_eq!(reply.status, 400, "{wrong}");
+    }
+    let reply = server
+        .send(&of(
+            "ann",
+            &ask(&json!({"timeout": null, "priority": null})),
+        ))
+        .await;
+    assert_eq!(
+        (reply.status, reply.header("x-ignored-fields")),
+        (200, None)
+    );
+}
