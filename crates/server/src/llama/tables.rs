@@ -107,6 +107,10 @@ const AS_IN_OPENAI: &[&str] = &[
     "stop_token_ids",
     "min_tokens",
     "min_new_tokens",
+    "cache_salt",
+    "cache_prompt",
+    "priority",
+    "timeout",
     "ignore_eos",
     "skip_special_tokens",
     "stream",
@@ -317,7 +321,11 @@ mod tests {
     fn what_openai_s_completions_honor_is_read_or_refused_here() {
         let tables = [openai::HONORED, openai::HONORED_BY_COMPLETIONS];
         let own = tables.into_iter().flatten().map(|k| k.field);
-        let own = own.filter(|path| !path.starts_with("stream_options") && *path != "verbose");
+        // Where `speculation` is read, any field of it but `draft_max` is a 400.
+        let elsewhere = ["verbose", "speculation.trace"];
+        let is_here =
+            |path: &&str| !path.starts_with("stream_options") && !elsewhere.contains(path);
+        let own = own.filter(is_here);
         for field in own.chain(openai::STRUCTURED.iter().map(|s| s.field)) {
             assert!(is_listed(field), "`{field}` would be ignored");
         }

@@ -416,7 +416,7 @@ async fn what_cannot_be_honored_is_refused_by_name() {
     assert_eq!(
         reply.header("x-ignored-fields"),
         Some(
-            "api_key, cache_prompt, id_slot, n_cache_reuse, n_keep, speculative.n_max, t_max_prompt_ms, unheard_of"
+            "api_key, id_slot, n_cache_reuse, n_keep, speculative.n_max, t_max_prompt_ms, unheard_of"
         )
     );
     assert_eq!(

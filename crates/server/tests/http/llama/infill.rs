@@ -62,7 +62,7 @@ async fn what_editors_send_is_answered() {
     assert_eq!(reply.status, 200, "{reply:?}");
     assert_eq!(
         reply.header("x-ignored-fields"),
-        Some("cache_prompt, id_slot, samplers.infill, t_max_prompt_ms")
+        Some("id_slot, samplers.infill, t_max_prompt_ms")
     );
     let answer = reply.json();
     assert_eq!(answer.as_object().unwrap().len(), 5, "{answer}");
