@@ -210,6 +210,7 @@ fn greet(engine: &Engine, url: &str, needs_key: bool) {
     );
     say!("python: openai.OpenAI(base_url=\"{url}/v1\", api_key=\"{key}\")");
     if chats.is_ok() {
+        say!("page:   {url}/");
         say!(
             "claude: ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={key} claude, or `paceline launch claude`"
         );
