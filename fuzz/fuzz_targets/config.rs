@@ -7,7 +7,7 @@
 #![no_main]
 
 use backend::{Backend, Batch, KvFormat, Reference};
-use cache::{Memory, MemoryPlan, MemorySize};
+use cache::{KeptSize, Memory, MemoryPlan, MemorySize};
 use libfuzzer_sys::fuzz_target;
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target};
 use serde_json::{Map, Value, json};
@@ -178,6 +178,7 @@ fn size(context: usize) -> MemorySize {
         context,
         step_rows: 64,
         kv_format: KvFormat::both(&quant::kv::F32),
+        kept: KeptSize::default(),
     }
 }
 

@@ -3,9 +3,11 @@
 use crate::constrained::assert_constraints_hold;
 use crate::edits::assert_edits_hold;
 use crate::guesses::assert_same_guesses;
+use crate::kept::assert_kept_texts_change_nothing;
 use crate::long::assert_lossless_over_splits;
 use crate::reuse::assert_reuse_changes_nothing;
 use crate::samplings;
+use crate::share::assert_sharing_changes_nothing;
 use crate::subjects::{Draft, Subject, TINY, TRAINED, greedy_prompts, prompts, vocab};
 use crate::writing::{Setup, assert_same, write};
 use backend::{Backend, KvFormat, Sample, Store, TokenList};
@@ -60,6 +62,18 @@ fn a_beginning_that_is_remembered_changes_nothing_on_a_gpu() {
     };
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_reuse_changes_nothing(s, subject, &gpu);
+    }
+}
+
+#[test]
+fn beginnings_of_kept_and_running_texts_change_nothing_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+        assert_kept_texts_change_nothing(s, subject, &gpu);
+        assert_sharing_changes_nothing(s, subject, &gpu);
     }
 }
 
