@@ -403,8 +403,8 @@ KERNEL __launch_bounds__(THREADS) choose_best(const float *x, const u32 *ids, in
     if (threadIdx.x == 0) chosen[blockIdx.x] = best.id;
 }
 
-// What some ways of sampling ask of a whole row of logits (`Moments` in backend/src/moments.rs). `out`: for each part of
-// each row that `rows` names how many are above -inf, their distances from the row's largest in units of 2^-12, the
+// What some ways of sampling ask of a whole row of logits (`Moments` in backend/src/moments.rs). `out`: for each part
+// of each row that `rows` names how many are above -inf, their distances from the row's largest in units of 2^-12, the
 // squares of those, the tokens' mass, and mass times distance; then the bits of the largest. Block (part, named row).
 KERNEL __launch_bounds__(THREADS) moments(const float *x, const u32 *rows, const Best *tops, u64 *out, int cols) {
     __shared__ u64 sums[5];
