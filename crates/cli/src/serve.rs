@@ -16,12 +16,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 /// Largest file of API keys.
 const KEY_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Connections that may wait to be taken.
+const BACKLOG: u32 = 1024;
 
 /// Open files that are no connection: the model's, the runtime's, a GPU's.
 const OTHER_FILES: usize = 64;
@@ -55,15 +58,17 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     }
     let runtime = runtime()?;
     let needs_key = !config.keys.is_empty();
-    // Bound before the model is loaded: a port that is taken should not cost a minute to find out.
-    let listener = runtime.block_on(listen(&args.host, args.port, &config))?;
-    let address = listener.local_addr().context("the port has no address")?;
+    // Before the model is loaded: a port that is taken should not cost a minute to find out. It
+    // refuses connections until there is somebody to answer.
+    let socket = runtime.block_on(claim(&args.host, args.port, &config))?;
+    let address = socket.local_addr().context("the port has no address")?;
     let model = model::load(&args.model.model, &args.load, &args.draft, args.parallel)?;
     let options = EngineOptions {
         queue: args.queue,
         reuse: !args.no_prefix_cache,
     };
     let engine = Arc::new(Engine::start(model, options));
+    let listener = listen(&runtime, socket)?;
     let url = url(address);
     let _registered = servers::register(&Server {
         pid: std::process::id(),
@@ -124,7 +129,8 @@ fn dry_run(args: &ServeArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn listen(host: &str, port: u16, config: &Config) -> Result<TcpListener> {
+/// Takes a port, on which nobody listens yet.
+async fn claim(host: &str, port: u16, config: &Config) -> Result<TcpSocket> {
     let bind = || format!("cannot listen on {host}:{port}");
     let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, port))
         .await
@@ -133,7 +139,33 @@ async fn listen(host: &str, port: u16, config: &Config) -> Result<TcpListener> {
     for &address in &addresses {
         server::check_bind(config, address)?;
     }
-    TcpListener::bind(&addresses[..]).await.with_context(bind)
+    let mut claimed = Err(std::io::ErrorKind::AddrNotAvailable.into());
+    for &address in &addresses {
+        claimed = claim_address(address);
+        if claimed.is_ok() {
+            break;
+        }
+    }
+    claimed.with_context(bind)
+}
+
+fn claim_address(address: SocketAddr) -> std::io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // Connections of a server that has just ended must not keep the next one from its port. On
+    // Windows this would let two servers share it.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Takes connections from now on.
+fn listen(runtime: &Runtime, socket: TcpSocket) -> Result<TcpListener> {
+    let listener = runtime.block_on(async { socket.listen(BACKLOG) });
+    listener.context("cannot listen on the port: another server may have taken it meanwhile")
 }
 
 /// Ends with the first signal; from then on another one ends the program.
@@ -261,7 +293,8 @@ pub(crate) fn background(args: &LaunchArgs) -> Result<Background> {
         ..Config::default()
     };
     let runtime = runtime()?;
-    let listener = runtime.block_on(listen("127.0.0.1", 0, &config))?;
+    let socket = runtime.block_on(claim("127.0.0.1", 0, &config))?;
+    let listener = listen(&runtime, socket)?;
     let address = listener.local_addr().context("the port has no address")?;
     let (name, context) = (engine.info().name.clone(), engine.info().context);
     let (stop, stopped) = oneshot::channel();
@@ -316,6 +349,22 @@ fn read_keys(path: &Path) -> Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_refuses_connections_until_the_server_is_ready() {
+        let runtime = runtime().unwrap();
+        let config = Config::default();
+        let claim = |port| runtime.block_on(claim("127.0.0.1", port, &config));
+        let socket = claim(0).unwrap();
+        let address = socket.local_addr().unwrap();
+        assert!(std::net::TcpStream::connect(address).is_err());
+        let listener = listen(&runtime, socket).unwrap();
+        assert!(std::net::TcpStream::connect(address).is_ok());
+        let error = claim(address.port()).unwrap_err();
+        assert!(format!("{error}").contains("cannot listen on 127.0.0.1"));
+        drop(listener);
+        assert!(claim(address.port()).is_ok());
+    }
 
     #[test]
     fn connections_leave_room_for_other_files() {

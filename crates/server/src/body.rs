@@ -52,13 +52,19 @@ pub(crate) async fn receive(
 }
 
 /// The type must be JSON. A form or plain text is what a web page can send to
-/// any server without asking it first, so nothing else is guessed at.
+/// any server without asking it first, so nothing else is guessed at. Programs may leave the type
+/// out, which a page cannot without its origin.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let kind = headers
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
         .map(|value| value.split(';').next().unwrap_or_default().trim());
-    let is_json = kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json"));
+    let is_json = match kind {
+        Some(kind) => kind.eq_ignore_ascii_case("application/json"),
+        None => {
+            !headers.contains_key(header::CONTENT_TYPE) && !headers.contains_key(header::ORIGIN)
+        }
+    };
     if !is_json {
         return Err(ApiError::media_type(
             "the body must be JSON, with the header `Content-Type: application/json`",
@@ -143,8 +149,19 @@ mod tests {
         );
         // What a refused body had taken is free again.
         assert!(read(object(60_000), 1 << 20).await.is_ok());
+        let bare = HeaderMap::new();
+        assert!(
+            receive(&bare, object(1), 200, &budget, &limits)
+                .await
+                .is_ok()
+        );
+        let mut page = HeaderMap::new();
+        page.insert(header::ORIGIN, "http://localhost".parse().unwrap());
+        let error = receive(&page, object(1), 200, &budget, &limits).await;
+        assert_eq!(error.unwrap_err().status(), 415);
         for (name, value, status) in [
             (header::CONTENT_TYPE, "text/plain", 415),
+            (header::CONTENT_TYPE, "", 415),
             (header::CONTENT_ENCODING, "gzip", 415),
             (header::CONTENT_LENGTH, "999999", 413),
         ] {

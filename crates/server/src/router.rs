@@ -80,6 +80,20 @@ const ROUTES: &[Route] = &[
         methods: || get(health),
     },
     Route {
+        path: "/health/live",
+        method: "GET",
+        is_public: true,
+        dialect: &openai::DIALECT,
+        methods: || get(live),
+    },
+    Route {
+        path: "/health/ready",
+        method: "GET",
+        is_public: true,
+        dialect: &openai::DIALECT,
+        methods: || get(health),
+    },
+    Route {
         path: "/metrics",
         method: "GET",
         is_public: false,
@@ -504,15 +518,27 @@ async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<B
     ([(header::VARY, "accept")], text).into_response()
 }
 
-/// `GET /health`: 200 while requests are taken.
+/// `GET /health/live`: 200 unless the engine is lost, which only a new start mends.
+async fn live(State(app): State<Arc<App>>) -> Response<Body> {
+    match app.metrics.engine_lost.load(Ordering::Relaxed) {
+        true => status(StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"failed"}"#),
+        false => status(StatusCode::OK, r#"{"status":"ok"}"#),
+    }
+}
+
+/// `GET /health` and `GET /health/ready`: 200 while requests are taken.
 async fn health(State(app): State<Arc<App>>) -> Response<Body> {
-    let (status, body) = if app.metrics.engine_lost.load(Ordering::Relaxed) {
-        (StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"failed"}"#)
+    if app.metrics.engine_lost.load(Ordering::Relaxed) {
+        status(StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"failed"}"#)
     } else if *app.stage.borrow() > Stage::Serving {
-        (StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"draining"}"#)
+        status(StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"draining"}"#)
     } else {
-        (StatusCode::OK, r#"{"status":"ok"}"#)
-    };
+        status(StatusCode::OK, r#"{"status":"ok"}"#)
+    }
+}
+
+/// A small JSON document about the server.
+fn status(status: StatusCode, body: &'static str) -> Response<Body> {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
@@ -548,7 +574,10 @@ mod tests {
             .filter(|r| r.is_public)
             .map(|r| r.path)
             .collect();
-        assert_eq!(public, [page::FILE, "/health"]);
+        assert_eq!(
+            public,
+            [page::FILE, "/health", "/health/live", "/health/ready"]
+        );
     }
 
     #[test]

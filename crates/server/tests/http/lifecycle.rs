@@ -409,6 +409,8 @@ async fn server_says_draining(server: &Server) {
         let health = server.get("/health").await;
         if health.status == 503 {
             assert_eq!(health.body, r#"{"status":"draining"}"#);
+            assert_eq!(server.get("/health/ready").await.status, 503);
+            assert_eq!(server.get("/health/live").await.status, 200);
             return;
         }
         assert!(start.elapsed() < PATIENCE);
