@@ -557,7 +557,7 @@ mod tests {
         );
         assert_eq!(
             message("[walk]\nraw = true"),
-            "test.toml: there is no command `walk` with options; known are run, chat, serve, inspect, bench, perplexity"
+            "test.toml: there is no command `walk` with options; known are run, chat, serve, launch, inspect, bench, perplexity"
         );
         assert_eq!(
             message("a = 1\nb = \n"),

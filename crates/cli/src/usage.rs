@@ -140,7 +140,7 @@ mod tests {
     use clap::CommandFactory;
 
     /// Commands that load a model.
-    const LOADING: &str = "run chat serve inspect bench perplexity";
+    const LOADING: &str = "run chat serve launch inspect bench perplexity";
     /// Commands that choose tokens for a user.
     const WRITING: &str = "run chat";
 
@@ -173,18 +173,26 @@ mod tests {
             LOADING,
             "control tokens in messages; perplexity refuses it",
         ),
-        ("draft", "run chat serve inspect bench", "the drafter"),
+        (
+            "draft",
+            "run chat serve launch inspect bench",
+            "the drafter",
+        ),
         (
             "draft-vocab",
-            "run chat serve inspect bench",
+            "run chat serve launch inspect bench",
             "the draft head's vocabulary",
         ),
         (
             "accept",
-            "run chat serve inspect bench",
+            "run chat serve launch inspect bench",
             "the acceptance rule",
         ),
-        ("draft-max", "run chat serve inspect", "the longest draft"),
+        (
+            "draft-max",
+            "run chat serve launch inspect",
+            "the longest draft",
+        ),
         ("draft-lengths", "bench", "rows of the table"),
         ("temperatures", "bench", "rows of the table"),
         ("prompts", "bench", "the classes of the table"),
@@ -202,12 +210,16 @@ mod tests {
         ("prompt", "run", "the prompt"),
         ("prompt-file", "run", "the prompt"),
         ("raw", "run", "no chat template"),
+        ("format", WRITING, "the form of the text"),
+        ("schema", WRITING, "the form of the text"),
+        ("grammar", WRITING, "the form of the text"),
+        ("regex", WRITING, "the form of the text"),
         ("stride", "perplexity", "windows"),
         ("lead", "perplexity", "windows"),
         ("texts", "perplexity", "texts scored"),
         (
             "json",
-            "run inspect bench perplexity list doctor",
+            "run inspect bench perplexity list doctor ps",
             "the form of stdout",
         ),
         ("host", "serve", "the address"),
@@ -216,6 +228,13 @@ mod tests {
         ("queue", "serve", "requests that wait"),
         ("no-prefix-cache", "serve", "cached tokens"),
         ("api-key", "serve", "401"),
+        (
+            "api-key",
+            "launch",
+            "the key that a running server asks for",
+        ),
+        ("print", "launch", "lines for a shell instead of the client"),
+        ("all", "stop", "the servers that end"),
         ("api-key-file", "serve", "401"),
         ("allow-origin", "serve", "CORS headers"),
         ("allow-host", "serve", "403"),
