@@ -52,7 +52,7 @@ impl Sequence {
         rows.div_ceil(PAGE_ROWS).saturating_sub(held)
     }
 
-    /// Its snapshots, ascending by rows; some of them may be freed.
+    /// The snapshots of the sequence, ascending by rows; some of them may be freed.
     pub fn snapshots(&self) -> &[Arc<Snapshot>] {
         &self.snapshots
     }

@@ -2,9 +2,10 @@
 
 use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
+use crate::queue::Job;
 use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink};
 use crate::sampler::check_ranges;
-use crate::scheduler::{Counters, Job, Scheduler};
+use crate::scheduler::{Counters, Scheduler};
 use constrain::{Grammar, Spec};
 use speculate::sample::MAX_LISTED_TOKENS;
 use speculate::{MAX_TOP_LOGPROBS, Sampling};

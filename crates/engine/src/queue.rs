@@ -5,11 +5,20 @@
 //! last turn is longest ago, and of one client's requests the oldest comes first. So a client that
 //! sends a hundred requests at once delays the next client's by one.
 
-use crate::scheduler::Job;
+use crate::request::{CancelToken, Request, Sink};
 use std::collections::HashMap;
+use std::time::Instant;
 
 /// Clients whose last turn is remembered, at most, beside those with waiting requests.
 const CLIENTS_MAX: usize = 1024;
+
+/// A request on its way to the engine's thread.
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) sink: Sink,
+    pub(crate) cancel: CancelToken,
+    pub(crate) submitted: Instant,
+}
 
 /// Requests that wait, in the order of their arrival.
 #[derive(Default)]
@@ -81,8 +90,6 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{CancelToken, Request};
-    use std::time::Instant;
 
     /// A queue of requests, each a client and a priority; their prompts number them.
     fn queue(requests: &[(u64, i64)]) -> Queue {

@@ -17,8 +17,8 @@ use crate::constraint::{Following, ReasoningRules, ReplyConstraint};
 use crate::delivery::{Running, Writing, progress};
 use crate::info::Model;
 use crate::pace::Pace;
-use crate::queue::Queue;
-use crate::request::{CancelToken, Event, FinishReason, Request, Sink};
+use crate::queue::{Job, Queue};
+use crate::request::{Event, FinishReason, Request};
 use speculate::{
     Constraint, DraftLength, Finish, NO_TOKEN_REASON, Prompt, Speculator, Stream, StreamOptions,
 };
@@ -69,14 +69,6 @@ pub struct Counters {
     pub evicted_texts: AtomicU64,
     /// Snapshots that made room in the prefix cache while their texts stayed.
     pub evicted_snapshots: AtomicU64,
-}
-
-/// A request on its way to the engine's thread.
-pub(crate) struct Job {
-    pub(crate) request: Request,
-    pub(crate) sink: Sink,
-    pub(crate) cancel: CancelToken,
-    pub(crate) submitted: Instant,
 }
 
 /// The engine's thread: every request that waits or runs, and what they write with.

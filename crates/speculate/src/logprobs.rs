@@ -39,7 +39,7 @@ pub struct TopLogprobs {
 }
 
 impl TopLogprobs {
-    /// Those of the target's logits as they are.
+    /// Log-probabilities of the target's logits as they are, and those of the `top` likeliest tokens.
     pub fn of_logits(top: usize) -> Self {
         TopLogprobs {
             top,

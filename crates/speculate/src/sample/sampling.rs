@@ -116,9 +116,9 @@ impl Default for Sampling {
 /// What a device can do about the choice of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ByDevice {
-    /// It can make this one.
+    /// The device can make this choice.
     Choice(TokenChoice),
-    /// It can make one once the row's moments are known ([`Sampling::of_row`]).
+    /// The device can make a choice once the row's moments are known ([`Sampling::of_row`]).
     Moments,
     /// An option stands in the way that devices do not know.
     Nothing,
