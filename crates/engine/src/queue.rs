@@ -52,20 +52,21 @@ impl Queue {
         for client in running {
             *of_client.entry(*client).or_default() += 1;
         }
+        let mut order: Vec<usize> = (0..self.jobs.len()).collect();
+        order.sort_by_key(|&index| self.jobs[index].request.priority);
         // A request that would be its client's second comes after every client's first.
-        let mut order: Vec<(i64, usize, u64, usize)> = Vec::with_capacity(self.jobs.len());
-        for (index, job) in self.jobs.iter().enumerate() {
-            let client = job.request.client;
-            let ahead = self.jobs[..index].iter();
-            let ahead = ahead.filter(|other| {
-                other.request.client == client && other.request.priority <= job.request.priority
-            });
-            let runs = of_client.get(&client).copied().unwrap_or_default();
+        let place = |index: usize| {
+            let Request {
+                client, priority, ..
+            } = self.jobs[index].request;
+            let ahead = of_client.entry(client).or_default();
+            *ahead += 1;
             let turn = self.turns.get(&client).copied().unwrap_or_default();
-            order.push((job.request.priority, runs + ahead.count(), turn, index));
-        }
-        order.sort_unstable();
-        order.into_iter().map(|(.., index)| index).collect()
+            (priority, *ahead, turn, index)
+        };
+        let mut places: Vec<_> = order.into_iter().map(place).collect();
+        places.sort_unstable();
+        places.into_iter().map(|(.., index)| index).collect()
     }
 
     /// The request at `index`.

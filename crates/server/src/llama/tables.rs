@@ -186,7 +186,7 @@ const HARMLESS: &[Known] = &[
     ),
 ];
 
-/// Fields by which a body sent to `/completions` is one of this API, since no other has them.
+/// Fields by which a body sent to `/completions` is one of this API: OpenAI's own has none of them.
 const NATIVE: &[&str] = &[
     "n_predict",
     "n_probs",
