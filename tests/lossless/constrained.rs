@@ -173,9 +173,7 @@ pub(crate) fn assert_constraints_hold(s: usize, subject: Subject, backend: &Arc<
             (Draft::Oracle, [UpTo(8), Fixed(8), Fixed(5)][i], 512, 3),
         ];
         for (draft, length, chunk, width) in cases {
-            let lacks = draft == Draft::Head && !subject.has_head()
-                || draft == Draft::Eagle3 && subject.eagle3.is_none();
-            if lacks {
+            if subject.lacks(draft) {
                 continue;
             }
             let setup = setup(draft, length, chunk, width);

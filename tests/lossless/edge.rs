@@ -45,9 +45,7 @@ fn prompt_and_output_fill_the_context_and_no_more() {
             (Draft::Oracle, Fixed(8)),
         ];
         for (draft, length) in cells {
-            let lacks = draft == Draft::Head && !subject.has_head()
-                || draft == Draft::Eagle3 && subject.eagle3.is_none();
-            if lacks {
+            if subject.lacks(draft) {
                 continue;
             }
             let setup = setup(draft, length, CHUNK, 3);

@@ -130,8 +130,7 @@ fn assert_edits_are_the_hosts(
             (Draft::Ngram, Fixed(5), 7, 2),
         ];
         for (c, (draft, length, chunk, width)) in cases.into_iter().enumerate() {
-            let lacks = draft == Draft::Head && !subject.has_head()
-                || draft == Draft::Eagle3 && subject.eagle3.is_none();
+            let lacks = subject.lacks(draft);
             // Of the drafters one a sampling, in turn.
             if lacks || c > 1 && !(c + i + s).is_multiple_of(3) {
                 continue;

@@ -25,9 +25,7 @@ fn texts_that_outlive_their_places_change_nothing() {
 pub(crate) fn assert_kept_texts_change_nothing(s: usize, subject: Subject, b: &Arc<dyn Backend>) {
     let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
     for (d, draft) in drafts.into_iter().enumerate() {
-        let lacks = draft == Draft::Head && !subject.has_head()
-            || draft == Draft::Eagle3 && subject.eagle3.is_none();
-        if lacks {
+        if subject.lacks(draft) {
             continue;
         }
         let setup = Setup {

@@ -155,12 +155,7 @@ fn speculation_never_changes_a_token_of_a_tiny_model() {
                     (false, _) => 5,
                 };
                 let thinned = !(d + 5 * c + 7 * k).is_multiple_of(every);
-                let lacks = match draft {
-                    Draft::Head => !subject.has_head(),
-                    Draft::Eagle3 => subject.eagle3.is_none(),
-                    _ => false,
-                };
-                if thinned || lacks {
+                if thinned || subject.lacks(draft) {
                     continue;
                 }
                 // The scalar path takes twenty times as long.

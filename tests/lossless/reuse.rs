@@ -23,9 +23,7 @@ fn a_beginning_that_is_remembered_changes_nothing() {
 pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<dyn Backend>) {
     let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
     for (d, draft) in drafts.into_iter().enumerate() {
-        let missing = draft == Draft::Head && !subject.has_head()
-            || draft == Draft::Eagle3 && subject.eagle3.is_none();
-        if missing {
+        if subject.lacks(draft) {
             continue;
         }
         let (_, sampling) = &samplings()[(s + d) % 3];

@@ -34,9 +34,7 @@ fn streams_that_share_a_prefix_write_what_cold_starts_do() {
 pub(crate) fn assert_sharing_changes_nothing(s: usize, subject: Subject, b: &Arc<dyn Backend>) {
     let drafts = [Draft::None, Draft::Head, Draft::Eagle3, Draft::Ngram];
     for (d, draft) in drafts.into_iter().enumerate() {
-        let lacks = draft == Draft::Head && !subject.has_head()
-            || draft == Draft::Eagle3 && subject.eagle3.is_none();
-        if lacks {
+        if subject.lacks(draft) {
             continue;
         }
         // Greedy, and one of the other two.

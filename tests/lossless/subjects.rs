@@ -30,6 +30,15 @@ impl Subject {
     pub(crate) fn has_head(&self) -> bool {
         self.assistant.is_some() || self.target.contains("qwen")
     }
+
+    /// Whether nobody drafts for the subject in the way of `draft`.
+    pub(crate) fn lacks(&self, draft: Draft) -> bool {
+        match draft {
+            Draft::Head => !self.has_head(),
+            Draft::Eagle3 => self.eagle3.is_none(),
+            _ => false,
+        }
+    }
 }
 
 /// Nobody's head drafts for it.
