@@ -11,34 +11,12 @@ use serde_json::{Map, Value};
 
 use crate::errors::ApiError;
 use crate::limits::{ECHO_CHARS_MAX, IGNORED_FIELDS_MAX};
-
-/// A field that changes what is written and is not implemented.
-#[derive(Debug)]
-pub(crate) struct Unsupported {
-    /// The name of the field.
-    pub(crate) field: &'static str,
-    /// A JSON list of the values that ask for nothing; `null` always does.
-    pub(crate) neutral: &'static str,
-}
-
-/// An entry of a table of unsupported fields, in one line.
-pub(crate) const fn unless(field: &'static str, neutral: &'static str) -> Unsupported {
-    Unsupported { field, neutral }
-}
-
-/// What a dialect knows of the fields of its requests.
-#[derive(Debug)]
-pub(crate) struct Known {
-    /// Whether handlers may read the field at this path.
-    pub(crate) is_listed: fn(&str) -> bool,
-    /// Whether ignoring the field at this path needs no warning.
-    pub(crate) is_harmless: fn(&str) -> bool,
-}
+use crate::table::{Kind, Table, Treatment};
 
 /// A request's fields. Remembers which were asked for.
 pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
-    known: &'static Known,
+    table: &'static Table,
     /// Where the map is in the request, with a trailing dot; empty at its top.
     prefix: &'static str,
     read: RefCell<Vec<&'static str>>,
@@ -48,10 +26,10 @@ pub(crate) struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// The fields of a whole request.
-    pub(crate) fn new(map: &'a Map<String, Value>, known: &'static Known) -> Self {
+    pub(crate) fn new(map: &'a Map<String, Value>, table: &'static Table) -> Self {
         Fields {
             map,
-            known,
+            table,
             prefix: "",
             read: RefCell::default(),
             inner: RefCell::default(),
@@ -62,15 +40,20 @@ impl<'a> Fields<'a> {
     pub(crate) fn inside(&self, map: &'a Map<String, Value>, prefix: &'static str) -> Self {
         Fields {
             prefix,
-            ..Fields::new(map, self.known)
+            ..Fields::new(map, self.table)
         }
     }
 
     /// A field's value, unless it is absent or null.
     pub(crate) fn get(&self, name: &'static str) -> Option<&'a Value> {
+        self.get_as(name, Kind::Any)
+    }
+
+    /// A field's value, unless it is absent or null. The caller takes it for one of `kind`.
+    fn get_as(&self, name: &'static str, kind: Kind) -> Option<&'a Value> {
         debug_assert!(
-            (self.known.is_listed)(&format!("{}{name}", self.prefix)),
-            "`{}{name}` is in no table of fields",
+            cfg!(test) || self.table.may_read(&format!("{}{name}", self.prefix), kind),
+            "the table of fields does not list `{}{name}` as {kind:?}",
             self.prefix
         );
         self.read.borrow_mut().push(name);
@@ -84,14 +67,14 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn bool(&self, name: &'static str) -> Result<Option<bool>, ApiError> {
         let wrong = || self.error(name, "must be true or false");
-        self.get(name)
+        self.get_as(name, Kind::Bool)
             .map(|value| value.as_bool().ok_or_else(wrong))
             .transpose()
     }
 
     pub(crate) fn string(&self, name: &'static str) -> Result<Option<&'a str>, ApiError> {
         let wrong = || self.error(name, "must be a string");
-        self.get(name)
+        self.get_as(name, Kind::Text)
             .map(|value| value.as_str().ok_or_else(wrong))
             .transpose()
     }
@@ -101,7 +84,7 @@ impl<'a> Fields<'a> {
         name: &'static str,
     ) -> Result<Option<&'a Map<String, Value>>, ApiError> {
         let wrong = || self.error(name, "must be an object");
-        self.get(name)
+        self.get_as(name, Kind::Object)
             .map(|value| value.as_object().ok_or_else(wrong))
             .transpose()
     }
@@ -112,7 +95,7 @@ impl<'a> Fields<'a> {
         name: &'static str,
         range: RangeInclusive<f64>,
     ) -> Result<Option<f64>, ApiError> {
-        let Some(value) = self.get(name) else {
+        let Some(value) = self.get_as(name, Kind::Number) else {
             return Ok(None);
         };
         let number = value.as_f64().filter(|x| range.contains(x));
@@ -129,7 +112,7 @@ impl<'a> Fields<'a> {
         name: &'static str,
         range: RangeInclusive<i64>,
     ) -> Result<Option<i64>, ApiError> {
-        let Some(value) = self.get(name) else {
+        let Some(value) = self.get_as(name, Kind::Integer) else {
             return Ok(None);
         };
         let wrong = || {
@@ -142,23 +125,34 @@ impl<'a> Fields<'a> {
             .ok_or_else(wrong)
     }
 
-    /// Refuses the fields of `table` that ask for something.
-    pub(crate) fn refuse(&self, table: &[Unsupported]) -> Result<(), ApiError> {
-        for entry in table {
-            let Some(value) = self.get(entry.field) else {
+    /// Refuses the fields that the table refuses, unless they ask for nothing.
+    ///
+    /// # Errors
+    ///
+    /// 400 for the first of them.
+    pub(crate) fn refuse(&self) -> Result<(), ApiError> {
+        for (name, treatment) in self.table.refused(self.prefix) {
+            let Some(value) = self.get(name) else {
                 continue;
             };
-            if is_neutral(entry, value) {
-                continue;
+            match treatment {
+                Treatment::Renamed(instead) => {
+                    let message = format!("is a field of another API; send `{instead}`");
+                    return Err(self.error(name, message));
+                }
+                Treatment::Misplaced(place) => {
+                    return Err(self.error(name, format!("belongs in `{place}`")));
+                }
+                Treatment::Refused(entry) if !entry.is_neutral(value) => {
+                    let hint = match entry.neutral().first() {
+                        Some(value) => format!(", or send {value}"),
+                        None => String::new(),
+                    };
+                    let path = format!("{}{name}", self.prefix);
+                    return Err(ApiError::unsupported(path, &hint));
+                }
+                _ => {}
             }
-            let hint = match neutral(entry).first() {
-                Some(value) => format!(", or send {value}"),
-                None => String::new(),
-            };
-            return Err(ApiError::unsupported(
-                format!("{}{}", self.prefix, entry.field),
-                &hint,
-            ));
         }
         Ok(())
     }
@@ -187,9 +181,7 @@ impl<'a> Fields<'a> {
 /// is known to be harmless.
 pub(crate) fn ignored_header(fields: &Fields<'_>) -> Option<HeaderValue> {
     let paths = fields.ignored();
-    let odd = paths
-        .iter()
-        .filter(|path| !(fields.known.is_harmless)(path));
+    let odd = paths.iter().filter(|path| !fields.table.is_harmless(path));
     let odd: Vec<&str> = odd.map(String::as_str).collect();
     if !odd.is_empty() {
         tracing::warn!(fields = odd.join(", "), "unknown request fields ignored");
@@ -206,43 +198,25 @@ fn is_plain(path: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b"_-.[]".contains(&b))
 }
 
-/// Whether `value` asks for nothing of what `entry` does not have.
-pub(crate) fn is_neutral(entry: &Unsupported, value: &Value) -> bool {
-    value.is_null() || neutral(entry).iter().any(|n| is_same(n, value))
-}
-
-/// The values that ask for nothing.
-pub(crate) fn neutral(entry: &Unsupported) -> Vec<Value> {
-    serde_json::from_str(entry.neutral).expect("the tables are JSON")
-}
-
 /// A whole number, however it is spelled.
 pub(crate) fn whole(value: &Value) -> Option<i64> {
     let exact = |x: f64| (x.fract() == 0.0 && x.abs() < 9e15).then_some(x as i64);
     value.as_i64().or_else(|| value.as_f64().and_then(exact))
 }
 
-fn is_same(a: &Value, b: &Value) -> bool {
-    match (a.as_f64(), b.as_f64()) {
-        (Some(a), Some(b)) => a == b,
-        _ => a == b,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::{Unsupported, unless};
     use serde_json::json;
+    use std::sync::LazyLock;
 
-    const ANY: &Known = &Known {
-        is_listed: |_| true,
-        is_harmless: |_| false,
-    };
+    static ANY: LazyLock<Table> = LazyLock::new(Table::default);
 
     #[test]
     fn values_are_read_or_named() {
         let value = json!({"a": 1, "b": 1.5, "c": "x", "d": null, "e": 3.0, "f": true, "g": 1e300});
-        let fields = Fields::new(value.as_object().unwrap(), ANY);
+        let fields = Fields::new(value.as_object().unwrap(), &ANY);
         assert_eq!(fields.integer("a", 0..=1).unwrap(), Some(1));
         assert_eq!(fields.integer("e", 0..=9).unwrap(), Some(3));
         assert_eq!(fields.number("b", 0.0..=2.0).unwrap(), Some(1.5));
@@ -264,35 +238,39 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_fields_pass_only_with_a_neutral_value() {
-        const TABLE: &[Unsupported] = &[
-            Unsupported {
-                field: "n",
-                neutral: "[1]",
-            },
-            Unsupported {
-                field: "grammar",
-                neutral: "[]",
-            },
-        ];
-        let check = |value: Value| Fields::new(value.as_object().unwrap(), ANY).refuse(TABLE);
+    fn refused_fields_say_what_to_do() {
+        static TABLE: LazyLock<Table> = LazyLock::new(|| {
+            const REFUSED: &[Unsupported] = &[unless("n", "[1]"), unless("grammar", "[]")];
+            Table::default()
+                .refuses("", REFUSED)
+                .renames([("messages", "input")])
+                .belong_in("options", ["seed"])
+        });
+        let check = |value: Value| Fields::new(value.as_object().unwrap(), &TABLE).refuse();
         for good in [
             json!({}),
             json!({"n": 1}),
             json!({"n": 1.0}),
-            json!({"n": null, "grammar": null}),
+            json!({"n": null, "grammar": null, "messages": null, "seed": null}),
         ] {
             assert!(check(good).is_ok());
         }
-        for bad in [json!({"n": 2}), json!({"n": "1"}), json!({"grammar": ""})] {
-            assert!(check(bad).is_err());
+        for (bad, hint) in [
+            (json!({"n": 2}), "or send 1"),
+            (json!({"n": "1"}), "or send 1"),
+            (json!({"grammar": ""}), "leave it out"),
+            (json!({"messages": []}), "send `input`"),
+            (json!({"seed": 1}), "belongs in `options`"),
+        ] {
+            let message = check(bad).unwrap_err().message;
+            assert!(message.contains(hint), "{message}");
         }
     }
 
     #[test]
     fn ignored_fields_are_listed_if_they_fit_a_header() {
         let value = json!({"a": 1, "user": "u", "temprature": 1, "x\r\ny": 1, "": 1, "z": null});
-        let fields = Fields::new(value.as_object().unwrap(), ANY);
+        let fields = Fields::new(value.as_object().unwrap(), &ANY);
         let _ = fields.get("a");
         assert_eq!(fields.ignored(), ["temprature", "user"]);
         fields.note_ignored(["messages[0].b".to_owned(), "messages[0].\n".to_owned()]);

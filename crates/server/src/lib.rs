@@ -59,6 +59,7 @@ mod run;
 mod samplers;
 mod sse;
 mod strict;
+mod table;
 mod template;
 mod thinking;
 mod turns;
@@ -93,10 +94,16 @@ use turns::Turns;
 /// Names that a server takes for its model even where it is strict about names.
 const ANY_MODEL: &[&str] = &["", "default"];
 
-/// The tables of request fields as Markdown, as they stand in `docs/server.md`: what is
-/// honored, refused and ignored.
+/// The tables of the fields of OpenAI's chat and completions requests as Markdown, as they stand
+/// in `docs/server.md`: what is honored, refused and ignored.
 pub fn fields_as_markdown() -> String {
-    openai::tables::markdown() + &openai::responses::tables::markdown()
+    openai::tables::markdown()
+}
+
+/// The table of the fields of OpenAI's Responses API as Markdown, as it stands in
+/// `docs/server.md`.
+pub fn responses_fields_as_markdown() -> String {
+    openai::responses::tables::markdown()
 }
 
 /// The table of request fields of Anthropic's Messages API as Markdown, as it stands in

@@ -171,7 +171,7 @@ fn listed_names(fields: &Fields<'_>, value: &Value) -> Result<Vec<String>, ApiEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::tables::FIELDS;
+    use crate::openai::tables::CHAT;
     use serde_json::json;
 
     fn set() -> Sampling {
@@ -191,7 +191,7 @@ mod tests {
 
     fn read_from(value: Value, passes_infill: bool) -> Result<(Sampling, Vec<String>), String> {
         let body = json!({"samplers": value});
-        let fields = Fields::new(body.as_object().unwrap(), FIELDS);
+        let fields = Fields::new(body.as_object().unwrap(), &CHAT);
         let mut sampling = set();
         read(&fields, &mut sampling, passes_infill).map_err(|e| e.message.clone())?;
         Ok((sampling, fields.ignored()))

@@ -253,10 +253,10 @@ impl Thinking {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::tables::FIELDS;
+    use crate::openai::tables::CHAT;
 
     fn read(body: Value) -> Result<Thinking, String> {
-        let fields = Fields::new(body.as_object().unwrap(), FIELDS);
+        let fields = Fields::new(body.as_object().unwrap(), &CHAT);
         Thinking::read(&fields).map_err(|error| error.message.clone())
     }
 
@@ -316,7 +316,7 @@ mod tests {
                 Some(0),
             ),
         ] {
-            let fields = Fields::new(body.as_object().unwrap(), FIELDS);
+            let fields = Fields::new(body.as_object().unwrap(), &CHAT);
             let thinking = Thinking::read_messages(&fields, effort).unwrap();
             assert_eq!(thinking.switch.map(|(_, on)| on), Some(on), "{body}");
             assert_eq!(thinking.budget, budget, "{body}");
@@ -326,7 +326,7 @@ mod tests {
             (json!({}), "huge", "output_config.effort"),
             (json!({"thinking": {"type": "x"}}), "low", "thinking.type"),
         ] {
-            let fields = Fields::new(body.as_object().unwrap(), FIELDS);
+            let fields = Fields::new(body.as_object().unwrap(), &CHAT);
             let error = Thinking::read_messages(&fields, Some(effort)).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param));
         }

@@ -49,9 +49,9 @@ pub(super) fn read(
 ) -> Result<Read, ApiError> {
     let text = app.engine.text();
     let [system, messages] = ["system", "messages"].map(|name| object.remove(name));
-    let fields = Fields::new(&object, tables::FIELDS);
+    let fields = Fields::new(&object, &tables::MESSAGES);
     let model = app.check_model(&fields)?;
-    tables::refuse(&fields)?;
+    fields.refuse()?;
     // Accepted anywhere, and without a word: clients add it to nearly everything.
     fields.get("cache_control");
     let mut options = Options::read(&fields, &app.engine, NAMES, None)?;

@@ -56,9 +56,9 @@ pub(super) fn read(
     if seed.is_some_and(|seed| NEW_SEEDS.contains(&seed)) {
         object.remove("seed");
     }
-    let fields = Fields::new(&object, tables::FIELDS);
+    let fields = Fields::new(&object, &tables::TEXT);
     let model = app.check_model(&fields)?;
-    tables::refuse(&fields)?;
+    fields.refuse()?;
     let names = match fills_gap {
         true => &INFILL_NAMES,
         false => &NAMES,

@@ -5,82 +5,88 @@
 //! The options of sampling, formats and speculation are read by the same code in all dialects, so
 //! they are listed there. What another dialect refuses or ignores by name is treated the same here.
 
-use std::fmt::Write;
-use std::slice;
+use std::sync::LazyLock;
 
-use engine::SAMPLER_NUMBERS;
 use serde_json::{Map, Value};
 
-use crate::errors::ApiError;
-use crate::fields::{self, Fields, Unsupported, neutral, unless};
-use crate::openai::tables::{self as openai, Known, known};
-
-/// What is known of the fields of requests for text.
-pub(super) const FIELDS: &fields::Known = &fields::Known {
-    is_listed: |path| cfg!(test) || is_listed(path),
-    is_harmless,
-};
-
-/// What is known of the fields of requests to tokenize.
-pub(super) const TOKENIZER_FIELDS: &fields::Known = &fields::Known {
-    is_listed: |path| cfg!(test) || TOKENIZER.iter().any(|k| k.field == path),
-    is_harmless: openai::is_harmless,
-};
+use crate::openai::tables as openai;
+use crate::table::Kind::{Any, Bool, Integer, List, Text, Texts};
+use crate::table::{self, Harmless, Known, Table, Unsupported, harmless, known, unless};
 
 /// Honored by requests for text, beside what is honored as in OpenAI's.
 const HONORED: &[Known] = &[
     known(
         "model",
+        Text,
         "any name is answered by the model that is served; the response names the true one",
     ),
     known(
         "prompt",
+        Any,
         "`/completion`: a text, token ids, a list of both, `{\"prompt_string\": TEXT}`, or a list of up to 128 of these, which is answered by a list; `/infill`: how the gap begins",
     ),
-    known("input_prefix", "`/infill`: the text before the gap"),
-    known("input_suffix", "`/infill`: the text after the gap"),
+    known("input_prefix", Text, "`/infill`: the text before the gap"),
+    known("input_suffix", Text, "`/infill`: the text after the gap"),
     known(
         "input_extra",
+        List,
         "`/infill`: other files, each `{\"filename\": NAME, \"text\": TEXT}`",
     ),
-    known("n_predict", "-1 is no limit; comes before `max_tokens`"),
-    known("max_tokens", "another name of `n_predict`"),
-    known("max_completion_tokens", "another name of `n_predict`"),
+    known(
+        "n_predict",
+        Integer,
+        "-1 is no limit; comes before `max_tokens`",
+    ),
+    known("max_tokens", Integer, "another name of `n_predict`"),
+    known(
+        "max_completion_tokens",
+        Integer,
+        "another name of `n_predict`",
+    ),
     known(
         "seed",
+        Integer,
         "64 bits; -1 and 4294967295 are a new one. `generation_settings` has the seed that was used",
     ),
     known(
         "n_probs",
+        Integer,
         "0 to 20: tokens come with log-probabilities, beside those of so many of the likeliest",
     ),
-    known("logprobs", "another name of `n_probs`"),
+    known("logprobs", Integer, "another name of `n_probs`"),
     known(
         "post_sampling_probs",
+        Bool,
         "`true`: probabilities after the samplers, of the tokens that are left",
     ),
     known(
         "return_tokens",
+        Bool,
         "`true`: a whole answer has its token ids; a stream has them anyway",
     ),
     known(
         "response_fields",
+        Texts,
         "the fields that the last document has, paths with `/` among them",
     ),
     known(
         "timings_per_token",
+        Bool,
         "`true`: every chunk of a stream has `timings`",
     ),
     known(
         "return_progress",
+        Bool,
         "`true`: chunks of a stream tell how far the prompt is",
     ),
     known(
         "t_max_predict_ms",
+        Integer,
         "milliseconds from the first token after which a text that has a line break ends; 0 and less is no limit",
     ),
     known(
         "n_indent",
+        Integer,
         "spaces and tabs that every line but the first begins with; the text ends before one that has fewer",
     ),
 ];
@@ -138,24 +144,28 @@ const AS_IN_OPENAI: &[&str] = &[
 ];
 
 /// Honored by requests to tokenize.
-const TOKENIZER: &[Known] = &[
+const HONORED_BY_TOKENIZER: &[Known] = &[
     known(
         "content",
+        Any,
         "`/tokenize`: a text, or a list of texts and token ids",
     ),
     known(
         "add_special",
+        Bool,
         "`/tokenize`: `true` begins as a prompt does, with the beginning-of-sequence token",
     ),
     known(
         "parse_special",
+        Bool,
         "`/tokenize`: `false` takes spellings of special tokens for text",
     ),
     known(
         "with_pieces",
+        Bool,
         "`/tokenize`: `true`: each token has its text, or its bytes where they are none",
     ),
-    known("tokens", "`/detokenize`: token ids"),
+    known("tokens", List, "`/detokenize`: token ids"),
 ];
 
 /// Refused by requests for text, beside what OpenAI's may not have.
@@ -169,18 +179,18 @@ const REFUSED: &[Unsupported] = &[
 ];
 
 /// Ignored, and known to change nothing: named in the header, not in the log.
-const HARMLESS: &[Known] = &[
-    known("t_max_prompt_ms", "prompts take the time they take"),
-    known("slot_id", "the older name of `id_slot`"),
-    known("penalize_nl", "the penalties know no such exception"),
-    known("api_key", "send it as a header"),
-    known("stream_options", "the last chunk always has all numbers"),
-    known("speculative.n_min", "changes speed only"),
-    known("speculative.n_max", "changes speed only"),
-    known("speculative.p_min", "changes speed only"),
-    known("speculative.type", "changes speed only"),
-    known("reasoning_format", "the text is not taken apart"),
-    known(
+const HARMLESS: &[Harmless] = &[
+    harmless("t_max_prompt_ms", "prompts take the time they take"),
+    harmless("slot_id", "the older name of `id_slot`"),
+    harmless("penalize_nl", "the penalties know no such exception"),
+    harmless("api_key", "send it as a header"),
+    harmless("stream_options", "the last chunk always has all numbers"),
+    harmless("speculative.n_min", "changes speed only"),
+    harmless("speculative.n_max", "changes speed only"),
+    harmless("speculative.p_min", "changes speed only"),
+    harmless("speculative.type", "changes speed only"),
+    harmless("reasoning_format", "the text is not taken apart"),
+    harmless(
         "samplers.infill",
         "the end of a text is a token like others",
     ),
@@ -225,111 +235,39 @@ pub(super) fn is_native(body: &Map<String, Value>) -> bool {
     has_own_prompt || NATIVE.iter().any(|field| body.contains_key(*field))
 }
 
-/// Refuses the fields that ask for what is not implemented.
-///
-/// # Errors
-///
-/// 400 for the first of them.
-pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), ApiError> {
-    fields.refuse(REFUSED)?;
-    refused_elsewhere().try_for_each(|entry| fields.refuse(slice::from_ref(entry)))
-}
-
-/// What OpenAI's requests may not have, but for what is treated in another way here.
-fn refused_elsewhere() -> impl Iterator<Item = &'static Unsupported> {
-    let all = openai::REFUSED.iter();
-    all.filter(|entry| {
-        let own = HONORED.iter().chain(HARMLESS).map(|k| k.field);
-        let own = own.chain(AS_IN_OPENAI.iter().copied());
-        own.chain(REFUSED.iter().map(|u| u.field))
-            .all(|field| field != entry.field)
-    })
-}
-
-/// The table of this module as Markdown, as it stands in `docs/server.md`.
-pub(crate) fn markdown() -> String {
-    let mut page =
-        String::from("| field | treatment | what, why, or accepted with |\n| --- | --- | --- |\n");
-    for Known { field, about } in HONORED.iter().chain(TOKENIZER) {
-        let _ = writeln!(page, "| `{field}` | honored | {about} |");
-    }
-    let numbers = SAMPLER_NUMBERS.iter().map(|number| number.name);
+/// Fields of requests for text.
+pub(crate) static TEXT: LazyLock<Table> = LazyLock::new(|| {
     let formats = openai::STRUCTURED.iter().map(|entry| entry.field);
-    let shared = numbers.chain(AS_IN_OPENAI.iter().copied()).chain(formats);
-    let shared: Vec<String> = shared.map(|field| format!("`{field}`")).collect();
-    let _ = writeln!(
-        page,
-        "| {} | honored | as [above](#honored) |",
-        shared.join(", ")
-    );
-    for entry in REFUSED {
-        let values = neutral(entry).into_iter().map(|v| format!("`{v}`"));
-        let values: Vec<String> = values.chain(["`null`".to_owned()]).collect();
-        let field = entry.field;
-        let _ = writeln!(page, "| `{field}` | refused | {} |", values.join(", "));
-    }
-    for Known { field, about } in HARMLESS {
-        let _ = writeln!(page, "| `{field}` | ignored | {about} |");
-    }
-    page
-}
+    Table::default()
+        .honors("", HONORED)
+        .shares_sampler_numbers("")
+        .shares(
+            "",
+            &openai::CHAT,
+            AS_IN_OPENAI.iter().copied().chain(formats),
+        )
+        .refuses("", REFUSED)
+        .ignores(HARMLESS)
+        .refuses_as_elsewhere("", openai::REFUSED)
+        .refuses_as_elsewhere("structured_outputs.", openai::REFUSED_IN_STRUCTURED_OUTPUTS)
+        .ignores_as_elsewhere(openai::HARMLESS)
+});
 
-/// Whether the field `path` of a request for text may be read.
-fn is_listed(path: &str) -> bool {
-    let is_refused_inside = path
-        .strip_prefix("structured_outputs.")
-        .is_some_and(|field| {
-            openai::REFUSED_IN_STRUCTURED_OUTPUTS
-                .iter()
-                .any(|u| u.field == field)
-        });
-    is_refused_inside
-        || HONORED.iter().any(|k| k.field == path)
-        || AS_IN_OPENAI.contains(&path)
-        || SAMPLER_NUMBERS.iter().any(|n| n.name == path)
-        || openai::STRUCTURED.iter().any(|s| s.field == path)
-        || REFUSED.iter().any(|u| u.field == path)
-        || refused_elsewhere().any(|u| u.field == path)
-}
+/// Fields of requests to tokenize and to detokenize.
+pub(crate) static TOKENIZER: LazyLock<Table> = LazyLock::new(|| {
+    let table = Table::default().honors("", HONORED_BY_TOKENIZER);
+    table.ignores_as_elsewhere(openai::HARMLESS)
+});
 
-/// Whether ignoring the field `path` needs no warning.
-fn is_harmless(path: &str) -> bool {
-    HARMLESS.iter().any(|k| k.field == path) || openai::is_harmless(path)
+/// The tables of this module as Markdown, as they stand in `docs/server.md`.
+pub(crate) fn markdown() -> String {
+    table::markdown(&[&TEXT, &TOKENIZER], "as [above](#honored)")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn no_field_is_treated_in_two_ways() {
-        let mut all: Vec<&str> = HONORED.iter().map(|k| k.field).collect();
-        all.extend(AS_IN_OPENAI);
-        all.extend(SAMPLER_NUMBERS.iter().map(|n| n.name));
-        all.extend(openai::STRUCTURED.iter().map(|s| s.field));
-        all.extend(REFUSED.iter().map(|u| u.field));
-        all.extend(refused_elsewhere().map(|u| u.field));
-        all.extend(HARMLESS.iter().map(|k| k.field));
-        all.sort_unstable();
-        let twice = all.windows(2).find(|pair| pair[0] == pair[1]);
-        assert_eq!(twice, None);
-        assert!(HARMLESS.iter().all(|k| !is_listed(k.field)));
-    }
-
-    #[test]
-    fn what_openai_s_completions_honor_is_read_or_refused_here() {
-        let tables = [openai::HONORED, openai::HONORED_BY_COMPLETIONS];
-        let own = tables.into_iter().flatten().map(|k| k.field);
-        // Where `speculation` is read, any field of it but `draft_max` is a 400.
-        let elsewhere = ["verbose", "speculation.trace"];
-        let is_here =
-            |path: &&str| !path.starts_with("stream_options") && !elsewhere.contains(path);
-        let own = own.filter(is_here);
-        for field in own.chain(openai::STRUCTURED.iter().map(|s| s.field)) {
-            assert!(is_listed(field), "`{field}` would be ignored");
-        }
-    }
 
     #[test]
     fn a_body_is_told_from_openai_s_by_what_only_this_api_has() {

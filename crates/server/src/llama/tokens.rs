@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use text::{PromptEnd, Specials, Text, TextError};
 
 use super::prompt;
-use super::tables::TOKENIZER_FIELDS;
+use super::tables::TOKENIZER;
 use crate::App;
 use crate::dialect::{self, Received, X_IGNORED_FIELDS};
 use crate::errors::ApiError;
@@ -42,7 +42,7 @@ pub(crate) async fn tokenize(
         }
         Some(content) => prompt::read_one(CONTENT, content)?,
     };
-    let fields = Fields::new(&object, TOKENIZER_FIELDS);
+    let fields = Fields::new(&object, &TOKENIZER);
     let how = Tokenizing {
         add_special: fields.bool("add_special")?.unwrap_or(false),
         parse_special: fields.bool("parse_special")?.unwrap_or(true),

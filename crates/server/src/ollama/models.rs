@@ -67,7 +67,7 @@ pub(crate) async fn show(
     let (head, body) = request.into_parts();
     let limit = app.config.limits.body_bytes;
     let (object, _worker) = app.read_object(&head.headers, body, limit).await?;
-    let fields = Fields::new(&object, tables::FIELDS);
+    let fields = Fields::new(&object, &tables::CHAT);
     let older = fields.string("name")?;
     let Some(name) = fields.string("model")?.or(older) else {
         return Err(fields.error("model", "is missing"));

@@ -39,14 +39,22 @@ pub(super) fn read(
 ) -> Result<(Asked, String), ApiError> {
     let text = app.engine.text();
     let settings = settings(&mut object)?;
-    let messages = object.remove("messages").filter(|_| is_chat);
-    let prompt = object.remove("prompt").filter(|_| !is_chat);
+    let mut take = |name: &str| object.remove(name);
+    let (messages, prompt) = match is_chat {
+        true => (take("messages"), None),
+        false => (None, take("prompt")),
+    };
     name_kinds(&mut object);
-    let fields = Fields::new(&object, tables::FIELDS);
+    let table = if is_chat {
+        &tables::CHAT
+    } else {
+        &tables::GENERATE
+    };
+    let fields = Fields::new(&object, table);
     let model = model_name(app, fields.string("model")?)?;
-    tables::refuse(&fields, is_chat)?;
+    fields.refuse()?;
     let inner = fields.inside(&settings, tables::OPTIONS);
-    tables::refuse_options(&inner)?;
+    inner.refuse()?;
     let mut options = Options::read(&inner, &app.engine, NAMES, None)?;
     fields.note_ignored(inner.ignored());
     options.stream = fields.bool("stream")?.unwrap_or(true);

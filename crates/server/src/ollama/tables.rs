@@ -5,63 +5,79 @@
 //! What another dialect refuses or ignores by name is treated the same here, in a request and in
 //! its `options`.
 
-use std::fmt::Write;
-use std::slice;
+use std::sync::LazyLock;
 
 use engine::SAMPLER_NUMBERS;
 
-use crate::anthropic::tables::AS_IN_OPENAI;
-use crate::errors::ApiError;
-use crate::fields::{self, Fields, Unsupported, neutral, unless};
-use crate::openai::tables::{self as openai, Known, known};
-
-/// What is known of the fields of Ollama's requests.
-pub(crate) const FIELDS: &fields::Known = &fields::Known {
-    is_listed: |path| cfg!(test) || is_listed(path),
-    is_harmless,
-};
+use crate::anthropic::tables::{self as anthropic, AS_IN_OPENAI};
+use crate::openai::tables as openai;
+use crate::table::Kind::{Any, Bool, Integer, List, Object, Text, TextOrTexts};
+use crate::table::{self, Harmless, Known, Table, Unsupported, harmless, known, unless};
 
 /// Where the options are, with a dot.
 pub(super) const OPTIONS: &str = "options.";
 
-/// Honored in a request.
+/// Honored in every request.
 const HONORED: &[Known] = &[
     known(
         "model",
+        Text,
         "any name is answered by the model that is served, with or without `:latest`",
     ),
-    known("name", "show: the older name of `model`"),
-    known(
-        "messages",
-        "chat: `role`, `content`, `thinking`, `tool_calls`, `tool_name`, `tool_call_id`; without any the answer says `load`",
-    ),
-    known(
-        "prompt",
-        "generate: a string; an empty one is answered by `load`",
-    ),
-    known("system", "generate: a system message before the prompt"),
-    known("raw", "generate: `true` leaves the model's template out"),
-    known("stream", "lines of JSON, unless it is `false`"),
+    known("name", Text, "show: the older name of `model`"),
+    known("stream", Bool, "lines of JSON, unless it is `false`"),
     known(
         "format",
+        Any,
         "`\"json\"`, or a JSON schema, which is always enforced",
     ),
-    known("tools", "chat: functions that the model may call"),
     known(
         "think",
+        Any,
         "turns reasoning on or off, or an effort by name, such as `\"low\"`, which allows 1,024 tokens of it",
     ),
-    known("options", "see its fields"),
+    known("options", Object, "see its fields"),
+];
+
+/// Honored in a chat request, beside [`HONORED`].
+const HONORED_BY_CHAT: &[Known] = &[
+    known(
+        "messages",
+        List,
+        "chat: `role`, `content`, `thinking`, `tool_calls`, `tool_name`, `tool_call_id`; without any the answer says `load`",
+    ),
+    known("tools", List, "chat: functions that the model may call"),
+];
+
+/// Honored in a request to generate, beside [`HONORED`].
+const HONORED_BY_GENERATE: &[Known] = &[
+    known(
+        "prompt",
+        Any,
+        "generate: a string; an empty one is answered by `load`",
+    ),
+    known(
+        "system",
+        Text,
+        "generate: a system message before the prompt",
+    ),
+    known(
+        "raw",
+        Bool,
+        "generate: `true` leaves the model's template out",
+    ),
 ];
 
 /// Honored in `options`, beside what other dialects read there.
 const HONORED_IN_OPTIONS: &[Known] = &[
     known(
         "num_predict",
+        Integer,
         "tokens to write, at most; -1 and -2 are no limit",
     ),
     known(
         "stop",
+        TextOrTexts,
         "a string or up to 16, each of 256 characters at most",
     ),
 ];
@@ -78,7 +94,15 @@ const REFUSED: &[Unsupported] = &[
     unless("max_tokens", "[]"),
     unless("response_format", "[]"),
     unless("n", "[1]"),
+    unless("thinking", "[]"),
+    unless("tool_choice", r#"["auto"]"#),
 ];
+
+/// Refused in a chat request: honored in one to generate.
+const REFUSED_BY_CHAT: &[Unsupported] = &[unless("system", r#"[""]"#), unless("raw", "[false]")];
+
+/// Refused in a request to generate: honored in a chat request.
+const REFUSED_BY_GENERATE: &[Unsupported] = &[unless("tools", "[[]]"), unless("messages", "[[]]")];
 
 /// Refused in `options`, beside what OpenAI's requests may not have.
 const REFUSED_IN_OPTIONS: &[Unsupported] = &[
@@ -94,172 +118,61 @@ const REFUSED_IN_OPTIONS: &[Unsupported] = &[
 ];
 
 /// Ignored, and known to change nothing: named in the header, not in the log.
-const HARMLESS: &[Known] = &[
-    known("keep_alive", "the model stays loaded"),
-    known("truncate", "a conversation that does not fit is an error"),
-    known("shift", "a context is never shifted"),
-    known("verbose", "`show` says the same to all"),
-    known("options.num_ctx", "`--context` sets it"),
-    known("options.num_keep", "a context is never shifted"),
-    known("options.num_batch", "changes speed only"),
-    known("options.num_gpu", "changes speed only"),
-    known("options.main_gpu", "changes speed only"),
-    known("options.num_thread", "`--threads` sets it"),
-    known("options.num_gqa", "the model has its own"),
-    known("options.numa", "changes speed only"),
-    known("options.use_mmap", "changes speed only"),
-    known("options.use_mlock", "changes speed only"),
-    known("options.low_vram", "changes speed only"),
-    known("options.f16_kv", "`--kv` sets it"),
-    known("options.logits_all", "changes speed only"),
+const HARMLESS: &[Harmless] = &[
+    harmless("keep_alive", "the model stays loaded"),
+    harmless("truncate", "a conversation that does not fit is an error"),
+    harmless("shift", "a context is never shifted"),
+    harmless("verbose", "`show` says the same to all"),
+    harmless("timings_per_token", "the last line has all numbers"),
+    harmless("return_progress", "a stream begins with the first token"),
+    harmless("options.num_ctx", "`--context` sets it"),
+    harmless("options.num_keep", "a context is never shifted"),
+    harmless("options.num_batch", "changes speed only"),
+    harmless("options.num_gpu", "changes speed only"),
+    harmless("options.main_gpu", "changes speed only"),
+    harmless("options.num_thread", "`--threads` sets it"),
+    harmless("options.num_gqa", "the model has its own"),
+    harmless("options.numa", "changes speed only"),
+    harmless("options.use_mmap", "changes speed only"),
+    harmless("options.use_mlock", "changes speed only"),
+    harmless("options.low_vram", "changes speed only"),
+    harmless("options.f16_kv", "`--kv` sets it"),
+    harmless("options.logits_all", "changes speed only"),
 ];
 
-/// The names that are read as options, and so do not belong beside them.
-fn option_names() -> impl Iterator<Item = &'static str> {
+/// Fields of chat requests, and of requests to show the model.
+pub(crate) static CHAT: LazyLock<Table> = LazyLock::new(|| table(HONORED_BY_CHAT, REFUSED_BY_CHAT));
+
+/// Fields of requests to generate.
+pub(crate) static GENERATE: LazyLock<Table> =
+    LazyLock::new(|| table(HONORED_BY_GENERATE, REFUSED_BY_GENERATE));
+
+/// A table with what only some requests honor, and what they refuse that others honor.
+fn table(honored: &'static [Known], refused: &'static [Unsupported]) -> Table {
     let numbers = SAMPLER_NUMBERS.iter().map(|number| number.name);
-    let own = HONORED_IN_OPTIONS.iter().map(|k| k.field);
-    numbers.chain(AS_IN_OPENAI.iter().copied()).chain(own)
+    let own = HONORED_IN_OPTIONS.iter().map(|known| known.field);
+    let options = numbers.chain(own).chain(AS_IN_OPENAI.iter().copied());
+    Table::default()
+        .honors("", HONORED)
+        .honors("", honored)
+        .shares("", &openai::CHAT, ["speculation", "speculation.draft_max"])
+        .honors(OPTIONS, HONORED_IN_OPTIONS)
+        .shares_sampler_numbers(OPTIONS)
+        .shares(OPTIONS, &openai::CHAT, AS_IN_OPENAI.iter().copied())
+        .refuses("", REFUSED)
+        .refuses(OPTIONS, REFUSED_IN_OPTIONS)
+        .ignores(HARMLESS)
+        .belong_in("options", options)
+        .refuses_as_elsewhere("", refused)
+        .refuses_as_elsewhere("", anthropic::REFUSED)
+        .refuses_as_elsewhere("", openai::REFUSED)
+        .refuses_as_elsewhere("", openai::REFUSED_BY_CHAT)
+        .refuses_as_elsewhere(OPTIONS, openai::REFUSED)
+        .ignores_as_elsewhere(openai::HARMLESS)
 }
 
-/// Whether `field` has a meaning of its own in a request of this API.
-fn is_own(field: &str) -> bool {
-    HONORED.iter().any(|k| k.field == field)
-        || HARMLESS.iter().any(|k| k.field == field)
-        || REFUSED.iter().any(|u| u.field == field)
-}
-
-/// Refuses the fields that ask for what is not implemented, or that belong in `options`.
-///
-/// # Errors
-///
-/// 400 for the first of them.
-pub(super) fn refuse(fields: &Fields<'_>, is_chat: bool) -> Result<(), ApiError> {
-    fields.refuse(REFUSED)?;
-    refused_elsewhere().try_for_each(|entry| fields.refuse(slice::from_ref(entry)))?;
-    let only_generate = [unless("system", r#"[""]"#), unless("raw", "[false]")];
-    let only_chat = [unless("tools", "[[]]")];
-    let others = if is_chat {
-        &only_generate[..]
-    } else {
-        &only_chat
-    };
-    fields.refuse(others)?;
-    let misplaced = |name: &&'static str| *name != "speculation" && fields.get(name).is_some();
-    let top = |name: &&str| !name.contains('.');
-    match option_names().filter(top).find(misplaced) {
-        Some(name) => Err(fields.error(name, "belongs in `options`")),
-        None => Ok(()),
-    }
-}
-
-/// Refuses the options that ask for what is not implemented.
-///
-/// # Errors
-///
-/// 400 for the first of them.
-pub(super) fn refuse_options(options: &Fields<'_>) -> Result<(), ApiError> {
-    options.refuse(REFUSED_IN_OPTIONS)?;
-    refused_in_options().try_for_each(|entry| options.refuse(slice::from_ref(entry)))
-}
-
-/// What OpenAI's requests may not have, but for what has a meaning of its own here.
-fn refused_elsewhere() -> impl Iterator<Item = &'static Unsupported> {
-    let all = openai::REFUSED.iter().chain(openai::REFUSED_BY_CHAT);
-    all.filter(|entry| !is_own(entry.field) && option_names().all(|name| name != entry.field))
-}
-
-/// What OpenAI's requests may not have, but for what is an option here.
-fn refused_in_options() -> impl Iterator<Item = &'static Unsupported> {
-    let own = |field: &str| {
-        HONORED_IN_OPTIONS.iter().any(|k| k.field == field)
-            || REFUSED_IN_OPTIONS.iter().any(|u| u.field == field)
-    };
-    openai::REFUSED
-        .iter()
-        .filter(move |entry| !own(entry.field))
-}
-
-/// The table of this module as Markdown, as it stands in `docs/server.md`.
+/// The tables of this module as Markdown, as they stand in `docs/server.md`.
 pub(crate) fn markdown() -> String {
-    let mut page =
-        String::from("| field | treatment | what, why, or accepted with |\n| --- | --- | --- |\n");
-    for (table, path) in [(HONORED, ""), (HONORED_IN_OPTIONS, OPTIONS)] {
-        for Known { field, about } in table {
-            let _ = writeln!(page, "| `{path}{field}` | honored | {about} |");
-        }
-    }
-    let numbers = SAMPLER_NUMBERS.iter().map(|number| number.name);
-    let shared = numbers.chain(AS_IN_OPENAI.iter().copied());
-    let shared: Vec<String> = shared.map(|field| format!("`{OPTIONS}{field}`")).collect();
-    let _ = writeln!(
-        page,
-        "| {} | honored | as [above](#honored); `speculation` also beside `options`, and a `seed` of -1 is any |",
-        shared.join(", ")
-    );
-    for (table, path) in [(REFUSED, ""), (REFUSED_IN_OPTIONS, OPTIONS)] {
-        for entry in table {
-            let values = neutral(entry).into_iter().map(|v| format!("`{v}`"));
-            let values: Vec<String> = values.chain(["`null`".to_owned()]).collect();
-            let field = entry.field;
-            let _ = writeln!(
-                page,
-                "| `{path}{field}` | refused | {} |",
-                values.join(", ")
-            );
-        }
-    }
-    for Known { field, about } in HARMLESS {
-        let _ = writeln!(page, "| `{field}` | ignored | {about} |");
-    }
-    page
-}
-
-/// Whether the field `path` may be read.
-fn is_listed(path: &str) -> bool {
-    match path.strip_prefix(OPTIONS) {
-        Some(option) => {
-            option_names().any(|name| name == option)
-                || REFUSED_IN_OPTIONS.iter().any(|u| u.field == option)
-                || refused_in_options().any(|u| u.field == option)
-        }
-        None => {
-            HONORED.iter().any(|k| k.field == path)
-                || REFUSED.iter().any(|u| u.field == path)
-                || refused_elsewhere().any(|u| u.field == path)
-                || option_names().any(|name| name == path)
-        }
-    }
-}
-
-/// Whether ignoring the field `path` needs no warning.
-fn is_harmless(path: &str) -> bool {
-    HARMLESS.iter().any(|k| k.field == path) || openai::is_harmless(path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_field_is_treated_in_two_ways() {
-        let mut all: Vec<&str> = HONORED.iter().map(|k| k.field).collect();
-        all.extend(REFUSED.iter().map(|u| u.field));
-        all.extend(refused_elsewhere().map(|u| u.field));
-        all.extend(option_names());
-        let top = HARMLESS.iter().map(|k| k.field);
-        all.extend(top.filter(|field| !field.starts_with(OPTIONS)));
-        let mut options: Vec<&str> = option_names().collect();
-        options.extend(REFUSED_IN_OPTIONS.iter().map(|u| u.field));
-        options.extend(refused_in_options().map(|u| u.field));
-        options.extend(
-            HARMLESS
-                .iter()
-                .filter_map(|k| k.field.strip_prefix(OPTIONS)),
-        );
-        for mut names in [all, options] {
-            names.sort_unstable();
-            let twice = names.windows(2).find(|pair| pair[0] == pair[1]);
-            assert_eq!(twice, None);
-        }
-    }
+    let shared = "as [above](#honored); a `seed` of -1 is any";
+    table::markdown(&[&CHAT, &GENERATE], shared)
 }

@@ -120,10 +120,10 @@ pub(crate) fn read(
     let text = app.engine.text();
     let messages = object.remove("messages").unwrap_or_default();
     let has_trace = trace::take(&mut object)?;
-    let fields = Fields::new(&object, tables::FIELDS);
+    let fields = Fields::new(&object, &tables::CHAT);
     let model = app.check_model(&fields)?;
-    fields.refuse(tables::REFUSED_BY_CHAT)?;
-    fields.refuse(tables::REFUSED)?;
+    refuse_template(&fields)?;
+    fields.refuse()?;
     let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
     options.trace = has_trace;
     options.n = answers(&fields)?;
@@ -203,29 +203,38 @@ fn end_prompt(
     Ok(())
 }
 
-/// Arguments for the chat template; those that it does not use are noted as ignored. A
-/// template itself is a program and is refused, wherever it stands.
+/// Where a request has arguments for the chat template.
+const TEMPLATE_ARGUMENTS: &str = "chat_template_kwargs";
+
+/// Refuses a chat template, wherever it stands: it is a program.
+///
+/// # Errors
+///
+/// 400 that names the field.
+pub(super) fn refuse_template(fields: &Fields<'_>) -> Result<(), ApiError> {
+    let arguments = fields.object(TEMPLATE_ARGUMENTS)?;
+    let at = match fields.get(tables::CHAT_TEMPLATE) {
+        Some(_) => tables::CHAT_TEMPLATE,
+        None if arguments.is_some_and(|map| map.contains_key(tables::CHAT_TEMPLATE)) => {
+            "chat_template_kwargs.chat_template"
+        }
+        None => return Ok(()),
+    };
+    let message = "is refused: a chat template is a program, and only the model's own runs";
+    Err(fields.error(at, message))
+}
+
+/// Arguments for the chat template; those that it does not use are noted as ignored.
 pub(super) fn template_arguments(
     fields: &Fields<'_>,
     app: &App,
 ) -> Result<Map<String, Value>, ApiError> {
-    const NAME: &str = "chat_template_kwargs";
-    let refused = |at: &str| {
-        let message = "is refused: a chat template is a program, and only the model's own runs";
-        Err(fields.error(at, message))
-    };
-    if fields.get(tables::CHAT_TEMPLATE).is_some() {
-        return refused(tables::CHAT_TEMPLATE);
-    }
-    let Some(arguments) = fields.object(NAME)? else {
+    let Some(arguments) = fields.object(TEMPLATE_ARGUMENTS)? else {
         return Ok(Map::new());
     };
-    if arguments.contains_key(tables::CHAT_TEMPLATE) {
-        return refused("chat_template_kwargs.chat_template");
-    }
     let unused = |name: &&String| !template_uses(app.engine.text(), name);
     let unused = arguments.keys().filter(unused).take(IGNORED_FIELDS_MAX);
-    fields.note_ignored(unused.map(|name| format!("{NAME}.{name}")));
+    fields.note_ignored(unused.map(|name| format!("{TEMPLATE_ARGUMENTS}.{name}")));
     Ok(arguments.clone())
 }
 

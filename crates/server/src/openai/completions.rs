@@ -52,10 +52,9 @@ impl Endpoint for Completion {
     ) -> Result<(Asked, Self), ApiError> {
         let prompt = object.remove("prompt").unwrap_or_default();
         let has_trace = trace::take(&mut object)?;
-        let fields = Fields::new(&object, tables::FIELDS);
+        let fields = Fields::new(&object, &tables::COMPLETIONS);
         let model = app.check_model(&fields)?;
-        fields.refuse(tables::REFUSED_BY_COMPLETIONS)?;
-        fields.refuse(tables::REFUSED)?;
+        fields.refuse()?;
         let mut options = Options::read(&fields, &app.engine, &super::NAMES, Some(MAX_TOKENS))?;
         options.trace = has_trace;
         options.n = answers(&fields)?;

@@ -8,7 +8,6 @@ use text::Text;
 
 use super::tables;
 use crate::errors::{ApiError, excerpt};
-use crate::fields::is_neutral;
 use crate::limits::IGNORED_FIELDS_MAX;
 use crate::request::{Message, Part, Role, message_list, name_results};
 use crate::template::template_uses;
@@ -167,7 +166,7 @@ impl<'a> Check<'a> {
         }
         for entry in tables::REFUSED_IN_MESSAGES {
             let value = message.get(entry.field).unwrap_or(&Value::Null);
-            if !is_neutral(entry, value) {
+            if !entry.is_neutral(value) {
                 return Err(ApiError::unsupported(at(&format!(".{}", entry.field)), ""));
             }
         }

@@ -14,6 +14,7 @@ use crate::App;
 use crate::anthropic;
 use crate::dialect;
 use crate::errors::ApiError;
+use crate::table::Entry;
 
 /// Lists the one model, in the form of the API that the client speaks.
 pub(crate) async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
@@ -140,7 +141,7 @@ fn options(app: &App) -> Value {
         })
     });
     let others = OTHERS.iter().map(|option| {
-        let about = tables::HONORED.iter().find(|k| k.field == option.name);
+        let about = tables::CHAT.entry(option.name).and_then(Entry::about);
         json!({
             "name": option.name,
             "type": if option.is_whole { "integer" } else { "number" },
@@ -150,7 +151,7 @@ fn options(app: &App) -> Value {
                 "top_k" => Some(advice.top_k.unwrap_or(0)),
                 _ => None,
             },
-            "about": about.map(|known| known.about),
+            "about": about,
         })
     });
     numbers.chain(others).collect()
@@ -164,7 +165,10 @@ mod tests {
     fn every_option_that_is_reported_is_one_that_requests_may_set() {
         for option in OTHERS {
             assert!(
-                tables::HONORED.iter().any(|k| k.field == option.name),
+                tables::CHAT
+                    .entry(option.name)
+                    .and_then(Entry::about)
+                    .is_some(),
                 "{}",
                 option.name
             );

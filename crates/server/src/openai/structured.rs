@@ -13,7 +13,7 @@
 use engine::GrammarSpec;
 use serde_json::Value;
 
-use super::tables::{self, STRUCTURED, StructuredKind};
+use super::tables::{STRUCTURED, StructuredKind};
 use crate::errors::ApiError;
 use crate::fields::Fields;
 use crate::grammar::AnswerGrammar;
@@ -163,7 +163,7 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<AnswerGrammar>, ApiE
         return Ok(None);
     };
     let inner = fields.inside(map, "structured_outputs.");
-    inner.refuse(tables::REFUSED_IN_STRUCTURED_OUTPUTS)?;
+    inner.refuse()?;
     let kinds = [
         ("json", StructuredKind::Schema),
         ("regex", StructuredKind::Regex),
@@ -200,12 +200,12 @@ fn structured_outputs(fields: &Fields<'_>) -> Result<Option<AnswerGrammar>, ApiE
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::tables::FIELDS;
+    use crate::openai::tables::CHAT;
     use serde_json::{Map, json};
 
     fn asked(body: Value) -> Result<Option<(String, GrammarSpec)>, String> {
         let map: &Map<String, Value> = body.as_object().unwrap();
-        let fields = Fields::new(map, FIELDS);
+        let fields = Fields::new(map, &CHAT);
         let read = read(&fields).map_err(|error| error.message.clone())?;
         Ok(read.map(|grammar| (grammar.field, grammar.spec)))
     }

@@ -9,29 +9,14 @@
 //! Anthropic's and text-generation-webui's request schemas that would change the answer.
 
 use std::fmt::Write;
+use std::sync::LazyLock;
 
-use engine::{SAMPLER_NUMBERS, SamplerNumber};
-
-use crate::fields::{self, Unsupported, neutral, unless};
-
-/// What is known of the fields of OpenAI's requests.
-pub(crate) const FIELDS: &fields::Known = &fields::Known {
-    is_listed: |path| cfg!(test) || is_listed(path),
-    is_harmless,
+use crate::table::Kind::{
+    self, Any, Bool, Integer, List, Number, Object, Text, TextOrTexts, Texts,
 };
-
-/// A field that is read, or one that is known to change nothing.
-#[derive(Debug)]
-pub(crate) struct Known {
-    /// The field's name; inside an object, after the object's path.
-    pub(crate) field: &'static str,
-    /// What it does, or why it does nothing; one line of Markdown.
-    pub(crate) about: &'static str,
-}
-
-pub(crate) const fn known(field: &'static str, about: &'static str) -> Known {
-    Known { field, about }
-}
+use crate::table::{
+    Entry, Harmless, Known, Table, Treatment, Unsupported, harmless, known, unless,
+};
 
 /// Entries of [`HONORED`] that the page has before the numbers of the sampler.
 const HONORED_FIRST: usize = 2;
@@ -41,163 +26,229 @@ const HONORED_FIRST: usize = 2;
 pub(crate) const HONORED: &[Known] = &[
     known(
         "model",
+        Text,
         "any name is answered by the model that is served; the response names the true one",
     ),
-    known("max_tokens", "-1 is no limit"),
-    known("n_predict", "another name of `max_tokens`; comes first"),
+    known("max_tokens", Integer, "-1 is no limit"),
+    known(
+        "n_predict",
+        Integer,
+        "another name of `max_tokens`; comes first",
+    ),
     known(
         "n",
+        Integer,
         "answers to each prompt, 1 to 128, with the seeds `seed`, `seed` + 1, …; they share the prompt's rows",
     ),
-    known("n_cmpl", "another name of `n`"),
-    known("best_of", "must be `n`"),
-    known("top_k", "0 and -1 keep all tokens"),
-    known("repeat_penalty", "another name of `repetition_penalty`"),
-    known("typ_p", "another name of `typical_p`"),
-    known("typical", "another name of `typical_p`"),
-    known("nsigma", "another name of `top_n_sigma`"),
+    known("n_cmpl", Integer, "another name of `n`"),
+    known("best_of", Integer, "must be `n`"),
+    known("top_k", Integer, "0 and -1 keep all tokens"),
+    known(
+        "repeat_penalty",
+        Number,
+        "another name of `repetition_penalty`",
+    ),
+    known("typ_p", Number, "another name of `typical_p`"),
+    known("typical", Number, "another name of `typical_p`"),
+    known("nsigma", Number, "another name of `top_n_sigma`"),
     known(
         "dynamic_temperature",
+        Bool,
         "`true`: the temperature is between `dynatemp_low` and `dynatemp_high`",
     ),
     known(
         "dynatemp_low",
+        Number,
         "0 to 2, 1 by default; matters with `dynamic_temperature` only",
     ),
     known(
         "dynatemp_high",
+        Number,
         "0 to 2, 1 by default; matters with `dynamic_temperature` only",
     ),
     known(
         "dry_allowed_length",
+        Integer,
         "tokens that may be repeated before DRY acts, 2 by default",
     ),
     known(
         "dry_penalty_last_n",
+        Integer,
         "how many of the last tokens DRY looks at; -1, the default, is all, 0 is off",
     ),
     known(
         "dry_sequence_breakers",
+        Texts,
         "up to 32 strings of up to 40 characters that no repetition reaches over; line break, `:`, `\"` and `*` by default",
     ),
     known(
         "logit_bias",
+        Any,
         "an object, or a list of pairs, from token ids or texts (each of its tokens) to numbers from -100 to 100, or `false` for never; 1,024 at most",
     ),
     known(
         "seed",
+        Integer,
         "64 bits; same seed, same text. Responses carry the seed that was used",
     ),
     known(
         "stop",
+        TextOrTexts,
         "a string or up to 16, each of 256 characters at most",
     ),
     known(
         "stop_token_ids",
+        List,
         "up to 1,024 ids of tokens that end the text, beside the model's own",
     ),
     known(
         "min_tokens",
+        Integer,
         "tokens before one that ends the text is chosen; stop strings and grammars end it earlier",
     ),
-    known("min_new_tokens", "another name of `min_tokens`"),
+    known("min_new_tokens", Integer, "another name of `min_tokens`"),
     known(
         "priority",
+        Integer,
         "-1000 to 1000, 0 by default: of requests that wait, those with the smallest start first. Callers (by API key, else by address) with equal priority take turns",
     ),
     known(
         "timeout",
+        Number,
         "seconds that the request may take, with the time it waits; after that it is stopped with a 504, or an error in its stream",
     ),
-    known("ignore_eos", "writes on after the model's own end of text"),
+    known(
+        "ignore_eos",
+        Bool,
+        "writes on after the model's own end of text",
+    ),
     known(
         "cache_salt",
+        Text,
         "a string: the prompt is looked for in the prefix cache among those of the same string and the same API key only",
     ),
     known(
         "cache_prompt",
+        Bool,
         "`false`: the prompt is not looked for in the prefix cache",
     ),
-    known("skip_special_tokens", "`false` shows special tokens"),
-    known("stream", "server-sent events"),
-    known("stream_options", "see its fields; needs `stream: true`"),
+    known("skip_special_tokens", Bool, "`false` shows special tokens"),
+    known("stream", Bool, "server-sent events"),
+    known(
+        "stream_options",
+        Object,
+        "see its fields; needs `stream: true`",
+    ),
     known(
         "stream_options.include_usage",
+        Bool,
         "one more chunk before `[DONE]`, with `usage` and without choices",
     ),
     known(
         "stream_options.continuous_usage_stats",
+        Bool,
         "every chunk carries the usage so far",
     ),
-    known("logprobs", "chat: `true`; completions: a number up to 20"),
+    known(
+        "logprobs",
+        Any,
+        "chat: `true`; completions: a number up to 20",
+    ),
     known(
         "speculation",
+        Any,
         "`\"auto\"`, `\"off\"` or `{\"draft_max\": N}`; the text is the same",
     ),
-    known("speculation.draft_max", "tokens of a draft, at most"),
+    known(
+        "speculation.draft_max",
+        Integer,
+        "tokens of a draft, at most",
+    ),
     known(
         "response_format",
+        Object,
         "`text`, `json_object`, or `json_schema` with a schema, which is always enforced",
     ),
     known(
         "response_format.type",
+        Text,
         "`text`, `json_object` or `json_schema`",
     ),
-    known("response_format.json_schema", "see its fields"),
-    known("response_format.json_schema.schema", "the JSON schema"),
+    known("response_format.json_schema", Object, "see its fields"),
+    known("response_format.json_schema.schema", Any, "the JSON schema"),
     known(
         "response_format.json_schema.name",
+        Text,
         "names the schema; changes nothing",
     ),
     known(
         "response_format.json_schema.description",
+        Text,
         "describes the schema; changes nothing",
     ),
     known(
         "response_format.json_schema.strict",
+        Bool,
         "changes nothing: a schema is always enforced",
     ),
     known(
         "response_format.schema",
+        Any,
         "a schema beside `json_object`, as llama-server's clients send it",
     ),
-    known("structured_outputs", "one of its fields"),
-    known("structured_outputs.json", "a JSON schema"),
-    known("structured_outputs.regex", "a regular expression"),
-    known("structured_outputs.choice", "a list of strings"),
-    known("structured_outputs.grammar", "a grammar, in GBNF or Lark"),
-    known("structured_outputs.json_object", "`true`: any JSON object"),
+    known("structured_outputs", Object, "one of its fields"),
+    known("structured_outputs.json", Any, "a JSON schema"),
+    known("structured_outputs.regex", Text, "a regular expression"),
+    known("structured_outputs.choice", Texts, "a list of strings"),
+    known(
+        "structured_outputs.grammar",
+        Text,
+        "a grammar, in GBNF or Lark",
+    ),
+    known(
+        "structured_outputs.json_object",
+        Bool,
+        "`true`: any JSON object",
+    ),
     known(
         "repeat_last_n",
+        Integer,
         "how many of the last tokens of prompt and output the penalties look at; -1, the default, is all, 0 is none",
     ),
     known(
         "mirostat",
+        Integer,
         "0, 1 or 2, a version; it stands for `top_k`, `top_p`, `min_p` and all else that rules tokens out, and for dynamic temperature; 0 is off",
     ),
-    known("mirostat_mode", "`mirostat` by another name"),
+    known("mirostat_mode", Integer, "`mirostat` by another name"),
     known(
         "mirostat_tau",
+        Number,
         "0 to 100, 5 by default: how surprising tokens are to be, in bits; matters with `mirostat` only",
     ),
     known(
         "mirostat_eta",
+        Number,
         "0 to 100, 0.1 by default: how fast `mirostat` follows the text; matters with it only",
     ),
     known(
         "samplers",
+        Any,
         "the samplers that act, in this order: `penalties`, `dry`, `top_n_sigma`, `top_k`, `typ_p`, `top_p`, `min_p`, `xtc`, and `temperature` anywhere; a list, a string with `;`, or llama-server's letters. Those left out do nothing; a list in another order is refused",
     ),
     known(
         "timings_per_token",
+        Bool,
         "`true`: every chunk of a stream has `timings`; the last one has them anyway",
     ),
     known(
         "return_progress",
+        Bool,
         "`true`: chunks of a stream tell how far the prompt is, under `prompt_progress`",
     ),
     known(
         "verbose",
+        Bool,
         "`true`: llama-server's own document of the first answer, under `__verbose`",
     ),
 ];
@@ -222,6 +273,15 @@ pub(crate) enum StructuredKind {
 }
 
 impl StructuredKind {
+    /// The JSON type of the value.
+    fn json(self) -> Kind {
+        match self {
+            StructuredKind::Schema => Any,
+            StructuredKind::Regex | StructuredKind::Grammar => Text,
+            StructuredKind::Choice => Texts,
+        }
+    }
+
     pub(crate) fn about(self) -> &'static str {
         match self {
             StructuredKind::Schema => {
@@ -254,71 +314,100 @@ const fn structured(field: &'static str, kind: StructuredKind) -> Structured {
 
 /// Honored by chat alone.
 pub(crate) const HONORED_BY_CHAT: &[Known] = &[
-    known("messages", "see its fields"),
+    known("messages", List, "see its fields"),
     known(
         "max_completion_tokens",
+        Integer,
         "the newer name of `max_tokens`; comes first",
     ),
-    known("top_logprobs", "0 to 20; needs `logprobs: true`"),
+    known("top_logprobs", Integer, "0 to 20; needs `logprobs: true`"),
     TRACE,
     known(
         "chat_template_kwargs",
+        Object,
         "arguments of the model's chat template, such as `{\"enable_thinking\": true}`; names that the template does not use are ignored",
     ),
-    known("enable_thinking", "turns reasoning on or off"),
-    known("think", "the same; or an effort by name"),
+    known("enable_thinking", Bool, "turns reasoning on or off"),
+    known("think", Any, "the same; or an effort by name"),
     known(
         "reasoning_effort",
+        Text,
         "`none` turns reasoning off, `minimal` and `low` allow 1,024 tokens of it, `medium` changes nothing, `high` and `xhigh` turn it on",
     ),
-    known("thinking", "see its fields"),
-    known("thinking.type", "`enabled`, `disabled` or `adaptive`"),
-    known("thinking.budget_tokens", "tokens of reasoning, at most"),
-    known("reasoning", "see its fields"),
-    known("reasoning.enabled", "turns reasoning on or off"),
-    known("reasoning.effort", "as `reasoning_effort`"),
-    known("reasoning.max_tokens", "tokens of reasoning, at most"),
+    known("thinking", Object, "see its fields"),
+    known("thinking.type", Text, "`enabled`, `disabled` or `adaptive`"),
+    known(
+        "thinking.budget_tokens",
+        Integer,
+        "tokens of reasoning, at most",
+    ),
+    known("reasoning", Object, "see its fields"),
+    known("reasoning.enabled", Bool, "turns reasoning on or off"),
+    known("reasoning.effort", Text, "as `reasoning_effort`"),
+    known(
+        "reasoning.max_tokens",
+        Integer,
+        "tokens of reasoning, at most",
+    ),
     known(
         "thinking_budget",
+        Integer,
         "tokens of reasoning, at most, then the model's own mark closes it; -1 is no limit, 0 turns reasoning off",
     ),
-    known("thinking_token_budget", "another name of `thinking_budget`"),
-    known("reasoning_budget", "another name of `thinking_budget`"),
+    known(
+        "thinking_token_budget",
+        Integer,
+        "another name of `thinking_budget`",
+    ),
+    known(
+        "reasoning_budget",
+        Integer,
+        "another name of `thinking_budget`",
+    ),
     known(
         "thinking_budget_tokens",
+        Integer,
         "another name of `thinking_budget`",
     ),
     known(
         "reasoning_budget_tokens",
+        Integer,
         "another name of `thinking_budget`",
     ),
     known(
         "tools",
+        List,
         "functions that the model may call: 128 and 512 KB at most; the answer has `tool_calls`. Calls of a tool with `strict: true` always fit its schema",
     ),
     known(
         "tool_choice",
+        Any,
         "`\"auto\"`; `\"none\"`, which leaves `tools` out; `\"required\"` or a named function: the answer is calls, or one of it, whose arguments fit its schema",
     ),
     known(
         "parallel_tool_calls",
+        Bool,
         "`false` ends the text after the first call",
     ),
     known(
         "functions",
+        List,
         "the older name of `tools`, for one call at most; the answer has `function_call`",
     ),
-    known("function_call", "the older name of `tool_choice`"),
+    known("function_call", Any, "the older name of `tool_choice`"),
     known(
         "reasoning_format",
+        Text,
         "`auto` and `deepseek` put reasoning into `reasoning_content`, `none` leaves it in `content`",
     ),
     known(
         "continue_final_message",
+        Any,
         "`true`: the answer goes on from the last message, which is the assistant's, from its `content` or, where that is empty, its `reasoning_content`; either by name says which. `false`: never. Left out, it goes on from a last message of the assistant (`--no-prefill-assistant` changes that)",
     ),
     known(
         "add_generation_prompt",
+        Bool,
         "`true`: the model begins a turn, whoever spoke last; `false` needs an answer that goes on from the last message",
     ),
 ];
@@ -327,10 +416,12 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
 pub(crate) const HONORED_BY_COMPLETIONS: &[Known] = &[
     known(
         "prompt",
+        Any,
         "a text or a list of token ids, not empty; a list of up to 128 of these",
     ),
     known(
         "suffix",
+        Text,
         "what follows the text: it fills the gap, where the vocabulary has tokens that mark one",
     ),
     TRACE,
@@ -340,6 +431,7 @@ pub(crate) const HONORED_BY_COMPLETIONS: &[Known] = &[
 /// for a trace.
 const TRACE: Known = known(
     "speculation.trace",
+    Bool,
     "`true`: `trace` of each choice says of every round which tokens came from where ([more](speculation.md#the-trace))",
 );
 
@@ -347,14 +439,20 @@ const TRACE: Known = known(
 pub(crate) const HONORED_IN_MESSAGES: &[Known] = &[
     known(
         "role",
+        Text,
         "`system`, `developer`, `user`, `assistant`, `tool` or `function`",
     ),
-    known("content", "a string or a list of text parts"),
+    known("content", Any, "a string or a list of text parts"),
     known(
         "tool_calls",
+        List,
         "of an earlier turn, where the template knows them",
     ),
-    known("function_call", "the older name of one `tool_calls`"),
+    known(
+        "function_call",
+        Object,
+        "the older name of one `tool_calls`",
+    ),
 ];
 
 /// Refused by chat and by plain completions: they change the answer and are not implemented.
@@ -468,8 +566,12 @@ pub(crate) const REFUSED: &[Unsupported] = &[
     unless("ec_transfer_params", "[{}]"),
 ];
 
+/// Refused by chat whatever it holds: a chat template is a program.
+pub(crate) const CHAT_TEMPLATE: &str = "chat_template";
+
 /// Refused by chat alone.
 pub(crate) const REFUSED_BY_CHAT: &[Unsupported] = &[
+    unless(CHAT_TEMPLATE, "[]"),
     unless("modalities", r#"[["text"]]"#),
     unless("audio", "[]"),
     unless("web_search_options", "[]"),
@@ -483,9 +585,6 @@ pub(crate) const REFUSED_BY_CHAT: &[Unsupported] = &[
     unless("generation_prompt", r#"[""]"#),
     unless("parse_tool_calls", "[true]"),
 ];
-
-/// Refused by chat whatever it holds: a chat template is a program.
-pub(crate) const CHAT_TEMPLATE: &str = "chat_template";
 
 /// Refused by plain completions alone.
 pub(crate) const REFUSED_BY_COMPLETIONS: &[Unsupported] = &[
@@ -510,125 +609,139 @@ pub(crate) const REFUSED_IN_MESSAGES: &[Unsupported] = &[
 ];
 
 /// Ignored, and known to change nothing: named in the header, not in the log.
-pub(crate) const HARMLESS: &[Known] = &[
-    known("user", "names the caller"),
-    known("safety_identifier", "names the caller"),
-    known("metadata", "for the caller's own records"),
-    known("store", "nothing is stored"),
-    known("service_tier", "there is one"),
-    known("request_id", "send the header `x-request-id` instead"),
-    known("session_id", "names a conversation"),
-    known(
+pub(crate) const HARMLESS: &[Harmless] = &[
+    harmless("user", "names the caller"),
+    harmless("safety_identifier", "names the caller"),
+    harmless("metadata", "for the caller's own records"),
+    harmless("store", "nothing is stored"),
+    harmless("service_tier", "there is one"),
+    harmless("request_id", "send the header `x-request-id` instead"),
+    harmless("session_id", "names a conversation"),
+    harmless(
         "prompt_cache_key",
         "every prompt is looked for in the cache",
     ),
-    known("prompt_cache_retention", "the cache keeps what fits"),
-    known("n_cache_reuse", "changes speed only"),
-    known("id_slot", "changes speed only"),
-    known("keep_alive", "the model stays loaded"),
-    known("prediction", "changes speed only"),
-    known("draft_model", "changes speed only"),
-    known("num_draft_tokens", "changes speed only"),
-    known("backend_sampling", "changes speed only"),
-    known("stream_interval", "changes the size of chunks only"),
-    known("sse_ping_interval", "a comment comes every 10 seconds"),
-    known(
+    harmless("prompt_cache_retention", "the cache keeps what fits"),
+    harmless("n_cache_reuse", "changes speed only"),
+    harmless("id_slot", "changes speed only"),
+    harmless("keep_alive", "the model stays loaded"),
+    harmless("prediction", "changes speed only"),
+    harmless("draft_model", "changes speed only"),
+    harmless("num_draft_tokens", "changes speed only"),
+    harmless("backend_sampling", "changes speed only"),
+    harmless("stream_interval", "changes the size of chunks only"),
+    harmless("sse_ping_interval", "a comment comes every 10 seconds"),
+    harmless(
         "stream_options.include_obfuscation",
         "chunks are not padded",
     ),
-    known("n_keep", "a context is never shifted"),
-    known("n_discard", "a context is never shifted"),
-    known("num_ctx", "`--context` sets it"),
-    known("truncation_side", "nothing is truncated"),
-    known("truncation_length", "nothing is truncated"),
-    known("smoothing_curve", "matters with `smoothing_factor` only"),
-    known("adaptive_decay", "matters with `adaptive_target` only"),
-    known("rep_pen_range", "matters with `rep_pen` only"),
-    known(
+    harmless("n_keep", "a context is never shifted"),
+    harmless("n_discard", "a context is never shifted"),
+    harmless("num_ctx", "`--context` sets it"),
+    harmless("truncation_side", "nothing is truncated"),
+    harmless("truncation_length", "nothing is truncated"),
+    harmless("smoothing_curve", "matters with `smoothing_factor` only"),
+    harmless("adaptive_decay", "matters with `adaptive_target` only"),
+    harmless("rep_pen_range", "matters with `rep_pen` only"),
+    harmless(
         "reasoning_control",
         "reasoning that has begun ends by a budget, and not from outside",
     ),
-    known("reasoning_budget_message", "matters with a budget only"),
-    known("reasoning_budget_start_tag", "matters with a budget only"),
-    known("reasoning_budget_end_tag", "matters with a budget only"),
-    known("reasoning_budget_end_tags", "matters with a budget only"),
+    harmless("reasoning_budget_message", "matters with a budget only"),
+    harmless("reasoning_budget_start_tag", "matters with a budget only"),
+    harmless("reasoning_budget_end_tag", "matters with a budget only"),
+    harmless("reasoning_budget_end_tags", "matters with a budget only"),
 ];
 
 /// Fields of a message that pass without a word: they name things, or the client's
 /// library adds them to what it sends back.
 pub(crate) const QUIET_IN_MESSAGES: &[&str] = &["id", "tool_call_id", "refusal", "annotations"];
 
+/// Fields of requests for the next turn of a conversation.
+pub(crate) static CHAT: LazyLock<Table> = LazyLock::new(|| {
+    honored_by_both()
+        .honors("", HONORED_BY_CHAT)
+        .honors("messages[].", HONORED_IN_MESSAGES)
+        .honors("", structured_fields())
+        .refuses("", REFUSED)
+        .refuses("", REFUSED_BY_CHAT)
+        .refuses("structured_outputs.", REFUSED_IN_STRUCTURED_OUTPUTS)
+        .refuses("messages[].", REFUSED_IN_MESSAGES)
+        .ignores(HARMLESS)
+});
+
+/// Fields of requests for the rest of a text.
+pub(crate) static COMPLETIONS: LazyLock<Table> = LazyLock::new(|| {
+    honored_by_both()
+        .honors("", HONORED_BY_COMPLETIONS)
+        .honors("", structured_fields())
+        .refuses("", REFUSED)
+        .refuses("", REFUSED_BY_COMPLETIONS)
+        .refuses("structured_outputs.", REFUSED_IN_STRUCTURED_OUTPUTS)
+        .ignores(HARMLESS)
+});
+
+/// The beginning of both tables.
+fn honored_by_both() -> Table {
+    let (first, others) = HONORED.split_at(HONORED_FIRST);
+    Table::default()
+        .honors("", first)
+        .honors_sampler_numbers()
+        .honors("", others)
+}
+
+/// The fields of [`STRUCTURED`] as a table has them.
+fn structured_fields() -> impl Iterator<Item = Known> {
+    let field = |s: &Structured| known(s.field, s.kind.json(), s.kind.about());
+    STRUCTURED.iter().map(field)
+}
+
 /// The tables of this module as Markdown, as they stand in `docs/server.md`.
 pub(crate) fn markdown() -> String {
-    let (chat, plain, both) = ("chat", "completions", "both");
+    let of = |path: &str| match (CHAT.entry(path), COMPLETIONS.entry(path)) {
+        (Some(_), Some(_)) => "both",
+        (Some(_), None) => "chat",
+        _ => "completions",
+    };
+    let only_plain = COMPLETIONS.entries().iter();
+    let only_plain = only_plain.filter(|entry| CHAT.entry(&entry.path).is_none());
+    let all: Vec<&Entry> = CHAT.entries().iter().chain(only_plain).collect();
     let mut page = String::from("### Honored\n\n| field | of | what |\n| --- | --- | --- |\n");
-    let (first, others) = HONORED.split_at(HONORED_FIRST);
-    for Known { field, about } in first {
-        let _ = writeln!(page, "| `{field}` | {both} | {about} |");
-    }
-    for SamplerNumber { name, about, .. } in SAMPLER_NUMBERS {
-        let _ = writeln!(page, "| `{name}` | {both} | {about} |");
-    }
-    let honored = [
-        (others, both, ""),
-        (HONORED_BY_CHAT, chat, ""),
-        (HONORED_IN_MESSAGES, chat, "messages[]."),
-        (HONORED_BY_COMPLETIONS, plain, ""),
-    ];
-    for (table, of, path) in honored {
-        for Known { field, about } in table {
-            let _ = writeln!(page, "| `{path}{field}` | {of} | {about} |");
+    for entry in &all {
+        if let Some(about) = entry.about() {
+            let _ = writeln!(
+                page,
+                "| `{0}` | {1} | {about} |",
+                entry.path,
+                of(&entry.path)
+            );
         }
     }
-    for Structured { field, kind } in STRUCTURED {
-        let _ = writeln!(page, "| `{field}` | {both} | {} |", kind.about());
-    }
     page.push_str("\n### Refused\n\n| field | of | accepted with |\n| --- | --- | --- |\n");
-    let mut refused = |entry: &Unsupported, of: &str, path: &str| {
-        let values = neutral(entry).into_iter().map(|v| format!("`{v}`"));
-        let values: Vec<String> = values.chain(["`null`".to_owned()]).collect();
-        let field = entry.field;
-        let _ = writeln!(page, "| `{path}{field}` | {of} | {} |", values.join(", "));
-    };
-    for (table, of, path) in [
-        (REFUSED, both, ""),
-        (REFUSED_BY_CHAT, chat, ""),
-        (REFUSED_IN_STRUCTURED_OUTPUTS, both, "structured_outputs."),
-        (REFUSED_IN_MESSAGES, chat, "messages[]."),
-        (REFUSED_BY_COMPLETIONS, plain, ""),
-    ] {
-        table.iter().for_each(|entry| refused(entry, of, path));
+    // `echo` and `add_special_tokens` are refused by both, with other values.
+    for (table, other) in [(&CHAT, &COMPLETIONS), (&COMPLETIONS, &CHAT)] {
+        for entry in table.entries() {
+            let Treatment::Refused(refused) = entry.treatment else {
+                continue;
+            };
+            let accepted = refused.accepted();
+            let there = other.entry(&entry.path).map(|entry| entry.treatment);
+            let is_same = matches!(there, Some(Treatment::Refused(r)) if r.accepted() == accepted);
+            let is_chat = std::ptr::eq(table, &CHAT);
+            let of = match (is_chat, is_same) {
+                (true, true) => "both",
+                (true, false) => "chat",
+                (false, true) => continue,
+                (false, false) => "completions",
+            };
+            let _ = writeln!(page, "| `{}` | {of} | {accepted} |", entry.path);
+        }
     }
-    let _ = writeln!(page, "| `{CHAT_TEMPLATE}` | {chat} | `null` |");
     page.push_str("\n### Ignored\n\n| field | why |\n| --- | --- |\n");
-    for Known { field, about } in HARMLESS {
-        let _ = writeln!(page, "| `{field}` | {about} |");
+    for Harmless { field, why } in HARMLESS {
+        let _ = writeln!(page, "| `{field}` | {why} |");
     }
     page
-}
-
-/// Whether a handler may read the field `path`.
-pub(crate) fn is_listed(path: &str) -> bool {
-    let honored = [HONORED, HONORED_BY_CHAT, HONORED_BY_COMPLETIONS];
-    let refused = [REFUSED, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS];
-    let is_refused_inside = path
-        .strip_prefix("structured_outputs.")
-        .is_some_and(|field| {
-            REFUSED_IN_STRUCTURED_OUTPUTS
-                .iter()
-                .any(|u| u.field == field)
-        });
-    path == CHAT_TEMPLATE
-        || is_refused_inside
-        || honored.into_iter().flatten().any(|k| k.field == path)
-        || SAMPLER_NUMBERS.iter().any(|n| n.name == path)
-        || STRUCTURED.iter().any(|s| s.field == path)
-        || refused.into_iter().flatten().any(|u| u.field == path)
-}
-
-/// Whether ignoring the field `path` needs no warning.
-pub(crate) fn is_harmless(path: &str) -> bool {
-    HARMLESS.iter().any(|k| k.field == path)
 }
 
 #[cfg(test)]
@@ -639,45 +752,28 @@ mod tests {
 
     #[test]
     fn every_refused_field_passes_with_what_changes_nothing_and_only_then() {
-        let tables = [REFUSED, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS];
         let mut n = 0;
-        for entry in tables.into_iter().flatten() {
-            let check = |value: Value| {
-                let map = Map::from_iter([(entry.field.to_owned(), value)]);
-                Fields::new(&map, FIELDS).refuse(std::slice::from_ref(entry))
-            };
-            for value in neutral(entry).into_iter().chain([Value::Null]) {
-                assert!(check(value.clone()).is_ok(), "{} = {value}", entry.field);
+        for table in [&CHAT, &COMPLETIONS] {
+            for (name, treatment) in table.refused("") {
+                let Treatment::Refused(entry) = treatment else {
+                    panic!("`{name}` has another name");
+                };
+                let check = |value: Value| {
+                    let map = Map::from_iter([(name.to_owned(), value)]);
+                    Fields::new(&map, table).refuse()
+                };
+                for value in entry.neutral().into_iter().chain([Value::Null]) {
+                    assert!(check(value.clone()).is_ok(), "{name} = {value}");
+                }
+                for value in [json!({"a": 1}), json!(0.37), json!("odd")] {
+                    let error = check(value.clone()).unwrap_err();
+                    assert_eq!(error.code, Some("unsupported_parameter"), "{error:?}");
+                    let field = format!("`{name}`");
+                    assert!(error.message.contains(&field), "{error:?}");
+                }
+                n += 1;
             }
-            for value in [json!({"a": 1}), json!(0.37), json!("odd")] {
-                let error = check(value.clone()).unwrap_err();
-                assert_eq!(error.code, Some("unsupported_parameter"), "{error:?}");
-                let field = format!("`{}`", entry.field);
-                assert!(error.message.contains(&field), "{error:?}");
-            }
-            n += 1;
         }
-        assert!(n > 100, "{n}");
-    }
-
-    #[test]
-    fn no_field_is_treated_in_two_ways() {
-        let mut all: Vec<&str> = Vec::new();
-        for table in [HONORED, HARMLESS] {
-            all.extend(table.iter().map(|k| k.field));
-        }
-        all.extend(REFUSED.iter().map(|u| u.field));
-        all.extend(STRUCTURED.iter().map(|s| s.field));
-        for (honored, refused) in [
-            (HONORED_BY_CHAT, REFUSED_BY_CHAT),
-            (HONORED_BY_COMPLETIONS, REFUSED_BY_COMPLETIONS),
-        ] {
-            let mut own: Vec<&str> = honored.iter().map(|k| k.field).collect();
-            own.extend(refused.iter().map(|u| u.field).chain(all.iter().copied()));
-            own.sort_unstable();
-            let twice = own.windows(2).find(|pair| pair[0] == pair[1]);
-            assert_eq!(twice, None);
-        }
-        assert!(HARMLESS.iter().all(|k| !is_listed(k.field)));
+        assert!(n > 200, "{n}");
     }
 }

@@ -11,11 +11,16 @@ const COMPLETIONS: &str = "/v1/completions";
 
 /// Begin and end of the tables in `docs/server.md`, and what writes them.
 type Tables = (&'static str, &'static str, fn() -> String);
-const TABLES: [Tables; 4] = [
+const TABLES: [Tables; 5] = [
     (
         "<!-- fields: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
         "<!-- end of fields -->\n",
         server::fields_as_markdown,
+    ),
+    (
+        "<!-- responses: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
+        "<!-- end of responses -->\n",
+        server::responses_fields_as_markdown,
     ),
     (
         "<!-- messages: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",

@@ -38,7 +38,7 @@ use self::items::{INPUT, Turns};
 use self::output::{Events, Output, Status};
 use self::store::Stored;
 use super::bytes;
-use super::chat::template_arguments;
+use super::chat::{refuse_template, template_arguments};
 use crate::App;
 use crate::auth::{self, Caller};
 use crate::dialect::{Answer, Endpoint};
@@ -87,7 +87,7 @@ impl Endpoint for Respond {
         app: &Arc<App>,
     ) -> Result<(Asked, Self), ApiError> {
         let input = object.remove(INPUT).unwrap_or_default();
-        let fields = Fields::new(&object, tables::FIELDS);
+        let fields = Fields::new(&object, &tables::RESPONSES);
         let model = app.check_model(&fields)?;
         refuse(&fields)?;
         let mut options = Options::read(&fields, &app.engine, NAMES, None)?;
@@ -198,15 +198,8 @@ fn echo(
 
 /// Refuses what is not implemented, and what has another name here.
 fn refuse(fields: &Fields<'_>) -> Result<(), ApiError> {
-    for &(name, instead) in tables::RENAMED {
-        if fields.get(name).is_some() {
-            let message = format!("is a field of another API; send `{instead}`");
-            return Err(fields.error(name, message));
-        }
-    }
-    for entry in tables::refused() {
-        fields.refuse(std::slice::from_ref(entry))?;
-    }
+    refuse_template(fields)?;
+    fields.refuse()?;
     match fields.string("truncation")? {
         None | Some("auto" | "disabled") => {}
         Some(_) => return Err(fields.error("truncation", "must be auto or disabled")),

@@ -3,89 +3,109 @@
 //! What the API shares with chat is taken from [`crate::openai::tables`]; here is what it has
 //! beside that, and what has another name in it.
 
-use std::fmt::Write;
+use std::sync::LazyLock;
 
-use engine::{SAMPLER_NUMBERS, SamplerNumber};
-
-use crate::fields::{self, Unsupported, neutral, unless};
-use crate::openai::tables::{
-    self, CHAT_TEMPLATE, HARMLESS, HONORED, HONORED_BY_CHAT, Known, REFUSED, REFUSED_BY_CHAT,
-    STRUCTURED, Structured, known,
-};
-
-/// What is known of the fields of requests to the Responses API.
-pub(super) const FIELDS: &fields::Known = &fields::Known {
-    is_listed: |path| cfg!(test) || is_listed(path),
-    is_harmless,
-};
+use crate::openai::tables as openai;
+use crate::table::Kind::{Any, Bool, Integer, List, Object, Text, Texts};
+use crate::table::{self, Harmless, Known, Table, Unsupported, harmless, known, unless};
 
 /// Honored here alone, or under a name or in a form that only this API has.
 const OWN: &[Known] = &[
     known(
         "input",
+        Any,
         "a string, or a list of items: messages, calls and their results, reasoning, references to stored items",
     ),
-    known("instructions", "a system message before the input"),
+    known("instructions", Text, "a system message before the input"),
     known(
         "previous_response_id",
+        Text,
         "the stored response that this one goes on from: its conversation comes before `input`",
     ),
-    known("max_output_tokens", "-1 is no limit"),
-    known("max_tool_calls", "ends the text after that many calls"),
+    known("max_output_tokens", Integer, "-1 is no limit"),
+    known(
+        "max_tool_calls",
+        Integer,
+        "ends the text after that many calls",
+    ),
     known(
         "parallel_tool_calls",
+        Bool,
         "`false` ends the text after the first call",
     ),
     known(
         "tools",
+        List,
         "functions that the model may call: 128 and 512 KB at most. Tools of other types are ignored",
     ),
     known(
         "tool_choice",
+        Any,
         "`\"none\"`, `\"auto\"`, `\"required\"`, a function by name, or `allowed_tools`, which leaves the others out",
     ),
-    known("text", "see its fields"),
+    known("text", Object, "see its fields"),
     known(
         "text.format",
+        Object,
         "`text`, `json_object`, or `json_schema` with a schema, which is always enforced",
     ),
-    known("text.format.type", "`text`, `json_object` or `json_schema`"),
-    known("text.format.schema", "the JSON schema"),
-    known("text.format.name", "names the schema; changes nothing"),
+    known(
+        "text.format.type",
+        Text,
+        "`text`, `json_object` or `json_schema`",
+    ),
+    known("text.format.schema", Any, "the JSON schema"),
+    known(
+        "text.format.name",
+        Text,
+        "names the schema; changes nothing",
+    ),
     known(
         "text.format.description",
+        Text,
         "describes the schema; changes nothing",
     ),
     known(
         "text.format.strict",
+        Bool,
         "changes nothing: a schema is always enforced",
     ),
     known(
         "text.verbosity",
+        Text,
         "the argument `verbosity` of the chat template; ignored where the template reads none",
     ),
     known(
         "include",
+        Texts,
         "`message.output_text.logprobs` and `reasoning.encrypted_content`; others are ignored",
     ),
     known(
         "top_logprobs",
+        Integer,
         "0 to 20; the text has its log-probabilities as if `include` asked for them",
     ),
     known(
         "store",
+        Bool,
         "`false` keeps nothing; otherwise the response can be read and gone on from until newer ones take its place",
     ),
     known(
         "truncation",
+        Text,
         "`auto` or `disabled`: nothing is truncated, a conversation that does not fit is refused",
     ),
-    known("metadata", "up to 16 strings, which the response repeats"),
-    known("user", "the response repeats it"),
-    known("safety_identifier", "the response repeats it"),
-    known("prompt_cache_key", "the response repeats it"),
+    known(
+        "metadata",
+        Object,
+        "up to 16 strings, which the response repeats",
+    ),
+    known("user", Text, "the response repeats it"),
+    known("safety_identifier", Text, "the response repeats it"),
+    known("prompt_cache_key", Text, "the response repeats it"),
     known(
         "stream_options",
+        Object,
         "all of its fields are ignored: the last event always has `usage`",
     ),
 ];
@@ -153,118 +173,46 @@ const OWN_REFUSED: &[Unsupported] = &[
 ];
 
 /// Ignored here alone, and known to change nothing.
-const OWN_HARMLESS: &[Known] = &[
-    known("client_metadata", "for the caller's own records"),
-    known("reasoning.summary", "there are no summaries"),
-    known("reasoning.generate_summary", "there are no summaries"),
-    known("context_management", "nothing is compacted"),
-    known("timings_per_token", "`timings` come at the end"),
-    known("return_progress", "comments in the stream say the progress"),
-    known("verbose", "debugging output of llama-server"),
-    known("prompt_cache_options", "the cache keeps what fits"),
-    known("stream_options.include_usage", "`usage` always comes"),
+const OWN_HARMLESS: &[Harmless] = &[
+    harmless("client_metadata", "for the caller's own records"),
+    harmless("reasoning.summary", "there are no summaries"),
+    harmless("reasoning.generate_summary", "there are no summaries"),
+    harmless("context_management", "nothing is compacted"),
+    harmless("timings_per_token", "`timings` come at the end"),
+    harmless("return_progress", "comments in the stream say the progress"),
+    harmless("verbose", "debugging output of llama-server"),
+    harmless("prompt_cache_options", "the cache keeps what fits"),
+    harmless("stream_options.include_usage", "`usage` always comes"),
 ];
 
 /// Fields that this API shares with chat, in the order of the page.
-fn shared() -> impl Iterator<Item = &'static Known> {
-    let is_here = |known: &&Known| {
-        let outer = known.field.split('.').next().unwrap_or_default();
-        !NOT_HERE.contains(&outer)
-    };
-    let as_in_chat = |known: &&Known| AS_IN_CHAT.contains(&known.field);
-    let by_chat = HONORED_BY_CHAT.iter().filter(as_in_chat);
-    HONORED.iter().filter(is_here).chain(by_chat)
+fn shared() -> impl Iterator<Item = &'static str> {
+    let outer = |field: &str| field.split('.').next().unwrap_or_default().to_owned();
+    let honored = openai::HONORED.iter().map(|known| known.field);
+    let honored = honored.filter(move |field| {
+        let outer = outer(field);
+        let is_own = OWN.iter().any(|own| own.field == outer);
+        !is_own && !NOT_HERE.contains(&outer.as_str())
+    });
+    honored.chain(AS_IN_CHAT.iter().copied())
 }
 
-/// Fields that change what is written and are not implemented.
-pub(super) fn refused() -> impl Iterator<Item = &'static Unsupported> {
-    let is_own = |field: &str| {
-        let honored = OWN.iter().map(|known| known.field);
-        let refused = OWN_REFUSED.iter().map(|entry| entry.field);
-        honored.chain(refused).any(|own| own == field)
-    };
-    let is_renamed = |field: &str| RENAMED.iter().any(|(name, _)| *name == field);
-    let others = REFUSED.iter().chain(REFUSED_BY_CHAT);
-    let others = others.filter(move |entry| !is_own(entry.field) && !is_renamed(entry.field));
-    OWN_REFUSED.iter().chain(others)
-}
+/// Fields of requests to the Responses API.
+pub(crate) static RESPONSES: LazyLock<Table> = LazyLock::new(|| {
+    let formats = openai::STRUCTURED.iter().map(|entry| entry.field);
+    Table::default()
+        .honors("", OWN)
+        .shares_sampler_numbers("")
+        .shares("", &openai::CHAT, shared().chain(formats))
+        .renames(RENAMED.iter().copied())
+        .refuses("", OWN_REFUSED)
+        .ignores(OWN_HARMLESS)
+        .refuses_as_elsewhere("", openai::REFUSED)
+        .refuses_as_elsewhere("", openai::REFUSED_BY_CHAT)
+        .ignores_as_elsewhere(openai::HARMLESS)
+});
 
-/// Whether a handler may read the field `path`.
-fn is_listed(path: &str) -> bool {
-    // Readers that all of OpenAI's paths share look inside objects.
-    (path.contains('.') && tables::is_listed(path))
-        || path == CHAT_TEMPLATE
-        || OWN.iter().chain(shared()).any(|known| known.field == path)
-        || SAMPLER_NUMBERS.iter().any(|number| number.name == path)
-        || STRUCTURED.iter().any(|entry| entry.field == path)
-        || RENAMED.iter().any(|(name, _)| *name == path)
-        || refused().any(|entry| entry.field == path)
-}
-
-/// Whether ignoring the field `path` needs no warning.
-fn is_harmless(path: &str) -> bool {
-    let all = HARMLESS.iter().chain(OWN_HARMLESS);
-    let mut all = all.filter(|known| !OWN.iter().any(|own| own.field == known.field));
-    all.any(|known| known.field == path)
-}
-
-/// The tables of this module as Markdown, as they stand in `docs/server.md`.
+/// The table of this module as Markdown, as it stands in `docs/server.md`.
 pub(crate) fn markdown() -> String {
-    let mut page =
-        String::from("\n### Honored by the Responses API\n\n| field | what |\n| --- | --- |\n");
-    let mut row = |field: &str, about: &str| {
-        let _ = writeln!(page, "| `{field}` | {about} |");
-    };
-    for Known { field, about } in OWN {
-        row(field, about);
-    }
-    for Known { field, about } in shared() {
-        row(field, about);
-    }
-    for SamplerNumber { name, about, .. } in SAMPLER_NUMBERS {
-        row(name, about);
-    }
-    for Structured { field, kind } in STRUCTURED {
-        row(field, kind.about());
-    }
-    page.push_str(
-        "\n### Refused by the Responses API\n\nBeside what chat refuses:\n\n\
-         | field | accepted with, or what to send |\n| --- | --- |\n",
-    );
-    for entry in OWN_REFUSED {
-        let values = neutral(entry).into_iter().map(|v| format!("`{v}`"));
-        let values: Vec<String> = values.chain(["`null`".to_owned()]).collect();
-        let _ = writeln!(page, "| `{}` | {} |", entry.field, values.join(", "));
-    }
-    for (name, instead) in RENAMED {
-        let _ = writeln!(page, "| `{name}` | send `{instead}` |");
-    }
-    page.push_str(
-        "\n### Ignored by the Responses API\n\nBeside what chat ignores:\n\n\
-         | field | why |\n| --- | --- |\n",
-    );
-    for Known { field, about } in OWN_HARMLESS {
-        let _ = writeln!(page, "| `{field}` | {about} |");
-    }
-    page
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_field_is_treated_in_two_ways() {
-        let mut all: Vec<&str> = OWN.iter().chain(shared()).map(|k| k.field).collect();
-        all.extend(refused().map(|entry| entry.field));
-        all.extend(RENAMED.iter().map(|(name, _)| *name));
-        all.extend(OWN_HARMLESS.iter().map(|k| k.field));
-        all.extend(STRUCTURED.iter().map(|entry| entry.field));
-        all.sort_unstable();
-        let twice = all.windows(2).find(|pair| pair[0] == pair[1]);
-        assert_eq!(twice, None);
-        assert!(all.len() > 150, "{}", all.len());
-        let named = AS_IN_CHAT.iter().filter(|name| all.contains(name));
-        assert_eq!(named.count(), AS_IN_CHAT.len());
-    }
+    table::markdown(&[&RESPONSES], "as [above](#honored)")
 }

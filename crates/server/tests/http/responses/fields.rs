@@ -251,15 +251,11 @@ async fn what_is_wrong_is_named() {
 #[tokio::test]
 async fn fields_are_treated_as_the_tables_say() {
     let server = server("tiny-qwen3.5").await;
-    let page = server::fields_as_markdown();
-    let own = page
-        .split("### Honored by the Responses API")
-        .nth(1)
-        .unwrap();
-    let honored = own.split("### Refused").next().unwrap();
+    let page = server::responses_fields_as_markdown();
+    let honored = page.lines().filter(|line| line.contains("| honored |"));
+    let fields = honored.flat_map(|line| line.split('|').nth(1).unwrap().split(','));
     let mut n = 0;
-    for line in honored.lines().filter(|line| line.starts_with("| `")) {
-        let field = line.split('`').nth(1).unwrap();
+    for field in fields.map(|field| field.trim().trim_matches('`')) {
         let mut body = hello();
         let mut at = &mut body;
         for name in field.split('.') {
