@@ -206,6 +206,7 @@ clients! {
     langchain: "langchain-openai", "langchain_openai_chat.py", ["langchain_openai"];
     smolagents: "smolagents", "smolagents_agents.py", ["smolagents", "openai"];
     llm: "llm", "llm_cli.py", ["llm"];
+    openapi: "openapi", "openapi_document.py", ["schemathesis", "openapi_spec_validator"];
     ollama: "ollama-python", "ollama_python.py", ["ollama"];
     langchain_ollama: "langchain-ollama", "langchain_ollama_chat.py", ["langchain_ollama"];
     litellm: "litellm", "litellm_completion.py", ["litellm"];

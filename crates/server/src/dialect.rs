@@ -38,6 +38,8 @@ pub(crate) const X_IGNORED_FIELDS: &str = "x-ignored-fields";
 
 /// What all paths of an API have in common.
 pub(crate) struct Dialect {
+    /// Whose API it is.
+    pub(crate) name: &'static str,
     /// The JSON document that tells a client of an error of the request with this id.
     pub(crate) error: fn(&ApiError, &str) -> String,
     /// The header in which the API's clients look for the id of their request, beside

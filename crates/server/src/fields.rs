@@ -211,7 +211,7 @@ mod tests {
     use serde_json::json;
     use std::sync::LazyLock;
 
-    static ANY: LazyLock<Table> = LazyLock::new(Table::default);
+    static ANY: LazyLock<Table> = LazyLock::new(|| Table::new("Any", &[]));
 
     #[test]
     fn values_are_read_or_named() {
@@ -241,7 +241,7 @@ mod tests {
     fn refused_fields_say_what_to_do() {
         static TABLE: LazyLock<Table> = LazyLock::new(|| {
             const REFUSED: &[Unsupported] = &[unless("n", "[1]"), unless("grammar", "[]")];
-            Table::default()
+            Table::new("Odd", &[])
                 .refuses("", REFUSED)
                 .renames([("messages", "input")])
                 .belong_in("options", ["seed"])

@@ -8,7 +8,6 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::Router;
@@ -17,22 +16,15 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::IntoResponse;
-use axum::routing::{MethodRouter, delete, get, post};
 use futures_util::FutureExt;
 use tracing::Instrument;
 
-use crate::anthropic;
 use crate::auth::{self, Origin};
-use crate::connection::Stage;
-use crate::dialect::{Dialect, answer};
+use crate::dialect::Dialect;
 use crate::errors::{ApiError, Refusal};
 use crate::limits::{ECHO_CHARS_MAX, REQUEST_ID_CHARS_MAX};
-use crate::llama;
-use crate::llama::completion::{Completion, Continued, Filled};
-use crate::ollama;
-use crate::openai::responses::{Respond, stored};
-use crate::openai::{self, chat, models};
-use crate::{App, ids, page, paths};
+use crate::routes::{ROUTES, Route};
+use crate::{App, anthropic, ids, openai, page, paths};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Methods that some route knows.
@@ -42,275 +34,6 @@ const PREFLIGHT_SECONDS: &str = "600";
 /// Response headers that pages of other origins may read.
 const EXPOSED_HEADERS: &str =
     "x-request-id, x-ignored-fields, x-should-retry, retry-after, retry-after-ms";
-
-/// One path.
-struct Route {
-    /// The path as it is documented; [`paths::spellings`] has all that are served.
-    path: &'static str,
-    /// The method that it takes, for the message to a request with another one.
-    method: &'static str,
-    /// Whether it is open without a key.
-    is_public: bool,
-    /// How its errors are spelled.
-    dialect: &'static Dialect,
-    methods: fn() -> MethodRouter<Arc<App>>,
-}
-
-/// Every path of the server.
-const ROUTES: &[Route] = &[
-    Route {
-        path: page::ROOT,
-        method: "GET",
-        is_public: false,
-        dialect: &openai::DIALECT,
-        methods: || get(greeting),
-    },
-    Route {
-        path: page::FILE,
-        method: "GET",
-        is_public: true,
-        dialect: &openai::DIALECT,
-        methods: || get(page::file),
-    },
-    Route {
-        path: "/health",
-        method: "GET",
-        is_public: true,
-        dialect: &openai::DIALECT,
-        methods: || get(health),
-    },
-    Route {
-        path: "/health/live",
-        method: "GET",
-        is_public: true,
-        dialect: &openai::DIALECT,
-        methods: || get(live),
-    },
-    Route {
-        path: "/health/ready",
-        method: "GET",
-        is_public: true,
-        dialect: &openai::DIALECT,
-        methods: || get(health),
-    },
-    Route {
-        path: "/metrics",
-        method: "GET",
-        is_public: false,
-        dialect: &openai::DIALECT,
-        methods: || get(metrics),
-    },
-    Route {
-        path: "/v1/models",
-        method: "GET",
-        is_public: false,
-        dialect: &openai::DIALECT,
-        methods: || get(models::list),
-    },
-    Route {
-        path: "/v1/models/{*id}",
-        method: "GET",
-        is_public: false,
-        dialect: &openai::DIALECT,
-        methods: || get(models::get),
-    },
-    Route {
-        path: "/v1/chat/completions",
-        method: "POST",
-        is_public: false,
-        dialect: &openai::DIALECT,
-        methods: || post(answer::<chat::Chat>),
-    },
-    Route {
-        path: "/v1/completions",
-        method: "POST",
-        is_public: false,
-        dialect: &openai::DIALECT,
-        methods: || post(llama::completion::completions),
-    },
-    Route {
-        path: "/completion",
-        method: "POST",
-        is_public: false,
-        dialect: &llama::DIALECT,
-        methods: || post(answer::<Completion<Continued>>),
-    },
-    Route {
-        path: "/infill",
-        method: "POST",
-        is_public: false,
-        dialect: &llama::DIALECT,
-        methods: || post(answer::<Completion<Filled>>),
-    },
-    Route {
-        path: "/tokenize",
-        method: "POST",
-        is_public: false,
-        dialect: &llama::DIALECT,
-        methods: || post(llama::tokens::tokenize),
-    },
-    Route {
-        path: "/detokenize",
-        method: "POST",
-        is_public: false,
-        dialect: &llama::DIALECT,
-        methods: || post(llama::tokens::detokenize),
-    },
-    Route {
-        path: "/apply-template",
-        method: "POST",
-        is_public: false,
-        dialect: &llama::DIALECT,
-        methods: || post(llama::tokens::apply_template),
-    },
-    Route {
-        path: "/props",
-        method: "GET",
-        is_public: false,
-        dialect: &llama::DIALECT,
-        methods: || get(llama::props::props).post(llama::props::set_props),
-    },
-    Route {
-        path: "/slots",
-        method: "GET",
-        is_public: false,
-        dialect: &llama::DIALECT,
-        methods: || get(llama::props::slots),
-    },
-    Route {
-        path: "/lora-adapters",
-        method: "GET",
-        is_public: false,
-        dialect: &llama::DIALECT,
-        methods: || get(llama::props::adapters).post(llama::props::set_adapters),
-    },
-    Route {
-        path: "/v1/messages",
-        method: "POST",
-        is_public: false,
-        dialect: &anthropic::DIALECT,
-        methods: || post(answer::<anthropic::answer::Message>),
-    },
-    Route {
-        path: "/v1/messages/count_tokens",
-        method: "POST",
-        is_public: false,
-        dialect: &anthropic::DIALECT,
-        methods: || post(anthropic::count::count_tokens),
-    },
-    Route {
-        path: "/v1/responses",
-        method: "POST",
-        is_public: false,
-        dialect: &openai::DIALECT,
-        methods: || post(answer::<Respond>),
-    },
-    Route {
-        path: "/v1/responses/{id}",
-        method: "GET or DELETE",
-        is_public: false,
-        dialect: &openai::DIALECT,
-        methods: || get(stored::get).delete(stored::delete),
-    },
-    Route {
-        path: "/v1/responses/{id}/input_items",
-        method: "GET",
-        is_public: false,
-        dialect: &openai::DIALECT,
-        methods: || get(stored::input_items),
-    },
-    Route {
-        path: "/v1/responses/{id}/cancel",
-        method: "POST",
-        is_public: false,
-        dialect: &openai::DIALECT,
-        methods: || post(stored::cancel),
-    },
-    Route {
-        path: "/api/version",
-        method: "GET",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || get(ollama::models::version),
-    },
-    Route {
-        path: "/api/tags",
-        method: "GET",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || get(ollama::models::tags),
-    },
-    Route {
-        path: "/api/ps",
-        method: "GET",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || get(ollama::models::ps),
-    },
-    Route {
-        path: "/api/show",
-        method: "POST",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || post(ollama::models::show),
-    },
-    Route {
-        path: "/api/chat",
-        method: "POST",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || post(answer::<ollama::answer::Chat>),
-    },
-    Route {
-        path: "/api/generate",
-        method: "POST",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || post(answer::<ollama::answer::Generate>),
-    },
-    Route {
-        path: "/api/pull",
-        method: "POST",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || post(ollama::models::refuse_change),
-    },
-    Route {
-        path: "/api/push",
-        method: "POST",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || post(ollama::models::refuse_change),
-    },
-    Route {
-        path: "/api/create",
-        method: "POST",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || post(ollama::models::refuse_change),
-    },
-    Route {
-        path: "/api/copy",
-        method: "POST",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || post(ollama::models::refuse_change),
-    },
-    Route {
-        path: "/api/delete",
-        method: "DELETE",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || delete(ollama::models::refuse_change),
-    },
-    Route {
-        path: "/api/blobs/{digest}",
-        method: "POST",
-        is_public: false,
-        dialect: &ollama::DIALECT,
-        methods: || post(ollama::models::refuse_change),
-    },
-];
 
 /// The dialect of a request: its path's, or the one that its headers speak where several APIs
 /// have the path or none has it.
@@ -322,7 +45,7 @@ fn dialect(route: Option<&Route>, headers: &HeaderMap) -> &'static Dialect {
     }
 }
 
-/// The router over all of [`ROUTES`].
+/// The router over [every path](ROUTES).
 pub(crate) fn router(app: Arc<App>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
@@ -504,7 +227,7 @@ fn request_id(headers: &HeaderMap) -> String {
 }
 
 /// `GET /`: the chat page for browsers, a few lines for programs.
-async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
+pub(crate) async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
     if page::wants_html(&headers) {
         return page::document(&headers);
     }
@@ -518,77 +241,12 @@ async fn greeting(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<B
     ([(header::VARY, "accept")], text).into_response()
 }
 
-/// `GET /health/live`: 200 unless the engine is lost, which only a new start mends.
-async fn live(State(app): State<Arc<App>>) -> Response<Body> {
-    match app.metrics.engine_lost.load(Ordering::Relaxed) {
-        true => status(StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"failed"}"#),
-        false => status(StatusCode::OK, r#"{"status":"ok"}"#),
-    }
-}
-
-/// `GET /health` and `GET /health/ready`: 200 while requests are taken.
-async fn health(State(app): State<Arc<App>>) -> Response<Body> {
-    if app.metrics.engine_lost.load(Ordering::Relaxed) {
-        status(StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"failed"}"#)
-    } else if *app.stage.borrow() > Stage::Serving {
-        status(StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"draining"}"#)
-    } else {
-        status(StatusCode::OK, r#"{"status":"ok"}"#)
-    }
-}
-
-/// A small JSON document about the server.
-fn status(status: StatusCode, body: &'static str) -> Response<Body> {
-    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
-}
-
-/// `GET /metrics`.
-async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
-    let info = app.engine.info();
-    let positions = if info.drafter.is_some() {
-        info.draft_max
-    } else {
-        0
-    };
-    let page = app
-        .metrics
-        .render(app.engine.counters(), app.model(), positions);
-    (
-        [(
-            header::CONTENT_TYPE,
-            "text/plain; version=0.0.4; charset=utf-8",
-        )],
-        page,
-    )
-        .into_response()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_health_and_the_files_of_the_page_are_public() {
-        let public: Vec<&str> = ROUTES
-            .iter()
-            .filter(|r| r.is_public)
-            .map(|r| r.path)
-            .collect();
-        assert_eq!(
-            public,
-            [page::FILE, "/health", "/health/live", "/health/ready"]
-        );
-    }
-
-    #[test]
-    fn a_route_says_which_method_it_takes() {
-        for route in ROUTES {
-            let taken = format!("{:?}", (route.methods)());
-            for method in route.method.split(" or ") {
-                assert!(taken.contains(method), "{}: {taken}", route.path);
-            }
-        }
-    }
+    use crate::connection::Stage;
+    use crate::health;
+    use axum::routing::get;
 
     #[test]
     fn request_ids_are_echoed_only_if_plain() {
@@ -628,7 +286,7 @@ mod tests {
         let broken = async || -> StatusCode { panic!("on purpose") };
         let mut router = Router::new()
             .route("/broken", get(broken))
-            .route("/health", get(health))
+            .route("/health", get(health::ready))
             .layer(middleware::from_fn_with_state(app.clone(), gate))
             .with_state(app.clone());
         for (path, status) in [("/broken", 500), ("/health", 200)] {

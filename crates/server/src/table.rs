@@ -148,12 +148,36 @@ impl Entry {
 }
 
 /// The fields that requests of one kind may have, each treated in one way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Table {
+    /// What such a request is called in `/openapi.json`.
+    name: &'static str,
+    /// Fields without which there is nothing to answer.
+    required: &'static [&'static str],
     entries: Vec<Entry>,
 }
 
 impl Table {
+    /// A table without fields, of requests that `/openapi.json` calls `name`. Without the fields
+    /// `required` there is nothing to answer.
+    pub(crate) const fn new(name: &'static str, required: &'static [&'static str]) -> Self {
+        Table {
+            name,
+            required,
+            entries: Vec::new(),
+        }
+    }
+
+    /// What such a request is called in `/openapi.json`.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Fields without which there is nothing to answer.
+    pub(crate) fn required(&self) -> &'static [&'static str] {
+        self.required
+    }
+
     /// Adds a field.
     ///
     /// # Panics
@@ -417,7 +441,9 @@ mod tests {
     fn a_field_is_treated_in_one_way() {
         const HARMLESS: &[Harmless] = &[harmless("a", "does nothing")];
         let known = known("a", Kind::Bool, "does something");
-        let _ = Table::default().honors("", [&known]).ignores(HARMLESS);
+        let _ = Table::new("Odd", &[])
+            .honors("", [&known])
+            .ignores(HARMLESS);
     }
 
     #[test]

@@ -29,6 +29,7 @@ use crate::errors::ApiError;
 
 /// How Anthropic's API spells what all of its paths share.
 pub(crate) const DIALECT: Dialect = Dialect {
+    name: "Anthropic",
     error: |error, id| {
         let document = ErrorDocument::new(error, Some(id));
         serde_json::to_string(&document).expect("strings serialize")

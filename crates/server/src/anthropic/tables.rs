@@ -222,7 +222,7 @@ const HARMLESS: &[Harmless] = &[
 
 /// Fields of Messages requests.
 pub(crate) static MESSAGES: LazyLock<Table> = LazyLock::new(|| {
-    Table::default()
+    Table::new("MessagesRequest", &["messages"])
         .honors("", HONORED)
         .shares_sampler_numbers("")
         .shares("", &openai::CHAT, AS_IN_OPENAI.iter().copied())

@@ -30,6 +30,7 @@ use crate::errors::ApiError;
 
 /// How llama-server spells what all of its paths share.
 pub(crate) const DIALECT: Dialect = Dialect {
+    name: "llama-server",
     error: |error, _| self::error(error),
     id_header: None,
 };

@@ -238,7 +238,7 @@ pub(super) fn is_native(body: &Map<String, Value>) -> bool {
 /// Fields of requests for text.
 pub(crate) static TEXT: LazyLock<Table> = LazyLock::new(|| {
     let formats = openai::STRUCTURED.iter().map(|entry| entry.field);
-    Table::default()
+    Table::new("LlamaCompletionRequest", &[])
         .honors("", HONORED)
         .shares_sampler_numbers("")
         .shares(
@@ -255,7 +255,7 @@ pub(crate) static TEXT: LazyLock<Table> = LazyLock::new(|| {
 
 /// Fields of requests to tokenize and to detokenize.
 pub(crate) static TOKENIZER: LazyLock<Table> = LazyLock::new(|| {
-    let table = Table::default().honors("", HONORED_BY_TOKENIZER);
+    let table = Table::new("TokenizerRequest", &[]).honors("", HONORED_BY_TOKENIZER);
     table.ignores_as_elsewhere(openai::HARMLESS)
 });
 

@@ -23,6 +23,7 @@ use crate::errors::ApiError;
 
 /// How Ollama's API spells what all of its paths share.
 pub(crate) const DIALECT: Dialect = Dialect {
+    name: "Ollama",
     error: |error, _| self::error(error).to_string(),
     id_header: None,
 };

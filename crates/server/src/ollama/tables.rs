@@ -141,18 +141,24 @@ const HARMLESS: &[Harmless] = &[
 ];
 
 /// Fields of chat requests, and of requests to show the model.
-pub(crate) static CHAT: LazyLock<Table> = LazyLock::new(|| table(HONORED_BY_CHAT, REFUSED_BY_CHAT));
+pub(crate) static CHAT: LazyLock<Table> =
+    LazyLock::new(|| table("OllamaChatRequest", HONORED_BY_CHAT, REFUSED_BY_CHAT));
 
 /// Fields of requests to generate.
-pub(crate) static GENERATE: LazyLock<Table> =
-    LazyLock::new(|| table(HONORED_BY_GENERATE, REFUSED_BY_GENERATE));
+pub(crate) static GENERATE: LazyLock<Table> = LazyLock::new(|| {
+    table(
+        "OllamaGenerateRequest",
+        HONORED_BY_GENERATE,
+        REFUSED_BY_GENERATE,
+    )
+});
 
 /// A table with what only some requests honor, and what they refuse that others honor.
-fn table(honored: &'static [Known], refused: &'static [Unsupported]) -> Table {
+fn table(name: &'static str, honored: &'static [Known], refused: &'static [Unsupported]) -> Table {
     let numbers = SAMPLER_NUMBERS.iter().map(|number| number.name);
     let own = HONORED_IN_OPTIONS.iter().map(|known| known.field);
     let options = numbers.chain(own).chain(AS_IN_OPENAI.iter().copied());
-    Table::default()
+    Table::new(name, &[])
         .honors("", HONORED)
         .honors("", honored)
         .shares("", &openai::CHAT, ["speculation", "speculation.draft_max"])

@@ -38,6 +38,7 @@ use crate::{App, ids};
 
 /// How OpenAI's API spells what all of its paths share.
 pub(crate) const DIALECT: Dialect = Dialect {
+    name: "OpenAI",
     error: |error, _| self::error(error),
     id_header: None,
 };

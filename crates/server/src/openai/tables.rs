@@ -659,7 +659,7 @@ pub(crate) const QUIET_IN_MESSAGES: &[&str] = &["id", "tool_call_id", "refusal",
 
 /// Fields of requests for the next turn of a conversation.
 pub(crate) static CHAT: LazyLock<Table> = LazyLock::new(|| {
-    honored_by_both()
+    honored_by_both("ChatRequest", &["messages"])
         .honors("", HONORED_BY_CHAT)
         .honors("messages[].", HONORED_IN_MESSAGES)
         .honors("", structured_fields())
@@ -672,7 +672,7 @@ pub(crate) static CHAT: LazyLock<Table> = LazyLock::new(|| {
 
 /// Fields of requests for the rest of a text.
 pub(crate) static COMPLETIONS: LazyLock<Table> = LazyLock::new(|| {
-    honored_by_both()
+    honored_by_both("CompletionRequest", &["prompt"])
         .honors("", HONORED_BY_COMPLETIONS)
         .honors("", structured_fields())
         .refuses("", REFUSED)
@@ -682,9 +682,9 @@ pub(crate) static COMPLETIONS: LazyLock<Table> = LazyLock::new(|| {
 });
 
 /// The beginning of both tables.
-fn honored_by_both() -> Table {
+fn honored_by_both(name: &'static str, required: &'static [&'static str]) -> Table {
     let (first, others) = HONORED.split_at(HONORED_FIRST);
-    Table::default()
+    Table::new(name, required)
         .honors("", first)
         .honors_sampler_numbers()
         .honors("", others)

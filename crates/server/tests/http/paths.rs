@@ -1,6 +1,6 @@
 //! Paths as clients spell them.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
 use crate::client::{Server, Setup};
@@ -95,4 +95,31 @@ async fn head_works_wherever_get_does() {
         assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
         assert!(answer.ends_with("\r\n\r\n"), "{path}: {answer}");
     }
+}
+
+#[tokio::test]
+async fn the_description_of_the_server_says_what_is_required() {
+    let server = Server::start(Setup::default()).await;
+    let reply = server.get("/openapi.json").await;
+    assert_eq!(reply.status, 200);
+    let page = reply.json();
+    let mut n = 0;
+    for (path, operations) in page["paths"].as_object().unwrap() {
+        let body = &operations["post"]["requestBody"]["content"]["application/json"]["schema"];
+        let Some(name) = body["$ref"].as_str() else {
+            continue;
+        };
+        let schema = page.pointer(name.trim_start_matches('#')).unwrap();
+        let [Value::String(field)] = &schema["required"].as_array().unwrap()[..] else {
+            continue;
+        };
+        let reply = server.post(path, &json!({"max_tokens": 1})).await;
+        assert_eq!(reply.status, 400, "{path}");
+        assert!(
+            reply.body.contains(&format!("`{field}` ")),
+            "{path}: {reply:?}"
+        );
+        n += 1;
+    }
+    assert!(n >= 3, "{n}");
 }

@@ -200,7 +200,7 @@ fn shared() -> impl Iterator<Item = &'static str> {
 /// Fields of requests to the Responses API.
 pub(crate) static RESPONSES: LazyLock<Table> = LazyLock::new(|| {
     let formats = openai::STRUCTURED.iter().map(|entry| entry.field);
-    Table::default()
+    Table::new("ResponsesRequest", &[])
         .honors("", OWN)
         .shares_sampler_numbers("")
         .shares("", &openai::CHAT, shared().chain(formats))
