@@ -44,7 +44,7 @@ mod tests;
 
 pub use memory::{KeptSize, Memory, MemorySize};
 pub use pages::PagePool;
-pub use prefix::{Entry, Match, Namespace, PrefixIndex, RowKey, whole_spans};
+pub use prefix::{Entry, Match, Namespace, PageChange, PrefixIndex, RowKey, whole_spans};
 pub use sequence::Sequence;
 pub use snapshot::Snapshot;
 

@@ -63,6 +63,26 @@ pub struct Match {
     pub rows: usize,
 }
 
+/// A page that came into a [`PrefixIndex`] with the first text that has it, or left it with the
+/// last one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PageChange {
+    /// A page of [`PAGE_ROWS`] keys that no text had before.
+    Added {
+        /// The chained hash of the page.
+        hash: u64,
+        /// The hash of the page before it, if there is one.
+        before: Option<u64>,
+        /// The keys of its rows.
+        keys: Vec<RowKey>,
+    },
+    /// A page that no text has any more.
+    Removed {
+        /// The chained hash of the page.
+        hash: u64,
+    },
+}
+
 /// Texts by what their rows were computed from.
 #[derive(Debug)]
 pub struct PrefixIndex {
@@ -71,6 +91,8 @@ pub struct PrefixIndex {
     pages: HashMap<(usize, u64), Vec<Entry>>,
     next: u64,
     hash: fn(u64, &[RowKey]) -> u64,
+    /// Pages that came and went since they were asked for, if anybody asks.
+    changes: Option<Vec<PageChange>>,
 }
 
 /// One text's keys and the chained hashes of its whole pages.
@@ -100,7 +122,22 @@ impl PrefixIndex {
             pages: HashMap::new(),
             next: 0,
             hash,
+            changes: None,
         }
+    }
+
+    /// Notes from now on which pages come and go.
+    pub fn watch(&mut self) {
+        self.changes.get_or_insert_default();
+    }
+
+    /// Which pages came and went since the last call, in order; nothing unless the index is
+    /// [watched](PrefixIndex::watch).
+    pub fn take_changes(&mut self) -> Vec<PageChange> {
+        self.changes
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
     }
 
     /// Adds a text of `namespace` that begins with `keys`.
@@ -135,8 +172,43 @@ impl PrefixIndex {
             let before = text.hashes.last().copied().unwrap_or_else(seed);
             let hash = (self.hash)(before, page);
             let holders = self.pages.entry((text.hashes.len(), hash)).or_default();
+            if let Some(changes) = self.changes.as_mut().filter(|_| holders.is_empty()) {
+                changes.push(PageChange::Added {
+                    hash,
+                    before: text.hashes.last().copied(),
+                    keys: page.to_vec(),
+                });
+            }
             holders.push(entry);
             text.hashes.push(hash);
+        }
+    }
+
+    /// Forgets all keys of the text of `entry` but the first `rows`.
+    ///
+    /// # Panics
+    ///
+    /// If the text has been removed.
+    pub fn truncate(&mut self, entry: Entry, rows: usize) {
+        let text = self.texts.get_mut(&entry).expect("a text of this index");
+        text.keys.truncate(rows);
+        let first = (rows / PAGE_ROWS).min(text.hashes.len());
+        let gone = text.hashes.split_off(first);
+        self.leave(entry, first, gone);
+    }
+
+    /// Takes the text of `entry` out of pages with these hashes, the first of which is its page
+    /// `first`. The last page goes first, so that none is left without the one before it.
+    fn leave(&mut self, entry: Entry, first: usize, hashes: Vec<u64>) {
+        for page in (first..).zip(hashes).collect::<Vec<_>>().into_iter().rev() {
+            let holders = self.pages.get_mut(&page).expect("pages of a text");
+            holders.retain(|&holder| holder != entry);
+            if holders.is_empty() {
+                self.pages.remove(&page);
+                if let Some(changes) = &mut self.changes {
+                    changes.push(PageChange::Removed { hash: page.1 });
+                }
+            }
         }
     }
 
@@ -147,13 +219,7 @@ impl PrefixIndex {
     /// If it has been removed already.
     pub fn remove(&mut self, entry: Entry) {
         let text = self.texts.remove(&entry).expect("a text of this index");
-        for page in text.hashes.into_iter().enumerate() {
-            let holders = self.pages.get_mut(&page).expect("pages of a text");
-            holders.retain(|&holder| holder != entry);
-            if holders.is_empty() {
-                self.pages.remove(&page);
-            }
-        }
+        self.leave(entry, 0, text.hashes);
     }
 
     /// Texts in the index.
@@ -314,6 +380,47 @@ mod tests {
             .longest(other, &tokens(0..10))
             .map(|m| (m.entry, m.rows));
         assert_eq!(found, Some((theirs, 10)));
+    }
+
+    #[test]
+    fn what_comes_and_goes_is_told_once_for_all_texts() {
+        let mut index = PrefixIndex::new();
+        index.insert(HOME, tokens(0..64));
+        assert_eq!(index.take_changes(), [], "nobody watched");
+        index.watch();
+        let long = index.insert(HOME, tokens(0..200));
+        let added = index.take_changes();
+        let [
+            PageChange::Added {
+                hash: second,
+                before: Some(_),
+                keys,
+            },
+            PageChange::Added {
+                hash: third,
+                before,
+                ..
+            },
+        ] = &added[..]
+        else {
+            panic!("the first page is known: {added:?}");
+        };
+        assert_eq!(
+            (keys[..].as_ref(), *before),
+            (&tokens(64..128)[..], Some(*second))
+        );
+        let twin = index.insert(HOME, tokens(0..130));
+        index.truncate(long, 130);
+        assert_eq!(index.take_changes(), [PageChange::Removed { hash: *third }]);
+        index.extend(long, tokens(130..200));
+        assert_eq!(index.take_changes(), added[1..]);
+        index.remove(long);
+        assert_eq!(index.take_changes(), [PageChange::Removed { hash: *third }]);
+        index.remove(twin);
+        assert_eq!(
+            index.take_changes(),
+            [PageChange::Removed { hash: *second }]
+        );
     }
 
     #[test]

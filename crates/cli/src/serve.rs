@@ -3,11 +3,12 @@
 //! The async runtime is started here and nowhere else. The first signal stops
 //! taking requests and lets the running ones finish; a second ends the program.
 
-use crate::args::{LaunchArgs, OutputArgs, ServeArgs};
+use crate::args::{KvEventsArgs, KvEventsEncoding, LaunchArgs, OutputArgs, ServeArgs};
 use crate::servers::{self, Server};
 use crate::{INTERRUPTED, TERMINATED, bundled, machine, model, templates};
 use anyhow::{Context, Result, anyhow, bail};
-use engine::{Engine, EngineOptions};
+use engine::{Engine, EngineOptions, PageSink};
+use server::kv_events::{EventEncoding, KvEvents, Publisher};
 use server::{Config, Keys, Limits};
 use std::io::{Read, Write as _};
 use std::net::{IpAddr, SocketAddr};
@@ -63,9 +64,11 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     let socket = runtime.block_on(claim(&args.host, args.port, &config))?;
     let address = socket.local_addr().context("the port has no address")?;
     let model = model::load(&args.model.model, &args.load, &args.draft, args.parallel)?;
+    let name = args.alias.first().unwrap_or(&model.info.name).clone();
     let options = EngineOptions {
         queue: args.queue,
         reuse: !args.no_prefix_cache,
+        page_sink: runtime.block_on(page_sink(&args.kv_events, address, &name))?,
     };
     let engine = Arc::new(Engine::start(model, options));
     let listener = listen(&runtime, socket)?;
@@ -74,7 +77,7 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         pid: std::process::id(),
         address,
         url: url.clone(),
-        model: args.alias.first().unwrap_or(&engine.info().name).clone(),
+        model: name,
         context: engine.info().context,
         needs_key,
         started: servers::now(),
@@ -90,6 +93,28 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
             .context("the server has stopped")
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts to publish events about the prefix cache, if they are wanted.
+async fn page_sink(
+    args: &KvEventsArgs,
+    address: SocketAddr,
+    model: &str,
+) -> Result<Option<PageSink>> {
+    let Some(endpoint) = args.endpoint.clone() else {
+        return Ok(None);
+    };
+    let publisher = Publisher::start(KvEvents {
+        endpoint,
+        replay: args.replay.clone(),
+        encoding: match args.encoding {
+            KvEventsEncoding::Map => EventEncoding::Map,
+            KvEventsEncoding::Array => EventEncoding::Array,
+        },
+    });
+    let topic = args.topic.clone();
+    let topic = topic.unwrap_or_else(|| format!("kv@{address}@{model}"));
+    Ok(Some(publisher.await?.sink(&topic)))
 }
 
 /// Connections where a program may have so many open files; a connection takes one.

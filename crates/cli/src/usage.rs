@@ -227,6 +227,10 @@ mod tests {
         ("parallel", "serve", "requests in one batch"),
         ("queue", "serve", "requests that wait"),
         ("no-prefix-cache", "serve", "cached tokens"),
+        ("kv-events", "serve", "messages over ZeroMQ"),
+        ("kv-events-replay", "serve", "messages that come again"),
+        ("kv-events-topic", "serve", "the topic of messages"),
+        ("kv-events-encoding", "serve", "maps or lists"),
         ("api-key", "serve", "401"),
         (
             "api-key",

@@ -2,6 +2,7 @@
 
 use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
+use crate::pages::PageSink;
 use crate::queue::Job;
 use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink};
 use crate::sampler::check_ranges;
@@ -17,13 +18,15 @@ use std::time::Instant;
 use text::{Channel, StopStrings, Text};
 
 /// How the engine runs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Requests that may wait for a free sequence.
     pub queue: usize,
     /// Whether requests use the keys and values of others, ended or running, whose text begins
     /// like their prompt. What they write is the same.
     pub reuse: bool,
+    /// Who is told which pages come into the prefix cache and leave it.
+    pub page_sink: Option<PageSink>,
 }
 
 impl Default for EngineOptions {
@@ -31,6 +34,7 @@ impl Default for EngineOptions {
         EngineOptions {
             queue: 64,
             reuse: true,
+            page_sink: None,
         }
     }
 }
@@ -56,7 +60,13 @@ impl Engine {
         let (jobs, inbox) = channel();
         let counters = Arc::new(Counters::default());
         let (text, info) = (model.text.clone(), model.info.clone());
-        let scheduler = Scheduler::new(model, options.reuse, inbox, counters.clone());
+        let scheduler = Scheduler::new(
+            model,
+            options.reuse,
+            options.page_sink,
+            inbox,
+            counters.clone(),
+        );
         let thread = std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || scheduler.run());

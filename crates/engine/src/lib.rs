@@ -28,6 +28,7 @@ mod lines;
 mod load;
 mod options;
 mod pace;
+mod pages;
 mod placement;
 mod preflight;
 mod queue;
@@ -39,8 +40,9 @@ mod shortlist;
 mod source;
 mod stored;
 
+pub use backend::PAGE_ROWS;
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
-pub use cache::Namespace;
+pub use cache::{Namespace, PageChange, RowKey};
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
 pub use engine::{Engine, EngineOptions};
@@ -53,6 +55,7 @@ pub use info::{Model, ModelInfo};
 pub use lines::LineLimits;
 pub use load::load;
 pub use options::{DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions};
+pub use pages::PageSink;
 pub use preflight::{
     Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
 };

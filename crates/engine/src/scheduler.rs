@@ -17,6 +17,7 @@ use crate::constraint::{Following, ReasoningRules, ReplyConstraint};
 use crate::delivery::{Running, Writing, progress};
 use crate::info::Model;
 use crate::pace::Pace;
+use crate::pages::PageSink;
 use crate::queue::{Job, Queue};
 use crate::request::{Event, FinishReason, Request};
 use speculate::{
@@ -83,19 +84,24 @@ pub(crate) struct Scheduler {
     waiting: Queue,
     running: Vec<Running>,
     reuse: bool,
+    page_sink: Option<PageSink>,
     counters: Arc<Counters>,
 }
 
 impl Scheduler {
     /// A scheduler that takes requests from `inbox`; with `reuse`, they use the keys and values of
-    /// others whose text begins like their prompt.
+    /// others whose text begins like their prompt. `page_sink` is told which pages these have.
     pub(crate) fn new(
-        model: Model,
+        mut model: Model,
         reuse: bool,
+        page_sink: Option<PageSink>,
         inbox: Receiver<Job>,
         counters: Arc<Counters>,
     ) -> Self {
         let info = model.info;
+        if page_sink.is_some() {
+            model.speculator.watch_pages();
+        }
         Scheduler {
             speculator: model.speculator,
             text: model.text,
@@ -107,16 +113,19 @@ impl Scheduler {
             waiting: Queue::default(),
             running: Vec::new(),
             reuse,
+            page_sink,
             counters,
         }
     }
 
     /// Runs until the engine is dropped.
     pub(crate) fn run(mut self) {
+        self.count();
         while self.receive() {
             self.admit();
             self.drop_cancelled();
             if self.running.is_empty() {
+                self.tell_pages();
                 continue;
             }
             let mut streams: Vec<&mut Stream> =
@@ -133,6 +142,7 @@ impl Scheduler {
                 Err(error) => self.fail(&error.to_string()),
             }
             self.count();
+            self.tell_pages();
         }
         for running in std::mem::take(&mut self.running) {
             self.end(running, FinishReason::Cancelled);
@@ -408,6 +418,17 @@ impl Scheduler {
             (running.sink)(Event::Failed(error.to_owned()));
         }
         self.speculator.discard_all();
+    }
+
+    /// Tells which pages of the prefix cache came and went.
+    fn tell_pages(&mut self) {
+        let Some(PageSink(sink)) = &self.page_sink else {
+            return;
+        };
+        let changes = self.speculator.take_page_changes();
+        if !changes.is_empty() {
+            sink(changes);
+        }
     }
 
     fn count(&self) {

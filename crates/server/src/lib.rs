@@ -43,6 +43,7 @@ mod generation;
 mod grammar;
 mod health;
 mod ids;
+pub mod kv_events;
 mod lanes;
 pub mod limits;
 mod llama;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use engine::{Counters, FinishReason, RequestOutcome};
+use engine::{Counters, FinishReason, PAGE_ROWS, RequestOutcome};
 
 /// Most values of one label; further ones count as `other`.
 const LABELS_MAX: usize = 128;
@@ -201,6 +201,7 @@ impl Metrics {
                     let accepted = &counters.accepted_by_position;
                     page.positions(name, help, &accepted[..positions.min(accepted.len())]);
                 }
+                Value::Blocks => page.blocks(name, help, gauge(&counters.pages)),
                 Value::Responses => page.responses(name, help, &self.responses),
             }
         }
@@ -229,13 +230,15 @@ enum Value {
     Tally(&'static str, fn(&Metrics) -> &Tally),
     /// Accepted draft tokens, a counter for each draft position.
     Positions,
+    /// The size and number of the KV cache's pages, as labels.
+    Blocks,
     /// HTTP responses by route and status.
     Responses,
 }
 
 /// Every series of the page, in the order of the page.
 const SERIES: &[Series] = {
-    use Value::{Counter, Gauge, Histogram, Positions, Responses, Tally};
+    use Value::{Blocks, Counter, Gauge, Histogram, Positions, Responses, Tally};
     const fn series(name: &'static str, help: &'static str, value: Value) -> Series {
         Series { name, help, value }
     }
@@ -257,6 +260,11 @@ const SERIES: &[Series] = {
                 0.0 => 0.0,
                 pages => gauge(&c.pages_used) / pages,
             }),
+        ),
+        series(
+            "vllm:cache_config_info",
+            "Rows of a KV page, and how many pages there are.",
+            Blocks,
         ),
         series(
             "vllm:prompt_tokens_total",
@@ -423,6 +431,13 @@ impl Page {
     fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
         self.head(name, kind, help);
         self.sample(name, "", value);
+    }
+
+    /// A gauge of 1 whose labels are the size of a page and the number `pages`.
+    fn blocks(&mut self, name: &str, help: &str, pages: f64) {
+        let labels = format!(",block_size=\"{PAGE_ROWS}\",num_gpu_blocks=\"{pages}\"");
+        self.head(name, "gauge", help);
+        self.sample(name, &labels, 1.0);
     }
 
     /// Adds a counter for each value of `label`.

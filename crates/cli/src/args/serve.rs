@@ -84,6 +84,8 @@ pub(crate) struct ServeArgs {
     /// Seconds that running requests get to finish after Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().drain_timeout.as_secs(), help_heading = "Server")]
     pub(crate) drain_timeout: u64,
+    #[command(flatten)]
+    pub(crate) kv_events: KvEventsArgs,
     /// Say what would be served and what memory it would take, and exit
     #[arg(long, help_heading = "Server")]
     pub(crate) dry_run: bool,
@@ -93,6 +95,53 @@ pub(crate) struct ServeArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) draft: DraftArgs,
+}
+
+/// Events about the prefix cache.
+#[derive(Debug, Args)]
+pub(crate) struct KvEventsArgs {
+    /// Publish what the prefix cache holds over ZeroMQ, as vLLM does: `tcp://*:PORT` waits for
+    /// subscribers, `tcp://HOST:PORT` connects to one
+    #[arg(
+        long = "kv-events",
+        value_name = "ENDPOINT",
+        conflicts_with = "no_prefix_cache",
+        help_heading = "Server"
+    )]
+    pub(crate) endpoint: Option<String>,
+    /// Where subscribers ask for messages that they missed, such as `tcp://*:5558`
+    #[arg(
+        long = "kv-events-replay",
+        value_name = "ENDPOINT",
+        requires = "endpoint",
+        help_heading = "Server"
+    )]
+    pub(crate) replay: Option<String>,
+    /// The topic of messages; `kv@ADDRESS@MODEL` if left out
+    #[arg(
+        long = "kv-events-topic",
+        value_name = "TOPIC",
+        requires = "endpoint",
+        help_heading = "Server"
+    )]
+    pub(crate) topic: Option<String>,
+    /// How events are spelled: `map` for vLLM since June 2026 and llm-d, `array` for AIBrix and
+    /// older subscribers
+    #[arg(
+        long = "kv-events-encoding",
+        value_enum,
+        default_value_t = KvEventsEncoding::Map,
+        requires = "endpoint",
+        help_heading = "Server"
+    )]
+    pub(crate) encoding: KvEventsEncoding,
+}
+
+/// How KV events are spelled, as `--kv-events-encoding` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvEventsEncoding {
+    Map,
+    Array,
 }
 
 /// Whether the model reasons where a request does not say, as `--reasoning` has it.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use engine::{DraftChoice, Engine, EngineOptions, LoadOptions, Source};
+use engine::{DraftChoice, Engine, EngineOptions, LoadOptions, PageSink, Source};
 use serde_json::Value;
 use server::{Config, ServeError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,6 +27,7 @@ pub(crate) struct Setup {
     pub(crate) context: usize,
     pub(crate) chunk: usize,
     pub(crate) draft: DraftChoice,
+    pub(crate) page_sink: Option<PageSink>,
     pub(crate) config: Config,
 }
 
@@ -39,6 +40,7 @@ impl Default for Setup {
             context: 512,
             chunk: 64,
             draft: DraftChoice::Auto,
+            page_sink: None,
             config: Config::default(),
         }
     }
@@ -91,6 +93,7 @@ impl Server {
             model,
             EngineOptions {
                 queue: setup.queue,
+                page_sink: setup.page_sink,
                 ..EngineOptions::default()
             },
         ));

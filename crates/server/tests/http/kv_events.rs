@@ -1,0 +1,183 @@
+//! KV events, read by a subscriber.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use server::kv_events::{EventEncoding, KvEvents, Publisher};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+use zeromq::{ReqSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
+
+use crate::client::{Server, Setup};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An endpoint that nobody uses.
+async fn endpoint() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    format!("tcp://*:{}", listener.local_addr().unwrap().port())
+}
+
+/// Where others find what waits at `endpoint`.
+fn there(endpoint: &str) -> String {
+    endpoint.replace('*', "127.0.0.1")
+}
+
+/// The topic, the number and the events of a message.
+fn read(message: &ZmqMessage) -> (String, i64, Value) {
+    let frame = |i: usize| message.get(i).unwrap().to_vec();
+    let number = i64::from_be_bytes(frame(1).try_into().unwrap());
+    let batch: Value = rmp_serde::from_slice(&frame(2)).unwrap();
+    assert!(batch[0].as_f64().unwrap() > 1.7e9, "{batch}");
+    assert_eq!(
+        (batch.as_array().unwrap().len(), &batch[2]),
+        (3, &Value::Null)
+    );
+    (
+        String::from_utf8(frame(0)).unwrap(),
+        number,
+        batch[1].clone(),
+    )
+}
+
+async fn subscribe(endpoint: &str) -> SubSocket {
+    let mut socket = SubSocket::new();
+    socket.connect(&there(endpoint)).await.unwrap();
+    socket.subscribe("kv@").await.unwrap();
+    socket
+}
+
+/// A server that publishes at `endpoint`, with room for few texts.
+async fn publishing(events: KvEvents) -> Server {
+    let publisher = Publisher::start(events).await.unwrap();
+    let setup = Setup {
+        page_sink: Some(publisher.sink("kv@here@tiny-qwen3.5")),
+        ..Setup::default()
+    };
+    Server::start(setup).await
+}
+
+#[tokio::test]
+async fn a_subscriber_learns_the_blocks_of_a_prompt_and_when_they_go() {
+    let (endpoint, replay) = (endpoint().await, endpoint().await);
+    let server = publishing(KvEvents {
+        endpoint: endpoint.clone(),
+        replay: Some(replay.clone()),
+        encoding: EventEncoding::Map,
+    })
+    .await;
+    let mut subscriber = subscribe(&endpoint).await;
+    // Until the publisher has seen the subscription, messages are lost.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+
+    let prompt: Vec<u32> = (0..200).map(|i| 100 + i % 50).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 4});
+    assert_eq!(server.post("/v1/completions", &body).await.status, 200);
+    let message = timeout(PATIENCE, subscriber.recv()).await.unwrap().unwrap();
+    let (topic, number, events) = read(&message);
+    assert_eq!((topic.as_str(), number), ("kv@here@tiny-qwen3.5", 0));
+    let stored = &events[0];
+    assert_eq!(stored["type"], "BlockStored");
+    assert_eq!(stored["block_size"], 64);
+    assert_eq!(stored["parent_block_hash"], Value::Null);
+    assert_eq!(stored["block_hashes"].as_array().unwrap().len(), 3);
+    assert_eq!(stored["token_ids"], json!(prompt[..192]));
+
+    // Other prompts take the room of the first.
+    let hashes = stored["block_hashes"].clone();
+    let mut missing: Vec<Value> = hashes.as_array().unwrap().clone();
+    let mut last = number;
+    for i in 0..64 {
+        let prompt: Vec<u32> = (0..400).map(|j| 300 + (i * 7 + j) % 90).collect();
+        let body = json!({"prompt": prompt, "max_tokens": 1});
+        assert_eq!(server.post("/v1/completions", &body).await.status, 200);
+        while let Ok(message) = timeout(Duration::from_millis(50), subscriber.recv()).await {
+            let (_, number, events) = read(&message.unwrap());
+            assert_eq!(number, last + 1, "no message is lost");
+            last = number;
+            for event in events.as_array().unwrap() {
+                if event["type"] == "BlockRemoved" {
+                    let gone = event["block_hashes"].as_array().unwrap();
+                    missing.retain(|hash| !gone.contains(hash));
+                }
+            }
+        }
+        if missing.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(
+        missing,
+        [] as [Value; 0],
+        "all blocks of the first prompt go"
+    );
+
+    let mut asking = ReqSocket::new();
+    asking.connect(&there(&replay)).await.unwrap();
+    let first = ZmqMessage::from(0i64.to_be_bytes().to_vec());
+    asking.send(first).await.unwrap();
+    let answer = timeout(PATIENCE, asking.recv()).await.unwrap().unwrap();
+    assert_eq!(answer.get(0).unwrap()[..], 0i64.to_be_bytes());
+    let again: Value = rmp_serde::from_slice(answer.get(1).unwrap()).unwrap();
+    assert_eq!(again[1][0]["block_hashes"], hashes);
+}
+
+#[tokio::test]
+async fn a_subscriber_that_waits_is_found_and_found_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let server = publishing(KvEvents {
+        endpoint: endpoint.clone(),
+        replay: None,
+        encoding: EventEncoding::Array,
+    })
+    .await;
+    // Nobody is there yet, which no request notices.
+    let body =
+        |first: u32| json!({"prompt": (first..first + 130).collect::<Vec<u32>>(), "max_tokens": 1});
+    assert_eq!(server.post("/v1/completions", &body(10)).await.status, 200);
+    for round in 1..3u32 {
+        let mut subscriber = SubSocket::new();
+        subscriber.bind(&endpoint).await.unwrap();
+        subscriber.subscribe("").await.unwrap();
+        let mut first = 1000 * round;
+        let message = loop {
+            first += 7;
+            assert!(first < 1000 * round + 700, "the subscriber is never found");
+            assert_eq!(
+                server.post("/v1/completions", &body(first)).await.status,
+                200
+            );
+            let patience = Duration::from_millis(300);
+            if let Ok(message) = timeout(patience, subscriber.recv()).await {
+                break message.unwrap();
+            }
+        };
+        let (_, number, events) = read(&message);
+        assert!(number > 0);
+        let stored = events
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|e| e[0] == "BlockStored");
+        let stored = stored.unwrap().as_array().unwrap();
+        assert_eq!((stored.len(), &stored[4]), (7, &json!(64)));
+        let _ = subscriber.close().await;
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_taken_or_malformed_is_an_error() {
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let taken = format!("tcp://*:{}", listener.local_addr().unwrap().port());
+    for endpoint in [taken.as_str(), "udp:/nowhere"] {
+        let events = KvEvents {
+            endpoint: endpoint.to_owned(),
+            replay: None,
+            encoding: EventEncoding::Map,
+        };
+        let error = Publisher::start(events).await.unwrap_err().to_string();
+        assert!(error.contains(endpoint), "{error}");
+    }
+}
