@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -84,6 +85,14 @@ fn missing(client: &Client) -> Option<String> {
 struct Server {
     child: Child,
     address: String,
+    /// Where it publishes KV events, and where they can be asked for again.
+    kv_events: [String; 2],
+}
+
+/// An endpoint of ZeroMQ that nobody uses.
+fn endpoint() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("tcp://*:{}", listener.local_addr().unwrap().port())
 }
 
 impl Server {
@@ -94,8 +103,11 @@ impl Server {
                 command.env_remove(name);
             }
         }
+        let kv_events = [endpoint(), endpoint()];
+        let [published, replayed] = &kv_events;
         let mut child = command
             .args(["serve", "--port", "0", "-m", model])
+            .args(["--kv-events", published, "--kv-events-replay", replayed])
             .current_dir(folder)
             .env("HOME", folder)
             .env("XDG_CONFIG_HOME", folder)
@@ -118,7 +130,11 @@ impl Server {
         };
         // The server must not wait for a reader of what it logs.
         thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-        Server { child, address }
+        Server {
+            child,
+            address,
+            kv_events,
+        }
     }
 }
 
@@ -151,6 +167,8 @@ fn passes(client: Client) {
         let mut child = interpreter(&client)
             .arg(scripts().join(client.script).canonicalize().unwrap())
             .arg(&server.address)
+            .env("KV_EVENTS", &server.kv_events[0])
+            .env("KV_EVENTS_REPLAY", &server.kv_events[1])
             .current_dir(&folder)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -207,6 +225,7 @@ clients! {
     smolagents: "smolagents", "smolagents_agents.py", ["smolagents", "openai"];
     llm: "llm", "llm_cli.py", ["llm"];
     openapi: "openapi", "openapi_document.py", ["schemathesis", "openapi_spec_validator"];
+    kv_events: "vllm-kv-events", "vllm_kv_events.py", ["vllm", "msgspec", "zmq"];
     ollama: "ollama-python", "ollama_python.py", ["ollama"];
     langchain_ollama: "langchain-ollama", "langchain_ollama_chat.py", ["langchain_ollama"];
     litellm: "litellm", "litellm_completion.py", ["litellm"];
