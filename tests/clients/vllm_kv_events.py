@@ -86,7 +86,7 @@ def case_blocks_of_a_prompt(server):
     asking = socket(zmq.REQ, "KV_EVENTS_REPLAY")
     asking.send(number)
     again = asking.recv_multipart()
-    assert again[-2:] == [number, payload], again
+    assert again == [topic, number, payload], again
 
 
 def case_size_of_the_cache(server):

@@ -174,7 +174,7 @@ pub(crate) static ROUTES: &[Route] = &[
         post(llama::tokens::tokenize)
     })
     .of(&llama::DIALECT)
-    .takes(&[&llama::tables::TOKENIZER]),
+    .takes(&[&llama::tables::TOKENIZER, &llama::tables::VLLM_TOKENIZER]),
     Route::post("/detokenize", "the text of tokens", || {
         post(llama::tokens::detokenize)
     })

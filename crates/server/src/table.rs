@@ -361,14 +361,15 @@ impl Table {
 pub(crate) fn markdown(tables: &[&Table], shared: &str) -> String {
     let mut page =
         String::from("| field | treatment | what, why, or accepted with |\n| --- | --- | --- |\n");
-    let mut seen: Vec<&str> = Vec::new();
+    let mut seen: Vec<(&str, Option<&str>)> = Vec::new();
     let own = tables
         .iter()
         .flat_map(|table| table.entries())
         .filter(|entry| !entry.is_elsewhere)
         .filter(|entry| {
-            let is_new = !seen.contains(&entry.path.as_str());
-            seen.push(&entry.path);
+            let row = (entry.path.as_str(), entry.about());
+            let is_new = !seen.contains(&row);
+            seen.push(row);
             is_new
         });
     let own: Vec<&Entry> = own.collect();

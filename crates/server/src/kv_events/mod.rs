@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! PUB     topic · number, 8 bytes big-endian · batch of events
-//! ROUTER  asked with the first number that is wanted, answers with the batches from there on,
-//!         and with the number −1
+//! ROUTER  asked with the first number that is wanted, answers with the messages from there on,
+//!         and with one of number −1
 //! ```
 //!
 //! Messages, numbers and replay are vLLM's. A subscriber that is too slow loses messages, sees a gap
@@ -28,9 +28,9 @@ use zeromq::{
 
 pub use self::wire::EventEncoding;
 
-/// Batches that can be asked for again.
+/// Messages that can be asked for again.
 const REPLAYED_MAX: usize = 10_000;
-/// The number after the last batch of a replay.
+/// The number of the last message of a replay.
 const END: i64 = -1;
 /// Time between attempts to reach a subscriber that is not there.
 const RETRY: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ pub struct KvEvents {
     /// `tcp://ADDRESS:PORT`. With `*` for the address the server waits for subscribers there,
     /// else it connects to the one that waits there.
     pub endpoint: String,
-    /// Where batches can be asked for again: `tcp://ADDRESS:PORT`, on which the server waits.
+    /// Where messages can be asked for again: `tcp://ADDRESS:PORT`, on which the server waits.
     pub replay: Option<String>,
     /// How events are spelled.
     pub encoding: EventEncoding,
@@ -92,7 +92,7 @@ impl Publisher {
         let log = Log {
             encoding: events.encoding,
             next: 0,
-            batches: VecDeque::new(),
+            messages: VecDeque::new(),
         };
         tokio::spawn(publish(inbox, log, subscribers, replay));
         Ok(Publisher(sender))
@@ -228,13 +228,13 @@ impl Subscribers {
     }
 }
 
-/// Batches that were published, to be asked for again.
+/// What was published, to be asked for again.
 struct Log {
     encoding: EventEncoding,
     /// The number of the next batch.
     next: i64,
-    /// The newest batches, with their numbers.
-    batches: VecDeque<(i64, Bytes)>,
+    /// The newest messages: topic, number and batch.
+    messages: VecDeque<(Bytes, i64, Bytes)>,
 }
 
 impl Log {
@@ -245,10 +245,11 @@ impl Log {
         let payload = Bytes::from(wire::batch(seconds, batch.changes, self.encoding));
         let number = self.next;
         self.next += 1;
-        if self.batches.len() == REPLAYED_MAX {
-            self.batches.pop_front();
+        if self.messages.len() == REPLAYED_MAX {
+            self.messages.pop_front();
         }
-        self.batches.push_back((number, payload.clone()));
+        let kept = (batch.topic.clone(), number, payload.clone());
+        self.messages.push_back(kept);
         message([batch.topic, frame(number), payload])
     }
 
@@ -263,19 +264,20 @@ impl Log {
             return Vec::new();
         };
         let first = i64::from_be_bytes(first);
-        let wanted = self.batches.iter().filter(|(number, _)| *number >= first);
-        let last = (END, Bytes::new());
-        wanted
-            .chain([&last])
-            .map(|(number, payload)| {
-                message([
-                    client.clone(),
-                    Bytes::new(),
-                    frame(*number),
-                    payload.clone(),
-                ])
-            })
-            .collect()
+        let wanted = self.messages.iter();
+        let wanted = wanted.filter(|(_, number, _)| *number >= first);
+        let last = (Bytes::new(), END, Bytes::new());
+        let answer = |(topic, number, payload): &(Bytes, i64, Bytes)| {
+            let (delimiter, number) = (Bytes::new(), frame(*number));
+            message([
+                client.clone(),
+                delimiter,
+                topic.clone(),
+                number,
+                payload.clone(),
+            ])
+        };
+        wanted.chain([&last]).map(answer).collect()
     }
 }
 
@@ -339,7 +341,7 @@ mod tests {
         Log {
             encoding: EventEncoding::Map,
             next: 0,
-            batches: VecDeque::new(),
+            messages: VecDeque::new(),
         }
     }
 
@@ -355,7 +357,7 @@ mod tests {
         let numbers = |first| -> Vec<Bytes> {
             let answers = log.replay(&ask(first)).into_iter();
             answers
-                .map(|answer| answer.get(2).unwrap().clone())
+                .map(|answer| answer.get(3).unwrap().clone())
                 .collect()
         };
         assert_eq!(numbers(1), [frame(1), frame(2), frame(END)]);
@@ -376,7 +378,7 @@ mod tests {
         for number in 0..REPLAYED_MAX as u64 + 5 {
             log.message(removed(number));
         }
-        assert_eq!(log.batches.len(), REPLAYED_MAX);
-        assert_eq!(log.batches.front().unwrap().0, 5);
+        assert_eq!(log.messages.len(), REPLAYED_MAX);
+        assert_eq!(log.messages.front().unwrap().1, 5);
     }
 }

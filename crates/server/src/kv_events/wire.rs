@@ -1,4 +1,4 @@
-//! KV events as vLLM's subscribers read them: MessagePack of `[time, events, null]`.
+//! KV events as vLLM's subscribers read them: MessagePack of `[time, events, rank]`.
 //!
 //! A page of the prefix cache is a block. Pages are known by their chained hashes, and which
 //! texts share them is the reader's own business: it computes keys of its own from the token ids.
@@ -10,6 +10,9 @@ use rmp::encode;
 const MEDIUM: &str = "GPU";
 /// What kind of cache the blocks are of.
 const KIND: &str = "full_attention";
+
+/// The number of the server among those that share a model's requests: there is one.
+const RANK: u64 = 0;
 
 /// How an event is spelled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +53,7 @@ pub(super) fn batch(seconds: f64, changes: Vec<PageChange>, encoding: EventEncod
     for event in &events {
         write(out, event, encoding);
     }
-    null(out);
+    integer(out, RANK);
     bytes
 }
 
@@ -271,7 +274,7 @@ mod tests {
         expected.extend(b"BlockRemoved");
         expected.extend([0x91, 7, 0xa3]);
         expected.extend(b"GPU");
-        expected.push(0xc0);
+        expected.push(0);
         assert_eq!(bytes, expected);
     }
 

@@ -168,6 +168,25 @@ const HONORED_BY_TOKENIZER: &[Known] = &[
     known("tokens", List, "`/detokenize`: token ids"),
 ];
 
+/// Honored by requests to tokenize in vLLM's form, beside the fields of a chat.
+const HONORED_BY_VLLM_TOKENIZER: &[Known] = &[
+    known(
+        "prompt",
+        Text,
+        "`/tokenize`, vLLM's form: a text, answered with `count`, `max_model_len` and `tokens`; or `messages` with the fields of a chat",
+    ),
+    known(
+        "add_special_tokens",
+        Bool,
+        "`/tokenize`, vLLM's form: `false` leaves out the beginning-of-sequence token",
+    ),
+    known(
+        "return_token_strs",
+        Bool,
+        "`/tokenize`, vLLM's form: `true`: `token_strs` has the text of each token",
+    ),
+];
+
 /// Refused by requests for text, beside what OpenAI's may not have.
 const REFUSED: &[Unsupported] = &[
     unless("messages", "[]"),
@@ -259,9 +278,18 @@ pub(crate) static TOKENIZER: LazyLock<Table> = LazyLock::new(|| {
     table.ignores_as_elsewhere(openai::HARMLESS)
 });
 
+/// Fields of requests to tokenize a text in vLLM's form.
+pub(crate) static VLLM_TOKENIZER: LazyLock<Table> = LazyLock::new(|| {
+    let table = Table::new("VllmTokenizerRequest", &[]).honors("", HONORED_BY_VLLM_TOKENIZER);
+    table.ignores_as_elsewhere(openai::HARMLESS)
+});
+
 /// The tables of this module as Markdown, as they stand in `docs/server.md`.
 pub(crate) fn markdown() -> String {
-    table::markdown(&[&TEXT, &TOKENIZER], "as [above](#honored)")
+    table::markdown(
+        &[&TEXT, &TOKENIZER, &VLLM_TOKENIZER],
+        "as [above](#honored)",
+    )
 }
 
 #[cfg(test)]

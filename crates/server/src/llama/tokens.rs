@@ -4,18 +4,26 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::Response;
+use axum::http::{HeaderValue, Response};
 use serde_json::{Value, json};
 use text::{PromptEnd, Specials, Text, TextError};
 
 use super::prompt;
-use super::tables::TOKENIZER;
+use super::tables::{TOKENIZER, VLLM_TOKENIZER};
 use crate::App;
 use crate::dialect::{self, Received, X_IGNORED_FIELDS};
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::openai::{self, chat, completions};
 use crate::request::Prompt;
+
+/// What llama-server's requests call a text.
+const CONTENT: &str = "content";
+/// What vLLM's requests call a text, and a conversation.
+const PROMPT: &str = "prompt";
+const MESSAGES: &str = "messages";
+/// What vLLM's requests ask for the texts of tokens by.
+const RETURN_TOKEN_STRS: &str = "return_token_strs";
 
 /// How a text becomes tokens.
 #[derive(Clone, Copy)]
@@ -29,8 +37,12 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    const CONTENT: &str = "content";
     let received = Received::new(&app, request, app.config.limits.body_bytes).await?;
+    if !received.object.contains_key(CONTENT)
+        && (received.object.contains_key(PROMPT) || received.object.contains_key(MESSAGES))
+    {
+        return tokenize_as_vllm(&app, received).await;
+    }
     let Received {
         mut object, worker, ..
     } = received;
@@ -64,11 +76,57 @@ pub(crate) async fn tokenize(
         true => json!({"tokens": tokens.iter().map(piece).collect::<Vec<_>>()}),
         false => json!({"tokens": tokens}),
     };
-    let mut response = dialect::json(openai::bytes(&document));
+    Ok(answer(&document, ignored))
+}
+
+/// The tokens of a text or of a conversation, in vLLM's form, as routers of vLLM servers ask for
+/// them.
+async fn tokenize_as_vllm(app: &Arc<App>, received: Received) -> Result<Response<Body>, ApiError> {
+    let Received {
+        mut object, worker, ..
+    } = received;
+    let with_pieces = match object.remove(RETURN_TOKEN_STRS) {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(wanted)) => wanted,
+        Some(_) => return Err(ApiError::field(RETURN_TOKEN_STRS, "must be true or false")),
+    };
+    let (prompt, ignored) = if object.contains_key(PROMPT) {
+        let fields = Fields::new(&object, &VLLM_TOKENIZER);
+        let begins = fields.bool("add_special_tokens")?.unwrap_or(true);
+        let text = fields.string(PROMPT)?.unwrap_or_default();
+        let prompt = match begins {
+            true => Prompt::Text(text.to_owned()),
+            false => {
+                let tokens = app.engine.text().tokenizer.encode(text, false);
+                Prompt::Tokens(tokens.map_err(|_| ApiError::internal())?)
+            }
+        };
+        (prompt, ignored_header(&fields))
+    } else {
+        let (asked, _) = chat::read(object, app, chat::Turns::Any)?;
+        (asked.prompt, asked.ignored)
+    };
+    let tokens = dialect::encode(app, worker, prompt, usize::MAX).await?;
+    let tokens = tokens.concat();
+    let tokenizer = &app.engine.text().tokenizer;
+    let piece = |&id: &u32| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
+    let pieces: Option<Vec<String>> = with_pieces.then(|| tokens.iter().map(piece).collect());
+    let document = json!({
+        "count": tokens.len(),
+        "max_model_len": app.engine.info().context,
+        "tokens": tokens,
+        "token_strs": pieces,
+    });
+    Ok(answer(&document, ignored))
+}
+
+/// A response of `document`, with the header for what was ignored.
+fn answer(document: &Value, ignored: Option<HeaderValue>) -> Response<Body> {
+    let mut response = dialect::json(openai::bytes(document));
     if let Some(ignored) = ignored {
         response.headers_mut().insert(X_IGNORED_FIELDS, ignored);
     }
-    Ok(response)
+    response
 }
 
 impl Tokenizing {
@@ -122,7 +180,9 @@ pub(crate) async fn detokenize(
     check(TOKENS, &tokens, app.engine.info().vocab_size)?;
     let work = move |text: &Text| Ok(text.tokenizer.detokenize(&tokens, Specials::Show));
     let content = app.text_work(received.worker, work).await?;
-    Ok(dialect::json(openai::bytes(&json!({"content": content}))))
+    // The second is vLLM's name for it.
+    let document = json!({"content": content, "prompt": content});
+    Ok(answer(&document, None))
 }
 
 /// Refuses ids in the field `name` that are in no vocabulary of this size.
@@ -151,9 +211,5 @@ pub(crate) async fn apply_template(
     let (messages, arguments) = conversation.for_template();
     let work = move |text: &Text| text.render_chat(&messages, tools.as_deref(), end, &arguments);
     let prompt = app.text_work(received.worker, work).await?;
-    let mut response = dialect::json(openai::bytes(&json!({"prompt": prompt})));
-    if let Some(ignored) = asked.ignored {
-        response.headers_mut().insert(X_IGNORED_FIELDS, ignored);
-    }
-    Ok(response)
+    Ok(answer(&json!({"prompt": prompt}), asked.ignored))
 }

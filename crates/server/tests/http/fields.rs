@@ -159,6 +159,7 @@ async fn honoured_fields_of_llama_server_are_read() {
             _ if about.starts_with("`/infill`") => {
                 ("/infill", json!({"input_prefix": "a", "input_suffix": "b"}))
             }
+            _ if about.contains("vLLM's form") => ("/tokenize", json!({"prompt": "a"})),
             _ if about.starts_with("`/tokenize`") => ("/tokenize", json!({"content": "a"})),
             _ if about.starts_with("`/detokenize`") => ("/detokenize", json!({})),
             _ => ("/completion", json!({"prompt": "Hi", "n_predict": 1})),

@@ -70,6 +70,52 @@ async fn tokens_and_text_become_each_other() {
 }
 
 #[tokio::test]
+async fn vllm_s_clients_get_vllm_s_document() {
+    let server = Server::start(Setup::default()).await;
+    let text = server.engine.text();
+    let whole = ask(
+        &server,
+        "/tokenize",
+        &json!({"prompt": TEXT, "return_token_strs": true}),
+    )
+    .await;
+    let tokens = text.encode_prompt(TEXT).unwrap();
+    assert_eq!(whole["tokens"], json!(tokens));
+    assert_eq!(
+        (&whole["count"], &whole["max_model_len"]),
+        (&json!(tokens.len()), &json!(512))
+    );
+    let pieces = whole["token_strs"].as_array().unwrap();
+    assert_eq!((pieces.len(), &pieces[0]), (tokens.len(), &json!("This")));
+    let bare = ask(
+        &server,
+        "/tokenize",
+        &json!({"prompt": TEXT, "add_special_tokens": false}),
+    )
+    .await;
+    assert_eq!(
+        bare["tokens"],
+        json!(text.tokenizer.encode(TEXT, false).unwrap())
+    );
+    assert_eq!(bare["token_strs"], Value::Null);
+    let messages = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    let chat = ask(&server, "/tokenize", &messages).await;
+    let prompt = ask(&server, "/apply-template", &messages).await["prompt"].clone();
+    let prompt = json!({"content": prompt});
+    assert_eq!(
+        chat["tokens"],
+        ask(&server, "/tokenize", &prompt).await["tokens"]
+    );
+    let back = ask(&server, "/detokenize", &json!({"tokens": tokens})).await;
+    assert_eq!(
+        (&back["prompt"], &back["content"]),
+        (&json!(TEXT), &json!(TEXT))
+    );
+    let odd = json!({"prompt": TEXT, "return_token_strs": 1});
+    assert_eq!(server.post("/tokenize", &odd).await.status, 400);
+}
+
+#[tokio::test]
 async fn what_is_no_text_and_no_token_is_named() {
     let server = Server::start(Setup::default()).await;
     for (path, body, param) in [
