@@ -33,6 +33,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("hub", &[]),
+    ("media", &[]),
     ("server", &["engine", "text"]),
     (
         "cli",

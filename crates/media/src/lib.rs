@@ -1,0 +1,41 @@
+//! Pictures and clips: bytes of strangers become frames of pixels, and frames get the size that
+//! a model wants.
+//!
+//! ```
+//! use media::{Limits, decode};
+//!
+//! # let red = image::RgbImage::from_pixel(40, 30, image::Rgb([255, 0, 0]));
+//! # let mut png = std::io::Cursor::new(Vec::new());
+//! # red.write_to(&mut png, image::ImageFormat::Png).unwrap();
+//! # let png = png.into_inner();
+//! let clip = decode(png, &Limits::default())?;
+//! let picture = clip.frame(0);
+//! assert_eq!((picture.height(), picture.width()), (30, 40));
+//! let small = picture.resized(16, 32);
+//! assert_eq!(small.rgb().len(), 16 * 32 * 3);
+//! # Ok::<(), media::MediaError>(())
+//! ```
+//!
+//! | step | what |
+//! | --- | --- |
+//! | [`decode`] | PNG, JPEG, WebP and GIF, told apart by their first bytes, within [`Limits`] and a deadline |
+//! | [`Frame::resized`] | bicubic with antialiasing, with the bits of the public processors |
+//!
+//! Pixels are 8-bit RGB in sRGB as the file has them; a transparent pixel lies on white, and a
+//! picture stands as its EXIF orientation says. Nothing here knows a model: to what size a frame is
+//! resized and which frames of a clip are looked at is said by the tower that takes them.
+//!
+//! Deliberately absent: sound, video containers, color profiles.
+
+#![forbid(unsafe_code)]
+
+mod decode;
+mod error;
+mod frame;
+mod limits;
+mod resize;
+
+pub use decode::decode;
+pub use error::{Bound, MediaError};
+pub use frame::{Clip, Frame};
+pub use limits::Limits;

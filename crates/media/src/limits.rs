@@ -1,0 +1,43 @@
+//! What a file may cost.
+
+use std::time::Duration;
+
+/// What one file may cost. What is more is refused, from the file's header where that tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the file.
+    pub bytes: usize,
+    /// Pixels of a side.
+    pub side: u32,
+    /// Pixels of a frame.
+    pub pixels: u64,
+    /// Frames of a clip.
+    pub frames: usize,
+    /// Pixels of all frames of a clip.
+    pub clip_pixels: u64,
+    /// Time for decoding, on a thread of its own.
+    pub time: Duration,
+}
+
+impl Default for Limits {
+    /// 32 MiB, 16,384 pixels a side, 64 million pixels a frame, 4,096 frames of 64 million pixels
+    /// together, which take 192 MB, 20 seconds.
+    fn default() -> Self {
+        Limits {
+            bytes: 32 << 20,
+            side: 16_384,
+            pixels: 64_000_000,
+            frames: 4_096,
+            clip_pixels: 64_000_000,
+            time: Duration::from_secs(20),
+        }
+    }
+}
+
+impl Limits {
+    /// Bytes that a decoder may allocate at once, beside the pixels that it returns: some formats
+    /// keep a picture of 8 bytes a pixel.
+    pub(crate) fn decoder_bytes(&self) -> u64 {
+        self.pixels.saturating_mul(8).saturating_add(16 << 20)
+    }
+}
