@@ -147,6 +147,10 @@ impl Ops for Recorder {
         matmul_into(x: &Tensor, w: &[&Matrix], y: &mut [Tensor]);
         matmul_rows(x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor;
         rms_norm(x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor;
+        layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Tensor;
+        affine(x: Tensor, factor: Option<&Tensor>, shift: &Tensor) -> Tensor;
+        activate(x: Tensor, activation: Activation) -> Tensor;
+        clamp(x: Tensor, low: f32, high: f32) -> Tensor;
         add(x: Tensor, y: &Tensor) -> Tensor;
         scale(x: Tensor, factor: f32) -> Tensor;
         glu(gate: Tensor, x: &Tensor, activation: Activation) -> Tensor;

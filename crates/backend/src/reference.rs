@@ -29,6 +29,15 @@ fn page_values(spec: &KvSpec, page: usize) -> std::ops::Range<usize> {
     page * n..(page + 1) * n
 }
 
+/// `sum x` in 16 lanes.
+fn sum(x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    for chunk in x.chunks(16) {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += x);
+    }
+    sum_tree(lanes)
+}
+
 /// `sum x²` in 16 lanes.
 fn sum_squares(x: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 16];
@@ -277,6 +286,57 @@ impl Ops for Reference {
             }
         }
         tensor(x.rows(), x.cols(), out)
+    }
+
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Tensor {
+        let cols = x.cols();
+        let want = (1, cols);
+        assert_eq!(
+            (weight.rows(), weight.cols()),
+            want,
+            "shape of a norm's weight"
+        );
+        assert_eq!((bias.rows(), bias.cols()), want, "shape of a norm's bias");
+        let mut out = values(x).to_vec();
+        for row in out.chunks_exact_mut(cols) {
+            let mean = sum(row) / cols as f32;
+            row.iter_mut().for_each(|x| *x -= mean);
+            let inverse = 1.0 / (sum_squares(row) / cols as f32 + eps).sqrt();
+            let learned = values(weight).iter().zip(values(bias));
+            for (x, (w, b)) in row.iter_mut().zip(learned) {
+                *x = (*x * inverse).mul_add(*w, *b);
+            }
+        }
+        tensor(x.rows(), cols, out)
+    }
+
+    fn affine(&self, x: Tensor, factor: Option<&Tensor>, shift: &Tensor) -> Tensor {
+        let cols = x.cols();
+        for row in factor.into_iter().chain([shift]) {
+            assert_eq!(
+                (row.rows(), row.cols()),
+                (1, cols),
+                "a value for each column"
+            );
+        }
+        let (factor, shift) = (factor.map(values), values(shift));
+        map(x, |i, x| match factor {
+            Some(factor) => x.mul_add(factor[i % cols], shift[i % cols]),
+            None => x + shift[i % cols],
+        })
+    }
+
+    fn activate(&self, x: Tensor, activation: Activation) -> Tensor {
+        map(x, |_, x| activation.apply(x))
+    }
+
+    fn clamp(&self, x: Tensor, low: f32, high: f32) -> Tensor {
+        // Not `f32::clamp`, which panics.
+        map(x, |_, x| match () {
+            () if x < low => low,
+            () if x > high => high,
+            () => x,
+        })
     }
 
     fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
