@@ -681,7 +681,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
                 .unwrap();
             let (target, memory, batch) = (&*target, &mut *memory, &batch);
             let made = b.step(key, batch, &[&hidden], &mut |x| {
-                let m = head.forward(&b, target, x[0], batch, memory);
+                let m = head.forward(&b, target, x[0], &[], batch, memory);
                 vec![target.logits(&b, &m)]
             });
             b.argmax(&made[0]);
@@ -720,7 +720,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
                     };
                     let (target, own) = (&*target, &mut *memory);
                     let made = b.chain(&chain, &hidden, &mut |_, batch, x| {
-                        let m = head.forward(&b, target, x, batch, own);
+                        let m = head.forward(&b, target, x, &[], batch, own);
                         Link {
                             logits: target.logits(&b, &m),
                             ids: None,

@@ -72,7 +72,7 @@ fn step(cuda: &Cuda, name: &str, head: Option<&str>, n: usize) -> Vec<String> {
         let rows: Vec<usize> = (0..n).collect();
         launches(cuda, || {
             let features = head.features(cuda, &hidden, &taps, &rows);
-            let m = head.forward(cuda, target, &features, &batch, &mut memory);
+            let m = head.forward(cuda, target, &features, &[], &batch, &mut memory);
             let logits = head.logits(cuda, target, &m).logits;
             vec![m, logits]
         })

@@ -158,6 +158,8 @@ fn with_picture(tokens: &[u32], hash: u8) -> Prompt {
     let span = MediaSpan {
         rows: 150..210,
         hash: [hash; 16],
+        grid: [6, 10],
+        embeddings: Arc::default(),
     };
     Prompt::with_media(tokens.to_vec(), vec![span])
 }

@@ -25,6 +25,8 @@ pub struct Speculator {
     /// What ended streams have left.
     pub(crate) kept: Kept,
     pub(crate) batch: Batch,
+    /// Embeddings of the batch's media rows, one after the other.
+    pub(crate) embeddings: Vec<f32>,
     pub(crate) scratch: Scratch,
     pub(crate) key: StepKey,
 }
@@ -47,6 +49,7 @@ impl Speculator {
             memory,
             index: PrefixIndex::new(),
             batch: Batch::default(),
+            embeddings: Vec::new(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
         }
@@ -106,7 +109,8 @@ impl Speculator {
     ///
     /// # Panics
     ///
-    /// If the prompt is empty or names a token outside the vocabulary.
+    /// If the prompt is empty, names a token outside the vocabulary, or has embeddings of another
+    /// width than the target's.
     pub fn open(
         &mut self,
         prompt: impl Into<Prompt>,
@@ -140,6 +144,10 @@ impl Speculator {
         assert!(
             prompt.tokens.iter().all(|&t| (t as usize) < vocab),
             "prompt tokens are in the vocabulary"
+        );
+        assert!(
+            prompt.spans.are_as_wide_as(self.target.hidden_size()),
+            "embeddings of media are as wide as the target's rows"
         );
         let size = self.memory.size();
         if prompt.tokens.len() > size.context {

@@ -150,7 +150,7 @@ pub struct Stream {
     pub(crate) entry: Entry,
     pub(crate) tokens: Vec<u32>,
     /// Media spans of the prompt.
-    spans: Spans,
+    pub(crate) spans: Spans,
     pub(crate) n_prompt: usize,
     pub(crate) draft: Vec<u32>,
     /// What the draft's tokens were drawn from, where acceptance asks for it.
@@ -393,6 +393,7 @@ impl Stream {
             sequence: &self.state.sequence,
             state: &mut **self.state.draft.as_mut()?,
             tokens: &self.tokens,
+            spans: &self.spans,
             kept,
             limit,
             given: if limit > 0 { &self.given } else { &[] },
@@ -484,11 +485,13 @@ mod tests {
 
     #[test]
     fn a_snapshot_cuts_no_span() {
-        let span = |rows| MediaSpan {
+        let span = |rows: Range<usize>| MediaSpan {
+            grid: [1, rows.len()],
             rows,
             hash: [0; 16],
+            embeddings: Arc::default(),
         };
-        let spans = |rows| Prompt::with_media(vec![0; 400], vec![span(rows)]).spans;
+        let spans = |rows: Range<usize>| Prompt::with_media(vec![0; 400], vec![span(rows)]).spans;
         assert_eq!(last_page(400, &spans(300..390)), 384 - 64 - 64);
         assert_eq!(last_page(400, &spans(384..390)), 384);
         assert_eq!(last_page(400, &spans(10..390)), 0);

@@ -1,0 +1,186 @@
+//! What stands in the place of a vision tower in Gemma 4 12B (`specs/gemma4.md` §13).
+//!
+//! ```text
+//! u = norm1(p)                              p a patch's pixels, 0 to 1
+//! u = norm2(u W + b)
+//! u = norm3(u + T[column, 0] + T[row, 1])
+//! e = rms(u) P                              the target's embedding
+//! ```
+//!
+//! `norm1` to `norm3` are layer norms. Rows do not see each other. Letters: `n` patches, `D`
+//! width, `H` the target's hidden size.
+
+use crate::gemma4_vision::{project, projection};
+use crate::layers::{LayerNorm, Loader};
+use crate::media::{
+    Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower, TowerOutline,
+    tokens,
+};
+use crate::{ModelError, parse, require_sizes};
+use backend::{Backend, Matrix, Tensor};
+use serde::Deserialize;
+use weights::Checkpoint;
+
+/// Values of `vision_config.model_type`.
+pub(crate) const NAMES: &[&str] = &["gemma4_unified_vision"];
+
+/// Of the layer norms, as the reference has it.
+const NORM_EPS: f32 = 1e-5;
+
+/// Rows of a picture where nothing else is said.
+const DEFAULT_ROWS: usize = 280;
+
+/// `vision_config`.
+#[derive(Clone, Debug, Deserialize)]
+struct Config {
+    #[serde(default = "default_patch")]
+    patch_size: usize,
+    #[serde(default = "default_pooling")]
+    pooling_kernel_size: usize,
+    #[serde(default = "default_width")]
+    mm_embed_dim: usize,
+    #[serde(default = "default_positions")]
+    mm_posemb_size: usize,
+    #[serde(default = "default_eps")]
+    rms_norm_eps: f32,
+    #[serde(default)]
+    default_output_length: Option<usize>,
+}
+
+fn default_patch() -> usize {
+    16
+}
+
+fn default_pooling() -> usize {
+    3
+}
+
+fn default_width() -> usize {
+    3840
+}
+
+fn default_positions() -> usize {
+    1120
+}
+
+fn default_eps() -> f32 {
+    1e-6
+}
+
+impl Config {
+    fn read(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
+        let config: Config = parse(&checkpoint.config()["vision_config"])?;
+        let sizes = [
+            ("vision_config.patch_size", config.patch_size),
+            (
+                "vision_config.pooling_kernel_size",
+                config.pooling_kernel_size,
+            ),
+            ("vision_config.mm_embed_dim", config.mm_embed_dim),
+            ("vision_config.mm_posemb_size", config.mm_posemb_size),
+        ];
+        require_sizes(1, &sizes)?;
+        Ok(config)
+    }
+
+    /// Pixels of a patch's side: of what the towers of other sizes pool.
+    fn side(&self) -> usize {
+        self.patch_size * self.pooling_kernel_size
+    }
+
+    fn patches(&self) -> Patches {
+        Patches {
+            size: self.side(),
+            merge: 1,
+            positions: self.mm_posemb_size,
+            order: PatchOrder::Rows,
+            scale: [[1.0, 0.0]; 3],
+        }
+    }
+}
+
+/// The vision front end of Gemma 4 12B.
+pub(crate) struct Gemma4Unified {
+    config: Config,
+    tokens: MediaTokens,
+    pixel_norm: LayerNorm,
+    dense: Matrix,
+    bias: Tensor,
+    dense_norm: LayerNorm,
+    /// For each position its row as a column, then as a row.
+    positions: Matrix,
+    position_norm: LayerNorm,
+    projection: Matrix,
+}
+
+impl Gemma4Unified {
+    pub(crate) fn load(b: &dyn Backend, checkpoint: &Checkpoint) -> Result<Self, ModelError> {
+        let config = Config::read(checkpoint)?;
+        let load = Loader::new(b, checkpoint);
+        let at = load.at("vision_embedder");
+        let (width, pixels) = (config.mm_embed_dim, config.patches().width());
+        Ok(Gemma4Unified {
+            tokens: tokens(checkpoint.config(), "boi_token_id", "eoi_token_id")?,
+            pixel_norm: LayerNorm::load(&at, "patch_ln1", pixels, NORM_EPS)?,
+            dense: at.matrix("patch_dense", width, pixels)?,
+            bias: at.bias("patch_dense", width)?,
+            dense_norm: LayerNorm::load(&at, "patch_ln2", width, NORM_EPS)?,
+            positions: at.bare_matrix("pos_embedding", 2 * config.mm_posemb_size, width)?,
+            position_norm: LayerNorm::load(&at, "pos_norm", width, NORM_EPS)?,
+            projection: projection(&load, width)?,
+            config,
+        })
+    }
+}
+
+impl Tower for Gemma4Unified {
+    fn outline(&self) -> TowerOutline {
+        TowerOutline {
+            name: NAMES[0],
+            layers: 0,
+            hidden_size: self.config.mm_embed_dim,
+            patch: self.config.side(),
+            merge: 1,
+            frames_a_run: 1,
+        }
+    }
+
+    fn embedding_size(&self) -> usize {
+        self.projection.rows
+    }
+
+    fn tokens(&self) -> MediaTokens {
+        self.tokens
+    }
+
+    fn size_rule(&self, rows: Option<usize>) -> SizeRule {
+        SizeRule::Rows {
+            side: self.config.side(),
+            most: rows
+                .or(self.config.default_output_length)
+                .unwrap_or(DEFAULT_ROWS),
+        }
+    }
+
+    fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError> {
+        self.config.patches().grid(frames)
+    }
+
+    fn forward(&self, b: &dyn Backend, frames: &Frames<'_>) -> Tensor {
+        let patches = self.config.patches();
+        let (cut, width) = (patches.cut(frames), patches.width());
+        let position = |ids: &dyn Fn(&[usize; 2]) -> usize| {
+            let ids: Vec<u32> = cut.places.iter().map(|at| ids(at) as u32).collect();
+            b.embed(&self.positions, &ids.repeat(cut.runs), 1.0)
+        };
+        let p = b.upload(cut.values.len() / width, width, &cut.values);
+        let u = self.pixel_norm.forward(b, &p);
+        let u = b.affine(b.matmul(&u, &self.dense), None, &self.bias); // [n, D]
+        let u = self.dense_norm.forward(b, &u);
+        b.note(format_args!("vision.embed"), &u);
+        let u = b.add(u, &position(&|&[_, column]| 2 * column));
+        let u = b.add(u, &position(&|&[row, _]| 2 * row + 1));
+        let u = self.position_norm.forward(b, &u);
+        project(b, &u, &self.projection, self.config.rms_norm_eps)
+    }
+}

@@ -1,0 +1,309 @@
+//! Towers: pictures and video become rows of a language model.
+//!
+//! A [`Tower`] takes frames of pixels that somebody has decoded and resized
+//! ([`Tower::size_rule`] says to what), cuts them into patches and returns embeddings, which
+//! stand in the place of token embeddings in a target's step
+//! ([`Target::inputs`](crate::Target::inputs)). A frame's rows depend on that frame alone and
+//! have the same bits whatever else is computed with them.
+//!
+//! Absent: decoding, resizing, prompts, and any cache of what was computed.
+
+mod attention;
+mod patches;
+mod size;
+
+pub(crate) use attention::FrameMemory;
+pub(crate) use patches::{PatchOrder, Patches};
+pub use size::SizeRule;
+
+use crate::{ModelError, gemma4_unified, gemma4_vision, qwen3_5_vision};
+use backend::{Backend, DeviceError, Tensor};
+use weights::Checkpoint;
+
+/// Patches in one step of a tower, about: what bounds the memory that a long video takes.
+const STEP_PATCHES: usize = 8192;
+
+/// Pixels on their way into a tower: a picture is one frame, a video several of one size.
+#[derive(Clone, Copy, Debug)]
+pub struct Frames<'a> {
+    /// Rows of pixels.
+    pub height: usize,
+    /// Columns of pixels.
+    pub width: usize,
+    /// Red, green and blue of each pixel, `[frames, height, width, 3]`.
+    pub rgb: &'a [u8],
+}
+
+impl<'a> Frames<'a> {
+    /// Bytes of a frame.
+    fn frame_bytes(&self) -> usize {
+        self.height.saturating_mul(self.width).saturating_mul(3)
+    }
+
+    /// Number of frames; 0 if there is no pixel, or the last frame lacks some.
+    pub fn count(&self) -> usize {
+        match self.frame_bytes() {
+            0 => 0,
+            bytes if self.rgb.len().is_multiple_of(bytes) => self.rgb.len() / bytes,
+            _ => 0,
+        }
+    }
+
+    /// Frames `frames` alone.
+    fn part(&self, frames: std::ops::Range<usize>) -> Frames<'a> {
+        let bytes = self.frame_bytes();
+        Frames {
+            rgb: &self.rgb[frames.start * bytes..frames.end * bytes],
+            ..*self
+        }
+    }
+}
+
+/// How many rows frames become: `runs` spans of a prompt, each a grid of `height` by `width` rows,
+/// row-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaGrid {
+    /// Spans: one of a picture; of a video one for each frame, or each pair of frames.
+    pub runs: usize,
+    /// Rows of a span from top to bottom.
+    pub height: usize,
+    /// Rows of a span from left to right.
+    pub width: usize,
+}
+
+impl MediaGrid {
+    /// Rows of one span.
+    pub fn run_rows(&self) -> usize {
+        self.height * self.width
+    }
+
+    /// Rows of all spans.
+    pub fn rows(&self) -> usize {
+        self.runs * self.run_rows()
+    }
+}
+
+/// The tokens of a prompt that stand for what a tower has seen: `begin`, then a placeholder for each
+/// row of a span, then `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaTokens {
+    /// Before a span.
+    pub begin: u32,
+    /// After a span.
+    pub end: u32,
+    /// A row of a picture.
+    pub picture: u32,
+    /// A row of a video.
+    pub video: u32,
+}
+
+/// Sizes of a tower, for people and for the plan of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TowerOutline {
+    /// The architecture, as in `vision_config.model_type`.
+    pub name: &'static str,
+    /// Layers; 0 of a front end without an encoder.
+    pub layers: usize,
+    /// Columns of a patch's row inside.
+    pub hidden_size: usize,
+    /// Pixels of a patch's side.
+    pub patch: usize,
+    /// Patches of a side that become one row.
+    pub merge: usize,
+    /// Frames that become one span.
+    pub frames_a_run: usize,
+}
+
+/// Why frames cannot become rows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MediaError {
+    /// No frame, or one that is cut off.
+    #[error("there are no whole frames of pixels")]
+    NoFrames,
+    /// Sides that were not made what the size rule says.
+    #[error("sides must be multiples of {side} pixels: resize first, found {height}x{width}")]
+    Sides {
+        /// Of what they must be a multiple.
+        side: usize,
+        /// Rows of pixels.
+        height: usize,
+        /// Columns of pixels.
+        width: usize,
+    },
+    /// More patches from side to side than the tower has positions for.
+    #[error("the model knows {most} positions a side, a picture has {patches}: make it smaller")]
+    TooWide {
+        /// Positions of a side.
+        most: usize,
+        /// Patches of the longer side.
+        patches: usize,
+    },
+    /// A size that cannot be kept in shape.
+    #[error(
+        "a picture cannot be {height}x{width} pixels: one side is too much longer than the other"
+    )]
+    Aspect {
+        /// Rows of pixels.
+        height: usize,
+        /// Columns of pixels.
+        width: usize,
+    },
+}
+
+/// What makes embeddings of frames.
+pub trait Tower: Send + Sync {
+    /// What it is.
+    fn outline(&self) -> TowerOutline;
+
+    /// Width of an embedding: that of the target's hidden rows.
+    fn embedding_size(&self) -> usize;
+
+    /// What stands for rows in a prompt.
+    fn tokens(&self) -> MediaTokens;
+
+    /// To which size a picture is to be resized, by the checkpoint's own limits; `rows` is how many
+    /// rows it may become, if somebody asks for another number.
+    fn size_rule(&self, rows: Option<usize>) -> SizeRule;
+
+    /// How many rows `frames` become.
+    ///
+    /// # Errors
+    ///
+    /// [`MediaError`], if there are no frames or they have no size that the tower takes.
+    fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError>;
+
+    /// Embeddings of `frames` in one step, span after span: `[rows, H]`. [`encode`] takes longer
+    /// videos apart.
+    ///
+    /// # Panics
+    ///
+    /// If [`Tower::grid`] gives an error.
+    fn forward(&self, b: &dyn Backend, frames: &Frames<'_>) -> Tensor;
+}
+
+/// Embeddings of `frames`, span after span, row-major, `grid.rows() * embedding_size` numbers, and how
+/// many spans they are. Waits for the device.
+///
+/// # Errors
+///
+/// [`EncodeError`]: what is wrong with the frames, or with the device.
+pub fn encode(
+    tower: &dyn Tower,
+    b: &dyn Backend,
+    frames: &Frames<'_>,
+) -> Result<(MediaGrid, Vec<f32>), EncodeError> {
+    let grid = tower.grid(frames)?;
+    let TowerOutline {
+        merge,
+        frames_a_run,
+        ..
+    } = tower.outline();
+    let runs = (STEP_PATCHES / (grid.run_rows() * merge * merge)).max(1);
+    let (n, step) = (frames.count(), runs * frames_a_run);
+    let mut values = Vec::with_capacity(grid.rows() * tower.embedding_size());
+    for first in (0..n).step_by(step) {
+        let made = tower.forward(b, &frames.part(first..n.min(first + step)));
+        values.extend_from_slice(&b.download(&made));
+        b.finish()?;
+    }
+    Ok((grid, values))
+}
+
+/// Why frames were not encoded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EncodeError {
+    /// The frames are wrong.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Loads a tower of one architecture.
+type LoadTower = fn(&dyn Backend, &Checkpoint) -> Result<Box<dyn Tower>, ModelError>;
+
+/// Every tower: `vision_config.model_type`, and how it is loaded.
+const TOWERS: &[(&[&str], LoadTower)] = &[
+    (gemma4_vision::NAMES, |b, c| {
+        Ok(Box::new(gemma4_vision::Gemma4Vision::load(b, c)?))
+    }),
+    (gemma4_unified::NAMES, |b, c| {
+        Ok(Box::new(gemma4_unified::Gemma4Unified::load(b, c)?))
+    }),
+    (qwen3_5_vision::NAMES, |b, c| {
+        Ok(Box::new(qwen3_5_vision::Qwen35Vision::load(b, c)?))
+    }),
+];
+
+/// How the names of a tower's tensors begin, by canonical name.
+pub const TOWER_PREFIXES: &[&str] = &[
+    "vision_tower.",
+    "vision_embedder.",
+    "embed_vision.",
+    "visual.",
+];
+
+/// Whether `checkpoint` holds tensors of a tower. A text-only conversion keeps the configuration of
+/// the tower that it has dropped.
+pub fn has_tower(checkpoint: &Checkpoint) -> bool {
+    let is_of_tower = |name: &str| TOWER_PREFIXES.iter().any(|p| name.starts_with(p));
+    checkpoint.names().any(is_of_tower)
+}
+
+/// Loads the tower of `checkpoint`, the target's own or a file of a tower alone.
+///
+/// # Errors
+///
+/// [`ModelError`]: there is none, its architecture is not known, its configuration is bad, or a
+/// tensor is missing or misshapen.
+pub fn load_tower(b: &dyn Backend, checkpoint: &Checkpoint) -> Result<Box<dyn Tower>, ModelError> {
+    let config = checkpoint.config().get("vision_config");
+    let Some(config) = config.filter(|c| c.is_object()) else {
+        return Err(ModelError::NoTower(
+            "the model reads text alone: its configuration has no `vision_config`".into(),
+        ));
+    };
+    if !has_tower(checkpoint) {
+        return Err(ModelError::NoTower(
+            "the checkpoint has no tensors of the vision tower that its configuration describes: a \
+             conversion for text alone has dropped them, so add the tower's own file (`mmproj`)"
+                .into(),
+        ));
+    }
+    // Early files of Qwen 3.5 call their tower by the name of the model.
+    let of_model = checkpoint.config().get("model_type");
+    let found = config.get("model_type").or(of_model);
+    let found = found.and_then(|v| v.as_str()).unwrap_or_default();
+    let tower = TOWERS.iter().find(|(names, _)| names.contains(&found));
+    let Some((_, load)) = tower else {
+        return Err(ModelError::Unsupported {
+            feature: format!("a vision tower of the kind `{found}`"),
+        });
+    };
+    load(b, checkpoint)
+}
+
+/// The tokens of a prompt that configuration `config` names, which has those of Gemma 4 or of
+/// Qwen 3.5; `begin` and `end` are the keys of the tokens around a span.
+pub(crate) fn tokens(
+    config: &serde_json::Value,
+    begin: &'static str,
+    end: &'static str,
+) -> Result<MediaTokens, ModelError> {
+    let id = |key: &str| {
+        let id = config.get(key).and_then(serde_json::Value::as_u64);
+        let id = id.and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| ModelError::Config {
+            message: format!("the token `{key}` is missing, without which no prompt has pictures"),
+        })
+    };
+    Ok(MediaTokens {
+        begin: id(begin)?,
+        end: id(end)?,
+        picture: id("image_token_id")?,
+        video: id("video_token_id")?,
+    })
+}
