@@ -99,7 +99,7 @@ fn prompt(golden: &Golden, tower: &dyn Tower, b: &dyn Backend, n: usize) -> Prom
     let mut spans = Vec::new();
     let mut start = 0;
     for (name, size) in PICTURES {
-        let is_row = |&token: &u32| token == tower.tokens().picture;
+        let is_row = |&token: &u32| token == tower.tokens().unwrap().picture;
         start += tokens[start..].iter().position(is_row).unwrap();
         let (grid, rows) = rows(tower, b, 1, size);
         let end = start + grid.rows();
@@ -109,7 +109,7 @@ fn prompt(golden: &Golden, tower: &dyn Tower, b: &dyn Backend, n: usize) -> Prom
         );
         assert_eq!(
             (tokens[start - 1], tokens[end]),
-            (tower.tokens().begin, tower.tokens().end)
+            (tower.tokens().unwrap().begin, tower.tokens().unwrap().end)
         );
         spans.push(MediaSpan {
             rows: start..end,

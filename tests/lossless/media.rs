@@ -73,7 +73,7 @@ impl Painter {
 
     /// A prompt of texts and, between them, pictures of these numbers.
     fn prompt(&self, texts: &[Vec<u32>], pictures: &[usize]) -> Prompt {
-        let tokens = self.tower.tokens();
+        let tokens = self.tower.tokens().unwrap();
         let side = self.tower.outline().patch * self.tower.outline().merge;
         let (mut prompt, mut spans) = (texts[0].clone(), Vec::new());
         for (&picture, text) in pictures.iter().zip(&texts[1..]) {

@@ -10,19 +10,25 @@
 //! `norm1` to `norm3` are layer norms. Rows do not see each other. Letters: `n` patches, `D`
 //! width, `H` the target's hidden size.
 
-use crate::gemma4_vision::{project, projection};
+use crate::gemma4_vision::{TOKEN_TEXTS, project, projection};
 use crate::layers::{LayerNorm, Loader};
 use crate::media::{
-    Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower, TowerOutline,
-    tokens,
+    Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower, TowerKind,
+    TowerOutline, channel_first, in_order, require_sides, tokens,
 };
 use crate::{ModelError, parse, require_sizes};
 use backend::{Backend, Matrix, Tensor};
 use serde::Deserialize;
 use weights::Checkpoint;
 
-/// Values of `vision_config.model_type`.
-pub(crate) const NAMES: &[&str] = &["gemma4_unified_vision"];
+pub(crate) const TOWER: TowerKind = TowerKind {
+    names: &["gemma4_unified_vision"],
+    load: |b, checkpoint| Ok(Box::new(Gemma4Unified::load(b, checkpoint)?)),
+    outline: |checkpoint| {
+        let config = Config::read(checkpoint)?;
+        Ok((config.outline(), config.size_rule(None)))
+    },
+};
 
 /// Of the layer norms, as the reference has it.
 const NORM_EPS: f32 = 1e-5;
@@ -80,12 +86,31 @@ impl Config {
             ("vision_config.mm_posemb_size", config.mm_posemb_size),
         ];
         require_sizes(1, &sizes)?;
+        require_sides(config.patch_size, config.pooling_kernel_size)?;
         Ok(config)
     }
 
     /// Pixels of a patch's side: of what the towers of other sizes pool.
     fn side(&self) -> usize {
         self.patch_size * self.pooling_kernel_size
+    }
+
+    fn outline(&self) -> TowerOutline {
+        TowerOutline {
+            name: TOWER.names[0],
+            layers: 0,
+            hidden_size: self.mm_embed_dim,
+            patch: self.side(),
+            merge: 1,
+            frames_a_run: 1,
+        }
+    }
+
+    fn size_rule(&self, rows: Option<usize>) -> SizeRule {
+        SizeRule::Rows {
+            side: self.side(),
+            most: rows.or(self.default_output_length).unwrap_or(DEFAULT_ROWS),
+        }
     }
 
     fn patches(&self) -> Patches {
@@ -102,13 +127,15 @@ impl Config {
 /// The vision front end of Gemma 4 12B.
 pub(crate) struct Gemma4Unified {
     config: Config,
-    tokens: MediaTokens,
+    tokens: Option<MediaTokens>,
     pixel_norm: LayerNorm,
     dense: Matrix,
     bias: Tensor,
     dense_norm: LayerNorm,
-    /// For each position its row as a column, then as a row.
     positions: Matrix,
+    /// Whether `positions` has those of all columns, then those of all rows, and not both for each
+    /// number in turn.
+    by_axis: bool,
     position_norm: LayerNorm,
     projection: Matrix,
 }
@@ -119,15 +146,34 @@ impl Gemma4Unified {
         let load = Loader::new(b, checkpoint);
         let at = load.at("vision_embedder");
         let (width, pixels) = (config.mm_embed_dim, config.patches().width());
+        // A GGUF file has numbers of a patch channel by channel, and positions of columns before
+        // those of rows.
+        let is_gguf = checkpoint.metadata().is_some();
+        let number: &dyn Fn(usize) -> usize = &channel_first(config.side());
+        let number = if is_gguf { number } else { &|i| i };
+        let dense = at.stored("patch_dense", width, pixels)?;
+        let of_pixels = |values: Vec<f32>| {
+            let values: Vec<f32> = (0..pixels).map(|i| values[number(i)]).collect();
+            b.upload(1, pixels, &values)
+        };
+        let (ln1, ln1_bias) = (at.name_of("patch_ln1"), at.bare("patch_ln1.bias", pixels)?);
         Ok(Gemma4Unified {
-            tokens: tokens(checkpoint.config(), "boi_token_id", "eoi_token_id")?,
-            pixel_norm: LayerNorm::load(&at, "patch_ln1", pixels, NORM_EPS)?,
-            dense: at.matrix("patch_dense", width, pixels)?,
+            tokens: tokens(checkpoint.config(), "boi_token_id", "eoi_token_id"),
+            pixel_norm: LayerNorm {
+                weight: of_pixels(checkpoint.vector(&ln1, pixels)?),
+                bias: of_pixels(ln1_bias),
+                eps: NORM_EPS,
+            },
+            dense: match is_gguf {
+                true => b.matrix(&[in_order(&dense, number).view()]),
+                false => b.matrix(&[dense]),
+            },
             bias: at.bias("patch_dense", width)?,
             dense_norm: LayerNorm::load(&at, "patch_ln2", width, NORM_EPS)?,
             positions: at.bare_matrix("pos_embedding", 2 * config.mm_posemb_size, width)?,
             position_norm: LayerNorm::load(&at, "pos_norm", width, NORM_EPS)?,
             projection: projection(&load, width)?,
+            by_axis: is_gguf,
             config,
         })
     }
@@ -135,31 +181,23 @@ impl Gemma4Unified {
 
 impl Tower for Gemma4Unified {
     fn outline(&self) -> TowerOutline {
-        TowerOutline {
-            name: NAMES[0],
-            layers: 0,
-            hidden_size: self.config.mm_embed_dim,
-            patch: self.config.side(),
-            merge: 1,
-            frames_a_run: 1,
-        }
+        self.config.outline()
     }
 
     fn embedding_size(&self) -> usize {
         self.projection.rows
     }
 
-    fn tokens(&self) -> MediaTokens {
+    fn tokens(&self) -> Option<MediaTokens> {
         self.tokens
     }
 
+    fn token_texts(&self) -> [&'static str; 4] {
+        TOKEN_TEXTS
+    }
+
     fn size_rule(&self, rows: Option<usize>) -> SizeRule {
-        SizeRule::Rows {
-            side: self.config.side(),
-            most: rows
-                .or(self.config.default_output_length)
-                .unwrap_or(DEFAULT_ROWS),
-        }
+        self.config.size_rule(rows)
     }
 
     fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError> {
@@ -178,8 +216,12 @@ impl Tower for Gemma4Unified {
         let u = b.affine(b.matmul(&u, &self.dense), None, &self.bias); // [n, D]
         let u = self.dense_norm.forward(b, &u);
         b.note(format_args!("vision.embed"), &u);
-        let u = b.add(u, &position(&|&[_, column]| 2 * column));
-        let u = b.add(u, &position(&|&[row, _]| 2 * row + 1));
+        let (each, rows) = match self.by_axis {
+            true => (1, self.config.mm_posemb_size),
+            false => (2, 1),
+        };
+        let u = b.add(u, &position(&|&[_, column]| each * column));
+        let u = b.add(u, &position(&|&[row, _]| each * row + rows));
         let u = self.position_norm.forward(b, &u);
         project(b, &u, &self.projection, self.config.rms_norm_eps)
     }

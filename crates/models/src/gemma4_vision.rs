@@ -15,7 +15,7 @@
 use crate::layers::{Loader, frequencies};
 use crate::media::{
     FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower,
-    TowerOutline, tokens,
+    TowerKind, TowerOutline, channel_first, in_order, require_sides, tokens,
 };
 use crate::{ModelError, parse, require, require_sizes};
 use backend::{Activation, Backend, Matrix, Rope, Tensor};
@@ -23,8 +23,17 @@ use quant::Stored;
 use serde::Deserialize;
 use weights::Checkpoint;
 
-/// Values of `vision_config.model_type`.
-pub(crate) const NAMES: &[&str] = &["gemma4_vision"];
+pub(crate) const TOWER: TowerKind = TowerKind {
+    names: &["gemma4_vision"],
+    load: |b, checkpoint| Ok(Box::new(Gemma4Vision::load(b, checkpoint)?)),
+    outline: |checkpoint| {
+        let config = Config::read(checkpoint)?;
+        Ok((config.outline(), config.size_rule(None)))
+    },
+};
+
+/// The texts of the tokens around a picture, and in it.
+pub(crate) const TOKEN_TEXTS: [&str; 4] = ["<|image>", "<image|>", "<|image|>", "<|video|>"];
 
 /// Quarters of a head as they are kept: those that turn by the column first in each half, so that
 /// pairs are as far apart as in any other head.
@@ -109,6 +118,7 @@ impl Config {
             ),
         ];
         require_sizes(config.num_hidden_layers, &sizes)?;
+        require_sides(config.patch_size, config.pooling_kernel_size)?;
         let (heads, kv_heads) = (config.num_attention_heads, config.kv_heads());
         require(heads.is_multiple_of(kv_heads), || {
             format!(
@@ -138,6 +148,24 @@ impl Config {
 
     fn kv_heads(&self) -> usize {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
+    }
+
+    fn outline(&self) -> TowerOutline {
+        TowerOutline {
+            name: TOWER.names[0],
+            layers: self.num_hidden_layers,
+            hidden_size: self.hidden_size,
+            patch: self.patch_size,
+            merge: self.pooling_kernel_size,
+            frames_a_run: 1,
+        }
+    }
+
+    fn size_rule(&self, rows: Option<usize>) -> SizeRule {
+        SizeRule::Rows {
+            side: self.patch_size * self.pooling_kernel_size,
+            most: rows.or(self.default_output_length).unwrap_or(DEFAULT_ROWS),
+        }
     }
 
     fn patches(&self) -> Patches {
@@ -325,7 +353,7 @@ struct Standard {
 /// The vision tower of Gemma 4 E2B, E4B, 26B and 31B.
 pub(crate) struct Gemma4Vision {
     config: Config,
-    tokens: MediaTokens,
+    tokens: Option<MediaTokens>,
     input: Matrix,
     /// By column, then by row.
     positions: Matrix,
@@ -353,9 +381,15 @@ impl Gemma4Vision {
             })
         };
         let rows = 2 * config.position_embedding_size;
+        let input = embedder.stored("input_proj", hidden, config.patches().width())?;
+        let input = match checkpoint.metadata() {
+            // Of a GGUF file: channel by channel.
+            Some(_) => b.matrix(&[in_order(&input, channel_first(config.patch_size)).view()]),
+            None => b.matrix(&[input]),
+        };
         Ok(Gemma4Vision {
-            tokens: tokens(checkpoint.config(), "boi_token_id", "eoi_token_id")?,
-            input: embedder.matrix("input_proj", hidden, config.patches().width())?,
+            tokens: tokens(checkpoint.config(), "boi_token_id", "eoi_token_id"),
+            input,
             positions: embedder.bare_matrix("position_embedding_table", rows, hidden)?,
             layers: (0..config.num_hidden_layers)
                 .map(layer)
@@ -409,35 +443,23 @@ impl Gemma4Vision {
 
 impl Tower for Gemma4Vision {
     fn outline(&self) -> TowerOutline {
-        TowerOutline {
-            name: NAMES[0],
-            layers: self.layers.len(),
-            hidden_size: self.config.hidden_size,
-            patch: self.config.patch_size,
-            merge: self.config.pooling_kernel_size,
-            frames_a_run: 1,
-        }
+        self.config.outline()
     }
 
     fn embedding_size(&self) -> usize {
         self.projection.rows
     }
 
-    fn tokens(&self) -> MediaTokens {
+    fn tokens(&self) -> Option<MediaTokens> {
         self.tokens
     }
 
+    fn token_texts(&self) -> [&'static str; 4] {
+        TOKEN_TEXTS
+    }
+
     fn size_rule(&self, rows: Option<usize>) -> SizeRule {
-        let Config {
-            patch_size,
-            pooling_kernel_size,
-            default_output_length,
-            ..
-        } = self.config;
-        SizeRule::Rows {
-            side: patch_size * pooling_kernel_size,
-            most: rows.or(default_output_length).unwrap_or(DEFAULT_ROWS),
-        }
+        self.config.size_rule(rows)
     }
 
     fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError> {

@@ -106,9 +106,9 @@ impl<'a> Loader<'a> {
 
 /// `(x - mean(x)) / √(variance(x) + eps) · weight + bias`
 pub(crate) struct LayerNorm {
-    weight: Tensor,
-    bias: Tensor,
-    eps: f32,
+    pub(crate) weight: Tensor,
+    pub(crate) bias: Tensor,
+    pub(crate) eps: f32,
 }
 
 impl LayerNorm {

@@ -13,10 +13,10 @@ mod patches;
 mod size;
 
 pub(crate) use attention::FrameMemory;
-pub(crate) use patches::{PatchOrder, Patches};
+pub(crate) use patches::{PatchOrder, Patches, channel_first, channel_last, in_order};
 pub use size::SizeRule;
 
-use crate::{ModelError, gemma4_unified, gemma4_vision, qwen3_5_vision};
+use crate::{ModelError, gemma4_unified, gemma4_vision, qwen3_5_vision, require};
 use backend::{Backend, DeviceError, Tensor};
 use weights::Checkpoint;
 
@@ -159,8 +159,13 @@ pub trait Tower: Send + Sync {
     /// Width of an embedding: that of the target's hidden rows.
     fn embedding_size(&self) -> usize;
 
-    /// What stands for rows in a prompt.
-    fn tokens(&self) -> MediaTokens;
+    /// What stands for rows in a prompt; nothing if the tower's file does not say, as one beside the
+    /// model's: then a tokenizer knows the tokens by [`Tower::token_texts`].
+    fn tokens(&self) -> Option<MediaTokens>;
+
+    /// The texts of the tokens that stand for rows, in the order of [`MediaTokens`]: before a span,
+    /// after it, a row of a picture, a row of a video.
+    fn token_texts(&self) -> [&'static str; 4];
 
     /// To which size a picture is to be resized, by the checkpoint's own limits; `rows` is how many
     /// rows it may become, if somebody asks for another number.
@@ -223,19 +228,22 @@ pub enum EncodeError {
 }
 
 /// Loads a tower of one architecture.
-type LoadTower = fn(&dyn Backend, &Checkpoint) -> Result<Box<dyn Tower>, ModelError>;
+pub(crate) type LoadTower = fn(&dyn Backend, &Checkpoint) -> Result<Box<dyn Tower>, ModelError>;
 
-/// Every tower: `vision_config.model_type`, and how it is loaded.
-const TOWERS: &[(&[&str], LoadTower)] = &[
-    (gemma4_vision::NAMES, |b, c| {
-        Ok(Box::new(gemma4_vision::Gemma4Vision::load(b, c)?))
-    }),
-    (gemma4_unified::NAMES, |b, c| {
-        Ok(Box::new(gemma4_unified::Gemma4Unified::load(b, c)?))
-    }),
-    (qwen3_5_vision::NAMES, |b, c| {
-        Ok(Box::new(qwen3_5_vision::Qwen35Vision::load(b, c)?))
-    }),
+/// An architecture of towers.
+pub(crate) struct TowerKind {
+    /// Values of `vision_config.model_type`.
+    pub(crate) names: &'static [&'static str],
+    pub(crate) load: LoadTower,
+    /// Its sizes, from the configuration alone, and to what pictures are resized.
+    pub(crate) outline: fn(&Checkpoint) -> Result<(TowerOutline, SizeRule), ModelError>,
+}
+
+/// Every architecture of towers.
+const TOWERS: &[TowerKind] = &[
+    gemma4_vision::TOWER,
+    gemma4_unified::TOWER,
+    qwen3_5_vision::TOWER,
 ];
 
 /// How the names of a tower's tensors begin, by canonical name.
@@ -260,6 +268,21 @@ pub fn has_tower(checkpoint: &Checkpoint) -> bool {
 /// [`ModelError`]: there is none, its architecture is not known, its configuration is bad, or a
 /// tensor is missing or misshapen.
 pub fn load_tower(b: &dyn Backend, checkpoint: &Checkpoint) -> Result<Box<dyn Tower>, ModelError> {
+    (find(checkpoint)?.load)(b, checkpoint)
+}
+
+/// The sizes of the tower of `checkpoint`, and to what pictures are resized for it, from the
+/// configuration alone: no tensor is read.
+///
+/// # Errors
+///
+/// As [`load_tower`].
+pub fn tower_outline(checkpoint: &Checkpoint) -> Result<(TowerOutline, SizeRule), ModelError> {
+    (find(checkpoint)?.outline)(checkpoint)
+}
+
+/// The kind of the tower of `checkpoint`.
+fn find(checkpoint: &Checkpoint) -> Result<&'static TowerKind, ModelError> {
     let config = checkpoint.config().get("vision_config");
     let Some(config) = config.filter(|c| c.is_object()) else {
         return Err(ModelError::NoTower(
@@ -277,30 +300,29 @@ pub fn load_tower(b: &dyn Backend, checkpoint: &Checkpoint) -> Result<Box<dyn To
     let of_model = checkpoint.config().get("model_type");
     let found = config.get("model_type").or(of_model);
     let found = found.and_then(|v| v.as_str()).unwrap_or_default();
-    let tower = TOWERS.iter().find(|(names, _)| names.contains(&found));
-    let Some((_, load)) = tower else {
-        return Err(ModelError::Unsupported {
-            feature: format!("a vision tower of the kind `{found}`"),
-        });
-    };
-    load(b, checkpoint)
+    let kind = TOWERS.iter().find(|kind| kind.names.contains(&found));
+    kind.ok_or_else(|| ModelError::Unsupported {
+        feature: format!("a vision tower of the kind `{found}`"),
+    })
 }
 
-/// The tokens of a prompt that configuration `config` names, which has those of Gemma 4 or of
-/// Qwen 3.5; `begin` and `end` are the keys of the tokens around a span.
-pub(crate) fn tokens(
-    config: &serde_json::Value,
-    begin: &'static str,
-    end: &'static str,
-) -> Result<MediaTokens, ModelError> {
-    let id = |key: &str| {
-        let id = config.get(key).and_then(serde_json::Value::as_u64);
-        let id = id.and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| ModelError::Config {
-            message: format!("the token `{key}` is missing, without which no prompt has pictures"),
-        })
-    };
-    Ok(MediaTokens {
+/// The most pixels of a patch's side, and patches of a side that become a row: products of them and
+/// of other sizes stay far from overflowing.
+const MAX_SIDE: usize = 1 << 10;
+
+/// An error unless patches of `size` pixels a side, `merge` of a side a row, can be.
+pub(crate) fn require_sides(size: usize, merge: usize) -> Result<(), ModelError> {
+    let most = size.max(merge);
+    require(most <= MAX_SIDE && size.min(merge) > 0, || {
+        format!("patches of {size} pixels, {merge} of a side a row, are out of range")
+    })
+}
+
+/// The tokens of a prompt that configuration `config` names; `begin` and `end` are the keys of those
+/// around a span.
+pub(crate) fn tokens(config: &serde_json::Value, begin: &str, end: &str) -> Option<MediaTokens> {
+    let id = |key: &str| u32::try_from(config.get(key)?.as_u64()?).ok();
+    Some(MediaTokens {
         begin: id(begin)?,
         end: id(end)?,
         picture: id("image_token_id")?,

@@ -15,21 +15,27 @@
 use crate::layers::{LayerNorm, Loader, frequencies};
 use crate::media::{
     FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower,
-    TowerOutline, tokens,
+    TowerKind, TowerOutline, channel_last, in_order, require_sides, tokens,
 };
 use crate::{ModelError, parse, qwen3_5, require, require_sizes};
 use backend::{Activation, Backend, Matrix, Rope, Tensor};
 use serde::Deserialize;
 use weights::Checkpoint;
 
-/// Values of `vision_config.model_type`; the first is the tower's own, and early files have those
-/// of their models.
-pub(crate) const NAMES: &[&str] = &[
-    "qwen3_5_vision",
-    "qwen3_5_moe_vision",
-    "qwen3_5",
-    "qwen3_5_moe",
-];
+pub(crate) const TOWER: TowerKind = TowerKind {
+    // The tower's own, and those of models, which early files have.
+    names: &[
+        "qwen3_5_vision",
+        "qwen3_5_moe_vision",
+        "qwen3_5",
+        "qwen3_5_moe",
+    ],
+    load: |b, checkpoint| Ok(Box::new(Qwen35Vision::load(b, checkpoint)?)),
+    outline: |checkpoint| {
+        let config = Config::read(checkpoint)?;
+        Ok((config.outline(), config.size_rule(None)))
+    },
+};
 
 /// Of every norm, as the reference has it.
 const EPS: f32 = 1e-6;
@@ -65,6 +71,10 @@ struct Config {
     deepstack_visual_indexes: Vec<usize>,
     #[serde(default)]
     rope_parameters: RopeConfig,
+    /// What is taken from a value of 0 to 1, by channel, and what divides the rest: in a tower's own
+    /// file. Elsewhere they are the authors' ½.
+    image_mean: Option<[f32; 3]>,
+    image_std: Option<[f32; 3]>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -99,6 +109,7 @@ impl Config {
             ),
         ];
         require_sizes(config.depth, &sizes)?;
+        require_sides(config.patch_size, config.spatial_merge_size)?;
         let (hidden, heads) = (config.hidden_size, config.num_heads);
         require(hidden.is_multiple_of(heads), || {
             format!("{hidden} columns cannot be {heads} heads")
@@ -112,6 +123,10 @@ impl Config {
         let positions = config.num_position_embeddings;
         require(config.grid_side().pow(2) == positions, || {
             format!("{positions} position embeddings are no square")
+        })?;
+        let std = config.image_std.unwrap_or([0.5; 3]);
+        require(std.iter().all(|x| *x > 0.0), || {
+            "image_std is not positive".into()
         })?;
         let target = checkpoint.text_config().get("hidden_size");
         let target = target.and_then(serde_json::Value::as_u64);
@@ -145,6 +160,29 @@ impl Config {
         self.num_position_embeddings.isqrt()
     }
 
+    fn outline(&self) -> TowerOutline {
+        TowerOutline {
+            name: TOWER.names[0],
+            layers: self.depth,
+            hidden_size: self.hidden_size,
+            patch: self.patch_size,
+            merge: self.spatial_merge_size,
+            frames_a_run: FRAMES,
+        }
+    }
+
+    fn size_rule(&self, rows: Option<usize>) -> SizeRule {
+        let side = self.patch_size * self.spatial_merge_size;
+        let [least, most] = PIXELS;
+        let most = rows.map_or(most, |rows| rows.saturating_mul(side * side));
+        SizeRule::Pixels {
+            side,
+            least: least.min(most),
+            most,
+            frames_a_run: FRAMES,
+        }
+    }
+
     fn patches(&self) -> Patches {
         Patches {
             size: self.patch_size,
@@ -154,8 +192,12 @@ impl Config {
                 merge: self.spatial_merge_size,
                 frames: FRAMES,
             },
-            // (p - ½) / ½
-            scale: [[2.0, -1.0]; 3],
+            // (p - mean) / std
+            scale: std::array::from_fn(|c| {
+                let of = |x: Option<[f32; 3]>| x.map_or(0.5, |x| x[c]);
+                let (mean, std) = (of(self.image_mean), of(self.image_std));
+                [std.recip(), -mean / std]
+            }),
         }
     }
 
@@ -234,7 +276,7 @@ impl Block {
 /// The vision tower of Qwen 3.5 and 3.6.
 pub(crate) struct Qwen35Vision {
     config: Config,
-    tokens: MediaTokens,
+    tokens: Option<MediaTokens>,
     input: Linear,
     /// The learned grid, `[side², Hv]`.
     positions: Vec<f32>,
@@ -243,6 +285,39 @@ pub(crate) struct Qwen35Vision {
     merger_norm: LayerNorm,
     merger_fc1: Linear,
     merger_fc2: Linear,
+}
+
+/// The weight of patches, `[Hv, 3 · 2 · size²]`: as it is, with channels last in MLX files, or a tensor
+/// for each frame in GGUF files.
+fn patch_weight(at: &Loader<'_>, config: &Config) -> Result<Matrix, ModelError> {
+    let (hidden, width) = (config.hidden_size, config.patches().width());
+    let name = at.name_of("proj");
+    if at.checkpoint.has(&format!("{name}.1")) {
+        let pixels = config.patch_size.pow(2);
+        let frame = |name: &str| at.checkpoint.matrix(name, hidden, width / FRAMES);
+        let frames = [
+            frame(&name)?.to_f32(),
+            frame(&format!("{name}.1"))?.to_f32(),
+        ];
+        let mut values = Vec::with_capacity(hidden * width);
+        for part in (0..hidden * 3).map(|part| part * pixels) {
+            frames
+                .iter()
+                .for_each(|frame| values.extend(&frame[part..part + pixels]));
+        }
+        let both = quant::encode(&quant::F32, &values, width, quant::Scalar::F32);
+        return Ok(at.b.matrix(&[both.view()]));
+    }
+    let stored = at.stored("proj", hidden, width)?;
+    let shape = at.checkpoint.shape(&name).unwrap_or_default();
+    let last = shape.len() == 5 && shape[4] == 3 && shape[1] == FRAMES;
+    Ok(match last {
+        true => {
+            let order = channel_last(config.patch_size, FRAMES);
+            at.b.matrix(&[in_order(&stored, order).view()])
+        }
+        false => at.b.matrix(&[stored]),
+    })
 }
 
 impl Qwen35Vision {
@@ -263,8 +338,11 @@ impl Qwen35Vision {
                 checkpoint.config(),
                 "vision_start_token_id",
                 "vision_end_token_id",
-            )?,
-            input: Linear::load(&input, "proj", hidden, config.patches().width())?,
+            ),
+            input: Linear {
+                weight: patch_weight(&input, &config)?,
+                bias: input.bias("proj", hidden)?,
+            },
             positions: at.stored("pos_embed", positions, hidden)?.to_f32(),
             blocks: (0..config.depth).map(block).collect::<Result<_, _>>()?,
             rope: config.rope(),
@@ -322,34 +400,28 @@ impl Qwen35Vision {
 
 impl Tower for Qwen35Vision {
     fn outline(&self) -> TowerOutline {
-        TowerOutline {
-            name: NAMES[0],
-            layers: self.blocks.len(),
-            hidden_size: self.config.hidden_size,
-            patch: self.config.patch_size,
-            merge: self.config.spatial_merge_size,
-            frames_a_run: FRAMES,
-        }
+        self.config.outline()
     }
 
     fn embedding_size(&self) -> usize {
         self.config.out_hidden_size
     }
 
-    fn tokens(&self) -> MediaTokens {
+    fn tokens(&self) -> Option<MediaTokens> {
         self.tokens
     }
 
+    fn token_texts(&self) -> [&'static str; 4] {
+        [
+            "<|vision_start|>",
+            "<|vision_end|>",
+            "<|image_pad|>",
+            "<|video_pad|>",
+        ]
+    }
+
     fn size_rule(&self, rows: Option<usize>) -> SizeRule {
-        let side = self.config.patch_size * self.config.spatial_merge_size;
-        let [least, most] = PIXELS;
-        let most = rows.map_or(most, |rows| rows.saturating_mul(side * side));
-        SizeRule::Pixels {
-            side,
-            least: least.min(most),
-            most,
-            frames_a_run: FRAMES,
-        }
+        self.config.size_rule(rows)
     }
 
     fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError> {

@@ -1,6 +1,7 @@
 //! Frames of pixels as patches, in the order in which a tower reads them.
 
 use super::{Frames, MediaError, MediaGrid};
+use quant::{Owned, Scalar, Stored};
 
 /// The order of the patches of a frame, and of the numbers of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +156,35 @@ impl Patches {
                 }
             }
         }
+    }
+}
+
+/// `stored` with its column `order(i)` as column `i`, exactly.
+pub(crate) fn in_order(stored: &Stored<'_>, order: impl Fn(usize) -> usize) -> Owned {
+    let cols = stored.cols;
+    let values = stored.to_f32();
+    let rows = values.chunks_exact(cols);
+    let moved: Vec<f32> = rows
+        .flat_map(|row| (0..cols).map(|i| row[order(i)]))
+        .collect();
+    let plain = [&quant::F16, &quant::BF16];
+    let format = plain.into_iter().find(|f| f.name == stored.format.name);
+    quant::encode(format.unwrap_or(&quant::F32), &moved, cols, Scalar::F32)
+}
+
+/// For number `i` of a patch of `size` by `size` pixels as [`PatchOrder::Rows`] has it, where that
+/// lies channel by channel.
+pub(crate) fn channel_first(size: usize) -> impl Fn(usize) -> usize {
+    move |i| i % 3 * size * size + i / 3
+}
+
+/// For number `i` of a patch of `frames` frames as [`PatchOrder::Blocks`] has it, where that lies
+/// frame by frame, channels last.
+pub(crate) fn channel_last(size: usize, frames: usize) -> impl Fn(usize) -> usize {
+    let pixels = size * size;
+    move |i| {
+        let (channel, frame) = (i / (frames * pixels), i / pixels % frames);
+        (frame * pixels + i % pixels) * 3 + channel
     }
 }
 

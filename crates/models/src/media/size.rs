@@ -32,6 +32,14 @@ pub enum SizeRule {
 }
 
 impl SizeRule {
+    /// Rows that a picture becomes, at most.
+    pub const fn most_rows(&self) -> usize {
+        match *self {
+            SizeRule::Rows { most, .. } => most,
+            SizeRule::Pixels { side, most, .. } => most / (side * side),
+        }
+    }
+
     /// Height and width that `frames` frames of `height` and `width` pixels are resized to; 1 frame
     /// for a picture.
     ///
