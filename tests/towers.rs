@@ -1,8 +1,9 @@
 //! Towers in the layouts that other tools give them: as MLX files have them, and in files of their
 //! own as llama.cpp's converter writes them. All are the same tower, bit for bit.
 
-use backend::Reference;
+use backend::{Backend, Reference};
 use convert::gguf::{Store, TensorInfo, Writer};
+use cpu::{Activations, Cpu, CpuOptions, Isa};
 use models::{Frames, ModelError, Tower, encode, load_tower};
 use serde_json::{Value as Json, json};
 use suites::{repository, test_pixels};
@@ -370,4 +371,165 @@ fn what_is_no_tower_says_so() {
         said.contains("gemma4v, gemma4uv, qwen3vl_merger can be read, not `pixtral`"),
         "{said}"
     );
+}
+
+/// Loads the tower of `checkpoint`, and has it look at a picture if that is not too large.
+fn try_tower(checkpoint: &Checkpoint) -> bool {
+    let Ok(tower) = load_tower(&Reference, checkpoint) else {
+        return false;
+    };
+    tower.size_rule(Some(70)).fit(1, 100, 30).ok();
+    if tower.outline().patch * tower.outline().merge <= 48 {
+        assert!(!rows(&*tower).is_empty());
+    }
+    true
+}
+
+#[test]
+fn no_configuration_makes_a_tower_panic() {
+    let (mut loaded, mut refused) = (0, 0);
+    for (model, _) in MODELS {
+        let checkpoint = open(model);
+        let tensors = tower_tensors(&checkpoint);
+        let vision = checkpoint.config()["vision_config"].as_object().unwrap();
+        for key in vision.keys() {
+            for value in [
+                json!(0),
+                json!(1),
+                json!(-1),
+                json!(7),
+                json!(1 << 10),
+                json!((1 << 24) - 1),
+                json!(u64::MAX),
+                json!(1.5),
+                json!(1e300),
+                json!(null),
+                json!("silu"),
+                json!([]),
+                json!({}),
+                json!(true),
+            ] {
+                let mut config = checkpoint.config().clone();
+                config["vision_config"][key] = value;
+                match try_tower(&safetensors(&config, &tensors, "pt")) {
+                    true => loaded += 1,
+                    false => refused += 1,
+                }
+            }
+        }
+    }
+    assert!(
+        loaded > 100 && refused > 100,
+        "{loaded} loaded, {refused} refused"
+    );
+}
+
+#[test]
+fn no_damage_to_a_file_makes_a_tower_panic() {
+    let (model, projector) = MODELS[2];
+    let checkpoint = open(model);
+    let tensors = projector_tensors(projector, tower_tensors(&checkpoint));
+    let file = projector_file(projector, checkpoint.config(), tensors);
+    let open = |bytes: Vec<u8>| Checkpoint::from_bytes("", vec![("m.gguf".into(), bytes.into())]);
+    for percent in 0..100 {
+        let cut = file[..file.len() * percent / 100].to_vec();
+        assert!(open(cut).is_err(), "{percent} % of the file");
+    }
+    let mut rng = suites::Rng(3);
+    let mut survived = 0;
+    for _ in 0..2000 {
+        // Most of what stands before the tensors' numbers.
+        let mut damaged = file.clone();
+        damaged[rng.below(1500) as usize] = rng.below(256) as u8;
+        survived += u32::from(open(damaged).is_ok_and(|checkpoint| try_tower(&checkpoint)));
+    }
+    assert!(survived > 100, "{survived} of 2000 load all the same");
+}
+
+/// The rows of each span of a clip of `frames` frames of two by two rows.
+fn spans(b: &dyn Backend, tower: &dyn Tower, frames: std::ops::Range<usize>) -> Vec<Vec<f32>> {
+    let side = tower.outline().patch * tower.outline().merge;
+    let (height, width) = (2 * side, 2 * side);
+    let rgb = test_pixels(frames.end, height, width);
+    let frames = Frames {
+        height,
+        width,
+        rgb: &rgb[frames.start * height * width * 3..],
+    };
+    let (grid, rows) = encode(tower, b, &frames).unwrap();
+    let rows = rows.chunks_exact(grid.run_rows() * tower.embedding_size());
+    rows.map(<[f32]>::to_vec).collect()
+}
+
+fn assert_frames_are_alone(b: &dyn Backend, model: &str, n: usize) {
+    let tower = load_tower(b, &open(model)).unwrap();
+    let each = tower.outline().frames_a_run;
+    let together = spans(b, &*tower, 0..n * each);
+    assert_eq!(together.len(), n);
+    for span in [0, n / 2, n - 1] {
+        let alone = spans(b, &*tower, span * each..(span + 1) * each);
+        assert!(
+            alone[0] == together[span],
+            "{model} on {}: span {span}",
+            b.name()
+        );
+    }
+}
+
+#[test]
+fn a_frame_has_the_same_rows_alone_and_in_a_clip_of_any_length() {
+    let isas = Isa::available();
+    let cpu = |isa, threads, activations| {
+        let options = CpuOptions {
+            threads,
+            isa: Some(isa),
+            activations,
+            ..CpuOptions::default()
+        };
+        Cpu::new(options).unwrap()
+    };
+    let best = *isas.last().unwrap();
+    for (model, _) in MODELS.iter().chain(&[("models/tiny-gemma4-vision", "")]) {
+        for activations in [Activations::Int8, Activations::F32] {
+            let rows = |b: &dyn Backend| {
+                let tower = load_tower(b, &open(model)).unwrap();
+                spans(b, &*tower, 0..3)
+            };
+            let want = rows(&cpu(best, 2, activations));
+            for (&isa, threads) in isas.iter().zip([1, 3].into_iter().cycle()) {
+                let got = rows(&cpu(isa, threads, activations));
+                assert!(
+                    got == want,
+                    "{model} on {} with {threads} threads",
+                    isa.name()
+                );
+            }
+        }
+        assert_frames_are_alone(&cpu(best, 2, Activations::Int8), model, 5);
+    }
+    // More patches than a step has.
+    assert_frames_are_alone(
+        &cpu(best, 2, Activations::Int8),
+        "models/tiny-gemma4-vision",
+        240,
+    );
+}
+
+#[test]
+fn gpu_towers_make_the_rows_of_the_reference() {
+    let gpu = match cuda::Cuda::new(cuda::CudaOptions::default()) {
+        Ok(gpu) => gpu,
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    for (model, _) in MODELS.iter().chain(&[("models/tiny-gemma4-vision", "")]) {
+        let of = |b: &dyn Backend| spans(b, &*load_tower(b, &open(model)).unwrap(), 0..3).concat();
+        let (got, want) = (of(&gpu), of(&Reference));
+        let square = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x * x)).sum::<f64>();
+        let apart = square(&mut got.iter().zip(&want).map(|(g, w)| g - w));
+        let apart = (apart / square(&mut want.iter().copied())).sqrt();
+        println!("{model}: {apart:.1e} from the reference");
+        // Products round their input to 11 bits.
+        assert!(apart < 5e-3, "{model}: {apart:.1e}");
+        assert_frames_are_alone(&gpu, model, 5);
+    }
 }

@@ -6,7 +6,7 @@ use crate::subjects::{ALONE, Draft, Subject};
 use crate::writing::{Setup, Text, backend, oracle, speculator};
 use backend::{Backend, KvFormat};
 use cpu::{Cpu, CpuOptions, Isa};
-use models::{Frames, Tower, encode, load_target, load_tower};
+use models::{ChainedHead, Eagle3, Frames, Qwen35Mtp, Tower, encode, load_target, load_tower};
 use speculate::DraftLength::{self, Fixed, UpTo};
 use speculate::{MediaSpan, Prompt, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
@@ -307,6 +307,14 @@ fn head_rows(subject: Subject, draft: Draft, prompt: &Prompt, name: &str) -> (Ve
 #[test]
 fn draft_heads_read_the_embeddings_that_the_target_reads() {
     let (gemma, qwen) = (SEEING[0], SEEING[1]);
+    // Positions too: the MTP head turns by the target's, an EAGLE-3 head knows no grid.
+    let b = backend(*Isa::available().last().unwrap(), 1);
+    let open = |folder: &str| Checkpoint::open(&repository(folder)).unwrap();
+    let (checkpoint, eagle3) = (open(qwen.target), open(qwen.eagle3.unwrap()));
+    let target = load_target(&*b, &checkpoint).unwrap();
+    let mtp = Qwen35Mtp::load(&*b, &checkpoint, &*target).unwrap();
+    let eagle3 = Eagle3::load(&*b, &eagle3, &*target).unwrap();
+    assert!(mtp.follows_grid() && !eagle3.follows_grid());
     for (subject, draft, name) in [
         (qwen, Draft::Head, "draft.hidden"),
         (qwen, Draft::Eagle3, "draft.layers.0.out"),
