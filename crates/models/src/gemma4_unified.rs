@@ -10,11 +10,11 @@
 //! `norm1` to `norm3` are layer norms. Rows do not see each other. Letters: `n` patches, `D`
 //! width, `H` the target's hidden size.
 
-use crate::gemma4_vision::{TOKEN_TEXTS, project, projection};
+use crate::gemma4_vision::{TOKEN_TEXTS, VIDEO, project, projection};
 use crate::layers::{LayerNorm, Loader};
 use crate::media::{
     Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower, TowerKind,
-    TowerOutline, channel_first, in_order, require_sides, tokens,
+    TowerOutline, VideoRule, channel_first, in_order, require_sides, tokens,
 };
 use crate::{ModelError, parse, require_sizes};
 use backend::{Backend, Matrix, Tensor};
@@ -198,6 +198,10 @@ impl Tower for Gemma4Unified {
 
     fn size_rule(&self, rows: Option<usize>) -> SizeRule {
         self.config.size_rule(rows)
+    }
+
+    fn video_rule(&self) -> VideoRule {
+        VIDEO
     }
 
     fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError> {

@@ -15,7 +15,7 @@
 use crate::layers::{Loader, frequencies};
 use crate::media::{
     FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower,
-    TowerKind, TowerOutline, channel_first, in_order, require_sides, tokens,
+    TowerKind, TowerOutline, VideoRule, channel_first, in_order, require_sides, tokens,
 };
 use crate::{ModelError, parse, require, require_sizes};
 use backend::{Activation, Backend, Matrix, Rope, Tensor};
@@ -34,6 +34,12 @@ pub(crate) const TOWER: TowerKind = TowerKind {
 
 /// The texts of the tokens around a picture, and in it.
 pub(crate) const TOKEN_TEXTS: [&str; 4] = ["<|image>", "<image|>", "<|image|>", "<|video|>"];
+
+/// Frames of a video, and rows of each, where nothing else is said.
+pub(crate) const VIDEO: VideoRule = VideoRule::Even {
+    frames: 32,
+    rows: 70,
+};
 
 /// Quarters of a head as they are kept: those that turn by the column first in each half, so that
 /// pairs are as far apart as in any other head.
@@ -460,6 +466,10 @@ impl Tower for Gemma4Vision {
 
     fn size_rule(&self, rows: Option<usize>) -> SizeRule {
         self.config.size_rule(rows)
+    }
+
+    fn video_rule(&self) -> VideoRule {
+        VIDEO
     }
 
     fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError> {

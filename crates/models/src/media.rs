@@ -11,10 +11,12 @@
 mod attention;
 mod patches;
 mod size;
+mod video;
 
 pub(crate) use attention::FrameMemory;
 pub(crate) use patches::{PatchOrder, Patches, channel_first, channel_last, in_order};
 pub use size::SizeRule;
+pub use video::VideoRule;
 
 use crate::{ModelError, gemma4_unified, gemma4_vision, qwen3_5_vision, require};
 use backend::{Backend, DeviceError, Tensor};
@@ -170,6 +172,9 @@ pub trait Tower: Send + Sync {
     /// To which size a picture is to be resized, by the checkpoint's own limits; `rows` is how many
     /// rows it may become, if somebody asks for another number.
     fn size_rule(&self, rows: Option<usize>) -> SizeRule;
+
+    /// Which frames of a video are looked at, and what a prompt says of their times.
+    fn video_rule(&self) -> VideoRule;
 
     /// How many rows `frames` become.
     ///

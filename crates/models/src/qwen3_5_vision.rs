@@ -15,7 +15,7 @@
 use crate::layers::{LayerNorm, Loader, frequencies};
 use crate::media::{
     FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower,
-    TowerKind, TowerOutline, channel_last, in_order, require_sides, tokens,
+    TowerKind, TowerOutline, VideoRule, channel_last, in_order, require_sides, tokens,
 };
 use crate::{ModelError, parse, qwen3_5, require, require_sizes};
 use backend::{Activation, Backend, Matrix, Rope, Tensor};
@@ -422,6 +422,15 @@ impl Tower for Qwen35Vision {
 
     fn size_rule(&self, rows: Option<usize>) -> SizeRule {
         self.config.size_rule(rows)
+    }
+
+    fn video_rule(&self) -> VideoRule {
+        VideoRule::Rate {
+            fps: 2.0,
+            least: 4,
+            most: 768,
+            frames_a_run: FRAMES,
+        }
     }
 
     fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError> {

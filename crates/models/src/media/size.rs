@@ -1,9 +1,13 @@
 //! To which size pictures are resized before they are cut into patches.
 
 use super::MediaError;
+use serde_json::Value;
 
 /// Sides of a picture, the longer one by the shorter one, at most.
 const MOST_ASPECT: f64 = 200.0;
+
+/// Pixels that a configuration may ask for, at most: far more than memory has room for.
+const MOST_PIXELS: u64 = 1 << 32;
 
 /// How the size of a picture follows from the size that it has. Both rules keep its shape as well
 /// as multiples of `side` allow.
@@ -32,6 +36,37 @@ pub enum SizeRule {
 }
 
 impl SizeRule {
+    /// The rule with the numbers that a `preprocessor_config.json` has, or for all frames of a video
+    /// together a `video_preprocessor_config.json`.
+    #[must_use]
+    pub fn read(self, config: &Value) -> SizeRule {
+        let number = |value: &Value| {
+            value
+                .as_u64()
+                .filter(|n| *n > 0)
+                .map(|n| n.min(MOST_PIXELS))
+        };
+        let first = |values: [&Value; 2]| values.into_iter().find_map(number).map(|n| n as usize);
+        let (size, none) = (&config["size"], &Value::Null);
+        match self {
+            SizeRule::Rows { side, most } => SizeRule::Rows {
+                side,
+                most: first([&config["max_soft_tokens"], none]).unwrap_or(most),
+            },
+            SizeRule::Pixels {
+                side,
+                least,
+                most,
+                frames_a_run,
+            } => SizeRule::Pixels {
+                side,
+                least: first([&size["shortest_edge"], &config["min_pixels"]]).unwrap_or(least),
+                most: first([&size["longest_edge"], &config["max_pixels"]]).unwrap_or(most),
+                frames_a_run,
+            },
+        }
+    }
+
     /// Rows that a picture becomes, at most.
     pub const fn most_rows(&self) -> usize {
         match *self {
@@ -196,5 +231,7 @@ mod tests {
             );
         }
         assert!(rule.fit(1, 10, 2010).is_err());
+        let config = serde_json::json!({"size": {"shortest_edge": 1024, "longest_edge": 4096}});
+        assert_eq!(rule.read(&config).fit(1, 256, 256), Ok([64, 64]));
     }
 }
