@@ -17,8 +17,8 @@ pub struct Prompt {
     pub(crate) marks: Vec<usize>,
 }
 
-/// Rows of a prompt that one picture, video or sound is encoded as. A step takes all of them
-/// or none.
+/// Rows of a prompt that one picture, frame or sound is encoded as. Where they see each other
+/// ([`MediaRows::see_their_span`]), a step takes all of them or none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MediaSpan {
     /// The rows; their tokens are placeholders.

@@ -106,7 +106,7 @@ struct DraftLimit {
 
 impl Speculator {
     /// One round for all of `streams`; none of them may have ended. Each runs at most
-    /// `chunk` rows of its prompt, or one span of media rows if that is longer.
+    /// `chunk` rows of its prompt, or one span of media rows that see each other if that is longer.
     ///
     /// # Errors
     ///

@@ -104,8 +104,8 @@ impl Speculator {
     ///
     /// # Errors
     ///
-    /// [`MemoryFull::Context`] if the prompt does not fit, [`MemoryFull::Span`] if one of its
-    /// media spans does not fit a step, [`MemoryFull::Sequences`] if too many streams are open.
+    /// [`MemoryFull::Context`] if the prompt does not fit, [`MemoryFull::Span`] if the rows of one of
+    /// its media spans see each other and do not fit a step, [`MemoryFull::Sequences`] if too many streams are open.
     ///
     /// # Panics
     ///
@@ -154,7 +154,7 @@ impl Speculator {
             return Err(MemoryFull::Context(size.context));
         }
         let rows = prompt.spans.longest();
-        if rows > size.step_rows {
+        if self.target.media_rows().see_their_span && rows > size.step_rows {
             let most = size.step_rows;
             return Err(MemoryFull::Span { rows, most });
         }
@@ -170,6 +170,7 @@ impl Speculator {
         options: StreamOptions,
     ) -> Stream {
         let entry = self.index.insert(prompt.namespace, keys);
-        Stream::new(state, entry, prompt, options, &self.memory)
+        let rule = self.target.media_rows();
+        Stream::new(state, entry, prompt, options, &self.memory, rule)
     }
 }
