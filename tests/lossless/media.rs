@@ -14,7 +14,7 @@ use suites::{Recorder, Rng, repository, test_pixels};
 use weights::Checkpoint;
 
 /// Models with towers, and who drafts for them.
-const SEEING: &[Subject] = &[
+pub(crate) const SEEING: &[Subject] = &[
     Subject {
         target: "models/tiny-gemma4-vision",
         assistant: Some("models/tiny-gemma4-assistant"),
@@ -180,46 +180,50 @@ fn speculation_never_changes_a_token_after_pictures() {
     let best = Isa::available().pop().unwrap();
     let backends = [backend(best, 2), backend(best, 1)];
     for &subject in SEEING {
-        let prompts = Painter::new(subject, &backends[0]).prompts();
-        for (s, (what, sampling)) in samplings().into_iter().enumerate() {
-            let setup = |draft, width, backend| Setup {
-                draft,
-                width,
-                // Room for a picture and more, whatever chunk a round is given.
-                chunk: 128,
-                kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][s % 2]),
-                ..Setup::plain(subject, backend)
+        assert_pictures_change_nothing(subject, [&backends[0], &backends[1]]);
+    }
+}
+
+/// Asserts that `subject` writes the same texts after prompts with pictures whoever drafts on either
+/// of `backends`, in batches and chunks of several sizes.
+pub(crate) fn assert_pictures_change_nothing(subject: Subject, backends: [&Arc<dyn Backend>; 2]) {
+    let prompts = Painter::new(subject, backends[0]).prompts();
+    for (s, (what, sampling)) in samplings().into_iter().enumerate() {
+        let setup = |draft, width, backend| Setup {
+            draft,
+            width,
+            // Room for a picture and more, whatever chunk a round is given.
+            chunk: 128,
+            kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][s % 2]),
+            ..Setup::plain(subject, backend)
+        };
+        let plain = setup(Draft::None, 1, backends[0]);
+        let mut alone = speculator(&plain, &[], &|drafter| drafter);
+        let (want, _) = write(&mut alone, &prompts, (&sampling, Fixed(0)), 128);
+        let drafts = [
+            Draft::None,
+            Draft::Head,
+            Draft::Eagle3,
+            Draft::Ngram,
+            Draft::Oracle,
+        ];
+        for (d, draft) in drafts.into_iter().enumerate() {
+            if subject.lacks(draft) {
+                continue;
+            }
+            let setup = setup(draft, [4, 1, 3][(s + d) % 3], backends[(s + d) % 2]);
+            let length = [Fixed(3), UpTo(8), Fixed(1)][(s + d) % 3];
+            let chunk = [1, 33, 128, 7][(s + 2 * d) % 4];
+            let what = format!("{} {draft:?} {what}, chunk {chunk}", subject.target);
+            let mut drafted = match draft {
+                Draft::Oracle => speculator(&setup, &[], &|_| oracle(&want, 4)),
+                _ => speculator(&setup, &want, &|drafter| drafter),
             };
-            let plain = setup(Draft::None, 1, &backends[0]);
-            let mut alone = speculator(&plain, &[], &|drafter| drafter);
-            let (want, _) = write(&mut alone, &prompts, (&sampling, Fixed(0)), 128);
-            let drafts = [
-                Draft::None,
-                Draft::Head,
-                Draft::Eagle3,
-                Draft::Ngram,
-                Draft::Oracle,
-            ];
-            for (d, draft) in drafts.into_iter().enumerate() {
-                if subject.lacks(draft) {
-                    continue;
-                }
-                let width = [4, 1, 3][(s + d) % 3];
-                let setup = setup(draft, width, &backends[(s + d) % 2]);
-                let length = [Fixed(3), UpTo(8), Fixed(1)][(s + d) % 3];
-                let chunk = [1, 33, 128, 7][(s + 2 * d) % 4];
-                let what = format!("{} {draft:?} {what}, chunk {chunk}", subject.target);
-                let mut drafted = match draft {
-                    Draft::Oracle => speculator(&setup, &[], &|_| oracle(&want, 4)),
-                    _ => speculator(&setup, &want, &|drafter| drafter),
-                };
-                let (got, [n, accepted]) =
-                    write(&mut drafted, &prompts, (&sampling, length), chunk);
-                assert_texts(&what, &got, &want);
-                println!("{what}: {accepted} of {n} accepted");
-                if draft != Draft::None && draft != Draft::Ngram {
-                    assert!(n > 0 && accepted > 0, "{what}: {accepted} of {n} accepted");
-                }
+            let (got, [n, accepted]) = write(&mut drafted, &prompts, (&sampling, length), chunk);
+            assert_texts(&what, &got, &want);
+            println!("{what}: {accepted} of {n} accepted");
+            if draft != Draft::None && draft != Draft::Ngram {
+                assert!(n > 0 && accepted > 0, "{what}: {accepted} of {n} accepted");
             }
         }
     }
