@@ -195,6 +195,7 @@ fn tower(checkpoint: &Checkpoint) -> Option<Value> {
         "patches_a_side": outline.merge,
         "frames_a_span": outline.frames_a_run,
         "most_rows": rule.most_rows(),
+        "step_bytes": outline.step_bytes(rule.most_rows()),
     }))
 }
 
@@ -222,9 +223,10 @@ fn report_tower(tower: &Value, out: &mut Report) {
         out.line(
             "",
             format_args!(
-                "patches of {} pixels, {side}×{side} a row, up to {} rows a picture",
+                "patches of {} pixels, {side}×{side} a row, up to {} rows a picture, which takes {}",
                 number("patch_pixels"),
                 number("most_rows"),
+                bytes(number("step_bytes")),
             ),
         );
     }

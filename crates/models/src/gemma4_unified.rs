@@ -100,6 +100,7 @@ impl Config {
             name: TOWER.names[0],
             layers: 0,
             hidden_size: self.mm_embed_dim,
+            inner_size: 0,
             patch: self.side(),
             merge: 1,
             frames_a_run: 1,

@@ -14,8 +14,8 @@
 
 use crate::layers::{Loader, frequencies};
 use crate::media::{
-    FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower,
-    TowerKind, TowerOutline, VideoRule, channel_first, in_order, require_sides, tokens,
+    Cut, FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule,
+    Tower, TowerKind, TowerOutline, VideoRule, channel_first, in_order, require_sides, tokens,
 };
 use crate::{ModelError, parse, require, require_sizes};
 use backend::{Activation, Backend, Matrix, Rope, Tensor};
@@ -161,6 +161,7 @@ impl Config {
             name: TOWER.names[0],
             layers: self.num_hidden_layers,
             hidden_size: self.hidden_size,
+            inner_size: self.intermediate_size,
             patch: self.patch_size,
             merge: self.pooling_kernel_size,
             frames_a_run: 1,
@@ -407,11 +408,11 @@ impl Gemma4Vision {
         })
     }
 
-    /// `(2 p - 1) W + X[column] + Y[row]`
+    /// `(2 p - 1) W + X[column] + Y[row]`, of patches whose numbers are `values`.
     fn patch_rows(
         &self,
         b: &dyn Backend,
-        values: &[f32],
+        values: Vec<f32>,
         places: &[[usize; 2]],
         runs: usize,
     ) -> Tensor {
@@ -421,7 +422,11 @@ impl Gemma4Vision {
             let ids: Vec<u32> = places.iter().map(|at| place(at) as u32).collect();
             b.embed(&self.positions, &ids.repeat(runs), 1.0)
         };
-        let x = b.matmul(&b.upload(values.len() / width, width, values), &self.input); // [n, Hv]
+        let x = {
+            let p = b.upload(values.len() / width, width, &values);
+            drop(values);
+            b.matmul(&p, &self.input) // [n, Hv]
+        };
         let x = b.add(x, &by(&|&[_, column]| column));
         b.add(x, &by(&|&[row, _]| first_row + row))
     }
@@ -479,14 +484,18 @@ impl Tower for Gemma4Vision {
     fn forward(&self, b: &dyn Backend, frames: &Frames<'_>) -> Tensor {
         let (config, eps) = (&self.config, self.config.rms_norm_eps);
         let grid = self.grid(frames).expect("frames of a size for the tower");
-        let cut = config.patches().cut(frames);
+        let Cut {
+            values,
+            places,
+            runs,
+        } = config.patches().cut(frames);
         let heads = (
             config.num_attention_heads,
             config.kv_heads(),
             config.head_dim,
         );
-        let mut memory = FrameMemory::new(b, cut.runs, &cut.places, heads, 1.0);
-        let mut x = self.patch_rows(b, &cut.values, &cut.places, cut.runs); // [n, Hv]
+        let mut memory = FrameMemory::new(b, runs, &places, heads, 1.0);
+        let mut x = self.patch_rows(b, values, &places, runs); // [n, Hv]
         b.note(format_args!("vision.embed"), &x);
         for (i, layer) in self.layers.iter().enumerate() {
             x = layer.forward(b, x, &self.rope, &mut memory, eps);

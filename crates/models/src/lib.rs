@@ -1,10 +1,11 @@
-//! Targets and draft heads: one file of equations a family, over `&dyn Backend`. What a family's
-//! configuration says and how its tensors are loaded is in a folder of the same name.
+//! Targets, draft heads and vision towers: one file of equations a family, over `&dyn Backend`.
+//! What a family's configuration says and how its tensors are loaded is in a folder of the same
+//! name, unless it is little.
 //!
 //! A [`Target`] turns a step's rows into hidden rows and those into logits. A
 //! draft head is paired with a target when it is loaded, and refuses a target it
-//! was not made for. Families are entries of [`TARGETS`]; adding one is its files
-//! and a line there.
+//! was not made for. A [`Tower`] makes rows of pictures, which a target reads like those of
+//! tokens. Families are entries of [`TARGETS`]; adding one is its files and a line there.
 //!
 //! No device test, no sampling, no rollback, no choice of a draft.
 

@@ -14,7 +14,7 @@ mod size;
 mod video;
 
 pub(crate) use attention::FrameMemory;
-pub(crate) use patches::{PatchOrder, Patches, channel_first, channel_last, in_order};
+pub(crate) use patches::{Cut, PatchOrder, Patches, channel_first, channel_last, in_order};
 pub use size::SizeRule;
 pub use video::VideoRule;
 
@@ -108,12 +108,30 @@ pub struct TowerOutline {
     pub layers: usize,
     /// Columns of a patch's row inside.
     pub hidden_size: usize,
+    /// Columns of a layer's feed-forward block; 0 without layers.
+    pub inner_size: usize,
     /// Pixels of a patch's side.
     pub patch: usize,
     /// Patches of a side that become one row.
     pub merge: usize,
     /// Frames that become one span.
     pub frames_a_run: usize,
+}
+
+impl TowerOutline {
+    /// Bytes that the tower takes beside its weights while it looks at a picture of `rows` rows, about:
+    /// the patches' pixels, on the host and the device, or what is alive within a layer with its keys
+    /// and values. A video is looked at in pieces of about 8192 patches.
+    pub fn step_bytes(&self, rows: usize) -> u64 {
+        let patches = rows.saturating_mul(self.merge * self.merge);
+        let numbers = self.patch * self.patch * 3 * self.frames_a_run;
+        let pixels = 2 * numbers + 2 * self.hidden_size;
+        // The residual stream, its norm, and queries, keys and values before and after they are
+        // rotated, and what is remembered of these; or the sides of a gate. A device may keep the
+        // memory of the pixels meanwhile.
+        let layer = numbers + 14 * self.hidden_size + 2 * self.inner_size;
+        4 * (patches as u64).saturating_mul(pixels.max(layer) as u64)
+    }
 }
 
 /// Why frames cannot become rows.

@@ -14,8 +14,8 @@
 
 use crate::layers::{LayerNorm, Loader, frequencies};
 use crate::media::{
-    FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower,
-    TowerKind, TowerOutline, VideoRule, channel_last, in_order, require_sides, tokens,
+    Cut, FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule,
+    Tower, TowerKind, TowerOutline, VideoRule, channel_last, in_order, require_sides, tokens,
 };
 use crate::{ModelError, parse, qwen3_5, require, require_sizes};
 use backend::{Activation, Backend, Matrix, Rope, Tensor};
@@ -165,6 +165,7 @@ impl Config {
             name: TOWER.names[0],
             layers: self.depth,
             hidden_size: self.hidden_size,
+            inner_size: self.intermediate_size,
             patch: self.patch_size,
             merge: self.spatial_merge_size,
             frames_a_run: FRAMES,
@@ -439,19 +440,25 @@ impl Tower for Qwen35Vision {
 
     fn forward(&self, b: &dyn Backend, frames: &Frames<'_>) -> Tensor {
         let config = &self.config;
-        let (cut, width) = (config.patches().cut(frames), config.patches().width());
+        let Cut {
+            values,
+            places,
+            runs,
+        } = config.patches().cut(frames);
+        let (n, width) = (runs * places.len(), config.patches().width());
         let e = config.head_dim();
         let heads = (config.num_heads, config.num_heads, e);
         let scale = (e as f32).sqrt().recip();
-        let mut memory = FrameMemory::new(b, cut.runs, &cut.places, heads, scale);
-        let n = cut.runs * cut.places.len();
-        let grid = [frames.height, frames.width].map(|pixels| pixels / config.patch_size);
-        let positions = self.position_rows(&cut.places, grid).repeat(cut.runs);
         let mut x = {
-            let p = b.upload(n, width, &cut.values);
-            let positions = b.upload(n, config.hidden_size, &positions);
-            b.add(self.input.forward(b, &p), &positions) // [n, Hv]
+            let p = b.upload(n, width, &values);
+            drop(values);
+            self.input.forward(b, &p) // [n, Hv]
         };
+        let grid = [frames.height, frames.width].map(|pixels| pixels / config.patch_size);
+        let positions = self.position_rows(&places, grid).repeat(runs);
+        x = b.add(x, &b.upload(n, config.hidden_size, &positions));
+        drop(positions);
+        let mut memory = FrameMemory::new(b, runs, &places, heads, scale);
         b.note(format_args!("vision.embed"), &x);
         for (i, block) in self.blocks.iter().enumerate() {
             x = block.forward(b, x, &self.rope, &mut memory);

@@ -4,7 +4,9 @@
 //! embed_tokens.weight  norm.weight  lm_head.weight  layers.{i}.…     trunk, or an assistant's own decoder
 //! mtp.…                                                              MTP head
 //! pre_projection.weight  post_projection.weight  masked_embedding.…  assistant
-//! vision_tower.…  visual.…  audio_tower.…                            as stored
+//! vision_tower.…  embed_vision.…  vision_embedder.…                  Gemma 4's pictures
+//! visual.…                                                           Qwen 3.5's pictures, MLX's `vision_tower.…`
+//! audio_tower.…                                                      as stored
 //! ```
 //!
 //! Only prefixes change: a tensor's meaning, and so its layout, never depends on
