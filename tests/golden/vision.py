@@ -44,6 +44,11 @@ def watch(module, trace, name, pick=lambda output: output):
     return module.register_forward_hook(note)
 
 
+def watch_ends(layers, trace):
+    """The first and the last layer."""
+    return [watch(layers[i], trace, f"layers.{i}.out") for i in sorted({0, len(layers) - 1})]
+
+
 class Gemma:
     """Pictures of Gemma 4, towers and the encoder-free kind."""
 
@@ -82,7 +87,7 @@ class Gemma:
             if trace is not None and not self.unified:
                 tower = self.model.model.vision_tower
                 hooks = [watch(tower.patch_embedder, trace, "embed")]
-                hooks += [watch(l, trace, f"layers.{i}.out") for i, l in enumerate(tower.encoder.layers)]
+                hooks += watch_ends(tower.encoder.layers, trace)
             out = self.model.model.get_image_features(cut, places, return_dict=True).pooler_output
             made.append(array(out if torch.is_tensor(out) else torch.cat(out)).reshape(-1, out[0].shape[-1]))
             [hook.remove() for hook in hooks]
@@ -134,7 +139,7 @@ class Qwen:
         cut, grid = self.patches(frames)
         hooks, visual = [], self.model.model.visual
         if trace is not None:
-            hooks = [watch(b, trace, f"layers.{i}.out") for i, b in enumerate(visual.blocks)]
+            hooks = watch_ends(visual.blocks, trace)
         made = visual(cut, grid)
         [hook.remove() for hook in hooks]
         return array(made.pooler_output)
@@ -178,7 +183,7 @@ def outputs(model):
 
 
 TEXT = dict(
-    vocab_size=97, hidden_size=48, intermediate_size=64, num_attention_heads=4, head_dim=16, rms_norm_eps=1e-6,
+    vocab_size=97, hidden_size=32, intermediate_size=40, num_attention_heads=4, head_dim=16, rms_norm_eps=1e-6,
     pad_token_id=0, final_logit_softcapping=30.0, sliding_window=10, max_position_embeddings=512,
     tie_word_embeddings=True, global_head_dim=32, vocab_size_per_layer_input=97,
 )
@@ -198,7 +203,7 @@ SMALL = dict(
 )
 VISION = dict(
     hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16,
-    position_embedding_size=64, pooling_kernel_size=3, patch_size=16, rms_norm_eps=1e-6,
+    position_embedding_size=64, pooling_kernel_size=3, patch_size=8, rms_norm_eps=1e-6,
 )
 TOKENS = dict(image_token_id=25, video_token_id=26, audio_token_id=27, boi_token_id=28, eoi_token_id=29)
 

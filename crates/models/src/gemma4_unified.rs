@@ -30,7 +30,7 @@ pub(crate) const TOWER: TowerKind = TowerKind {
     },
 };
 
-/// Of the layer norms, as the reference has it.
+/// What layer norms add to a variance, as in the reference.
 const NORM_EPS: f32 = 1e-5;
 
 /// Rows of a picture where nothing else is said.

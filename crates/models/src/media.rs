@@ -144,7 +144,7 @@ pub enum MediaError {
     /// Sides that were not made what the size rule says.
     #[error("sides must be multiples of {side} pixels: resize first, found {height}x{width}")]
     Sides {
-        /// Of what they must be a multiple.
+        /// What both must be a multiple of.
         side: usize,
         /// Rows of pixels.
         height: usize,
@@ -258,7 +258,7 @@ pub(crate) struct TowerKind {
     /// Values of `vision_config.model_type`.
     pub(crate) names: &'static [&'static str],
     pub(crate) load: LoadTower,
-    /// Its sizes, from the configuration alone, and to what pictures are resized.
+    /// Reads the tower's sizes, and to what pictures are resized, from the configuration alone.
     pub(crate) outline: fn(&Checkpoint) -> Result<(TowerOutline, SizeRule), ModelError>,
 }
 

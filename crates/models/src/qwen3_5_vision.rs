@@ -37,7 +37,7 @@ pub(crate) const TOWER: TowerKind = TowerKind {
     },
 };
 
-/// Of every norm, as the reference has it.
+/// What norms add to a variance, as in the reference.
 const EPS: f32 = 1e-6;
 
 /// Frames of a run.
