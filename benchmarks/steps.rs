@@ -109,6 +109,10 @@ impl Ops for Random {
         matmul_into(x: &Tensor, w: &[&Matrix], y: &mut [Tensor]);
         matmul_rows(x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor;
         rms_norm(x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor;
+        layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Tensor;
+        affine(x: Tensor, factor: Option<&Tensor>, shift: &Tensor) -> Tensor;
+        activate(x: Tensor, activation: Activation) -> Tensor;
+        clamp(x: Tensor, low: f32, high: f32) -> Tensor;
         add(x: Tensor, y: &Tensor) -> Tensor;
         glu(gate: Tensor, x: &Tensor, activation: Activation) -> Tensor;
         softcap(x: Tensor, cap: f32) -> Tensor;
@@ -677,7 +681,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
                 .unwrap();
             let (target, memory, batch) = (&*target, &mut *memory, &batch);
             let made = b.step(key, batch, &[&hidden], &mut |x| {
-                let m = head.forward(&b, target, x[0], batch, memory);
+                let m = head.forward(&b, target, x[0], &[], batch, memory);
                 vec![target.logits(&b, &m)]
             });
             b.argmax(&made[0]);
@@ -716,7 +720,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
                     };
                     let (target, own) = (&*target, &mut *memory);
                     let made = b.chain(&chain, &hidden, &mut |_, batch, x| {
-                        let m = head.forward(&b, target, x, batch, own);
+                        let m = head.forward(&b, target, x, &[], batch, own);
                         Link {
                             logits: target.logits(&b, &m),
                             ids: None,

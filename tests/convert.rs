@@ -337,7 +337,7 @@ fn an_eagle3_head_drafts_the_same_from_a_gguf_file() {
         let hidden = target.forward_tapped(&b, &batch, &mut memory, &mut taps);
         let rows: Vec<usize> = (0..16).collect();
         let features = head.features(&b, &hidden, &taps.into_rows(), &rows);
-        let x = head.forward(&b, target, &features, &following, &mut own);
+        let x = head.forward(&b, target, &features, &[], &following, &mut own);
         let scored = head.logits(&b, target, &x);
         let ids: Vec<Option<Vec<u32>>> = rows
             .iter()

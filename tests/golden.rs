@@ -10,6 +10,9 @@ use std::path::Path;
 use suites::{Recorder, repository};
 use weights::Checkpoint;
 
+#[path = "golden/towers.rs"]
+mod towers;
+
 /// Largest difference to the goldens, in units of the tensor's largest value (or
 /// of 1, if that is larger): they are computed in double precision, we in single.
 const TOLERANCE: f32 = 1e-4;
@@ -285,7 +288,7 @@ fn check_mtp(b: Box<dyn Backend>, case: &str, checkpoint: &Checkpoint, golden: &
         .collect();
     own.push(&mut batch, &mut sequence, &following, following.len())
         .unwrap();
-    let m = head.forward(&b, &*target, &hidden, &batch, &mut own);
+    let m = head.forward(&b, &*target, &hidden, &[], &batch, &mut own);
     golden.assert_close(case, "draft.prefill.hidden", &b.download(&m));
     // Not `q` and `k`: row `p` stands at position `p` here and at `p + 1` there. Attention is
     // relative, so the layer's output is the same.
@@ -310,7 +313,7 @@ fn check_mtp(b: Box<dyn Backend>, case: &str, checkpoint: &Checkpoint, golden: &
         }
         batch = Batch::default();
         own.push(&mut batch, &mut sequence, &[token], 0).unwrap();
-        m = head.forward(&b, &*target, &m, &batch, &mut own);
+        m = head.forward(&b, &*target, &m, &[], &batch, &mut own);
     }
     assert!(steps >= 3, "{case} chains {steps} steps");
     steps
@@ -344,7 +347,7 @@ fn check_eagle3(
     let mut batch = Batch::default();
     own.push(&mut batch, &mut sequence, &following, following.len())
         .unwrap();
-    let mut x = head.forward(&b, &*target, &features, &batch, &mut own);
+    let mut x = head.forward(&b, &*target, &features, &[], &batch, &mut own);
     golden.assert_close(case, "draft.prefill.hidden", &b.download(&x));
     let all = head.logits(&b, &*target, &x).logits;
     golden.assert_close(case, "draft.prefill.logits", &b.download(&all));
@@ -365,7 +368,7 @@ fn check_eagle3(
         }
         batch = Batch::default();
         own.push(&mut batch, &mut sequence, &[token], 0).unwrap();
-        x = head.forward(&b, &*target, &x, &batch, &mut own);
+        x = head.forward(&b, &*target, &x, &[], &batch, &mut own);
     }
     // Rows of the prompt first, then one by one.
     let mut layers = 0;

@@ -107,7 +107,7 @@ fn scores(b: &dyn Backend, head: &Eagle3, target: &dyn Target) -> Vec<f32> {
     let hidden = target.forward_tapped(b, &batch, &mut memory, &mut taps);
     let rows: Vec<usize> = (0..n).collect();
     let features = head.features(b, &hidden, &taps.into_rows(), &rows);
-    let x = head.forward(b, target, &features, &following, &mut own);
+    let x = head.forward(b, target, &features, &[], &following, &mut own);
     b.download(&head.logits(b, target, &x).logits).into_owned()
 }
 
@@ -457,6 +457,7 @@ fn with_states<'a>(
         sequence: request.sequence,
         state: of(request.state.of()),
         tokens: request.tokens,
+        spans: request.spans,
         kept: request.kept.clone(),
         limit: request.limit,
         given: request.given,

@@ -4,7 +4,9 @@
 use backend::{Batch, KvFormat, Store, Tensor};
 use cache::{KeptSize, Memory, MemorySize};
 use cuda::{Cuda, DryRun};
-use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Target, load_target};
+use models::{
+    ChainedHead, Eagle3, Frames, Gemma4Assistant, Qwen35Mtp, Target, load_target, load_tower,
+};
 use suites::repository;
 use weights::Checkpoint;
 
@@ -72,7 +74,7 @@ fn step(cuda: &Cuda, name: &str, head: Option<&str>, n: usize) -> Vec<String> {
         let rows: Vec<usize> = (0..n).collect();
         launches(cuda, || {
             let features = head.features(cuda, &hidden, &taps, &rows);
-            let m = head.forward(cuda, target, &features, &batch, &mut memory);
+            let m = head.forward(cuda, target, &features, &[], &batch, &mut memory);
             let logits = head.logits(cuda, target, &m).logits;
             vec![m, logits]
         })
@@ -175,4 +177,32 @@ fn layers_are_fused_as_written_down() {
         all == want,
         "UPDATE_LAUNCHES=1 writes tests/launches.txt anew; see what changed"
     );
+}
+
+/// Launches of a tower that looks at a picture of two by three rows, at most: what they were when
+/// this was written.
+const MOST_OF_TOWERS: &[(&str, usize)] = &[
+    ("models/tiny-gemma4-vision", 103),
+    ("models/tiny-qwen3.5-vision", 144),
+    ("tests/golden/checkpoints/gemma4-vision-clipped", 124),
+    ("tests/golden/checkpoints/gemma4-unified", 13),
+];
+
+#[test]
+fn no_tower_launches_more_than_it_did() {
+    let cuda = Cuda::dry_run(DryRun::default());
+    for &(folder, most) in MOST_OF_TOWERS {
+        let checkpoint = Checkpoint::open(&repository(folder)).unwrap();
+        let tower = load_tower(&cuda, &checkpoint).unwrap();
+        let side = tower.outline().patch * tower.outline().merge;
+        let (height, width) = (2 * side, 3 * side);
+        let rgb = suites::test_pixels(1, height, width);
+        let frames = Frames {
+            height,
+            width,
+            rgb: &rgb,
+        };
+        let n = launches(&cuda, || vec![tower.forward(&cuda, &frames)]).len();
+        assert!(0 < n && n <= most, "{folder}: {n} launches, not {most}");
+    }
 }

@@ -190,7 +190,7 @@ impl Family {
     }
 
     /// The checkpoint in `layout`, which has these tensors and, beside them, a picture
-    /// tower; that of zeros, as nobody reads it.
+    /// tower; that of zeros, as no picture is read.
     fn with_tower(&self, layout: &str, tensors: &Map<String, Value>, data: &[u8]) -> Checkpoint {
         let bytes = |shape: &[usize]| 2 * shape.iter().product::<usize>();
         let (mut all, mut end) = (tensors.clone(), data.len());
@@ -312,7 +312,7 @@ fn size() -> MemorySize {
 }
 
 /// The greedy text of the target in `checkpoint`, and what its head, if it is given
-/// one, guessed in every round. Nothing of the text's part may stay unread.
+/// one, guessed in every round. Nothing of the text's part and of a vision tower may stay unread.
 fn write(
     family: &Family,
     checkpoint: &Checkpoint,
@@ -325,6 +325,10 @@ fn write(
         checkpoint.files().collect::<Vec<_>>()
     );
     let target = load_target(&*b, checkpoint).unwrap_or_else(|e| panic!("{at}: {e}"));
+    if models::has_tower(checkpoint) {
+        let tower = models::load_tower(&*b, checkpoint).unwrap_or_else(|e| panic!("{at}: {e}"));
+        assert_eq!(tower.embedding_size(), target.hidden_size(), "{at}");
+    }
     let drafts = Arc::new(Mutex::new(Vec::new()));
     let drafter = head.map(|head| {
         let inner = drafter(&*b, family, head, &*target).unwrap_or_else(|e| panic!("{at}: {e}"));
@@ -389,17 +393,10 @@ fn drafter(
     Ok(Box::new(Chained::new(head, memory)))
 }
 
-/// Other senses than text, centroids that a test turns off, and the keys and values
+/// What hears, centroids that a test turns off, and the keys and values
 /// of layers that share another's.
 fn may_stay_unread(family: &Family, name: &str) -> bool {
-    let other = [
-        "vision_",
-        "visual.",
-        "audio_",
-        "embed_vision.",
-        "embed_audio.",
-        "masked_embedding.",
-    ];
+    let other = ["audio_", "embed_audio.", "masked_embedding."];
     let shared = matches!(family.name, "e2b" | "e4b") && name.contains(".self_attn.");
     shared || other.iter().any(|prefix| name.starts_with(prefix))
 }

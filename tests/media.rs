@@ -36,14 +36,19 @@ fn memory(b: &dyn Backend, target: &dyn Target) -> Memory {
     Memory::new(b, target.plan(), size)
 }
 
-/// Logits after a step of [`TOKENS`], some of which have the embeddings of `instead`, by
+/// Logits after a step of `tokens`, some of which have the embeddings of `instead`, by
 /// source, and of one more token.
-fn logits(b: &dyn Backend, target: &dyn Target, instead: Option<[&[u32]; 2]>) -> Vec<f32> {
+fn logits(
+    b: &dyn Backend,
+    target: &dyn Target,
+    tokens: &[u32; 12],
+    instead: Option<[&[u32]; 2]>,
+) -> Vec<f32> {
     let mut memory = memory(b, target);
     let mut sequence: Sequence = memory.open().unwrap();
     let mut batch = Batch::default();
     memory
-        .push(&mut batch, &mut sequence, &TOKENS, TOKENS.len())
+        .push(&mut batch, &mut sequence, tokens, tokens.len())
         .unwrap();
     if instead.is_some() {
         batch.media = MEDIA.to_vec();
@@ -69,20 +74,34 @@ fn logits(b: &dyn Backend, target: &dyn Target, instead: Option<[&[u32]; 2]>) ->
 }
 
 fn check(b: &dyn Backend) {
-    for name in ["gemma4-dense", "gemma4-ple"] {
-        let target = load_target(b, &golden(name)).unwrap();
-        let plain = logits(b, &*target, None);
-        let own: [&[u32]; 2] = [&[8, 41, 8], &[5, 17]];
-        assert!(
-            logits(b, &*target, Some(own)) == plain,
-            "{name}: own embeddings"
-        );
-        let other: [&[u32]; 2] = [&[8, 41, 8], &[5, 18]];
-        assert!(
-            logits(b, &*target, Some(other)) != plain,
-            "{name}: another embedding"
-        );
-    }
+    let target = load_target(b, &golden("gemma4-dense")).unwrap();
+    let plain = logits(b, &*target, &TOKENS, None);
+    let own: [&[u32]; 2] = [&[8, 41, 8], &[5, 17]];
+    assert!(
+        logits(b, &*target, &TOKENS, Some(own)) == plain,
+        "own embeddings"
+    );
+    let other: [&[u32]; 2] = [&[8, 41, 8], &[5, 18]];
+    assert!(
+        logits(b, &*target, &TOKENS, Some(other)) != plain,
+        "another embedding"
+    );
+    // Per-layer embeddings are those of tokens: of padding, for rows that have none.
+    let target = load_target(b, &golden("gemma4-ple")).unwrap();
+    let with_padding = TOKENS.map(|token| token.min(4));
+    let mut placeholders = TOKENS;
+    MEDIA
+        .iter()
+        .for_each(|media| placeholders[media.row as usize] = 64);
+    let with = |tokens: &[u32; 12]| logits(b, &*target, tokens, Some(own));
+    assert!(
+        with(&TOKENS) == with(&placeholders),
+        "whatever stands for them"
+    );
+    assert!(
+        with(&TOKENS) != with(&with_padding),
+        "other tokens beside them"
+    );
 }
 
 #[test]

@@ -84,7 +84,7 @@ def read_folder(folder):
     """name -> float32 array of a checkpoint folder, sharded or not, in Hugging Face layout and convention.
 
     MLX folders are undone: `w = scale·code + bias` a group, `conv1d.weight` back to [C, 1, K], and one taken off the
-    offset norms of Qwen, which such files store as `1 + w`. Experts are fused again.
+    offset norms of Qwen, which such files store as `1 + w` (not those of its tower). Experts are fused again.
     """
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
@@ -111,7 +111,7 @@ def read_folder(folder):
             a = (scales * codes + biases).reshape(*a.shape[:-1], -1)
         elif name.endswith("conv1d.weight"):
             a = a.transpose(0, 2, 1)
-        elif is_qwen and a.ndim == 1 and "norm" in name and "linear_attn" not in name:
+        elif is_qwen and a.ndim == 1 and "norm" in name and not any(p in name for p in ("linear_attn", "visual")):
             a = a - 1
         out[name] = a
     return fused(out)

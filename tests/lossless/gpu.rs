@@ -5,6 +5,7 @@ use crate::edits::assert_edits_hold;
 use crate::guesses::assert_same_guesses;
 use crate::kept::assert_kept_texts_change_nothing;
 use crate::long::assert_lossless_over_splits;
+use crate::media::{SEEING, assert_pictures_change_nothing};
 use crate::reuse::assert_reuse_changes_nothing;
 use crate::samplings;
 use crate::share::assert_sharing_changes_nothing;
@@ -52,6 +53,17 @@ fn edits_on_a_gpu_make_the_texts_of_the_host() {
     let host = Box::new(cuda::Cuda::new(gpu_options()).unwrap());
     let host: Arc<dyn Backend> = Arc::new(Recorder::new(host));
     assert_edits_hold(&gpu, &host);
+}
+
+#[test]
+fn speculation_never_changes_a_token_after_pictures_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    for &subject in SEEING {
+        assert_pictures_change_nothing(subject, [&gpu, &gpu]);
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod gpu;
 mod guesses;
 mod kept;
 mod long;
+mod media;
 mod reuse;
 mod share;
 mod subjects;

@@ -1,7 +1,7 @@
 //! Streams that run at the same time and share the rows of a common beginning write what
 //! each writes after a cold start, bit for bit.
 
-use crate::subjects::{Draft, Subject, TINY, TRAINED, vocab};
+use crate::subjects::{ALONE, Draft, Subject, TINY, TRAINED, vocab};
 use crate::writing::{Setup, Text, backend, speculator};
 use crate::{CONTEXT, samplings};
 use backend::{Backend, KvFormat, PAGE_ROWS};
@@ -158,6 +158,8 @@ fn with_picture(tokens: &[u32], hash: u8) -> Prompt {
     let span = MediaSpan {
         rows: 150..210,
         hash: [hash; 16],
+        grid: [6, 10],
+        embeddings: Arc::default(),
     };
     Prompt::with_media(tokens.to_vec(), vec![span])
 }
@@ -212,9 +214,13 @@ fn pictures_of_equal_placeholders_share_only_the_rows_before_them() {
 }
 
 #[test]
-fn no_chunk_of_a_prompt_cuts_a_span() {
+fn no_chunk_of_a_prompt_cuts_a_span_whose_rows_see_each_other() {
     let b = backend(*Isa::available().last().unwrap(), 2);
-    let subject = TINY[0];
+    // Rows of its pictures see each other.
+    let subject = Subject {
+        target: "tests/golden/checkpoints/gemma4-vision-standard",
+        ..ALONE
+    };
     let tokens: Vec<u32> = (0..220).map(|i| 10 + i % 60).collect();
     let options = || StreamOptions {
         sampling: Sampling::default(),
@@ -251,6 +257,16 @@ fn no_chunk_of_a_prompt_cuts_a_span() {
     let full = cache::MemoryFull::Span { rows: 60, most: 59 };
     assert_eq!(refused.err(), Some(full));
     assert_eq!(speculator.memory().n_open(), 0);
+    // Causal rows may come in any pieces.
+    let causal = Setup {
+        chunk: 59,
+        ..Setup::plain(TINY[0], &b)
+    };
+    let mut speculator = crate::writing::speculator(&causal, &[], &|drafter| drafter);
+    let prompt = with_picture(&tokens, 1);
+    let mut stream = speculator.open(prompt, options()).unwrap();
+    finish(&mut speculator, &mut [&mut stream], causal.chunk);
+    assert_eq!(stream.output().len(), 10);
 }
 
 /// Prompt and output of the longest text here.

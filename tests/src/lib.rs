@@ -11,7 +11,7 @@ use cache::MemoryFull;
 use serde_json::{Map, Value};
 use speculate::draft::{DraftRequest, DraftState, TargetView};
 use speculate::sample::{History, Scratch, choose, choose_among};
-use speculate::{Drafter, Sampling};
+use speculate::{DraftLength, Drafter, Sampling, StreamOptions};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Arguments;
@@ -147,6 +147,10 @@ impl Ops for Recorder {
         matmul_into(x: &Tensor, w: &[&Matrix], y: &mut [Tensor]);
         matmul_rows(x: &Tensor, w: &Matrix, ids: &[Vec<u32>]) -> Tensor;
         rms_norm(x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor;
+        layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Tensor;
+        affine(x: Tensor, factor: Option<&Tensor>, shift: &Tensor) -> Tensor;
+        activate(x: Tensor, activation: Activation) -> Tensor;
+        clamp(x: Tensor, low: f32, high: f32) -> Tensor;
         add(x: Tensor, y: &Tensor) -> Tensor;
         scale(x: Tensor, factor: f32) -> Tensor;
         glu(gate: Tensor, x: &Tensor, activation: Activation) -> Tensor;
@@ -366,6 +370,28 @@ pub fn golden_in_f32(name: &str) -> Checkpoint {
     let config = std::fs::read_to_string(folder.join("config.json")).expect("a file");
     let files = vec![("model.safetensors".to_owned(), file.into())];
     Checkpoint::from_bytes(&config, files).expect("a golden checkpoint")
+}
+
+/// The pixels of test pictures, `[frames, height, width, 3]`, as `tests/golden/vision.py` has them.
+pub fn test_pixels(frames: usize, height: usize, width: usize) -> Vec<u8> {
+    let mut rgb = Vec::with_capacity(frames * height * width * 3);
+    for (f, y) in (0..frames).flat_map(|f| (0..height).map(move |y| (f, y))) {
+        for (x, c) in (0..width).flat_map(|x| (0..3).map(move |c| (x, c))) {
+            rgb.push((7 * x + 13 * y + 50 * c + 31 * f + x * y / 5) as u8);
+        }
+    }
+    rgb
+}
+
+/// Options of a stream that writes the likeliest tokens, `max_tokens` at most, without drafts.
+pub fn greedy(max_tokens: usize) -> StreamOptions {
+    StreamOptions {
+        sampling: Sampling::default(),
+        max_tokens,
+        stop_tokens: Arc::new([]),
+        draft: DraftLength::Fixed(0),
+        logprobs: None,
+    }
 }
 
 /// Checkpoints whose weights are codes under scales, in the layouts of several

@@ -164,6 +164,17 @@ impl Batch {
         self.rows.iter().map(ahead).max().unwrap_or(0) as usize
     }
 
+    /// The same step with rows that see nothing beyond their own, for layers that are causal
+    /// whatever [`Row::sees`] allows.
+    #[must_use]
+    pub fn causal(&self) -> Batch {
+        let mut causal = self.clone();
+        for row in &mut causal.rows {
+            row.sees.end = row.sees.end.min(row.own() + 1);
+        }
+        causal
+    }
+
     /// The page of `group` that holds cache row `index` of sequence `seq`.
     ///
     /// # Panics

@@ -13,6 +13,8 @@ pub enum Activation {
     GeluTanh,
     /// `1 / (1 + e^-x)`
     Sigmoid,
+    /// GELU as defined: `x` times the normal distribution's probability of less than `x`
+    Gelu,
 }
 
 impl Activation {
@@ -22,6 +24,7 @@ impl Activation {
             Activation::Silu => math::silu(x),
             Activation::GeluTanh => math::gelu_tanh(x),
             Activation::Sigmoid => math::sigmoid(x),
+            Activation::Gelu => math::gelu(x),
         }
     }
 }
@@ -151,6 +154,23 @@ pub trait Ops: Store {
     /// The sum of squares keeps 16 lanes ([`math::sum_tree`]); then
     /// `(x * (1 / sqrt(sum / width + eps))) * weight`.
     fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor;
+
+    /// `(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` of each row; `weight` and `bias`
+    /// are `[1, cols]`.
+    ///
+    /// The sum of a row and that of its squared distances `d = x - mean` keep 16 lanes
+    /// ([`math::sum_tree`]); then `fma(d * (1 / sqrt(Σd² / cols + eps)), weight, bias)`.
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Tensor;
+
+    /// `x * factor + shift` by column, rounded once, or `x + shift` without a factor; `factor` and
+    /// `shift` are `[1, cols]`.
+    fn affine(&self, x: Tensor, factor: Option<&Tensor>, shift: &Tensor) -> Tensor;
+
+    /// `activation(x)`.
+    fn activate(&self, x: Tensor, activation: Activation) -> Tensor;
+
+    /// `x` where it lies between `low` and `high`, else the nearer of these; NaN stays.
+    fn clamp(&self, x: Tensor, low: f32, high: f32) -> Tensor;
 
     /// `x + y`.
     fn add(&self, x: Tensor, y: &Tensor) -> Tensor;

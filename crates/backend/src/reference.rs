@@ -1,12 +1,13 @@
 //! The definition of every op, as plain loops. Slow, and meant to be read.
 
+mod attention;
 mod delta;
 
 use crate::math::{self, sum_tree};
 use crate::{
     Activation, Attention, Backend, Batch, Delta, DeltaSpec, DeltaWeights, DeviceError, Kv, KvSpec,
-    MAX_TENTATIVE, Matrix, NO_TOKEN, Ops, PAGE_ROWS, Record, Rope, SPLIT_ROWS, Sample, Store,
-    Tensor, TokenChoice, TokenList, gives_token,
+    MAX_TENTATIVE, Matrix, NO_TOKEN, Ops, PAGE_ROWS, Record, Rope, Sample, Store, Tensor,
+    TokenChoice, TokenList, gives_token,
 };
 use delta::{DeltaSlot, convolve, delta_head};
 use quant::Stored;
@@ -27,6 +28,15 @@ struct KvRows {
 fn page_values(spec: &KvSpec, page: usize) -> std::ops::Range<usize> {
     let n = spec.heads * PAGE_ROWS * spec.head_dim;
     page * n..(page + 1) * n
+}
+
+/// `sum x` in 16 lanes.
+fn sum(x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    for chunk in x.chunks(16) {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += x);
+    }
+    sum_tree(lanes)
 }
 
 /// `sum x²` in 16 lanes.
@@ -58,45 +68,6 @@ fn map(mut x: Tensor, f: impl Fn(usize, f32) -> f32) -> Tensor {
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).fold(0.0, |acc, (&a, &b)| a.mul_add(b, acc))
-}
-
-/// A running softmax-weighted sum.
-struct Partial {
-    max: f32,
-    sum: f32,
-    out: Vec<f32>,
-}
-
-impl Partial {
-    fn new(head_dim: usize) -> Self {
-        Partial {
-            max: f32::NEG_INFINITY,
-            sum: 0.0,
-            out: vec![0.0; head_dim],
-        }
-    }
-
-    fn rescale(&mut self, max: f32) {
-        let c = math::exp(self.max - max);
-        self.max = max;
-        self.sum *= c;
-        self.out.iter_mut().for_each(|o| *o *= c);
-    }
-
-    fn merge(&mut self, mut right: Partial) {
-        let max = if right.max > self.max {
-            right.max
-        } else {
-            self.max
-        };
-        self.rescale(max);
-        right.rescale(max);
-        self.sum += right.sum;
-        self.out
-            .iter_mut()
-            .zip(&right.out)
-            .for_each(|(o, r)| *o += r);
-    }
 }
 
 impl Backend for Reference {
@@ -279,6 +250,57 @@ impl Ops for Reference {
         tensor(x.rows(), x.cols(), out)
     }
 
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Tensor {
+        let cols = x.cols();
+        let want = (1, cols);
+        assert_eq!(
+            (weight.rows(), weight.cols()),
+            want,
+            "shape of a norm's weight"
+        );
+        assert_eq!((bias.rows(), bias.cols()), want, "shape of a norm's bias");
+        let mut out = values(x).to_vec();
+        for row in out.chunks_exact_mut(cols) {
+            let mean = sum(row) / cols as f32;
+            row.iter_mut().for_each(|x| *x -= mean);
+            let inverse = 1.0 / (sum_squares(row) / cols as f32 + eps).sqrt();
+            let learned = values(weight).iter().zip(values(bias));
+            for (x, (w, b)) in row.iter_mut().zip(learned) {
+                *x = (*x * inverse).mul_add(*w, *b);
+            }
+        }
+        tensor(x.rows(), cols, out)
+    }
+
+    fn affine(&self, x: Tensor, factor: Option<&Tensor>, shift: &Tensor) -> Tensor {
+        let cols = x.cols();
+        for row in factor.into_iter().chain([shift]) {
+            assert_eq!(
+                (row.rows(), row.cols()),
+                (1, cols),
+                "a value for each column"
+            );
+        }
+        let (factor, shift) = (factor.map(values), values(shift));
+        map(x, |i, x| match factor {
+            Some(factor) => x.mul_add(factor[i % cols], shift[i % cols]),
+            None => x + shift[i % cols],
+        })
+    }
+
+    fn activate(&self, x: Tensor, activation: Activation) -> Tensor {
+        map(x, |_, x| activation.apply(x))
+    }
+
+    fn clamp(&self, x: Tensor, low: f32, high: f32) -> Tensor {
+        // Not `f32::clamp`, which panics.
+        map(x, |_, x| match () {
+            () if x < low => low,
+            () if x > high => high,
+            () => x,
+        })
+    }
+
     fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
         assert_eq!(
             (x.rows(), x.cols()),
@@ -395,75 +417,7 @@ impl Ops for Reference {
     }
 
     fn attend(&self, q: &Tensor, kv: &Kv, attention: &Attention, batch: &Batch) -> Tensor {
-        let KvSpec {
-            heads: kv_heads,
-            head_dim,
-            ..
-        } = kv.spec;
-        let heads = attention.heads;
-        assert_eq!(
-            (q.rows(), q.cols()),
-            (batch.n_rows(), heads * head_dim),
-            "shape of the queries"
-        );
-        let rows = kv
-            .storage
-            .downcast_ref::<KvRows>()
-            .expect("memory of this backend");
-        let mut out = Vec::with_capacity(q.rows() * q.cols());
-        for (s, seq) in batch.seqs.iter().enumerate() {
-            for (r, head) in seq
-                .rows
-                .clone()
-                .flat_map(|r| (0..heads).map(move |h| (r, h)))
-            {
-                let q = &values(q)[(r * heads + head) * head_dim..][..head_dim];
-                let visible = attention.visible(batch.rows[r]);
-                let at = |index: usize| {
-                    let page = batch.page(s, attention.group, index);
-                    ((page * kv_heads + head / (heads / kv_heads)) * PAGE_ROWS + index % PAGE_ROWS)
-                        * head_dim
-                };
-                let mut total: Option<Partial> = None;
-                for split in visible.start / SPLIT_ROWS..visible.end.div_ceil(SPLIT_ROWS) {
-                    let mut part = Partial::new(head_dim);
-                    for tile in (split * SPLIT_ROWS..(split + 1) * SPLIT_ROWS).step_by(PAGE_ROWS) {
-                        let keys = tile.max(visible.start)..(tile + PAGE_ROWS).min(visible.end);
-                        if keys.is_empty() {
-                            continue;
-                        }
-                        let scores: Vec<f32> = keys
-                            .clone()
-                            .map(|i| dot(q, &rows.k[at(i)..][..head_dim]) * attention.scale)
-                            .collect();
-                        let max = scores
-                            .iter()
-                            .fold(part.max, |m, &s| if s > m { s } else { m });
-                        part.rescale(max);
-                        let mut lanes = [0.0; 16];
-                        for (i, score) in keys.zip(scores) {
-                            let p = math::exp(score - max);
-                            lanes[i % 16] += p;
-                            for (o, v) in part.out.iter_mut().zip(&rows.v[at(i)..][..head_dim]) {
-                                *o = p.mul_add(*v, *o);
-                            }
-                        }
-                        part.sum += sum_tree(lanes);
-                    }
-                    match &mut total {
-                        None => total = Some(part),
-                        Some(total) => total.merge(part),
-                    }
-                }
-                let total = total.expect("a row sees at least one key");
-                let at = out.len();
-                out.extend(total.out.iter().map(|o| o / total.sum));
-                if kv.spec.format.v.is_rotated() {
-                    quant::turbo::unrotate(&mut out[at..]);
-                }
-            }
-        }
-        tensor(q.rows(), q.cols(), out)
+        attention::attend(q, kv, attention, batch)
     }
 
     fn gated_delta(

@@ -28,15 +28,11 @@ type Class = (&'static str, fn(&str) -> bool);
 /// The classes of tensors. A name belongs to the first that it fits.
 const CLASSES: &[Class] = &[
     ("vision and audio", |name| {
-        [
-            "vision_tower.",
-            "visual.",
-            "audio_tower.",
-            "embed_vision.",
-            "embed_audio.",
-        ]
-        .iter()
-        .any(|p| name.starts_with(p))
+        let audio = ["audio_tower.", "embed_audio."].iter();
+        models::TOWER_PREFIXES
+            .iter()
+            .chain(audio)
+            .any(|p| name.starts_with(p))
     }),
     ("mtp head", |name| name.starts_with("mtp.")),
     ("norms, scales", |name| {
@@ -155,7 +151,7 @@ fn facts(source: &Source, checkpoint: &Checkpoint, hash: &str) -> Value {
             "formats": facts.formats,
         })
     };
-    json!({
+    let mut facts = json!({
         "name": source.name(),
         "source": match source {
             Source::Folder(path) => path.display().to_string(),
@@ -167,7 +163,73 @@ fn facts(source: &Source, checkpoint: &Checkpoint, hash: &str) -> Value {
         "file_bytes": checkpoint.bytes(),
         "parameters": parameters,
         "tensors": classes.into_iter().map(class).collect::<Vec<_>>(),
-    })
+    });
+    if let Some(tower) = tower(checkpoint) {
+        facts["tower"] = tower;
+    }
+    facts
+}
+
+/// What reads pictures, as JSON: its sizes, or why there is nothing in a checkpoint whose configuration
+/// has it; nothing for a model of text alone.
+fn tower(checkpoint: &Checkpoint) -> Option<Value> {
+    if !checkpoint.config()["vision_config"].is_object() {
+        return None;
+    }
+    let (outline, rule) = match models::tower_outline(checkpoint) {
+        Ok(found) => found,
+        Err(error) => return Some(json!({ "missing": error.to_string() })),
+    };
+    let is_of_tower = |name: &&str| models::TOWER_PREFIXES.iter().any(|p| name.starts_with(p));
+    let weights = checkpoint.weight_names().filter(is_of_tower);
+    let shapes = weights.filter_map(|name| checkpoint.shape(name));
+    let parameters = shapes.map(|shape| shape.iter().map(|&n| n as u64).product::<u64>());
+    let bytes = checkpoint.sizes().filter(|(name, _)| is_of_tower(name));
+    Some(json!({
+        "architecture": outline.name,
+        "layers": outline.layers,
+        "hidden_size": outline.hidden_size,
+        "parameters": parameters.sum::<u64>(),
+        "bytes": bytes.map(|(_, bytes)| bytes as u64).sum::<u64>(),
+        "patch_pixels": outline.patch,
+        "patches_a_side": outline.merge,
+        "frames_a_span": outline.frames_a_run,
+        "most_rows": rule.most_rows(),
+        "step_bytes": outline.step_bytes(rule.most_rows()),
+    }))
+}
+
+/// The tower for people.
+fn report_tower(tower: &Value, out: &mut Report) {
+    if let Some(reason) = tower["missing"].as_str() {
+        out.line("vision", format_args!("none: {reason}"));
+    } else if tower.is_object() {
+        let number = |key: &str| number(&tower[key]);
+        let side = number("patches_a_side");
+        let layers = match number("layers") {
+            0 => "no layers".to_owned(),
+            n => format!("{n} layers"),
+        };
+        out.line(
+            "vision",
+            format_args!(
+                "{}: {layers} of {} columns, {} in {}",
+                text(&tower["architecture"]),
+                number("hidden_size"),
+                amount(number("parameters")),
+                bytes(number("bytes")),
+            ),
+        );
+        out.line(
+            "",
+            format_args!(
+                "patches of {} pixels, {side}×{side} a row, up to {} rows a picture, which takes {}",
+                number("patch_pixels"),
+                number("most_rows"),
+                bytes(number("step_bytes")),
+            ),
+        );
+    }
 }
 
 /// Whether `name` holds the scales or biases of a quantized matrix.
@@ -337,6 +399,7 @@ fn report_checkpoint(record: &Value, out: &mut Report) {
         "parameters",
         format_args!("{} in {size}", amount(number(&record["parameters"]))),
     );
+    report_tower(&record["tower"], out);
     out.line("sha256", text(&record["sha256"]));
     out.line(
         "tensors",

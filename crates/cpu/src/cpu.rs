@@ -187,6 +187,23 @@ impl Ops for Cpu {
         norm::rms_norm(&self.device, x, weight, width, eps)
     }
 
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Tensor {
+        norm::layer_norm(&self.device, x, weight, bias, eps)
+    }
+
+    fn affine(&self, x: Tensor, factor: Option<&Tensor>, shift: &Tensor) -> Tensor {
+        elementwise::affine(&self.device, x, factor, shift)
+    }
+
+    fn activate(&self, x: Tensor, activation: Activation) -> Tensor {
+        elementwise::activate(&self.device, x, activation)
+    }
+
+    fn clamp(&self, x: Tensor, low: f32, high: f32) -> Tensor {
+        let clamp = elementwise::Clamp { low, high };
+        elementwise::apply(&self.device, clamp, x, None)
+    }
+
     fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
         elementwise::apply(&self.device, elementwise::Add, x, Some(y))
     }

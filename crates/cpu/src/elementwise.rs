@@ -1,6 +1,6 @@
 //! Elementwise ops.
 
-use crate::arch::{Kernel, Lanes};
+use crate::arch::{Kernel, Lanes, update_one, update_two};
 use crate::device::Device;
 use crate::memory::{values, values_mut};
 use crate::pool::{DisjointSlice, WORK_RANGE_LONG};
@@ -42,6 +42,31 @@ impl Op for Softcap {
     }
 }
 
+/// `x`, or the bound that it lies beyond; ignores `y`.
+#[derive(Clone, Copy)]
+pub(crate) struct Clamp {
+    pub(crate) low: f32,
+    pub(crate) high: f32,
+}
+impl Op for Clamp {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, x: L, _: L) -> L {
+        let (low, high) = (L::splat(self.low), L::splat(self.high));
+        let x = x.if_below(low, low, x);
+        high.if_below(x, high, x)
+    }
+}
+
+/// A gate's function alone; ignores `y`.
+#[derive(Clone, Copy)]
+struct Alone<O>(O);
+impl<O: Op> Op for Alone<O> {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, x: L, _: L) -> L {
+        self.0.apply(x, L::splat(1.0))
+    }
+}
+
 /// `silu(x) y`
 #[derive(Clone, Copy)]
 struct Silu;
@@ -69,6 +94,16 @@ impl Op for Sigmoid {
     #[inline(always)]
     fn apply<L: Lanes>(self, x: L, y: L) -> L {
         math::sigmoid(x) * y
+    }
+}
+
+/// `gelu(x) y`
+#[derive(Clone, Copy)]
+struct Gelu;
+impl Op for Gelu {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, x: L, y: L) -> L {
+        math::gelu(x) * y
     }
 }
 
@@ -145,6 +180,7 @@ pub(crate) fn gated<L: Lanes>(activation: Activation, gate: L, x: L) -> L {
         Activation::Silu => Silu.apply(gate, x),
         Activation::GeluTanh => GeluTanh.apply(gate, x),
         Activation::Sigmoid => Sigmoid.apply(gate, x),
+        Activation::Gelu => Gelu.apply(gate, x),
     }
 }
 
@@ -154,5 +190,74 @@ pub(crate) fn glu(device: &Device, gate: Tensor, x: &Tensor, activation: Activat
         Activation::Silu => apply(device, Silu, gate, Some(x)),
         Activation::GeluTanh => apply(device, GeluTanh, gate, Some(x)),
         Activation::Sigmoid => apply(device, Sigmoid, gate, Some(x)),
+        Activation::Gelu => apply(device, Gelu, gate, Some(x)),
     }
+}
+
+/// `activation(x)` for each element.
+pub(crate) fn activate(device: &Device, x: Tensor, activation: Activation) -> Tensor {
+    match activation {
+        Activation::Silu => apply(device, Alone(Silu), x, None),
+        Activation::GeluTanh => apply(device, Alone(GeluTanh), x, None),
+        Activation::Sigmoid => apply(device, Alone(Sigmoid), x, None),
+        Activation::Gelu => apply(device, Alone(Gelu), x, None),
+    }
+}
+
+/// Rows of `x` times `factor`, if there is one, plus `shift`.
+struct Affine<'a> {
+    x: &'a mut [f32],
+    factor: Option<&'a [f32]>,
+    shift: &'a [f32],
+}
+
+impl Kernel for Affine<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for x in self.x.chunks_exact_mut(self.shift.len()) {
+            match self.factor {
+                Some(factor) => {
+                    update_two::<L>(x, factor, self.shift, |x, factor, shift| {
+                        x.mul_add(factor, shift)
+                    });
+                }
+                None => update_one::<L>(x, self.shift, |x, shift| x + shift),
+            }
+        }
+    }
+}
+
+/// `x * factor + shift` by column, or `x + shift`.
+///
+/// # Panics
+///
+/// If `factor` or `shift` is not one row as wide as `x`.
+pub(crate) fn affine(
+    device: &Device,
+    mut x: Tensor,
+    factor: Option<&Tensor>,
+    shift: &Tensor,
+) -> Tensor {
+    let (n, cols) = (x.rows(), x.cols());
+    let row = |row| {
+        assert_eq!(
+            (Tensor::rows(row), row.cols()),
+            (1, cols),
+            "a value for each column"
+        );
+        values(row)
+    };
+    let (factor, shift) = (factor.map(row), row(shift));
+    let out = DisjointSlice::new(values_mut(&mut x));
+    let chunk = device
+        .pool
+        .even_chunk(n, WORK_RANGE_LONG.div_ceil(cols.max(1)));
+    device.pool.each(n, chunk, |_, range| {
+        // SAFETY: ranges are disjoint.
+        let x = unsafe { out.part(range.start * cols..range.end * cols) };
+        device.isa.run(Affine { x, factor, shift });
+    });
+    x
 }

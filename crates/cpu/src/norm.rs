@@ -1,6 +1,6 @@
-//! Root mean square normalization.
+//! Normalization: root mean square norms and layer norms.
 
-use crate::arch::{Kernel, Lanes, for_each, map, map_two};
+use crate::arch::{Kernel, Lanes, for_each, map, map_two, update_two};
 use crate::device::Device;
 use crate::memory::{values, values_mut};
 use crate::pool::{DisjointSlice, WORK_RANGE_LONG};
@@ -83,5 +83,75 @@ pub(crate) fn rms_norm(
             });
         },
     );
+    y
+}
+
+/// Normalizes whole rows around their means.
+struct LayerNorm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    bias: &'a [f32],
+    y: &'a mut [f32],
+    eps: f32,
+}
+
+impl Kernel for LayerNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let cols = self.weight.len();
+        let rows = self.x.chunks_exact(cols);
+        for (x, y) in rows.zip(self.y.chunks_exact_mut(cols)) {
+            let mut lanes = L::splat(0.0);
+            for_each::<L>(x, |x| lanes = lanes + x);
+            let mean = L::splat(lanes.sum() / cols as f32);
+            map::<L>(x, y, |x| x - mean);
+            let inverse = 1.0 / (sum_squares::<L>(y) / cols as f32 + self.eps).sqrt();
+            let inverse = L::splat(inverse);
+            update_two::<L>(y, self.weight, self.bias, |d, weight, bias| {
+                (d * inverse).mul_add(weight, bias)
+            });
+        }
+    }
+}
+
+/// `(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` of each row.
+///
+/// # Panics
+///
+/// If `weight` or `bias` is not one row as wide as `x`.
+pub(crate) fn layer_norm(
+    device: &Device,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    eps: f32,
+) -> Tensor {
+    let (n, cols) = (x.rows(), x.cols());
+    for row in [weight, bias] {
+        assert_eq!(
+            (row.rows(), row.cols()),
+            (1, cols),
+            "a value for each column"
+        );
+    }
+    let mut y = device.tensor(n, cols);
+    let (x, out) = (values(x), DisjointSlice::new(values_mut(&mut y)));
+    let chunk = device
+        .pool
+        .even_chunk(n, WORK_RANGE_LONG.div_ceil(cols.max(1)));
+    device.pool.each(n, chunk, |_, range| {
+        let range = range.start * cols..range.end * cols;
+        // SAFETY: ranges are disjoint.
+        let y = unsafe { out.part(range.clone()) };
+        device.isa.run(LayerNorm {
+            x: &x[range],
+            weight: values(weight),
+            bias: values(bias),
+            y,
+            eps,
+        });
+    });
     y
 }

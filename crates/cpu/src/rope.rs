@@ -31,10 +31,11 @@ impl Kernel for Rotate<'_> {
         let (sines, cosines) = self.angles.split_at_mut(pairs);
         for (row, x) in self.rows.iter().zip(self.x.chunks_exact_mut(self.cols)) {
             let by_axis = row.position.axes().map(|position| position as f32);
+            let is_text = by_axis.iter().all(|position| *position == by_axis[0]);
             let mut position = L::splat(by_axis[0]);
             let places = sines.chunks_mut(16).zip(cosines.chunks_mut(16));
             for (i, (f, (sin, cos))) in frequencies.chunks(16).zip(places).enumerate() {
-                if !axes.is_empty() {
+                if !is_text && !axes.is_empty() {
                     let mut by_pair = [0.0; 16];
                     for (position, &axis) in by_pair.iter_mut().zip(&axes[16 * i..]) {
                         *position = by_axis[usize::from(axis)];

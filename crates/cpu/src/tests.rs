@@ -383,6 +383,18 @@ impl Ops for Int8Reference {
     fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
         Reference.rms_norm(x, weight, width, eps)
     }
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Tensor {
+        Reference.layer_norm(x, weight, bias, eps)
+    }
+    fn affine(&self, x: Tensor, factor: Option<&Tensor>, shift: &Tensor) -> Tensor {
+        Reference.affine(x, factor, shift)
+    }
+    fn activate(&self, x: Tensor, activation: Activation) -> Tensor {
+        Reference.activate(x, activation)
+    }
+    fn clamp(&self, x: Tensor, low: f32, high: f32) -> Tensor {
+        Reference.clamp(x, low, high)
+    }
     fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
         Reference.add(x, y)
     }

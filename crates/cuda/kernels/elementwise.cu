@@ -22,6 +22,25 @@ KERNEL softcap(float *x, float cap, u64 n) {
     // Of what is not finite x * 0 is NaN, which tanh is not.
     if (i < n) x[i] = cap * tanh_(x[i] / cap) + x[i] * 0.0f;
 }
+KERNEL activate_all(float *x, int f, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = activate(f, x[i]);
+}
+// NaN stays.
+KERNEL clamp(float *x, float low, float high, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = x[i] < low ? low : x[i] > high ? high : x[i];
+}
+// x = x factor + shift, by column; without a factor if that is null.
+KERNEL affine(float *x, const float *factor, const float *shift, int cols, u64 n) {
+    pdl_sync();
+    u64 i = (u64) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    int c = (int) (i % cols);
+    x[i] = factor ? fmaf(x[i], factor[c], shift[c]) : x[i] + shift[c];
+}
 // Gated linear unit: block (chunk, row).
 KERNEL __launch_bounds__(256) glu(GluArgs a) {
     pdl_sync();
@@ -91,6 +110,26 @@ KERNEL __launch_bounds__(512) rms_norm_wide(const float *x, const float *weight,
     const float inverse = inverse_rms(row_sum(sum, partials), width, eps);
     for (int c = threadIdx.x; c < width; c += blockDim.x)
         y[run * width + c] = weight ? x[c] * inverse * weight[c] : x[c] * inverse;
+}
+
+// (x - mean) / sqrt(variance + eps) * weight + bias; a block a row, whose threads read their columns three times. Each
+// sum is one partial sum a thread over its columns, ascending, then trees.
+KERNEL __launch_bounds__(256)
+    layer_norm(const float *x, const float *weight, const float *bias, float *y, int cols, float eps) {
+    __shared__ float partials[2][32];
+    pdl_sync();
+    const u64 row = blockIdx.x;
+    x += row * cols;
+    float sum = 0.0f, squares = 0.0f;
+    for (int c = threadIdx.x; c < cols; c += blockDim.x) sum += x[c];
+    const float mean = row_sum(sum, partials[0]) / (float) cols;
+    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
+        const float d = x[c] - mean;
+        squares = fmaf(d, d, squares);
+    }
+    const float inverse = inverse_rms(row_sum(squares, partials[1]), cols, eps);
+    for (int c = threadIdx.x; c < cols; c += blockDim.x)
+        y[row * cols + c] = fmaf((x[c] - mean) * inverse, weight[c], bias[c]);
 }
 
 // x = (from + rms(y) post) factor, and the norm epilogue of x: a block a row, or a cluster. The bits are those of the

@@ -23,6 +23,18 @@ DEVICE float gelu_(float x) {
     float u2 = 1.595769f * fmaf(x * x * x, 0.044715f, x);
     return x * sigmoid_(u2);
 }
+// GELU by the error function.
+DEVICE float gelu_erf_(float x) {
+    float size = larger(x, 0.0f - x);
+    float t = 1.0f / fmaf(size, 0.2316419f, 1.0f);
+    float p = 1.0614054f;
+    p = fmaf(p, t, -1.4531521f);
+    p = fmaf(p, t, 1.4214138f);
+    p = fmaf(p, t, -0.28449672f);
+    p = fmaf(p, t, 0.2548296f);
+    float below = 0.5f * (p * t) * exp_(-0.5f * x * x);
+    return x * (x < 0.0f ? below : 1.0f - below);
+}
 DEVICE float artanh_double(float s) {
     float s2 = s * s;
     float p = 2.0f / 11.0f;
@@ -68,5 +80,7 @@ DEVICE void sin_cos(float x, float &sin, float &cos) {
     sin = odd;
     cos = even;
 }
-// Function `f`: 0 SiLU, 1 GELU, 2 sigmoid, as in src/elementwise.rs.
-DEVICE float activate(int f, float x) { return f == 0 ? silu_(x) : f == 1 ? gelu_(x) : sigmoid_(x); }
+// Function `f`: 0 SiLU, 1 GELU by tanh, 2 sigmoid, 3 GELU by the error function, as in src/elementwise.rs.
+DEVICE float activate(int f, float x) {
+    return f == 0 ? silu_(x) : f == 1 ? gelu_(x) : f == 2 ? sigmoid_(x) : gelu_erf_(x);
+}

@@ -27,6 +27,7 @@ pub(crate) fn number(activation: Activation) -> usize {
         Activation::Silu => 0,
         Activation::GeluTanh => 1,
         Activation::Sigmoid => 2,
+        Activation::Gelu => 3,
     }
 }
 
@@ -51,6 +52,20 @@ pub(crate) fn launch(l: &Launch<'_>, op: &Op) {
             is_weighted,
         } => return rms_norm(l, op, *width, *eps, *is_weighted),
         Kind::Glu { .. } | Kind::GluColumns { .. } => return glu(l, op),
+        Kind::LayerNorm { eps } => layer_norm(l, op, *eps),
+        Kind::Affine { has_factor } => affine(l, op, *has_factor),
+        Kind::Activate { activation } => {
+            let n = l.len(op.inputs[0]);
+            let x = l.in_place(op.inputs[0], op.outputs[0]);
+            let args = Args::default().ptr(x).int(number(*activation)).long(n);
+            ("activate_all", Grid::each(n), args)
+        }
+        Kind::Clamp { low, high } => {
+            let n = l.len(op.inputs[0]);
+            let x = l.in_place(op.inputs[0], op.outputs[0]);
+            let args = Args::default().ptr(x).float(*low).float(*high).long(n);
+            ("clamp", Grid::each(n), args)
+        }
         Kind::Add => add(l, op),
         Kind::Scale { factor: by } | Kind::Softcap { cap: by } => {
             let n = l.len(op.inputs[0]);
@@ -78,6 +93,38 @@ fn add(l: &Launch<'_>, op: &Op) -> Call {
     let y = l.address(y);
     let args = Args::default().ptr(l.in_place(x, op.outputs[0])).ptr(y);
     ("add", Grid::each(n), args.long(n))
+}
+
+/// Threads of a block that normalizes a row around its mean. The order of the sums depends on it,
+/// so it is one number for all widths.
+const LAYER_NORM_THREADS: usize = 256;
+
+fn layer_norm(l: &Launch<'_>, op: &Op, eps: f32) -> Call {
+    let y = op.outputs[0];
+    let [rows, cols] = l.shape(y);
+    let args = [op.inputs[0], op.inputs[1], op.inputs[2], y]
+        .into_iter()
+        .fold(Args::default(), |args, x| args.ptr(l.address(x)));
+    let grid = Grid::new(rows, LAYER_NORM_THREADS);
+    ("layer_norm", grid, args.int(cols).float(eps))
+}
+
+fn affine(l: &Launch<'_>, op: &Op, has_factor: bool) -> Call {
+    let x = op.inputs[0];
+    let (cols, n) = (l.shape(x)[1], l.len(x));
+    let factor = if has_factor {
+        l.address(op.inputs[1])
+    } else {
+        0
+    };
+    let shift = l.address(*op.inputs.last().expect("a shift"));
+    let args = Args::default()
+        .ptr(l.in_place(x, op.outputs[0]))
+        .ptr(factor)
+        .ptr(shift)
+        .int(cols)
+        .long(n);
+    ("affine", Grid::each(n), args)
 }
 
 fn columns(l: &Launch<'_>, op: &Op, first: usize) -> Call {

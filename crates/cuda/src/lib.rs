@@ -77,6 +77,7 @@ pub struct CudaOptions {
 /// Ops of [`backend::conformance`] whose results have the reference's bits on a GPU.
 pub const EQUAL_OPS: &[&str] = &[
     "elementwise",
+    "affine",
     "moves",
     "rope",
     "argmax",

@@ -172,6 +172,34 @@ impl Ops for Cuda {
         })
     }
 
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Tensor {
+        let want = (1, x.cols());
+        assert_eq!(
+            (shape(weight), shape(bias)),
+            (want, want),
+            "a value for each column"
+        );
+        self.map(Kind::LayerNorm { eps }, [x, weight, bias])
+    }
+
+    fn affine(&self, x: Tensor, factor: Option<&Tensor>, shift: &Tensor) -> Tensor {
+        for row in factor.into_iter().chain([shift]) {
+            assert_eq!(shape(row), (1, x.cols()), "a value for each column");
+        }
+        match factor {
+            Some(factor) => self.map(Kind::Affine { has_factor: true }, [&x, factor, shift]),
+            None => self.map(Kind::Affine { has_factor: false }, [&x, shift]),
+        }
+    }
+
+    fn activate(&self, x: Tensor, activation: Activation) -> Tensor {
+        self.map(Kind::Activate { activation }, [&x])
+    }
+
+    fn clamp(&self, x: Tensor, low: f32, high: f32) -> Tensor {
+        self.map(Kind::Clamp { low, high }, [&x])
+    }
+
     fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
         assert_eq!(shape(&x), shape(y), "shapes of a sum");
         self.map(Kind::Add, [&x, y])

@@ -131,6 +131,14 @@ impl Machine {
             }
             Kind::BestGroups { groups } => vec![best_groups(&x[0], self.groups(*groups))],
             Kind::RmsNorm { width, eps, .. } => vec![b.rms_norm(&x[0], x.get(1), *width, *eps)],
+            Kind::LayerNorm { eps } => vec![b.layer_norm(&x[0], &x[1], &x[2], *eps)],
+            Kind::Affine { has_factor } => {
+                let y = x.remove(0);
+                let shift = x.last().expect("a shift");
+                vec![b.affine(y, has_factor.then_some(&x[0]), shift)]
+            }
+            Kind::Activate { activation } => vec![b.activate(x.remove(0), *activation)],
+            Kind::Clamp { low, high } => vec![b.clamp(x.remove(0), *low, *high)],
             Kind::Add => {
                 let y = x.remove(1);
                 vec![b.add(x.remove(0), &y)]

@@ -109,6 +109,28 @@ pub enum Kind {
         /// Whether there is a weight.
         is_weighted: bool,
     },
+    /// `x, weight, bias -> y`: a layer norm of each row.
+    LayerNorm {
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// `x, factor?, shift -> x factor + shift`, by column.
+    Affine {
+        /// Whether there is a factor.
+        has_factor: bool,
+    },
+    /// `x -> activation(x)`.
+    Activate {
+        /// The function.
+        activation: Activation,
+    },
+    /// `x -> y`: what lies beyond a bound becomes the bound.
+    Clamp {
+        /// The lower bound.
+        low: f32,
+        /// The upper bound.
+        high: f32,
+    },
     /// `x, y -> x + y`.
     Add,
     /// `x -> x factor`.
@@ -299,6 +321,10 @@ impl Kind {
             Kind::ChosenProduct { .. } => "chosen_product",
             Kind::BestGroups { .. } => "best_groups",
             Kind::RmsNorm { .. } => "rms_norm",
+            Kind::LayerNorm { .. } => "layer_norm",
+            Kind::Affine { .. } => "affine",
+            Kind::Activate { .. } => "activate",
+            Kind::Clamp { .. } => "clamp",
             Kind::Add => "add",
             Kind::Scale { .. } => "scale",
             Kind::Softcap { .. } => "softcap",
@@ -510,6 +536,9 @@ fn attributes(kind: &Kind, f: &mut Formatter<'_>) -> fmt::Result {
     match kind {
         Kind::Product { weights } if weights.len() > 1 => write!(f, " x{}", weights.len()),
         Kind::RmsNorm { width, .. } => write!(f, " width={width}"),
+        Kind::Affine { has_factor } => f.write_str(if *has_factor { " factor" } else { "" }),
+        Kind::Activate { activation } => write!(f, " {activation:?}"),
+        Kind::Clamp { low, high } => write!(f, " {low} to {high}"),
         Kind::Scale { factor } => write!(f, " {factor}"),
         Kind::Softcap { cap } => write!(f, " {cap}"),
         Kind::Glu { activation } | Kind::GateRows { activation } => write!(f, " {activation:?}"),

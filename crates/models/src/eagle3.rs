@@ -20,7 +20,7 @@ mod config;
 mod load;
 
 use crate::layers::GatedMlp;
-use crate::{ChainedHead, HeadLogits, Scored, Target};
+use crate::{ChainedHead, HeadLogits, Scored, Target, with_media};
 use backend::{Attention, Backend, Batch, Matrix, Rope, Tensor, TokenList};
 use cache::{Memory, MemoryPlan};
 
@@ -103,15 +103,27 @@ impl Eagle3 {
         b.rms_norm(x, Some(weight), weight.cols(), self.eps)
     }
 
-    /// `rms(E[token])`, of the unscaled table (§2): `[n, H]`.
-    fn token(&self, b: &dyn Backend, target: &dyn Target, tokens: &[u32]) -> Tensor {
+    /// `rms(E[token])`, of the unscaled table (§2), or of a row of media where that fits the
+    /// table: `[n, H]`.
+    fn token(
+        &self,
+        b: &dyn Backend,
+        target: &dyn Target,
+        batch: &Batch,
+        media: &[&Tensor],
+    ) -> Tensor {
         let weight = &self.layers[0].input_norm;
         match &self.embed {
-            Some(table) => self.norm(b, &b.embed(table, tokens, 1.0), weight),
+            Some(table) => {
+                let token = b.embed(table, &batch.tokens, 1.0);
+                let fits = target.hidden_size() == table.cols;
+                let media = if fits { media } else { &[] };
+                self.norm(b, &with_media(b, token, batch, media), weight)
+            }
             None => {
                 // A factor passes the norm if `eps` grows with its square.
                 let eps = self.eps * target.embed_scale().powi(2);
-                let token = target.embed(b, tokens);
+                let token = target.inputs(b, batch, media);
                 b.rms_norm(&token, Some(weight), weight.cols(), eps)
             }
         }
@@ -161,10 +173,11 @@ impl ChainedHead for Eagle3 {
         b: &dyn Backend,
         target: &dyn Target,
         features: &Tensor,
+        media: &[&Tensor],
         batch: &Batch,
         memory: &mut Memory,
     ) -> Tensor {
-        let e = self.token(b, target, &batch.tokens); // [n, H]
+        let e = self.token(b, target, batch, media); // [n, H]
         let u = self.norm(b, features, &self.hidden_norm); // [n, H]
         let s = b.concat(&e, &u); // [n, 2 H]
         let residual = if self.norm_before_residual {

@@ -21,7 +21,7 @@ mod load;
 pub(crate) use config::{Config, LayerType};
 
 use crate::layers::GatedMlp;
-use crate::{Family, Taps, Target};
+use crate::{Family, MediaRows, Taps, Target};
 use backend::{Activation, Attention, Backend, Batch, Experts, Matrix, Rope, Tensor};
 use cache::{Memory, MemoryPlan};
 
@@ -166,6 +166,8 @@ pub struct Gemma4 {
     layers: Vec<Layer>,
     norm: Tensor,
     per_layer: Option<PerLayerInputs>,
+    /// Whether rows that see their span do so in sliding layers alone (§5).
+    full_are_causal: bool,
     plan: MemoryPlan,
 }
 
@@ -175,10 +177,18 @@ impl Gemma4 {
         &self,
         b: &dyn Backend,
         inputs: &PerLayerInputs,
-        tokens: &[u32],
+        batch: &Batch,
         x: &Tensor,
     ) -> Tensor {
-        let own = b.embed(&inputs.table, tokens, inputs.table_scale); // [n, L P]
+        let own = if batch.media.is_empty() {
+            b.embed(&inputs.table, &batch.tokens, inputs.table_scale) // [n, L P]
+        } else {
+            // A row of media has no token of its own; that of padding stands for it.
+            let mut tokens = batch.tokens.clone();
+            let media = batch.media.iter().map(|media| media.row as usize);
+            media.for_each(|row| tokens[row] = self.config.pad_token_id);
+            b.embed(&inputs.table, &tokens, inputs.table_scale)
+        };
         let scale = (self.config.hidden_size as f32).sqrt().recip();
         let context = b.scale(b.matmul(x, &inputs.projection), scale); // [n, L P]
         let context = b.rms_norm(
@@ -228,6 +238,13 @@ impl Target for Gemma4 {
         self.embed_scale
     }
 
+    fn media_rows(&self) -> MediaRows {
+        MediaRows {
+            has_grid: false,
+            see_their_span: self.config.sees_spans(),
+        }
+    }
+
     fn forward_inputs(
         &self,
         b: &dyn Backend,
@@ -243,11 +260,14 @@ impl Target for Gemma4 {
         let per_layer = self
             .per_layer
             .as_ref()
-            .map(|p| (p.width, self.per_layer_inputs(b, p, &batch.tokens, &x)));
+            .map(|p| (p.width, self.per_layer_inputs(b, p, batch, &x)));
+        let causal = (batch.rows_ahead() > 0 && self.full_are_causal).then(|| batch.causal());
+        let full = causal.as_ref().unwrap_or(batch);
         for (i, layer) in self.layers.iter().enumerate() {
             taps.see(b, i, &x);
             x = {
                 let h = norm(&x, &layer.input_norm);
+                let batch = if layer.kv.0 == FULL { full } else { batch };
                 let a = layer.attend(b, i, &h, batch, memory, eps); // [n, H]
                 b.note(format_args!("layers.{i}.attn_out"), &a);
                 b.add(norm(&a, &layer.post_attention_norm), &x)

@@ -105,14 +105,21 @@ pub trait ChainedHead: Send + Sync {
     fn features(&self, b: &dyn Backend, hidden: &Tensor, taps: &[Tensor], rows: &[usize])
     -> Tensor;
 
-    /// Runs the head over rows of `features: [n, F]` and the tokens in `batch`.
-    /// Returns what [`ChainedHead::logits`] scores and the next row of a chain takes
+    /// Whether the positions of its rows follow those of the target's rows of media
+    /// ([`MediaRows::has_grid`](crate::MediaRows)); otherwise its rows are counted.
+    fn follows_grid(&self) -> bool {
+        false
+    }
+
+    /// Runs the head over rows of `features: [n, F]` and the tokens in `batch`; of its media rows,
+    /// over rows of `media`, a tensor a source, as in [`Target::inputs`]. Returns what [`ChainedHead::logits`] scores and the next row of a chain takes
     /// as its feature: `[n, F]`.
     fn forward(
         &self,
         b: &dyn Backend,
         target: &dyn Target,
         features: &Tensor,
+        media: &[&Tensor],
         batch: &Batch,
         memory: &mut Memory,
     ) -> Tensor;

@@ -64,6 +64,12 @@ impl<'a> Loader<'a> {
             .upload(1, n, &self.checkpoint.vector(&self.name_of(name), n)?))
     }
 
+    /// A linear's or a layer norm's bias, `[1, n]`.
+    pub(crate) fn bias(&self, name: &str, n: usize) -> Result<Tensor, ModelError> {
+        let bias = self.bare(&format!("{name}.bias"), n)?;
+        Ok(self.b.upload(1, n, &bias))
+    }
+
     /// The weight of a norm that is stored around 0, as it multiplies: `[1, n]`.
     pub(crate) fn offset_norm(&self, name: &str, n: usize) -> Result<Tensor, ModelError> {
         Ok(self
@@ -76,9 +82,53 @@ impl<'a> Loader<'a> {
         format!("{}{name}", self.prefix)
     }
 
+    /// Whether there are parameters `name`, whose name has no `.weight`.
+    pub(crate) fn has_bare(&self, name: &str) -> bool {
+        self.checkpoint.has(&self.bare_name(name))
+    }
+
+    /// A table `[rows, cols]` whose name has no `.weight`.
+    pub(crate) fn bare_matrix(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix, ModelError> {
+        let stored = self.checkpoint.matrix(&self.bare_name(name), rows, cols)?;
+        Ok(self.b.matrix(&[stored]))
+    }
+
     /// Parameters whose name has no `.weight`.
     pub(crate) fn bare(&self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
         Ok(self.checkpoint.vector(&self.bare_name(name), n)?)
+    }
+}
+
+/// `(x - mean(x)) / √(variance(x) + eps) · weight + bias`
+pub(crate) struct LayerNorm {
+    pub(crate) weight: Tensor,
+    pub(crate) bias: Tensor,
+    pub(crate) eps: f32,
+}
+
+impl LayerNorm {
+    /// Reads `name.weight` and `name.bias`, of `n` each.
+    pub(crate) fn load(
+        at: &Loader<'_>,
+        name: &str,
+        n: usize,
+        eps: f32,
+    ) -> Result<Self, ModelError> {
+        Ok(LayerNorm {
+            weight: at.vector(name, n)?,
+            bias: at.bias(name, n)?,
+            eps,
+        })
+    }
+
+    /// `x: [n, cols] → [n, cols]`
+    pub(crate) fn forward(&self, b: &dyn Backend, x: &Tensor) -> Tensor {
+        b.layer_norm(x, &self.weight, &self.bias, self.eps)
     }
 }
 

@@ -1,10 +1,11 @@
-//! Targets and draft heads: one file of equations a family, over `&dyn Backend`. What a family's
-//! configuration says and how its tensors are loaded is in a folder of the same name.
+//! Targets, draft heads and vision towers: one file of equations a family, over `&dyn Backend`.
+//! What a family's configuration says and how its tensors are loaded is in a folder of the same
+//! name, unless it is little.
 //!
 //! A [`Target`] turns a step's rows into hidden rows and those into logits. A
 //! draft head is paired with a target when it is loaded, and refuses a target it
-//! was not made for. Families are entries of [`TARGETS`]; adding one is its files
-//! and a line there.
+//! was not made for. A [`Tower`] makes rows of pictures, which a target reads like those of
+//! tokens. Families are entries of [`TARGETS`]; adding one is its files and a line there.
 //!
 //! No device test, no sampling, no rollback, no choice of a draft.
 
@@ -14,11 +15,15 @@ mod census;
 mod eagle3;
 mod gemma4;
 mod gemma4_assistant;
+mod gemma4_unified;
+mod gemma4_vision;
 mod head;
 mod layers;
+mod media;
 mod outline;
 mod qwen3_5;
 mod qwen3_5_mtp;
+mod qwen3_5_vision;
 mod taps;
 
 pub use census::Census;
@@ -26,6 +31,10 @@ pub use eagle3::Eagle3;
 pub use gemma4::Gemma4;
 pub use gemma4_assistant::Gemma4Assistant;
 pub use head::{ChainedHead, HeadLogits, Scored, Shortlist};
+pub use media::{
+    EncodeError, Frames, MediaError, MediaGrid, MediaTokens, SizeRule, TOWER_PREFIXES, Tower,
+    TowerOutline, VideoRule, encode, has_tower, load_tower, tower_outline,
+};
 pub use outline::{DeltaHeads, Outline, OutlineFamily};
 pub use qwen3_5::Qwen35;
 pub use qwen3_5_mtp::Qwen35Mtp;
@@ -63,15 +72,16 @@ pub trait Target: Send + Sync + std::any::Any {
         1.0
     }
 
+    /// How rows of pictures and video stand in a text.
+    fn media_rows(&self) -> MediaRows {
+        MediaRows::default()
+    }
+
     /// What the first layer of a step gets: [`Target::embed`] of the tokens and, for the
     /// batch's [media rows](backend::MediaRow), rows of `media`, a tensor a source:
     /// `[n, H]`.
     fn inputs(&self, b: &dyn Backend, batch: &Batch, media: &[&Tensor]) -> Tensor {
-        let x = self.embed(b, &batch.tokens);
-        let sources = (0..).zip(media);
-        sources.fold(x, |x, (source, rows)| {
-            b.replace_rows(x, rows, source, batch)
-        })
+        with_media(b, self.embed(b, &batch.tokens), batch, media)
     }
 
     /// Runs a step from its `inputs: [n, H]` ([`Target::inputs`]) and remembers its rows.
@@ -125,6 +135,26 @@ pub trait Target: Send + Sync + std::any::Any {
     fn step_bytes(&self, checkpoint: &Checkpoint) -> u64 {
         step_bytes(checkpoint)
     }
+}
+
+/// How rows of media stand in a text, by the target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MediaRows {
+    /// Whether a span's rows have positions on axes of their own: one time, a height and a width
+    /// each, and the text goes on after the largest of them. Otherwise they are counted like
+    /// tokens.
+    pub has_grid: bool,
+    /// Whether the rows of a span see each other, in layers that let them; otherwise each sees
+    /// what is before it.
+    pub see_their_span: bool,
+}
+
+/// `x` with rows of `media`, a tensor a source, in the place of those of the batch's media rows.
+fn with_media(b: &dyn Backend, x: Tensor, batch: &Batch, media: &[&Tensor]) -> Tensor {
+    let sources = (0..).zip(media);
+    sources.fold(x, |x, (source, rows)| {
+        b.replace_rows(x, rows, source, batch)
+    })
 }
 
 /// [`Target::step_bytes`] where tensors have the usual names.
@@ -241,6 +271,9 @@ pub enum ModelError {
         /// The tensor.
         name: String,
     },
+    /// Nothing here reads pictures.
+    #[error("{0}")]
+    NoTower(String),
     /// The configuration promises a head that the files lack, or the reverse.
     #[error("{0}")]
     MissingHead(String),

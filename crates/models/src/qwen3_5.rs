@@ -18,7 +18,7 @@ mod load;
 pub(crate) use config::Config;
 
 use crate::layers::GatedMlp;
-use crate::{Family, Taps, Target};
+use crate::{Family, MediaRows, Taps, Target};
 use backend::{
     Activation, Attention, Backend, Batch, Delta, DeltaWeights, Experts, Kv, Matrix, Rope, Tensor,
 };
@@ -269,6 +269,13 @@ impl Target for Qwen35 {
 
     fn embed(&self, b: &dyn Backend, tokens: &[u32]) -> Tensor {
         b.embed(&self.embed, tokens, 1.0)
+    }
+
+    fn media_rows(&self) -> MediaRows {
+        MediaRows {
+            has_grid: true,
+            see_their_span: false,
+        }
     }
 
     fn forward_inputs(

@@ -188,17 +188,22 @@ impl ChainedHead for Qwen35Mtp {
         b.gather(hidden, rows)
     }
 
+    fn follows_grid(&self) -> bool {
+        true
+    }
+
     /// From rows `(token x_{p+1}, hidden h_p)` to `m: [n, H]`.
     fn forward(
         &self,
         b: &dyn Backend,
         target: &dyn Target,
         hidden: &Tensor,
+        media: &[&Tensor],
         batch: &Batch,
         memory: &mut Memory,
     ) -> Tensor {
         let norm = |x: &Tensor, w: &Tensor| b.rms_norm(x, Some(w), w.cols(), self.eps);
-        let token = norm(&target.embed(b, &batch.tokens), &self.embedding_norm); // [n, H]
+        let token = norm(&target.inputs(b, batch, media), &self.embedding_norm); // [n, H]
         let both = b.concat(&token, &norm(hidden, &self.hidden_norm)); // [n, 2 H]
         let u = b.matmul(&both, &self.fc); // [n, H]
         let y = self

@@ -43,7 +43,7 @@ pub use kept::{Evictions, Parked};
 pub use length::DraftLength;
 pub use logprobs::{Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, TopLogprobs};
 pub use probe::Difference;
-pub use prompt::{MediaSpan, Prompt};
+pub use prompt::{MediaSpan, Prompt, Spans};
 pub use round::{NO_TOKEN_REASON, RoundError};
 pub use sample::Sampling;
 pub use speculator::Speculator;

@@ -16,7 +16,7 @@
 
 use crate::accept::{Accept, Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
-use crate::draft::{DraftRequest, TargetView};
+use crate::draft::{self, DraftRequest, TargetView};
 use crate::length::{LengthInput, RoundCost};
 use crate::logprobs::{Logprobs, LogprobsOf};
 use crate::sample;
@@ -106,7 +106,7 @@ struct DraftLimit {
 
 impl Speculator {
     /// One round for all of `streams`; none of them may have ended. Each runs at most
-    /// `chunk` rows of its prompt, or one span of media rows if that is longer.
+    /// `chunk` rows of its prompt, or one span of media rows that see each other if that is longer.
     ///
     /// # Errors
     ///
@@ -140,6 +140,8 @@ impl Speculator {
         chunk: usize,
     ) -> Result<Vec<StreamRows>, MemoryFull> {
         self.batch.clear();
+        self.embeddings.clear();
+        let rule = self.target.media_rows();
         let mut rows = Vec::with_capacity(streams.len());
         self.make_room_for_drafter(streams, chunk);
         for i in 0..streams.len() {
@@ -166,6 +168,10 @@ impl Speculator {
                     return Err(full);
                 }
             }
+            let (batch, embeddings) = (&mut self.batch, &mut self.embeddings);
+            let read = n_before..n_before + tokens.len();
+            let spans = &streams[i].spans;
+            spans.place(batch, first, read, rule, embeddings);
             rows.push(StreamRows {
                 first,
                 n_before,
@@ -189,9 +195,12 @@ impl Speculator {
         let key = self.key.part(if all { "verify" } else { "prefill" });
         let (target, batch, memory) = (&*self.target, &self.batch, &mut self.memory);
         let tapped = self.drafter.as_ref().map_or(&[][..], |d| d.taps());
-        let mut made = b.step(key, batch, &[], &mut |_| {
+        let media = draft::media(b, batch, &self.embeddings);
+        let media: Vec<&Tensor> = media.iter().collect();
+        let mut made = b.step(key, batch, &media, &mut |media| {
             let mut taps = Taps::new(tapped);
-            let hidden = target.forward_tapped(b, batch, memory, &mut taps);
+            let inputs = target.inputs(b, batch, media);
+            let hidden = target.forward_inputs(b, inputs, batch, memory, &mut taps);
             let logits = all.then(|| target.logits(b, &hidden));
             let kept = [hidden].into_iter().chain(taps.into_rows());
             kept.chain(logits).collect()

@@ -25,6 +25,8 @@ pub struct Speculator {
     /// What ended streams have left.
     pub(crate) kept: Kept,
     pub(crate) batch: Batch,
+    /// Embeddings of the batch's media rows, one after the other.
+    pub(crate) embeddings: Vec<f32>,
     pub(crate) scratch: Scratch,
     pub(crate) key: StepKey,
 }
@@ -47,6 +49,7 @@ impl Speculator {
             memory,
             index: PrefixIndex::new(),
             batch: Batch::default(),
+            embeddings: Vec::new(),
             scratch: Scratch::default(),
             key: StepKey::fresh(),
         }
@@ -101,12 +104,13 @@ impl Speculator {
     ///
     /// # Errors
     ///
-    /// [`MemoryFull::Context`] if the prompt does not fit, [`MemoryFull::Span`] if one of its
-    /// media spans does not fit a step, [`MemoryFull::Sequences`] if too many streams are open.
+    /// [`MemoryFull::Context`] if the prompt does not fit, [`MemoryFull::Span`] if the rows of one of
+    /// its media spans see each other and do not fit a step, [`MemoryFull::Sequences`] if too many streams are open.
     ///
     /// # Panics
     ///
-    /// If the prompt is empty or names a token outside the vocabulary.
+    /// If the prompt is empty, names a token outside the vocabulary, or has embeddings of another
+    /// width than the target's.
     pub fn open(
         &mut self,
         prompt: impl Into<Prompt>,
@@ -141,12 +145,16 @@ impl Speculator {
             prompt.tokens.iter().all(|&t| (t as usize) < vocab),
             "prompt tokens are in the vocabulary"
         );
+        assert!(
+            prompt.spans.are_as_wide_as(self.target.hidden_size()),
+            "embeddings of media are as wide as the target's rows"
+        );
         let size = self.memory.size();
         if prompt.tokens.len() > size.context {
             return Err(MemoryFull::Context(size.context));
         }
         let rows = prompt.spans.longest();
-        if rows > size.step_rows {
+        if self.target.media_rows().see_their_span && rows > size.step_rows {
             let most = size.step_rows;
             return Err(MemoryFull::Span { rows, most });
         }
@@ -162,6 +170,7 @@ impl Speculator {
         options: StreamOptions,
     ) -> Stream {
         let entry = self.index.insert(prompt.namespace, keys);
-        Stream::new(state, entry, prompt, options, &self.memory)
+        let rule = self.target.media_rows();
+        Stream::new(state, entry, prompt, options, &self.memory, rule)
     }
 }

@@ -11,6 +11,7 @@ use crate::stats::Stats;
 use crate::trace::RoundTrace;
 use backend::{Backend, MAX_TENTATIVE, NO_TOKEN, PAGE_ROWS};
 use cache::{Entry, Memory, MemoryFull, Sequence};
+use models::MediaRows;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -150,7 +151,9 @@ pub struct Stream {
     pub(crate) entry: Entry,
     pub(crate) tokens: Vec<u32>,
     /// Media spans of the prompt.
-    spans: Spans,
+    pub(crate) spans: Spans,
+    /// Whether a step takes all rows of a span or none: they see each other.
+    keeps_spans_whole: bool,
     pub(crate) n_prompt: usize,
     pub(crate) draft: Vec<u32>,
     /// What the draft's tokens were drawn from, where acceptance asks for it.
@@ -192,13 +195,15 @@ pub(crate) struct SnapshotDue {
 }
 
 impl Stream {
-    /// A stream after `prompt`, whose first rows `state` remembers.
+    /// A stream after `prompt`, whose first rows `state` remembers and whose media rows stand in it by
+    /// the target's `rule`.
     pub(crate) fn new(
         state: StreamState,
         entry: Entry,
         prompt: Prompt,
         options: StreamOptions,
         memory: &Memory,
+        rule: MediaRows,
     ) -> Self {
         let n_reused = state.sequence.len();
         let mut snapshots_due = match memory.takes_snapshots() {
@@ -230,6 +235,7 @@ impl Stream {
             ledger: Ledger::default(),
             tokens,
             spans,
+            keeps_spans_whole: rule.see_their_span,
             options,
         }
     }
@@ -319,8 +325,9 @@ impl Stream {
         }
     }
 
-    /// Known tokens that the next step runs: `chunk` at most but for a longer media span, none
-    /// past a snapshot that is due, and no part of a span. The last rows of a prompt go along
+    /// Known tokens that the next step runs: `chunk` at most and none past a snapshot that is due;
+    /// where rows of a media span see each other, no part of a span, and more for a longer one. The
+    /// last rows of a prompt go along
     /// with those before a snapshot, as rows that could be taken back ([`Stream::certain_rows`]).
     pub(crate) fn next_chunk(&self, chunk: usize) -> usize {
         let first = self.state.sequence.len();
@@ -333,7 +340,11 @@ impl Stream {
         let due = due
             .filter(|_| !is_last)
             .map_or(usize::MAX, |due| due - first);
-        self.spans.whole_chunk(first, left.min(due))
+        let rows = left.min(due);
+        match self.keeps_spans_whole {
+            true => self.spans.whole_chunk(first, rows),
+            false => rows,
+        }
     }
 
     /// How many of the next `n` known rows the recurrent state is to have seen for good after their
@@ -393,6 +404,7 @@ impl Stream {
             sequence: &self.state.sequence,
             state: &mut **self.state.draft.as_mut()?,
             tokens: &self.tokens,
+            spans: &self.spans,
             kept,
             limit,
             given: if limit > 0 { &self.given } else { &[] },
@@ -484,11 +496,13 @@ mod tests {
 
     #[test]
     fn a_snapshot_cuts_no_span() {
-        let span = |rows| MediaSpan {
+        let span = |rows: Range<usize>| MediaSpan {
+            grid: [1, rows.len()],
             rows,
             hash: [0; 16],
+            embeddings: Arc::default(),
         };
-        let spans = |rows| Prompt::with_media(vec![0; 400], vec![span(rows)]).spans;
+        let spans = |rows: Range<usize>| Prompt::with_media(vec![0; 400], vec![span(rows)]).spans;
         assert_eq!(last_page(400, &spans(300..390)), 384 - 64 - 64);
         assert_eq!(last_page(400, &spans(384..390)), 384);
         assert_eq!(last_page(400, &spans(10..390)), 0);

@@ -4,7 +4,9 @@
 //! embed_tokens.weight  norm.weight  lm_head.weight  layers.{i}.…     trunk, or an assistant's own decoder
 //! mtp.…                                                              MTP head
 //! pre_projection.weight  post_projection.weight  masked_embedding.…  assistant
-//! vision_tower.…  visual.…  audio_tower.…                            as stored
+//! vision_tower.…  embed_vision.…  vision_embedder.…                  Gemma 4's pictures
+//! visual.…                                                           Qwen 3.5's pictures, MLX's `vision_tower.…`
+//! audio_tower.…                                                      as stored
 //! ```
 //!
 //! Only prefixes change: a tensor's meaning, and so its layout, never depends on
@@ -18,6 +20,12 @@ pub(crate) const PREFIXES: &[&str] = &[
     "language_model.",       // MLX: `lm_head`, `mtp.…`
     "model.",                // text only; vision and audio in Hugging Face files
 ];
+
+/// How MLX files name the tensors of any vision tower.
+const MLX_TOWER: &str = "vision_tower.";
+
+/// How names in the tower of Qwen 3.5 go on, which other files put under `visual.`
+const VISUAL: &[&str] = &["patch_embed.", "pos_embed.", "blocks.", "merger."];
 
 /// How names of an MTP head's tensors begin.
 pub(crate) const MTP: &str = "mtp.";
@@ -70,6 +78,11 @@ pub(crate) fn canonical(stored: &str, is_mtp_file: bool) -> String {
         .iter()
         .find_map(|p| stored.strip_prefix(p))
         .unwrap_or(stored);
+    if let Some(rest) = name.strip_prefix(MLX_TOWER)
+        && VISUAL.iter().any(|module| rest.starts_with(module))
+    {
+        return format!("visual.{rest}");
+    }
     if is_mtp_file && !name.starts_with(MTP) {
         return format!("{}{name}", MTP);
     }
@@ -114,6 +127,14 @@ mod tests {
             ("pre_projection.weight", "pre_projection.weight"),
             ("model.visual.pos_embed.weight", "visual.pos_embed.weight"),
             ("vision_tower.std_bias", "vision_tower.std_bias"),
+            (
+                "vision_tower.blocks.0.attn.qkv.bias",
+                "visual.blocks.0.attn.qkv.bias",
+            ),
+            (
+                "vision_tower.patch_embedder.input_proj.weight",
+                "vision_tower.patch_embedder.input_proj.weight",
+            ),
         ] {
             assert_eq!(canonical(stored, false), expected, "{stored}");
         }

@@ -18,6 +18,10 @@ enum Fault {
     Matmul,
     MatmulRows,
     RmsNorm,
+    LayerNorm,
+    Affine,
+    Activate,
+    Clamp,
     Add,
     Scale,
     Glu,
@@ -203,6 +207,19 @@ impl Ops for Broken {
     }
     fn rms_norm(&self, x: &Tensor, weight: Option<&Tensor>, width: usize, eps: f32) -> Tensor {
         self.nudge(Fault::RmsNorm, Reference.rms_norm(x, weight, width, eps))
+    }
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Tensor {
+        let y = Reference.layer_norm(x, weight, bias, eps);
+        self.nudge(Fault::LayerNorm, y)
+    }
+    fn affine(&self, x: Tensor, factor: Option<&Tensor>, shift: &Tensor) -> Tensor {
+        self.nudge(Fault::Affine, Reference.affine(x, factor, shift))
+    }
+    fn activate(&self, x: Tensor, activation: Activation) -> Tensor {
+        self.nudge(Fault::Activate, Reference.activate(x, activation))
+    }
+    fn clamp(&self, x: Tensor, low: f32, high: f32) -> Tensor {
+        self.nudge(Fault::Clamp, Reference.clamp(x, low, high))
     }
     fn add(&self, x: Tensor, y: &Tensor) -> Tensor {
         self.nudge(Fault::Add, Reference.add(x, y))
@@ -435,6 +452,10 @@ fn one_wrong_bit_in_any_op_fails() {
         (Matmul, "matmul", "matmul ("),
         (MatmulRows, "matmul_rows", "matmul_rows ("),
         (RmsNorm, "rms_norm", "rms_norm ("),
+        (LayerNorm, "layer_norm", "layer_norm ("),
+        (Affine, "affine", "affine ("),
+        (Activate, "elementwise", "activate silu ("),
+        (Clamp, "elementwise", "clamp ("),
         (Add, "elementwise", "add ("),
         (Scale, "elementwise", "scale ("),
         (Glu, "elementwise", "glu silu ("),

@@ -12,6 +12,18 @@ pub(super) const ELEMENTWISE: &[(&str, Elementwise)] = &[
     ("glu silu", |b, x, y| b.glu(x, y, Activation::Silu)),
     ("glu gelu", |b, x, y| b.glu(x, y, Activation::GeluTanh)),
     ("glu sigmoid", |b, x, y| b.glu(x, y, Activation::Sigmoid)),
+    ("glu exact gelu", |b, x, y| b.glu(x, y, Activation::Gelu)),
+    ("activate silu", |b, x, _| b.activate(x, Activation::Silu)),
+    ("activate gelu", |b, x, _| {
+        b.activate(x, Activation::GeluTanh)
+    }),
+    ("activate sigmoid", |b, x, _| {
+        b.activate(x, Activation::Sigmoid)
+    }),
+    ("activate exact gelu", |b, x, _| {
+        b.activate(x, Activation::Gelu)
+    }),
+    ("clamp", |b, x, _| b.clamp(x, -1.5, 1.2)),
     ("softcap", |b, x, _| b.softcap(x, 30.0)),
 ];
 
@@ -38,6 +50,44 @@ pub(super) fn elementwise_equals(got: &dyn Backend, want: &dyn Backend) {
         let want: Vec<bool> = (0..40).map(|i| i == 33).collect();
         assert_eq!(nan, want, "softcap of {odd}");
     }
+    let clamped = got.clamp(
+        got.upload(1, 3, &[f32::NAN, f32::INFINITY, -7.0]),
+        -1.0,
+        2.0,
+    );
+    let clamped = got.download(&clamped);
+    assert!(
+        clamped[0].is_nan() && clamped[1..] == [2.0, -1.0],
+        "clamp keeps NaN: {clamped:?}"
+    );
+}
+
+pub(super) fn affine_equals(got: &dyn Backend, want: &dyn Backend) {
+    let pair = Pair { got, want };
+    let mut noise = Noise(35);
+    for (n, cols) in [(1, 1), (3, 17), (17, 48), (9, 5000)] {
+        let x = noise.values(n * cols, 20.0);
+        let (factor, shift) = (noise.values(cols, 3.0), noise.values(cols, 20.0));
+        for with in [true, false] {
+            let case = format!("{n} rows of {cols}, factor: {with}");
+            pair.compare("affine", &case, |b| {
+                let (factor, shift) = (b.upload(1, cols, &factor), b.upload(1, cols, &shift));
+                b.affine(b.upload(n, cols, &x), with.then_some(&factor), &shift)
+            });
+        }
+    }
+}
+
+pub(super) fn affine_rows_are_independent(b: &dyn Backend) {
+    let mut noise = Noise(36);
+    let (n, cols) = (41, 1001);
+    let x = noise.values(n * cols, 20.0);
+    let factor = b.upload(1, cols, &noise.values(cols, 3.0));
+    let shift = b.upload(1, cols, &noise.values(cols, 20.0));
+    independent("affine", "", b, n, |r| {
+        let part = b.upload(r.len(), cols, &x[r.start * cols..r.end * cols]);
+        b.affine(part, Some(&factor), &shift)
+    });
 }
 
 pub(super) fn moves_equal(got: &dyn Backend, want: &dyn Backend) {

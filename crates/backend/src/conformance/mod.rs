@@ -37,6 +37,8 @@ pub const EQUAL_CASES: &[(&str, EqualCase)] = &[
     ("matmul", matmul::matmul_equals),
     ("matmul_rows", matmul::matmul_rows_equals),
     ("rms_norm", norm::rms_norm_equals),
+    ("layer_norm", norm::layer_norm_equals),
+    ("affine", elementwise::affine_equals),
     ("elementwise", elementwise::elementwise_equals),
     ("moves", elementwise::moves_equal),
     ("rope", norm::rope_equals),
@@ -55,6 +57,8 @@ pub const EQUAL_CASES: &[(&str, EqualCase)] = &[
 pub const INVARIANCE_CASES: &[(&str, InvarianceCase)] = &[
     ("matmul", matmul::matmul_rows_are_independent),
     ("rms_norm", norm::rms_norm_rows_are_independent),
+    ("layer_norm", norm::layer_norm_rows_are_independent),
+    ("affine", elementwise::affine_rows_are_independent),
     ("elementwise", elementwise::elementwise_rows_are_independent),
     ("rope", norm::rope_rows_are_independent),
     ("attend", attend::attend_rows_are_independent),

@@ -54,6 +54,42 @@ pub(super) fn rms_norm_rows_are_independent(b: &dyn Backend) {
     }
 }
 
+pub(super) fn layer_norm_equals(got: &dyn Backend, want: &dyn Backend) {
+    let pair = Pair { got, want };
+    let mut noise = Noise(37);
+    for cols in [1, 5, 16, 24, 100, 1152, 6912] {
+        for n in [1, 3, 40] {
+            let mut x = noise.values(n * cols, 3.0);
+            x[..cols].fill(0.5);
+            let (weight, bias) = (noise.values(cols, 1.0), noise.values(cols, 1.0));
+            for eps in [1e-6, 0.1] {
+                pair.compare(
+                    "layer_norm",
+                    &format!("{n} rows of {cols}, eps {eps}"),
+                    |b| {
+                        let (weight, bias) = (b.upload(1, cols, &weight), b.upload(1, cols, &bias));
+                        b.layer_norm(&b.upload(n, cols, &x), &weight, &bias, eps)
+                    },
+                );
+            }
+        }
+    }
+}
+
+pub(super) fn layer_norm_rows_are_independent(b: &dyn Backend) {
+    let mut noise = Noise(38);
+    for cols in [24, 960, 6912] {
+        let n = 41;
+        let x = noise.values(n * cols, 2.0);
+        let weight = b.upload(1, cols, &noise.values(cols, 1.0));
+        let bias = b.upload(1, cols, &noise.values(cols, 1.0));
+        independent("layer_norm", &format!("rows of {cols}"), b, n, |r| {
+            let part = b.upload(r.len(), cols, &x[r.start * cols..r.end * cols]);
+            b.layer_norm(&part, &weight, &bias, 1e-6)
+        });
+    }
+}
+
 pub(super) fn rope_equals(got: &dyn Backend, want: &dyn Backend) {
     let pair = Pair { got, want };
     let mut noise = Noise(7);

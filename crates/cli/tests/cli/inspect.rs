@@ -4,7 +4,7 @@ use crate::{
     ASSISTANT, PROMPT, WITH_ASSISTANT, WITH_MTP, answer, bad, copy, folder, good, models, paceline,
     rename_tensors, text,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
@@ -22,6 +22,46 @@ fn inspect_tells_what_a_model_is() {
         assert!(stdout.contains(words), "{words}\n{stdout}");
     }
     assert!(stderr.is_empty());
+}
+
+#[test]
+fn a_vision_tower_is_shown_and_one_that_a_conversion_has_dropped_is_missed() {
+    let folder = folder("tower");
+    let record = |args: &[&str]| -> Value {
+        let all = [&["inspect", "--json", "--no-probe"], args].concat();
+        serde_json::from_str(&good(paceline(&folder, &all)).0).unwrap()
+    };
+    let seeing = models().join("tiny-qwen3.5-vision");
+    let seeing = seeing.to_str().unwrap();
+    let tower = &record(&[seeing])["tower"];
+    let facts = [
+        "architecture",
+        "layers",
+        "patch_pixels",
+        "patches_a_side",
+        "most_rows",
+    ];
+    let facts = facts.map(|key| tower[key].clone());
+    let want = json!(["qwen3_5_vision", 5, 16, 2, 16384]);
+    assert_eq!(json!(facts), want, "{tower}");
+    let (stdout, _) = good(paceline(&folder, &["inspect", "--no-probe", seeing]));
+    assert!(
+        stdout.contains("patches of 16 pixels, 2×2 a row"),
+        "{stdout}"
+    );
+
+    let blind = copy(&folder, WITH_MTP);
+    let config = fs::read_to_string(blind.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["vision_config"] = json!({"model_type": "qwen3_5_vision"});
+    fs::write(blind.join("config.json"), config.to_string()).unwrap();
+    let tower = &record(&[blind.to_str().unwrap()])["tower"];
+    let reason = tower["missing"].as_str().unwrap();
+    assert!(
+        reason.contains("for text alone has dropped them"),
+        "{reason}"
+    );
+    assert!(record(&[WITH_MTP]).get("tower").is_none());
 }
 
 #[test]

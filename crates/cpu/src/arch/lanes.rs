@@ -183,6 +183,38 @@ pub(crate) fn map_two<L: Lanes>(x: &[f32], y: &[f32], to: &mut [f32], f: impl Fn
     }
 }
 
+/// `x = f(x, y)` for each value, 16 at a time.
+#[inline(always)]
+pub(crate) fn update_one<L: Lanes>(x: &mut [f32], y: &[f32], f: impl Fn(L, L) -> L) {
+    debug_assert_eq!(x.len(), y.len(), "as many values");
+    let ((x, rest), (y, y_rest)) = (x.as_chunks_mut::<16>(), y.as_chunks::<16>());
+    for (x, y) in x.iter_mut().zip(y) {
+        f(L::load(x), L::load(y)).store(x);
+    }
+    if !rest.is_empty() {
+        f(L::load_part(rest), L::load_part(y_rest)).store_part(rest);
+    }
+}
+
+/// `x = f(x, y, z)` for each value, 16 at a time.
+#[inline(always)]
+pub(crate) fn update_two<L: Lanes>(x: &mut [f32], y: &[f32], z: &[f32], f: impl Fn(L, L, L) -> L) {
+    debug_assert_eq!((y.len(), z.len()), (x.len(), x.len()), "as many values");
+    let ((y, y_rest), (z, z_rest)) = (y.as_chunks::<16>(), z.as_chunks::<16>());
+    let (x, rest) = x.as_chunks_mut::<16>();
+    for ((x, y), z) in x.iter_mut().zip(y).zip(z) {
+        f(L::load(x), L::load(y), L::load(z)).store(x);
+    }
+    if !rest.is_empty() {
+        f(
+            L::load_part(rest),
+            L::load_part(y_rest),
+            L::load_part(z_rest),
+        )
+        .store_part(rest);
+    }
+}
+
 /// `x = f(x)` for each value, 16 at a time.
 #[inline(always)]
 pub(crate) fn update<L: Lanes>(x: &mut [f32], f: impl Fn(L) -> L) {

@@ -24,5 +24,7 @@ pub(crate) use bytes::{ByteKernel, Bytes};
 pub(crate) use element::{Element, with_element};
 pub(crate) use isa::Detected;
 pub use isa::Isa;
-pub(crate) use lanes::{Kernel, Lanes, Registers, for_each, load, map, map_two, store, update};
+pub(crate) use lanes::{
+    Kernel, Lanes, Registers, for_each, load, map, map_two, store, update, update_one, update_two,
+};
 pub(crate) use tiles::{TILE_DEPTH, TILE_ROWS, TileKernel, TileRegisters};

@@ -89,6 +89,7 @@ impl Kernel for All<'_> {
             ("exp", math::exp(a).to_array()),
             ("sin", math::sin_cos(finite).0.to_array()),
             ("gelu_tanh", math::gelu_tanh(a).to_array()),
+            ("gelu", math::gelu(a).to_array()),
         ]
     }
 }
@@ -130,6 +131,7 @@ fn expected(a: &[f32; 16], b: &[f32; 16]) -> Vec<[f32; 16]> {
         each(&|a, _| math::exp(a)),
         each(&|a, _| math::sin_cos(finite(a)).0),
         each(&|a, _| math::gelu_tanh(a)),
+        each(&|a, _| math::gelu(a)),
     ]
 }
 

@@ -181,5 +181,14 @@ fn gpu_norms_are_close_to_the_reference() {
         };
         close("rms_norm", &cuda, &y(&cuda), &y(&Reference), SUM);
     }
+    for cols in [1, 128, 1152, 6912] {
+        let x = noise(3, 4 * cols);
+        let (weight, bias) = (noise(4, cols), noise(5, cols));
+        let y = |b: &dyn Backend| {
+            let (weight, bias) = (b.upload(1, cols, &weight), b.upload(1, cols, &bias));
+            b.layer_norm(&b.upload(4, cols, &x), &weight, &bias, 1e-6)
+        };
+        close("layer_norm", &cuda, &y(&cuda), &y(&Reference), SUM);
+    }
     cuda.finish().unwrap();
 }

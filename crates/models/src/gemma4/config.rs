@@ -68,6 +68,9 @@ pub(crate) struct Config {
     pub(crate) final_logit_softcapping: Option<f32>,
     #[serde(default)]
     use_bidirectional_attention: Option<serde_json::Value>,
+    /// Stands for rows of media where a model has per-layer embeddings.
+    #[serde(default)]
+    pub(super) pad_token_id: u32,
     #[serde(default = "default_context")]
     pub(super) max_position_embeddings: usize,
     #[serde(default, alias = "torch_dtype")]
@@ -247,6 +250,12 @@ impl Config {
         }
     }
 
+    /// Whether the rows of a picture, or of a frame, see each other (§5).
+    pub(super) fn sees_spans(&self) -> bool {
+        let value = self.use_bidirectional_attention.as_ref();
+        value.is_some_and(|value| value == "vision")
+    }
+
     fn check_sizes(&self) -> Result<(), ModelError> {
         let or_one = |size: Option<usize>| size.unwrap_or(1).max(1);
         let sizes = [
@@ -289,6 +298,9 @@ impl Config {
                 format!("head size {head_dim} has no pairs to turn")
             })?;
         }
+        require((self.pad_token_id as usize) < self.vocab_size, || {
+            format!("pad_token_id {} is no token", self.pad_token_id)
+        })?;
         if self
             .use_bidirectional_attention
             .as_ref()

@@ -39,6 +39,11 @@ impl Gemma4 {
             embed_scale: config.embed_scale(hidden),
             norm: load.vector("norm", hidden)?,
             layers,
+            // As the reference implementation generates text with the unified model (§5).
+            full_are_causal: !checkpoint
+                .architecture()?
+                .to_lowercase()
+                .contains("unified"),
             plan,
             config,
         })

@@ -10,6 +10,8 @@ use weights::Checkpoint;
 struct RopeConfig {
     rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
+    mrope_section: Option<Vec<u32>>,
+    mrope_interleaved: Option<bool>,
 }
 
 /// The text part of `config.json` (`specs/qwen3_5.md` §1).
@@ -217,7 +219,39 @@ impl Config {
             head_dim: self.head_dim,
             pair_offset: turned / 2,
             frequencies: frequencies(theta, turned, turned / 2),
-            axes: Vec::new(),
+            axes: self.axes(turned / 2),
+        })
+    }
+
+    /// Which of time, height and width each of `pairs` pairs turns by: every third one by height
+    /// from pair 1 on and by width from pair 2 on, as many as their sections say, the others by
+    /// time; or section after section, in files that say so (§4). Nothing without sections of that
+    /// many pairs: writers of models for text alone put those of released models there.
+    fn axes(&self, pairs: usize) -> Vec<u8> {
+        let rope = &self.rope_parameters;
+        let sections = rope.mrope_section.as_deref().unwrap_or(&[11, 11, 10]);
+        let &[time, height, width] = sections else {
+            return Vec::new();
+        };
+        let [time, height, width] = [time, height, width].map(|n| n as usize);
+        if time + height + width != pairs {
+            return Vec::new();
+        }
+        let axis = |pair: usize| match rope.mrope_interleaved {
+            Some(false) => u8::from(pair >= time) + u8::from(pair >= time + height),
+            _ => match pair % 3 {
+                1 if pair < 3 * height => 1,
+                2 if pair < 3 * width => 2,
+                _ => 0,
+            },
+        };
+        (0..pairs).map(axis).collect()
+    }
+
+    /// An error unless the rotation tells rows and columns of a picture apart.
+    pub(crate) fn require_axes(&self) -> Result<(), ModelError> {
+        require(!self.rope()?.axes.is_empty(), || {
+            "mrope_section does not divide the pairs of a head among time, height and width".into()
         })
     }
 

@@ -63,22 +63,28 @@ impl<H: ChainedHead> Chained<H> {
     ) -> (Tensor, Vec<usize>) {
         let mut batch = Batch::default();
         let mut last = Vec::with_capacity(requests.len());
+        let mut embeddings = Vec::new();
         for request in requests {
             let (len, tokens) = (request.sequence.len(), request.tokens);
             let state = request.state.of::<ChainedState>();
-            let tokens = &tokens[state.sequence.len() + 1..=len];
+            let (read, first) = (state.sequence.len() + 1..len + 1, batch.n_rows());
+            let n = read.len();
             push(
                 memory,
                 &mut batch,
                 &mut state.sequence,
-                tokens,
-                tokens.len(),
+                &tokens[read.clone()],
+                n,
             );
+            let (spans, follows) = (request.spans, self.head.follows_grid());
+            spans.place_following(&mut batch, first, read, follows, &mut embeddings);
             last.push(batch.n_rows() - 1);
         }
         let (b, head) = (target.b, &self.head);
-        let mut made = b.step(self.key, &batch, &[features], &mut |x| {
-            vec![head.forward(b, target.model, x[0], &batch, memory)]
+        let media = media(b, &batch, &embeddings);
+        let inputs: Vec<&Tensor> = [features].into_iter().chain(&media).collect();
+        let mut made = b.step(self.key, &batch, &inputs, &mut |x| {
+            vec![head.forward(b, target.model, x[0], &x[1..], &batch, memory)]
         });
         (made.pop().expect("the head's rows"), last)
     }
@@ -107,7 +113,10 @@ impl<H: ChainedHead> Chained<H> {
                 for &r in &active {
                     let newest = newest(&drafts[r]).unwrap_or(0);
                     let state = requests[r].state.of::<ChainedState>();
+                    let (token, first) = (state.sequence.len() + 1, batch.n_rows());
                     push(memory, batch, &mut state.sequence, &[newest], 0);
+                    let (spans, follows) = (requests[r].spans, self.head.follows_grid());
+                    spans.place_following(batch, first, token..token + 1, follows, &mut Vec::new());
                 }
             }
             let head = &self.head;
@@ -123,7 +132,7 @@ impl<H: ChainedHead> Chained<H> {
             x = stretch.draft(
                 b,
                 x,
-                &mut |batch, x| vec![head.forward(b, target.model, x, batch, memory)],
+                &mut |batch, x| vec![head.forward(b, target.model, x, &[], batch, memory)],
                 &|m| match list {
                     Some(list) => list.logits(b, m),
                     None => head.logits(b, target.model, m),
@@ -249,6 +258,12 @@ impl DraftState for ChainedState {
 /// A head's memory. A panic elsewhere leaves it whole: sequences are changed in one go.
 fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
     memory.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The embeddings of the media rows of `batch`, if it has any.
+pub(crate) fn media(b: &dyn Backend, batch: &Batch, embeddings: &[f32]) -> Option<Tensor> {
+    let n = batch.media.len();
+    (n > 0).then(|| b.upload(n, embeddings.len() / n, embeddings))
 }
 
 /// Adds rows for `tokens` to `sequence` and `batch`.

@@ -18,10 +18,12 @@ mod stretch;
 
 pub use assistant::Assistant;
 pub use chained::Chained;
+pub(crate) use chained::media;
 pub use forced::Forced;
 pub use ngram::Ngram;
 pub use state::{Derived, DraftState, NoState};
 
+use crate::prompt::Spans;
 use crate::sample::{History, Sampling, TokenProbs};
 use backend::{Backend, NO_TOKEN, Tensor};
 use cache::{Memory, MemoryFull, Sequence};
@@ -63,6 +65,8 @@ pub struct DraftRequest<'a> {
     pub state: &'a mut (dyn DraftState + 'static),
     /// The stream's text: every token known, the pending one last.
     pub tokens: &'a [u32],
+    /// The media spans of the stream's prompt.
+    pub spans: &'a Spans,
     /// The rows of the round's hidden rows that stay, ascending. The last one is
     /// cache row `sequence.len() - 1`; after each comes its token in `tokens`.
     pub kept: std::ops::Range<usize>,

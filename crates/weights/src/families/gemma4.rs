@@ -209,6 +209,8 @@ fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
         "layer_types": types,
         "sliding_window": file.size("attention.sliding_window"),
         "attention_k_eq_v": without_values || none_owned,
+        // Of all released sizes, those whose full layers have no values of their own.
+        "use_bidirectional_attention": without_values.then_some("vision"),
         // With values of their own, full layers say their heads one by one.
         "per_layer_config": (!without_values && !none_owned && sliding.is_some() && sliding != full).then(|| {
             let full_layers = (0..layers).filter(|&i| types[i] == FULL);

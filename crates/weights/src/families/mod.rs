@@ -6,7 +6,10 @@
 
 mod eagle3;
 mod gemma4;
+mod projector;
 mod qwen3_5;
+
+pub(crate) use projector::Projector;
 
 use crate::gguf::{Edit, FileView, Keys};
 use serde_json::{Value as Json, json};
@@ -114,9 +117,8 @@ impl std::fmt::Debug for Family {
 impl Family {
     /// The family that GGUF files call `architecture`.
     pub(crate) fn named(architecture: &str) -> Option<&'static Family> {
-        FAMILIES
-            .iter()
-            .copied()
+        let all = FAMILIES.iter().copied();
+        all.chain([&projector::FILE])
             .find(|f| f.architectures.contains(&architecture))
     }
 
@@ -133,6 +135,11 @@ impl Family {
             .find(like)
             .or_else(|| of(config))
             .or_else(|| of(text))
+    }
+
+    /// Whether it is that of files of a vision tower alone.
+    pub(crate) fn is_tower(&self) -> bool {
+        self.architectures == projector::FILE.architectures
     }
 
     /// The architectures of GGUF files that are known, for a message.

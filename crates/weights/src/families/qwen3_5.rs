@@ -155,6 +155,11 @@ fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
         .sizes("attention.head_count_kv", layers)
         .unwrap_or_default();
     let mixture = file.architecture == "qwen35moe";
+    // Time, height, width, and nothing.
+    let sections = file.sizes("rope.dimension_sections", 4);
+    let sections = sections
+        .map(|s| s[..3].to_vec())
+        .filter(|s| s.iter().any(|n| *n > 0));
     Ok(json!({
         "architectures": [if mixture { "Qwen3_5MoeForCausalLM" } else { "Qwen3_5ForCausalLM" }],
         "model_type": if mixture { "qwen3_5_moe_text" } else { "qwen3_5_text" },
@@ -176,6 +181,7 @@ fn config(file: &FileView<'_>, layers: usize) -> Result<Json, String> {
             "rope_type": "default",
             "rope_theta": file.float("rope.freq_base").unwrap_or(1e7),
             "partial_rotary_factor": turned.unwrap_or(0.25),
+            "mrope_section": sections,
         },
         "rms_norm_eps": file.float("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": size("context_length"),

@@ -8,7 +8,7 @@ use crate::LoadError;
 use crate::checkpoint::Checkpoint;
 use crate::container::Entry;
 use crate::error::printable;
-use crate::families::Family;
+use crate::families::{Family, Projector};
 use crate::mapped::Bytes;
 use crate::tensor::{File, Tensor, Writer};
 use quant::Scalar;
@@ -104,6 +104,15 @@ fn describe(
             })
         },
     };
+    if family.is_tower() {
+        let projector = Projector::of(&view).map_err(bad)?;
+        let config = projector.config(&view).map_err(bad)?;
+        let names = headers.iter().enumerate().flat_map(|(file, header)| {
+            let canonical = |entry: &Entry| (projector.canonical(&entry.name), Edit::Same);
+            (header.entries.iter()).map(move |entry| (file, Some(canonical(entry))))
+        });
+        return Ok((names.collect(), config));
+    }
     let (layers, config) = (view.layers().map_err(bad)?, view.config().map_err(bad)?);
     let names = headers.iter().enumerate().flat_map(|(file, header)| {
         let has = |name: &str| entries.contains_key(name);

@@ -1,0 +1,354 @@
+//! Towers: pictures and video become rows of a language model.
+//!
+//! A [`Tower`] takes frames of pixels that somebody has decoded and resized
+//! ([`Tower::size_rule`] says to what), cuts them into patches and returns embeddings, which
+//! stand in the place of token embeddings in a target's step
+//! ([`Target::inputs`](crate::Target::inputs)). A frame's rows depend on that frame alone and
+//! have the same bits whatever else is computed with them.
+//!
+//! Absent: decoding, resizing, prompts, and any cache of what was computed.
+
+mod attention;
+mod patches;
+mod size;
+mod video;
+
+pub(crate) use attention::FrameMemory;
+pub(crate) use patches::{Cut, PatchOrder, Patches, channel_first, channel_last, in_order};
+pub use size::SizeRule;
+pub use video::VideoRule;
+
+use crate::{ModelError, gemma4_unified, gemma4_vision, qwen3_5_vision, require};
+use backend::{Backend, DeviceError, Tensor};
+use weights::Checkpoint;
+
+/// Patches in one step of a tower, about: what bounds the memory that a long video takes.
+const STEP_PATCHES: usize = 8192;
+
+/// Pixels on their way into a tower: a picture is one frame, a video several of one size.
+#[derive(Clone, Copy, Debug)]
+pub struct Frames<'a> {
+    /// Rows of pixels.
+    pub height: usize,
+    /// Columns of pixels.
+    pub width: usize,
+    /// Red, green and blue of each pixel, `[frames, height, width, 3]`.
+    pub rgb: &'a [u8],
+}
+
+impl<'a> Frames<'a> {
+    /// Bytes of a frame.
+    fn frame_bytes(&self) -> usize {
+        self.height.saturating_mul(self.width).saturating_mul(3)
+    }
+
+    /// Number of frames; 0 if there is no pixel, or the last frame lacks some.
+    pub fn count(&self) -> usize {
+        match self.frame_bytes() {
+            0 => 0,
+            bytes if self.rgb.len().is_multiple_of(bytes) => self.rgb.len() / bytes,
+            _ => 0,
+        }
+    }
+
+    /// Frames `frames` alone.
+    fn part(&self, frames: std::ops::Range<usize>) -> Frames<'a> {
+        let bytes = self.frame_bytes();
+        Frames {
+            rgb: &self.rgb[frames.start * bytes..frames.end * bytes],
+            ..*self
+        }
+    }
+}
+
+/// How many rows frames become: `runs` spans of a prompt, each a grid of `height` by `width` rows,
+/// row-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaGrid {
+    /// Spans: one of a picture; of a video one for each frame, or each pair of frames.
+    pub runs: usize,
+    /// Rows of a span from top to bottom.
+    pub height: usize,
+    /// Rows of a span from left to right.
+    pub width: usize,
+}
+
+impl MediaGrid {
+    /// Rows of one span.
+    pub fn run_rows(&self) -> usize {
+        self.height * self.width
+    }
+
+    /// Rows of all spans.
+    pub fn rows(&self) -> usize {
+        self.runs * self.run_rows()
+    }
+}
+
+/// The tokens of a prompt that stand for what a tower has seen: `begin`, then a placeholder for each
+/// row of a span, then `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaTokens {
+    /// Before a span.
+    pub begin: u32,
+    /// After a span.
+    pub end: u32,
+    /// A row of a picture.
+    pub picture: u32,
+    /// A row of a video.
+    pub video: u32,
+}
+
+/// Sizes of a tower, for people and for the plan of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TowerOutline {
+    /// The architecture, as in `vision_config.model_type`.
+    pub name: &'static str,
+    /// Layers; 0 of a front end without an encoder.
+    pub layers: usize,
+    /// Columns of a patch's row inside.
+    pub hidden_size: usize,
+    /// Columns of a layer's feed-forward block; 0 without layers.
+    pub inner_size: usize,
+    /// Pixels of a patch's side.
+    pub patch: usize,
+    /// Patches of a side that become one row.
+    pub merge: usize,
+    /// Frames that become one span.
+    pub frames_a_run: usize,
+}
+
+impl TowerOutline {
+    /// Bytes that the tower takes beside its weights while it looks at a picture of `rows` rows, about:
+    /// the patches' pixels, on the host and the device, or what is alive within a layer with its keys
+    /// and values. A video is looked at in pieces of about 8192 patches.
+    pub fn step_bytes(&self, rows: usize) -> u64 {
+        let patches = rows.saturating_mul(self.merge * self.merge);
+        let numbers = self.patch * self.patch * 3 * self.frames_a_run;
+        let pixels = 2 * numbers + 2 * self.hidden_size;
+        // The residual stream, its norm, and queries, keys and values before and after they are
+        // rotated, and what is remembered of these; or the sides of a gate. A device may keep the
+        // memory of the pixels meanwhile.
+        let layer = numbers + 14 * self.hidden_size + 2 * self.inner_size;
+        4 * (patches as u64).saturating_mul(pixels.max(layer) as u64)
+    }
+}
+
+/// Why frames cannot become rows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MediaError {
+    /// No frame, or one that is cut off.
+    #[error("there are no whole frames of pixels")]
+    NoFrames,
+    /// Sides that were not made what the size rule says.
+    #[error("sides must be multiples of {side} pixels: resize first, found {height}x{width}")]
+    Sides {
+        /// What both must be a multiple of.
+        side: usize,
+        /// Rows of pixels.
+        height: usize,
+        /// Columns of pixels.
+        width: usize,
+    },
+    /// More patches from side to side than the tower has positions for.
+    #[error("the model knows {most} positions a side, a picture has {patches}: make it smaller")]
+    TooWide {
+        /// Positions of a side.
+        most: usize,
+        /// Patches of the longer side.
+        patches: usize,
+    },
+    /// A size that cannot be kept in shape.
+    #[error(
+        "a picture cannot be {height}x{width} pixels: one side is too much longer than the other"
+    )]
+    Aspect {
+        /// Rows of pixels.
+        height: usize,
+        /// Columns of pixels.
+        width: usize,
+    },
+}
+
+/// What makes embeddings of frames.
+pub trait Tower: Send + Sync {
+    /// What it is.
+    fn outline(&self) -> TowerOutline;
+
+    /// Width of an embedding: that of the target's hidden rows.
+    fn embedding_size(&self) -> usize;
+
+    /// What stands for rows in a prompt; nothing if the tower's file does not say, as one beside the
+    /// model's: then a tokenizer knows the tokens by [`Tower::token_texts`].
+    fn tokens(&self) -> Option<MediaTokens>;
+
+    /// The texts of the tokens that stand for rows, in the order of [`MediaTokens`]: before a span,
+    /// after it, a row of a picture, a row of a video.
+    fn token_texts(&self) -> [&'static str; 4];
+
+    /// To which size a picture is to be resized, by the checkpoint's own limits; `rows` is how many
+    /// rows it may become, if somebody asks for another number.
+    fn size_rule(&self, rows: Option<usize>) -> SizeRule;
+
+    /// Which frames of a video are looked at, and what a prompt says of their times.
+    fn video_rule(&self) -> VideoRule;
+
+    /// How many rows `frames` become.
+    ///
+    /// # Errors
+    ///
+    /// [`MediaError`], if there are no frames or they have no size that the tower takes.
+    fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError>;
+
+    /// Embeddings of `frames` in one step, span after span: `[rows, H]`. [`encode`] takes longer
+    /// videos apart.
+    ///
+    /// # Panics
+    ///
+    /// If [`Tower::grid`] gives an error.
+    fn forward(&self, b: &dyn Backend, frames: &Frames<'_>) -> Tensor;
+}
+
+/// Embeddings of `frames`, span after span, row-major, `grid.rows() * embedding_size` numbers, and how
+/// many spans they are. Waits for the device.
+///
+/// # Errors
+///
+/// [`EncodeError`]: what is wrong with the frames, or with the device.
+pub fn encode(
+    tower: &dyn Tower,
+    b: &dyn Backend,
+    frames: &Frames<'_>,
+) -> Result<(MediaGrid, Vec<f32>), EncodeError> {
+    let grid = tower.grid(frames)?;
+    let TowerOutline {
+        merge,
+        frames_a_run,
+        ..
+    } = tower.outline();
+    let runs = (STEP_PATCHES / (grid.run_rows() * merge * merge)).max(1);
+    let (n, step) = (frames.count(), runs * frames_a_run);
+    let mut values = Vec::with_capacity(grid.rows() * tower.embedding_size());
+    for first in (0..n).step_by(step) {
+        let made = tower.forward(b, &frames.part(first..n.min(first + step)));
+        values.extend_from_slice(&b.download(&made));
+        b.finish()?;
+    }
+    Ok((grid, values))
+}
+
+/// Why frames were not encoded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EncodeError {
+    /// The frames are wrong.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Loads a tower of one architecture.
+pub(crate) type LoadTower = fn(&dyn Backend, &Checkpoint) -> Result<Box<dyn Tower>, ModelError>;
+
+/// An architecture of towers.
+pub(crate) struct TowerKind {
+    /// Values of `vision_config.model_type`.
+    pub(crate) names: &'static [&'static str],
+    pub(crate) load: LoadTower,
+    /// Reads the tower's sizes, and to what pictures are resized, from the configuration alone.
+    pub(crate) outline: fn(&Checkpoint) -> Result<(TowerOutline, SizeRule), ModelError>,
+}
+
+/// Every architecture of towers.
+const TOWERS: &[TowerKind] = &[
+    gemma4_vision::TOWER,
+    gemma4_unified::TOWER,
+    qwen3_5_vision::TOWER,
+];
+
+/// How the names of a tower's tensors begin, by canonical name.
+pub const TOWER_PREFIXES: &[&str] = &[
+    "vision_tower.",
+    "vision_embedder.",
+    "embed_vision.",
+    "visual.",
+];
+
+/// Whether `checkpoint` holds tensors of a tower. A text-only conversion keeps the configuration of
+/// the tower that it has dropped.
+pub fn has_tower(checkpoint: &Checkpoint) -> bool {
+    let is_of_tower = |name: &str| TOWER_PREFIXES.iter().any(|p| name.starts_with(p));
+    checkpoint.names().any(is_of_tower)
+}
+
+/// Loads the tower of `checkpoint`, the target's own or a file of a tower alone.
+///
+/// # Errors
+///
+/// [`ModelError`]: there is none, its architecture is not known, its configuration is bad, or a
+/// tensor is missing or misshapen.
+pub fn load_tower(b: &dyn Backend, checkpoint: &Checkpoint) -> Result<Box<dyn Tower>, ModelError> {
+    (find(checkpoint)?.load)(b, checkpoint)
+}
+
+/// The sizes of the tower of `checkpoint`, and to what pictures are resized for it, from the
+/// configuration alone: no tensor is read.
+///
+/// # Errors
+///
+/// As [`load_tower`].
+pub fn tower_outline(checkpoint: &Checkpoint) -> Result<(TowerOutline, SizeRule), ModelError> {
+    (find(checkpoint)?.outline)(checkpoint)
+}
+
+/// The kind of the tower of `checkpoint`.
+fn find(checkpoint: &Checkpoint) -> Result<&'static TowerKind, ModelError> {
+    let config = checkpoint.config().get("vision_config");
+    let Some(config) = config.filter(|c| c.is_object()) else {
+        return Err(ModelError::NoTower(
+            "the model reads text alone: its configuration has no `vision_config`".into(),
+        ));
+    };
+    if !has_tower(checkpoint) {
+        return Err(ModelError::NoTower(
+            "the checkpoint has no tensors of the vision tower that its configuration describes: a \
+             conversion for text alone has dropped them, so add the tower's own file (`mmproj`)"
+                .into(),
+        ));
+    }
+    // Early files of Qwen 3.5 call their tower by the name of the model.
+    let of_model = checkpoint.config().get("model_type");
+    let found = config.get("model_type").or(of_model);
+    let found = found.and_then(|v| v.as_str()).unwrap_or_default();
+    let kind = TOWERS.iter().find(|kind| kind.names.contains(&found));
+    kind.ok_or_else(|| ModelError::Unsupported {
+        feature: format!("a vision tower of the kind `{found}`"),
+    })
+}
+
+/// The most pixels of a patch's side, and patches of a side that become a row: products of them and
+/// of other sizes stay far from overflowing.
+const MAX_SIDE: usize = 1 << 10;
+
+/// An error unless patches of `size` pixels a side, `merge` of a side a row, can be.
+pub(crate) fn require_sides(size: usize, merge: usize) -> Result<(), ModelError> {
+    let most = size.max(merge);
+    require(most <= MAX_SIDE && size.min(merge) > 0, || {
+        format!("patches of {size} pixels, {merge} of a side a row, are out of range")
+    })
+}
+
+/// The tokens of a prompt that configuration `config` names; `begin` and `end` are the keys of those
+/// around a span.
+pub(crate) fn tokens(config: &serde_json::Value, begin: &str, end: &str) -> Option<MediaTokens> {
+    let id = |key: &str| u32::try_from(config.get(key)?.as_u64()?).ok();
+    Some(MediaTokens {
+        begin: id(begin)?,
+        end: id(end)?,
+        picture: id("image_token_id")?,
+        video: id("video_token_id")?,
+    })
+}

@@ -1,0 +1,359 @@
+//! Texts with pictures: whoever drafts, however a prompt is cut, whatever is beside it and however
+//! much of it is reused, they are those of plain decoding, bit for bit.
+
+use crate::samplings;
+use crate::subjects::{ALONE, Draft, Subject};
+use crate::writing::{Setup, Text, backend, oracle, speculator};
+use backend::{Backend, KvFormat};
+use cpu::{Cpu, CpuOptions, Isa};
+use models::{ChainedHead, Eagle3, Frames, Qwen35Mtp, Tower, encode, load_target, load_tower};
+use speculate::DraftLength::{self, Fixed, UpTo};
+use speculate::{MediaSpan, Prompt, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
+use std::sync::Arc;
+use suites::{Recorder, Rng, repository, test_pixels};
+use weights::Checkpoint;
+
+/// Models with towers, and who drafts for them.
+pub(crate) const SEEING: &[Subject] = &[
+    Subject {
+        target: "models/tiny-gemma4-vision",
+        assistant: Some("models/tiny-gemma4-assistant"),
+        eagle3: Some("models/tiny-gemma4-eagle3"),
+        ..ALONE
+    },
+    Subject {
+        target: "models/tiny-qwen3.5-vision",
+        eagle3: Some("models/tiny-qwen3.5-eagle3"),
+        ..ALONE
+    },
+    Subject {
+        target: "tests/golden/checkpoints/gemma4-vision-clipped",
+        ..ALONE
+    },
+    Subject {
+        target: "tests/golden/checkpoints/gemma4-vision-standard",
+        ..ALONE
+    },
+    Subject {
+        target: "tests/golden/checkpoints/gemma4-unified",
+        ..ALONE
+    },
+];
+
+/// Rows that a picture becomes from top to bottom and from left to right.
+const SIZES: [[usize; 2]; 3] = [[2, 3], [4, 2], [3, 3]];
+
+/// Tokens that a text writes.
+const N_TOKENS: usize = 40;
+
+/// What makes prompts with pictures.
+struct Painter {
+    b: Arc<dyn Backend>,
+    tower: Box<dyn Tower>,
+    vocab: u32,
+    rng: Rng,
+}
+
+impl Painter {
+    fn new(subject: Subject, b: &Arc<dyn Backend>) -> Self {
+        let checkpoint = Checkpoint::open(&repository(subject.target)).unwrap();
+        let vocab = checkpoint.text_config()["vocab_size"].as_u64().unwrap();
+        Painter {
+            b: b.clone(),
+            tower: load_tower(&**b, &checkpoint).unwrap(),
+            vocab: vocab as u32,
+            rng: Rng(7),
+        }
+    }
+
+    fn text(&mut self, n: usize) -> Vec<u32> {
+        let tokens = self.vocab.min(8000) - 40;
+        (0..n).map(|_| 30 + self.rng.below(tokens)).collect()
+    }
+
+    /// A prompt of texts and, between them, pictures of these numbers.
+    fn prompt(&self, texts: &[Vec<u32>], pictures: &[usize]) -> Prompt {
+        let tokens = self.tower.tokens().unwrap();
+        let side = self.tower.outline().patch * self.tower.outline().merge;
+        let (mut prompt, mut spans) = (texts[0].clone(), Vec::new());
+        for (&picture, text) in pictures.iter().zip(&texts[1..]) {
+            let [height, width] = SIZES[picture].map(|n| n * side);
+            let mut rgb = test_pixels(1, height, width);
+            rgb.iter_mut()
+                .for_each(|x| *x = x.wrapping_add(91 * picture as u8));
+            let frames = Frames {
+                height,
+                width,
+                rgb: &rgb,
+            };
+            let (grid, rows) = encode(&*self.tower, &*self.b, &frames).unwrap();
+            prompt.push(tokens.begin);
+            let start = prompt.len();
+            prompt.resize(start + grid.rows(), tokens.picture);
+            spans.push(MediaSpan {
+                rows: start..prompt.len(),
+                hash: [picture as u8; 16],
+                grid: [grid.height, grid.width],
+                embeddings: rows.into(),
+            });
+            prompt.push(tokens.end);
+            prompt.extend(text);
+        }
+        Prompt::with_media(prompt, spans)
+    }
+
+    /// A picture between texts, two pictures, text alone, and one at the end of a long text.
+    fn prompts(&mut self) -> Vec<Prompt> {
+        let texts = [[9, 12, 0], [4, 3, 7], [30, 0, 0], [75, 2, 0]];
+        let pictures: [&[usize]; 4] = [&[0], &[1, 2], &[], &[1]];
+        let each = texts.into_iter().zip(pictures);
+        each.map(|(lengths, pictures)| {
+            let texts: Vec<Vec<u32>> = lengths.into_iter().map(|n| self.text(n)).collect();
+            self.prompt(&texts, pictures)
+        })
+        .collect()
+    }
+}
+
+fn options(sampling: &Sampling, of: usize, draft: DraftLength) -> StreamOptions {
+    StreamOptions {
+        sampling: Sampling {
+            seed: sampling.seed + of as u64,
+            ..sampling.clone()
+        },
+        max_tokens: N_TOKENS,
+        stop_tokens: Arc::new([]),
+        draft,
+        logprobs: Some(TopLogprobs::of_logits(of)),
+    }
+}
+
+/// Writes after all prompts, as many at a time as there is room for, `chunk` rows of each in a round.
+/// Also how many tokens were drafted, and how many of these accepted.
+fn write(
+    speculator: &mut Speculator,
+    prompts: &[Prompt],
+    (sampling, draft): (&Sampling, DraftLength),
+    chunk: usize,
+) -> (Vec<Text>, [u64; 2]) {
+    let (mut texts, mut counts) = (Vec::new(), [0, 0]);
+    let width = speculator.memory().size().sequences;
+    for (first, some) in prompts.chunks(width).enumerate() {
+        let open = |(i, prompt): (usize, &Prompt)| {
+            let options = options(sampling, first * width + i, draft);
+            speculator.open(prompt.clone(), options).unwrap()
+        };
+        let mut streams: Vec<Stream> = some.iter().enumerate().map(open).collect();
+        loop {
+            let going = streams.iter_mut().filter(|s| s.finish().is_none());
+            let mut going: Vec<&mut Stream> = going.collect();
+            if going.is_empty() {
+                break;
+            }
+            speculator.round(&mut going, chunk).unwrap();
+        }
+        for mut stream in streams {
+            texts.push(Text::of(&mut stream));
+            counts[0] += stream.stats().drafted();
+            counts[1] += stream.stats().accepted();
+            speculator.close(stream);
+        }
+    }
+    assert_eq!(speculator.memory().pages_used().0, 0, "every page is back");
+    (texts, counts)
+}
+
+#[track_caller]
+fn assert_texts(what: &str, got: &[Text], want: &[Text]) {
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!(
+            got == want,
+            "{what}: text {i} parts at {:?}",
+            got.parting(want)
+        );
+    }
+    assert_eq!(got.len(), want.len(), "{what}");
+}
+
+#[test]
+fn speculation_never_changes_a_token_after_pictures() {
+    let best = Isa::available().pop().unwrap();
+    let backends = [backend(best, 2), backend(best, 1)];
+    for &subject in SEEING {
+        assert_pictures_change_nothing(subject, [&backends[0], &backends[1]]);
+    }
+}
+
+/// Asserts that `subject` writes the same texts after prompts with pictures whoever drafts on either
+/// of `backends`, in batches and chunks of several sizes.
+pub(crate) fn assert_pictures_change_nothing(subject: Subject, backends: [&Arc<dyn Backend>; 2]) {
+    let prompts = Painter::new(subject, backends[0]).prompts();
+    for (s, (what, sampling)) in samplings().into_iter().enumerate() {
+        let setup = |draft, width, backend| Setup {
+            draft,
+            width,
+            // Room for a picture and more, whatever chunk a round is given.
+            chunk: 128,
+            kv_format: KvFormat::both([&quant::kv::BF16, &quant::kv::F32][s % 2]),
+            ..Setup::plain(subject, backend)
+        };
+        let plain = setup(Draft::None, 1, backends[0]);
+        let mut alone = speculator(&plain, &[], &|drafter| drafter);
+        let (want, _) = write(&mut alone, &prompts, (&sampling, Fixed(0)), 128);
+        let drafts = [
+            Draft::None,
+            Draft::Head,
+            Draft::Eagle3,
+            Draft::Ngram,
+            Draft::Oracle,
+        ];
+        for (d, draft) in drafts.into_iter().enumerate() {
+            if subject.lacks(draft) {
+                continue;
+            }
+            let setup = setup(draft, [4, 1, 3][(s + d) % 3], backends[(s + d) % 2]);
+            let length = [Fixed(3), UpTo(8), Fixed(1)][(s + d) % 3];
+            let chunk = [1, 33, 128, 7][(s + 2 * d) % 4];
+            let what = format!("{} {draft:?} {what}, chunk {chunk}", subject.target);
+            let mut drafted = match draft {
+                Draft::Oracle => speculator(&setup, &[], &|_| oracle(&want, 4)),
+                _ => speculator(&setup, &want, &|drafter| drafter),
+            };
+            let (got, [n, accepted]) = write(&mut drafted, &prompts, (&sampling, length), chunk);
+            assert_texts(&what, &got, &want);
+            println!("{what}: {accepted} of {n} accepted");
+            if draft != Draft::None && draft != Draft::Ngram {
+                assert!(n > 0 && accepted > 0, "{what}: {accepted} of {n} accepted");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_second_question_about_a_picture_reuses_its_rows_and_changes_nothing() {
+    let b = backend(*Isa::available().last().unwrap(), 2);
+    for &subject in SEEING {
+        let mut painter = Painter::new(subject, &b);
+        let before = painter.text(140);
+        let mut question = |n| painter.text(n);
+        let (one, two) = (question(90), question(25));
+        let ask = |painter: &Painter, question: &Vec<u32>, picture| {
+            painter.prompt(&[before.clone(), question.clone()], &[picture])
+        };
+        let prompts = [
+            ask(&painter, &one, 0),
+            ask(&painter, &[&one[..70], &two].concat(), 0),
+            // Another picture of another size, and one of the same.
+            ask(&painter, &two, 1),
+        ];
+        let draft = match subject {
+            s if s.has_head() => Draft::Head,
+            _ => Draft::Ngram,
+        };
+        let setup = Setup {
+            draft,
+            width: 1,
+            chunk: 128,
+            ..Setup::plain(subject, &b)
+        };
+        let way = (&Sampling::default(), Fixed(3));
+        let mut cold = speculator(&setup, &[], &|drafter| drafter);
+        let (want, _) = write(&mut cold, &prompts, way, 128);
+        let mut warm = speculator(&setup, &[], &|drafter| drafter);
+        let mut got = Vec::new();
+        let mut reused = Vec::new();
+        let mut parked = None;
+        for (i, prompt) in prompts.iter().enumerate() {
+            let options = options(way.0, i, way.1);
+            let mut stream = match parked.take() {
+                None => warm.open(prompt.clone(), options).unwrap(),
+                Some(parked) => warm.resume(parked, prompt.clone(), options).unwrap(),
+            };
+            while stream.finish().is_none() {
+                warm.round(&mut [&mut stream], 128).unwrap();
+            }
+            reused.push(stream.n_reused());
+            got.push(Text::of(&mut stream));
+            parked = Some(warm.park(stream));
+        }
+        let what = subject.target;
+        assert_texts(what, &got, &want);
+        // The picture's rows end before row 150; recurrent state is taken up at a snapshot.
+        assert!(reused[1] >= 150, "{what}: {} rows reused", reused[1]);
+        assert!(reused[2] <= 141, "{what}: rows of another picture");
+        // The same question about another picture has another answer, or is as likely in other ways.
+        let other = ask(&painter, &one, 2);
+        let (other, _) = write(&mut cold, &[other], way, 128);
+        assert!(other[0] != want[0], "{what}: the picture is seen");
+    }
+}
+
+/// What the draft head of `subject` makes of a prompt with a picture and writes after it; the notes
+/// of its rows, by name.
+fn head_rows(subject: Subject, draft: Draft, prompt: &Prompt, name: &str) -> (Vec<Vec<f32>>, Text) {
+    let recorder = Arc::new(Recorder::new(Box::new(
+        Cpu::new(CpuOptions::default()).unwrap(),
+    )));
+    let b: Arc<dyn Backend> = recorder.clone();
+    let setup = Setup {
+        draft,
+        width: 1,
+        chunk: 128,
+        ..Setup::plain(subject, &b)
+    };
+    let mut speculator = speculator(&setup, &[], &|drafter| drafter);
+    let way = (&Sampling::default(), Fixed(3));
+    let (mut texts, _) = write(&mut speculator, std::slice::from_ref(prompt), way, 33);
+    let notes = (0..).map_while(|i| recorder.note_at(name, i)).collect();
+    (notes, texts.remove(0))
+}
+
+#[test]
+fn draft_heads_read_the_embeddings_that_the_target_reads() {
+    let (gemma, qwen) = (SEEING[0], SEEING[1]);
+    // Positions too: the MTP head turns by the target's, an EAGLE-3 head knows no grid.
+    let b = backend(*Isa::available().last().unwrap(), 1);
+    let open = |folder: &str| Checkpoint::open(&repository(folder)).unwrap();
+    let (checkpoint, eagle3) = (open(qwen.target), open(qwen.eagle3.unwrap()));
+    let target = load_target(&*b, &checkpoint).unwrap();
+    let mtp = Qwen35Mtp::load(&*b, &checkpoint, &*target).unwrap();
+    let eagle3 = Eagle3::load(&*b, &eagle3, &*target).unwrap();
+    assert!(mtp.follows_grid() && !eagle3.follows_grid());
+    for (subject, draft, name) in [
+        (qwen, Draft::Head, "draft.hidden"),
+        (qwen, Draft::Eagle3, "draft.layers.0.out"),
+        (gemma, Draft::Eagle3, "draft.layers.0.out"),
+    ] {
+        let b = backend(*Isa::available().last().unwrap(), 1);
+        let checkpoint = Checkpoint::open(&repository(subject.target)).unwrap();
+        let target = load_target(&*b, &checkpoint).unwrap();
+        let mut painter = Painter::new(subject, &b);
+        let (text, own, other) = (painter.text(40), painter.text(6), painter.text(6));
+        let prompt = |instead: &[u32], embeddings: Arc<[f32]>| {
+            let mut tokens = text.clone();
+            tokens[10..16].copy_from_slice(instead);
+            let span = MediaSpan {
+                rows: 10..16,
+                hash: [1; 16],
+                grid: [2, 3],
+                embeddings,
+            };
+            Prompt::with_media(tokens, vec![span])
+        };
+        let embedded = b.download(&target.embed(&*b, &own)).into_owned();
+        let as_media = prompt(&other, embedded.into());
+        let as_tokens = prompt(&own, Arc::default());
+        let [media, tokens, without] = [as_media, as_tokens, prompt(&other, Arc::default())]
+            .map(|prompt| head_rows(subject, draft, &prompt, name));
+        let what = format!("{} {draft:?}", subject.target);
+        assert!(
+            !media.0.is_empty() && media.0 == tokens.0,
+            "{what}: rows of the head"
+        );
+        assert_eq!(media.1.output(), tokens.1.output(), "{what}");
+        assert!(
+            media.0 != without.0,
+            "{what}: placeholders are not what it reads"
+        );
+    }
+}
