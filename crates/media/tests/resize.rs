@@ -10,8 +10,8 @@ fn picture(height: usize, width: usize) -> Frame {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let x = i / 3 % width;
         match () {
-            () if x % 7 == 0 => 255,
-            () if x % 11 == 0 => 0,
+            () if x.is_multiple_of(7) => 255,
+            () if x.is_multiple_of(11) => 0,
             () => (state >> 24) as u8,
         }
     });
