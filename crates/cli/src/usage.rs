@@ -227,6 +227,8 @@ mod tests {
         ("parallel", "serve", "requests in one batch"),
         ("queue", "serve", "requests that wait"),
         ("no-prefix-cache", "serve", "cached tokens"),
+        ("cache-dir", "serve", "cached tokens after a restart"),
+        ("cache-disk", "serve", "files in the cache folder"),
         ("api-key", "serve", "401"),
         (
             "api-key",

@@ -1,5 +1,6 @@
 //! The engine as its users hold it: submits requests to the thread that runs them all.
 
+use crate::disk::CacheFolder;
 use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
 use crate::queue::Job;
@@ -17,13 +18,16 @@ use std::time::Instant;
 use text::{Channel, StopStrings, Text};
 
 /// How the engine runs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Requests that may wait for a free sequence.
     pub queue: usize,
     /// Whether requests use the keys and values of others, ended or running, whose text begins
     /// like their prompt. What they write is the same.
     pub reuse: bool,
+    /// Where texts that have ended outlive the engine, of a model that was loaded with
+    /// [`LoadOptions::identify`](crate::LoadOptions::identify).
+    pub disk: Option<CacheFolder>,
 }
 
 impl Default for EngineOptions {
@@ -31,6 +35,7 @@ impl Default for EngineOptions {
         EngineOptions {
             queue: 64,
             reuse: true,
+            disk: None,
         }
     }
 }
@@ -38,7 +43,7 @@ impl Default for EngineOptions {
 /// A running engine. Dropping it cancels what runs and waits for the thread.
 pub struct Engine {
     jobs: Mutex<Option<Sender<Job>>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
     counters: Arc<Counters>,
     text: Arc<Text>,
     info: ModelInfo,
@@ -56,11 +61,12 @@ impl Engine {
         let (jobs, inbox) = channel();
         let counters = Arc::new(Counters::default());
         let (text, info) = (model.text.clone(), model.info.clone());
-        let scheduler = Scheduler::new(model, options.reuse, inbox, counters.clone());
+        let queue = options.queue;
+        let own = counters.clone();
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || scheduler.run());
-        let thread = Some(thread.expect("the engine's thread starts"));
+            .spawn(move || Scheduler::new(model, options, inbox, own).run());
+        let thread = Mutex::new(Some(thread.expect("the engine's thread starts")));
         Engine {
             jobs: Mutex::new(Some(jobs)),
             thread,
@@ -68,7 +74,7 @@ impl Engine {
             grammars: Grammars::new(text.clone(), info.vocab_size),
             text,
             info,
-            queue: options.queue,
+            queue,
         }
     }
 
@@ -119,6 +125,7 @@ impl Engine {
             sink,
             cancel: cancel.clone(),
             submitted: Instant::now(),
+            fetch: None,
         };
         let jobs = self
             .jobs
@@ -179,6 +186,21 @@ impl Engine {
             }
         }
         Err(Rejected::Stopped)
+    }
+
+    /// Cancels what runs, takes no more requests, and waits until ended texts are where
+    /// [`EngineOptions::disk`] has them.
+    pub fn stop(&self) {
+        let lock = std::sync::PoisonError::into_inner;
+        *self.jobs.lock().unwrap_or_else(lock) = None;
+        let mut thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
+            // A panic of the thread has been printed; there is nobody to tell here.
+            let _ = thread.join();
+        }
     }
 
     fn check(&self, request: &Request) -> Result<(), Rejected> {
@@ -244,13 +266,6 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        *self
-            .jobs
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed; there is nobody to tell here.
-            let _ = thread.join();
-        }
+        self.stop();
     }
 }
