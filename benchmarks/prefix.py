@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
 """Measures the prefix cache of a running server: python3 benchmarks/prefix.py http://127.0.0.1:8080 [TOKENS]
+[--before FILE | --after FILE]
 
 Prints the time to the first token of a first turn of about TOKENS prompt tokens (2,000 if not given), of the
 second turn, and of another conversation with the same system prompt; then how much of the prompts of four
 requests at once with one new system prompt was computed once.
+
+For a server with --cache-dir: `--before FILE` has only the first turn, and keeps the conversation in FILE; stop
+the server, start it again, and `--after FILE` has the second turn, then one of a new conversation of the same
+length, which nobody has seen.
 """
 
 import json
@@ -55,9 +60,27 @@ def report(what, seconds, usage):
     print(f"{what}: first token after {1e3 * seconds:.0f} ms, {cached} of {usage['prompt_tokens']} tokens cached")
 
 
+def after_restart(base, file):
+    """The second turn of the conversation in `file`, and a first turn of the same length."""
+    with open(file) as kept:
+        messages = json.load(kept)
+    chat(base, [{"role": "user", "content": "Hello"}], 4)
+    second, usage, _ = chat(base, messages)
+    report("second turn after a restart", second, usage)
+    new = [dict(message) for message in messages]
+    new[0]["content"] = words(7, len(new[0]["content"].split()))
+    new[1]["content"] = words(8, len(new[1]["content"].split()))
+    cold, usage, _ = chat(base, new)
+    report("the same from its start", cold, usage)
+    print(f"second turn / from its start: {100 * second / cold:.1f} %")
+
+
 def main():
-    base = sys.argv[1]
-    tokens = int(sys.argv[2]) if len(sys.argv) > 2 else 2000
+    base, *rest = sys.argv[1:]
+    files = {rest[i]: rest[i + 1] for i, option in enumerate(rest) if option in ("--before", "--after")}
+    tokens = int(rest[0]) if rest and rest[0].isdigit() else 2000
+    if "--after" in files:
+        return after_restart(base, files["--after"])
     chat(base, [{"role": "user", "content": "Hello"}], 4)
     probe = words(1, 200)
     per_word = chat(base, [{"role": "user", "content": probe}], 1)[1]["prompt_tokens"] / 200
@@ -66,6 +89,9 @@ def main():
     first, usage, text = chat(base, messages)
     report("first turn", first, usage)
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And what came after that?"}]
+    if "--before" in files:
+        with open(files["--before"], "w") as kept:
+            return json.dump(messages, kept)
     second, usage, _ = chat(base, messages)
     report("second turn", second, usage)
     print(f"second turn / first turn: {100 * second / first:.1f} %")

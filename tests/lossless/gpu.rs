@@ -1,6 +1,7 @@
 //! The same on a GPU. Each test says so and tests nothing where there is none.
 
 use crate::constrained::assert_constraints_hold;
+use crate::disk::assert_files_change_nothing;
 use crate::edits::assert_edits_hold;
 use crate::guesses::assert_same_guesses;
 use crate::kept::assert_kept_texts_change_nothing;
@@ -86,6 +87,22 @@ fn beginnings_of_kept_and_running_texts_change_nothing_on_a_gpu() {
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_kept_texts_change_nothing(s, subject, &gpu);
         assert_sharing_changes_nothing(s, subject, &gpu);
+    }
+}
+
+#[test]
+fn a_beginning_from_a_file_changes_nothing_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+        let mut formats = vec![KvFormat::both(&quant::kv::BF16)];
+        // The others have heads smaller than a block.
+        if subject.target.contains("qwen") {
+            formats.push(KvFormat::both(quant::kv_format("q8_0").unwrap()));
+        }
+        assert_files_change_nothing(s, subject, &formats, &gpu);
     }
 }
 

@@ -13,6 +13,7 @@
 
 mod bounded;
 mod constrained;
+mod disk;
 mod edge;
 mod edits;
 mod gpu;

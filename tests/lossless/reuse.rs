@@ -125,11 +125,11 @@ pub(crate) fn assert_reuse_changes_nothing(s: usize, subject: Subject, b: &Arc<d
 }
 
 /// Ways in which a prompt may begin like a text.
-const WAYS: usize = 6;
+pub(crate) const WAYS: usize = 6;
 
 /// A prompt that begins like `text`, whose first `n_prompt` tokens were its prompt, and then
 /// has some of `more`.
-fn next(way: usize, text: &[u32], n_prompt: usize, more: &[u32]) -> Vec<u32> {
+pub(crate) fn next(way: usize, text: &[u32], n_prompt: usize, more: &[u32]) -> Vec<u32> {
     let with = |text: &[u32], n: usize| {
         let room = CONTEXT - 40 - text.len().min(CONTEXT - 40);
         [text, &more[..n.min(room)]].concat()
@@ -156,7 +156,7 @@ fn next(way: usize, text: &[u32], n_prompt: usize, more: &[u32]) -> Vec<u32> {
 
 /// Takes `streams` to their ends, and returns what is left of them, in order, with their texts
 /// and all that was drafted.
-fn run(
+pub(crate) fn run(
     speculator: &mut Speculator,
     mut streams: Vec<Stream>,
     chunk: usize,
@@ -181,4 +181,4 @@ fn run(
     streams.into_iter().map(park).collect()
 }
 
-type Drafts = Arc<Mutex<Vec<Vec<u32>>>>;
+pub(crate) type Drafts = Arc<Mutex<Vec<Vec<u32>>>>;

@@ -7,9 +7,9 @@ use backend::{
     DeltaWeights, DeviceError, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, RowEdits, Sample,
     Store, Tensor, TokenChoice, TokenGroups, TokenList, TokenMask,
 };
-use cache::MemoryFull;
+use cache::{MemoryFull, Piece};
 use serde_json::{Map, Value};
-use speculate::draft::{DraftRequest, DraftState, TargetView};
+use speculate::draft::{DraftRequest, DraftState, SavedDraft, TargetView};
 use speculate::sample::{History, Scratch, choose, choose_among};
 use speculate::{DraftLength, Drafter, Sampling, StreamOptions};
 use std::borrow::Cow;
@@ -445,6 +445,22 @@ impl Drafter for Noting {
 
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
         self.inner.state()
+    }
+
+    fn fits(&self, saved: Option<&SavedDraft>, n_pieces: usize) -> bool {
+        self.inner.fits(saved, n_pieces)
+    }
+
+    fn restorable(&self, saved: Option<&SavedDraft>, rows: usize) -> usize {
+        self.inner.restorable(saved, rows)
+    }
+
+    fn restore(
+        &self,
+        saved: Option<&SavedDraft>,
+        rows: usize,
+    ) -> Result<(Box<dyn DraftState>, Vec<Option<Piece>>), MemoryFull> {
+        self.inner.restore(saved, rows)
     }
 
     fn draft(

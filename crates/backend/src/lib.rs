@@ -76,10 +76,21 @@ pub use tensor::{Delta, DeltaSpec, Kv, KvFormat, KvSpec, Matrix, Recycle, Storag
 /// the left, so a device may compute them apart without changing a bit.
 pub const SPLIT_ROWS: usize = 512;
 
+/// The version of the definitions of ops, and of the layouts in which devices save keys, values and
+/// states. A change of either that changes bits raises it, so that nobody goes on from bits that were
+/// saved before.
+pub const NUMERICS: u32 = 1;
+
 /// A device.
 pub trait Backend: Store + Ops + Sample + Record {
     /// Name for people, such as `cpu (avx512, 2 threads)`.
     fn name(&self) -> String;
+
+    /// What bits depend on besides [`NUMERICS`]: devices for which this is equal compute equal bits, and
+    /// load what another one has [saved](Store::kv_save).
+    fn numerics(&self) -> String {
+        self.name()
+    }
 
     /// What the device can do.
     fn capabilities(&self) -> Capabilities {

@@ -13,6 +13,7 @@
 //! | [`Memory::keep`] | ends a sequence, whose rows others may go on from |
 //! | [`Memory::fork`] | begins a sequence with the first rows of another one, running or kept |
 //! | [`Memory::cut`] | has a kept sequence forget its newest rows |
+//! | [`Memory::outline`], [`Memory::restore`] | what a kept sequence has, to be saved elsewhere, and such a sequence again |
 //!
 //! Keys and values are cut by length, recurrent state by the number of tentative rows that
 //! stay. Nothing is computed again for a rollback.
@@ -35,14 +36,17 @@
 #![forbid(unsafe_code)]
 
 mod memory;
+mod outline;
 mod pages;
 mod prefix;
 mod sequence;
 mod snapshot;
+mod start;
 #[cfg(test)]
 mod tests;
 
 pub use memory::{KeptSize, Memory, MemorySize};
+pub use outline::{Outline, Piece, SnapshotOutline};
 pub use pages::PagePool;
 pub use prefix::{Entry, Match, Namespace, PageChange, PrefixIndex, RowKey, whole_spans};
 pub use sequence::Sequence;

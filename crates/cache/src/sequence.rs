@@ -162,23 +162,17 @@ impl Memory {
     /// snapshot has the recurrent state.
     pub fn forkable(&self, sequence: &Sequence, len: usize) -> usize {
         let len = len.min(sequence.len).min(sequence.base);
-        if !self.has_state() && self.windows_hold(sequence, len) {
-            return len;
-        }
         let newest_first = sequence.snapshots.iter().rev();
-        let mut depths = newest_first.flat_map(|s| [(s, s.len.min(len)), (s, s.base)]);
-        let usable = depths.find(|&(snapshot, rows)| {
-            rows <= len && self.usable(sequence, snapshot, rows).is_some()
-        });
-        usable.map_or(0, |(_, rows)| rows)
+        let starts = newest_first.filter_map(|s| Some(s.start(&s.held()?)));
+        self.plan().deepest(&sequence.tables, starts, len)
     }
 
     /// What `snapshot` holds, if a fork of `sequence` can begin with `rows` rows from there.
     fn usable(&self, sequence: &Sequence, snapshot: &Snapshot, rows: usize) -> Option<Held> {
-        let is_near = (snapshot.base..=snapshot.len).contains(&rows);
-        let held = snapshot.held().filter(|_| is_near)?;
-        let own = rows == snapshot.base && held.has_windows();
-        (own || self.windows_hold(sequence, rows)).then_some(held)
+        let held = snapshot.held()?;
+        let start = snapshot.start(&held);
+        let allows = self.plan().allows(&sequence.tables, start, rows);
+        allows.then_some(held)
     }
 
     /// A new sequence that remembers the first `rows` rows of `sequence`, running or kept. Either
@@ -208,7 +202,7 @@ impl Memory {
         if rows == 0 {
             return Ok(fork);
         }
-        let in_tables = self.windows_hold(sequence, rows);
+        let in_tables = self.plan().windows_hold(&sequence.tables, rows);
         let mut newest_first = sequence.snapshots.iter().rev();
         let usable = newest_first.find_map(|s| Some((s, self.usable(sequence, s, rows)?)));
         fork.len = rows;

@@ -3,7 +3,8 @@
 use crate::Sequence;
 use crate::memory::{Memory, Pools};
 use crate::sequence::give;
-use backend::{Backend, NO_PAGE, PAGE_ROWS};
+use crate::start::{Start, first_seen};
+use backend::{Backend, PAGE_ROWS};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a row after some rows of a text needs and pages of full attention do not have: the
@@ -68,6 +69,15 @@ impl Snapshot {
         }
     }
 
+    /// Where forks can begin with what it holds, which is `held`.
+    pub(crate) fn start(&self, held: &Held) -> Start {
+        Start {
+            base: self.base,
+            len: self.len,
+            has_windows: held.has_windows(),
+        }
+    }
+
     /// What it holds; none once it is freed.
     pub(crate) fn held(&self) -> Option<Held> {
         self.lock().clone()
@@ -108,7 +118,10 @@ impl Memory {
     /// hold what the next row would see.
     pub fn has_for_snapshot(&self, sequence: &Sequence, rows: usize) -> bool {
         let has_state = !self.has_state() || sequence.base == rows;
-        has_state && rows > 0 && rows <= sequence.base && self.windows_hold(sequence, rows)
+        has_state
+            && rows > 0
+            && rows <= sequence.base
+            && self.plan().windows_hold(&sequence.tables, rows)
     }
 
     /// Saves what a row after the first `rows` rows of `sequence` needs, so that forks can begin
@@ -160,21 +173,11 @@ impl Memory {
                 let Some(window) = group.window else {
                     return (0, Vec::new());
                 };
-                let first = (rows + 1).saturating_sub(window) / PAGE_ROWS;
+                let first = first_seen(window, rows);
                 let pages = table[first..rows.div_ceil(PAGE_ROWS)].to_vec();
                 pages.iter().for_each(|&page| pool.share(page));
                 (first, pages)
             };
         pools.pages.iter_mut().zip(tables).map(share).collect()
-    }
-
-    /// Whether all that a row after the first `len` rows would see is in the tables of `sequence`.
-    pub(crate) fn windows_hold(&self, sequence: &Sequence, len: usize) -> bool {
-        let mut tables = sequence.tables.iter().zip(&self.plan().groups);
-        tables.all(|(table, group)| {
-            let window = group.window.unwrap_or(usize::MAX);
-            let first = (len + 1).saturating_sub(window) / PAGE_ROWS;
-            table.get(first).is_none_or(|&page| page != NO_PAGE)
-        })
     }
 }

@@ -567,3 +567,147 @@ fn room_for_ended_texts_is_what_the_budget_buys() {
         }
     }
 }
+
+/// A plan with a window, full attention and recurrent state, or without the last.
+fn mixed_plan(has_state: bool) -> MemoryPlan {
+    MemoryPlan {
+        delta: if has_state {
+            vec![delta_spec()]
+        } else {
+            vec![]
+        },
+        ..plan()
+    }
+}
+
+fn delta_spec() -> DeltaSpec {
+    DeltaSpec {
+        slots: 0,
+        key_heads: 1,
+        value_heads: 1,
+        key_dim: 2,
+        value_dim: 2,
+        conv_taps: 2,
+    }
+}
+
+/// A memory of [`mixed_plan`] for three sequences.
+fn mixed(has_state: bool) -> Memory {
+    let size = MemorySize {
+        kept: KeptSize {
+            pages: 8,
+            snapshots: 3,
+        },
+        ..*memory(3).size()
+    };
+    Memory::new(&Reference, mixed_plan(has_state), size)
+}
+
+/// A kept sequence of 400 rows with a snapshot after 130 and after 290, whose pages all differ.
+fn kept_sequence(memory: &mut Memory) -> Sequence {
+    let mut sequence = memory.open().unwrap();
+    for n in [65, 65, 64, 66, 30, 60, 50] {
+        let mut batch = Batch::default();
+        memory
+            .push(&mut batch, &mut sequence, &vec![0; n], n)
+            .unwrap();
+        if [130, 290].contains(&sequence.len()) {
+            let rows = sequence.len();
+            assert!(memory.snapshot(&Reference, &mut sequence, rows));
+        }
+    }
+    for (g, layers) in memory.kv.iter_mut().enumerate() {
+        for kv in layers {
+            for page in 0..kv.spec.pages {
+                let mut bytes = Reference.kv_save(kv, page);
+                bytes.fill((10 * g + page) as u8);
+                assert!(Reference.kv_load(kv, page, &bytes));
+            }
+        }
+    }
+    memory.keep(&mut sequence);
+    sequence
+}
+
+#[test]
+fn a_restored_sequence_has_the_bytes_of_the_one_that_was_saved() {
+    for has_state in [false, true] {
+        let mut from = mixed(has_state);
+        let sequence = kept_sequence(&mut from);
+        let (outline, pieces) = from.outline(&sequence);
+        assert!(from.has_all_of(&sequence, &outline));
+        let mut to = mixed(has_state);
+        assert!(to.fits(&outline, pieces.len()));
+        let mut depths = 0;
+        for rows in 1..=400 {
+            assert_eq!(
+                from.forkable(&sequence, rows),
+                to.restorable(&outline, rows)
+            );
+            if to.restorable(&outline, rows) < rows {
+                continue;
+            }
+            depths += 1;
+            let (restored, places) = to.restore(&outline, rows).unwrap();
+            assert_eq!(places.len(), pieces.len());
+            assert_eq!(to.forkable(&restored, rows), rows, "{has_state}");
+            for (place, &piece) in places.into_iter().zip(&pieces) {
+                let bytes = from.save_piece(&Reference, piece);
+                let Some(place) = place else { continue };
+                assert!(!to.load_piece(&Reference, place, &bytes[1..]));
+                assert!(to.load_piece(&Reference, place, &bytes));
+                assert_eq!(to.save_piece(&Reference, place), bytes);
+            }
+            drop(restored);
+            let pools = Pools::lock(&to.pools);
+            let all = pools.pages.iter().chain([&pools.slots]);
+            assert!(
+                all.clone().all(|pool| pool.n_free() == pool.n_pages()),
+                "{rows}"
+            );
+        }
+        assert!(depths >= 3, "{depths} depths");
+    }
+}
+
+proptest! {
+    #[test]
+    fn an_outline_from_anywhere_fits_or_is_refused_and_never_panics(
+        has_state: bool,
+        edits in proptest::collection::vec((0usize..9, 0usize..8, 0u32..500), 1..4),
+    ) {
+        let mut from = mixed(has_state);
+        let sequence = kept_sequence(&mut from);
+        let (mut outline, pieces) = from.outline(&sequence);
+        for (what, at, to) in edits {
+            let value = if to > 480 { u32::MAX } else { to / 3 };
+            let group = at % 2;
+            let n = outline.snapshots.len();
+            match what {
+                0 => outline.rows = value as usize,
+                1 => outline.n_pages[group] = value as usize,
+                2 => if let Some(page) = outline.tables[group].get_mut(at) { *page = value },
+                3 => outline.tables[group].truncate(at),
+                4 if n > 0 => outline.snapshots[at % n].base = value as usize,
+                5 if n > 0 => outline.snapshots[at % n].len = value as usize,
+                6 if n > 0 => outline.snapshots[at % n].has_state ^= true,
+                7 if n > 0 => outline.snapshots[at % n].windows.truncate(at % 3),
+                8 if n > 0 => {
+                    let windows = &mut outline.snapshots[at % n].windows;
+                    windows.iter_mut().for_each(|(_, pages)| pages.extend([value; 1]));
+                }
+                _ => {}
+            }
+        }
+        let mut to = mixed(has_state);
+        if to.fits(&outline, pieces.len()) {
+            for rows in 0..=outline.rows.min(1000) {
+                let rows = to.restorable(&outline, rows);
+                if let Ok((restored, _)) = to.restore(&outline, rows) {
+                    let rows = to.forkable(&restored, rows);
+                    drop(to.fork(&Reference, &restored, rows));
+                }
+            }
+        }
+    }
+}

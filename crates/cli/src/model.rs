@@ -84,6 +84,7 @@ pub(crate) fn options(
                 cache: places::cache(),
             }
         },
+        identify: args.identify,
         draft_max: draft.draft_max,
         draft_vocab: draft.drafter.draft_vocab,
         accept: draft.drafter.accept,

@@ -7,12 +7,12 @@ use crate::args::{KvEventsArgs, KvEventsEncoding, LaunchArgs, OutputArgs, ServeA
 use crate::servers::{self, Server};
 use crate::{INTERRUPTED, TERMINATED, bundled, machine, model, templates};
 use anyhow::{Context, Result, anyhow, bail};
-use engine::{Engine, EngineOptions, PageSink};
+use engine::{CacheFolder, Engine, EngineOptions, PageSink};
 use server::kv_events::{EventEncoding, KvEvents, Publisher};
 use server::{Config, Keys, Limits};
 use std::io::{Read, Write as _};
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -57,6 +57,8 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     if args.dry_run {
         return dry_run(&args);
     }
+    let disk = cache_folder(&args)?;
+    args.load.identify = disk.is_some();
     let runtime = runtime()?;
     let needs_key = !config.keys.is_empty();
     // Before the model is loaded: a port that is taken should not cost a minute to find out. It
@@ -69,6 +71,7 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         queue: args.queue,
         reuse: !args.no_prefix_cache,
         page_sink: runtime.block_on(page_sink(&args.kv_events, address, &name))?,
+        disk,
     };
     let engine = Arc::new(Engine::start(model, options));
     let listener = listen(&runtime, socket)?;
@@ -86,12 +89,14 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     if !output.quiet {
         greet(&engine, &url, needs_key);
     }
+    let served = engine.clone();
     runtime.block_on(async {
         let stop = stop().context("cannot handle signals")?;
-        server::serve(config, engine, listener, stop)
+        server::serve(config, served, listener, stop)
             .await
             .context("the server has stopped")
     })?;
+    engine.stop();
     Ok(ExitCode::SUCCESS)
 }
 
@@ -115,6 +120,21 @@ async fn page_sink(
     let topic = args.topic.clone();
     let topic = topic.unwrap_or_else(|| format!("kv@{address}@{model}"));
     Ok(Some(publisher.await?.sink(&topic)))
+}
+
+/// The folder in which the prefix cache outlives the server, if there is to be one.
+fn cache_folder(args: &ServeArgs) -> Result<Option<CacheFolder>> {
+    let folder = args.cache_dir.as_ref().filter(|_| !args.no_prefix_cache);
+    let open = |path: &PathBuf| {
+        let opened = CacheFolder::open(path, args.cache_disk);
+        opened.with_context(|| {
+            format!(
+                "cannot use the folder of the prefix cache `{}`",
+                path.display()
+            )
+        })
+    };
+    folder.map(open).transpose()
 }
 
 /// Connections where a program may have so many open files; a connection takes one.

@@ -231,6 +231,8 @@ mod tests {
         ("kv-events-replay", "serve", "messages that come again"),
         ("kv-events-topic", "serve", "the topic of messages"),
         ("kv-events-encoding", "serve", "maps or lists"),
+        ("cache-dir", "serve", "cached tokens after a restart"),
+        ("cache-disk", "serve", "files in the cache folder"),
         ("api-key", "serve", "401"),
         (
             "api-key",

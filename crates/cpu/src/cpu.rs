@@ -97,6 +97,10 @@ impl Backend for Cpu {
         )
     }
 
+    fn numerics(&self) -> String {
+        format!("cpu {:?}", self.device.activations)
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             mapped_weights: true,

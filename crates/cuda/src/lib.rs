@@ -291,6 +291,12 @@ impl Backend for Cuda {
         )
     }
 
+    fn numerics(&self) -> String {
+        let driver = &self.device.driver;
+        let (name, arch) = (&driver.name, driver.arch);
+        format!("cuda {name} sm_{arch} nvrtc {}", compile::version())
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             kv: attention::formats(),

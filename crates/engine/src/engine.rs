@@ -1,5 +1,6 @@
 //! The engine as its users hold it: submits requests to the thread that runs them all.
 
+use crate::disk::CacheFolder;
 use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
 use crate::pages::PageSink;
@@ -27,6 +28,9 @@ pub struct EngineOptions {
     pub reuse: bool,
     /// Who is told which pages come into the prefix cache and leave it.
     pub page_sink: Option<PageSink>,
+    /// Where texts that have ended outlive the engine, of a model that was loaded with
+    /// [`LoadOptions::identify`](crate::LoadOptions::identify).
+    pub disk: Option<CacheFolder>,
 }
 
 impl Default for EngineOptions {
@@ -35,6 +39,7 @@ impl Default for EngineOptions {
             queue: 64,
             reuse: true,
             page_sink: None,
+            disk: None,
         }
     }
 }
@@ -42,7 +47,7 @@ impl Default for EngineOptions {
 /// A running engine. Dropping it cancels what runs and waits for the thread.
 pub struct Engine {
     jobs: Mutex<Option<Sender<Job>>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
     counters: Arc<Counters>,
     text: Arc<Text>,
     info: ModelInfo,
@@ -60,17 +65,12 @@ impl Engine {
         let (jobs, inbox) = channel();
         let counters = Arc::new(Counters::default());
         let (text, info) = (model.text.clone(), model.info.clone());
-        let scheduler = Scheduler::new(
-            model,
-            options.reuse,
-            options.page_sink,
-            inbox,
-            counters.clone(),
-        );
+        let queue = options.queue;
+        let own = counters.clone();
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || scheduler.run());
-        let thread = Some(thread.expect("the engine's thread starts"));
+            .spawn(move || Scheduler::new(model, options, inbox, own).run());
+        let thread = Mutex::new(Some(thread.expect("the engine's thread starts")));
         Engine {
             jobs: Mutex::new(Some(jobs)),
             thread,
@@ -78,7 +78,7 @@ impl Engine {
             grammars: Grammars::new(text.clone(), info.vocab_size),
             text,
             info,
-            queue: options.queue,
+            queue,
         }
     }
 
@@ -129,6 +129,7 @@ impl Engine {
             sink,
             cancel: cancel.clone(),
             submitted: Instant::now(),
+            fetch: None,
         };
         let jobs = self
             .jobs
@@ -189,6 +190,21 @@ impl Engine {
             }
         }
         Err(Rejected::Stopped)
+    }
+
+    /// Cancels what runs, takes no more requests, and waits until ended texts are where
+    /// [`EngineOptions::disk`] has them.
+    pub fn stop(&self) {
+        let lock = std::sync::PoisonError::into_inner;
+        *self.jobs.lock().unwrap_or_else(lock) = None;
+        let mut thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
+            // A panic of the thread has been printed; there is nobody to tell here.
+            let _ = thread.join();
+        }
     }
 
     fn check(&self, request: &Request) -> Result<(), Rejected> {
@@ -254,13 +270,6 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        *self
-            .jobs
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed; there is nobody to tell here.
-            let _ = thread.join();
-        }
+        self.stop();
     }
 }

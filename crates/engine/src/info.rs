@@ -1,5 +1,6 @@
 //! What is known of a loaded model.
 
+use crate::disk::Identity;
 use crate::preflight::Preflight;
 use cache::MemoryPlan;
 use serde::Serialize;
@@ -78,4 +79,6 @@ pub struct Model {
     pub chunk: usize,
     /// What the target and, if it has a memory, the drafter remember.
     pub plans: Vec<MemoryPlan>,
+    /// What the bits of keys, values and states depend on, if that was asked for.
+    pub(crate) identity: Option<Identity>,
 }

@@ -9,7 +9,7 @@
 //! to finish, and none changes another's text. There is no async here: events
 //! are pushed into a function that the caller gives.
 //!
-//! No HTTP, no flags, no files other than those of the model. No device, no family and no
+//! No HTTP, no flags, no files other than those of the model and of the prefix cache. No device, no family and no
 //! drafter is named outside the tables that list them.
 
 #![forbid(unsafe_code)]
@@ -17,6 +17,7 @@
 mod breakers;
 mod constraint;
 mod delivery;
+mod disk;
 mod drafters;
 mod engine;
 mod error;
@@ -44,6 +45,7 @@ pub use backend::PAGE_ROWS;
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
 pub use cache::{Namespace, PageChange, RowKey};
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
+pub use disk::CacheFolder;
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
 pub use engine::{Engine, EngineOptions};
 pub use error::{

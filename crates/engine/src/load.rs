@@ -8,6 +8,7 @@
 //! try       the promises, on these weights and this device
 //! ```
 
+use crate::disk::{Identity, Parts};
 use crate::drafters::pairing::{Found, Pairing, fits};
 use crate::drafters::{self, FALLBACK};
 use crate::error::{DrafterReason, EngineError};
@@ -15,7 +16,7 @@ use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::placement::{self, Budget, Placed};
-use crate::preflight::{self, Key, Preflight, Probing};
+use crate::preflight::{self, Key, Preflight};
 use crate::source::{Source, quantized};
 use crate::stored::Stored;
 use backend::{Backend, KvFormat};
@@ -67,8 +68,9 @@ fn open(source: &Source, options: &LoadOptions) -> Result<Opened, EngineError> {
     text.allow_special_tokens = options.allow_special_tokens;
     // Before the weights are there a second time.
     let mut hashes = Hashes::open(options.probing.cache());
-    let is_hashed = matches!(options.probing, Probing::Run { .. });
-    let sha256 = is_hashed.then(|| source.hash(&checkpoint, &mut hashes));
+    let sha256 = options
+        .hashes()
+        .then(|| source.hash(&checkpoint, &mut hashes));
     Ok(Opened {
         checkpoint,
         text,
@@ -315,6 +317,16 @@ fn attempt(
         preflight = preflight.summary(),
         "loaded"
     );
+    let identity = options.identify.then(|| {
+        Identity::of(&Parts {
+            target: &hashes.target,
+            quantize: format!("{:?}", options.quantize),
+            drafter: speculator.drafter(),
+            drafter_hash: hashes.drafter.as_deref(),
+            kv_format: &kv_format,
+            device: speculator.backend().numerics(),
+        })
+    });
     let target = speculator.target();
     let info = ModelInfo {
         name: facts.name,
@@ -351,6 +363,7 @@ fn attempt(
         info,
         chunk: size.step_rows,
         plans,
+        identity,
     })
 }
 

@@ -44,6 +44,9 @@ pub struct LoadOptions {
     pub words: Words,
     /// Whether the model is tried before it is ready.
     pub probing: Probing,
+    /// Whether it is found out on what the bits of keys, values and states depend, which
+    /// [`EngineOptions::disk`](crate::EngineOptions::disk) asks for: all files are hashed then.
+    pub identify: bool,
     /// Longest draft, in tokens, at most [`DRAFT_MAX`]; drafts are shorter where that is faster,
     /// and 0 turns speculation off.
     pub draft_max: usize,
@@ -85,6 +88,7 @@ impl Default for LoadOptions {
             advice: None,
             words: Words::default(),
             probing: Probing::default(),
+            identify: false,
             draft_max: DEFAULT_DRAFT_MAX,
             draft_vocab: DraftVocabulary::default(),
             accept: Accept::default(),
@@ -103,6 +107,11 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
+    /// Whether the contents of files are hashed.
+    pub(crate) fn hashes(&self) -> bool {
+        self.identify || matches!(self.probing, Probing::Run { .. })
+    }
+
     /// Checks what can be checked without a model.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
         if self.draft_max > DRAFT_MAX {

@@ -7,6 +7,8 @@
 
 use crate::request::{CancelToken, Request, Sink};
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// Clients whose last turn is remembered, at most, beside those with waiting requests.
@@ -18,6 +20,8 @@ pub(crate) struct Job {
     pub(crate) sink: Sink,
     pub(crate) cancel: CancelToken,
     pub(crate) submitted: Instant,
+    /// Whether reading what the prompt begins with from disk is over; none before it was asked for.
+    pub(crate) fetch: Option<Arc<AtomicBool>>,
 }
 
 /// Requests that wait, in the order of their arrival.
@@ -74,6 +78,11 @@ impl Queue {
         &self.jobs[index]
     }
 
+    /// The request at `index`.
+    pub(crate) fn get_mut(&mut self, index: usize) -> &mut Job {
+        &mut self.jobs[index]
+    }
+
     /// Takes the request at `index` out: its client has had a turn.
     pub(crate) fn take(&mut self, index: usize) -> Job {
         let job = self.jobs.remove(index);
@@ -103,6 +112,7 @@ mod tests {
                 sink: Box::new(|_| true),
                 cancel: CancelToken::new(),
                 submitted: Instant::now(),
+                fetch: None,
             });
         }
         queue

@@ -15,6 +15,8 @@
 
 use crate::constraint::{Following, ReasoningRules, ReplyConstraint};
 use crate::delivery::{Running, Writing, progress};
+use crate::disk::{Disk, Fetch};
+use crate::engine::EngineOptions;
 use crate::info::Model;
 use crate::pace::Pace;
 use crate::pages::PageSink;
@@ -24,7 +26,7 @@ use speculate::{
     Constraint, DraftLength, Finish, NO_TOKEN_REASON, Prompt, Speculator, Stream, StreamOptions,
 };
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 use text::{Channel, ReasoningMarks, ReplyStart, StopStrings, Text};
@@ -70,6 +72,18 @@ pub struct Counters {
     pub evicted_texts: AtomicU64,
     /// Snapshots that made room in the prefix cache while their texts stayed.
     pub evicted_snapshots: AtomicU64,
+    /// Texts of the prefix cache on disk that can be read.
+    pub disk_files: AtomicUsize,
+    /// Bytes of their files.
+    pub disk_bytes: AtomicUsize,
+    /// Texts that were read from disk for a request.
+    pub disk_hits: AtomicU64,
+    /// Bytes of keys, values and states that were read from disk.
+    pub disk_read_bytes: AtomicU64,
+    /// Bytes of files that were written.
+    pub disk_written_bytes: AtomicU64,
+    /// Files on disk that were damaged, or of another form.
+    pub disk_discarded_files: AtomicU64,
 }
 
 /// The engine's thread: every request that waits or runs, and what they write with.
@@ -85,21 +99,27 @@ pub(crate) struct Scheduler {
     running: Vec<Running>,
     reuse: bool,
     page_sink: Option<PageSink>,
+    /// Where ended texts outlive the engine.
+    disk: Option<Disk>,
     counters: Arc<Counters>,
 }
 
 impl Scheduler {
-    /// A scheduler that takes requests from `inbox`; with `reuse`, they use the keys and values of
-    /// others whose text begins like their prompt. `page_sink` is told which pages these have.
+    /// A scheduler that takes requests from `inbox`; if so in `options`, they use the keys and values of
+    /// others whose text begins like their prompt, and somebody is told which pages these have.
     pub(crate) fn new(
         mut model: Model,
-        reuse: bool,
-        page_sink: Option<PageSink>,
+        options: EngineOptions,
         inbox: Receiver<Job>,
         counters: Arc<Counters>,
     ) -> Self {
         let info = model.info;
-        if page_sink.is_some() {
+        let reuse = options.reuse;
+        let folder = options.disk.filter(|_| reuse);
+        let disk = folder.zip(model.identity).map(|(folder, identity)| {
+            Disk::open(folder, identity, &model.speculator, counters.clone())
+        });
+        if options.page_sink.is_some() {
             model.speculator.watch_pages();
         }
         Scheduler {
@@ -113,7 +133,8 @@ impl Scheduler {
             waiting: Queue::default(),
             running: Vec::new(),
             reuse,
-            page_sink,
+            page_sink: options.page_sink,
+            disk,
             counters,
         }
     }
@@ -125,6 +146,10 @@ impl Scheduler {
             self.admit();
             self.drop_cancelled();
             if self.running.is_empty() {
+                if let Some(disk) = &mut self.disk {
+                    disk.idle(&mut self.speculator);
+                    self.count();
+                }
                 self.tell_pages();
                 continue;
             }
@@ -136,10 +161,14 @@ impl Scheduler {
             let start = Instant::now();
             let round = self.speculator.round(&mut streams, chunk);
             let rows = due.iter().map(|&rows| rows.min(chunk)).sum();
-            self.pace.note(rows, start.elapsed());
+            let took = start.elapsed();
+            self.pace.note(rows, took);
             match round {
                 Ok(()) => self.deliver(),
                 Err(error) => self.fail(&error.to_string()),
+            }
+            if let Some(disk) = &mut self.disk {
+                disk.beside(&mut self.speculator, took);
             }
             self.count();
             self.tell_pages();
@@ -147,12 +176,17 @@ impl Scheduler {
         for running in std::mem::take(&mut self.running) {
             self.end(running, FinishReason::Cancelled);
         }
+        if let Some(disk) = &mut self.disk {
+            disk.finish(&mut self.speculator);
+        }
     }
 
     /// Takes what was submitted; waits if there is nothing else to do. False once
     /// the engine is being dropped.
     fn receive(&mut self) -> bool {
-        if self.running.is_empty() && self.waiting.is_empty() {
+        let speculator = &self.speculator;
+        let is_busy = self.disk.as_ref().is_some_and(|d| d.is_busy(speculator));
+        if self.running.is_empty() && self.waiting.is_empty() && !is_busy {
             match self.inbox.recv() {
                 Ok(job) => self.waiting.push(job),
                 Err(_) => return false,
@@ -257,9 +291,39 @@ impl Scheduler {
         let mut order = self.waiting.order(&running).into_iter();
         let index = order.find(|&index| {
             let request = &self.waiting.get(index).request;
-            !(self.reuse && request.reuse && self.should_wait(request))
+            !(self.reuse && request.reuse && (self.should_wait(request) || self.fetches(index)))
         })?;
         Some(self.waiting.take(index))
+    }
+
+    /// Whether the request at `index` waits for rows that are read from disk. That is begun for it
+    /// once.
+    fn fetches(&mut self, index: usize) -> bool {
+        if self.disk.is_none() {
+            return false;
+        }
+        let job = self.waiting.get(index);
+        if let Some(is_over) = &job.fetch {
+            return !is_over.load(Ordering::Acquire);
+        }
+        let (prompt, drafts) = (self.prompt(&job.request), drafts(&job.request));
+        let running: Vec<&Stream> = self.running.iter().map(|r| &r.stream).collect();
+        let Some(disk) = &mut self.disk else {
+            return false;
+        };
+        let fetch = disk.fetch(&mut self.speculator, &prompt, &running, drafts);
+        let job = self.waiting.get_mut(index);
+        match fetch {
+            Fetch::Later => true,
+            Fetch::Begun(is_over) => {
+                job.fetch = Some(is_over);
+                true
+            }
+            Fetch::Nothing => {
+                job.fetch = Some(Arc::new(AtomicBool::new(true)));
+                false
+            }
+        }
     }
 
     /// Whether most of the prompt of `request` is being read for another one that runs.
@@ -268,9 +332,9 @@ impl Scheduler {
         if !running.iter().any(|stream| stream.is_reading()) {
             return false;
         }
-        let drafts = request.draft.is_none_or(|draft| draft.max() > 0);
         let prompt = self.prompt(request);
-        self.speculator.should_wait(&running, &prompt, drafts)
+        self.speculator
+            .should_wait(&running, &prompt, drafts(request))
     }
 
     /// The prompt of `request`. Its messages end with tokens that end a text.
@@ -444,4 +508,9 @@ impl Scheduler {
         of.evicted_snapshots
             .store(evictions.snapshots, Ordering::Relaxed);
     }
+}
+
+/// Whether there may be drafts for `request`.
+fn drafts(request: &Request) -> bool {
+    request.draft.is_none_or(|draft| draft.max() > 0)
 }

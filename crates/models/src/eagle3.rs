@@ -143,6 +143,10 @@ impl ChainedHead for Eagle3 {
         self.plan.clone()
     }
 
+    fn feature_cols(&self) -> usize {
+        self.fc.rows
+    }
+
     fn features(
         &self,
         b: &dyn Backend,

@@ -100,6 +100,9 @@ pub trait ChainedHead: Send + Sync {
     /// What the head remembers of each of its rows.
     fn plan(&self) -> MemoryPlan;
 
+    /// Values of a feature: F.
+    fn feature_cols(&self) -> usize;
+
     /// Features of the target's rows `rows`, in order, from all `hidden: [n, H]`
     /// and the `taps` of a step.
     fn features(&self, b: &dyn Backend, hidden: &Tensor, taps: &[Tensor], rows: &[usize])

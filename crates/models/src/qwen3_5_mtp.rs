@@ -178,6 +178,10 @@ impl ChainedHead for Qwen35Mtp {
     }
 
     /// The target's hidden rows as they are.
+    fn feature_cols(&self) -> usize {
+        self.fc.rows
+    }
+
     fn features(
         &self,
         b: &dyn Backend,

@@ -302,6 +302,36 @@ const SERIES: &[Series] = {
             Counter(|c| &c.evicted_snapshots),
         ),
         series(
+            "paceline:prefix_cache_disk_files",
+            "Texts on disk that can be read.",
+            Gauge(|c| gauge(&c.disk_files)),
+        ),
+        series(
+            "paceline:prefix_cache_disk_bytes",
+            "Bytes of their files.",
+            Gauge(|c| gauge(&c.disk_bytes)),
+        ),
+        series(
+            "paceline:prefix_cache_disk_hits_total",
+            "Texts that were read from disk for a request.",
+            Counter(|c| &c.disk_hits),
+        ),
+        series(
+            "paceline:prefix_cache_disk_read_bytes_total",
+            "Bytes of keys, values and states that were read from disk.",
+            Counter(|c| &c.disk_read_bytes),
+        ),
+        series(
+            "paceline:prefix_cache_disk_written_bytes_total",
+            "Bytes of files that were written.",
+            Counter(|c| &c.disk_written_bytes),
+        ),
+        series(
+            "paceline:prefix_cache_disk_discarded_files_total",
+            "Files on disk that were damaged, or of another form.",
+            Counter(|c| &c.disk_discarded_files),
+        ),
+        series(
             "vllm:generation_tokens_total",
             "Tokens written.",
             Counter(|c| &c.completion_tokens),

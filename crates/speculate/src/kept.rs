@@ -46,6 +46,8 @@ pub struct Evictions {
 pub(crate) struct KeptText {
     pub(crate) entry: Entry,
     pub(crate) state: StreamState,
+    /// Whether it need not be [saved](crate::Speculator::save) any more.
+    pub(crate) is_saved: bool,
     /// The clocks of texts and of snapshots when it was last used.
     used: [f64; 2],
 }
@@ -97,10 +99,11 @@ impl Kept {
     }
 
     /// Adds a text as just used.
-    pub(crate) fn push(&mut self, entry: Entry, state: StreamState) {
+    pub(crate) fn push(&mut self, entry: Entry, state: StreamState, is_saved: bool) {
         self.texts.push(KeptText {
             entry,
             state,
+            is_saved,
             used: self.clocks,
         });
     }
@@ -128,7 +131,7 @@ impl Kept {
     }
 
     /// Numbers of all texts, those of least worth first, and the oldest first among equals.
-    fn by_worth(&self) -> Vec<usize> {
+    pub(crate) fn by_worth(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.texts.len()).collect();
         order.sort_by(|&a, &b| self.worth(a).total_cmp(&self.worth(b)));
         order

@@ -28,6 +28,7 @@ mod prompt;
 mod reuse;
 mod round;
 pub mod sample;
+pub mod saved;
 mod score;
 mod speculator;
 mod stats;

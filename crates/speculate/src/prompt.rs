@@ -82,6 +82,11 @@ impl Prompt {
         self
     }
 
+    /// Whose texts it may begin like.
+    pub fn namespace(&self) -> Namespace {
+        self.namespace
+    }
+
     /// One token a row.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens

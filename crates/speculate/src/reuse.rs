@@ -18,7 +18,7 @@ use backend::MAX_TENTATIVE;
 use cache::{Entry, MemoryFull, PageChange, RowKey, whole_spans};
 
 /// Fewest rows that are worth to be shared: fewer cost nothing beside those that have to run.
-const LEAST_HIT: usize = 16;
+pub(crate) const LEAST_HIT: usize = 16;
 
 impl Speculator {
     /// Ends a stream and keeps what it remembers, which no failed round may have touched. Texts
@@ -38,12 +38,17 @@ impl Speculator {
         for part in parts {
             self.unpark(part);
         }
-        self.kept.push(entry, state);
+        self.keep_text(entry, state, false);
+        Parked(entry)
+    }
+
+    /// Adds the text of `entry` to those that have ended; one of least worth goes if there are too many.
+    pub(crate) fn keep_text(&mut self, entry: Entry, state: StreamState, is_saved: bool) {
+        self.kept.push(entry, state, is_saved);
         if let Some(surplus) = self.kept.surplus() {
             self.unpark(surplus);
         }
         self.count_kept();
-        Parked(entry)
     }
 
     /// Notes from now on which pages of keys come into the prefix index and leave it.
@@ -65,6 +70,7 @@ impl Speculator {
 
     /// Frees what is left of all ended streams.
     pub fn discard_all(&mut self) {
+        self.restoring = None;
         while let Some(text) = self.kept.texts.first() {
             self.unpark(text.entry);
         }
@@ -237,8 +243,8 @@ impl Speculator {
     }
 
     /// Makes some room where `full` says that there is none: what ended streams have left goes
-    /// first, but nothing of the text of `spared`, then the snapshots of `running` ones. Returns
-    /// false if there is nothing that could go.
+    /// first, but nothing of the text of `spared`, then a text that is being restored, then the
+    /// snapshots of `running` ones. Returns false if there is nothing that could go.
     pub(crate) fn evict(
         &mut self,
         full: MemoryFull,
@@ -263,6 +269,9 @@ impl Speculator {
             return true;
         }
         let is_room = matches!(full, MemoryFull::Pages(_) | MemoryFull::Snapshots(_));
+        if is_room && self.restoring.take().is_some() {
+            return true;
+        }
         let all = running.iter().flat_map(|s| s.state.sequence.snapshots());
         let mut held = all.filter(|snapshot| is_room && spared.is_none() && !snapshot.is_freed());
         held.next().map(|snapshot| snapshot.free()).is_some()
@@ -334,7 +343,7 @@ impl Speculator {
     }
 
     /// [`Speculator::best_fork`] of a prompt of `keys`.
-    fn best_shared(
+    pub(crate) fn best_shared(
         &self,
         streams: &[&Stream],
         prompt: &Prompt,
@@ -380,7 +389,7 @@ impl Speculator {
 
     /// The parked text in which a stream after `prompt`, of `keys`, finds most rows, and how
     /// many; the newest of several.
-    fn best_parked(
+    pub(crate) fn best_parked(
         &self,
         prompt: &Prompt,
         keys: &[RowKey],
@@ -432,7 +441,7 @@ fn as_far_as_there_is_room(
 /// Rows to reuse for a prompt of `keys` that begins with `alike` rows of another text, of which
 /// `allowed` says how many of so many can be had: whole spans, and less than all that is
 /// alike, for the drafter's row of a token is of the token after it as well.
-fn reusable(keys: &[RowKey], alike: usize, allowed: impl Fn(usize) -> usize) -> usize {
+pub(crate) fn reusable(keys: &[RowKey], alike: usize, allowed: impl Fn(usize) -> usize) -> usize {
     let most = alike.saturating_sub(1);
     crate::stream::settle(most, |rows| whole_spans(keys, rows), allowed)
 }

@@ -6,6 +6,7 @@ use crate::kept::Kept;
 use crate::length::Lengths;
 use crate::prompt::Prompt;
 use crate::sample::Scratch;
+use crate::saved::Restoring;
 use crate::stream::{Stream, StreamOptions, StreamState};
 use backend::{Backend, Batch, StepKey};
 use cache::{Memory, MemoryFull, PrefixIndex, RowKey};
@@ -24,6 +25,8 @@ pub struct Speculator {
     pub(crate) index: PrefixIndex,
     /// What ended streams have left.
     pub(crate) kept: Kept,
+    /// An ended text that is being restored.
+    pub(crate) restoring: Option<Restoring>,
     pub(crate) batch: Batch,
     /// Embeddings of the batch's media rows, one after the other.
     pub(crate) embeddings: Vec<f32>,
@@ -47,6 +50,7 @@ impl Speculator {
             accept: Accept::Exact,
             kept: Kept::new(&memory),
             memory,
+            restoring: None,
             index: PrefixIndex::new(),
             batch: Batch::default(),
             embeddings: Vec::new(),
@@ -94,6 +98,7 @@ impl Speculator {
     /// If a stream is open or parked: the drafter would not have seen its rows.
     pub fn replace_drafter(&mut self, drafter: Option<Box<dyn Drafter>>) {
         let is_idle = self.memory.n_open() == 0 && self.kept.texts.is_empty();
+        self.restoring = None;
         assert!(is_idle, "no stream is open or parked");
         self.drafter = drafter;
         // The old drafter's guesses say nothing of what the new one's are worth.

@@ -65,6 +65,9 @@ pub(crate) struct LoadArgs {
     /// bit and that drafts are accepted. Its result is remembered, so only the first start takes longer
     #[arg(long)]
     pub(crate) no_probe: bool,
+    /// Whether files are hashed though the model is not tried, as `serve --cache-dir` asks for.
+    #[arg(skip)]
+    pub(crate) identify: bool,
     /// A chat template in place of the model's own, which only `serve` has an option for.
     #[arg(skip)]
     pub(crate) chat_template: Option<String>,
@@ -146,7 +149,7 @@ fn isa(text: &str) -> Result<cpu::Isa, String> {
 }
 
 /// Bytes, such as `12GB`, `800MB` or `1.5T`.
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let upper = text.trim().to_ascii_uppercase();
     let digits = upper.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match upper[digits.len()..].trim_end_matches('B') {

@@ -1,7 +1,7 @@
 //! `paceline serve`: where it listens, whom it answers and how many at once.
 
 use super::draft::DraftArgs;
-use super::model::{LoadArgs, ModelArg};
+use super::model::{LoadArgs, ModelArg, size};
 use clap::{Args, ValueEnum};
 use server::Limits;
 use std::path::PathBuf;
@@ -26,6 +26,14 @@ pub(crate) struct ServeArgs {
     /// began the same way. Texts are the same, and response times tell nothing of others' prompts
     #[arg(long, help_heading = "Server")]
     pub(crate) no_prefix_cache: bool,
+    /// Folder in which the prefix cache outlives the server: texts are written there before they make
+    /// room for others and when the server stops, and read when a prompt begins like one of them. Its
+    /// files, their owner's alone, hold what users and models wrote
+    #[arg(long, value_name = "DIR", help_heading = "Server")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// Size of the prefix cache in --cache-dir, such as 50GB; what is worth least goes first
+    #[arg(long, value_name = "SIZE", default_value = "10GB", value_parser = size, help_heading = "Server")]
+    pub(crate) cache_disk: u64,
     /// Ask for this API key; may be repeated
     #[arg(long, value_name = "KEY", value_parser = api_key, help_heading = "Server")]
     pub(crate) api_key: Vec<String>,

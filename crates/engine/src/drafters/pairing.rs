@@ -5,7 +5,7 @@ use crate::error::{DrafterReason, EngineError, FoundHead, MissingHead, TooLarge}
 use crate::hashes::Hashes;
 use crate::options::LoadOptions;
 use crate::placement::Budget;
-use crate::preflight::{Preflight, Probing};
+use crate::preflight::Preflight;
 use crate::source::{Source, same_tokens};
 use backend::{Backend, KvFormat};
 use cache::{Memory, MemoryPlan, MemorySize};
@@ -157,7 +157,7 @@ impl Pairing<'_> {
         mut found: Found,
     ) -> Result<Found, EngineError> {
         same_tokens(self.source, source)?;
-        if matches!(self.options.probing, Probing::Run { .. }) {
+        if self.options.hashes() {
             found.preflight.drafter_sha256 = Some(source.hash(checkpoint, self.hashes));
         }
         found.unused = checkpoint.unused();

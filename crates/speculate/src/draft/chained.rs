@@ -9,10 +9,12 @@
 //! time: a step of the head reads all its weights, however few rows it has.
 
 use super::coverage::{self, Coverage};
-use super::{DraftRequest, DraftState, Drafter, Stretch, TargetView, newest, shortest, wanting};
+use super::{
+    DraftRequest, DraftState, Drafter, SavedDraft, Stretch, TargetView, newest, shortest, wanting,
+};
 use crate::sample::Scratch;
 use backend::{Backend, Batch, MAX_TENTATIVE, StepKey, Tensor};
-use cache::{Memory, MemoryFull, Sequence};
+use cache::{Memory, MemoryFull, Piece, Sequence};
 use models::ChainedHead;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -164,6 +166,38 @@ impl<H: ChainedHead> Drafter for Chained<H> {
         Ok(Box::new(ChainedState::new(&self.memory, sequence)))
     }
 
+    fn fits(&self, saved: Option<&SavedDraft>, n_pieces: usize) -> bool {
+        saved.is_some_and(|saved| {
+            let values = saved.n_unread.checked_mul(self.head.feature_cols());
+            saved.n_unread <= UNREAD_MAX
+                && values == Some(saved.unread.len())
+                && lock(&self.memory).fits(&saved.outline, n_pieces)
+        })
+    }
+
+    fn restorable(&self, saved: Option<&SavedDraft>, rows: usize) -> usize {
+        let memory = lock(&self.memory);
+        saved.map_or(0, |saved| {
+            let forkable = |rows| memory.restorable(&saved.outline, rows);
+            learned(rows, (saved.outline.rows, saved.n_unread), forkable)
+        })
+    }
+
+    fn restore(
+        &self,
+        saved: Option<&SavedDraft>,
+        rows: usize,
+    ) -> Result<(Box<dyn DraftState>, Vec<Option<Piece>>), MemoryFull> {
+        let none = SavedDraft::default();
+        let saved = saved.unwrap_or(&none);
+        let read = rows.min(saved.outline.rows);
+        let (sequence, pieces) = lock(&self.memory).restore(&saved.outline, read)?;
+        let mut state = ChainedState::new(&self.memory, sequence);
+        state.n_unread = rows - read;
+        state.unread = saved.unread[..state.n_unread * self.head.feature_cols()].to_vec();
+        Ok((Box::new(state), pieces))
+    }
+
     fn n_free_pages(&self) -> usize {
         lock(&self.memory).n_free_pages()
     }
@@ -213,10 +247,23 @@ impl ChainedState {
         self.unread.len().checked_div(self.n_unread).unwrap_or(0)
     }
 
-    /// Rows learned, read or not.
-    fn learned(&self) -> usize {
-        self.sequence.len() + self.n_unread
+    /// Its memory, and what of that is its own.
+    fn own(&self) -> (MutexGuard<'_, Memory>, &Sequence) {
+        (lock(&self.memory), &self.sequence)
     }
+}
+
+/// The most rows, `rows` at most, with which a state can begin after one of which `read` rows are in
+/// the head's memory, where `forkable` says as much of these, and `n_unread` wait after them.
+fn learned(
+    rows: usize,
+    (read, n_unread): (usize, usize),
+    forkable: impl Fn(usize) -> usize,
+) -> usize {
+    if rows > read && forkable(read) == read {
+        return rows.min(read + n_unread);
+    }
+    forkable(rows)
 }
 
 impl DraftState for ChainedState {
@@ -236,13 +283,9 @@ impl DraftState for ChainedState {
     }
 
     fn forkable(&self, rows: usize) -> usize {
-        let read = self.sequence.len();
-        let memory = lock(&self.memory);
-        // Rows that wait come after all that was read.
-        if rows > read && memory.forkable(&self.sequence, read) == read {
-            return rows.min(self.learned());
-        }
-        memory.forkable(&self.sequence, rows)
+        let (memory, sequence) = self.own();
+        let forkable = |rows| memory.forkable(sequence, rows);
+        learned(rows, (sequence.len(), self.n_unread), forkable)
     }
 
     fn fork(&self, backend: &dyn Backend, rows: usize) -> Result<Box<dyn DraftState>, MemoryFull> {
@@ -252,6 +295,31 @@ impl DraftState for ChainedState {
         fork.n_unread = rows - read;
         fork.unread = self.unread[..fork.n_unread * self.width()].to_vec();
         Ok(Box::new(fork))
+    }
+
+    fn saved(&self) -> Option<(SavedDraft, Vec<Piece>)> {
+        let (memory, sequence) = self.own();
+        let (outline, pieces) = memory.outline(sequence);
+        let (n_unread, unread) = (self.n_unread, self.unread.clone());
+        let saved = SavedDraft {
+            outline,
+            n_unread,
+            unread,
+        };
+        Some((saved, pieces))
+    }
+
+    fn has_all_of(&self, saved: &SavedDraft) -> bool {
+        let (memory, sequence) = self.own();
+        memory.has_all_of(sequence, &saved.outline) && self.n_unread == saved.n_unread
+    }
+
+    fn save_piece(&self, backend: &dyn Backend, piece: Piece) -> Vec<u8> {
+        lock(&self.memory).save_piece(backend, piece)
+    }
+
+    fn load_piece(&mut self, backend: &dyn Backend, piece: Piece, bytes: &[u8]) -> bool {
+        lock(&self.memory).load_piece(backend, piece, bytes)
     }
 }
 

@@ -21,12 +21,12 @@ pub use chained::Chained;
 pub(crate) use chained::media;
 pub use forced::Forced;
 pub use ngram::Ngram;
-pub use state::{Derived, DraftState, NoState};
+pub use state::{Derived, DraftState, NoState, SavedDraft};
 
 use crate::prompt::Spans;
 use crate::sample::{History, Sampling, TokenProbs};
 use backend::{Backend, NO_TOKEN, Tensor};
-use cache::{Memory, MemoryFull, Sequence};
+use cache::{Memory, MemoryFull, Piece, Sequence};
 use models::Target;
 use stretch::Stretch;
 
@@ -111,6 +111,36 @@ pub trait Drafter: Send {
     /// [`MemoryFull`] if the drafter's own memory has no room.
     fn state(&self) -> Result<Box<dyn DraftState>, MemoryFull> {
         Ok(Box::new(NoState))
+    }
+
+    /// Whether a state of this drafter can be `saved`, in `n_pieces` pieces.
+    fn fits(&self, saved: Option<&SavedDraft>, n_pieces: usize) -> bool {
+        saved.is_none() && n_pieces == 0
+    }
+
+    /// The most rows, `rows` at most, with which [`DraftState::fork`] can begin once `saved`, which
+    /// [fits](Drafter::fits), is restored that far.
+    fn restorable(&self, _saved: Option<&SavedDraft>, rows: usize) -> usize {
+        rows
+    }
+
+    /// The state of an ended text that has learned the first `rows` rows of `saved`, and where each of
+    /// its pieces goes, or none for one that so many rows do not need. Nobody may use the state
+    /// before all of these are [loaded](DraftState::load_piece).
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryFull`] if the drafter's own memory has no room.
+    ///
+    /// # Panics
+    ///
+    /// If so many rows are not [restorable](Drafter::restorable).
+    fn restore(
+        &self,
+        _saved: Option<&SavedDraft>,
+        _rows: usize,
+    ) -> Result<(Box<dyn DraftState>, Vec<Option<Piece>>), MemoryFull> {
+        Ok((self.state()?, Vec::new()))
     }
 
     /// Free pages of the drafter's own memory.

@@ -1,8 +1,19 @@
 //! Draft state: what a drafter remembers of one text.
 
 use backend::Backend;
-use cache::MemoryFull;
+use cache::{MemoryFull, Outline, Piece};
 use std::any::Any;
+
+/// What a drafter needs to have the state of an ended text again, beside the bytes of its pieces.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SavedDraft {
+    /// What the state has in the drafter's own memory.
+    pub outline: Outline,
+    /// Rows learned that are not in the drafter's memory yet.
+    pub n_unread: usize,
+    /// What the drafter makes of them: as many values for each.
+    pub unread: Vec<f32>,
+}
 
 /// What a drafter remembers of one text.
 ///
@@ -37,6 +48,33 @@ pub trait DraftState: Any + Send {
     ///
     /// If so many rows cannot be shared ([`DraftState::forkable`]).
     fn fork(&self, backend: &dyn Backend, rows: usize) -> Result<Box<dyn DraftState>, MemoryFull>;
+
+    /// What [`Drafter::restore`](super::Drafter::restore) needs to have the state of this ended text
+    /// again, and where the bytes of its pieces lie; none for a state that can be made anew from
+    /// the text.
+    fn saved(&self) -> Option<(SavedDraft, Vec<Piece>)> {
+        None
+    }
+
+    /// Whether the state still has all of `saved`, which it has said of itself.
+    fn has_all_of(&self, _saved: &SavedDraft) -> bool {
+        true
+    }
+
+    /// The bytes of `piece`, one of those of [`DraftState::saved`]. Waits for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the state has no pieces.
+    fn save_piece(&self, _backend: &dyn Backend, piece: Piece) -> Vec<u8> {
+        unreachable!("{piece:?} of a state without pieces")
+    }
+
+    /// Makes `piece` of a state that is being restored what has been saved. Returns false if `bytes`
+    /// cannot be that; the state is worth nothing then.
+    fn load_piece(&mut self, _backend: &dyn Backend, _piece: Piece, _bytes: &[u8]) -> bool {
+        false
+    }
 }
 
 impl dyn DraftState {

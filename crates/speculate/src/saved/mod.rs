@@ -1,0 +1,321 @@
+//! Ended texts outlive their memory: what one has left is saved elsewhere, and had again later.
+//!
+//! Both ways go piece by piece, so that whoever calls decides how much time a round can spare:
+//!
+//! ```text
+//! save(parked)        →  Saving      save_piece until there is none      mark_saved
+//! restore(saved, ..)  →  which pieces are wanted      load_piece each    → parked
+//! ```
+//!
+//! A text that is being restored gives its room back when a running stream needs it. Rows have the
+//! bits that they had when they ran, so a stream that begins with them writes what it would after a
+//! cold start.
+//!
+//! Deliberately absent: where the bytes are, and which texts are worth it. [`file`] is one form for
+//! them.
+
+pub mod file;
+#[cfg(test)]
+mod tests;
+
+use crate::draft::SavedDraft;
+use crate::kept::Parked;
+use crate::prompt::Prompt;
+use crate::reuse::{LEAST_HIT, reusable};
+use crate::speculator::Speculator;
+use crate::stream::{Stream, StreamState, settle};
+use cache::{MemoryFull, Namespace, Outline, Piece, RowKey};
+use std::collections::VecDeque;
+
+/// What it takes to have an ended text again, beside what its rows were computed from and the bytes
+/// of its pieces: those of the target, then those of the drafter.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SavedText {
+    /// What the target remembers of it.
+    pub target: Outline,
+    /// What the drafter remembers of it, where that cannot be made anew from the text.
+    pub draft: Option<SavedDraft>,
+    /// Pieces of the target and of the drafter.
+    pub n_pieces: [usize; 2],
+}
+
+/// Whose memory a piece is of.
+#[derive(Clone, Copy, Debug)]
+enum Of {
+    Target,
+    Drafter,
+}
+
+/// An ended text that is being saved.
+#[derive(Debug)]
+pub struct Saving {
+    parked: Parked,
+    /// Whose text it is.
+    pub namespace: Namespace,
+    /// What its rows, and the one after them, are computed from.
+    pub keys: Vec<RowKey>,
+    /// What it has.
+    pub text: SavedText,
+    pieces: VecDeque<(Of, Piece)>,
+}
+
+impl Saving {
+    /// The text.
+    pub fn parked(&self) -> Parked {
+        self.parked
+    }
+}
+
+/// What came of asking for the next piece of a text.
+#[derive(Debug, PartialEq, Eq)]
+pub enum NextPiece {
+    /// The bytes of the piece.
+    Bytes(Vec<u8>),
+    /// There are no more.
+    End,
+    /// The text has been evicted, or some of it, so that it cannot be saved as it was.
+    Gone,
+}
+
+/// What came of loading a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restored {
+    /// More pieces are wanted.
+    Partly,
+    /// The text can be found by prompts from now on.
+    Whole(Parked),
+    /// There is no such text any more: its room was wanted for a running stream.
+    Evicted,
+    /// The bytes are not those of the piece.
+    Misfit,
+}
+
+/// A text that is being restored.
+pub(crate) struct Restoring {
+    state: StreamState,
+    namespace: Namespace,
+    keys: Vec<RowKey>,
+    /// The pieces that are still wanted.
+    pieces: VecDeque<(Of, Piece)>,
+}
+
+impl SavedText {
+    /// Pieces in all.
+    pub fn all_pieces(&self) -> usize {
+        self.n_pieces.iter().sum()
+    }
+}
+
+impl Speculator {
+    /// Ended texts that are not marked as saved, those of least worth first.
+    pub fn unsaved(&self) -> Vec<Parked> {
+        if self.kept.texts.iter().all(|text| text.is_saved) {
+            return Vec::new();
+        }
+        let order = self.kept.by_worth().into_iter();
+        let texts = order.map(|i| &self.kept.texts[i]);
+        let unsaved = texts.filter(|text| !text.is_saved);
+        unsaved.map(|text| Parked(text.entry)).collect()
+    }
+
+    /// Whether texts may soon be evicted to make room: little of a memory is free.
+    pub fn is_short_of_room(&self) -> bool {
+        self.memory.is_short()
+    }
+
+    /// Begins to save what is left of an ended text; none if nothing is.
+    pub fn save(&self, parked: Parked) -> Option<Saving> {
+        let state = &self.kept.texts[self.kept.position(parked.0)?].state;
+        let (target, pieces) = self.memory.outline(&state.sequence);
+        let draft = state.draft.as_ref().and_then(|draft| draft.saved());
+        let (draft, of_draft) = draft.unzip();
+        let of_draft = of_draft.unwrap_or_default();
+        let (namespace, keys) = self.index.text(parked.0);
+        let n_keys = keys.len().min(target.rows + 1);
+        let n_pieces = [pieces.len(), of_draft.len()];
+        let pieces = pieces.into_iter().map(|piece| (Of::Target, piece));
+        let of_draft = of_draft.into_iter().map(|piece| (Of::Drafter, piece));
+        Some(Saving {
+            parked,
+            namespace,
+            keys: keys[..n_keys].to_vec(),
+            text: SavedText {
+                target,
+                draft,
+                n_pieces,
+            },
+            pieces: pieces.chain(of_draft).collect(),
+        })
+    }
+
+    /// The next piece of a text that is being saved. Waits for the device.
+    pub fn save_piece(&self, saving: &mut Saving) -> NextPiece {
+        let Some(i) = self.kept.position(saving.parked.0) else {
+            return NextPiece::Gone;
+        };
+        let StreamState { sequence, draft } = &self.kept.texts[i].state;
+        let has_draft = match (draft, &saving.text.draft) {
+            (Some(draft), Some(saved)) => draft.has_all_of(saved),
+            (_, saved) => saved.is_none(),
+        };
+        if !has_draft || !self.memory.has_all_of(sequence, &saving.text.target) {
+            return NextPiece::Gone;
+        }
+        match (saving.pieces.pop_front(), draft) {
+            (None, _) => NextPiece::End,
+            (Some((Of::Drafter, piece)), Some(draft)) => {
+                NextPiece::Bytes(draft.save_piece(&*self.b, piece))
+            }
+            (Some((_, piece)), _) => NextPiece::Bytes(self.memory.save_piece(&*self.b, piece)),
+        }
+    }
+
+    /// Notes that an ended text need not be saved: it is somewhere, or not worth it.
+    pub fn mark_saved(&mut self, parked: Parked) {
+        if let Some(i) = self.kept.position(parked.0) {
+            self.kept.texts[i].is_saved = true;
+        }
+    }
+
+    /// Whether a text with `keys` can be saved as `saved`, wherever that comes from.
+    pub fn fits(&self, saved: &SavedText, keys: &[RowKey]) -> bool {
+        let [n_target, n_draft] = saved.n_pieces;
+        let draft = saved.draft.as_ref();
+        let draft_fits = match &self.drafter {
+            Some(drafter) => drafter.fits(draft, n_draft),
+            None => draft.is_none() && n_draft == 0,
+        };
+        draft_fits && keys.len() > saved.target.rows && self.memory.fits(&saved.target, n_target)
+    }
+
+    /// Rows that a stream after `prompt` could share once `saved`, which [fits](Speculator::fits), is
+    /// restored, where the first `alike` rows of both are computed from the same; `drafts` says
+    /// whether the stream will be drafted for.
+    pub fn restorable(
+        &self,
+        saved: &SavedText,
+        alike: usize,
+        prompt: &Prompt,
+        drafts: bool,
+    ) -> usize {
+        reusable(&prompt.keys(), alike, |rows| {
+            self.restorable_rows(saved, rows, drafts)
+        })
+    }
+
+    fn restorable_rows(&self, saved: &SavedText, rows: usize, drafts: bool) -> usize {
+        let drafter = self.drafter.as_ref().filter(|_| drafts);
+        let draft = saved.draft.as_ref();
+        settle(
+            rows,
+            |rows| self.memory.restorable(&saved.target, rows),
+            |rows| drafter.map_or(rows, |d| d.restorable(draft, rows)),
+        )
+    }
+
+    /// Whether whoever could go on from `part`, of a text that the one of `saved` begins with, can as
+    /// well go on from there. Both [fit](Speculator::fits).
+    pub fn has_all_of(&self, saved: &SavedText, part: &SavedText) -> bool {
+        let depths = part
+            .target
+            .depths()
+            .flat_map(|rows| [(rows, false), (rows, true)]);
+        let mut depths = depths.map(|(rows, drafts)| {
+            let rows = self.restorable_rows(part, rows, drafts);
+            self.restorable_rows(saved, rows, drafts) == rows
+        });
+        depths.all(|is_there| is_there)
+    }
+
+    /// Rows that a stream after `prompt` would begin with now: of ended texts, or of those of the
+    /// streams `running`.
+    pub fn found(&self, prompt: &Prompt, running: &[&Stream], drafts: bool) -> usize {
+        let keys = prompt.keys();
+        let parked = self.best_parked(prompt, &keys, drafts);
+        let shared = self.best_shared(running, prompt, &keys, drafts);
+        let rows = parked.map(|(rows, _)| rows);
+        let rows = rows.max(shared.map(|(_, rows)| rows)).unwrap_or(0);
+        if rows < LEAST_HIT { 0 } else { rows }
+    }
+
+    /// Begins to restore the first `rows` rows of `saved`, which [fits](Speculator::fits), for
+    /// prompts of `namespace`; `keys` are what they and the row after them are computed from.
+    /// Returns which of all pieces are wanted, in order. What ended streams have left makes room.
+    /// A text that is being restored already is given up.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryFull`] if there is no room.
+    ///
+    /// # Panics
+    ///
+    /// If so many rows are not [restorable](Speculator::restorable), or there are fewer keys.
+    pub fn restore(
+        &mut self,
+        saved: &SavedText,
+        rows: usize,
+        namespace: Namespace,
+        keys: &[RowKey],
+    ) -> Result<Vec<bool>, MemoryFull> {
+        self.restoring = None;
+        let draft_rows = self
+            .drafter
+            .as_ref()
+            .map_or(0, |drafter| drafter.restorable(saved.draft.as_ref(), rows));
+        let (sequence, draft, pieces) = self.with_room(None, &[], |this| {
+            let (sequence, pieces) = this.memory.restore(&saved.target, rows)?;
+            let draft = this.drafter.as_ref();
+            let draft = draft.map(|d| d.restore(saved.draft.as_ref(), draft_rows));
+            let (draft, of_draft) = draft.transpose()?.unzip();
+            let target = pieces.into_iter().map(|piece| (Of::Target, piece));
+            let of_draft = of_draft.into_iter().flatten();
+            let of_draft = of_draft.map(|piece| (Of::Drafter, piece));
+            let pieces: Vec<(Of, Option<Piece>)> = target.chain(of_draft).collect();
+            Ok((sequence, draft, pieces))
+        })?;
+        let wanted = pieces.iter().map(|(_, piece)| piece.is_some()).collect();
+        let pieces = pieces.into_iter();
+        self.restoring = Some(Restoring {
+            state: StreamState { sequence, draft },
+            namespace,
+            keys: keys[..=rows].to_vec(),
+            pieces: pieces
+                .filter_map(|(of, piece)| Some((of, piece?)))
+                .collect(),
+        });
+        Ok(wanted)
+    }
+
+    /// Loads the next wanted piece of the text that is being restored.
+    pub fn load_piece(&mut self, bytes: &[u8]) -> Restored {
+        let Some(restoring) = &mut self.restoring else {
+            return Restored::Evicted;
+        };
+        let StreamState { draft, .. } = &mut restoring.state;
+        let is_loaded = match (restoring.pieces.pop_front(), draft) {
+            (Some((Of::Target, piece)), _) => self.memory.load_piece(&*self.b, piece, bytes),
+            (Some((Of::Drafter, piece)), Some(draft)) => draft.load_piece(&*self.b, piece, bytes),
+            _ => false,
+        };
+        if !is_loaded {
+            self.restoring = None;
+            return Restored::Misfit;
+        }
+        if !restoring.pieces.is_empty() {
+            return Restored::Partly;
+        }
+        match self.restoring.take() {
+            None => Restored::Evicted,
+            Some(whole) => {
+                let entry = self.index.insert(whole.namespace, whole.keys);
+                self.keep_text(entry, whole.state, true);
+                Restored::Whole(Parked(entry))
+            }
+        }
+    }
+
+    /// Gives up the text that is being restored, if one is.
+    pub fn stop_restoring(&mut self) {
+        self.restoring = None;
+    }
+}
