@@ -136,6 +136,11 @@ impl Scheduler {
     /// Runs until the engine is dropped.
     pub(crate) fn run(mut self) {
         while self.receive() {
+            if let Some(disk) = &mut self.disk
+                && self.running.is_empty()
+            {
+                disk.hurry(&mut self.speculator);
+            }
             self.admit();
             self.drop_cancelled();
             if self.running.is_empty() {

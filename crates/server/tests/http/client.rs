@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use engine::{DraftChoice, Engine, EngineOptions, LoadOptions, Source};
+use engine::{CacheFolder, DraftChoice, Engine, EngineOptions, LoadOptions, Source};
 use serde_json::Value;
 use server::{Config, ServeError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -28,6 +28,8 @@ pub(crate) struct Setup {
     pub(crate) chunk: usize,
     pub(crate) draft: DraftChoice,
     pub(crate) config: Config,
+    /// Where the prefix cache outlives the server.
+    pub(crate) disk: Option<CacheFolder>,
 }
 
 impl Default for Setup {
@@ -40,6 +42,7 @@ impl Default for Setup {
             chunk: 64,
             draft: DraftChoice::Auto,
             config: Config::default(),
+            disk: None,
         }
     }
 }
@@ -79,6 +82,7 @@ impl Server {
             sequences: setup.sequences,
             context: Some(setup.context),
             chunk: Some(setup.chunk),
+            identify: setup.disk.is_some(),
             ..LoadOptions::default()
         };
         let backend = cpu::Cpu::new(cpu::CpuOptions {
@@ -91,6 +95,7 @@ impl Server {
             model,
             EngineOptions {
                 queue: setup.queue,
+                disk: setup.disk,
                 ..EngineOptions::default()
             },
         ));
