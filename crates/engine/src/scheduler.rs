@@ -143,6 +143,11 @@ impl Scheduler {
     pub(crate) fn run(mut self) {
         self.count();
         while self.receive() {
+            if let Some(disk) = &mut self.disk
+                && self.running.is_empty()
+            {
+                disk.hurry(&mut self.speculator);
+            }
             self.admit();
             self.drop_cancelled();
             if self.running.is_empty() {

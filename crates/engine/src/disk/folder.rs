@@ -32,6 +32,9 @@ const PART: &str = ".part";
 /// After how long a file that is being written counts as left behind.
 const PART_AGE: Duration = Duration::from_secs(3600);
 
+/// Texts that were used more lately than so are as worth as if they had not been.
+const AGE_LEAST: Duration = Duration::from_secs(600);
+
 /// Saved texts at the most: what their rows were computed from is in memory.
 const FILES_MAX: usize = 512;
 
@@ -72,7 +75,7 @@ impl Listed {
         let rows = self.rows as f64;
         let cost = rows * (1.0 + rows / (2.0 * ATTENTION_ROWS));
         let age = now.duration_since(self.used).unwrap_or_default();
-        cost / (self.bytes as f64 + 1.0) / (age.as_secs_f64() + 1.0)
+        cost / (self.bytes as f64 + 1.0) / age.max(AGE_LEAST).as_secs_f64()
     }
 }
 

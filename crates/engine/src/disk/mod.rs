@@ -51,6 +51,9 @@ const LEAST_GAIN: usize = 64;
 /// How long the engine's thread waits for a piece when nothing runs, before it looks for requests.
 const PATIENCE: Duration = Duration::from_millis(10);
 
+/// How long a request may wait for texts to be written, if nothing runs.
+const HURRY: Duration = Duration::from_millis(20);
+
 /// How long an engine that stops goes on writing what only memory has.
 const STOP_TIME: Duration = Duration::from_secs(20);
 
@@ -254,10 +257,22 @@ impl Disk {
         self.step(speculator, PATIENCE);
     }
 
+    /// Gets on with what is being written before a request starts beside which nothing runs, and which
+    /// may want the room of the texts that are not written yet.
+    pub(crate) fn hurry(&mut self, speculator: &mut Speculator) {
+        let start = Instant::now();
+        let is_due = |disk: &Disk, speculator: &Speculator| {
+            disk.reading.is_none() && (disk.writing.is_some() || disk.should_write(speculator))
+        };
+        while start.elapsed() < HURRY && is_due(self, speculator) {
+            self.step(speculator, PATIENCE);
+        }
+    }
+
     /// Takes or gives a piece, and waits for its thread as long as `patience`. Returns whether it did
     /// anything.
     fn step(&mut self, speculator: &mut Speculator, patience: Duration) -> bool {
-        self.close(patience);
+        self.close(speculator, patience);
         if self.reading.is_some() {
             return self.read(speculator, patience);
         }
@@ -392,7 +407,7 @@ impl Disk {
     }
 
     /// Notes a file whose thread has ended, or will within `patience`.
-    fn close(&mut self, patience: Duration) {
+    fn close(&mut self, speculator: &Speculator, patience: Duration) {
         let Some(closing) = &self.closing else { return };
         if !closing.thread.is_finished() {
             std::thread::sleep(patience / 10);
@@ -414,6 +429,20 @@ impl Disk {
         let gone: Vec<Entry> = gone.map(|(&entry, _)| entry).collect();
         gone.into_iter().for_each(|entry| self.remove(entry));
         let tag = self.folder.tag(closing.namespace);
+        // Texts that are a part of it, which everyone can have from it.
+        let is_part = |part: &(&Entry, &Known)| {
+            let (namespace, keys) = self.index.text(*part.0);
+            namespace == tag
+                && closing.keys.starts_with(keys)
+                && speculator.has_all_of(&closing.text, &part.1.text)
+        };
+        let parts = self.known.iter().filter(is_part);
+        let parts: Vec<(Entry, String)> =
+            parts.map(|(&e, known)| (e, known.name.clone())).collect();
+        for (entry, name) in parts {
+            let _ = std::fs::remove_file(self.folder.file(&name));
+            self.remove(entry);
+        }
         let entry = self.index.insert(tag, closing.keys);
         let known = Known {
             name: written.name,
@@ -450,7 +479,7 @@ impl Disk {
         speculator.stop_restoring();
         while Instant::now() < deadline {
             if self.writing.is_some() || self.closing.is_some() {
-                self.close(PATIENCE);
+                self.close(speculator, PATIENCE);
                 self.write(speculator, PATIENCE);
                 continue;
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use engine::{DraftChoice, Engine, EngineOptions, LoadOptions, PageSink, Source};
+use engine::{CacheFolder, DraftChoice, Engine, EngineOptions, LoadOptions, PageSink, Source};
 use serde_json::Value;
 use server::{Config, ServeError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -29,6 +29,8 @@ pub(crate) struct Setup {
     pub(crate) draft: DraftChoice,
     pub(crate) page_sink: Option<PageSink>,
     pub(crate) config: Config,
+    /// Where the prefix cache outlives the server.
+    pub(crate) disk: Option<CacheFolder>,
 }
 
 impl Default for Setup {
@@ -42,6 +44,7 @@ impl Default for Setup {
             draft: DraftChoice::Auto,
             page_sink: None,
             config: Config::default(),
+            disk: None,
         }
     }
 }
@@ -81,6 +84,7 @@ impl Server {
             sequences: setup.sequences,
             context: Some(setup.context),
             chunk: Some(setup.chunk),
+            identify: setup.disk.is_some(),
             ..LoadOptions::default()
         };
         let backend = cpu::Cpu::new(cpu::CpuOptions {
@@ -94,6 +98,7 @@ impl Server {
             EngineOptions {
                 queue: setup.queue,
                 page_sink: setup.page_sink,
+                disk: setup.disk,
                 ..EngineOptions::default()
             },
         ));

@@ -7,6 +7,7 @@ mod anthropic;
 mod choices;
 mod client;
 mod deploy;
+mod disk;
 mod fields;
 mod kv_events;
 mod lifecycle;
