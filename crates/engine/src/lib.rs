@@ -18,6 +18,7 @@ mod breakers;
 mod constraint;
 mod delivery;
 mod drafters;
+mod embedding;
 mod engine;
 mod error;
 mod footprint;
@@ -43,6 +44,7 @@ pub use breakers::{DRY_BREAKERS, sequence_breakers};
 pub use cache::Namespace;
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
+pub use embedding::Embedding;
 pub use engine::{Engine, EngineOptions};
 pub use error::{
     DrafterReason, EngineError, FoundHead, MissingHead, NoHead, RefusedHead, Remedy, TooLarge,
@@ -68,7 +70,7 @@ pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::sample::Mirostat;
 pub use speculate::{
-    Accept, DraftLength, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling,
-    TokenSource, TopLogprobs,
+    Accept, DraftLength, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Pooling,
+    Sampling, TokenSource, TopLogprobs,
 };
 pub use text::{Channel, PromptEnd, SamplingDefaults, Text, Tools};

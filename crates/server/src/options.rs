@@ -227,6 +227,7 @@ impl Options {
             client: 0,
             continues: None,
             lines: self.lines,
+            embedding: None,
         }
     }
 }
