@@ -227,6 +227,13 @@ const ROUTES: &[Route] = &[
         methods: || post(stored::cancel),
     },
     Route {
+        path: "/v1/embeddings",
+        method: "POST",
+        is_public: false,
+        dialect: &openai::DIALECT,
+        methods: || post(openai::embeddings::embeddings),
+    },
+    Route {
         path: "/api/version",
         method: "GET",
         is_public: false,

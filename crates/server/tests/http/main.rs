@@ -7,6 +7,7 @@ mod anthropic;
 mod choices;
 mod client;
 mod deploy;
+mod embeddings;
 mod fields;
 mod lifecycle;
 mod llama;
