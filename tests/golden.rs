@@ -5,8 +5,10 @@ use backend::{Backend, Batch, KvFormat, Ops, Reference, Sample, Store};
 use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions};
 use models::{ChainedHead, Eagle3, Gemma4Assistant, Qwen35Mtp, Taps, Target, load_target};
+use speculate::{DraftLength, Pooling, Sampling, Speculator, StreamOptions};
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 use suites::{Recorder, repository};
 use weights::Checkpoint;
 
@@ -462,5 +464,52 @@ fn greedy_text_of_the_bundled_models_is_that_of_transformers() {
             file["n_tokens"]
         );
         assert!(prompts.len() >= 20 && equal * 10 >= prompts.len() * 9);
+    }
+}
+
+#[test]
+fn pooled_rows_of_the_bundled_models_are_those_of_transformers() {
+    for model in ["tiny-gemma4", "tiny-qwen3.5"] {
+        let b = Cpu::new(CpuOptions {
+            activations: Activations::F32,
+            ..CpuOptions::default()
+        });
+        let b: Arc<dyn Backend> = Arc::new(b.unwrap());
+        let checkpoint = Checkpoint::open(&repository("models").join(model)).unwrap();
+        let target = load_target(&*b, &checkpoint).unwrap();
+        let case = format!("{model}-pooled");
+        let path = format!("tests/golden/outputs/{case}.safetensors");
+        let golden = Golden::open(&repository(path));
+        let longest = golden.integers.values().map(Vec::len).max().unwrap();
+        let size = MemorySize {
+            context: longest,
+            ..size()
+        };
+        let memory = Memory::new(&*b, target.plan(), size);
+        let mut speculator = Speculator::new(b, target, memory, None);
+        for i in 0..golden.integers.len() {
+            let prompt = &golden.integers[&format!("{i}.tokens")];
+            for pooling in [Pooling::Last, Pooling::Mean, Pooling::Cls] {
+                let options = StreamOptions {
+                    sampling: Sampling::default(),
+                    max_tokens: 0,
+                    stop_tokens: Arc::new([]),
+                    draft: DraftLength::UpTo(0),
+                    logprobs: None,
+                };
+                let mut stream = speculator.open(prompt.clone(), options).unwrap();
+                stream.pool(pooling);
+                while stream.finish().is_none() {
+                    speculator.round(&mut [&mut stream], 16).unwrap();
+                }
+                let vectors: Vec<Vec<f64>> = speculator.vectors(&stream).collect();
+                let [vector] = &vectors[..] else {
+                    panic!("{case}: {} vectors", vectors.len());
+                };
+                let vector: Vec<f32> = vector.iter().map(|&x| x as f32).collect();
+                golden.assert_close(&case, &format!("{i}.{}", pooling.name()), &vector);
+                speculator.close(stream);
+            }
+        }
     }
 }

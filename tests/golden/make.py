@@ -423,8 +423,9 @@ def same(path, data):
 def main():
     cases = catalogue()
     import greedy
+    import pooled
 
-    names = [case.name for case in cases] + greedy.NAMES
+    names = [case.name for case in cases] + greedy.NAMES + pooled.NAMES
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to make (default: all): {', '.join(names)}")
     parser.add_argument("--check", action="store_true", help="compare with the files instead of writing them")
@@ -440,6 +441,8 @@ def main():
     jobs = [lambda: manifest(cases)] + [case.make for case in cases if case.name in wanted]
     text = lambda name: lambda: greedy.make(name, options.models, options.prompts, HERE)
     jobs += [text(name) for name in greedy.NAMES if name in wanted]
+    vectors = lambda name: lambda: pooled.make(name, options.models, HERE, Agreement)
+    jobs += [vectors(name) for name in pooled.NAMES if name in wanted]
     n_files = n_bytes = n_wrong = 0
     for job in jobs:
         for name, data in job().items():

@@ -364,6 +364,7 @@ mod tests {
                 ..Timings::default()
             },
             speculation,
+            embedding: Vec::new(),
         }
     }
 

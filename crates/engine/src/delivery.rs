@@ -6,6 +6,7 @@
 //!
 //! A call inside reasoning is reasoning, and a mark of reasoning inside a call is text. Text is whole characters, and nothing that may still become a stop string is sent.
 
+use crate::embedding::Embedding;
 use crate::lines::Lines;
 use crate::request::{
     CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, RoundEvent,
@@ -44,6 +45,8 @@ pub(crate) struct Running {
     pub(crate) first_token: Option<Instant>,
     /// Who asked.
     pub(crate) client: u64,
+    /// The vectors that are asked for instead of text.
+    pub(crate) embedding: Option<Embedding>,
 }
 
 /// What turns tokens into text by channel.
@@ -303,6 +306,9 @@ impl Running {
             let listening = (self.sink)(progress(&self.stream));
             return (!listening).then_some(FinishReason::Cancelled);
         }
+        if self.stream.pools() {
+            return Some(FinishReason::Length);
+        }
         self.first_token.get_or_insert_with(Instant::now);
         let finish = self.stream.finish();
         let end = self.n_written(finish);
@@ -419,6 +425,8 @@ impl Running {
                 },
                 str::to_owned,
             )
+        } else if self.embedding.is_some() {
+            "an embedding was asked for, which writes no text".to_owned()
         } else {
             "speculation was turned off for the request".to_owned()
         };
@@ -458,6 +466,7 @@ impl Running {
                 self.accept,
                 Some(reason),
             ),
+            embedding: Vec::new(),
         }
     }
 }

@@ -217,7 +217,9 @@ impl Engine {
         if request.prompt.is_empty() {
             return Err(Rejected::EmptyPrompt);
         }
-        if request.prompt.len() >= context {
+        // A text needs room for one token at least.
+        let room = context - usize::from(request.embedding.is_none());
+        if request.prompt.len() > room {
             return Err(Rejected::PromptTooLong {
                 tokens: request.prompt.len(),
                 context,
@@ -231,6 +233,13 @@ impl Engine {
             });
         }
         let bad = |e: &dyn std::fmt::Display| Rejected::BadParameter(e.to_string());
+        let dimensions = request.embedding.and_then(|asked| asked.dimensions);
+        let width = self.info.hidden_size;
+        if dimensions.is_some_and(|n| !(1..=width).contains(&n)) {
+            return Err(Rejected::BadParameter(format!(
+                "embeddings of this model have 1 to {width} dimensions"
+            )));
+        }
         check_ranges(&request.sampling)?;
         let sampling = Sampling {
             top_p: request.sampling.top_p.max(f32::MIN_POSITIVE),

@@ -19,6 +19,7 @@ mod constraint;
 mod delivery;
 mod disk;
 mod drafters;
+mod embedding;
 mod engine;
 mod error;
 mod footprint;
@@ -47,6 +48,7 @@ pub use cache::{Namespace, PageChange, RowKey};
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use disk::CacheFolder;
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
+pub use embedding::Embedding;
 pub use engine::{Engine, EngineOptions};
 pub use error::{
     DrafterReason, EngineError, FoundHead, MissingHead, NoHead, RefusedHead, Remedy, TooLarge,
@@ -73,7 +75,7 @@ pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::sample::Mirostat;
 pub use speculate::{
-    Accept, DraftLength, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Sampling,
-    TokenSource, TopLogprobs,
+    Accept, DraftLength, Logprobs, LogprobsOf, MAX_TOP_LOGPROBS, NO_TOKEN_REASON, Pooling,
+    Sampling, TokenSource, TopLogprobs,
 };
 pub use text::{Channel, PromptEnd, SamplingDefaults, Text, Tools};

@@ -1,5 +1,6 @@
 //! What goes into the engine and what comes out.
 
+use crate::embedding::Embedding;
 use crate::lines::LineLimits;
 use cache::Namespace;
 use constrain::Grammar;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use text::{Channel, Tools};
 
-/// One text to write.
+/// One text to write, or one to make vectors of.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Token ids, at least one.
@@ -63,6 +64,11 @@ pub struct Request {
     pub continues: Option<Channel>,
     /// Limits that count from the text's first line break.
     pub lines: LineLimits,
+    /// The vectors that are wanted of the prompt, [`RequestOutcome::embedding`]. No text is written
+    /// then: beside this, only the fields count that say whose turn it is and what of the prefix
+    /// cache the prompt may begin with. A mean, a first row and a vector a token are made of rows
+    /// that have all run, and take nothing from the cache.
+    pub embedding: Option<Embedding>,
 }
 
 impl Request {
@@ -90,6 +96,7 @@ impl Request {
             client: 0,
             continues: None,
             lines: LineLimits::default(),
+            embedding: None,
         }
     }
 }
@@ -185,7 +192,8 @@ pub fn full_context(tokens: usize, context: usize) -> &'static str {
 }
 
 /// What happens to a request, in order: `Prefill`*, then `Text`*, each after a `Round` if
-/// [`Request::trace`] is set, then one of `Done` and `Failed`.
+/// [`Request::trace`] is set, then one of `Done` and `Failed`. A request for an embedding has no
+/// `Text`.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// Rows of the prompt that have run, of how many. The first says that the request is
@@ -343,7 +351,8 @@ pub enum FinishReason {
     StopString(String),
     /// The text has ended by itself, and tools are called in it.
     ToolCalls,
-    /// The text has as many tokens as were asked for, or as fit the context.
+    /// The text has as many tokens as were asked for, or as fit the context. A request for an
+    /// embedding asks for none.
     Length,
     /// The request was cancelled, or nobody listened any more.
     Cancelled,
@@ -388,6 +397,10 @@ pub struct RequestOutcome {
     pub timings: Timings,
     /// What speculation did for the request.
     pub speculation: Speculation,
+    /// The vectors that [`Request::embedding`] asks for: one, or one a token of the prompt if they
+    /// are not pooled; none of a text. Not serialized.
+    #[serde(skip)]
+    pub embedding: Vec<Vec<f32>>,
 }
 
 /// One draft position's counts.

@@ -23,7 +23,8 @@ use crate::pages::PageSink;
 use crate::queue::{Job, Queue};
 use crate::request::{Event, FinishReason, Request};
 use speculate::{
-    Constraint, DraftLength, Finish, NO_TOKEN_REASON, Prompt, Speculator, Stream, StreamOptions,
+    Constraint, DraftLength, Finish, NO_TOKEN_REASON, Prompt, Sampling, Speculator, Stream,
+    StreamOptions,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -226,25 +227,13 @@ impl Scheduler {
             let request = job.request;
             let writing = Writing::new(&self.text, &request);
             let constraint = self.constraint(&request);
-            let stop_tokens = self.stop_tokens(&request);
             let prompt = self.prompt(&request);
-            let mut sampling = request.sampling;
-            sampling.end_tokens = match sampling.min_tokens {
-                0 => Vec::new(),
-                _ => stop_tokens.to_vec(),
-            };
-            let options = StreamOptions {
-                sampling,
-                max_tokens: request.max_tokens.unwrap_or(usize::MAX),
-                stop_tokens,
-                draft: request.draft.unwrap_or(DraftLength::UpTo(self.draft_max)),
-                logprobs: request.logprobs,
-            };
+            let options = self.options(&request);
             let stops = StopStrings::new(&request.stop);
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
             let running: Vec<&Stream> = self.running.iter().map(|r| &r.stream).collect();
-            let stream = match self.reuse && request.reuse {
+            let stream = match self.reuses(&request) {
                 true => self.speculator.start(prompt, options, &running),
                 false => self.speculator.start_afresh(prompt, options, &running),
             };
@@ -255,6 +244,9 @@ impl Scheduler {
                     }
                     if request.trace {
                         stream.trace();
+                    }
+                    if let Some(embedding) = request.embedding {
+                        stream.pool(embedding.pooling);
                     }
                     self.counters.running.fetch_add(1, Ordering::AcqRel);
                     (job.sink)(progress(&stream));
@@ -271,6 +263,7 @@ impl Scheduler {
                         accept,
                         first_token: None,
                         client,
+                        embedding: request.embedding,
                     });
                 }
                 (stream, stops) => {
@@ -296,7 +289,7 @@ impl Scheduler {
         let mut order = self.waiting.order(&running).into_iter();
         let index = order.find(|&index| {
             let request = &self.waiting.get(index).request;
-            !(self.reuse && request.reuse && (self.should_wait(request) || self.fetches(index)))
+            !(self.reuses(request) && (self.should_wait(request) || self.fetches(index)))
         })?;
         Some(self.waiting.take(index))
     }
@@ -331,6 +324,20 @@ impl Scheduler {
         }
     }
 
+    /// Whether `request` looks for its prompt in the prefix cache.
+    fn reuses(&self, request: &Request) -> bool {
+        let embedding = request.embedding;
+        self.reuse && request.reuse && embedding.is_none_or(|embedding| embedding.may_reuse())
+    }
+
+    /// How long the drafts for `request` are.
+    fn draft_length(&self, request: &Request) -> DraftLength {
+        match request.embedding {
+            Some(_) => DraftLength::UpTo(0),
+            None => request.draft.unwrap_or(DraftLength::UpTo(self.draft_max)),
+        }
+    }
+
     /// Whether most of the prompt of `request` is being read for another one that runs.
     fn should_wait(&self, request: &Request) -> bool {
         let running: Vec<&Stream> = self.running.iter().map(|r| &r.stream).collect();
@@ -350,6 +357,25 @@ impl Scheduler {
         let marks = marks.map(|(rows, _)| rows).collect();
         let prompt = Prompt::from(request.prompt.clone());
         prompt.with_marks(marks).in_namespace(request.namespace)
+    }
+
+    /// How the stream for `request` writes.
+    fn options(&self, request: &Request) -> StreamOptions {
+        let stop_tokens = self.stop_tokens(request);
+        let end_tokens = match request.sampling.min_tokens {
+            0 => Vec::new(),
+            _ => stop_tokens.to_vec(),
+        };
+        StreamOptions {
+            sampling: Sampling {
+                end_tokens,
+                ..request.sampling.clone()
+            },
+            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            stop_tokens,
+            draft: self.draft_length(request),
+            logprobs: request.logprobs,
+        }
     }
 
     /// The tokens that end the reply to `request`.
@@ -432,7 +458,12 @@ impl Scheduler {
             &self.counters.finished
         };
         ended.fetch_add(1, Ordering::Relaxed);
-        let outcome = running.outcome(finish, self.speculator.drafter(), self.no_draft.as_deref());
+        let mut outcome =
+            running.outcome(finish, self.speculator.drafter(), self.no_draft.as_deref());
+        if let Some(embedding) = running.embedding {
+            let pooled = self.speculator.vectors(&running.stream);
+            outcome.embedding = pooled.map(|vector| embedding.finish(vector)).collect();
+        }
         self.counters
             .prompt_tokens
             .fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);
@@ -461,16 +492,18 @@ impl Scheduler {
         {
             counter.fetch_add(position.accepted, Ordering::Relaxed);
         }
-        if self.reuse {
+        if self.reuse && running.embedding.is_none_or(|of| of.may_reuse()) {
             self.counters
                 .cache_queries
                 .fetch_add(outcome.usage.prompt_tokens as u64, Ordering::Relaxed);
-            let finish = running.stream.finish();
-            if !matches!(finish, Some(Finish::NoToken | Finish::Constraint)) {
-                self.speculator.park(running.stream);
-            } else {
-                self.speculator.close(running.stream);
-            }
+        }
+        let is_fault = matches!(
+            running.stream.finish(),
+            Some(Finish::NoToken | Finish::Constraint)
+        );
+        // Many documents would push out the conversations that somebody goes on with.
+        if self.reuse && !is_fault && running.embedding.is_none() {
+            self.speculator.park(running.stream);
         } else {
             self.speculator.close(running.stream);
         }
@@ -517,5 +550,5 @@ impl Scheduler {
 
 /// Whether there may be drafts for `request`.
 fn drafts(request: &Request) -> bool {
-    request.draft.is_none_or(|draft| draft.max() > 0)
+    request.embedding.is_none() && request.draft.is_none_or(|draft| draft.max() > 0)
 }

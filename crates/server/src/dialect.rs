@@ -112,7 +112,8 @@ pub(crate) struct Answer {
 
 /// A request whose body has been read.
 pub(crate) struct Received {
-    head: Parts,
+    /// The request's headers, and what is known of its connection.
+    pub(crate) head: Parts,
     /// The body.
     pub(crate) object: Map<String, Value>,
     /// The right to work on its text.

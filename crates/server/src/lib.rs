@@ -110,6 +110,12 @@ pub fn responses_fields_as_markdown() -> String {
     openai::responses::tables::markdown()
 }
 
+/// The table of the fields of requests for embeddings as Markdown, as it stands in
+/// `docs/server.md`.
+pub fn embedding_fields_as_markdown() -> String {
+    openai::embeddings::markdown()
+}
+
 /// The table of request fields of Anthropic's Messages API as Markdown, as it stands in
 /// `docs/server.md`.
 pub fn messages_fields_as_markdown() -> String {

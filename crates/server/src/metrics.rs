@@ -586,6 +586,7 @@ mod tests {
                 ..engine::Timings::default()
             },
             speculation: engine::Speculation::default(),
+            embedding: Vec::new(),
         };
         metrics.count_outcome(&outcome);
         let page = metrics.render(&Counters::default(), "m", 0);

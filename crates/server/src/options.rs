@@ -227,6 +227,7 @@ impl Options {
             client: 0,
             continues: None,
             lines: self.lines,
+            embedding: None,
         }
     }
 }
@@ -239,7 +240,7 @@ fn salted(salt: Option<&str>) -> Namespace {
 }
 
 /// The part of `namespace` that is the caller's with this key alone.
-fn owned(namespace: Namespace, caller: Option<Caller>) -> Namespace {
+pub(crate) fn owned(namespace: Namespace, caller: Option<Caller>) -> Namespace {
     caller.map_or(namespace, |caller| {
         let hash = Sha256::new().chain_update(caller).chain_update(namespace.0);
         Namespace(hash.finalize().into())

@@ -12,7 +12,6 @@ const FOREIGN: &[(&str, &str)] = &[
     ("/api", "this part of Ollama's API"),
     ("/v1/messages/batches", "Anthropic's Message Batches API"),
     ("/v1/complete", "Anthropic's Text Completions API"),
-    ("/v1/embeddings", "OpenAI's Embeddings API"),
     ("/v1/audio", "OpenAI's Audio API"),
     ("/v1/images", "OpenAI's Images API"),
     ("/v1/moderations", "OpenAI's Moderations API"),

@@ -239,6 +239,10 @@ pub(crate) static ROUTES: &[Route] = &[
         "refused: nothing runs in the background",
         || post(stored::cancel),
     ),
+    Route::post("/v1/embeddings", "vectors of texts", || {
+        post(openai::embeddings::embeddings)
+    })
+    .takes(&[&openai::embeddings::EMBEDDINGS]),
     Route::get("/api/version", "the version of Ollama's API", || {
         get(ollama::models::version)
     })

@@ -89,7 +89,7 @@ impl Speculator {
     ) -> Chosen {
         let b = &*self.b;
         let masked = mask_rows(b, logits, streams, rows);
-        let choosing = || streams.iter().zip(rows).filter(|(_, r)| r.reaches_end);
+        let choosing = || streams.iter().zip(rows).filter(|(_, r)| r.chooses);
         let is_plain = |s: &Stream| {
             s.options.sampling.is_plain_greedy()
                 && s.options.logprobs_of(LogprobsOf::Choice).is_none()
@@ -212,7 +212,7 @@ impl Speculator {
     ) -> Vec<RowEdits> {
         let mut edits = Vec::with_capacity(plans.len());
         let place = |token: u32| Some(token).filter(|&token| (token as usize) < cols);
-        for (stream, rows) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
+        for (stream, rows) in streams.iter_mut().zip(rows).filter(|(_, r)| r.chooses) {
             let Stream {
                 draft,
                 history,
@@ -264,7 +264,7 @@ fn choices(
         false => b.moments(edited, &asked),
     };
     let mut moments = moments.into_iter();
-    let choosing = streams.iter().zip(rows).filter(|(_, r)| r.reaches_end);
+    let choosing = streams.iter().zip(rows).filter(|(_, r)| r.chooses);
     let each = choosing.flat_map(|(s, r)| (0..=r.n_drafted).map(move |i| (s, i)));
     let choice = |((stream, i), plan): ((&&mut Stream, usize), &ByDevice)| {
         let sampling = &stream.options.sampling;
@@ -297,7 +297,7 @@ fn mask_rows(
 ) -> Masked {
     let (vocab, mut masks, mut has_logprobs) = (logits.cols(), Vec::new(), false);
     if streams.iter().any(|stream| stream.constraint.is_some()) {
-        for (stream, _) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
+        for (stream, _) in streams.iter_mut().zip(rows).filter(|(_, r)| r.chooses) {
             masks.append(&mut stream.masks(vocab));
             has_logprobs |= stream.options.logprobs_of(LogprobsOf::Logits).is_some();
         }

@@ -148,7 +148,9 @@ impl Speculator {
             .map_or(0, |(rows, _)| rows)
             .max(shared.map_or(0, |(_, rows)| rows));
         let least = (keys.len() / 2).max(now + 1);
-        running.iter().filter(|s| s.is_reading()).any(|s| {
+        // A stream that pools leaves with the last row that it reads.
+        let mut reading = running.iter().filter(|s| s.is_reading() && !s.pools());
+        reading.any(|s| {
             let alike = self.index.alike(s.entry, prompt.namespace, &keys);
             let later = reusable(&keys, alike.min(s.n_prompt()), |rows| {
                 s.will_share(&self.memory, rows)
@@ -285,6 +287,8 @@ impl Speculator {
         let lacks = |stream: &&mut Stream| {
             let rows = stream.state.sequence.len() + chunk + 2 * MAX_TENTATIVE;
             let draft = stream.state.draft.as_ref();
+            // Nobody reads what is never drafted for.
+            let draft = draft.filter(|_| stream.options.draft.max() > 0);
             draft.map_or(0, |draft| draft.lacking_pages(rows.min(context)))
         };
         let wanted: usize = streams.iter().map(lacks).sum();

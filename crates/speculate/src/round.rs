@@ -12,7 +12,8 @@
 //! ```
 //!
 //! The tokens not remembered yet are the prompt, or a chunk of it, or the one
-//! pending token. A chunk that does not reach the prompt's end chooses nothing.
+//! pending token. A chunk that does not reach the prompt's end chooses nothing, nor does the
+//! prompt of a stream that [pools its rows](crate::pooling).
 
 use crate::accept::{Accept, Verdict, accept_with, residual};
 use crate::choosing::{Chosen, Source};
@@ -58,18 +59,29 @@ pub(crate) struct StreamRows {
     n_known: usize,
     /// Rows of the draft.
     pub(crate) n_drafted: usize,
-    /// Whether the rows reach the end of the text, so that a token is chosen.
-    pub(crate) reaches_end: bool,
+    /// Whether a token is chosen after the known ones: the rows reach the end of a text that is to
+    /// go on.
+    pub(crate) chooses: bool,
 }
 
 impl StreamRows {
     /// The rows of the batch after which a token is chosen.
     fn choosing(&self) -> Range<usize> {
         let last_known = self.first + self.n_known - 1;
-        match self.reaches_end {
+        match self.chooses {
             true => last_known..last_known + 1 + self.n_drafted,
             false => last_known..last_known,
         }
+    }
+
+    /// The known rows, by their numbers in the text.
+    pub(crate) fn of_text(&self) -> Range<usize> {
+        self.n_before..self.n_before + self.n_known
+    }
+
+    /// The number in the batch of row `row` of the text.
+    pub(crate) fn in_batch(&self, row: usize) -> usize {
+        self.first + row - self.n_before
     }
 
     /// Whether rows of the prompt were among them.
@@ -79,7 +91,7 @@ impl StreamRows {
 
     /// The tokens that the round has appended to the stream's text.
     fn emitted<'a>(&self, stream: &'a Stream) -> &'a [u32] {
-        match self.reaches_end {
+        match self.chooses {
             true => &stream.tokens[self.n_before + self.n_known..],
             false => &[],
         }
@@ -125,6 +137,9 @@ impl Speculator {
         let verified = self.verify(streams, &rows)?;
         self.accept_drafts(streams, &rows, &verified);
         self.collect_logprobs(streams, &rows, &verified)?;
+        if streams.iter().any(|stream| stream.pools()) {
+            self.pool_rows(streams, &rows, &verified.hidden)?;
+        }
         self.rollback(streams, &rows);
         let verify = start.elapsed();
         let longest = self.draft(streams, &rows, &verified)?;
@@ -148,8 +163,8 @@ impl Speculator {
             let stream = &mut *streams[i];
             let n_before = stream.state.sequence.len();
             let n_known = stream.next_chunk(chunk);
-            let reaches_end = n_before + n_known == stream.tokens.len();
-            if !reaches_end {
+            let chooses = n_before + n_known == stream.tokens.len() && !stream.pools();
+            if !chooses {
                 stream.draft.clear();
             }
             let first = self.batch.n_rows();
@@ -177,7 +192,7 @@ impl Speculator {
                 n_before,
                 n_known,
                 n_drafted,
-                reaches_end,
+                chooses,
             });
         }
         Ok(rows)
@@ -242,7 +257,7 @@ impl Speculator {
         let cols = open.map_or(0, Tensor::cols);
         let context = self.memory.size().context;
         let (mut row, mut first_open) = (0, 0);
-        for (stream, rows) in streams.iter_mut().zip(rows).filter(|(_, r)| r.reaches_end) {
+        for (stream, rows) in streams.iter_mut().zip(rows).filter(|(_, r)| r.chooses) {
             let own = row..row + rows.n_drafted + 1;
             row = own.end;
             let made = &chosen.tokens[own];
@@ -335,7 +350,7 @@ impl Speculator {
         let mut asked = Vec::new();
         let mut most = 0;
         let mut row = 0;
-        for (stream, rows) in streams.iter().zip(rows).filter(|(_, r)| r.reaches_end) {
+        for (stream, rows) in streams.iter().zip(rows).filter(|(_, r)| r.chooses) {
             if let Some(top) = stream.options.logprobs_of(LogprobsOf::Logits) {
                 most = most.max(top);
                 let emitted = rows.emitted(stream).iter().copied();
@@ -366,12 +381,12 @@ impl Speculator {
     fn rollback(&mut self, streams: &mut [&mut Stream], rows: &[StreamRows]) {
         for (stream, rows) in streams.iter_mut().zip(rows) {
             // A chosen token is pending: known, not remembered.
-            let len = if stream.finish.is_some_and(Finish::is_fault) {
-                stream.tokens.len()
-            } else if rows.reaches_end {
-                stream.tokens.len() - 1
-            } else {
+            let len = if !rows.chooses {
                 rows.n_before + rows.n_known
+            } else if stream.finish.is_some_and(Finish::is_fault) {
+                stream.tokens.len()
+            } else {
+                stream.tokens.len() - 1
             };
             self.memory.truncate(&mut stream.state.sequence, len);
             self.take_snapshots(stream);
@@ -409,7 +424,7 @@ impl Speculator {
         let longest = self.guess(streams, rows, verified)?;
         for (stream, rows) in streams.iter_mut().zip(rows) {
             let speculates = stream.options.draft.max() > 0 && stream.finish.is_none();
-            if rows.reaches_end && speculates {
+            if rows.chooses && speculates {
                 let room = stream.draft_room(self.memory.size().context);
                 let rejects = self.accept.with(&stream.options.sampling) == Accept::Residual;
                 stream.fit_draft(room, rejects);
@@ -475,7 +490,7 @@ impl Speculator {
         let going: Vec<usize> = (0..streams.len())
             .filter(|&i| streams[i].finish.is_none())
             .collect();
-        let input = |&i: &usize| streams[i].length_input(rows[i].reaches_end, context);
+        let input = |&i: &usize| streams[i].length_input(rows[i].chooses, context);
         let inputs: Vec<LengthInput<'_>> = going.iter().map(input).collect();
         let mut limits = vec![DraftLimit::default(); streams.len()];
         let lengths = self.lengths.choose(&inputs);

@@ -5,6 +5,7 @@ use crate::constraint::{Constraint, ConstraintError};
 use crate::draft::{DraftRequest, DraftState};
 use crate::length::{DraftLength, Ledger, LengthInput};
 use crate::logprobs::{Logprobs, LogprobsOf, TopLogprobs};
+use crate::pooling::Pool;
 use crate::prompt::{Prompt, Spans};
 use crate::sample::{History, Sampling, TokenProbs};
 use crate::stats::Stats;
@@ -20,7 +21,8 @@ use std::sync::Arc;
 pub enum Finish {
     /// The target chose a stop token. It is the last of the stream's tokens.
     Stop,
-    /// As many tokens as asked for, or prompt and output fill the context.
+    /// As many tokens as asked for, or prompt and output fill the context; or the prompt has been
+    /// read, and [its rows were to be pooled](Stream::pool).
     Length,
     /// The target's logits [give no token](backend::gives_token): it has computed NaN or an
     /// infinity. What it remembers of the text is worth nothing.
@@ -176,6 +178,8 @@ pub struct Stream {
     pub(crate) stats: Stats,
     /// What the newest rounds did, if that is to be noted.
     pub(crate) trace: Option<Vec<RoundTrace>>,
+    /// What is pooled of the rows, where that is asked for instead of text.
+    pub(crate) pool: Option<Pool>,
     pub(crate) ledger: Ledger,
     /// Rows of the prompt that another text had left or shares.
     n_reused: usize,
@@ -230,6 +234,7 @@ impl Stream {
             n_guessed: 0,
             draft_forced: Vec::new(),
             trace: None,
+            pool: None,
             finish: (!has_room).then_some(Finish::Length),
             stats: Stats::default(),
             ledger: Ledger::default(),

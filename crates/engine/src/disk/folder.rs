@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(gone, [names[3].clone(), names[2].clone()]);
         assert_eq!(folder.list().len(), 2);
         // One that is written again takes its own place.
-        assert_eq!(folder.make_room(&names[0], 600), [String::new(); 0]);
+        assert_eq!(folder.make_room(&names[0], 600), Vec::<String>::new());
         assert!(folder.file("notes.txt").exists());
         fs::remove_dir_all(folder.path).unwrap();
     }

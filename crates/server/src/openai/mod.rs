@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`chat`] | `POST /v1/chat/completions` |
 //! | [`completions`] | `POST /v1/completions` |
+//! | [`embeddings`] | `POST /v1/embeddings` |
 //! | [`responses`] | `/v1/responses` |
 //! | [`models`] | `GET /v1/models`, `GET /v1/models/{id}` |
 //!
@@ -11,6 +12,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod embeddings;
 mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;

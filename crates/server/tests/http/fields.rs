@@ -11,7 +11,7 @@ const COMPLETIONS: &str = "/v1/completions";
 
 /// Begin and end of the tables in `docs/server.md`, and what writes them.
 type Tables = (&'static str, &'static str, fn() -> String);
-const TABLES: [Tables; 5] = [
+const TABLES: [Tables; 6] = [
     (
         "<!-- fields: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
         "<!-- end of fields -->\n",
@@ -21,6 +21,11 @@ const TABLES: [Tables; 5] = [
         "<!-- responses: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
         "<!-- end of responses -->\n",
         server::responses_fields_as_markdown,
+    ),
+    (
+        "<!-- embeddings: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",
+        "<!-- end of embeddings -->\n",
+        server::embedding_fields_as_markdown,
     ),
     (
         "<!-- messages: UPDATE_DOCS=1 cargo test -p server fields:: -->\n",

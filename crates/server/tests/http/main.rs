@@ -8,6 +8,7 @@ mod choices;
 mod client;
 mod deploy;
 mod disk;
+mod embeddings;
 mod fields;
 mod kv_events;
 mod lifecycle;

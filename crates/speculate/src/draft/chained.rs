@@ -10,7 +10,8 @@
 
 use super::coverage::{self, Coverage};
 use super::{
-    DraftRequest, DraftState, Drafter, SavedDraft, Stretch, TargetView, newest, shortest, wanting,
+    DraftRequest, DraftState, Drafter, Restored, SavedDraft, Stretch, TargetView, newest, shortest,
+    wanting,
 };
 use crate::sample::Scratch;
 use backend::{Backend, Batch, MAX_TENTATIVE, StepKey, Tensor};
@@ -183,11 +184,7 @@ impl<H: ChainedHead> Drafter for Chained<H> {
         })
     }
 
-    fn restore(
-        &self,
-        saved: Option<&SavedDraft>,
-        rows: usize,
-    ) -> Result<(Box<dyn DraftState>, Vec<Option<Piece>>), MemoryFull> {
+    fn restore(&self, saved: Option<&SavedDraft>, rows: usize) -> Result<Restored, MemoryFull> {
         let none = SavedDraft::default();
         let saved = saved.unwrap_or(&none);
         let read = rows.min(saved.outline.rows);

@@ -93,6 +93,10 @@ impl<'a> DraftRequest<'a> {
     }
 }
 
+/// A state that is restored, and where each piece of what was saved goes, or none for a piece that is
+/// not needed.
+pub(crate) type Restored = (Box<dyn DraftState>, Vec<Option<Piece>>);
+
 /// Whatever guesses ahead of the target.
 pub trait Drafter: Send {
     /// Name, as users type it.
@@ -135,11 +139,7 @@ pub trait Drafter: Send {
     /// # Panics
     ///
     /// If so many rows are not [restorable](Drafter::restorable).
-    fn restore(
-        &self,
-        _saved: Option<&SavedDraft>,
-        _rows: usize,
-    ) -> Result<(Box<dyn DraftState>, Vec<Option<Piece>>), MemoryFull> {
+    fn restore(&self, _saved: Option<&SavedDraft>, _rows: usize) -> Result<Restored, MemoryFull> {
         Ok((self.state()?, Vec::new()))
     }
 
