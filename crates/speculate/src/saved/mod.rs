@@ -11,7 +11,7 @@
 //! bits that they had when they ran, so a stream that begins with them writes what it would after a
 //! cold start.
 //!
-//! Deliberately absent: where the bytes are, and which texts are worth it. [`file`] is one form for
+//! Deliberately absent: where the bytes are, and which texts are worth it. [`mod@file`] is one form for
 //! them.
 
 pub mod file;
