@@ -44,6 +44,8 @@ pub(crate) struct Running {
     pub(crate) first_token: Option<Instant>,
     /// Who asked.
     pub(crate) client: u64,
+    /// Prompt tokens that stand for pictures.
+    pub(crate) picture_tokens: usize,
 }
 
 /// What turns tokens into text by channel.
@@ -425,6 +427,7 @@ impl Running {
         let usage = Usage {
             prompt_tokens: self.stream.n_prompt(),
             cached_tokens: self.stream.n_reused(),
+            picture_tokens: self.picture_tokens,
             completion_tokens: self.delivered,
             reasoning_tokens: self.writing.reasoning_tokens,
         };

@@ -74,6 +74,11 @@ impl Queue {
         &self.jobs[index]
     }
 
+    /// The request at `index`, to be changed.
+    pub(crate) fn get_mut(&mut self, index: usize) -> &mut Job {
+        &mut self.jobs[index]
+    }
+
     /// Takes the request at `index` out: its client has had a turn.
     pub(crate) fn take(&mut self, index: usize) -> Job {
         let job = self.jobs.remove(index);

@@ -18,6 +18,7 @@ use crate::delivery::{Running, Writing, progress};
 use crate::info::Model;
 use crate::pace::Pace;
 use crate::pages::PageSink;
+use crate::pictures::{Looking, PictureCounts, PlacedPicture, is_seen};
 use crate::queue::{Job, Queue};
 use crate::request::{Event, FinishReason, Request};
 use speculate::{
@@ -70,12 +71,16 @@ pub struct Counters {
     pub evicted_texts: AtomicU64,
     /// Snapshots that made room in the prefix cache while their texts stayed.
     pub evicted_snapshots: AtomicU64,
+    /// Pictures, by how their embeddings were found.
+    pub pictures: PictureCounts,
 }
 
 /// The engine's thread: every request that waits or runs, and what they write with.
 pub(crate) struct Scheduler {
     speculator: Speculator,
     text: Arc<Text>,
+    /// What looks at pictures, if the model takes any.
+    looking: Option<Looking>,
     chunk: usize,
     pace: Pace,
     draft_max: usize,
@@ -105,6 +110,7 @@ impl Scheduler {
         Scheduler {
             speculator: model.speculator,
             text: model.text,
+            looking: model.vision.map(Looking::new),
             chunk: model.chunk,
             pace: Pace::default(),
             draft_max: info.draft_max,
@@ -122,6 +128,7 @@ impl Scheduler {
     pub(crate) fn run(mut self) {
         self.count();
         while self.receive() {
+            self.look();
             self.admit();
             self.drop_cancelled();
             if self.running.is_empty() {
@@ -167,6 +174,35 @@ impl Scheduler {
         }
     }
 
+    /// Has the tower look at one picture of the requests that could start next, so that those which
+    /// run wait for no more than one.
+    fn look(&mut self) {
+        let Some(looking) = &mut self.looking else {
+            return;
+        };
+        let sequences = self.speculator.memory().size().sequences;
+        let free = sequences.saturating_sub(self.running.len());
+        let running: Vec<u64> = self.running.iter().map(|running| running.client).collect();
+        for index in self.waiting.order(&running).into_iter().take(free) {
+            let job = self.waiting.get_mut(index);
+            if job.cancel.is_cancelled() {
+                continue;
+            }
+            match looking.see(&mut job.request, &self.counters.pictures) {
+                Ok(false) => {}
+                Ok(true) => return,
+                Err(error) => {
+                    tracing::error!(error, "a picture was not encoded");
+                    let mut job = self.waiting.take(index);
+                    self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
+                    self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                    (job.sink)(Event::Failed(error));
+                    return;
+                }
+            }
+        }
+    }
+
     /// Starts waiting requests while there is room.
     fn admit(&mut self) {
         let sequences = self.speculator.memory().size().sequences;
@@ -189,6 +225,7 @@ impl Scheduler {
             let constraint = self.constraint(&request);
             let stop_tokens = self.stop_tokens(&request);
             let prompt = self.prompt(&request);
+            let picture_tokens = request.pictures.iter().map(|p| p.rows().len()).sum();
             let mut sampling = request.sampling;
             sampling.end_tokens = match sampling.min_tokens {
                 0 => Vec::new(),
@@ -232,6 +269,7 @@ impl Scheduler {
                         accept,
                         first_token: None,
                         client,
+                        picture_tokens,
                     });
                 }
                 (stream, stops) => {
@@ -257,7 +295,7 @@ impl Scheduler {
         let mut order = self.waiting.order(&running).into_iter();
         let index = order.find(|&index| {
             let request = &self.waiting.get(index).request;
-            !(self.reuse && request.reuse && self.should_wait(request))
+            is_seen(request) && !(self.reuse && request.reuse && self.should_wait(request))
         })?;
         Some(self.waiting.take(index))
     }
@@ -279,7 +317,8 @@ impl Scheduler {
         let tokens = (1..).zip(&request.prompt);
         let marks = tokens.filter(|(_, token)| ends.contains(token));
         let marks = marks.map(|(rows, _)| rows).collect();
-        let prompt = Prompt::from(request.prompt.clone());
+        let spans = request.pictures.iter().map(PlacedPicture::span);
+        let prompt = Prompt::with_media(request.prompt.clone(), spans.collect());
         prompt.with_marks(marks).in_namespace(request.namespace)
     }
 
