@@ -25,6 +25,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cache",
             "constrain",
             "convert",
+            "media",
             "models",
             "quant",
             "speculate",

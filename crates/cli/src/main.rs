@@ -46,6 +46,7 @@ mod launch;
 mod machine;
 mod model;
 mod perplexity;
+mod pictures;
 mod places;
 mod progress;
 mod prompt;

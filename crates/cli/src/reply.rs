@@ -356,6 +356,7 @@ mod tests {
             usage: Usage {
                 prompt_tokens: 5,
                 cached_tokens: 0,
+                picture_tokens: 0,
                 completion_tokens,
                 reasoning_tokens: 0,
             },

@@ -8,7 +8,7 @@ use crate::args::{OutputArgs, RunArgs};
 use crate::form::{self, Constraint};
 use crate::interrupts::Interrupts;
 use crate::reply::{Reply, TextOut};
-use crate::{model, prompt, reply, words};
+use crate::{model, pictures, prompt, reply, words};
 use anyhow::Result;
 use engine::{Engine, EngineOptions, FinishReason, ModelInfo, Request, Sampling, Text};
 use serde_json::{Map, Value, json};
@@ -35,9 +35,13 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
             model::describe(engine.info())
         );
     }
+    let pictures = args.image.iter().map(|file| pictures::open(&engine, file));
+    let pictures = pictures.collect::<Result<Vec<_>>>()?;
     let ids = encode(engine.text(), args, &prompt)?;
+    let (ids, placed) = pictures::place(&engine, ids, pictures)?;
     let sampling = reply::sampling_for(&args.text, &engine)?;
     let mut request = Request::new(ids.clone());
+    request.pictures = placed;
     request.sampling = sampling.clone();
     request.max_tokens = Some(args.text.max_tokens);
     request.stop = args.text.stop.clone();
@@ -107,7 +111,7 @@ fn encode(text: &Text, args: &RunArgs, prompt: &str) -> Result<Vec<u32>> {
     if let Some(system) = &args.text.system {
         messages.push(json!({"role": "system", "content": system}));
     }
-    messages.push(json!({"role": "user", "content": prompt}));
+    messages.push(json!({"role": "user", "content": pictures::content(args.image.len(), prompt)}));
     model::encode_chat(text, messages, args.text.chat_template_kwargs.as_ref())
 }
 

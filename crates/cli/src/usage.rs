@@ -167,6 +167,7 @@ mod tests {
         ("pin-threads", LOADING, "their cores"),
         ("activations", LOADING, "the backend's rounding"),
         ("isa", LOADING, "the backend's kernels"),
+        ("no-pictures", LOADING, "the vision tower"),
         ("no-probe", LOADING, "the self-test line"),
         (
             "allow-special-tokens",
@@ -210,6 +211,7 @@ mod tests {
         ("prompt", "run", "the prompt"),
         ("prompt-file", "run", "the prompt"),
         ("raw", "run", "no chat template"),
+        ("image", "run", "the prompt"),
         ("format", WRITING, "the form of the text"),
         ("schema", WRITING, "the form of the text"),
         ("grammar", WRITING, "the form of the text"),

@@ -47,6 +47,8 @@ pub(crate) struct Running {
     pub(crate) client: u64,
     /// The vectors that are asked for instead of text.
     pub(crate) embedding: Option<Embedding>,
+    /// Prompt tokens that stand for pictures.
+    pub(crate) picture_tokens: usize,
 }
 
 /// What turns tokens into text by channel.
@@ -433,6 +435,7 @@ impl Running {
         let usage = Usage {
             prompt_tokens: self.stream.n_prompt(),
             cached_tokens: self.stream.n_reused(),
+            picture_tokens: self.picture_tokens,
             completion_tokens: self.delivered,
             reasoning_tokens: self.writing.reasoning_tokens,
         };

@@ -4,6 +4,7 @@ use crate::disk::CacheFolder;
 use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
 use crate::pages::PageSink;
+use crate::pictures::{Vision, check_places};
 use crate::queue::Job;
 use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink};
 use crate::sampler::check_ranges;
@@ -50,6 +51,7 @@ pub struct Engine {
     thread: Mutex<Option<JoinHandle<()>>>,
     counters: Arc<Counters>,
     text: Arc<Text>,
+    vision: Option<Arc<Vision>>,
     info: ModelInfo,
     queue: usize,
     grammars: Grammars,
@@ -65,6 +67,7 @@ impl Engine {
         let (jobs, inbox) = channel();
         let counters = Arc::new(Counters::default());
         let (text, info) = (model.text.clone(), model.info.clone());
+        let vision = model.vision.clone();
         let queue = options.queue;
         let own = counters.clone();
         let thread = std::thread::Builder::new()
@@ -77,6 +80,7 @@ impl Engine {
             counters,
             grammars: Grammars::new(text.clone(), info.vocab_size),
             text,
+            vision,
             info,
             queue,
         }
@@ -90,6 +94,12 @@ impl Engine {
     /// Tokenizer, template, stop tokens.
     pub fn text(&self) -> &Arc<Text> {
         &self.text
+    }
+
+    /// What pictures are brought into a prompt with; none if the model takes no pictures, as
+    /// [`ModelInfo::vision_reason`] explains.
+    pub fn vision(&self) -> Option<&Arc<Vision>> {
+        self.vision.as_ref()
     }
 
     /// What the engine has done.
@@ -231,6 +241,12 @@ impl Engine {
                 token,
                 vocab: vocab_size,
             });
+        }
+        if !request.pictures.is_empty() {
+            if self.vision.is_none() {
+                return Err(Rejected::NoPictures(self.info.vision_reason.clone()));
+            }
+            check_places(request).map_err(Rejected::BadParameter)?;
         }
         let bad = |e: &dyn std::fmt::Display| Rejected::BadParameter(e.to_string());
         let dimensions = request.embedding.and_then(|asked| asked.dimensions);

@@ -1,6 +1,7 @@
 //! What is known of a loaded model.
 
 use crate::disk::Identity;
+use crate::pictures::{Vision, VisionInfo};
 use crate::preflight::Preflight;
 use cache::MemoryPlan;
 use serde::Serialize;
@@ -51,6 +52,10 @@ pub struct ModelInfo {
     pub memory_bytes: usize,
     /// Format of keys and values.
     pub kv_format: String,
+    /// What the model looks at pictures with; none if it takes no pictures.
+    pub vision: Option<VisionInfo>,
+    /// Why the model takes no pictures; empty if it does.
+    pub vision_reason: String,
     /// The name of the drafter; none if nothing is drafted.
     pub drafter: Option<&'static str>,
     /// Why this drafter drafts, or why none does.
@@ -73,6 +78,8 @@ pub struct Model {
     pub speculator: Speculator,
     /// Tokenizer, template, stop tokens.
     pub text: Arc<Text>,
+    /// What the model looks at pictures with, if it takes any.
+    pub vision: Option<Arc<Vision>>,
     /// What is known of the model.
     pub info: ModelInfo,
     /// Prompt rows that a request may run in one step.

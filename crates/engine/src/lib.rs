@@ -31,6 +31,7 @@ mod load;
 mod options;
 mod pace;
 mod pages;
+mod pictures;
 mod placement;
 mod preflight;
 mod queue;
@@ -58,8 +59,12 @@ pub use footprint::RequestBytes;
 pub use info::{Model, ModelInfo};
 pub use lines::LineLimits;
 pub use load::load;
+pub use media::{Frame, Limits as PictureLimits};
 pub use options::{DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions};
 pub use pages::PageSink;
+pub use pictures::{
+    Picture, PictureCounts, PictureError, PlacedPicture, Vision, VisionInfo, WrongPlaces,
+};
 pub use preflight::{
     Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
 };

@@ -15,6 +15,7 @@ use crate::error::{DrafterReason, EngineError};
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
+use crate::pictures::{Sight, Vision};
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key, Preflight};
 use crate::source::{Source, quantized};
@@ -39,9 +40,11 @@ pub fn load(
 ) -> Result<Model, EngineError> {
     options.check()?;
     let mut opened = open(source, options)?;
-    let target = place(&*b, &opened.checkpoint, &opened.text, options)?;
+    let mut sight = Sight::plan(source, &opened.checkpoint, options);
+    let target = place(&*b, &opened.checkpoint, &opened.text, &mut sight, options)?;
     let (found, hashes) = pair(&*b, source, &mut opened, &target, options)?;
-    let facts = Facts::new(&*b, source, &opened.checkpoint, &target, &found, options);
+    let mut facts = Facts::new(&*b, source, &opened.checkpoint, &target, &found, options);
+    facts.vision = sight.vision(&b, &opened.text);
     let remembered = remember(b, target, found, options)?;
     attempt(remembered, opened.text, facts, hashes, options)
 }
@@ -83,6 +86,8 @@ fn open(source: &Source, options: &LoadOptions) -> Result<Opened, EngineError> {
 struct PlacedTarget {
     target: Box<dyn Target>,
     weights: Placed,
+    /// Prompt rows that a request may run in one step, but for a picture that has more.
+    chunk: usize,
     size: MemorySize,
     budget: Budget,
 }
@@ -92,24 +97,32 @@ fn place(
     b: &dyn Backend,
     checkpoint: &Checkpoint,
     text: &Text,
+    sight: &mut Sight,
     options: &LoadOptions,
 ) -> Result<PlacedTarget, EngineError> {
     let device = b.capabilities();
+    let chunk = options.chunk.unwrap_or(device.prompt_rows);
+    let most_rows = sight.most_rows();
     let size = |target: &dyn Target| {
+        // A step takes all rows of a picture that see each other.
+        let span_rows = match target.media_rows().see_their_span {
+            true => most_rows,
+            false => 0,
+        };
         let size = MemorySize {
             sequences: options.sequences,
             context: options
                 .context
                 .unwrap_or(DEFAULT_CONTEXT)
                 .min(target.max_context()),
-            step_rows: options.chunk.unwrap_or(device.prompt_rows),
+            step_rows: chunk.max(span_rows),
             kv_format: options.kv_format,
             kept: KeptSize::default(),
         };
         let kept = KeptSize::within(options.prefix_cache_memory, &[target.plan()], &size);
         MemorySize { kept, ..size }
     };
-    let (target, weights) = placement::load_target(b, checkpoint, options, size)?;
+    let (target, weights) = placement::load_target(b, checkpoint, options, sight, size)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {
         return Err(EngineError::OtherTokenizer {
             tokenizer: text.tokenizer.vocab_size(),
@@ -130,12 +143,14 @@ fn place(
         } else {
             checkpoint.bytes()
         },
+        tower: sight.step_bytes(),
     };
     let size = size(&*target);
     budget.check(&[target.plan()], &size)?;
     Ok(PlacedTarget {
         target,
         weights,
+        chunk,
         size,
         budget,
     })
@@ -210,6 +225,9 @@ struct Facts {
     stored: Stored,
     device: String,
     own_memory: bool,
+    chunk: usize,
+    /// What the model looks at pictures with, or why it takes none.
+    vision: Result<Arc<Vision>, String>,
 }
 
 impl Facts {
@@ -238,6 +256,8 @@ impl Facts {
             stored: Stored::new(checkpoint),
             device: b.name(),
             own_memory: b.capabilities().own_memory,
+            chunk: placed.chunk,
+            vision: Err(String::new()),
         }
     }
 }
@@ -349,6 +369,8 @@ fn attempt(
         step_bytes: facts.step_bytes,
         memory_bytes: Memory::all_bytes(&plans, &size),
         kv_format,
+        vision: facts.vision.as_ref().ok().map(|vision| vision.info()),
+        vision_reason: facts.vision.as_ref().err().cloned().unwrap_or_default(),
         drafter: speculator.drafter(),
         drafter_reason,
         draft_max: options.draft_max,
@@ -360,8 +382,9 @@ fn attempt(
     Ok(Model {
         speculator,
         text: Arc::new(text),
+        vision: facts.vision.ok(),
         info,
-        chunk: size.step_rows,
+        chunk: facts.chunk,
         plans,
         identity,
     })

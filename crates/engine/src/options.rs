@@ -73,6 +73,8 @@ pub struct LoadOptions {
     /// Bytes of the prefix cache beyond what running requests leave free of theirs: of keys, values
     /// and states of the target. A draft head's cache gets as many pages.
     pub prefix_cache_memory: u64,
+    /// Whether a model that has a vision tower takes pictures; its tower is not loaded otherwise.
+    pub pictures: bool,
     /// Whether control tokens that messages, tools and template arguments spell are control
     /// tokens ([`text::Text::allow_special_tokens`]); otherwise they are text.
     pub allow_special_tokens: bool,
@@ -100,6 +102,7 @@ impl Default for LoadOptions {
             weights: Placement::default(),
             memory_limit: None,
             prefix_cache_memory: 0,
+            pictures: true,
             allow_special_tokens: false,
             chat_template: None,
         }

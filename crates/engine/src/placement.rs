@@ -7,6 +7,7 @@
 
 use crate::error::{EngineError, TooLarge, Unmappable};
 use crate::options::LoadOptions;
+use crate::pictures::Sight;
 use crate::reason::{Placement, WeightsReason};
 use backend::Backend;
 use cache::{Memory, MemoryPlan, MemorySize};
@@ -20,12 +21,15 @@ pub(crate) struct Budget {
     pub(crate) limit: Option<u64>,
     /// Bytes of packed weights.
     pub(crate) weights: u64,
+    /// Bytes that a vision tower takes beside its weights while it looks at a picture.
+    pub(crate) tower: u64,
 }
 
 impl Budget {
     /// Checks what all of `plans` take at `size`, before any of it is allocated.
     pub(crate) fn check(&self, plans: &[MemoryPlan], size: &MemorySize) -> Result<(), TooLarge> {
         let remembered = Memory::all_bytes(plans, size) as u64;
+        let remembered = remembered.saturating_add(self.tower);
         let limit = self.limit.unwrap_or(isize::MAX as u64);
         let fits = self.weights.saturating_add(remembered) <= limit;
         if fits && plans.iter().all(|plan| Memory::has_numbers(plan, size)) {
@@ -47,17 +51,20 @@ pub(crate) struct Placed {
     pub(crate) reason: WeightsReason,
 }
 
-/// Loads the target and says where its weights are. `size` says how much requests
-/// remember.
+/// Loads the target, says where its weights are, and loads its tower where `sight` says that there
+/// is one. `size` says how much requests remember.
 pub(crate) fn load_target(
     b: &dyn Backend,
     checkpoint: &Checkpoint,
     options: &LoadOptions,
+    sight: &mut Sight,
     size: impl Fn(&dyn Target) -> MemorySize,
 ) -> Result<(Box<dyn Target>, Placed), EngineError> {
-    let load = |mapped: bool, reason: WeightsReason| {
+    let tower_bytes = sight.step_bytes();
+    let mut load = |mapped: bool, reason: WeightsReason| {
         checkpoint.keep_mapped(mapped);
         let target = models::load_target(b, checkpoint)?;
+        sight.load_tower(b, checkpoint);
         Ok((target, Placed { mapped, reason }))
     };
     // From here on it counts what this model leaves in its files.
@@ -76,7 +83,7 @@ pub(crate) fn load_target(
     let (target, mut placed) = load(true, WeightsReason::Fits)?;
     let packed = b.left_in_files();
     let remembered = Memory::bytes(&target.plan(), &size(&*target)) as u64;
-    let needed = packed + remembered;
+    let needed = packed + remembered + tower_bytes;
     if needed <= free {
         drop(target);
         return load(false, WeightsReason::Fits);

@@ -78,7 +78,7 @@ impl Queue {
         &self.jobs[index]
     }
 
-    /// The request at `index`.
+    /// The request at `index`, to be changed.
     pub(crate) fn get_mut(&mut self, index: usize) -> &mut Job {
         &mut self.jobs[index]
     }

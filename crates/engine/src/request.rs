@@ -2,6 +2,7 @@
 
 use crate::embedding::Embedding;
 use crate::lines::LineLimits;
+use crate::pictures::PlacedPicture;
 use cache::Namespace;
 use constrain::Grammar;
 use serde::Serialize;
@@ -15,6 +16,8 @@ use text::{Channel, Tools};
 pub struct Request {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
+    /// The pictures of the prompt, in order ([`Vision::place`](crate::Vision::place)).
+    pub pictures: Vec<PlacedPicture>,
     /// How tokens are chosen. Its [`end_tokens`](Sampling::end_tokens) are those that end this
     /// text, whatever it says.
     pub sampling: Sampling,
@@ -76,6 +79,7 @@ impl Request {
     pub fn new(prompt: Vec<u32>) -> Self {
         Request {
             prompt,
+            pictures: Vec::new(),
             sampling: Sampling::default(),
             max_tokens: None,
             stop: Vec::new(),
@@ -164,6 +168,9 @@ pub enum Rejected {
         /// Tokens in the vocabulary.
         vocab: usize,
     },
+    /// The model takes no pictures, for this reason.
+    #[error("this model takes no pictures: {0}")]
+    NoPictures(String),
     /// A sampling parameter is out of range.
     #[error("{0}")]
     BadParameter(String),
@@ -365,6 +372,8 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Prompt tokens found in the prefix cache, which did not have to run.
     pub cached_tokens: usize,
+    /// Prompt tokens that stand for pictures.
+    pub picture_tokens: usize,
     /// Tokens written, without the stop token.
     pub completion_tokens: usize,
     /// Written tokens that are reasoning or mark it, if reasoning was asked for apart.

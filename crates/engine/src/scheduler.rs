@@ -20,6 +20,7 @@ use crate::engine::EngineOptions;
 use crate::info::Model;
 use crate::pace::Pace;
 use crate::pages::PageSink;
+use crate::pictures::{Looking, PictureCounts, PlacedPicture, is_seen};
 use crate::queue::{Job, Queue};
 use crate::request::{Event, FinishReason, Request};
 use speculate::{
@@ -85,12 +86,16 @@ pub struct Counters {
     pub disk_written_bytes: AtomicU64,
     /// Files on disk that were damaged, or of another form.
     pub disk_discarded_files: AtomicU64,
+    /// Pictures, by how their embeddings were found.
+    pub pictures: PictureCounts,
 }
 
 /// The engine's thread: every request that waits or runs, and what they write with.
 pub(crate) struct Scheduler {
     speculator: Speculator,
     text: Arc<Text>,
+    /// What looks at pictures, if the model takes any.
+    looking: Option<Looking>,
     chunk: usize,
     pace: Pace,
     draft_max: usize,
@@ -126,6 +131,7 @@ impl Scheduler {
         Scheduler {
             speculator: model.speculator,
             text: model.text,
+            looking: model.vision.map(Looking::new),
             chunk: model.chunk,
             pace: Pace::default(),
             draft_max: info.draft_max,
@@ -149,6 +155,7 @@ impl Scheduler {
             {
                 disk.hurry(&mut self.speculator);
             }
+            self.look();
             self.admit();
             self.drop_cancelled();
             if self.running.is_empty() {
@@ -207,6 +214,35 @@ impl Scheduler {
         }
     }
 
+    /// Has the tower look at one picture of the requests that could start next, so that those which
+    /// run wait for no more than one.
+    fn look(&mut self) {
+        let Some(looking) = &mut self.looking else {
+            return;
+        };
+        let sequences = self.speculator.memory().size().sequences;
+        let free = sequences.saturating_sub(self.running.len());
+        let running: Vec<u64> = self.running.iter().map(|running| running.client).collect();
+        for index in self.waiting.order(&running).into_iter().take(free) {
+            let job = self.waiting.get_mut(index);
+            if job.cancel.is_cancelled() {
+                continue;
+            }
+            match looking.see(&mut job.request, &self.counters.pictures) {
+                Ok(false) => {}
+                Ok(true) => return,
+                Err(error) => {
+                    tracing::error!(error, "a picture was not encoded");
+                    let mut job = self.waiting.take(index);
+                    self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
+                    self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                    (job.sink)(Event::Failed(error));
+                    return;
+                }
+            }
+        }
+    }
+
     /// Starts waiting requests while there is room.
     fn admit(&mut self) {
         let sequences = self.speculator.memory().size().sequences;
@@ -229,6 +265,7 @@ impl Scheduler {
             let constraint = self.constraint(&request);
             let prompt = self.prompt(&request);
             let options = self.options(&request);
+            let picture_tokens = request.pictures.iter().map(|p| p.rows().len()).sum();
             let stops = StopStrings::new(&request.stop);
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
@@ -264,6 +301,7 @@ impl Scheduler {
                         first_token: None,
                         client,
                         embedding: request.embedding,
+                        picture_tokens,
                     });
                 }
                 (stream, stops) => {
@@ -289,7 +327,8 @@ impl Scheduler {
         let mut order = self.waiting.order(&running).into_iter();
         let index = order.find(|&index| {
             let request = &self.waiting.get(index).request;
-            !(self.reuses(request) && (self.should_wait(request) || self.fetches(index)))
+            is_seen(request)
+                && !(self.reuses(request) && (self.should_wait(request) || self.fetches(index)))
         })?;
         Some(self.waiting.take(index))
     }
@@ -355,7 +394,8 @@ impl Scheduler {
         let tokens = (1..).zip(&request.prompt);
         let marks = tokens.filter(|(_, token)| ends.contains(token));
         let marks = marks.map(|(rows, _)| rows).collect();
-        let prompt = Prompt::from(request.prompt.clone());
+        let spans = request.pictures.iter().map(PlacedPicture::span);
+        let prompt = Prompt::with_media(request.prompt.clone(), spans.collect());
         prompt.with_marks(marks).in_namespace(request.namespace)
     }
 

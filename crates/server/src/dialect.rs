@@ -28,7 +28,8 @@ use crate::generation::{Generation, Piece};
 use crate::grammar::AnswerGrammar;
 use crate::lanes::Worker;
 use crate::limits::Limits;
-use crate::request::{Asked, Prompt};
+use crate::pictures::{self, Encoded, Image};
+use crate::request::{Asked, Conversation, Prompt};
 use crate::run::Run;
 use crate::sse::{self, StreamFormat};
 use crate::turns::Client;
@@ -190,10 +191,11 @@ pub(crate) async fn answer_received<E: Endpoint>(
     let mut generations = Vec::with_capacity(n);
     for (i, choice) in choices.iter_mut().enumerate() {
         let prompt = &prompts[i / options.n];
-        choice.begin(prompt.len());
-        choice.note_prompt(prompt);
-        let mut request =
-            options.request_of(i % options.n, prompt.clone(), grammar.clone(), continues);
+        choice.begin(prompt.tokens.len());
+        choice.note_prompt(&prompt.tokens);
+        let tokens = prompt.tokens.clone();
+        let mut request = options.request_of(i % options.n, tokens, grammar.clone(), continues);
+        request.pictures = prompt.pictures.clone();
         request.client = client;
         let (wants, timeout) = (options.wants, options.timeout);
         let generation = Generation::start(app, &head.extensions, request, wants, timeout)?;
@@ -232,25 +234,60 @@ async fn compile(
     }
 }
 
-/// The tokens of each prompt, unless a rough bound shows that one has more than `limit`.
+/// The tokens and the pictures of each prompt, unless a rough bound shows that the text of one has
+/// more than `limit` tokens.
 pub(crate) async fn encode(
     app: &App,
     worker: Worker,
     prompt: Prompt,
     limit: usize,
-) -> Result<Vec<Vec<u32>>, ApiError> {
-    if let Prompt::Tokens(tokens) = prompt {
-        return Ok(vec![tokens]);
-    }
+) -> Result<Vec<Encoded>, ApiError> {
+    let prompt = match prompt {
+        Prompt::Tokens(tokens) => return Ok(vec![tokens.into()]),
+        Prompt::Conversation(mut conversation) => {
+            let images = conversation.take_pictures();
+            if !images.is_empty() {
+                return encode_seen(app, worker, conversation, images, limit).await;
+            }
+            Prompt::Conversation(conversation)
+        }
+        other => other,
+    };
     app.text_work(worker, move |text| {
         let prompts = match prompt {
             Prompt::Several(prompts) => prompts,
             one => vec![one],
         };
         let prompts = prompts.into_iter();
-        prompts.map(|one| encode_one(text, one, limit)).collect()
+        let encode = |one| Ok(encode_one(text, one, limit)?.into());
+        prompts.map(encode).collect()
     })
     .await
+}
+
+/// The tokens and pictures of a conversation that `images` were taken out of.
+async fn encode_seen(
+    app: &App,
+    worker: Worker,
+    conversation: Conversation,
+    images: Vec<Image>,
+    limit: usize,
+) -> Result<Vec<Encoded>, ApiError> {
+    let vision = app.engine.vision().cloned();
+    let reason = &app.engine.info().vision_reason;
+    pictures::admit(&images, vision.is_some(), reason)?;
+    let vision = vision.expect("pictures are refused without");
+    let encoded = app.text_work(worker, move |text| {
+        let pictures = match pictures::decode(&vision, images) {
+            Ok(pictures) => pictures,
+            Err(error) => return Ok(Err(error)),
+        };
+        let tokens = encode_one(text, Prompt::Conversation(conversation), limit)?;
+        let placed = vision.place(tokens, pictures);
+        let placed = placed.map_err(|error| ApiError::request(error.to_string()));
+        Ok(placed.map(|(tokens, pictures)| Encoded { tokens, pictures }))
+    });
+    Ok(vec![encoded.await??])
 }
 
 /// The tokens of a prompt that has no more than `limit` by a rough bound.

@@ -55,6 +55,7 @@ mod openapi;
 mod options;
 mod page;
 mod paths;
+mod pictures;
 mod request;
 mod resting;
 mod router;

@@ -46,6 +46,12 @@ pub const JSON_WEIGHT_MAX: usize = 1 << 20;
 pub const MESSAGES_WEIGHT_MAX: usize = 1 << 18;
 /// Weight of a list of tools.
 pub const TOOLS_WEIGHT_MAX: usize = 1 << 17;
+/// Pictures of a request.
+pub const PICTURES_MAX: usize = 32;
+/// Bytes of the file of a picture.
+pub const PICTURE_BYTES_MAX: usize = 24 << 20;
+/// Pixels of a picture, and of all frames of an animation: decoded they take 3 bytes each.
+pub const PICTURE_PIXELS_MAX: u64 = 64_000_000;
 /// Prompts of a request.
 pub const PROMPTS_MAX: usize = 128;
 /// Tools of a request.

@@ -201,6 +201,7 @@ impl Options {
     fn request(self, prompt: Vec<u32>, grammar: Option<engine::Grammar>) -> Request {
         Request {
             prompt,
+            pictures: Vec::new(),
             sampling: self.sampling,
             max_tokens: self.max_tokens,
             stop: self.stop,

@@ -11,6 +11,7 @@ use text::{Infill, PromptEnd, Text};
 
 use crate::errors::ApiError;
 use crate::options::Options;
+use crate::pictures::Image;
 
 /// What a client asks for.
 pub(crate) struct Asked {
@@ -69,6 +70,26 @@ pub(crate) struct Message {
 pub(crate) enum Part {
     /// Text; the texts of a message follow each other without anything between.
     Text(String),
+    /// A picture, where it stands among the texts.
+    Picture(Image),
+}
+
+impl Part {
+    /// The text of the part; nothing of a picture.
+    fn text(&self) -> &str {
+        match self {
+            Part::Text(text) => text,
+            Part::Picture(_) => "",
+        }
+    }
+
+    /// The part as chat templates read it.
+    fn for_template(self) -> Value {
+        match self {
+            Part::Text(text) => Value::String(text),
+            Part::Picture(_) => json!({"type": "image"}),
+        }
+    }
 }
 
 /// The speaker of a message.
@@ -171,11 +192,7 @@ impl Conversation {
             Continue::Content => PromptEnd::Content,
             Continue::Reasoning => PromptEnd::Reasoning,
             _ => {
-                let said: String = last
-                    .content
-                    .iter()
-                    .map(|Part::Text(text)| &**text)
-                    .collect();
+                let said: String = last.content.iter().map(Part::text).collect();
                 let mut message = last.others.clone();
                 message.insert("content".to_owned(), said.into());
                 text.continuation(&Value::Object(message))
@@ -193,6 +210,21 @@ impl Conversation {
             Some(PromptEnd::Turn | PromptEnd::Message) | None => None,
         }
     }
+
+    /// Takes the pictures out of the messages, in the order in which they stand there.
+    pub(crate) fn take_pictures(&mut self) -> Vec<Image> {
+        let parts = self.messages.iter_mut().flat_map(|m| &mut m.content);
+        let taken = parts.filter_map(|part| match part {
+            Part::Text(_) => None,
+            Part::Picture(image) => Some(Image {
+                path: image.path.clone(),
+                data: std::mem::take(&mut image.data),
+                rows: image.rows,
+            }),
+        });
+        taken.collect()
+    }
+
     /// The messages in the form that the text crate takes, and the template's arguments.
     pub(crate) fn for_template(self) -> (Value, Map<String, Value>) {
         let messages = self.messages.into_iter().map(Message::for_template);
@@ -208,11 +240,14 @@ impl Message {
     }
 
     fn for_template(self) -> Value {
-        let mut texts = self.content.into_iter().map(|Part::Text(text)| text);
-        let content = match (texts.next(), texts.len()) {
+        let mut parts = self.content.into_iter();
+        let content = match (parts.next(), parts.len()) {
             (None, _) => Value::Null,
-            (Some(only), 0) => Value::String(only),
-            (Some(first), _) => std::iter::once(first).chain(texts).collect(),
+            (Some(Part::Text(only)), 0) => Value::String(only),
+            (Some(first), _) => {
+                let all = std::iter::once(first).chain(parts);
+                all.map(Part::for_template).collect()
+            }
         };
         let mut message = Map::new();
         message.insert("role".into(), json!(self.role.name()));
@@ -275,23 +310,43 @@ mod tests {
             content: texts.iter().map(|t| Part::Text((*t).into())).collect(),
             others: others.as_object().cloned().unwrap_or_default(),
         };
-        let conversation = Conversation {
+        let picture = |data: &str| {
+            Part::Picture(Image {
+                path: String::new(),
+                data: data.into(),
+                rows: None,
+            })
+        };
+        let mut conversation = Conversation {
             messages: vec![
                 message(Role::User, &["a"], json!({"name": "x"})),
                 message(Role::Assistant, &[], json!({"tool_calls": [{}]})),
                 message(Role::Tool, &["b", "c"], json!({})),
+                Message {
+                    content: vec![Part::Text("d".into()), picture("x"), picture("y")],
+                    ..message(Role::User, &[], json!({}))
+                },
+                Message {
+                    content: vec![picture("z")],
+                    ..message(Role::User, &[], json!({}))
+                },
             ],
             arguments: Map::from_iter([("think".into(), json!(true))]),
             tools: None,
             end: None,
         };
+        let pictures = conversation.take_pictures().into_iter();
+        assert_eq!(pictures.map(|p| p.data).collect::<String>(), "xyz");
         let (messages, arguments) = conversation.for_template();
+        let image = json!({"type": "image"});
         assert_eq!(
             messages,
             json!([
                 {"role": "user", "content": "a", "name": "x"},
                 {"role": "assistant", "content": null, "tool_calls": [{}]},
                 {"role": "tool", "content": ["b", "c"]},
+                {"role": "user", "content": ["d", image, image]},
+                {"role": "user", "content": [image]},
             ])
         );
         assert_eq!(arguments["think"], true);

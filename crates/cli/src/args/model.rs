@@ -61,6 +61,9 @@ pub(crate) struct LoadArgs {
     /// `<|im_end|>`, as control tokens: whoever writes them can end a turn and begin another
     #[arg(long)]
     pub(crate) allow_special_tokens: bool,
+    /// Leave the vision tower of a model that has one out of memory; pictures are refused then
+    #[arg(long)]
+    pub(crate) no_pictures: bool,
     /// Skip the self-test after loading, which checks that batched and single steps agree bit for
     /// bit and that drafts are accepted. Its result is remembered, so only the first start takes longer
     #[arg(long)]

@@ -158,6 +158,15 @@ pub(crate) struct RunArgs {
         help_heading = "Text"
     )]
     pub(crate) prompt_file: Option<PathBuf>,
+    /// Show the model this picture (PNG, JPEG, WebP or GIF) before the prompt; may be given several
+    /// times
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "raw",
+        help_heading = "Text"
+    )]
+    pub(crate) image: Vec<PathBuf>,
     /// Continue the prompt as it is, without the chat template
     #[arg(long, conflicts_with_all = ["system", "chat_template_kwargs", "allow_special_tokens"], help_heading = "Text")]
     pub(crate) raw: bool,

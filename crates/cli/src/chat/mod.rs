@@ -14,14 +14,15 @@ use crate::args::{ChatArgs, OutputArgs};
 use crate::form::{self, Constraint};
 use crate::interrupts::Interrupts;
 use crate::reply::{Reply, TextOut};
-use crate::{is_broken_pipe, model, one_line, reply};
+use crate::{is_broken_pipe, model, one_line, pictures, reply};
 use anyhow::{Result, anyhow, bail};
 use console::style;
-use engine::{Engine, EngineOptions, FinishReason, Rejected, Request};
+use engine::{Engine, EngineOptions, FinishReason, Picture, Rejected, Request};
 use input::Input;
 use serde_json::{Value, json};
 use settings::Settings;
 use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// The commands that end the program.
@@ -32,6 +33,7 @@ const HELP: &str = "\
 /clear, /reset   forget the conversation
 /system TEXT     set the system prompt, or clear it; forgets the conversation
 /drop N          forget the N oldest questions and their answers
+/image FILE      show a picture before the next question
 /retry           forget the last answer and write another, with the next seed
 /set NAME VALUE  change a sampling option, such as temperature; /set lists them
 /draft WORD      auto, off, or the most tokens to draft
@@ -81,6 +83,8 @@ pub(crate) fn run(args: &ChatArgs, output: OutputArgs) -> Result<ExitCode> {
         interrupts: &interrupts,
         system: args.text.system.clone(),
         turns: Vec::new(),
+        shown: Vec::new(),
+        next: Vec::new(),
         totals: Totals::default(),
         shows_reasoning: !output.quiet,
         shows_summary: !output.quiet && (is_interactive || output.verbose > 0),
@@ -116,6 +120,10 @@ struct Chat<'a> {
     system: Option<String>,
     /// The questions and answers so far, as messages.
     turns: Vec<Value>,
+    /// The pictures of each question so far.
+    shown: Vec<Vec<Picture>>,
+    /// The pictures of the next question.
+    next: Vec<Picture>,
     totals: Totals,
     /// Whether a line about each reply follows it.
     shows_summary: bool,
@@ -160,6 +168,15 @@ impl Chat<'_> {
                 self.system = Some(rest.to_owned()).filter(|text| !text.is_empty());
                 self.reset();
             }
+            "image" => {
+                let file = file_of("image", rest, "kite.png")?;
+                let picture = pictures::open(self.engine, Path::new(file))?;
+                self.note(&format!(
+                    "`{rest}` goes with the next question, as {} tokens",
+                    picture.rows()
+                ));
+                self.next.push(picture);
+            }
             "retry" => self.retry()?,
             "set" => {
                 let shown = self.settings.set(rest, self.engine)?;
@@ -171,6 +188,11 @@ impl Chat<'_> {
             }
             "stats" => say!("{}", self.stats()),
             "save" => {
+                if self.shown.iter().any(|shown| !shown.is_empty()) {
+                    bail!(
+                        "/save writes no pictures, and this conversation has some; /export writes its texts"
+                    );
+                }
                 files::save(file_of("save", rest, "chat.json")?, &self.messages())?;
                 self.note(&format!(
                     "{} messages written to `{rest}`",
@@ -179,6 +201,7 @@ impl Chat<'_> {
             }
             "load" => {
                 (self.system, self.turns) = files::load(file_of("load", rest, "chat.json")?)?;
+                self.shown = vec![Vec::new(); self.turns.len() / 2];
                 self.totals.context = 0;
                 self.note(&format!(
                     "{} messages read from `{rest}`",
@@ -202,6 +225,7 @@ impl Chat<'_> {
     /// Forgets all questions and answers.
     fn reset(&mut self) {
         self.turns.clear();
+        self.shown.clear();
         self.totals.context = 0;
     }
 
@@ -212,6 +236,7 @@ impl Chat<'_> {
         match count.parse::<usize>() {
             Ok(n) if n >= 1 && n <= held => {
                 self.turns.drain(..2 * n);
+                self.shown.drain(..n);
                 self.note(&format!("{n} of {held} questions and answers forgotten"));
                 Ok(())
             }
@@ -244,9 +269,15 @@ impl Chat<'_> {
             .turns
             .pop()
             .expect("a question stands before its answer");
-        let words = question["content"].as_str().unwrap_or_default().to_owned();
-        self.say(&words)
-            .inspect_err(|_| self.turns.extend([question, last]))
+        let shown = self.shown.pop().unwrap_or_default();
+        let next = std::mem::replace(&mut self.next, shown);
+        let words = pictures::words(&question["content"]).to_owned();
+        let said = self.say(&words);
+        let shown = std::mem::replace(&mut self.next, next);
+        said.inspect_err(|_| {
+            self.turns.extend([question, last]);
+            self.shown.push(shown);
+        })
     }
 
     /// The conversation as messages, with the system prompt.
@@ -260,9 +291,12 @@ impl Chat<'_> {
 
     /// Adds a question and writes the answer to it. If that fails, the question is forgotten.
     fn say(&mut self, words: &str) -> Result<()> {
-        self.turns.push(json!({"role": "user", "content": words}));
+        let content = pictures::content(self.next.len(), words);
+        self.turns.push(json!({"role": "user", "content": content}));
+        self.shown.push(std::mem::take(&mut self.next));
         let reply = self.answer().inspect_err(|_| {
             self.turns.pop();
+            self.next = self.shown.pop().unwrap_or_default();
         })?;
         if self.shows_summary {
             let stopped = if reply.outcome.finish == FinishReason::Cancelled {
@@ -291,7 +325,9 @@ impl Chat<'_> {
         let text = &self.args.text;
         let arguments = text.chat_template_kwargs.as_ref();
         let prompt = model::encode_chat(self.engine.text(), self.messages(), arguments)?;
+        let (prompt, placed) = pictures::place(self.engine, prompt, self.shown.concat())?;
         let mut request = Request::new(prompt);
+        request.pictures = placed;
         self.settings.hold(&mut request);
         request.ignore_eos = text.ignore_eos;
         request.splits_reasoning = true;

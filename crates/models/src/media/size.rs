@@ -67,6 +67,32 @@ impl SizeRule {
         }
     }
 
+    /// The rule with at most `rows` rows a picture, at least one.
+    #[must_use]
+    pub fn at_most(self, rows: usize) -> SizeRule {
+        let rows = rows.max(1);
+        match self {
+            SizeRule::Rows { side, most } => SizeRule::Rows {
+                side,
+                most: most.min(rows),
+            },
+            SizeRule::Pixels {
+                side,
+                least,
+                most,
+                frames_a_run,
+            } => {
+                let most = most.min(rows.saturating_mul(side * side));
+                SizeRule::Pixels {
+                    side,
+                    least: least.min(most),
+                    most,
+                    frames_a_run,
+                }
+            }
+        }
+    }
+
     /// Rows that a picture becomes, at most.
     pub const fn most_rows(&self) -> usize {
         match *self {
@@ -233,5 +259,11 @@ mod tests {
         assert!(rule.fit(1, 10, 2010).is_err());
         let config = serde_json::json!({"size": {"shortest_edge": 1024, "longest_edge": 4096}});
         assert_eq!(rule.read(&config).fit(1, 256, 256), Ok([64, 64]));
+        // Fewer rows than the rule's least pixels have, too.
+        for rows in [16, 64, 70] {
+            let [height, width] = rule.at_most(rows).fit(1, 1080, 1920).unwrap();
+            assert!(height * width <= rows * 32 * 32, "{rows}: {height}x{width}");
+        }
+        assert_eq!(rule.at_most(1 << 20), rule);
     }
 }

@@ -172,6 +172,7 @@ impl Usage {
             cached_tokens,
             completion_tokens,
             reasoning_tokens,
+            ..
         } = outcome.usage;
         Usage {
             input_tokens: prompt_tokens - cached_tokens,

@@ -28,7 +28,7 @@ pub(crate) async fn count_tokens(
     let (object, worker) = app.read_object(&head.headers, body, limit).await?;
     let asked = request::read(object, &app, Length::Optional)?.asked;
     let prompts = dialect::encode(&app, worker, asked.prompt, usize::MAX).await?;
-    let tokens: usize = prompts.iter().map(Vec::len).sum();
+    let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
     let count = json!({"input_tokens": tokens});
     let mut response = dialect::json(openai::bytes(&count));
     if let Some(ignored) = asked.ignored {

@@ -5,6 +5,7 @@
 //! | --- | --- | --- |
 //! | `text` | system | a system message; those at the start become one, with a blank line between |
 //! | `text` | user, assistant | a part of the message's text, with nothing between parts |
+//! | `image` | user | a picture where it stands among the texts |
 //! | `tool_use` | assistant | a call of the message |
 //! | `tool_result` | user | a message of the tool |
 //! | `thinking` | assistant | the message's reasoning, where the template reads that |
@@ -18,6 +19,7 @@ use text::Text;
 
 use crate::errors::{ApiError, excerpt};
 use crate::limits::IGNORED_FIELDS_MAX;
+use crate::pictures;
 use crate::request::{Message, Part, Role, message_list, name_results};
 use crate::template::template_uses;
 
@@ -199,7 +201,7 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// Reads the blocks of a user's message: text, and results of tools.
+    /// Reads the blocks of a user's message: text, pictures, and results of tools.
     fn question(&mut self, path: &str, blocks: Vec<Value>) -> Result<(), ApiError> {
         let mut said = Vec::new();
         let is_empty = blocks.is_empty();
@@ -208,6 +210,11 @@ impl Turns<'_> {
             let mut block = split(&path, block)?;
             match block.kind.as_str() {
                 "text" => said.push(Part::Text(self.text_of(&path, block)?)),
+                "image" => {
+                    let image = pictures::read_source(&path, &mut block.fields)?;
+                    said.push(Part::Picture(image));
+                    self.note(&path, &block.fields);
+                }
                 "tool_result" => {
                     if !said.is_empty() {
                         self.push(Role::User, std::mem::take(&mut said), Map::new());
@@ -367,7 +374,7 @@ fn string(path: &str, map: &mut Map<String, Value>, name: &str) -> Result<String
 fn unreadable(path: &str, kind: &str) -> ApiError {
     let kind = excerpt(kind);
     let hint = format!(
-        " (it is of type `{kind}`, and only text, calls of tools and their results are read)"
+        " (it is of type `{kind}`, and only text, a user's pictures, calls of tools and their results are read)"
     );
     ApiError::unsupported(path, &hint)
 }

@@ -107,7 +107,10 @@ async fn tokenize_as_vllm(app: &Arc<App>, received: Received) -> Result<Response
         (asked.prompt, asked.ignored)
     };
     let tokens = dialect::encode(app, worker, prompt, usize::MAX).await?;
-    let tokens = tokens.concat();
+    let tokens: Vec<u32> = tokens
+        .into_iter()
+        .flat_map(|prompt| prompt.tokens)
+        .collect();
     let tokenizer = &app.engine.text().tokenizer;
     let piece = |&id: &u32| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
     let pieces: Option<Vec<String>> = with_pieces.then(|| tokens.iter().map(piece).collect());

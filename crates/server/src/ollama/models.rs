@@ -150,6 +150,9 @@ fn capabilities(app: &App) -> Vec<&'static str> {
     if app.engine.text().tools.is_some() {
         all.push("tools");
     }
+    if app.engine.vision().is_some() {
+        all.push("vision");
+    }
     if can_reason(app) {
         all.push("thinking");
     }

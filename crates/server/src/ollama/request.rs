@@ -16,6 +16,7 @@ use crate::offer::ToolChoice;
 use crate::openai;
 use crate::openai::tools::{Spelling, offer};
 use crate::options::{Names, Options};
+use crate::pictures::{self, Image};
 use crate::request::{Asked, Conversation, Message, Part, Prompt, Role};
 use crate::template::template_uses;
 use crate::thinking::Thinking;
@@ -40,9 +41,13 @@ pub(super) fn read(
     let text = app.engine.text();
     let settings = settings(&mut object)?;
     let mut take = |name: &str| object.remove(name);
-    let (messages, prompt) = match is_chat {
-        true => (take("messages"), None),
-        false => (None, take("prompt")),
+    let (mut messages, prompt, images) = match is_chat {
+        true => (take("messages"), None, None),
+        false => (None, take("prompt"), take("images")),
+    };
+    let shown = match &mut messages {
+        Some(messages) => pictures_of(messages)?,
+        None => vec![pictures::read_list("images", images.unwrap_or_default())?],
     };
     name_kinds(&mut object);
     let table = if is_chat {
@@ -74,7 +79,10 @@ pub(super) fn read(
         Some(messages) => {
             let offer = offer(&fields, app, "tools", ToolChoice::Auto)?;
             let tools = options.offer(offer, Spelling::Tools.fields(), text)?;
-            let (messages, unread) = openai::messages::read(for_openai(messages, text), text)?;
+            let (mut messages, unread) = openai::messages::read(for_openai(messages, text), text)?;
+            for (message, shown) in messages.iter_mut().zip(shown) {
+                show(message, shown);
+            }
             fields.note_ignored(unread);
             Prompt::Conversation(Conversation {
                 messages,
@@ -83,7 +91,13 @@ pub(super) fn read(
                 end: None,
             })
         }
-        None => written(&fields, prompt, arguments, text)?,
+        None => written(
+            &fields,
+            prompt,
+            shown.into_iter().flatten(),
+            arguments,
+            text,
+        )?,
     };
     let asked = Asked {
         prompt,
@@ -145,6 +159,7 @@ fn format(fields: &Fields<'_>) -> Result<Option<AnswerGrammar>, ApiError> {
 fn written(
     fields: &Fields<'_>,
     prompt: Option<Value>,
+    images: impl Iterator<Item = Image>,
     arguments: Map<String, Value>,
     text: &Text,
 ) -> Result<Prompt, ApiError> {
@@ -156,7 +171,12 @@ fn written(
     if is_raw && system.is_some() {
         return Err(fields.error("system", "cannot be part of a prompt that is `raw`"));
     }
+    let images: Vec<Image> = images.collect();
     if is_raw || text.template.is_none() && system.is_none() {
+        if let Some(first) = images.first() {
+            let message = "needs the model's template, which a `raw` prompt and a model without one leave out";
+            return Err(ApiError::field(&*first.path, message));
+        }
         return Ok(Prompt::Text(prompt));
     }
     let message = |role, words: String| Message {
@@ -165,13 +185,33 @@ fn written(
         others: Map::new(),
     };
     let system = system.map(|words| message(Role::System, words.to_owned()));
-    let messages = system.into_iter().chain([message(Role::User, prompt)]);
+    let mut asked = message(Role::User, prompt);
+    show(&mut asked, images);
+    let messages = system.into_iter().chain([asked]);
     Ok(Prompt::Conversation(Conversation {
         messages: messages.collect(),
         arguments,
         tools: None,
         end: None,
     }))
+}
+
+/// Takes the pictures out of `messages`: those of each.
+fn pictures_of(messages: &mut Value) -> Result<Vec<Vec<Image>>, ApiError> {
+    let list = messages.as_array_mut().into_iter().flatten().enumerate();
+    let take = |(i, message): (usize, &mut Value)| {
+        let images = message.as_object_mut().and_then(|m| m.remove("images"));
+        let path = format!("messages[{i}].images");
+        pictures::read_list(&path, images.unwrap_or_default())
+    };
+    list.map(take).collect()
+}
+
+/// Puts `images` before what `message` says, as Ollama does.
+fn show(message: &mut Message, images: Vec<Image>) {
+    message
+        .content
+        .splice(..0, images.into_iter().map(Part::Picture));
 }
 
 /// Messages as OpenAI's API spells them. Results of tools that say nothing of their calls answer

@@ -44,7 +44,7 @@ const HONORED_BY_CHAT: &[Known] = &[
     known(
         "messages",
         List,
-        "chat: `role`, `content`, `thinking`, `tool_calls`, `tool_name`, `tool_call_id`; without any the answer says `load`",
+        "chat: `role`, `content`, `images`, `thinking`, `tool_calls`, `tool_name`, `tool_call_id`; without any the answer says `load`",
     ),
     known("tools", List, "chat: functions that the model may call"),
 ];
@@ -60,6 +60,11 @@ const HONORED_BY_GENERATE: &[Known] = &[
         "system",
         Text,
         "generate: a system message before the prompt",
+    ),
+    known(
+        "images",
+        List,
+        "generate: [pictures](#pictures) in base64, before the prompt",
     ),
     known(
         "raw",
@@ -86,7 +91,6 @@ const HONORED_IN_OPTIONS: &[Known] = &[
 const REFUSED: &[Unsupported] = &[
     unless("suffix", r#"[""]"#),
     unless("template", r#"[""]"#),
-    unless("images", "[[]]"),
     unless("context", "[[]]"),
     unless("logprobs", "[false]"),
     unless("top_logprobs", "[0]"),
@@ -99,7 +103,11 @@ const REFUSED: &[Unsupported] = &[
 ];
 
 /// Refused in a chat request: honored in one to generate.
-const REFUSED_BY_CHAT: &[Unsupported] = &[unless("system", r#"[""]"#), unless("raw", "[false]")];
+const REFUSED_BY_CHAT: &[Unsupported] = &[
+    unless("system", r#"[""]"#),
+    unless("raw", "[false]"),
+    unless("images", "[[]]"),
+];
 
 /// Refused in a request to generate: honored in a chat request.
 const REFUSED_BY_GENERATE: &[Unsupported] = &[unless("tools", "[[]]"), unless("messages", "[[]]")];

@@ -109,6 +109,7 @@ pub(crate) async fn embeddings(
     let ignored = ignored_header(&fields);
     let context = app.engine.info().context;
     let prompts = dialect::encode(&app, worker, Prompt::Several(inputs), context).await?;
+    let prompts: Vec<Vec<u32>> = prompts.into_iter().map(|prompt| prompt.tokens).collect();
     if let Some(i) = prompts.iter().position(Vec::is_empty) {
         return Err(ApiError::field(format!("{INPUT}[{i}]"), "is empty"));
     }

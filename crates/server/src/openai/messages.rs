@@ -9,6 +9,7 @@ use text::Text;
 use super::tables;
 use crate::errors::{ApiError, excerpt};
 use crate::limits::IGNORED_FIELDS_MAX;
+use crate::pictures::{self, is_picture};
 use crate::request::{Message, Part, Role, message_list, name_results};
 use crate::template::template_uses;
 
@@ -38,17 +39,15 @@ pub(crate) fn read(messages: Value, text: &Text) -> Result<(Vec<Message>, Vec<St
         .map(|(i, message)| check.message(&format!("messages[{i}]"), message));
     let roles: Vec<Role> = roles.collect::<Result<_, _>>()?;
     let ignored = check.ignored;
-    let messages = list
-        .into_iter()
-        .zip(roles)
-        .map(|(m, role)| message(m, role));
-    let mut messages: Vec<Message> = messages.collect();
+    let messages = list.into_iter().zip(roles).enumerate();
+    let messages = messages.map(|(i, (m, role))| message(&format!("messages[{i}]"), m, role));
+    let mut messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
     name_results(&mut messages);
     Ok((messages, ignored))
 }
 
-/// A message that has been checked.
-fn message(message: Value, role: Role) -> Message {
+/// The message at `path`, which has been checked.
+fn message(path: &str, message: Value, role: Role) -> Result<Message, ApiError> {
     let Value::Object(mut others) = message else {
         unreachable!("checked to be an object");
     };
@@ -67,23 +66,30 @@ fn message(message: Value, role: Role) -> Message {
     };
     let content = match others.remove("content") {
         Some(Value::String(text)) => vec![Part::Text(text)],
-        Some(Value::Array(parts)) => parts.into_iter().map(part).collect(),
+        Some(Value::Array(parts)) => {
+            let parts = parts.into_iter().enumerate();
+            let parts = parts.map(|(j, p)| part(&|| format!("{path}.content[{j}]"), p));
+            parts.collect::<Result<_, _>>()?
+        }
         _ => Vec::new(),
     };
-    Message {
+    Ok(Message {
         role,
         content,
         others,
-    }
+    })
 }
 
-/// A part of a message that has been checked: its text, or the words of a refusal, which stand
-/// under a name of their own.
-fn part(part: Value) -> Part {
+/// A part of a message that has been checked: a picture, a text, or the words of a refusal, which
+/// stand under a name of their own.
+fn part(path: &dyn Fn() -> String, part: Value) -> Result<Part, ApiError> {
     let text = match part {
         Value::String(text) => text,
         Value::Object(mut part) => {
             let own = part.get("type").and_then(Value::as_str).map(str::to_owned);
+            if own.as_deref().is_some_and(is_picture) {
+                return pictures::read(&path(), &part).map(Part::Picture);
+            }
             let text = part.remove("text");
             match text.or_else(|| part.remove(own.as_deref()?)) {
                 Some(Value::String(text)) => text,
@@ -92,7 +98,7 @@ fn part(part: Value) -> Part {
         }
         _ => unreachable!("checked to be a part"),
     };
-    Part::Text(text)
+    Ok(Part::Text(text))
 }
 
 /// A conversation on its way through the checks.
@@ -254,13 +260,27 @@ impl<'a> Check<'a> {
     }
 
     fn part(&mut self, path: &str, part: &'a Value) -> Result<(), ApiError> {
-        text_of(path, part)?;
-        if let Some(part) = part.as_object() {
-            let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
-            self.note(path, part, &["type", "text", kind]);
+        match picture_of(part) {
+            Some(part) => {
+                pictures::check(path, part)?;
+                self.note(path, part, &["type", "image_url", "detail"]);
+            }
+            None => {
+                text_of(path, part)?;
+                if let Some(part) = part.as_object() {
+                    let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
+                    self.note(path, part, &["type", "text", kind]);
+                }
+            }
         }
         Ok(())
     }
+}
+
+/// The fields of `part`, if it is a picture.
+pub(super) fn picture_of(part: &Value) -> Option<&Map<String, Value>> {
+    let is_one = part["type"].as_str().is_some_and(is_picture);
+    part.as_object().filter(|_| is_one)
 }
 
 /// The text of a part at `path`: the part itself if it is a string, else what stands in it under
@@ -285,7 +305,7 @@ pub(super) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiErr
         return Err(ApiError::unsupported(
             at(""),
             &format!(
-                " (it is of type `{}`, and only text is read)",
+                " (it is of type `{}`, and only text and pictures are read)",
                 excerpt(kind)
             ),
         ));

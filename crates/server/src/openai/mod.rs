@@ -353,10 +353,13 @@ struct Usage {
     completion_tokens_details: Option<TokenDetails>,
 }
 
-/// Which of the prompt's tokens did not have to run.
+/// Which of the prompt's tokens did not have to run, and which stand for pictures.
 #[derive(Clone, Copy, Serialize)]
 struct PromptDetails {
     cached_tokens: usize,
+    /// Absent of a prompt without pictures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image_tokens: Option<usize>,
 }
 
 /// Which of the tokens written are not the answer's.
@@ -381,6 +384,7 @@ impl Usage {
         let engine::Usage {
             prompt_tokens,
             cached_tokens,
+            picture_tokens,
             completion_tokens,
             reasoning_tokens,
         } = outcome.usage;
@@ -388,7 +392,10 @@ impl Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: Some(PromptDetails { cached_tokens }),
+            prompt_tokens_details: Some(PromptDetails {
+                cached_tokens,
+                image_tokens: (picture_tokens > 0).then_some(picture_tokens),
+            }),
             completion_tokens_details: (reasoning_tokens > 0)
                 .then_some(TokenDetails { reasoning_tokens }),
         }

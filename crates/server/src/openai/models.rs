@@ -23,7 +23,11 @@ pub(crate) async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Res
     }
     let name = app.model();
     // llama-server's clients look for capabilities in a list of its own.
-    let models = [json!({"name": name, "model": name, "capabilities": ["completion"]})];
+    let capabilities: &[&str] = match app.engine.vision() {
+        Some(_) => &["completion", "multimodal"],
+        None => &["completion"],
+    };
+    let models = [json!({"name": name, "model": name, "capabilities": capabilities})];
     document(&json!({"object": "list", "data": [model(&app)], "models": models}))
 }
 
@@ -67,6 +71,11 @@ fn model(app: &App) -> Value {
             "kv_format": info.kv_format,
             "memory_bytes": info.memory_bytes,
             "has_chat_template": app.engine.text().template.is_some(),
+            "pictures": {
+                "taken": info.vision.is_some(),
+                "reason": info.vision_reason,
+                "rows_max": info.vision.as_ref().map(|vision| vision.rows_max),
+            },
             "options": options(app),
             "speculation": {
                 "drafter": info.drafter,

@@ -442,7 +442,11 @@ pub(crate) const HONORED_IN_MESSAGES: &[Known] = &[
         Text,
         "`system`, `developer`, `user`, `assistant`, `tool` or `function`",
     ),
-    known("content", Any, "a string or a list of text parts"),
+    known(
+        "content",
+        Any,
+        "a string or a list of parts: text, and [pictures](#pictures)",
+    ),
     known(
         "tool_calls",
         List,

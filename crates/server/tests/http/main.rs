@@ -19,6 +19,7 @@ mod numbers;
 mod ollama;
 mod page;
 mod paths;
+mod pictures;
 mod queue;
 mod recorded;
 mod refusals;

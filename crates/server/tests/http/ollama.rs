@@ -316,8 +316,9 @@ async fn what_is_not_there_is_refused_by_name() {
         assert!(error.contains(word), "{word}: {error}");
     };
     let picture = json!({"messages": [{"role": "user", "content": "Hi", "images": ["AAAA"]}]});
-    refused(CHAT, picture, "`messages[0].images`").await;
-    refused(GENERATE, json!({"images": ["AAAA"]}), "`images`").await;
+    refused(CHAT, picture, "`messages[0].images[0]`").await;
+    refused(GENERATE, json!({"images": ["AAAA"]}), "`images[0]`").await;
+    refused(CHAT, json!({"images": ["AAAA"]}), "`images`").await;
     refused(GENERATE, json!({"suffix": "end"}), "`suffix`").await;
     refused(GENERATE, json!({"template": "{{ .Prompt }}"}), "`template`").await;
     refused(GENERATE, json!({"context": [1, 2]}), "`context`").await;

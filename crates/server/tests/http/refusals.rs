@@ -63,7 +63,6 @@ async fn fields_that_change_meaning_and_are_not_implemented_are_named() {
         );
     }
     for part in [
-        json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
         json!({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
         json!({"type": "file", "file": {}}),
     ] {

@@ -19,7 +19,8 @@ use text::messages::MESSAGES_MAX;
 use crate::errors::{ApiError, excerpt};
 use crate::ids;
 use crate::limits::IGNORED_FIELDS_MAX;
-use crate::openai::messages::text_of;
+use crate::openai::messages::{picture_of, text_of};
+use crate::pictures;
 use crate::request::{Message, Part, Role, name_results};
 use crate::template::template_uses;
 
@@ -413,14 +414,17 @@ fn is_of_parts(output: &Value) -> bool {
     }
 }
 
-/// The text of a message's content at `path`: a string, or a list of parts.
+/// What a message's content at `path` says and shows: a string, or a list of parts.
 fn parts(path: &str, content: &Value) -> Result<Vec<Part>, ApiError> {
     match content {
         Value::String(text) => Ok(vec![Part::Text(text.clone())]),
         Value::Array(list) => {
             let part = |(j, part)| {
-                let text = text_of(&format!("{path}[{j}]"), part)?;
-                Ok(Part::Text(text.to_owned()))
+                let path = format!("{path}[{j}]");
+                match picture_of(part) {
+                    Some(part) => pictures::read(&path, part).map(Part::Picture),
+                    None => Ok(Part::Text(text_of(&path, part)?.to_owned())),
+                }
             };
             list.iter().enumerate().map(part).collect()
         }

@@ -34,7 +34,7 @@ async fn what_cannot_be_read_is_named() {
             block(json!({"type": "text"})),
         ),
         (
-            "messages[0].content[1]",
+            "messages[0].content[1].source",
             block(
                 json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}),
             ),
@@ -180,13 +180,13 @@ async fn what_cannot_be_read_is_named() {
         }
     }
     let told = |reply: &Reply| error(reply)["message"].as_str().unwrap().to_owned();
-    let image = server
+    let document = server
         .post(
             MESSAGES,
-            &with(&ask("Hi", 1), block(json!({"type": "image"}))),
+            &with(&ask("Hi", 1), block(json!({"type": "document"}))),
         )
         .await;
-    assert!(told(&image).contains("`image`"));
+    assert!(told(&document).contains("`document`"));
     let search = json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]});
     let search = server.post(MESSAGES, &with(&ask("Hi", 1), search)).await;
     assert!(told(&search).contains("`web_search_20250305`"));

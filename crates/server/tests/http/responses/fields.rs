@@ -104,7 +104,7 @@ async fn what_is_wrong_is_named() {
             item(json!({"role": "user", "content": 1})),
         ),
         (
-            "input[1].content[0]",
+            "input[1].content[0].image_url",
             part(json!({"type": "input_image", "image_url": "data:,"})),
         ),
         (
@@ -144,7 +144,7 @@ async fn what_is_wrong_is_named() {
             item(json!({"type": "function_call_output", "call_id": "c"})),
         ),
         (
-            "input[1].output[0]",
+            "input[1].output[0].image_url",
             item(
                 json!({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}),
             ),

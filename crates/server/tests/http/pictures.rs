@@ -1,0 +1,307 @@
+//! Requests with pictures, to models that see and to one that does not.
+
+use std::sync::atomic::Ordering;
+
+use image::{ImageFormat, Rgb, RgbImage};
+use serde_json::{Value, json};
+
+use crate::client::{Reply, Server, Setup};
+
+/// The models that see, and who drafts for them.
+const SEEING: [(&str, &str); 2] = [
+    ("tiny-gemma4-vision", "assistant"),
+    ("tiny-qwen3.5-vision", "mtp"),
+];
+
+fn setup(model: &'static str) -> Setup {
+    Setup {
+        model,
+        context: 1024,
+        sequences: 4,
+        ..Setup::default()
+    }
+}
+
+/// A file with a square of `color` on white, `size` pixels a side.
+fn drawn(color: [u8; 3], size: u32, format: ImageFormat) -> String {
+    let inside = |x: u32| (size / 4..size * 3 / 4).contains(&x);
+    let picture = RgbImage::from_fn(size, size, |x, y| match inside(x) && inside(y) {
+        true => Rgb(color),
+        false => Rgb([255; 3]),
+    });
+    let mut file = std::io::Cursor::new(Vec::new());
+    picture.write_to(&mut file, format).unwrap();
+    base64(&file.into_inner())
+}
+
+fn red() -> String {
+    drawn([220, 30, 30], 96, ImageFormat::Png)
+}
+
+fn blue() -> String {
+    drawn([30, 30, 220], 130, ImageFormat::Jpeg)
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let bits = three
+            .iter()
+            .fold(0_u32, |n, byte| n << 8 | u32::from(*byte));
+        let bits = bits << (8 * (3 - three.len()));
+        for i in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * i) & 63) as usize];
+            text.push(if i <= three.len() {
+                char::from(digit)
+            } else {
+                '='
+            });
+        }
+    }
+    text
+}
+
+fn picture(data: &str) -> Value {
+    json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}})
+}
+
+fn words(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+fn chat(parts: &[Value]) -> Value {
+    json!({"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": 24})
+}
+
+fn with(body: &Value, name: &str, value: Value) -> Value {
+    let mut body = body.clone();
+    body[name] = value;
+    body
+}
+
+/// What an answer says, and how likely each of its tokens was.
+fn said(reply: &Reply) -> Value {
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let choice = reply.json()["choices"][0].clone();
+    json!([
+        choice["message"]["content"],
+        choice["logprobs"],
+        choice["finish_reason"]
+    ])
+}
+
+fn details(reply: &Reply, name: &str) -> u64 {
+    let value = reply.json()["usage"]["prompt_tokens_details"][name].clone();
+    value.as_u64().unwrap_or_else(|| panic!("{reply:?}"))
+}
+
+#[tokio::test]
+async fn speculation_never_changes_what_is_said_of_a_picture() {
+    for (model, drafter) in SEEING {
+        let server = Server::start(setup(model)).await;
+        let ask = chat(&[words("What is this? "), picture(&red()), words(" Say it.")]);
+        let ask = with(&ask, "logprobs", json!(true));
+        let drafted = server.chat(&ask).await;
+        let record = drafted.json()["speculation"].clone();
+        assert_eq!(record["drafter"], drafter, "{record}");
+        assert!(record["drafted"].as_u64() > Some(0), "{model}: {record}");
+        let plain = Server::start(setup(model)).await;
+        let plain = plain.chat(&with(&ask, "speculation", json!("off"))).await;
+        assert_eq!(plain.json()["speculation"]["engaged"], false);
+        assert_eq!(said(&drafted), said(&plain), "{model}");
+        let rows = details(&drafted, "image_tokens");
+        assert!(rows > 0 && rows < drafted.json()["usage"]["prompt_tokens"].as_u64().unwrap());
+        // Another picture is another question.
+        let other = with(
+            &ask,
+            "messages",
+            json!([{"role": "user", "content":
+            [words("What is this? "), picture(&blue()), words(" Say it.")]}]),
+        );
+        assert!(
+            said(&server.chat(&other).await) != said(&plain),
+            "{model} sees"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_second_question_about_a_picture_runs_no_tower() {
+    for (model, _) in SEEING {
+        let server = Server::start(setup(model)).await;
+        let counts = &server.engine.counters().pictures;
+        let count = || [&counts.encoded, &counts.known].map(|n| n.load(Ordering::Relaxed));
+        let long = "The rabbit and the kite went to the wind and the hill. ".repeat(12);
+        let before = [words(&long), picture(&red())];
+        let one = chat(&[&before[..], &[words(&long)]].concat());
+        let first = server.chat(&one).await;
+        assert_eq!((details(&first, "cached_tokens"), count()), (0, [1, 0]));
+        let two = chat(&[&before[..], &[words(&long), words("And where?")]].concat());
+        let second = server.chat(&two).await;
+        assert_eq!(count(), [1, 1], "{model}");
+        assert!(details(&second, "cached_tokens") > details(&second, "image_tokens"));
+        let cold = Server::start(setup(model)).await;
+        assert_eq!(said(&cold.chat(&two).await), said(&second), "{model}");
+        // The same picture in another place, beside another one.
+        let both = chat(&[picture(&blue()), words("or"), picture(&red()), words("?")]);
+        let both_rows = details(&server.chat(&both).await, "image_tokens");
+        assert_eq!(count(), [2, 2], "{model}");
+        assert!(both_rows > details(&second, "image_tokens"));
+    }
+}
+
+#[tokio::test]
+async fn a_picture_changes_no_text_that_is_written_beside_it() {
+    for (model, _) in SEEING {
+        let asks = [
+            chat(&[picture(&red()), picture(&blue()), words("Which is red?")]),
+            chat(&[words("Tell me a story about a rabbit.")]),
+            chat(&[words("Tell me of the wind.")]),
+            chat(&[words("What is a kite?")]),
+        ];
+        let mut alone = Vec::new();
+        for ask in &asks {
+            let server = Server::start(setup(model)).await;
+            alone.push(said(&server.chat(ask).await));
+        }
+        let server = Server::start(setup(model)).await;
+        let [a, b, c, d] = asks.each_ref();
+        let (a, b, c, d) = tokio::join!(
+            server.chat(a),
+            server.chat(b),
+            server.chat(c),
+            server.chat(d)
+        );
+        assert_eq!([a, b, c, d].each_ref().map(said).to_vec(), alone, "{model}");
+        assert_eq!(
+            server
+                .engine
+                .counters()
+                .pictures
+                .encoded
+                .load(Ordering::Relaxed),
+            2
+        );
+    }
+}
+
+#[tokio::test]
+async fn every_api_takes_the_same_picture_for_the_same() {
+    let server = Server::start(setup("tiny-qwen3.5-vision")).await;
+    let said = server
+        .chat(&chat(&[picture(&red()), words("What is it?")]))
+        .await;
+    let text = said.text();
+    let anthropic = json!({"max_tokens": 24, "temperature": 0, "model": "m", "messages": [{"role": "user", "content": [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": red()}},
+        {"type": "text", "text": "What is it?"}]}]});
+    let reply = server.post("/v1/messages", &anthropic).await;
+    assert_eq!(reply.json()["content"][0]["text"], text, "{reply:?}");
+    let count = server.post("/v1/messages/count_tokens", &anthropic).await;
+    assert_eq!(
+        count.json()["input_tokens"],
+        said.json()["usage"]["prompt_tokens"]
+    );
+    let url = format!("data:image/png;base64,{}", red());
+    let responses = json!({"max_output_tokens": 24, "temperature": 0, "input": [{"role": "user", "content": [
+        {"type": "input_image", "image_url": url}, {"type": "input_text", "text": "What is it?"}]}]});
+    let reply = server.post("/v1/responses", &responses).await;
+    assert_eq!(
+        reply.json()["output"][0]["content"][0]["text"],
+        text,
+        "{reply:?}"
+    );
+    let options = json!({"num_predict": 24, "temperature": 0});
+    let ollama = json!({"stream": false, "options": options, "messages": [
+        {"role": "user", "content": "What is it?", "images": [red()]}]});
+    let reply = server.post("/api/chat", &ollama).await;
+    assert_eq!(reply.json()["message"]["content"], text, "{reply:?}");
+    let ollama =
+        json!({"stream": false, "options": options, "prompt": "What is it?", "images": [red()]});
+    let reply = server.post("/api/generate", &ollama).await;
+    assert_eq!(reply.json()["response"], text, "{reply:?}");
+    // It has been looked at once.
+    assert_eq!(
+        server
+            .engine
+            .counters()
+            .pictures
+            .encoded
+            .load(Ordering::Relaxed),
+        1
+    );
+}
+
+#[tokio::test]
+async fn what_is_no_picture_is_refused_by_its_place() {
+    let server = Server::start(setup("tiny-gemma4-vision")).await;
+    let url = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+    let whole = red();
+    let cut = &whole[..whole.len() / 2 / 4 * 4];
+    let many: Vec<Value> = std::iter::repeat_with(|| picture(&red()))
+        .take(33)
+        .collect();
+    let at = "messages[0].content[1].image_url";
+    for (parts, param, told) in [
+        (
+            vec![words("a"), url("https://a.b/c.png")],
+            at,
+            "fetches nothing",
+        ),
+        (vec![words("a"), url("a.png")], at, "must have the form"),
+        (vec![words("a"), picture("!!!!")], at, "is not base64"),
+        (vec![words("a"), picture("AAAA")], at, "no known format"),
+        (vec![words("a"), picture(cut)], at, "is broken or cut off"),
+        (many, "messages[0].content[32].image_url", "32 at most"),
+    ] {
+        let reply = server.chat(&chat(&parts)).await;
+        assert_eq!(reply.status, 400, "{reply:?}");
+        let error = reply.error();
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains(told), "{error}");
+    }
+    // What a user spells is text, whatever comes beside it.
+    let spelled = chat(&[words("<|image|> and "), picture(&red())]);
+    assert_eq!(server.chat(&spelled).await.status, 200);
+    // More rows than the context has, found before anything runs.
+    let full = vec![picture(&red()); 20];
+    let reply = server.chat(&chat(&full)).await;
+    assert_eq!(
+        reply.error()["code"],
+        "context_length_exceeded",
+        "{reply:?}"
+    );
+    let encoded = server
+        .engine
+        .counters()
+        .pictures
+        .encoded
+        .load(Ordering::Relaxed);
+    assert_eq!(encoded, 1);
+}
+
+#[tokio::test]
+async fn a_model_without_a_tower_says_so() {
+    let blind = Server::start(setup("tiny-qwen3.5")).await;
+    let reply = blind.chat(&chat(&[picture(&red()), words("?")])).await;
+    assert_eq!(reply.error()["param"], "messages[0].content[0].image_url");
+    let message = reply.error()["message"].to_string();
+    assert!(
+        message.contains("takes none: the model reads text alone"),
+        "{message}"
+    );
+    let seeing = Server::start(setup("tiny-qwen3.5-vision")).await;
+    for (server, sees) in [(&blind, false), (&seeing, true)] {
+        let props = server.get("/props").await.json();
+        assert_eq!(props["modalities"]["vision"], sees);
+        let models = server.get("/v1/models").await.json();
+        assert_eq!(models["data"][0]["meta"]["pictures"]["taken"], sees);
+        let tags = server.get("/api/tags").await.json();
+        let can = tags["models"][0]["capabilities"]
+            .as_array()
+            .unwrap()
+            .clone();
+        assert_eq!(can.contains(&json!("vision")), sees);
+    }
+}
