@@ -534,6 +534,6 @@ pub(crate) enum Fetch {
     Nothing,
     /// Another one is being read first.
     Later,
-    /// It is being read; this becomes true when that is over.
+    /// A file is being read; the flag becomes true when that is over.
     Begun(Arc<AtomicBool>),
 }

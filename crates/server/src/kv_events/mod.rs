@@ -123,13 +123,13 @@ struct Connected {
 
 /// The socket of the subscribers.
 enum Subscribers {
-    /// They come to the server.
+    /// A socket on which the server waits for subscribers.
     Bound(PubSocket),
-    /// The server goes to the one at this endpoint.
+    /// A subscriber that waits at an endpoint for the server to connect.
     Connected {
         endpoint: String,
         socket: Option<Connected>,
-        /// Sockets that have reached it.
+        /// Sockets that have reached the subscriber.
         reached: UnboundedReceiver<PubSocket>,
         reach: UnboundedSender<PubSocket>,
     },

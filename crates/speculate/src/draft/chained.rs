@@ -244,7 +244,7 @@ impl ChainedState {
         self.unread.len().checked_div(self.n_unread).unwrap_or(0)
     }
 
-    /// Its memory, and what of that is its own.
+    /// The head's memory, locked, and the sequence in it that belongs to this state.
     fn own(&self) -> (MutexGuard<'_, Memory>, &Sequence) {
         (lock(&self.memory), &self.sequence)
     }

@@ -48,13 +48,13 @@ pub struct Head {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is of another version of the form, or something else altogether.
+    /// The file has another version of the form, or is something else altogether.
     #[error("it is not of version {VERSION} of this form")]
     Other,
-    /// Its bytes are not what was written.
+    /// The bytes are not those that were written.
     #[error("{0}")]
     Damaged(&'static str),
 }
