@@ -7,6 +7,9 @@
 //!
 //! A picture comes inside the request. Nothing is fetched.
 
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use engine::{Picture, PictureLimits, PlacedPicture, Vision};
 use serde_json::{Map, Value};
 
@@ -236,34 +239,19 @@ pub(crate) fn decode(vision: &Vision, images: Vec<Image>) -> Result<Vec<Picture>
 /// The bytes that `text` stands for, with or without padding and line breaks, in the usual alphabet
 /// or that of URLs; `None` if it is no base64.
 fn base64(text: &[u8]) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 3);
-    let (mut bits, mut n_bits, mut has_ended) = (0_u32, 0, false);
-    for &c in text {
-        let six = match c {
-            b'A'..=b'Z' => c - b'A',
-            b'a'..=b'z' => c - b'a' + 26,
-            b'0'..=b'9' => c - b'0' + 52,
-            b'+' | b'-' => 62,
-            b'/' | b'_' => 63,
-            b'=' => {
-                has_ended = true;
-                continue;
-            }
-            b'\n' | b'\r' | b' ' | b'\t' => continue,
-            _ => return None,
-        };
-        if has_ended {
-            return None;
-        }
-        bits = bits << 6 | u32::from(six);
-        n_bits += 6;
-        if n_bits >= 8 {
-            n_bits -= 8;
-            bytes.push((bits >> n_bits) as u8);
-        }
-    }
-    // Six bits alone are no byte.
-    (n_bits < 6).then_some(bytes)
+    const LENIENT: GeneralPurpose = GeneralPurpose::new(
+        &STANDARD,
+        GeneralPurposeConfig::new()
+            .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+            .with_decode_allow_trailing_bits(true),
+    );
+    let letters = text.iter().filter(|c| !b"\n\r \t".contains(c));
+    let usual = letters.map(|c| match c {
+        b'-' => b'+',
+        b'_' => b'/',
+        c => *c,
+    });
+    LENIENT.decode(usual.collect::<Vec<u8>>()).ok()
 }
 
 #[cfg(test)]
