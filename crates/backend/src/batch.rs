@@ -164,7 +164,7 @@ impl Batch {
         self.rows.iter().map(ahead).max().unwrap_or(0) as usize
     }
 
-    /// The same step with rows that see nothing beyond their own, for layers that are causal
+    /// This batch with rows that see nothing beyond their own, for layers that are causal
     /// whatever [`Row::sees`] allows.
     #[must_use]
     pub fn causal(&self) -> Batch {
