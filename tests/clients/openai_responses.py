@@ -141,14 +141,18 @@ def case_conversation(client, model):
     items = list(client.responses.input_items.list(first.id))
     assert items[0].role == "user" and items[0].content[0].text == "My name is Alice."
     client.responses.delete(first.id)
-    for gone in (
-        lambda: client.responses.retrieve(first.id),
-        lambda: client.responses.create(model=model, input="And?", previous_response_id=second.id),
+    for gone, kind, code in (
+        (lambda: client.responses.retrieve(first.id), openai.NotFoundError, "response_not_found"),
+        (
+            lambda: client.responses.create(model=model, input="And?", previous_response_id=second.id),
+            openai.BadRequestError,
+            "previous_response_not_found",
+        ),
     ):
         try:
             gone()
-        except openai.NotFoundError as error:
-            assert error.code == "response_not_found", error
+        except kind as error:
+            assert error.code == code, error
         else:
             raise AssertionError("a deleted response is still there")
 

@@ -10,10 +10,12 @@
 //!             timeout            timeout      and write_timeout whenever bytes wait
 //! ```
 //!
-//! A connection that rests may be closed for a new one ([`crate::resting`]).
+//! A connection that rests may be closed for a new one ([`crate::resting`]). One that becomes a
+//! WebSocket stays busy to its end, and whoever serves the socket holds its [`Tenure`].
 //!
 //! HTTP/1.1 only: a proxy that speaks more talks to us in it anyway.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
@@ -23,14 +25,14 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::http::Response;
+use axum::http::{Response, StatusCode};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tower_service::Service;
@@ -51,6 +53,15 @@ pub(crate) enum Stage {
     Draining,
     /// Ending those that still run.
     Stopping,
+}
+
+/// The place of a connection among those that are served, for what goes on after HTTP: as long as
+/// it is held, the connection counts, and a shutdown waits for it.
+#[derive(Clone)]
+pub(crate) struct Tenure {
+    /// How far the server is.
+    pub(crate) stage: watch::Receiver<Stage>,
+    _held: mpsc::Sender<()>,
 }
 
 /// Accepts connections and serves `router` on them until `shutdown` resolves
@@ -121,30 +132,54 @@ async fn serve(
     stream: TcpStream,
     router: Router,
     limits: Limits,
-    mut stage: watch::Receiver<Stage>,
+    stage: watch::Receiver<Stage>,
     activity: Activity,
     is_late: bool,
 ) {
     // Tokens are small and must not wait for one another.
     let _ = stream.set_nodelay(true);
-    let close = activity.close.clone();
     let _leave = Leave(activity.clone());
     let address = stream.peer_addr().ok();
     let client = Arc::new(Client::new(address.map(|address| address.ip())));
+    let (held, mut released) = mpsc::channel(1);
+    let tenure = Tenure {
+        stage: stage.clone(),
+        _held: held,
+    };
     let service = service_fn({
         let activity = activity.clone();
         move |mut request: hyper::Request<Incoming>| {
             activity.enter(Doing::Busy);
             request.extensions_mut().insert(client.clone());
+            request.extensions_mut().insert(tenure.clone());
             let activity = activity.clone();
             let answer = router.clone().call(request);
             async move {
-                answer
-                    .await
-                    .map(|r: Response<Body>| r.map(|body| Tracked { body, activity }))
+                answer.await.map(|response: Response<Body>| {
+                    let is_socket = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+                    let activity = (!is_socket).then_some(activity);
+                    response.map(|body| Tracked { body, activity })
+                })
             }
         }
     });
+    serve_http(stream, service, activity, &limits, stage, is_late).await;
+    // Nothing arrives: it ends when the last tenure does.
+    let _ = released.recv().await;
+}
+
+/// Serves the requests of one connection, until it ends or becomes a WebSocket.
+async fn serve_http<S>(
+    stream: TcpStream,
+    service: S,
+    activity: Activity,
+    limits: &Limits,
+    mut stage: watch::Receiver<Stage>,
+    is_late: bool,
+) where
+    S: hyper::service::HttpService<Incoming, ResBody = Tracked, Error = Infallible>,
+{
+    let close = activity.close.clone();
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         // A connection that comes while the server drains has one request.
@@ -155,7 +190,8 @@ async fn serve(
         .title_case_headers(true)
         .max_headers(HEADERS_MAX)
         .max_header_size(HEADER_BYTES_MAX)
-        .serve_connection(TokioIo::new(Timed::new(stream, activity, &limits)), service);
+        .serve_connection(TokioIo::new(Timed::new(stream, activity, limits)), service)
+        .with_upgrades();
     let mut connection = pin!(connection);
     let mut is_draining = is_late;
     loop {
@@ -265,12 +301,15 @@ impl Drop for Leave {
 /// A response body that says when it has been sent, or dropped.
 struct Tracked {
     body: Body,
-    activity: Activity,
+    /// Nothing for the answer after which the connection is a WebSocket: it stays busy.
+    activity: Option<Activity>,
 }
 
 impl Drop for Tracked {
     fn drop(&mut self) {
-        self.activity.enter(Doing::Waiting);
+        if let Some(activity) = &self.activity {
+            activity.enter(Doing::Waiting);
+        }
     }
 }
 

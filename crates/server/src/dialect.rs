@@ -162,6 +162,17 @@ pub(crate) async fn answer_received<E: Endpoint>(
         return Ok(json(document));
     }
     let (asked, endpoint) = E::read(object, &head.headers, app)?;
+    answer_asked(app, &head, worker, asked, endpoint).await
+}
+
+/// Handles a request for text that has been read.
+pub(crate) async fn answer_asked<E: Endpoint>(
+    app: &Arc<App>,
+    head: &Parts,
+    worker: Worker,
+    asked: Asked,
+    endpoint: E,
+) -> Result<Response<Body>, ApiError> {
     let Asked {
         prompt,
         mut options,

@@ -257,27 +257,41 @@ impl ApiError {
         }
     }
 
-    /// 404: the response `asked` is not kept, or `missing` is not, which it goes on from; `param`
-    /// is the field that names it, if one does.
+    /// The response `asked` is not kept, or `missing` is not, which it goes on from: 400 if `param` is
+    /// the field that names it, 404 if the path does.
     pub(crate) fn no_response(param: Option<&str>, asked: &str, missing: &str) -> Self {
         let (asked, missing) = (excerpt(asked), excerpt(missing));
         let which = match asked == missing {
             true => format!("`{asked}`"),
             false => format!("`{missing}`, which `{asked}` goes on from"),
         };
-        let instead = match param {
-            Some(_) => "; send the whole conversation as `input`",
-            None => "",
+        let (status, code, instead) = match param {
+            Some(_) => (
+                StatusCode::BAD_REQUEST,
+                "previous_response_not_found",
+                "; send the whole conversation as `input`",
+            ),
+            None => (StatusCode::NOT_FOUND, "response_not_found", ""),
         };
         Self {
-            code: Some("response_not_found"),
+            code: Some(code),
             param: param.map(str::to_owned),
             ..Self::new(
-                StatusCode::NOT_FOUND,
+                status,
                 "invalid_request_error",
                 format!(
                     "no such response is kept: it was never stored, was deleted, or made room for newer ones{instead}: {which}"
                 ),
+            )
+        }
+    }
+
+    /// 400: a WebSocket has been open for as long as it may.
+    pub(crate) fn socket_expired() -> Self {
+        Self {
+            code: Some("websocket_connection_limit_reached"),
+            ..Self::request(
+                "the connection has been open for as long as it may; open a new one and send the whole conversation as `input`",
             )
         }
     }

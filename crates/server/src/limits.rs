@@ -19,6 +19,14 @@ pub const BODIES_BYTES_MAX: usize = 512 << 20;
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Text of a stream that its client has not read yet.
 pub const STREAM_BUFFER_BYTES_MAX: usize = 256 << 10;
+/// Bytes of a message on a WebSocket, which waits in memory until all of it is there.
+pub const SOCKET_MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// Messages of a WebSocket that wait while a response is being written.
+pub const SOCKET_WAITING_MAX: usize = 4;
+/// Bytes of memory that the conversation takes which a WebSocket keeps for its next response.
+pub const SOCKET_CONVERSATION_BYTES_MAX: usize = 16 << 20;
+/// How long a WebSocket may be open.
+pub const SOCKET_LIFE: Duration = Duration::from_secs(60 * 60);
 /// Responses of the Responses API that are kept at one time.
 pub const STORED_RESPONSES_MAX: usize = 1024;
 /// Bytes of all of these.

@@ -6,7 +6,8 @@ use axum::routing::{MethodRouter, delete, get, post};
 
 use crate::dialect::{Dialect, answer};
 use crate::llama::completion::{Completion, Continued, Filled};
-use crate::openai::responses::{self, Respond, stored};
+use crate::openai::responses::compact::Compact;
+use crate::openai::responses::{self, Respond, socket, stored};
 use crate::openai::{chat, models};
 use crate::table::Table;
 use crate::{App, anthropic, health, llama, ollama, openai, openapi, page, router};
@@ -216,13 +217,18 @@ pub(crate) static ROUTES: &[Route] = &[
     )
     .of(&anthropic::DIALECT)
     .takes(&[&anthropic::tables::MESSAGES]),
-    Route::post(
+    Route::new(
         "/v1/responses",
-        "writes the next items of a conversation",
-        || post(answer::<Respond>),
+        "POST or GET",
+        "writes the next items of a conversation; `GET` with an upgrade is a WebSocket",
+        || post(answer::<Respond>).get(socket::connect),
     )
     .takes(&[&responses::tables::RESPONSES])
     .streams(EVENTS),
+    Route::post("/v1/responses/compact", "summarizes a conversation", || {
+        post(answer::<Compact>)
+    })
+    .takes(&[&responses::tables::RESPONSES]),
     Route::new(
         "/v1/responses/{id}",
         "GET or DELETE",

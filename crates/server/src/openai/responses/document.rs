@@ -135,7 +135,7 @@ struct IncompleteDetails {
 
 /// Tokens of a request.
 #[derive(Serialize)]
-struct Usage {
+pub(super) struct Usage {
     input_tokens: usize,
     input_tokens_details: InputDetails,
     output_tokens: usize,
@@ -156,7 +156,7 @@ struct OutputDetails {
 }
 
 impl Usage {
-    fn new(outcome: &RequestOutcome) -> Self {
+    pub(super) fn new(outcome: &RequestOutcome) -> Self {
         let usage = outcome.usage;
         Usage {
             input_tokens: usage.prompt_tokens,

@@ -7,10 +7,13 @@
 //! | `function_call` and the other [`CALLS`] | a call in the model's own message |
 //! | `function_call_output` and the other [`RESULTS`] | a tool's result |
 //! | `reasoning` | the model's reasoning, where its template writes any |
+//! | `compaction` | a user message with the summary of what came before |
 //! | `item_reference` | the stored item |
 //!
 //! Items of one turn of the model that follow each other are one message, as templates have it.
 //! Any other type is refused by name: its text would be lost.
+
+use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 use text::Text;
@@ -29,6 +32,10 @@ pub(super) const INPUT: &str = "input";
 /// What the reasoning begins with in the field that other servers encrypt it in: with `store`
 /// off, clients send back that field only.
 pub(super) const SEALED: &str = "paceline:";
+/// The type of the item that stands for a conversation that was summarized.
+pub(super) const COMPACTION: &str = "compaction";
+/// What a model reads before such a summary.
+const SUMMARY_MARK: &str = "A summary of the conversation so far:";
 /// Fields that only say which item it is, or how its writing went.
 const QUIET: &[&str] = &["id", "status", "type"];
 
@@ -149,6 +156,33 @@ pub(super) fn complete(item: &mut Map<String, Value>) {
     }
 }
 
+/// Checks that each result in `input` is that of a call in it, or in the items that come before.
+///
+/// # Errors
+///
+/// 400 for the first result of no call.
+pub(super) fn check_results<'a>(
+    before: impl Iterator<Item = &'a Map<String, Value>>,
+    input: &'a [Map<String, Value>],
+) -> Result<(), ApiError> {
+    let id = |item: &'a Map<String, Value>| call_id(INPUT, item).ok();
+    let is_of = |item: &Map<String, Value>, kinds: &[&str]| {
+        kind_of(item).is_some_and(|kind| kinds.contains(&kind))
+    };
+    let kinds: Vec<&str> = CALLS.iter().map(|call| call.kind).collect();
+    let calls = before.chain(input).filter(|item| is_of(item, &kinds));
+    let calls: HashSet<&str> = calls.filter_map(id).collect();
+    for (i, item) in input.iter().enumerate() {
+        if is_of(item, RESULTS)
+            && let Some(id) = id(item).filter(|id| !calls.contains(id))
+        {
+            let message = format!("is `{}`, which no call before it has", excerpt(id));
+            return Err(ApiError::field(format!("{INPUT}[{i}].call_id"), message));
+        }
+    }
+    Ok(())
+}
+
 /// A conversation that is put together item by item.
 pub(super) struct Turns<'a> {
     text: &'a Text,
@@ -195,6 +229,7 @@ impl<'a> Turns<'a> {
         match kind {
             "message" => self.message(path, item),
             "reasoning" => self.reasoning(path, item),
+            COMPACTION => self.compaction(path, item),
             _ if RESULTS.contains(&kind) => self.result(path, item),
             _ => {
                 let hint = format!(
@@ -318,6 +353,22 @@ impl<'a> Turns<'a> {
                 others: Map::from_iter([(NAME.to_owned(), json!(words))]),
             }),
         }
+        Ok(())
+    }
+
+    fn compaction(&mut self, path: &str, item: &Map<String, Value>) -> Result<(), ApiError> {
+        const NAME: &str = "encrypted_content";
+        let sealed = string(path, item, NAME)?;
+        let Some(summary) = sealed.strip_prefix(SEALED) else {
+            let message = "was not written by this server; send the conversation itself";
+            return Err(ApiError::field(format!("{path}.{NAME}"), message));
+        };
+        let others = self.others(path, item, &[NAME, "created_by"]);
+        self.messages.push(Message {
+            role: Role::User,
+            content: vec![Part::Text(format!("{SUMMARY_MARK}\n\n{summary}"))],
+            others,
+        });
         Ok(())
     }
 

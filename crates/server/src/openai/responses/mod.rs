@@ -7,16 +7,20 @@
 //! | [`tools`], [`format`] | what a request says of tools, and of the form of its answer |
 //! | [`output`] | what is written → items and events |
 //! | [`document`] | the response object |
+//! | [`socket`] | the same over a WebSocket, one response after another |
+//! | [`compact`] | a conversation that becomes a summary of itself |
 //! | [`store`] | responses that are kept |
 //! | [`stored`] | the paths that read, delete and cancel them |
 //!
 //! Absent: tools that the server runs, conversations and prompts that are kept by name,
 //! responses in the background.
 
+pub(crate) mod compact;
 mod document;
 mod format;
 mod items;
 mod output;
+pub(crate) mod socket;
 pub(crate) mod store;
 pub(crate) mod stored;
 pub(crate) mod tables;
@@ -36,6 +40,7 @@ use self::document::{Document, Echo, End};
 use self::format::{Include, TextFormat, metadata, spell_reasoning, spell_text};
 use self::items::{INPUT, Turns};
 use self::output::{Events, Output, Status};
+use self::socket::Latest;
 use self::store::Stored;
 use super::bytes;
 use super::chat::{refuse_template, template_arguments};
@@ -70,6 +75,10 @@ pub(crate) struct Respond {
     echo: Echo,
     /// The items of the input, if the response is to be kept.
     input: Arc<Vec<Map<String, Value>>>,
+    /// The responses that this one goes on from, the earliest first.
+    before: Vec<Arc<Stored>>,
+    /// Where the conversation is kept for the next response on the same WebSocket.
+    latest: Option<Arc<Latest>>,
     output: Output,
     has_sealed_reasoning: bool,
     /// The number of the stream's next event.
@@ -82,9 +91,36 @@ impl Endpoint for Respond {
     }
 
     fn read(
+        object: Map<String, Value>,
+        headers: &HeaderMap,
+        app: &Arc<App>,
+    ) -> Result<(Asked, Self), ApiError> {
+        Respond::read_on(object, headers, app, None)
+    }
+
+    fn begin(&mut self, _prompt_tokens: usize) {}
+
+    fn document(&self, answers: &[Answer]) -> Vec<u8> {
+        let end = End::Ended(&answers[0].outcome);
+        let output = self.written(&answers[0]);
+        let document = bytes(&self.echo.document(&output.items, &end));
+        self.keep(&output, &document);
+        document
+    }
+}
+
+impl Respond {
+    /// Reads a request, on a WebSocket if there is `latest`: the conversation that ended there
+    /// with the response before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::read`].
+    fn read_on(
         mut object: Map<String, Value>,
         headers: &HeaderMap,
         app: &Arc<App>,
+        latest: Option<Arc<Latest>>,
     ) -> Result<(Asked, Self), ApiError> {
         let input = object.remove(INPUT).unwrap_or_default();
         let fields = Fields::new(&object, &tables::RESPONSES);
@@ -102,10 +138,11 @@ impl Endpoint for Respond {
         let caller = auth::caller(&app.config.keys, headers);
         let mut input = items::list(input)?;
         resolve(&mut input, app, caller)?;
-        let (messages, unread) = conversation(&fields, &input, app, caller)?;
+        let before = before(&fields, &input, app, caller, latest.as_deref())?;
+        let (messages, unread) = conversation(&fields, &before, &input, app)?;
         fields.note_ignored(unread);
         let store = fields.bool("store")?.unwrap_or(true);
-        let kept = match store {
+        let kept = match store || latest.is_some() {
             true => {
                 input.iter_mut().for_each(items::complete);
                 input
@@ -127,6 +164,8 @@ impl Endpoint for Respond {
             caller,
             echo,
             input: Arc::new(kept),
+            before,
+            latest,
             output: Output::new(include.sealed_reasoning),
             has_sealed_reasoning: include.sealed_reasoning,
             next_event: 0,
@@ -144,18 +183,40 @@ impl Endpoint for Respond {
         Ok((asked, respond))
     }
 
-    fn begin(&mut self, _prompt_tokens: usize) {}
-
-    fn document(&self, answers: &[Answer]) -> Vec<u8> {
-        let Answer { whole, outcome } = &answers[0];
+    /// The items of a whole answer.
+    fn written(&self, answer: &Answer) -> Output {
         let mut output = Output::new(self.has_sealed_reasoning);
         let mut events = Events::unread();
-        let end = End::Ended(outcome);
-        output.take(whole, &self.app.engine.text().tokenizer, &mut events);
-        output.finish(end.status(), &mut events);
-        let document = bytes(&self.echo.document(&output.items, &end));
-        self.keep(&output, &document);
-        document
+        let status = End::Ended(&answer.outcome).status();
+        output.take(
+            &answer.whole,
+            &self.app.engine.text().tokenizer,
+            &mut events,
+        );
+        output.finish(status, &mut events);
+        output
+    }
+
+    /// Keeps the response for who goes on from it: under its id if it is to be stored, and for
+    /// the next one on its WebSocket.
+    fn keep(&self, output: &Output, document: &[u8]) {
+        if !self.echo.store && self.latest.is_none() {
+            return;
+        }
+        let stored = Arc::new(Stored {
+            id: self.echo.id.clone(),
+            caller: self.caller,
+            previous: self.echo.previous_response_id.clone(),
+            input: self.input.clone(),
+            output: output.items.iter().map(|item| item.for_store()).collect(),
+            document: String::from_utf8_lossy(document).into_owned(),
+        });
+        if let Some(latest) = &self.latest {
+            latest.keep(&self.before, &stored);
+        }
+        if self.echo.store {
+            self.app.responses.keep(stored);
+        }
     }
 }
 
@@ -261,22 +322,42 @@ fn resolve(
     Ok(())
 }
 
-/// The messages: instructions, what came before, and `input`; beside them the paths of fields
-/// that change nothing.
-fn conversation(
+/// The responses that a request goes on from, the earliest first.
+///
+/// # Errors
+///
+/// 404 for a response that is not kept for `caller`; 400 if `input` has the result of a call that
+/// the conversation has not.
+fn before(
     fields: &Fields<'_>,
     input: &[Map<String, Value>],
     app: &App,
     caller: Option<Caller>,
-) -> Result<(Vec<Message>, Vec<String>), ApiError> {
-    let text: &Text = app.engine.text();
-    let before = match fields.string(PREVIOUS)? {
-        None => Vec::new(),
-        Some(id) => {
+    latest: Option<&Latest>,
+) -> Result<Vec<Arc<Stored>>, ApiError> {
+    let Some(id) = fields.string(PREVIOUS)? else {
+        return Ok(Vec::new());
+    };
+    let before = match latest.and_then(|latest| latest.conversation(id)) {
+        Some(before) => before,
+        None => {
             let found = app.responses.conversation(id, caller);
             found.map_err(|missing| ApiError::no_response(Some(PREVIOUS), id, &missing))?
         }
     };
+    items::check_results(before.iter().flat_map(|stored| stored.items()), input)?;
+    Ok(before)
+}
+
+/// The messages: instructions, what came before, and `input`; beside them the paths of fields
+/// that change nothing.
+fn conversation(
+    fields: &Fields<'_>,
+    before: &[Arc<Stored>],
+    input: &[Map<String, Value>],
+    app: &App,
+) -> Result<(Vec<Message>, Vec<String>), ApiError> {
+    let text: &Text = app.engine.text();
     let n_before: usize = before.iter().map(|stored| stored.items().count()).sum();
     if n_before + input.len() > MESSAGES_MAX {
         let message = format!("make a conversation of more than {MESSAGES_MAX} items");
@@ -295,23 +376,6 @@ fn conversation(
 #[derive(Serialize)]
 struct OfResponse<'a> {
     response: Document<'a>,
-}
-
-impl Respond {
-    /// Keeps the response, if it is to be kept.
-    fn keep(&self, output: &Output, document: &[u8]) {
-        if !self.echo.store {
-            return;
-        }
-        self.app.responses.keep(Stored {
-            id: self.echo.id.clone(),
-            caller: self.caller,
-            previous: self.echo.previous_response_id.clone(),
-            input: self.input.clone(),
-            output: output.items.iter().map(|item| item.for_store()).collect(),
-            document: String::from_utf8_lossy(document).into_owned(),
-        });
-    }
 }
 
 impl StreamFormat for Respond {
@@ -372,7 +436,10 @@ impl StreamFormat for Respond {
             param,
             error: inner,
         };
-        events.send("error", body);
+        // On a WebSocket an error ends the response: the event after this one says it.
+        if self.latest.is_none() {
+            events.send("error", body);
+        }
         let response = self.echo.document(&self.output.items, &end);
         events.send(end.event(), OfResponse { response });
     }

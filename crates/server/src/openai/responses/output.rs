@@ -219,9 +219,9 @@ impl Output {
                         Some(Entry::new(token, logprobs, tokenizer).into_owned())
                     });
                     self.waiting.extend(judged);
-                    self.text(Channel::Answer, &segment.text, events);
+                    self.write(Channel::Answer, &segment.text, events);
                 }
-                (None, channel) => self.text(channel, &segment.text, events),
+                (None, channel) => self.write(channel, &segment.text, events),
             }
         }
     }
@@ -239,6 +239,19 @@ impl Output {
         self.close(status, events);
     }
 
+    /// The text of the answer, without reasoning and calls.
+    pub(super) fn text(&self) -> String {
+        let parts = self.items.iter().filter_map(|item| match item {
+            Item::Message { content, .. } => Some(content),
+            _ => None,
+        });
+        let texts = parts.flatten().filter_map(|part| match part {
+            Part::OutputText { text, .. } => Some(text.as_str()),
+            Part::ReasoningText { .. } => None,
+        });
+        texts.collect()
+    }
+
     fn is_in(&self, channel: Channel) -> bool {
         let last = self.items.last().filter(|_| self.is_open);
         match channel {
@@ -248,7 +261,7 @@ impl Output {
         }
     }
 
-    fn text(&mut self, channel: Channel, text: &str, events: &mut Events<'_>) {
+    fn write(&mut self, channel: Channel, text: &str, events: &mut Events<'_>) {
         if text.is_empty() || channel == Channel::ToolCall {
             return;
         }

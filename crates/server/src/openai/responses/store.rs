@@ -44,7 +44,7 @@ impl Stored {
     }
 
     /// Bytes of memory that it takes, about.
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         let items = self.items().map(bytes_of_map).sum::<usize>();
         VALUE_BYTES + self.id.len() + self.document.len() + items
     }
@@ -106,14 +106,14 @@ impl Store {
 
     /// Keeps a response, and drops others where there is no room; one that is larger than all
     /// of the room is not kept.
-    pub(super) fn keep(&self, stored: Stored) {
+    pub(super) fn keep(&self, stored: impl Into<Arc<Stored>>) {
+        let stored = stored.into();
         let bytes = stored.bytes();
         if bytes > self.bytes_most || self.most == 0 {
             return;
         }
         let mut state = self.state();
         let id = stored.id.clone();
-        let stored = Arc::new(stored);
         let entry = Entry { stored, used: 0 };
         state.entries.insert(id.clone(), entry);
         state.bytes += bytes;

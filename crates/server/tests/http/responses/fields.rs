@@ -124,7 +124,7 @@ async fn what_is_wrong_is_named() {
             item(json!({"type": "web_search_call", "id": "i"})),
         ),
         (
-            "input[1]",
+            "input[1].encrypted_content",
             item(json!({"type": "compaction", "encrypted_content": "x"})),
         ),
         (
@@ -225,12 +225,14 @@ async fn what_is_wrong_is_named() {
         assert_eq!(reply.status, 400, "{body}: {reply:?}");
         assert_eq!(reply.error()["param"], param, "{body}: {reply:?}");
     }
-    for (param, body) in [
+    for (status, param, body) in [
         (
+            400,
             "previous_response_id",
             json!({"previous_response_id": "resp_none"}),
         ),
         (
+            404,
             "input[0].id",
             json!({"input": [{"type": "item_reference", "id": "msg_none"}]}),
         ),
@@ -238,7 +240,7 @@ async fn what_is_wrong_is_named() {
         let reply = server.post(RESPONSES, &with(&hello(), body)).await;
         assert_eq!(
             (reply.status, &reply.error()["param"]),
-            (404, &json!(param))
+            (status, &json!(param))
         );
     }
     let long = json!({"input": "word ".repeat(5000)});

@@ -146,7 +146,8 @@ async fn responses_are_kept_read_and_deleted() {
     // The third response's conversation is gone, and the message says which part of it.
     let third = with(&hello(), json!({"previous_response_id": second["id"]}));
     let reply = server.post(RESPONSES, &third).await;
-    assert_eq!(reply.status, 404);
+    assert_eq!(reply.status, 400);
+    assert_eq!(reply.error()["code"], "previous_response_not_found");
     let message = reply.error()["message"].as_str().unwrap().to_owned();
     assert!(
         message.contains(first["id"].as_str().unwrap()) && message.contains("whole conversation"),
@@ -221,9 +222,12 @@ async fn a_response_belongs_to_its_key() {
         assert_eq!(get(&path, "x-api-key: one\r\n").await.status, 200);
     }
     let item = json!([{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "And?"}]);
-    for more in [json!({"previous_response_id": id}), json!({"input": item})] {
+    for (more, status) in [
+        (json!({"previous_response_id": id}), 400),
+        (json!({"input": item}), 404),
+    ] {
         let body = with(&body, more);
-        assert_eq!(post("two", &body).await.status, 404);
+        assert_eq!(post("two", &body).await.status, status);
         assert_eq!(post("one", &body).await.status, 200);
     }
     assert_eq!(

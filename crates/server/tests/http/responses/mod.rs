@@ -2,6 +2,7 @@
 
 mod fields;
 mod kept;
+mod socket;
 mod tools;
 
 use std::time::Duration;
