@@ -130,7 +130,7 @@ async fn speculation_never_changes_what_is_said_of_a_picture() {
 async fn a_second_question_about_a_picture_runs_no_tower() {
     for (model, _) in SEEING {
         let server = Server::start(setup(model)).await;
-        let counts = &server.engine.counters().pictures;
+        let counts = &server.engine.counters().media;
         let count = || [&counts.encoded, &counts.known].map(|n| n.load(Ordering::Relaxed));
         let long = "The rabbit and the kite went to the wind and the hill. ".repeat(12);
         let before = [words(&long), picture(&red())];
@@ -178,7 +178,7 @@ async fn a_picture_changes_no_text_that_is_written_beside_it() {
             server
                 .engine
                 .counters()
-                .pictures
+                .media
                 .encoded
                 .load(Ordering::Relaxed),
             2
@@ -226,7 +226,7 @@ async fn every_api_takes_the_same_picture_for_the_same() {
         server
             .engine
             .counters()
-            .pictures
+            .media
             .encoded
             .load(Ordering::Relaxed),
         1
@@ -275,7 +275,7 @@ async fn what_is_no_picture_is_refused_by_its_place() {
     let encoded = server
         .engine
         .counters()
-        .pictures
+        .media
         .encoded
         .load(Ordering::Relaxed);
     assert_eq!(encoded, 1);
