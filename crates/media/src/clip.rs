@@ -106,6 +106,26 @@ pub fn decode_frames(
     })
 }
 
+/// The clip of `frames` that are there already, `fps` a second if that is known.
+///
+/// # Errors
+///
+/// [`MediaError`] if there are none, or they have several sizes, or exceed one of `limits`.
+pub fn choose_frames(
+    frames: &[Frame],
+    fps: Option<f64>,
+    rule: &impl ClipRule,
+    limits: &Limits,
+) -> Result<Clip, MediaError> {
+    check_length(frames.len(), fps, limits)?;
+    let numbers = rule.frames(frames.len(), fps);
+    let mut kept = Kept::new(numbers, rule, limits, Instant::now() + limits.time);
+    while let Some(number) = kept.next() {
+        kept.take(&frames[number])?;
+    }
+    kept.clip(fps)
+}
+
 /// Frames of a clip that are looked at, as they come.
 pub(crate) struct Kept<'a, R> {
     numbers: Vec<usize>,

@@ -19,7 +19,7 @@
 //! | --- | --- |
 //! | [`decode`] | PNG, JPEG, WebP and GIF, told apart by their first bytes, within [`Limits`] and a deadline |
 //! | [`decode_clip`] | the frames of an animated GIF or WebP that a [`ClipRule`] wants, and of MP4 and WebM by the programs `ffmpeg` and `ffprobe`, where there are any |
-//! | [`decode_frames`] | a clip whose frames come as pictures |
+//! | [`decode_frames`], [`choose_frames`] | a clip whose frames come as pictures, or are there already |
 //! | [`Frame::resized`] | bicubic with antialiasing, with the bits of the public processors |
 //!
 //! Pixels are 8-bit RGB in sRGB as the file has them; a transparent pixel lies on white, and a
@@ -38,7 +38,7 @@ mod helper;
 mod limits;
 mod resize;
 
-pub use clip::{ClipRule, decode_clip, decode_frames};
+pub use clip::{ClipRule, choose_frames, decode_clip, decode_frames};
 pub use decode::decode;
 pub use error::{Bound, MediaError};
 pub use frame::{Clip, Frame};

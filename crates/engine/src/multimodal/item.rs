@@ -125,6 +125,11 @@ impl PlacedMedia {
         self.rows.clone()
     }
 
+    /// Rows from top to bottom, and from left to right.
+    pub fn grid(&self) -> [usize; 2] {
+        self.part.grid
+    }
+
     /// The rows as prompts of the target have them.
     pub(crate) fn span(&self) -> MediaSpan {
         MediaSpan {

@@ -194,8 +194,7 @@ impl Vision {
         let size = self.plan.frames;
         let clip = match source {
             ClipSource::File(file) => {
-                let video = self.plan.video.asked(options.fps, options.frames);
-                let video = video.with_most(options.frames_max.unwrap_or(usize::MAX));
+                let video = self.video(options);
                 media::decode_clip(file, Wanted { video, size }, limits, &self.tools)?
             }
             ClipSource::Frames(files) => {
@@ -205,6 +204,30 @@ impl Vision {
             }
         };
         self.clip(&clip)
+    }
+
+    /// The clip that `frames` become, `fps` a second if that is known: those that the model looks at of
+    /// them.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]: there are none, or they have several sizes, or one that cannot be.
+    pub fn frames(
+        &self,
+        frames: &[Frame],
+        fps: Option<f64>,
+        options: ClipOptions,
+    ) -> Result<MediaItem, OpenError> {
+        let size = self.plan.frames;
+        let video = self.video(options);
+        let clip = media::choose_frames(frames, fps, &Wanted { video, size }, &Limits::default())?;
+        self.clip(&clip)
+    }
+
+    /// Which frames are looked at where somebody asks for `options`.
+    fn video(&self, options: ClipOptions) -> VideoRule {
+        let asked = self.plan.video.asked(options.fps, options.frames);
+        asked.with_most(options.frames_max.unwrap_or(usize::MAX))
     }
 
     /// The spans that `clip` becomes, whose frames have a size for the model.
