@@ -14,8 +14,8 @@ use engine::{
 use image::codecs::gif::GifEncoder;
 use image::{Delay, DynamicImage, ImageFormat, RgbImage};
 use serde_json::{Map, Value, json};
-use suites::repository;
 use suites::drawing::draw;
+use suites::repository;
 
 fn start(model: &str, draft: DraftChoice, activations: Activations) -> Engine {
     let options = LoadOptions {

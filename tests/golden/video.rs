@@ -5,8 +5,8 @@ use super::{Golden, TOLERANCE};
 use backend::{Backend, KvFormat};
 use cpu::{Activations, Cpu, CpuOptions};
 use engine::{
-    ClipOptions, DraftChoice, Engine, EngineOptions, Frame, LoadOptions, MediaKind,
-    PlacedMedia, Probing, Request, Source,
+    ClipOptions, DraftChoice, Engine, EngineOptions, Frame, LoadOptions, MediaKind, PlacedMedia,
+    Probing, Request, Source,
 };
 use serde_json::{Map, json};
 use speculate::{MediaSpan, Prompt};

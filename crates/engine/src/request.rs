@@ -373,6 +373,7 @@ pub struct Usage {
     /// Prompt tokens found in the prefix cache, which did not have to run.
     pub cached_tokens: usize,
     /// Prompt tokens that stand for media.
+    #[serde(flatten)]
     pub media_tokens: MediaRowCounts,
     /// Tokens written, without the stop token.
     pub completion_tokens: usize,

@@ -145,8 +145,10 @@ impl PlacedMedia {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct MediaRowCounts {
     /// Tokens of pictures.
+    #[serde(rename = "picture_tokens")]
     pub pictures: usize,
     /// Tokens of clips.
+    #[serde(rename = "video_tokens")]
     pub videos: usize,
 }
 
