@@ -14,6 +14,8 @@ use weights::Checkpoint;
 
 #[path = "golden/towers.rs"]
 mod towers;
+#[path = "golden/video.rs"]
+mod video;
 
 /// Largest difference to the goldens, in units of the tensor's largest value (or
 /// of 1, if that is larger): they are computed in double precision, we in single.

@@ -1,11 +1,24 @@
-//! Any bytes as a picture or an animation: what is decoded keeps to the limits and can be resized.
+//! Any bytes as a picture and as a clip: what is decoded keeps to the limits and can be resized.
 
 #![no_main]
 
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use media::{Limits, MediaError, decode};
+use media::{ClipRule, Limits, MediaError, VideoTools, decode, decode_clip};
+
+/// Every third frame, as it is.
+struct Third;
+
+impl ClipRule for Third {
+    fn frames(&self, count: usize, _: Option<f64>) -> Vec<usize> {
+        (0..count).step_by(3).collect()
+    }
+
+    fn size(&self, _: usize, height: usize, width: usize) -> Result<[usize; 2], String> {
+        Ok([height, width])
+    }
+}
 
 fuzz_target!(|data: &[u8]| {
     let limits = Limits {
@@ -13,13 +26,12 @@ fuzz_target!(|data: &[u8]| {
         side: 4096,
         pixels: 1 << 20,
         frames: 32,
+        seconds: 60,
         clip_pixels: 1 << 22,
         time: Duration::from_secs(10),
     };
     match decode(data.to_vec(), &limits) {
-        Ok(clip) => {
-            assert!((1..=limits.frames).contains(&clip.frames().len()));
-            let frame = clip.frame(0);
+        Ok(frame) => {
             let pixels = frame.height() * frame.width();
             assert!((1..=limits.pixels).contains(&(pixels as u64)));
             // The sizes of the resized frame are arbitrary too, and small.
@@ -27,7 +39,27 @@ fuzz_target!(|data: &[u8]| {
             let small = frame.resized(side(7), side(11));
             assert_eq!(small.rgb().len(), side(7) * side(11) * 3);
         }
-        Err(MediaError::TooSlow(_)) => panic!("a file within the limits takes seconds"),
-        Err(error) => assert!(error.to_string().len() < 400),
+        Err(error) => check(&error),
+    }
+    // No program decodes anything here.
+    let tools = VideoTools {
+        ffmpeg: "/nonexistent/ffmpeg".into(),
+        ffprobe: "/nonexistent/ffprobe".into(),
+    };
+    match decode_clip(data.to_vec(), Third, &limits, &tools) {
+        Ok(clip) => {
+            assert!((1..=limits.frames).contains(&clip.frames().len()));
+            assert!(clip.numbers().iter().all(|n| n % 3 == 0));
+            assert!(clip.fps().is_none_or(|fps| fps > 0.0));
+        }
+        Err(error) => check(&error),
     }
 });
+
+fn check(error: &MediaError) {
+    assert!(
+        !matches!(error, MediaError::TooSlow(_)),
+        "a file within the limits takes seconds"
+    );
+    assert!(error.to_string().len() < 400);
+}

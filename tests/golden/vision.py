@@ -7,6 +7,9 @@ values that their codes stand for; the seeded checkpoints here are of variants t
     pixel[frame, y, x, channel] = (7 x + 13 y + 50 channel + 31 frame + x y / 5) mod 256
 
 A prompt is text, a picture, text, a second picture, text, so that a second picture is not the first one's copy.
+
+`video-NAME.safetensors` is of a conversation with a clip, as the library's processor of a bundled model reads it: which
+frames are looked at and resized to what, the prompt's ids with the times of frames, positions, and the last logits.
 """
 
 import argparse
@@ -182,6 +185,43 @@ def outputs(model):
     return made
 
 
+CLIP = dict(frames=10, height=90, width=130, fps=5.0)
+ASKED = [{"type": "text", "text": "Look: "}, {"type": "video"}, {"type": "text", "text": " What moves?"}]
+
+
+def processor_of(folder):
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    if "Gemma4" in type(processor).__name__:
+        # Release 5.23 asks for tokens of sound where there is none.
+        processor.audio_token = processor.boa_token = processor.eoa_token = "<|audio|>"
+    return processor
+
+
+def read_video(processor, content, frames, fps):
+    """What a model is given for a question with a clip."""
+    text = processor.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    metadata = [{"fps": fps, "total_num_frames": len(frames)}]
+    return processor(
+        text=[text], videos=[frames], video_metadata=metadata, return_tensors="pt", add_special_tokens=False
+    )
+
+
+def video_outputs(folder, model):
+    """The named arrays of a conversation with a clip."""
+    frames = pixels(CLIP["frames"], CLIP["height"], CLIP["width"])
+    given = read_video(processor_of(folder), ASKED, frames, CLIP["fps"])
+    made = {"tokens": given["input_ids"][0].numpy()}
+    if "video_grid_thw" in given:
+        positions, _ = model.model.get_rope_index(
+            given["input_ids"], given["mm_token_type_ids"], video_grid_thw=given["video_grid_thw"]
+        )
+        made["positions"] = positions[:, 0].numpy()
+    made["logits"] = array(model(**given).logits[0, -1:])
+    return made
+
+
 TEXT = dict(
     vocab_size=97, hidden_size=32, intermediate_size=40, num_attention_heads=4, head_dim=16, rms_norm_eps=1e-6,
     pad_token_id=0, final_logit_softcapping=30.0, sliding_window=10, max_position_embeddings=512,
@@ -290,6 +330,22 @@ SEEDED = ["gemma4-vision-clipped", "gemma4-vision-standard", "gemma4-unified"]
 BUNDLED = ["tiny-gemma4-vision", "tiny-qwen3.5-vision"]
 
 
+def keep_or_check(name, made, check):
+    """Writes a file of arrays, or compares it with what is there."""
+    file = HERE / "outputs" / f"{name}.safetensors"
+    if not check:
+        metadata = {"made_by": f"transformers {transformers.__version__} in float32"}
+        file.write_bytes(store.encode(made, metadata))
+        print(f"{name}: {len(made)} arrays, {file.stat().st_size} bytes")
+        return
+    stored, _ = store.read(file)
+    for key, a in made.items():
+        worst = np.abs(stored[key] - a).max() / max(1, np.abs(a).max())
+        if stored[key].shape != a.shape or worst > CHECK_TOLERANCE:
+            sys.exit(f"vision.py: {name}: {key} differs by {worst:.1e}")
+    print(f"{name}: {len(made)} arrays agree")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, compare with what is here")
@@ -302,19 +358,10 @@ def main():
             folder = HERE / "checkpoints" / name
             if not args.check:
                 write_checkpoint(seeded(name), folder)
-        made = outputs(load(folder))
-        file = HERE / "outputs" / f"vision-{name}.safetensors"
-        if not args.check:
-            metadata = {"made_by": f"transformers {transformers.__version__} in float32"}
-            file.write_bytes(store.encode(made, metadata))
-            print(f"{name}: {len(made)} arrays, {file.stat().st_size} bytes")
-            continue
-        stored, _ = store.read(file)
-        for key, a in made.items():
-            worst = np.abs(stored[key] - a).max() / max(1, np.abs(a).max())
-            if stored[key].shape != a.shape or worst > CHECK_TOLERANCE:
-                sys.exit(f"vision.py: {name}: {key} differs by {worst:.1e}")
-        print(f"{name}: {len(made)} arrays agree")
+        model = load(folder)
+        keep_or_check(f"vision-{name}", outputs(model), args.check)
+        if name in BUNDLED:
+            keep_or_check(f"video-{name}", video_outputs(folder, model), args.check)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-//! Texts with pictures: whoever drafts, however a prompt is cut, whatever is beside it and however
+//! Texts with pictures and clips: whoever drafts, however a prompt is cut, whatever is beside it and however
 //! much of it is reused, they are those of plain decoding, bit for bit.
 
 use crate::samplings;
@@ -6,7 +6,9 @@ use crate::subjects::{ALONE, Draft, Subject};
 use crate::writing::{Setup, Text, backend, oracle, speculator};
 use backend::{Backend, KvFormat};
 use cpu::{Cpu, CpuOptions, Isa};
-use models::{ChainedHead, Eagle3, Frames, Qwen35Mtp, Tower, encode, load_target, load_tower};
+use models::{
+    ChainedHead, Eagle3, Frames, MediaTokens, Qwen35Mtp, Tower, encode, load_target, load_tower,
+};
 use speculate::DraftLength::{self, Fixed, UpTo};
 use speculate::{MediaSpan, Prompt, Sampling, Speculator, Stream, StreamOptions, TopLogprobs};
 use std::sync::Arc;
@@ -43,6 +45,20 @@ pub(crate) const SEEING: &[Subject] = &[
 /// Rows that a picture becomes from top to bottom and from left to right.
 const SIZES: [[usize; 2]; 3] = [[2, 3], [4, 2], [3, 3]];
 
+/// Frames of the clip that is shown: of pairs the last lacks one.
+const CLIP_FRAMES: usize = 5;
+
+/// What stands between texts.
+#[derive(Clone, Copy, Debug)]
+enum Shown {
+    /// The picture of this number.
+    Picture(usize),
+    /// A clip of the size of the picture of this number: spans after their times.
+    Clip(usize),
+}
+
+use Shown::{Clip, Picture};
+
 /// Tokens that a text writes.
 const N_TOKENS: usize = 40;
 
@@ -71,45 +87,96 @@ impl Painter {
         (0..n).map(|_| 30 + self.rng.below(tokens)).collect()
     }
 
-    /// A prompt of texts and, between them, pictures of these numbers.
-    fn prompt(&self, texts: &[Vec<u32>], pictures: &[usize]) -> Prompt {
-        let tokens = self.tower.tokens().unwrap();
-        let side = self.tower.outline().patch * self.tower.outline().merge;
+    /// A prompt of texts and, between them, what is shown.
+    fn prompt(&self, texts: &[Vec<u32>], shown: &[Shown]) -> Prompt {
         let (mut prompt, mut spans) = (texts[0].clone(), Vec::new());
-        for (&picture, text) in pictures.iter().zip(&texts[1..]) {
-            let [height, width] = SIZES[picture].map(|n| n * side);
-            let mut rgb = test_pixels(1, height, width);
-            rgb.iter_mut()
-                .for_each(|x| *x = x.wrapping_add(91 * picture as u8));
-            let frames = Frames {
-                height,
-                width,
-                rgb: &rgb,
-            };
-            let (grid, rows) = encode(&*self.tower, &*self.b, &frames).unwrap();
-            prompt.push(tokens.begin);
-            let start = prompt.len();
-            prompt.resize(start + grid.rows(), tokens.picture);
-            spans.push(MediaSpan {
-                rows: start..prompt.len(),
-                hash: [picture as u8; 16],
-                grid: [grid.height, grid.width],
-                embeddings: rows.into(),
-            });
-            prompt.push(tokens.end);
+        let MediaTokens { picture, video, .. } = self.tower.tokens().unwrap();
+        for (&shown, text) in shown.iter().zip(&texts[1..]) {
+            match shown {
+                Picture(number) => {
+                    let frame = self.pixels(number, 1);
+                    self.show(&mut prompt, &mut spans, picture, number, &frame);
+                }
+                Clip(number) => {
+                    let frames = self.pixels(number, CLIP_FRAMES);
+                    let run = frames.len() / CLIP_FRAMES * self.tower.outline().frames_a_run;
+                    for (i, frames) in frames.chunks(run).enumerate() {
+                        // A time, which is text.
+                        prompt.extend([40 + i as u32, 31, 32 + i as u32]);
+                        let content = 100 + 10 * number + i;
+                        self.show(&mut prompt, &mut spans, video, content, frames);
+                    }
+                }
+            }
             prompt.extend(text);
         }
         Prompt::with_media(prompt, spans)
     }
 
-    /// A picture between texts, two pictures, text alone, and one at the end of a long text.
+    /// Frames of the size of picture `number`.
+    fn pixels(&self, number: usize, frames: usize) -> Vec<u8> {
+        let [height, width] = self.size(number);
+        let mut rgb = test_pixels(frames, height, width);
+        rgb.iter_mut()
+            .for_each(|x| *x = x.wrapping_add(91 * number as u8));
+        rgb
+    }
+
+    /// Pixels of picture `number` from top to bottom, and from left to right.
+    fn size(&self, number: usize) -> [usize; 2] {
+        let side = self.tower.outline().patch * self.tower.outline().merge;
+        SIZES[number % 10].map(|n| n * side)
+    }
+
+    /// Has `prompt` show a span of frames whose rows stand behind `token`, whose number is `content`.
+    fn show(
+        &self,
+        prompt: &mut Vec<u32>,
+        spans: &mut Vec<MediaSpan>,
+        token: u32,
+        content: usize,
+        rgb: &[u8],
+    ) {
+        let number = if content < 100 { content } else { content / 10 };
+        let [height, width] = self.size(number);
+        let frames = Frames { height, width, rgb };
+        let (grid, rows) = encode(&*self.tower, &*self.b, &frames).unwrap();
+        let tokens = self.tower.tokens().unwrap();
+        prompt.push(tokens.begin);
+        let start = prompt.len();
+        prompt.resize(start + grid.rows(), token);
+        spans.push(MediaSpan {
+            rows: start..prompt.len(),
+            hash: [content as u8; 16],
+            grid: [grid.height, grid.width],
+            embeddings: rows.into(),
+        });
+        prompt.push(tokens.end);
+    }
+
+    /// A picture between texts, two pictures, text alone, a picture at the end of a long text, a clip, and
+    /// a clip after a picture.
     fn prompts(&mut self) -> Vec<Prompt> {
-        let texts = [[9, 12, 0], [4, 3, 7], [30, 0, 0], [75, 2, 0]];
-        let pictures: [&[usize]; 4] = [&[0], &[1, 2], &[], &[1]];
-        let each = texts.into_iter().zip(pictures);
-        each.map(|(lengths, pictures)| {
+        let texts = [
+            [9, 12, 0],
+            [4, 3, 7],
+            [30, 0, 0],
+            [75, 2, 0],
+            [8, 11, 0],
+            [3, 5, 14],
+        ];
+        let shown: [&[Shown]; 6] = [
+            &[Picture(0)],
+            &[Picture(1), Picture(2)],
+            &[],
+            &[Picture(1)],
+            &[Clip(0)],
+            &[Picture(2), Clip(1)],
+        ];
+        let each = texts.into_iter().zip(shown);
+        each.map(|(lengths, shown)| {
             let texts: Vec<Vec<u32>> = lengths.into_iter().map(|n| self.text(n)).collect();
-            self.prompt(&texts, pictures)
+            self.prompt(&texts, shown)
         })
         .collect()
     }
@@ -176,7 +243,7 @@ fn assert_texts(what: &str, got: &[Text], want: &[Text]) {
 }
 
 #[test]
-fn speculation_never_changes_a_token_after_pictures() {
+fn speculation_never_changes_a_token_after_pictures_and_clips() {
     let best = Isa::available().pop().unwrap();
     let backends = [backend(best, 2), backend(best, 1)];
     for &subject in SEEING {
@@ -230,21 +297,27 @@ pub(crate) fn assert_pictures_change_nothing(subject: Subject, backends: [&Arc<d
 }
 
 #[test]
-fn a_second_question_about_a_picture_reuses_its_rows_and_changes_nothing() {
+fn a_second_question_about_a_picture_or_a_clip_reuses_its_rows_and_changes_nothing() {
     let b = backend(*Isa::available().last().unwrap(), 2);
-    for &subject in SEEING {
+    let shown = [
+        [Picture(0), Picture(1), Picture(2)],
+        [Clip(0), Clip(1), Clip(2)],
+    ];
+    for (&subject, [one_shown, two_shown, other_shown]) in
+        SEEING.iter().flat_map(|s| shown.map(|shown| (s, shown)))
+    {
         let mut painter = Painter::new(subject, &b);
         let before = painter.text(140);
         let mut question = |n| painter.text(n);
         let (one, two) = (question(90), question(25));
-        let ask = |painter: &Painter, question: &Vec<u32>, picture| {
-            painter.prompt(&[before.clone(), question.clone()], &[picture])
+        let ask = |painter: &Painter, question: &Vec<u32>, shown| {
+            painter.prompt(&[before.clone(), question.clone()], &[shown])
         };
         let prompts = [
-            ask(&painter, &one, 0),
-            ask(&painter, &[&one[..70], &two].concat(), 0),
-            // Another picture of another size, and one of the same.
-            ask(&painter, &two, 1),
+            ask(&painter, &one, one_shown),
+            ask(&painter, &[&one[..70], &two].concat(), one_shown),
+            // Another one of another size.
+            ask(&painter, &two, two_shown),
         ];
         let draft = match subject {
             s if s.has_head() => Draft::Head,
@@ -276,13 +349,14 @@ fn a_second_question_about_a_picture_reuses_its_rows_and_changes_nothing() {
             got.push(Text::of(&mut stream));
             parked = Some(warm.park(stream));
         }
-        let what = subject.target;
+        let what = &*format!("{} {one_shown:?}", subject.target);
         assert_texts(what, &got, &want);
         // The picture's rows end before row 150; recurrent state is taken up at a snapshot.
         assert!(reused[1] >= 150, "{what}: {} rows reused", reused[1]);
-        assert!(reused[2] <= 141, "{what}: rows of another picture");
+        // A clip begins with its time.
+        assert!(reused[2] <= 144, "{what}: rows of another picture");
         // The same question about another picture has another answer, or is as likely in other ways.
-        let other = ask(&painter, &one, 2);
+        let other = ask(&painter, &one, other_shown);
         let (other, _) = write(&mut cold, &[other], way, 128);
         assert!(other[0] != want[0], "{what}: the picture is seen");
     }

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod drawing;
+
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,
     DeltaWeights, DeviceError, Kv, KvSpec, Link, Matrix, Ops, Record, Rope, RowEdits, Sample,

@@ -176,10 +176,11 @@ fn tower(checkpoint: &Checkpoint) -> Option<Value> {
     if !checkpoint.config()["vision_config"].is_object() {
         return None;
     }
-    let (outline, rule) = match models::tower_outline(checkpoint) {
-        Ok(found) => found,
+    let plan = match models::tower_plan(checkpoint) {
+        Ok(plan) => plan,
         Err(error) => return Some(json!({ "missing": error.to_string() })),
     };
+    let (outline, rule) = (plan.outline, plan.picture);
     let is_of_tower = |name: &&str| models::TOWER_PREFIXES.iter().any(|p| name.starts_with(p));
     let weights = checkpoint.weight_names().filter(is_of_tower);
     let shapes = weights.filter_map(|name| checkpoint.shape(name));
@@ -195,6 +196,7 @@ fn tower(checkpoint: &Checkpoint) -> Option<Value> {
         "patches_a_side": outline.merge,
         "frames_a_span": outline.frames_a_run,
         "most_rows": rule.most_rows(),
+        "most_frames": plan.video.most_frames(),
         "step_bytes": outline.step_bytes(rule.most_rows()),
     }))
 }
@@ -223,10 +225,11 @@ fn report_tower(tower: &Value, out: &mut Report) {
         out.line(
             "",
             format_args!(
-                "patches of {} pixels, {side}×{side} a row, up to {} rows a picture, which takes {}",
+                "patches of {} pixels, {side}×{side} a row, up to {} rows a picture, which takes {}, up to {} frames a video",
                 number("patch_pixels"),
                 number("most_rows"),
                 bytes(number("step_bytes")),
+                number("most_frames"),
             ),
         );
     }

@@ -356,7 +356,7 @@ mod tests {
             usage: Usage {
                 prompt_tokens: 5,
                 cached_tokens: 0,
-                picture_tokens: 0,
+                media_tokens: engine::MediaRowCounts::default(),
                 completion_tokens,
                 reasoning_tokens: 0,
             },

@@ -8,9 +8,9 @@ use crate::args::{OutputArgs, RunArgs};
 use crate::form::{self, Constraint};
 use crate::interrupts::Interrupts;
 use crate::reply::{Reply, TextOut};
-use crate::{model, pictures, prompt, reply, words};
+use crate::{media, model, prompt, reply, words};
 use anyhow::Result;
-use engine::{Engine, EngineOptions, FinishReason, ModelInfo, Request, Sampling, Text};
+use engine::{Engine, EngineOptions, FinishReason, MediaItem, ModelInfo, Request, Sampling, Text};
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -35,13 +35,14 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
             model::describe(engine.info())
         );
     }
-    let pictures = args.image.iter().map(|file| pictures::open(&engine, file));
-    let pictures = pictures.collect::<Result<Vec<_>>>()?;
-    let ids = encode(engine.text(), args, &prompt)?;
-    let (ids, placed) = pictures::place(&engine, ids, pictures)?;
+    let pictures = args.image.iter().map(|file| media::picture(&engine, file));
+    let videos = args.video.iter().map(|file| media::video(&engine, file));
+    let items = pictures.chain(videos).collect::<Result<Vec<_>>>()?;
+    let ids = encode(engine.text(), args, &items, &prompt)?;
+    let (ids, placed) = media::place(&engine, ids, items)?;
     let sampling = reply::sampling_for(&args.text, &engine)?;
     let mut request = Request::new(ids.clone());
-    request.pictures = placed;
+    request.media = placed;
     request.sampling = sampling.clone();
     request.max_tokens = Some(args.text.max_tokens);
     request.stop = args.text.stop.clone();
@@ -103,7 +104,7 @@ pub(crate) fn run(args: &RunArgs, output: OutputArgs) -> Result<ExitCode> {
 }
 
 /// The prompt's tokens.
-fn encode(text: &Text, args: &RunArgs, prompt: &str) -> Result<Vec<u32>> {
+fn encode(text: &Text, args: &RunArgs, items: &[MediaItem], prompt: &str) -> Result<Vec<u32>> {
     if args.raw {
         return Ok(text.encode_prompt(prompt)?);
     }
@@ -111,7 +112,7 @@ fn encode(text: &Text, args: &RunArgs, prompt: &str) -> Result<Vec<u32>> {
     if let Some(system) = &args.text.system {
         messages.push(json!({"role": "system", "content": system}));
     }
-    messages.push(json!({"role": "user", "content": pictures::content(args.image.len(), prompt)}));
+    messages.push(json!({"role": "user", "content": media::content(items, prompt)}));
     model::encode_chat(text, messages, args.text.chat_template_kwargs.as_ref())
 }
 

@@ -212,6 +212,7 @@ mod tests {
         ("prompt-file", "run", "the prompt"),
         ("raw", "run", "no chat template"),
         ("image", "run", "the prompt"),
+        ("video", "run", "the prompt"),
         ("format", WRITING, "the form of the text"),
         ("schema", WRITING, "the form of the text"),
         ("grammar", WRITING, "the form of the text"),

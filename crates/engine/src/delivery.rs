@@ -8,6 +8,7 @@
 
 use crate::embedding::Embedding;
 use crate::lines::Lines;
+use crate::multimodal::MediaRowCounts;
 use crate::request::{
     CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, RoundEvent,
     Segment, Sink, Speculation, Timings, TracedToken, Usage, WrittenToken,
@@ -47,8 +48,8 @@ pub(crate) struct Running {
     pub(crate) client: u64,
     /// The vectors that are asked for instead of text.
     pub(crate) embedding: Option<Embedding>,
-    /// Prompt tokens that stand for pictures.
-    pub(crate) picture_tokens: usize,
+    /// Prompt tokens that stand for media.
+    pub(crate) media_tokens: MediaRowCounts,
 }
 
 /// What turns tokens into text by channel.
@@ -435,7 +436,7 @@ impl Running {
         let usage = Usage {
             prompt_tokens: self.stream.n_prompt(),
             cached_tokens: self.stream.n_reused(),
-            picture_tokens: self.picture_tokens,
+            media_tokens: self.media_tokens,
             completion_tokens: self.delivered,
             reasoning_tokens: self.writing.reasoning_tokens,
         };

@@ -3,8 +3,8 @@
 use crate::disk::CacheFolder;
 use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
+use crate::multimodal::{Vision, check_places};
 use crate::pages::PageSink;
-use crate::pictures::{Vision, check_places};
 use crate::queue::Job;
 use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink};
 use crate::sampler::check_ranges;
@@ -96,7 +96,7 @@ impl Engine {
         &self.text
     }
 
-    /// What pictures are brought into a prompt with; none if the model takes no pictures, as
+    /// What pictures and clips are brought into a prompt with; none if the model takes none, as
     /// [`ModelInfo::vision_reason`] explains.
     pub fn vision(&self) -> Option<&Arc<Vision>> {
         self.vision.as_ref()
@@ -242,9 +242,9 @@ impl Engine {
                 vocab: vocab_size,
             });
         }
-        if !request.pictures.is_empty() {
+        if !request.media.is_empty() {
             if self.vision.is_none() {
-                return Err(Rejected::NoPictures(self.info.vision_reason.clone()));
+                return Err(Rejected::NoMedia(self.info.vision_reason.clone()));
             }
             check_places(request).map_err(Rejected::BadParameter)?;
         }

@@ -1,7 +1,7 @@
 //! What is known of a loaded model.
 
 use crate::disk::Identity;
-use crate::pictures::{Vision, VisionInfo};
+use crate::multimodal::{Vision, VisionInfo};
 use crate::preflight::Preflight;
 use cache::MemoryPlan;
 use serde::Serialize;
@@ -52,9 +52,9 @@ pub struct ModelInfo {
     pub memory_bytes: usize,
     /// Format of keys and values.
     pub kv_format: String,
-    /// What the model looks at pictures with; none if it takes no pictures.
+    /// What the model looks at pictures and clips with; none if it takes none.
     pub vision: Option<VisionInfo>,
-    /// Why the model takes no pictures; empty if it does.
+    /// Why the model takes no pictures and clips; empty if it does.
     pub vision_reason: String,
     /// The name of the drafter; none if nothing is drafted.
     pub drafter: Option<&'static str>,
@@ -78,7 +78,7 @@ pub struct Model {
     pub speculator: Speculator,
     /// Tokenizer, template, stop tokens.
     pub text: Arc<Text>,
-    /// What the model looks at pictures with, if it takes any.
+    /// What the model looks at pictures and clips with, if it takes any.
     pub vision: Option<Arc<Vision>>,
     /// What is known of the model.
     pub info: ModelInfo,

@@ -28,10 +28,10 @@ mod hashes;
 mod info;
 mod lines;
 mod load;
+mod multimodal;
 mod options;
 mod pace;
 mod pages;
-mod pictures;
 mod placement;
 mod preflight;
 mod queue;
@@ -59,12 +59,13 @@ pub use footprint::RequestBytes;
 pub use info::{Model, ModelInfo};
 pub use lines::LineLimits;
 pub use load::load;
-pub use media::{Frame, Limits as PictureLimits};
+pub use media::{Frame, Limits as MediaLimits};
+pub use multimodal::{
+    ClipOptions, ClipSource, MediaCounts, MediaItem, MediaKind, MediaRowCounts, OpenError,
+    PlacedMedia, Vision, VisionInfo, WrongPlaces,
+};
 pub use options::{DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions};
 pub use pages::PageSink;
-pub use pictures::{
-    Picture, PictureCounts, PictureError, PlacedPicture, Vision, VisionInfo, WrongPlaces,
-};
 pub use preflight::{
     Finding, Guesses, Norms, PastTrial, Preflight, Probing, Trial, TrialResult, past_trials,
 };

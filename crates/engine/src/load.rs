@@ -14,8 +14,8 @@ use crate::drafters::{self, FALLBACK};
 use crate::error::{DrafterReason, EngineError};
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
+use crate::multimodal::{Sight, Vision};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
-use crate::pictures::{Sight, Vision};
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key, Preflight};
 use crate::source::{Source, quantized};
@@ -226,7 +226,7 @@ struct Facts {
     device: String,
     own_memory: bool,
     chunk: usize,
-    /// What the model looks at pictures with, or why it takes none.
+    /// What the model looks at pictures and clips with, or why it takes none.
     vision: Result<Arc<Vision>, String>,
 }
 

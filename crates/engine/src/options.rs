@@ -73,7 +73,7 @@ pub struct LoadOptions {
     /// Bytes of the prefix cache beyond what running requests leave free of theirs: of keys, values
     /// and states of the target. A draft head's cache gets as many pages.
     pub prefix_cache_memory: u64,
-    /// Whether a model that has a vision tower takes pictures; its tower is not loaded otherwise.
+    /// Whether a model that has a vision tower takes pictures and clips; its tower is not loaded otherwise.
     pub pictures: bool,
     /// Whether control tokens that messages, tools and template arguments spell are control
     /// tokens ([`text::Text::allow_special_tokens`]); otherwise they are text.

@@ -6,8 +6,8 @@
 //! what it multiplies. The results have the same bits.
 
 use crate::error::{EngineError, TooLarge, Unmappable};
+use crate::multimodal::Sight;
 use crate::options::LoadOptions;
-use crate::pictures::Sight;
 use crate::reason::{Placement, WeightsReason};
 use backend::Backend;
 use cache::{Memory, MemoryPlan, MemorySize};
@@ -21,7 +21,7 @@ pub(crate) struct Budget {
     pub(crate) limit: Option<u64>,
     /// Bytes of packed weights.
     pub(crate) weights: u64,
-    /// Bytes that a vision tower takes beside its weights while it looks at a picture.
+    /// Bytes that a vision tower takes beside its weights while it looks.
     pub(crate) tower: u64,
 }
 

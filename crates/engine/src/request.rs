@@ -2,7 +2,7 @@
 
 use crate::embedding::Embedding;
 use crate::lines::LineLimits;
-use crate::pictures::PlacedPicture;
+use crate::multimodal::{MediaRowCounts, PlacedMedia};
 use cache::Namespace;
 use constrain::Grammar;
 use serde::Serialize;
@@ -16,8 +16,8 @@ use text::{Channel, Tools};
 pub struct Request {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
-    /// The pictures of the prompt, in order ([`Vision::place`](crate::Vision::place)).
-    pub pictures: Vec<PlacedPicture>,
+    /// The pictures and parts of clips of the prompt, in order ([`Vision::place`](crate::Vision::place)).
+    pub media: Vec<PlacedMedia>,
     /// How tokens are chosen. Its [`end_tokens`](Sampling::end_tokens) are those that end this
     /// text, whatever it says.
     pub sampling: Sampling,
@@ -79,7 +79,7 @@ impl Request {
     pub fn new(prompt: Vec<u32>) -> Self {
         Request {
             prompt,
-            pictures: Vec::new(),
+            media: Vec::new(),
             sampling: Sampling::default(),
             max_tokens: None,
             stop: Vec::new(),
@@ -168,9 +168,9 @@ pub enum Rejected {
         /// Tokens in the vocabulary.
         vocab: usize,
     },
-    /// The model takes no pictures, for this reason.
-    #[error("this model takes no pictures: {0}")]
-    NoPictures(String),
+    /// The model takes no pictures and clips, for this reason.
+    #[error("this model takes no pictures or video: {0}")]
+    NoMedia(String),
     /// A sampling parameter is out of range.
     #[error("{0}")]
     BadParameter(String),
@@ -372,8 +372,9 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Prompt tokens found in the prefix cache, which did not have to run.
     pub cached_tokens: usize,
-    /// Prompt tokens that stand for pictures.
-    pub picture_tokens: usize,
+    /// Prompt tokens that stand for media.
+    #[serde(flatten)]
+    pub media_tokens: MediaRowCounts,
     /// Tokens written, without the stop token.
     pub completion_tokens: usize,
     /// Written tokens that are reasoning or mark it, if reasoning was asked for apart.

@@ -18,9 +18,9 @@ use crate::delivery::{Running, Writing, progress};
 use crate::disk::{Disk, Fetch};
 use crate::engine::EngineOptions;
 use crate::info::Model;
+use crate::multimodal::{Looking, MediaCounts, MediaRowCounts, PlacedMedia, is_seen};
 use crate::pace::Pace;
 use crate::pages::PageSink;
-use crate::pictures::{Looking, PictureCounts, PlacedPicture, is_seen};
 use crate::queue::{Job, Queue};
 use crate::request::{Event, FinishReason, Request};
 use speculate::{
@@ -86,15 +86,15 @@ pub struct Counters {
     pub disk_written_bytes: AtomicU64,
     /// Files on disk that were damaged, or of another form.
     pub disk_discarded_files: AtomicU64,
-    /// Pictures, by how their embeddings were found.
-    pub pictures: PictureCounts,
+    /// Pictures and parts of clips, by how their embeddings were found.
+    pub media: MediaCounts,
 }
 
 /// The engine's thread: every request that waits or runs, and what they write with.
 pub(crate) struct Scheduler {
     speculator: Speculator,
     text: Arc<Text>,
-    /// What looks at pictures, if the model takes any.
+    /// What looks at media, if the model takes any.
     looking: Option<Looking>,
     chunk: usize,
     pace: Pace,
@@ -214,7 +214,7 @@ impl Scheduler {
         }
     }
 
-    /// Has the tower look at one picture of the requests that could start next, so that those which
+    /// Has the tower look at one picture or part of a clip of the requests that could start next, so that those which
     /// run wait for no more than one.
     fn look(&mut self) {
         let Some(looking) = &mut self.looking else {
@@ -228,11 +228,11 @@ impl Scheduler {
             if job.cancel.is_cancelled() {
                 continue;
             }
-            match looking.see(&mut job.request, &self.counters.pictures) {
+            match looking.see(&mut job.request, &self.counters.media) {
                 Ok(false) => {}
                 Ok(true) => return,
                 Err(error) => {
-                    tracing::error!(error, "a picture was not encoded");
+                    tracing::error!(error, "a picture or a clip was not encoded");
                     let mut job = self.waiting.take(index);
                     self.counters.waiting.fetch_sub(1, Ordering::AcqRel);
                     self.counters.failed.fetch_add(1, Ordering::Relaxed);
@@ -265,7 +265,7 @@ impl Scheduler {
             let constraint = self.constraint(&request);
             let prompt = self.prompt(&request);
             let options = self.options(&request);
-            let picture_tokens = request.pictures.iter().map(|p| p.rows().len()).sum();
+            let media_tokens = MediaRowCounts::of(&request.media);
             let stops = StopStrings::new(&request.stop);
             let speculates = options.draft.max() > 0;
             let accept = self.speculator.accept().with(&options.sampling);
@@ -301,7 +301,7 @@ impl Scheduler {
                         first_token: None,
                         client,
                         embedding: request.embedding,
-                        picture_tokens,
+                        media_tokens,
                     });
                 }
                 (stream, stops) => {
@@ -394,7 +394,7 @@ impl Scheduler {
         let tokens = (1..).zip(&request.prompt);
         let marks = tokens.filter(|(_, token)| ends.contains(token));
         let marks = marks.map(|(rows, _)| rows).collect();
-        let spans = request.pictures.iter().map(PlacedPicture::span);
+        let spans = request.media.iter().map(PlacedMedia::span);
         let prompt = Prompt::with_media(request.prompt.clone(), spans.collect());
         prompt.with_marks(marks).in_namespace(request.namespace)
     }

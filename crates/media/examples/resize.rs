@@ -5,14 +5,9 @@ use media::{Limits, decode};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("name a picture")?;
-    let clip = decode(std::fs::read(path)?, &Limits::default())?;
-    let frame = clip.frame(0);
+    let frame = decode(std::fs::read(path)?, &Limits::default())?;
     let (height, width) = (frame.height(), frame.width());
-    println!(
-        "{} frames of {height}x{width}, {:?} a second",
-        clip.frames().len(),
-        clip.fps()
-    );
+    println!("{height}x{width}");
     let near = |side: usize| (side / 32).max(1) * 32;
     let small = frame.resized(near(height), near(width));
     println!("resized to {}x{}", small.height(), small.width());

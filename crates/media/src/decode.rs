@@ -1,9 +1,9 @@
-//! From bytes to frames.
+//! From the bytes of a picture to a frame.
 
 use std::io::Cursor;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use image::codecs::gif::GifDecoder;
 use image::codecs::jpeg::JpegDecoder;
@@ -14,14 +14,9 @@ use image::{
 };
 
 use crate::error::check;
-use crate::{Bound, Clip, Frame, Limits, MediaError};
+use crate::{Bound, Frame, Limits, MediaError};
 
-/// A frame that an animation does not time is shown this long, as browsers do.
-const UNTIMED: Duration = Duration::from_millis(100);
-/// A shorter time is not meant: it counts as none.
-const SHORTEST: Duration = Duration::from_millis(11);
-
-/// Decodes a file: PNG, JPEG and WebP to one frame, animated GIF and WebP to all of theirs.
+/// Decodes a picture: PNG, JPEG, WebP or GIF; of an animation it is the first frame.
 ///
 /// Works on a thread of its own. If that takes too long it is left to itself: the bound of pixels
 /// ends it.
@@ -33,14 +28,31 @@ const SHORTEST: Duration = Duration::from_millis(11);
 /// # Panics
 ///
 /// Panics if the system cannot start a thread.
-pub fn decode(bytes: Vec<u8>, limits: &Limits) -> Result<Clip, MediaError> {
+pub fn decode(bytes: Vec<u8>, limits: &Limits) -> Result<Frame, MediaError> {
     check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
-    let format = guess_format(&bytes).map_err(|_| MediaError::UnknownFormat)?;
+    let own = limits.clone();
+    within(limits.time, move |_| picture(&bytes, &own))
+}
+
+/// Does `work` on a thread of its own, which knows when it has to have ended, and waits for it until
+/// then.
+///
+/// # Errors
+///
+/// Those of `work`, and [`MediaError::TooSlow`].
+pub(crate) fn within<T: Send + 'static>(
+    time: Duration,
+    work: impl FnOnce(Instant) -> Result<T, MediaError> + Send + 'static,
+) -> Result<T, MediaError> {
     let (send, receive) = channel();
-    let (own, time) = (limits.clone(), limits.time);
+    let deadline = Instant::now() + time;
     let work = move || {
         // Nobody waits any more after the deadline.
-        let _ = send.send(decode_as(format, &bytes, &own));
+        let is_late = Instant::now() >= deadline;
+        let _ = send.send(match is_late {
+            true => Err(MediaError::TooSlow(time)),
+            false => work(deadline),
+        });
     };
     let thread = thread::Builder::new().name("decode".to_owned());
     thread.spawn(work).expect("a thread to decode with starts");
@@ -53,26 +65,53 @@ pub fn decode(bytes: Vec<u8>, limits: &Limits) -> Result<Clip, MediaError> {
     }
 }
 
-fn decode_as(format: ImageFormat, bytes: &[u8], limits: &Limits) -> Result<Clip, MediaError> {
-    let bytes = Cursor::new(bytes);
-    match format {
-        ImageFormat::Png => picture(PngDecoder::new(bytes).map_err(broken)?, limits),
-        ImageFormat::Jpeg => picture(JpegDecoder::new(bytes).map_err(broken)?, limits),
-        ImageFormat::Gif => {
-            let mut decoder = GifDecoder::new(bytes).map_err(broken)?;
-            prepare(&mut decoder, limits)?;
-            clip(decoder, limits)
-        }
-        ImageFormat::WebP => {
-            let mut decoder = WebPDecoder::new(bytes).map_err(broken)?;
-            if !decoder.has_animation() {
-                return picture(decoder, limits);
+/// The first frame of a file.
+pub(crate) fn picture(bytes: &[u8], limits: &Limits) -> Result<Frame, MediaError> {
+    match guess_format(bytes).map_err(|_| MediaError::UnknownFormat)? {
+        ImageFormat::Png => still(PngDecoder::new(Cursor::new(bytes)).map_err(broken)?, limits),
+        ImageFormat::Jpeg => still(
+            JpegDecoder::new(Cursor::new(bytes)).map_err(broken)?,
+            limits,
+        ),
+        format @ (ImageFormat::Gif | ImageFormat::WebP) => {
+            match animation(format, bytes, limits)? {
+                Some(mut frames) => {
+                    let first = frames.next().ok_or_else(no_frames)?.map_err(broken)?;
+                    Ok(on_white(&first.into_buffer()))
+                }
+                None => still(
+                    WebPDecoder::new(Cursor::new(bytes)).map_err(broken)?,
+                    limits,
+                ),
             }
-            prepare(&mut decoder, limits)?;
-            clip(decoder, limits)
         }
         _ => Err(MediaError::UnknownFormat),
     }
+}
+
+/// The frames of a GIF or an animated WebP; nothing of a WebP of one picture.
+pub(crate) fn animation<'a>(
+    format: ImageFormat,
+    bytes: &'a [u8],
+    limits: &Limits,
+) -> Result<Option<image::Frames<'a>>, MediaError> {
+    let bytes = Cursor::new(bytes);
+    if format == ImageFormat::Gif {
+        let mut decoder = GifDecoder::new(bytes).map_err(broken)?;
+        prepare(&mut decoder, limits)?;
+        return Ok(Some(decoder.into_frames()));
+    }
+    let mut decoder = WebPDecoder::new(bytes).map_err(broken)?;
+    if !decoder.has_animation() {
+        return Ok(None);
+    }
+    prepare(&mut decoder, limits)?;
+    Ok(Some(decoder.into_frames()))
+}
+
+/// An animation without a frame.
+pub(crate) fn no_frames() -> MediaError {
+    MediaError::Broken("it has no frames".to_owned())
 }
 
 /// Checks the size that the header states, and bounds the decoder.
@@ -86,7 +125,8 @@ fn prepare(decoder: &mut impl ImageDecoder, limits: &Limits) -> Result<(), Media
     decoder.set_limits(own).map_err(broken)
 }
 
-fn check_size(width: u32, height: u32, limits: &Limits) -> Result<(), MediaError> {
+/// Refuses a frame that has no pixels or more than `limits` allow.
+pub(crate) fn check_size(width: u32, height: u32, limits: &Limits) -> Result<(), MediaError> {
     let longer = u64::from(width.max(height));
     check(Bound::Side, u64::from(limits.side), longer)?;
     let pixels = u64::from(width) * u64::from(height);
@@ -97,8 +137,8 @@ fn check_size(width: u32, height: u32, limits: &Limits) -> Result<(), MediaError
     }
 }
 
-/// A file of one frame.
-fn picture(mut decoder: impl ImageDecoder, limits: &Limits) -> Result<Clip, MediaError> {
+/// The frame of a file that has one.
+fn still(mut decoder: impl ImageDecoder, limits: &Limits) -> Result<Frame, MediaError> {
     prepare(&mut decoder, limits)?;
     // A broken orientation is none.
     let orientation = decoder.orientation().ok();
@@ -106,29 +146,7 @@ fn picture(mut decoder: impl ImageDecoder, limits: &Limits) -> Result<Clip, Medi
     if let Some(orientation) = orientation {
         image.apply_orientation(orientation);
     }
-    Ok(Clip::new(vec![frame(image)], Duration::ZERO))
-}
-
-/// A file of several frames.
-fn clip<'a>(decoder: impl AnimationDecoder<'a>, limits: &Limits) -> Result<Clip, MediaError> {
-    let mut frames: Vec<Frame> = Vec::new();
-    let (mut duration, mut pixels) = (Duration::ZERO, 0);
-    for next in decoder.into_frames() {
-        let next = next.map_err(broken)?;
-        let shown = Duration::from(next.delay());
-        duration += if shown < SHORTEST { UNTIMED } else { shown };
-        let buffer = next.into_buffer();
-        pixels += u64::from(buffer.width()) * u64::from(buffer.height());
-        let n = frames.len() as u64 + 1;
-        check(Bound::Frames, limits.frames as u64, n)?;
-        check(Bound::ClipPixels, limits.clip_pixels, pixels)?;
-        frames.push(on_white(&buffer));
-    }
-    match frames.len() {
-        0 => Err(MediaError::Broken("it has no frames".to_owned())),
-        1 => Ok(Clip::new(frames, Duration::ZERO)),
-        _ => Ok(Clip::new(frames, duration)),
-    }
+    Ok(frame(image))
 }
 
 /// A decoded picture as a frame, on white where it is transparent.
@@ -144,7 +162,7 @@ fn frame(image: DynamicImage) -> Frame {
 }
 
 /// A picture on white.
-fn on_white(image: &RgbaImage) -> Frame {
+pub(crate) fn on_white(image: &RgbaImage) -> Frame {
     let (width, height) = (image.width() as usize, image.height() as usize);
     let mut rgb = Vec::with_capacity(width * height * 3);
     for pixel in image.pixels() {
@@ -160,8 +178,6 @@ fn on_white(image: &RgbaImage) -> Frame {
 }
 
 /// A decoder's error, in at most a line.
-fn broken(error: ImageError) -> MediaError {
-    let text = error.to_string();
-    let line = text.lines().next().unwrap_or_default();
-    MediaError::Broken(line.chars().take(200).collect())
+pub(crate) fn broken(error: ImageError) -> MediaError {
+    MediaError::broken(&error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Why a file is no picture.
+//! Why a file is no picture or clip.
 
 use std::time::Duration;
 
@@ -14,7 +14,9 @@ pub enum Bound {
     Pixels,
     /// Frames of a clip.
     Frames,
-    /// Pixels of all frames of a clip.
+    /// Seconds of a clip.
+    Seconds,
+    /// Pixels of all frames of a clip that are looked at.
     ClipPixels,
 }
 
@@ -25,6 +27,7 @@ impl std::fmt::Display for Bound {
             Bound::Side => "pixels a side",
             Bound::Pixels => "pixels",
             Bound::Frames => "frames",
+            Bound::Seconds => "seconds",
             Bound::ClipPixels => "pixels in all frames",
         })
     }
@@ -37,6 +40,9 @@ pub enum MediaError {
     /// The first bytes are those of no known format.
     #[error("is in no known format: send PNG, JPEG, WebP or GIF")]
     UnknownFormat,
+    /// The first bytes are those of no known format of clips.
+    #[error("is in no known format: send MP4, WebM, an animated GIF or WebP, or a list of frames")]
+    UnknownClip,
     /// The file is cut off, broken, or uses what the decoder does not know.
     #[error("is broken or cut off: {0}")]
     Broken(String),
@@ -50,9 +56,52 @@ pub enum MediaError {
         /// What the file has.
         found: u64,
     },
+    /// A program that the format takes cannot be found.
+    #[error(
+        "{format} needs the program {tool} on the PATH; send an animated GIF or WebP, or a list of frames"
+    )]
+    NoTool {
+        /// The format.
+        format: &'static str,
+        /// The program.
+        tool: String,
+    },
+    /// A program that the format takes cannot be run.
+    #[error("cannot be decoded: {tool} cannot be used: {reason}")]
+    Tool {
+        /// The program, or what it needs.
+        tool: String,
+        /// Why.
+        reason: String,
+    },
+    /// A frame of a list is no picture.
+    #[error("has a bad frame: frame {frame} {error}")]
+    Frame {
+        /// The number of the frame, from 0.
+        frame: usize,
+        /// What is wrong with it.
+        error: Box<MediaError>,
+    },
+    /// A frame has another size than the first.
+    #[error("has frames of several sizes: frame {frame} has another than the first")]
+    OtherSize {
+        /// The number of the frame among those that are looked at, from 0.
+        frame: usize,
+    },
+    /// The frames cannot be resized for the model.
+    #[error("{0}")]
+    Size(String),
     /// The decoder did not end in time.
     #[error("took longer than {}s to decode: make it smaller", .0.as_secs_f64())]
     TooSlow(Duration),
+}
+
+impl MediaError {
+    /// What a decoder says of a broken file, in at most a line.
+    pub(crate) fn broken(text: &str) -> MediaError {
+        let line = text.lines().next().unwrap_or_default();
+        MediaError::Broken(line.chars().take(200).collect())
+    }
 }
 
 /// Refuses `found` if it exceeds `most`.

@@ -1,7 +1,5 @@
 //! Frames of pixels.
 
-use std::time::Duration;
-
 use crate::resize::resize;
 
 /// A picture, or one frame of a clip: 8-bit red, green and blue, `[height, width, 3]`.
@@ -62,25 +60,31 @@ impl std::fmt::Debug for Frame {
     }
 }
 
-/// What a file shows: one frame of a picture, several of an animation. All have the same size.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The frames of a clip that are looked at. All have the same size.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Clip {
     frames: Vec<Frame>,
-    /// How long all frames are shown; zero for a picture.
-    duration: Duration,
+    numbers: Vec<usize>,
+    fps: Option<f64>,
 }
 
 impl Clip {
-    /// A clip of `frames`, which are shown for `duration` together.
+    /// A clip of `frames`, which have these `numbers` among all of its frames, of which there are `fps`
+    /// a second if that is known.
     ///
     /// # Panics
     ///
-    /// Panics if there is no frame, or the sizes differ.
-    pub fn new(frames: Vec<Frame>, duration: Duration) -> Self {
+    /// Panics if there is no frame, there are more or fewer numbers, or the sizes differ.
+    pub fn new(frames: Vec<Frame>, numbers: Vec<usize>, fps: Option<f64>) -> Self {
         let size = |frame: &Frame| (frame.height, frame.width);
         let first = frames.first().map(size).expect("a clip has frames");
         assert!(frames.iter().all(|frame| size(frame) == first));
-        Clip { frames, duration }
+        assert_eq!(frames.len(), numbers.len(), "a number for each frame");
+        Clip {
+            frames,
+            numbers,
+            fps,
+        }
     }
 
     /// The frames, in order.
@@ -88,19 +92,13 @@ impl Clip {
         &self.frames
     }
 
-    /// Frame `i`.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such frame.
-    pub fn frame(&self, i: usize) -> &Frame {
-        &self.frames[i]
+    /// The number of each frame among all frames of the clip, from 0.
+    pub fn numbers(&self) -> &[usize] {
+        &self.numbers
     }
 
-    /// Frames a second, if there are several and the file says how long they are shown.
+    /// Frames of the clip a second, if that is known.
     pub fn fps(&self) -> Option<f64> {
-        let seconds = self.duration.as_secs_f64();
-        let known = self.frames.len() > 1 && seconds > 0.0;
-        known.then(|| self.frames.len() as f64 / seconds)
+        self.fps
     }
 }

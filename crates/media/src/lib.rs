@@ -8,8 +8,7 @@
 //! # let mut png = std::io::Cursor::new(Vec::new());
 //! # red.write_to(&mut png, image::ImageFormat::Png).unwrap();
 //! # let png = png.into_inner();
-//! let clip = decode(png, &Limits::default())?;
-//! let picture = clip.frame(0);
+//! let picture = decode(png, &Limits::default())?;
 //! assert_eq!((picture.height(), picture.width()), (30, 40));
 //! let small = picture.resized(16, 32);
 //! assert_eq!(small.rgb().len(), 16 * 32 * 3);
@@ -19,23 +18,29 @@
 //! | step | what |
 //! | --- | --- |
 //! | [`decode`] | PNG, JPEG, WebP and GIF, told apart by their first bytes, within [`Limits`] and a deadline |
+//! | [`decode_clip`] | the frames of an animated GIF or WebP that a [`ClipRule`] wants, and of MP4 and WebM by the programs `ffmpeg` and `ffprobe`, where there are any |
+//! | [`decode_frames`], [`choose_frames`] | a clip whose frames come as pictures, or are there already |
 //! | [`Frame::resized`] | bicubic with antialiasing, with the bits of the public processors |
 //!
 //! Pixels are 8-bit RGB in sRGB as the file has them; a transparent pixel lies on white, and a
 //! picture stands as its EXIF orientation says. Nothing here knows a model: to what size a frame is
 //! resized and which frames of a clip are looked at is said by the tower that takes them.
 //!
-//! Deliberately absent: sound, video containers, color profiles.
+//! Deliberately absent: sound, video codecs, color profiles.
 
 #![forbid(unsafe_code)]
 
+mod clip;
 mod decode;
 mod error;
 mod frame;
+mod helper;
 mod limits;
 mod resize;
 
+pub use clip::{ClipRule, choose_frames, decode_clip, decode_frames};
 pub use decode::decode;
 pub use error::{Bound, MediaError};
 pub use frame::{Clip, Frame};
+pub use helper::VideoTools;
 pub use limits::Limits;

@@ -13,21 +13,24 @@ pub struct Limits {
     pub pixels: u64,
     /// Frames of a clip.
     pub frames: usize,
-    /// Pixels of all frames of a clip.
+    /// Seconds of a clip.
+    pub seconds: u64,
+    /// Pixels of all frames of a clip that are looked at, in the size in which they are.
     pub clip_pixels: u64,
     /// Time for decoding, on a thread of its own.
     pub time: Duration,
 }
 
 impl Default for Limits {
-    /// 32 MiB, 16,384 pixels a side, 64 million pixels a frame, 4,096 frames of 64 million pixels
-    /// together, which take 192 MB, 20 seconds.
+    /// 32 MiB, 16,384 pixels a side, 64 million pixels a frame; clips of 131,072 frames and an hour,
+    /// of which frames of 64 million pixels together are looked at, which take 192 MB; 20 seconds.
     fn default() -> Self {
         Limits {
             bytes: 32 << 20,
             side: 16_384,
             pixels: 64_000_000,
-            frames: 4_096,
+            frames: 131_072,
+            seconds: 3_600,
             clip_pixels: 64_000_000,
             time: Duration::from_secs(20),
         }

@@ -10,9 +10,9 @@ use image::{
     Delay, DynamicImage, ExtendedColorType, GrayImage, ImageBuffer, ImageEncoder, ImageFormat,
     Luma, Rgb, RgbImage, Rgba, RgbaImage,
 };
-use media::{Bound, Clip, Limits, MediaError, decode};
+use media::{Bound, Frame, Limits, MediaError, decode};
 
-fn read(bytes: &[u8]) -> Result<Clip, MediaError> {
+fn read(bytes: &[u8]) -> Result<Frame, MediaError> {
     decode(bytes.to_vec(), &Limits::default())
 }
 
@@ -66,17 +66,11 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
 #[test]
 fn files_are_told_apart_by_their_bytes() {
     for (format, bytes) in files() {
-        let clip = read(&bytes).unwrap();
-        let frame = clip.frame(0);
+        let frame = read(&bytes).unwrap();
+        let size = (frame.height(), frame.width());
         match format {
-            "gif" => assert_eq!(
-                (clip.frames().len(), frame.height(), frame.width()),
-                (3, 10, 20)
-            ),
-            _ => assert_eq!(
-                (clip.frames().len(), frame.height(), frame.width()),
-                (1, 40, 60)
-            ),
+            "gif" => assert_eq!((size, frame.rgb()[0]), ((10, 20), 10), "the first frame"),
+            _ => assert_eq!(size, (40, 60)),
         }
         match format {
             "png" | "webp" => assert_eq!(frame.rgb(), picture(60, 40).as_raw().as_slice()),
@@ -112,8 +106,8 @@ fn every_kind_of_pixel_becomes_rgb() {
         (DynamicImage::from(clear), [255, 255, 255]),
         (DynamicImage::from(half), [227, 127, 177]),
     ] {
-        let clip = read(&written(&image, ImageFormat::Png)).unwrap();
-        for pixel in clip.frame(0).rgb().chunks(3) {
+        let frame = read(&written(&image, ImageFormat::Png)).unwrap();
+        for pixel in frame.rgb().chunks(3) {
             assert_eq!(pixel, expected);
         }
     }
@@ -137,7 +131,6 @@ fn turned(orientation: u8) -> Vec<u8> {
 fn a_photo_stands_as_its_exif_says() {
     let upright = read(&turned(1)).unwrap();
     let left = read(&turned(6)).unwrap();
-    let (upright, left) = (upright.frame(0), left.frame(0));
     assert_eq!((upright.height(), upright.width()), (8, 16));
     assert_eq!((left.height(), left.width()), (16, 8));
     // Turned clockwise: the first row is the first column, from below.
@@ -145,21 +138,8 @@ fn a_photo_stands_as_its_exif_says() {
         frame.rgb()[(y * frame.width() + x) * 3..][..3].to_vec()
     };
     for x in 0..8 {
-        assert_eq!(pixel(left, x, 0), pixel(upright, 0, 7 - x));
+        assert_eq!(pixel(&left, x, 0), pixel(&upright, 0, 7 - x));
     }
-}
-
-#[test]
-fn an_animation_has_all_of_its_frames_and_a_rate() {
-    let clip = read(&gif(&[(10, 5), (200, 5), (90, 10)])).unwrap();
-    let grays: Vec<u8> = clip.frames().iter().map(|frame| frame.rgb()[0]).collect();
-    assert_eq!(grays, [10, 200, 90]);
-    assert_eq!(clip.fps(), Some(3.0 / 0.2));
-    // Browsers show a frame without a time for a tenth of a second.
-    let untimed = read(&gif(&[(10, 0), (200, 1)])).unwrap();
-    assert_eq!(untimed.fps(), Some(10.0));
-    let single = read(&gif(&[(10, 5)])).unwrap();
-    assert_eq!((single.frames().len(), single.fps()), (1, None));
 }
 
 #[test]
@@ -168,8 +148,6 @@ fn every_bound_holds() {
         bytes: 10_000,
         side: 50,
         pixels: 1500,
-        frames: 3,
-        clip_pixels: 500,
         ..Limits::default()
     };
     let png = |width, height| {
@@ -182,16 +160,7 @@ fn every_bound_holds() {
         (vec![0; 10_001], Bound::Bytes, 10_000, 10_001),
         (png(51, 2), Bound::Side, 50, 51),
         (png(40, 38), Bound::Pixels, 1500, 1520),
-        (gif(&[(1, 5), (2, 5), (3, 5)]), Bound::ClipPixels, 500, 600),
-        (gif(&[(1, 5), (2, 5), (3, 5), (4, 5)]), Bound::Frames, 3, 4),
     ] {
-        let limits = match bound {
-            Bound::Frames => Limits {
-                clip_pixels: 9999,
-                ..limits.clone()
-            },
-            _ => limits.clone(),
-        };
         let expected = MediaError::TooLarge { bound, most, found };
         assert_eq!(decode(bytes, &limits), Err(expected));
     }
@@ -243,7 +212,7 @@ fn what_is_cut_off_or_damaged_is_an_error_or_a_picture() {
             match read(cut) {
                 Err(MediaError::UnknownFormat | MediaError::Broken(_)) => broken += 1,
                 // Some decoders show what there is.
-                Ok(clip) => assert!(percent > 5 && !clip.frames().is_empty(), "{format}"),
+                Ok(_) => assert!(percent > 5, "{format}"),
                 Err(other) => panic!("{format} at {percent} %: {other:?}"),
             }
         }

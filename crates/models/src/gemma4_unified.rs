@@ -10,11 +10,11 @@
 //! `norm1` to `norm3` are layer norms. Rows do not see each other. Letters: `n` patches, `D`
 //! width, `H` the target's hidden size.
 
-use crate::gemma4_vision::{TOKEN_TEXTS, VIDEO, project, projection};
+use crate::gemma4_vision::{TOKEN_TEXTS, VIDEO, VIDEO_ROWS, project, projection};
 use crate::layers::{LayerNorm, Loader};
 use crate::media::{
     Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule, Tower, TowerKind,
-    TowerOutline, VideoRule, channel_first, in_order, require_sides, tokens,
+    TowerOutline, TowerPlan, channel_first, in_order, require_sides, tokens,
 };
 use crate::{ModelError, parse, require_sizes};
 use backend::{Backend, Matrix, Tensor};
@@ -24,10 +24,7 @@ use weights::Checkpoint;
 pub(crate) const TOWER: TowerKind = TowerKind {
     names: &["gemma4_unified_vision"],
     load: |b, checkpoint| Ok(Box::new(Gemma4Unified::load(b, checkpoint)?)),
-    outline: |checkpoint| {
-        let config = Config::read(checkpoint)?;
-        Ok((config.outline(), config.size_rule(None)))
-    },
+    plan: |checkpoint| Ok(Config::read(checkpoint)?.plan()),
 };
 
 /// What layer norms add to a variance, as in the reference.
@@ -104,6 +101,15 @@ impl Config {
             patch: self.side(),
             merge: 1,
             frames_a_run: 1,
+        }
+    }
+
+    fn plan(&self) -> TowerPlan {
+        TowerPlan {
+            outline: self.outline(),
+            picture: self.size_rule(None),
+            video: VIDEO,
+            frames: self.size_rule(Some(VIDEO_ROWS)),
         }
     }
 
@@ -199,10 +205,6 @@ impl Tower for Gemma4Unified {
 
     fn size_rule(&self, rows: Option<usize>) -> SizeRule {
         self.config.size_rule(rows)
-    }
-
-    fn video_rule(&self) -> VideoRule {
-        VIDEO
     }
 
     fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError> {

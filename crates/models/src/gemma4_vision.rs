@@ -15,7 +15,8 @@
 use crate::layers::{Loader, frequencies};
 use crate::media::{
     Cut, FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule,
-    Tower, TowerKind, TowerOutline, VideoRule, channel_first, in_order, require_sides, tokens,
+    Tower, TowerKind, TowerOutline, TowerPlan, VideoRule, channel_first, in_order, require_sides,
+    tokens,
 };
 use crate::{ModelError, parse, require, require_sizes};
 use backend::{Activation, Backend, Matrix, Rope, Tensor};
@@ -26,19 +27,20 @@ use weights::Checkpoint;
 pub(crate) const TOWER: TowerKind = TowerKind {
     names: &["gemma4_vision"],
     load: |b, checkpoint| Ok(Box::new(Gemma4Vision::load(b, checkpoint)?)),
-    outline: |checkpoint| {
-        let config = Config::read(checkpoint)?;
-        Ok((config.outline(), config.size_rule(None)))
-    },
+    plan: |checkpoint| Ok(Config::read(checkpoint)?.plan()),
 };
 
 /// The texts of the tokens around a picture, and in it.
 pub(crate) const TOKEN_TEXTS: [&str; 4] = ["<|image>", "<image|>", "<|image|>", "<|video|>"];
 
+/// Rows of a frame of a video where nothing else is said.
+pub(crate) const VIDEO_ROWS: usize = 70;
+
 /// Frames of a video, and rows of each, where nothing else is said.
 pub(crate) const VIDEO: VideoRule = VideoRule::Even {
     frames: 32,
-    rows: 70,
+    rows: VIDEO_ROWS,
+    fps: None,
 };
 
 /// Quarters of a head as they are kept: those that turn by the column first in each half, so that
@@ -165,6 +167,15 @@ impl Config {
             patch: self.patch_size,
             merge: self.pooling_kernel_size,
             frames_a_run: 1,
+        }
+    }
+
+    fn plan(&self) -> TowerPlan {
+        TowerPlan {
+            outline: self.outline(),
+            picture: self.size_rule(None),
+            video: VIDEO,
+            frames: self.size_rule(Some(VIDEO_ROWS)),
         }
     }
 
@@ -471,10 +482,6 @@ impl Tower for Gemma4Vision {
 
     fn size_rule(&self, rows: Option<usize>) -> SizeRule {
         self.config.size_rule(rows)
-    }
-
-    fn video_rule(&self) -> VideoRule {
-        VIDEO
     }
 
     fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError> {

@@ -33,7 +33,7 @@ pub use gemma4_assistant::Gemma4Assistant;
 pub use head::{ChainedHead, HeadLogits, Scored, Shortlist};
 pub use media::{
     EncodeError, Frames, MediaError, MediaGrid, MediaTokens, SizeRule, TOWER_PREFIXES, Tower,
-    TowerOutline, VideoRule, encode, has_tower, load_tower, tower_outline,
+    TowerOutline, TowerPlan, VideoRule, encode, has_tower, load_tower, tower_plan,
 };
 pub use outline::{DeltaHeads, Outline, OutlineFamily};
 pub use qwen3_5::Qwen35;

@@ -134,6 +134,19 @@ impl TowerOutline {
     }
 }
 
+/// What the configuration of a tower says of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TowerPlan {
+    /// The tower's sizes.
+    pub outline: TowerOutline,
+    /// To which size pictures are resized.
+    pub picture: SizeRule,
+    /// Which frames of a video are looked at.
+    pub video: VideoRule,
+    /// To which size these frames are resized, all of them together where the rule is one of pixels.
+    pub frames: SizeRule,
+}
+
 /// Why frames cannot become rows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -190,9 +203,6 @@ pub trait Tower: Send + Sync {
     /// To which size a picture is to be resized, by the checkpoint's own limits; `rows` is how many
     /// rows it may become, if somebody asks for another number.
     fn size_rule(&self, rows: Option<usize>) -> SizeRule;
-
-    /// Which frames of a video are looked at, and what a prompt says of their times.
-    fn video_rule(&self) -> VideoRule;
 
     /// How many rows `frames` become.
     ///
@@ -258,8 +268,8 @@ pub(crate) struct TowerKind {
     /// Values of `vision_config.model_type`.
     pub(crate) names: &'static [&'static str],
     pub(crate) load: LoadTower,
-    /// Reads the tower's sizes, and to what pictures are resized, from the configuration alone.
-    pub(crate) outline: fn(&Checkpoint) -> Result<(TowerOutline, SizeRule), ModelError>,
+    /// Reads the tower's sizes and rules from the configuration alone.
+    pub(crate) plan: fn(&Checkpoint) -> Result<TowerPlan, ModelError>,
 }
 
 /// Every architecture of towers.
@@ -294,14 +304,13 @@ pub fn load_tower(b: &dyn Backend, checkpoint: &Checkpoint) -> Result<Box<dyn To
     (find(checkpoint)?.load)(b, checkpoint)
 }
 
-/// The sizes of the tower of `checkpoint`, and to what pictures are resized for it, from the
-/// configuration alone: no tensor is read.
+/// The sizes and rules of the tower of `checkpoint`, from the configuration alone: no tensor is read.
 ///
 /// # Errors
 ///
 /// As [`load_tower`].
-pub fn tower_outline(checkpoint: &Checkpoint) -> Result<(TowerOutline, SizeRule), ModelError> {
-    (find(checkpoint)?.outline)(checkpoint)
+pub fn tower_plan(checkpoint: &Checkpoint) -> Result<TowerPlan, ModelError> {
+    (find(checkpoint)?.plan)(checkpoint)
 }
 
 /// The kind of the tower of `checkpoint`.

@@ -15,7 +15,8 @@
 use crate::layers::{LayerNorm, Loader, frequencies};
 use crate::media::{
     Cut, FrameMemory, Frames, MediaError, MediaGrid, MediaTokens, PatchOrder, Patches, SizeRule,
-    Tower, TowerKind, TowerOutline, VideoRule, channel_last, in_order, require_sides, tokens,
+    Tower, TowerKind, TowerOutline, TowerPlan, VideoRule, channel_last, in_order, require_sides,
+    tokens,
 };
 use crate::{ModelError, parse, qwen3_5, require, require_sizes};
 use backend::{Activation, Backend, Matrix, Rope, Tensor};
@@ -31,10 +32,7 @@ pub(crate) const TOWER: TowerKind = TowerKind {
         "qwen3_5_moe",
     ],
     load: |b, checkpoint| Ok(Box::new(Qwen35Vision::load(b, checkpoint)?)),
-    outline: |checkpoint| {
-        let config = Config::read(checkpoint)?;
-        Ok((config.outline(), config.size_rule(None)))
-    },
+    plan: |checkpoint| Ok(Config::read(checkpoint)?.plan()),
 };
 
 /// What norms add to a variance, as in the reference.
@@ -45,6 +43,17 @@ const FRAMES: usize = 2;
 
 /// Pixels of a picture where nobody says how many.
 const PIXELS: [usize; 2] = [65_536, 16_777_216];
+
+/// Pixels of all frames of a video, at least and at most, where nothing else is said.
+const VIDEO_PIXELS: [usize; 2] = [131_072, 786_432];
+
+/// Frames of a video where nothing else is said.
+const VIDEO: VideoRule = VideoRule::Rate {
+    fps: 2.0,
+    least: 4,
+    most: 768,
+    frames_a_run: FRAMES,
+};
 
 /// Positions of a side beyond those of the learned grid: as many as the positions of rows of a
 /// cache can count.
@@ -172,13 +181,31 @@ impl Config {
         }
     }
 
+    fn plan(&self) -> TowerPlan {
+        TowerPlan {
+            outline: self.outline(),
+            picture: self.size_rule(None),
+            video: VIDEO,
+            frames: self.pixels(VIDEO_PIXELS),
+        }
+    }
+
     fn size_rule(&self, rows: Option<usize>) -> SizeRule {
-        let side = self.patch_size * self.spatial_merge_size;
+        let side = self.side();
         let [least, most] = PIXELS;
         let most = rows.map_or(most, |rows| rows.saturating_mul(side * side));
+        self.pixels([least.min(most), most])
+    }
+
+    /// Pixels of the side of what becomes a row.
+    fn side(&self) -> usize {
+        self.patch_size * self.spatial_merge_size
+    }
+
+    fn pixels(&self, [least, most]: [usize; 2]) -> SizeRule {
         SizeRule::Pixels {
-            side,
-            least: least.min(most),
+            side: self.side(),
+            least,
             most,
             frames_a_run: FRAMES,
         }
@@ -423,15 +450,6 @@ impl Tower for Qwen35Vision {
 
     fn size_rule(&self, rows: Option<usize>) -> SizeRule {
         self.config.size_rule(rows)
-    }
-
-    fn video_rule(&self) -> VideoRule {
-        VideoRule::Rate {
-            fps: 2.0,
-            least: 4,
-            most: 768,
-            frames_a_run: FRAMES,
-        }
     }
 
     fn grid(&self, frames: &Frames<'_>) -> Result<MediaGrid, MediaError> {

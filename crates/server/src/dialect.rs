@@ -28,7 +28,7 @@ use crate::generation::{Generation, Piece};
 use crate::grammar::AnswerGrammar;
 use crate::lanes::Worker;
 use crate::limits::Limits;
-use crate::pictures::{self, Encoded, Image};
+use crate::media::{self, Encoded, Media};
 use crate::request::{Asked, Conversation, Prompt};
 use crate::run::Run;
 use crate::sse::{self, StreamFormat};
@@ -206,7 +206,7 @@ pub(crate) async fn answer_asked<E: Endpoint>(
         choice.note_prompt(&prompt.tokens);
         let tokens = prompt.tokens.clone();
         let mut request = options.request_of(i % options.n, tokens, grammar.clone(), continues);
-        request.pictures = prompt.pictures.clone();
+        request.media = prompt.media.clone();
         request.client = client;
         let (wants, timeout) = (options.wants, options.timeout);
         let generation = Generation::start(app, &head.extensions, request, wants, timeout)?;
@@ -245,7 +245,7 @@ async fn compile(
     }
 }
 
-/// The tokens and the pictures of each prompt, unless a rough bound shows that the text of one has
+/// The tokens and the media of each prompt, unless a rough bound shows that the text of one has
 /// more than `limit` tokens.
 pub(crate) async fn encode(
     app: &App,
@@ -256,9 +256,9 @@ pub(crate) async fn encode(
     let prompt = match prompt {
         Prompt::Tokens(tokens) => return Ok(vec![tokens.into()]),
         Prompt::Conversation(mut conversation) => {
-            let images = conversation.take_pictures();
-            if !images.is_empty() {
-                return encode_seen(app, worker, conversation, images, limit).await;
+            let media = conversation.take_media();
+            if !media.is_empty() {
+                return encode_seen(app, worker, conversation, media, limit).await;
             }
             Prompt::Conversation(conversation)
         }
@@ -276,27 +276,27 @@ pub(crate) async fn encode(
     .await
 }
 
-/// The tokens and pictures of a conversation that `images` were taken out of.
+/// The tokens and media of a conversation that `shown` were taken out of.
 async fn encode_seen(
     app: &App,
     worker: Worker,
     conversation: Conversation,
-    images: Vec<Image>,
+    shown: Vec<Media>,
     limit: usize,
 ) -> Result<Vec<Encoded>, ApiError> {
     let vision = app.engine.vision().cloned();
     let reason = &app.engine.info().vision_reason;
-    pictures::admit(&images, vision.is_some(), reason)?;
-    let vision = vision.expect("pictures are refused without");
+    media::admit(&shown, vision.is_some(), reason)?;
+    let vision = vision.expect("media are refused without");
     let encoded = app.text_work(worker, move |text| {
-        let pictures = match pictures::decode(&vision, images) {
-            Ok(pictures) => pictures,
+        let items = match media::decode(&vision, shown) {
+            Ok(items) => items,
             Err(error) => return Ok(Err(error)),
         };
         let tokens = encode_one(text, Prompt::Conversation(conversation), limit)?;
-        let placed = vision.place(tokens, pictures);
+        let placed = vision.place(tokens, items, &text.tokenizer);
         let placed = placed.map_err(|error| ApiError::request(error.to_string()));
-        Ok(placed.map(|(tokens, pictures)| Encoded { tokens, pictures }))
+        Ok(placed.map(|(tokens, media)| Encoded { tokens, media }))
     });
     Ok(vec![encoded.await??])
 }

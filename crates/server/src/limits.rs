@@ -56,10 +56,19 @@ pub const MESSAGES_WEIGHT_MAX: usize = 1 << 18;
 pub const TOOLS_WEIGHT_MAX: usize = 1 << 17;
 /// Pictures of a request.
 pub const PICTURES_MAX: usize = 32;
-/// Bytes of the file of a picture.
-pub const PICTURE_BYTES_MAX: usize = 24 << 20;
-/// Pixels of a picture, and of all frames of an animation: decoded they take 3 bytes each.
-pub const PICTURE_PIXELS_MAX: u64 = 64_000_000;
+/// Videos of a request.
+pub const VIDEOS_MAX: usize = 8;
+/// Bytes of the file of a picture or of a video.
+pub const MEDIA_BYTES_MAX: usize = 24 << 20;
+/// Pixels of a picture, of a frame, and of all frames of a video that are looked at: decoded they take
+/// 3 bytes each.
+pub const MEDIA_PIXELS_MAX: u64 = 64_000_000;
+/// Frames of a video that come as pictures, or that a request asks for.
+pub const VIDEO_FRAMES_MAX: usize = 768;
+/// Seconds that a video takes.
+pub const VIDEO_SECONDS_MAX: u64 = 3600;
+/// Time for decoding a video.
+pub const VIDEO_TIME: Duration = Duration::from_secs(60);
 /// Prompts of a request.
 pub const PROMPTS_MAX: usize = 128;
 /// Tools of a request.

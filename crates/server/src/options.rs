@@ -201,7 +201,7 @@ impl Options {
     fn request(self, prompt: Vec<u32>, grammar: Option<engine::Grammar>) -> Request {
         Request {
             prompt,
-            pictures: Vec::new(),
+            media: Vec::new(),
             sampling: self.sampling,
             max_tokens: self.max_tokens,
             stop: self.stop,

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
-use engine::Channel;
+use engine::{Channel, ClipOptions};
 use serde_json::{Map, Value, json};
 use text::messages::MESSAGES_MAX;
 use text::{Infill, PromptEnd, Text};
 
 use crate::errors::ApiError;
+use crate::media::Media;
 use crate::options::Options;
-use crate::pictures::Image;
 
 /// What a client asks for.
 pub(crate) struct Asked {
@@ -70,16 +70,16 @@ pub(crate) struct Message {
 pub(crate) enum Part {
     /// Text; the texts of a message follow each other without anything between.
     Text(String),
-    /// A picture, where it stands among the texts.
-    Picture(Image),
+    /// A picture or a video, where it stands among the texts.
+    Media(Media),
 }
 
 impl Part {
-    /// The text of the part; nothing of a picture.
+    /// The text of the part; nothing of media.
     fn text(&self) -> &str {
         match self {
             Part::Text(text) => text,
-            Part::Picture(_) => "",
+            Part::Media(_) => "",
         }
     }
 
@@ -87,7 +87,7 @@ impl Part {
     fn for_template(self) -> Value {
         match self {
             Part::Text(text) => Value::String(text),
-            Part::Picture(_) => json!({"type": "image"}),
+            Part::Media(media) => json!({"type": media.template_type()}),
         }
     }
 }
@@ -211,16 +211,22 @@ impl Conversation {
         }
     }
 
-    /// Takes the pictures out of the messages, in the order in which they stand there.
-    pub(crate) fn take_pictures(&mut self) -> Vec<Image> {
+    /// Has the model look at the frames of videos that `options` ask for, where a video itself asks for
+    /// nothing.
+    pub(crate) fn ask_of_videos(&mut self, options: ClipOptions) {
+        for part in self.messages.iter_mut().flat_map(|m| &mut m.content) {
+            if let Part::Media(Media::Video(video)) = part {
+                video.with_defaults(options);
+            }
+        }
+    }
+
+    /// Takes the data of media out of the messages, in the order in which they stand there.
+    pub(crate) fn take_media(&mut self) -> Vec<Media> {
         let parts = self.messages.iter_mut().flat_map(|m| &mut m.content);
         let taken = parts.filter_map(|part| match part {
             Part::Text(_) => None,
-            Part::Picture(image) => Some(Image {
-                path: image.path.clone(),
-                data: std::mem::take(&mut image.data),
-                rows: image.rows,
-            }),
+            Part::Media(media) => Some(media.take()),
         });
         taken.collect()
     }
@@ -302,6 +308,7 @@ pub(crate) fn name_results(messages: &mut [Message]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::media::Image;
 
     #[test]
     fn a_conversation_takes_the_form_of_templates() {
@@ -311,11 +318,11 @@ mod tests {
             others: others.as_object().cloned().unwrap_or_default(),
         };
         let picture = |data: &str| {
-            Part::Picture(Image {
+            Part::Media(Media::Picture(Image {
                 path: String::new(),
                 data: data.into(),
                 rows: None,
-            })
+            }))
         };
         let mut conversation = Conversation {
             messages: vec![
@@ -335,8 +342,12 @@ mod tests {
             tools: None,
             end: None,
         };
-        let pictures = conversation.take_pictures().into_iter();
-        assert_eq!(pictures.map(|p| p.data).collect::<String>(), "xyz");
+        let data = |media| match media {
+            Media::Picture(image) => image.data,
+            Media::Video(video) => panic!("{video:?}"),
+        };
+        let taken = conversation.take_media().into_iter();
+        assert_eq!(taken.map(data).collect::<String>(), "xyz");
         let (messages, arguments) = conversation.for_template();
         let image = json!({"type": "image"});
         assert_eq!(

@@ -92,6 +92,12 @@ impl Prompt {
         &self.tokens
     }
 
+    /// Time, height and width of each row, in targets whose positions have these axes.
+    pub fn positions(&self) -> Vec<[u32; 3]> {
+        let rows = 0..self.tokens.len();
+        rows.map(|row| self.spans.position(row)).collect()
+    }
+
     /// What each row is computed from.
     pub fn keys(&self) -> Vec<RowKey> {
         let mut keys: Vec<RowKey> = self.tokens.iter().copied().map(RowKey::Token).collect();

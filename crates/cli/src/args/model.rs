@@ -61,7 +61,7 @@ pub(crate) struct LoadArgs {
     /// `<|im_end|>`, as control tokens: whoever writes them can end a turn and begin another
     #[arg(long)]
     pub(crate) allow_special_tokens: bool,
-    /// Leave the vision tower of a model that has one out of memory; pictures are refused then
+    /// Leave the vision tower of a model that has one out of memory; pictures and video are refused then
     #[arg(long)]
     pub(crate) no_pictures: bool,
     /// Skip the self-test after loading, which checks that batched and single steps agree bit for

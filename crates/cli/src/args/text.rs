@@ -167,6 +167,15 @@ pub(crate) struct RunArgs {
         help_heading = "Text"
     )]
     pub(crate) image: Vec<PathBuf>,
+    /// Show the model this video (an animated GIF or WebP; MP4 or WebM where ffmpeg is installed) before
+    /// the prompt, after pictures; may be given several times
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "raw",
+        help_heading = "Text"
+    )]
+    pub(crate) video: Vec<PathBuf>,
     /// Continue the prompt as it is, without the chat template
     #[arg(long, conflicts_with_all = ["system", "chat_template_kwargs", "allow_special_tokens"], help_heading = "Text")]
     pub(crate) raw: bool,

@@ -1,7 +1,7 @@
 //! Conversations in files: JSON messages that `/save` writes and `/load` reads, and Markdown for
 //! people.
 
-use crate::pictures;
+use crate::media;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::fs::File;
@@ -43,7 +43,7 @@ pub(super) fn export(file: &str, model: &str, messages: &[Value]) -> Result<()> 
         if !thoughts.is_empty() {
             text.push('\n');
         }
-        text += pictures::words(&message["content"]).trim();
+        text += media::words(&message["content"]).trim();
         text.push('\n');
     }
     write_new(file, &text)

@@ -14,10 +14,10 @@ use crate::args::{ChatArgs, OutputArgs};
 use crate::form::{self, Constraint};
 use crate::interrupts::Interrupts;
 use crate::reply::{Reply, TextOut};
-use crate::{is_broken_pipe, model, one_line, pictures, reply};
+use crate::{is_broken_pipe, media, model, one_line, reply};
 use anyhow::{Result, anyhow, bail};
 use console::style;
-use engine::{Engine, EngineOptions, FinishReason, Picture, Rejected, Request};
+use engine::{Engine, EngineOptions, FinishReason, MediaItem, Rejected, Request};
 use input::Input;
 use serde_json::{Value, json};
 use settings::Settings;
@@ -34,6 +34,7 @@ const HELP: &str = "\
 /system TEXT     set the system prompt, or clear it; forgets the conversation
 /drop N          forget the N oldest questions and their answers
 /image FILE      show a picture before the next question
+/video FILE      show a video before the next question
 /retry           forget the last answer and write another, with the next seed
 /set NAME VALUE  change a sampling option, such as temperature; /set lists them
 /draft WORD      auto, off, or the most tokens to draft
@@ -120,10 +121,10 @@ struct Chat<'a> {
     system: Option<String>,
     /// The questions and answers so far, as messages.
     turns: Vec<Value>,
-    /// The pictures of each question so far.
-    shown: Vec<Vec<Picture>>,
-    /// The pictures of the next question.
-    next: Vec<Picture>,
+    /// The pictures and videos of each question so far.
+    shown: Vec<Vec<MediaItem>>,
+    /// The pictures and videos of the next question.
+    next: Vec<MediaItem>,
     totals: Totals,
     /// Whether a line about each reply follows it.
     shows_summary: bool,
@@ -170,12 +171,11 @@ impl Chat<'_> {
             }
             "image" => {
                 let file = file_of("image", rest, "kite.png")?;
-                let picture = pictures::open(self.engine, Path::new(file))?;
-                self.note(&format!(
-                    "`{rest}` goes with the next question, as {} tokens",
-                    picture.rows()
-                ));
-                self.next.push(picture);
+                self.show_next(file, media::picture(self.engine, Path::new(file))?);
+            }
+            "video" => {
+                let file = file_of("video", rest, "kite.gif")?;
+                self.show_next(file, media::video(self.engine, Path::new(file))?);
             }
             "retry" => self.retry()?,
             "set" => {
@@ -190,7 +190,7 @@ impl Chat<'_> {
             "save" => {
                 if self.shown.iter().any(|shown| !shown.is_empty()) {
                     bail!(
-                        "/save writes no pictures, and this conversation has some; /export writes its texts"
+                        "/save writes no pictures and videos, and this conversation has some; /export writes its texts"
                     );
                 }
                 files::save(file_of("save", rest, "chat.json")?, &self.messages())?;
@@ -220,6 +220,15 @@ impl Chat<'_> {
             _ => bail!("no command `/{name}`; /help lists them"),
         }
         Ok(())
+    }
+
+    /// Shows what is in `file` with the next question.
+    fn show_next(&mut self, file: &str, item: MediaItem) {
+        let rows = item.rows();
+        self.note(&format!(
+            "`{file}` goes with the next question, as {rows} tokens"
+        ));
+        self.next.push(item);
     }
 
     /// Forgets all questions and answers.
@@ -271,7 +280,7 @@ impl Chat<'_> {
             .expect("a question stands before its answer");
         let shown = self.shown.pop().unwrap_or_default();
         let next = std::mem::replace(&mut self.next, shown);
-        let words = pictures::words(&question["content"]).to_owned();
+        let words = media::words(&question["content"]).to_owned();
         let said = self.say(&words);
         let shown = std::mem::replace(&mut self.next, next);
         said.inspect_err(|_| {
@@ -291,7 +300,7 @@ impl Chat<'_> {
 
     /// Adds a question and writes the answer to it. If that fails, the question is forgotten.
     fn say(&mut self, words: &str) -> Result<()> {
-        let content = pictures::content(self.next.len(), words);
+        let content = media::content(&self.next, words);
         self.turns.push(json!({"role": "user", "content": content}));
         self.shown.push(std::mem::take(&mut self.next));
         let reply = self.answer().inspect_err(|_| {
@@ -325,9 +334,9 @@ impl Chat<'_> {
         let text = &self.args.text;
         let arguments = text.chat_template_kwargs.as_ref();
         let prompt = model::encode_chat(self.engine.text(), self.messages(), arguments)?;
-        let (prompt, placed) = pictures::place(self.engine, prompt, self.shown.concat())?;
+        let (prompt, placed) = media::place(self.engine, prompt, self.shown.concat())?;
         let mut request = Request::new(prompt);
-        request.pictures = placed;
+        request.media = placed;
         self.settings.hold(&mut request);
         request.ignore_eos = text.ignore_eos;
         request.splits_reasoning = true;

@@ -4,6 +4,8 @@ use serde_json::Value;
 
 /// Frames a second of a video that does not say.
 const FPS: f64 = 24.0;
+/// Tokens of a span beside its rows, about: its time, and what begins and ends it.
+const SPAN_TOKENS: usize = 12;
 
 /// How frames are chosen, and what stands before each span of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,6 +18,8 @@ pub enum VideoRule {
         frames: usize,
         /// Rows of a frame, at most.
         rows: usize,
+        /// Frames a second, at most, where somebody asks for that.
+        fps: Option<f64>,
     },
     /// Some frames a second, several of which are a span after their mean time in seconds (Qwen
     /// 3.5).
@@ -40,9 +44,10 @@ impl VideoRule {
             size.map_or(or, |n| usize::try_from(n).unwrap_or(usize::MAX))
         };
         match self {
-            VideoRule::Even { frames, rows } => VideoRule::Even {
+            VideoRule::Even { frames, rows, fps } => VideoRule::Even {
                 frames: size("num_frames", frames),
                 rows: size("max_soft_tokens", rows),
+                fps,
             },
             VideoRule::Rate {
                 fps,
@@ -61,12 +66,101 @@ impl VideoRule {
         }
     }
 
+    /// The rule where somebody asks for `fps` frames a second, or for `frames` frames in all, which
+    /// come before.
+    #[must_use]
+    pub fn asked(self, fps: Option<f64>, frames: Option<usize>) -> VideoRule {
+        let fps = fps.filter(|fps| fps.is_finite() && *fps > 0.0);
+        match self {
+            VideoRule::Even {
+                frames: most,
+                rows,
+                fps: of_rule,
+            } => VideoRule::Even {
+                frames: frames.unwrap_or(most).max(1),
+                rows,
+                fps: fps.filter(|_| frames.is_none()).or(of_rule),
+            },
+            VideoRule::Rate {
+                fps: of_rule,
+                least,
+                most,
+                frames_a_run,
+            } => VideoRule::Rate {
+                fps: fps.unwrap_or(of_rule),
+                least: frames.unwrap_or(least).max(1),
+                most: frames.unwrap_or(most).max(1),
+                frames_a_run,
+            },
+        }
+    }
+
+    /// The rule with at most so many frames that `tokens` tokens of a prompt have room for their rows
+    /// and for what is said of their times, at least one span.
+    #[must_use]
+    pub fn at_most(self, tokens: usize) -> VideoRule {
+        match self {
+            VideoRule::Even { frames, rows, fps } => VideoRule::Even {
+                frames: frames.min(tokens / (rows + SPAN_TOKENS)).max(1),
+                rows,
+                fps,
+            },
+            VideoRule::Rate {
+                fps,
+                least,
+                most,
+                frames_a_run,
+            } => {
+                let most = most.min((tokens / (2 * SPAN_TOKENS)).max(1) * frames_a_run);
+                VideoRule::Rate {
+                    fps,
+                    least: least.min(most),
+                    most,
+                    frames_a_run,
+                }
+            }
+        }
+    }
+
+    /// The rule with `frames` frames at most, at least one.
+    #[must_use]
+    pub fn with_most(mut self, frames: usize) -> VideoRule {
+        let limit = |most: &mut usize| *most = (*most).min(frames).max(1);
+        match &mut self {
+            VideoRule::Even { frames, .. } => limit(frames),
+            VideoRule::Rate { least, most, .. } => {
+                limit(most);
+                *least = (*least).min(*most);
+            }
+        }
+        self
+    }
+
+    /// Frames that are looked at, at most.
+    pub fn most_frames(&self) -> usize {
+        match *self {
+            VideoRule::Even { frames, .. } => frames,
+            VideoRule::Rate { most, .. } => most,
+        }
+    }
+
+    /// Frames of a span.
+    pub fn frames_a_run(&self) -> usize {
+        match *self {
+            VideoRule::Even { .. } => 1,
+            VideoRule::Rate { frames_a_run, .. } => frames_a_run,
+        }
+    }
+
     /// The numbers of the frames, ascending, that are looked at in a video of `count` frames, `fps` a
     /// second (24 if that is not known or no number of frames).
     pub fn frames(&self, count: usize, fps: Option<f64>) -> Vec<usize> {
         match *self {
-            VideoRule::Even { frames, .. } => {
-                let n = frames.min(count);
+            VideoRule::Even {
+                frames, fps: rate, ..
+            } => {
+                let wanted = rate.map(|rate| (count as f64 / known(fps) * rate) as usize);
+                let n = wanted.unwrap_or(frames).max(1).min(frames).min(count);
                 let nth = |i: usize| (i as u128 * count as u128 / n as u128) as usize;
                 (0..n).map(nth).collect()
             }
@@ -128,6 +222,7 @@ mod tests {
     const GEMMA: VideoRule = VideoRule::Even {
         frames: 32,
         rows: 70,
+        fps: None,
     };
     const QWEN: VideoRule = VideoRule::Rate {
         fps: 2.0,
@@ -171,13 +266,38 @@ mod tests {
             four,
             VideoRule::Even {
                 frames: 4,
-                rows: 140
+                rows: 140,
+                fps: None,
             }
         );
         let (frames, labels) = said(four, 7 * 24 * 61, 24.0);
         assert_eq!(frames, [0, 2562, 5124, 7686]);
         assert_eq!(labels, "00:00  01:46  03:33  05:20 ");
         assert_eq!(said(GEMMA, 2, 24.0).1, "00:00  00:00 ");
+    }
+
+    #[test]
+    fn somebody_may_ask_for_other_frames() {
+        let n = |rule: VideoRule, count| rule.frames(count, Some(24.0)).len();
+        assert_eq!(n(QWEN.asked(Some(1.0), None), 240), 10);
+        assert_eq!(n(QWEN.asked(Some(1.0), None), 24), 4, "the least");
+        assert_eq!(n(QWEN.asked(None, Some(7)), 2400), 7);
+        assert_eq!(n(QWEN.asked(None, Some(7)), 5), 5);
+        assert_eq!(n(GEMMA.asked(Some(1.0), None), 240), 10);
+        assert_eq!(n(GEMMA.asked(Some(1.0), None), 24_000), 32, "the most");
+        assert_eq!(n(GEMMA.asked(Some(0.1), None), 24), 1);
+        assert_eq!(n(GEMMA.asked(Some(9.0), Some(50)), 2400), 50);
+        assert_eq!(GEMMA.asked(Some(f64::NAN), None), GEMMA);
+        assert_eq!(n(GEMMA.with_most(5), 2400), 5);
+        assert_eq!(
+            (n(QWEN.with_most(3), 2400), n(QWEN.with_most(0), 2400)),
+            (3, 1)
+        );
+        // Half of a context of 1024 tokens.
+        assert_eq!(n(GEMMA.at_most(512), 2400), 6);
+        assert_eq!(n(QWEN.at_most(512), 24_000), 42);
+        assert_eq!(n(QWEN.at_most(0), 24_000), 2);
+        assert_eq!((GEMMA.at_most(4096), QWEN.at_most(1 << 20)), (GEMMA, QWEN));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use text::Text;
 
 use crate::errors::{ApiError, excerpt};
 use crate::limits::IGNORED_FIELDS_MAX;
-use crate::pictures;
+use crate::media::{self, Media};
 use crate::request::{Message, Part, Role, message_list, name_results};
 use crate::template::template_uses;
 
@@ -211,8 +211,8 @@ impl Turns<'_> {
             match block.kind.as_str() {
                 "text" => said.push(Part::Text(self.text_of(&path, block)?)),
                 "image" => {
-                    let image = pictures::read_source(&path, &mut block.fields)?;
-                    said.push(Part::Picture(image));
+                    let image = media::read_source(&path, &mut block.fields)?;
+                    said.push(Part::Media(Media::Picture(image)));
                     self.note(&path, &block.fields);
                 }
                 "tool_result" => {

@@ -12,11 +12,11 @@ use crate::App;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::{Fields, ignored_header, whole};
 use crate::grammar::AnswerGrammar;
+use crate::media::{self, Image, Media};
 use crate::offer::ToolChoice;
 use crate::openai;
 use crate::openai::tools::{Spelling, offer};
 use crate::options::{Names, Options};
-use crate::pictures::{self, Image};
 use crate::request::{Asked, Conversation, Message, Part, Prompt, Role};
 use crate::template::template_uses;
 use crate::thinking::Thinking;
@@ -47,7 +47,7 @@ pub(super) fn read(
     };
     let shown = match &mut messages {
         Some(messages) => pictures_of(messages)?,
-        None => vec![pictures::read_list("images", images.unwrap_or_default())?],
+        None => vec![media::read_list("images", images.unwrap_or_default())?],
     };
     name_kinds(&mut object);
     let table = if is_chat {
@@ -202,16 +202,19 @@ fn pictures_of(messages: &mut Value) -> Result<Vec<Vec<Image>>, ApiError> {
     let take = |(i, message): (usize, &mut Value)| {
         let images = message.as_object_mut().and_then(|m| m.remove("images"));
         let path = format!("messages[{i}].images");
-        pictures::read_list(&path, images.unwrap_or_default())
+        media::read_list(&path, images.unwrap_or_default())
     };
     list.map(take).collect()
 }
 
 /// Puts `images` before what `message` says, as Ollama does.
 fn show(message: &mut Message, images: Vec<Image>) {
-    message
-        .content
-        .splice(..0, images.into_iter().map(Part::Picture));
+    message.content.splice(
+        ..0,
+        images
+            .into_iter()
+            .map(|image| Part::Media(Media::Picture(image))),
+    );
 }
 
 /// Messages as OpenAI's API spells them. Results of tools that say nothing of their calls answer

@@ -64,7 +64,7 @@ const HONORED_BY_GENERATE: &[Known] = &[
     known(
         "images",
         List,
-        "generate: [pictures](#pictures) in base64, before the prompt",
+        "generate: [pictures](#pictures-and-video) in base64, before the prompt",
     ),
     known(
         "raw",

@@ -20,6 +20,7 @@ use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
 use crate::generation::{Call, Piece, Prefill};
 use crate::limits::{IGNORED_FIELDS_MAX, Limits};
+use crate::media;
 use crate::options::{Names, Options, answers};
 use crate::request::{Asked, Continue, Conversation, Prompt};
 use crate::run::Run;
@@ -146,6 +147,12 @@ pub(crate) fn read(
         end: None,
     };
     end_prompt(&fields, &mut conversation, app, turns)?;
+    for (name, kind) in [
+        ("mm_processor_kwargs", None),
+        ("media_io_kwargs", Some("video")),
+    ] {
+        conversation.ask_of_videos(media::defaults(name, fields.get(name), kind)?);
+    }
     let mut meta = Meta::new(app, model, "chatcmpl", &options);
     options.wants = meta.read_live(&fields, &options, &object)?;
     let chat = Chat {

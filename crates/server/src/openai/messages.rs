@@ -9,7 +9,7 @@ use text::Text;
 use super::tables;
 use crate::errors::{ApiError, excerpt};
 use crate::limits::IGNORED_FIELDS_MAX;
-use crate::pictures::{self, is_picture};
+use crate::media::{self, is_media};
 use crate::request::{Message, Part, Role, message_list, name_results};
 use crate::template::template_uses;
 
@@ -80,15 +80,15 @@ fn message(path: &str, message: Value, role: Role) -> Result<Message, ApiError> 
     })
 }
 
-/// A part of a message that has been checked: a picture, a text, or the words of a refusal, which
+/// A part of a message that has been checked: media, a text, or the words of a refusal, which
 /// stand under a name of their own.
 fn part(path: &dyn Fn() -> String, part: Value) -> Result<Part, ApiError> {
     let text = match part {
         Value::String(text) => text,
         Value::Object(mut part) => {
             let own = part.get("type").and_then(Value::as_str).map(str::to_owned);
-            if own.as_deref().is_some_and(is_picture) {
-                return pictures::read(&path(), &part).map(Part::Picture);
+            if own.as_deref().is_some_and(is_media) {
+                return media::read(&path(), &part).map(Part::Media);
             }
             let text = part.remove("text");
             match text.or_else(|| part.remove(own.as_deref()?)) {
@@ -260,10 +260,10 @@ impl<'a> Check<'a> {
     }
 
     fn part(&mut self, path: &str, part: &'a Value) -> Result<(), ApiError> {
-        match picture_of(part) {
+        match media_of(part) {
             Some(part) => {
-                pictures::check(path, part)?;
-                self.note(path, part, &["type", "image_url", "detail"]);
+                let known = media::check(path, part)?;
+                self.note(path, part, known);
             }
             None => {
                 text_of(path, part)?;
@@ -277,9 +277,9 @@ impl<'a> Check<'a> {
     }
 }
 
-/// The fields of `part`, if it is a picture.
-pub(super) fn picture_of(part: &Value) -> Option<&Map<String, Value>> {
-    let is_one = part["type"].as_str().is_some_and(is_picture);
+/// The fields of `part`, if it shows something.
+pub(super) fn media_of(part: &Value) -> Option<&Map<String, Value>> {
+    let is_one = part["type"].as_str().is_some_and(is_media);
     part.as_object().filter(|_| is_one)
 }
 
@@ -305,7 +305,7 @@ pub(super) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiErr
         return Err(ApiError::unsupported(
             at(""),
             &format!(
-                " (it is of type `{}`, and only text and pictures are read)",
+                " (it is of type `{}`, and only text, pictures and video are read)",
                 excerpt(kind)
             ),
         ));

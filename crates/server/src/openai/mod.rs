@@ -353,13 +353,16 @@ struct Usage {
     completion_tokens_details: Option<TokenDetails>,
 }
 
-/// Which of the prompt's tokens did not have to run, and which stand for pictures.
+/// Which of the prompt's tokens did not have to run, and which stand for media.
 #[derive(Clone, Copy, Serialize)]
 struct PromptDetails {
     cached_tokens: usize,
     /// Absent of a prompt without pictures.
     #[serde(skip_serializing_if = "Option::is_none")]
     image_tokens: Option<usize>,
+    /// Absent of a prompt without video.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    video_tokens: Option<usize>,
 }
 
 /// Which of the tokens written are not the answer's.
@@ -384,17 +387,19 @@ impl Usage {
         let engine::Usage {
             prompt_tokens,
             cached_tokens,
-            picture_tokens,
+            media_tokens,
             completion_tokens,
             reasoning_tokens,
         } = outcome.usage;
+        let some = |n: usize| (n > 0).then_some(n);
         Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: Some(PromptDetails {
                 cached_tokens,
-                image_tokens: (picture_tokens > 0).then_some(picture_tokens),
+                image_tokens: some(media_tokens.pictures),
+                video_tokens: some(media_tokens.videos),
             }),
             completion_tokens_details: (reasoning_tokens > 0)
                 .then_some(TokenDetails { reasoning_tokens }),

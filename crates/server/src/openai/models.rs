@@ -76,6 +76,10 @@ fn model(app: &App) -> Value {
                 "reason": info.vision_reason,
                 "rows_max": info.vision.as_ref().map(|vision| vision.rows_max),
             },
+            "video": {
+                "taken": info.vision.is_some(),
+                "frames_max": info.vision.as_ref().map(|vision| vision.frames_max),
+            },
             "options": options(app),
             "speculation": {
                 "drafter": info.drafter,

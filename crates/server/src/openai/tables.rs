@@ -410,6 +410,16 @@ pub(crate) const HONORED_BY_CHAT: &[Known] = &[
         Bool,
         "`true`: the model begins a turn, whoever spoke last; `false` needs an answer that goes on from the last message",
     ),
+    known(
+        "mm_processor_kwargs",
+        Object,
+        "`fps`, `num_frames` and `max_frames`: which frames of [videos](#pictures-and-video) are looked at, where a part itself does not say",
+    ),
+    known(
+        "media_io_kwargs",
+        Object,
+        "`video`, an object of the same fields; `mm_processor_kwargs` comes first",
+    ),
 ];
 
 /// Honored by plain completions alone.
@@ -445,7 +455,7 @@ pub(crate) const HONORED_IN_MESSAGES: &[Known] = &[
     known(
         "content",
         Any,
-        "a string or a list of parts: text, and [pictures](#pictures)",
+        "a string or a list of parts: text, [pictures and video](#pictures-and-video)",
     ),
     known(
         "tool_calls",
@@ -582,8 +592,6 @@ pub(crate) const REFUSED_BY_CHAT: &[Unsupported] = &[
     unless("enable_search", "[false]"),
     unless("verbosity", r#"["medium"]"#),
     unless("documents", "[[]]"),
-    unless("mm_processor_kwargs", "[{}]"),
-    unless("media_io_kwargs", "[{}]"),
     unless("echo", "[false]"),
     unless("add_special_tokens", "[false]"),
     unless("generation_prompt", r#"[""]"#),

@@ -30,4 +30,5 @@ mod stream;
 mod structured;
 mod tools;
 mod trace;
+mod video;
 mod wire;

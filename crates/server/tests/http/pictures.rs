@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use crate::client::{Reply, Server, Setup};
 
 /// The models that see, and who drafts for them.
-const SEEING: [(&str, &str); 2] = [
+pub(crate) const SEEING: [(&str, &str); 2] = [
     ("tiny-gemma4-vision", "assistant"),
     ("tiny-qwen3.5-vision", "mtp"),
 ];
 
-fn setup(model: &'static str) -> Setup {
+pub(crate) fn setup(model: &'static str) -> Setup {
     Setup {
         model,
         context: 1024,
@@ -34,15 +34,15 @@ fn drawn(color: [u8; 3], size: u32, format: ImageFormat) -> String {
     base64(&file.into_inner())
 }
 
-fn red() -> String {
+pub(crate) fn red() -> String {
     drawn([220, 30, 30], 96, ImageFormat::Png)
 }
 
-fn blue() -> String {
+pub(crate) fn blue() -> String {
     drawn([30, 30, 220], 130, ImageFormat::Jpeg)
 }
 
-fn base64(bytes: &[u8]) -> String {
+pub(crate) fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for three in bytes.chunks(3) {
@@ -62,26 +62,26 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-fn picture(data: &str) -> Value {
+pub(crate) fn picture(data: &str) -> Value {
     json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}})
 }
 
-fn words(text: &str) -> Value {
+pub(crate) fn words(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
-fn chat(parts: &[Value]) -> Value {
+pub(crate) fn chat(parts: &[Value]) -> Value {
     json!({"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": 24})
 }
 
-fn with(body: &Value, name: &str, value: Value) -> Value {
+pub(crate) fn with(body: &Value, name: &str, value: Value) -> Value {
     let mut body = body.clone();
     body[name] = value;
     body
 }
 
 /// What an answer says, and how likely each of its tokens was.
-fn said(reply: &Reply) -> Value {
+pub(crate) fn said(reply: &Reply) -> Value {
     assert_eq!(reply.status, 200, "{reply:?}");
     let choice = reply.json()["choices"][0].clone();
     json!([
@@ -91,7 +91,7 @@ fn said(reply: &Reply) -> Value {
     ])
 }
 
-fn details(reply: &Reply, name: &str) -> u64 {
+pub(crate) fn details(reply: &Reply, name: &str) -> u64 {
     let value = reply.json()["usage"]["prompt_tokens_details"][name].clone();
     value.as_u64().unwrap_or_else(|| panic!("{reply:?}"))
 }
@@ -130,7 +130,7 @@ async fn speculation_never_changes_what_is_said_of_a_picture() {
 async fn a_second_question_about_a_picture_runs_no_tower() {
     for (model, _) in SEEING {
         let server = Server::start(setup(model)).await;
-        let counts = &server.engine.counters().pictures;
+        let counts = &server.engine.counters().media;
         let count = || [&counts.encoded, &counts.known].map(|n| n.load(Ordering::Relaxed));
         let long = "The rabbit and the kite went to the wind and the hill. ".repeat(12);
         let before = [words(&long), picture(&red())];
@@ -178,7 +178,7 @@ async fn a_picture_changes_no_text_that_is_written_beside_it() {
             server
                 .engine
                 .counters()
-                .pictures
+                .media
                 .encoded
                 .load(Ordering::Relaxed),
             2
@@ -226,7 +226,7 @@ async fn every_api_takes_the_same_picture_for_the_same() {
         server
             .engine
             .counters()
-            .pictures
+            .media
             .encoded
             .load(Ordering::Relaxed),
         1
@@ -275,7 +275,7 @@ async fn what_is_no_picture_is_refused_by_its_place() {
     let encoded = server
         .engine
         .counters()
-        .pictures
+        .media
         .encoded
         .load(Ordering::Relaxed);
     assert_eq!(encoded, 1);

@@ -22,8 +22,8 @@ use text::messages::MESSAGES_MAX;
 use crate::errors::{ApiError, excerpt};
 use crate::ids;
 use crate::limits::IGNORED_FIELDS_MAX;
-use crate::openai::messages::{picture_of, text_of};
-use crate::pictures;
+use crate::media;
+use crate::openai::messages::{media_of, text_of};
 use crate::request::{Message, Part, Role, name_results};
 use crate::template::template_uses;
 
@@ -472,8 +472,8 @@ fn parts(path: &str, content: &Value) -> Result<Vec<Part>, ApiError> {
         Value::Array(list) => {
             let part = |(j, part)| {
                 let path = format!("{path}[{j}]");
-                match picture_of(part) {
-                    Some(part) => pictures::read(&path, part).map(Part::Picture),
+                match media_of(part) {
+                    Some(part) => media::read(&path, part).map(Part::Media),
                     None => Ok(Part::Text(text_of(&path, part)?.to_owned())),
                 }
             };

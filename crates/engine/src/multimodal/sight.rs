@@ -1,55 +1,68 @@
-//! Whether a model that is being loaded takes pictures, and with which tower.
+//! Whether a model that is being loaded takes pictures and clips, and with which tower.
 
 use super::Vision;
+use super::vision::span_rows;
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::source::Source;
 use backend::Backend;
-use models::{SizeRule, Tower, TowerOutline};
+use models::{Tower, TowerPlan};
 use std::path::Path;
 use std::sync::Arc;
 use text::Text;
 use weights::Checkpoint;
 
-/// Bytes of a configuration of how pictures are resized, at most; it has a few hundred.
+/// Bytes of a configuration of how pictures or frames are resized, at most; it has a few hundred.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// The tower of a model that is being loaded.
 pub(crate) struct Sight {
     /// What the configuration says of the tower, or why no pictures are taken.
-    plan: Result<(TowerOutline, SizeRule), String>,
+    plan: Result<TowerPlan, String>,
     tower: Option<Box<dyn Tower>>,
 }
 
 impl Sight {
     /// What the configuration of `checkpoint`, whose files are at `source`, says of its tower. A
-    /// picture becomes no more rows than half of the context has.
+    /// picture or a clip becomes no more rows than half of the context has.
     pub(crate) fn plan(source: &Source, checkpoint: &Checkpoint, options: &LoadOptions) -> Self {
         let plan = match options.pictures {
             false => Err("pictures are turned off".to_owned()),
-            true => models::tower_outline(checkpoint).map_err(|error| error.to_string()),
+            true => models::tower_plan(checkpoint).map_err(|error| error.to_string()),
         };
         let folder = match source {
             Source::Folder(path) if path.is_dir() => Some(path.as_path()),
             Source::Folder(_) | Source::Files(_) => None,
         };
         let context = options.context.unwrap_or(DEFAULT_CONTEXT);
-        let plan = plan.map(|(outline, rule)| {
-            let config = folder.and_then(config);
-            let rule = config.map_or(rule, |config| rule.read(&config));
-            (outline, rule.at_most(context / 2))
+        let plan = plan.map(|plan| {
+            let of_folder = |name, part| folder.and_then(|folder| config(folder, name, part));
+            let (mut picture, mut video, mut frames) = (plan.picture, plan.video, plan.frames);
+            if let Some(config) = of_folder("preprocessor_config.json", "image_processor") {
+                picture = picture.read(&config);
+            }
+            if let Some(config) = of_folder("video_preprocessor_config.json", "video_processor") {
+                video = video.read(&config);
+                frames = frames.read(&config);
+            }
+            let video = video.at_most(context / 2);
+            TowerPlan {
+                picture: picture.at_most(context / 2),
+                video,
+                frames: frames.at_most(context / 2 * video.frames_a_run()),
+                ..plan
+            }
         });
         Sight { plan, tower: None }
     }
 
-    /// Rows that a picture becomes, at most; 0 if no pictures are taken.
+    /// Rows that a picture or a part of a clip becomes, at most; 0 if nothing is looked at.
     pub(crate) fn most_rows(&self) -> usize {
-        self.plan.as_ref().map_or(0, |(_, rule)| rule.most_rows())
+        self.plan.as_ref().map_or(0, span_rows)
     }
 
-    /// Bytes that the tower takes beside its weights while it looks at a picture.
+    /// Bytes that the tower takes beside its weights while it looks.
     pub(crate) fn step_bytes(&self) -> u64 {
-        let bytes =
-            |(outline, rule): &(TowerOutline, SizeRule)| outline.step_bytes(rule.most_rows());
+        let bytes = |plan: &TowerPlan| plan.outline.step_bytes(span_rows(plan));
         self.plan.as_ref().map_or(0, bytes)
     }
 
@@ -75,14 +88,15 @@ impl Sight {
     ///
     /// Why it takes none.
     pub(crate) fn vision(self, b: &Arc<dyn Backend>, text: &Text) -> Result<Arc<Vision>, String> {
-        let (_, rule) = self.plan?;
+        let plan = self.plan?;
         let tower = self.tower.expect("a tower that is planned was loaded");
-        Vision::new(tower, b.clone(), rule, &text.tokenizer).map(Arc::new)
+        Vision::new(tower, b.clone(), plan, &text.tokenizer).map(Arc::new)
     }
 }
 
-/// How the checkpoint in `folder` has pictures resized.
-fn config(folder: &Path) -> Option<serde_json::Value> {
+/// How the checkpoint in `folder` has pictures or frames resized: a file called `name`, or `part` of the
+/// one file that newer checkpoints have for all that is read.
+fn config(folder: &Path, name: &str, part: &str) -> Option<serde_json::Value> {
     let read = |name: &str| -> Option<serde_json::Value> {
         let path = folder.join(name);
         let meta = std::fs::metadata(&path).ok()?;
@@ -90,7 +104,7 @@ fn config(folder: &Path) -> Option<serde_json::Value> {
         let text = is_small.then(|| std::fs::read(&path).ok()).flatten()?;
         serde_json::from_slice(&text).ok()
     };
-    // Newer checkpoints have one file for all that is read.
-    let joint = || Some(read("processor_config.json")?["image_processor"].take());
-    read("preprocessor_config.json").or_else(joint)
+    let joint =
+        || Some(read("processor_config.json")?[part].take()).filter(|part| part.is_object());
+    read(name).or_else(joint)
 }

@@ -1,9 +1,9 @@
-//! Embeddings of pictures by content, as many as there is room for.
+//! Embeddings of media by content, as many as there is room for.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Embeddings by the hashes of their pictures; what was used longest ago makes room.
+/// Embeddings by the hashes of what they are of; what was used longest ago makes room.
 pub(super) struct Embeddings {
     bytes_max: usize,
     bytes: usize,
@@ -29,7 +29,7 @@ impl Embeddings {
         }
     }
 
-    /// The embeddings of the picture with this hash.
+    /// The embeddings of what has this hash.
     pub(super) fn get(&mut self, hash: &[u8; 16]) -> Option<Arc<[f32]>> {
         let kept = self.kept.get_mut(hash)?;
         self.uses += 1;

@@ -1,0 +1,105 @@
+//! Pictures and videos in files, for `--image` and `--video` of `paceline run`, and `/image` and `/video`
+//! of `paceline chat`.
+
+use anyhow::{Context, Result, bail};
+use engine::{
+    ClipOptions, ClipSource, Engine, MediaItem, MediaKind, MediaLimits, PlacedMedia, Vision,
+};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time for decoding a video.
+const VIDEO_TIME: Duration = Duration::from_secs(120);
+/// Bytes of a video.
+const VIDEO_BYTES_MAX: usize = 1 << 30;
+
+/// Decodes the picture in `file` and resizes it for the model.
+///
+/// # Errors
+///
+/// If the model takes no pictures, or the file cannot be read or is no picture.
+pub(crate) fn picture(engine: &Engine, file: &Path) -> Result<MediaItem> {
+    let vision = vision(engine, "pictures")?;
+    let limits = MediaLimits::default();
+    let bytes = bytes(file, limits.bytes)?;
+    let opened = vision.open(bytes, None, &limits);
+    opened.map_err(|error| anyhow::anyhow!("the picture {error}: `{}`", file.display()))
+}
+
+/// Decodes the video in `file`, as far as the model looks at it.
+///
+/// # Errors
+///
+/// If the model takes no video, or the file cannot be read or is no video.
+pub(crate) fn video(engine: &Engine, file: &Path) -> Result<MediaItem> {
+    let vision = vision(engine, "video")?;
+    let limits = MediaLimits {
+        bytes: VIDEO_BYTES_MAX,
+        time: VIDEO_TIME,
+        ..MediaLimits::default()
+    };
+    let source = ClipSource::File(bytes(file, limits.bytes)?);
+    let opened = vision.open_clip(source, ClipOptions::default(), &limits);
+    opened.map_err(|error| anyhow::anyhow!("the video {error}: `{}`", file.display()))
+}
+
+/// What the model sees with.
+fn vision<'a>(engine: &'a Engine, what: &str) -> Result<&'a Arc<Vision>> {
+    let Some(vision) = engine.vision() else {
+        let reason = &engine.info().vision_reason;
+        bail!("the model takes no {what}: {reason}");
+    };
+    Ok(vision)
+}
+
+/// The bytes of `file`, and one more if it has more than `most`.
+fn bytes(file: &Path, most: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // One byte more than allowed shows that there are more, even where the file has no length.
+    File::open(file)
+        .and_then(|from| from.take(most as u64 + 1).read_to_end(&mut bytes))
+        .with_context(|| format!("cannot read `{}`", file.display()))?;
+    Ok(bytes)
+}
+
+/// What a message says that shows `items` and then asks `words`.
+pub(crate) fn content(items: &[MediaItem], words: &str) -> Value {
+    if items.is_empty() {
+        return json!(words);
+    }
+    let part = |item: &MediaItem| match item.kind() {
+        MediaKind::Video => json!({"type": "video"}),
+        _ => json!({"type": "image"}),
+    };
+    let words = json!({"type": "text", "text": words});
+    items.iter().map(part).chain([words]).collect()
+}
+
+/// The words of what a message says, as [`content`] has made it.
+pub(crate) fn words(content: &Value) -> &str {
+    let last = content.as_array().and_then(|parts| parts.last());
+    let words = last.map_or(content, |part| &part["text"]);
+    words.as_str().unwrap_or_default()
+}
+
+/// Gives `items` their places in the prompt `ids`.
+///
+/// # Errors
+///
+/// If the prompt has another number of places.
+pub(crate) fn place(
+    engine: &Engine,
+    ids: Vec<u32>,
+    items: Vec<MediaItem>,
+) -> Result<(Vec<u32>, Vec<PlacedMedia>)> {
+    match engine.vision() {
+        Some(vision) if !items.is_empty() => {
+            Ok(vision.place(ids, items, &engine.text().tokenizer)?)
+        }
+        _ => Ok((ids, Vec::new())),
+    }
+}

@@ -1,0 +1,91 @@
+//! What the engine's thread looks at media with.
+
+use super::cache::Embeddings;
+use super::{PlacedMedia, Vision};
+use crate::request::Request;
+use models::encode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of embeddings that are kept for later questions about what they are of.
+const CACHE_BYTES: usize = 256 << 20;
+
+/// A tower, and what it has made.
+pub(crate) struct Looking {
+    vision: Arc<Vision>,
+    embeddings: Embeddings,
+}
+
+impl Looking {
+    pub(crate) fn new(vision: Arc<Vision>) -> Self {
+        Looking {
+            vision,
+            embeddings: Embeddings::new(CACHE_BYTES),
+        }
+    }
+
+    /// Gives media of `request` what is known of them, and has the tower look at the first picture or
+    /// part of a clip that is unknown. Whether the tower has worked, as `counts` are told.
+    ///
+    /// # Errors
+    ///
+    /// What the device says.
+    pub(crate) fn see(
+        &mut self,
+        request: &mut Request,
+        counts: &MediaCounts,
+    ) -> Result<bool, String> {
+        for placed in &mut request.media {
+            if !placed.embeddings.is_empty() {
+                continue;
+            }
+            let hash = placed.part.hash;
+            if let Some(known) = self.embeddings.get(&hash) {
+                placed.embeddings = known;
+                counts.known.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            let (tower, b) = self.vision.tower();
+            let (_, rows) =
+                encode(tower, b, &placed.part.input.frames()).map_err(|error| error.to_string())?;
+            placed.embeddings = rows.into();
+            self.embeddings.put(hash, placed.embeddings.clone());
+            counts.encoded.fetch_add(1, Ordering::Relaxed);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+}
+
+/// Pictures and parts of clips since the engine has started.
+#[derive(Debug, Default)]
+pub struct MediaCounts {
+    /// Those that the tower has looked at.
+    pub encoded: AtomicU64,
+    /// Those that were known by their content.
+    pub known: AtomicU64,
+}
+
+/// Checks that the media of `request` stand in its prompt, one after the other.
+///
+/// # Errors
+///
+/// Says which rows do not.
+pub(crate) fn check_places(request: &Request) -> Result<(), String> {
+    let mut free = 0;
+    for PlacedMedia { rows, .. } in &request.media {
+        if rows.start < free || rows.end > request.prompt.len() {
+            return Err(format!(
+                "the rows of media ascend within the prompt; {rows:?} does not"
+            ));
+        }
+        free = rows.end;
+    }
+    Ok(())
+}
+
+/// Whether the tower has looked at all media of `request`.
+pub(crate) fn is_seen(request: &Request) -> bool {
+    let mut media = request.media.iter();
+    media.all(|placed| !placed.embeddings.is_empty())
+}
