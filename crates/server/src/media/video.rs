@@ -331,7 +331,7 @@ mod tests {
                 (files, is_list),
                 "{form}"
             );
-            assert_eq!(video.source().is_ok(), true);
+            assert!(video.source().is_ok());
         }
         let asked = json!({"type": "video", "video": file, "fps": "0.5", "max_frames": 9});
         let asked = part(asked).unwrap().options;
