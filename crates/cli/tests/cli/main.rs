@@ -15,6 +15,7 @@ mod form;
 #[allow(dead_code, reason = "not every fault of the test's hub is needed here")]
 mod hub_server;
 mod inspect;
+mod media;
 #[cfg(target_os = "linux")]
 mod memory;
 mod perplexity;
