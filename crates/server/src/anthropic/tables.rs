@@ -185,6 +185,8 @@ pub(crate) const REFUSED: &[Unsupported] = &[
     unless("thinking_budget_tokens", "[]"),
     unless("reasoning_format", r#"["auto", "deepseek"]"#),
     unless("chat_template_kwargs", "[{}]"),
+    unless("mm_processor_kwargs", "[{}]"),
+    unless("media_io_kwargs", "[{}]"),
     unless(openai::CHAT_TEMPLATE, "[]"),
     // What this API's answers have no place for.
     unless("logprobs", "[false]"),

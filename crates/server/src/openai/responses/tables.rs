@@ -169,6 +169,8 @@ const OWN_REFUSED: &[Unsupported] = &[
     unless("conversation", "[]"),
     unless("prompt", "[]"),
     unless("moderation", "[]"),
+    unless("mm_processor_kwargs", "[{}]"),
+    unless("media_io_kwargs", "[{}]"),
     unless("reasoning_format", r#"["auto", "deepseek"]"#),
 ];
 
