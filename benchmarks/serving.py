@@ -38,7 +38,9 @@ def stream(base, number, tokens, out):
             if line.startswith(b"data: {"):
                 event = json.loads(line[6:])
                 timings = event.get("timings") or timings
-                if event.get("choices") and event["choices"][0]["delta"]:
+                delta = event["choices"][0]["delta"] if event.get("choices") else {}
+                # The first event has the role alone, and comes before the prompt has run.
+                if delta.get("content") or delta.get("reasoning_content"):
                     last = time.monotonic()
                     first = first or last
     out.append((first, last, timings))
@@ -53,7 +55,8 @@ def measure(base, clients, tokens, number):
     for thread in threads:
         thread.join()
     assert len(out) == clients, "a request failed"
-    written = sum(timings["predicted_n"] for _, _, timings in out)
+    # The time begins with the first token of each text, which the prompt has brought.
+    written = sum(timings["predicted_n"] - 1 for _, _, timings in out)
     seconds = max(last for _, last, _ in out) - min(first for first, _, _ in out)
     engine = statistics.median(timings["predicted_per_second"] for _, _, timings in out)
     drafted = sum(timings.get("draft_n", 0) for _, _, timings in out)
