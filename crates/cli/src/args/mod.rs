@@ -176,6 +176,9 @@ pub(crate) struct PullArgs {
     /// Fetch only the `mtp.*` tensors, for conversions of this model
     #[arg(long, conflicts_with = "draft")]
     pub(crate) head_only: bool,
+    /// Leave out the vision tower's file (`mmproj`) that goes with GGUF files
+    #[arg(long)]
+    pub(crate) no_mmproj: bool,
 }
 
 /// `paceline list`
