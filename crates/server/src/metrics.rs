@@ -289,17 +289,17 @@ const SERIES: &[Series] = {
         ),
         series(
             "vllm:mm_cache_queries_total",
-            "Pictures of requests, whose embeddings were looked for by their content.",
+            "Pictures and parts of videos, whose embeddings were looked for by their content.",
             Counter(|c| &c.media.shown),
         ),
         series(
             "vllm:mm_cache_hits_total",
-            "Pictures whose embeddings were found.",
+            "Those whose embeddings were found.",
             Counter(|c| &c.media.known),
         ),
         series(
-            "paceline:pictures_encoded_total",
-            "Pictures that the vision tower has looked at.",
+            "paceline:media_encoded_total",
+            "Pictures and parts of videos that the vision tower has looked at.",
             Counter(|c| &c.media.encoded),
         ),
         series(

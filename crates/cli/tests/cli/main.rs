@@ -18,6 +18,10 @@ mod inspect;
 #[cfg(target_os = "linux")]
 mod memory;
 mod perplexity;
+mod pictures;
+#[path = "../../../../tests/src/projector.rs"]
+#[allow(unreachable_pub, reason = "other suites have it from a crate")]
+mod projector;
 mod pull;
 mod run;
 mod serve;

@@ -87,7 +87,7 @@ const HONORED: &[Known] = &[
     known(
         "image_data",
         List,
-        "`/completion`: [pictures](#pictures), objects with base64 in `data` and an `id`; `[img-ID]` in the prompt is their place",
+        "`/completion`: [pictures](#pictures-and-video), objects with base64 in `data` and an `id`; `[img-ID]` in the prompt is their place",
     ),
     known(
         "n_indent",
