@@ -193,6 +193,7 @@ fn tower(checkpoint: &Checkpoint) -> Option<Value> {
     let bytes = checkpoint.sizes().filter(|(name, _)| is_of_tower(name));
     Some(json!({
         "architecture": outline.name,
+        "file": checkpoint.tower_file(),
         "layers": outline.layers,
         "hidden_size": outline.hidden_size,
         "parameters": parameters.sum::<u64>(),
@@ -220,11 +221,14 @@ fn report_tower(tower: &Value, out: &mut Report) {
         out.line(
             "vision",
             format_args!(
-                "{}: {layers} of {} columns, {} in {}",
+                "{}: {layers} of {} columns, {} in {}{}",
                 text(&tower["architecture"]),
                 number("hidden_size"),
                 amount(number("parameters")),
                 bytes(number("bytes")),
+                tower["file"]
+                    .as_str()
+                    .map_or_else(String::new, |file| format!(" of {file}")),
             ),
         );
         out.line(

@@ -15,6 +15,12 @@ impl Checkpoint {
         self.architecture().is_ok_and(|name| name == TOWER)
     }
 
+    /// The name of the tower's own file, if one was [attached](Checkpoint::attach_tower).
+    pub fn tower_file(&self) -> Option<&str> {
+        let first = self.files.len() - self.tower_files;
+        self.files.get(first).map(|file| file.name.as_str())
+    }
+
     /// Adds `tower`, a file of a vision tower alone, to the model that it was made for: its tensors,
     /// and its part of the configuration in the place of one that is there. The
     /// [content hash](Checkpoint::content_hash) stays that of the model's own files.

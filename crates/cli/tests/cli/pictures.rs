@@ -194,6 +194,7 @@ fn a_gguf_model_sees_with_the_file_beside_it() {
     let after = inspect(&[]);
     assert_eq!(after["sha256"], before["sha256"]);
     assert_eq!(after["tower"]["architecture"], "qwen3_5_vision");
+    assert_eq!(after["tower"]["file"], "mmproj-F32.gguf");
     let weights = |record: &Value| record["model"]["weight_bytes"].as_u64().unwrap();
     assert_eq!(weights(&after), weights(&before) + tower.len() as u64);
     for off in ["--no-mmproj", "--no-pictures"] {
