@@ -33,9 +33,10 @@ const ARROWS: &[(&str, &[&str])] = &[
             "weights",
         ],
     ),
-    ("hub", &[]),
+    ("fetch", &[]),
+    ("hub", &["fetch"]),
     ("media", &[]),
-    ("server", &["engine", "text"]),
+    ("server", &["engine", "fetch", "text"]),
     (
         "cli",
         &[

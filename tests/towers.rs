@@ -2,44 +2,18 @@
 //! own as llama.cpp's converter writes them. All are the same tower, bit for bit.
 
 use backend::{Backend, Reference};
-use convert::gguf::{Store, TensorInfo, Writer};
+use cache::{KeptSize, Memory, MemorySize};
 use cpu::{Activations, Cpu, CpuOptions, Isa};
-use models::{Frames, ModelError, Tower, encode, load_tower};
+use models::{Frames, ModelError, Tower, encode, load_target, load_tower};
 use serde_json::{Value as Json, json};
-use suites::{repository, test_pixels};
+use speculate::{MediaSpan, Prompt, Speculator};
+use std::sync::Arc;
+use suites::projector::{Tensor, mmproj, projector_file, projector_tensors, tower_tensors};
+use suites::{Recorder, repository, test_pixels};
 use weights::Checkpoint;
-use weights::gguf::{Kind, Value};
-
-/// A tensor: name, shape, values.
-type Tensor = (String, Vec<usize>, Vec<f32>);
 
 fn open(model: &str) -> Checkpoint {
     Checkpoint::open(&repository(model)).unwrap()
-}
-
-/// The tensors of the tower of `checkpoint`, by canonical name.
-fn tower_tensors(checkpoint: &Checkpoint) -> Vec<Tensor> {
-    let names = checkpoint.weight_names();
-    let is_of_tower = |name: &&str| models::TOWER_PREFIXES.iter().any(|p| name.starts_with(p));
-    let tensors = names.filter(is_of_tower).map(|name| {
-        let shape = checkpoint.shape(name).unwrap();
-        let (cols, rows) = shape
-            .split_last()
-            .map_or((1, 1), |(c, r)| (*c, r.iter().product()));
-        let values = checkpoint.matrix(name, rows, cols).unwrap().to_f32();
-        (name.to_owned(), shape, values)
-    });
-    tensors.collect()
-}
-
-/// `values` of rows `[a, b, c]` as `[c, a, b]`.
-fn last_axis_first(values: &[f32], [a, b, c]: [usize; 3]) -> Vec<f32> {
-    let rows = values.chunks_exact(a * b * c);
-    let row = |row: &[f32]| {
-        let of = |k: usize| (0..a * b).map(move |ij| ij * c + k);
-        (0..c).flat_map(of).map(|i| row[i]).collect::<Vec<_>>()
-    };
-    rows.flat_map(row).collect()
 }
 
 /// `values` of rows `[a, b, c]` as `[b, c, a]`.
@@ -50,178 +24,6 @@ fn first_axis_last(values: &[f32], [a, b, c]: [usize; 3]) -> Vec<f32> {
         (0..b * c).flat_map(of).map(|i| row[i]).collect::<Vec<_>>()
     };
     rows.flat_map(row).collect()
-}
-
-/// What llama.cpp calls a tensor of Gemma 4's tower.
-fn gemma_name(name: &str) -> String {
-    let name = name.replace(".linear.weight", ".weight");
-    if let Some(rest) = name.strip_prefix("vision_tower.encoder.layers.") {
-        let (block, part) = rest.split_once('.').unwrap();
-        let mut part = part.to_owned();
-        for (from, to) in [
-            ("pre_feedforward_layernorm", "ln2"),
-            ("post_feedforward_layernorm", "ffn_post_norm"),
-            ("post_attention_layernorm", "attn_post_norm"),
-            ("input_layernorm", "ln1"),
-            ("self_attn.q_proj", "attn_q"),
-            ("self_attn.k_proj", "attn_k"),
-            ("self_attn.v_proj", "attn_v"),
-            ("self_attn.o_proj", "attn_out"),
-            ("self_attn.q_norm", "attn_q_norm"),
-            ("self_attn.k_norm", "attn_k_norm"),
-            ("mlp.gate_proj", "ffn_gate"),
-            ("mlp.up_proj", "ffn_up"),
-            ("mlp.down_proj", "ffn_down"),
-        ] {
-            part = part.replace(from, to);
-        }
-        return format!("v.blk.{block}.{part}");
-    }
-    match &*name {
-        "vision_tower.patch_embedder.input_proj.weight" => "v.patch_embd.weight",
-        "vision_tower.patch_embedder.position_embedding_table" => "v.position_embd.weight",
-        "vision_tower.std_bias" => "v.std_bias",
-        "vision_tower.std_scale" => "v.std_scale",
-        "embed_vision.embedding_projection.weight" => "mm.input_projection.weight",
-        "vision_embedder.patch_dense.weight" => "v.patch_embd.weight",
-        "vision_embedder.patch_dense.bias" => "v.patch_embd.bias",
-        "vision_embedder.pos_embedding" => "v.position_embd.weight",
-        other => {
-            let norms = [("patch_ln1", "1"), ("patch_ln2", "2"), ("pos_norm", "3")];
-            let other = other.strip_prefix("vision_embedder.").unwrap();
-            let (norm, part) = other.split_once('.').unwrap();
-            let (_, number) = norms.iter().find(|(name, _)| *name == norm).unwrap();
-            return format!("v.patch_norm.{number}.{part}");
-        }
-    }
-    .to_owned()
-}
-
-/// What llama.cpp calls a tensor of Qwen 3.5's tower.
-fn qwen_name(name: &str) -> String {
-    let mut name = name.strip_prefix("visual.").unwrap().to_owned();
-    for (from, to) in [
-        ("blocks.", "v.blk."),
-        ("merger.norm", "v.post_ln"),
-        ("merger.linear_fc1", "mm.0"),
-        ("merger.linear_fc2", "mm.2"),
-        ("patch_embed.proj", "v.patch_embd"),
-        ("pos_embed", "v.position_embd"),
-        ("norm1", "ln1"),
-        ("norm2", "ln2"),
-        ("attn.qkv", "attn_qkv"),
-        ("attn.proj", "attn_out"),
-        ("mlp.linear_fc1", "ffn_up"),
-        ("mlp.linear_fc2", "ffn_down"),
-    ] {
-        name = name.replace(from, to);
-    }
-    name
-}
-
-/// The tensors of a tower as llama.cpp's converter writes them.
-fn projector_tensors(projector: &str, tensors: Vec<Tensor>) -> Vec<Tensor> {
-    let mut out = Vec::new();
-    for (name, shape, values) in tensors {
-        let stored = match projector {
-            "qwen3vl_merger" => qwen_name(&name),
-            _ => gemma_name(&name),
-        };
-        let side = |numbers: usize| (numbers / 3).isqrt();
-        match (projector, &*stored) {
-            ("qwen3vl_merger", "v.patch_embd.weight") => {
-                let pixels = values.len() / shape[0] / 6;
-                // Channel, frame, pixel.
-                let of_frame = |frame: usize| {
-                    let parts = values.chunks_exact(pixels).enumerate();
-                    let parts = parts.filter(move |(part, _)| part % 2 == frame);
-                    parts
-                        .flat_map(|(_, pixels)| pixels.to_vec())
-                        .collect::<Vec<_>>()
-                };
-                let shape = vec![shape[0], 3, pixels.isqrt(), pixels.isqrt()];
-                out.push((stored.clone(), shape.clone(), of_frame(0)));
-                out.push((format!("{stored}.1"), shape, of_frame(1)));
-            }
-            (_, "v.patch_embd.weight") => {
-                let side = side(shape[1]);
-                let values = last_axis_first(&values, [side, side, 3]);
-                let shape = match projector {
-                    "gemma4v" => vec![shape[0], 3, side, side],
-                    _ => shape,
-                };
-                out.push((stored, shape, values));
-            }
-            (_, "v.patch_norm.1.weight" | "v.patch_norm.1.bias") => {
-                let side = side(values.len());
-                out.push((stored, shape, last_axis_first(&values, [side, side, 3])));
-            }
-            ("gemma4uv", "v.position_embd.weight") => {
-                let [n, two, width] = shape[..] else {
-                    panic!("three axes")
-                };
-                let by_axis = (0..two).flat_map(|a| (0..n).map(move |i| i * two + a));
-                let values = by_axis.flat_map(|at| values[at * width..][..width].to_vec());
-                out.push((stored, vec![two, n, width], values.collect()));
-            }
-            _ => out.push((
-                stored,
-                if shape.is_empty() { vec![1] } else { shape },
-                values,
-            )),
-        }
-    }
-    out
-}
-
-/// A file of a tower alone, for the tower that `config` describes.
-fn projector_file(projector: &str, config: &Json, tensors: Vec<Tensor>) -> Vec<u8> {
-    let vision = &config["vision_config"];
-    let size = |keys: &[&str]| {
-        let value = keys.iter().find_map(|key| vision[*key].as_u64());
-        Value::U32(value.unwrap_or(0) as u32)
-    };
-    let half = || Value::Array(Kind::F32, vec![Value::F32(0.5); 3]);
-    let metadata = [
-        ("general.architecture", "clip".into()),
-        ("clip.has_vision_encoder", Value::Bool(true)),
-        ("clip.vision.projector_type", projector.into()),
-        ("clip.vision.patch_size", size(&["patch_size"])),
-        (
-            "clip.vision.embedding_length",
-            size(&["hidden_size", "mm_embed_dim"]),
-        ),
-        (
-            "clip.vision.feed_forward_length",
-            size(&["intermediate_size"]),
-        ),
-        (
-            "clip.vision.block_count",
-            size(&["depth", "num_hidden_layers"]),
-        ),
-        (
-            "clip.vision.attention.head_count",
-            size(&["num_heads", "num_attention_heads"]),
-        ),
-        ("clip.vision.attention.layer_norm_epsilon", Value::F32(1e-6)),
-        (
-            "clip.vision.spatial_merge_size",
-            size(&["spatial_merge_size"]),
-        ),
-        ("clip.vision.image_mean", half()),
-        ("clip.vision.image_std", half()),
-    ];
-    let infos = tensors.iter().map(|(name, shape, _)| TensorInfo {
-        name: name.clone(),
-        shape: shape.clone(),
-        store: Store::Numbers(&quant::F32),
-    });
-    let mut writer = Writer::new(Vec::new(), &metadata, infos.collect()).unwrap();
-    for (_, _, values) in &tensors {
-        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        writer.write(&bytes).unwrap();
-    }
-    writer.finish().unwrap()
 }
 
 /// A checkpoint of `config` and `tensors` in f32, under these names.
@@ -422,6 +224,106 @@ fn no_configuration_makes_a_tower_panic() {
         loaded > 100 && refused > 100,
         "{loaded} loaded, {refused} refused"
     );
+}
+
+/// Logits after a prompt with a picture of two by three rows, which `checkpoint` reads.
+fn logits_after_a_picture(checkpoint: &Checkpoint, tower: &dyn Tower, begin: u32) -> Vec<f32> {
+    let b = Arc::new(Recorder::new(Box::new(Reference)));
+    let target = load_target(&*b, checkpoint).unwrap();
+    let size = MemorySize {
+        sequences: 1,
+        context: 64,
+        step_rows: 64,
+        kv_format: backend::KvFormat::both(&quant::kv::F32),
+        kept: KeptSize::default(),
+    };
+    let memory = Memory::new(&*b, target.plan(), size);
+    let mut speculator = Speculator::new(b.clone(), target, memory, None);
+    let mut tokens = vec![2, 9, 17, begin];
+    let start = tokens.len();
+    tokens.extend([25; 6]);
+    let span = MediaSpan {
+        rows: start..tokens.len(),
+        hash: [1; 16],
+        grid: [2, 3],
+        embeddings: rows(tower).into(),
+    };
+    tokens.extend([begin + 1, 5, 8]);
+    let prompt = Prompt::with_media(tokens, vec![span]);
+    let mut stream = speculator.open(prompt, suites::greedy(1)).unwrap();
+    speculator.round(&mut [&mut stream], 64).unwrap();
+    b.note_at("logits", 0).unwrap()
+}
+
+/// The tensors of `checkpoint` that are not its tower's.
+fn text_tensors(checkpoint: &Checkpoint) -> Vec<Tensor> {
+    let names = checkpoint.weight_names();
+    let is_of_tower = |name: &&str| models::TOWER_PREFIXES.iter().any(|p| name.starts_with(p));
+    let tensors = names.filter(|name| !is_of_tower(name)).map(|name| {
+        let shape = checkpoint.shape(name).unwrap();
+        let (cols, rows) = shape
+            .split_last()
+            .map_or((1, 1), |(c, r)| (*c, r.iter().product()));
+        let values = checkpoint.matrix(name, rows, cols).unwrap().to_f32();
+        (name.to_owned(), shape, values)
+    });
+    tensors.collect()
+}
+
+#[test]
+fn the_file_of_a_tower_says_how_its_model_reads_pictures() {
+    let (model, projector) = ("tests/golden/checkpoints/gemma4-unified", "gemma4uv");
+    let whole = open(model);
+    let tower = load_tower(&Reference, &whole).unwrap();
+    let begin = tower.tokens().unwrap().begin;
+    let want = logits_after_a_picture(&whole, &*tower, begin);
+    // The text alone, whose configuration is that of models with an encoder.
+    let mut config = whole.config().clone();
+    config["architectures"] = json!(["Gemma4ForConditionalGeneration"]);
+    config["model_type"] = json!("gemma4");
+    config["vision_config"] = Json::Null;
+    let text = || safetensors(&config, &text_tensors(&whole), "pt");
+    assert!(
+        logits_after_a_picture(&text(), &*tower, begin) != want,
+        "by the rule of other models"
+    );
+    let file = mmproj(projector, &whole);
+    let open =
+        |file: Vec<u8>| Checkpoint::from_bytes("", vec![("mmproj.gguf".into(), file.into())]);
+    let mut joined = text();
+    let (hash, bytes) = (joined.content_hash(), joined.bytes());
+    joined.attach_tower(open(file.clone()).unwrap()).unwrap();
+    assert_eq!(joined.bytes(), bytes + file.len() as u64);
+    let own = load_tower(&Reference, &joined).unwrap();
+    assert!(rows(&*own) == rows(&*tower));
+    assert!(logits_after_a_picture(&joined, &*own, begin) == want);
+    let mut fresh = text();
+    fresh.attach_tower(open(file.clone()).unwrap()).unwrap();
+    assert_eq!(
+        fresh.content_hash(),
+        hash,
+        "the hash of the model's own files"
+    );
+    // What does not fit is an error, and changes nothing.
+    let twice = joined
+        .attach_tower(open(file.clone()).unwrap())
+        .unwrap_err()
+        .to_string();
+    assert!(twice.contains("in the model's own files"), "{twice}");
+    let mut wide = config.clone();
+    wide["text_config"]["hidden_size"] = json!(64);
+    let mut other = safetensors(&wide, &[], "pt");
+    twice = other
+        .attach_tower(open(file).unwrap())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        twice.contains("hidden rows of 32 columns, and this one has 64"),
+        "{twice}"
+    );
+    let no_tower = other.attach_tower(text()).unwrap_err().to_string();
+    assert!(no_tower.contains("no file of a vision tower"), "{no_tower}");
+    assert_eq!(other.names().count(), 0);
 }
 
 #[test]

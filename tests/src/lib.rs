@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod drawing;
+pub mod projector;
 
 use backend::{
     Activation, Attention, Backend, Batch, Capabilities, Chain, Chained, Delta, DeltaSpec,

@@ -67,13 +67,18 @@ pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
     }
     let name = args.positional.as_ref().unwrap_or(&args.model.model);
     let source = resolve::source(name)?;
-    let checkpoint = source
-        .checkpoint()
-        .map_err(|e| anyhow!(e).context(format!("cannot open `{name}`")))?;
+    let cannot = |e: engine::EngineError| anyhow!(e).context(format!("cannot open `{name}`"));
+    let mut checkpoint = source.checkpoint().map_err(cannot)?;
     let architecture = checkpoint.architecture().ok();
     let head = models::DRAFT_HEADS
         .iter()
         .find(|head| architecture.is_some_and(|a| head.architectures.contains(&a)));
+    let has_eyes = head.is_none() && !args.load.no_pictures;
+    if has_eyes {
+        let tower = args.load.tower();
+        let attached = source.attach_tower(&mut checkpoint, &tower);
+        attached.map_err(cannot)?;
+    }
     let loaded = model::load(name, &args.load, &args.draft, 1);
     // The load has hashed the files, or knows their hashes from an earlier one.
     let known = loaded
@@ -83,6 +88,9 @@ pub(crate) fn run(args: &InspectArgs, output: OutputArgs) -> Result<ExitCode> {
     let hash =
         known.unwrap_or_else(|| progress::patiently("hashing", || checkpoint.content_hash()));
     let mut record = facts(&source, &checkpoint, &hash);
+    if let Some(tower) = has_eyes.then(|| tower(&checkpoint)).flatten() {
+        record["tower"] = tower;
+    }
     let failure = match &loaded {
         Ok(model) => {
             record["runs"] = json!(true);
@@ -151,7 +159,7 @@ fn facts(source: &Source, checkpoint: &Checkpoint, hash: &str) -> Value {
             "formats": facts.formats,
         })
     };
-    let mut facts = json!({
+    json!({
         "name": source.name(),
         "source": match source {
             Source::Folder(path) => path.display().to_string(),
@@ -163,17 +171,14 @@ fn facts(source: &Source, checkpoint: &Checkpoint, hash: &str) -> Value {
         "file_bytes": checkpoint.bytes(),
         "parameters": parameters,
         "tensors": classes.into_iter().map(class).collect::<Vec<_>>(),
-    });
-    if let Some(tower) = tower(checkpoint) {
-        facts["tower"] = tower;
-    }
-    facts
+    })
 }
 
 /// What reads pictures, as JSON: its sizes, or why there is nothing in a checkpoint whose configuration
 /// has it; nothing for a model of text alone.
 fn tower(checkpoint: &Checkpoint) -> Option<Value> {
-    if !checkpoint.config()["vision_config"].is_object() {
+    let is_gguf = checkpoint.metadata().is_some();
+    if !is_gguf && !checkpoint.config()["vision_config"].is_object() {
         return None;
     }
     let plan = match models::tower_plan(checkpoint) {
@@ -188,6 +193,7 @@ fn tower(checkpoint: &Checkpoint) -> Option<Value> {
     let bytes = checkpoint.sizes().filter(|(name, _)| is_of_tower(name));
     Some(json!({
         "architecture": outline.name,
+        "file": checkpoint.tower_file(),
         "layers": outline.layers,
         "hidden_size": outline.hidden_size,
         "parameters": parameters.sum::<u64>(),
@@ -215,11 +221,14 @@ fn report_tower(tower: &Value, out: &mut Report) {
         out.line(
             "vision",
             format_args!(
-                "{}: {layers} of {} columns, {} in {}",
+                "{}: {layers} of {} columns, {} in {}{}",
                 text(&tower["architecture"]),
                 number("hidden_size"),
                 amount(number("parameters")),
                 bytes(number("bytes")),
+                tower["file"]
+                    .as_str()
+                    .map_or_else(String::new, |file| format!(" of {file}")),
             ),
         );
         out.line(

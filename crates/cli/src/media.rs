@@ -5,10 +5,11 @@ use anyhow::{Context, Result, bail};
 use engine::{
     ClipOptions, ClipSource, Engine, MediaItem, MediaKind, MediaLimits, PlacedMedia, Vision,
 };
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,6 +65,36 @@ fn bytes(file: &Path, most: usize) -> Result<Vec<u8>> {
         .and_then(|from| from.take(most as u64 + 1).read_to_end(&mut bytes))
         .with_context(|| format!("cannot read `{}`", file.display()))?;
     Ok(bytes)
+}
+
+/// The file that a line means which is nothing but the path of a picture, or its `file://` URL, as
+/// terminals paste it: quoted, or with `\` before what a shell would take apart.
+pub(crate) fn pasted(line: &str) -> Option<PathBuf> {
+    const ENDINGS: &[&str] = &["png", "jpg", "jpeg", "webp", "gif"];
+    let line = line.trim();
+    let quoted = ['\'', '"']
+        .iter()
+        .find_map(|&q| line.strip_prefix(q)?.strip_suffix(q));
+    let path: PathBuf = match (line.strip_prefix("file://"), quoted) {
+        (Some(url), _) => percent_decode_str(url).decode_utf8().ok()?.as_ref().into(),
+        (None, Some(inner)) => inner.into(),
+        (None, None) => without_backslashes(line).into(),
+    };
+    let ending = path.extension()?.to_str()?.to_lowercase();
+    (ENDINGS.contains(&&*ending) && path.is_file()).then_some(path)
+}
+
+/// `line` with what stands after each backslash in the place of both.
+fn without_backslashes(line: &str) -> String {
+    let mut out = String::with_capacity(line.len());
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => out.extend(chars.next()),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 /// What a message says that shows `items` and then asks `words`.

@@ -101,6 +101,7 @@ pub(crate) fn options(
         memory_limit: memory,
         prefix_cache_memory: args.prefix_cache_memory.unwrap_or(0),
         pictures: !args.no_pictures,
+        tower: args.tower(),
         allow_special_tokens: args.allow_special_tokens,
         chat_template: args.chat_template.clone(),
     })

@@ -28,7 +28,7 @@ pub(crate) fn run(args: &PullArgs, output: OutputArgs) -> Result<ExitCode> {
         head(&client, &repo, revision, output)?;
         return Ok(ExitCode::SUCCESS);
     }
-    whole(&client, &repo, quant, revision, output)?;
+    whole(&client, &repo, quant, revision, !args.no_mmproj, output)?;
     if args.draft {
         drafter(&client, &repo, revision, output)?;
     }
@@ -36,20 +36,28 @@ pub(crate) fn run(args: &PullArgs, output: OutputArgs) -> Result<ExitCode> {
 }
 
 /// Fetches a whole model: safetensors with their configuration, or the GGUF files of one format
-/// if a format is named or there are no safetensors.
+/// if a format is named or there are no safetensors, and of these the file of the vision tower if
+/// `with_tower` says so.
 fn whole(
     client: &Client,
     repo: &RepoId,
     quant: Option<&str>,
     revision: &str,
+    with_tower: bool,
     output: OutputArgs,
 ) -> Result<()> {
     let info = client.info(repo, revision)?;
     let mut files: Vec<FileInfo> = info.files.clone();
+    // The file that stands for the model, if it is not the folder.
+    let mut model = None;
     let has = |end: &str| info.files.iter().any(|f| f.name.ends_with(end));
     if quant.is_some() || has(".gguf") && !has(".safetensors") {
         let names = info.files.iter().map(|f| &*f.name);
-        let chosen = hub::gguf::files(names, quant, &format!("`{repo}`"))?;
+        let mut chosen = hub::gguf::files(names.clone(), quant, &format!("`{repo}`"))?;
+        if let Some(tower) = hub::gguf::tower(names, chosen[0]).filter(|_| with_tower) {
+            chosen.push(tower);
+        }
+        model = Some(chosen[0]);
         files.retain(|file| chosen.contains(&&*file.name));
     } else {
         files.retain(|file| is_model_file(&file.name));
@@ -64,10 +72,7 @@ fn whole(
     let mut bar = DownloadBar::new(!output.quiet);
     let folder = client.fetch(repo, revision, &info, &files, &mut |p| bar.set(p))?;
     bar.clear();
-    let path = match files.first() {
-        Some(first) if first.name.ends_with(".gguf") => folder.join(&first.name),
-        _ => folder,
-    };
+    let path = model.map_or(folder.clone(), |model| folder.join(model));
     writeln!(io::stdout(), "{}", path.display())?;
     Ok(())
 }
@@ -99,7 +104,7 @@ fn drafter(client: &Client, repo: &RepoId, revision: &str, output: OutputArgs) -
     };
     let source = RepoId::parse(known.repository)?;
     match known.part {
-        Part::Whole => whole(client, &source, None, "main", output),
+        Part::Whole => whole(client, &source, None, "main", false, output),
         Part::Head => {
             // The original has its own head, and so have conversions that kept it.
             let snapshot = client.cache().snapshot(repo, revision);

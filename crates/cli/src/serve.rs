@@ -3,13 +3,13 @@
 //! The async runtime is started here and nowhere else. The first signal stops
 //! taking requests and lets the running ones finish; a second ends the program.
 
-use crate::args::{KvEventsArgs, KvEventsEncoding, LaunchArgs, OutputArgs, ServeArgs};
+use crate::args::{KvEventsArgs, KvEventsEncoding, LaunchArgs, MediaArgs, OutputArgs, ServeArgs};
 use crate::servers::{self, Server};
 use crate::{INTERRUPTED, TERMINATED, bundled, machine, model, templates};
 use anyhow::{Context, Result, anyhow, bail};
 use engine::{CacheFolder, Engine, EngineOptions, PageSink};
 use server::kv_events::{EventEncoding, KvEvents, Publisher};
-use server::{Config, Keys, Limits};
+use server::{Config, Folder, Hosts, Keys, Limits, MediaSources};
 use std::io::{Read, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -45,6 +45,7 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         strict_model_names: args.strict_model_names,
         whole_assistant_turns: args.no_prefill_assistant,
         reasoning: args.reasoning.default_of_requests(),
+        media: media_sources(&args.media)?,
         limits: Limits {
             drain_timeout: Duration::from_secs(args.drain_timeout),
             connections: connections(machine::open_files()),
@@ -98,6 +99,16 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     })?;
     engine.stop();
     Ok(ExitCode::SUCCESS)
+}
+
+/// What requests may name instead of sending it.
+fn media_sources(args: &MediaArgs) -> Result<MediaSources> {
+    let hosts = Some(Hosts::parse(&args.allow_fetch)?).filter(|_| !args.allow_fetch.is_empty());
+    let open = |path: &PathBuf| {
+        Folder::open(path).with_context(|| format!("cannot use the folder `{}`", path.display()))
+    };
+    let folder = args.media_root.as_ref().map(open).transpose()?;
+    Ok(MediaSources::new(hosts, folder))
 }
 
 /// Starts to publish events about the prefix cache, if they are wanted.

@@ -167,6 +167,7 @@ mod tests {
         ("pin-threads", LOADING, "their cores"),
         ("activations", LOADING, "the backend's rounding"),
         ("isa", LOADING, "the backend's kernels"),
+        ("mmproj", LOADING, "the vision tower"),
         ("no-pictures", LOADING, "the vision tower"),
         ("no-probe", LOADING, "the self-test line"),
         (
@@ -247,6 +248,8 @@ mod tests {
         ("api-key-file", "serve", "401"),
         ("allow-origin", "serve", "CORS headers"),
         ("allow-host", "serve", "403"),
+        ("allow-fetch", "serve", "pictures from addresses"),
+        ("media-root", "serve", "pictures from a folder"),
         ("insecure", "serve", "listening without a key"),
         ("alias", "serve", "the model list"),
         ("strict-model-names", "serve", "404"),
@@ -267,6 +270,7 @@ mod tests {
         ("no-drafter", "convert", "no second output"),
         ("draft", "pull", "files fetched"),
         ("head-only", "pull", "files fetched"),
+        ("no-mmproj", "pull", "files fetched"),
     ];
 
     #[test]

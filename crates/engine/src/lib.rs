@@ -62,7 +62,7 @@ pub use load::load;
 pub use media::{Frame, Limits as MediaLimits};
 pub use multimodal::{
     ClipOptions, ClipSource, MediaCounts, MediaItem, MediaKind, MediaRowCounts, OpenError,
-    PlacedMedia, Vision, VisionInfo, WrongPlaces,
+    PlacedMedia, TowerFile, Vision, VisionInfo, WrongPlaces,
 };
 pub use options::{DEFAULT_CONTEXT, DEFAULT_DRAFT_MAX, DRAFT_MAX, DraftChoice, LoadOptions};
 pub use pages::PageSink;

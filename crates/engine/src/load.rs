@@ -14,7 +14,7 @@ use crate::drafters::{self, FALLBACK};
 use crate::error::{DrafterReason, EngineError};
 use crate::hashes::Hashes;
 use crate::info::{Model, ModelInfo};
-use crate::multimodal::{Sight, Vision};
+use crate::multimodal::{OwnFile, Sight, Vision};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::placement::{self, Budget, Placed};
 use crate::preflight::{self, Key, Preflight};
@@ -40,7 +40,8 @@ pub fn load(
 ) -> Result<Model, EngineError> {
     options.check()?;
     let mut opened = open(source, options)?;
-    let mut sight = Sight::plan(source, &opened.checkpoint, options);
+    let tower = std::mem::take(&mut opened.tower);
+    let mut sight = Sight::plan(source, &opened.checkpoint, tower, options);
     let target = place(&*b, &opened.checkpoint, &opened.text, &mut sight, options)?;
     let (found, hashes) = pair(&*b, source, &mut opened, &target, options)?;
     let mut facts = Facts::new(&*b, source, &opened.checkpoint, &target, &found, options);
@@ -56,6 +57,8 @@ struct Opened {
     hashes: Hashes,
     /// The content hash of the checkpoint, where the model is to be tried.
     sha256: Option<String>,
+    /// The tower's own file.
+    tower: OwnFile,
 }
 
 /// Opens a target's checkpoint, its tokenizer and its template.
@@ -71,6 +74,7 @@ fn open(source: &Source, options: &LoadOptions) -> Result<Opened, EngineError> {
     text.allow_special_tokens = options.allow_special_tokens;
     // Before the weights are there a second time.
     let mut hashes = Hashes::open(options.probing.cache());
+    let (checkpoint, tower) = with_tower(source, checkpoint, &mut hashes, options)?;
     let sha256 = options
         .hashes()
         .then(|| source.hash(&checkpoint, &mut hashes));
@@ -79,7 +83,26 @@ fn open(source: &Source, options: &LoadOptions) -> Result<Opened, EngineError> {
         text,
         hashes,
         sha256,
+        tower,
     })
+}
+
+/// `checkpoint` with the tower's own file, if it has one and pictures are wanted, and that file.
+fn with_tower(
+    source: &Source,
+    mut checkpoint: Checkpoint,
+    hashes: &mut Hashes,
+    options: &LoadOptions,
+) -> Result<(Checkpoint, OwnFile), EngineError> {
+    if !options.pictures {
+        return Ok((checkpoint, OwnFile::default()));
+    }
+    let path = source.attach_tower(&mut checkpoint, &options.tower)?;
+    let tower = match path {
+        Some(path) => OwnFile::new(&path, options.identify.then_some(hashes))?,
+        None => OwnFile::default(),
+    };
+    Ok((checkpoint, tower))
 }
 
 /// A target on its device.

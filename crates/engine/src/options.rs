@@ -1,6 +1,7 @@
 //! What a caller may ask of [`crate::load`].
 
 use crate::error::EngineError;
+use crate::multimodal::TowerFile;
 use crate::preflight::Probing;
 use crate::reason::{Placement, Words};
 use crate::shortlist::DraftVocabulary;
@@ -75,6 +76,8 @@ pub struct LoadOptions {
     pub prefix_cache_memory: u64,
     /// Whether a model that has a vision tower takes pictures and clips; its tower is not loaded otherwise.
     pub pictures: bool,
+    /// Which file the tower comes from, where it is not in the model's own.
+    pub tower: TowerFile,
     /// Whether control tokens that messages, tools and template arguments spell are control
     /// tokens ([`text::Text::allow_special_tokens`]); otherwise they are text.
     pub allow_special_tokens: bool,
@@ -103,6 +106,7 @@ impl Default for LoadOptions {
             memory_limit: None,
             prefix_cache_memory: 0,
             pictures: true,
+            tower: TowerFile::default(),
             allow_special_tokens: false,
             chat_template: None,
         }

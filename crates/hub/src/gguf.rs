@@ -16,6 +16,10 @@ const DEFAULTS: &[&str] = &["Q4_K_M", "Q8_0"];
 /// Beginnings of the names of files that are not models: image projectors, statistics for
 /// quantization, draft heads.
 const NO_MODELS: &[&str] = &["mmproj", "imatrix", "mtp-"];
+/// The beginning of the names of files of vision towers.
+const TOWER: &str = "mmproj";
+/// Formats of vision towers, the one first that is taken where there are several.
+const TOWER_FORMATS: &[&str] = &["bf16", "f16", "f32", "q8_0"];
 /// Most models that a message lists.
 const LISTED: usize = 12;
 
@@ -67,6 +71,34 @@ pub fn files<'n>(
     };
     names.retain(|name| model(name) == one);
     Ok(names)
+}
+
+/// The file of the vision tower, `mmproj`, among `names` that goes with the model whose first file is
+/// `model`: one in its folder before one in the root, in the format that most towers are published
+/// in before others.
+pub fn tower<'n>(names: impl IntoIterator<Item = &'n str>, model: &str) -> Option<&'n str> {
+    let folder = |name: &str| {
+        name.rsplit_once('/')
+            .map_or("", |(folder, _)| folder)
+            .to_owned()
+    };
+    let (own, root) = (folder(model), String::new());
+    let is_tower = |name: &&str| {
+        let file = name.rsplit('/').next().unwrap_or(name).to_lowercase();
+        file.ends_with(SUFFIX) && file.starts_with(TOWER)
+    };
+    let rank = |name: &str| {
+        let stem = &name[..name.len() - SUFFIX.len()];
+        let formats: Vec<String> = formats(stem).map(str::to_lowercase).collect();
+        let known = TOWER_FORMATS.iter();
+        let place = known
+            .clone()
+            .position(|known| formats.iter().any(|f| f == known));
+        place.unwrap_or(known.len())
+    };
+    let towers = names.into_iter().filter(is_tower);
+    let towers = towers.filter(|name| [&own, &root].contains(&&folder(name)));
+    towers.min_by_key(|name| (folder(name) != own, rank(name), *name))
 }
 
 /// Whether a file is a GGUF model or a part of one.
@@ -145,6 +177,34 @@ mod tests {
         }
         assert_eq!(chosen(NAMES, None).unwrap(), ["model-Q4_K_M.gguf"]);
         assert_eq!(chosen(&["any.gguf"], None).unwrap(), ["any.gguf"]);
+    }
+
+    #[test]
+    fn a_model_has_the_tower_of_its_folder_or_of_the_root() {
+        let names = [
+            "README.md",
+            "mmproj-F32.gguf",
+            "mmproj-F16.gguf",
+            "mmproj-BF16.gguf",
+            "small/mmproj-model.gguf",
+            "small/x-Q4_K_M.gguf",
+            "large/x-Q4_K_M.gguf",
+        ];
+        let tower = |model| super::tower(names, model);
+        assert_eq!(tower("x-Q4_K_M.gguf"), Some("mmproj-BF16.gguf"));
+        assert_eq!(
+            tower("small/x-Q4_K_M.gguf"),
+            Some("small/mmproj-model.gguf")
+        );
+        assert_eq!(tower("large/x-Q4_K_M.gguf"), Some("mmproj-BF16.gguf"));
+        assert_eq!(
+            super::tower(["mmproj.gguf"], "a/b.gguf"),
+            Some("mmproj.gguf")
+        );
+        assert_eq!(
+            super::tower(["other/mmproj.gguf", "a.gguf"], "a.gguf"),
+            None
+        );
     }
 
     #[test]

@@ -16,6 +16,12 @@ use image::{
 use crate::error::check;
 use crate::{Bound, Frame, Limits, MediaError};
 
+/// Bytes of a color profile and of texts of a PNG, as they are kept.
+const HEADER_BYTES: u64 = 16 << 20;
+/// Bytes of a pixel as a file has it, for which the bound of pixels is meant: a file with deeper
+/// pixels may have fewer of them.
+const PIXEL_BYTES: u64 = 4;
+
 /// Decodes a picture: PNG, JPEG, WebP or GIF; of an animation it is the first frame.
 ///
 /// Works on a thread of its own. If that takes too long it is left to itself: the bound of pixels
@@ -32,6 +38,17 @@ pub fn decode(bytes: Vec<u8>, limits: &Limits) -> Result<Frame, MediaError> {
     check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
     let own = limits.clone();
     within(limits.time, move |_| picture(&bytes, &own))
+}
+
+/// [`decode`] on the caller's thread, which waits as long as it takes and panics where a decoder
+/// does: for tests.
+///
+/// # Errors
+///
+/// As [`decode`], but for the time.
+pub fn decode_here(bytes: &[u8], limits: &Limits) -> Result<Frame, MediaError> {
+    check(Bound::Bytes, limits.bytes as u64, bytes.len() as u64)?;
+    picture(bytes, limits)
 }
 
 /// Does `work` on a thread of its own, which knows when it has to have ended, and waits for it until
@@ -68,7 +85,14 @@ pub(crate) fn within<T: Send + 'static>(
 /// The first frame of a file.
 pub(crate) fn picture(bytes: &[u8], limits: &Limits) -> Result<Frame, MediaError> {
     match guess_format(bytes).map_err(|_| MediaError::UnknownFormat)? {
-        ImageFormat::Png => still(PngDecoder::new(Cursor::new(bytes)).map_err(broken)?, limits),
+        ImageFormat::Png => {
+            check_png_header(bytes, limits)?;
+            // What comes before the pixels may be compressed, too.
+            let mut own = image::Limits::default();
+            own.max_alloc = Some(HEADER_BYTES);
+            let decoder = PngDecoder::with_limits(Cursor::new(bytes), own);
+            still(decoder.map_err(broken)?, limits)
+        }
         ImageFormat::Jpeg => still(
             JpegDecoder::new(Cursor::new(bytes)).map_err(broken)?,
             limits,
@@ -114,6 +138,14 @@ pub(crate) fn no_frames() -> MediaError {
     MediaError::Broken("it has no frames".to_owned())
 }
 
+/// Checks the size that the header of a PNG states, before its decoder makes anything of it.
+fn check_png_header(bytes: &[u8], limits: &Limits) -> Result<(), MediaError> {
+    // After the signature, and the length and name of the first chunk.
+    let number = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let size = number(16).zip(number(20));
+    size.map_or(Ok(()), |(width, height)| check_size(width, height, limits))
+}
+
 /// Checks the size that the header states, and bounds the decoder.
 fn prepare(decoder: &mut impl ImageDecoder, limits: &Limits) -> Result<(), MediaError> {
     let (width, height) = decoder.dimensions();
@@ -140,6 +172,8 @@ pub(crate) fn check_size(width: u32, height: u32, limits: &Limits) -> Result<(),
 /// The frame of a file that has one.
 fn still(mut decoder: impl ImageDecoder, limits: &Limits) -> Result<Frame, MediaError> {
     prepare(&mut decoder, limits)?;
+    let pixels = decoder.total_bytes().div_ceil(PIXEL_BYTES);
+    check(Bound::Pixels, limits.pixels, pixels)?;
     // A broken orientation is none.
     let orientation = decoder.orientation().ok();
     let mut image = DynamicImage::from_decoder(decoder).map_err(broken)?;

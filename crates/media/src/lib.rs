@@ -39,7 +39,7 @@ mod limits;
 mod resize;
 
 pub use clip::{ClipRule, choose_frames, decode_clip, decode_frames};
-pub use decode::decode;
+pub use decode::{decode, decode_here};
 pub use error::{Bound, MediaError};
 pub use frame::{Clip, Frame};
 pub use helper::VideoTools;

@@ -9,7 +9,7 @@ pub struct Limits {
     pub bytes: usize,
     /// Pixels of a side.
     pub side: u32,
-    /// Pixels of a frame.
+    /// Pixels of a frame of up to 4 bytes a pixel; of deeper ones as many fewer.
     pub pixels: u64,
     /// Frames of a clip.
     pub frames: usize,

@@ -317,9 +317,14 @@ pub fn tower_plan(checkpoint: &Checkpoint) -> Result<TowerPlan, ModelError> {
 fn find(checkpoint: &Checkpoint) -> Result<&'static TowerKind, ModelError> {
     let config = checkpoint.config().get("vision_config");
     let Some(config) = config.filter(|c| c.is_object()) else {
-        return Err(ModelError::NoTower(
-            "the model reads text alone: its configuration has no `vision_config`".into(),
-        ));
+        let reason = match checkpoint.metadata() {
+            None => "the model reads text alone: its configuration has no `vision_config`",
+            Some(_) => {
+                "a GGUF model reads text alone without the file of its vision tower (`mmproj`), and \
+                 there is none beside it"
+            }
+        };
+        return Err(ModelError::NoTower(reason.into()));
     };
     if !has_tower(checkpoint) {
         return Err(ModelError::NoTower(

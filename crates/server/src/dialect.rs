@@ -29,8 +29,9 @@ use crate::grammar::AnswerGrammar;
 use crate::lanes::Worker;
 use crate::limits::Limits;
 use crate::media::{self, Encoded, Media};
-use crate::request::{Asked, Conversation, Prompt};
+use crate::request::{Asked, Prompt};
 use crate::run::Run;
+use crate::sources::Place;
 use crate::sse::{self, StreamFormat};
 use crate::turns::Client;
 
@@ -253,22 +254,16 @@ pub(crate) async fn encode(
     prompt: Prompt,
     limit: usize,
 ) -> Result<Vec<Encoded>, ApiError> {
-    let prompt = match prompt {
+    let mut prompts = match prompt {
         Prompt::Tokens(tokens) => return Ok(vec![tokens.into()]),
-        Prompt::Conversation(mut conversation) => {
-            let media = conversation.take_media();
-            if !media.is_empty() {
-                return encode_seen(app, worker, conversation, media, limit).await;
-            }
-            Prompt::Conversation(conversation)
-        }
-        other => other,
+        Prompt::Several(prompts) => prompts,
+        one => vec![one],
     };
+    let shown: Vec<_> = prompts.iter_mut().map(Prompt::take_media).collect();
+    if shown.iter().any(|shown| !shown.is_empty()) {
+        return encode_seen(app, worker, prompts, shown, limit).await;
+    }
     app.text_work(worker, move |text| {
-        let prompts = match prompt {
-            Prompt::Several(prompts) => prompts,
-            one => vec![one],
-        };
         let prompts = prompts.into_iter();
         let encode = |one| Ok(encode_one(text, one, limit)?.into());
         prompts.map(encode).collect()
@@ -276,29 +271,55 @@ pub(crate) async fn encode(
     .await
 }
 
-/// The tokens and media of a conversation that `shown` were taken out of.
+/// The tokens and media of prompts that `shown` were taken out of, those of each.
 async fn encode_seen(
     app: &App,
     worker: Worker,
-    conversation: Conversation,
-    shown: Vec<Media>,
+    prompts: Vec<Prompt>,
+    shown: Vec<Vec<Media>>,
     limit: usize,
 ) -> Result<Vec<Encoded>, ApiError> {
+    let numbers: Vec<usize> = shown.iter().map(Vec::len).collect();
+    let shown = shown.into_iter().flatten().collect::<Vec<_>>();
     let vision = app.engine.vision().cloned();
     let reason = &app.engine.info().vision_reason;
     media::admit(&shown, vision.is_some(), reason)?;
     let vision = vision.expect("media are refused without");
-    let encoded = app.text_work(worker, move |text| {
-        let items = match media::decode(&vision, shown) {
-            Ok(items) => items,
-            Err(error) => return Ok(Err(error)),
-        };
-        let tokens = encode_one(text, Prompt::Conversation(conversation), limit)?;
-        let placed = vision.place(tokens, items, &text.tokenizer);
-        let placed = placed.map_err(|error| ApiError::request(error.to_string()));
-        Ok(placed.map(|(tokens, media)| Encoded { tokens, media }))
-    });
-    Ok(vec![encoded.await??])
+    let (worker, shown, place) = bring(app, worker, shown).await?;
+    let encode = move |text: &Text| {
+        let _place = place;
+        let mut shown = shown.into_iter();
+        let mut encoded = Vec::with_capacity(prompts.len());
+        for (prompt, n) in prompts.into_iter().zip(numbers) {
+            let items = match media::decode(&vision, shown.by_ref().take(n)) {
+                Ok(items) => items,
+                Err(error) => return Ok(Err(error)),
+            };
+            let prompt = prompt.with_places(vision.placeholder());
+            let tokens = encode_one(text, prompt, limit)?;
+            match vision.place(tokens, items, &text.tokenizer) {
+                Ok((tokens, media)) => encoded.push(Encoded { tokens, media }),
+                Err(error) => return Ok(Err(ApiError::request(error.to_string()))),
+            }
+        }
+        Ok(Ok(encoded))
+    };
+    app.text_work(worker, encode).await?
+}
+
+/// Reads the media that a request names. Who waits for other machines takes no worker's place.
+async fn bring(
+    app: &App,
+    worker: Worker,
+    shown: Vec<Media>,
+) -> Result<(Worker, Vec<Media>, Option<Place>), ApiError> {
+    if !media::are_named(&shown) {
+        return Ok((worker, shown, None));
+    }
+    drop(worker);
+    let (shown, place) = media::bring(&app.config.media, shown).await?;
+    let worker = app.lanes.enter(media::held(&shown)).await;
+    Ok((worker, shown, Some(place)))
 }
 
 /// The tokens of a prompt that has no more than `limit` by a rough bound.
@@ -318,6 +339,7 @@ fn encode_one(text: &Text, prompt: Prompt, limit: usize) -> Result<Vec<u32>, Tex
             Ok(prompt.expect("checked to have marks when the request was read"))
         }
         Prompt::Several(_) => unreachable!("no list holds lists of prompts"),
+        Prompt::Pictured(_) => unreachable!("its pictures have their places"),
     }
 }
 

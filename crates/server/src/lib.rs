@@ -16,6 +16,7 @@
 //! | `turns` | who is let into the queue, and when the others come back |
 //! | `dialect` | what an API has to say of itself, and the way of a request that all share |
 //! | `request`, `options` | a request as the engine understands it, and its options |
+
 //! | `generation` | a request on its way through the engine |
 //! | `run` | how far the requests are that run, and in which slots |
 //! | `samplers` | which samplers act |
@@ -28,7 +29,7 @@
 //! | `metrics` | what Prometheus reads |
 //! | [`limits`] | every limit, by name |
 //!
-//! No flags, no environment, no files, and prompts are never logged.
+//! No flags, no environment, no files but those of a media folder, and prompts are never logged.
 
 #![forbid(unsafe_code)]
 
@@ -58,10 +59,12 @@ mod page;
 mod paths;
 mod request;
 mod resting;
+mod results;
 mod router;
 mod routes;
 mod run;
 mod samplers;
+mod sources;
 mod sse;
 mod strict;
 mod table;
@@ -84,7 +87,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 pub use auth::{Keys, check_bind, parse_origin};
+pub use fetch::{Folder, HostError, Hosts};
 pub use limits::Limits;
+pub use sources::MediaSources;
 
 use body::Budget;
 use connection::Stage;
@@ -159,6 +164,8 @@ pub struct Config {
     /// Origins of web pages that may ask, such as `http://localhost:3000`,
     /// beside this server's own; `localhost` is any page of this machine, `*` is any.
     pub allowed_origins: Vec<String>,
+    /// What media requests may name instead of sending them.
+    pub media: MediaSources,
     /// Times, sizes and counts.
     pub limits: Limits,
 }

@@ -69,6 +69,14 @@ pub const VIDEO_FRAMES_MAX: usize = 768;
 pub const VIDEO_SECONDS_MAX: u64 = 3600;
 /// Time for decoding a video.
 pub const VIDEO_TIME: Duration = Duration::from_secs(60);
+/// Bytes of all files of a request that are not in it: what it names at addresses and in a folder.
+pub const NAMED_BYTES_MAX: usize = 32 << 20;
+/// Time in which all of them must have arrived.
+pub const NAMED_TIME_MAX: Duration = Duration::from_secs(20);
+/// Requests whose files are read and held at one time.
+pub const NAMED_REQUESTS_MAX: usize = 16;
+/// Requests that wait for that; more are refused.
+pub const NAMED_WAITING_MAX: usize = 64;
 /// Prompts of a request.
 pub const PROMPTS_MAX: usize = 128;
 /// Tools of a request.

@@ -195,6 +195,10 @@ impl Metrics {
                     let count = of(counters).load(Ordering::Relaxed);
                     page.one(name, "counter", help, count as f64);
                 }
+                Value::Seconds(of) => {
+                    let micros = of(counters).load(Ordering::Relaxed);
+                    page.one(name, "counter", help, micros as f64 / 1e6);
+                }
                 Value::Histogram(of) => page.histogram(name, help, of(self)),
                 Value::Tally(label, of) => page.tally(name, help, label, of(self)),
                 Value::Positions => {
@@ -224,6 +228,8 @@ enum Value {
     Gauge(fn(&Counters) -> f64),
     /// A number that only rises.
     Counter(fn(&Counters) -> &AtomicU64),
+    /// Seconds that only rise, from a number of microseconds.
+    Seconds(fn(&Counters) -> &AtomicU64),
     /// Values by upper bound.
     Histogram(fn(&Metrics) -> &Histogram),
     /// Counters by the value of the label that is named.
@@ -238,7 +244,7 @@ enum Value {
 
 /// Every series of the page, in the order of the page.
 const SERIES: &[Series] = {
-    use Value::{Blocks, Counter, Gauge, Histogram, Positions, Responses, Tally};
+    use Value::{Blocks, Counter, Gauge, Histogram, Positions, Responses, Seconds, Tally};
     const fn series(name: &'static str, help: &'static str, value: Value) -> Series {
         Series { name, help, value }
     }
@@ -280,6 +286,26 @@ const SERIES: &[Series] = {
             "vllm:prefix_cache_hits_total",
             "Prompt tokens that were found there.",
             Counter(|c| &c.cached_tokens),
+        ),
+        series(
+            "vllm:mm_cache_queries_total",
+            "Pictures and parts of videos, whose embeddings were looked for by their content.",
+            Counter(|c| &c.media.shown),
+        ),
+        series(
+            "vllm:mm_cache_hits_total",
+            "Those whose embeddings were found.",
+            Counter(|c| &c.media.known),
+        ),
+        series(
+            "paceline:media_encoded_total",
+            "Pictures and parts of videos that the vision tower has looked at.",
+            Counter(|c| &c.media.encoded),
+        ),
+        series(
+            "paceline:tower_seconds_total",
+            "Seconds that the vision tower has taken.",
+            Seconds(|c| &c.media.tower_micros),
         ),
         series(
             "paceline:prefix_cache_texts",

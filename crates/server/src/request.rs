@@ -1,6 +1,5 @@
 //! A request for text as the engine understands it, whatever API it came by.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
@@ -10,7 +9,7 @@ use text::messages::MESSAGES_MAX;
 use text::{Infill, PromptEnd, Text};
 
 use crate::errors::ApiError;
-use crate::media::Media;
+use crate::media::{Image, Media};
 use crate::options::Options;
 
 /// What a client asks for.
@@ -34,10 +33,51 @@ pub(crate) enum Prompt {
     Tokens(Vec<u32>),
     /// Texts and lists of token ids that follow each other.
     Mixed(Vec<Prompt>),
+    /// Text with pictures.
+    Pictured(Pictured),
     /// What stands around a gap to fill.
     Infill(Infill),
     /// Several prompts of the kinds before, each of which gets answers of its own.
     Several(Vec<Prompt>),
+}
+
+/// Texts with a picture between each two.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Pictured {
+    /// The texts, one more than pictures.
+    pub(crate) texts: Vec<String>,
+    /// The pictures; none once they were taken.
+    pub(crate) images: Vec<Image>,
+}
+
+impl Prompt {
+    /// Takes the data of media out of the prompt, in the order in which they stand there.
+    pub(crate) fn take_media(&mut self) -> Vec<Media> {
+        match self {
+            Prompt::Conversation(conversation) => conversation.take_media(),
+            Prompt::Pictured(pictured) => {
+                let images = std::mem::take(&mut pictured.images);
+                images.into_iter().map(Media::Picture).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The prompt with the token `placeholder` in the place of each picture. A conversation gets its
+    /// own from the chat template.
+    pub(crate) fn with_places(self, placeholder: u32) -> Prompt {
+        let Prompt::Pictured(Pictured { texts, .. }) = self else {
+            return self;
+        };
+        let mut parts = Vec::with_capacity(2 * texts.len());
+        for (i, text) in texts.into_iter().enumerate() {
+            if i > 0 {
+                parts.push(Prompt::Tokens(vec![placeholder]));
+            }
+            parts.push(Prompt::Text(text));
+        }
+        Prompt::Mixed(parts)
+    }
 }
 
 /// Messages to answer.
@@ -222,7 +262,7 @@ impl Conversation {
     }
 
     /// Takes the data of media out of the messages, in the order in which they stand there.
-    pub(crate) fn take_media(&mut self) -> Vec<Media> {
+    fn take_media(&mut self) -> Vec<Media> {
         let parts = self.messages.iter_mut().flat_map(|m| &mut m.content);
         let taken = parts.filter_map(|part| match part {
             Part::Text(_) => None,
@@ -285,30 +325,10 @@ pub(crate) fn message_list(messages: Option<Value>) -> Result<Vec<Value>, ApiErr
     Ok(list)
 }
 
-/// Gives results of tools that say which call they answer, and no name, the name of the tool:
-/// templates tell results of several calls apart by it.
-pub(crate) fn name_results(messages: &mut [Message]) {
-    let mut names: HashMap<String, Value> = HashMap::new();
-    for Message { role, others, .. } in messages {
-        let calls = others.get("tool_calls").and_then(Value::as_array);
-        for call in calls.into_iter().flatten() {
-            if let Some(id) = call["id"].as_str() {
-                names.insert(id.to_owned(), call["function"]["name"].clone());
-            }
-        }
-        let answered = others.get("tool_call_id").and_then(Value::as_str);
-        let name = answered.and_then(|id| names.get(id));
-        let is_unnamed = others.get("name").is_none_or(Value::is_null);
-        if let Some(name) = name.filter(|_| *role == Role::Tool && is_unnamed).cloned() {
-            others.insert("name".to_owned(), name);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::media::Image;
+    use crate::sources::Data;
 
     #[test]
     fn a_conversation_takes_the_form_of_templates() {
@@ -320,7 +340,7 @@ mod tests {
         let picture = |data: &str| {
             Part::Media(Media::Picture(Image {
                 path: String::new(),
-                data: data.into(),
+                data: Data::Base64(data.into()),
                 rows: None,
             }))
         };
@@ -347,7 +367,8 @@ mod tests {
             Media::Video(video) => panic!("{video:?}"),
         };
         let taken = conversation.take_media().into_iter();
-        assert_eq!(taken.map(data).collect::<String>(), "xyz");
+        let all = ["x", "y", "z"].map(|data| Data::Base64(data.into()));
+        assert_eq!(taken.map(data).collect::<Vec<_>>(), all);
         let (messages, arguments) = conversation.for_template();
         let image = json!({"type": "image"});
         assert_eq!(
@@ -365,41 +386,5 @@ mod tests {
             assert_eq!(Role::named(role.name()), Some(role));
         }
         assert_eq!(Role::named("robot"), None);
-    }
-
-    #[test]
-    fn results_get_the_names_of_the_calls_that_they_answer() {
-        let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name}});
-        let list = [
-            json!({"role": "assistant", "tool_calls": [call("a", "first"), call("b", "second")]}),
-            json!({"role": "tool", "tool_call_id": "b"}),
-            json!({"role": "tool", "tool_call_id": "a", "content": "1", "name": null}),
-            json!({"role": "tool", "tool_call_id": "a", "content": "1", "name": "own"}),
-            json!({"role": "tool", "tool_call_id": "c", "content": "3"}),
-            json!({"role": "user", "tool_call_id": "a", "content": "4"}),
-        ];
-        let message = |value: Value| {
-            let role = Role::named(value["role"].as_str().unwrap()).unwrap();
-            let others = value.as_object().unwrap().clone();
-            Message {
-                role,
-                content: Vec::new(),
-                others,
-            }
-        };
-        let mut messages: Vec<Message> = list.into_iter().map(message).collect();
-        name_results(&mut messages);
-        let names = messages.iter().map(|m| m.others.get("name").cloned());
-        assert_eq!(
-            names.collect::<Vec<_>>(),
-            [
-                None,
-                Some(json!("second")),
-                Some(json!("first")),
-                Some(json!("own")),
-                None,
-                None
-            ]
-        );
     }
 }

@@ -39,6 +39,8 @@ pub struct Checkpoint {
     /// How the writer of an MTP head's own file wants the head to be used.
     pub(crate) manifest: Option<Value>,
     pub(crate) files: Vec<File>,
+    /// How many of the last files are a tower's own.
+    pub(crate) tower_files: usize,
     /// Tensors by canonical name.
     pub(crate) tensors: BTreeMap<String, Tensor>,
     /// Tensors of an MTP head that are not used, since another file supplies the head.
@@ -61,6 +63,7 @@ impl Checkpoint {
             config_bytes,
             manifest: None,
             files,
+            tower_files: 0,
             tensors: BTreeMap::new(),
             shadowed: Vec::new(),
             metadata: None,

@@ -16,7 +16,8 @@ impl Checkpoint {
     pub fn content_hash_with(&self, mut hash_of: impl FnMut(&str, &[u8]) -> String) -> String {
         let mut compute = || {
             let mut parts = vec![sha256(&self.config_bytes)];
-            parts.extend(self.files.iter().map(|f| {
+            let own = &self.files[..self.files.len() - self.tower_files];
+            parts.extend(own.iter().map(|f| {
                 let hash = hash_of(&f.name, &f.bytes);
                 f.bytes.release();
                 hash

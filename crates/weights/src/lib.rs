@@ -44,6 +44,7 @@ mod quantized;
 mod reading;
 mod safetensors;
 mod tensor;
+mod tower;
 mod weight;
 
 pub use checkpoint::Checkpoint;

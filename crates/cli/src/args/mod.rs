@@ -21,6 +21,7 @@ mod draft;
 mod form;
 mod launch;
 mod measure;
+mod media;
 mod model;
 mod serve;
 mod text;
@@ -31,6 +32,7 @@ pub(crate) use draft::DraftArgs;
 pub(crate) use form::{FormArgs, TextForm};
 pub(crate) use launch::{LaunchArgs, PsArgs, StopArgs};
 pub(crate) use measure::{BenchArgs, PerplexityArgs};
+pub(crate) use media::MediaArgs;
 pub(crate) use model::{Activations, Device, LoadArgs, ModelArg, Weights};
 pub(crate) use serve::{KvEventsArgs, KvEventsEncoding, ServeArgs};
 pub(crate) use text::{ChatArgs, RunArgs, TextArgs};
@@ -176,6 +178,9 @@ pub(crate) struct PullArgs {
     /// Fetch only the `mtp.*` tensors, for conversions of this model
     #[arg(long, conflicts_with = "draft")]
     pub(crate) head_only: bool,
+    /// Leave out the vision tower's file (`mmproj`) that goes with GGUF files
+    #[arg(long)]
+    pub(crate) no_mmproj: bool,
 }
 
 /// `paceline list`

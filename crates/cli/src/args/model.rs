@@ -3,8 +3,10 @@
 use super::values::{count, load_format};
 use backend::KvFormat;
 use clap::{Args, ValueEnum};
+use engine::TowerFile;
 use quant::Format;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 
 /// Which model.
 #[derive(Debug, Args)]
@@ -61,8 +63,11 @@ pub(crate) struct LoadArgs {
     /// `<|im_end|>`, as control tokens: whoever writes them can end a turn and begin another
     #[arg(long)]
     pub(crate) allow_special_tokens: bool,
+    /// File of the vision tower, an `mmproj` of GGUF [default: the one beside the model, if there is one]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_pictures")]
+    pub(crate) mmproj: Option<PathBuf>,
     /// Leave the vision tower of a model that has one out of memory; pictures and video are refused then
-    #[arg(long)]
+    #[arg(long, visible_alias = "no-mmproj")]
     pub(crate) no_pictures: bool,
     /// Skip the self-test after loading, which checks that batched and single steps agree bit for
     /// bit and that drafts are accepted. Its result is remembered, so only the first start takes longer
@@ -77,6 +82,13 @@ pub(crate) struct LoadArgs {
     /// Instruction set to compute with, to measure or to find a fault
     #[arg(long, hide = true, value_parser = isa)]
     pub(crate) isa: Option<cpu::Isa>,
+}
+
+impl LoadArgs {
+    /// Which file the vision tower comes from.
+    pub(crate) fn tower(&self) -> TowerFile {
+        self.mmproj.clone().map_or(TowerFile::Beside, TowerFile::At)
+    }
 }
 
 /// Devices.

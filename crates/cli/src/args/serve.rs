@@ -1,6 +1,7 @@
 //! `paceline serve`: where it listens, whom it answers and how many at once.
 
 use super::draft::DraftArgs;
+use super::media::MediaArgs;
 use super::model::{LoadArgs, ModelArg, size};
 use clap::{Args, ValueEnum};
 use server::Limits;
@@ -92,6 +93,8 @@ pub(crate) struct ServeArgs {
     /// Seconds that running requests get to finish after Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().drain_timeout.as_secs(), help_heading = "Server")]
     pub(crate) drain_timeout: u64,
+    #[command(flatten)]
+    pub(crate) media: MediaArgs,
     #[command(flatten)]
     pub(crate) kv_events: KvEventsArgs,
     /// Say what would be served and what memory it would take, and exit

@@ -145,9 +145,12 @@ struct Totals {
 }
 
 impl Chat<'_> {
-    /// Takes a line of input: a command, or words for the model.
+    /// Takes a line of input: the path of a picture, a command, or words for the model.
     fn take(&mut self, line: &str) -> Result<()> {
         let words = line.trim();
+        if let Some(file) = media::pasted(words) {
+            return self.show_picture(&file);
+        }
         match words.strip_prefix('/') {
             _ if words.is_empty() => Ok(()),
             Some(command) if !command.starts_with('/') => self.command(command),
@@ -171,7 +174,7 @@ impl Chat<'_> {
             }
             "image" => {
                 let file = file_of("image", rest, "kite.png")?;
-                self.show_next(file, media::picture(self.engine, Path::new(file))?);
+                self.show_picture(Path::new(file))?;
             }
             "video" => {
                 let file = file_of("video", rest, "kite.gif")?;
@@ -229,6 +232,13 @@ impl Chat<'_> {
             "`{file}` goes with the next question, as {rows} tokens"
         ));
         self.next.push(item);
+    }
+
+    /// Shows the picture in `file` with the next question.
+    fn show_picture(&mut self, file: &Path) -> Result<()> {
+        let picture = media::picture(self.engine, file)?;
+        self.show_next(&file.display().to_string(), picture);
+        Ok(())
     }
 
     /// Forgets all questions and answers.

@@ -19,6 +19,10 @@ mod media;
 #[cfg(target_os = "linux")]
 mod memory;
 mod perplexity;
+mod pictures;
+#[path = "../../../../tests/src/projector.rs"]
+#[allow(unreachable_pub, reason = "other suites have it from a crate")]
+mod projector;
 mod pull;
 mod run;
 mod serve;

@@ -122,7 +122,7 @@ fn a_gguf_file_is_pulled_by_its_format_and_runs() {
     let files = [
         ("tiny-Q4_0.gguf", whole.clone()),
         ("tiny-Q8_0.gguf", b"not fetched".to_vec()),
-        ("mmproj-tiny.gguf", b"not fetched".to_vec()),
+        ("mmproj-tiny.gguf", b"a tower".to_vec()),
     ];
     let hub = hub_server::Hub::start(&files);
     let pull = |name: &str| {
@@ -133,7 +133,20 @@ fn a_gguf_file_is_pulled_by_its_format_and_runs() {
     let (stdout, _) = good(pull("org/model:q4_0"));
     let path = PathBuf::from(stdout.trim_end());
     assert_eq!(fs::read(&path).unwrap(), whole);
-    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    // With its tower, which stands beside it; without, if that is asked for.
+    let beside = || {
+        let files = fs::read_dir(path.parent().unwrap()).unwrap();
+        let names = files.map(|f| f.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    };
+    assert_eq!(beside(), ["mmproj-tiny.gguf", "tiny-Q4_0.gguf"]);
+    fs::remove_file(path.with_file_name("mmproj-tiny.gguf")).unwrap();
+    let mut bare = pull("org/model:q4_0");
+    bare.arg("--no-mmproj");
+    good(bare);
+    assert_eq!(beside(), ["tiny-Q4_0.gguf"]);
     for name in ["org/model:Q4_0", "org/model"] {
         let record = run_json(&folder, &[PROMPT, "-n", "4", "-m", name]);
         assert_eq!(record["model"]["name"], "tiny-Q4_0.gguf");

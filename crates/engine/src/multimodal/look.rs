@@ -6,6 +6,7 @@ use crate::request::Request;
 use models::encode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Bytes of embeddings that are kept for later questions about what they are of.
 const CACHE_BYTES: usize = 256 << 20;
@@ -40,14 +41,18 @@ impl Looking {
                 continue;
             }
             let hash = placed.part.hash;
+            counts.shown.fetch_add(1, Ordering::Relaxed);
             if let Some(known) = self.embeddings.get(&hash) {
                 placed.embeddings = known;
                 counts.known.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             let (tower, b) = self.vision.tower();
-            let (_, rows) =
-                encode(tower, b, &placed.part.input.frames()).map_err(|error| error.to_string())?;
+            let start = Instant::now();
+            let encoded = encode(tower, b, &placed.part.input.frames());
+            let micros = start.elapsed().as_micros() as u64;
+            counts.tower_micros.fetch_add(micros, Ordering::Relaxed);
+            let (_, rows) = encoded.map_err(|error| error.to_string())?;
             placed.embeddings = rows.into();
             self.embeddings.put(hash, placed.embeddings.clone());
             counts.encoded.fetch_add(1, Ordering::Relaxed);
@@ -64,6 +69,10 @@ pub struct MediaCounts {
     pub encoded: AtomicU64,
     /// Those that were known by their content.
     pub known: AtomicU64,
+    /// Those that requests have shown: the two before together.
+    pub shown: AtomicU64,
+    /// Microseconds that the tower and its device have taken.
+    pub tower_micros: AtomicU64,
 }
 
 /// Checks that the media of `request` stand in its prompt, one after the other.

@@ -15,6 +15,7 @@
 mod cache;
 mod item;
 mod look;
+mod own_file;
 mod place;
 mod sight;
 mod vision;
@@ -22,6 +23,8 @@ mod vision;
 pub use item::{MediaItem, MediaKind, MediaRowCounts, PlacedMedia};
 pub use look::MediaCounts;
 pub(crate) use look::{Looking, check_places, is_seen};
+pub(crate) use own_file::OwnFile;
+pub use own_file::TowerFile;
 pub use place::WrongPlaces;
 pub(crate) use sight::Sight;
 pub use vision::{ClipOptions, ClipSource, OpenError, Vision, VisionInfo};

@@ -1,7 +1,7 @@
 //! Whether a model that is being loaded takes pictures and clips, and with which tower.
 
-use super::Vision;
 use super::vision::span_rows;
+use super::{OwnFile, Vision};
 use crate::options::{DEFAULT_CONTEXT, LoadOptions};
 use crate::source::Source;
 use backend::Backend;
@@ -19,12 +19,19 @@ pub(crate) struct Sight {
     /// What the configuration says of the tower, or why no pictures are taken.
     plan: Result<TowerPlan, String>,
     tower: Option<Box<dyn Tower>>,
+    /// The tower's own file.
+    file: OwnFile,
 }
 
 impl Sight {
     /// What the configuration of `checkpoint`, whose files are at `source`, says of its tower. A
     /// picture or a clip becomes no more rows than half of the context has.
-    pub(crate) fn plan(source: &Source, checkpoint: &Checkpoint, options: &LoadOptions) -> Self {
+    pub(crate) fn plan(
+        source: &Source,
+        checkpoint: &Checkpoint,
+        file: OwnFile,
+        options: &LoadOptions,
+    ) -> Self {
         let plan = match options.pictures {
             false => Err("pictures are turned off".to_owned()),
             true => models::tower_plan(checkpoint).map_err(|error| error.to_string()),
@@ -52,7 +59,11 @@ impl Sight {
                 ..plan
             }
         });
-        Sight { plan, tower: None }
+        Sight {
+            plan,
+            tower: None,
+            file,
+        }
     }
 
     /// Rows that a picture or a part of a clip becomes, at most; 0 if nothing is looked at.
@@ -90,7 +101,7 @@ impl Sight {
     pub(crate) fn vision(self, b: &Arc<dyn Backend>, text: &Text) -> Result<Arc<Vision>, String> {
         let plan = self.plan?;
         let tower = self.tower.expect("a tower that is planned was loaded");
-        Vision::new(tower, b.clone(), plan, &text.tokenizer).map(Arc::new)
+        Vision::new(tower, b.clone(), plan, &text.tokenizer, self.file).map(Arc::new)
     }
 }
 

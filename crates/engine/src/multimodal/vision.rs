@@ -1,6 +1,7 @@
 //! What a model sees with: files become what its vision tower reads.
 
 use super::item::{Input, MediaItem, MediaKind, MediaPart, PlacedMedia};
+use super::own_file::OwnFile;
 use super::place::{WrongPlaces, expand};
 use backend::Backend;
 use media::{Clip, ClipRule, Frame, Limits, VideoTools};
@@ -51,6 +52,8 @@ pub struct Vision {
     tokens: MediaTokens,
     plan: TowerPlan,
     tools: VideoTools,
+    /// The tower's own file.
+    file: OwnFile,
 }
 
 /// What is known of how a model sees.
@@ -67,6 +70,9 @@ pub struct VisionInfo {
     /// Bytes that the tower takes beside its weights while it looks at a picture, or at as much of a
     /// clip as at once, about.
     pub step_bytes: u64,
+    /// The name of the tower's own file (`mmproj`); absent where it is part of the model's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
 }
 
 impl std::fmt::Debug for Vision {
@@ -106,6 +112,7 @@ impl Vision {
         b: Arc<dyn Backend>,
         plan: TowerPlan,
         tokenizer: &Tokenizer,
+        file: OwnFile,
     ) -> Result<Self, String> {
         let tokens = tower.tokens().or_else(|| {
             let ids = tower.token_texts().map(|said| tokenizer.id_of(said));
@@ -126,6 +133,7 @@ impl Vision {
             tokens,
             plan,
             tools: VideoTools::default(),
+            file,
         })
     }
 
@@ -143,6 +151,7 @@ impl Vision {
             rows_max: self.plan.picture.most_rows(),
             frames_max: self.plan.video.most_frames(),
             step_bytes: outline.step_bytes(span_rows(&self.plan)),
+            file: self.file.name.clone(),
         }
     }
 
@@ -264,7 +273,8 @@ impl Vision {
         let mut hash = Sha256::new();
         let outline = self.tower.outline();
         hash.update(format!(
-            "{outline:?} {} {}x{}\n",
+            "{outline:?} {} {} {}x{}\n",
+            self.file.sha256,
             self.b.name(),
             frames.height,
             frames.width
@@ -278,6 +288,11 @@ impl Vision {
     pub fn is_in(&self, prompt: &[u32]) -> bool {
         let MediaTokens { picture, video, .. } = self.tokens;
         prompt.iter().any(|token| [picture, video].contains(token))
+    }
+
+    /// The token that stands for a picture in a prompt that [`Vision::place`] takes.
+    pub fn placeholder(&self) -> u32 {
+        self.tokens.picture
     }
 
     /// Gives each of `items` its place in `prompt`, in order: the token that stands for it there becomes

@@ -40,14 +40,24 @@ impl Gemma4 {
             norm: load.vector("norm", hidden)?,
             layers,
             // As the reference implementation generates text with the unified model (§5).
-            full_are_causal: !checkpoint
-                .architecture()?
-                .to_lowercase()
-                .contains("unified"),
+            full_are_causal: !is_unified(checkpoint)?,
             plan,
             config,
         })
     }
+}
+
+/// Whether `checkpoint` is the model whose pictures come without an encoder. GGUF files of its text
+/// look like those of others; then the tower's own file tells.
+fn is_unified(checkpoint: &Checkpoint) -> Result<bool, ModelError> {
+    let tower = &checkpoint.config()["vision_config"]["model_type"];
+    let names = [
+        checkpoint.architecture()?,
+        tower.as_str().unwrap_or_default(),
+    ];
+    Ok(names
+        .iter()
+        .any(|name| name.to_lowercase().contains("unified")))
 }
 
 impl Layer {

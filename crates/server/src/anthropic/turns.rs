@@ -5,7 +5,7 @@
 //! | --- | --- | --- |
 //! | `text` | system | a system message; those at the start become one, with a blank line between |
 //! | `text` | user, assistant | a part of the message's text, with nothing between parts |
-//! | `image` | user | a picture where it stands among the texts |
+//! | `image` | user, in `tool_result` | a picture where it stands among the texts |
 //! | `tool_use` | assistant | a call of the message |
 //! | `tool_result` | user | a message of the tool |
 //! | `thinking` | assistant | the message's reasoning, where the template reads that |
@@ -20,7 +20,8 @@ use text::Text;
 use crate::errors::{ApiError, excerpt};
 use crate::limits::IGNORED_FIELDS_MAX;
 use crate::media::{self, Media};
-use crate::request::{Message, Part, Role, message_list, name_results};
+use crate::request::{Message, Part, Role, message_list};
+use crate::results;
 use crate::template::template_uses;
 
 /// How a line begins that Claude Code puts before its instructions. It differs from version to
@@ -67,7 +68,7 @@ pub(super) fn read(
         ignored,
         ..
     } = turns;
-    name_results(&mut messages);
+    results::prepare(&mut messages, text);
     Ok((messages, ignored))
 }
 
@@ -241,10 +242,10 @@ impl Turns<'_> {
         result: &mut Map<String, Value>,
     ) -> Result<Vec<Part>, ApiError> {
         let at = |name: &str| format!("{path}.{name}");
-        let mut texts = match result.remove("content") {
+        let mut parts = match result.remove("content") {
             None | Some(Value::Null) => Vec::new(),
-            Some(Value::String(text)) => vec![text],
-            Some(Value::Array(blocks)) => self.texts(&at("content"), blocks)?,
+            Some(Value::String(text)) => vec![Part::Text(text)],
+            Some(Value::Array(blocks)) => self.parts(&at("content"), blocks)?,
             Some(_) => {
                 let message = "must be a string or a list of blocks";
                 return Err(ApiError::field(at("content"), message));
@@ -257,18 +258,38 @@ impl Turns<'_> {
         };
         if is_error {
             // Templates have no place for it, so the text says it, unless it does already.
-            let first = texts.first().map_or("", |text| text.trim_start());
-            let begins = first.get(..ERROR.len());
-            match texts.is_empty() {
-                true => texts.push(ERROR.to_owned()),
-                false if begins.is_some_and(|b| b.eq_ignore_ascii_case(ERROR)) => {}
-                false => texts[0].insert_str(0, &format!("{ERROR}: ")),
+            match parts.first_mut() {
+                Some(Part::Text(first)) => {
+                    let begins = first.trim_start().get(..ERROR.len());
+                    if !begins.is_some_and(|b| b.eq_ignore_ascii_case(ERROR)) {
+                        first.insert_str(0, &format!("{ERROR}: "));
+                    }
+                }
+                _ => parts.insert(0, Part::Text(ERROR.to_owned())),
             }
         }
-        if texts.is_empty() {
-            texts.push(String::new());
+        if parts.is_empty() {
+            parts.push(Part::Text(String::new()));
         }
-        Ok(texts.into_iter().map(Part::Text).collect())
+        Ok(parts)
+    }
+
+    /// Reads the blocks of a result at `path`: texts and pictures.
+    fn parts(&mut self, path: &str, blocks: Vec<Value>) -> Result<Vec<Part>, ApiError> {
+        let parts = blocks.into_iter().enumerate().map(|(i, block)| {
+            let path = format!("{path}[{i}]");
+            let mut block = split(&path, block)?;
+            match block.kind.as_str() {
+                "text" => self.text_of(&path, block).map(Part::Text),
+                "image" => {
+                    let image = media::read_source(&path, &mut block.fields)?;
+                    self.note(&path, &block.fields);
+                    Ok(Part::Media(Media::Picture(image)))
+                }
+                kind => Err(unreadable(&path, kind)),
+            }
+        });
+        parts.collect()
     }
 
     /// Reads the blocks of an earlier answer: reasoning, text and calls.

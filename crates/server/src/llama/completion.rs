@@ -8,9 +8,10 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Response};
 use axum::response::IntoResponse;
 use engine::{Channel, RequestOutcome};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::document::{Note, Spelling};
+use super::media::{self, IMAGE_DATA};
 use super::{DIALECT, prompt, request, tables};
 use crate::App;
 use crate::dialect::{Answer, Endpoint, Received, answer_received};
@@ -42,7 +43,8 @@ impl Kind for Continued {
     const FILLS_GAP: bool = false;
 
     fn take(object: &mut Map<String, Value>, _: &App) -> Result<Prompt, ApiError> {
-        prompt::read(object.remove("prompt").unwrap_or_default())
+        let prompt = prompt::read(object.remove("prompt").unwrap_or_default())?;
+        media::with_images(prompt, object.remove(IMAGE_DATA).unwrap_or_default())
     }
 }
 
@@ -54,6 +56,11 @@ impl Kind for Filled {
 
     fn take(object: &mut Map<String, Value>, app: &App) -> Result<Prompt, ApiError> {
         check_infill(app, "input_prefix")?;
+        let images = object.remove(IMAGE_DATA).unwrap_or_default();
+        if !images.is_null() && images != json!([]) {
+            let message = "cannot be used: a gap is filled from text alone";
+            return Err(ApiError::field(IMAGE_DATA, message));
+        }
         let room = app.engine.info().context;
         prompt::read_infill(object, room).map(Prompt::Infill)
     }

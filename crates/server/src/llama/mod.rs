@@ -6,7 +6,7 @@
 //! | [`tokens`] | `POST /tokenize`, `/detokenize`, `/apply-template` |
 //! | [`props`] | `GET /props`, `/slots`, `/lora-adapters` |
 //!
-//! [`request`] and [`prompt`] read requests, [`document`], [`settings`] and [`probabilities`] spell
+//! [`request`], [`prompt`] and [`media`] read requests, [`document`], [`settings`] and [`probabilities`] spell
 //! answers, and [`tables`] says of every known field how it is treated. OpenAI's chat completions
 //! answer in the form of [`document`] too, under `__verbose`, where a request asks for that.
 //!
@@ -14,6 +14,7 @@
 
 pub(crate) mod completion;
 pub(crate) mod document;
+mod media;
 mod probabilities;
 mod prompt;
 pub(crate) mod props;

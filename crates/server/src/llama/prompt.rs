@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 use text::Infill;
 
+use super::media;
 use crate::errors::ApiError;
 use crate::limits::PROMPTS_MAX;
 use crate::openai::completions::tokens;
@@ -15,7 +16,7 @@ const EXTRA: &str = "input_extra";
 ///
 /// # Errors
 ///
-/// 400 for a prompt of no such form, and for one with pictures or sounds.
+/// 400 for a prompt of no such form.
 pub(super) fn read(prompt: Value) -> Result<Prompt, ApiError> {
     let list = match prompt {
         Value::Array(list) if !is_one(&list) => list,
@@ -72,16 +73,9 @@ pub(super) fn read_one(path: &str, prompt: Value) -> Result<Prompt, ApiError> {
 
 /// The prompt that an object at `path` holds.
 fn read_object(path: &str, mut object: Map<String, Value>) -> Result<Prompt, ApiError> {
-    match object.remove("multimodal_data") {
-        None | Some(Value::Null) => {}
-        Some(Value::Array(list)) if list.is_empty() => {}
-        Some(_) => {
-            let path = format!("{path}.multimodal_data");
-            return Err(ApiError::unsupported(path, ", or send []"));
-        }
-    }
+    let data = object.remove("multimodal_data").unwrap_or_default();
     match object.remove("prompt_string") {
-        Some(Value::String(text)) => Ok(Prompt::Text(text)),
+        Some(Value::String(text)) => media::with_data(path, text, data),
         None => Err(ApiError::field(
             format!("{path}.prompt_string"),
             "is missing",
@@ -192,8 +186,8 @@ mod tests {
                 "`prompt[1].prompt_string` must be a string",
             ),
             (
-                json!({"prompt_string": "a", "multimodal_data": ["AAAA"]}),
-                "`prompt.multimodal_data` is not supported yet",
+                json!(["a", {"prompt_string": "a", "multimodal_data": ["AAAA"]}]),
+                "`prompt[1].prompt_string` has the marker `<__media__>` 0 times",
             ),
             (
                 json!(vec!["a"; PROMPTS_MAX + 1]),

@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use axum::http::Response;
 use serde_json::{Map, Value, json};
 
+use super::media::MARKER;
 use super::{request, settings};
 use crate::App;
 use crate::dialect;
@@ -41,6 +42,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response<Body>,
         "model_alias": app.model(),
         "model_path": info.name,
         "modalities": {"vision": info.vision.is_some(), "audio": false, "video": false},
+        "media_marker": MARKER,
         "endpoint_slots": true,
         "endpoint_props": false,
         "endpoint_metrics": true,

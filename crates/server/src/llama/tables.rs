@@ -85,6 +85,11 @@ const HONORED: &[Known] = &[
         "milliseconds from the first token after which a text that has a line break ends; 0 and less is no limit",
     ),
     known(
+        "image_data",
+        List,
+        "`/completion`: [pictures](#pictures-and-video), objects with base64 in `data` and an `id`; `[img-ID]` in the prompt is their place",
+    ),
+    known(
         "n_indent",
         Integer,
         "spaces and tabs that every line but the first begins with; the text ends before one that has fewer",
@@ -192,7 +197,6 @@ const REFUSED: &[Unsupported] = &[
     unless("messages", "[]"),
     unless("suffix", r#"[""]"#),
     unless("echo", "[false]"),
-    unless("image_data", "[[]]"),
     unless("system_prompt", r#"[""]"#),
     unless("top_logprobs", "[0]"),
 ];
@@ -235,6 +239,7 @@ const NATIVE: &[&str] = &[
     "timings_per_token",
     "response_fields",
     "lora",
+    "image_data",
 ];
 
 /// Whether a body that OpenAI's completions could have too is one of this API: it has a field that

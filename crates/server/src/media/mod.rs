@@ -2,18 +2,15 @@
 //! prompt.
 //!
 //! ```text
-//! dialect ─→ Media (base64, as sent) ─→ decode and resize ─→ Vision::place ─→ engine
-//!  a connection's thread                 a worker's thread
+//! dialect ─→ Media (as sent) ─→ bytes of files ─→ decode and resize ─→ Vision::place ─→ engine
+//!  a connection's thread                           a worker's thread
 //! ```
 //!
-//! Media come inside the request. Nothing is fetched.
+//! Where the bytes of files come from is told by [`crate::sources`].
 
 mod picture;
 mod video;
 
-use base64::Engine;
-use base64::alphabet::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use engine::{MediaItem, MediaLimits, PlacedMedia, Vision};
 use serde_json::{Map, Value};
 
@@ -21,6 +18,7 @@ use crate::errors::ApiError;
 use crate::limits::{
     MEDIA_BYTES_MAX, MEDIA_PIXELS_MAX, PICTURES_MAX, VIDEO_SECONDS_MAX, VIDEO_TIME, VIDEOS_MAX,
 };
+use crate::sources::{Data, MediaSources, Place};
 
 pub(crate) use picture::{Image, read_list, read_source};
 pub(crate) use video::{Video, defaults};
@@ -46,6 +44,22 @@ impl Media {
         match self {
             Media::Picture(image) => Media::Picture(image.take()),
             Media::Video(video) => Media::Video(video.take()),
+        }
+    }
+
+    /// Its files.
+    fn files(&self) -> &[Data] {
+        match self {
+            Media::Picture(image) => std::slice::from_ref(&image.data),
+            Media::Video(video) => video.files(),
+        }
+    }
+
+    /// Its files, to be replaced.
+    fn files_mut(&mut self) -> &mut [Data] {
+        match self {
+            Media::Picture(image) => std::slice::from_mut(&mut image.data),
+            Media::Video(video) => video.files_mut(),
         }
     }
 
@@ -137,12 +151,51 @@ pub(crate) fn admit(media: &[Media], takes: bool, reason: &str) -> Result<(), Ap
     Ok(())
 }
 
+/// Whether a file of `media` is somewhere else.
+pub(crate) fn are_named(media: &[Media]) -> bool {
+    media.iter().flat_map(Media::files).any(Data::is_named)
+}
+
+/// Bytes that are held for the files of `media`.
+pub(crate) fn held(media: &[Media]) -> usize {
+    media.iter().flat_map(Media::files).map(Data::held).sum()
+}
+
+/// Reads the files of `media` that are at addresses or in a folder.
+///
+/// # Errors
+///
+/// 400 that names the first that may not be read, or cannot be; 503 if too many requests wait for
+/// that.
+pub(crate) async fn bring(
+    sources: &MediaSources,
+    mut media: Vec<Media>,
+) -> Result<(Vec<Media>, Place), ApiError> {
+    let mut list = Vec::new();
+    for one in &mut media {
+        let path = one.path().to_owned();
+        for file in one.files_mut() {
+            sources.check(&path, file)?;
+            list.push((path.clone(), file.take()));
+        }
+    }
+    let (list, place) = sources.bring(list, MEDIA_BYTES_MAX).await?;
+    let files = media.iter_mut().flat_map(Media::files_mut);
+    for (file, (_, data)) in files.zip(list) {
+        *file = data;
+    }
+    Ok((media, place))
+}
+
 /// Decodes `media` and resizes them for the model. Takes milliseconds to seconds.
 ///
 /// # Errors
 ///
 /// 400 that names the first that is broken, too large, or none.
-pub(crate) fn decode(vision: &Vision, media: Vec<Media>) -> Result<Vec<MediaItem>, ApiError> {
+pub(crate) fn decode(
+    vision: &Vision,
+    media: impl Iterator<Item = Media>,
+) -> Result<Vec<MediaItem>, ApiError> {
     let pictures = MediaLimits {
         bytes: MEDIA_BYTES_MAX,
         pixels: MEDIA_PIXELS_MAX,
@@ -168,77 +221,15 @@ pub(crate) fn decode(vision: &Vision, media: Vec<Media>) -> Result<Vec<MediaItem
         };
         opened.map_err(|error| ApiError::field(path, error.to_string()))
     };
-    media.into_iter().map(decode).collect()
+    media.map(decode).collect()
 }
 
-/// The bytes that `data` at `path` stands for.
+/// The bytes of the file `data` at `path`, which has been read.
 ///
 /// # Errors
 ///
 /// 400 for what is no base64.
-fn file_of(path: &str, data: String) -> Result<Vec<u8>, ApiError> {
-    base64(data.as_bytes()).ok_or_else(|| ApiError::field(path, "is not base64"))
-}
-
-/// The parts before and after the comma of the data URL at `path`, which has the form `form`.
-///
-/// # Errors
-///
-/// 400 for another URL.
-fn data_url<'a>(
-    path: &str,
-    url: &'a str,
-    (word, form): (&str, &str),
-) -> Result<(&'a str, &'a str), ApiError> {
-    let begins = |with: &str| {
-        let head = url.get(..with.len());
-        head.is_some_and(|head| head.eq_ignore_ascii_case(with))
-    };
-    if begins("http://") || begins("https://") {
-        let message =
-            format!("is an address, and this server fetches nothing; send the {word} as {form}");
-        return Err(ApiError::field(path, message));
-    }
-    let data = url.split_once(',').filter(|_| begins("data:"));
-    match data {
-        Some((head, data)) if head.to_ascii_lowercase().ends_with(";base64") => Ok((head, data)),
-        _ => Err(ApiError::field(path, format!("must have the form {form}"))),
-    }
-}
-
-/// The bytes that `text` stands for, with or without padding and line breaks, in the usual alphabet
-/// or that of URLs; `None` if it is no base64.
-fn base64(text: &[u8]) -> Option<Vec<u8>> {
-    const LENIENT: GeneralPurpose = GeneralPurpose::new(
-        &STANDARD,
-        GeneralPurposeConfig::new()
-            .with_decode_padding_mode(DecodePaddingMode::Indifferent)
-            .with_decode_allow_trailing_bits(true),
-    );
-    let letters = text.iter().filter(|c| !b"\n\r \t".contains(c));
-    let usual = letters.map(|c| match c {
-        b'-' => b'+',
-        b'_' => b'/',
-        c => *c,
-    });
-    LENIENT.decode(usual.collect::<Vec<u8>>()).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_read_in_all_its_spellings() {
-        let read = |text: &str| base64(text.as_bytes());
-        assert_eq!(read(""), Some(vec![]));
-        assert_eq!(read("TQ=="), Some(b"M".to_vec()));
-        assert_eq!(read("TWE"), Some(b"Ma".to_vec()));
-        assert_eq!(read("TW\r\nFu"), Some(b"Man".to_vec()));
-        assert_eq!(read("-_-_"), read("+/+/"));
-        assert_eq!(read("+/+/"), Some(vec![0xfb, 0xff, 0xbf]));
-        for wrong in ["T", "TWFuT", "TQ==TQ==", "T*Fu", "data:,"] {
-            assert_eq!(read(wrong), None, "{wrong}");
-        }
-    }
+fn file_of(path: &str, data: Data) -> Result<Vec<u8>, ApiError> {
+    let file = data.into_bytes();
+    file.ok_or_else(|| ApiError::field(path, "is not base64"))
 }

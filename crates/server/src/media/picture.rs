@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::data_url;
 use crate::errors::{ApiError, excerpt};
+use crate::sources::Data;
 
 /// Rows of a prompt that a picture becomes, at most, where a request asks for little detail.
 const LOW_DETAIL_ROWS: usize = 70;
@@ -11,13 +11,16 @@ const LOW_DETAIL_ROWS: usize = 70;
 /// What a picture's data should look like, for messages.
 const FORM: &str = "`data:image/png;base64,...`";
 
+/// What a source of Anthropic's should be, for messages.
+const BASE64_SOURCE: &str = "a source of type `base64`";
+
 /// A picture as a request has it.
 #[derive(Clone, PartialEq)]
 pub(crate) struct Image {
     /// The place of the picture in the request, for messages.
     pub(crate) path: String,
-    /// The file in base64.
-    pub(crate) data: String,
+    /// The file, or what it is found by.
+    pub(crate) data: Data,
     /// Rows of a prompt that it may become, where the request limits them.
     pub(crate) rows: Option<usize>,
 }
@@ -27,7 +30,7 @@ impl Image {
     pub(super) fn take(&mut self) -> Image {
         Image {
             path: self.path.clone(),
-            data: std::mem::take(&mut self.data),
+            data: self.data.take(),
             rows: self.rows,
         }
     }
@@ -49,7 +52,7 @@ pub(super) fn is_picture(kind: &str) -> bool {
 ///
 /// # Errors
 ///
-/// 400 for a part without data in it.
+/// 400 for a part that has no picture and names none.
 pub(super) fn check(
     path: &str,
     part: &Map<String, Value>,
@@ -62,21 +65,21 @@ pub(super) fn check(
 ///
 /// # Errors
 ///
-/// 400 for a part without data in it.
+/// 400 for a part that has no picture and names none.
 pub(super) fn read(path: &str, part: &Map<String, Value>) -> Result<Image, ApiError> {
     let (path, data, rows) = find(path, part)?;
     Ok(Image {
         path,
-        data: data.to_owned(),
+        data: data.into_owned(),
         rows,
     })
 }
 
-/// The place of the picture in the part at `path`, its data in base64, and its rows, at most.
+/// The place of the picture in the part at `path`, its data, and its rows, at most.
 fn find<'a>(
     path: &str,
     part: &'a Map<String, Value>,
-) -> Result<(String, &'a str, Option<usize>), ApiError> {
+) -> Result<(String, Data<&'a str>, Option<usize>), ApiError> {
     const URL: &str = "image_url";
     let at = format!("{path}.{URL}");
     // The Responses API has the text and the detail side by side, chat one within the other.
@@ -93,7 +96,7 @@ fn find<'a>(
         None | Some(Value::Null) => return Err(ApiError::field(at, "is missing")),
         Some(_) => return Err(ApiError::field(at, format!("must be a string, {FORM}"))),
     };
-    let (_, data) = data_url(&at, url, ("picture", FORM))?;
+    let (_, data) = Data::of_url(&at, url, FORM)?;
     let rows = match detail {
         None | Some(Value::Null) => None,
         Some(Value::String(word)) if matches!(&**word, "auto" | "high" | "original") => None,
@@ -110,33 +113,41 @@ fn find<'a>(
 ///
 /// # Errors
 ///
-/// 400 for a source that is not in the request.
+/// 400 for a source that has no picture and names none.
 pub(crate) fn read_source(path: &str, block: &mut Map<String, Value>) -> Result<Image, ApiError> {
     let path = format!("{path}.source");
     let Some(Value::Object(mut source)) = block.remove("source") else {
         return Err(ApiError::field(path, "must be an object"));
     };
-    match source.get("type").and_then(Value::as_str) {
-        Some("base64") => {}
-        Some("url") => {
-            let message =
-                "is an address, and this server fetches nothing; send a source of type `base64`";
+    let mut string = |name: &str| match source.remove(name) {
+        Some(Value::String(text)) => Ok(text),
+        _ => Err(ApiError::field(
+            format!("{path}.{name}"),
+            "must be a string",
+        )),
+    };
+    let data = match &*string("type")? {
+        "base64" => Data::Base64(string("data")?),
+        "url" => {
+            let url = string("url")?;
+            let (_, data) = Data::of_url(&format!("{path}.url"), &url, FORM)?;
+            data.into_owned()
+        }
+        "file" => {
+            let message = format!("names a file, and no files are kept here; send {BASE64_SOURCE}");
             return Err(ApiError::field(path, message));
         }
         kind => {
-            let kind = excerpt(kind.unwrap_or_default());
-            let message = format!("must be of type `base64`, and is of type `{kind}`");
+            let kind = excerpt(kind);
+            let message = format!("must be {BASE64_SOURCE} or `url`, and is of type `{kind}`");
             return Err(ApiError::field(path, message));
         }
-    }
-    match source.remove("data") {
-        Some(Value::String(data)) => Ok(Image {
-            path,
-            data,
-            rows: None,
-        }),
-        _ => Err(ApiError::field(format!("{path}.data"), "must be a string")),
-    }
+    };
+    Ok(Image {
+        path,
+        data,
+        rows: None,
+    })
 }
 
 /// The pictures of a list of base64 at `path`, as Ollama's requests have it.
@@ -155,7 +166,7 @@ pub(crate) fn read_list(path: &str, list: Value) -> Result<Vec<Image>, ApiError>
         match data {
             Value::String(data) => Ok(Image {
                 path,
-                data,
+                data: Data::Base64(data),
                 rows: None,
             }),
             _ => Err(ApiError::field(path, "must be a text in base64")),
@@ -189,19 +200,15 @@ mod tests {
         ] {
             let image = part(form).unwrap();
             assert_eq!(image.path, "messages[0].content[1].image_url");
-            assert_eq!((&*image.data, image.rows), ("TWFu", rows));
+            assert_eq!((image.data, image.rows), (Data::Base64("TWFu".into()), rows));
         }
         for (form, told) in [
-            (
-                json!({"image_url": {"url": "https://a.b/c.png"}}),
-                "fetches nothing",
-            ),
             (
                 json!({"image_url": {"url": "data:image/png,abc"}}),
                 "must have the form",
             ),
             (
-                json!({"image_url": {"url": "file:///a.png"}}),
+                json!({"image_url": {"url": "ftp://a.b/c.png"}}),
                 "must have the form",
             ),
             (json!({"image_url": {"url": 7}}), "must be a string"),

@@ -8,9 +8,10 @@
 use engine::{ClipOptions, ClipSource};
 use serde_json::{Map, Value};
 
-use super::{data_url, file_of};
+use super::file_of;
 use crate::errors::{ApiError, excerpt};
 use crate::limits::VIDEO_FRAMES_MAX;
+use crate::sources::Data;
 
 /// What a video's data should look like, for messages.
 const FORM: &str = "`data:video/mp4;base64,...`";
@@ -34,8 +35,8 @@ const READ: &[&str] = &[
 pub(crate) struct Video {
     /// The place of the video in the request, for messages.
     pub(super) path: String,
-    /// Files in base64: one, or one for each frame.
-    files: Vec<String>,
+    /// The file, or one for each frame.
+    files: Vec<Data>,
     /// Whether each frame has a file.
     is_list: bool,
     /// Which frames are looked at.
@@ -56,6 +57,16 @@ impl Video {
             files: std::mem::take(&mut self.files),
             ..*self
         }
+    }
+
+    /// The file, or one for each frame.
+    pub(super) fn files(&self) -> &[Data] {
+        &self.files
+    }
+
+    /// The file, or one for each frame, to be replaced.
+    pub(super) fn files_mut(&mut self) -> &mut [Data] {
+        &mut self.files
     }
 
     /// Looks at the frames that `options` ask for where the video itself asks for nothing.
@@ -109,7 +120,7 @@ pub(super) fn read(path: &str, part: &Map<String, Value>) -> Result<Video, ApiEr
     } = find(path, part)?;
     Ok(Video {
         path,
-        files: files.into_iter().map(str::to_owned).collect(),
+        files: files.into_iter().map(Data::into_owned).collect(),
         is_list,
         options,
     })
@@ -118,7 +129,7 @@ pub(super) fn read(path: &str, part: &Map<String, Value>) -> Result<Video, ApiEr
 /// A video where it stands in a request.
 struct Found<'a> {
     path: String,
-    files: Vec<&'a str>,
+    files: Vec<Data<&'a str>>,
     is_list: bool,
     options: ClipOptions,
 }
@@ -152,11 +163,12 @@ fn find<'a>(path: &str, part: &'a Map<String, Value>) -> Result<Found<'a>, ApiEr
     };
     let (files, is_list) = match value {
         Value::String(url) => {
-            let (head, data) = data_url(&at, url, ("video", FORM))?;
-            let kind = head["data:".len()..].split(';').next().unwrap_or_default();
-            match kind.eq_ignore_ascii_case("video/jpeg") {
-                true => (data.split(',').collect(), true),
-                false => (vec![data], false),
+            let (kind, data) = Data::of_url(&at, url, FORM)?;
+            match data {
+                Data::Base64(data) if kind.eq_ignore_ascii_case("video/jpeg") => {
+                    (data.split(',').map(Data::Base64).collect(), true)
+                }
+                data => (vec![data], false),
             }
         }
         Value::Array(list) => (frames(&at, list)?, true),
@@ -178,14 +190,14 @@ fn find<'a>(path: &str, part: &'a Map<String, Value>) -> Result<Found<'a>, ApiEr
 }
 
 /// The data of each frame of the `list` at `path`.
-fn frames<'a>(path: &str, list: &'a [Value]) -> Result<Vec<&'a str>, ApiError> {
+fn frames<'a>(path: &str, list: &'a [Value]) -> Result<Vec<Data<&'a str>>, ApiError> {
     if list.is_empty() {
         return Err(ApiError::field(path, "has no frames"));
     }
     let frame = |(i, value): (usize, &'a Value)| {
         let path = format!("{path}[{i}]");
         match value {
-            Value::String(url) => Ok(data_url(&path, url, ("frame", FRAME_FORM))?.1),
+            Value::String(url) => Ok(Data::of_url(&path, url, FRAME_FORM)?.1),
             _ => Err(ApiError::field(
                 path,
                 format!("must be a string, {FRAME_FORM}"),

@@ -10,7 +10,8 @@ use super::tables;
 use crate::errors::{ApiError, excerpt};
 use crate::limits::IGNORED_FIELDS_MAX;
 use crate::media::{self, is_media};
-use crate::request::{Message, Part, Role, message_list, name_results};
+use crate::request::{Message, Part, Role, message_list};
+use crate::results;
 use crate::template::template_uses;
 
 /// Types of a content part that is text.
@@ -42,7 +43,7 @@ pub(crate) fn read(messages: Value, text: &Text) -> Result<(Vec<Message>, Vec<St
     let messages = list.into_iter().zip(roles).enumerate();
     let messages = messages.map(|(i, (m, role))| message(&format!("messages[{i}]"), m, role));
     let mut messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
-    name_results(&mut messages);
+    results::prepare(&mut messages, text);
     Ok((messages, ignored))
 }
 

@@ -26,6 +26,7 @@ mod refusals;
 mod responses;
 mod reuse;
 mod sampling;
+mod sources;
 mod stream;
 mod structured;
 mod tools;

@@ -22,8 +22,13 @@ pub(crate) fn setup(model: &'static str) -> Setup {
     }
 }
 
+/// A file with a square of `color` on white, `size` pixels a side, in base64.
+pub(crate) fn drawn(color: [u8; 3], size: u32, format: ImageFormat) -> String {
+    base64(&file(color, size, format))
+}
+
 /// A file with a square of `color` on white, `size` pixels a side.
-fn drawn(color: [u8; 3], size: u32, format: ImageFormat) -> String {
+pub(crate) fn file(color: [u8; 3], size: u32, format: ImageFormat) -> Vec<u8> {
     let inside = |x: u32| (size / 4..size * 3 / 4).contains(&x);
     let picture = RgbImage::from_fn(size, size, |x, y| match inside(x) && inside(y) {
         true => Rgb(color),
@@ -31,7 +36,7 @@ fn drawn(color: [u8; 3], size: u32, format: ImageFormat) -> String {
     });
     let mut file = std::io::Cursor::new(Vec::new());
     picture.write_to(&mut file, format).unwrap();
-    base64(&file.into_inner())
+    file.into_inner()
 }
 
 pub(crate) fn red() -> String {
@@ -249,7 +254,13 @@ async fn what_is_no_picture_is_refused_by_its_place() {
             at,
             "fetches nothing",
         ),
-        (vec![words("a"), url("a.png")], at, "must have the form"),
+        (
+            vec![words("a"), url("file:///a.png")],
+            at,
+            "start the server with --media-root",
+        ),
+        (vec![words("a"), url("a.png")], at, "names a file"),
+        (vec![words("a"), url("ftp://a.b")], at, "must have the form"),
         (vec![words("a"), picture("!!!!")], at, "is not base64"),
         (vec![words("a"), picture("AAAA")], at, "no known format"),
         (vec![words("a"), picture(cut)], at, "is broken or cut off"),

@@ -24,7 +24,8 @@ use crate::ids;
 use crate::limits::IGNORED_FIELDS_MAX;
 use crate::media;
 use crate::openai::messages::{media_of, text_of};
-use crate::request::{Message, Part, Role, name_results};
+use crate::request::{Message, Part, Role};
+use crate::results;
 use crate::template::template_uses;
 
 /// The field that items come in.
@@ -244,7 +245,7 @@ impl<'a> Turns<'a> {
     /// The messages, and the paths of the fields in them that change nothing, once for each
     /// name.
     pub(super) fn finish(mut self) -> (Vec<Message>, Vec<String>) {
-        name_results(&mut self.messages);
+        results::prepare(&mut self.messages, self.text);
         (self.messages, self.ignored)
     }
 

@@ -381,7 +381,11 @@ async fn what_cannot_be_honored_is_refused_by_name() {
         (json!({"prompt": null}), "prompt"),
         (
             json!({"prompt": {"prompt_string": "a", "multimodal_data": ["AA=="]}}),
-            "prompt.multimodal_data",
+            "prompt.prompt_string",
+        ),
+        (
+            json!({"prompt": {"prompt_string": "<__media__>", "multimodal_data": ["AA=="]}}),
+            "prompt.multimodal_data[0]",
         ),
         (json!({"lora": [{"id": 0, "scale": 1.0}]}), "lora"),
         (json!({"n_probs": 21}), "n_probs"),
@@ -399,7 +403,10 @@ async fn what_cannot_be_honored_is_refused_by_name() {
         (json!({"grammar_lazy": true}), "grammar_lazy"),
         (json!({"min_keep": 3}), "min_keep"),
         (json!({"messages": [{}]}), "messages"),
-        (json!({"image_data": [{"data": "", "id": 1}]}), "image_data"),
+        (
+            json!({"image_data": [{"data": "", "id": 1}]}),
+            "image_data[0]",
+        ),
         (json!({"suffix": "a"}), "suffix"),
     ] {
         let reply = server.post("/completion", &story(&more)).await;

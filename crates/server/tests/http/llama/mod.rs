@@ -3,6 +3,7 @@
 mod completion;
 mod forms;
 mod infill;
+mod media;
 mod prefill;
 mod probabilities;
 mod props;
