@@ -21,6 +21,7 @@ mod guesses;
 mod kept;
 mod long;
 mod media;
+mod preempt;
 mod reuse;
 mod share;
 mod subjects;

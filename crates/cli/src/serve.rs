@@ -54,6 +54,7 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     if let Some(template) = &args.chat_template {
         args.load.chat_template = Some(templates::source(template)?);
     }
+    args.load.kv_memory = args.kv_memory;
     if args.dry_run {
         return dry_run(&args);
     }

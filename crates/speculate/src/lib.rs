@@ -24,6 +24,7 @@ mod kept;
 pub mod length;
 mod logprobs;
 mod pooling;
+mod preempt;
 mod probe;
 mod prompt;
 mod reuse;

@@ -22,6 +22,11 @@ pub(crate) struct ServeArgs {
     /// benchmark, at least as many as it sends at once
     #[arg(long, value_name = "N", default_value_t = engine::EngineOptions::default().queue, help_heading = "Server")]
     pub(crate) queue: usize,
+    /// Memory of the KV cache of running requests, such as 8GB, where --parallel times --context would
+    /// take more: when it runs out, the request of lowest priority gives its place to others and goes
+    /// on later, with the same text [default: enough for all]
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Server")]
+    pub(crate) kv_memory: Option<u64>,
     /// Turn the prefix cache off: every prompt is computed from its start, even if an earlier request
     /// began the same way. Texts are the same, and response times tell nothing of others' prompts
     #[arg(long, help_heading = "Server")]
