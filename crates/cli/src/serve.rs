@@ -45,6 +45,7 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         strict_model_names: args.strict_model_names,
         whole_assistant_turns: args.no_prefill_assistant,
         reasoning: args.reasoning.default_of_requests(),
+        pooling: args.pooling,
         limits: Limits {
             drain_timeout: Duration::from_secs(args.drain_timeout),
             connections: connections(machine::open_files()),

@@ -51,7 +51,7 @@ pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use counters::Counters;
 pub use disk::CacheFolder;
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
-pub use embedding::Embedding;
+pub use embedding::{Embedding, Norm};
 pub use engine::{Engine, EngineOptions};
 pub use error::{
     DrafterReason, EngineError, FoundHead, MissingHead, NoHead, RefusedHead, Remedy, TooLarge,

@@ -94,6 +94,11 @@ pub(crate) struct ServeArgs {
     /// the request says otherwise; without this the answer goes on from that message
     #[arg(long, help_heading = "Server")]
     pub(crate) no_prefill_assistant: bool,
+    /// How the hidden rows of a text become its embedding: last, the row of its last token; mean, the
+    /// mean of all rows; cls, the first row; none, each row is a vector, which only /embedding
+    /// answers with [default: last]
+    #[arg(long, value_name = "KIND", value_parser = pooling, help_heading = "Server")]
+    pub(crate) pooling: Option<engine::Pooling>,
     /// Seconds that running requests get to finish after Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().drain_timeout.as_secs(), help_heading = "Server")]
     pub(crate) drain_timeout: u64,
@@ -174,6 +179,16 @@ impl Reasoning {
             Reasoning::Auto => None,
         }
     }
+}
+
+/// A kind of pooling by its name.
+fn pooling(name: &str) -> Result<engine::Pooling, String> {
+    let all = engine::Pooling::ALL.map(engine::Pooling::name);
+    let refused = || match name {
+        "rank" => "no model that is served here ranks documents".to_owned(),
+        _ => format!("kinds of pooling are {}", all.join(", ")),
+    };
+    engine::Pooling::named(name).ok_or_else(refused)
 }
 
 /// A key that keeps somebody out: an empty one, of a variable that is not set, would
