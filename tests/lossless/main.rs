@@ -21,6 +21,7 @@ mod guesses;
 mod kept;
 mod long;
 mod media;
+mod pooled;
 mod preempt;
 mod reuse;
 mod share;

@@ -46,7 +46,7 @@ mod stored;
 
 pub use backend::PAGE_ROWS;
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
-pub use cache::{Namespace, PageChange, RowKey};
+pub use cache::{Namespace, PageChange, PageGroup, PageKind, RowKey};
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
 pub use counters::Counters;
 pub use disk::CacheFolder;

@@ -294,7 +294,8 @@ impl Scheduler {
         let Some(PageSink(sink)) = &self.page_sink else {
             return;
         };
-        let changes = self.speculator.take_page_changes();
+        let running: Vec<&Stream> = self.running.iter().map(|r| &r.stream).collect();
+        let changes = self.speculator.take_page_changes(&running);
         if !changes.is_empty() {
             sink(changes);
         }

@@ -36,6 +36,7 @@ mod speculator;
 mod stats;
 mod stream;
 mod timing;
+mod told;
 mod trace;
 
 pub use accept::Accept;

@@ -15,7 +15,7 @@ use crate::prompt::Prompt;
 use crate::speculator::Speculator;
 use crate::stream::{Stream, StreamOptions, StreamState};
 use backend::MAX_TENTATIVE;
-use cache::{Entry, MemoryFull, PageChange, RowKey, whole_spans};
+use cache::{Entry, MemoryFull, RowKey, whole_spans};
 
 /// Fewest rows that are worth to be shared: fewer cost nothing beside those that have to run.
 pub(crate) const LEAST_HIT: usize = 16;
@@ -53,18 +53,6 @@ impl Speculator {
             self.unpark(surplus);
         }
         self.count_kept();
-    }
-
-    /// Notes from now on which pages of keys come into the prefix index and leave it.
-    pub fn watch_pages(&mut self) {
-        self.index.watch();
-    }
-
-    /// Which pages came and went since the last call ([`PrefixIndex::take_changes`]).
-    ///
-    /// [`PrefixIndex::take_changes`]: cache::PrefixIndex::take_changes
-    pub fn take_page_changes(&mut self) -> Vec<PageChange> {
-        self.index.take_changes()
     }
 
     /// Frees what is left of an ended stream, if anything is.
