@@ -518,6 +518,7 @@ fn run(folder: &Path, name: &str, format: &'static quant::Format, ceiling: f64, 
         context: 33_000,
         step_rows: 2048,
         kv_format: backend::KvFormat::both(&quant::kv::BF16),
+        running_pages: None,
         kept: KeptSize::default(),
     };
     let mut memory = Memory::new(&b, target.plan(), size);

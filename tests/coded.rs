@@ -64,6 +64,7 @@ fn greedy(b: &dyn Backend, checkpoint: &Checkpoint, prompt: &[u32], n: usize) ->
         context: prompt.len() + n,
         step_rows: prompt.len(),
         kv_format: backend::KvFormat::both(&quant::kv::F32),
+        running_pages: None,
         kept: KeptSize::default(),
     };
     let mut memory = Memory::new(b, target.plan(), size);

@@ -61,6 +61,7 @@ fn size() -> MemorySize {
         context: 128,
         step_rows: 64,
         kv_format: backend::KvFormat::both(&quant::kv::BF16),
+        running_pages: None,
         kept: KeptSize::default(),
     }
 }

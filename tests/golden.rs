@@ -82,6 +82,7 @@ fn size() -> MemorySize {
         context: 128,
         step_rows: 128,
         kv_format: KvFormat::both(&quant::kv::F32),
+        running_pages: None,
         kept: KeptSize::default(),
     }
 }

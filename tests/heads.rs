@@ -86,6 +86,7 @@ fn size(sequences: usize) -> MemorySize {
         context: 256,
         step_rows: 64,
         kv_format: backend::KvFormat::both(&quant::kv::F32),
+        running_pages: None,
         kept: KeptSize::default(),
     }
 }

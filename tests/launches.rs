@@ -20,6 +20,7 @@ fn size() -> MemorySize {
         context: 4096,
         step_rows: 256,
         kv_format: KvFormat::both(&quant::kv::BF16),
+        running_pages: None,
         kept: KeptSize::default(),
     }
 }

@@ -307,6 +307,7 @@ fn size() -> MemorySize {
         context: 64,
         step_rows: 64,
         kv_format: backend::KvFormat::both(&quant::kv::F32),
+        running_pages: None,
         kept: KeptSize::default(),
     }
 }

@@ -31,6 +31,7 @@ fn memory(b: &dyn Backend, target: &dyn Target) -> Memory {
         context: 64,
         step_rows: 64,
         kv_format: KvFormat::both(&quant::kv::BF16),
+        running_pages: None,
         kept: KeptSize::default(),
     };
     Memory::new(b, target.plan(), size)

@@ -32,6 +32,7 @@ fn size() -> MemorySize {
         context: 64,
         step_rows: 16,
         kv_format: backend::KvFormat::both(&quant::kv::F32),
+        running_pages: None,
         kept: KeptSize::default(),
     }
 }

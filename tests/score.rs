@@ -26,6 +26,7 @@ fn speculator(model: &str, step_rows: usize) -> Speculator {
         context: CONTEXT,
         step_rows,
         kv_format: backend::KvFormat::both(&quant::kv::F32),
+        running_pages: None,
         kept: KeptSize::default(),
     };
     let memory = Memory::new(&*b, target.plan(), size);

@@ -236,6 +236,7 @@ fn logits_after_a_picture(checkpoint: &Checkpoint, tower: &dyn Tower, begin: u32
         step_rows: 64,
         kv_format: backend::KvFormat::both(&quant::kv::F32),
         kept: KeptSize::default(),
+        running_pages: None,
     };
     let memory = Memory::new(&*b, target.plan(), size);
     let mut speculator = Speculator::new(b.clone(), target, memory, None);
@@ -313,13 +314,13 @@ fn the_file_of_a_tower_says_how_its_model_reads_pictures() {
     let mut wide = config.clone();
     wide["text_config"]["hidden_size"] = json!(64);
     let mut other = safetensors(&wide, &[], "pt");
-    twice = other
+    let misfit = other
         .attach_tower(open(file).unwrap())
         .unwrap_err()
         .to_string();
     assert!(
-        twice.contains("hidden rows of 32 columns, and this one has 64"),
-        "{twice}"
+        misfit.contains("hidden rows of 32 columns, and this one has 64"),
+        "{misfit}"
     );
     let no_tower = other.attach_tower(text()).unwrap_err().to_string();
     assert!(no_tower.contains("no file of a vision tower"), "{no_tower}");

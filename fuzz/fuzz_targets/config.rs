@@ -178,6 +178,7 @@ fn size(context: usize) -> MemorySize {
         context,
         step_rows: 64,
         kv_format: KvFormat::both(&quant::kv::F32),
+        running_pages: None,
         kept: KeptSize::default(),
     }
 }

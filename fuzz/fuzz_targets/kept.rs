@@ -73,6 +73,7 @@ fn memory(has_state: bool) -> Memory {
         context: 500,
         step_rows: 70,
         kv_format: KvFormat::both(&quant::kv::F32),
+        running_pages: None,
         kept: KeptSize::default(),
     };
     Memory::new(&Reference, plan, size)

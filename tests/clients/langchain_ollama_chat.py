@@ -1,11 +1,11 @@
-"""ChatOllama of LangChain: invoke, stream, tools, structured output."""
+"""ChatOllama of LangChain: invoke, stream, tools, structured output, embeddings."""
 
 from typing import Annotated, Literal
 
 from common import QUESTION, main
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
-from langchain_ollama import ChatOllama
+from langchain_ollama import ChatOllama, OllamaEmbeddings
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -48,6 +48,12 @@ def case_structured_output(server):
     for seed in range(4):
         model = chat(server, temperature=1, seed=seed).with_structured_output(City, method="json_schema")
         assert isinstance(model.invoke("Name a city."), City)
+
+
+def case_embeddings(server):
+    embedder = OllamaEmbeddings(base_url=server.address, model=server.model)
+    documents = embedder.embed_documents(["a kite", "a rabbit"])
+    assert len(documents) == 2 and documents[0] == embedder.embed_query("a kite") != documents[1]
 
 
 main(globals())

@@ -1,4 +1,4 @@
-"""LangChain: invoke, stream, batch, tools, structured output by its three methods, completions."""
+"""LangChain: invoke, stream, batch, tools, structured output by its three methods, completions, embeddings."""
 
 import json
 from typing import Annotated, Literal
@@ -7,7 +7,7 @@ from common import QUESTION, main
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from openai import BadRequestError, LengthFinishReasonError
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -131,6 +131,15 @@ def case_a_context_that_is_full(server):
         assert isinstance(full, ContextOverflowError), type(full).__mro__
     else:
         raise AssertionError("no error")
+
+
+def case_embeddings(server):
+    # It cuts texts by OpenAI's own tokens, unless it is told not to.
+    embedder = OpenAIEmbeddings(
+        base_url=server.v1, api_key="none", model=server.model, check_embedding_ctx_length=False
+    )
+    documents = embedder.embed_documents(["a kite", "a rabbit"])
+    assert len(documents) == 2 and documents[0] == embedder.embed_query("a kite") != documents[1]
 
 
 main(globals())

@@ -1,4 +1,4 @@
-"""ollama-python: list, show, ps, chat, streams, tools, thinking, a schema, generate, errors."""
+"""ollama-python: list, show, ps, chat, streams, tools, thinking, a schema, generate, errors, embeddings."""
 
 import json
 
@@ -109,6 +109,30 @@ def case_errors(server):
             assert error.status_code == status and error.error, error
         else:
             raise AssertionError("no error")
+
+
+def case_embed(server):
+    texts = ["a kite", "a rabbit and a kite"]
+    answer = client(server).embed(model=server.model, input=texts)
+    assert len(answer.embeddings) == 2 and answer.prompt_eval_count > 2 and answer.total_duration > 0, answer
+    for vector in answer.embeddings:
+        assert abs(sum(x * x for x in vector) - 1) < 1e-5
+    one = client(server).embed(model=server.model, input=texts[0], truncate=False, keep_alive="5m")
+    assert one.embeddings[0] == answer.embeddings[0]
+    assert len(client(server).embed(model=server.model, input=texts[0], dimensions=8).embeddings[0]) == 8
+    # The older form has the numbers as the model does.
+    older = client(server).embeddings(model=server.model, prompt=texts[0]).embedding
+    length = sum(x * x for x in older) ** 0.5
+    assert all(abs(a / length - b) < 1e-5 for a, b in zip(older, one.embeddings[0], strict=True))
+
+
+def case_fill_in_the_middle(server):
+    fills = "insert" in client(server).show(server.model).capabilities
+    ask = {"model": server.model, "prompt": "int main() {\n", "suffix": "}\n", "options": OPTIONS}
+    try:
+        assert client(server).generate(**ask).done and fills
+    except ollama.ResponseError as error:
+        assert not fills and error.status_code == 400 and "`suffix`" in error.error, error
 
 
 main(globals())

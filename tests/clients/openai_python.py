@@ -1,4 +1,4 @@
-"""openai-python: chat, streams, schemas, tools, log-probabilities, completions, models, errors."""
+"""openai-python: chat, streams, schemas, tools, log-probabilities, completions, models, errors, embeddings."""
 
 import json
 import math
@@ -318,6 +318,20 @@ def case_errors(server):
     expect(openai.APITimeoutError, lambda: hurried.chat.completions.create(model=server.model, messages=MESSAGES))
     nobody = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0)
     expect(openai.APIConnectionError, lambda: nobody.models.list())
+
+
+def case_embeddings(server):
+    texts = ["a kite", "a rabbit and a kite"]
+    # Without a format the library asks for base64 and reads it.
+    answer = client(server).embeddings.create(model=server.model, input=texts)
+    assert [one.index for one in answer.data] == [0, 1] and answer.model == server.model, answer
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens > 0, answer
+    for one in answer.data:
+        assert math.isclose(math.hypot(*one.embedding), 1, abs_tol=1e-5), one
+    listed = client(server).embeddings.create(model=server.model, input=texts[0], encoding_format="float")
+    assert listed.data[0].embedding == answer.data[0].embedding
+    short = client(server).embeddings.create(model=server.model, input=texts[0], dimensions=8)
+    assert len(short.data[0].embedding) == 8
 
 
 main(globals())

@@ -82,6 +82,18 @@ def case_blocks_of_a_prompt(server):
     assert stored.token_ids == tokens[: len(stored.token_ids)], stored
     assert len(stored.token_ids) == stored.block_size * len(stored.block_hashes) > 0, stored
     assert (stored.parent_block_hash, stored.medium, stored.group_idx) == (None, EVENTS.MEDIUM_GPU, 0)
+    assert (stored.kv_cache_spec_kind, stored.kv_cache_spec_sliding_window) == ("full_attention", None)
+
+    # Each other group has some of the same blocks.
+    others = [event for event in batch.events if event.group_idx]
+    while not others:
+        batch = DECODER.decode(subscriber.recv_multipart()[2])
+        others = [event for event in batch.events if event.group_idx]
+    for event in others:
+        assert isinstance(event, EVENTS.BlockStored) and set(event.block_hashes) <= set(stored.block_hashes), event
+        assert len(event.token_ids) == event.block_size * len(event.block_hashes) > 0, event
+        window = event.kv_cache_spec_sliding_window
+        assert (event.kv_cache_spec_kind, window is None) in [("sliding_window", False), ("mamba", True)], event
 
     asking = socket(zmq.REQ, "KV_EVENTS_REPLAY")
     asking.send(number)

@@ -135,6 +135,7 @@ fn language_models_read_pictures_as_the_public_implementations_do() {
             context: 256,
             step_rows: 256,
             kv_format: KvFormat::both(&quant::kv::F32),
+            running_pages: None,
             kept: KeptSize::default(),
         };
         let memory = Memory::new(&*b, target.plan(), size);

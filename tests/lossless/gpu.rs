@@ -7,6 +7,8 @@ use crate::guesses::assert_same_guesses;
 use crate::kept::assert_kept_texts_change_nothing;
 use crate::long::assert_lossless_over_splits;
 use crate::media::{SEEING, assert_pictures_change_nothing};
+use crate::pooled::assert_vectors_hold;
+use crate::preempt::assert_preemption_changes_nothing;
 use crate::reuse::assert_reuse_changes_nothing;
 use crate::samplings;
 use crate::share::assert_sharing_changes_nothing;
@@ -87,6 +89,38 @@ fn beginnings_of_kept_and_running_texts_change_nothing_on_a_gpu() {
     for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
         assert_kept_texts_change_nothing(s, subject, &gpu);
         assert_sharing_changes_nothing(s, subject, &gpu);
+    }
+}
+
+#[test]
+fn preempted_streams_write_the_same_on_a_gpu() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    for (s, &subject) in TINY.iter().chain(TRAINED).enumerate() {
+        assert_preemption_changes_nothing(s, subject, &gpu);
+    }
+}
+
+#[test]
+fn gpu_vectors_depend_on_nothing_but_their_text() {
+    let gpu: Arc<dyn Backend> = match cuda::Cuda::new(gpu_options()) {
+        Ok(gpu) => Arc::new(gpu),
+        Err(e) => return eprintln!("!!! SKIPPED, nothing is tested on a GPU: {e}"),
+    };
+    let exact = CpuOptions {
+        activations: cpu::Activations::F32,
+        ..CpuOptions::default()
+    };
+    let cpu: Arc<dyn Backend> = Arc::new(Cpu::new(exact).unwrap());
+    for &subject in TRAINED {
+        let [got, want] = [&gpu, &cpu].map(|b| assert_vectors_hold(subject, b));
+        for (kind, (got, want)) in got.iter().flatten().zip(want.iter().flatten()).enumerate() {
+            let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            let cosine = dot(got, want) / (dot(got, got) * dot(want, want)).sqrt();
+            assert!(cosine > 0.999, "{} vector {kind}: {cosine}", subject.target);
+        }
     }
 }
 

@@ -21,6 +21,8 @@ mod guesses;
 mod kept;
 mod long;
 mod media;
+mod pooled;
+mod preempt;
 mod reuse;
 mod share;
 mod subjects;

@@ -149,6 +149,7 @@ pub(crate) fn speculator(
         context: setup.context,
         step_rows: setup.chunk,
         kv_format: setup.kv_format,
+        running_pages: None,
         kept: KeptSize {
             pages: 10,
             snapshots: 4,

@@ -20,6 +20,7 @@ fn main() {
         context: 512,
         step_rows: 256,
         kv_format: KvFormat::both(&quant::kv::BF16),
+        running_pages: None,
         kept: KeptSize::default(),
     };
     println!("{} bytes are planned", Memory::bytes(&plan, &size));

@@ -35,6 +35,7 @@
 
 #![forbid(unsafe_code)]
 
+mod held;
 mod memory;
 mod outline;
 mod pages;
@@ -45,6 +46,7 @@ mod start;
 #[cfg(test)]
 mod tests;
 
+pub use held::{PageGroup, PageKind};
 pub use memory::{KeptSize, Memory, MemorySize};
 pub use outline::{Outline, Piece, SnapshotOutline};
 pub use pages::PagePool;

@@ -5,6 +5,7 @@ use backend::{
     Backend, Batch, BatchSeq, Delta, DeltaSpec, Kv, KvFormat, KvSpec, MAX_TENTATIVE, NO_PAGE,
     PAGE_ROWS, Row,
 };
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Snapshots of recurrent state that there is always room for, for each sequence: as much memory
@@ -22,6 +23,10 @@ pub struct MemorySize {
     pub step_rows: usize,
     /// How keys and values are stored.
     pub kv_format: KvFormat,
+    /// Pages that running sequences have together in each group without a window. Fewer than all of them
+    /// could fill, and whoever runs them has to stop one where [`Memory::n_free_full_pages`] is too little;
+    /// as many as that if absent. There are always enough for one sequence.
+    pub running_pages: Option<usize>,
     /// Room for what ended texts leave, beyond what running sequences do not need.
     pub kept: KeptSize,
 }
@@ -60,6 +65,36 @@ impl KeptSize {
 }
 
 impl MemorySize {
+    /// The [`running_pages`](MemorySize::running_pages) with which all of `plans` take `budget` bytes at most.
+    ///
+    /// # Errors
+    ///
+    /// The bytes that are needed at least, where `budget` does not have room for a sequence as long as
+    /// the context.
+    pub fn running_pages_within(
+        &self,
+        budget: u64,
+        plans: &[MemoryPlan],
+    ) -> Result<Option<usize>, u64> {
+        let bytes = |running_pages, pages| {
+            let kept = KeptSize { pages, ..self.kept };
+            let size = MemorySize {
+                running_pages,
+                kept,
+                ..*self
+            };
+            Memory::all_bytes(plans, &size) as u64
+        };
+        let one = self.pages(None);
+        let least = bytes(Some(one), self.kept.pages);
+        let page = bytes(Some(one), self.kept.pages + 1) - least;
+        let more = budget.checked_sub(least).ok_or(least)?;
+        let more = more
+            .checked_div(page)
+            .map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        Ok(more.map(|more| one.saturating_add(more)))
+    }
+
     /// Slots of recurrent state: of sequences, and of snapshots.
     fn slots(&self) -> usize {
         let planned = self.sequences.saturating_mul(1 + SNAPSHOTS_A_SEQUENCE);
@@ -72,7 +107,12 @@ impl MemorySize {
             None => self.kept.pages,
             Some(w) => self.kept.snapshots.saturating_mul(window_pages(w)),
         };
-        let planned = self.sequences.saturating_mul(self.pages(window));
+        let one = self.pages(window);
+        let most = self.sequences.saturating_mul(one);
+        let planned = match (window, self.running_pages) {
+            (None, Some(pages)) => pages.clamp(one, most.max(one)),
+            _ => most,
+        };
         planned.saturating_add(kept)
     }
 
@@ -232,6 +272,36 @@ impl Memory {
         free.unwrap_or(usize::MAX)
     }
 
+    /// The fewest free pages of a group without a window, which is what longer sequences take.
+    pub fn n_free_full_pages(&self) -> usize {
+        let pools = Pools::lock(&self.pools);
+        let full = self.full_groups().map(|g| pools.pages[g].n_free());
+        full.min().unwrap_or(usize::MAX)
+    }
+
+    /// Pages that nobody but `sequences` has to have, at least, in each group without a window: those that
+    /// are free, or that only sequences beside these have.
+    pub fn full_pages_beside<'a>(
+        &self,
+        sequences: impl Iterator<Item = &'a Sequence> + Clone,
+    ) -> usize {
+        let pools = Pools::lock(&self.pools);
+        let beside = self.full_groups().map(|g| {
+            let held = sequences.clone().flat_map(|s| &s.tables[g]);
+            let held: HashSet<u32> = held.copied().collect();
+            pools.pages[g].n_pages() - held.len()
+        });
+        beside.min().unwrap_or(usize::MAX)
+    }
+
+    /// The groups without a window.
+    fn full_groups(&self) -> impl Iterator<Item = usize> {
+        let groups = self.plan.groups.iter().enumerate();
+        groups
+            .filter(|(_, group)| group.window.is_none())
+            .map(|(g, _)| g)
+    }
+
     /// Sequences that are open and not [kept](Memory::keep).
     pub fn n_open(&self) -> usize {
         Pools::lock(&self.pools).n_open
@@ -252,7 +322,12 @@ impl Memory {
         let slot = slot.ok_or(MemoryFull::Snapshots(pools.slots.n_pages()))?;
         pools.n_open += 1;
         drop(pools);
-        Ok(Sequence::new(self, slot))
+        Ok(Sequence::new(self, Some(slot)))
+    }
+
+    /// A sequence that remembers nothing, takes no place and cannot run: it stands where one was.
+    pub fn absent(&self) -> Sequence {
+        Sequence::new(self, None)
     }
 
     /// Ends a sequence and frees what nobody else owns of it, as dropping it does.

@@ -16,6 +16,7 @@
 //! Deliberately absent: pages, snapshots and what they cost. [`crate::Memory`] says with how many
 //! rows a fork can begin, whoever keeps sequences which of the matches is worth it.
 
+use crate::PageGroup;
 use backend::PAGE_ROWS;
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -63,12 +64,14 @@ pub struct Match {
     pub rows: usize,
 }
 
-/// A page that came into a [`PrefixIndex`] with the first text that has it, or left it with the
-/// last one.
+/// A page that came with the first text that has it, or went with the last one. Pages of full attention
+/// are those of a [`PrefixIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PageChange {
     /// A page of [`PAGE_ROWS`] keys that no text had before.
     Added {
+        /// Of which layers.
+        group: PageGroup,
         /// The chained hash of the page.
         hash: u64,
         /// The hash of the page before it, if there is one.
@@ -78,6 +81,8 @@ pub enum PageChange {
     },
     /// A page that no text has any more.
     Removed {
+        /// Of which layers.
+        group: PageGroup,
         /// The chained hash of the page.
         hash: u64,
     },
@@ -174,6 +179,7 @@ impl PrefixIndex {
             let holders = self.pages.entry((text.hashes.len(), hash)).or_default();
             if let Some(changes) = self.changes.as_mut().filter(|_| holders.is_empty()) {
                 changes.push(PageChange::Added {
+                    group: PageGroup::default(),
                     hash,
                     before: text.hashes.last().copied(),
                     keys: page.to_vec(),
@@ -206,7 +212,7 @@ impl PrefixIndex {
             if holders.is_empty() {
                 self.pages.remove(&page);
                 if let Some(changes) = &mut self.changes {
-                    changes.push(PageChange::Removed { hash: page.1 });
+                    changes.push(removed(page.1));
                 }
             }
         }
@@ -281,6 +287,15 @@ impl PrefixIndex {
         whole_spans(keys, pairs.take_while(|(a, b)| a == b).count())
     }
 
+    /// The chained hashes of the whole pages of the text of `entry`.
+    ///
+    /// # Panics
+    ///
+    /// If the text has been removed.
+    pub fn hashes(&self, entry: Entry) -> &[u64] {
+        &self.texts[&entry].hashes
+    }
+
     /// The namespace and all keys of the text of `entry`.
     ///
     /// # Panics
@@ -289,6 +304,14 @@ impl PrefixIndex {
     pub fn text(&self, entry: Entry) -> (Namespace, &[RowKey]) {
         let text = &self.texts[&entry];
         (text.namespace, &text.keys)
+    }
+}
+
+/// A page of full attention that nobody has any more.
+fn removed(hash: u64) -> PageChange {
+    PageChange::Removed {
+        group: PageGroup::default(),
+        hash,
     }
 }
 
@@ -395,6 +418,7 @@ mod tests {
                 hash: second,
                 before: Some(_),
                 keys,
+                ..
             },
             PageChange::Added {
                 hash: third,
@@ -411,16 +435,13 @@ mod tests {
         );
         let twin = index.insert(HOME, tokens(0..130));
         index.truncate(long, 130);
-        assert_eq!(index.take_changes(), [PageChange::Removed { hash: *third }]);
+        assert_eq!(index.take_changes(), [removed(*third)]);
         index.extend(long, tokens(130..200));
         assert_eq!(index.take_changes(), added[1..]);
         index.remove(long);
-        assert_eq!(index.take_changes(), [PageChange::Removed { hash: *third }]);
+        assert_eq!(index.take_changes(), [removed(*third)]);
         index.remove(twin);
-        assert_eq!(
-            index.take_changes(),
-            [PageChange::Removed { hash: *second }]
-        );
+        assert_eq!(index.take_changes(), [removed(*second)]);
     }
 
     #[test]

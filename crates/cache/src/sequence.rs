@@ -57,12 +57,17 @@ impl Sequence {
         &self.snapshots
     }
 
-    pub(crate) fn new(memory: &Memory, slot: u32) -> Self {
+    /// Whether it cannot get rows: it is [kept](Memory::keep) or [absent](Memory::absent).
+    pub fn is_closed(&self) -> bool {
+        self.slot.is_none()
+    }
+
+    pub(crate) fn new(memory: &Memory, slot: Option<u32>) -> Self {
         Sequence {
             pools: memory.pools.clone(),
             len: 0,
             base: 0,
-            slot: Some(slot),
+            slot,
             tables: vec![Vec::new(); memory.plan().groups.len()],
             snapshots: Vec::new(),
         }

@@ -26,6 +26,7 @@ fn memory(sequences: usize) -> Memory {
         context: 1000,
         step_rows: 70,
         kv_format: KvFormat::both(&quant::kv::F32),
+        running_pages: None,
         kept: KeptSize::default(),
     };
     Memory::new(&Reference, plan(), size)
@@ -171,6 +172,7 @@ impl Toy {
             context: 400,
             step_rows: 70,
             kv_format: KvFormat::both(&quant::kv::F32),
+            running_pages: None,
             kept: KeptSize::default(),
         };
         let column = |n: usize, value: f32| Reference.upload(1, n, &vec![value; n]);
@@ -594,6 +596,7 @@ fn delta_spec() -> DeltaSpec {
 /// A memory of [`mixed_plan`] for three sequences.
 fn mixed(has_state: bool) -> Memory {
     let size = MemorySize {
+        running_pages: None,
         kept: KeptSize {
             pages: 8,
             snapshots: 3,

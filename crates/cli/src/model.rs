@@ -99,6 +99,7 @@ pub(crate) fn options(
             (Weights::Packed, _) | (Weights::Auto, None) => Placement::Packed,
         },
         memory_limit: memory,
+        kv_memory: args.kv_memory,
         prefix_cache_memory: args.prefix_cache_memory.unwrap_or(0),
         pictures: !args.no_pictures,
         tower: args.tower(),

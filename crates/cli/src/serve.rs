@@ -46,6 +46,7 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
         whole_assistant_turns: args.no_prefill_assistant,
         reasoning: args.reasoning.default_of_requests(),
         media: media_sources(&args.media)?,
+        pooling: args.pooling,
         limits: Limits {
             drain_timeout: Duration::from_secs(args.drain_timeout),
             connections: connections(machine::open_files()),
@@ -55,6 +56,7 @@ pub(crate) fn run(mut args: ServeArgs, output: OutputArgs) -> Result<ExitCode> {
     if let Some(template) = &args.chat_template {
         args.load.chat_template = Some(templates::source(template)?);
     }
+    args.load.kv_memory = args.kv_memory;
     if args.dry_run {
         return dry_run(&args);
     }

@@ -161,6 +161,8 @@ mod tests {
         ("weights", LOADING, "where weights are"),
         ("memory", LOADING, "the models that are loaded"),
         ("prefix-cache-memory", LOADING, "the KV cache's bytes"),
+        ("pooling", "serve", "vectors of the embeddings' paths"),
+        ("kv-memory", "serve", "pages of requests that run"),
         ("chunk", LOADING, "rows of a prefill step"),
         ("device", LOADING, "the backend"),
         ("threads", LOADING, "threads of the backend"),

@@ -71,6 +71,15 @@ fn spelled(error: &EngineError) -> Option<String> {
             "--kv {kv}: {format} has blocks of {block} values, of which heads of {head_dim} are no multiple"
         ),
         EngineError::TooLarge(too_large) => memory(too_large),
+        EngineError::KvTooSmall {
+            asked,
+            least,
+            context,
+        } => format!(
+            "--kv-memory {}: one request of {context} tokens needs {}; a smaller --context needs less",
+            crate::model::bytes(*asked),
+            crate::model::bytes(*least)
+        ),
         _ => return None,
     })
 }

@@ -9,6 +9,7 @@
 use crate::embedding::Embedding;
 use crate::lines::Lines;
 use crate::multimodal::MediaRowCounts;
+use crate::queue::Rank;
 use crate::request::{
     CallBegin, CallEnd, CancelToken, Event, FinishReason, Request, RequestOutcome, RoundEvent,
     Segment, Sink, Speculation, Timings, TracedToken, Usage, WrittenToken,
@@ -34,6 +35,8 @@ pub(crate) struct Running {
     pub(crate) stops: StopStrings,
     /// The stop strings, in the order of the request.
     pub(crate) stop_strings: Vec<String>,
+    /// Rows of the prompt that were told to have run.
+    pub(crate) read: usize,
     /// Tokens of the stream's output that have been delivered.
     pub(crate) delivered: usize,
     /// Milliseconds from submission to admission.
@@ -46,6 +49,10 @@ pub(crate) struct Running {
     pub(crate) first_token: Option<Instant>,
     /// Who asked.
     pub(crate) client: u64,
+    /// Who comes before whom, where not all can run.
+    pub(crate) rank: Rank,
+    /// Whether it takes from the prefix cache what that has of its text.
+    pub(crate) reuses: bool,
     /// The vectors that are asked for instead of text.
     pub(crate) embedding: Option<Embedding>,
     /// Prompt tokens that stand for media.
@@ -305,7 +312,11 @@ struct Taken {
 impl Running {
     /// Sends the newest tokens; the reason to end, if there is one.
     pub(crate) fn deliver(&mut self, text: &Text) -> Option<FinishReason> {
+        if self.stream.finish().is_none() && self.is_behind() {
+            return None;
+        }
         if self.stream.output().is_empty() && self.stream.finish().is_none() {
+            self.read = self.stream.n_prefilled();
             let listening = (self.sink)(progress(&self.stream));
             return (!listening).then_some(FinishReason::Cancelled);
         }
@@ -399,6 +410,14 @@ impl Running {
         }
     }
 
+    /// Whether the round has brought nothing that is new: after a preemption, rows run again.
+    fn is_behind(&self) -> bool {
+        match self.stream.output().len() {
+            0 => self.stream.n_prefilled() < self.read,
+            n => n == self.delivered,
+        }
+    }
+
     /// Output tokens that count: all but the stop token.
     fn n_written(&self, finish: Option<Finish>) -> usize {
         self.stream.output().len() - usize::from(finish == Some(Finish::Stop))
@@ -463,6 +482,7 @@ impl Running {
                     usage.prompt_tokens - usage.cached_tokens,
                     prefill_ms,
                 ),
+                preemptions: stats.preemptions,
             },
             speculation: Speculation::new(
                 stats,

@@ -1,5 +1,6 @@
 //! The engine as its users hold it: submits requests to the thread that runs them all.
 
+use crate::counters::Counters;
 use crate::disk::CacheFolder;
 use crate::grammars::Grammars;
 use crate::info::{Model, ModelInfo};
@@ -8,7 +9,7 @@ use crate::pages::PageSink;
 use crate::queue::Job;
 use crate::request::{CancelToken, Event, Rejected, Request, RequestOutcome, Sink};
 use crate::sampler::check_ranges;
-use crate::scheduler::{Counters, Scheduler};
+use crate::scheduler::Scheduler;
 use constrain::{Grammar, Spec};
 use speculate::sample::MAX_LISTED_TOKENS;
 use speculate::{MAX_TOP_LOGPROBS, Sampling};

@@ -109,6 +109,18 @@ pub enum EngineError {
     /// Weights and KV cache take more memory than they may.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
+    /// The KV cache asked for has no room for one whole context.
+    #[error(
+        "a KV cache of {asked} bytes is too small: one request of {context} tokens needs {least} bytes"
+    )]
+    KvTooSmall {
+        /// Bytes that were asked for.
+        asked: u64,
+        /// Bytes that are needed at least.
+        least: u64,
+        /// Tokens of a request, prompt and output together.
+        context: usize,
+    },
     /// The request cannot be taken.
     #[error(transparent)]
     Rejected(#[from] Rejected),

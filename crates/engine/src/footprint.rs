@@ -20,6 +20,7 @@ impl Model {
             context,
             step_rows: self.chunk,
             kv_format: self.speculator.memory().size().kv_format,
+            running_pages: None,
             kept: KeptSize::default(),
         };
         let mut bytes = self.plans.iter().map(|p| Memory::bytes(p, &size) as u64);

@@ -16,6 +16,7 @@
 
 mod breakers;
 mod constraint;
+mod counters;
 mod delivery;
 mod disk;
 mod drafters;
@@ -45,11 +46,12 @@ mod stored;
 
 pub use backend::PAGE_ROWS;
 pub use breakers::{DRY_BREAKERS, sequence_breakers};
-pub use cache::{Namespace, PageChange, RowKey};
+pub use cache::{Namespace, PageChange, PageGroup, PageKind, RowKey};
 pub use constrain::{Error as GrammarError, Grammar, Spec as GrammarSpec};
+pub use counters::Counters;
 pub use disk::CacheFolder;
 pub use drafters::{DrafterKind, drafter_kinds, suggested_width};
-pub use embedding::Embedding;
+pub use embedding::{Embedding, Norm};
 pub use engine::{Engine, EngineOptions};
 pub use error::{
     DrafterReason, EngineError, FoundHead, MissingHead, NoHead, RefusedHead, Remedy, TooLarge,
@@ -76,7 +78,6 @@ pub use request::{
     Usage, WrittenToken, full_context,
 };
 pub use sampler::{SAMPLER_NUMBERS, SamplerNumber};
-pub use scheduler::Counters;
 pub use shortlist::DraftVocabulary;
 pub use source::{ModelFiles, Source};
 pub use speculate::sample::Mirostat;

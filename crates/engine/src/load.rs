@@ -140,10 +140,25 @@ fn place(
                 .min(target.max_context()),
             step_rows: chunk.max(span_rows),
             kv_format: options.kv_format,
+            running_pages: None,
             kept: KeptSize::default(),
         };
-        let kept = KeptSize::within(options.prefix_cache_memory, &[target.plan()], &size);
-        MemorySize { kept, ..size }
+        let plans = [target.plan()];
+        let running_pages = options.kv_memory.map(|budget| {
+            let pages = size.running_pages_within(budget, &plans);
+            pages.map_err(|least| EngineError::KvTooSmall {
+                asked: budget,
+                least,
+                context: size.context,
+            })
+        });
+        let running_pages = running_pages.transpose()?.flatten();
+        let kept = KeptSize::within(options.prefix_cache_memory, &plans, &size);
+        Ok(MemorySize {
+            running_pages,
+            kept,
+            ..size
+        })
     };
     let (target, weights) = placement::load_target(b, checkpoint, options, sight, size)?;
     if text.tokenizer.vocab_size() > target.vocab_size() {
@@ -168,7 +183,7 @@ fn place(
         },
         tower: sight.step_bytes(),
     };
-    let size = size(&*target);
+    let size = size(&*target)?;
     budget.check(&[target.plan()], &size)?;
     Ok(PlacedTarget {
         target,

@@ -71,6 +71,11 @@ pub struct LoadOptions {
     /// Bytes of the host's memory that packed weights and the KV cache may take together;
     /// no limit if absent. A device with memory of its own has limits of its own and ignores it.
     pub memory_limit: Option<u64>,
+    /// Bytes of keys, values and states of the target that running requests have together, if less than
+    /// [`sequences`](LoadOptions::sequences) times [`context`](LoadOptions::context) takes: requests are then
+    /// preempted where it is too little. It has room for one whole context. A draft head's cache gets
+    /// as many pages.
+    pub kv_memory: Option<u64>,
     /// Bytes of the prefix cache beyond what running requests leave free of theirs: of keys, values
     /// and states of the target. A draft head's cache gets as many pages.
     pub prefix_cache_memory: u64,
@@ -104,6 +109,7 @@ impl Default for LoadOptions {
             quantize: None,
             weights: Placement::default(),
             memory_limit: None,
+            kv_memory: None,
             prefix_cache_memory: 0,
             pictures: true,
             tower: TowerFile::default(),

@@ -58,7 +58,7 @@ pub(crate) fn load_target(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
     sight: &mut Sight,
-    size: impl Fn(&dyn Target) -> MemorySize,
+    size: impl Fn(&dyn Target) -> Result<MemorySize, EngineError>,
 ) -> Result<(Box<dyn Target>, Placed), EngineError> {
     let tower_bytes = sight.step_bytes();
     let mut load = |mapped: bool, reason: WeightsReason| {
@@ -82,7 +82,7 @@ pub(crate) fn load_target(
     // Mapped weights cost next to nothing to load, and tell what packed ones would take.
     let (target, mut placed) = load(true, WeightsReason::Fits)?;
     let packed = b.left_in_files();
-    let remembered = Memory::bytes(&target.plan(), &size(&*target)) as u64;
+    let remembered = Memory::bytes(&target.plan(), &size(&*target)?) as u64;
     let needed = packed + remembered + tower_bytes;
     if needed <= free {
         drop(target);

@@ -58,7 +58,8 @@ pub struct Request {
     pub namespace: Namespace,
     /// Whether the prompt is looked for in the prefix cache.
     pub reuse: bool,
-    /// Whose turn it is when more requests wait than can run: the smallest comes first.
+    /// Whose turn it is when more requests wait than can run: the smallest comes first. A request that
+    /// waits takes the place of one with a greater number that runs.
     pub priority: i64,
     /// Who asks. Clients with equal priority take turns.
     pub client: u64,
@@ -384,7 +385,7 @@ pub struct Usage {
 /// Milliseconds of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timings {
-    /// Milliseconds from submission to the first round.
+    /// Milliseconds from submission to the first round, without those after a preemption.
     pub queued_ms: f64,
     /// Milliseconds of the rounds with prompt rows.
     pub prefill_ms: f64,
@@ -394,6 +395,9 @@ pub struct Timings {
     pub decode_tokens_per_second: f64,
     /// Prompt tokens that did run a second.
     pub prefill_tokens_per_second: f64,
+    /// How often the request had to give its memory to others, wait, and run its tokens again.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub preemptions: u64,
 }
 
 /// How a request ended.

@@ -16,6 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         context: 128,
         step_rows: 16,
         kv_format: KvFormat::both(&quant::kv::BF16),
+        running_pages: None,
         kept: KeptSize::default(),
     };
     let mut memory = Memory::new(&b, target.plan(), size);

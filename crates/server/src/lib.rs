@@ -15,8 +15,11 @@
 //! | `lanes` | where requests wait for that |
 //! | `turns` | who is let into the queue, and when the others come back |
 //! | `dialect` | what an API has to say of itself, and the way of a request that all share |
+//! | `render` | the tokens that a request becomes, for routers |
 //! | `request`, `options` | a request as the engine understands it, and its options |
-
+//! | `media`, `sources` | pictures and videos of requests, and where their bytes come from |
+//! | `results` | the pictures in results of tools, for templates that show texts alone |
+//! | `embeddings` | vectors of texts, for the paths of all dialects |
 //! | `generation` | a request on its way through the engine |
 //! | `run` | how far the requests are that run, and in which slots |
 //! | `samplers` | which samplers act |
@@ -38,6 +41,7 @@ pub mod auth;
 mod body;
 mod connection;
 mod dialect;
+mod embeddings;
 mod errors;
 mod fields;
 mod generation;
@@ -57,6 +61,7 @@ mod openapi;
 mod options;
 mod page;
 mod paths;
+mod render;
 mod request;
 mod resting;
 mod results;
@@ -79,7 +84,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::HeaderMap;
-use engine::{Engine, ModelInfo};
+use engine::{Engine, ModelInfo, Pooling};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use text::{Text, TextError};
@@ -154,6 +159,8 @@ pub struct Config {
     /// Whether the model reasons where a request does not say; otherwise its chat template
     /// decides. Messages of Anthropic's API always say.
     pub reasoning: Option<bool>,
+    /// How the rows of a text become its embedding; the last row is one where this is not said.
+    pub pooling: Option<Pooling>,
     /// The API keys, one of which a request must carry; without any, everyone may ask.
     pub keys: Keys,
     /// Whether the network may ask without a key.

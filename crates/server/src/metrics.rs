@@ -260,6 +260,11 @@ const SERIES: &[Series] = {
             Gauge(|c| gauge(&c.waiting)),
         ),
         series(
+            "vllm:num_preemptions_total",
+            "Times that a running request gave its memory to others, and waited.",
+            Counter(|c| &c.preemptions),
+        ),
+        series(
             "vllm:kv_cache_usage_perc",
             "Share of the KV pages in use, 1 is all.",
             Gauge(|c| match gauge(&c.pages) {

@@ -10,7 +10,7 @@ use crate::openai::responses::compact::Compact;
 use crate::openai::responses::{self, Respond, socket, stored};
 use crate::openai::{chat, models};
 use crate::table::Table;
-use crate::{App, anthropic, health, llama, ollama, openai, openapi, page, router};
+use crate::{App, anthropic, health, llama, ollama, openai, openapi, page, render, router};
 
 /// The media type of server-sent events.
 const EVENTS: &str = "text/event-stream";
@@ -246,9 +246,41 @@ pub(crate) static ROUTES: &[Route] = &[
         || post(stored::cancel),
     ),
     Route::post("/v1/embeddings", "vectors of texts", || {
-        post(openai::embeddings::embeddings)
+        post(llama::embedding::embeddings)
     })
-    .takes(&[&openai::embeddings::EMBEDDINGS]),
+    .takes(&[&openai::embeddings::EMBEDDINGS, &llama::tables::EMBEDDING]),
+    Route::post(
+        "/embedding",
+        "vectors of texts, in llama-server's form",
+        || post(llama::embedding::embedding),
+    )
+    .of(&llama::DIALECT)
+    .takes(&[&llama::tables::EMBEDDING]),
+    Route::post(
+        "/v1/chat/completions/render",
+        "the tokens that a conversation becomes, in vLLM's form",
+        || post(render::one::<chat::Chat>),
+    )
+    .takes(&[&openai::tables::CHAT]),
+    Route::post(
+        "/v1/completions/render",
+        "the tokens of each prompt, in vLLM's form",
+        || post(render::several::<openai::completions::Completion>),
+    )
+    .takes(&[&openai::tables::COMPLETIONS]),
+    Route::post(
+        "/v1/responses/render",
+        "the tokens that a conversation becomes, in vLLM's form",
+        || post(render::one::<Respond>),
+    )
+    .takes(&[&responses::tables::RESPONSES]),
+    Route::post(
+        "/v1/messages/render",
+        "the tokens that a conversation becomes, in vLLM's form",
+        || post(render::one::<anthropic::answer::Message>),
+    )
+    .of(&anthropic::DIALECT)
+    .takes(&[&anthropic::tables::MESSAGES]),
     Route::get("/api/version", "the version of Ollama's API", || {
         get(ollama::models::version)
     })
@@ -274,6 +306,16 @@ pub(crate) static ROUTES: &[Route] = &[
     .of(&ollama::DIALECT)
     .takes(&[&ollama::tables::GENERATE])
     .streams(LINES),
+    Route::post("/api/embed", "vectors of texts", || {
+        post(ollama::embed::embed)
+    })
+    .of(&ollama::DIALECT)
+    .takes(&[&ollama::tables::EMBED]),
+    Route::post("/api/embeddings", "the vector of a text", || {
+        post(ollama::embed::embeddings)
+    })
+    .of(&ollama::DIALECT)
+    .takes(&[&ollama::tables::EMBEDDINGS]),
     unchangeable("/api/pull"),
     unchangeable("/api/push"),
     unchangeable("/api/create"),

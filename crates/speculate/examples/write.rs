@@ -21,6 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         context: 256,
         step_rows: 64,
         kv_format: KvFormat::both(&quant::kv::BF16),
+        running_pages: None,
         kept: KeptSize::default(),
     };
     let write = |drafts: usize| -> Result<Vec<u32>, Box<dyn std::error::Error>> {

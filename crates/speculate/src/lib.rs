@@ -24,6 +24,7 @@ mod kept;
 pub mod length;
 mod logprobs;
 mod pooling;
+mod preempt;
 mod probe;
 mod prompt;
 mod reuse;
@@ -35,6 +36,7 @@ mod speculator;
 mod stats;
 mod stream;
 mod timing;
+mod told;
 mod trace;
 
 pub use accept::Accept;

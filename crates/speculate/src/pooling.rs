@@ -85,6 +85,16 @@ impl Pool {
         }
     }
 
+    /// A pool of the same kind that has taken no rows.
+    pub(crate) fn afresh(&self) -> Self {
+        Pool::new(self.pooling)
+    }
+
+    /// Whether it needs rows that the prefix cache could stand in for.
+    pub(crate) fn needs_every_row(&self) -> bool {
+        self.pooling.needs_every_row()
+    }
+
     /// Which of a text's rows `step`, of which it has `n` in all, are needed.
     fn wanted(&self, step: Range<usize>, n: usize) -> Range<usize> {
         let all = match self.pooling {
@@ -143,6 +153,7 @@ impl Stream {
         self.finish = None;
         // Nobody goes on from the text, so a snapshot would only cost a step.
         self.snapshots_due.clear();
+        self.snapshots.clear();
     }
 
     /// Whether the stream pools its rows and writes nothing.

@@ -15,7 +15,7 @@ use crate::prompt::Prompt;
 use crate::speculator::Speculator;
 use crate::stream::{Stream, StreamOptions, StreamState};
 use backend::MAX_TENTATIVE;
-use cache::{Entry, MemoryFull, PageChange, RowKey, whole_spans};
+use cache::{Entry, MemoryFull, RowKey, whole_spans};
 
 /// Fewest rows that are worth to be shared: fewer cost nothing beside those that have to run.
 pub(crate) const LEAST_HIT: usize = 16;
@@ -24,7 +24,11 @@ impl Speculator {
     /// Ends a stream and keeps what it remembers, which no failed round may have touched. Texts
     /// that are a part of it go.
     pub fn park(&mut self, stream: Stream) -> Parked {
-        let (entry, mut state) = (stream.entry, stream.state);
+        self.park_text(stream.entry, stream.state)
+    }
+
+    /// Keeps what is remembered of the text of `entry`, which has ended or does not run for now.
+    pub(crate) fn park_text(&mut self, entry: Entry, mut state: StreamState) -> Parked {
         state.keep(&mut self.memory);
         let (namespace, keys) = self.index.text(entry);
         let is_part = |text: &crate::kept::KeptText| {
@@ -49,18 +53,6 @@ impl Speculator {
             self.unpark(surplus);
         }
         self.count_kept();
-    }
-
-    /// Notes from now on which pages of keys come into the prefix index and leave it.
-    pub fn watch_pages(&mut self) {
-        self.index.watch();
-    }
-
-    /// Which pages came and went since the last call ([`PrefixIndex::take_changes`]).
-    ///
-    /// [`PrefixIndex::take_changes`]: cache::PrefixIndex::take_changes
-    pub fn take_page_changes(&mut self) -> Vec<PageChange> {
-        self.index.take_changes()
     }
 
     /// Frees what is left of an ended stream, if anything is.
@@ -95,10 +87,22 @@ impl Speculator {
     ) -> Result<Stream, MemoryFull> {
         let prompt = prompt.into();
         self.check(&prompt)?;
-        let drafts = options.draft.max() > 0;
         let keys = prompt.keys();
-        let parked = self.best_parked(&prompt, &keys, drafts);
-        let shared = self.best_shared(running, &prompt, &keys, drafts);
+        let state = self.warm_state(&prompt, &keys, options.draft.max() > 0, running)?;
+        Ok(self.begin(state, keys, prompt, options))
+    }
+
+    /// The state of a text after `prompt`, of `keys`, with the rows of another text that begins like it
+    /// ([`Speculator::start`]); `drafts` says whether it is drafted for.
+    pub(crate) fn warm_state(
+        &mut self,
+        prompt: &Prompt,
+        keys: &[RowKey],
+        drafts: bool,
+        running: &[&Stream],
+    ) -> Result<StreamState, MemoryFull> {
+        let parked = self.best_parked(prompt, keys, drafts);
+        let shared = self.best_shared(running, prompt, keys, drafts);
         let parked = parked.filter(|&(rows, _)| {
             rows >= LEAST_HIT && shared.is_none_or(|(_, shared)| rows >= shared)
         });
@@ -107,11 +111,10 @@ impl Speculator {
             (None, Some((i, rows))) if rows >= LEAST_HIT => self.fork_running(running[i], rows)?,
             _ => None,
         };
-        let state = match state {
-            Some(state) => state,
-            None => self.fresh_state(running)?,
-        };
-        Ok(self.begin(state, keys, prompt, options))
+        match state {
+            Some(state) => Ok(state),
+            None => self.fresh_state(running),
+        }
     }
 
     /// Starts a stream after `prompt`, all of whose rows are to be run, beside the streams `running`:
@@ -280,11 +283,13 @@ impl Speculator {
     }
 
     /// Has the drafter's own memory ready for a round of `streams`, for it takes pages where nothing
-    /// can be evicted.
-    pub(crate) fn make_room_for_drafter(&mut self, streams: &[&mut Stream], chunk: usize) {
-        let Some(drafter) = &self.drafter else { return };
+    /// can be evicted. False if there is too little that can be.
+    pub(crate) fn make_room_for_drafter(&mut self, streams: &[&Stream], chunk: usize) -> bool {
+        let Some(drafter) = &self.drafter else {
+            return true;
+        };
         let context = self.memory.size().context;
-        let lacks = |stream: &&mut Stream| {
+        let lacks = |stream: &&Stream| {
             let rows = stream.state.sequence.len() + chunk + 2 * MAX_TENTATIVE;
             let draft = stream.state.draft.as_ref();
             // Nobody reads what is never drafted for.
@@ -293,15 +298,18 @@ impl Speculator {
         };
         let wanted: usize = streams.iter().map(lacks).sum();
         if drafter.n_free_pages() >= wanted {
-            return;
+            return true;
         }
         let full = MemoryFull::Pages(wanted);
-        while self
-            .drafter
-            .as_ref()
-            .is_some_and(|d| d.n_free_pages() < wanted)
-            && self.evict(full, None, &[])
-        {}
+        loop {
+            if !self.evict(full, None, &[]) {
+                return false;
+            }
+            let free = self.drafter.as_ref().map(|d| d.n_free_pages());
+            if free.is_none_or(|free| free >= wanted) {
+                return true;
+            }
+        }
     }
 
     /// The state of a stream that begins with the first `rows` rows of the ended text of `entry`;

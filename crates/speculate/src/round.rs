@@ -84,9 +84,15 @@ impl StreamRows {
         self.first + row - self.n_before
     }
 
-    /// Whether rows of the prompt were among them.
+    /// Whether they are the prompt's: if they choose a token, it is the first one.
+    fn are_prompt(&self, stream: &Stream) -> bool {
+        self.n_before + self.n_known <= stream.n_prompt
+    }
+
+    /// Whether they are more than a pending token and its draft: rows of the prompt, or of a text that
+    /// was preempted.
     fn is_prefill(&self, stream: &Stream) -> bool {
-        self.n_before < stream.n_prompt
+        self.n_before < stream.n_prompt || self.n_known > 1
     }
 
     /// The tokens that the round has appended to the stream's text.
@@ -158,14 +164,16 @@ impl Speculator {
         self.embeddings.clear();
         let rule = self.target.media_rows();
         let mut rows = Vec::with_capacity(streams.len());
-        self.make_room_for_drafter(streams, chunk);
+        let running: Vec<&Stream> = streams.iter().map(|stream| &**stream).collect();
+        self.make_room_for_drafter(&running, chunk);
         for i in 0..streams.len() {
             let stream = &mut *streams[i];
             let n_before = stream.state.sequence.len();
             let n_known = stream.next_chunk(chunk);
             let chooses = n_before + n_known == stream.tokens.len() && !stream.pools();
-            if !chooses {
-                stream.draft.clear();
+            match chooses {
+                true => stream.take_up_draft(),
+                false => stream.draft.clear(),
             }
             let first = self.batch.n_rows();
             let mut tokens = stream.tokens[n_before..n_before + n_known].to_vec();
@@ -269,14 +277,14 @@ impl Speculator {
             }
             let n_judged = stream.logprobs.len();
             let verdict = self.verdict(stream, &Choices { made, scores, cols });
-            let (n_known, is_prefill) = (stream.tokens.len(), rows.is_prefill(stream));
+            let (n_known, is_first) = (stream.tokens.len(), rows.are_prompt(stream));
             stream.emit(&verdict, context);
             if stream.options.logprobs_of(LogprobsOf::Choice).is_some() {
                 let n_emitted = rows.emitted(stream).len();
                 stream.logprobs.truncate(n_judged + n_emitted);
             }
-            stream.note_round(n_known, rows.n_drafted, &verdict, is_prefill);
-            if !is_prefill {
+            stream.note_round(n_known, rows.n_drafted, &verdict, is_first);
+            if !is_first {
                 let n_accepted = verdict.n_accepted;
                 stream.stats.count(rows.n_drafted, n_accepted);
                 // Forced tokens say nothing of what the drafter's guesses are worth.
@@ -518,6 +526,8 @@ impl Speculator {
             self.index
                 .extend(stream.entry, emitted.map(|&token| RowKey::Token(token)));
             let n_emitted = rows.emitted(stream).len() as u64;
+            let is_round = rows.chooses && !rows.are_prompt(stream);
+            stream.stats.rounds += u64::from(is_round);
             let is_prefill = rows.is_prefill(stream);
             stream.stats.book(is_prefill, n_emitted, verify, draft);
         }

@@ -8,6 +8,7 @@ use crate::prompt::Prompt;
 use crate::sample::Scratch;
 use crate::saved::Restoring;
 use crate::stream::{Stream, StreamOptions, StreamState};
+use crate::told::Told;
 use backend::{Backend, Batch, StepKey};
 use cache::{Memory, MemoryFull, PrefixIndex, RowKey};
 use models::Target;
@@ -25,6 +26,8 @@ pub struct Speculator {
     pub(crate) index: PrefixIndex,
     /// What ended streams have left.
     pub(crate) kept: Kept,
+    /// Which pages somebody was told of.
+    pub(crate) told: Told,
     /// An ended text that is being restored.
     pub(crate) restoring: Option<Restoring>,
     pub(crate) batch: Batch,
@@ -50,6 +53,7 @@ impl Speculator {
             accept: Accept::Exact,
             kept: Kept::new(&memory),
             memory,
+            told: Told::default(),
             restoring: None,
             index: PrefixIndex::new(),
             batch: Batch::default(),

@@ -33,8 +33,10 @@ pub struct Stats {
     pub verify: Duration,
     /// Time the drafter took in those rounds.
     pub draft: Duration,
-    /// Time of the rounds that ran prompt rows of this stream.
+    /// Time of the rounds that ran prompt rows of this stream, or rows again after a preemption.
     pub prefill: Duration,
+    /// How often the stream was [preempted](crate::Speculator::preempt).
+    pub preemptions: u64,
 }
 
 impl Stats {
@@ -57,8 +59,8 @@ impl Stats {
         }
     }
 
-    /// Books a round that emitted `n_emitted` tokens, and that ran rows of the prompt if
-    /// `is_prefill`.
+    /// Books the time of a round that emitted `n_emitted` tokens, and that ran rows of the prompt or
+    /// of a preempted text if `is_prefill`.
     pub(crate) fn book(
         &mut self,
         is_prefill: bool,
@@ -70,7 +72,6 @@ impl Stats {
         if is_prefill {
             self.prefill += verify + draft;
         } else {
-            self.rounds += 1;
             self.verify += verify;
             self.draft += draft;
         }

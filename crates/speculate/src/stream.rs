@@ -6,6 +6,7 @@ use crate::draft::{DraftRequest, DraftState};
 use crate::length::{DraftLength, Ledger, LengthInput};
 use crate::logprobs::{Logprobs, LogprobsOf, TopLogprobs};
 use crate::pooling::Pool;
+use crate::preempt::PutBy;
 use crate::prompt::{Prompt, Spans};
 use crate::sample::{History, Sampling, TokenProbs};
 use crate::stats::Stats;
@@ -185,6 +186,10 @@ pub struct Stream {
     n_reused: usize,
     /// Snapshots that are to be taken while the prompt is read, ascending by rows.
     pub(crate) snapshots_due: Vec<SnapshotDue>,
+    /// All of them, those that were taken included.
+    pub(crate) snapshots: Vec<SnapshotDue>,
+    /// The draft that the stream had when it was preempted, until its known rows have run again.
+    pub(crate) put_by: Option<PutBy>,
     /// Whether the target has recurrent state, which is saved as it is after a step.
     has_state: bool,
 }
@@ -210,11 +215,12 @@ impl Stream {
         rule: MediaRows,
     ) -> Self {
         let n_reused = state.sequence.len();
-        let mut snapshots_due = match memory.takes_snapshots() {
+        let snapshots = match memory.takes_snapshots() {
             true => snapshots_due(&prompt),
             false => Vec::new(),
         };
-        snapshots_due.retain(|due| due.rows > n_reused);
+        let due = |due: &&SnapshotDue| due.rows > n_reused;
+        let snapshots_due = snapshots.iter().filter(due).copied().collect();
         let Prompt { tokens, spans, .. } = prompt;
         let has_room = options.max_tokens > 0 && tokens.len() < memory.size().context;
         Stream {
@@ -222,6 +228,8 @@ impl Stream {
             entry,
             n_reused,
             snapshots_due,
+            snapshots,
+            put_by: None,
             has_state: memory.has_state(),
             n_prompt: tokens.len(),
             draft: Vec::new(),
@@ -274,6 +282,13 @@ impl Stream {
     /// Whether rows of the prompt have still to run.
     pub fn is_reading(&self) -> bool {
         self.n_prefilled() < self.n_prompt
+    }
+
+    /// Known rows that have to run before the next token can be chosen: of a prompt, or of a text that
+    /// was [preempted](crate::Speculator::preempt). 0 where only the pending token has to.
+    pub fn n_due(&self) -> usize {
+        let n = self.tokens.len() - self.state.sequence.len();
+        if self.is_reading() || n > 1 { n } else { 0 }
     }
 
     /// Prompt rows that ran for another text ([`resume`](crate::Speculator::resume),
@@ -340,7 +355,8 @@ impl Stream {
         let reaches_end = first + left == self.tokens.len();
         let due = self.next_snapshot();
         let is_last = due.is_some_and(|due| {
-            reaches_end && self.snapshots_due.len() == 1 && self.tokens.len() - due <= MAX_TENTATIVE
+            let n_after = self.tokens.len() + self.n_put_by() - due;
+            reaches_end && self.snapshots_due.len() == 1 && n_after <= MAX_TENTATIVE
         });
         let due = due
             .filter(|_| !is_last)

@@ -44,13 +44,13 @@ impl Stream {
     }
 
     /// Notes that the tokens after the first `n_known` were written by a round that verified
-    /// `n_drafted` tokens with this verdict, and that ran rows of the prompt if `is_prefill`.
+    /// `n_drafted` tokens with this verdict, and that chose the first token of all if `is_first`.
     pub(crate) fn note_round(
         &mut self,
         n_known: usize,
         n_drafted: usize,
         verdict: &Verdict,
-        is_prefill: bool,
+        is_first: bool,
     ) {
         let Some(trace) = &mut self.trace else {
             return;
@@ -62,7 +62,7 @@ impl Stream {
             false => TokenSource::Target,
         };
         trace.push(RoundTrace {
-            number: match is_prefill {
+            number: match is_first {
                 true => 0,
                 false => self.stats.rounds + 1,
             },

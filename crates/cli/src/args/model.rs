@@ -73,6 +73,9 @@ pub(crate) struct LoadArgs {
     /// bit and that drafts are accepted. Its result is remembered, so only the first start takes longer
     #[arg(long)]
     pub(crate) no_probe: bool,
+    /// Memory of the KV cache of running requests, which only `serve` has an option for.
+    #[arg(skip)]
+    pub(crate) kv_memory: Option<u64>,
     /// Whether files are hashed though the model is not tried, as `serve --cache-dir` asks for.
     #[arg(skip)]
     pub(crate) identify: bool,

@@ -23,6 +23,11 @@ pub(crate) struct ServeArgs {
     /// benchmark, at least as many as it sends at once
     #[arg(long, value_name = "N", default_value_t = engine::EngineOptions::default().queue, help_heading = "Server")]
     pub(crate) queue: usize,
+    /// Memory of the KV cache of running requests, such as 8GB, where --parallel times --context would
+    /// take more: when it runs out, the request of lowest priority gives its place to others and goes
+    /// on later, with the same text [default: enough for all]
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Server")]
+    pub(crate) kv_memory: Option<u64>,
     /// Turn the prefix cache off: every prompt is computed from its start, even if an earlier request
     /// began the same way. Texts are the same, and response times tell nothing of others' prompts
     #[arg(long, help_heading = "Server")]
@@ -90,6 +95,11 @@ pub(crate) struct ServeArgs {
     /// the request says otherwise; without this the answer goes on from that message
     #[arg(long, help_heading = "Server")]
     pub(crate) no_prefill_assistant: bool,
+    /// How the hidden rows of a text become its embedding: last, the row of its last token; mean, the
+    /// mean of all rows; cls, the first row; none, each row is a vector, which only /embedding
+    /// answers with [default: last]
+    #[arg(long, value_name = "KIND", value_parser = pooling, help_heading = "Server")]
+    pub(crate) pooling: Option<engine::Pooling>,
     /// Seconds that running requests get to finish after Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().drain_timeout.as_secs(), help_heading = "Server")]
     pub(crate) drain_timeout: u64,
@@ -172,6 +182,16 @@ impl Reasoning {
             Reasoning::Auto => None,
         }
     }
+}
+
+/// A kind of pooling by its name.
+fn pooling(name: &str) -> Result<engine::Pooling, String> {
+    let all = engine::Pooling::ALL.map(engine::Pooling::name);
+    let refused = || match name {
+        "rank" => "no model that is served here ranks documents".to_owned(),
+        _ => format!("kinds of pooling are {}", all.join(", ")),
+    };
+    engine::Pooling::named(name).ok_or_else(refused)
 }
 
 /// A key that keeps somebody out: an empty one, of a variable that is not set, would

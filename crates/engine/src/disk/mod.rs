@@ -22,7 +22,7 @@ mod threads;
 pub use folder::CacheFolder;
 pub(crate) use identity::{Identity, Parts};
 
-use crate::scheduler::Counters;
+use crate::counters::Counters;
 use cache::{Entry, Namespace, PrefixIndex, RowKey};
 use speculate::saved::file::{FileError, Head};
 use speculate::saved::{NextPiece, Restored, SavedText, Saving};

@@ -333,7 +333,10 @@ mod tests {
     fn removed(hash: u64) -> Batch {
         Batch {
             topic: Bytes::from_static(b"kv"),
-            changes: vec![PageChange::Removed { hash }],
+            changes: vec![PageChange::Removed {
+                group: engine::PageGroup::default(),
+                hash,
+            }],
         }
     }
 

@@ -1,16 +1,14 @@
 //! KV events as vLLM's subscribers read them: MessagePack of `[time, events, rank]`.
 //!
-//! A page of the prefix cache is a block. Pages are known by their chained hashes, and which
+//! A page of the prefix cache is a block, once for each group of layers that has it: full attention, each
+//! window, recurrent state. Pages are known by their chained hashes, and which
 //! texts share them is the reader's own business: it computes keys of its own from the token ids.
 
-use engine::{PAGE_ROWS, PageChange, RowKey};
+use engine::{PAGE_ROWS, PageChange, PageGroup, PageKind, RowKey};
 use rmp::encode;
 
 /// Where the blocks are, as vLLM names the memory that the model computes with.
 const MEDIUM: &str = "GPU";
-/// What kind of cache the blocks are of.
-const KIND: &str = "full_attention";
-
 /// The number of the server among those that share a model's requests: there is one.
 const RANK: u64 = 0;
 
@@ -44,7 +42,7 @@ struct Event {
 
 /// The batch of `changes`, at `seconds` since 1970.
 pub(super) fn batch(seconds: f64, changes: Vec<PageChange>, encoding: EventEncoding) -> Vec<u8> {
-    let events = events(changes);
+    let events = events(changes, encoding);
     let mut bytes = Vec::new();
     let out = &mut bytes;
     list(out, 3);
@@ -57,41 +55,67 @@ pub(super) fn batch(seconds: f64, changes: Vec<PageChange>, encoding: EventEncod
     bytes
 }
 
-/// One event for each chain of pages that came, and for each run of pages that went.
-fn events(changes: Vec<PageChange>) -> Vec<Event> {
+/// One event for each chain of pages that came, and for each run of pages that went. A list does not say
+/// of which group its blocks are, so it has those of full attention only.
+fn events(mut changes: Vec<PageChange>, encoding: EventEncoding) -> Vec<Event> {
+    if encoding == EventEncoding::Array {
+        changes.retain(|change| group_of(change).kind == PageKind::Full);
+    }
     let mut events: Vec<Event> = Vec::new();
     let mut changes = changes.into_iter().peekable();
     while let Some(change) = changes.next() {
         match change {
-            PageChange::Added { hash, before, keys } => {
+            PageChange::Added {
+                group,
+                hash,
+                before,
+                keys,
+            } => {
                 let (mut hashes, mut tokens) = (vec![hash], Vec::new());
                 let mut contents = Vec::new();
                 add(&keys, &mut tokens, &mut contents);
                 while let Some(PageChange::Added { hash, keys, .. }) =
-                    changes.next_if(|next| follows(next, *hashes.last().unwrap_or(&hash)))
+                    changes.next_if(|next| follows(next, group, *hashes.last().unwrap_or(&hash)))
                 {
                     hashes.push(hash);
                     add(&keys, &mut tokens, &mut contents);
                 }
-                events.push(stored(hashes, before, tokens, contents));
+                events.push(stored(group, hashes, before, tokens, contents));
             }
-            PageChange::Removed { hash } => {
+            PageChange::Removed { group, hash } => {
                 let mut hashes = vec![hash];
-                while let Some(PageChange::Removed { hash }) =
-                    changes.next_if(|next| matches!(next, PageChange::Removed { .. }))
-                {
+                while let Some(PageChange::Removed { hash, .. }) = changes.next_if(|next| {
+                    matches!(next, PageChange::Removed { group: other, .. } if *other == group)
+                }) {
                     hashes.push(hash);
                 }
-                events.push(removed(hashes));
+                events.push(removed(group, hashes));
             }
         }
     }
     events
 }
 
-/// Whether `change` is a page that came after the page of `hash`.
-fn follows(change: &PageChange, hash: u64) -> bool {
-    matches!(change, PageChange::Added { before: Some(before), .. } if *before == hash)
+/// Of which layers a page is that came or went.
+fn group_of(change: &PageChange) -> PageGroup {
+    match change {
+        PageChange::Added { group, .. } | PageChange::Removed { group, .. } => *group,
+    }
+}
+
+/// Whether `change` is a page of `group` that came after the page of `hash`.
+fn follows(change: &PageChange, group: PageGroup, hash: u64) -> bool {
+    matches!(change, PageChange::Added { group: other, before: Some(before), .. }
+        if *other == group && *before == hash)
+}
+
+/// What vLLM calls a kind of cache.
+fn kind_name(kind: PageKind) -> &'static str {
+    match kind {
+        PageKind::Full => "full_attention",
+        PageKind::Window(_) => "sliding_window",
+        PageKind::State => "mamba",
+    }
 }
 
 /// Adds the rows of a block. A row of a picture has token 0, and the picture's hash is among the
@@ -113,6 +137,7 @@ fn add(keys: &[RowKey], tokens: &mut Vec<u64>, contents: &mut Vec<Vec<[u8; 16]>>
 }
 
 fn stored(
+    group: PageGroup,
     hashes: Vec<u64>,
     before: Option<u64>,
     tokens: Vec<u64>,
@@ -121,6 +146,10 @@ fn stored(
     let contents = match contents.iter().all(Vec::is_empty) {
         true => Value::Null,
         false => Value::Contents(contents),
+    };
+    let window = match group.kind {
+        PageKind::Window(rows) => Value::Integer(rows as u64),
+        PageKind::Full | PageKind::State => Value::Null,
     };
     Event {
         kind: "BlockStored",
@@ -136,20 +165,21 @@ fn stored(
             ("medium", Value::Text(MEDIUM)),
             ("lora_name", Value::Null),
             ("extra_keys", contents),
-            ("group_idx", Value::Integer(0)),
-            ("kv_cache_spec_kind", Value::Text(KIND)),
+            ("group_idx", Value::Integer(group.index as u64)),
+            ("kv_cache_spec_kind", Value::Text(kind_name(group.kind))),
+            ("kv_cache_spec_sliding_window", window),
         ],
         n_listed: 6,
     }
 }
 
-fn removed(hashes: Vec<u64>) -> Event {
+fn removed(group: PageGroup, hashes: Vec<u64>) -> Event {
     Event {
         kind: "BlockRemoved",
         fields: vec![
             ("block_hashes", Value::Integers(hashes)),
             ("medium", Value::Text(MEDIUM)),
-            ("group_idx", Value::Integer(0)),
+            ("group_idx", Value::Integer(group.index as u64)),
         ],
         n_listed: 2,
     }
@@ -228,13 +258,68 @@ fn length(n: usize) -> u32 {
 mod tests {
     use super::*;
 
+    const FULL: PageGroup = PageGroup {
+        index: 0,
+        kind: PageKind::Full,
+    };
+    const WINDOW: PageGroup = PageGroup {
+        index: 1,
+        kind: PageKind::Window(512),
+    };
+
     fn page(hash: u64, before: Option<u64>, first: u32) -> PageChange {
+        page_of(FULL, hash, before, first)
+    }
+
+    fn page_of(group: PageGroup, hash: u64, before: Option<u64>, first: u32) -> PageChange {
         let keys = (first..first + PAGE_ROWS as u32).map(RowKey::Token);
         PageChange::Added {
+            group,
             hash,
             before,
             keys: keys.collect(),
         }
+    }
+
+    fn gone(group: PageGroup, hash: u64) -> PageChange {
+        PageChange::Removed { group, hash }
+    }
+
+    #[test]
+    fn pages_of_each_group_are_events_of_their_own() {
+        let changes = vec![
+            page(1, None, 0),
+            page_of(WINDOW, 1, None, 0),
+            page_of(WINDOW, 2, Some(1), 64),
+            gone(FULL, 5),
+            gone(WINDOW, 5),
+        ];
+        let found = events(changes.clone(), EventEncoding::Map);
+        let field = |i: usize, name: &str| {
+            let (_, value) = found[i]
+                .fields
+                .iter()
+                .find(|field| field.0 == name)
+                .unwrap();
+            match value {
+                Value::Integer(n) => *n,
+                Value::Text("sliding_window") => 1,
+                Value::Integers(all) => all.len() as u64,
+                _ => 0,
+            }
+        };
+        let groups: Vec<u64> = (0..4).map(|i| field(i, "group_idx")).collect();
+        assert_eq!(groups, [0, 1, 0, 1]);
+        assert_eq!(field(1, "block_hashes"), 2);
+        assert_eq!(
+            [0, 1].map(|i| [
+                field(i, "kv_cache_spec_kind"),
+                field(i, "kv_cache_spec_sliding_window")
+            ]),
+            [[0, 0], [1, 512]]
+        );
+        // Older subscribers know one group.
+        assert_eq!(events(changes, EventEncoding::Array).len(), 2);
     }
 
     #[test]
@@ -243,10 +328,10 @@ mod tests {
             page(1, None, 0),
             page(2, Some(1), 64),
             page(9, Some(1), 64),
-            PageChange::Removed { hash: 9 },
-            PageChange::Removed { hash: 2 },
+            gone(FULL, 9),
+            gone(FULL, 2),
         ];
-        let events = events(changes);
+        let events = events(changes, EventEncoding::Map);
         let kinds: Vec<&str> = events.iter().map(|event| event.kind).collect();
         assert_eq!(kinds, ["BlockStored", "BlockStored", "BlockRemoved"]);
         let hashes = |i: usize| match &events[i].fields[0].1 {
@@ -265,7 +350,7 @@ mod tests {
     fn a_list_has_what_older_subscribers_know() {
         let bytes = batch(
             1.5,
-            vec![PageChange::Removed { hash: 7 }],
+            vec![gone(FULL, 7), gone(WINDOW, 7)],
             EventEncoding::Array,
         );
         let mut expected = vec![0x93, 0xcb];
@@ -286,6 +371,7 @@ mod tests {
         };
         let keys = (0..PAGE_ROWS as u32).map(media).collect();
         let added = PageChange::Added {
+            group: FULL,
             hash: 3,
             before: None,
             keys,

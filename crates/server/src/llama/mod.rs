@@ -3,6 +3,7 @@
 //! | file | path |
 //! | --- | --- |
 //! | [`completion`] | `POST /completion`, `POST /infill`, and `/completions` where a body is of this API |
+//! | [`embedding`] | `POST /embedding`, and `/embeddings` where a body is of this API |
 //! | [`tokens`] | `POST /tokenize`, `/detokenize`, `/apply-template` |
 //! | [`props`] | `GET /props`, `/slots`, `/lora-adapters` |
 //!
@@ -14,6 +15,7 @@
 
 pub(crate) mod completion;
 pub(crate) mod document;
+pub(crate) mod embedding;
 mod media;
 mod probabilities;
 mod prompt;

@@ -18,24 +18,40 @@ const EXTRA: &str = "input_extra";
 ///
 /// 400 for a prompt of no such form.
 pub(super) fn read(prompt: Value) -> Result<Prompt, ApiError> {
-    let list = match prompt {
-        Value::Array(list) if !is_one(&list) => list,
-        one => return read_one(NAME, one),
-    };
-    if list.is_empty() {
-        return Err(ApiError::field(NAME, "is empty"));
-    }
-    if list.len() > PROMPTS_MAX {
-        let message = format!("has {} prompts, {PROMPTS_MAX} at most", list.len());
-        return Err(ApiError::field(NAME, message));
-    }
-    let several = list.into_iter().enumerate();
-    let several = several.map(|(i, one)| read_one(&format!("{NAME}[{i}]"), one));
-    let several: Vec<Prompt> = several.collect::<Result<_, _>>()?;
+    let several = read_all(NAME, prompt, |n| match n > PROMPTS_MAX {
+        true => {
+            let message = format!("has {n} prompts, {PROMPTS_MAX} at most");
+            Err(ApiError::field(NAME, message))
+        }
+        false => Ok(()),
+    })?;
     Ok(match <[Prompt; 1]>::try_from(several) {
         Ok([one]) => one,
         Err(several) => Prompt::Several(several),
     })
+}
+
+/// The prompts in the field `name`: one, or a list of as many as `check` allows.
+///
+/// # Errors
+///
+/// As [`read`].
+pub(super) fn read_all(
+    name: &str,
+    prompts: Value,
+    check: impl Fn(usize) -> Result<(), ApiError>,
+) -> Result<Vec<Prompt>, ApiError> {
+    let list = match prompts {
+        Value::Array(list) if !is_one(&list) => list,
+        one => return Ok(vec![read_one(name, one)?]),
+    };
+    if list.is_empty() {
+        return Err(ApiError::field(name, "is empty"));
+    }
+    check(list.len())?;
+    let several = list.into_iter().enumerate();
+    let several = several.map(|(i, one)| read_one(&format!("{name}[{i}]"), one));
+    several.collect()
 }
 
 /// Whether a list is one prompt: of token ids, and perhaps texts between them.

@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
+use crate::openai::embeddings::REFUSED as EMBEDDING_REFUSED;
 use crate::openai::tables as openai;
 use crate::table::Kind::{Any, Bool, Integer, List, Text, Texts};
 use crate::table::{self, Harmless, Known, Table, Unsupported, harmless, known, unless};
@@ -192,6 +193,26 @@ const HONORED_BY_VLLM_TOKENIZER: &[Known] = &[
     ),
 ];
 
+/// Honored by requests for vectors.
+const HONORED_BY_EMBEDDING: &[Known] = &[
+    known(
+        "model",
+        Text,
+        "any name is answered by the model that is served",
+    ),
+    known(
+        "content",
+        Any,
+        "`/embedding`: a text, token ids, a list of both, or a list of up to 2,048 of these",
+    ),
+    known("input", Any, "`/embedding`: another name of `content`"),
+    known(
+        "embd_normalize",
+        Integer,
+        "`/embedding`: by what a vector is divided. -1: nothing; 0: such that its largest number is 32,760; 1: the sum of absolute values; 2, the default: its length; other p, up to 1,024: its p-norm. Means nothing with `--pooling none`",
+    ),
+];
+
 /// Refused by requests for text, beside what OpenAI's may not have.
 const REFUSED: &[Unsupported] = &[
     unless("messages", "[]"),
@@ -289,10 +310,18 @@ pub(crate) static VLLM_TOKENIZER: LazyLock<Table> = LazyLock::new(|| {
     table.ignores_as_elsewhere(openai::HARMLESS)
 });
 
+/// Fields of requests for vectors.
+pub(crate) static EMBEDDING: LazyLock<Table> = LazyLock::new(|| {
+    Table::new("LlamaEmbeddingRequest", &[])
+        .honors("", HONORED_BY_EMBEDDING)
+        .refuses_as_elsewhere("", EMBEDDING_REFUSED)
+        .ignores_as_elsewhere(openai::HARMLESS)
+});
+
 /// The tables of this module as Markdown, as they stand in `docs/server.md`.
 pub(crate) fn markdown() -> String {
     table::markdown(
-        &[&TEXT, &TOKENIZER, &VLLM_TOKENIZER],
+        &[&TEXT, &TOKENIZER, &VLLM_TOKENIZER, &EMBEDDING],
         "as [above](#honored)",
     )
 }

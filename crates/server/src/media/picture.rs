@@ -200,7 +200,10 @@ mod tests {
         ] {
             let image = part(form).unwrap();
             assert_eq!(image.path, "messages[0].content[1].image_url");
-            assert_eq!((image.data, image.rows), (Data::Base64("TWFu".into()), rows));
+            assert_eq!(
+                (image.data, image.rows),
+                (Data::Base64("TWFu".into()), rows)
+            );
         }
         for (form, told) in [
             (

@@ -3,6 +3,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | [`answer`] | `POST /api/chat` and `POST /api/generate`: the answer, whole and as a stream |
+//! | [`embed`] | `POST /api/embed` and `POST /api/embeddings`: vectors of texts |
 //! | [`models`] | the version, what is served, and the refusal to change that |
 //! | [`request`] | a request for text |
 //! | [`tables`] | how every known field is treated |
@@ -11,6 +12,7 @@
 //! whatever fetches, makes or deletes models is deliberately absent, and so are Ollama's templates.
 
 pub(crate) mod answer;
+pub(crate) mod embed;
 pub(crate) mod models;
 mod request;
 pub(crate) mod tables;

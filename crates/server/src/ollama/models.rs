@@ -156,6 +156,13 @@ fn capabilities(app: &App) -> Vec<&'static str> {
     if can_reason(app) {
         all.push("thinking");
     }
+    if app.engine.text().infill.is_some() {
+        all.push("insert");
+    }
+    // Any model gives vectors; whoever serves one for them says so.
+    if app.config.pooling.is_some() {
+        all.push("embedding");
+    }
     all
 }
 

@@ -12,9 +12,11 @@ use crate::App;
 use crate::errors::{ApiError, excerpt};
 use crate::fields::{Fields, ignored_header, whole};
 use crate::grammar::AnswerGrammar;
+use crate::llama::completion::end_at_marks;
 use crate::media::{self, Image, Media};
 use crate::offer::ToolChoice;
 use crate::openai;
+use crate::openai::completions::with_suffix;
 use crate::openai::tools::{Spelling, offer};
 use crate::options::{Names, Options};
 use crate::request::{Asked, Conversation, Message, Part, Prompt, Role};
@@ -91,13 +93,21 @@ pub(super) fn read(
                 end: None,
             })
         }
-        None => written(
-            &fields,
-            prompt,
-            shown.into_iter().flatten(),
-            arguments,
-            text,
-        )?,
+        None => match suffix(&fields, is_chat)? {
+            Some(suffix) => {
+                end_at_marks(&mut options, app);
+                // What fills a gap is no turn of a conversation.
+                (options.splits_reasoning, options.reasoning_budget) = (false, None);
+                filling(&fields, prompt, suffix, shown.into_iter().flatten(), app)?
+            }
+            None => written(
+                &fields,
+                prompt,
+                shown.into_iter().flatten(),
+                arguments,
+                text,
+            )?,
+        },
     };
     let asked = Asked {
         prompt,
@@ -152,6 +162,41 @@ fn format(fields: &Fields<'_>) -> Result<Option<AnswerGrammar>, ApiError> {
         field: NAME.to_owned(),
         spec,
     }))
+}
+
+/// The text behind the gap that the answer of `/api/generate` is to fill, if it is to fill one.
+fn suffix<'a>(fields: &Fields<'a>, is_chat: bool) -> Result<Option<&'a str>, ApiError> {
+    match is_chat {
+        true => Ok(None),
+        false => Ok(fields.string("suffix")?.filter(|text| !text.is_empty())),
+    }
+}
+
+/// The prompt of what fills the gap between `prompt` and `suffix`. No other words stand around it.
+fn filling(
+    fields: &Fields<'_>,
+    prompt: Option<Value>,
+    suffix: &str,
+    mut images: impl Iterator<Item = Image>,
+    app: &App,
+) -> Result<Prompt, ApiError> {
+    let Some(Value::String(prompt)) = prompt else {
+        return Err(ApiError::field("prompt", "must be a string"));
+    };
+    let with = "cannot come with `suffix`: what stands around a gap is its whole prompt";
+    if fields.bool("raw")?.unwrap_or(false) {
+        return Err(fields.error("raw", with));
+    }
+    if fields
+        .string("system")?
+        .is_some_and(|words| !words.is_empty())
+    {
+        return Err(fields.error("system", with));
+    }
+    if let Some(first) = images.next() {
+        return Err(ApiError::field(&*first.path, with));
+    }
+    with_suffix(Prompt::Text(prompt), suffix, app)
 }
 
 /// The prompt of `/api/generate`: as it is if it is to be raw or the model has no template, else

@@ -10,6 +10,7 @@ use std::sync::LazyLock;
 use engine::SAMPLER_NUMBERS;
 
 use crate::anthropic::tables::{self as anthropic, AS_IN_OPENAI};
+use crate::openai::embeddings::REFUSED as EMBEDDING_REFUSED;
 use crate::openai::tables as openai;
 use crate::table::Kind::{Any, Bool, Integer, List, Object, Text, TextOrTexts};
 use crate::table::{self, Harmless, Known, Table, Unsupported, harmless, known, unless};
@@ -67,10 +68,55 @@ const HONORED_BY_GENERATE: &[Known] = &[
         "generate: [pictures](#pictures-and-video) in base64, before the prompt",
     ),
     known(
+        "suffix",
+        Text,
+        "generate: the text behind the gap that the answer fills, whose beginning is `prompt`; for models whose vocabulary marks gaps",
+    ),
+    known(
         "raw",
         Bool,
         "generate: `true` leaves the model's template out",
     ),
+];
+
+/// Honored in a request for vectors.
+const HONORED_BY_EMBED: &[Known] = &[
+    known(
+        "model",
+        Text,
+        "any name is answered by the model that is served, with or without `:latest`",
+    ),
+    known(
+        "input",
+        Any,
+        "embed: a string, or a list of up to 2,048; without any the answer has no vector",
+    ),
+    known(
+        "truncate",
+        Bool,
+        "embed: whether texts are cut at their end where they are longer than the context, which is the default; `false` makes one an error",
+    ),
+    known(
+        "dimensions",
+        Integer,
+        "embed: the first so many numbers of the vector, normalized again; as many as it has, at most",
+    ),
+    known("options", Object, "see its fields"),
+];
+
+/// Honored in a request for a vector in its older form.
+const HONORED_BY_EMBEDDINGS: &[Known] = &[
+    known(
+        "model",
+        Text,
+        "any name is answered by the model that is served, with or without `:latest`",
+    ),
+    known(
+        "prompt",
+        Text,
+        "embeddings: a string, cut at its end where it is longer than the context",
+    ),
+    known("options", Object, "see its fields"),
 ];
 
 /// Honored in `options`, beside what other dialects read there.
@@ -89,7 +135,6 @@ const HONORED_IN_OPTIONS: &[Known] = &[
 
 /// Refused in a request, beside what OpenAI's requests may not have.
 const REFUSED: &[Unsupported] = &[
-    unless("suffix", r#"[""]"#),
     unless("template", r#"[""]"#),
     unless("context", "[[]]"),
     unless("logprobs", "[false]"),
@@ -106,6 +151,7 @@ const REFUSED: &[Unsupported] = &[
 const REFUSED_BY_CHAT: &[Unsupported] = &[
     unless("system", r#"[""]"#),
     unless("raw", "[false]"),
+    unless("suffix", r#"[""]"#),
     unless("images", "[[]]"),
 ];
 
@@ -123,6 +169,13 @@ const REFUSED_IN_OPTIONS: &[Unsupported] = &[
     unless("stream", "[]"),
     unless("think", "[]"),
     unless("max_tokens", "[]"),
+];
+
+/// Refused in the `options` of requests for vectors, as elsewhere.
+const REFUSED_IN_OPTIONS_OF_VECTORS: &[Unsupported] = &[
+    unless("rope_frequency_base", "[0]"),
+    unless("rope_frequency_scale", "[0, 1]"),
+    unless("vocab_only", "[false]"),
 ];
 
 /// Ignored, and known to change nothing: named in the header, not in the log.
@@ -161,6 +214,24 @@ pub(crate) static GENERATE: LazyLock<Table> = LazyLock::new(|| {
     )
 });
 
+/// Fields of requests for vectors.
+pub(crate) static EMBED: LazyLock<Table> =
+    LazyLock::new(|| vectors("OllamaEmbedRequest", HONORED_BY_EMBED));
+
+/// Fields of requests for a vector in their older form.
+pub(crate) static EMBEDDINGS: LazyLock<Table> =
+    LazyLock::new(|| vectors("OllamaEmbeddingsRequest", HONORED_BY_EMBEDDINGS));
+
+/// A table of requests for vectors. Options of sampling change none.
+fn vectors(name: &'static str, honored: &'static [Known]) -> Table {
+    let table = Table::new(name, &[])
+        .honors("", honored)
+        .refuses_as_elsewhere("", EMBEDDING_REFUSED)
+        .refuses_as_elsewhere(OPTIONS, EMBEDDING_REFUSED)
+        .refuses_as_elsewhere(OPTIONS, REFUSED_IN_OPTIONS_OF_VECTORS);
+    table.ignores_as_elsewhere(HARMLESS)
+}
+
 /// A table with what only some requests honor, and what they refuse that others honor.
 fn table(name: &'static str, honored: &'static [Known], refused: &'static [Unsupported]) -> Table {
     let numbers = SAMPLER_NUMBERS.iter().map(|number| number.name);
@@ -188,5 +259,5 @@ fn table(name: &'static str, honored: &'static [Known], refused: &'static [Unsup
 /// The tables of this module as Markdown, as they stand in `docs/server.md`.
 pub(crate) fn markdown() -> String {
     let shared = "as [above](#honored); a `seed` of -1 is any";
-    table::markdown(&[&CHAT, &GENERATE], shared)
+    table::markdown(&[&CHAT, &GENERATE, &EMBED, &EMBEDDINGS], shared)
 }

@@ -125,8 +125,8 @@ impl Endpoint for Completion {
     }
 }
 
-/// The prompt of what fills the gap between `prompt` and `suffix`.
-fn with_suffix(prompt: Prompt, suffix: &str, app: &App) -> Result<Prompt, ApiError> {
+/// The prompt of what fills the gap between `prompt` and `suffix`, the field of that name.
+pub(crate) fn with_suffix(prompt: Prompt, suffix: &str, app: &App) -> Result<Prompt, ApiError> {
     const NAME: &str = "suffix";
     check_infill(app, NAME)?;
     match prompt {

@@ -1,37 +1,25 @@
 //! `POST /v1/embeddings`: vectors of texts, in OpenAI's form.
-//!
-//! Every input is a request of its own, so that they run together in the engine's batch. A few at
-//! a time wait in its queue, and others find room between them.
 
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Request, State};
 use axum::http::Response;
 use base64::prelude::{BASE64_STANDARD, Engine};
-use engine::{Embedding, RequestOutcome};
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
+use engine::{Embedding, Pooling};
 use serde_json::{Value, json};
 
 use super::completions::tokens;
 use super::{bytes, tables};
 use crate::App;
-use crate::auth;
 use crate::dialect::{self, Received, X_IGNORED_FIELDS};
+use crate::embeddings;
 use crate::errors::ApiError;
 use crate::fields::{Fields, ignored_header};
-use crate::generation::{Generation, Wants};
-use crate::options::owned;
 use crate::request::Prompt;
 use crate::table::Kind::{Any, Integer, Text};
 use crate::table::{self, Known, Table, Unsupported, known, unless};
-use crate::turns::Client;
 
 const INPUT: &str = "input";
-/// Inputs of a request, the same as OpenAI's.
-const INPUTS_MAX: usize = 2048;
 
 /// Honored in a request.
 const HONORED: &[Known] = &[
@@ -57,8 +45,8 @@ const HONORED: &[Known] = &[
     ),
 ];
 
-/// Refused: they change the vectors, or whose turn it is.
-const REFUSED: &[Unsupported] = &[
+/// Refused by the requests for vectors of all APIs: they change the vectors, or whose turn it is.
+pub(crate) const REFUSED: &[Unsupported] = &[
     unless("truncate_prompt_tokens", "[]"),
     unless("add_special_tokens", "[true]"),
     unless("embed_dtype", r#"["float32"]"#),
@@ -80,12 +68,11 @@ pub(crate) fn markdown() -> String {
     table::markdown(&[&EMBEDDINGS], "")
 }
 
-/// `POST /v1/embeddings`.
+/// Answers a request for embeddings whose body has been read.
 pub(crate) async fn embeddings(
-    State(app): State<Arc<App>>,
-    request: Request,
+    app: &Arc<App>,
+    received: Received,
 ) -> Result<Response<Body>, ApiError> {
-    let received = Received::new(&app, request, app.config.limits.body_bytes).await?;
     let Received {
         head,
         mut object,
@@ -102,38 +89,19 @@ pub(crate) async fn embeddings(
     };
     let width = app.engine.info().hidden_size as i64;
     let dimensions = fields.integer("dimensions", 1..=width)?;
+    let pooling = embeddings::pooling(app);
+    if pooling == Pooling::None {
+        let message = "this server pools nothing (--pooling none), and OpenAI's API has one vector for each input: send the request to /embedding, or serve with another --pooling";
+        return Err(ApiError::request(message));
+    }
     let embedding = Embedding {
+        pooling,
         dimensions: dimensions.map(|n| n as usize),
         ..Embedding::default()
     };
     let ignored = ignored_header(&fields);
-    let context = app.engine.info().context;
-    let prompts = dialect::encode(&app, worker, Prompt::Several(inputs), context).await?;
-    let prompts: Vec<Vec<u32>> = prompts.into_iter().map(|prompt| prompt.tokens).collect();
-    if let Some(i) = prompts.iter().position(Vec::is_empty) {
-        return Err(ApiError::field(format!("{INPUT}[{i}]"), "is empty"));
-    }
-    let caller = auth::caller(&app.config.keys, &head.headers);
-    let client = head.extensions.get::<Arc<Client>>();
-    let client = client.map_or(0, |client| client.number(caller.as_ref()));
-    let request = |prompt| engine::Request {
-        embedding: Some(embedding),
-        namespace: owned(engine::Namespace::default(), caller),
-        client,
-        ..engine::Request::new(prompt)
-    };
-    let start = |prompt| {
-        Generation::start(
-            &app,
-            &head.extensions,
-            request(prompt),
-            Wants::default(),
-            None,
-        )
-    };
-    let most = app.config.limits.request_timeout;
-    let outcomes = tokio::time::timeout(most, run(&app, prompts, start)).await;
-    let outcomes = outcomes.map_err(|_| timed_out(&app, most))??;
+    let prompts = embeddings::encode(app, worker, INPUT, inputs, false).await?;
+    let outcomes = embeddings::vectors(app, &head, prompts, embedding).await?;
     let spell = |vector: &[f32]| match is_base64 {
         true => json!(base64(vector)),
         false => json!(vector),
@@ -157,40 +125,6 @@ pub(crate) async fn embeddings(
     Ok(response)
 }
 
-/// The error of a request that has taken as long as any may, counted.
-fn timed_out(app: &App, most: Duration) -> ApiError {
-    let error = ApiError::timed_out(most);
-    app.metrics.faults.count(error.label());
-    error
-}
-
-/// Runs all prompts, and gives their outcomes in order. While one runs, another that finds no
-/// place in the queue waits for it.
-async fn run(
-    app: &App,
-    prompts: Vec<Vec<u32>>,
-    start: impl Fn(Vec<u32>) -> Result<Generation, ApiError>,
-) -> Result<Vec<Box<RequestOutcome>>, ApiError> {
-    let width = 2 * app.engine.info().sequences;
-    let mut outcomes: Vec<Option<Box<RequestOutcome>>> = vec![None; prompts.len()];
-    let mut waiting = prompts.into_iter().enumerate();
-    let mut running = FuturesUnordered::new();
-    loop {
-        while running.is_empty() || running.len() < width && app.engine.places() > 0 {
-            let Some((i, prompt)) = waiting.next() else {
-                break;
-            };
-            let generation = start(prompt)?;
-            running.push(async move { (i, generation.collect().await) });
-        }
-        let Some((i, ended)) = running.next().await else {
-            break;
-        };
-        outcomes[i] = Some(ended?.1);
-    }
-    Ok(outcomes.into_iter().flatten().collect())
-}
-
 /// A string, a list of token ids, or a list of these.
 fn read_inputs(input: Value) -> Result<Vec<Prompt>, ApiError> {
     let list = match input {
@@ -198,10 +132,7 @@ fn read_inputs(input: Value) -> Result<Vec<Prompt>, ApiError> {
         Value::Array(list) if list.iter().any(|one| !one.is_number()) => list,
         one => vec![one],
     };
-    if list.len() > INPUTS_MAX {
-        let message = format!("has {} inputs, {INPUTS_MAX} at most", list.len());
-        return Err(ApiError::field(INPUT, message));
-    }
+    embeddings::check_count(INPUT, list.len())?;
     let one = |(i, one)| {
         let path = format!("{INPUT}[{i}]");
         let wrong = || ApiError::field(&path, "must be a string or a list of token ids");
@@ -225,6 +156,7 @@ fn base64(vector: &[f32]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::embeddings::INPUTS_MAX;
 
     #[test]
     fn vectors_are_spelled_in_base64() {

@@ -448,6 +448,9 @@ pub(crate) struct Timings {
     draft_n: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_n_accepted: Option<u64>,
+    /// How often the request was preempted; absent if never, and while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    preemptions: Option<u64>,
 }
 
 impl Timings {
@@ -471,6 +474,7 @@ impl Timings {
             predicted_per_second: times.decode_tokens_per_second,
             draft_n: Some(outcome.speculation.drafted),
             draft_n_accepted: Some(outcome.speculation.accepted),
+            preemptions: Some(times.preemptions).filter(|&n| n > 0),
         }
     }
 
@@ -492,6 +496,7 @@ impl Timings {
             predicted_per_second: rate(since_first, so_far.written_ms),
             draft_n: None,
             draft_n_accepted: None,
+            preemptions: None,
         }
     }
 }

@@ -110,7 +110,7 @@ pub(crate) const HONORED: &[Known] = &[
     known(
         "priority",
         Integer,
-        "-1000 to 1000, 0 by default: of requests that wait, those with the smallest start first. Callers (by API key, else by address) with equal priority take turns",
+        "-1000 to 1000, 0 by default: of requests that wait, those with the smallest start first, and take the place of one with a greater number that runs. Callers (by API key, else by address) with equal priority take turns",
     ),
     known(
         "timeout",

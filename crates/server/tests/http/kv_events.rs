@@ -79,11 +79,35 @@ async fn a_subscriber_learns_the_blocks_of_a_prompt_and_when_they_go() {
     assert_eq!(stored["parent_block_hash"], Value::Null);
     assert_eq!(stored["block_hashes"].as_array().unwrap().len(), 3);
     assert_eq!(stored["token_ids"], json!(prompt[..192]));
+    assert_eq!(stored["kv_cache_spec_kind"], "full_attention");
+    // The recurrent state is kept where a prompt is likely to be gone on from.
+    let of_state = |events: &Value| {
+        let mut all = events.as_array().unwrap().iter();
+        all.find(|event| event["group_idx"] == 1).cloned()
+    };
+    let mut state = of_state(&events);
+    let mut last = number;
+    while state.is_none() {
+        let message = timeout(PATIENCE, subscriber.recv()).await.unwrap().unwrap();
+        let (_, number, events) = read(&message);
+        (state, last) = (of_state(&events), number);
+    }
+    let state = state.unwrap();
+    assert_eq!(
+        (&state["type"], &state["kv_cache_spec_kind"]),
+        (&json!("BlockStored"), &json!("mamba"))
+    );
+    let blocks = state["block_hashes"].as_array().unwrap();
+    let hashes = stored["block_hashes"].as_array().unwrap();
+    assert!(!blocks.is_empty() && blocks.iter().all(|hash| hashes.contains(hash)));
+    assert_eq!(
+        state["token_ids"].as_array().unwrap().len(),
+        64 * blocks.len()
+    );
 
     // Other prompts take the room of the first.
     let hashes = stored["block_hashes"].clone();
     let mut missing: Vec<Value> = hashes.as_array().unwrap().clone();
-    let mut last = number;
     for i in 0..64 {
         let prompt: Vec<u32> = (0..400).map(|j| 300 + (i * 7 + j) % 90).collect();
         let body = json!({"prompt": prompt, "max_tokens": 1});
@@ -93,7 +117,7 @@ async fn a_subscriber_learns_the_blocks_of_a_prompt_and_when_they_go() {
             assert_eq!(number, last + 1, "no message is lost");
             last = number;
             for event in events.as_array().unwrap() {
-                if event["type"] == "BlockRemoved" {
+                if event["type"] == "BlockRemoved" && event["group_idx"] == 0 {
                     let gone = event["block_hashes"].as_array().unwrap();
                     missing.retain(|hash| !gone.contains(hash));
                 }

@@ -23,6 +23,7 @@ mod pictures;
 mod queue;
 mod recorded;
 mod refusals;
+mod render;
 mod responses;
 mod reuse;
 mod sampling;

@@ -105,7 +105,7 @@ async fn what_is_served_is_listed_shown_and_loaded() {
     assert_eq!(listed["details"]["format"], "safetensors");
     assert_eq!(
         listed["capabilities"],
-        json!(["completion", "tools", "thinking"])
+        json!(["completion", "tools", "thinking", "insert"])
     );
     for name in ["tiny-qwen3.5", "tiny-qwen3.5:latest"] {
         let shown = server
@@ -303,6 +303,34 @@ async fn nothing_to_say_loads_the_model() {
 }
 
 #[tokio::test]
+async fn a_suffix_has_the_gap_before_it_filled() {
+    let server = Server::start(Setup::default()).await;
+    let (prefix, suffix) = ("int main() {\n", "}\n");
+    let options = json!({"temperature": 0, "num_predict": 8});
+    let body = json!({"prompt": prefix, "suffix": suffix, "options": options, "think": false});
+    let answer = answer(&server, GENERATE, &body).await;
+    let infill =
+        json!({"input_prefix": prefix, "input_suffix": suffix, "temperature": 0, "n_predict": 8});
+    let filled = server.post("/infill", &infill).await.json();
+    assert_eq!(answer["response"], filled["content"]);
+    assert_eq!(answer["prompt_eval_count"], filled["tokens_evaluated"]);
+    assert_eq!(answer.get("thinking"), None, "{answer}");
+    // A vocabulary without marks of gaps.
+    let server = Server::start(Setup {
+        model: "tiny-gemma4",
+        ..Setup::default()
+    })
+    .await;
+    let reply = server.post(GENERATE, &body).await;
+    assert_eq!(reply.status, 400, "{reply:?}");
+    let error = reply.json()["error"].as_str().unwrap().to_owned();
+    assert!(
+        error.contains("`suffix`") && error.contains("fills no gaps"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
 async fn what_is_not_there_is_refused_by_name() {
     let server = Server::start(Setup::default()).await;
     let refused = async |path: &str, more: Value, word: &str| {
@@ -319,7 +347,16 @@ async fn what_is_not_there_is_refused_by_name() {
     refused(CHAT, picture, "`messages[0].images[0]`").await;
     refused(GENERATE, json!({"images": ["AAAA"]}), "`images[0]`").await;
     refused(CHAT, json!({"images": ["AAAA"]}), "`images`").await;
-    refused(GENERATE, json!({"suffix": "end"}), "`suffix`").await;
+    refused(CHAT, json!({"suffix": "end"}), "`suffix`").await;
+    for with in [
+        json!({"raw": true}),
+        json!({"system": "x"}),
+        json!({"images": ["AAAA"]}),
+    ] {
+        let field = with.as_object().unwrap().keys().next().unwrap().clone();
+        let more = crate::wire::with(&with, json!({"suffix": "end"}));
+        refused(GENERATE, more, &field).await;
+    }
     refused(GENERATE, json!({"template": "{{ .Prompt }}"}), "`template`").await;
     refused(GENERATE, json!({"context": [1, 2]}), "`context`").await;
     refused(GENERATE, json!({"tools": [weather()]}), "`tools`").await;

@@ -46,7 +46,9 @@ async fn narrow() -> Server {
 /// while another one ran for `first`.
 async fn ended(first: &str, requests: &[(&str, i64)]) -> Vec<usize> {
     let server = narrow().await;
-    let endless = ask(&json!({"max_tokens": 8000, "ignore_eos": true, "stream": true}));
+    // Nobody takes its place.
+    let endless =
+        ask(&json!({"max_tokens": 8000, "ignore_eos": true, "stream": true, "priority": -1000}));
     let mut running = server.open(&of(first, &endless)).await;
     running.until("\"content\":\" ").await;
     let mut waiting = Vec::new();
@@ -77,6 +79,52 @@ async fn ended(first: &str, requests: &[(&str, i64)]) -> Vec<usize> {
 async fn the_smallest_priority_goes_first() {
     let requests = [("ann", 0), ("ann", 7), ("ann", -7), ("ann", 0)];
     assert_eq!(ended("ann", &requests).await, [2, 0, 3, 1]);
+}
+
+#[tokio::test]
+async fn a_request_of_smaller_priority_takes_the_place_of_one_that_runs() {
+    let server = narrow().await;
+    let long = |priority: i64, stream: bool| {
+        let more = json!({
+            "max_tokens": 400, "ignore_eos": true, "priority": priority, "stream": stream,
+            "stream_options": if stream { json!({"include_usage": true}) } else { Value::Null },
+        });
+        of("ann", &ask(&more))
+    };
+    let want = server.send(&long(0, false)).await.json();
+    let mut low = server.open(&long(3, true)).await;
+    low.until("\"content\":\" ").await;
+    // The answer comes while the long one still has most to write.
+    let reply = server.send(&of("ben", &ask(&json!({})))).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert_eq!(server.engine.counters().finished.load(Ordering::Acquire), 2);
+    let reply = low.reply().await;
+    let events = reply.events();
+    let text: String = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
+        .collect();
+    assert_eq!(text, want["choices"][0]["message"]["content"]);
+    let last = events.last().unwrap();
+    assert_eq!(
+        last["usage"]["completion_tokens"],
+        want["usage"]["completion_tokens"]
+    );
+    assert_eq!(
+        last["usage"]["prompt_tokens"],
+        want["usage"]["prompt_tokens"]
+    );
+    let times: Vec<&Value> = events
+        .iter()
+        .map(|event| &event["timings"]["preemptions"])
+        .collect();
+    assert!(times.contains(&&json!(1)), "{times:?}");
+    assert_eq!(want["timings"]["preemptions"], Value::Null);
+    let page = server.get("/metrics").await.body;
+    let line = page
+        .lines()
+        .find(|line| line.starts_with("vllm:num_preemptions_total{"));
+    assert!(line.is_some_and(|line| line.ends_with(" 1")), "{line:?}");
 }
 
 #[tokio::test]

@@ -108,7 +108,7 @@ async fn a_picture_that_is_named_is_the_same_as_one_that_is_sent() {
         .await;
     assert_eq!(said(&both), said(&sent));
     // All of them are two pictures.
-    let counts = &server.engine.counters().pictures;
+    let counts = &server.engine.counters().media;
     assert_eq!(counts.encoded.load(Ordering::Relaxed), 2);
 }
 
