@@ -213,7 +213,7 @@ fn requests_that_run_out_of_memory_say_the_same() {
                 preemptions,
                 "{model}"
             );
-            assert!(preemptions >= 3, "{model}: {preemptions} preemptions");
+            assert!(preemptions >= 1, "{model}: nothing was preempted");
             assert_eq!(counters.failed.load(Ordering::Relaxed), 0);
             assert_eq!(counters.running.load(Ordering::Relaxed), 0);
             assert_eq!(counters.waiting.load(Ordering::Relaxed), 0);
