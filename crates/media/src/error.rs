@@ -64,7 +64,7 @@ pub enum MediaError {
         /// The format.
         format: &'static str,
         /// The program.
-        tool: String,
+        tool: &'static str,
     },
     /// A program that the format takes cannot be run.
     #[error("cannot be decoded: {tool} cannot be used: {reason}")]

@@ -11,7 +11,7 @@
 //! killed at the deadline. What it writes is bounded: the header of a picture before its pixels.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,12 +78,7 @@ impl Default for VideoTools {
 impl VideoTools {
     /// Whether the programs can be run.
     pub fn are_there(&self) -> bool {
-        [&self.ffmpeg, &self.ffprobe].into_iter().all(|program| {
-            let mut asked = Command::new(program);
-            asked.arg("-version").stdin(Stdio::null());
-            let asked = asked.stdout(Stdio::null()).stderr(Stdio::null()).status();
-            asked.is_ok_and(|status| status.success())
-        })
+        [&self.ffmpeg, &self.ffprobe].into_iter().all(can_run)
     }
 
     /// The frames of a video that `rule` wants.
@@ -100,7 +95,21 @@ impl VideoTools {
             reason: error.to_string(),
         })?;
         let run = |program: &Path, arguments: &[String]| {
-            Running::start(program, arguments, &file, container, limits, deadline)
+            let started = Running::start(program, arguments, &file, limits, deadline);
+            started.map_err(|error| match error.kind() {
+                // Both come together.
+                ErrorKind::NotFound => MediaError::NoTool {
+                    format: container.name,
+                    tool: match can_run(&self.ffmpeg) {
+                        true => "ffprobe",
+                        false => "ffmpeg",
+                    },
+                },
+                _ => MediaError::Tool {
+                    tool: program.display().to_string(),
+                    reason: error.to_string(),
+                },
+            })
         };
         let (count, fps) = {
             let mut probing = run(&self.ffprobe, &probe_arguments(container))?;
@@ -119,13 +128,23 @@ impl VideoTools {
             &decode_arguments(container, kept.numbers(), limits),
         )?;
         let taken = take_pictures(&mut running.out, &mut kept, limits);
-        // What the program says of a broken file comes first.
         match (running.end(), taken) {
-            (Err(error), _) if kept.next().is_some() => return Err(error),
+            // What the program says of a broken file comes before how its output is broken.
+            (Err(error), Ok(()) | Err(MediaError::Broken(_))) if kept.next().is_some() => {
+                return Err(error);
+            }
             (_, taken) => taken?,
         }
         kept.clip(fps)
     }
+}
+
+/// Whether `program` can be run.
+fn can_run(program: impl AsRef<Path>) -> bool {
+    let mut asked = Command::new(program.as_ref());
+    asked.arg("-version").stdin(Stdio::null());
+    let asked = asked.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    asked.is_ok_and(|status| status.success())
 }
 
 /// A file of `bytes` that only this process and its children can reach, at its start.
@@ -285,27 +304,16 @@ impl Running {
         program: &Path,
         arguments: &[String],
         file: &File,
-        container: Container,
         limits: &Limits,
         deadline: Instant,
-    ) -> Result<Running, MediaError> {
-        let failed = |error: std::io::Error| MediaError::Tool {
-            tool: program.display().to_string(),
-            reason: error.to_string(),
-        };
-        let mut input = file.try_clone().map_err(failed)?;
-        input.rewind().map_err(failed)?;
+    ) -> std::io::Result<Running> {
+        let mut input = file.try_clone()?;
+        input.rewind()?;
         let mut command = Command::new(program);
         command.args(arguments).env_remove("FFREPORT");
         command.stdin(input);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => MediaError::NoTool {
-                format: container.name,
-                tool: program.display().to_string(),
-            },
-            _ => failed(error),
-        })?;
+        let mut child = command.spawn()?;
         let out = child.stdout.take().expect("stdout is a pipe");
         let mut err = child.stderr.take().expect("stderr is a pipe");
         let (say, errors) = channel();

@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::ByThrees;
@@ -16,15 +17,23 @@ use media::{Bound, Clip, Limits, MediaError, VideoTools, decode_clip};
 /// What the first bytes of an MP4 are.
 const MP4: &[u8] = b"\0\0\0\x18ftypisom....";
 
+/// One test at a time writes programs: a process that another test starts meanwhile would have them open,
+/// and what is open for writing cannot be run.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// A folder of this test that is deleted at its end.
-struct Folder(PathBuf);
+struct Folder(
+    PathBuf,
+    #[allow(dead_code, reason = "held")] MutexGuard<'static, ()>,
+);
 
 impl Folder {
     fn new(name: &str) -> Folder {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let path = std::env::temp_dir().join(format!("media-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
-        Folder(path)
+        Folder(path, alone)
     }
 
     /// A program in it that runs these lines of a shell.
