@@ -1,6 +1,7 @@
 //! Files of vision towers as llama.cpp's converter writes them, `mmproj`.
 
 use convert::gguf::{Store, TensorInfo, Writer};
+use half::f16;
 use serde_json::Value as Json;
 use weights::Checkpoint;
 use weights::gguf::{Kind, Value};
@@ -155,8 +156,22 @@ pub fn projector_tensors(projector: &str, tensors: Vec<Tensor>) -> Vec<Tensor> {
     out
 }
 
-/// A file of a tower alone, for the tower that `config` describes.
+/// A file of a tower alone, for the tower that `config` describes, in 32 bits.
 pub fn projector_file(projector: &str, config: &Json, tensors: Vec<Tensor>) -> Vec<u8> {
+    projector_file_in(&quant::F32, projector, config, tensors)
+}
+
+/// As [`projector_file`], with matrices in `format`: [`quant::F32`] or [`quant::F16`].
+pub fn projector_file_in(
+    format: &'static quant::Format,
+    projector: &str,
+    config: &Json,
+    tensors: Vec<Tensor>,
+) -> Vec<u8> {
+    let format_of = |shape: &[usize]| match shape.len() {
+        0 | 1 => &quant::F32,
+        _ => format,
+    };
     let vision = &config["vision_config"];
     let size = |keys: &[&str]| {
         let value = keys.iter().find_map(|key| vision[*key].as_u64());
@@ -195,11 +210,17 @@ pub fn projector_file(projector: &str, config: &Json, tensors: Vec<Tensor>) -> V
     let infos = tensors.iter().map(|(name, shape, _)| TensorInfo {
         name: name.clone(),
         shape: shape.clone(),
-        store: Store::Numbers(&quant::F32),
+        store: Store::Numbers(format_of(shape)),
     });
     let mut writer = Writer::new(Vec::new(), &metadata, infos.collect()).unwrap();
-    for (_, _, values) in &tensors {
-        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    for (_, shape, values) in &tensors {
+        let bytes: Vec<u8> = match format_of(shape).name {
+            "f16" => values
+                .iter()
+                .flat_map(|x| f16::from_f32(*x).to_le_bytes())
+                .collect(),
+            _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        };
         writer.write(&bytes).unwrap();
     }
     writer.finish().unwrap()
