@@ -9,7 +9,7 @@
 //                                                                                    attention_merge (split-KV)
 //                                                                                  +> RunningOutput: shared, then y
 //
-//   f32, or odd head sizes          attention_decode, attention_all            a block a row and head
+//   f32, or heads of odd columns    attention_decode, attention_all            a block a row and head
 //   tensor cores, short windows     attention_decode_pages                     4 warps, 16 queries, a page at a time
 //   tensor cores                    attention_decode, attention_all            4 warps, 16 queries, a split at a time
 //   tensor cores, heads of 256 k    attention_pipelined_1, _2, _all            8 warps, 16 or 32 queries, multistage
@@ -34,7 +34,7 @@ KERNEL __launch_bounds__(128) attention_merge(AttentionArgs a, Activations h) {
     u32 begin, end;
     visible_keys(a, row, begin, end);
     const int count = (int) unit_count(a, begin, end);
-    const float *p = a.partials + (u64) head * a.units * (2 + a.head_dim);
+    const float *p = a.partials + (u64) head * a.units * (2 + PARTIAL_COLUMNS);
     pdl_wait();
     float most = -INF, sum = 0.0f;
     float2 o = make_float2(0.0f, 0.0f);
@@ -44,7 +44,7 @@ KERNEL __launch_bounds__(128) attention_merge(AttentionArgs a, Activations h) {
         // All warps but the first load units; it finds their factors meanwhile.
 #pragma unroll 4
         for (int i = (int) (threadIdx.x >> 5) - 1; i >= 0 && i < MERGE_UNITS && base + i < count; i += 3) {
-            const float *from = p + (u64) (base + i) * (2 + a.head_dim) + 2 + column;
+            const float *from = p + (u64) (base + i) * (2 + PARTIAL_COLUMNS) + 2 + column;
 #if TENSOR_CORES
             const bool real = column < a.head_dim;
             asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(smem_address(&found[i][lane])),
@@ -60,7 +60,7 @@ KERNEL __launch_bounds__(128) attention_merge(AttentionArgs a, Activations h) {
 #pragma unroll
             for (int j = 0; j < MERGE_UNITS / 32; j++) {
                 const int i = base + j * 32 + lane;
-                const float *from = p + (u64) i * (2 + a.head_dim);
+                const float *from = p + (u64) i * (2 + PARTIAL_COLUMNS);
                 max[j] = i < count ? from[0] : -INF;
                 part[j] = i < count ? from[1] : 0.0f;
                 now = larger(max[j], now);
@@ -592,9 +592,9 @@ KERNEL __launch_bounds__(128) attention_all(AttentionArgs a) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int q = lane / 4 + 8 * i;
-            float *y = a.y + ((u64) own.row(q) * a.heads + own.head(q)) * HEAD_DIM + warp * Of::COLUMNS + n * 8 +
-                       2 * (lane & 3);
-            if (q < own.count)
+            const int column = warp * Of::COLUMNS + n * 8 + 2 * (lane & 3);
+            float *y = a.y + ((u64) own.row(q) * a.heads + own.head(q)) * HEAD_COLUMNS + column;
+            if (q < own.count && column < HEAD_COLUMNS)
                 *(float2 *) y = make_float2((i == 0 ? v.x : v.z) / total.sum[i], (i == 0 ? v.y : v.w) / total.sum[i]);
         }
     }

@@ -2,7 +2,7 @@
 // common.cuh and mbarrier.cuh go before this.
 //
 // KV_FORMAT: 0 f32, 1 f16, 2 bf16, 3 q8_0. TENSOR_CORES: formats of at most 16 bits, HEAD_DIM columns a head, a
-// multiple of 32.
+// multiple of 32. The first HEAD_COLUMNS of these are the head's own, the others zeros that no tensor has.
 //
 // Layout. Keys and values: [page, kv head, PAGE_ROWS, e] or, with TENSOR_CORES, tiles of 32 keys by 32 columns that
 // tensor cores take as they lie. Keys: [page, kv head, e / 32, 2] tiles whose rows are keys. Values: [page, kv head, 2,
@@ -40,11 +40,14 @@ struct AttentionArgs {
     const u8 *keys, *values;
     Batch batch;
     float *y;
-    float *partials; // [n H, units, 2 + e] from the row's first unit on: maximum, sum, weighted values (split-KV)
+    float *partials; // [n H, units, 2 + PARTIAL_COLUMNS] of the units that a row sees: maximum, sum, weighted values
     float scale;
     int group, heads, kv_heads, head_dim, units;
     u32 window; // 0: none
 };
+
+// Columns of a head in partial results.
+#define PARTIAL_COLUMNS (TENSOR_CORES ? HEAD_DIM : a.head_dim)
 
 // The keys that a row sees: begin .. end.
 DEVICE void visible_keys(const AttentionArgs &a, u32 row, u32 &begin, u32 &end) {
@@ -138,8 +141,9 @@ struct QueryTile {
     DEVICE int head(int i) const { return kv_head * shared_by + (int) (first + i - quotient(first + i) * shared_by); }
     // Four columns of query `q`, from number `c` on, or zeros.
     DEVICE float4 load(const AttentionArgs &a, int q, int c) const {
-        return q < count ? *(const float4 *) (a.q + ((u64) row(q) * a.heads + head(q)) * HEAD_DIM + c)
-                         : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        return q < count && c < HEAD_COLUMNS
+                   ? *(const float4 *) (a.q + ((u64) row(q) * a.heads + head(q)) * HEAD_COLUMNS + c)
+                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     DEVICE static uint2 to_f16(const float4 &v) {
         return make_uint2(pack_f16x2(clamp_f16(v.x), clamp_f16(v.y)), pack_f16x2(clamp_f16(v.z), clamp_f16(v.w)));

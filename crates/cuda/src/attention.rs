@@ -34,7 +34,8 @@ pub(crate) struct Pages {
     keys: Block,
     values: Block,
     kept: Kept,
-    /// Head size, where tensor cores take the pages as they lie.
+    /// Columns of a head as it lies in the pages, where tensor cores take them so: whole tiles, of
+    /// which those beyond the head's own columns are zeros.
     tiles: Option<usize>,
     ring: Option<Ring>,
     prompts: Option<Prompts>,
@@ -156,6 +157,10 @@ fn kernel(name: &'static str, pages: &Pages) -> Kernel {
         ("KV_FORMAT", number),
         ("TENSOR_CORES", usize::from(pages.tiles.is_some())),
         ("HEAD_DIM", pages.tiles.unwrap_or(0)),
+        (
+            "HEAD_COLUMNS",
+            pages.tiles.map_or(0, |_| pages.spec.head_dim),
+        ),
         ("STAGES", pages.ring.map_or(0, |ring| ring.depth)),
     ]);
     kernel
@@ -188,14 +193,21 @@ pub(crate) fn kept(format: KvFormat) -> Option<Kept> {
 pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
     let kept = kept(spec.format).expect("a format that the device keeps");
     assert!(spec.head_dim <= 512, "a head of at most 512 columns");
-    let values = spec.pages * spec.heads * PAGE_ROWS * spec.head_dim;
+    // Blocks of q8_0 have a scale, which leaves no room for columns that are not there.
+    let tiles = match kept {
+        Kept::Plain(Scalar::F32) => None,
+        Kept::Plain(_) if spec.head_dim.is_multiple_of(4) => {
+            Some(spec.head_dim.next_multiple_of(32))
+        }
+        _ => spec.head_dim.is_multiple_of(32).then_some(spec.head_dim),
+    };
+    let columns = tiles.unwrap_or(spec.head_dim);
+    let values = spec.pages * spec.heads * PAGE_ROWS * columns;
     let bytes = match kept {
         Kept::Plain(scalar) => values * scalar.bytes(),
         Kept::Q8 => values / TILE_VALUES * tile_bytes(kept),
     };
     let block = || Block::zeroed(&cuda.device.driver, bytes, "memory for keys and values");
-    let tiles = (kept != Kept::Plain(Scalar::F32) && spec.head_dim.is_multiple_of(32))
-        .then_some(spec.head_dim);
     assert!(tiles.is_some() || kept != Kept::Q8, "heads of whole blocks");
     Kv {
         spec,
@@ -205,8 +217,11 @@ pub(crate) fn kv(cuda: &Cuda, spec: KvSpec) -> Kv {
             values: block(),
             kept,
             tiles,
-            ring: tiles.and_then(|e| Ring::new(e, tile_bytes(kept), cuda.device.driver.shared)),
+            ring: tiles
+                .filter(|e| *e == spec.head_dim)
+                .and_then(|e| Ring::new(e, tile_bytes(kept), cuda.device.driver.shared)),
             prompts: tiles
+                .filter(|e| *e == spec.head_dim)
                 .filter(|_| cuda.device.driver.arch == 90 && kept != Kept::Q8)
                 .and_then(|e| Prompts::new(e, cuda.device.driver.shared)),
         })),
@@ -368,7 +383,7 @@ impl Cut {
     /// For `n` rows, of which one sees at most `ahead` cache rows beyond its own: rows of an
     /// image see each other. Steps with such rows are not recorded.
     fn new(p: &Pages, attention: &Attention, n: usize, ahead: usize) -> Self {
-        let head_dim = p.spec.head_dim;
+        let columns = p.tiles.unwrap_or(p.spec.head_dim);
         // As many as any row of this memory sees, so that a longer context changes no launch.
         let fine = |keys: usize| p.tiles.is_some() && keys <= PAGE_UNIT_KEYS;
         let keys = p.spec.pages * PAGE_ROWS;
@@ -382,7 +397,7 @@ impl Cut {
             PAGE_UNIT_KEYS / PAGE_ROWS
         };
         let units = before + seen.div_ceil(unit);
-        let bytes = 4 * n * attention.heads * units * (2 + head_dim);
+        let bytes = 4 * n * attention.heads * units * (2 + columns);
         Cut {
             units,
             has_short_window: attention.window.is_some_and(fine),

@@ -128,6 +128,7 @@ fn gpu_attention_is_close_to_the_reference() {
         (4, 1, 512, Some(64)),
         (2, 1, 320, None),
         (2, 2, 20, None),
+        (4, 4, 72, None),
     ] {
         let case = AttentionCase {
             heads,
